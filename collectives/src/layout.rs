@@ -1,0 +1,201 @@
+//! From blocks to element ranges: the only place that knows how data is cut.
+//!
+//! The executor and the simulator both bind plans through this module, so what was checked is what runs.
+
+use crate::plan::{Blocks, Cut, Like, Plan, Space};
+
+/// A run of elements inside one space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Extent {
+    /// First element.
+    pub offset: usize,
+    /// Number of elements.
+    pub len: usize,
+}
+
+/// The caller's buffers, in elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// One vector of `count` elements (for plans cut with [`Cut::Vector`]).
+    Vector {
+        /// Elements.
+        count: usize,
+    },
+    /// Blocks of equal length, `count` elements each (for plans cut with [`Cut::PerRank`]).
+    Blocks {
+        /// Elements per block.
+        count: usize,
+    },
+    /// Blocks of given lengths, one after the other (the v-forms).
+    Irregular {
+        /// Elements of each input block.
+        input: Box<[usize]>,
+        /// Elements of each output block.
+        output: Box<[usize]>,
+    },
+}
+
+/// Binds block names to element ranges for every segment of one operation.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    cut: Cut,
+    shape: Shape,
+    scratch: Box<[Like]>,
+    /// Prefix sums of the irregular block lengths; empty otherwise.
+    input_offsets: Box<[usize]>,
+    output_offsets: Box<[usize]>,
+    segment_elements: usize,
+    segments: usize,
+}
+
+impl Layout {
+    /// Lays `shape` out for `plan`, in segments of at most `segment_elements` elements: of the vector for
+    /// [`Cut::Vector`], of the longest block for [`Cut::PerRank`]. There is always at least one segment.
+    ///
+    /// # Panics
+    /// If the shape does not fit the plan's cut, or `segment_elements` is 0.
+    #[must_use]
+    pub fn new(plan: &Plan, shape: Shape, segment_elements: usize) -> Self {
+        assert!(segment_elements > 0, "a segment holds at least one element");
+        match (&plan.cut, &shape) {
+            (Cut::Vector { parts }, Shape::Vector { .. }) => assert!(*parts > 0),
+            (Cut::PerRank, Shape::Blocks { .. } | Shape::Irregular { .. }) => {}
+            _ => panic!("shape {shape:?} does not fit cut {:?}", plan.cut),
+        }
+        let (input_offsets, output_offsets) = match &shape {
+            Shape::Irregular { input, output } => (prefix_sums(input), prefix_sums(output)),
+            Shape::Vector { .. } | Shape::Blocks { .. } => (Box::default(), Box::default()),
+        };
+        let longest = match &shape {
+            Shape::Vector { count } | Shape::Blocks { count } => *count,
+            Shape::Irregular { input, output } => input.iter().chain(output).copied().max().unwrap_or(0),
+        };
+        Self {
+            cut: plan.cut,
+            shape,
+            scratch: plan.scratch.clone(),
+            input_offsets,
+            output_offsets,
+            segment_elements,
+            segments: longest.div_ceil(segment_elements).max(1),
+        }
+    }
+
+    /// Number of segments, at least one.
+    #[must_use]
+    pub fn segments(&self) -> usize {
+        self.segments
+    }
+
+    /// The element range of one block in one segment.
+    #[must_use]
+    pub fn block(&self, space: Space, block: u32, segment: usize) -> Extent {
+        let block = block as usize;
+        match space {
+            Space::Scratch => {
+                let offset = (0..block).map(|i| self.like(self.scratch[i], segment)).sum();
+                Extent { offset, len: self.like(self.scratch[block], segment) }
+            }
+            Space::Input | Space::Output => match (&self.cut, &self.shape) {
+                (Cut::Vector { parts }, Shape::Vector { count }) => {
+                    let start = segment * self.segment_elements;
+                    let len = self.segment_elements.min(count.saturating_sub(start));
+                    let part = part(len, *parts as usize, block);
+                    Extent { offset: start + part.offset, len: part.len }
+                }
+                (_, Shape::Blocks { count }) => self.slice_of_block(block * count, *count, segment),
+                (_, Shape::Irregular { input, output }) => {
+                    let (offsets, lens) = match space {
+                        Space::Input => (&self.input_offsets, input),
+                        _ => (&self.output_offsets, output),
+                    };
+                    self.slice_of_block(offsets[block], lens[block], segment)
+                }
+                _ => unreachable!("checked in new"),
+            },
+        }
+    }
+
+    /// The element ranges of consecutive blocks in one segment, adjacent ones merged, empty ones left out.
+    pub fn extents(&self, blocks: Blocks, segment: usize, mut each: impl FnMut(Extent)) {
+        let mut pending = Extent { offset: 0, len: 0 };
+        for block in blocks.first..blocks.first + blocks.count {
+            let next = self.block(blocks.space, block, segment);
+            if next.len == 0 {
+                continue;
+            }
+            if pending.len > 0 && pending.offset + pending.len == next.offset {
+                pending.len += next.len;
+            } else {
+                if pending.len > 0 {
+                    each(pending);
+                }
+                pending = next;
+            }
+        }
+        if pending.len > 0 {
+            each(pending);
+        }
+    }
+
+    /// Elements in consecutive blocks in one segment.
+    #[must_use]
+    pub fn len(&self, blocks: Blocks, segment: usize) -> usize {
+        (blocks.first..blocks.first + blocks.count).map(|b| self.block(blocks.space, b, segment).len).sum()
+    }
+
+    /// Elements of scratch that one segment needs, at most.
+    #[must_use]
+    pub fn scratch_elements(&self) -> usize {
+        // The first segment is the longest one, for every block.
+        self.scratch.iter().map(|like| self.like(*like, 0)).sum()
+    }
+
+    fn slice_of_block(&self, offset: usize, len: usize, segment: usize) -> Extent {
+        let start = (segment * self.segment_elements).min(len);
+        Extent { offset: offset + start, len: self.segment_elements.min(len - start) }
+    }
+
+    fn like(&self, like: Like, segment: usize) -> usize {
+        match like {
+            Like::Input(block) => self.block(Space::Input, block, segment).len,
+            Like::Output(block) => self.block(Space::Output, block, segment).len,
+        }
+    }
+}
+
+/// Part `index` of `len` elements cut into `parts` nearly equal parts, the longer ones first.
+fn part(len: usize, parts: usize, index: usize) -> Extent {
+    let (base, longer) = (len / parts, len % parts);
+    Extent { offset: index * base + index.min(longer), len: base + usize::from(index < longer) }
+}
+
+fn prefix_sums(lens: &[usize]) -> Box<[usize]> {
+    lens.iter()
+        .scan(0, |offset, len| {
+            let start = *offset;
+            *offset += len;
+            Some(start)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_the_vector() {
+        for len in [0, 1, 5, 16, 17, 100] {
+            for parts in 1..=9 {
+                let mut next = 0;
+                for index in 0..parts {
+                    let part = part(len, parts, index);
+                    assert_eq!(part.offset, next);
+                    next += part.len;
+                }
+                assert_eq!(next, len);
+            }
+        }
+    }
+}

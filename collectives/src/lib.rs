@@ -1,0 +1,8 @@
+//! Collective algorithms as data: plans, generators, cost model, selection, checker and simulator.
+//!
+//! A collective is data, not code. An algorithm is a pure function from parameters and a rank to a
+//! [`plan::Plan`]. This crate does no I/O, spawns no thread, reads no clock and holds no `unsafe`.
+#![forbid(unsafe_code)]
+
+pub mod layout;
+pub mod plan;

@@ -1,0 +1,229 @@
+//! The step program of one rank: what an algorithm *is* in Kolo.
+//!
+//! A [`Plan`] is data. It holds no sizes, no addresses and no pointers: blocks are named by index and become
+//! byte ranges only when the executor (or the simulator) binds the plan to a buffer with a
+//! [`Layout`](crate::layout::Layout). One plan therefore serves every message size, and can be printed,
+//! checked and priced without moving a byte.
+//!
+//! # Semantics, which the executor and the simulator share
+//!
+//! 1. A plan has *lanes*. The steps of a lane run in order; lanes run concurrently.
+//! 2. `Send` and `Signal` are asynchronous: the lane goes on as soon as they are posted. Every other step
+//!    completes before its lane goes on. A lane is done when all its steps are, sends included.
+//! 3. A step with `fence` first waits until every earlier `Send` of its lane no longer reads its source. The
+//!    builder sets it where a step overwrites what an earlier send may still be reading.
+//! 4. A step with `after = (lane, step)` first waits until that step of that lane has completed (for a `Send`:
+//!    has been posted) in the same segment.
+//! 5. A channel is a FIFO from one rank to another: the i-th `Send`/`Signal` posted on it matches the i-th
+//!    `Recv`/`RecvReduce`/`WaitSignal`. There are no tags. Within one plan a directed channel belongs to one lane.
+//! 6. Lengths never steer control flow. A message of zero bytes is skipped on both sides; a `Signal` is always
+//!    transmitted.
+//! 7. A long message is run as many *segments*. Each segment is one run of the whole plan over its own part of
+//!    the data; up to `window` segments are in flight, each on sub-channels and scratch of its own.
+
+use serde::Serialize;
+
+/// The operations Kolo offers to a whole communicator. The v-forms (blocks of unequal size) are the same
+/// collectives with an irregular [`Layout`](crate::layout::Layout).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Collective {
+    /// Every rank ends with the reduction of all vectors.
+    AllReduce,
+    /// Every rank ends with the blocks of all ranks, in rank order.
+    AllGather,
+    /// Rank r ends with the reduction of everybody's block r.
+    ReduceScatter,
+    /// Every rank ends with the root's vector.
+    Broadcast,
+    /// The root ends with the reduction of all vectors.
+    Reduce,
+    /// The root ends with the blocks of all ranks, in rank order.
+    Gather,
+    /// Rank r ends with the root's block r.
+    Scatter,
+    /// Rank r's output block s is rank s's input block r.
+    AllToAll,
+    /// Rank r ends with the reduction of the vectors of ranks 0..=r.
+    Scan,
+    /// Rank r ends with the reduction of the vectors of ranks 0..r; rank 0's output is left alone.
+    ExScan,
+    /// Nobody returns before everybody has called.
+    Barrier,
+}
+
+/// A directed FIFO between this rank and `peer`. `index` tells channels to the same peer apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct Channel {
+    /// The rank at the other end.
+    pub peer: u32,
+    /// Which of the channels to that peer; small and dense, so that a transport may use it as an index.
+    pub index: u16,
+}
+
+/// Which of the three memories of an operation a step touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Space {
+    /// The caller's send buffer, never written. Absent when the operation is in place, but for
+    /// reduce-scatter, gather and scatter: see [`Placement::InPlace`].
+    Input,
+    /// The caller's receive buffer.
+    Output,
+    /// Staging owned by the runtime, one instance per segment in flight.
+    Scratch,
+}
+
+/// `count` consecutive blocks of a space, starting with block `first`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Blocks {
+    /// The memory they lie in.
+    pub space: Space,
+    /// Index of the first block.
+    pub first: u32,
+    /// How many blocks, at least one.
+    pub count: u32,
+}
+
+/// Where input and output lie relative to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// Input and output do not overlap; the input is left as it was.
+    OutOfPlace,
+    /// Input and output share memory, as NCCL defines it: the whole vector for all-reduce, reduce, broadcast and
+    /// scans; output block `rank` for all-gather, and for gather at the root; input block `rank` for
+    /// reduce-scatter, and for scatter at the root; all blocks for all-to-all.
+    InPlace,
+}
+
+/// What a step does. Lengths of both sides of a channel, and of `src`/`with`/`dst`, are equal by construction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// Send `src`; asynchronous.
+    Send {
+        /// Where to.
+        to: Channel,
+        /// What.
+        src: Blocks,
+    },
+    /// Receive into `dst`.
+    Recv {
+        /// Where from.
+        from: Channel,
+        /// Where to put it.
+        dst: Blocks,
+    },
+    /// `dst = with op incoming`. `with` and `dst` are either the same blocks or do not overlap.
+    RecvReduce {
+        /// Where from.
+        from: Channel,
+        /// The local operand.
+        with: Blocks,
+        /// The result.
+        dst: Blocks,
+    },
+    /// `dst = src`.
+    Copy {
+        /// From.
+        src: Blocks,
+        /// To.
+        dst: Blocks,
+    },
+    /// `dst = a op b`. `dst` equals `a`, or `b`, or overlaps neither.
+    Reduce {
+        /// First operand.
+        a: Blocks,
+        /// Second operand.
+        b: Blocks,
+        /// The result.
+        dst: Blocks,
+    },
+    /// Send a message of no bytes, always transmitted; asynchronous.
+    Signal {
+        /// Where to.
+        to: Channel,
+    },
+    /// Wait for a `Signal`.
+    WaitSignal {
+        /// Where from.
+        from: Channel,
+    },
+}
+
+/// Names a step of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct StepRef {
+    /// Index of the lane.
+    pub lane: u16,
+    /// Index of the step in the lane.
+    pub step: u16,
+}
+
+/// One step of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Step {
+    /// What to do.
+    pub action: Action,
+    /// At most one step of another lane that must have completed first, in the same segment.
+    pub after: Option<StepRef>,
+    /// Whether earlier sends of this lane must have been read out first.
+    pub fence: bool,
+}
+
+/// Steps are kept by the hundred in cached plans and walked in the hot loop: one fits in a cache line.
+const _: () = assert!(size_of::<Step>() <= 48);
+
+/// A straight-line program.
+pub type Lane = Box<[Step]>;
+
+/// How the caller's buffers are cut into blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cut {
+    /// Input and output are one vector of the same length, cut into this many nearly equal parts (the first
+    /// `count mod parts` parts are one element longer). Block i is part i, in both spaces.
+    Vector {
+        /// Number of parts, at least one.
+        parts: u32,
+    },
+    /// Input and output consist of blocks whose lengths the caller gives: one per rank where the collective has
+    /// a block for each rank, else a single one.
+    PerRank,
+}
+
+/// How long a scratch block is: as long as the named block of the caller's buffers in the same segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Like {
+    /// As block i of the input.
+    Input(u32),
+    /// As block i of the output.
+    Output(u32),
+}
+
+/// The program of one rank for one collective: independent of message size, shared and cached.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Plan {
+    /// What it computes.
+    pub collective: Collective,
+    /// Name of the generator, for people.
+    pub algorithm: &'static str,
+    /// Whose program it is.
+    pub rank: u32,
+    /// Number of ranks.
+    pub world_size: u32,
+    /// The root, where the collective has one, else 0.
+    pub root: u32,
+    /// Whether input and output share memory.
+    pub placement: Placement,
+    /// How the caller's buffers are cut.
+    pub cut: Cut,
+    /// Length of each scratch block.
+    pub scratch: Box<[Like]>,
+    /// The lanes.
+    pub lanes: Box<[Lane]>,
+    /// One more than the highest channel index in use, 0 if none is.
+    pub channels: u16,
+}
