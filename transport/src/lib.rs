@@ -1,1 +1,9 @@
-//! transport
+//! Bytes between two ranks: the transport trait, TCP and shared memory. Nothing about collectives.
+
+mod endpoint;
+mod error;
+
+pub use endpoint::{
+    Armed, Caps, Channel, Consumer, Endpoint, Event, GRAIN_BYTES, ParkBy, Piece, Posted, Reach, Sink, Token,
+};
+pub use error::{Error, ErrorKind};

@@ -1,0 +1,221 @@
+//! The one trait every transport implements: bytes between two ranks, nothing about collectives.
+//!
+//! # Contract
+//!
+//! 1. An [`Endpoint`] is one rank's end of a transport. It has one owner (`&mut self`), never blocks (but for
+//!    [`Endpoint::establish`]) and never sleeps: the owner decides when to poll and how to wait.
+//! 2. A [`Channel`] is a FIFO of messages between two ranks, one in each direction. The i-th message posted for
+//!    sending meets the i-th posted receive of the peer. No tags, no wildcards, no reordering inside a channel;
+//!    no order between channels. A receive that is not posted exerts back-pressure on its own channel only.
+//! 3. Connections are made on first use. Who dials and who accepts is the transport's affair; both ends posting at
+//!    the same time is the normal case. A message may be posted before the peer exists.
+//! 4. Every posted token completes exactly once: in the return value ([`Posted::Done`]) or in one [`Event`].
+//! 5. The length and the tag of a message are checked at the receiver against what it posted. A difference is
+//!    [`ErrorKind::Mismatch`](crate::ErrorKind::Mismatch) on that token; the payload is not delivered.
+//! 6. After a peer is lost every token that involves it, present or future, fails with
+//!    [`ErrorKind::PeerLost`](crate::ErrorKind::PeerLost); other peers go on.
+//! 7. Bytes from the wire or from shared memory are hostile until checked: no index, length or count from a peer
+//!    is used before it is bounded.
+//! 8. No allocation, lock or thread hop per message in steady state.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicU32;
+use std::time::Instant;
+
+use crate::error::Error;
+
+/// A FIFO between this rank and `peer`, in both directions. `index` is small and dense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Channel {
+    /// The rank at the other end.
+    pub peer: u32,
+    /// Which of the channels to that peer, less than [`Caps::channels_max`].
+    pub index: u16,
+}
+
+/// The caller's name for a posted message; comes back exactly once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Token(pub u64);
+
+/// A run of bytes of the caller's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// First byte.
+    pub ptr: *mut u8,
+    /// Number of bytes.
+    pub len: usize,
+}
+
+/// Consumers get pieces of a message at offsets that are multiples of this many bytes, and of lengths that are
+/// multiples of it but for the last: a cache line, so that a reduction never sees a split element and can use
+/// aligned vector access where the buffers are aligned.
+pub const GRAIN_BYTES: usize = 64;
+
+/// A function that eats a message as it arrives, in order, each byte once.
+#[derive(Clone, Copy, Debug)]
+pub struct Consumer {
+    /// `call(context, offset, data, len)`: bytes `offset..offset + len` of the message lie at `data`, for the
+    /// duration of the call.
+    pub call: unsafe fn(context: *mut (), offset: usize, data: *const u8, len: usize),
+    /// Handed to `call`.
+    pub context: *mut (),
+}
+
+/// What becomes of a received message.
+#[derive(Clone, Copy, Debug)]
+pub enum Sink<'a> {
+    /// It is put into these pieces, in place where the transport can.
+    Place(&'a [Piece]),
+    /// It is eaten in pieces: straight from the shared slot, or from a cache-sized staging buffer.
+    Consume {
+        /// Expected length in bytes.
+        len: usize,
+        /// Who eats it.
+        consumer: Consumer,
+    },
+}
+
+/// Whether a posted operation is already over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Posted {
+    /// It is over; no event will follow.
+    Done,
+    /// An [`Event`] will tell.
+    Pending,
+}
+
+/// What [`Endpoint::poll`] reports.
+#[derive(Debug)]
+pub enum Event {
+    /// A send's source may be reused, or a receive is complete.
+    Done(Token),
+    /// The operation failed; its memory is no longer touched.
+    Failed(Token, Error),
+    /// A peer is lost. Reported once, after the failures of its tokens.
+    Down {
+        /// Its rank.
+        peer: u32,
+        /// Why.
+        cause: Error,
+    },
+}
+
+/// What a transport can do, as data. The runtime never asks for a name.
+#[derive(Clone, Debug)]
+pub struct Caps {
+    /// Name for people: "tcp", "shm".
+    pub name: &'static str,
+    /// Number of channels per peer.
+    pub channels_max: u16,
+    /// Longest message in bytes.
+    pub message_max: usize,
+    /// Messages up to this length complete at the sender without the receiver's doing, as long as the channel
+    /// is otherwise empty. 0 = every send may wait for its receive.
+    pub eager_max: usize,
+    /// Bytes of staging this endpoint may use per connected channel.
+    pub staging_per_channel: usize,
+    /// Whether a waiting owner can sleep on a futex word (see [`Endpoint::arm`]).
+    pub park_word: bool,
+    /// Whether a waiting owner can sleep on a file descriptor.
+    pub park_fd: bool,
+    /// Whether payload is placed without an intermediate copy of the transport's own.
+    pub in_place: bool,
+}
+
+/// How the owner is going to sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParkBy {
+    /// On a futex word; only if every endpoint it has offers one.
+    Word,
+    /// With `poll(2)` on file descriptors.
+    Fd,
+}
+
+/// What to sleep on.
+#[derive(Clone, Copy, Debug)]
+pub enum Armed<'a> {
+    /// Nothing is outstanding here; this endpoint will not wake anybody.
+    Idle,
+    /// Sleep while the word holds this value.
+    Word(&'a AtomicU32, u32),
+    /// Sleep until the descriptor is readable.
+    Fd(BorrowedFd<'a>),
+}
+
+/// What an endpoint says when it is told of a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// It can talk to that peer.
+    Yes {
+        /// For the summary: "same host, memfd", "192.0.2.1:4567 via eth0".
+        how: String,
+    },
+    /// It cannot, for this reason.
+    No {
+        /// Plain words: "different host".
+        because: String,
+    },
+}
+
+/// One rank's end of a transport. See the module for the contract.
+pub trait Endpoint: Send + std::fmt::Debug {
+    /// What it can do.
+    fn caps(&self) -> &Caps;
+
+    /// How peers find this endpoint: opaque and at most 1 KiB; the control plane carries it to all ranks.
+    fn address(&self) -> &[u8];
+
+    /// Tells of a peer. Called once for every other rank of the communicator, before [`Endpoint::establish`].
+    ///
+    /// # Errors
+    /// If the address is malformed.
+    fn introduce(&mut self, peer: u32, address: &[u8]) -> Result<Reach, Error>;
+
+    /// Sets up what the introduced peers share (not the connections, which are lazy). Blocks until done or
+    /// `deadline`; every reachable peer calls it at about the same time.
+    ///
+    /// # Errors
+    /// If a peer does not show up in time, or the system refuses.
+    fn establish(&mut self, deadline: Instant) -> Result<(), Error>;
+
+    /// Posts a message. With [`Posted::Done`] the source may be reused at once.
+    ///
+    /// # Errors
+    /// If the peer is lost or the arguments are beyond [`Caps`]; the token is then spent.
+    ///
+    /// # Safety
+    /// `src` itself and the memory it names stay valid, and the memory unwritten, until the token completes or
+    /// the endpoint is dropped.
+    unsafe fn post_send(&mut self, on: Channel, tag: u64, src: &[Piece], token: Token) -> Result<Posted, Error>;
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post_send`].
+    ///
+    /// # Safety
+    /// The pieces (the slice itself too) or the consumer's context stay valid and otherwise untouched until the
+    /// token completes or the endpoint is dropped.
+    unsafe fn post_recv(&mut self, on: Channel, tag: u64, dst: Sink<'_>, token: Token) -> Result<Posted, Error>;
+
+    /// Makes progress without blocking and appends what happened. Returns whether anything moved, bytes included.
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool;
+
+    /// Declares that the owner is about to sleep, so that peers wake it. The owner must poll once more between
+    /// this call and sleeping, and call [`Endpoint::disarm`] after.
+    fn arm(&mut self, by: ParkBy) -> Armed<'_>;
+
+    /// Takes [`Endpoint::arm`] back.
+    fn disarm(&mut self);
+
+    /// Gives up on a peer: every token that involves it fails with `cause`, and its connections are closed.
+    fn abandon(&mut self, peer: u32, cause: &Error, events: &mut Vec<Event>);
+
+    /// Fails all outstanding tokens without touching memory again, and closes all connections at once.
+    fn abort(&mut self, cause: &Error, events: &mut Vec<Event>);
+
+    /// Whether everything posted has left this rank's memory and reached the peer or the kernel, so that the
+    /// endpoint may be dropped without losing a message already reported done.
+    fn is_flushed(&self) -> bool;
+}

@@ -1,0 +1,86 @@
+//! Why a transport failed, as fields.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+/// What went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The receiver had posted something else than arrived.
+    Mismatch {
+        /// Tag that the receiver posted.
+        expected_tag: u64,
+        /// Tag that arrived.
+        tag: u64,
+        /// Length that the receiver posted, in bytes.
+        expected_len: u64,
+        /// Length that arrived, in bytes.
+        len: u64,
+    },
+    /// The peer is gone: its process ended, or the connection broke.
+    PeerLost,
+    /// Nothing arrived in time.
+    Timeout,
+    /// This side gave up, by abort or abandon.
+    Aborted,
+    /// The peer sent something that no peer of this version sends.
+    Corrupt,
+    /// The caller asked for something beyond the capabilities.
+    Usage,
+    /// The operating system refused.
+    System,
+}
+
+/// An error of a transport: who, what, and what to do.
+#[derive(Clone, Debug)]
+pub struct Error {
+    /// What went wrong.
+    pub kind: ErrorKind,
+    /// Name of the transport.
+    pub transport: &'static str,
+    /// The peer concerned.
+    pub peer: Option<u32>,
+    /// Plain words: what was being done, and the remedy where there is one.
+    pub detail: String,
+    /// The system's error, where there was one.
+    pub source: Option<Arc<io::Error>>,
+}
+
+impl Error {
+    /// An error without a system cause.
+    #[must_use]
+    pub fn new(kind: ErrorKind, transport: &'static str, peer: Option<u32>, detail: impl Into<String>) -> Self {
+        Self { kind, transport, peer, detail: detail.into(), source: None }
+    }
+
+    /// An error of the operating system.
+    #[must_use]
+    pub fn system(transport: &'static str, peer: Option<u32>, detail: impl Into<String>, source: io::Error) -> Self {
+        Self { kind: ErrorKind::System, transport, peer, detail: detail.into(), source: Some(Arc::new(source)) }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.transport)?;
+        if let Some(peer) = self.peer {
+            write!(f, ", peer {peer}")?;
+        }
+        write!(f, ": {}", self.detail)?;
+        if let ErrorKind::Mismatch { expected_len, len, .. } = self.kind {
+            write!(f, " (expected {expected_len} bytes, got {len})")?;
+        }
+        if let Some(source) = &self.source {
+            write!(f, ": {source}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|e| e as &(dyn std::error::Error + 'static))
+    }
+}
