@@ -1,1 +1,7 @@
-//! runtime
+//! Kolo: collective communication for CPU and mixed clusters.
+
+pub mod error;
+pub mod types;
+
+pub use error::{Context, Error, Result};
+pub use types::{DataType, Element, ReduceOp};

@@ -1,0 +1,177 @@
+//! Element types and reduction operators, as values.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::{bf16, f16};
+
+/// The type of an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the names say it all")]
+pub enum DataType {
+    Bool,
+    U8,
+    I8,
+    U32,
+    I32,
+    U64,
+    I64,
+    F16,
+    BF16,
+    F32,
+    F64,
+}
+
+impl DataType {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::Bool,
+        Self::U8,
+        Self::I8,
+        Self::U32,
+        Self::I32,
+        Self::U64,
+        Self::I64,
+        Self::F16,
+        Self::BF16,
+        Self::F32,
+        Self::F64,
+    ];
+
+    /// Size of an element in bytes.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            Self::Bool | Self::U8 | Self::I8 => 1,
+            Self::F16 | Self::BF16 => 2,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 | Self::I64 | Self::F64 => 8,
+        }
+    }
+
+    /// Name as in Rust.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bool => "bool",
+            Self::U8 => "u8",
+            Self::I8 => "i8",
+            Self::U32 => "u32",
+            Self::I32 => "i32",
+            Self::U64 => "u64",
+            Self::I64 => "i64",
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+        }
+    }
+
+    /// Whether it is one of the floating-point types.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F16 | Self::BF16 | Self::F32 | Self::F64)
+    }
+}
+
+impl fmt::Display for DataType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for DataType {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|t| t.name() == s).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|t| t.name()).collect();
+            format!("unknown element type '{s}'; known are {}", names.join(", "))
+        })
+    }
+}
+
+/// A Rust type that Kolo can move and reduce.
+///
+/// # Safety
+/// `TYPE` describes `Self` exactly: same size, no padding, and every bit pattern that Kolo can produce from valid
+/// values by the operators is a valid value.
+pub unsafe trait Element: Copy + Send + Sync + 'static {
+    /// Its description.
+    const TYPE: DataType;
+}
+
+macro_rules! elements {
+    ($($rust:ty => $kolo:ident),*) => {$(
+        const _: () = assert!(size_of::<$rust>() == DataType::$kolo.size());
+        // SAFETY: the sizes are asserted above; these are plain numbers without padding, and kernels for `bool`
+        // only ever write 0 and 1 (test `bool_stays_bool`).
+        unsafe impl Element for $rust {
+            const TYPE: DataType = DataType::$kolo;
+        }
+    )*};
+}
+elements!(bool => Bool, u8 => U8, i8 => I8, u32 => U32, i32 => I32, u64 => U64, i64 => I64, f16 => F16,
+    bf16 => BF16, f32 => F32, f64 => F64);
+
+/// How values of the ranks are combined, element by element.
+///
+/// Integers wrap. `f16` and `bf16` are combined in `f32` and rounded to nearest even. `Min` and `Max` of
+/// floating-point values are NaN if either is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ReduceOp {
+    /// Sum. For `bool`: or.
+    Sum,
+    /// Product. For `bool`: and.
+    Prod,
+    /// Least value.
+    Min,
+    /// Greatest value.
+    Max,
+    /// Sum divided by the number of ranks; integers truncate towards zero. Not for `bool`.
+    Avg,
+    /// Every rank's values are first multiplied by its own factor, then summed (NCCL's PreMulSum). Not for `bool`.
+    PremulSum(f64),
+    /// Bitwise and; logical for `bool`. Not for floating point.
+    BitAnd,
+    /// Bitwise or; logical for `bool`. Not for floating point.
+    BitOr,
+    /// Bitwise exclusive or; logical for `bool`. Not for floating point.
+    BitXor,
+    /// 1 where both are non-zero, else 0 (MPI_LAND). For every type.
+    LogicalAnd,
+    /// 1 where one is non-zero, else 0 (MPI_LOR). For every type.
+    LogicalOr,
+    /// 1 where exactly one is non-zero, else 0 (MPI_LXOR). For every type.
+    LogicalXor,
+}
+
+impl ReduceOp {
+    /// Name without the factor.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Prod => "prod",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::Avg => "avg",
+            Self::PremulSum(_) => "premul_sum",
+            Self::BitAnd => "bit_and",
+            Self::BitOr => "bit_or",
+            Self::BitXor => "bit_xor",
+            Self::LogicalAnd => "logical_and",
+            Self::LogicalOr => "logical_or",
+            Self::LogicalXor => "logical_xor",
+        }
+    }
+
+    /// Whether the operator is defined for a type.
+    #[must_use]
+    pub const fn supports(self, data_type: DataType) -> bool {
+        match self {
+            Self::Avg | Self::PremulSum(_) => !matches!(data_type, DataType::Bool),
+            Self::BitAnd | Self::BitOr | Self::BitXor => !data_type.is_float(),
+            _ => true,
+        }
+    }
+}
