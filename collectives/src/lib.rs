@@ -10,6 +10,7 @@ mod display;
 pub mod generator;
 mod generators;
 mod group;
+mod hosts;
 pub mod layout;
 pub mod memory;
 pub mod plan;
