@@ -13,8 +13,10 @@ mod group;
 mod hosts;
 pub mod layout;
 pub mod memory;
+pub mod model;
 pub mod plan;
 mod rounds;
+pub mod simulate;
 pub mod task;
 
 pub use generator::Algorithm;
