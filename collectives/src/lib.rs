@@ -4,5 +4,20 @@
 //! [`plan::Plan`]. This crate does no I/O, spawns no thread, reads no clock and holds no `unsafe`.
 #![forbid(unsafe_code)]
 
+pub mod builder;
+pub mod check;
+mod display;
+pub mod generator;
+mod generators;
+mod group;
+mod hosts;
 pub mod layout;
+pub mod memory;
+pub mod model;
 pub mod plan;
+mod rounds;
+pub mod simulate;
+pub mod task;
+
+pub use generator::Algorithm;
+pub use task::{Params, Task};
