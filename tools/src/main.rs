@@ -9,6 +9,7 @@ mod info;
 mod launch;
 mod man;
 mod perf;
+mod planning;
 mod sim;
 
 use std::io::Write;
