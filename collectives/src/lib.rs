@@ -4,5 +4,15 @@
 //! [`plan::Plan`]. This crate does no I/O, spawns no thread, reads no clock and holds no `unsafe`.
 #![forbid(unsafe_code)]
 
+pub mod builder;
+pub mod generator;
+mod generators;
+mod group;
 pub mod layout;
+pub mod memory;
 pub mod plan;
+mod rounds;
+pub mod task;
+
+pub use generator::Algorithm;
+pub use task::{Params, Task};

@@ -152,6 +152,49 @@ pub enum Action {
     },
 }
 
+impl Action {
+    /// What the step reads of this rank's memory.
+    #[must_use]
+    pub const fn reads(&self) -> [Option<Blocks>; 2] {
+        match *self {
+            Self::Send { src, .. } | Self::Copy { src, .. } => [Some(src), None],
+            Self::RecvReduce { with, .. } => [Some(with), None],
+            Self::Reduce { a, b, .. } => [Some(a), Some(b)],
+            Self::Recv { .. } | Self::Signal { .. } | Self::WaitSignal { .. } => [None, None],
+        }
+    }
+
+    /// What the step writes.
+    #[must_use]
+    pub const fn writes(&self) -> Option<Blocks> {
+        match *self {
+            Self::Recv { dst, .. }
+            | Self::RecvReduce { dst, .. }
+            | Self::Copy { dst, .. }
+            | Self::Reduce { dst, .. } => Some(dst),
+            Self::Send { .. } | Self::Signal { .. } | Self::WaitSignal { .. } => None,
+        }
+    }
+
+    /// The channel it posts a message to.
+    #[must_use]
+    pub const fn sends_to(&self) -> Option<Channel> {
+        match *self {
+            Self::Send { to, .. } | Self::Signal { to } => Some(to),
+            _ => None,
+        }
+    }
+
+    /// The channel it takes a message from.
+    #[must_use]
+    pub const fn receives_from(&self) -> Option<Channel> {
+        match *self {
+            Self::Recv { from, .. } | Self::RecvReduce { from, .. } | Self::WaitSignal { from } => Some(from),
+            _ => None,
+        }
+    }
+}
+
 /// Names a step of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct StepRef {
