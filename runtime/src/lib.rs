@@ -1,6 +1,7 @@
 //! Kolo: collective communication for CPU and mixed clusters.
 
 pub mod error;
+pub mod reduce;
 pub mod types;
 
 pub use error::{Context, Error, Result};
