@@ -8,7 +8,9 @@ macro_rules! f16_blocks {
     ($module:ident, $features:literal, $lanes:literal, $halves:ident, $floats:ident, $load:ident, $widen:ident,
         $narrow:ident, $store:ident) => {
         pub(super) mod $module {
-            use std::arch::x86_64::{$floats, $halves, $load, $narrow, $store, $widen, _MM_FROUND_TO_NEAREST_INT};
+            use std::arch::x86_64::{
+                _MM_FROUND_TO_NEAREST_INT, $floats, $halves, $load, $narrow, $store, $widen,
+            };
             use std::mem::transmute;
 
             use super::super::loops::{self, Unary};

@@ -22,7 +22,12 @@ pub(super) trait Unary<T>: Copy {
 /// # Safety
 /// As for [`Combine`](super::Combine); `T` is valid for any bits.
 #[inline(always)]
-pub(super) unsafe fn combine<T: Copy, O: Operator<T>>(dst: *mut u8, a: *const u8, b: *const u8, count: usize) {
+pub(super) unsafe fn combine<T: Copy, O: Operator<T>>(
+    dst: *mut u8,
+    a: *const u8,
+    b: *const u8,
+    count: usize,
+) {
     let (to, a, b) = (dst.cast::<Loose<T>>(), a.cast::<Loose<T>>(), b.cast::<Loose<T>>());
     // SAFETY: the caller vouches for `count` elements behind each pointer; `Loose` has no alignment. In the last case
     // the slices do not overlap; in the others no slice is made of memory that is also reached otherwise.

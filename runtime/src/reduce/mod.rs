@@ -39,8 +39,6 @@ pub use scale::{divide, scale};
 
 use crate::types::{DataType, ReduceOp};
 
-pub(crate) use half_bits::f32_to_f16;
-
 /// `dst = a op b` over `count` elements.
 ///
 /// # Safety
@@ -78,7 +76,11 @@ impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Operator { op, data_type } if data_type.is_float() => {
-                write!(f, "{} is not defined for {data_type}; use an integer type of the same size", op.name())
+                write!(
+                    f,
+                    "{} is not defined for {data_type}; use an integer type of the same size",
+                    op.name()
+                )
             }
             Self::Operator { op, data_type } => {
                 write!(f, "{} is not defined for {data_type}; use u8 instead", op.name())

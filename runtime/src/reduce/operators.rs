@@ -4,8 +4,8 @@
 //! vectorised.
 
 use super::half_bits::{
-    BF16_INFINITY, BF16_NAN, F16_INFINITY, F16_NAN, MAGNITUDE, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16,
-    round_to_bf16,
+    BF16_INFINITY, BF16_NAN, F16_INFINITY, F16_NAN, MAGNITUDE, bf16_to_f32, f16_to_f32, f32_to_bf16,
+    f32_to_f16, round_to_bf16,
 };
 
 /// An operator on elements of type `T`, commutative in bits.
@@ -138,8 +138,14 @@ fn order(bits: u16) -> i16 {
 
 macro_rules! half_operators {
     ($type:ident, $widen:ident, $narrow:ident, $infinity:ident, $nan:ident, $one:expr) => {
-        operator!(Sum, $type, |a, b| $type($narrow(<Self as Operator<f32>>::apply($widen(a.0), $widen(b.0)))));
-        operator!(Prod, $type, |a, b| $type($narrow(<Self as Operator<f32>>::apply($widen(a.0), $widen(b.0)))));
+        operator!(Sum, $type, |a, b| $type($narrow(<Self as Operator<f32>>::apply(
+            $widen(a.0),
+            $widen(b.0)
+        ))));
+        operator!(Prod, $type, |a, b| $type($narrow(<Self as Operator<f32>>::apply(
+            $widen(a.0),
+            $widen(b.0)
+        ))));
         // No conversion: the order of the numbers is that of integers.
         operator!(Min, $type, |a, b| {
             let (x, y) = (order(a.0), order(b.0));

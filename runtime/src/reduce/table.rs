@@ -1,10 +1,10 @@
 //! Which function reduces which type with which operator.
 
+#[cfg(target_arch = "x86_64")]
+use super::f16_blocks;
 use super::operators::{
     Bf16, BitAnd, BitOr, BitXor, F16, LogicalAnd, LogicalOr, LogicalXor, Max, Min, Operator, Prod, Sum,
 };
-#[cfg(target_arch = "x86_64")]
-use super::f16_blocks;
 use super::{Combine, Isa, loops};
 use crate::types::{DataType, ReduceOp};
 
