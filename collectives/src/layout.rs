@@ -147,6 +147,18 @@ impl Layout {
     /// Elements in consecutive blocks in one segment.
     #[must_use]
     pub fn len(&self, blocks: Blocks, segment: usize) -> usize {
+        let (first, last) = (blocks.first, blocks.first + blocks.count - 1);
+        match (&self.shape, blocks.space) {
+            (Shape::Vector { .. }, Space::Input | Space::Output) => {
+                let (first, last) =
+                    (self.block(blocks.space, first, segment), self.block(blocks.space, last, segment));
+                return last.offset + last.len - first.offset;
+            }
+            (Shape::Blocks { .. }, Space::Input | Space::Output) => {
+                return blocks.count as usize * self.block(blocks.space, first, segment).len;
+            }
+            _ => {}
+        }
         (blocks.first..blocks.first + blocks.count).map(|b| self.block(blocks.space, b, segment).len).sum()
     }
 

@@ -5,6 +5,8 @@
 #![forbid(unsafe_code)]
 
 pub mod builder;
+pub mod check;
+mod display;
 pub mod generator;
 mod generators;
 mod group;

@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod error;
+pub mod reduce;
 pub mod types;
 pub mod wait;
 
