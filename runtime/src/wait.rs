@@ -30,14 +30,12 @@ impl Policy {
 
     /// For more ranks than processors: never spin. Yielding is bounded, since beside a busy stranger each yield
     /// may cost a scheduler tick.
-    pub const OVERSUBSCRIBED: Self =
-        Self { spin: Duration::ZERO, yield_until: Duration::from_micros(300) };
+    pub const OVERSUBSCRIBED: Self = Self { spin: Duration::ZERO, yield_until: Duration::from_micros(300) };
 
     /// Chooses by the number of ranks on this host and the processors they may use together.
     #[must_use]
     pub fn for_host(local_ranks: usize, processors: usize, spin: Option<Duration>) -> Self {
-        let mut policy =
-            if local_ranks <= processors { Self::OWN_PROCESSOR } else { Self::OVERSUBSCRIBED };
+        let mut policy = if local_ranks <= processors { Self::OWN_PROCESSOR } else { Self::OVERSUBSCRIBED };
         if let Some(spin) = spin {
             policy.spin = spin;
             policy.yield_until = policy.yield_until.max(spin);
@@ -84,6 +82,7 @@ impl Pacer {
     pub fn moved(&mut self) {
         self.polls = 0;
         self.idle_since = None;
+        self.now = None;
     }
 
     /// Call after a poll that moved nothing; spins or yields as the policy says.
@@ -122,8 +121,14 @@ pub fn sleep_on_word(word: &AtomicU32, value: u32, limit: Duration) {
 
 /// Sleeps until one of the descriptors is readable, at most `limit`.
 pub fn sleep_on_fds(fds: &[BorrowedFd<'_>], limit: Duration) {
-    let mut set: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let mut set: Vec<PollFd<'_>> =
+        fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     let _ = poll(&mut set, Some(&timespec(limit)));
+}
+
+/// Sleeps, for want of anything to sleep on.
+pub fn sleep(time: Duration) {
+    std::thread::sleep(time);
 }
 
 fn timespec(limit: Duration) -> Timespec {
