@@ -2,8 +2,11 @@
 
 mod endpoint;
 mod error;
+pub mod shm;
+mod sys;
 
 pub use endpoint::{
     Armed, Caps, Channel, Consumer, Endpoint, Event, GRAIN_BYTES, ParkBy, Piece, Posted, Reach, Sink, Token,
 };
 pub use error::{Error, ErrorKind};
+pub use sys::futex::wait_word;
