@@ -2,8 +2,10 @@
 
 mod endpoint;
 mod error;
+pub mod tcp;
 
 pub use endpoint::{
     Armed, Caps, Channel, Consumer, Endpoint, Event, GRAIN_BYTES, ParkBy, Piece, Posted, Reach, Sink, Token,
 };
 pub use error::{Error, ErrorKind};
+pub use tcp::{TcpEndpoint, TcpOptions};
