@@ -4,9 +4,11 @@ mod endpoint;
 mod error;
 pub mod shm;
 mod sys;
+pub mod tcp;
 
 pub use endpoint::{
     Armed, Caps, Channel, Consumer, Endpoint, Event, GRAIN_BYTES, ParkBy, Piece, Posted, Reach, Sink, Token,
 };
 pub use error::{Error, ErrorKind};
 pub use sys::futex::wait_word;
+pub use tcp::{TcpEndpoint, TcpOptions};
