@@ -4,6 +4,7 @@ use std::fmt;
 
 use kolo_collectives::plan::{Collective, Placement};
 
+use crate::control::Activity;
 use crate::error::{Context, Error, Result};
 use crate::types::{DataType, ReduceOp};
 
@@ -134,6 +135,17 @@ impl Call {
 }
 
 impl Summary {
+    /// The same for the status board, which others read when they ask what this rank is doing.
+    pub(crate) fn activity(&self) -> Activity {
+        Activity {
+            operation: name(self.collective),
+            count: self.count.unwrap_or(0) as u64,
+            data_type: Some(self.data_type),
+            reduce: self.op,
+            root: self.root,
+        }
+    }
+
     /// A number that differs, as good as surely, if anything that must agree across ranks does.
     pub(crate) fn signature(&self) -> u64 {
         let op = self.op.map_or(0, |op| match op {

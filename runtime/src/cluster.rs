@@ -39,21 +39,22 @@ impl Cluster {
             return Err(Error::configuration("ranks", "a cluster of 0 ranks was asked for", "Use at least 1"));
         }
         let runtime = ControlRuntime::new()?;
-        let meeting = JoinSpec::in_process(ranks, config.join_timeout)?;
-        let connect = |rank: u32| {
+        let connect = |spec: JoinSpec| {
             Communicator::builder()
                 .config(config.clone())
-                .join(meeting.for_rank(rank))
+                .join(spec)
                 .control_runtime(runtime.clone())
                 .connect()
         };
         let body = &body;
         let results: Vec<std::thread::Result<Result<R>>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..ranks)
-                .map(|rank| {
+            let threads: Vec<_> = JoinSpec::local(ranks)
+                .into_iter()
+                .enumerate()
+                .map(|(rank, spec)| {
                     std::thread::Builder::new()
                         .name(format!("kolo-rank-{rank}"))
-                        .spawn_scoped(scope, move || connect(rank).map(body))
+                        .spawn_scoped(scope, move || connect(spec).map(body))
                 })
                 .collect();
             threads

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use kolo_collectives::select::Model;
 use kolo_transport::shm::{ShmEndpoint, ShmOptions};
-use kolo_transport::tcp::{TcpEndpoint, TcpOptions};
+use kolo_transport::tcp::{Congestion, TcpEndpoint, TcpOptions};
 use kolo_transport::{Endpoint, Reach};
 use serde::{Deserialize, Serialize};
 
@@ -85,6 +85,8 @@ struct Card {
     host: String,
     /// Processors this rank may use.
     processors: u32,
+    /// Channels per peer that all transports of this rank offer.
+    channels: u16,
     /// Settings that must agree, as text.
     agreed: String,
 }
@@ -99,7 +101,7 @@ pub(crate) fn connect(
 ) -> Result<Communicator> {
     let deadline = Instant::now() + config.join_timeout;
     let membership = world.control.register(id, Arc::clone(&members));
-    let mut candidates = open_endpoints(&world.control, rank, members.len() as u32, &config);
+    let mut candidates = open_endpoints(&world.control, rank, &members, &config);
     let card = Card {
         transports: candidates
             .iter()
@@ -113,6 +115,7 @@ pub(crate) fn connect(
             .collect(),
         host: world.control.peer_info()[world.control.rank() as usize].host_key.clone(),
         processors: usable_processors() as u32,
+        channels: candidates.iter().filter_map(Candidate::channels_max).min().unwrap_or(u16::MAX),
         agreed: agreed(&config),
     };
     let blob = postcard::to_stdvec(&card).map_err(|error| broken(rank, &error))?;
@@ -157,7 +160,9 @@ pub(crate) fn connect(
         index_of.iter().position(|name| *name == route.transport)
     });
     let links = Links::new(endpoints, via);
-    let engine = Engine::new(rank, links);
+    // The numbering of channels must be the same on all ranks, whichever transports each has in the end.
+    let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
+    let engine = Engine::new(rank, links, channels);
     let model = model_for(&hosts, &routes, &cards);
     let planner = Planner::new(rank, Arc::clone(&hosts), model, &config, engine.channels_per_operation())?;
     let canonical = config.determinism == Determinism::Canonical;
@@ -190,6 +195,16 @@ struct Candidate {
     endpoint: Result<Opened, String>,
 }
 
+impl Candidate {
+    fn channels_max(&self) -> Option<u16> {
+        let caps = match self.endpoint.as_ref().ok()? {
+            Opened::Shm(endpoint) => endpoint.caps(),
+            Opened::Tcp(endpoint) => endpoint.caps(),
+        };
+        Some(caps.channels_max)
+    }
+}
+
 enum Opened {
     Shm(Box<ShmEndpoint>),
     Tcp(Box<TcpEndpoint>),
@@ -211,7 +226,8 @@ impl Opened {
     }
 }
 
-fn open_endpoints(control: &Control, rank: u32, world_size: u32, config: &Config) -> Vec<Candidate> {
+fn open_endpoints(control: &Control, rank: u32, members: &[u32], config: &Config) -> Vec<Candidate> {
+    let world_size = members.len() as u32;
     let kinds = match &config.transports {
         Transports::Auto => TransportKind::ALL.to_vec(),
         Transports::Only(list) => list.clone(),
@@ -219,21 +235,21 @@ fn open_endpoints(control: &Control, rank: u32, world_size: u32, config: &Config
     let open = |kind| match kind {
         TransportKind::Shm => {
             let mut options = ShmOptions::default();
-            options.cookie = control.job_cookie();
             let info = control.peer_info();
             let own = &info[control.rank() as usize].host_key;
-            let local = info.iter().filter(|peer| peer.host_key == *own).count();
-            options.local_ranks = (local as u32).min(world_size);
-            options.oversubscribed = options.local_ranks as usize > usable_processors();
+            let local = members.iter().filter(|rank| info[**rank as usize].host_key == *own).count();
+            options.oversubscribed = local > usable_processors();
             ShmEndpoint::new(rank, world_size, options).map(|endpoint| Opened::Shm(Box::new(endpoint)))
         }
         TransportKind::Tcp => {
             let mut options = TcpOptions::default();
             options.cookie = control.job_cookie();
-            options.interfaces = config.socket_interfaces.as_ref().map(|list| {
-                list.split(',').map(|name| name.trim().to_owned()).collect()
-            });
-            options.congestion = config.socket_congestion.clone();
+            options.interfaces = config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from);
+            options.congestion = match config.socket_congestion.as_deref() {
+                None => Congestion::Auto,
+                Some("system") => Congestion::System,
+                Some(name) => Congestion::Named(name.to_owned()),
+            };
             TcpEndpoint::new(rank, world_size, options).map(|endpoint| Opened::Tcp(Box::new(endpoint)))
         }
     };

@@ -120,7 +120,7 @@ impl Shared {
                 Ok(false) => {}
                 Err(mismatch) => {
                     drop(core);
-                    return Err(self.tiny_mismatch(mismatch.member, waited));
+                    return Err(self.tiny_mismatch(mismatch.member as u32, waited));
                 }
             }
             // Somebody may be waiting for an earlier operation of ours before coming here.

@@ -8,7 +8,7 @@
 use std::sync::atomic::AtomicU32;
 
 use kolo_collectives::plan::{Collective, Placement};
-use kolo_transport::shm::{Flat, FlatMismatch};
+use kolo_transport::shm::{FLAT_MAX, Flat, FlatMismatch};
 
 use crate::call::{Call, Counts, per_rank};
 use crate::reduce::{Combine, divide, scale};
@@ -23,13 +23,13 @@ pub(crate) struct Tiny {
     bytes_max: usize,
     canonical: bool,
     active: bool,
-    /// For the canonical tree: partial results, one per level.
+    /// For the canonical tree: its partial results.
     scratch: Vec<u8>,
 }
 
 impl Tiny {
     pub(crate) fn new(flat: Flat, rank: u32, members: u32, bytes_max: usize, canonical: bool) -> Self {
-        let bytes_max = bytes_max.min(flat.payload_max());
+        let bytes_max = bytes_max.min(FLAT_MAX);
         Self {
             flat,
             rank: rank as usize,
@@ -93,14 +93,15 @@ impl Tiny {
 
     /// Ranks that have not published.
     pub(crate) fn waiting_for(&self) -> Vec<u32> {
-        self.flat.waiting_for()
+        self.flat.waiting_for().into_iter().map(|member| member as u32).collect()
     }
 
     pub(crate) fn arm(&mut self) -> Option<(*const AtomicU32, u32)> {
         if !self.active {
             return None;
         }
-        self.flat.arm().map(|(word, value)| (std::ptr::from_ref(word), value))
+        let (word, value) = self.flat.arm();
+        Some((std::ptr::from_ref(word), value))
     }
 
     pub(crate) fn disarm(&mut self) {
@@ -161,7 +162,7 @@ impl Tiny {
     }
 
     unsafe fn fetch(&self, member: usize, offset: usize, to: *mut u8, bytes: usize) {
-        let from = &self.flat.payload(member as u32)[offset..][..bytes];
+        let from = &self.flat.payload(member)[offset..][..bytes];
         // SAFETY: the caller's promise for `to`; the exchange area is not the caller's memory.
         unsafe { to.copy_from_nonoverlapping(from.as_ptr(), bytes) };
     }
@@ -177,17 +178,17 @@ impl Tiny {
     ) {
         let (output, count) = (call.output, bytes / call.data_type.size());
         let flat = &self.flat;
-        let payload = |member: usize| flat.payload(member as u32)[offset..][..bytes].as_ptr();
+        let payload = |member: usize| flat.payload(member)[offset..][..bytes].as_ptr();
         let (first, len) = (members.start, members.len());
         // SAFETY (whole block): the output has room for `bytes`, payloads were checked to be as long.
         unsafe {
             if len == 1 {
                 output.copy_from_nonoverlapping(payload(first), bytes);
             } else if self.canonical && len > 2 {
-                // One partial result per level of the tree, and one for each of its two halves.
-                let levels = 2 * (usize::BITS - len.leading_zeros()) as usize;
-                self.scratch.resize(levels * bytes, 0);
-                tree(combine, count, bytes, &payload, first, len, output, self.scratch.as_mut_ptr());
+                let leaves = 1 << len.ilog2();
+                self.scratch.resize(leaves * bytes, 0);
+                tree(combine, count, bytes, |leaf| payload(first + leaf), len, &mut self.scratch);
+                output.copy_from_nonoverlapping(self.scratch.as_ptr(), bytes);
             } else {
                 combine(output, payload(first), payload(first + 1), count);
                 for member in first + 2..first + len {
@@ -201,39 +202,40 @@ impl Tiny {
     }
 }
 
-/// Reduces `len` members from `first` on along the balanced tree: the first half has as many members as the greatest power
-/// of two below `len`, which is how the canonical generators fold.
+/// Reduces `len` payloads along the canonical tree, as the canonical generators do: of `len` = 2^k + e ranks the first 2e
+/// are added in pairs, and the 2^k values that there are then in a balanced tree. The result is the first block of
+/// `scratch`, which has room for 2^k.
 ///
 /// # Safety
-/// `to` has room for `bytes`; `scratch` for `bytes` per remaining level.
-#[allow(clippy::too_many_arguments, reason = "a recursion with nothing to bundle")]
+/// Payloads hold `count` elements in `bytes` bytes; `len` is at least 2.
 unsafe fn tree(
     combine: Combine,
     count: usize,
     bytes: usize,
-    payload: &impl Fn(usize) -> *const u8,
-    first: usize,
+    payload: impl Fn(usize) -> *const u8,
     len: usize,
-    to: *mut u8,
-    scratch: *mut u8,
+    scratch: &mut [u8],
 ) {
-    let half = kolo_collectives::canonical::split(len as u32) as usize;
-    // SAFETY (whole block): each level uses one block of scratch of its own, and hands on what is left.
+    let leaves = 1 << len.ilog2();
+    let pairs = len - leaves;
+    let blocks = scratch.as_mut_ptr();
+    // SAFETY (whole block): blocks are below `leaves`; a destination is one of its operands or neither.
     unsafe {
-        let left = match half {
-            1 => payload(first),
-            _ => {
-                tree(combine, count, bytes, payload, first, half, to, scratch);
-                to.cast_const()
+        for leaf in 0..leaves {
+            let to = blocks.add(leaf * bytes);
+            if leaf < pairs {
+                combine(to, payload(2 * leaf), payload(2 * leaf + 1), count);
+            } else {
+                to.copy_from_nonoverlapping(payload(leaf + pairs), bytes);
             }
-        };
-        let right = match len - half {
-            1 => payload(first + half),
-            rest => {
-                tree(combine, count, bytes, payload, first + half, rest, scratch, scratch.add(bytes));
-                scratch.cast_const()
+        }
+        let mut width = 1;
+        while width < leaves {
+            for left in (0..leaves).step_by(2 * width) {
+                let to = blocks.add(left * bytes);
+                combine(to, to, blocks.add((left + width) * bytes), count);
             }
-        };
-        combine(to, left, right, count);
+            width *= 2;
+        }
     }
 }

@@ -35,11 +35,6 @@ impl Links {
         Self { endpoints, via }
     }
 
-    /// Channels per peer that every endpoint offers.
-    pub(crate) fn channels_max(&self) -> u16 {
-        self.endpoints.iter().map(|e| e.caps().channels_max).min().unwrap_or(u16::MAX)
-    }
-
     /// # Safety
     /// As [`Endpoint::post_send`].
     pub(crate) unsafe fn post_send(

@@ -68,6 +68,7 @@ struct Slot {
 #[derive(Debug)]
 pub(crate) struct Engine {
     links: Links,
+    channels_max: u16,
     slots: Vec<Slot>,
     free: Vec<u16>,
     /// Slots that wait for their group, in order of the calls; the front one runs.
@@ -80,9 +81,11 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(rank: u32, links: Links) -> Self {
+    /// An engine that uses channels below `channels_max`, the same number on all ranks.
+    pub(crate) fn new(rank: u32, links: Links, channels_max: u16) -> Self {
         Self {
             links,
+            channels_max,
             slots: Vec::new(),
             free: Vec::new(),
             groups: Default::default(),
@@ -96,7 +99,7 @@ impl Engine {
 
     /// Transport channels that one operation may use, at most.
     pub(crate) fn channels_per_operation(&self) -> u16 {
-        (self.links.channels_max() - 1 - TRANSFER_CHANNEL) / GROUPS
+        (self.channels_max - 1 - TRANSFER_CHANNEL) / GROUPS
     }
 
     /// Starts an operation, or queues it. `job.channel_base` is set here.

@@ -166,7 +166,8 @@ fn engines(ranks: u32) -> Vec<Engine> {
     (0..ranks)
         .map(|rank| {
             let endpoint: Box<dyn Endpoint> = Box::new(Memory::new(rank, Arc::clone(&queues)));
-            Engine::new(rank, Links::new(vec![endpoint], (0..ranks).map(|peer| (peer != rank).then_some(0))))
+            let links = Links::new(vec![endpoint], (0..ranks).map(|peer| (peer != rank).then_some(0)));
+            Engine::new(rank, links, 64)
         })
         .collect()
 }
