@@ -112,7 +112,12 @@ impl Algorithm {
             Self::Direct => direct::supports(task),
             Self::Dissemination => dissemination::supports(task),
             Self::Chain => chain::supports(task),
-            other => Err(format!("{other} is not built yet")),
+            Self::OneShot => one_shot::supports(task),
+            Self::Tree => tree::supports(task),
+            Self::Bruck => bruck::supports(task),
+            Self::Halving => halving::supports(task),
+            Self::Hierarchical => hierarchical::supports(task),
+            Self::Leader => leader::supports(task),
         }
     }
 
@@ -123,6 +128,26 @@ impl Algorithm {
         match collective {
             Collective::Gather | Collective::Scatter | Collective::AllToAll => matches!(self, Self::Direct),
             _ => true,
+        }
+    }
+
+    /// Whether what it reduces comes out in canonical order: the same expression for every element, whatever
+    /// the size, the segments and the parameters, and the same for all algorithms of which this is true.
+    #[must_use]
+    pub fn is_canonical(self, task: &Task) -> bool {
+        match (self, task.collective) {
+            (Self::OneShot | Self::RecursiveDoubling | Self::Halving, Collective::AllReduce)
+            | (Self::OneShot, Collective::Reduce | Collective::ReduceScatter) => true,
+            (Self::Binomial, Collective::Reduce) => task.root == 0 && task.world_size.is_power_of_two(),
+            // The others reduce nothing, or in an order of their own; scans have only one order to speak of.
+            _ => !matches!(
+                task.collective,
+                Collective::AllReduce
+                    | Collective::Reduce
+                    | Collective::ReduceScatter
+                    | Collective::Scan
+                    | Collective::ExScan
+            ),
         }
     }
 
@@ -143,7 +168,12 @@ impl Algorithm {
             Self::Direct => direct::plan(task, rank),
             Self::Dissemination => dissemination::plan(task, rank),
             Self::Chain => chain::plan(task, rank),
-            other => unreachable!("{other} supports nothing"),
+            Self::OneShot => one_shot::plan(task, rank),
+            Self::Tree => tree::plan(task, rank),
+            Self::Bruck => bruck::plan(task, rank),
+            Self::Halving => halving::plan(task, rank),
+            Self::Hierarchical => hierarchical::plan(task, rank),
+            Self::Leader => leader::plan(task, rank),
         }
     }
 }

@@ -10,10 +10,13 @@ mod display;
 pub mod generator;
 mod generators;
 mod group;
+mod hosts;
 pub mod layout;
 pub mod memory;
+pub mod model;
 pub mod plan;
 mod rounds;
+pub mod simulate;
 pub mod task;
 
 pub use generator::Algorithm;

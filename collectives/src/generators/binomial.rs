@@ -123,6 +123,28 @@ pub(crate) fn reduce_core(b: &mut PlanBuilder, group: &Group, root: u32, own: Bl
     }
 }
 
+/// Everybody's signal reaches `root`.
+pub(crate) fn gather_signals(b: &mut PlanBuilder, group: &Group, root: u32) {
+    let tree = Tree::of(group, root);
+    for child in tree.children() {
+        b.wait_signal(group.rank(tree.member(child)));
+    }
+    if let Some(parent) = tree.parent() {
+        b.signal(group.rank(tree.member(parent)));
+    }
+}
+
+/// `root`'s signal reaches everybody.
+pub(crate) fn spread_signals(b: &mut PlanBuilder, group: &Group, root: u32) {
+    let tree = Tree::of(group, root);
+    if let Some(parent) = tree.parent() {
+        b.wait_signal(group.rank(tree.member(parent)));
+    }
+    for child in tree.children().rev() {
+        b.signal(group.rank(tree.member(child)));
+    }
+}
+
 /// The root's blocks of the subtree of `v`: two ranges where they wrap round the last rank. Other ranks hold a
 /// subtree's blocks in scratch, in relative order, and cut at the same place for the root only.
 fn at_root(task: &Task, tree: &Tree, space: Space, v: u32) -> impl Iterator<Item = Blocks> {

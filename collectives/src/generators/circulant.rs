@@ -8,7 +8,7 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
-use crate::generators::copy_own;
+use crate::generators::{circulant_pipelined, copy_own};
 use crate::group::{Group, Span};
 use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
 use crate::rounds::halvings;
@@ -17,11 +17,15 @@ use crate::task::Task;
 pub(crate) fn supports(task: &Task) -> Result<(), String> {
     match task.collective {
         Collective::AllReduce | Collective::ReduceScatter | Collective::AllGather => Ok(()),
+        Collective::Broadcast | Collective::Reduce => Ok(()),
         other => Err(format!("the circulant exchange has no form for {other:?}")),
     }
 }
 
 pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
+    if matches!(task.collective, Collective::Broadcast | Collective::Reduce) {
+        return circulant_pipelined::plan(task, rank);
+    }
     let p = task.world_size;
     let group = Group::world(p, rank);
     let cut = match task.collective {
