@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kolo_collectives::select::Model;
+use kolo_collectives::model::{LinkClass, Model};
 use kolo_transport::shm::{ShmEndpoint, ShmOptions};
 use kolo_transport::tcp::{Congestion, TcpEndpoint, TcpOptions};
 use kolo_transport::{Endpoint, Reach};
@@ -82,7 +82,7 @@ struct Card {
     /// Address of each transport, or why there is none.
     transports: Vec<(String, Result<Vec<u8>, String>)>,
     /// Ranks with the same key share a kernel and a network namespace.
-    host: String,
+    host: u64,
     /// Processors this rank may use.
     processors: u32,
     /// Channels per peer that all transports of this rank offer.
@@ -113,7 +113,7 @@ pub(crate) fn connect(
                 (c.kind.name().to_owned(), address)
             })
             .collect(),
-        host: world.control.peer_info()[world.control.rank() as usize].host_key.clone(),
+        host: world.control.peer_info()[world.control.rank() as usize].host_key,
         processors: usable_processors() as u32,
         channels: candidates.iter().filter_map(Candidate::channels_max).min().unwrap_or(u16::MAX),
         agreed: agreed(&config),
@@ -163,7 +163,7 @@ pub(crate) fn connect(
     // The numbering of channels must be the same on all ranks, whichever transports each has in the end.
     let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
     let engine = Engine::new(rank, links, channels);
-    let model = model_for(&hosts, &routes, &cards);
+    let model = model_for(&hosts, &cards);
     let planner = Planner::new(rank, Arc::clone(&hosts), model, &config, engine.channels_per_operation())?;
     let canonical = config.determinism == Determinism::Canonical;
     let tiny = flat
@@ -314,13 +314,13 @@ fn establish(endpoint: &mut dyn Endpoint, rank: u32, deadline: Instant) -> Resul
 
 /// Host index of each rank, in order of first appearance.
 fn host_indices(cards: &[Card]) -> Arc<[u32]> {
-    let mut names: Vec<&str> = Vec::new();
+    let mut keys: Vec<u64> = Vec::new();
     cards
         .iter()
         .map(|card| {
-            names.iter().position(|name| *name == card.host).unwrap_or_else(|| {
-                names.push(&card.host);
-                names.len() - 1
+            keys.iter().position(|key| *key == card.host).unwrap_or_else(|| {
+                keys.push(card.host);
+                keys.len() - 1
             }) as u32
         })
         .collect()
@@ -347,12 +347,20 @@ fn fullest(hosts: &[u32], cards: &[Card]) -> (usize, usize) {
         .unwrap_or((1, 1))
 }
 
-fn model_for(hosts: &[u32], routes: &[Route], cards: &[Card]) -> Model {
+/// The constants that the selection goes by: the same on all ranks, so from what all ranks said.
+fn model_for(hosts: &[u32], cards: &[Card]) -> Model {
     let (ranks, processors) = fullest(hosts, cards);
-    let all_shm = routes.iter().all(|route| route.transport == TransportKind::Shm.name());
-    let model = if all_shm { Model::shm() } else { Model::tcp() };
-    model.with_oversubscription(ranks as f64 / processors as f64)
+    let has_shm = |card: &Card| {
+        card.transports.iter().any(|(name, address)| name == TransportKind::Shm.name() && address.is_ok())
+    };
+    let intra = if cards.iter().all(has_shm) { LinkClass::SHARED_MEMORY } else { LOOPBACK_TCP };
+    let oversubscription = (ranks as f64 / processors as f64).max(1.0);
+    Model { intra, oversubscription, ..Model::TCP }
 }
+
+/// TCP between processes of one host: two system calls of 2 us, a wake-up, and what the kernel copies per second.
+const LOOPBACK_TCP: LinkClass =
+    LinkClass { latency_seconds: 3e-6, overhead_seconds: 2e-6, bytes_per_second: 3e9 };
 
 /// Settings that decide which messages are exchanged.
 fn agreed(config: &Config) -> String {

@@ -21,6 +21,9 @@ pub(crate) struct Buffers {
     pub(crate) output: *mut u8,
 }
 
+// SAFETY: these are addresses; whoever uses them answers for the memory (see the contract of `Engine::start`).
+unsafe impl Send for Buffers {}
+
 /// A plan with a layout: what can be computed once for many runs of the same call.
 #[derive(Debug)]
 pub(crate) struct Binding {
