@@ -8,7 +8,10 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 
 use super::addresses::own_addresses;
-use super::{JoinSpec, Locator, file};
+use super::file::Notice;
+use super::multicast::Group;
+use super::store::Store;
+use super::{JoinSpec, Locator, file, multicast};
 use crate::control::{BIND_PATIENCE, Cookie, RETRY_MOST};
 use crate::error::{Error, Result};
 
@@ -44,6 +47,20 @@ pub(crate) async fn bind(spec: &JoinSpec, cookie: &Cookie) -> Result<Anchor> {
             let posted = file::post(path, reachable_at(&listener)?, cookie)?;
             Ok(Anchor { listener: Some(listener), published: Some(Box::new(posted)) })
         }
+        Locator::Multicast { group, port, job, interface } => {
+            let listener = bind_patiently(None, 0, &spec.source).await?;
+            let group = Group { address: *group, port: *port, interface: *interface, job: job.clone() };
+            let notice = Notice::new(reachable_at(&listener)?, cookie);
+            let answering = multicast::answer(&group, notice).map_err(|e| {
+                Error::system(format!("joining the multicast group {}:{}", group.address, group.port), e)
+            })?;
+            Ok(Anchor { listener: Some(listener), published: Some(Box::new(answering)) })
+        }
+        Locator::Store { host, port, prefix } => {
+            let listener = bind_patiently(None, 0, &spec.source).await?;
+            publish_in_store(spec, &listener, (host, *port), &store_key(prefix), cookie).await?;
+            Ok(Anchor { listener: Some(listener), published: None })
+        }
         Locator::Local(_) => Ok(Anchor { listener: None, published: None }),
     }
 }
@@ -61,7 +78,77 @@ pub(crate) async fn find(spec: &JoinSpec) -> Result<Advert, String> {
             let origin = format!("{} (written by {})", path.display(), notice.writer());
             Ok(Advert { cookie: notice.cookie(), candidates: notice.addresses, origin })
         }
+        Locator::Multicast { group, port, job, interface } => {
+            let group = Group { address: *group, port: *port, interface: *interface, job: job.clone() };
+            let (notice, from) = multicast::ask(&group).await?;
+            let origin = format!("{from} (answer of {})", notice.writer());
+            Ok(Advert { cookie: notice.cookie(), candidates: notice.addresses, origin })
+        }
+        Locator::Store { host, port, prefix } => {
+            let mut store = open_store(host, *port).await?;
+            let key = store_key(prefix);
+            let again = |e: io::Error| format!("the TCPStore at {host}:{port}: {e}");
+            let value = store.wait_and_get(&key).await.map_err(again)?;
+            let notice = Notice::parse(&value).map_err(|e| format!("key {key} of the TCPStore: {e}"))?;
+            let origin = format!("key {key} of the TCPStore (set by {})", notice.writer());
+            Ok(Advert { cookie: notice.cookie(), candidates: notice.addresses, origin })
+        }
         Locator::Local(_) => Err("threads of one process meet without addresses".into()),
+    }
+}
+
+/// PyTorch puts "/" before the keys of a plain store, so that its own keys and ours stay apart.
+fn store_key(prefix: &str) -> String {
+    format!("/{prefix}/hub")
+}
+
+async fn open_store(host: &str, port: u16) -> Result<Store, String> {
+    let mut last = String::new();
+    for address in resolve(host, port).await? {
+        match Store::connect(address).await {
+            Ok(store) => return Ok(store),
+            Err(error) => last = format!("the TCPStore at {address}: {error}"),
+        }
+    }
+    Err(last)
+}
+
+/// The agent may start its store after its workers; rank 0 looks for it until its deadline.
+async fn publish_in_store(
+    spec: &JoinSpec,
+    listener: &TcpListener,
+    (host, port): (&str, u16),
+    key: &str,
+    cookie: &Cookie,
+) -> Result<()> {
+    let deadline = Instant::now() + spec.timeout;
+    let mut addresses = reachable_at(listener)?;
+    loop {
+        let attempt = async {
+            let mut store = open_store(host, port).await?;
+            let near = store.local_ip().map_err(|e| e.to_string())?;
+            // The address by which this host reaches the store first: the others reach the store too.
+            addresses.sort_by_key(|address| address.ip().is_loopback() || address.ip() != near);
+            let value = Notice::new(addresses.clone(), cookie).to_json();
+            store.set(key, &value).await.map_err(|e| format!("the TCPStore at {host}:{port}: {e}"))
+        };
+        let problem = match tokio::time::timeout_at(deadline.into(), attempt).await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(problem)) => problem,
+            Err(_) => format!("the TCPStore at {host}:{port}: no answer"),
+        };
+        if Instant::now() + RETRY_MOST >= deadline {
+            return Err(Error::Join {
+                rank: Some(0),
+                problem: format!("within {:.1} s: {problem}", spec.timeout.as_secs_f64()),
+                remedy: format!(
+                    "See whether torchrun's agent runs there; if another launcher set these variables, unset \
+                     TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RUN_ID ({})",
+                    spec.source
+                ),
+            });
+        }
+        tokio::time::sleep(RETRY_MOST).await;
     }
 }
 

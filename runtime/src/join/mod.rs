@@ -8,10 +8,17 @@
 //! the one that was meant. So a file left behind by an earlier job costs a failed attempt, nothing worse.
 
 mod addresses;
+mod env;
 mod file;
+mod launcher;
 mod locate;
+mod multicast;
+mod nodelist;
+mod store;
+mod url;
 
 use std::fmt;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +27,7 @@ use crate::control::{JobSecret, Liveness};
 use crate::error::{Error, Result};
 
 pub(crate) use addresses::{host_key, hostname};
+pub(crate) use env::process_environment;
 pub(crate) use locate::{Advert, bind, find};
 
 /// How long ranks wait for each other by default: containers of one job may start minutes apart.
@@ -63,6 +71,26 @@ pub enum Locator {
     File {
         /// The file; its folder must exist.
         path: PathBuf,
+    },
+    /// Ranks ask a multicast group for rank 0.
+    Multicast {
+        /// The group, 224.0.0.0 to 239.255.255.255.
+        group: Ipv4Addr,
+        /// UDP port of the group.
+        port: u16,
+        /// Name of the job, which tells it from others of the group.
+        job: String,
+        /// Address of the interface to use; the system's choice if none.
+        interface: Option<Ipv4Addr>,
+    },
+    /// Rank 0 writes its address into a PyTorch TCPStore that somebody else (torchrun's agent) serves.
+    Store {
+        /// Host of the store.
+        host: String,
+        /// Port of the store.
+        port: u16,
+        /// Prefix of the keys, unique for this start of the job.
+        prefix: String,
     },
     /// The ranks are threads of one process.
     Local(LocalMeeting),
@@ -131,6 +159,8 @@ impl fmt::Display for Locator {
             Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp://[{host}]:{port}"),
             Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
             Self::File { path } => write!(f, "file://{}", path.display()),
+            Self::Multicast { group, port, job, .. } => write!(f, "multicast://{group}:{port}/{job}"),
+            Self::Store { host, port, prefix } => write!(f, "the TCPStore at {host}:{port} (key {prefix})"),
             Self::Local(_) => f.write_str("within this process"),
         }
     }
