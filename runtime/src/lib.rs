@@ -3,6 +3,7 @@
 pub mod error;
 pub mod reduce;
 pub mod types;
+pub mod verify;
 
 pub use error::{Context, Error, Result};
 pub use types::{DataType, Element, ReduceOp};

@@ -34,6 +34,7 @@ mod tests;
 
 use std::fmt;
 
+pub(crate) use half_bits::f32_to_f16;
 pub use isa::Isa;
 pub use scale::{divide, scale};
 
