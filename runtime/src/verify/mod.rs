@@ -12,8 +12,8 @@
 //! > f(h, p(0, j)) op f(h, p(1, j)) op ... = f(h, p(0, j) ∘ p(1, j) ∘ ...)
 //!
 //! (the bracket of a sum: h·p + h·q = h·(p + q)). So the expected result costs as much as one rank's input, however
-//! many ranks there are: combine the patterns once, then run the same loop. [`pattern`] has the patterns and the
-//! argument why floating-point results are exact in every order; [`formula`] has the functions f.
+//! many ranks there are: combine the patterns once, then run the same loop. `pattern` has the patterns and the
+//! argument why floating-point results are exact in every order; `formula` has the functions f.
 //!
 //! The idea of exactly checkable data, with floating-point sums of small integers that share an exponent, is that of
 //! nccl-tests.

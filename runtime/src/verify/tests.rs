@@ -94,7 +94,7 @@ fn any_order_gives_what_is_expected() {
 fn thousands_of_ranks_stay_exact() {
     let mut choices = Choices(2);
     for (data_type, op) in supported().filter(|(data_type, _)| data_type.is_float()) {
-        for world_size in if cfg!(debug_assertions) { vec![300] } else { vec![300, 1023, 4096, 5000] } {
+        for world_size in if cfg!(debug_assertions) { vec![300] } else { vec![1023, 4097] } {
             check(data_type, op, world_size, &mut choices);
         }
     }
