@@ -51,7 +51,7 @@ pub(super) fn f16_to_f32(x: u16) -> f32 {
 /// Adding 2^(e+13) to a number of exponent e leaves it in units of 2^(e-10), those of `f16`, rounded by the processor;
 /// the sum's bits less those of the power are the significand with its leading 1, or without it if subnormal.
 #[inline(always)]
-pub(super) fn f32_to_f16(x: f32) -> u16 {
+pub(crate) fn f32_to_f16(x: f32) -> u16 {
     let magnitude = (x.to_bits() & 0x7fff_ffff) as i32;
     let sign = (x.to_bits() ^ magnitude as u32) >> 16;
     // 2^16 comes out as infinity, and so does all that is larger.

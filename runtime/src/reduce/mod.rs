@@ -1,22 +1,22 @@
 //! Reduction kernels: `dst = a op b`, element by element, at the speed of memory.
 //!
 //! # Shape
-//! * [`operators`] says what each operator means for one pair of elements, in safe code, once.
-//! * [`half_bits`] converts the 16-bit floating-point types to and from `f32`, in safe integer code.
-//! * [`loops`] is the one loop over elements; the compiler vectorises it once per instruction set.
-//! * [`f16_blocks`] is the one exception: conversions of `f16` that only intrinsics reach.
-//! * [`table`] pairs types and operators with functions; [`isa`] says which of them this processor runs.
-//! * [`scale`] is what PreMulSum needs before a reduction and Avg after it.
+//! * `operators` says what each operator means for one pair of elements, in safe code, once.
+//! * `half_bits` converts the 16-bit floating-point types to and from `f32`, in safe integer code.
+//! * `loops` is the one loop over elements; the compiler vectorises it once per instruction set.
+//! * `f16_blocks` is the one exception: conversions of `f16` that only intrinsics reach.
+//! * `table` pairs types and operators with functions; `isa` says which of them this processor runs.
+//! * `scale` is what PreMulSum needs before a reduction and Avg after it.
 //!
 //! # Rules
 //! 1. **One result.** For given operands every instruction set writes the same bits, so a cluster of unequal
 //!    processors does not depend on who reduces. There is no fused multiply-add and no reassociation, and the
-//!    16-bit types round in the same way everywhere, subnormals included. Tests: `half_types_exhaustively`,
-//!    `instruction_sets_agree`.
+//!    16-bit types round in the same way everywhere, subnormals included. Tests: `half_types_exhaustively` and
+//!    `instruction_sets_agree_and_commute_in_bits`.
 //! 2. **Commutative in bits.** `a op b` and `b op a` are the same bits, so two ranks that exchange their values and
 //!    reduce agree. Therefore every floating-point operator writes one NaN, the positive quiet one with an empty
 //!    payload, whatever the operands' payloads were; and -0 is less than +0 for `Min` and `Max`.
-//!    Test: `commutes_in_bits`.
+//!    Test: `instruction_sets_agree_and_commute_in_bits`.
 //! 3. **No alignment.** Pointers may have any alignment. Aligned ones are faster.
 //! 4. The floating-point environment is the default one: rounding to nearest even, subnormals kept. A program that
 //!    makes its threads flush subnormals to zero gets sums with subnormals flushed.
@@ -34,6 +34,7 @@ mod tests;
 
 use std::fmt;
 
+pub(crate) use half_bits::f32_to_f16;
 pub use isa::Isa;
 pub use scale::{divide, scale};
 
