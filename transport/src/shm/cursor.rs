@@ -2,6 +2,7 @@
 
 use std::ptr;
 
+use super::copy::copy_streaming;
 use crate::endpoint::Piece;
 
 /// Walks a list of pieces front to back. The list and the memory it names belong to the caller, who has promised
@@ -40,15 +41,19 @@ impl Cursor {
         }
     }
 
-    /// Copies `len` bytes from `from` to the next place in the list.
+    /// Copies `len` bytes from `from` to the next place in the list, past the caches if `streaming`.
     ///
     /// # Safety
     /// The promise of `post_recv` holds, `len` bytes are left in the list, and `from` is readable for `len` bytes.
-    pub(crate) unsafe fn scatter(&mut self, mut from: *const u8, len: usize) {
+    pub(crate) unsafe fn scatter(&mut self, mut from: *const u8, len: usize, streaming: bool) {
         // SAFETY: as for `gather`, the other way round.
         unsafe {
             self.walk(len, |to, run| {
-                ptr::copy_nonoverlapping(from, to, run);
+                if streaming {
+                    copy_streaming(from, to, run);
+                } else {
+                    ptr::copy_nonoverlapping(from, to, run);
+                }
                 from = from.add(run);
             });
         }
@@ -106,7 +111,7 @@ mod tests {
             // SAFETY: the steps add up to 100, the length of both lists, whose memory lives here.
             unsafe {
                 gather.gather(middle.as_mut_ptr(), step);
-                scatter.scatter(middle.as_ptr(), step);
+                scatter.scatter(middle.as_ptr(), step, step == 64);
             }
         }
         assert_eq!(source, target);

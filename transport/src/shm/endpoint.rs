@@ -70,6 +70,8 @@ pub struct ShmEndpoint {
     pub(super) undelivered: Vec<u32>,
     /// Peers in [`Fate::Leaving`](super::peer::Fate::Leaving).
     pub(super) leaving: Vec<u32>,
+    /// Scratch space: peers just found to be gone.
+    pub(super) gone: Vec<u32>,
     /// Events of posts, for the next poll.
     pub(super) deferred: VecDeque<Event>,
     /// Tokens that wait in lanes.
@@ -122,6 +124,7 @@ impl ShmEndpoint {
             dirty: Vec::new(),
             undelivered: Vec::new(),
             leaving: Vec::new(),
+            gone: Vec::new(),
             deferred: VecDeque::new(),
             pending: 0,
             last_mail: 0,
@@ -296,6 +299,7 @@ impl ShmEndpoint {
             let detail = format!("nonsense in shared memory: {}", error.0);
             let cause = Error::new(ErrorKind::Corrupt, NAME, Some(self.peers[peer].rank), detail);
             self.lose(peer, cause, true, events);
+            any = true;
         }
         any
     }

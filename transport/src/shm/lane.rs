@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 
+use super::copy::STREAMING_BYTES;
 use super::cursor::Cursor;
 use super::ring::{Consumer as RingConsumer, Corrupt, INLINE_BYTES, Producer};
 use crate::endpoint::{Consumer, GRAIN_BYTES, Piece, Sink, Token};
@@ -294,7 +295,9 @@ unsafe fn take_piece(ring: &mut RingConsumer, message: &mut Incoming) -> Result<
         match &mut message.target {
             // SAFETY: the arrival is readable for `len` bytes until it is released; the list has `expected` bytes,
             // which is `total`, and `received + len <= total`.
-            Target::Place(cursor) => unsafe { cursor.scatter(arrival.ptr, len) },
+            Target::Place(cursor) => unsafe {
+                cursor.scatter(arrival.ptr, len, message.expected >= STREAMING_BYTES);
+            },
             // SAFETY: the caller's promise for the context; the data is readable for the duration of the call.
             Target::Consume(consumer) => unsafe {
                 (consumer.call)(consumer.context, offset, arrival.ptr, len);

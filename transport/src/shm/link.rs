@@ -1,6 +1,7 @@
 //! Links to peers: made on first use, welcomed, noticed broken, and taken down.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
@@ -158,9 +159,10 @@ impl ShmEndpoint {
     pub(super) fn look_at_sockets(&mut self, events: &mut Vec<Event>) -> bool {
         self.look_soon = false;
         let mut any = self.deliver_again();
+        let mut gone = std::mem::take(&mut self.gone);
         // Departures first: whatever a peer has sent before it left is then in the backlog already.
-        let departed = self.find_departed();
-        let broken = self.take_epoll_events();
+        self.find_departed(&mut gone);
+        self.take_epoll_events(&mut gone);
         let mut callers = std::mem::take(&mut self.callers);
         self.lobby.receive(&self.epoll, &mut callers);
         for caller in callers.drain(..) {
@@ -169,10 +171,11 @@ impl ShmEndpoint {
             self.welcome(peer, caller);
         }
         self.callers = callers;
-        for peer in departed.into_iter().chain(broken) {
+        for peer in gone.drain(..) {
             any = true;
-            self.part_with(peer);
+            self.part_with(peer as usize);
         }
+        self.gone = gone;
         any | self.see_off(events)
     }
 
@@ -202,33 +205,28 @@ impl ShmEndpoint {
     }
 
     /// Linked peers that have said good-bye.
-    fn find_departed(&self) -> Vec<usize> {
-        let has_left = |index: &usize| {
-            let peer = &self.peers[*index];
+    fn find_departed(&self, gone: &mut Vec<u32>) {
+        let has_left = |index: &u32| {
+            let peer = &self.peers[*index as usize];
             let is_linked = peer.outward.is_some() || peer.inward.is_some();
-            is_linked && matches!(peer.fate, Fate::Fine) && self.has_departed(*index)
+            is_linked && matches!(peer.fate, Fate::Fine) && self.has_departed(*index as usize)
         };
-        (0..self.peers.len()).filter(has_left).collect()
+        gone.extend((0..self.peers.len() as u32).filter(has_left));
     }
 
     /// Peers one of whose streams has ended, or on which something came that no peer sends.
-    fn take_epoll_events(&self) -> Vec<usize> {
-        let mut buffer = Vec::with_capacity(EPOLL_EVENTS);
+    fn take_epoll_events(&self, gone: &mut Vec<u32>) {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let space = rustix::buffer::spare_capacity(&mut buffer);
-        if epoll::wait(&self.epoll, space, Some(&now)).is_err() {
-            return Vec::new();
-        }
-        let mut broken = Vec::new();
-        for event in &buffer {
+        let mut buffer = [MaybeUninit::uninit(); EPOLL_EVENTS];
+        let Ok((events, _)) = epoll::wait(&self.epoll, &mut buffer, Some(&now)) else { return };
+        for event in events {
             let data = event.data.u64();
             if data == EPOLL_LOBBY {
                 unix::drain(&self.bell, NUDGES);
             } else {
-                broken.push(data as usize);
+                gone.push(data as u32);
             }
         }
-        broken
     }
 
     /// A peer's stream has ended or its departure was seen.

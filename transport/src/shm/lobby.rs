@@ -14,8 +14,9 @@ use crate::sys::unix;
 /// Silent visitors kept at most. A peer's greeting is sent with one call right after connecting, so an honest
 /// visitor is silent only between those two calls of its own.
 const VISITORS_MAX: usize = 64;
-/// Connections accepted at one go at most, so that a flood cannot hold up the owner.
-const ACCEPTS_MAX: usize = 64;
+/// Connections accepted at one go at most: as many as the backlog holds. So everything that lay there when a look
+/// began has been seen when it ends, and a flood holds up the owner for some milliseconds at the worst.
+const ACCEPTS_MAX: usize = unix::BACKLOG as usize;
 
 /// What `epoll` reports for the listener, the bell and the visitors: nothing needs to be told apart.
 pub(crate) const EPOLL_LOBBY: u64 = u64::MAX;

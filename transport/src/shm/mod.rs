@@ -7,11 +7,11 @@
 //! | `host`, `address`, `hello` | who is on this host, how it is found, how it introduces itself |
 //! | `establish`, `arena`, `board` | the memory that a local group shares: doorbells, abort word, flat area |
 //! | `endpoint`, `link`, `peer`, `lobby` | posts and polls; links made on first use, and broken |
-//! | `lane`, `cursor` | messages that wait on a channel |
+//! | `lane`, `cursor`, `copy` | messages that wait on a channel |
 //! | `segment`, `ring` | one sender's memory to one receiver, and the ring of a channel in it |
 //! | `flat` | the tiny path: an all-gather of a few cache lines |
 //!
-//! `unsafe` is confined to `ring`, `lane`, `cursor`, `flat` and `sys::map`; `endpoint` only passes its caller's
+//! `unsafe` is confined to `ring`, `lane`, `cursor`, `copy`, `flat` and `sys::map`; `endpoint` only passes its caller's
 //! promises on.
 //!
 //! # A peer's death
@@ -23,6 +23,7 @@
 mod address;
 mod arena;
 mod board;
+mod copy;
 mod cursor;
 mod endpoint;
 mod establish;

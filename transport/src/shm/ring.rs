@@ -86,7 +86,9 @@ pub(crate) struct Producer {
     position: usize,
     bytes_produced: u64,
     bytes_freed: u64,
-    _map: Arc<Mapping>,
+    map: Arc<Mapping>,
+    /// Where the ring lies in the mapping, until its pages are there.
+    unbacked: Option<usize>,
 }
 
 // SAFETY: the pointers go into the mapping that is kept alive beside them, which belongs to no thread.
@@ -110,7 +112,8 @@ impl Producer {
             position: 0,
             bytes_produced: 0,
             bytes_freed: 0,
-            _map: map,
+            map,
+            unbacked: Some(offset + CONTROL_BYTES),
         }
     }
 
@@ -139,6 +142,11 @@ impl Producer {
             if self.ring_free() < needed {
                 return Ok(None);
             }
+        }
+        if let Some(offset) = self.unbacked.take() {
+            // A channel of small messages never gets here. Page by page on first touch would cost half a microsecond
+            // for each page, in the first messages.
+            self.map.populate(offset, self.ring_bytes);
         }
         let at = if skip { 0 } else { self.position };
         // SAFETY: `at + len <= ring_bytes`: either at 0 with `len <= piece_bytes <= ring_bytes / 2`, or bounded by
@@ -229,7 +237,9 @@ pub(crate) struct Consumer {
     consumed: u64,
     position: usize,
     bytes_consumed: u64,
-    _map: Arc<Mapping>,
+    map: Arc<Mapping>,
+    /// Where the ring lies in the mapping.
+    offset: usize,
 }
 
 // SAFETY: as for `Producer`.
@@ -247,7 +257,8 @@ impl Consumer {
             consumed: 0,
             position: 0,
             bytes_consumed: 0,
-            _map: map,
+            map,
+            offset: offset + CONTROL_BYTES,
         }
     }
 
@@ -271,6 +282,7 @@ impl Consumer {
     fn peek_ring(&mut self, len: usize, skip: bool) -> Result<Arrival, Corrupt> {
         if self.ring_bytes == 0 {
             self.ring_bytes = self.ring_size()?;
+            self.map.populate(self.offset, self.ring_bytes);
         }
         let at = if skip { 0 } else { self.position };
         if len > self.ring_bytes - at {

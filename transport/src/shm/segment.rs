@@ -79,8 +79,6 @@ impl Segment {
     pub(crate) fn producer(&self, channel: u16, ring_bytes: usize, piece_bytes: usize) -> Producer {
         let offset = self.geometry.channel_offset(channel);
         let ring_bytes = ring_bytes.min(self.geometry.ring_max);
-        // Page by page on first touch would cost about a microsecond for each page, in the first messages.
-        self.map.populate(offset, CONTROL_BYTES + ring_bytes);
         let producer = Producer::new(self.map.clone(), offset, ring_bytes, piece_bytes);
         self.used().fetch_or(1 << channel, Ordering::AcqRel);
         producer

@@ -11,11 +11,14 @@ use rustix::net::{
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// A listener for streams. The backlog is what the kernel grants at most by default (net.core.somaxconn).
+/// Connections that wait for being accepted, at most: what the kernel grants by default (net.core.somaxconn).
+pub(crate) const BACKLOG: i32 = 4096;
+
+/// A listener for streams.
 pub(crate) fn listen(name: &[u8]) -> io::Result<OwnedFd> {
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
     rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name)?)?;
-    rustix::net::listen(&fd, 4096)?;
+    rustix::net::listen(&fd, BACKLOG)?;
     Ok(fd)
 }
 
