@@ -1,5 +1,6 @@
 //! Bytes between two ranks: the transport trait, TCP and shared memory. Nothing about collectives.
 
+pub mod conformance;
 mod endpoint;
 mod error;
 pub mod shm;
