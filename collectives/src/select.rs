@@ -89,7 +89,7 @@ impl std::error::Error for SelectError {}
 const SEGMENT_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=4 << 20;
 
 /// What the scratch of all segments in flight may come to. Staging must not grow with messages or ranks.
-const SCRATCH_BYTES: f64 = (64 << 20) as f64;
+const SCRATCH_BYTES: f64 = (16 << 20) as f64;
 
 /// Chooses for `bytes` bytes: of the vector, or of the longest block where the collective has a block per rank
 /// (0 if that is not known everywhere). `irregular` says that blocks differ in length.

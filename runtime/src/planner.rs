@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use kolo_collectives::generator::Algorithm;
 use kolo_collectives::plan::{Collective, Placement, Plan};
-use kolo_collectives::select::{Choice, Model, Order, Overrides, select};
+use kolo_collectives::model::Model;
+use kolo_collectives::overrides::Overrides;
+use kolo_collectives::select::{Choice, Order, select};
 use kolo_collectives::task::Task;
 
 use crate::call::{Call, Counts};
@@ -54,6 +56,10 @@ pub(crate) struct Planner {
     plans: HashMap<PlanKey, Arc<Plan>>,
 }
 
+/// What a block of a v-form is taken to be as long as where nobody knows all lengths: long enough for the segments of a
+/// long one to be sized for bandwidth.
+const UNKNOWN_BYTES: usize = 1 << 20;
+
 /// Distinct calls remembered. A training loop has tens; a program that calls with ever new sizes must not grow.
 const CHOICES_MAX: usize = 1024;
 
@@ -88,16 +94,7 @@ impl Planner {
 
     /// The plan for a call, and how to run it.
     pub(crate) fn plan(&mut self, call: &Call) -> Result<Planned> {
-        let irregular = matches!(call.counts, Counts::Uneven { .. });
-        let key = ChoiceKey {
-            collective: call.collective,
-            root: call.root,
-            // The v-forms know only their own lengths, so these must not decide.
-            bytes: if irregular { 0 } else { call.total_bytes(self.world_size) },
-            element_bytes: call.data_type.size(),
-            irregular,
-            placement: call.placement,
-        };
+        let key = self.key(call);
         if let Some(planned) = self.choices.get(&key) {
             return Ok(planned.clone());
         }
@@ -134,16 +131,30 @@ impl Planner {
 
     /// The selection for a call, with the losers: what `explain` prints.
     pub(crate) fn explain(&self, call: &Call) -> Result<Choice> {
-        let irregular = matches!(call.counts, Counts::Uneven { .. });
-        let key = ChoiceKey {
+        let key = self.key(call);
+        self.choose(key).map(|(_, choice)| choice)
+    }
+
+    fn key(&self, call: &Call) -> ChoiceKey {
+        let size = call.data_type.size();
+        let bytes = match &call.counts {
+            Counts::Even(count) => count * size,
+            Counts::Uneven { input, output } => match call.collective {
+                // All ranks know all lengths.
+                Collective::AllGather => output.iter().max().map_or(0, |longest| longest * size),
+                Collective::ReduceScatter => input.iter().max().map_or(0, |longest| longest * size),
+                // A rank knows its own lengths only, so these must not decide.
+                _ => UNKNOWN_BYTES,
+            },
+        };
+        ChoiceKey {
             collective: call.collective,
             root: call.root,
-            bytes: if irregular { 0 } else { call.total_bytes(self.world_size) },
-            element_bytes: call.data_type.size(),
-            irregular,
+            bytes,
+            element_bytes: size,
+            irregular: matches!(call.counts, Counts::Uneven { .. }),
             placement: call.placement,
-        };
-        self.choose(key).map(|(_, choice)| choice)
+        }
     }
 
     fn choose(&self, key: ChoiceKey) -> Result<(Task, Choice)> {
@@ -151,7 +162,7 @@ impl Planner {
             .with_root(key.root)
             .with_hosts(Arc::clone(&self.hosts));
         task.placement = key.placement;
-        let forced = self.overrides.lookup(key.collective, key.bytes as u64);
+        let forced = self.overrides.force(&task, key.bytes as u64);
         let mut choice = select(
             &task,
             key.bytes as u64,

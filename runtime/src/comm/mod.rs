@@ -25,6 +25,8 @@ pub(crate) use run::Ticket;
 pub use scope::Scope;
 pub(crate) use shared::Shared;
 
+use kolo_collectives::select::Choice;
+
 use crate::call::{Call, RawCall};
 use crate::config::Config;
 use crate::control::PeerInfo;
@@ -151,13 +153,27 @@ impl Communicator {
                 self.shared.config.tiny_bytes
             ));
         }
-        Ok(core.planner.explain(&call)?.to_string())
+        core.planner.explain(&call).map(|choice| describe(&choice))
     }
 
     /// Gives up: every call in progress on any rank, and every later one, fails with `reason`. Returns at once.
     pub fn abort(&self, reason: &str) {
         self.shared.abort(reason);
     }
+}
+
+fn describe(choice: &Choice) -> String {
+    let mut out = format!(
+        "{}: {}; segments of {} bytes, {} in flight",
+        choice.algorithm, choice.reason, choice.segment_bytes, choice.window
+    );
+    for (algorithm, cost) in &choice.losers {
+        let _ = match cost {
+            Ok(seconds) => write!(out, "\n  {algorithm}: {:.1} us", seconds * 1e6),
+            Err(because) => write!(out, "\n  {algorithm}: {because}"),
+        };
+    }
+    out
 }
 
 impl Drop for Communicator {
