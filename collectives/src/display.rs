@@ -1,8 +1,40 @@
 //! Plans as people read them.
 
 use std::fmt;
+use std::str::FromStr;
 
-use crate::plan::{Action, Blocks, Channel, Cut, Like, Plan, Space, Step};
+use crate::plan::{Action, Blocks, Channel, Collective, Cut, Like, Plan, Space, Step};
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// No collective has this name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownCollective {
+    /// What was given.
+    pub name: String,
+}
+
+impl fmt::Display for UnknownCollective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = Collective::ALL.iter().map(|collective| collective.name()).collect();
+        write!(f, "no collective is called {:?}; there are {}", self.name, names.join(", "))
+    }
+}
+
+impl std::error::Error for UnknownCollective {}
+
+impl FromStr for Collective {
+    type Err = UnknownCollective;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.into_iter().find(|collective| collective.name() == name);
+        found.ok_or_else(|| UnknownCollective { name: name.to_owned() })
+    }
+}
 
 impl fmt::Display for Space {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,7 +6,8 @@
 
 pub mod builder;
 pub mod check;
-mod display;
+pub mod cost;
+pub mod display;
 pub mod generator;
 mod generators;
 mod group;
@@ -14,8 +15,10 @@ mod hosts;
 pub mod layout;
 pub mod memory;
 pub mod model;
+pub mod overrides;
 pub mod plan;
 mod rounds;
+pub mod select;
 pub mod simulate;
 pub mod task;
 

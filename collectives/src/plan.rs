@@ -52,6 +52,53 @@ pub enum Collective {
     Barrier,
 }
 
+impl Collective {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::AllReduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllToAll,
+        Self::Scan,
+        Self::ExScan,
+        Self::Barrier,
+    ];
+
+    /// The name, as parsed and printed.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAll => "all_to_all",
+            Self::Scan => "scan",
+            Self::ExScan => "ex_scan",
+            Self::Barrier => "barrier",
+        }
+    }
+
+    /// Whether it has a root.
+    #[must_use]
+    pub const fn is_rooted(self) -> bool {
+        matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
+    }
+
+    /// Whether a buffer consists of a block for each rank, rather than of one vector.
+    #[must_use]
+    pub const fn has_block_per_rank(self) -> bool {
+        matches!(self, Self::AllGather | Self::ReduceScatter | Self::Gather | Self::Scatter | Self::AllToAll)
+    }
+}
+
 /// A directed FIFO between this rank and `peer`. `index` tells channels to the same peer apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Channel {

@@ -2,7 +2,8 @@
 //!
 //! Everything above this file is written against [`Comm`], so that it is tested without a cluster.
 
-use kolo::{DataType, ReduceOp};
+use kolo::join::JoinSpec;
+use kolo::{Cluster, Communicator, Config, DataType, RawCall, ReduceOp, Work};
 use kolo_collectives::plan::Collective;
 
 use crate::error::{CliError, Result};
@@ -114,18 +115,19 @@ pub(crate) type Body<'a> = &'a (dyn Fn(Box<dyn Comm>) -> Result<()> + Sync);
 
 /// Joins the ranks that a launcher started.
 pub(crate) fn join(request: &Request) -> Result<Box<dyn Comm>> {
-    // Wired to `kolo::Communicator::builder()` when the runtime has it.
-    let _ = request;
-    Err(CliError::failure("this build has no runtime yet", "Use --ranks 1 --threads"))
+    let mut spec = JoinSpec::from_process_env()?;
+    let (thread, threads) = request.thread;
+    spec.rank = spec.rank * threads + thread;
+    spec.world_size *= threads;
+    spec.local_rank = spec.local_rank.map(|rank| rank * threads + thread);
+    let communicator = Communicator::builder().config(config(request)?).join(spec).connect()?;
+    Ok(Box::new(Runtime(communicator)))
 }
 
 /// Runs `count` ranks as threads of this process.
 pub(crate) fn threads(count: u32, request: &Request, body: Body<'_>) -> Result<()> {
-    let _ = request;
-    match count {
-        1 => body(Box::new(solo::Solo)),
-        _ => Err(CliError::failure("this build has no runtime yet", "Use --ranks 1 --threads")),
-    }
+    let results = Cluster::with_config(count, &config(request)?, |comm| body(Box::new(Runtime(comm))))?;
+    results.into_iter().collect()
 }
 
 /// Version of the library, for people.
@@ -133,74 +135,112 @@ pub(crate) fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
-/// A cluster of one rank that copies.
-mod solo {
-    use super::*;
+/// The environment's settings, with what the command line says over them.
+fn config(request: &Request) -> Result<Config> {
+    let mut config = Config::from_env()?;
+    if let Some(transport) = &request.transport {
+        config.transports = kolo::config::parse_transports(transport)?;
+    }
+    if let Some(algorithm) = &request.algorithm {
+        config.algorithms.clone_from(algorithm);
+    }
+    if let Some(timeout) = request.timeout {
+        config.timeout = timeout;
+    }
+    Ok(config)
+}
 
-    pub(super) struct Solo;
+/// A communicator of the runtime.
+struct Runtime(Communicator);
 
-    struct Done;
+impl Pending for Work<()> {
+    fn wait(self: Box<Self>) -> Result<()> {
+        Ok(Self::wait(*self)?)
+    }
+}
 
-    impl Pending for Done {
-        fn wait(self: Box<Self>) -> Result<()> {
-            Ok(())
-        }
+impl Comm for Runtime {
+    fn rank(&self) -> u32 {
+        self.0.rank()
     }
 
-    impl Comm for Solo {
-        fn rank(&self) -> u32 {
-            0
-        }
+    fn world_size(&self) -> u32 {
+        self.0.world_size()
+    }
 
-        fn world_size(&self) -> u32 {
-            1
-        }
+    fn local_rank(&self) -> u32 {
+        self.0.local_rank()
+    }
 
-        fn local_rank(&self) -> u32 {
-            0
-        }
+    fn local_size(&self) -> u32 {
+        let hosts = self.0.hosts();
+        let own = hosts[self.rank() as usize];
+        hosts.iter().filter(|host| **host == own).count() as u32
+    }
 
-        fn local_size(&self) -> u32 {
-            1
-        }
+    fn summary(&self) -> Vec<String> {
+        vec![self.0.summary()]
+    }
 
-        fn summary(&self) -> Vec<String> {
-            vec!["rank 0: itself, by copying".into()]
-        }
+    unsafe fn call(&self, call: &Call) -> Result<()> {
+        // SAFETY: passed on.
+        Ok(unsafe { self.0.call_raw(&raw(call)) }?)
+    }
 
-        unsafe fn call(&self, call: &Call) -> Result<()> {
-            if call.collective != Collective::Barrier {
-                let bytes = call.count as usize * call.data_type.size();
-                // SAFETY: the caller vouches for both; `copy` allows them to overlap.
-                unsafe { std::ptr::copy(call.input, call.output, bytes) };
-            }
-            Ok(())
-        }
+    unsafe fn start(&self, call: &Call) -> Result<Box<dyn Pending + '_>> {
+        // SAFETY: passed on.
+        Ok(Box::new(unsafe { self.0.start_raw(&raw(call)) }?))
+    }
 
-        unsafe fn start(&self, call: &Call) -> Result<Box<dyn Pending + '_>> {
+    unsafe fn exchange(&self, sends: &[Outgoing], receives: &[Incoming]) -> Result<()> {
+        let mut batch = self.0.batch();
+        for send in sends.iter().filter(|send| send.len > 0) {
             // SAFETY: passed on.
-            unsafe { self.call(call)? };
-            Ok(Box::new(Done))
+            batch = unsafe { batch.send_raw(send.bytes, send.len, DataType::U8, send.to) };
         }
+        for receive in receives.iter().filter(|receive| receive.len > 0) {
+            // SAFETY: passed on.
+            batch = unsafe { batch.recv_raw(receive.bytes, receive.len, DataType::U8, receive.from) };
+        }
+        Ok(batch.run()?)
+    }
 
-        unsafe fn exchange(&self, sends: &[Outgoing], receives: &[Incoming]) -> Result<()> {
-            for (send, receive) in sends.iter().zip(receives) {
-                // SAFETY: as above.
-                unsafe { std::ptr::copy(send.bytes, receive.bytes, send.len.min(receive.len)) };
-            }
-            Ok(())
-        }
+    fn barrier(&self) -> Result<()> {
+        Ok(self.0.barrier()?)
+    }
 
-        fn barrier(&self) -> Result<()> {
-            Ok(())
-        }
+    fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut lengths = vec![0_u64; self.world_size() as usize];
+        self.0.all_gather(&[bytes.len() as u64], &mut lengths)?;
+        let counts: Vec<usize> = lengths.iter().map(|len| *len as usize).collect();
+        let mut all = vec![0; counts.iter().sum()];
+        self.0.all_gather_v(bytes, &mut all, &counts)?;
+        let mut rest = all.as_slice();
+        Ok(counts
+            .iter()
+            .map(|count| {
+                let (own, behind) = rest.split_at(*count);
+                rest = behind;
+                own.to_vec()
+            })
+            .collect())
+    }
 
-        fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-            Ok(vec![bytes.to_vec()])
-        }
+    fn split(&self, colour: u32) -> Result<Box<dyn Comm>> {
+        let part = self.0.split(Some(colour), 0)?;
+        let part = part.ok_or_else(|| CliError::failure("the split gave no part", "Report this as a defect"))?;
+        Ok(Box::new(Self(part)))
+    }
+}
 
-        fn split(&self, _colour: u32) -> Result<Box<dyn Comm>> {
-            Ok(Box::new(Self))
-        }
+fn raw(call: &Call) -> RawCall {
+    RawCall {
+        collective: call.collective,
+        input: call.input,
+        output: call.output,
+        count: call.count as usize,
+        data_type: call.data_type,
+        op: call.op,
+        root: call.root,
     }
 }

@@ -85,6 +85,9 @@ struct Host {
 enum Event {
     /// A lane may be able to go on.
     Lane { rank: u32, slot: u16, lane: u16 },
+    /// The first byte of a message leaves the sender's link. What hosts share is taken now, and not when the
+    /// message was posted, lest a message that waits for its link keep others from the interface.
+    Depart { rank: u32, slot: u16, lane: u16, step: u16, bytes: f64, record: u32 },
     /// The first byte of a message reaches the receiver's side.
     Head { rank: u32, slot: u16, channel: u32, bytes: f64, inter: bool, left: f64, record: u32 },
 }
@@ -199,6 +202,9 @@ impl<'a> Engine<'a> {
         while let Some(Reverse(Timed { at, event, .. })) = self.events.pop() {
             match event {
                 Event::Lane { rank, slot, lane } => self.advance(rank as usize, slot, lane, at),
+                Event::Depart { rank, slot, lane, step, bytes, record } => {
+                    self.depart(rank as usize, slot, StepRef { lane, step }, bytes, at, record);
+                }
                 Event::Head { rank, slot, channel, bytes, inter, left, record } => {
                     self.land(rank as usize, slot, channel as usize, (bytes, inter, left), record, at);
                 }
@@ -352,7 +358,7 @@ impl<'a> Engine<'a> {
             || matches!(compiled.step.action, Action::Signal { .. });
         let mut read_out = 0.0;
         if sends {
-            read_out = self.post(rank, slot, &compiled, bytes, done, record);
+            read_out = self.post(rank, slot, (StepRef { lane, step: next }, done), &compiled, bytes, record);
         }
         let rank_state = &mut self.ranks[rank];
         let instance = &mut rank_state.instances[slot_index];
@@ -383,37 +389,61 @@ impl<'a> Engine<'a> {
         (self.layouts[rank].len(blocks, segment) * self.cluster.element_bytes) as f64
     }
 
-    /// Puts a message on the sender's side of its way; says when it has been read out.
-    fn post(&mut self, rank: usize, slot: u16, step: &Compiled, bytes: f64, at: f64, record: u32) -> f64 {
+    /// Queues a message for the sender's link; says when the link has read it, if nothing else is in the way.
+    fn post(
+        &mut self,
+        rank: usize,
+        slot: u16,
+        at: (StepRef, f64),
+        compiled: &Compiled,
+        bytes: f64,
+        record: u32,
+    ) -> f64 {
+        let (step, at) = at;
         let model = &self.cluster.model;
-        let class: &LinkClass = if step.inter { &model.inter } else { &model.intra };
-        let traffic = if step.inter { &mut self.inter } else { &mut self.intra };
+        let class: &LinkClass = if compiled.inter { &model.inter } else { &model.intra };
+        let traffic = if compiled.inter { &mut self.inter } else { &mut self.intra };
         traffic.messages += 1;
         traffic.bytes += bytes as u64;
         let state = &mut self.ranks[rank];
         let start = state.link_out.max(at);
         state.link_out = start + bytes * class.seconds_per_byte();
-        let mut left = state.link_out;
+        let read_out = state.link_out;
+        let event =
+            Event::Depart { rank: rank as u32, slot, lane: step.lane, step: step.step, bytes, record };
+        self.schedule(start, event);
+        read_out
+    }
+
+    /// Takes a message through what the ranks of its host share, and sends it on its way.
+    fn depart(&mut self, rank: usize, slot: u16, step: StepRef, bytes: f64, at: f64, record: u32) {
+        let compiled = self.programs[rank][usize::from(step.lane)][usize::from(step.step)];
+        let model = &self.cluster.model;
+        let class: &LinkClass = if compiled.inter { &model.inter } else { &model.intra };
+        let state = &mut self.ranks[rank];
         let host = &mut self.hosts[state.host];
-        if step.inter {
-            host.out = host.out.max(start) + bytes / model.nic_bytes_per_second;
+        let mut left = at + bytes * class.seconds_per_byte();
+        if compiled.inter {
+            host.out = host.out.max(at) + bytes / model.nic_bytes_per_second;
             left = left.max(host.out);
         } else {
             // Written by the sender, read by the receiver.
-            host.memory = host.memory.max(start) + 2.0 * bytes / model.memory_bytes_per_second;
+            host.memory = host.memory.max(at) + 2.0 * bytes / model.memory_bytes_per_second;
             left = left.max(host.memory);
         }
+        // The lane is still there: it is not done before its link has read this message.
+        let lane = &mut state.instances[usize::from(slot)].lanes[usize::from(step.lane)];
+        lane.read_out = lane.read_out.max(left);
         let head = Event::Head {
-            rank: step.peer,
+            rank: compiled.peer,
             slot,
-            channel: step.channel,
+            channel: compiled.channel,
             bytes,
-            inter: step.inter,
+            inter: compiled.inter,
             left: left + class.latency_seconds,
             record,
         };
-        self.schedule(start + class.latency_seconds, head);
-        left
+        self.schedule(at + class.latency_seconds, head);
     }
 
     /// Takes a message through the receiver's side; `left` is when its last byte gets there.

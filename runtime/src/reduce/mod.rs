@@ -1,0 +1,203 @@
+//! Reduction kernels: `dst = a op b`, element by element, at the speed of memory.
+//!
+//! # Shape
+//! * `operators` says what each operator means for one pair of elements, in safe code, once.
+//! * `half_bits` converts the 16-bit floating-point types to and from `f32`, in safe integer code.
+//! * `loops` is the one loop over elements; the compiler vectorises it once per instruction set.
+//! * `f16_blocks` is the one exception: conversions of `f16` that only intrinsics reach.
+//! * `table` pairs types and operators with functions; `isa` says which of them this processor runs.
+//! * `scale` is what PreMulSum needs before a reduction and Avg after it.
+//!
+//! # Rules
+//! 1. **One result.** For given operands every instruction set writes the same bits, so a cluster of unequal
+//!    processors does not depend on who reduces. There is no fused multiply-add and no reassociation, and the
+//!    16-bit types round in the same way everywhere, subnormals included. Tests: `half_types_exhaustively` and
+//!    `instruction_sets_agree_and_commute_in_bits`.
+//! 2. **Commutative in bits.** `a op b` and `b op a` are the same bits, so two ranks that exchange their values and
+//!    reduce agree. Therefore every floating-point operator writes one NaN, the positive quiet one with an empty
+//!    payload, whatever the operands' payloads were; and -0 is less than +0 for `Min` and `Max`.
+//!    Test: `instruction_sets_agree_and_commute_in_bits`.
+//! 3. **No alignment.** Pointers may have any alignment. Aligned ones are faster.
+//! 4. The floating-point environment is the default one: rounding to nearest even, subnormals kept. A program that
+//!    makes its threads flush subnormals to zero gets sums with subnormals flushed.
+
+mod f16_blocks;
+mod half_bits;
+mod isa;
+mod loops;
+mod operators;
+mod scale;
+mod stream;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+pub(crate) use half_bits::f32_to_f16;
+pub use isa::Isa;
+pub use scale::{divide, scale};
+
+use crate::types::{DataType, ReduceOp};
+
+/// `dst = a op b` over `count` elements.
+///
+/// # Safety
+/// `a` and `b` are readable and `dst` is writable for `count` elements; `dst` equals `a`, or equals `b`, or overlaps
+/// neither. Alignment does not matter. The processor has the instructions that the function was compiled for.
+pub type Combine = unsafe fn(dst: *mut u8, a: *const u8, b: *const u8, count: usize);
+
+/// The function that reduces one type with one operator on this processor.
+#[derive(Clone, Copy)]
+pub struct Kernel {
+    combine: Combine,
+    data_type: DataType,
+    op: ReduceOp,
+    isa: Isa,
+}
+
+/// Why there is no kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Unsupported {
+    /// The operator has no meaning for the type.
+    Operator {
+        /// The operator asked for.
+        op: ReduceOp,
+        /// The type asked for.
+        data_type: DataType,
+    },
+    /// The processor lacks the instruction set.
+    Processor {
+        /// The instruction set asked for.
+        isa: Isa,
+    },
+}
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Operator { op, data_type } if data_type.is_float() => {
+                write!(
+                    f,
+                    "{} is not defined for {data_type}; use an integer type of the same size",
+                    op.name()
+                )
+            }
+            Self::Operator { op, data_type } => {
+                write!(f, "{} is not defined for {data_type}; use u8 instead", op.name())
+            }
+            Self::Processor { isa } => write!(f, "this processor does not have {isa}"),
+        }
+    }
+}
+
+impl std::error::Error for Unsupported {}
+
+/// The best kernel for a type and an operator on this processor.
+///
+/// # Errors
+/// [`Unsupported::Operator`] where [`ReduceOp::supports`] says no.
+pub fn kernel(data_type: DataType, op: ReduceOp) -> Result<Kernel, Unsupported> {
+    kernel_for(Isa::best(), data_type, op)
+}
+
+/// The kernel compiled for one instruction set; for tests and benchmarks.
+///
+/// # Errors
+/// [`Unsupported::Operator`] where [`ReduceOp::supports`] says no, [`Unsupported::Processor`] where the processor
+/// could not run it.
+pub fn kernel_for(isa: Isa, data_type: DataType, op: ReduceOp) -> Result<Kernel, Unsupported> {
+    if !isa.is_available() {
+        return Err(Unsupported::Processor { isa });
+    }
+    if !op.supports(data_type) {
+        return Err(Unsupported::Operator { op, data_type });
+    }
+    let combine = table::combine(isa, data_type, op).ok_or(Unsupported::Operator { op, data_type })?;
+    Ok(Kernel { combine, data_type, op, isa })
+}
+
+impl Kernel {
+    /// `dst = a op b` over `count` elements.
+    ///
+    /// # Safety
+    /// As for [`Combine`], without the last sentence: a `Kernel` exists only where the processor can run it.
+    #[inline]
+    pub unsafe fn combine(&self, dst: *mut u8, a: *const u8, b: *const u8, count: usize) {
+        // SAFETY: the caller vouches for the pointers, and `kernel_for` has asked the processor.
+        unsafe { (self.combine)(dst, a, b, count) }
+    }
+
+    /// `dst = a op b` with stores that go around the caches: for a `dst` that is not `a` or `b`, is larger than the
+    /// last cache, and is not read soon. Slower than [`combine`](Self::combine) for anything else.
+    ///
+    /// # Safety
+    /// As for [`combine`](Self::combine).
+    pub unsafe fn combine_streaming(&self, dst: *mut u8, a: *const u8, b: *const u8, count: usize) {
+        // SAFETY: the caller vouches for the pointers, and `kernel_for` has asked the processor.
+        unsafe { stream::combine(self.combine, self.data_type.size(), dst, a, b, count) }
+    }
+
+    /// `acc = acc op other`, for bytes in slices.
+    ///
+    /// # Panics
+    /// If the lengths differ, or are not whole elements.
+    pub fn accumulate(&self, acc: &mut [u8], other: &[u8]) {
+        assert_eq!(acc.len(), other.len(), "operands of different lengths");
+        assert_eq!(acc.len() % self.element_bytes(), 0, "not a whole number of elements");
+        let count = acc.len() / self.element_bytes();
+        // SAFETY: the slices are valid for their lengths, which hold `count` elements, and cannot overlap.
+        unsafe { self.combine(acc.as_mut_ptr(), acc.as_ptr(), other.as_ptr(), count) }
+    }
+
+    /// The function itself, for who keeps a table of its own.
+    #[must_use]
+    pub fn as_fn(&self) -> Combine {
+        self.combine
+    }
+
+    /// Type of the elements.
+    #[must_use]
+    pub fn data_type(&self) -> DataType {
+        self.data_type
+    }
+
+    /// The operator asked for. `Avg` and `PremulSum` combine like `Sum`.
+    #[must_use]
+    pub fn op(&self) -> ReduceOp {
+        self.op
+    }
+
+    /// Bytes of an element.
+    #[must_use]
+    pub fn element_bytes(&self) -> usize {
+        self.data_type.size()
+    }
+
+    /// The instruction set that the function was compiled for.
+    #[must_use]
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// What the caller's own values are to be multiplied by (see [`scale()`]) before the first `combine`.
+    #[must_use]
+    pub fn factor_before(&self) -> Option<f64> {
+        match self.op {
+            ReduceOp::PremulSum(factor) => Some(factor),
+            _ => None,
+        }
+    }
+
+    /// Whether the finished sum is to be divided (see [`divide`]) by the number of ranks.
+    #[must_use]
+    pub fn divides_after(&self) -> bool {
+        self.op == ReduceOp::Avg
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kernel({} of {} for {})", self.op.name(), self.data_type, self.isa)
+    }
+}

@@ -1,0 +1,204 @@
+//! The functions f of a hash and a pattern, one for each group of operators and each kind of number.
+//!
+//! All are a few instructions without branches, so that loops of them vectorise.
+
+use crate::reduce::f32_to_f16;
+
+/// How a type computes and is stored. Signed integers are computed as unsigned ones; `bool` is a byte.
+pub(super) trait Lane: 'static {
+    /// What patterns and values are computed in.
+    type Word: Copy + Default;
+    /// Random bits.
+    type Hash: Copy;
+    /// What lies in memory: an unsigned integer of the element's size.
+    type Stored: Copy + Default;
+
+    /// Random bits of element `j` of a tile.
+    fn hash(key: u64, j: u32) -> Self::Hash;
+    /// A value as it lies in memory.
+    fn store(value: Self::Word) -> Self::Stored;
+    /// A pattern of integers, or of floating-point numbers, as a word.
+    fn word(integer: u64, float: f64) -> Self::Word;
+}
+
+/// A function f.
+pub(super) trait Formula<L: Lane> {
+    /// f(hash, pattern); what p and m are is up to the formula.
+    fn value(hash: L::Hash, p: L::Word, m: L::Word) -> L::Word;
+}
+
+/// h·p: sums, since h·p + h·q = h·(p + q).
+pub(super) struct Scaled;
+/// p, times a random number where m is set; m is set for one rank only, so a product holds that number once.
+pub(super) struct Factor;
+/// h + p, without overflow: min and max, since min(h + p, h + q) = h + min(p, q).
+pub(super) struct Shifted;
+/// h and p: or, exclusive or.
+pub(super) struct Masked;
+/// h or p: and.
+pub(super) struct Covered;
+/// p where h and m are set, else 0: logical or, logical exclusive or. p is any number but 0.
+pub(super) struct TrueIf;
+/// 0 where h and m are set, else p: logical and. p is any number but 0.
+pub(super) struct TrueUnless;
+/// h: data that is only moved.
+pub(super) struct Raw;
+
+pub(super) struct LaneU8;
+pub(super) struct LaneU32;
+pub(super) struct LaneU64;
+pub(super) struct LaneF16;
+pub(super) struct LaneBf16;
+pub(super) struct LaneF32;
+pub(super) struct LaneF64;
+
+/// 2^64 and 2^32 over the golden ratio, odd: steps that spread consecutive numbers.
+const STEP_64: u64 = 0x9e37_79b9_7f4a_7c15;
+const STEP_32: u32 = 0x9e37_79b9;
+
+/// Mixes all bits of a number into all (the finaliser of splitmix64).
+#[inline(always)]
+pub(super) fn mix_64(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Mixes several numbers into one.
+#[inline(always)]
+pub(super) fn mix(numbers: [u64; 3]) -> u64 {
+    numbers.into_iter().fold(0, |state, x| mix_64(state.wrapping_add(STEP_64) ^ x))
+}
+
+/// Mixes all bits of a number into all (Wellons' lowbias32: vectors have 32-bit multiplication everywhere).
+#[inline(always)]
+fn mix_32(mut x: u32) -> u32 {
+    x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
+    x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
+    x ^ (x >> 16)
+}
+
+#[inline(always)]
+fn hash_32(key: u64, j: u32) -> u32 {
+    mix_32((key as u32).wrapping_add(j.wrapping_mul(STEP_32)))
+}
+
+#[inline(always)]
+fn hash_64(key: u64, j: u32) -> u64 {
+    mix_64(key.wrapping_add(u64::from(j).wrapping_mul(STEP_64)))
+}
+
+macro_rules! lane {
+    ($lane:ident, $word:ty, $hash:ty, $stored:ty, |$key:ident, $j:ident| $bits:expr, |$value:ident| $store:expr,
+        |$integer:ident, $float:ident| $pattern:expr) => {
+        impl Lane for $lane {
+            type Word = $word;
+            type Hash = $hash;
+            type Stored = $stored;
+            #[inline(always)]
+            fn hash($key: u64, $j: u32) -> $hash {
+                $bits
+            }
+            #[inline(always)]
+            fn store($value: $word) -> $stored {
+                $store
+            }
+            fn word($integer: u64, $float: f64) -> $word {
+                $pattern
+            }
+        }
+    };
+}
+lane!(LaneU8, u8, u8, u8, |key, j| (hash_32(key, j) >> 24) as u8, |x| x, |integer, _float| integer as u8);
+lane!(LaneU32, u32, u32, u32, |key, j| hash_32(key, j), |x| x, |integer, _float| integer as u32);
+lane!(LaneU64, u64, u64, u64, |key, j| hash_64(key, j), |x| x, |integer, _float| integer);
+lane!(LaneF16, f32, u32, u16, |key, j| hash_32(key, j), |x| f32_to_f16(x), |_integer, float| float as f32);
+lane!(
+    LaneBf16,
+    f32,
+    u32,
+    u16,
+    |key, j| hash_32(key, j),
+    |x| (x.to_bits() >> 16) as u16,
+    |_integer, float| float as f32
+);
+lane!(LaneF32, f32, u32, u32, |key, j| hash_32(key, j), |x| x.to_bits(), |_integer, float| float as f32);
+lane!(LaneF64, f64, u64, u64, |key, j| hash_64(key, j), |x| x.to_bits(), |_integer, float| float);
+
+macro_rules! formula {
+    ($formula:ident, $lane:ident, |$h:ident, $p:ident, $m:ident| $value:expr) => {
+        impl Formula<$lane> for $formula {
+            #[inline(always)]
+            fn value(
+                $h: <$lane as Lane>::Hash,
+                $p: <$lane as Lane>::Word,
+                $m: <$lane as Lane>::Word,
+            ) -> <$lane as Lane>::Word {
+                $value
+            }
+        }
+    };
+}
+
+macro_rules! integer_formulas {
+    ($($lane:ident),*) => {$(
+        formula!(Scaled, $lane, |h, p, _m| h.wrapping_mul(p));
+        // The pattern p is odd, and so is the number: no product loses bits at the top for being even.
+        formula!(Factor, $lane, |h, p, m| p.wrapping_mul(1 | (h & m)));
+        // Both terms are less than half of the range. m is the sign bit for signed types, which shifts 0 to the least.
+        formula!(Shifted, $lane, |h, p, m| ((h >> 1) + p) ^ m);
+        formula!(Masked, $lane, |h, p, _m| h & p);
+        formula!(Covered, $lane, |h, p, _m| h | p);
+        formula!(TrueIf, $lane, |h, p, m| if h & m & 1 != 0 { p } else { 0 });
+        formula!(TrueUnless, $lane, |h, p, m| if h & m & 1 != 0 { 0 } else { p });
+    )*};
+}
+integer_formulas!(LaneU8, LaneU32, LaneU64);
+formula!(Raw, LaneU64, |h, p, _m| h.wrapping_add(p));
+
+macro_rules! float_formulas {
+    ($lane:ident, $float:ident, $bits:ident, exponent $least:literal, fraction $sum_bits:literal $type_bits:expr,
+        range $range_bits:expr) => {
+        // ±1.xxx·2^e: a random sign, one of 16 exponents, and as many bits behind the point as the pattern leaves room
+        // for.
+        formula!(Scaled, $lane, |h, p, _m| {
+            let sign = h & (1 << ($bits::BITS - 1));
+            let exponent =
+                (((h >> ($bits::BITS - 8)) & 15) + ($float::MAX_EXP - 1 + $least) as $bits) << FRACTION;
+            let fraction = (h & ((1 << $sum_bits) - 1)) << (FRACTION - $sum_bits);
+            // + 0.0 leaves +0 where p is 0, as sums do whose terms cancel.
+            $float::from_bits(sign | exponent | fraction) * p + 0.0
+        });
+        // ±1.xxx with all the bits that the type has.
+        formula!(Factor, $lane, |h, p, m| {
+            let sign = h & (1 << ($bits::BITS - 1));
+            let fraction = (h & ((1 << $type_bits) - 1)) << (FRACTION - $type_bits);
+            let number = $float::from_bits(sign | $float::to_bits(1.0) | fraction);
+            p * if m != 0.0 { number } else { 1.0 }
+        });
+        // A whole number of `range` bits, made by filling the end of a power of two; p is from -2^range to -1.
+        formula!(Shifted, $lane, |h, p, _m| {
+            const POWER: $float = (1_u64 << FRACTION) as $float;
+            ($float::from_bits(POWER.to_bits() | (h >> ($bits::BITS - $range_bits))) - POWER) + p
+        });
+        formula!(TrueIf, $lane, |h, p, m| if (h & 1 != 0) & (m != 0.0) { p } else { 0.0 });
+        formula!(TrueUnless, $lane, |h, p, m| if (h & 1 != 0) & (m != 0.0) { 0.0 } else { p });
+    };
+}
+
+/// Constants of [`super::pattern::Limits`] for `f32`, in which the 16-bit types are computed too.
+mod single {
+    use super::super::pattern::Limits;
+    use super::*;
+    const FRACTION: u32 = f32::MANTISSA_DIGITS - 1;
+    float_formulas!(LaneF16, f32, u32, exponent -18, fraction 0 10, range Limits::F16.range_bits);
+    float_formulas!(LaneBf16, f32, u32, exponent -8, fraction 0 7, range Limits::BF16.range_bits);
+    float_formulas!(LaneF32, f32, u32, exponent -8, fraction 11 23, range Limits::F32.range_bits);
+}
+
+mod double {
+    use super::super::pattern::Limits;
+    use super::*;
+    const FRACTION: u32 = f64::MANTISSA_DIGITS - 1;
+    float_formulas!(LaneF64, f64, u64, exponent -8, fraction 31 52, range Limits::F64.range_bits);
+}
