@@ -55,6 +55,8 @@ pub fn scratch_factor(algorithm: Algorithm, task: &Task) -> f64 {
         (Algorithm::Direct, Collective::AllToAll) if task.placement == Placement::InPlace => p,
         (Algorithm::Bruck, Collective::AllToAll) => 2.0 * p,
         (Algorithm::Binomial, Collective::Gather | Collective::Scatter) => p / 2.0,
+        // A block per host, and a host has two ranks at least.
+        (Algorithm::Hierarchical, Collective::ReduceScatter) => p / 2.0,
         (Algorithm::OneShot, _) => f64::from(ceil_log2(task.world_size)).max(1.0),
         (Algorithm::RecursiveDoubling, _) => 3.0,
         (Algorithm::Chain, Collective::ExScan) => 2.0,
@@ -212,6 +214,12 @@ impl<'a> Bill<'a> {
                 self.circulant(self.hosts, piece, true, Some(1.0));
                 self.circulant(self.hosts, piece, false, Some(1.0));
                 self.local_wave(self.local - 1, slice, false);
+            }
+            (A::Hierarchical, C::ReduceScatter) => {
+                self.local_wave((self.local - 1) * self.hosts, n, true);
+                for _ in 0..self.hosts - 1 {
+                    self.exchange(Reach::Network(1.0), 1.0, n, true);
+                }
             }
             (A::Hierarchical, _) => {
                 for _ in 0..self.hosts - 1 {

@@ -25,7 +25,7 @@ pub enum Credits {
 
 /// Which of the lanes that can go on goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum Schedule {
     /// The lowest rank, until it is stuck.
     LowestRank,
     /// The highest rank, until it is stuck.
@@ -169,7 +169,7 @@ pub(crate) struct Run<'a> {
     wiring: &'a Wiring,
     lengths: &'a Lengths,
     credits: Credits,
-    order: Order,
+    schedule: Schedule,
     limit: usize,
     lanes: Vec<LaneState>,
     channels: Vec<ChannelState>,
@@ -191,7 +191,7 @@ impl<'a> Run<'a> {
         wiring: &'a Wiring,
         lengths: &'a Lengths,
         credits: Credits,
-        order: Order,
+        schedule: Schedule,
     ) -> Self {
         let lanes = plans.iter().enumerate().flat_map(|(rank, plan)| {
             (0..plan.lanes.len()).map(move |lane| LaneState {
@@ -214,14 +214,14 @@ impl<'a> Run<'a> {
             wiring,
             lengths,
             credits,
-            order,
+            schedule,
             limit,
             lanes: lanes.collect(),
             channels: (0..wiring.len()).map(|_| ChannelState::default()).collect(),
             streams: (0..wiring.len()).map(|_| VecDeque::new()).collect(),
             stream_of,
             dependents: vec![Vec::new(); plans.len()],
-            ready: Ready::new(order),
+            ready: Ready::new(schedule),
             cells: Vec::new(),
         }
     }
@@ -232,7 +232,7 @@ impl<'a> Run<'a> {
         if values {
             self.cells = self.plans.iter().map(Cells::new).collect();
         }
-        let until_stuck = matches!(self.order, Order::LowestRank | Order::HighestRank);
+        let until_stuck = matches!(self.schedule, Schedule::LowestRank | Schedule::HighestRank);
         for lane in 0..self.lanes.len() {
             self.wake(lane);
         }
@@ -253,7 +253,7 @@ impl<'a> Run<'a> {
                 at: Place::of(&self.plans[first.rank], at),
                 stuck: stuck.len(),
                 credits: self.credits,
-                order: self.order,
+                schedule: self.schedule,
             });
         }
         if values { self.judge(expressions) } else { Ok(()) }
@@ -430,13 +430,11 @@ impl<'a> Run<'a> {
         if !self.fits(rank, blocks, payload) {
             return false;
         }
-        let mut values = payload.iter();
-        for block in blocks.first..blocks.end() {
-            if self.layouts[rank].block(blocks.space, block, self.segment).len > 0 {
-                if let Some((_, value)) = values.next() {
-                    self.cells[rank].write(blocks.space, block, *value);
-                }
-            }
+        let (layout, cells) = (&self.layouts[rank], &mut self.cells[rank]);
+        let blocks_with_elements = (blocks.first..blocks.end())
+            .filter(|block| layout.block(blocks.space, *block, self.segment).len > 0);
+        for (block, (_, value)) in blocks_with_elements.zip(payload) {
+            cells.write(blocks.space, block, *value);
         }
         true
     }
@@ -486,13 +484,13 @@ enum Ready {
 }
 
 impl Ready {
-    fn new(order: Order) -> Self {
-        match order {
-            Order::LowestRank => Self::Lowest(BinaryHeap::new()),
-            Order::HighestRank => Self::Highest(BinaryHeap::new()),
-            Order::RoundRobin => Self::InTurn(VecDeque::new()),
+    fn new(schedule: Schedule) -> Self {
+        match schedule {
+            Schedule::LowestRank => Self::Lowest(BinaryHeap::new()),
+            Schedule::HighestRank => Self::Highest(BinaryHeap::new()),
+            Schedule::RoundRobin => Self::InTurn(VecDeque::new()),
             // An xorshift generator must not start at 0.
-            Order::Random(seed) => Self::Random(Vec::new(), seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            Schedule::Random(seed) => Self::Random(Vec::new(), seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
         }
     }
 

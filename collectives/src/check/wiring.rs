@@ -127,13 +127,17 @@ impl Wiring {
                 *count += 1;
             }
         }
-        for sender in 0..plans.len() {
-            for number in self.offsets[sender]..self.offsets[sender + 1] {
-                let (sent, received) = (ends[0][number].1, ends[1][number].1);
-                if sent != received {
-                    let (to, index) = self.channels[number];
-                    return Err(Violation::Unmatched { from: sender as u32, to, index, sent, received });
-                }
+        for (number, ((_, sent), (_, received))) in ends[0].iter().zip(&ends[1]).enumerate() {
+            if sent != received {
+                let from = self.offsets.partition_point(|start| *start <= number) - 1;
+                let (to, index) = self.channels[number];
+                return Err(Violation::Unmatched {
+                    from: from as u32,
+                    to,
+                    index,
+                    sent: *sent,
+                    received: *received,
+                });
             }
         }
         Ok(())

@@ -109,7 +109,7 @@ fn all_gather(b: &mut PlanBuilder, task: &Task, rank: u32) {
 ///
 /// `partial` is where the sum lies until `own` has been added; it is not asked for when `own` comes first or
 /// second, or when the output is free to take it.
-fn sum_ascending(
+pub(crate) fn sum_ascending(
     b: &mut PlanBuilder,
     group: &Group,
     own: Blocks,
