@@ -14,7 +14,9 @@
 //! data, scratch and sub-channels of its own; so they are checked one at a time.
 
 mod hazard;
+mod lengths;
 mod run;
+mod schedule;
 mod value;
 mod violation;
 pub(crate) mod wiring;
@@ -22,7 +24,8 @@ pub(crate) mod wiring;
 use crate::layout::{Layout, Shape};
 use crate::plan::Plan;
 
-pub use run::{Credits, Schedule};
+pub use run::Credits;
+pub use schedule::Schedule;
 pub use value::Expression;
 pub use violation::{Place, Violation};
 
@@ -128,7 +131,8 @@ pub fn check(plans: &[Plan], shapes: &[Shape], options: &Options) -> Result<Repo
     };
     let mut expressions = value::Expressions::default();
     for segment in chosen(segments, options.segments) {
-        let lengths = run::Lengths::new(plans, &layouts, segment);
+        let lengths = lengths::Lengths::new(plans, &layouts, segment);
+        lengths.agree(plans, &wiring)?;
         report.messages = report.messages.max(lengths.messages(plans));
         report.elements = report.elements.max(lengths.elements(plans));
         report.elements_per_rank = report.elements_per_rank.max(lengths.elements_per_rank(plans));
