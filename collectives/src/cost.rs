@@ -273,7 +273,7 @@ impl<'a> Bill<'a> {
 
     /// All ranks send and receive `messages` messages, `bytes` in all, and go on when they have.
     fn exchange(&mut self, reach: Reach, messages: f64, bytes: f64, reduces: bool) {
-        let latency = self.weigh(reach, |class| class.latency_seconds);
+        let latency = self.weigh(reach, |class| self.model.latency_seconds(class));
         let transfer = self.transfer(reach, bytes);
         let work = self.work(reach, messages, bytes, reduces);
         self.path += latency + transfer + work;
@@ -343,8 +343,8 @@ impl<'a> Bill<'a> {
                 let transfer = self.transfer(reach, count * bytes);
                 // The processor works while the link does; only the last message's work is in the open.
                 let work = self.work(reach, count, count * bytes, reduces);
-                let waits =
-                    (count / width).ceil().max(1.0) * self.weigh(reach, |class| class.latency_seconds);
+                let waits = (count / width).ceil().max(1.0)
+                    * self.weigh(reach, |class| self.model.latency_seconds(class));
                 time += waits + transfer.max(work) + transfer.min(work) / count;
             }
         }
@@ -362,7 +362,7 @@ impl<'a> Bill<'a> {
                 // One end of each message only, but for the last one.
                 let work = self.work(reach, (count + 1.0) / 2.0, count * bytes, reduces);
                 time += transfer.max(work) + transfer.min(work) / count;
-                latency = latency.max(self.weigh(reach, |class| class.latency_seconds));
+                latency = latency.max(self.weigh(reach, |class| self.model.latency_seconds(class)));
             }
         }
         self.path += time + latency;
@@ -374,7 +374,9 @@ impl<'a> Bill<'a> {
         if messages > 0 {
             let transfer = self.transfer(Reach::Host, count * bytes);
             let work = self.work(Reach::Host, count, count * bytes, reduces);
-            self.path += self.model.intra.latency_seconds + transfer.max(work) + transfer.min(work) / count;
+            self.path += self.model.latency_seconds(&self.model.intra)
+                + transfer.max(work)
+                + transfer.min(work) / count;
         }
     }
 

@@ -324,6 +324,7 @@ impl<'a> Engine<'a> {
         let compiled = self.programs[rank][usize::from(step.lane)][usize::from(step.step)];
         let model = &self.cluster.model;
         let class: &LinkClass = if compiled.inter { &model.inter } else { &model.intra };
+        let latency = model.latency_seconds(class);
         let state = &mut self.ranks[rank];
         let host = &mut self.hosts[state.host];
         let mut left = at + bytes * class.seconds_per_byte();
@@ -344,10 +345,10 @@ impl<'a> Engine<'a> {
             channel: compiled.channel,
             bytes,
             inter: compiled.inter,
-            left: left + class.latency_seconds,
+            left: left + latency,
             record,
         };
-        self.schedule(at + class.latency_seconds, head);
+        self.schedule(at + latency, head);
     }
 
     /// Takes a message through the receiver's side; `left` is when its last byte gets there.
