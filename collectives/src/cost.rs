@@ -333,7 +333,8 @@ impl<'a> Bill<'a> {
         self.path += work;
     }
 
-    /// `messages` messages of `bytes` each to and from different ranks of the world, `width` at a time.
+    /// `messages` messages of `bytes` each to and from different ranks of the world, `width` at a time; between
+    /// hosts never more than `params.width`, since networks do not bear many senders to one receiver.
     fn wave(&mut self, messages: u32, bytes: f64, reduces: bool, width: f64) {
         let near = f64::from(self.local - 1).min(f64::from(messages));
         let far = f64::from(messages) - near;
@@ -343,6 +344,7 @@ impl<'a> Bill<'a> {
                 let transfer = self.transfer(reach, count * bytes);
                 // The processor works while the link does; only the last message's work is in the open.
                 let work = self.work(reach, count, count * bytes, reduces);
+                let width = if matches!(reach, Reach::Host) { width } else { width.min(self.width) };
                 let waits = (count / width).ceil().max(1.0)
                     * self.weigh(reach, |class| self.model.latency_seconds(class));
                 time += waits + transfer.max(work) + transfer.min(work) / count;

@@ -105,6 +105,7 @@ pub fn select(
     model: &Model,
     force: Option<Algorithm>,
 ) -> Result<Choice, SelectError> {
+    let bytes = if task.collective == Collective::Barrier { 0 } else { bytes };
     let mut candidates: Vec<(f64, Algorithm, Params, Flow)> = Vec::new();
     let mut unfit: Vec<(Algorithm, String)> = Vec::new();
     for algorithm in Algorithm::ALL {
