@@ -8,7 +8,7 @@
 mod common;
 
 use common::{COLLECTIVES, PLACEMENTS, expect, plans, uniform};
-use kolo_collectives::check::{Credits, Options, Order};
+use kolo_collectives::check::{Credits, Options, Schedule};
 use kolo_collectives::layout::Shape;
 use kolo_collectives::plan::{Collective, Cut, Plan};
 use kolo_collectives::{Algorithm, Params, Task};
@@ -113,7 +113,7 @@ fn random_orders_on_a_shared_stream() {
             for algorithm in Algorithm::ALL {
                 if algorithm.supports(&task).is_ok() && !linear(algorithm, collective) {
                     let plans = plans(algorithm, &task);
-                    let runs = vec![(Credits::SharedStream, Order::Random(seed))];
+                    let runs = vec![(Credits::SharedStream, Schedule::Random(seed))];
                     let options = Options { runs, hazard_stride: u32::MAX, ..Options::default() };
                     expect(algorithm, &task, &plans, &uniform(&plans, 10), &options);
                 }
