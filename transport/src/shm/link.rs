@@ -8,11 +8,12 @@ use std::sync::atomic::Ordering;
 use rustix::event::epoll;
 use rustix::time::Timespec;
 
-use super::endpoint::{ShmEndpoint, received};
+use super::endpoint::ShmEndpoint;
 use super::establish::{NAME, NO_PEER};
 use super::hello::{Hello, Purpose};
 use super::lobby::{Caller, EPOLL_LOBBY};
 use super::peer::{Fate, Inward, NO_LANE, Outward};
+use super::progress::received;
 use super::segment::{Geometry, Segment};
 use crate::endpoint::Event;
 use crate::error::{Error, ErrorKind};

@@ -6,7 +6,7 @@
 //! | `options` | what can be chosen, and the budget of staging that follows |
 //! | `host`, `address`, `hello` | who is on this host, how it is found, how it introduces itself |
 //! | `establish`, `arena`, `board` | the memory that a local group shares: doorbells, abort word, flat area |
-//! | `endpoint`, `link`, `peer`, `lobby` | posts and polls; links made on first use, and broken |
+//! | `endpoint`, `progress`, `link`, `peer`, `lobby` | posts and polls; links made on first use, and broken |
 //! | `lane`, `cursor`, `copy` | messages that wait on a channel |
 //! | `segment`, `ring` | one sender's memory to one receiver, and the ring of a channel in it |
 //! | `flat` | the tiny path: an all-gather of a few cache lines |
@@ -35,6 +35,7 @@ mod link;
 mod lobby;
 mod options;
 mod peer;
+mod progress;
 mod ring;
 mod segment;
 #[cfg(test)]
