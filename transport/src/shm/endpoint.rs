@@ -152,6 +152,11 @@ impl ShmEndpoint {
         self.reach_out(index)
     }
 
+    /// Whether the owner has said that it would sleep.
+    pub(super) fn is_armed(&self) -> bool {
+        self.armed.is_some()
+    }
+
     /// Finds the peer and checks that one may post to it.
     fn peer_for_post(&mut self, on: Channel) -> Result<usize, Error> {
         let usage = |detail: &str| Error::new(ErrorKind::Usage, NAME, Some(on.peer), detail);
@@ -328,7 +333,7 @@ impl Endpoint for ShmEndpoint {
             self.last_mail = mail;
             any |= self.look_at_sockets(events);
         }
-        any |= self.pass(events);
+        any |= if self.is_armed() { self.pass_before_sleep(events) } else { self.pass(events) };
         if !self.leaving.is_empty() {
             any |= self.see_off(events);
         }

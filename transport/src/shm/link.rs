@@ -223,7 +223,11 @@ impl ShmEndpoint {
         for event in events {
             let data = event.data.u64();
             if data == EPOLL_LOBBY {
-                unix::drain(&self.bell, NUDGES);
+                // A nudge that finds this end armed must stay: it has taken the arming back, so nobody will nudge
+                // again, and the owner may yet go to sleep on what it saw before.
+                if !self.is_armed() {
+                    unix::drain(&self.bell, NUDGES);
+                }
             } else {
                 gone.push(data as u32);
             }

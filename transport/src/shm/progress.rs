@@ -10,6 +10,9 @@ use crate::endpoint::{Event, Token};
 use crate::error::{Error, ErrorKind};
 use crate::sys::unix;
 
+/// Passes of one poll before sleeping: as many as it takes to empty or fill a ring of many short pieces.
+const PASSES_BEFORE_SLEEP: usize = 64;
+
 impl ShmEndpoint {
     /// Looks at a peer's doorbell after something was published for it or freed.
     #[inline]
@@ -46,6 +49,24 @@ impl ShmEndpoint {
             peers[peer].is_dirty = true;
             dirty.push(peer as u32);
         }
+    }
+
+    /// Moves all that can be moved: the owner sleeps after this poll, whatever it brought, and nobody wakes it for what
+    /// was there before. If peers keep pace, this end is woken instead.
+    pub(super) fn pass_before_sleep(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut any = false;
+        for _ in 0..PASSES_BEFORE_SLEEP {
+            if !self.pass(events) {
+                return any;
+            }
+            any = true;
+        }
+        if let Some(arena) = &self.arena
+            && arena.wake(self.member) == Wake::Nudge
+        {
+            let _ = unix::nudge(&self.bell, &self.identity.bell_name());
+        }
+        any
     }
 
     /// Moves what can be moved, up to a piece per lane. Peers that wrote nonsense go into `corrupt`.
