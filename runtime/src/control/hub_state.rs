@@ -14,14 +14,10 @@ use bytes::Bytes;
 
 use super::abort::AbortCause;
 use super::board::Status;
-use super::limits::{
-    CLOSING_TIMEOUT, Liveness, MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES, MAX_NAME_BYTES, MAX_OPEN_EXCHANGES,
-    MAX_REMEMBERED,
-};
+use super::hub_exchange::{Contribution, Delivery, Exchanges, Standing};
+use super::limits::{CLOSING_TIMEOUT, Liveness, MAX_NAME_BYTES};
 use super::ranks;
-use super::wire::{
-    Cookie, ExchangeFailure, ExchangeKey, FromHub, Hello, PeerInfo, Refusal, ToHub, clip, encode,
-};
+use super::wire::{Cookie, FromHub, Hello, PeerInfo, Refusal, ToHub, clip, encode, remember};
 
 /// A connection, numbered by the hub's driver.
 pub(crate) type ConnectionId = u64;
@@ -57,7 +53,6 @@ struct Taken {
     judged: bool,
     heard: Instant,
     suspected: bool,
-    open_exchanges: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,23 +61,6 @@ enum Phase {
     Running,
     Lingering { until: Instant },
     Closing { until: Instant },
-}
-
-#[derive(Debug)]
-struct Collecting {
-    members: Vec<u32>,
-    blobs: Vec<Option<Vec<u8>>>,
-    bytes: usize,
-}
-
-impl Collecting {
-    fn missing(&self) -> impl Iterator<Item = u32> + '_ {
-        self.members.iter().zip(&self.blobs).filter(|(_, blob)| blob.is_none()).map(|(&rank, _)| rank)
-    }
-
-    fn arrived(&self) -> impl Iterator<Item = u32> + '_ {
-        self.members.iter().zip(&self.blobs).filter(|(_, blob)| blob.is_some()).map(|(&rank, _)| rank)
-    }
 }
 
 /// Facts about a hub that do not change.
@@ -103,8 +81,7 @@ pub(crate) struct HubState {
     phase: Phase,
     seats: Vec<Seat>,
     ranks: HashMap<ConnectionId, u32>,
-    exchanges: HashMap<ExchangeKey, Collecting>,
-    failed: VecDeque<(ExchangeKey, ExchangeFailure)>,
+    exchanges: Exchanges,
     aborted: VecDeque<u64>,
     newly_departed: Vec<u32>,
     turned_away: Vec<String>,
@@ -119,8 +96,7 @@ impl HubState {
             phase: Phase::Gathering { deadline: now + settings.timeout },
             seats,
             ranks: HashMap::new(),
-            exchanges: HashMap::new(),
-            failed: VecDeque::new(),
+            exchanges: Exchanges::default(),
             aborted: VecDeque::new(),
             newly_departed: Vec::new(),
             turned_away: Vec::new(),
@@ -178,7 +154,7 @@ impl HubState {
         peer.version = clip(peer.version, MAX_NAME_BYTES);
         let rank = peer.rank;
         self.seats[rank as usize] =
-            Seat::Taken(Taken { connection, peer, judged, heard: now, suspected: false, open_exchanges: 0 });
+            Seat::Taken(Taken { connection, peer, judged, heard: now, suspected: false });
         self.ranks.insert(connection, rank);
         tracing::debug!(rank, who, "a rank joined");
         let peers: Option<Vec<PeerInfo>> = self.seats.iter().map(|s| s.peer().cloned()).collect();
@@ -268,14 +244,17 @@ impl HubState {
             ToHub::Hello(_) => Err("a second hello".into()),
             _ if matches!(self.phase, Phase::Gathering { .. }) => Err("a message before the welcome".into()),
             ToHub::Exchange { key, members, blob } => {
-                self.exchange(rank, connection, key, members, blob);
+                let contribution = Contribution { key, members, blob };
+                let seats = &self.seats;
+                let standing = |rank: u32| standing(seats, rank);
+                let deliveries =
+                    self.exchanges.contribute(rank, contribution, self.settings.world_size, &standing);
+                self.deliver(deliveries);
                 Ok(())
             }
             ToHub::Withdraw { key } => {
-                if let Some(collecting) = self.exchanges.get(&key) {
-                    let missing = collecting.missing().collect();
-                    self.fail_exchange(key, ExchangeFailure::Timeout { by: rank, missing });
-                }
+                let deliveries = self.exchanges.withdraw(rank, key);
+                self.deliver(deliveries);
                 Ok(())
             }
             ToHub::Abort { communicator, members, cause } => {
@@ -392,113 +371,16 @@ impl HubState {
         }
         for (rank, connection, silent) in dead {
             self.ranks.remove(&connection);
-            self.lose(rank, format!("silent for {:.0} s", silent.as_secs_f64()));
+            self.lose(rank, format!("silent for {:.1} s", silent.as_secs_f64()));
             self.actions.push(Action::Close { connection });
         }
     }
 
-    fn exchange(
-        &mut self,
-        rank: u32,
-        connection: ConnectionId,
-        key: ExchangeKey,
-        members: Vec<u32>,
-        blob: Vec<u8>,
-    ) {
-        let refuse = |state: &mut Self, problem: String| {
-            let failure = ExchangeFailure::Disagreement { problem };
-            state.send(connection, &FromHub::ExchangeFailed { key, failure });
-        };
-        if let Some((_, failure)) = self.failed.iter().find(|(failed, _)| *failed == key) {
-            let failure = failure.clone();
-            return self.send(connection, &FromHub::ExchangeFailed { key, failure });
-        }
-        let mut sorted = members.clone();
-        sorted.sort_unstable();
-        let distinct = sorted.windows(2).all(|pair| pair[0] < pair[1]);
-        if !distinct
-            || !members.contains(&rank)
-            || sorted.last().is_none_or(|&r| r >= self.settings.world_size)
-        {
-            return refuse(
-                self,
-                format!("members {members:?} are not distinct ranks with rank {rank} among them"),
-            );
-        }
-        if blob.len() > MAX_BLOB_BYTES {
-            return refuse(self, format!("{} bytes; at most {MAX_BLOB_BYTES} are possible", blob.len()));
-        }
-        let collecting = self.exchanges.entry(key).or_insert_with(|| Collecting {
-            blobs: members.iter().map(|_| None).collect(),
-            members: members.clone(),
-            bytes: 0,
-        });
-        if collecting.members != members {
-            let problem = format!(
-                "rank {rank} names the members {}, others {}",
-                ranks::compact(&sorted),
-                ranks::compact(&collecting.members)
-            );
-            refuse(self, problem.clone());
-            return self.fail_exchange(key, ExchangeFailure::Disagreement { problem });
-        }
-        let place = collecting.members.iter().position(|&r| r == rank).unwrap_or_default();
-        if collecting.blobs[place].is_some() {
-            return refuse(self, format!("rank {rank} used round {} twice", key.round));
-        }
-        collecting.bytes += blob.len();
-        collecting.blobs[place] = Some(blob);
-        let too_long = collecting.bytes > MAX_EXCHANGE_BYTES;
-        let Seat::Taken(taken) = &mut self.seats[rank as usize] else { return };
-        taken.open_exchanges += 1;
-        if too_long {
-            let problem = format!("the blobs together are longer than {MAX_EXCHANGE_BYTES} bytes");
-            return self.fail_exchange(key, ExchangeFailure::Disagreement { problem });
-        }
-        if taken.open_exchanges > MAX_OPEN_EXCHANGES {
-            let problem = format!("rank {rank} has more than {MAX_OPEN_EXCHANGES} exchanges open");
-            return self.fail_exchange(key, ExchangeFailure::Disagreement { problem });
-        }
-        self.settle_exchange(key);
-    }
-
-    /// Completes the exchange if all blobs are there, fails it if one can no longer come.
-    fn settle_exchange(&mut self, key: ExchangeKey) {
-        let Some(collecting) = self.exchanges.get(&key) else { return };
-        let doomed = collecting.missing().find_map(|rank| match &self.seats[rank as usize] {
-            Seat::Lost { cause } => Some(ExchangeFailure::Lost { rank, cause: cause.clone() }),
-            Seat::Departed => Some(ExchangeFailure::Departed { rank }),
-            Seat::Empty { .. } | Seat::Taken(_) => None,
-        });
-        if let Some(failure) = doomed {
-            return self.fail_exchange(key, failure);
-        }
-        if collecting.missing().next().is_some() {
-            return;
-        }
-        let Some(collecting) = self.exchanges.remove(&key) else { return };
-        let blobs = collecting.blobs.into_iter().flatten().collect();
-        let frame = encode(&FromHub::Exchanged { key, blobs });
-        for rank in collecting.members {
-            self.finish_part(rank, &frame);
-        }
-    }
-
-    fn fail_exchange(&mut self, key: ExchangeKey, failure: ExchangeFailure) {
-        let Some(collecting) = self.exchanges.remove(&key) else { return };
-        let frame = encode(&FromHub::ExchangeFailed { key, failure: failure.clone() });
-        let arrived: Vec<u32> = collecting.arrived().collect();
-        for rank in arrived {
-            self.finish_part(rank, &frame);
-        }
-        remember(&mut self.failed, (key, failure));
-    }
-
-    fn finish_part(&mut self, rank: u32, frame: &Bytes) {
-        if let Seat::Taken(taken) = &mut self.seats[rank as usize] {
-            taken.open_exchanges = taken.open_exchanges.saturating_sub(1);
-            let connection = taken.connection;
-            self.actions.push(Action::Send { connection, frame: frame.clone() });
+    fn deliver(&mut self, deliveries: Vec<Delivery>) {
+        for (rank, frame) in deliveries {
+            if let Some(connection) = self.connection_of(rank) {
+                self.actions.push(Action::Send { connection, frame });
+            }
         }
     }
 
@@ -507,18 +389,7 @@ impl HubState {
             return; // the first cause is on its way to everybody
         }
         remember(&mut self.aborted, communicator);
-        // Whoever waits in an exchange of this communicator is released by the abort itself.
-        let (exchanges, seats) = (&mut self.exchanges, &mut self.seats);
-        exchanges.retain(|key, collecting| {
-            if key.communicator == communicator {
-                for rank in collecting.arrived() {
-                    if let Seat::Taken(taken) = &mut seats[rank as usize] {
-                        taken.open_exchanges = taken.open_exchanges.saturating_sub(1);
-                    }
-                }
-            }
-            key.communicator != communicator
-        });
+        self.exchanges.forget(communicator);
         let frame = encode(&FromHub::Aborted { communicator, cause });
         for &member in members {
             if member != rank
@@ -560,10 +431,9 @@ impl HubState {
     }
 
     fn settle_all(&mut self) {
-        let keys: Vec<_> = self.exchanges.keys().copied().collect();
-        for key in keys {
-            self.settle_exchange(key);
-        }
+        let seats = &self.seats;
+        let deliveries = self.exchanges.settle_all(&|rank| standing(seats, rank));
+        self.deliver(deliveries);
     }
 
     fn maybe_close(&mut self) {
@@ -660,9 +530,10 @@ pub(crate) fn describe(peer: &PeerInfo) -> String {
     format!("rank {} (process {} on {})", peer.rank, peer.pid, peer.hostname)
 }
 
-fn remember<T>(list: &mut VecDeque<T>, item: T) {
-    if list.len() == MAX_REMEMBERED {
-        list.pop_front();
+fn standing(seats: &[Seat], rank: u32) -> Standing {
+    match seats.get(rank as usize) {
+        Some(Seat::Lost { cause }) => Standing::Lost(cause.clone()),
+        Some(Seat::Departed) => Standing::Departed,
+        Some(Seat::Empty { .. } | Seat::Taken(_)) | None => Standing::Here,
     }
-    list.push_back(item);
 }
