@@ -16,7 +16,8 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::handshake::{JobSecret, Rejection, greet_rank};
-use super::hub_state::{Action, ConnectionId, HubSettings, HubState};
+use super::hub_seat::HubSettings;
+use super::hub_state::{Action, ConnectionId, HubState};
 use super::limits::{
     CLOSING_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_TO_HUB, MAX_HELLO_FRAME, MAX_QUEUE_BYTES, SPARE_HANDSHAKES,
 };

@@ -14,10 +14,11 @@ use bytes::Bytes;
 
 use super::abort::AbortCause;
 use super::board::Status;
-use super::hub_exchange::{Contribution, Delivery, Exchanges, Standing};
-use super::limits::{CLOSING_TIMEOUT, Liveness, MAX_NAME_BYTES};
+use super::hub_exchange::{Contribution, Delivery, Exchanges};
+use super::hub_seat::{HubSettings, Seat, Taken, describe, objection, standing};
+use super::limits::{CLOSING_TIMEOUT, MAX_NAME_BYTES};
 use super::ranks;
-use super::wire::{Cookie, FromHub, Hello, PeerInfo, Refusal, ToHub, clip, encode, remember};
+use super::wire::{FromHub, Hello, PeerInfo, Refusal, ToHub, clip, encode, remember};
 
 /// A connection, numbered by the hub's driver.
 pub(crate) type ConnectionId = u64;
@@ -37,41 +38,12 @@ pub(crate) enum Action {
     Gathered,
 }
 
-#[derive(Debug)]
-enum Seat {
-    Empty { last: Option<String> },
-    Taken(Taken),
-    Departed,
-    Lost { cause: String },
-}
-
-#[derive(Debug)]
-struct Taken {
-    connection: ConnectionId,
-    peer: PeerInfo,
-    /// Heartbeats are judged; an in-process connection has none.
-    judged: bool,
-    heard: Instant,
-    suspected: bool,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Gathering { deadline: Instant },
     Running,
     Lingering { until: Instant },
     Closing { until: Instant },
-}
-
-/// Facts about a hub that do not change.
-#[derive(Clone, Debug)]
-pub(crate) struct HubSettings {
-    pub(crate) world_size: u32,
-    pub(crate) cookie: Cookie,
-    pub(crate) job: String,
-    pub(crate) source: String,
-    pub(crate) timeout: Duration,
-    pub(crate) liveness: Liveness,
 }
 
 /// The hub, without its sockets.
@@ -140,7 +112,8 @@ impl HubState {
     /// A rank introduces itself.
     pub(crate) fn hello(&mut self, connection: ConnectionId, hello: Hello, judged: bool, now: Instant) {
         let who = describe(&hello.peer);
-        if let Some(refusal) = self.objection(&hello) {
+        let ending = matches!(self.phase, Phase::Lingering { .. } | Phase::Closing { .. });
+        if let Some(refusal) = objection(&self.settings, &self.seats, ending, &hello) {
             if !refusal.retry {
                 self.note_misfit(format!("{who}: {}", refusal.problem));
             }
@@ -167,61 +140,6 @@ impl HubState {
             _ => {
                 let missing = self.missing_text();
                 self.send(connection, &FromHub::Waiting { missing });
-            }
-        }
-    }
-
-    fn objection(&self, hello: &Hello) -> Option<Refusal> {
-        let settings = &self.settings;
-        let refuse = |problem: String, remedy: &str, retry: bool| {
-            Some(Refusal { problem: clip(problem, usize::MAX), remedy: remedy.into(), retry })
-        };
-        if hello.expected.is_some_and(|cookie| cookie != settings.cookie) {
-            return refuse("the address belongs to another job".into(), "Wait for this job's rank 0", true);
-        }
-        if !hello.job.is_empty() && !settings.job.is_empty() && hello.job != settings.job {
-            return refuse(
-                format!("job '{}' listens here, this is job '{}'", settings.job, hello.job),
-                "Give each job its own port",
-                true,
-            );
-        }
-        match self.phase {
-            Phase::Lingering { .. } | Phase::Closing { .. } => {
-                return refuse("another job is just ending here".into(), "Wait for this job's rank 0", true);
-            }
-            Phase::Gathering { .. } | Phase::Running => {}
-        }
-        if hello.world_size != settings.world_size {
-            return refuse(
-                format!(
-                    "rank {} was told that the job has {} ranks ({}), rank 0 that it has {} ({})",
-                    hello.peer.rank, hello.world_size, hello.source, settings.world_size, settings.source
-                ),
-                "Give every process of the job the same world size",
-                false,
-            );
-        }
-        let Some(seat) = self.seats.get(hello.peer.rank as usize) else {
-            return refuse(
-                format!("there is no rank {} among {}", hello.peer.rank, settings.world_size),
-                "Number the ranks from 0 to world size - 1",
-                false,
-            );
-        };
-        let newcomer = describe(&hello.peer);
-        let remedy =
-            "Give every process its own rank, and every job its own rendezvous (port, file or job name)";
-        match seat {
-            Seat::Empty { .. } => None,
-            Seat::Taken(taken) => refuse(
-                format!("{} has it already; this newcomer is {newcomer}", describe(&taken.peer)),
-                remedy,
-                false,
-            ),
-            Seat::Departed => refuse(format!("{newcomer}: this rank has left the job before"), remedy, false),
-            Seat::Lost { cause } => {
-                refuse(format!("{newcomer}: this rank was lost before ({cause})"), remedy, false)
             }
         }
     }
@@ -515,25 +433,6 @@ impl HubState {
     }
 }
 
-impl Seat {
-    fn taken(&self) -> Option<&Taken> {
-        if let Self::Taken(taken) = self { Some(taken) } else { None }
-    }
-
-    fn peer(&self) -> Option<&PeerInfo> {
-        self.taken().map(|taken| &taken.peer)
-    }
-}
-
-/// "rank 3 (process 4711 on node7)".
-pub(crate) fn describe(peer: &PeerInfo) -> String {
-    format!("rank {} (process {} on {})", peer.rank, peer.pid, peer.hostname)
-}
-
-fn standing(seats: &[Seat], rank: u32) -> Standing {
-    match seats.get(rank as usize) {
-        Some(Seat::Lost { cause }) => Standing::Lost(cause.clone()),
-        Some(Seat::Departed) => Standing::Departed,
-        Some(Seat::Empty { .. } | Seat::Taken(_)) | None => Standing::Here,
-    }
-}
+#[cfg(test)]
+#[path = "hub_state_tests.rs"]
+mod tests;

@@ -17,7 +17,7 @@
 //! cause that reaches a rank stays there: ranks that abort at the same moment may name different causes.
 //!
 //! Files: `limits` (every bound), `wire` (messages), `handshake`, `hub_state` (the hub without sockets), `hub` (its
-//! sockets), `hub_exchange`, `connect` (a rank's way in), `seat` (a rank's end), `exchange`, `membership`, `abort`, `board`, `runtime`.
+//! sockets), `hub_seat`, `hub_exchange`, `connect` (a rank's way in), `seat` (a rank's end), `exchange`, `membership`, `abort`, `board`, `runtime`.
 
 mod abort;
 mod board;
@@ -26,6 +26,7 @@ mod exchange;
 mod handshake;
 mod hub;
 mod hub_exchange;
+mod hub_seat;
 mod hub_state;
 mod limits;
 mod membership;
@@ -52,7 +53,7 @@ pub(crate) use limits::{BIND_PATIENCE, RETRY_MOST};
 
 use crate::error::{Error, Result};
 use crate::join::{self, JoinSpec, Locator};
-use hub_state::HubSettings;
+use hub_seat::HubSettings;
 use limits::{CLOSING_TIMEOUT, FAREWELL_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES};
 use seat::{HubStanding, Shared};
 use wire::ToHub;

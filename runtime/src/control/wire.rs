@@ -264,4 +264,13 @@ mod tests {
         assert!(text.len() <= 100 && text.ends_with("..."));
         assert_eq!(clip("short".into(), 100), "short");
     }
+
+    proptest::proptest! {
+        /// Bytes from the network decode or fail; they do not panic and do not make us allocate beyond their own size.
+        #[test]
+        fn any_bytes_are_survived(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            let _ = decode::<ToHub>(&bytes);
+            let _ = decode::<FromHub>(&bytes);
+        }
+    }
 }
