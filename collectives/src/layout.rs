@@ -41,6 +41,8 @@ pub struct Layout {
     cut: Cut,
     shape: Shape,
     scratch: Box<[Like]>,
+    /// Where each scratch block begins. The same in all segments, with room for the first, which is the longest.
+    scratch_offsets: Box<[usize]>,
     /// Prefix sums of the irregular block lengths; empty otherwise.
     input_offsets: Box<[usize]>,
     output_offsets: Box<[usize]>,
@@ -70,15 +72,19 @@ impl Layout {
             Shape::Vector { count } | Shape::Blocks { count } => *count,
             Shape::Irregular { input, output } => input.iter().chain(output).copied().max().unwrap_or(0),
         };
-        Self {
+        let mut layout = Self {
             cut: plan.cut,
             shape,
             scratch: plan.scratch.clone(),
+            scratch_offsets: Box::default(),
             input_offsets,
             output_offsets,
             segment_elements,
             segments: longest.div_ceil(segment_elements).max(1),
-        }
+        };
+        let lens: Box<[usize]> = layout.scratch.iter().map(|like| layout.like(*like, 0)).collect();
+        layout.scratch_offsets = prefix_sums(&lens);
+        layout
     }
 
     /// Number of segments, at least one.
@@ -93,7 +99,7 @@ impl Layout {
         let block = block as usize;
         match space {
             Space::Scratch => {
-                let offset = (0..block).map(|i| self.like(self.scratch[i], segment)).sum();
+                let offset = self.scratch_offsets[block];
                 Extent { offset, len: self.like(self.scratch[block], segment) }
             }
             Space::Input | Space::Output => match (&self.cut, &self.shape) {
@@ -141,6 +147,18 @@ impl Layout {
     /// Elements in consecutive blocks in one segment.
     #[must_use]
     pub fn len(&self, blocks: Blocks, segment: usize) -> usize {
+        let (first, last) = (blocks.first, blocks.first + blocks.count - 1);
+        match (&self.shape, blocks.space) {
+            (Shape::Vector { .. }, Space::Input | Space::Output) => {
+                let (first, last) =
+                    (self.block(blocks.space, first, segment), self.block(blocks.space, last, segment));
+                return last.offset + last.len - first.offset;
+            }
+            (Shape::Blocks { .. }, Space::Input | Space::Output) => {
+                return blocks.count as usize * self.block(blocks.space, first, segment).len;
+            }
+            _ => {}
+        }
         (blocks.first..blocks.first + blocks.count).map(|b| self.block(blocks.space, b, segment).len).sum()
     }
 

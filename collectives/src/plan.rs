@@ -52,6 +52,53 @@ pub enum Collective {
     Barrier,
 }
 
+impl Collective {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::AllReduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllToAll,
+        Self::Scan,
+        Self::ExScan,
+        Self::Barrier,
+    ];
+
+    /// The name, as parsed and printed.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAll => "all_to_all",
+            Self::Scan => "scan",
+            Self::ExScan => "ex_scan",
+            Self::Barrier => "barrier",
+        }
+    }
+
+    /// Whether it has a root.
+    #[must_use]
+    pub const fn is_rooted(self) -> bool {
+        matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
+    }
+
+    /// Whether a buffer consists of a block for each rank, rather than of one vector.
+    #[must_use]
+    pub const fn has_block_per_rank(self) -> bool {
+        matches!(self, Self::AllGather | Self::ReduceScatter | Self::Gather | Self::Scatter | Self::AllToAll)
+    }
+}
+
 /// A directed FIFO between this rank and `peer`. `index` tells channels to the same peer apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Channel {
@@ -150,6 +197,49 @@ pub enum Action {
         /// Where from.
         from: Channel,
     },
+}
+
+impl Action {
+    /// What the step reads of this rank's memory.
+    #[must_use]
+    pub const fn reads(&self) -> [Option<Blocks>; 2] {
+        match *self {
+            Self::Send { src, .. } | Self::Copy { src, .. } => [Some(src), None],
+            Self::RecvReduce { with, .. } => [Some(with), None],
+            Self::Reduce { a, b, .. } => [Some(a), Some(b)],
+            Self::Recv { .. } | Self::Signal { .. } | Self::WaitSignal { .. } => [None, None],
+        }
+    }
+
+    /// What the step writes.
+    #[must_use]
+    pub const fn writes(&self) -> Option<Blocks> {
+        match *self {
+            Self::Recv { dst, .. }
+            | Self::RecvReduce { dst, .. }
+            | Self::Copy { dst, .. }
+            | Self::Reduce { dst, .. } => Some(dst),
+            Self::Send { .. } | Self::Signal { .. } | Self::WaitSignal { .. } => None,
+        }
+    }
+
+    /// The channel it posts a message to.
+    #[must_use]
+    pub const fn sends_to(&self) -> Option<Channel> {
+        match *self {
+            Self::Send { to, .. } | Self::Signal { to } => Some(to),
+            _ => None,
+        }
+    }
+
+    /// The channel it takes a message from.
+    #[must_use]
+    pub const fn receives_from(&self) -> Option<Channel> {
+        match *self {
+            Self::Recv { from, .. } | Self::RecvReduce { from, .. } | Self::WaitSignal { from } => Some(from),
+            _ => None,
+        }
+    }
 }
 
 /// Names a step of a plan.

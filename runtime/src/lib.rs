@@ -1,9 +1,28 @@
 //! Kolo: collective communication for CPU and mixed clusters.
 
+pub mod call;
+mod cluster;
+mod comm;
+pub mod config;
+pub mod control;
+mod engine;
 pub mod error;
+pub mod join;
+mod planner;
+mod recorder;
 pub mod reduce;
 pub mod types;
 pub mod verify;
+pub mod wait;
+mod work;
 
+pub use call::{RawCall, Summary};
+pub use cluster::Cluster;
+pub use comm::{Batch, Builder, Communicator, Scope};
+pub use config::{Config, Determinism, TransportKind, Transports};
+pub use engine::Route;
 pub use error::{Context, Error, Result};
+pub use kolo_collectives::plan::Collective;
+pub use recorder::Record;
 pub use types::{DataType, Element, ReduceOp};
+pub use work::Work;

@@ -1,1 +1,41 @@
-fn main() {}
+//! The `kolo` command: perf, run, info, explain, sim.
+
+mod backend;
+mod cli;
+mod clock;
+mod error;
+mod explain;
+mod info;
+mod launch;
+mod man;
+mod perf;
+mod planning;
+mod sim;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use cli::{Command, Stop};
+
+fn main() -> ExitCode {
+    let outcome = match cli::parse(std::env::args_os()) {
+        Ok(invocation) => match &invocation.command {
+            Command::Perf(args) => perf::run(args, invocation.program),
+            Command::Run(args) => launch::run(args),
+            Command::Info(args) => info::run(args),
+            Command::Explain(args) => explain::run(args),
+            Command::Sim(args) => sim::run(args),
+            Command::Man { directory } => man::run(directory.as_deref()),
+        },
+        Err(Stop::Text(text)) => {
+            // Nobody is left to tell if nobody reads it.
+            let _ = std::io::stdout().write_all(text.as_bytes());
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(Stop::Mistake(error)) => Err(error),
+    };
+    outcome.unwrap_or_else(|error| {
+        let _ = writeln!(std::io::stderr(), "kolo: {error}");
+        error.exit()
+    })
+}

@@ -187,7 +187,13 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// # Safety
     /// `src` itself and the memory it names stay valid, and the memory unwritten, until the token completes or
     /// the endpoint is dropped.
-    unsafe fn post_send(&mut self, on: Channel, tag: u64, src: &[Piece], token: Token) -> Result<Posted, Error>;
+    unsafe fn post_send(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        src: &[Piece],
+        token: Token,
+    ) -> Result<Posted, Error>;
 
     /// Posts a receive.
     ///
@@ -197,7 +203,13 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// # Safety
     /// The pieces (the slice itself too) or the consumer's context stay valid and otherwise untouched until the
     /// token completes or the endpoint is dropped.
-    unsafe fn post_recv(&mut self, on: Channel, tag: u64, dst: Sink<'_>, token: Token) -> Result<Posted, Error>;
+    unsafe fn post_recv(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        dst: Sink<'_>,
+        token: Token,
+    ) -> Result<Posted, Error>;
 
     /// Makes progress without blocking and appends what happened. Returns whether anything moved, bytes included.
     fn poll(&mut self, events: &mut Vec<Event>) -> bool;

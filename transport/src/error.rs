@@ -51,14 +51,30 @@ pub struct Error {
 impl Error {
     /// An error without a system cause.
     #[must_use]
-    pub fn new(kind: ErrorKind, transport: &'static str, peer: Option<u32>, detail: impl Into<String>) -> Self {
+    pub fn new(
+        kind: ErrorKind,
+        transport: &'static str,
+        peer: Option<u32>,
+        detail: impl Into<String>,
+    ) -> Self {
         Self { kind, transport, peer, detail: detail.into(), source: None }
     }
 
     /// An error of the operating system.
     #[must_use]
-    pub fn system(transport: &'static str, peer: Option<u32>, detail: impl Into<String>, source: io::Error) -> Self {
-        Self { kind: ErrorKind::System, transport, peer, detail: detail.into(), source: Some(Arc::new(source)) }
+    pub fn system(
+        transport: &'static str,
+        peer: Option<u32>,
+        detail: impl Into<String>,
+        source: io::Error,
+    ) -> Self {
+        Self {
+            kind: ErrorKind::System,
+            transport,
+            peer,
+            detail: detail.into(),
+            source: Some(Arc::new(source)),
+        }
     }
 }
 

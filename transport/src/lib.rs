@@ -1,9 +1,15 @@
 //! Bytes between two ranks: the transport trait, TCP and shared memory. Nothing about collectives.
 
+pub mod conformance;
 mod endpoint;
 mod error;
+pub mod shm;
+mod sys;
+pub mod tcp;
 
 pub use endpoint::{
     Armed, Caps, Channel, Consumer, Endpoint, Event, GRAIN_BYTES, ParkBy, Piece, Posted, Reach, Sink, Token,
 };
 pub use error::{Error, ErrorKind};
+pub use sys::futex::wait_word;
+pub use tcp::{TcpEndpoint, TcpOptions};

@@ -1,0 +1,235 @@
+//! Writes plans: one lane after the other, with fences set where they are needed.
+//!
+//! A fence waits for *all* earlier sends of its lane. Put on a receive that directly follows a send of the same
+//! round, it would make every rank of a ring wait for a receive that nobody posts. So when a step overwrites
+//! what an earlier send may still be reading, the fence goes to the start of the latest run of sends between
+//! the two: that run then waits for the rounds before it, never for itself.
+
+use crate::generator::Algorithm;
+use crate::memory::Memory;
+use crate::plan::{Action, Blocks, Channel, Cut, Lane, Like, Plan, Space, Step, StepRef};
+use crate::task::Task;
+
+/// Builds the plan of one rank. Steps go to the current lane; [`lane`](Self::lane) starts another.
+#[derive(Debug)]
+pub struct PlanBuilder {
+    algorithm: Algorithm,
+    memory: Memory,
+    scratch: Vec<Like>,
+    lanes: Vec<Vec<Step>>,
+    /// Sends of the current lane that no fence has waited for: step index and what they read.
+    unfenced: Vec<(usize, Blocks)>,
+    /// Where the latest run of consecutive sends of the current lane begins.
+    latest_run: Option<usize>,
+    start_lane: bool,
+    after: Option<StepRef>,
+    channel: u16,
+    channels: u16,
+}
+
+impl PlanBuilder {
+    /// An empty plan of `rank`.
+    #[must_use]
+    pub fn new(task: &Task, algorithm: Algorithm, rank: u32, cut: Cut) -> Self {
+        assert!(rank < task.world_size && task.root < task.world_size, "rank and root lie in the world");
+        let memory = Memory {
+            collective: task.collective,
+            rank,
+            world_size: task.world_size,
+            root: task.root,
+            placement: task.placement,
+            cut,
+        };
+        Self {
+            algorithm,
+            memory,
+            scratch: Vec::new(),
+            lanes: Vec::new(),
+            unfenced: Vec::new(),
+            latest_run: None,
+            start_lane: true,
+            after: None,
+            channel: 0,
+            channels: 0,
+        }
+    }
+
+    /// Whose plan it is.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.memory.rank
+    }
+
+    /// Starts a lane; it comes into being with its first step. Its channels have index `channel`.
+    pub fn lane(&mut self, channel: u16) -> &mut Self {
+        self.start_lane = true;
+        self.channel = channel;
+        self
+    }
+
+    /// Adds a scratch block.
+    pub fn scratch(&mut self, like: Like) -> Blocks {
+        let (blocks, available) = match like {
+            Like::Input(block) => (block, self.memory.input_blocks()),
+            Like::Output(block) => (block, self.memory.output_blocks()),
+        };
+        assert!(blocks < available, "scratch like {like:?}, of {available} blocks");
+        self.scratch.push(like);
+        Blocks::one(Space::Scratch, self.scratch.len() as u32 - 1)
+    }
+
+    /// Adds consecutive scratch blocks, at least one.
+    pub fn scratch_range(&mut self, like: impl IntoIterator<Item = Like>) -> Blocks {
+        let first = self.scratch.len() as u32;
+        for like in like {
+            self.scratch(like);
+        }
+        Blocks::range(Space::Scratch, first, self.scratch.len() as u32 - first)
+    }
+
+    /// A scratch block as long as block `block` of the own contribution; see [`Task::own`].
+    pub(crate) fn scratch_like_own(&mut self, task: &Task, block: u32) -> Blocks {
+        self.scratch(match task.own() {
+            Space::Input => Like::Input(block),
+            _ => Like::Output(block),
+        })
+    }
+
+    /// The next step first waits for `step` of another lane.
+    pub fn after(&mut self, step: StepRef) -> &mut Self {
+        self.after = Some(step);
+        self
+    }
+
+    /// The step added last.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[must_use]
+    pub fn last(&self) -> StepRef {
+        let lane = self.lanes.len() - 1;
+        StepRef { lane: lane as u16, step: (self.lanes[lane].len() - 1) as u16 }
+    }
+
+    /// Sends `src` to `peer`.
+    pub fn send(&mut self, peer: u32, src: Blocks) {
+        let to = self.channel_to(peer);
+        self.push(Action::Send { to, src });
+    }
+
+    /// Receives `dst` from `peer`.
+    pub fn recv(&mut self, peer: u32, dst: Blocks) {
+        let from = self.channel_to(peer);
+        self.push(Action::Recv { from, dst });
+    }
+
+    /// `dst = with op` what `peer` sends.
+    pub fn recv_reduce(&mut self, peer: u32, with: Blocks, dst: Blocks) {
+        let from = self.channel_to(peer);
+        self.push(Action::RecvReduce { from, with, dst });
+    }
+
+    /// `dst = src`.
+    pub fn copy(&mut self, src: Blocks, dst: Blocks) {
+        self.push(Action::Copy { src, dst });
+    }
+
+    /// `dst = a op b`.
+    pub fn reduce(&mut self, a: Blocks, b: Blocks, dst: Blocks) {
+        self.push(Action::Reduce { a, b, dst });
+    }
+
+    /// Sends an empty message to `peer`.
+    pub fn signal(&mut self, peer: u32) {
+        let to = self.channel_to(peer);
+        self.push(Action::Signal { to });
+    }
+
+    /// Waits for an empty message from `peer`.
+    pub fn wait_signal(&mut self, peer: u32) {
+        let from = self.channel_to(peer);
+        self.push(Action::WaitSignal { from });
+    }
+
+    /// The finished plan.
+    #[must_use]
+    pub fn finish(self) -> Plan {
+        let memory = self.memory;
+        Plan {
+            collective: memory.collective,
+            algorithm: self.algorithm.name(),
+            rank: memory.rank,
+            world_size: memory.world_size,
+            root: memory.root,
+            placement: memory.placement,
+            cut: memory.cut,
+            scratch: self.scratch.into(),
+            lanes: self.lanes.into_iter().map(Lane::from).collect(),
+            channels: self.channels,
+        }
+    }
+
+    fn channel_to(&mut self, peer: u32) -> Channel {
+        assert!(peer < self.memory.world_size && peer != self.memory.rank, "peer {peer} is another rank");
+        self.channels = self.channels.max(self.channel + 1);
+        Channel { peer, index: self.channel }
+    }
+
+    fn push(&mut self, action: Action) {
+        if self.start_lane {
+            self.start_lane = false;
+            self.lanes.push(Vec::new());
+            self.unfenced.clear();
+            self.latest_run = None;
+        }
+        for blocks in action.reads().into_iter().chain([action.writes()]).flatten() {
+            self.validate(blocks);
+        }
+        let lane = self.lanes.len() - 1;
+        let index = self.lanes[lane].len();
+        assert!(index <= usize::from(u16::MAX), "a lane has at most 65536 steps");
+        let mut fence = false;
+        if let Some(dst) = action.writes() {
+            assert!(dst.space != Space::Input, "a plan does not write its input");
+            let dst = self.memory.physical(dst);
+            let last = self.unfenced.iter().rev().find(|(_, src)| src.overlaps(&dst)).map(|(step, _)| *step);
+            if let Some(last) = last {
+                let at = self.latest_run.filter(|run| *run > last);
+                match at {
+                    Some(run) => self.lanes[lane][run].fence = true,
+                    None => fence = true,
+                }
+                let waited = at.unwrap_or(index);
+                self.unfenced.retain(|(step, _)| *step >= waited);
+            }
+        }
+        if let Action::Send { src, .. } = action {
+            let follows_send =
+                matches!(self.lanes[lane].last(), Some(Step { action: Action::Send { .. }, .. }));
+            if !follows_send {
+                self.latest_run = Some(index);
+            }
+            if self.memory.may_be_written(src.space) {
+                self.unfenced.push((index, self.memory.physical(src)));
+            }
+        }
+        let after = self.after.take();
+        assert!(after.is_none_or(|after| usize::from(after.lane) != lane), "a lane is in order by itself");
+        self.lanes[lane].push(Step { action, after, fence });
+    }
+
+    fn validate(&self, blocks: Blocks) {
+        let available = match blocks.space {
+            Space::Input => self.memory.input_blocks(),
+            Space::Output => self.memory.output_blocks(),
+            Space::Scratch => self.scratch.len() as u32,
+        };
+        assert!(
+            blocks.count > 0 && blocks.end() <= available,
+            "{blocks:?} of {available} on rank {} of {:?} by {}",
+            self.memory.rank,
+            self.memory.collective,
+            self.algorithm,
+        );
+    }
+}

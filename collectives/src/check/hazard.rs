@@ -1,0 +1,143 @@
+//! No step touches a block that another step may be writing.
+//!
+//! Happens-before within a rank is known without a run: lane order, `after`, and fences. A `Send` goes on
+//! reading after its lane has moved on, until a fence of its lane, so a later write needs a fence between.
+//! What ranks learn from each other's messages is not counted: a plan must be safe by its own rules.
+
+use crate::memory::Memory;
+use crate::plan::{Action, Blocks, Plan, Space, StepRef};
+
+use super::violation::{Place, Violation};
+
+#[derive(Clone, Copy)]
+struct Access {
+    cell: (Space, u32),
+    at: StepRef,
+    write: bool,
+    send: bool,
+}
+
+/// For every step, and for every lane: how many of that lane's steps are known to have completed, and how many
+/// of their sends to have been read out, before the step begins.
+struct Known {
+    lanes: usize,
+    offsets: Vec<usize>,
+    completed: Vec<u16>,
+    read_out: Vec<u16>,
+}
+
+pub(crate) fn check(plan: &Plan) -> Result<(), Violation> {
+    let memory = Memory::of(plan);
+    let mut accesses = collect(plan, &memory);
+    accesses.sort_unstable_by_key(|access| (access.cell, access.at.lane, access.at.step));
+    let known = Known::new(plan);
+    for cell in accesses.chunk_by(|a, b| a.cell == b.cell) {
+        let one_lane = cell[0].at.lane == cell[cell.len() - 1].at.lane;
+        let sends: Vec<Access> = cell.iter().filter(|access| access.send).copied().collect();
+        for write in cell.iter().filter(|access| access.write) {
+            // Within a lane, only a send outlives its step.
+            let own_sends = sends.iter().filter(|send| send.at.lane == write.at.lane);
+            let others = cell.iter().filter(|other| !one_lane && other.at.lane != write.at.lane);
+            for other in own_sends.chain(others) {
+                if !known.before(other, write) && !known.before(write, other) {
+                    return Err(Violation::Hazard {
+                        writer: Place::of(plan, write.at),
+                        other: Place::of(plan, other.at),
+                        block: Blocks::one(write.cell.0, write.cell.1).to_string(),
+                    });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn collect(plan: &Plan, memory: &Memory) -> Vec<Access> {
+    let mut accesses = Vec::new();
+    for (at, action) in super::wiring::steps(plan) {
+        let send = matches!(action, Action::Send { .. });
+        let reads = action.reads().into_iter().flatten().map(|blocks| (blocks, false));
+        let writes = action.writes().into_iter().map(|blocks| (blocks, true));
+        for (blocks, write) in reads.chain(writes) {
+            // Input that nothing can write needs no order.
+            if !write && !memory.may_be_written(blocks.space) {
+                continue;
+            }
+            let physical = memory.physical(blocks);
+            accesses.extend((physical.first..physical.end()).map(|block| Access {
+                cell: (physical.space, block),
+                at,
+                write,
+                send,
+            }));
+        }
+    }
+    accesses
+}
+
+impl Known {
+    fn new(plan: &Plan) -> Self {
+        let lanes = plan.lanes.len();
+        let mut offsets = vec![0];
+        for lane in &plan.lanes {
+            offsets.push(offsets[offsets.len() - 1] + lane.len());
+        }
+        let size = offsets[lanes] * lanes;
+        let mut known = Self { lanes, offsets, completed: vec![0; size], read_out: vec![0; size] };
+        // Lanes wait for each other in both directions, so go round until all are through. A cycle of waits
+        // leaves the rest without knowledge; the run reports it as a deadlock.
+        let mut done = vec![0; lanes];
+        let mut progress = true;
+        while progress {
+            progress = false;
+            for lane in 0..lanes {
+                while done[lane] < plan.lanes[lane].len() {
+                    let step = &plan.lanes[lane][done[lane]];
+                    if step
+                        .after
+                        .is_some_and(|after| done[usize::from(after.lane)] <= usize::from(after.step))
+                    {
+                        break;
+                    }
+                    known.learn(lane, done[lane], step.after, step.fence);
+                    done[lane] += 1;
+                    progress = true;
+                }
+            }
+        }
+        known
+    }
+
+    fn row(&self, lane: usize, step: usize) -> usize {
+        (self.offsets[lane] + step) * self.lanes
+    }
+
+    fn learn(&mut self, lane: usize, step: usize, after: Option<StepRef>, fence: bool) {
+        let row = self.row(lane, step);
+        if step > 0 {
+            let previous = row - self.lanes;
+            self.completed.copy_within(previous..row, row);
+            self.read_out.copy_within(previous..row, row);
+        }
+        self.completed[row + lane] = step as u16;
+        if let Some(after) = after {
+            let other = self.row(usize::from(after.lane), usize::from(after.step));
+            for index in 0..self.lanes {
+                self.completed[row + index] = self.completed[row + index].max(self.completed[other + index]);
+                self.read_out[row + index] = self.read_out[row + index].max(self.read_out[other + index]);
+            }
+            let of_lane = &mut self.completed[row + usize::from(after.lane)];
+            *of_lane = (*of_lane).max(after.step + 1);
+        }
+        if fence {
+            self.read_out[row + lane] = step as u16;
+        }
+    }
+
+    fn before(&self, first: &Access, second: &Access) -> bool {
+        let row = self.row(usize::from(second.at.lane), usize::from(second.at.step));
+        let lane = usize::from(first.at.lane);
+        self.completed[row + lane] > first.at.step
+            && (!first.send || self.read_out[row + lane] > first.at.step)
+    }
+}

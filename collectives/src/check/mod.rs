@@ -1,0 +1,161 @@
+//! The checker: runs the plans of all ranks without a socket and proves what can be proved.
+//!
+//! | what | how | where |
+//! |---|---|---|
+//! | indices, channels, matching counts | read off the plans | `wiring` |
+//! | no step touches what another may be using | happens-before by lane order, `after` and fences | `hazard` |
+//! | no deadlock | runs with few credits, under several orders | `run` |
+//! | each contribution exactly once, all ranks the same expression, nothing else written | symbolic values | `value`, `run` |
+//!
+//! Time, cost and failures are the business of [`simulate`](crate::simulate).
+//!
+//! The checker works on blocks, which [`Layout`] proves to be disjoint, never on elements: its cost does not
+//! depend on the message size. Segments are independent of each other, each being a run of the whole plan on
+//! data, scratch and sub-channels of its own; so they are checked one at a time.
+
+mod hazard;
+mod run;
+mod value;
+mod violation;
+pub(crate) mod wiring;
+
+use crate::layout::{Layout, Shape};
+use crate::plan::Plan;
+
+pub use run::{Credits, Order};
+pub use value::{canonical_expression, expression_of};
+pub use violation::{Place, Violation};
+
+/// How thorough a check is to be.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Elements per segment; `None` for a single segment.
+    pub segment_elements: Option<usize>,
+    /// The runs to make. The values are checked in each of them.
+    pub runs: Vec<(Credits, Order)>,
+    /// Whether to follow the values. Without, a run proves freedom from deadlock and equal lengths only, and
+    /// its memory is independent of the number of blocks: for very many ranks.
+    pub values: bool,
+    /// Check the buffers of every n-th rank, beginning with rank 0, and of the last one; 1 for all.
+    pub hazard_stride: u32,
+    /// At most this many segments are run: the first, the last, and others between.
+    pub segments: usize,
+}
+
+impl Default for Options {
+    /// Everything, for a single segment.
+    fn default() -> Self {
+        Self {
+            segment_elements: None,
+            runs: vec![
+                (Credits::PerChannel(0), Order::LowestRank),
+                (Credits::PerChannel(1), Order::HighestRank),
+                (Credits::Unlimited, Order::RoundRobin),
+                (Credits::SharedStream, Order::Random(1)),
+                (Credits::SharedStream, Order::LowestRank),
+            ],
+            values: true,
+            hazard_stride: 1,
+            segments: 4,
+        }
+    }
+}
+
+impl Options {
+    /// One run that implies the absence of deadlock for any credits: none at all. Matching is static, so what
+    /// completes without credits completes with them.
+    #[must_use]
+    pub fn quick() -> Self {
+        Self { runs: vec![(Credits::PerChannel(0), Order::LowestRank)], ..Self::default() }
+    }
+
+    /// The same, in segments.
+    #[must_use]
+    pub fn segmented(mut self, elements: usize) -> Self {
+        self.segment_elements = Some(elements);
+        self
+    }
+}
+
+/// What a successful check found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Messages of one segment, on all ranks, signals included and messages of no bytes left out.
+    pub messages: u64,
+    /// Elements sent in one segment, on all ranks; the largest over the segments checked.
+    pub elements: u64,
+    /// The most elements that any one rank sends in one segment.
+    pub elements_per_rank: u64,
+    /// The most peers any rank talks to.
+    pub connections: u32,
+    /// The most elements of scratch that one segment takes on any rank.
+    pub scratch_elements: usize,
+    /// Hash of the expression that the reduced elements are results of, if it is the same for all of them on
+    /// all ranks; commutative operands are unordered. `None` if nothing is reduced, or the order depends on the
+    /// element.
+    pub expression: Option<u64>,
+}
+
+/// Checks the plans of all ranks against each other; `shapes[r]` is what rank r binds its plan to.
+///
+/// # Errors
+/// The first violation found.
+///
+/// # Panics
+/// If there are not as many shapes as plans, or a shape does not fit its plan's cut.
+pub fn check(plans: &[Plan], shapes: &[Shape], options: &Options) -> Result<Report, Violation> {
+    assert_eq!(plans.len(), shapes.len(), "a shape per rank");
+    let wiring = wiring::Wiring::new(plans)?;
+    let last = plans.len().saturating_sub(1);
+    for (rank, plan) in plans.iter().enumerate() {
+        if rank == last || (rank as u32).is_multiple_of(options.hazard_stride.max(1)) {
+            hazard::check(plan)?;
+        }
+    }
+    let segment_elements = options.segment_elements.unwrap_or(usize::MAX);
+    let layouts: Vec<Layout> = plans
+        .iter()
+        .zip(shapes)
+        .map(|(plan, shape)| Layout::new(plan, shape.clone(), segment_elements))
+        .collect();
+    let segments = layouts.iter().map(Layout::segments).max().unwrap_or(1);
+    let mut report = Report {
+        messages: 0,
+        elements: 0,
+        elements_per_rank: 0,
+        connections: wiring.connections(plans),
+        scratch_elements: layouts.iter().map(Layout::scratch_elements).max().unwrap_or(0),
+        expression: None,
+    };
+    let mut expressions = value::Expressions::default();
+    for segment in chosen(segments, options.segments) {
+        let lengths = run::Lengths::new(plans, &layouts, segment);
+        report.messages = report.messages.max(lengths.messages(plans));
+        report.elements = report.elements.max(lengths.elements(plans));
+        report.elements_per_rank = report.elements_per_rank.max(lengths.elements_per_rank(plans));
+        for (credits, order) in &options.runs {
+            let run = run::Run::new(plans, &layouts, segment, &wiring, &lengths, *credits, *order);
+            run.finish(options.values, &mut expressions)?;
+        }
+    }
+    report.expression = expressions.uniform();
+    Ok(report)
+}
+
+/// Which of `segments` segments to look at: all if few, else the first, the last and some between.
+fn chosen(segments: usize, at_most: usize) -> impl Iterator<Item = usize> {
+    let count = segments.min(at_most.max(1));
+    (0..count).map(move |index| if count == 1 { 0 } else { index * (segments - 1) / (count - 1) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chosen_segments_include_both_ends() {
+        assert_eq!(chosen(1, 4).collect::<Vec<_>>(), [0]);
+        assert_eq!(chosen(3, 4).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(chosen(100, 4).collect::<Vec<_>>(), [0, 33, 66, 99]);
+    }
+}

@@ -1,0 +1,525 @@
+//! Runs one segment of all plans, lane by lane, with as few credits and as awkward an order as asked for.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use crate::layout::Layout;
+use crate::memory::Memory;
+use crate::plan::{Action, Blocks, Plan, StepRef};
+
+use super::value::{Cells, Expected, Expressions, Value, Verdict};
+use super::violation::{Place, Violation};
+use super::wiring::{Wiring, steps};
+
+/// How many messages a channel takes before the receiver asks for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Credits {
+    /// This many. With 0, a send completes only when the matching receive has been posted.
+    PerChannel(u32),
+    /// As many as are sent.
+    Unlimited,
+    /// One per channel, and all channels from one rank to another share an in-order stream: a message without a
+    /// credit holds up all behind it.
+    SharedStream,
+}
+
+/// Which of the lanes that can go on goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// The lowest rank, until it is stuck.
+    LowestRank,
+    /// The highest rank, until it is stuck.
+    HighestRank,
+    /// One step each, in turn.
+    RoundRobin,
+    /// One step of a random one; the seed makes it repeatable.
+    Random(u64),
+}
+
+/// The length a signal is noted with: it is always transmitted.
+const SIGNAL: usize = usize::MAX;
+
+/// Lengths of what the steps of all ranks move, in one segment, and where each lane's begin.
+#[derive(Debug)]
+pub(crate) struct Lengths {
+    /// First lane of each rank, in a numbering over all ranks.
+    first_lane: Vec<usize>,
+    /// First step of each lane.
+    first_step: Vec<usize>,
+    lens: Vec<usize>,
+}
+
+impl Lengths {
+    pub(crate) fn new(plans: &[Plan], layouts: &[Layout], segment: usize) -> Self {
+        let (mut first_lane, mut first_step, mut lens) = (vec![0], vec![0], Vec::new());
+        for (plan, layout) in plans.iter().zip(layouts) {
+            for lane in &plan.lanes {
+                lens.extend(lane.iter().map(|step| match step.action {
+                    Action::Signal { .. } | Action::WaitSignal { .. } => SIGNAL,
+                    Action::Send { src, .. } => layout.len(src, segment),
+                    Action::Recv { dst, .. }
+                    | Action::RecvReduce { dst, .. }
+                    | Action::Copy { dst, .. }
+                    | Action::Reduce { dst, .. } => layout.len(dst, segment),
+                }));
+                first_step.push(lens.len());
+            }
+            first_lane.push(first_step.len() - 1);
+        }
+        Self { first_lane, first_step, lens }
+    }
+
+    fn sent<'a>(&'a self, plans: &'a [Plan], rank: usize) -> impl Iterator<Item = usize> + 'a {
+        let start = self.first_step[self.first_lane[rank]];
+        let lens = &self.lens[start..self.first_step[self.first_lane[rank + 1]]];
+        steps(&plans[rank])
+            .zip(lens)
+            .filter(|((_, action), len)| action.sends_to().is_some() && **len > 0)
+            .map(|(_, len)| if *len == SIGNAL { 0 } else { *len })
+    }
+
+    pub(crate) fn messages(&self, plans: &[Plan]) -> u64 {
+        (0..plans.len()).map(|rank| self.sent(plans, rank).count() as u64).sum()
+    }
+
+    pub(crate) fn elements(&self, plans: &[Plan]) -> u64 {
+        (0..plans.len()).map(|rank| self.sent(plans, rank).sum::<usize>() as u64).sum()
+    }
+
+    pub(crate) fn elements_per_rank(&self, plans: &[Plan]) -> u64 {
+        (0..plans.len()).map(|rank| self.sent(plans, rank).sum::<usize>() as u64).max().unwrap_or(0)
+    }
+
+    /// The i-th message into a channel must be as long as the i-th out of it, those of no bytes included: only
+    /// then do both ends skip the same ones.
+    fn agree(&self, plans: &[Plan], wiring: &Wiring) -> Result<(), Violation> {
+        let mut sent: Vec<VecDeque<(usize, u32, StepRef)>> = vec![VecDeque::new(); wiring.len()];
+        for sending in [true, false] {
+            for (rank, plan) in plans.iter().enumerate() {
+                for (at, action) in steps(plan) {
+                    let channel = wiring.of_step(rank as u32, action);
+                    let (Some(channel), true) = (channel, action.sends_to().is_some() == sending) else {
+                        continue;
+                    };
+                    let len = self.lens[self.index(self.first_lane[rank] + usize::from(at.lane), at.step)];
+                    if sending {
+                        sent[channel].push_back((len, rank as u32, at));
+                        continue;
+                    }
+                    let (expected, sender, sender_at) =
+                        sent[channel].pop_front().expect("counts were found to be equal");
+                    if len != expected {
+                        return Err(Violation::Lengths {
+                            at: Place::of(plan, at),
+                            sender: Place::of(&plans[sender as usize], sender_at),
+                        });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn index(&self, lane: usize, step: u16) -> usize {
+        self.first_step[lane] + usize::from(step)
+    }
+}
+
+/// Lengths and values of the blocks of a message that are not empty.
+type Payload = Vec<(usize, Value)>;
+
+#[derive(Debug)]
+struct Message {
+    channel: usize,
+    lane: usize,
+    step: u16,
+    payload: Payload,
+}
+
+#[derive(Debug)]
+struct LaneState {
+    rank: usize,
+    /// Number within its plan.
+    lane: u16,
+    next: u16,
+    /// Sends that have not been read out.
+    outstanding: u32,
+    queued: bool,
+}
+
+#[derive(Debug, Default)]
+struct ChannelState {
+    /// Messages that have used a credit.
+    arrived: VecDeque<Message>,
+    /// The lane whose head step waits here.
+    waiting: Option<usize>,
+}
+
+enum Outcome {
+    Went,
+    Stuck,
+}
+
+/// One run.
+#[derive(Debug)]
+pub(crate) struct Run<'a> {
+    plans: &'a [Plan],
+    layouts: &'a [Layout],
+    segment: usize,
+    wiring: &'a Wiring,
+    lengths: &'a Lengths,
+    credits: Credits,
+    order: Order,
+    limit: usize,
+    lanes: Vec<LaneState>,
+    channels: Vec<ChannelState>,
+    /// Messages posted and without a credit, by stream.
+    streams: Vec<VecDeque<Message>>,
+    stream_of: Vec<usize>,
+    /// Lanes that wait for another lane of their rank.
+    dependents: Vec<Vec<usize>>,
+    ready: Ready,
+    /// Empty unless values are followed.
+    cells: Vec<Cells>,
+}
+
+impl<'a> Run<'a> {
+    pub(crate) fn new(
+        plans: &'a [Plan],
+        layouts: &'a [Layout],
+        segment: usize,
+        wiring: &'a Wiring,
+        lengths: &'a Lengths,
+        credits: Credits,
+        order: Order,
+    ) -> Self {
+        let lanes = plans.iter().enumerate().flat_map(|(rank, plan)| {
+            (0..plan.lanes.len()).map(move |lane| LaneState {
+                rank,
+                lane: lane as u16,
+                next: 0,
+                outstanding: 0,
+                queued: false,
+            })
+        });
+        let (limit, stream_of) = match credits {
+            Credits::PerChannel(count) => (count as usize, (0..wiring.len()).collect()),
+            Credits::Unlimited => (usize::MAX, (0..wiring.len()).collect()),
+            Credits::SharedStream => (1, wiring.pairs()),
+        };
+        Self {
+            plans,
+            layouts,
+            segment,
+            wiring,
+            lengths,
+            credits,
+            order,
+            limit,
+            lanes: lanes.collect(),
+            channels: (0..wiring.len()).map(|_| ChannelState::default()).collect(),
+            streams: (0..wiring.len()).map(|_| VecDeque::new()).collect(),
+            stream_of,
+            dependents: vec![Vec::new(); plans.len()],
+            ready: Ready::new(order),
+            cells: Vec::new(),
+        }
+    }
+
+    /// Runs to the end and judges the outcome.
+    pub(crate) fn finish(mut self, values: bool, expressions: &mut Expressions) -> Result<(), Violation> {
+        self.lengths.agree(self.plans, self.wiring)?;
+        if values {
+            self.cells = self.plans.iter().map(Cells::new).collect();
+        }
+        let until_stuck = matches!(self.order, Order::LowestRank | Order::HighestRank);
+        for lane in 0..self.lanes.len() {
+            self.wake(lane);
+        }
+        while let Some(lane) = self.ready.pop() {
+            self.lanes[lane].queued = false;
+            while let Outcome::Went = self.step(lane)? {
+                if !until_stuck {
+                    self.wake(lane);
+                    break;
+                }
+            }
+        }
+        let stuck: Vec<&LaneState> =
+            self.lanes.iter().filter(|lane| usize::from(lane.next) < self.body(lane).len()).collect();
+        if let Some(first) = stuck.first() {
+            let at = StepRef { lane: first.lane, step: first.next };
+            return Err(Violation::Deadlock {
+                at: Place::of(&self.plans[first.rank], at),
+                stuck: stuck.len(),
+                credits: self.credits,
+                order: self.order,
+            });
+        }
+        if values { self.judge(expressions) } else { Ok(()) }
+    }
+
+    fn body(&self, lane: &LaneState) -> &'a [crate::plan::Step] {
+        &self.plans[lane.rank].lanes[usize::from(lane.lane)]
+    }
+
+    fn wake(&mut self, lane: usize) {
+        if !self.lanes[lane].queued {
+            self.lanes[lane].queued = true;
+            self.ready.push(lane);
+        }
+    }
+
+    /// Runs the head step of a lane, if it can.
+    fn step(&mut self, lane: usize) -> Result<Outcome, Violation> {
+        let state = &self.lanes[lane];
+        let (rank, next) = (state.rank, state.next);
+        let Some(step) = self.body(state).get(usize::from(next)) else { return Ok(Outcome::Stuck) };
+        if let Some(after) = step.after {
+            let other = self.lengths.first_lane[rank] + usize::from(after.lane);
+            if self.lanes[other].next <= after.step {
+                self.dependents[rank].push(lane);
+                return Ok(Outcome::Stuck);
+            }
+        }
+        if step.fence && state.outstanding > 0 {
+            return Ok(Outcome::Stuck);
+        }
+        let len = self.lengths.lens[self.lengths.index(lane, next)];
+        if len > 0 && !self.act(lane, rank, next, &step.action)? {
+            return Ok(Outcome::Stuck);
+        }
+        self.lanes[lane].next += 1;
+        for dependent in std::mem::take(&mut self.dependents[rank]) {
+            self.wake(dependent);
+        }
+        Ok(Outcome::Went)
+    }
+
+    /// Does what a step does; `false` if it has to wait for a message.
+    fn act(&mut self, lane: usize, rank: usize, step: u16, action: &Action) -> Result<bool, Violation> {
+        let (plans, at) = (self.plans, StepRef { lane: self.lanes[lane].lane, step });
+        let place = || Place::of(&plans[rank], at);
+        match *action {
+            Action::Send { .. } | Action::Signal { .. } => {
+                let channel = self.wiring.of_step(rank as u32, action).expect("numbered by its sends");
+                self.lanes[lane].outstanding += 1;
+                let stream = self.stream_of[channel];
+                self.streams[stream].push_back(Message { channel, lane, step, payload: Vec::new() });
+                self.pump(stream)?;
+            }
+            Action::Recv { .. } | Action::RecvReduce { .. } | Action::WaitSignal { .. } => {
+                let channel = self.wiring.of_step(rank as u32, action).expect("sends were found to match");
+                if self.channels[channel].arrived.is_empty() {
+                    self.channels[channel].waiting = Some(lane);
+                    self.pump(self.stream_of[channel])?;
+                }
+                let Some(message) = self.channels[channel].arrived.pop_front() else { return Ok(false) };
+                self.channels[channel].waiting = None;
+                self.pump(self.stream_of[channel])?;
+                if !self.cells.is_empty() {
+                    self.take(rank, lane, step, action, message)?;
+                }
+            }
+            Action::Copy { src, dst } if !self.cells.is_empty() => {
+                let values = self.read(rank, src).ok_or_else(|| Violation::Undefined { at: place() })?;
+                if !self.write(rank, dst, &values) {
+                    return Err(Violation::Lengths { at: place(), sender: place() });
+                }
+            }
+            Action::Reduce { a, b, dst } if !self.cells.is_empty() => {
+                let undefined = || Violation::Undefined { at: place() };
+                let left = self.read(rank, a).ok_or_else(undefined)?;
+                let right = self.read(rank, b).ok_or_else(undefined)?;
+                let sum = combine(&left, &right);
+                if !sum.is_some_and(|sum| self.write(rank, dst, &sum)) {
+                    return Err(Violation::Lengths { at: place(), sender: place() });
+                }
+            }
+            Action::Copy { .. } | Action::Reduce { .. } => {}
+        }
+        Ok(true)
+    }
+
+    /// Lands a message.
+    fn take(
+        &mut self,
+        rank: usize,
+        lane: usize,
+        step: u16,
+        action: &Action,
+        message: Message,
+    ) -> Result<(), Violation> {
+        let at = || place_of(self.plans, rank, &self.lanes[lane], step);
+        let landed = match *action {
+            Action::Recv { dst, .. } => {
+                self.fits(rank, dst, &message.payload).then_some((dst, message.payload))
+            }
+            Action::RecvReduce { with, dst, .. } => {
+                let own = self.read(rank, with).ok_or_else(|| Violation::Undefined { at: at() })?;
+                combine(&own, &message.payload).filter(|sum| self.fits(rank, dst, sum)).map(|sum| (dst, sum))
+            }
+            _ => return Ok(()),
+        };
+        let Some((dst, values)) = landed else {
+            let from = &self.lanes[message.lane];
+            return Err(Violation::Lengths {
+                at: at(),
+                sender: place_of(self.plans, from.rank, from, message.step),
+            });
+        };
+        self.write(rank, dst, &values);
+        Ok(())
+    }
+
+    /// Lets messages through that have a credit, or are waited for.
+    fn pump(&mut self, stream: usize) -> Result<(), Violation> {
+        while let Some(head) = self.streams[stream].front() {
+            let channel = &self.channels[head.channel];
+            let wanted = channel.waiting.is_some() && channel.arrived.is_empty();
+            if channel.arrived.len() >= self.limit && !wanted {
+                break;
+            }
+            let mut message = self.streams[stream].pop_front().expect("looked at above");
+            // Now the source is read, and no sooner: a write that should have waited for it shows.
+            let from = &self.lanes[message.lane];
+            let (rank, step) = (from.rank, message.step);
+            if let (false, Action::Send { src, .. }) =
+                (self.cells.is_empty(), self.body(from)[usize::from(step)].action)
+            {
+                message.payload = self
+                    .read(rank, src)
+                    .ok_or_else(|| Violation::Undefined { at: place_of(self.plans, rank, from, step) })?;
+            }
+            let sender = message.lane;
+            self.lanes[sender].outstanding -= 1;
+            if self.lanes[sender].outstanding == 0 {
+                self.wake(sender);
+            }
+            let channel = &mut self.channels[message.channel];
+            let waiting = channel.waiting;
+            channel.arrived.push_back(message);
+            if let Some(receiver) = waiting {
+                self.wake(receiver);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lengths and values of the blocks that are not empty; `None` if one of them was never written.
+    fn read(&self, rank: usize, blocks: Blocks) -> Option<Payload> {
+        let mut payload = Vec::with_capacity(blocks.count as usize);
+        for block in blocks.first..blocks.end() {
+            let len = self.layouts[rank].block(blocks.space, block, self.segment).len;
+            if len > 0 {
+                payload.push((len, self.cells[rank].read(blocks.space, block)?));
+            }
+        }
+        Some(payload)
+    }
+
+    fn fits(&self, rank: usize, blocks: Blocks, payload: &Payload) -> bool {
+        let lens = (blocks.first..blocks.end())
+            .map(|block| self.layouts[rank].block(blocks.space, block, self.segment).len)
+            .filter(|len| *len > 0);
+        lens.eq(payload.iter().map(|(len, _)| *len))
+    }
+
+    /// Writes the blocks that are not empty; `false`, and nothing, if they have other lengths.
+    fn write(&mut self, rank: usize, blocks: Blocks, payload: &Payload) -> bool {
+        if !self.fits(rank, blocks, payload) {
+            return false;
+        }
+        let mut values = payload.iter();
+        for block in blocks.first..blocks.end() {
+            if self.layouts[rank].block(blocks.space, block, self.segment).len > 0 {
+                if let Some((_, value)) = values.next() {
+                    self.cells[rank].write(blocks.space, block, *value);
+                }
+            }
+        }
+        true
+    }
+
+    fn judge(&self, expressions: &mut Expressions) -> Result<(), Violation> {
+        let expected = Expected::new(&Memory::of(&self.plans[0]));
+        let mut references = Vec::new();
+        for (rank, cells) in self.cells.iter().enumerate() {
+            let plan = &self.plans[rank];
+            let blocks = Memory::of(plan).output_blocks();
+            references.resize(references.len().max(blocks as usize), None);
+            for block in 0..blocks {
+                if self.layouts[rank].block(crate::plan::Space::Output, block, self.segment).len == 0 {
+                    continue;
+                }
+                let rank = rank as u32;
+                match expected.judge(cells, block, &mut references[block as usize], expressions) {
+                    Verdict::Right => {}
+                    Verdict::Wrong { contributions, expected } => {
+                        return Err(Violation::Wrong { rank, block, contributions, expected });
+                    }
+                    Verdict::Touched => return Err(Violation::Touched { rank, block }),
+                    Verdict::OtherOrder => return Err(Violation::Order { rank, block }),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn place_of(plans: &[Plan], rank: usize, lane: &LaneState, step: u16) -> Place {
+    Place::of(&plans[rank], StepRef { lane: lane.lane, step })
+}
+
+fn combine(left: &Payload, right: &Payload) -> Option<Payload> {
+    let same = left.len() == right.len() && left.iter().zip(right).all(|(a, b)| a.0 == b.0);
+    same.then(|| left.iter().zip(right).map(|(a, b)| (a.0, a.1.plus(b.1))).collect())
+}
+
+/// The lanes that may be able to go on. Lanes are numbered by rank.
+#[derive(Debug)]
+enum Ready {
+    Lowest(BinaryHeap<Reverse<usize>>),
+    Highest(BinaryHeap<usize>),
+    InTurn(VecDeque<usize>),
+    Random(Vec<usize>, u64),
+}
+
+impl Ready {
+    fn new(order: Order) -> Self {
+        match order {
+            Order::LowestRank => Self::Lowest(BinaryHeap::new()),
+            Order::HighestRank => Self::Highest(BinaryHeap::new()),
+            Order::RoundRobin => Self::InTurn(VecDeque::new()),
+            // An xorshift generator must not start at 0.
+            Order::Random(seed) => Self::Random(Vec::new(), seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+        }
+    }
+
+    fn push(&mut self, lane: usize) {
+        match self {
+            Self::Lowest(heap) => heap.push(Reverse(lane)),
+            Self::Highest(heap) => heap.push(lane),
+            Self::InTurn(queue) => queue.push_back(lane),
+            Self::Random(lanes, _) => lanes.push(lane),
+        }
+    }
+
+    fn pop(&mut self) -> Option<usize> {
+        match self {
+            Self::Lowest(heap) => heap.pop().map(|Reverse(lane)| lane),
+            Self::Highest(heap) => heap.pop(),
+            Self::InTurn(queue) => queue.pop_front(),
+            Self::Random(lanes, state) => {
+                if lanes.is_empty() {
+                    return None;
+                }
+                *state ^= *state << 13;
+                *state ^= *state >> 7;
+                *state ^= *state << 17;
+                let at = (*state % lanes.len() as u64) as usize;
+                Some(lanes.swap_remove(at))
+            }
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Symbolic values: what a block holds, as a sum of tokens and as a hash of the expression.
+//!
+//! Every contribution (rank, block) has a pseudo-random 128-bit token. Tokens add up wrapping; with the count
+//! of contributions, an equal sum means, but for odds of 2^-128, that each was counted exactly once. The
+//! expression hash does not look at the block, only at which rank's contribution stands where in the tree, and
+//! its combination is symmetric: operators commute bit by bit, but do not associate.
+
+use crate::memory::Memory;
+use crate::plan::{Collective, Placement, Plan, Space};
+use crate::rounds::{Fold, floor_log2};
+
+/// What a block holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Value {
+    token: u128,
+    pub(crate) count: u32,
+    expression: u64,
+}
+
+impl Value {
+    pub(crate) fn leaf(rank: u32, block: u32) -> Self {
+        let key = (u64::from(rank) << 32) | u64::from(block);
+        let token = (u128::from(mix(key)) << 64) | u128::from(mix(!key ^ 0x5bd1_e995));
+        Self { token, count: 1, expression: mix(u64::from(rank) + 1) }
+    }
+
+    /// Neutral element, for sums over no contribution.
+    const NOTHING: Self = Self { token: 0, count: 0, expression: 0 };
+
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            token: self.token.wrapping_add(other.token),
+            count: self.count + other.count,
+            expression: combine(self.expression, other.expression),
+        }
+    }
+
+    /// Whether both have the same contributions, in whatever order.
+    fn same_contributions(&self, other: &Self) -> bool {
+        self.token == other.token && self.count == other.count
+    }
+}
+
+/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): each input bit reaches every output bit.
+fn mix(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+fn combine(a: u64, b: u64) -> u64 {
+    mix(mix(a.min(b)) ^ a.max(b).rotate_left(17))
+}
+
+/// Hash of an expression tree over ranks, built by `build` from `leaf` and `combine`. For tests and tools that
+/// want to compare a report's expression with one of their own.
+#[must_use]
+pub fn expression_of(leaves: &[u32], build: fn(&[u64], &dyn Fn(u64, u64) -> u64) -> u64) -> u64 {
+    let hashes: Vec<u64> = leaves.iter().map(|rank| Value::leaf(*rank, 0).expression).collect();
+    build(&hashes, &combine)
+}
+
+/// Hash of the canonical expression for `p` ranks: the balanced binary tree over rank order. If p is not a
+/// power of two, the first 2 (p - 2^L) ranks are paired before, and each pair counts as one leaf.
+#[must_use]
+pub fn canonical_expression(p: u32) -> u64 {
+    let leaf = |rank| Value::leaf(rank, 0).expression;
+    let mut level: Vec<u64> = (0..1_u32 << floor_log2(p))
+        .map(|index| {
+            let rank = Fold::rank_of(index, p);
+            match Fold::of(rank, p) {
+                Fold::Active { extra: Some(extra), .. } => combine(leaf(rank), leaf(extra)),
+                _ => leaf(rank),
+            }
+        })
+        .collect();
+    while level.len() > 1 {
+        level = level.chunks(2).map(|pair| combine(pair[0], pair[1])).collect();
+    }
+    level[0]
+}
+
+/// The expressions of reduced blocks, over all ranks, segments and runs.
+#[derive(Debug, Default)]
+pub(crate) struct Expressions {
+    first: Option<u64>,
+    several: bool,
+}
+
+impl Expressions {
+    pub(crate) fn uniform(&self) -> Option<u64> {
+        self.first.filter(|_| !self.several)
+    }
+
+    fn add(&mut self, value: &Value) {
+        let first = *self.first.get_or_insert(value.expression);
+        self.several |= first != value.expression;
+    }
+}
+
+/// The values in one rank's memories.
+#[derive(Debug)]
+pub(crate) struct Cells {
+    memory: Memory,
+    output: Vec<Option<Value>>,
+    scratch: Vec<Option<Value>>,
+    /// What stands in the one input block that is also the output, where there is such a block.
+    aliased_input: Option<(u32, Value)>,
+}
+
+impl Cells {
+    pub(crate) fn new(plan: &Plan) -> Self {
+        let memory = Memory::of(plan);
+        let output = (0..memory.output_blocks()).map(|block| initial(&memory, block)).collect();
+        let input_is_output = memory.placement == Placement::InPlace
+            && (memory.collective == Collective::ReduceScatter
+                || (memory.collective == Collective::Scatter && memory.rank == memory.root));
+        Self {
+            memory,
+            output,
+            scratch: vec![None; plan.scratch.len()],
+            aliased_input: input_is_output.then(|| (memory.rank, Value::leaf(memory.rank, memory.rank))),
+        }
+    }
+
+    pub(crate) fn read(&self, space: Space, block: u32) -> Option<Value> {
+        let physical = self.memory.physical(crate::plan::Blocks::one(space, block));
+        match physical.space {
+            Space::Input => match self.aliased_input {
+                Some((aliased, value)) if aliased == physical.first => Some(value),
+                _ => Some(Value::leaf(self.memory.rank, physical.first)),
+            },
+            Space::Output => self.output[physical.first as usize],
+            Space::Scratch => self.scratch[physical.first as usize],
+        }
+    }
+
+    pub(crate) fn write(&mut self, space: Space, block: u32, value: Value) {
+        let physical = self.memory.physical(crate::plan::Blocks::one(space, block));
+        match physical.space {
+            Space::Input => self.aliased_input = Some((physical.first, value)),
+            Space::Output => self.output[physical.first as usize] = Some(value),
+            Space::Scratch => self.scratch[physical.first as usize] = Some(value),
+        }
+    }
+}
+
+/// What output block `block` holds before the operation.
+fn initial(memory: &Memory, block: u32) -> Option<Value> {
+    use Collective as C;
+    if memory.placement == Placement::OutOfPlace {
+        return None;
+    }
+    let rank = memory.rank;
+    match memory.collective {
+        C::AllReduce | C::Reduce | C::Scan | C::ExScan | C::AllToAll => Some(Value::leaf(rank, block)),
+        C::Broadcast if rank == memory.root => Some(Value::leaf(rank, block)),
+        C::AllGather if block == rank => Some(Value::leaf(rank, 0)),
+        C::Gather if rank == memory.root && block == rank => Some(Value::leaf(rank, 0)),
+        _ => None,
+    }
+}
+
+/// What every output block must hold at the end.
+#[derive(Debug)]
+pub(crate) struct Expected {
+    /// Sums over ranks, by block: over all ranks, or over ranks 0..=r at r * blocks + block for scans.
+    sums: Vec<Value>,
+    blocks: usize,
+}
+
+/// How an output block turned out.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Right,
+    Wrong { contributions: u32, expected: u32 },
+    Touched,
+    OtherOrder,
+}
+
+impl Expected {
+    pub(crate) fn new(memory: &Memory) -> Self {
+        use Collective as C;
+        let p = memory.world_size;
+        let of_rank_zero = Memory { rank: memory.root, ..*memory };
+        let blocks = match memory.collective {
+            C::ReduceScatter => p,
+            C::AllReduce | C::Reduce | C::Scan | C::ExScan => of_rank_zero.output_blocks(),
+            _ => 0,
+        };
+        let prefix = matches!(memory.collective, C::Scan | C::ExScan);
+        let mut sums = Vec::new();
+        let mut running = vec![Value::NOTHING; blocks as usize];
+        if blocks > 0 {
+            for rank in 0..p {
+                for block in 0..blocks {
+                    let sum = &mut running[block as usize];
+                    let leaf = Value::leaf(rank, block);
+                    sum.token = sum.token.wrapping_add(leaf.token);
+                    sum.count += 1;
+                }
+                if prefix {
+                    sums.extend_from_slice(&running);
+                }
+            }
+        }
+        Self { sums: if prefix { sums } else { running }, blocks: blocks as usize }
+    }
+
+    /// Judges output block `block` of `cells`. `reference` holds, by block, the value of the first rank that has
+    /// it, so that orders can be compared across ranks.
+    pub(crate) fn judge(
+        &self,
+        cells: &Cells,
+        block: u32,
+        reference: &mut Option<Value>,
+        expressions: &mut Expressions,
+    ) -> Verdict {
+        use Collective as C;
+        let Memory { collective, rank, root, .. } = cells.memory;
+        let found = cells.read(Space::Output, block);
+        let at = block as usize;
+        let expected = match collective {
+            C::AllReduce => self.sums[at],
+            C::Reduce if rank == root => self.sums[at],
+            C::ReduceScatter => self.sums[rank as usize],
+            C::Scan => self.sums[rank as usize * self.blocks + at],
+            C::ExScan if rank > 0 => self.sums[(rank as usize - 1) * self.blocks + at],
+            C::AllGather | C::Gather => Value::leaf(block, 0),
+            C::Broadcast => Value::leaf(root, block),
+            C::Scatter => Value::leaf(root, rank),
+            C::AllToAll => Value::leaf(block, rank),
+            C::Reduce | C::ExScan | C::Barrier => {
+                let untouched = found == initial(&cells.memory, block);
+                return if untouched { Verdict::Right } else { Verdict::Touched };
+            }
+        };
+        let Some(found) = found.filter(|found| found.same_contributions(&expected)) else {
+            let contributions = found.map_or(0, |found| found.count);
+            return Verdict::Wrong { contributions, expected: expected.count };
+        };
+        if matches!(collective, C::AllReduce | C::Reduce | C::ReduceScatter) {
+            expressions.add(&found);
+            if reference.get_or_insert(found).expression != found.expression && collective == C::AllReduce {
+                return Verdict::OtherOrder;
+            }
+        }
+        Verdict::Right
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expressions_commute_but_do_not_associate() {
+        let [a, b, c] = [0, 1, 2].map(|rank| Value::leaf(rank, 0));
+        assert_eq!(a.plus(b), b.plus(a));
+        assert_ne!(a.plus(b).plus(c), a.plus(b.plus(c)));
+        assert!(a.plus(b).plus(c).same_contributions(&a.plus(b.plus(c))));
+        assert!(!a.plus(b).plus(b).same_contributions(&a.plus(b).plus(c)));
+    }
+
+    #[test]
+    fn canonical_expression_of_four_is_balanced() {
+        let balanced = expression_of(&[0, 1, 2, 3], |l, op| op(op(l[0], l[1]), op(l[2], l[3])));
+        assert_eq!(canonical_expression(4), balanced);
+        let linear = expression_of(&[0, 1, 2, 3], |l, op| op(op(op(l[0], l[1]), l[2]), l[3]));
+        assert_ne!(canonical_expression(4), linear);
+    }
+}

@@ -1,0 +1,176 @@
+//! What can be wrong with plans, said so that one can find it.
+
+use std::fmt;
+
+use crate::plan::{Plan, Step, StepRef};
+
+use super::{Credits, Order};
+
+/// A step of one rank's plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The rank.
+    pub rank: u32,
+    /// The lane.
+    pub lane: u16,
+    /// The step within the lane.
+    pub step: u16,
+    /// The step itself, printed.
+    pub text: String,
+}
+
+impl Place {
+    pub(crate) fn of(plan: &Plan, at: StepRef) -> Self {
+        let step: Option<&Step> =
+            plan.lanes.get(usize::from(at.lane)).and_then(|lane| lane.get(usize::from(at.step)));
+        let text = step.map_or_else(|| "end of lane".to_owned(), ToString::to_string);
+        Self { rank: plan.rank, lane: at.lane, step: at.step, text }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} lane {} step {} ({})", self.rank, self.lane, self.step, self.text)
+    }
+}
+
+/// A defect in a set of plans.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Violation {
+    /// The plans are not one set: plan i must be rank i's, and all must agree on what they do.
+    Mismatched {
+        /// Which plan.
+        rank: u32,
+    },
+    /// A step names a block, peer, channel or step that does not exist.
+    Index {
+        /// The step.
+        at: Place,
+        /// What is out of range.
+        what: &'static str,
+    },
+    /// A step writes the caller's input.
+    WritesInput {
+        /// The step.
+        at: Place,
+    },
+    /// Operands overlap in a way the semantics forbid.
+    Operands {
+        /// The step.
+        at: Place,
+    },
+    /// A directed channel is used by two lanes of one rank.
+    SharedChannel {
+        /// A step of the second lane.
+        at: Place,
+        /// The first lane.
+        other_lane: u16,
+    },
+    /// As many messages must be received from a channel as are sent to it.
+    Unmatched {
+        /// The sender.
+        from: u32,
+        /// The receiver.
+        to: u32,
+        /// The channel's index.
+        index: u16,
+        /// Messages sent.
+        sent: u32,
+        /// Messages received.
+        received: u32,
+    },
+    /// The sent and the received blocks differ in length, or a signal meets a message.
+    Lengths {
+        /// The receiving step.
+        at: Place,
+        /// The sending step.
+        sender: Place,
+    },
+    /// Two steps may touch the same block at the same time, and one of them writes.
+    Hazard {
+        /// The writing step.
+        writer: Place,
+        /// The other one.
+        other: Place,
+        /// The block, by its physical name.
+        block: String,
+    },
+    /// A step reads what nobody has written.
+    Undefined {
+        /// The step.
+        at: Place,
+    },
+    /// An output block ends with something else than it should.
+    Wrong {
+        /// The rank.
+        rank: u32,
+        /// The output block.
+        block: u32,
+        /// How many contributions it has.
+        contributions: u32,
+        /// How many it should have.
+        expected: u32,
+    },
+    /// A block that must be left alone was written.
+    Touched {
+        /// The rank.
+        rank: u32,
+        /// The output block.
+        block: u32,
+    },
+    /// Ranks reduce an element in different order, and so may end with different bits.
+    Order {
+        /// The rank that differs from rank 0.
+        rank: u32,
+        /// The output block.
+        block: u32,
+    },
+    /// No step can go on.
+    Deadlock {
+        /// The first lane that is stuck.
+        at: Place,
+        /// How many lanes are.
+        stuck: usize,
+        /// Under which credits.
+        credits: Credits,
+        /// In which order.
+        order: Order,
+    },
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mismatched { rank } => write!(f, "plan {rank} does not belong to this set"),
+            Self::Index { at, what } => write!(f, "{at}: {what} out of range"),
+            Self::WritesInput { at } => write!(f, "{at}: writes the input"),
+            Self::Operands { at } => write!(f, "{at}: operands overlap"),
+            Self::SharedChannel { at, other_lane } => {
+                write!(f, "{at}: the channel already belongs to lane {other_lane}")
+            }
+            Self::Unmatched { from, to, index, sent, received } => write!(
+                f,
+                "channel {index} from rank {from} to rank {to}: {sent} messages sent, {received} received"
+            ),
+            Self::Lengths { at, sender } => write!(f, "{at}: other lengths than {sender}"),
+            Self::Hazard { writer, other, block } => {
+                write!(f, "{writer} may write {block} while {other} uses it")
+            }
+            Self::Undefined { at } => write!(f, "{at}: reads a block nobody has written"),
+            Self::Wrong { rank, block, contributions, expected } => write!(
+                f,
+                "rank {rank} output block {block} is wrong: {contributions} contributions, not the right {expected}"
+            ),
+            Self::Touched { rank, block } => write!(f, "rank {rank} output block {block} must be left alone"),
+            Self::Order { rank, block } => {
+                write!(f, "rank {rank} output block {block} is reduced in another order than on rank 0")
+            }
+            Self::Deadlock { at, stuck, credits, order } => {
+                write!(f, "deadlock with {credits:?}, {order:?}: {at} and {} more lanes", stuck - 1)
+            }
+        }
+    }
+}
+
+impl std::error::Error for Violation {}

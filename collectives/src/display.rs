@@ -1,0 +1,133 @@
+//! Plans as people read them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::plan::{Action, Blocks, Channel, Collective, Cut, Like, Plan, Space, Step};
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// No collective has this name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownCollective {
+    /// What was given.
+    pub name: String,
+}
+
+impl fmt::Display for UnknownCollective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = Collective::ALL.iter().map(|collective| collective.name()).collect();
+        write!(f, "no collective is called {:?}; there are {}", self.name, names.join(", "))
+    }
+}
+
+impl std::error::Error for UnknownCollective {}
+
+impl FromStr for Collective {
+    type Err = UnknownCollective;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.into_iter().find(|collective| collective.name() == name);
+        found.ok_or_else(|| UnknownCollective { name: name.to_owned() })
+    }
+}
+
+impl fmt::Display for Space {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Input => "in",
+            Self::Output => "out",
+            Self::Scratch => "tmp",
+        })
+    }
+}
+
+impl fmt::Display for Blocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.count {
+            1 => write!(f, "{}[{}]", self.space, self.first),
+            _ => write!(f, "{}[{}..{}]", self.space, self.first, self.end()),
+        }
+    }
+}
+
+impl fmt::Display for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.index {
+            0 => write!(f, "rank {}", self.peer),
+            index => write!(f, "rank {}/{index}", self.peer),
+        }
+    }
+}
+
+impl fmt::Display for Like {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Input(block) => write!(f, "in[{block}]"),
+            Self::Output(block) => write!(f, "out[{block}]"),
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Send { to, src } => write!(f, "send    {src} to {to}"),
+            Self::Recv { from, dst } => write!(f, "recv    {dst} from {from}"),
+            Self::RecvReduce { from, with, dst } if with == dst => write!(f, "reduce  {dst} += from {from}"),
+            Self::RecvReduce { from, with, dst } => write!(f, "reduce  {dst} = {with} + from {from}"),
+            Self::Copy { src, dst } => write!(f, "copy    {dst} = {src}"),
+            Self::Reduce { a, b, dst } => write!(f, "reduce  {dst} = {a} + {b}"),
+            Self::Signal { to } => write!(f, "signal  {to}"),
+            Self::WaitSignal { from } => write!(f, "wait    signal from {from}"),
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.action.fmt(f)?;
+        if self.fence {
+            f.write_str(", fenced")?;
+        }
+        if let Some(after) = self.after {
+            write!(f, ", after lane {} step {}", after.lane, after.step)?;
+        }
+        Ok(())
+    }
+}
+
+/// The whole program: a line per step, lanes one below the other.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:?} by {}, rank {} of {}, root {}, {:?}",
+            self.collective, self.algorithm, self.rank, self.world_size, self.root, self.placement
+        )?;
+        match self.cut {
+            Cut::Vector { parts } => writeln!(f, "  vector in {parts} parts")?,
+            Cut::PerRank => writeln!(f, "  blocks of the caller's lengths")?,
+        }
+        if !self.scratch.is_empty() {
+            write!(f, "  scratch: {} blocks like", self.scratch.len())?;
+            // Long lists say no more than their beginning.
+            const SHOWN: usize = 8;
+            for like in self.scratch.iter().take(SHOWN) {
+                write!(f, " {like}")?;
+            }
+            writeln!(f, "{}", if self.scratch.len() > SHOWN { " ..." } else { "" })?;
+        }
+        for (index, lane) in self.lanes.iter().enumerate() {
+            writeln!(f, "  lane {index}")?;
+            for (number, step) in lane.iter().enumerate() {
+                writeln!(f, "    {number:>4}  {step}")?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,104 @@
+//! Bruck's all-to-all for small blocks, and his all-gather.
+//!
+//! Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications in multiport
+//! message-passing systems" (1997). All-to-all: a block that must travel distance d goes by the powers of two
+//! in d; round k moves all blocks with bit k set, p/2 of them, packed, to rank me + 2^k. ceil(log2 p) rounds and
+//! messages instead of p-1, for (log2 p)/2 times the volume: for blocks of a few hundred bytes. Blocks pass
+//! through other ranks, so all must be of one length. All-gather: doubling the number of blocks held, with
+//! blocks received where they belong instead of being rotated at the end.
+
+use crate::Algorithm;
+use crate::builder::PlanBuilder;
+use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
+use crate::rounds::ceil_log2;
+use crate::task::Task;
+
+pub(crate) fn supports(task: &Task) -> Result<(), String> {
+    match task.collective {
+        Collective::AllToAll | Collective::AllGather => Ok(()),
+        other => Err(format!("Bruck's exchange has no form for {other:?}")),
+    }
+}
+
+pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
+    let mut b = PlanBuilder::new(task, Algorithm::Bruck, rank, Cut::PerRank);
+    b.lane(0);
+    match task.collective {
+        Collective::AllGather => all_gather(&mut b, task, rank),
+        _ => all_to_all(&mut b, task, rank),
+    }
+    b.finish()
+}
+
+/// `count` blocks from `first` on, round the circle: one or two ranges.
+fn around(space: Space, first: u32, count: u32, p: u32) -> impl Iterator<Item = Blocks> {
+    let before = count.min(p - first);
+    let after = (before < count).then(|| Blocks::range(space, 0, count - before));
+    [Some(Blocks::range(space, first, before)), after].into_iter().flatten()
+}
+
+fn all_gather(b: &mut PlanBuilder, task: &Task, rank: u32) {
+    let p = task.world_size;
+    if task.out_of_place() {
+        b.copy(Blocks::one(Space::Input, 0), Blocks::one(Space::Output, rank));
+    }
+    let mut held = 1;
+    while held < p {
+        let count = held.min(p - held);
+        let (to, from) = (task.behind(rank, held), task.ahead(rank, held));
+        for range in around(Space::Output, rank, count, p) {
+            b.send(to, range);
+        }
+        for range in around(Space::Output, from, count, p) {
+            b.recv(from, range);
+        }
+        held += count;
+    }
+}
+
+fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32) {
+    let p = task.world_size;
+    let own = task.own();
+    if p == 1 {
+        crate::generators::copy_own(b, task, 0, 1);
+        return;
+    }
+    // Staged block i is what is i ranks from its destination.
+    let like = |b: &mut PlanBuilder, count: u32| b.scratch_range((0..count).map(|_| Like::Output(0))).first;
+    let staged = like(b, p);
+    let (packed, arrived) = (like(b, p / 2), like(b, p / 2));
+    let mut next = staged;
+    for range in around(own, rank, p, p) {
+        b.copy(range, Blocks::range(Space::Scratch, next, range.count));
+        next += range.count;
+    }
+    for round in 0..ceil_log2(p) {
+        let bit = 1 << round;
+        // Runs of staged blocks with this bit, and where they lie in the message.
+        let mut runs = Vec::new();
+        let mut total = 0;
+        for first in (bit..p).step_by(2 * bit as usize) {
+            let count = bit.min(p - first);
+            runs.push((first, total, count));
+            total += count;
+        }
+        for (first, at, count) in &runs {
+            b.copy(
+                Blocks::range(Space::Scratch, staged + first, *count),
+                Blocks::range(Space::Scratch, packed + at, *count),
+            );
+        }
+        b.send(task.ahead(rank, bit), Blocks::range(Space::Scratch, packed, total));
+        b.recv(task.behind(rank, bit), Blocks::range(Space::Scratch, arrived, total));
+        for (first, at, count) in runs {
+            b.copy(
+                Blocks::range(Space::Scratch, arrived + at, count),
+                Blocks::range(Space::Scratch, staged + first, count),
+            );
+        }
+    }
+    for index in 0..p {
+        let from = task.behind(rank, index);
+        b.copy(Blocks::one(Space::Scratch, staged + index), Blocks::one(Space::Output, from));
+    }
+}

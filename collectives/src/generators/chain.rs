@@ -1,0 +1,80 @@
+//! Chain: scans, and pipelined broadcast, from rank to rank.
+//!
+//! Each rank hears from the rank before it and passes on to the one after it: p-1 hops, one message of n bytes
+//! per rank and direction. Cut into segments, which the executor keeps in flight at the same time, a chain has
+//! all links busy: the form for long vectors on few ranks. A scan sums in ascending rank order.
+
+use crate::Algorithm;
+use crate::builder::PlanBuilder;
+use crate::plan::{Blocks, Collective, Cut, Plan, Space};
+use crate::task::Task;
+
+pub(crate) fn supports(task: &Task) -> Result<(), String> {
+    match task.collective {
+        Collective::Scan | Collective::ExScan | Collective::Broadcast => Ok(()),
+        other => Err(format!("the chain has no form for {other:?}")),
+    }
+}
+
+pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
+    let mut b = PlanBuilder::new(task, Algorithm::Chain, rank, Cut::Vector { parts: 1 });
+    b.lane(0);
+    match task.collective {
+        Collective::Scan => scan(&mut b, task, rank),
+        Collective::ExScan => exclusive_scan(&mut b, task, rank),
+        _ => broadcast(&mut b, task, rank),
+    }
+    b.finish()
+}
+
+fn scan(b: &mut PlanBuilder, task: &Task, rank: u32) {
+    let (own, output) = (task.own_blocks(0, 1), Blocks::one(Space::Output, 0));
+    let last = rank + 1 == task.world_size;
+    if rank > 0 {
+        b.recv_reduce(rank - 1, own, output);
+    }
+    if !last {
+        b.send(rank + 1, if rank > 0 { output } else { own });
+    }
+    if rank == 0 && own != output {
+        b.copy(own, output);
+    }
+}
+
+fn exclusive_scan(b: &mut PlanBuilder, task: &Task, rank: u32) {
+    let (own, output) = (task.own_blocks(0, 1), Blocks::one(Space::Output, 0));
+    let last = rank + 1 == task.world_size;
+    match (rank, last) {
+        (0, true) => {}
+        (0, false) => b.send(1, own),
+        (_, true) => b.recv(rank - 1, output),
+        // The sum before mine is my result; with mine it is what goes on. In place, the result must wait for
+        // that second sum to be taken.
+        (_, false) => {
+            let before = if own == output { b.scratch_like_own(task, 0) } else { output };
+            let after = b.scratch_like_own(task, 0);
+            b.recv(rank - 1, before);
+            b.reduce(before, own, after);
+            b.send(rank + 1, after);
+            if before != output {
+                b.copy(before, output);
+            }
+        }
+    }
+}
+
+fn broadcast(b: &mut PlanBuilder, task: &Task, rank: u32) {
+    let output = Blocks::one(Space::Output, 0);
+    let root = rank == task.root;
+    let source = if root { task.own_blocks(0, 1) } else { output };
+    if !root {
+        b.recv(task.behind(rank, 1), output);
+    }
+    let next = task.ahead(rank, 1);
+    if next != task.root {
+        b.send(next, source);
+    }
+    if source != output {
+        b.copy(source, output);
+    }
+}

@@ -1,0 +1,143 @@
+//! Circulant reduce-scatter, all-gather and all-reduce: ceil(log2 p) rounds for any p, and optimal volume.
+//!
+//! Träff, "Optimal, non-pipelined reduce-scatter and allreduce algorithms" (2024). Name block (me + i) mod p
+//! "index i". While a > 1 indices are active, let a' = ceil(a/2): send indices a'..a to rank me + a', receive as
+//! many from rank me - a', and reduce them into indices 0..a-a'. Index 0 is the result. The all-gather is the
+//! same list backwards. Each phase moves (p-1)/p of the vector. The order of summation is one fixed tree
+//! relative to the owner of a block.
+
+use crate::Algorithm;
+use crate::builder::PlanBuilder;
+use crate::generators::{circulant_pipelined, copy_own};
+use crate::group::{Group, Span};
+use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
+use crate::rounds::halvings;
+use crate::task::Task;
+
+pub(crate) fn supports(task: &Task) -> Result<(), String> {
+    match task.collective {
+        Collective::AllReduce | Collective::ReduceScatter | Collective::AllGather => Ok(()),
+        Collective::Broadcast | Collective::Reduce => Ok(()),
+        other => Err(format!("the circulant exchange has no form for {other:?}")),
+    }
+}
+
+pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
+    if matches!(task.collective, Collective::Broadcast | Collective::Reduce) {
+        return circulant_pipelined::plan(task, rank);
+    }
+    let p = task.world_size;
+    let group = Group::world(p, rank);
+    let cut = match task.collective {
+        Collective::AllReduce => Cut::Vector { parts: p },
+        _ => Cut::PerRank,
+    };
+    let mut b = PlanBuilder::new(task, Algorithm::Circulant, rank, cut);
+    b.lane(0);
+    match task.collective {
+        _ if p == 1 => copy_own(&mut b, task, 0, 1),
+        Collective::AllReduce => {
+            reduce_scatter_core(&mut b, &group, Span::BLOCKS, task.own());
+            all_gather_core(&mut b, &group, Span::BLOCKS, None);
+        }
+        Collective::ReduceScatter => reduce_scatter(&mut b, task, &group),
+        _ => {
+            let input = task.out_of_place().then_some(Blocks::one(Space::Input, 0));
+            all_gather_core(&mut b, &group, Span::BLOCKS, input);
+        }
+    }
+    b.finish()
+}
+
+/// The range `low..high`, cut at those of `cuts` that lie inside. A message is contiguous at both ends, so both
+/// ends cut at the places where either of them is not; the callers see to it that they know these places.
+fn pieces(low: u32, high: u32, cuts: [u32; 2]) -> impl Iterator<Item = (u32, u32)> {
+    let [first, second] = [cuts[0].min(cuts[1]).clamp(low, high), cuts[0].max(cuts[1]).clamp(low, high)];
+    [(low, first), (first, second), (second, high)].into_iter().filter(|(from, to)| from < to)
+}
+
+/// Leaves the reduction of piece `me` of everybody's `own` in the output; partial sums lie in the output too.
+pub(crate) fn reduce_scatter_core(b: &mut PlanBuilder, group: &Group, span: Span, own: Space) {
+    let p = group.len();
+    let wrap = p - group.me();
+    // Indices 0..summed have moved from `own` to the output. After the first round these are floor(p/2), which
+    // for an odd p leaves one active index behind: the second round sends it as a message of its own.
+    let mut summed = 0;
+    for active in halvings(p).windows(2) {
+        let (all, keep) = (active[0], active[1]);
+        let (to, from) = (group.rank(group.ahead(keep)), group.rank(group.behind(keep)));
+        let split = if own == Space::Output { 0 } else { summed };
+        let at = |space: Space, low: u32, high: u32| span.pieces(space, group.ahead(low), high - low);
+        for (low, high) in pieces(keep, all, [split, wrap]) {
+            let space = if low < summed { Space::Output } else { own };
+            b.send(to, at(space, low, high));
+        }
+        for (low, high) in pieces(0, all - keep, [split.saturating_sub(keep), wrap]) {
+            let space = if low < summed { Space::Output } else { own };
+            b.recv_reduce(from, at(space, low, high), at(Space::Output, low, high));
+        }
+        summed = summed.max(all - keep);
+    }
+}
+
+/// Spreads piece `me` of everybody's output; `input` is where it lies instead, if it does.
+pub(crate) fn all_gather_core(b: &mut PlanBuilder, group: &Group, span: Span, input: Option<Blocks>) {
+    let p = group.len();
+    let wrap = p - group.me();
+    let mut input = input;
+    for active in halvings(p).windows(2).rev() {
+        let (all, keep) = (active[0], active[1]);
+        let (to, from) = (group.rank(group.behind(keep)), group.rank(group.ahead(keep)));
+        if let Some(input) = input.take() {
+            // The first round sends my piece only: from where it lies, and the copy is off the critical path.
+            b.send(to, input);
+            b.copy(input, span.piece(Space::Output, group.me()));
+        } else {
+            for (low, high) in pieces(0, all - keep, [0, wrap]) {
+                b.send(to, span.pieces(Space::Output, group.ahead(low), high - low));
+            }
+        }
+        for (low, high) in pieces(keep, all, [0, wrap]) {
+            b.recv(from, span.pieces(Space::Output, group.ahead(low), high - low));
+        }
+    }
+    if let Some(input) = input {
+        b.copy(input, span.piece(Space::Output, group.me()));
+    }
+}
+
+/// The form for blocks per rank: partial sums lie in scratch, index i in scratch block i, without a wrap.
+fn reduce_scatter(b: &mut PlanBuilder, task: &Task, group: &Group) {
+    let p = group.len();
+    let me = group.me();
+    let wrap = p - me;
+    let output = Blocks::one(Space::Output, 0);
+    let own = if task.out_of_place() { Blocks::one(Space::Input, me) } else { output };
+    let scratch = b.scratch_range((0..p / 2).map(|index| Like::Input(group.ahead(index))));
+    let mut summed = 0;
+    for active in halvings(p).windows(2) {
+        let (all, keep) = (active[0], active[1]);
+        let (to, from) = (group.rank(group.ahead(keep)), group.rank(group.behind(keep)));
+        // What was summed goes as one message; what is still input is cut where the blocks wrap.
+        if keep < summed {
+            b.send(to, Blocks::range(Space::Scratch, scratch.first + keep, summed.min(all) - keep));
+        }
+        for (low, high) in pieces(keep.max(summed), all.max(summed), [0, wrap]) {
+            b.send(to, Blocks::range(Space::Input, group.ahead(low), high - low));
+        }
+        if keep == 1 {
+            b.recv_reduce(from, if summed == 0 { own } else { Blocks::one(Space::Scratch, 0) }, output);
+        } else if summed == 0 {
+            for (low, high) in pieces(0, all - keep, [0, wrap]) {
+                let with = Blocks::range(Space::Input, group.ahead(low), high - low);
+                b.recv_reduce(from, with, Blocks::range(Space::Scratch, low, high - low));
+            }
+        } else {
+            for (low, high) in pieces(0, all - keep, [summed.saturating_sub(keep), 0]) {
+                let sum = Blocks::range(Space::Scratch, low, high - low);
+                b.recv_reduce(from, sum, sum);
+            }
+        }
+        summed = summed.max(all - keep);
+    }
+}

@@ -1,0 +1,102 @@
+//! Circulant pipelined broadcast, and its reverse as reduce: round-optimal for every p and number of blocks.
+//!
+//! Träff (2023), see [`circulant_schedule`](super::circulant_schedule). `params.parts` blocks take
+//! parts - 1 + ceil(log2 p) rounds; each rank sends and receives one block per round, so a long vector moves at
+//! the full bandwidth of a link, and one block is a binomial tree. The reduce runs the rounds backwards with
+//! sends and receives exchanged, adding what comes to what is there.
+
+use super::circulant_schedule::{receives, sends, skips};
+use crate::Algorithm;
+use crate::builder::PlanBuilder;
+use crate::generators::copy_own;
+use crate::plan::{Blocks, Collective, Cut, Plan, Space};
+use crate::task::Task;
+
+/// One round of one rank: whom it sends which block to, and whom it receives which from.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    send: Option<(u32, u32)>,
+    recv: Option<(u32, u32)>,
+}
+
+pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
+    let parts = task.params.parts.max(1);
+    let mut b = PlanBuilder::new(task, Algorithm::Circulant, rank, Cut::Vector { parts });
+    b.lane(0);
+    let rounds = rounds(task, rank, parts);
+    match task.collective {
+        _ if task.world_size == 1 => copy_own(&mut b, task, 0, parts),
+        Collective::Broadcast => broadcast(&mut b, task, rank, parts, &rounds),
+        _ => reduce(&mut b, task, rank, parts, &rounds),
+    }
+    b.finish()
+}
+
+fn rounds(task: &Task, rank: u32, parts: u32) -> Vec<Round> {
+    let p = task.world_size;
+    if p == 1 {
+        return Vec::new();
+    }
+    let skips = skips(p);
+    let q = skips.len() - 1;
+    let relative = (rank + p - task.root) % p;
+    let (received, sent) = (receives(relative, &skips), sends(relative, p, &skips));
+    let needed = parts as usize - 1 + q;
+    // Phases are whole: the first one begins with rounds that would move blocks before the first, so none.
+    let idle = needed.next_multiple_of(q) - needed;
+    let block = |relative_block: i64, round: usize| {
+        let block = relative_block + (round / q * q) as i64 - idle as i64;
+        // In the last phase, blocks after the last one stand for the last one.
+        (block >= 0).then(|| (block as u32).min(parts - 1))
+    };
+    (idle..idle + needed)
+        .map(|round| {
+            let k = round % q;
+            let (to, from) = ((relative + skips[k]) % p, (relative + p - skips[k]) % p);
+            let world = |relative: u32| (relative + task.root) % p;
+            Round {
+                send: block(sent[k], round).filter(|_| to != 0).map(|block| (world(to), block)),
+                recv: block(received[k], round).filter(|_| relative != 0).map(|block| (world(from), block)),
+            }
+        })
+        .collect()
+}
+
+fn broadcast(b: &mut PlanBuilder, task: &Task, rank: u32, parts: u32, rounds: &[Round]) {
+    let root = rank == task.root;
+    let space = if root { task.own() } else { Space::Output };
+    for round in rounds {
+        if let Some((peer, block)) = round.send {
+            b.send(peer, Blocks::one(space, block));
+        }
+        if let Some((peer, block)) = round.recv {
+            b.recv(peer, Blocks::one(Space::Output, block));
+        }
+    }
+    if root {
+        copy_own(b, task, 0, parts);
+    }
+}
+
+fn reduce(b: &mut PlanBuilder, task: &Task, rank: u32, parts: u32, rounds: &[Round]) {
+    // Where each block's sum is; nothing has been added at first.
+    let mut sums: Vec<Blocks> = (0..parts).map(|block| task.own_blocks(block, 1)).collect();
+    let mut added = vec![false; parts as usize];
+    for round in rounds.iter().rev() {
+        if let Some((peer, block)) = round.recv {
+            b.send(peer, sums[block as usize]);
+        }
+        if let Some((peer, block)) = round.send {
+            let (at, sum) = (block as usize, sums[block as usize]);
+            if !added[at] {
+                added[at] = true;
+                sums[at] = if rank == task.root {
+                    Blocks::one(Space::Output, block)
+                } else {
+                    b.scratch_like_own(task, block)
+                };
+            }
+            b.recv_reduce(peer, sum, sums[at]);
+        }
+    }
+}

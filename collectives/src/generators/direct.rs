@@ -1,0 +1,237 @@
+//! Direct exchange: every block travels straight from its owner to where it is wanted, a few at a time.
+//!
+//! All-to-all, all-gather, gather, scatter, broadcast, reduce-scatter, and two-shot all-reduce (reduce-scatter,
+//! then all-gather). One wave of p-1 messages per rank, optimal volume, no forwarding and so no staging: the
+//! form for large blocks, for shared memory, and the only one that serves sizes known to two ranks alone (the
+//! v-forms of gather, scatter and all-to-all). `params.width` lanes throttle it. A reduced block is summed in
+//! ascending rank order.
+
+use std::iter::StepBy;
+use std::ops::Range;
+
+use crate::Algorithm;
+use crate::builder::PlanBuilder;
+use crate::generators::copy_own;
+use crate::group::{Group, Span};
+use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
+use crate::task::Task;
+
+pub(crate) fn supports(task: &Task) -> Result<(), String> {
+    match task.collective {
+        Collective::Reduce | Collective::Scan | Collective::ExScan | Collective::Barrier => {
+            Err(format!("direct exchange has no form for {:?}", task.collective))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
+    let p = task.world_size;
+    let cut = match task.collective {
+        Collective::AllReduce => Cut::Vector { parts: p },
+        Collective::Broadcast => Cut::Vector { parts: 1 },
+        _ => Cut::PerRank,
+    };
+    let mut b = PlanBuilder::new(task, Algorithm::Direct, rank, cut);
+    b.lane(0);
+    let group = Group::world(p, rank);
+    match task.collective {
+        Collective::AllReduce if p == 1 => copy_own(&mut b, task, 0, 1),
+        Collective::AllReduce => {
+            reduce_scatter_core(&mut b, task, &group, Span::BLOCKS, task.own());
+            all_gather_core(&mut b, &group, Span::BLOCKS);
+        }
+        Collective::AllGather => all_gather(&mut b, task, rank),
+        Collective::ReduceScatter => reduce_scatter(&mut b, task, rank),
+        Collective::Broadcast => broadcast(&mut b, task, rank),
+        Collective::Gather => gather(&mut b, task, rank),
+        Collective::Scatter => scatter(&mut b, task, rank),
+        _ if task.out_of_place() => all_to_all(&mut b, task, rank),
+        _ => all_to_all_in_place(&mut b, task, rank),
+    }
+    b.finish()
+}
+
+/// Lanes for `exchanges` exchanges: lane w takes every width-th.
+fn lanes(task: &Task, exchanges: u32) -> impl Iterator<Item = StepBy<Range<u32>>> + use<> {
+    let width = u32::from(task.params.width.max(1)).min(exchanges);
+    (0..width).map(move |lane| (lane..exchanges).step_by(width as usize))
+}
+
+fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32) {
+    b.copy(Blocks::one(Space::Input, rank), Blocks::one(Space::Output, rank));
+    for lane in lanes(task, task.world_size - 1) {
+        b.lane(0);
+        for distance in lane.map(|exchange| exchange + 1) {
+            let (to, from) = (task.ahead(rank, distance), task.behind(rank, distance));
+            b.send(to, Blocks::one(Space::Input, to));
+            b.recv(from, Blocks::one(Space::Output, from));
+        }
+    }
+}
+
+/// In place, two ranks swap blocks: in round i, rank r meets (i - r) mod p, which is mutual. What is sent is
+/// first set aside, in a block per peer, since blocks may differ in length.
+fn all_to_all_in_place(b: &mut PlanBuilder, task: &Task, rank: u32) {
+    for lane in lanes(task, task.world_size) {
+        b.lane(0);
+        for round in lane {
+            let peer = task.behind(round, rank);
+            if peer == rank {
+                continue;
+            }
+            let block = Blocks::one(Space::Output, peer);
+            let aside = b.scratch(Like::Output(peer));
+            b.copy(block, aside);
+            b.send(peer, aside);
+            b.recv(peer, block);
+        }
+    }
+}
+
+fn all_gather(b: &mut PlanBuilder, task: &Task, rank: u32) {
+    let (own, place) = (Blocks::one(Space::Input, 0), Blocks::one(Space::Output, rank));
+    let source = if task.out_of_place() { own } else { place };
+    if task.out_of_place() {
+        b.copy(own, place);
+    }
+    for lane in lanes(task, task.world_size - 1) {
+        b.lane(0);
+        for distance in lane.map(|exchange| exchange + 1) {
+            let from = task.behind(rank, distance);
+            b.send(task.ahead(rank, distance), source);
+            b.recv(from, Blocks::one(Space::Output, from));
+        }
+    }
+}
+
+/// Adds up what the members send, in ascending order with `own` in its place, into `output`.
+///
+/// `partial` is where the sum lies until `own` has been added; it is not asked for when `own` comes first or
+/// second, or when the output is free to take it.
+fn sum_ascending(
+    b: &mut PlanBuilder,
+    group: &Group,
+    own: Blocks,
+    output: Blocks,
+    partial: impl FnOnce(&mut PlanBuilder) -> Blocks,
+) {
+    let me = group.me();
+    let mut sum = own;
+    match me {
+        0 => {}
+        1 => {
+            b.recv_reduce(group.rank(0), own, output);
+            sum = output;
+        }
+        _ => {
+            let early = partial(b);
+            b.recv(group.rank(0), early);
+            for member in 1..me {
+                b.recv_reduce(group.rank(member), early, early);
+            }
+            b.reduce(early, own, output);
+            sum = output;
+        }
+    }
+    for member in me + 1..group.len() {
+        b.recv_reduce(group.rank(member), sum, output);
+        sum = output;
+    }
+    if sum != output {
+        b.copy(sum, output);
+    }
+}
+
+/// Leaves the reduction of piece `me` of everybody's `own` in the output.
+pub(crate) fn reduce_scatter_core(b: &mut PlanBuilder, task: &Task, group: &Group, span: Span, own: Space) {
+    for distance in 1..group.len() {
+        let to = group.ahead(distance);
+        b.send(group.rank(to), span.piece(own, to));
+    }
+    let (mine, output) = (span.piece(own, group.me()), span.piece(Space::Output, group.me()));
+    sum_ascending(b, group, mine, output, |b| {
+        if own == Space::Output {
+            let first = b.scratch_like_own(task, output.first).first;
+            for block in output.first + 1..output.end() {
+                b.scratch_like_own(task, block);
+            }
+            Blocks::range(Space::Scratch, first, output.count)
+        } else {
+            output
+        }
+    });
+}
+
+/// Spreads piece `me` of everybody's output.
+pub(crate) fn all_gather_core(b: &mut PlanBuilder, group: &Group, span: Span) {
+    for distance in 1..group.len() {
+        b.send(group.rank(group.ahead(distance)), span.piece(Space::Output, group.me()));
+    }
+    for distance in 1..group.len() {
+        let from = group.behind(distance);
+        b.recv(group.rank(from), span.piece(Space::Output, from));
+    }
+}
+
+fn reduce_scatter(b: &mut PlanBuilder, task: &Task, rank: u32) {
+    let group = Group::world(task.world_size, rank);
+    for distance in 1..task.world_size {
+        let to = task.ahead(rank, distance);
+        b.send(to, Blocks::one(Space::Input, to));
+    }
+    // A lane of its own: the sums need not wait for the posting of the sends.
+    b.lane(0);
+    let output = Blocks::one(Space::Output, 0);
+    let own = if task.out_of_place() { Blocks::one(Space::Input, rank) } else { output };
+    sum_ascending(b, &group, own, output, |b| {
+        if task.out_of_place() { output } else { b.scratch(Like::Output(0)) }
+    });
+}
+
+fn broadcast(b: &mut PlanBuilder, task: &Task, rank: u32) {
+    let output = Blocks::one(Space::Output, 0);
+    if rank != task.root {
+        b.recv(task.root, output);
+        return;
+    }
+    let source = task.own_blocks(0, 1);
+    for distance in 1..task.world_size {
+        b.send(task.ahead(rank, distance), source);
+    }
+    if source != output {
+        b.copy(source, output);
+    }
+}
+
+fn gather(b: &mut PlanBuilder, task: &Task, rank: u32) {
+    let own = Blocks::one(Space::Input, 0);
+    if rank != task.root {
+        b.send(task.root, own);
+        return;
+    }
+    if task.out_of_place() {
+        b.copy(own, Blocks::one(Space::Output, rank));
+    }
+    for lane in lanes(task, task.world_size - 1) {
+        b.lane(0);
+        for from in lane.map(|exchange| task.ahead(rank, exchange + 1)) {
+            b.recv(from, Blocks::one(Space::Output, from));
+        }
+    }
+}
+
+fn scatter(b: &mut PlanBuilder, task: &Task, rank: u32) {
+    let output = Blocks::one(Space::Output, 0);
+    if rank != task.root {
+        b.recv(task.root, output);
+        return;
+    }
+    for distance in 1..task.world_size {
+        let to = task.ahead(rank, distance);
+        b.send(to, Blocks::one(Space::Input, to));
+    }
+    if task.out_of_place() {
+        b.copy(Blocks::one(Space::Input, rank), output);
+    }
+}

@@ -1,0 +1,34 @@
+//! Dissemination barrier: ceil(log2 p) rounds for any p, no data.
+//!
+//! Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization" (1988). In round k, signal rank
+//! me + 2^k and wait for rank me - 2^k: after it, a rank has heard, directly or not, of the 2^(k+1) - 1 ranks
+//! before it.
+
+use crate::Algorithm;
+use crate::builder::PlanBuilder;
+use crate::group::Group;
+use crate::plan::{Collective, Cut, Plan};
+use crate::rounds::ceil_log2;
+use crate::task::Task;
+
+pub(crate) fn supports(task: &Task) -> Result<(), String> {
+    match task.collective {
+        Collective::Barrier => Ok(()),
+        other => Err(format!("dissemination is a barrier, not {other:?}")),
+    }
+}
+
+pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
+    let mut b = PlanBuilder::new(task, Algorithm::Dissemination, rank, Cut::Vector { parts: 1 });
+    b.lane(0);
+    core(&mut b, &Group::world(task.world_size, rank));
+    b.finish()
+}
+
+/// A barrier among the members of a group.
+pub(crate) fn core(b: &mut PlanBuilder, group: &Group) {
+    for round in 0..ceil_log2(group.len()) {
+        b.signal(group.rank(group.ahead(1 << round)));
+        b.wait_signal(group.rank(group.behind(1 << round)));
+    }
+}

@@ -1,0 +1,75 @@
+//! Two levels, with all ranks of a host at work on the network: split rails.
+//!
+//! As UCC's split rail and DPML (Bayatpour et al., 2017). All-reduce: a direct reduce-scatter within each host,
+//! then the ranks at the same place of all hosts all-reduce their share with the circulant exchange, all shares
+//! at once, then a direct all-gather within each host. A host moves 2 n (M-1)/M bytes over its network link in
+//! 2 log2 M rounds, the least there is, spread over all its ranks; n (L-1)/L per rank and phase stay inside.
+//! All-gather: among the ranks of a rail, then within the host. Needs the same number of ranks on every host.
+
+use super::{circulant, direct};
+use crate::Algorithm;
+use crate::builder::PlanBuilder;
+use crate::group::{Group, Span};
+use crate::hosts::Hosts;
+use crate::plan::{Blocks, Collective, Cut, Plan, Space};
+use crate::task::Task;
+
+pub(crate) fn supports(task: &Task) -> Result<(), String> {
+    match task.collective {
+        Collective::AllReduce | Collective::AllGather => {}
+        other => return Err(format!("split rails have no form for {other:?}")),
+    }
+    match Hosts::of(task)?.even() {
+        Some(_) => Ok(()),
+        None => Err("hosts have different numbers of ranks".to_owned()),
+    }
+}
+
+pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
+    let hosts = Hosts::of(task).expect("supported");
+    let (local, rail) = (hosts.local(rank), hosts.rail(rank));
+    match task.collective {
+        Collective::AllReduce => {
+            let cut = Cut::Vector { parts: task.world_size };
+            let mut b = PlanBuilder::new(task, Algorithm::Hierarchical, rank, cut);
+            b.lane(0);
+            let within = Span { base: 0, stride: rail.len() };
+            let between = Span { base: local.me() * rail.len(), stride: 1 };
+            direct::reduce_scatter_core(&mut b, task, &local, within, task.own());
+            circulant::reduce_scatter_core(&mut b, &rail, between, Space::Output);
+            circulant::all_gather_core(&mut b, &rail, between, None);
+            direct::all_gather_core(&mut b, &local, within);
+            b.finish()
+        }
+        _ => all_gather(task, rank, &hosts, &local, &rail),
+    }
+}
+
+fn all_gather(task: &Task, rank: u32, hosts: &Hosts, local: &Group, rail: &Group) -> Plan {
+    let mut b = PlanBuilder::new(task, Algorithm::Hierarchical, rank, Cut::PerRank);
+    b.lane(0);
+    let block = |owner| Blocks::one(Space::Output, owner);
+    if task.out_of_place() {
+        b.copy(Blocks::one(Space::Input, 0), block(rank));
+    }
+    // The blocks of a rail need not lie side by side: a ring takes them one by one anyway.
+    let (next, previous) = (rail.rank(rail.ahead(1)), rail.rank(rail.behind(1)));
+    for round in 0..rail.len() - 1 {
+        b.send(next, block(rail.rank(rail.behind(round))));
+        b.recv(previous, block(rail.rank(rail.behind(round + 1))));
+    }
+    for distance in 1..local.len() {
+        let to = local.rank(local.ahead(distance));
+        for member in 0..rail.len() {
+            b.send(to, block(rail.rank(member)));
+        }
+    }
+    for distance in 1..local.len() {
+        let from = local.rank(local.behind(distance));
+        let its_rail = hosts.rail(from);
+        for member in 0..its_rail.len() {
+            b.recv(from, block(its_rail.rank(member)));
+        }
+    }
+    b.finish()
+}

@@ -1,0 +1,78 @@
+//! Two levels, with one rank of each host on the network.
+//!
+//! As Open MPI's HAN. All-reduce: a binomial reduce to the leader of each host, recursive doubling among the
+//! leaders, a binomial broadcast within each host: 2 log2 L rounds inside and log2 M between hosts, whole
+//! vectors, so for short messages and for hosts with unequal numbers of ranks. Broadcast, reduce and barrier
+//! likewise, the root being the leader of its host. On hosts of 2^k consecutive ranks the all-reduce is in
+//! canonical order.
+
+use super::{binomial, dissemination, recursive_doubling};
+use crate::Algorithm;
+use crate::builder::PlanBuilder;
+use crate::group::Group;
+use crate::hosts::Hosts;
+use crate::plan::{Blocks, Collective, Cut, Plan, Space};
+use crate::task::Task;
+
+pub(crate) fn supports(task: &Task) -> Result<(), String> {
+    match task.collective {
+        Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier => {
+            Hosts::of(task).map(|_| ())
+        }
+        other => Err(format!("the leader form has none for {other:?}")),
+    }
+}
+
+pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
+    let hosts = Hosts::of(task).expect("supported");
+    let local = hosts.local(rank);
+    let leaders = hosts.leaders(task.root);
+    let leader =
+        (0..local.len()).find(|member| leaders.contains(&local.rank(*member))).expect("one per host");
+    let root = leaders.iter().position(|rank| *rank == task.root).unwrap_or(0) as u32;
+    let leading = (local.me() == leader).then(|| Group::of(leaders, rank));
+
+    let mut b = PlanBuilder::new(task, Algorithm::Leader, rank, Cut::Vector { parts: 1 });
+    b.lane(0);
+    let (own, output) = (task.own_blocks(0, 1), Blocks::one(Space::Output, 0));
+    match task.collective {
+        Collective::AllReduce => {
+            let sum = if leading.is_some() { output } else { b.scratch_like_own(task, 0) };
+            binomial::reduce_core(&mut b, &local, leader, own, Some(sum));
+            if let Some(leaders) = &leading {
+                recursive_doubling::all_reduce_core(&mut b, task, leaders, output);
+            }
+            binomial::broadcast_core(&mut b, &local, leader, None, output);
+        }
+        Collective::Broadcast => {
+            let source = (rank == task.root && task.out_of_place()).then_some(own);
+            if let Some(leaders) = &leading {
+                binomial::broadcast_core(&mut b, leaders, root, source, output);
+            }
+            binomial::broadcast_core(&mut b, &local, leader, None, output);
+        }
+        Collective::Reduce => {
+            let sum = if rank == task.root { output } else { b.scratch_like_own(task, 0) };
+            match &leading {
+                None => binomial::reduce_core(&mut b, &local, leader, own, Some(sum)),
+                Some(leaders) => {
+                    let mine = if local.len() > 1 {
+                        binomial::reduce_core(&mut b, &local, leader, own, Some(sum));
+                        sum
+                    } else {
+                        own
+                    };
+                    binomial::reduce_core(&mut b, leaders, root, mine, Some(sum));
+                }
+            }
+        }
+        _ => {
+            binomial::gather_signals(&mut b, &local, leader);
+            if let Some(leaders) = &leading {
+                dissemination::core(&mut b, leaders);
+            }
+            binomial::spread_signals(&mut b, &local, leader);
+        }
+    }
+    b.finish()
+}

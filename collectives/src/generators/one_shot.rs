@@ -1,0 +1,152 @@
+//! One-shot: everybody who wants a result gets all contributions and reduces them by itself.
+//!
+//! The form of one-shot kernels on GPUs and of flat shared-memory collectives: one wave of p-1 messages of the
+//! whole vector, so (p-1) n bytes per rank, but a single latency. All-reduce, reduce (to any root) and
+//! reduce-scatter. The contributions are taken in rank order and added up along the canonical tree
+//! ([`canonical_expression`](crate::check::canonical_expression)): the balanced binary tree over the ranks,
+//! where ranks that have no place in a power of two are paired first. Since each is added as soon as its
+//! neighbours in the tree are there, log2 p scratch vectors do.
+
+use crate::Algorithm;
+use crate::builder::PlanBuilder;
+use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
+use crate::rounds::{Fold, floor_log2};
+use crate::task::Task;
+
+pub(crate) fn supports(task: &Task) -> Result<(), String> {
+    match task.collective {
+        Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => Ok(()),
+        other => Err(format!("one-shot reduces, and has no form for {other:?}")),
+    }
+}
+
+pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
+    let scatter = task.collective == Collective::ReduceScatter;
+    let cut = if scatter { Cut::PerRank } else { Cut::Vector { parts: 1 } };
+    let mut b = PlanBuilder::new(task, Algorithm::OneShot, rank, cut);
+    b.lane(0);
+    let output = Blocks::one(Space::Output, 0);
+    for distance in 1..task.world_size {
+        let to = task.ahead(rank, distance);
+        match task.collective {
+            Collective::ReduceScatter => b.send(to, Blocks::one(Space::Input, to)),
+            Collective::AllReduce => b.send(to, task.own_blocks(0, 1)),
+            _ if to == task.root => b.send(to, task.own_blocks(0, 1)),
+            _ => {}
+        }
+    }
+    if task.collective == Collective::Reduce && rank != task.root {
+        return b.finish();
+    }
+    let (own, like) = match (scatter, task.out_of_place()) {
+        (true, true) => (Blocks::one(Space::Input, rank), Like::Output(0)),
+        (false, true) => (Blocks::one(Space::Input, 0), Like::Output(0)),
+        (_, false) => (output, Like::Output(0)),
+    };
+    // An all-reduce in place must not write what it still sends; and a receive that waited for the sends would
+    // wait for peers that wait alike. So the sum is formed aside.
+    let aside = task.collective == Collective::AllReduce && !task.out_of_place();
+    let mut tree = Tree { b: &mut b, me: rank, p: task.world_size, own, like, free: Vec::new() };
+    let sum = tree.sum(0, 1 << floor_log2(task.world_size));
+    let result = tree.place(sum, (!aside).then_some(output));
+    if result != output {
+        b.copy(result, output);
+    }
+    b.finish()
+}
+
+/// A sum on its way.
+#[derive(Clone, Copy)]
+enum Sum {
+    /// My own contribution.
+    Own,
+    /// What this rank sends; not yet received.
+    Peer(u32),
+    /// Two sums whose addition is left to the caller, who knows where the result goes.
+    Pending { left: Term, right: Term },
+}
+
+#[derive(Clone, Copy)]
+enum Term {
+    Own,
+    Peer(u32),
+    Scratch(Blocks),
+}
+
+struct Tree<'b> {
+    b: &'b mut PlanBuilder,
+    me: u32,
+    p: u32,
+    own: Blocks,
+    like: Like,
+    free: Vec<Blocks>,
+}
+
+impl Tree<'_> {
+    /// The sum of the leaves `low..high` of the canonical tree, all but its last addition done.
+    fn sum(&mut self, low: u32, high: u32) -> Sum {
+        if high - low == 1 {
+            let rank = Fold::rank_of(low, self.p);
+            let leaf = |rank| if rank == self.me { Term::Own } else { Term::Peer(rank) };
+            return match (Fold::of(rank, self.p), leaf(rank)) {
+                (Fold::Active { extra: Some(extra), .. }, left) => Sum::Pending { left, right: leaf(extra) },
+                (_, Term::Own) => Sum::Own,
+                _ => Sum::Peer(rank),
+            };
+        }
+        let middle = low.midpoint(high);
+        let left = self.sum(low, middle);
+        let left = self.term(left);
+        let right = self.sum(middle, high);
+        let right = self.term(right);
+        Sum::Pending { left, right }
+    }
+
+    /// Does the last addition, into scratch.
+    fn term(&mut self, sum: Sum) -> Term {
+        match sum {
+            Sum::Own => Term::Own,
+            Sum::Peer(rank) => Term::Peer(rank),
+            Sum::Pending { .. } => Term::Scratch(self.place(sum, None)),
+        }
+    }
+
+    /// Does the last addition, into `dst` or into scratch, and says where the sum is.
+    fn place(&mut self, sum: Sum, dst: Option<Blocks>) -> Blocks {
+        let (left, right) = match sum {
+            Sum::Own => return self.own,
+            Sum::Peer(_) => unreachable!("a tree of one leaf is my own"),
+            Sum::Pending { left, right } => (left, right),
+        };
+        let spare = |term| if let Term::Scratch(blocks) = term { Some(blocks) } else { None };
+        let slot =
+            spare(left).or(spare(right)).or_else(|| if dst.is_none() { self.free.pop() } else { None });
+        let dst = match (dst, slot) {
+            (Some(dst), _) => dst,
+            (None, Some(slot)) => slot,
+            (None, None) => self.b.scratch(self.like),
+        };
+        let own = self.own;
+        let local = |term| match term {
+            Term::Own => Some(own),
+            Term::Scratch(blocks) => Some(blocks),
+            Term::Peer(_) => None,
+        };
+        match (left, right) {
+            (Term::Peer(first), Term::Peer(second)) => {
+                self.b.recv(first, dst);
+                self.b.recv_reduce(second, dst, dst);
+            }
+            (Term::Peer(peer), other) | (other, Term::Peer(peer)) => {
+                let with = local(other).expect("not a peer");
+                self.b.recv_reduce(peer, with, dst);
+            }
+            (left, right) => {
+                let (a, b) = (local(left).expect("not a peer"), local(right).expect("not a peer"));
+                self.b.reduce(a, b, dst);
+            }
+        }
+        self.free.extend([spare(left), spare(right)].into_iter().flatten().filter(|slot| *slot != dst));
+        dst
+    }
+}

@@ -1,0 +1,142 @@
+//! Double binary tree all-reduce.
+//!
+//! Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009); the
+//! tree of NCCL. Two binary trees over the ranks, such that a leaf of one is an inner node of the other, each
+//! reduce and then broadcast half of the vector: about 2 log2 p hops each way, and with many segments in flight
+//! every rank sends and receives each byte twice at most. Each tree is one lane with a channel of its own.
+//! Up and down are one lane, not two: the way down overwrites what the way up sent, so it must be fenced, and
+//! fences are a lane's own affair; that they overlap is the doing of the segments in flight.
+
+use crate::Algorithm;
+use crate::builder::PlanBuilder;
+use crate::generators::copy_own;
+use crate::plan::{Blocks, Collective, Cut, Plan, Space};
+use crate::task::Task;
+
+pub(crate) fn supports(task: &Task) -> Result<(), String> {
+    match task.collective {
+        Collective::AllReduce => Ok(()),
+        other => Err(format!("the double binary tree has no form for {other:?}")),
+    }
+}
+
+pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
+    let p = task.world_size;
+    let mut b = PlanBuilder::new(task, Algorithm::Tree, rank, Cut::Vector { parts: 2 });
+    if p == 1 {
+        b.lane(0);
+        copy_own(&mut b, task, 0, 2);
+        return b.finish();
+    }
+    for tree in [First, Second] {
+        let index = tree as u16;
+        b.lane(index);
+        let (own, output) =
+            (task.own_blocks(u32::from(index), 1), Blocks::one(Space::Output, u32::from(index)));
+        let node = tree.node(rank, p);
+        let children = || children(node, p).into_iter().flatten().map(|child| tree.rank(child, p));
+        let mut sum = own;
+        for child in children() {
+            b.recv_reduce(child, sum, output);
+            sum = output;
+        }
+        if let Some(parent) = parent(node, p) {
+            let parent = tree.rank(parent, p);
+            b.send(parent, sum);
+            b.recv(parent, output);
+        }
+        for child in children() {
+            b.send(child, output);
+        }
+    }
+    b.finish()
+}
+
+/// The nodes 1..=p of a tree are numbered in order: left subtree, node, right subtree. Odd nodes are leaves.
+#[derive(Clone, Copy, Debug)]
+enum Which {
+    /// Rank r is node r + 1.
+    First = 0,
+    /// The parity of nodes is the other way round: mirrored for an even p, else shifted by one. (For an odd p,
+    /// one rank is a leaf in both.)
+    Second = 1,
+}
+use Which::{First, Second};
+
+impl Which {
+    fn node(self, rank: u32, p: u32) -> u32 {
+        match self {
+            First => rank + 1,
+            Second if p.is_multiple_of(2) => p - rank,
+            Second => (rank + 1) % p + 1,
+        }
+    }
+
+    fn rank(self, node: u32, p: u32) -> u32 {
+        match self {
+            First => node - 1,
+            Second if p.is_multiple_of(2) => p - node,
+            Second => (node + p - 2) % p,
+        }
+    }
+}
+
+/// In the complete tree, the parent of a node clears its lowest set bit and sets the next. Where that is beyond
+/// p, the next ancestor takes its place; the greatest power of two within p is the root.
+fn parent(node: u32, p: u32) -> Option<u32> {
+    let root = 1 << p.ilog2();
+    if node == root {
+        return None;
+    }
+    let mut up = node;
+    loop {
+        let bit = up & up.wrapping_neg();
+        up = (up - bit) | (bit << 1);
+        if up <= p {
+            return Some(up);
+        }
+    }
+}
+
+fn children(node: u32, p: u32) -> [Option<u32>; 2] {
+    let half = (node & node.wrapping_neg()) / 2;
+    if half == 0 {
+        return [None, None];
+    }
+    // What exists of the right subtree hangs on its highest existing node.
+    let mut step = half;
+    while step > 0 && node + step > p {
+        step /= 2;
+    }
+    [Some(node - half), (step > 0).then_some(node + step)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parents_and_children_agree() {
+        for p in 1..300 {
+            for node in 1..=p {
+                for child in children(node, p).into_iter().flatten() {
+                    assert_eq!(parent(child, p), Some(node), "p {p}");
+                }
+                if let Some(up) = parent(node, p) {
+                    assert!(children(up, p).contains(&Some(node)), "p {p} node {node}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_rank_is_inner_in_both_trees() {
+        for p in 2..300 {
+            let inner = |tree: Which, rank| children(tree.node(rank, p), p)[0].is_some();
+            for rank in 0..p {
+                assert_eq!(Second.rank(Second.node(rank, p), p), rank);
+                assert!(!(inner(First, rank) && inner(Second, rank)), "p {p} rank {rank}");
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Which blocks each memory of an operation has on each rank, and which of them are the same bytes.
+//!
+//! The one place that spells out what [`Placement::InPlace`] means block by block; the builder and the checker
+//! both ask here.
+
+use crate::plan::{Blocks, Collective, Cut, Placement, Plan, Space};
+
+/// The caller's memories as one rank sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// The operation.
+    pub collective: Collective,
+    /// Whose memory.
+    pub rank: u32,
+    /// Number of ranks.
+    pub world_size: u32,
+    /// The root, where there is one.
+    pub root: u32,
+    /// Whether input and output share memory.
+    pub placement: Placement,
+    /// How the buffers are cut.
+    pub cut: Cut,
+}
+
+impl Memory {
+    /// The memories that `plan` works on.
+    #[must_use]
+    pub fn of(plan: &Plan) -> Self {
+        Self {
+            collective: plan.collective,
+            rank: plan.rank,
+            world_size: plan.world_size,
+            root: plan.root,
+            placement: plan.placement,
+            cut: plan.cut,
+        }
+    }
+
+    /// Number of blocks in the caller's input; 0 where this rank has none.
+    #[must_use]
+    pub fn input_blocks(&self) -> u32 {
+        use Collective as C;
+        let in_place = self.placement == Placement::InPlace;
+        match self.collective {
+            C::AllReduce | C::Reduce | C::Scan | C::ExScan if !in_place => self.parts(),
+            C::Broadcast if !in_place && self.is_root() => self.parts(),
+            C::AllGather if !in_place => 1,
+            C::AllToAll if !in_place => self.world_size,
+            C::ReduceScatter => self.world_size,
+            C::Gather => 1,
+            C::Scatter if self.is_root() => self.world_size,
+            _ => 0,
+        }
+    }
+
+    /// Number of blocks in the caller's output; 0 where this rank has none. A non-root rank of an in-place
+    /// reduce keeps its contribution there, and gets it back as it was.
+    #[must_use]
+    pub fn output_blocks(&self) -> u32 {
+        use Collective as C;
+        match self.collective {
+            C::AllReduce | C::Scan | C::ExScan | C::Broadcast => self.parts(),
+            C::Reduce if self.is_root() || self.placement == Placement::InPlace => self.parts(),
+            C::AllGather | C::AllToAll => self.world_size,
+            C::ReduceScatter | C::Scatter => 1,
+            C::Gather if self.is_root() => self.world_size,
+            _ => 0,
+        }
+    }
+
+    /// The name under which the bytes of `blocks` are known when two names exist: the longer buffer's.
+    #[must_use]
+    pub fn physical(&self, blocks: Blocks) -> Blocks {
+        use Collective as C;
+        if self.placement == Placement::OutOfPlace {
+            return blocks;
+        }
+        match (self.collective, blocks.space) {
+            (C::ReduceScatter, Space::Output) => Blocks { space: Space::Input, first: self.rank, count: 1 },
+            (C::Scatter, Space::Output) if self.is_root() => {
+                Blocks { space: Space::Input, first: self.rank, count: 1 }
+            }
+            (C::Gather, Space::Input) if self.is_root() => {
+                Blocks { space: Space::Output, first: self.rank, count: 1 }
+            }
+            _ => blocks,
+        }
+    }
+
+    /// Whether a plan may ever write into memory that `space` names: a reading of it can then clash.
+    #[must_use]
+    pub fn may_be_written(&self, space: Space) -> bool {
+        space != Space::Input || self.placement == Placement::InPlace
+    }
+
+    fn is_root(&self) -> bool {
+        self.rank == self.root
+    }
+
+    fn parts(&self) -> u32 {
+        match self.cut {
+            Cut::Vector { parts } => parts,
+            Cut::PerRank => 1,
+        }
+    }
+}
+
+impl Blocks {
+    /// Block `block` of `space`.
+    #[must_use]
+    pub const fn one(space: Space, block: u32) -> Self {
+        Self { space, first: block, count: 1 }
+    }
+
+    /// `count` blocks of `space` from `first` on.
+    #[must_use]
+    pub const fn range(space: Space, first: u32, count: u32) -> Self {
+        Self { space, first, count }
+    }
+
+    /// One past the last block.
+    #[must_use]
+    pub const fn end(&self) -> u32 {
+        self.first + self.count
+    }
+
+    /// Whether both name a common block, by name: see [`Memory::physical`] for aliases.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.space == other.space && self.first < other.end() && other.first < self.end()
+    }
+}

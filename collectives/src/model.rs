@@ -1,0 +1,76 @@
+//! What communication costs: the constants that the cost functions and the simulator share.
+
+use serde::{Deserialize, Serialize};
+
+/// Messages between two ranks of one kind: on the same host, or not.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkClass {
+    /// From the posting of an empty message to its arrival, without the processor time at either end (alpha).
+    pub latency_seconds: f64,
+    /// Processor time per message, at each end (o).
+    pub overhead_seconds: f64,
+    /// Bandwidth of one rank's link, each direction (1 / beta).
+    pub bytes_per_second: f64,
+}
+
+/// The constants of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Model {
+    /// Between ranks of a host.
+    pub intra: LinkClass,
+    /// Between hosts.
+    pub inter: LinkClass,
+    /// Bytes of operand that a rank reduces per second (1 / gamma).
+    pub reduce_bytes_per_second: f64,
+    /// Bytes that a rank copies per second.
+    pub copy_bytes_per_second: f64,
+    /// Network bandwidth of a host, each direction, shared by its ranks.
+    pub nic_bytes_per_second: f64,
+    /// Memory bandwidth of a host, shared by its ranks.
+    pub memory_bytes_per_second: f64,
+    /// Ranks per usable processor of a host, at least 1: all processor time takes that much longer.
+    pub oversubscription: f64,
+}
+
+impl LinkClass {
+    /// Shared memory between cores of one host: a cache line handed over and back in about half a microsecond,
+    /// one copy in and one out at 10 GB/s.
+    pub const SHARED_MEMORY: Self =
+        Self { latency_seconds: 0.3e-6, overhead_seconds: 0.1e-6, bytes_per_second: 10e9 };
+
+    /// TCP between hosts on 25 GbE: a system call and its share of the interrupt at each end, 15 microseconds
+    /// of wire, switch and wake-up between.
+    pub const TCP: Self = Self { latency_seconds: 15e-6, overhead_seconds: 3e-6, bytes_per_second: 3e9 };
+
+    /// RDMA at 200 Gb/s.
+    pub const RDMA: Self = Self { latency_seconds: 2e-6, overhead_seconds: 0.3e-6, bytes_per_second: 25e9 };
+
+    pub(crate) fn seconds_per_byte(&self) -> f64 {
+        1.0 / self.bytes_per_second
+    }
+}
+
+impl Model {
+    /// Shared memory within hosts, TCP between them.
+    pub const TCP: Self = Self {
+        intra: LinkClass::SHARED_MEMORY,
+        inter: LinkClass::TCP,
+        // One core reads two operands and writes one at about 60 GB/s of memory traffic in all.
+        reduce_bytes_per_second: 20e9,
+        copy_bytes_per_second: 10e9,
+        nic_bytes_per_second: 3e9,
+        memory_bytes_per_second: 100e9,
+        oversubscription: 1.0,
+    };
+
+    /// Shared memory within hosts, RDMA between them.
+    pub const RDMA: Self = Self { inter: LinkClass::RDMA, nic_bytes_per_second: 25e9, ..Self::TCP };
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Self::TCP
+    }
+}

@@ -1,0 +1,242 @@
+//! Which algorithm, in which pieces: the cheapest by the cost model, among those that may.
+//!
+//! A pure function of facts that are the same on all ranks, so all ranks choose alike without a word.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::Algorithm;
+use crate::cost::{Flow, scratch_factor, seconds};
+use crate::model::Model;
+use crate::plan::Collective;
+use crate::rounds::ceil_log2;
+use crate::task::{Params, Task};
+
+/// What is asked of the order of reduction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// The same on all ranks and in every run.
+    #[default]
+    Any,
+    /// Moreover independent of size, segments, parameters, algorithm and transport: see
+    /// [`Algorithm::is_canonical`].
+    Canonical,
+}
+
+/// The outcome of a selection.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Choice {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Its parameters: those of the task, with what the algorithm wants tuned.
+    pub params: Params,
+    /// Bytes per segment, of the vector or of the longest block; a multiple of the element size.
+    pub segment_bytes: usize,
+    /// Segments in flight.
+    pub window: usize,
+    /// What it is expected to take.
+    pub cost_seconds: f64,
+    /// The others: what they would take, or why they cannot serve. Those that can come first, cheapest first.
+    pub losers: Vec<(Algorithm, Result<f64, String>)>,
+    /// Why this one, in a sentence.
+    pub reason: String,
+}
+
+/// Why there is no choice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SelectError {
+    /// The algorithm asked for cannot do it.
+    Forced {
+        /// The one asked for.
+        algorithm: Algorithm,
+        /// The operation.
+        collective: Collective,
+        /// What is in the way.
+        reason: String,
+    },
+    /// None can.
+    None {
+        /// The operation.
+        collective: Collective,
+        /// What is in the way of each.
+        reasons: Vec<(Algorithm, String)>,
+    },
+}
+
+impl fmt::Display for SelectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Forced { algorithm, collective, reason } => {
+                write!(f, "{algorithm} was asked for and cannot serve {collective}: {reason}")
+            }
+            Self::None { collective, reasons } => {
+                write!(f, "no algorithm can serve {collective}")?;
+                for (algorithm, reason) in reasons {
+                    write!(f, "; {algorithm}: {reason}")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl std::error::Error for SelectError {}
+
+/// Segments shorter than this are overhead; longer than that fall out of the cache between the producer and the
+/// consumer of a chunk, and gain nothing.
+const SEGMENT_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=4 << 20;
+
+/// What the scratch of all segments in flight may come to. Staging must not grow with messages or ranks.
+const SCRATCH_BYTES: f64 = (16 << 20) as f64;
+
+/// Chooses for `bytes` bytes: of the vector, or of the longest block where the collective has a block per rank
+/// (0 if that is not known everywhere). `irregular` says that blocks differ in length.
+///
+/// # Errors
+/// If `force` cannot serve the task, or nothing can.
+pub fn select(
+    task: &Task,
+    bytes: u64,
+    element_size: usize,
+    irregular: bool,
+    order: Order,
+    model: &Model,
+    force: Option<Algorithm>,
+) -> Result<Choice, SelectError> {
+    let mut candidates: Vec<(f64, Algorithm, Params, Flow)> = Vec::new();
+    let mut unfit: Vec<(Algorithm, String)> = Vec::new();
+    for algorithm in Algorithm::ALL {
+        match may_serve(algorithm, task, irregular, order) {
+            Ok(()) => {
+                let (cost, params, flow) = tune(algorithm, task, bytes, element_size.max(1), model);
+                candidates.push((cost, algorithm, params, flow));
+            }
+            Err(reason) => unfit.push((algorithm, reason)),
+        }
+    }
+    // Stable: of equals, the first in the list of algorithms.
+    candidates.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let position = match force {
+        None => 0,
+        Some(forced) => match candidates.iter().position(|candidate| candidate.1 == forced) {
+            Some(position) => position,
+            None => {
+                let reason = unfit.into_iter().find(|(algorithm, _)| *algorithm == forced);
+                return Err(SelectError::Forced {
+                    algorithm: forced,
+                    collective: task.collective,
+                    reason: reason.map_or_else(String::new, |(_, reason)| reason),
+                });
+            }
+        },
+    };
+    if candidates.is_empty() {
+        return Err(SelectError::None { collective: task.collective, reasons: unfit });
+    }
+    let (cost_seconds, algorithm, params, flow) = candidates.remove(position);
+    let reason = match (force, candidates.first()) {
+        (Some(_), _) => format!("asked for; expected to take {}", Micros(cost_seconds)),
+        (None, None) => "the only one that can".to_owned(),
+        (None, Some((next, other, ..))) => {
+            format!("expected to take {}, before {other} with {}", Micros(cost_seconds), Micros(*next))
+        }
+    };
+    let losers = candidates.into_iter().map(|(cost, algorithm, ..)| (algorithm, Ok(cost)));
+    let losers =
+        losers.chain(unfit.into_iter().map(|(algorithm, reason)| (algorithm, Err(reason)))).collect();
+    Ok(Choice {
+        algorithm,
+        params,
+        segment_bytes: flow.segment_bytes as usize,
+        window: flow.window as usize,
+        cost_seconds,
+        losers,
+        reason,
+    })
+}
+
+struct Micros(f64);
+
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} us", self.0 * 1e6)
+    }
+}
+
+fn may_serve(algorithm: Algorithm, task: &Task, irregular: bool, order: Order) -> Result<(), String> {
+    algorithm.supports(task)?;
+    if irregular && !algorithm.serves_irregular(task.collective) {
+        return Err("it needs blocks of equal length".to_owned());
+    }
+    if order == Order::Canonical && !algorithm.is_canonical(task) {
+        return Err("its order of reduction is not the canonical one".to_owned());
+    }
+    Ok(())
+}
+
+/// The best segment size and parameters for one algorithm.
+fn tune(
+    algorithm: Algorithm,
+    task: &Task,
+    bytes: u64,
+    element_size: usize,
+    model: &Model,
+) -> (f64, Params, Flow) {
+    // What is short compared to its latency must have much in flight.
+    let window = match algorithm {
+        Algorithm::Tree | Algorithm::Chain => 8,
+        _ => 4,
+    };
+    let element = element_size as u64;
+    let aligned = |size: u64| (size / element).max(1) * element;
+    let scratch = scratch_factor(algorithm, task);
+    let whole = bytes.next_multiple_of(element).max(element);
+    let mut sizes: Vec<u64> = Vec::new();
+    let mut size = *SEGMENT_BYTES.end();
+    loop {
+        // With scratch for many blocks, segments are shorter than would otherwise make sense.
+        let fits = scratch * size as f64 * f64::from(window) <= SCRATCH_BYTES;
+        if fits && size < whole {
+            sizes.push(aligned(size));
+        }
+        if size <= *SEGMENT_BYTES.start() && (fits || size <= 1 << 10) {
+            break;
+        }
+        size /= 2;
+    }
+    if whole <= *SEGMENT_BYTES.end() && scratch * whole as f64 <= SCRATCH_BYTES {
+        sizes.insert(0, whole);
+    }
+    if sizes.is_empty() {
+        sizes.push(aligned(size));
+    }
+    let mut best: Option<(f64, Params, Flow)> = None;
+    for segment_bytes in sizes {
+        let params = Params { parts: parts(algorithm, task, segment_bytes.min(bytes), model), ..task.params };
+        let tuned = Task { params, ..task.clone() };
+        let flow = Flow { bytes, segment_bytes, window: if segment_bytes >= bytes { 1 } else { window } };
+        let cost = seconds(algorithm, &tuned, flow, model);
+        if best.as_ref().is_none_or(|(least, ..)| cost < *least) {
+            best = Some((cost, params, flow));
+        }
+    }
+    best.unwrap_or_else(|| unreachable!("there is at least one size"))
+}
+
+/// Blocks for the pipelined circulant broadcast: parts - 1 + q rounds of alpha + (n / parts) beta are least at
+/// parts = sqrt((q - 1) n beta / alpha). To the next power of two, so that few plans serve all sizes.
+fn parts(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model) -> u32 {
+    let pipelined = matches!(task.collective, Collective::Broadcast | Collective::Reduce);
+    if algorithm != Algorithm::Circulant || !pipelined || task.world_size < 3 {
+        return task.params.parts;
+    }
+    let several = task.hosts.as_ref().is_some_and(|hosts| hosts.iter().any(|host| *host != hosts[0]));
+    let class = if several { &model.inter } else { &model.intra };
+    let fixed = class.latency_seconds + 2.0 * class.overhead_seconds * model.oversubscription.max(1.0);
+    let rounds = f64::from(ceil_log2(task.world_size) - 1);
+    let best = (rounds * bytes as f64 / class.bytes_per_second / fixed).sqrt();
+    // More than 64 rounds in a segment no longer pay for their steps.
+    (best.clamp(1.0, 64.0) as u32).next_power_of_two()
+}

@@ -1,0 +1,82 @@
+//! The machine that a simulation runs on.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::Model;
+
+/// Hosts with ranks, what their communication costs, and what goes wrong.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cluster {
+    /// Number of hosts; ranks are dealt out consecutively.
+    pub hosts: u32,
+    /// Ranks on each host.
+    pub ranks_per_host: u32,
+    /// The constants.
+    pub model: Model,
+    /// Bytes of an element.
+    pub element_bytes: usize,
+    /// Bytes per segment, of the vector or of the longest block.
+    pub segment_bytes: usize,
+    /// Segments in flight, at least 1.
+    pub window: usize,
+    /// Ranks that begin late.
+    pub stragglers: Vec<Straggler>,
+    /// A rank that dies.
+    pub killed: Option<Killed>,
+}
+
+/// A rank that begins late.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Straggler {
+    /// The rank.
+    pub rank: u32,
+    /// How late.
+    pub delay_seconds: f64,
+}
+
+/// A rank that dies: from then on it does nothing more. What it has sent arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Killed {
+    /// The rank.
+    pub rank: u32,
+    /// When.
+    pub at_seconds: f64,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self {
+            hosts: 1,
+            ranks_per_host: 2,
+            model: Model::default(),
+            element_bytes: 4,
+            segment_bytes: 1 << 20,
+            window: 4,
+            stragglers: Vec::new(),
+            killed: None,
+        }
+    }
+}
+
+impl Cluster {
+    /// Number of ranks.
+    #[must_use]
+    pub fn world_size(&self) -> u32 {
+        self.hosts * self.ranks_per_host
+    }
+
+    /// Host of a rank.
+    #[must_use]
+    pub fn host(&self, rank: u32) -> u32 {
+        rank / self.ranks_per_host.max(1)
+    }
+
+    /// Host of each rank, as a task wants it.
+    #[must_use]
+    pub fn hosts_of_ranks(&self) -> Vec<u32> {
+        (0..self.world_size()).map(|rank| self.host(rank)).collect()
+    }
+}

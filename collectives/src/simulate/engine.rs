@@ -1,0 +1,523 @@
+//! The event loop.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BinaryHeap, VecDeque};
+
+use crate::layout::Layout;
+use crate::model::LinkClass;
+use crate::plan::{Action, Plan, Step, StepRef};
+
+use super::{Cluster, CriticalStep, Stuck, Timing, Traffic};
+
+/// Which channel a step of a rank uses, in a dense numbering.
+type Channels<'a> = &'a dyn Fn(usize, &Action) -> Option<usize>;
+
+/// What determined when a step was done: the record of the step before it on the critical path.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    rank: u32,
+    segment: u32,
+    step: StepRef,
+    at: f64,
+    cause: Option<u32>,
+}
+
+/// One step, with what it costs; the same for all segments but, maybe, the last.
+#[derive(Clone, Copy, Debug)]
+struct Compiled {
+    step: Step,
+    channel: u32,
+    /// Peer and whether it is on another host, for sends.
+    peer: u32,
+    inter: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    arrived: f64,
+    record: u32,
+}
+
+/// A lane of a segment in flight.
+#[derive(Clone, Debug, Default)]
+struct Lane {
+    next: u16,
+    /// When the last of its sends is read out.
+    read_out: f64,
+    last: Option<u32>,
+    /// When each step was done, where another lane may ask.
+    done: Vec<(f64, u32)>,
+    waiting_after: bool,
+}
+
+/// A segment in flight on one rank.
+#[derive(Clone, Debug)]
+struct Instance {
+    segment: usize,
+    lanes: Vec<Lane>,
+    unfinished: usize,
+}
+
+struct Rank {
+    host: usize,
+    processor: f64,
+    processor_record: Option<u32>,
+    link_out: f64,
+    link_in: f64,
+    instances: Vec<Instance>,
+    /// Segments begun, and how many there are.
+    begun: usize,
+    segments: usize,
+    finished: f64,
+    last_record: Option<u32>,
+    dies: f64,
+    has_after: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Host {
+    out: f64,
+    inward: f64,
+    memory: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// A lane may be able to go on.
+    Lane { rank: u32, slot: u16, lane: u16 },
+    /// The first byte of a message leaves the sender's link. What hosts share is taken now, and not when the
+    /// message was posted, lest a message that waits for its link keep others from the interface.
+    Depart { rank: u32, slot: u16, lane: u16, step: u16, bytes: f64, record: u32 },
+    /// The first byte of a message reaches the receiver's side.
+    Head { rank: u32, slot: u16, channel: u32, bytes: f64, inter: bool, left: f64, record: u32 },
+}
+
+/// Times are never NaN; ties go by order of scheduling, so that runs repeat.
+struct Timed {
+    at: f64,
+    order: u64,
+    event: Event,
+}
+
+impl PartialEq for Timed {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl Eq for Timed {}
+impl PartialOrd for Timed {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Timed {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.at.total_cmp(&other.at).then(self.order.cmp(&other.order))
+    }
+}
+
+pub(super) struct Engine<'a> {
+    plans: &'a [Plan],
+    layouts: &'a [Layout],
+    cluster: &'a Cluster,
+    window: usize,
+    programs: Vec<Vec<Vec<Compiled>>>,
+    ranks: Vec<Rank>,
+    hosts: Vec<Host>,
+    /// Messages and waiting lane, by slot and channel.
+    queues: Vec<Vec<VecDeque<Message>>>,
+    waiting: Vec<Vec<Option<(u32, u16)>>>,
+    records: Vec<Record>,
+    events: BinaryHeap<Reverse<Timed>>,
+    order: u64,
+    intra: Traffic,
+    inter: Traffic,
+}
+
+impl<'a> Engine<'a> {
+    pub(super) fn new(
+        plans: &'a [Plan],
+        layouts: &'a [Layout],
+        cluster: &'a Cluster,
+        channels: usize,
+        channel_of: Channels<'_>,
+    ) -> Self {
+        let window = cluster.window.max(1);
+        let symmetric = plans.len() == 1;
+        let compile = |rank: usize, step: &Step| {
+            let peer = step.action.sends_to().map_or(0, |to| to.peer);
+            // A single simulated rank sends to itself, as if to another host.
+            let inter = symmetric || cluster.host(peer) != cluster.host(rank as u32);
+            let channel = channel_of(rank, &step.action).map_or(u32::MAX, |channel| channel as u32);
+            Compiled { step: *step, channel, peer: if symmetric { 0 } else { peer }, inter }
+        };
+        let programs = plans.iter().enumerate().map(|(rank, plan)| {
+            plan.lanes.iter().map(|lane| lane.iter().map(|step| compile(rank, step)).collect()).collect()
+        });
+        let ranks = plans.iter().zip(layouts).enumerate().map(|(rank, (plan, layout))| Rank {
+            host: cluster.host(rank as u32) as usize,
+            processor: 0.0,
+            processor_record: None,
+            link_out: 0.0,
+            link_in: 0.0,
+            instances: Vec::new(),
+            begun: 0,
+            segments: if plan.lanes.is_empty() { 0 } else { layout.segments() },
+            finished: 0.0,
+            last_record: None,
+            dies: cluster
+                .killed
+                .filter(|killed| killed.rank as usize == rank)
+                .map_or(f64::INFINITY, |killed| killed.at_seconds),
+            has_after: plan.lanes.iter().any(|lane| lane.iter().any(|step| step.after.is_some())),
+        });
+        let hosts = cluster.hosts.max(1) as usize;
+        Self {
+            plans,
+            layouts,
+            cluster,
+            window,
+            programs: programs.collect(),
+            ranks: ranks.collect(),
+            hosts: vec![Host { out: 0.0, inward: 0.0, memory: 0.0 }; hosts],
+            queues: vec![vec![VecDeque::new(); channels]; window],
+            waiting: vec![vec![None; channels]; window],
+            records: Vec::new(),
+            events: BinaryHeap::new(),
+            order: 0,
+            intra: Traffic::default(),
+            inter: Traffic::default(),
+        }
+    }
+
+    pub(super) fn run(mut self) -> Timing {
+        for rank in 0..self.ranks.len() {
+            let late = self.cluster.stragglers.iter().filter(|late| late.rank as usize == rank);
+            let start = late.map(|late| late.delay_seconds).fold(0.0, f64::max);
+            self.ranks[rank].finished = start;
+            for slot in 0..self.window {
+                self.begin(rank, slot, start);
+            }
+        }
+        while let Some(Reverse(Timed { at, event, .. })) = self.events.pop() {
+            match event {
+                Event::Lane { rank, slot, lane } => self.advance(rank as usize, slot, lane, at),
+                Event::Depart { rank, slot, lane, step, bytes, record } => {
+                    self.depart(rank as usize, slot, StepRef { lane, step }, bytes, at, record);
+                }
+                Event::Head { rank, slot, channel, bytes, inter, left, record } => {
+                    self.land(rank as usize, slot, channel as usize, (bytes, inter, left), record, at);
+                }
+            }
+        }
+        self.report()
+    }
+
+    fn schedule(&mut self, at: f64, event: Event) {
+        self.order += 1;
+        self.events.push(Reverse(Timed { at, order: self.order, event }));
+    }
+
+    /// Starts the next segment of a slot: slot i runs segments i, i + window, ..., on all ranks alike.
+    fn begin(&mut self, rank: usize, slot: usize, at: f64) {
+        let lanes = self.programs[rank].len();
+        let state = &mut self.ranks[rank];
+        let segment = state.instances.get(slot).map_or(slot, |previous| previous.segment + self.window);
+        if segment >= state.segments {
+            return;
+        }
+        let tracked = state.has_after;
+        let lane = |lane: usize| Lane {
+            done: if tracked {
+                vec![(f64::INFINITY, 0); self.programs[rank][lane].len()]
+            } else {
+                Vec::new()
+            },
+            last: state.last_record,
+            ..Lane::default()
+        };
+        let instance = Instance { segment, lanes: (0..lanes).map(lane).collect(), unfinished: lanes };
+        if slot < state.instances.len() {
+            state.instances[slot] = instance;
+        } else {
+            state.instances.push(instance);
+        }
+        state.begun += 1;
+        for lane in 0..lanes {
+            self.schedule(at, Event::Lane { rank: rank as u32, slot: slot as u16, lane: lane as u16 });
+        }
+    }
+
+    /// Runs a lane from time `at` on, until it has to wait for something later.
+    fn advance(&mut self, rank: usize, slot: u16, lane: u16, at: f64) {
+        let slot_index = usize::from(slot);
+        if at >= self.ranks[rank].dies {
+            return;
+        }
+        let this = Event::Lane { rank: rank as u32, slot, lane };
+        let instance = &mut self.ranks[rank].instances[slot_index];
+        let segment = instance.segment;
+        let state = &mut instance.lanes[usize::from(lane)];
+        let program = &self.programs[rank][usize::from(lane)];
+        let Some(compiled) = program.get(usize::from(state.next)).copied() else {
+            // A lane is done when its sends are.
+            if state.read_out > at {
+                let read_out = state.read_out;
+                self.schedule(read_out, this);
+                return;
+            }
+            let last = state.last;
+            instance.unfinished -= 1;
+            let all = instance.unfinished == 0;
+            let rank_state = &mut self.ranks[rank];
+            if at >= rank_state.finished {
+                rank_state.finished = at;
+                rank_state.last_record = last;
+            }
+            if all {
+                self.begin(rank, slot_index, at);
+            }
+            return;
+        };
+        let mut cause = state.last;
+        if let Some(after) = compiled.step.after {
+            let (done, record) = instance.lanes[usize::from(after.lane)].done[usize::from(after.step)];
+            if done > at {
+                instance.lanes[usize::from(lane)].waiting_after = true;
+                return;
+            }
+            let own = instance.lanes[usize::from(lane)].last.map_or(0.0, |own| self.records[own as usize].at);
+            if done >= own {
+                cause = Some(record);
+            }
+        }
+        let state = &mut self.ranks[rank].instances[slot_index].lanes[usize::from(lane)];
+        if compiled.step.fence && state.read_out > at {
+            let read_out = state.read_out;
+            self.schedule(read_out, this);
+            return;
+        }
+        let bytes = self.bytes(rank, &compiled.step.action, segment);
+        let model = &self.cluster.model;
+        let slower = model.oversubscription.max(1.0);
+        let class = if compiled.inter { &model.inter } else { &model.intra };
+        let mut work = 0.0;
+        match compiled.step.action {
+            // Messages of no bytes are skipped at both ends.
+            Action::Send { .. } | Action::Recv { .. } | Action::RecvReduce { .. } if bytes == 0.0 => {}
+            Action::Send { .. } | Action::Signal { .. } => work = class.overhead_seconds,
+            Action::Copy { .. } => work = bytes / model.copy_bytes_per_second,
+            Action::Reduce { .. } => work = bytes / model.reduce_bytes_per_second,
+            Action::Recv { .. } | Action::RecvReduce { .. } | Action::WaitSignal { .. } => {
+                let channel = compiled.channel as usize;
+                let Some(message) = self.queues[slot_index][channel].front().copied() else {
+                    self.waiting[slot_index][channel] = Some((rank as u32, lane));
+                    return;
+                };
+                if message.arrived > at {
+                    self.schedule(message.arrived, this);
+                    return;
+                }
+                self.queues[slot_index][channel].pop_front();
+                let own = cause.map_or(0.0, |own| self.records[own as usize].at);
+                if message.arrived >= own {
+                    cause = Some(message.record);
+                }
+                let from = compiled.step.action.receives_from().map_or(0, |from| from.peer);
+                let inter =
+                    self.plans.len() == 1 || self.cluster.host(from) != self.cluster.host(rank as u32);
+                work = if inter { model.inter.overhead_seconds } else { model.intra.overhead_seconds };
+                if matches!(compiled.step.action, Action::RecvReduce { .. }) {
+                    work += bytes / model.reduce_bytes_per_second;
+                }
+            }
+        }
+        let work = work * slower;
+        let rank_state = &mut self.ranks[rank];
+        let start = rank_state.processor.max(at);
+        if work > 0.0 {
+            if rank_state.processor > at {
+                cause = rank_state.processor_record.or(cause);
+            }
+            rank_state.processor = start + work;
+        }
+        let done = if work > 0.0 { start + work } else { at };
+        let record = self.records.len() as u32;
+        let next = rank_state.instances[slot_index].lanes[usize::from(lane)].next;
+        self.records.push(Record {
+            rank: rank as u32,
+            segment: segment as u32,
+            step: StepRef { lane, step: next },
+            at: done,
+            cause,
+        });
+        if work > 0.0 {
+            rank_state.processor_record = Some(record);
+        }
+        let sends = matches!(compiled.step.action, Action::Send { .. }) && bytes > 0.0
+            || matches!(compiled.step.action, Action::Signal { .. });
+        let mut read_out = 0.0;
+        if sends {
+            read_out = self.post(rank, slot, (StepRef { lane, step: next }, done), &compiled, bytes, record);
+        }
+        let rank_state = &mut self.ranks[rank];
+        let instance = &mut rank_state.instances[slot_index];
+        let state = &mut instance.lanes[usize::from(lane)];
+        state.read_out = state.read_out.max(read_out);
+        state.last = Some(record);
+        state.next += 1;
+        if !state.done.is_empty() {
+            state.done[usize::from(next)] = (done, record);
+            for other in 0..instance.lanes.len() {
+                if std::mem::take(&mut self.ranks[rank].instances[slot_index].lanes[other].waiting_after) {
+                    self.schedule(done, Event::Lane { rank: rank as u32, slot, lane: other as u16 });
+                }
+            }
+        }
+        self.schedule(done, this);
+    }
+
+    fn bytes(&self, rank: usize, action: &Action, segment: usize) -> f64 {
+        let blocks = match *action {
+            Action::Send { src, .. } => src,
+            Action::Recv { dst, .. }
+            | Action::RecvReduce { dst, .. }
+            | Action::Copy { dst, .. }
+            | Action::Reduce { dst, .. } => dst,
+            Action::Signal { .. } | Action::WaitSignal { .. } => return 0.0,
+        };
+        (self.layouts[rank].len(blocks, segment) * self.cluster.element_bytes) as f64
+    }
+
+    /// Queues a message for the sender's link; says when the link has read it, if nothing else is in the way.
+    fn post(
+        &mut self,
+        rank: usize,
+        slot: u16,
+        at: (StepRef, f64),
+        compiled: &Compiled,
+        bytes: f64,
+        record: u32,
+    ) -> f64 {
+        let (step, at) = at;
+        let model = &self.cluster.model;
+        let class: &LinkClass = if compiled.inter { &model.inter } else { &model.intra };
+        let traffic = if compiled.inter { &mut self.inter } else { &mut self.intra };
+        traffic.messages += 1;
+        traffic.bytes += bytes as u64;
+        let state = &mut self.ranks[rank];
+        let start = state.link_out.max(at);
+        state.link_out = start + bytes * class.seconds_per_byte();
+        let read_out = state.link_out;
+        let event =
+            Event::Depart { rank: rank as u32, slot, lane: step.lane, step: step.step, bytes, record };
+        self.schedule(start, event);
+        read_out
+    }
+
+    /// Takes a message through what the ranks of its host share, and sends it on its way.
+    fn depart(&mut self, rank: usize, slot: u16, step: StepRef, bytes: f64, at: f64, record: u32) {
+        let compiled = self.programs[rank][usize::from(step.lane)][usize::from(step.step)];
+        let model = &self.cluster.model;
+        let class: &LinkClass = if compiled.inter { &model.inter } else { &model.intra };
+        let state = &mut self.ranks[rank];
+        let host = &mut self.hosts[state.host];
+        let mut left = at + bytes * class.seconds_per_byte();
+        if compiled.inter {
+            host.out = host.out.max(at) + bytes / model.nic_bytes_per_second;
+            left = left.max(host.out);
+        } else {
+            // Written by the sender, read by the receiver.
+            host.memory = host.memory.max(at) + 2.0 * bytes / model.memory_bytes_per_second;
+            left = left.max(host.memory);
+        }
+        // The lane is still there: it is not done before its link has read this message.
+        let lane = &mut state.instances[usize::from(slot)].lanes[usize::from(step.lane)];
+        lane.read_out = lane.read_out.max(left);
+        let head = Event::Head {
+            rank: compiled.peer,
+            slot,
+            channel: compiled.channel,
+            bytes,
+            inter: compiled.inter,
+            left: left + class.latency_seconds,
+            record,
+        };
+        self.schedule(at + class.latency_seconds, head);
+    }
+
+    /// Takes a message through the receiver's side; `left` is when its last byte gets there.
+    fn land(
+        &mut self,
+        rank: usize,
+        slot: u16,
+        channel: usize,
+        (bytes, inter, left): (f64, bool, f64),
+        record: u32,
+        at: f64,
+    ) {
+        let model = &self.cluster.model;
+        let class = if inter { &model.inter } else { &model.intra };
+        let state = &mut self.ranks[rank];
+        state.link_in = state.link_in.max(at) + bytes * class.seconds_per_byte();
+        let mut arrived = left.max(state.link_in);
+        if inter {
+            let host = &mut self.hosts[state.host];
+            host.inward = host.inward.max(at) + bytes / model.nic_bytes_per_second;
+            arrived = arrived.max(host.inward);
+        }
+        let queue = &mut self.queues[usize::from(slot)][channel];
+        // A channel is a FIFO, whatever the ways.
+        let arrived = queue.back().map_or(arrived, |last| last.arrived.max(arrived));
+        queue.push_back(Message { arrived, record });
+        if let Some((rank, lane)) = self.waiting[usize::from(slot)][channel].take() {
+            self.schedule(arrived, Event::Lane { rank, slot, lane });
+        }
+    }
+
+    fn report(self) -> Timing {
+        let mut stuck = Vec::new();
+        let mut finished = Vec::with_capacity(self.ranks.len());
+        for (rank, state) in self.ranks.iter().enumerate() {
+            let dead = state.dies.is_finite();
+            let mut through = state.begun == state.segments;
+            for instance in state.instances.iter().filter(|instance| instance.unfinished > 0) {
+                through = false;
+                for (lane, position) in instance.lanes.iter().enumerate().filter(|_| !dead) {
+                    if let Some(compiled) = self.programs[rank][lane].get(usize::from(position.next)) {
+                        stuck.push(Stuck {
+                            rank: rank as u32,
+                            segment: instance.segment,
+                            step: StepRef { lane: lane as u16, step: position.next },
+                            peer: compiled.step.action.receives_from().map(|from| from.peer),
+                        });
+                    }
+                }
+            }
+            finished.push(through.then_some(state.finished));
+        }
+        let last = (0..self.ranks.len())
+            .filter(|rank| finished[*rank].is_some())
+            .max_by(|a, b| self.ranks[*a].finished.total_cmp(&self.ranks[*b].finished));
+        let mut critical_path = Vec::new();
+        let mut record = last.and_then(|rank| self.ranks[rank].last_record);
+        while let Some(index) = record {
+            let Record { rank, segment, step, at, cause } = self.records[index as usize];
+            critical_path.push(CriticalStep { rank, segment: segment as usize, step, at_seconds: at });
+            record = cause;
+        }
+        critical_path.reverse();
+        let in_flight = |layout: &Layout| layout.segments().min(self.window);
+        let scratch = self.layouts.iter().map(|layout| layout.scratch_elements() * in_flight(layout)).max();
+        Timing {
+            seconds: last.map_or(0.0, |rank| self.ranks[rank].finished),
+            finished,
+            critical_path,
+            intra: self.intra,
+            inter: self.inter,
+            connections: 0,
+            scratch_bytes: scratch.unwrap_or(0) * self.cluster.element_bytes,
+            stuck,
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The simulator: how long plans take on a described cluster, without a socket.
+//!
+//! A discrete-event simulation in the spirit of LogGP (Alexandrov et al., 1995) and LogGOPSim (Hoefler et al.,
+//! 2010). What is modelled:
+//!
+//! - Each rank has one processor. Posting and taking a message cost overhead on it, reductions and copies their
+//!   bytes; the lanes of a rank share it, first come first served.
+//! - Each rank has a link with one direction each way; a message occupies the sender's, then, a latency later,
+//!   the receiver's, and cuts through: it has arrived when its last byte has passed both.
+//! - Messages between hosts also pass the host's network interface, in and out; those within a host its memory
+//!   bus, twice. These have their own bandwidth, shared by the ranks of the host.
+//! - Sends are eager. A fence waits until the sender's link has read the message.
+//! - Up to `window` segments are in flight on each rank, each with sub-channels of its own.
+//!
+//! Cost: a few events per message and segment, some millions per second. An algorithm with log p rounds is quick
+//! at any size. Those with p rounds have p² messages: beyond a few hundred ranks, use [`simulate_symmetric`],
+//! which runs one rank of a plan in which all ranks do the same relative to their neighbours.
+
+mod cluster;
+mod engine;
+
+use serde::Serialize;
+
+use crate::check::{Violation, wiring::Wiring};
+use crate::layout::{Layout, Shape};
+use crate::plan::{Plan, StepRef};
+
+pub use cluster::{Cluster, Killed, Straggler};
+
+/// How a simulation went.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Timing {
+    /// When the last rank was done; of those that finished, if some did not.
+    pub seconds: f64,
+    /// When each rank was done; `None` for those that never were.
+    pub finished: Vec<Option<f64>>,
+    /// The chain of steps that determined `seconds`, first to last.
+    pub critical_path: Vec<CriticalStep>,
+    /// Messages and bytes between ranks of a host.
+    pub intra: Traffic,
+    /// Messages and bytes between hosts.
+    pub inter: Traffic,
+    /// The most peers any rank talks to.
+    pub connections: u32,
+    /// The most bytes of scratch on any rank, all segments in flight taken together.
+    pub scratch_bytes: usize,
+    /// Ranks that never got through, and what they wait for. Empty unless a rank is killed.
+    pub stuck: Vec<Stuck>,
+}
+
+/// What went over one class of links.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Traffic {
+    /// Messages, signals included.
+    pub messages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// A step on the critical path.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct CriticalStep {
+    /// The rank.
+    pub rank: u32,
+    /// The segment.
+    pub segment: usize,
+    /// Lane and step.
+    pub step: StepRef,
+    /// When it was done.
+    pub at_seconds: f64,
+}
+
+/// A lane that waits for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Stuck {
+    /// The rank.
+    pub rank: u32,
+    /// The segment.
+    pub segment: usize,
+    /// Its head step.
+    pub step: StepRef,
+    /// Whom it waits for, if the step is a receive.
+    pub peer: Option<u32>,
+}
+
+/// Simulates the plans of all ranks; `shapes[r]` is what rank r binds its plan to.
+///
+/// # Errors
+/// If the plans do not fit together; the [checker](crate::check) says more.
+///
+/// # Panics
+/// If there are not as many shapes as plans and ranks in the cluster.
+pub fn simulate(plans: &[Plan], shapes: &[Shape], cluster: &Cluster) -> Result<Timing, Violation> {
+    assert_eq!(plans.len(), shapes.len(), "a shape per rank");
+    assert_eq!(
+        plans.len(),
+        cluster.world_size() as usize,
+        "the cluster has as many ranks as there are plans"
+    );
+    let wiring = Wiring::new(plans)?;
+    let connections = wiring.connections(plans);
+    let layouts = bind(plans, shapes, cluster);
+    let channels = |rank: usize, action: &crate::plan::Action| wiring.of_step(rank as u32, action);
+    let mut timing = engine::Engine::new(plans, &layouts, cluster, wiring.len(), &channels).run();
+    timing.connections = connections;
+    Ok(timing)
+}
+
+/// Simulates one rank of a rank-symmetric algorithm (ring, circulant, dissemination, direct all-to-all,
+/// all-gather): one where rank r does to rank r + d what rank 0 does to rank d. All ranks then keep step, so
+/// what rank 0 receives from -d arrives as what it sends to d does. One rank per host, so that nothing is
+/// shared; stragglers and deaths break the symmetry and are ignored. Blocks whose lengths differ by an element
+/// from rank to rank are taken as rank 0 has them. Traffic is that of the whole world.
+#[must_use]
+pub fn simulate_symmetric(plan: &Plan, shape: &Shape, cluster: &Cluster) -> Timing {
+    let p = plan.world_size;
+    let mut distances: Vec<(u32, u16)> = Vec::new();
+    for (_, action) in crate::check::wiring::steps(plan) {
+        if let Some(to) = action.sends_to() {
+            distances.push(((to.peer + p - plan.rank) % p, to.index));
+        }
+    }
+    distances.sort_unstable();
+    distances.dedup();
+    let channels = |_: usize, action: &crate::plan::Action| {
+        let key = match (action.sends_to(), action.receives_from()) {
+            (Some(to), _) => ((to.peer + p - plan.rank) % p, to.index),
+            (None, Some(from)) => ((plan.rank + p - from.peer) % p, from.index),
+            (None, None) => return None,
+        };
+        distances.binary_search(&key).ok()
+    };
+    let alone =
+        Cluster { hosts: 1, ranks_per_host: 1, stragglers: Vec::new(), killed: None, ..cluster.clone() };
+    let plans = std::slice::from_ref(plan);
+    let layouts = bind(plans, std::slice::from_ref(shape), cluster);
+    let mut timing = engine::Engine::new(plans, &layouts, &alone, distances.len(), &channels).run();
+    timing.inter =
+        Traffic { messages: timing.inter.messages * u64::from(p), bytes: timing.inter.bytes * u64::from(p) };
+    timing.finished = vec![timing.finished[0]; p as usize];
+    timing.connections = 0;
+    let mut peers: Vec<u32> = distances.iter().flat_map(|(d, _)| [*d, p - *d]).collect();
+    peers.sort_unstable();
+    peers.dedup();
+    timing.connections = peers.len() as u32;
+    timing
+}
+
+fn bind(plans: &[Plan], shapes: &[Shape], cluster: &Cluster) -> Vec<Layout> {
+    let elements = (cluster.segment_bytes / cluster.element_bytes.max(1)).max(1);
+    plans.iter().zip(shapes).map(|(plan, shape)| Layout::new(plan, shape.clone(), elements)).collect()
+}

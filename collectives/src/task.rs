@@ -1,0 +1,116 @@
+//! What a generator may look at: rank-invariant facts only, so that all ranks choose and build alike.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::plan::{Blocks, Collective, Placement, Space};
+
+/// One collective to be planned. The same on all ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Task {
+    /// The operation.
+    pub collective: Collective,
+    /// Number of ranks, at least one.
+    pub world_size: u32,
+    /// The root, where the collective has one, else 0.
+    pub root: u32,
+    /// Whether input and output share memory.
+    pub placement: Placement,
+    /// What may be turned per algorithm.
+    pub params: Params,
+    /// Host index of each rank, where known; the hierarchical forms need it.
+    pub hosts: Option<Arc<[u32]>>,
+}
+
+/// Knobs of the generators. Each generator uses those that mean something to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Params {
+    /// Independent rings that share the vector (or, for blocks per rank, ignored), at least 1.
+    pub channels: u16,
+    /// Blocks that a pipelined broadcast or reduce cuts one segment into, at least 1.
+    pub parts: u32,
+    /// Exchanges that a direct form keeps in flight, at least 1.
+    pub width: u16,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        // Eight exchanges in flight hide one latency behind seven transfers, and stay far below the incast of
+        // posting all of them. One ring and eight blocks are what a single link can use.
+        Self { channels: 1, parts: 8, width: 8 }
+    }
+}
+
+impl Task {
+    /// A task with default parameters, out of place, root 0, hosts unknown.
+    #[must_use]
+    pub fn new(collective: Collective, world_size: u32) -> Self {
+        Self {
+            collective,
+            world_size,
+            root: 0,
+            placement: Placement::OutOfPlace,
+            params: Params::default(),
+            hosts: None,
+        }
+    }
+
+    /// The same task, in place.
+    #[must_use]
+    pub fn in_place(mut self) -> Self {
+        self.placement = Placement::InPlace;
+        self
+    }
+
+    /// The same task with another root.
+    #[must_use]
+    pub fn with_root(mut self, root: u32) -> Self {
+        self.root = root;
+        self
+    }
+
+    /// The same task with other parameters.
+    #[must_use]
+    pub fn with_params(mut self, params: Params) -> Self {
+        self.params = params;
+        self
+    }
+
+    /// The same task, on known hosts.
+    #[must_use]
+    pub fn with_hosts(mut self, hosts: impl Into<Arc<[u32]>>) -> Self {
+        self.hosts = Some(hosts.into());
+        self
+    }
+
+    /// The memory that holds a rank's own contribution before the operation, for collectives whose input and
+    /// output have the same blocks.
+    #[must_use]
+    pub(crate) fn own(&self) -> Space {
+        match self.placement {
+            Placement::OutOfPlace => Space::Input,
+            Placement::InPlace => Space::Output,
+        }
+    }
+
+    /// `count` blocks of the own contribution.
+    pub(crate) fn own_blocks(&self, first: u32, count: u32) -> Blocks {
+        Blocks::range(self.own(), first, count)
+    }
+
+    /// The rank `distance` places after `rank`, round the circle.
+    pub(crate) fn ahead(&self, rank: u32, distance: u32) -> u32 {
+        ((u64::from(rank) + u64::from(distance)) % u64::from(self.world_size)) as u32
+    }
+
+    /// The rank `distance` places before `rank`, round the circle.
+    pub(crate) fn behind(&self, rank: u32, distance: u32) -> u32 {
+        self.ahead(rank, self.world_size - distance % self.world_size)
+    }
+
+    /// Whether input and output are distinct.
+    pub(crate) fn out_of_place(&self) -> bool {
+        self.placement == Placement::OutOfPlace
+    }
+}

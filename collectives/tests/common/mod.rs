@@ -1,0 +1,91 @@
+//! What the tests share: tasks, shapes, and checks with readable failures.
+#![allow(dead_code, unreachable_pub)]
+
+use kolo_collectives::check::{Options, Report, check};
+use kolo_collectives::layout::Shape;
+use kolo_collectives::plan::{Collective, Cut, Placement, Plan};
+use kolo_collectives::{Algorithm, Task};
+
+pub const COLLECTIVES: [Collective; 11] = [
+    Collective::AllReduce,
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::Broadcast,
+    Collective::Reduce,
+    Collective::Gather,
+    Collective::Scatter,
+    Collective::AllToAll,
+    Collective::Scan,
+    Collective::ExScan,
+    Collective::Barrier,
+];
+
+pub const PLACEMENTS: [Placement; 2] = [Placement::OutOfPlace, Placement::InPlace];
+
+pub fn rooted(collective: Collective) -> bool {
+    matches!(
+        collective,
+        Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter
+    )
+}
+
+pub fn plans(algorithm: Algorithm, task: &Task) -> Vec<Plan> {
+    (0..task.world_size).map(|rank| algorithm.plan(task, rank)).collect()
+}
+
+/// The same number of elements everywhere: of the vector, or of each block.
+pub fn uniform(plans: &[Plan], count: usize) -> Vec<Shape> {
+    plans
+        .iter()
+        .map(|plan| match plan.cut {
+            Cut::Vector { .. } => Shape::Vector { count },
+            Cut::PerRank => Shape::Blocks { count },
+        })
+        .collect()
+}
+
+/// Unequal blocks: `len(from, to)` elements travel from one rank to another; what a collective with one block
+/// per rank does not vary over is taken from the rank the block belongs to.
+pub fn irregular(task: &Task, len: impl Fn(u32, u32) -> usize) -> Vec<Shape> {
+    let p = task.world_size;
+    let all = |f: &dyn Fn(u32) -> usize| (0..p).map(f).collect::<Box<[usize]>>();
+    (0..p)
+        .map(|rank| {
+            let at_root = |blocks| if rank == task.root { blocks } else { Box::default() };
+            let one = |owner: u32| Box::from([len(owner, owner)]);
+            let each = || all(&|owner| len(owner, owner));
+            let (input, output) = match task.collective {
+                Collective::AllGather => (one(rank), each()),
+                Collective::ReduceScatter => (each(), one(rank)),
+                Collective::Gather => (one(rank), at_root(each())),
+                Collective::Scatter => (at_root(each()), one(rank)),
+                // In place, a block is as long coming as going.
+                Collective::AllToAll if task.placement == Placement::InPlace => {
+                    let mutual = all(&|peer| len(rank.min(peer), rank.max(peer)));
+                    (mutual.clone(), mutual)
+                }
+                Collective::AllToAll => (all(&|to| len(rank, to)), all(&|from| len(from, rank))),
+                other => panic!("{other:?} has no blocks per rank"),
+            };
+            Shape::Irregular { input, output }
+        })
+        .collect()
+}
+
+pub fn expect(
+    algorithm: Algorithm,
+    task: &Task,
+    plans: &[Plan],
+    shapes: &[Shape],
+    options: &Options,
+) -> Report {
+    check(plans, shapes, options).unwrap_or_else(|violation| {
+        let mut programs = String::new();
+        if plans.len() <= 8 {
+            for plan in plans {
+                programs += &plan.to_string();
+            }
+        }
+        panic!("{algorithm} {task:?}: {violation}\n{shapes:?}\n{programs}")
+    })
+}

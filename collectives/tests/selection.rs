@@ -1,0 +1,227 @@
+//! The cost functions against the simulator, and what is chosen by them.
+
+mod common;
+
+use common::{COLLECTIVES, plans};
+use kolo_collectives::cost::{Flow, seconds};
+use kolo_collectives::layout::Shape;
+use kolo_collectives::model::Model;
+use kolo_collectives::plan::{Collective, Cut};
+use kolo_collectives::select::{Choice, Order, SelectError, select};
+use kolo_collectives::simulate::{Cluster, simulate};
+use kolo_collectives::{Algorithm, Task};
+
+fn task_on(collective: Collective, cluster: &Cluster) -> Task {
+    Task::new(collective, cluster.world_size()).with_hosts(cluster.hosts_of_ranks())
+}
+
+fn simulated(algorithm: Algorithm, task: &Task, bytes: u64, cluster: &Cluster) -> f64 {
+    let plans = plans(algorithm, task);
+    let count = bytes as usize / cluster.element_bytes;
+    let shape = |cut| match cut {
+        Cut::Vector { .. } => Shape::Vector { count },
+        Cut::PerRank => Shape::Blocks { count },
+    };
+    let shapes: Vec<Shape> = plans.iter().map(|plan| shape(plan.cut)).collect();
+    simulate(&plans, &shapes, cluster).expect("the plans fit together").seconds
+}
+
+fn clusters() -> Vec<Cluster> {
+    let shape = |hosts, ranks_per_host| Cluster { hosts, ranks_per_host, ..Cluster::default() };
+    vec![shape(2, 1), shape(8, 1), shape(13, 1), shape(1, 4), shape(1, 7), shape(4, 4), shape(8, 8)]
+}
+
+#[test]
+fn closed_forms_agree_with_the_simulator() {
+    let (mut points, mut near) = (0, 0);
+    let mut report = String::new();
+    for cluster in clusters() {
+        for collective in COLLECTIVES {
+            let task = task_on(collective, &cluster);
+            for algorithm in Algorithm::ALL {
+                if algorithm.supports(&task).is_err() {
+                    continue;
+                }
+                for bytes in [64, 16 << 10, 1 << 20, 8 << 20] {
+                    if collective.has_block_per_rank() && bytes > 1 << 20 {
+                        continue;
+                    }
+                    let cluster = Cluster { segment_bytes: 1 << 20, window: 4, ..cluster.clone() };
+                    let found = simulated(algorithm, &task, bytes, &cluster);
+                    let flow = Flow { bytes, segment_bytes: 1 << 20, window: 4 };
+                    let cost = seconds(algorithm, &task, flow, &cluster.model);
+                    let ratio = cost / found;
+                    points += 1;
+                    if (0.67..1.5).contains(&ratio) {
+                        near += 1;
+                    } else {
+                        report += &format!(
+                            "{algorithm} {collective} {}x{} {bytes}: {:.1} us, simulated {:.1} us\n",
+                            cluster.hosts,
+                            cluster.ranks_per_host,
+                            cost * 1e6,
+                            found * 1e6
+                        );
+                    }
+                    assert!((0.2..5.0).contains(&ratio), "{ratio}\n{report}");
+                }
+            }
+        }
+    }
+    assert!(points > 500);
+    assert!(near * 100 >= points * 80, "{near} of {points} are near\n{report}");
+}
+
+fn choose(task: &Task, bytes: u64, order: Order) -> Choice {
+    select(task, bytes, 4, false, order, &Model::TCP, None).expect("something can")
+}
+
+#[test]
+fn the_choice_is_near_the_best_of_all_by_simulation() {
+    for cluster in clusters() {
+        for collective in
+            [Collective::AllReduce, Collective::AllGather, Collective::Broadcast, Collective::AllToAll]
+        {
+            for bytes in [64, 4 << 10, 256 << 10] {
+                let task = task_on(collective, &cluster);
+                let choice = choose(&task, bytes, Order::Any);
+                let cluster =
+                    Cluster { segment_bytes: choice.segment_bytes, window: choice.window, ..cluster.clone() };
+                let chosen = task.clone().with_params(choice.params);
+                let own = simulated(choice.algorithm, &chosen, bytes, &cluster);
+                for algorithm in Algorithm::ALL {
+                    if algorithm.supports(&task).is_ok() {
+                        let other = simulated(algorithm, &task, bytes, &cluster);
+                        assert!(
+                            own <= 1.6 * other,
+                            "{collective} of {bytes} on {}x{}: {} with {:.1} us, but {algorithm} takes {:.1} us",
+                            cluster.hosts,
+                            cluster.ranks_per_host,
+                            choice.algorithm,
+                            own * 1e6,
+                            other * 1e6
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn size_decides() {
+    let task = Task::new(Collective::AllReduce, 16).with_hosts((0..16).collect::<Vec<u32>>());
+    let small = choose(&task, 8, Order::Any);
+    assert!(matches!(small.algorithm, Algorithm::OneShot | Algorithm::RecursiveDoubling), "{}", small.reason);
+    let large = choose(&task, 64 << 20, Order::Any);
+    assert!(
+        !matches!(large.algorithm, Algorithm::OneShot | Algorithm::RecursiveDoubling | Algorithm::Leader),
+        "{}",
+        large.reason
+    );
+    assert!(large.segment_bytes <= 4 << 20 && large.segment_bytes >= 64 << 10);
+    assert!(large.window > 1 && small.window == 1);
+    assert!(small.cost_seconds < large.cost_seconds);
+    let on_hosts =
+        Task::new(Collective::AllReduce, 32).with_hosts((0..32).map(|rank| rank / 8).collect::<Vec<u32>>());
+    // Both keep the bulk within hosts.
+    let split = choose(&on_hosts, 64 << 20, Order::Any);
+    assert!(matches!(split.algorithm, Algorithm::Hierarchical | Algorithm::Halving), "{}", split.reason);
+}
+
+#[test]
+fn canonical_order_is_kept() {
+    for p in [1, 2, 7, 8, 64] {
+        for collective in [Collective::AllReduce, Collective::Reduce, Collective::ReduceScatter] {
+            for bytes in [0, 8, 1 << 16, 1 << 28] {
+                let task = Task::new(collective, p).with_root(p - 1);
+                let choice = choose(&task, bytes, Order::Canonical);
+                assert!(choice.algorithm.is_canonical(&task));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_task_has_a_choice_and_every_algorithm_a_place() {
+    for p in [1, 2, 3, 17, 64, 4096] {
+        for collective in COLLECTIVES {
+            for irregular in [false, true] {
+                for bytes in [0, 1, 1000, 1 << 20, 1 << 34] {
+                    let task = Task::new(collective, p);
+                    let choice =
+                        select(&task, bytes, 8, irregular, Order::Any, &Model::RDMA, None).expect("a choice");
+                    assert!(!irregular || choice.algorithm.serves_irregular(collective));
+                    assert_eq!(choice.losers.len() + 1, Algorithm::ALL.len());
+                    assert!(choice.cost_seconds.is_finite() && choice.cost_seconds >= 0.0);
+                    assert!(choice.segment_bytes > 0 && choice.segment_bytes.is_multiple_of(8));
+                    assert!(choice.losers.iter().all(|(algorithm, _)| *algorithm != choice.algorithm));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn staging_is_bounded() {
+    use kolo_collectives::cost::scratch_factor;
+    for p in [64, 1024] {
+        for collective in COLLECTIVES {
+            for bytes in [1 << 16, 1 << 22, 1 << 30] {
+                let task = Task::new(collective, p).in_place();
+                let choice = choose(&task, bytes, Order::Any);
+                let scratch = scratch_factor(choice.algorithm, &task) * choice.segment_bytes as f64;
+                assert!(scratch * choice.window as f64 <= (64 << 20) as f64, "{task:?} {choice:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn scratch_is_what_the_cost_model_says_at_most() {
+    use kolo_collectives::cost::scratch_factor;
+    use kolo_collectives::layout::Layout;
+    for p in [2, 3, 8, 13, 32] {
+        for collective in COLLECTIVES {
+            for task in [Task::new(collective, p), Task::new(collective, p).in_place()] {
+                for algorithm in Algorithm::ALL {
+                    if algorithm.supports(&task).is_err() {
+                        continue;
+                    }
+                    for plan in plans(algorithm, &task) {
+                        let count = 64 * 81 * 5 * 7 * 11 * 13;
+                        let shape = match plan.cut {
+                            Cut::Vector { .. } => Shape::Vector { count },
+                            Cut::PerRank => Shape::Blocks { count },
+                        };
+                        let scratch =
+                            Layout::new(&plan, shape, count).scratch_elements() as f64 / count as f64;
+                        let declared = scratch_factor(algorithm, &task);
+                        assert!(
+                            scratch <= declared + 1e-9,
+                            "{algorithm} {task:?}: {scratch}, not {declared}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn force_is_obeyed_or_refused() {
+    let task = Task::new(Collective::AllReduce, 8);
+    let model = Model::TCP;
+    let ring = select(&task, 8, 4, false, Order::Any, &model, Some(Algorithm::Ring)).expect("it can");
+    assert_eq!(ring.algorithm, Algorithm::Ring);
+    assert!(ring.reason.contains("asked for"));
+    let refused = |task: &Task, irregular, order, force| {
+        let error = select(task, 8, 4, irregular, order, &model, Some(force)).expect_err("it cannot");
+        assert!(matches!(error, SelectError::Forced { algorithm, .. } if algorithm == force));
+        error.to_string()
+    };
+    assert!(refused(&task, false, Order::Any, Algorithm::Bruck).contains("Bruck"));
+    assert!(refused(&task, false, Order::Canonical, Algorithm::Ring).contains("canonical"));
+    let all_to_all = Task::new(Collective::AllToAll, 8);
+    assert!(refused(&all_to_all, true, Order::Any, Algorithm::Bruck).contains("equal length"));
+}

@@ -1,0 +1,339 @@
+//! A collective call as a value: checked, described and signed before anything moves.
+
+use std::fmt;
+
+use kolo_collectives::plan::{Collective, Placement};
+
+use crate::control::Activity;
+use crate::error::{Context, Error, Result};
+use crate::types::{DataType, ReduceOp};
+
+/// A collective call on raw memory, for bindings and tools.
+///
+/// `count` is what NCCL calls so: elements of the vector for all-reduce, reduce, broadcast and scans; elements of one
+/// rank's block for the others. Input and output share memory if the pointers say so, as NCCL defines it: equal for the
+/// vector collectives and all-to-all, the rank's own block of the longer buffer for the others.
+#[derive(Clone, Copy, Debug)]
+pub struct RawCall {
+    /// What to do.
+    pub collective: Collective,
+    /// Send buffer; may be null where this rank sends nothing.
+    pub input: *const u8,
+    /// Receive buffer; may be null where this rank receives nothing.
+    pub output: *mut u8,
+    /// Elements; see above.
+    pub count: usize,
+    /// Type of the elements.
+    pub data_type: DataType,
+    /// Operator, where the collective reduces; else ignored.
+    pub op: ReduceOp,
+    /// Root, where the collective has one; else ignored.
+    pub root: u32,
+}
+
+/// Lengths of the blocks of a call.
+#[derive(Clone, Debug)]
+pub(crate) enum Counts {
+    /// All alike.
+    Even(usize),
+    /// The v-forms: elements of each of this rank's input and output blocks.
+    Uneven { input: Box<[usize]>, output: Box<[usize]> },
+}
+
+/// A checked call.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) collective: Collective,
+    pub(crate) input: *const u8,
+    pub(crate) output: *mut u8,
+    pub(crate) counts: Counts,
+    pub(crate) data_type: DataType,
+    pub(crate) op: ReduceOp,
+    pub(crate) root: u32,
+    pub(crate) placement: Placement,
+}
+
+/// What tells one call from another, for messages and the flight recorder.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Summary {
+    /// What was called.
+    pub collective: Collective,
+    /// Elements, as in [`RawCall`]; `None` for the v-forms, where ranks differ.
+    pub count: Option<usize>,
+    /// Type of the elements.
+    pub data_type: DataType,
+    /// Operator, where the collective reduces.
+    pub op: Option<ReduceOp>,
+    /// Root, where the collective has one.
+    pub root: Option<u32>,
+    /// Whether the call was asynchronous.
+    pub asynchronous: bool,
+}
+
+impl Call {
+    /// Checks a raw call.
+    pub(crate) fn check(raw: &RawCall, rank: u32, world_size: u32) -> Result<Self> {
+        let call = Self {
+            collective: raw.collective,
+            input: raw.input,
+            output: raw.output,
+            counts: Counts::Even(raw.count),
+            data_type: raw.data_type,
+            op: raw.op,
+            root: if has_root(raw.collective) { raw.root } else { 0 },
+            placement: placement(raw, rank, world_size),
+        };
+        let fail = |problem: String| {
+            let operation = call.summary(false).to_string();
+            Err(Error::Usage { context: Context { rank, operation, sequence: 0 }, problem })
+        };
+        if call.root >= world_size {
+            return fail(format!("root {} is out of range: ranks are 0 to {}", call.root, world_size - 1));
+        }
+        if reduces(call.collective) && !call.op.supports(call.data_type) {
+            return fail(format!("operator {} is not defined for {}", call.op.name(), call.data_type));
+        }
+        let blocks = if per_rank(call.collective) { world_size as usize } else { 1 };
+        if raw.count.checked_mul(call.data_type.size()).and_then(|b| b.checked_mul(blocks)).is_none() {
+            return fail(format!(
+                "{} elements for each of {blocks} blocks are more than can be addressed",
+                raw.count
+            ));
+        }
+        let (reads, writes) = touches(call.collective, rank == call.root);
+        if raw.count > 0 && ((reads && raw.input.is_null()) || (writes && raw.output.is_null())) {
+            return fail("a null pointer was given for a buffer that is not empty".to_owned());
+        }
+        Ok(call)
+    }
+
+    pub(crate) fn summary(&self, asynchronous: bool) -> Summary {
+        Summary {
+            collective: self.collective,
+            count: match self.counts {
+                Counts::Even(count) => Some(count),
+                Counts::Uneven { .. } => None,
+            },
+            data_type: self.data_type,
+            op: reduces(self.collective).then_some(self.op),
+            root: has_root(self.collective).then_some(self.root),
+            asynchronous,
+        }
+    }
+
+    /// Bytes of the whole vector, or of all blocks: what the cost model goes by. Equal on all ranks for even counts.
+    pub(crate) fn total_bytes(&self, world_size: u32) -> usize {
+        let size = self.data_type.size();
+        match &self.counts {
+            Counts::Even(count) if per_rank(self.collective) => count * size * world_size as usize,
+            Counts::Even(count) => count * size,
+            Counts::Uneven { input, output } => {
+                input.iter().sum::<usize>().max(output.iter().sum::<usize>()) * size
+            }
+        }
+    }
+}
+
+impl Summary {
+    /// The same for the status board, which others read when they ask what this rank is doing.
+    pub(crate) fn activity(&self) -> Activity {
+        Activity {
+            operation: name(self.collective),
+            count: self.count.unwrap_or(0) as u64,
+            data_type: Some(self.data_type),
+            reduce: self.op,
+            root: self.root,
+        }
+    }
+
+    /// A number that differs, as good as surely, if anything that must agree across ranks does.
+    pub(crate) fn signature(&self) -> u64 {
+        let op = self.op.map_or(0, |op| match op {
+            ReduceOp::Sum => 1,
+            ReduceOp::Prod => 2,
+            ReduceOp::Min => 3,
+            ReduceOp::Max => 4,
+            ReduceOp::Avg => 5,
+            // The factor is each rank's own.
+            ReduceOp::PremulSum(_) => 6,
+            ReduceOp::BitAnd => 7,
+            ReduceOp::BitOr => 8,
+            ReduceOp::BitXor => 9,
+            ReduceOp::LogicalAnd => 10,
+            ReduceOp::LogicalOr => 11,
+            ReduceOp::LogicalXor => 12,
+        });
+        let small = self.collective as u64
+            | (self.data_type as u64) << 8
+            | op << 16
+            | u64::from(self.asynchronous) << 24
+            | self.root.map_or(0, |root| u64::from(root) + 1) << 28;
+        mix(mix(small) ^ self.count.map_or(u64::MAX, |count| count as u64))
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}(", name(self.collective), if self.count.is_some() { "" } else { "_v" })?;
+        if let Some(count) = self.count {
+            write!(f, "{count} x ")?;
+        }
+        write!(f, "{}", self.data_type)?;
+        if let Some(op) = self.op {
+            write!(f, ", {}", op.name())?;
+        }
+        if let Some(root) = self.root {
+            write!(f, ", root {root}")?;
+        }
+        f.write_str(")")?;
+        if self.asynchronous { f.write_str(" asynchronously") } else { Ok(()) }
+    }
+}
+
+/// Name of a collective as in the API.
+#[must_use]
+pub const fn name(collective: Collective) -> &'static str {
+    match collective {
+        Collective::AllReduce => "all_reduce",
+        Collective::AllGather => "all_gather",
+        Collective::ReduceScatter => "reduce_scatter",
+        Collective::Broadcast => "broadcast",
+        Collective::Reduce => "reduce",
+        Collective::Gather => "gather",
+        Collective::Scatter => "scatter",
+        Collective::AllToAll => "all_to_all",
+        Collective::Scan => "scan",
+        Collective::ExScan => "exscan",
+        Collective::Barrier => "barrier",
+    }
+}
+
+/// Spreads the bits of a number: the finaliser of SplitMix64 (Steele, Lea and Flood 2014).
+pub(crate) const fn mix(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+pub(crate) const fn reduces(collective: Collective) -> bool {
+    matches!(
+        collective,
+        Collective::AllReduce
+            | Collective::ReduceScatter
+            | Collective::Reduce
+            | Collective::Scan
+            | Collective::ExScan
+    )
+}
+
+pub(crate) const fn has_root(collective: Collective) -> bool {
+    matches!(
+        collective,
+        Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter
+    )
+}
+
+/// Whether the buffers consist of one block per rank.
+pub(crate) const fn per_rank(collective: Collective) -> bool {
+    matches!(
+        collective,
+        Collective::AllGather
+            | Collective::ReduceScatter
+            | Collective::Gather
+            | Collective::Scatter
+            | Collective::AllToAll
+    )
+}
+
+/// Whether a rank reads its input and writes its output.
+const fn touches(collective: Collective, is_root: bool) -> (bool, bool) {
+    match collective {
+        Collective::Broadcast => (is_root, true),
+        Collective::Reduce | Collective::Gather => (true, is_root),
+        Collective::Scatter => (is_root, true),
+        Collective::Barrier => (false, false),
+        _ => (true, true),
+    }
+}
+
+fn placement(raw: &RawCall, rank: u32, world_size: u32) -> Placement {
+    let block = raw.count.wrapping_mul(raw.data_type.size());
+    let own = block.wrapping_mul(rank as usize);
+    let (input, output) = (raw.input, raw.output.cast_const());
+    let is_root = rank == raw.root;
+    let in_place = match raw.collective {
+        Collective::AllGather => input == output.wrapping_add(own),
+        Collective::ReduceScatter => output == input.wrapping_add(own),
+        Collective::Gather => is_root && input == output.wrapping_add(own),
+        Collective::Scatter => is_root && output == input.wrapping_add(own),
+        // Only the root has two buffers; the others' one is input (reduce) or output (broadcast) alone.
+        Collective::Reduce | Collective::Broadcast => is_root && input == output,
+        Collective::Barrier => true,
+        _ => input == output,
+    };
+    // With a single rank all blocks are "the own block", and empty buffers have no place.
+    if in_place && (world_size > 1 || !input.is_null()) { Placement::InPlace } else { Placement::OutOfPlace }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(collective: Collective, input: usize, output: usize, count: usize) -> RawCall {
+        RawCall {
+            collective,
+            input: input as *const u8,
+            output: output as *mut u8,
+            count,
+            data_type: DataType::F32,
+            op: ReduceOp::Sum,
+            root: 0,
+        }
+    }
+
+    #[test]
+    fn in_place_is_what_nccl_calls_so() {
+        let placement = |raw: RawCall| Call::check(&raw, 1, 4).unwrap().placement;
+        assert_eq!(placement(raw(Collective::AllReduce, 64, 64, 8)), Placement::InPlace);
+        assert_eq!(placement(raw(Collective::AllReduce, 64, 128, 8)), Placement::OutOfPlace);
+        assert_eq!(placement(raw(Collective::AllGather, 96, 64, 8)), Placement::InPlace);
+        assert_eq!(placement(raw(Collective::ReduceScatter, 64, 96, 8)), Placement::InPlace);
+        assert_eq!(placement(raw(Collective::ReduceScatter, 64, 64, 8)), Placement::OutOfPlace);
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_the_remedy() {
+        let text = |raw: RawCall| Call::check(&raw, 1, 4).unwrap_err().to_string();
+        let mut call = raw(Collective::Broadcast, 64, 64, 8);
+        call.root = 4;
+        assert!(text(call).contains("root 4 is out of range: ranks are 0 to 3"));
+        let mut call = raw(Collective::AllReduce, 64, 64, 8);
+        call.op = ReduceOp::BitAnd;
+        assert!(text(call).contains("operator bit_and is not defined for f32"));
+        assert!(
+            text(raw(Collective::AllToAll, 64, 64, usize::MAX / 8)).contains("more than can be addressed")
+        );
+        assert!(text(raw(Collective::AllReduce, 0, 64, 8)).contains("null"));
+    }
+
+    #[test]
+    fn signatures_tell_calls_apart() {
+        let base = Call::check(&raw(Collective::AllReduce, 64, 64, 8), 0, 4).unwrap().summary(false);
+        let mut seen = vec![base.signature()];
+        for other in [
+            Summary { collective: Collective::AllGather, ..base },
+            Summary { count: Some(9), ..base },
+            Summary { data_type: DataType::I32, ..base },
+            Summary { op: Some(ReduceOp::Max), ..base },
+            Summary { root: Some(0), ..base },
+            Summary { asynchronous: true, ..base },
+        ] {
+            seen.push(other.signature());
+        }
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), 7);
+        assert_eq!(base.to_string(), "all_reduce(8 x f32, sum)");
+    }
+}

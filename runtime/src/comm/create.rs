@@ -1,0 +1,395 @@
+//! Making a communicator: endpoints, routes, and what the ranks must agree on.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kolo_collectives::model::{LinkClass, Model};
+use kolo_transport::shm::{ShmEndpoint, ShmOptions};
+use kolo_transport::tcp::{Congestion, TcpEndpoint, TcpOptions};
+use kolo_transport::{Endpoint, Reach};
+use serde::{Deserialize, Serialize};
+
+use super::Communicator;
+use super::shared::{Core, Shared, World};
+use super::tiny::Tiny;
+use crate::call::mix;
+use crate::config::{Config, Determinism, TransportKind, Transports};
+use crate::control::{Control, ControlRuntime, ExchangeKey};
+use crate::engine::{Engine, Links, Route};
+use crate::error::{Error, Result};
+use crate::join::JoinSpec;
+use crate::planner::Planner;
+use crate::recorder::Recorder;
+use crate::wait::{Policy, usable_processors};
+
+/// Settings for joining.
+#[derive(Debug, Default)]
+pub struct Builder {
+    config: Option<Config>,
+    spec: Option<JoinSpec>,
+    runtime: Option<ControlRuntime>,
+}
+
+impl Builder {
+    /// Uses these settings instead of the environment's.
+    #[must_use]
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = Some(config);
+        self
+    }
+
+    /// Joins as described here instead of by the environment.
+    #[must_use]
+    pub fn join(mut self, spec: JoinSpec) -> Self {
+        self.spec = Some(spec);
+        self
+    }
+
+    /// Shares a control thread with other ranks of this process.
+    #[must_use]
+    pub fn control_runtime(mut self, runtime: ControlRuntime) -> Self {
+        self.runtime = Some(runtime);
+        self
+    }
+
+    /// Joins. Blocks until all ranks are there.
+    ///
+    /// # Errors
+    /// As [`Communicator::from_env`].
+    pub fn connect(self) -> Result<Communicator> {
+        let config = self.config.map_or_else(Config::from_env, Ok)?;
+        let mut spec = match self.spec {
+            Some(spec) => spec,
+            None => JoinSpec::from_env(&|name| std::env::var(name).ok())?,
+        };
+        spec.timeout = spec.timeout.min(config.join_timeout);
+        let runtime = self.runtime.map_or_else(ControlRuntime::new, Ok)?;
+        let control = Control::join(&spec, &runtime)?;
+        let members: Arc<[u32]> = (0..control.world_size()).collect();
+        let rank = control.rank();
+        let world = Arc::new(World { control });
+        connect(world, WORLD, members, rank, config)
+    }
+}
+
+/// The identity of the communicator of all ranks. Others are derived from their parent's.
+const WORLD: u64 = 1;
+
+/// What a rank tells the others when a communicator is made.
+#[derive(Debug, Serialize, Deserialize)]
+struct Card {
+    /// Address of each transport, or why there is none.
+    transports: Vec<(String, Result<Vec<u8>, String>)>,
+    /// Ranks with the same key share a kernel and a network namespace.
+    host: u64,
+    /// Processors this rank may use.
+    processors: u32,
+    /// Channels per peer that all transports of this rank offer.
+    channels: u16,
+    /// Settings that must agree, as text.
+    agreed: String,
+}
+
+/// Makes a communicator of `members` (world ranks), of which this is number `rank`. All members call it.
+pub(crate) fn connect(
+    world: Arc<World>,
+    id: u64,
+    members: Arc<[u32]>,
+    rank: u32,
+    config: Config,
+) -> Result<Communicator> {
+    let deadline = Instant::now() + config.join_timeout;
+    let membership = world.control.register(id, Arc::clone(&members));
+    let mut candidates = open_endpoints(&world.control, rank, &members, &config);
+    let card = Card {
+        transports: candidates
+            .iter()
+            .map(|c| {
+                let address = match &c.endpoint {
+                    Ok(endpoint) => Ok(endpoint.address().to_vec()),
+                    Err(because) => Err(because.clone()),
+                };
+                (c.kind.name().to_owned(), address)
+            })
+            .collect(),
+        host: world.control.peer_info()[world.control.rank() as usize].host_key,
+        processors: usable_processors() as u32,
+        channels: candidates.iter().filter_map(Candidate::channels_max).min().unwrap_or(u16::MAX),
+        agreed: agreed(&config),
+    };
+    let blob = postcard::to_stdvec(&card).map_err(|error| broken(rank, &error))?;
+    let key = ExchangeKey { communicator: id, round: 0 };
+    let cards: Vec<Card> = world
+        .control
+        .exchange(key, &members, blob, deadline)?
+        .iter()
+        .map(|blob| postcard::from_bytes(blob))
+        .collect::<std::result::Result<_, _>>()
+        .map_err(|error| broken(rank, &error))?;
+    check_agreement(rank, &cards)?;
+    let hosts = host_indices(&cards);
+    let routes = choose_routes(rank, &mut candidates, &cards)?;
+    let policy = policy(&hosts, &cards, &config);
+    let mut flat = None;
+    let mut endpoints: Vec<Box<dyn Endpoint>> = Vec::new();
+    let mut index_of = Vec::new();
+    for candidate in candidates {
+        let used = routes.iter().any(|route| route.transport == candidate.kind.name());
+        let Ok(opened) = candidate.endpoint else { continue };
+        if !used {
+            continue;
+        }
+        index_of.push(candidate.kind.name());
+        endpoints.push(match opened {
+            Opened::Shm(mut endpoint) => {
+                establish(&mut *endpoint, rank, deadline)?;
+                if routes.iter().all(|route| route.transport == TransportKind::Shm.name()) {
+                    flat = endpoint.flat();
+                }
+                endpoint
+            }
+            Opened::Tcp(mut endpoint) => {
+                establish(&mut *endpoint, rank, deadline)?;
+                endpoint
+            }
+        });
+    }
+    let via = (0..members.len() as u32).map(|peer| {
+        let route = routes.iter().find(|route| route.peer == peer)?;
+        index_of.iter().position(|name| *name == route.transport)
+    });
+    let links = Links::new(endpoints, via);
+    // The numbering of channels must be the same on all ranks, whichever transports each has in the end.
+    let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
+    let engine = Engine::new(rank, links, channels);
+    let model = model_for(&hosts, &cards);
+    let planner = Planner::new(rank, Arc::clone(&hosts), model, &config, engine.channels_per_operation())?;
+    let canonical = config.determinism == Determinism::Canonical;
+    let tiny = flat
+        .filter(|_| config.tiny_bytes > 0 && config.algorithms.is_empty())
+        .map(|flat| Tiny::new(flat, rank, members.len() as u32, config.tiny_bytes, canonical));
+    let core = Core {
+        engine,
+        planner,
+        tiny,
+        recorder: Recorder::new(),
+        sequence: 0,
+        children: 0,
+        groups: HashMap::new(),
+        closed: false,
+    };
+    let shared = Shared::new(rank, id, members, hosts, routes, config, policy, world, membership, core);
+    let communicator = Communicator { shared: Arc::new(shared) };
+    tracing::info!("{}", communicator.summary());
+    Ok(communicator)
+}
+
+/// The identity of a communicator split off `parent`.
+pub(crate) fn child_id(parent: u64, number: u64, color: u64) -> u64 {
+    mix(mix(parent ^ mix(number)) ^ color)
+}
+
+struct Candidate {
+    kind: TransportKind,
+    endpoint: Result<Opened, String>,
+}
+
+impl Candidate {
+    fn channels_max(&self) -> Option<u16> {
+        let caps = match self.endpoint.as_ref().ok()? {
+            Opened::Shm(endpoint) => endpoint.caps(),
+            Opened::Tcp(endpoint) => endpoint.caps(),
+        };
+        Some(caps.channels_max)
+    }
+}
+
+enum Opened {
+    Shm(Box<ShmEndpoint>),
+    Tcp(Box<TcpEndpoint>),
+}
+
+impl Opened {
+    fn address(&self) -> &[u8] {
+        match self {
+            Self::Shm(endpoint) => endpoint.address(),
+            Self::Tcp(endpoint) => endpoint.address(),
+        }
+    }
+
+    fn introduce(&mut self, peer: u32, address: &[u8]) -> Result<Reach, kolo_transport::Error> {
+        match self {
+            Self::Shm(endpoint) => endpoint.introduce(peer, address),
+            Self::Tcp(endpoint) => endpoint.introduce(peer, address),
+        }
+    }
+}
+
+fn open_endpoints(control: &Control, rank: u32, members: &[u32], config: &Config) -> Vec<Candidate> {
+    let world_size = members.len() as u32;
+    let kinds = match &config.transports {
+        Transports::Auto => TransportKind::ALL.to_vec(),
+        Transports::Only(list) => list.clone(),
+    };
+    let open = |kind| match kind {
+        TransportKind::Shm => {
+            let mut options = ShmOptions::default();
+            let info = control.peer_info();
+            let own = &info[control.rank() as usize].host_key;
+            let local = members.iter().filter(|rank| info[**rank as usize].host_key == *own).count();
+            options.oversubscribed = local > usable_processors();
+            ShmEndpoint::new(rank, world_size, options).map(|endpoint| Opened::Shm(Box::new(endpoint)))
+        }
+        TransportKind::Tcp => {
+            let mut options = TcpOptions::default();
+            options.cookie = control.job_cookie();
+            options.interfaces = config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from);
+            options.congestion = match config.socket_congestion.as_deref() {
+                None => Congestion::Auto,
+                Some("system") => Congestion::System,
+                Some(name) => Congestion::Named(name.to_owned()),
+            };
+            TcpEndpoint::new(rank, world_size, options).map(|endpoint| Opened::Tcp(Box::new(endpoint)))
+        }
+    };
+    kinds
+        .into_iter()
+        .map(|kind| Candidate { kind, endpoint: open(kind).map_err(|error| error.to_string()) })
+        .collect()
+}
+
+/// For each peer the first transport that both ends have and that reaches it. Both ends decide by the same facts.
+fn choose_routes(rank: u32, candidates: &mut [Candidate], cards: &[Card]) -> Result<Vec<Route>> {
+    let mut routes = Vec::new();
+    for (peer, card) in cards.iter().enumerate() {
+        let peer = peer as u32;
+        if peer == rank {
+            continue;
+        }
+        let mut declined = Vec::new();
+        let mut chosen = None;
+        for candidate in candidates.iter_mut() {
+            let name = candidate.kind.name();
+            let theirs = card.transports.iter().find(|(theirs, _)| theirs == name).map(|(_, address)| address);
+            let reach = match (&mut candidate.endpoint, theirs) {
+                (Err(because), _) => Reach::No { because: because.clone() },
+                (_, None) => Reach::No { because: format!("rank {peer} does not use it") },
+                (_, Some(Err(because))) => Reach::No { because: format!("rank {peer} has none: {because}") },
+                (Ok(endpoint), Some(Ok(address))) => endpoint.introduce(peer, address).map_err(|source| {
+                    Error::Transport { context: crate::error::Context { rank, ..Default::default() }, source }
+                })?,
+            };
+            match reach {
+                Reach::Yes { how } => {
+                    chosen = Some((name, how));
+                    break;
+                }
+                Reach::No { because } => declined.push((name.to_owned(), because)),
+            }
+        }
+        let Some((transport, how)) = chosen else {
+            let reasons: Vec<String> = declined.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+            return Err(Error::Join {
+                rank: Some(rank),
+                problem: format!("no transport reaches rank {peer} ({})", reasons.join("; ")),
+                remedy: "Allow more of them with KOLO_TRANSPORT=auto, or mend the reason given".to_owned(),
+            });
+        };
+        routes.push(Route { peer, transport, how, declined });
+    }
+    Ok(routes)
+}
+
+fn establish(endpoint: &mut dyn Endpoint, rank: u32, deadline: Instant) -> Result<()> {
+    endpoint.establish(deadline).map_err(|source| Error::Transport {
+        context: crate::error::Context {
+            rank,
+            operation: "making the communicator".to_owned(),
+            sequence: 0,
+        },
+        source,
+    })
+}
+
+/// Host index of each rank, in order of first appearance.
+fn host_indices(cards: &[Card]) -> Arc<[u32]> {
+    let mut keys: Vec<u64> = Vec::new();
+    cards
+        .iter()
+        .map(|card| {
+            keys.iter().position(|key| *key == card.host).unwrap_or_else(|| {
+                keys.push(card.host);
+                keys.len() - 1
+            }) as u32
+        })
+        .collect()
+}
+
+/// Ranks per processor of the fullest host decides for all: the algorithms must agree.
+fn policy(hosts: &[u32], cards: &[Card], config: &Config) -> Policy {
+    let (ranks, processors) = fullest(hosts, cards);
+    Policy::for_host(ranks, processors, config.spin)
+}
+
+fn fullest(hosts: &[u32], cards: &[Card]) -> (usize, usize) {
+    let host_count = hosts.iter().max().map_or(0, |max| *max as usize + 1);
+    (0..host_count)
+        .map(|host| {
+            let on_host = || hosts.iter().zip(cards).filter(move |(h, _)| **h as usize == host);
+            let ranks = on_host().count();
+            // Ranks bound to different processors report one each, unbound ones report all of them.
+            let bound: usize = on_host().map(|(_, card)| card.processors as usize).sum();
+            let widest = on_host().map(|(_, card)| card.processors as usize).max().unwrap_or(1);
+            (ranks, widest.max(if widest == 1 { bound } else { widest }))
+        })
+        .max_by(|a, b| (a.0 * b.1).cmp(&(b.0 * a.1)))
+        .unwrap_or((1, 1))
+}
+
+/// The constants that the selection goes by: the same on all ranks, so from what all ranks said.
+fn model_for(hosts: &[u32], cards: &[Card]) -> Model {
+    let (ranks, processors) = fullest(hosts, cards);
+    let has_shm = |card: &Card| {
+        card.transports.iter().any(|(name, address)| name == TransportKind::Shm.name() && address.is_ok())
+    };
+    let intra = if cards.iter().all(has_shm) { LinkClass::SHARED_MEMORY } else { LOOPBACK_TCP };
+    let oversubscription = (ranks as f64 / processors as f64).max(1.0);
+    Model { intra, oversubscription, ..Model::TCP }
+}
+
+/// TCP between processes of one host: two system calls of 2 us, a wake-up, and what the kernel copies per second.
+const LOOPBACK_TCP: LinkClass =
+    LinkClass { latency_seconds: 3e-6, overhead_seconds: 2e-6, bytes_per_second: 3e9 };
+
+/// Settings that decide which messages are exchanged.
+fn agreed(config: &Config) -> String {
+    format!(
+        "KOLO_ALGO={} KOLO_DETERMINISM={:?} KOLO_SEGMENT_BYTES={:?} KOLO_WINDOW={:?} KOLO_TINY_BYTES={} \
+         KOLO_TRANSPORT={:?}",
+        config.algorithms,
+        config.determinism,
+        config.segment_bytes,
+        config.window,
+        config.tiny_bytes,
+        config.transports
+    )
+}
+
+fn check_agreement(rank: u32, cards: &[Card]) -> Result<()> {
+    let ours = &cards[rank as usize].agreed;
+    let Some(other) = cards.iter().position(|card| card.agreed != *ours) else { return Ok(()) };
+    Err(Error::Join {
+        rank: Some(rank),
+        problem: format!("rank {other} has other settings: {} here, {} there", ours, cards[other].agreed),
+        remedy: "Give all ranks the same KOLO_ variables".to_owned(),
+    })
+}
+
+fn broken(rank: u32, error: &dyn std::fmt::Display) -> Error {
+    Error::Join {
+        rank: Some(rank),
+        problem: format!("a rank's introduction could not be read: {error}"),
+        remedy: "Use the same version of Kolo on all ranks".to_owned(),
+    }
+}

@@ -1,0 +1,222 @@
+//! Communicators: the public face of the runtime.
+
+mod collectives;
+mod create;
+mod failure;
+mod helper;
+mod irregular;
+mod point_to_point;
+mod raw;
+mod run;
+mod scope;
+mod shared;
+mod start;
+mod subset;
+mod tiny;
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub use create::Builder;
+pub use point_to_point::Batch;
+pub(crate) use create::connect;
+pub(crate) use run::Ticket;
+pub use scope::Scope;
+pub(crate) use shared::Shared;
+
+use kolo_collectives::select::Choice;
+
+use crate::call::{Call, RawCall};
+use crate::config::Config;
+use crate::control::PeerInfo;
+use crate::engine::Route;
+use crate::error::Result;
+use crate::recorder::Record;
+
+/// A group of ranks that communicate.
+///
+/// Every rank makes the same collective calls in the same order. A communicator may be used from several threads, if
+/// the program makes sure that this order is the same on all ranks. Blocking and asynchronous calls do not match
+/// each other.
+///
+/// After an error other than [`crate::Error::Usage`] the communicator cannot be used any more, on any rank.
+/// Dropping it waits (for a short time) until what was sent has left, and tells the others.
+#[derive(Debug)]
+pub struct Communicator {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// How long dropping a communicator waits for asynchronous operations and for data to leave.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+
+impl Communicator {
+    /// Joins the other ranks as the environment says: `KOLO_*`, `RANK` and `MASTER_ADDR` and so on as torchrun sets
+    /// them, or the variables of Open MPI, MPICH, Cray PALS or Slurm. Blocks until all ranks are there.
+    ///
+    /// # Errors
+    /// [`crate::Error::Configuration`] or [`crate::Error::Join`], with what was looked for and what to do.
+    pub fn from_env() -> Result<Self> {
+        Self::builder().connect()
+    }
+
+    /// Joins with explicit settings.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// This process's (or thread's) rank.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.shared.rank
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn world_size(&self) -> u32 {
+        self.shared.world_size
+    }
+
+    /// Rank among the ranks of this host.
+    #[must_use]
+    pub fn local_rank(&self) -> u32 {
+        let host = self.shared.hosts[self.rank() as usize];
+        self.shared.hosts[..self.rank() as usize].iter().filter(|h| **h == host).count() as u32
+    }
+
+    /// Host index of each rank; ranks with the same index share memory.
+    #[must_use]
+    pub fn hosts(&self) -> &[u32] {
+        &self.shared.hosts
+    }
+
+    /// How each other rank is reached, and why so.
+    #[must_use]
+    pub fn routes(&self) -> &[Route] {
+        &self.shared.routes
+    }
+
+    /// Process, host and version of each rank.
+    #[must_use]
+    pub fn peers(&self) -> Vec<PeerInfo> {
+        let all = self.shared.world.control.peer_info();
+        self.shared.members.iter().map(|rank| all[*rank as usize].clone()).collect()
+    }
+
+    /// The settings in force.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// One line per transport: which ranks are reached by it and why.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let shared = &self.shared;
+        let mut out = format!("rank {} of {}", shared.rank, shared.world_size);
+        let mut transports: Vec<&str> = shared.routes.iter().map(|r| r.transport).collect();
+        transports.sort_unstable();
+        transports.dedup();
+        for transport in transports {
+            let routes: Vec<&Route> = shared.routes.iter().filter(|r| r.transport == transport).collect();
+            let _ = write!(out, "; {transport} to {} rank(s) ({})", routes.len(), routes[0].how);
+            if let Some((other, why)) = routes[0].declined.first() {
+                let _ = write!(out, ", not {other}: {why}");
+            }
+        }
+        out
+    }
+
+    /// The last collectives, oldest first.
+    #[must_use]
+    pub fn recent(&self) -> Vec<Record> {
+        self.shared.core().recorder.records()
+    }
+
+    /// Bytes of staging that operations hold now, without that of the transports.
+    #[must_use]
+    pub fn staging_bytes(&self) -> usize {
+        self.shared.core().engine.staging_bytes()
+    }
+
+    /// The algorithm chosen for a call, the losers and the reasons, as text.
+    ///
+    /// # Errors
+    /// [`crate::Error::Usage`] or [`crate::Error::Unsupported`] as the call itself.
+    pub fn explain(&self, call: &RawCall) -> Result<String> {
+        let call = Call::check(call, self.rank(), self.world_size())?;
+        let core = self.shared.core();
+        if let Some(bytes) = core.tiny.as_ref().and_then(|tiny| tiny.serves(&call)) {
+            return Ok(format!(
+                "tiny: one exchange of {bytes} bytes per rank over shared memory (up to KOLO_TINY_BYTES = {})",
+                self.shared.config.tiny_bytes
+            ));
+        }
+        core.planner.explain(&call).map(|choice| describe(&choice))
+    }
+
+    /// Gives up: every call in progress on any rank, and every later one, fails with `reason`. Returns at once.
+    pub fn abort(&self, reason: &str) {
+        self.shared.abort(reason);
+    }
+}
+
+fn describe(choice: &Choice) -> String {
+    let mut out = format!(
+        "{}: {}; segments of {} bytes, {} in flight",
+        choice.algorithm, choice.reason, choice.segment_bytes, choice.window
+    );
+    for (algorithm, cost) in &choice.losers {
+        let _ = match cost {
+            Ok(seconds) => write!(out, "\n  {algorithm}: {:.1} us", seconds * 1e6),
+            Err(because) => write!(out, "\n  {algorithm}: {because}"),
+        };
+    }
+    out
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.shared.close(CLOSE_LIMIT);
+    }
+}
+
+impl Shared {
+    /// Ends the helper, lets what was started finish and leave, and gives the connections up.
+    fn close(&self, limit: Duration) {
+        self.stop_helper();
+        let deadline = Instant::now() + limit;
+        let mut pacer = crate::wait::Pacer::new(self.policy);
+        loop {
+            let mut core = self.core();
+            let done = core.engine.outstanding() == 0 && core.engine.is_flushed();
+            let failed = core.engine.failure().is_some() || self.membership.abort_flag().is_raised();
+            if core.closed || done || failed || Instant::now() >= deadline {
+                core.closed = true;
+                let cause = kolo_transport::Error::new(
+                    kolo_transport::ErrorKind::Aborted,
+                    "kolo",
+                    None,
+                    "the communicator was dropped",
+                );
+                core.engine.close(&cause);
+                return;
+            }
+            if core.engine.turn() {
+                pacer.moved();
+            } else {
+                drop(core);
+                if pacer.idle() == crate::wait::Next::Sleep {
+                    crate::wait::sleep(Duration::from_micros(200));
+                }
+            }
+        }
+    }
+
+    /// The handle of an asynchronous operation is gone: its slot is freed when it is done.
+    pub(crate) fn forget(&self, ticket: Ticket) {
+        let mut core = self.core();
+        core.engine.forget(ticket.id);
+    }
+}

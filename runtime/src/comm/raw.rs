@@ -1,0 +1,43 @@
+//! Calls on raw memory: what bindings and tools use.
+
+use std::sync::Arc;
+
+use super::{Communicator, Ticket};
+use crate::call::{Call, RawCall};
+use crate::error::Result;
+use crate::work::Work;
+
+impl Communicator {
+    /// Runs a collective on raw memory and blocks until it is done.
+    ///
+    /// # Errors
+    /// [`crate::Error::Usage`] for a call that makes no sense; the others end the communicator.
+    ///
+    /// # Safety
+    /// The buffers are valid for the lengths that the collective defines, aligned for their type or not, and not touched
+    /// by anybody else until this returns.
+    pub unsafe fn call_raw(&self, call: &RawCall) -> Result<()> {
+        let call = Call::check(call, self.rank(), self.world_size())?;
+        // SAFETY: the caller's promise.
+        unsafe { self.shared.run(&call) }
+    }
+
+    /// Starts a collective on raw memory.
+    ///
+    /// # Errors
+    /// As [`Communicator::call_raw`].
+    ///
+    /// # Safety
+    /// As [`Communicator::call_raw`], until the work is done, or its wait has returned an error. If the handle
+    /// is dropped, until the communicator is.
+    pub unsafe fn start_raw(&self, call: &RawCall) -> Result<Work<()>> {
+        let call = Call::check(call, self.rank(), self.world_size())?;
+        // SAFETY: the caller's promise.
+        let ticket = unsafe { self.shared.start(&call, Some(Box::new(()))) }?;
+        Ok(self.work(ticket))
+    }
+
+    pub(crate) fn work<B: 'static>(&self, ticket: Ticket) -> Work<B> {
+        Work::new(Arc::clone(&self.shared), ticket)
+    }
+}

@@ -1,0 +1,200 @@
+//! Running a checked call: tiny path or plan, blocking or asynchronous.
+
+use std::any::Any;
+use std::sync::{Arc, MutexGuard};
+
+use kolo_collectives::layout::Shape;
+use kolo_collectives::plan::{Cut, Placement};
+
+use super::failure::Poison;
+use super::shared::{Attended, Core, Shared, Waited, Watch};
+use crate::call::{Call, Counts, Summary, mix, reduces};
+use crate::engine::{Buffers, Id, Job, Mode};
+use crate::error::{Error, Result};
+use crate::reduce::{Combine, kernel};
+use crate::types::ReduceOp;
+
+/// An asynchronous operation that was started.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket {
+    pub(crate) id: Id,
+    pub(crate) waited: Waited,
+}
+
+/// Stands in where nothing is reduced.
+unsafe fn combine_nothing(_: *mut u8, _: *const u8, _: *const u8, _: usize) {}
+
+impl Shared {
+    /// Runs a call and waits for it.
+    ///
+    /// # Safety
+    /// The buffers of the call are valid and not touched by anybody else until this returns.
+    pub(crate) unsafe fn run(&self, call: &Call) -> Result<()> {
+        let summary = call.summary(false);
+        let mut core = self.core();
+        let (waited, tag) = self.begin(&mut core, summary)?;
+        let tiny = core.tiny.as_ref().and_then(|tiny| tiny.serves(call));
+        let result = match tiny {
+            // SAFETY: handed on.
+            Some(bytes) => unsafe { self.run_tiny(core, call, bytes, tag, waited) },
+            None => {
+                // SAFETY: handed on.
+                match unsafe { self.launch(&mut core, call, tag, Mode::Blocking, None) } {
+                    Ok(id) => self.wait_for(core, id, waited, self.config.timeout).map(|mut core| {
+                        core.engine.finish(id);
+                        core
+                    }),
+                    Err(error) => {
+                        drop(core);
+                        Err(error)
+                    }
+                }
+            }
+        };
+        let mut core = result?;
+        self.end(&mut core, waited);
+        Ok(())
+    }
+
+    /// Starts a call; `keep` lives until it is done.
+    ///
+    /// # Safety
+    /// The buffers of the call are valid and not touched by anybody else until the operation is done or the
+    /// communicator has been aborted.
+    pub(crate) unsafe fn start(
+        self: &Arc<Self>,
+        call: &Call,
+        keep: Option<Box<dyn Any + Send>>,
+    ) -> Result<Ticket> {
+        let mut core = self.core();
+        let (waited, tag) = self.begin(&mut core, call.summary(true))?;
+        // SAFETY: handed on.
+        let id = unsafe { self.launch(&mut core, call, tag, Mode::Asynchronous, keep) }?;
+        let pending = !core.engine.is_done(id);
+        drop(core);
+        if pending {
+            self.call_helper();
+        }
+        Ok(Ticket { id, waited })
+    }
+
+    /// Numbers and records a call.
+    fn begin(&self, core: &mut Core, summary: Summary) -> Result<(Waited, u64)> {
+        let sequence = core.sequence + 1;
+        let waited = Waited { summary: Some(summary), sequence, label: "" };
+        self.check_usable(core, waited)?;
+        core.sequence = sequence;
+        let signature = summary.signature();
+        core.recorder.begin(sequence, summary);
+        self.membership.board().start(sequence, signature, summary.activity());
+        Ok((waited, mix(signature ^ mix(sequence) ^ self.id)))
+    }
+
+    pub(crate) fn end(&self, core: &mut Core, waited: Waited) {
+        core.recorder.end(waited.sequence);
+        self.membership.board().finish(waited.sequence);
+    }
+
+    unsafe fn run_tiny<'a>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        call: &Call,
+        bytes: usize,
+        tag: u64,
+        waited: Waited,
+    ) -> Result<MutexGuard<'a, Core>> {
+        let combine = self.combine(call)?;
+        let mut watch: Option<(Attended<'_>, Watch<'_>)> = None;
+        if let Some(tiny) = &mut core.tiny {
+            // SAFETY: handed on.
+            unsafe { tiny.publish(call, bytes, tag) };
+        }
+        loop {
+            let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
+            match tiny.poll() {
+                Ok(true) => {
+                    // SAFETY: handed on; all have published.
+                    unsafe { tiny.finish(call, bytes, combine) };
+                    return Ok(core);
+                }
+                Ok(false) => {}
+                Err(mismatch) => {
+                    drop(core);
+                    return Err(self.tiny_mismatch(mismatch.member as u32, waited));
+                }
+            }
+            // Somebody may be waiting for an earlier operation of ours before coming here.
+            let moved = core.engine.outstanding() > 0 && core.engine.turn();
+            let (_, watch) =
+                watch.get_or_insert_with(|| (Attended::new(self), Watch::new(self, waited, self.config.timeout)));
+            core = watch.pause(core, moved, |core| core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for()))?;
+        }
+    }
+
+    fn tiny_mismatch(&self, peer: u32, waited: Waited) -> Error {
+        let ours = self.context(waited).operation;
+        let theirs = self
+            .membership
+            .ask(peer, std::time::Duration::from_millis(500))
+            .map_or_else(|| "something else".to_owned(), |status| status.description);
+        self.poison_with(Poison::Mismatch { peer, theirs, ours, sequence: waited.sequence });
+        self.fail(waited)
+    }
+
+    unsafe fn launch(
+        &self,
+        core: &mut Core,
+        call: &Call,
+        tag: u64,
+        mode: Mode,
+        keep: Option<Box<dyn Any + Send>>,
+    ) -> Result<Id> {
+        let planned = core.planner.plan(call)?;
+        let shape = match (&call.counts, planned.plan.cut) {
+            (Counts::Even(count), Cut::Vector { .. }) => Shape::Vector { count: *count },
+            (Counts::Even(count), Cut::PerRank) => Shape::Blocks { count: *count },
+            (Counts::Uneven { input, output }, _) => {
+                Shape::Irregular { input: input.clone(), output: output.clone() }
+            }
+        };
+        let reduces = reduces(call.collective);
+        // In place, vectors live in the output; a rank of a reduce that is not the root has an input only.
+        let buffers = match call.placement {
+            Placement::OutOfPlace => Buffers { input: call.input.cast_mut(), output: call.output },
+            Placement::InPlace if call.input.is_null() => {
+                Buffers { input: call.output, output: call.output }
+            }
+            Placement::InPlace => Buffers { input: call.input.cast_mut(), output: call.output },
+        };
+        let job = Job {
+            plan: planned.plan,
+            shape,
+            buffers,
+            data_type: call.data_type,
+            combine: self.combine(call)?,
+            premultiply: match call.op {
+                ReduceOp::PremulSum(factor) if reduces => Some(factor),
+                _ => None,
+            },
+            divide_by: (reduces && matches!(call.op, ReduceOp::Avg)).then_some(self.world_size),
+            segment_elements: planned.segment_elements,
+            window: planned.window,
+            channel_base: 0,
+            tag,
+            keep,
+        };
+        // SAFETY: handed on.
+        Ok(unsafe { core.engine.start(job, mode) })
+    }
+
+    fn combine(&self, call: &Call) -> Result<Combine> {
+        if !reduces(call.collective) {
+            return Ok(combine_nothing);
+        }
+        let kernel = kernel(call.data_type, call.op).map_err(|problem| Error::Unsupported {
+            context: self.context(Waited { summary: Some(call.summary(false)), sequence: 0, label: "" }),
+            problem: problem.to_string(),
+        })?;
+        Ok(kernel.as_fn())
+    }
+}

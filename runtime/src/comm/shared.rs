@@ -1,0 +1,384 @@
+//! What the handles of one communicator share, and the loop in which a thread waits.
+//!
+//! # Threads
+//! All state that moves is in [`Core`], behind one mutex. A blocking call takes it, starts its operation and drives the
+//! engine until that is done: no hand-over to another thread. The helper thread exists only once something asynchronous
+//! was started, and drives only while nobody else does. A driver gives the mutex up between turns when somebody asks
+//! for it, and while it sleeps.
+
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kolo_transport::{Armed, ErrorKind, ParkBy};
+
+use super::failure::Poison;
+use super::tiny::Tiny;
+use crate::call::Summary;
+use crate::config::Config;
+use crate::control::{Control, Membership};
+use crate::engine::{Engine, Id, Route};
+use crate::error::{Context, Error, Result};
+use crate::planner::Planner;
+use crate::recorder::Recorder;
+use crate::wait::{self, Next, Pacer, Policy, SLEEP_MAX};
+
+/// Everything that calls move.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) engine: Engine,
+    pub(crate) planner: Planner,
+    pub(crate) tiny: Option<Tiny>,
+    pub(crate) recorder: Recorder,
+    /// Number of the last collective that was started, from 1.
+    pub(crate) sequence: u64,
+    /// Splits and groups made so far.
+    pub(crate) children: u64,
+    /// Uses of each list of ranks given to `group`.
+    pub(crate) groups: std::collections::HashMap<u64, u64>,
+    pub(crate) closed: bool,
+}
+
+/// What is being waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waited {
+    pub(crate) summary: Option<Summary>,
+    pub(crate) sequence: u64,
+    /// What it is, if it is not a collective.
+    pub(crate) label: &'static str,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) rank: u32,
+    pub(crate) world_size: u32,
+    pub(crate) id: u64,
+    /// World ranks of the members.
+    pub(crate) members: Arc<[u32]>,
+    /// Host index of each member.
+    pub(crate) hosts: Arc<[u32]>,
+    pub(crate) routes: Vec<Route>,
+    pub(crate) config: Config,
+    pub(crate) policy: Policy,
+    pub(crate) world: Arc<World>,
+    pub(crate) membership: Membership,
+    core: Mutex<Core>,
+    /// Threads that want the core.
+    wanting: AtomicU32,
+    /// Threads that drive the engine for themselves.
+    pub(crate) drivers: AtomicUsize,
+    pub(crate) helper_wake: Condvar,
+    pub(crate) helper_state: Mutex<super::helper::State>,
+    poison: Mutex<Option<Poison>>,
+}
+
+/// The control plane, which a communicator shares with those split off it. The last one says goodbye.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) control: Control,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.control.leave();
+    }
+}
+
+/// How long a stalled wait lasts before the peers are asked what they are doing, and between further questions.
+const STALL: Duration = Duration::from_millis(250);
+
+/// After news of a lost peer, an operation may still finish with what has already been sent to this rank: it fails only
+/// once nothing has moved for so long.
+const LOSS_GRACE: Duration = Duration::from_millis(50);
+
+/// Peers asked per question: enough to find a culprit, few enough to be answered at once.
+const PEERS_ASKED: usize = 4;
+
+impl Shared {
+    #[allow(clippy::too_many_arguments, reason = "plain construction from parts made in one place")]
+    pub(crate) fn new(
+        rank: u32,
+        id: u64,
+        members: Arc<[u32]>,
+        hosts: Arc<[u32]>,
+        routes: Vec<Route>,
+        config: Config,
+        policy: Policy,
+        world: Arc<World>,
+        membership: Membership,
+        core: Core,
+    ) -> Self {
+        Self {
+            rank,
+            world_size: members.len() as u32,
+            id,
+            members,
+            hosts,
+            routes,
+            config,
+            policy,
+            world,
+            membership,
+            core: Mutex::new(core),
+            wanting: AtomicU32::new(0),
+            drivers: AtomicUsize::new(0),
+            helper_wake: Condvar::new(),
+            helper_state: Mutex::default(),
+            poison: Mutex::new(None),
+        }
+    }
+
+    /// Takes the core; a driver that holds it gives way.
+    pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
+        if let Ok(core) = self.core.try_lock() {
+            return core;
+        }
+        self.wanting.fetch_add(1, Ordering::Relaxed);
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        self.wanting.fetch_sub(1, Ordering::Relaxed);
+        core
+    }
+
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Fails if the communicator cannot be used any more.
+    pub(crate) fn check_usable(&self, core: &Core, waited: Waited) -> Result<()> {
+        if core.closed {
+            return Err(Error::Aborted {
+                context: self.context(waited),
+                by: self.rank,
+                reason: "the communicator was dropped".to_owned(),
+            });
+        }
+        if core.engine.failure().is_some() || self.membership.abort_flag().is_raised() {
+            let poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(poison) = poison {
+                return Err(poison.error(self.context(waited), self.rank));
+            }
+        }
+        Ok(())
+    }
+
+    /// Drives until `id` is done. The engine no longer touches the caller's memory when this returns.
+    pub(crate) fn wait_for<'a>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        id: Id,
+        waited: Waited,
+        limit: Duration,
+    ) -> Result<MutexGuard<'a, Core>> {
+        if core.engine.is_done(id) {
+            return Ok(core);
+        }
+        let attended = Attended::new(self);
+        let mut watch = Watch::new(self, waited, limit);
+        loop {
+            let moved = core.engine.turn();
+            if core.engine.is_done(id) {
+                drop(attended);
+                return Ok(core);
+            }
+            if core.engine.failure().is_some() {
+                drop(core);
+                return Err(self.fail(waited));
+            }
+            core = watch.pause(core, moved, |core| core.engine.waiting_for(id))?;
+        }
+    }
+
+    /// Sleeps until an endpoint has something, or briefly.
+    fn sleep<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        let by = core.engine.park_by();
+        let mut words: Vec<(*const AtomicU32, u32)> = Vec::new();
+        let mut fds: Vec<RawFd> = Vec::new();
+        core.engine.arm(by, |armed| match armed {
+            Armed::Idle => {}
+            Armed::Word(word, value) => words.push((word, value)),
+            Armed::Fd(fd) => fds.push(std::os::fd::AsRawFd::as_raw_fd(&fd)),
+        });
+        let tiny = core.tiny.as_mut().and_then(|tiny| tiny.arm());
+        words.extend(tiny);
+        if core.engine.turn() || core.tiny.as_mut().is_some_and(|tiny| tiny.has_arrived()) {
+            core.engine.disarm();
+            disarm_tiny(&mut core);
+            return core;
+        }
+        drop(core);
+        match by {
+            ParkBy::Word if words.len() == 1 => {
+                // SAFETY: the word lies in a mapping that the endpoint holds, and the endpoint lives in the core of
+                // `self` as long as `self` does.
+                wait::sleep_on_word(unsafe { &*words[0].0 }, words[0].1, SLEEP_MAX);
+            }
+            ParkBy::Fd if !fds.is_empty() => {
+                // SAFETY: as above: the endpoints own the descriptors.
+                let fds: Vec<_> = fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
+                wait::sleep_on_fds(&fds, SLEEP_MAX);
+            }
+            _ => wait::sleep(Duration::from_millis(1)),
+        }
+        let mut core = self.core();
+        core.engine.disarm();
+        disarm_tiny(&mut core);
+        core
+    }
+
+    pub(crate) fn context(&self, waited: Waited) -> Context {
+        Context {
+            rank: self.rank,
+            operation: waited.summary.map_or_else(|| waited.label.to_owned(), |s| s.to_string()),
+            sequence: waited.sequence,
+        }
+    }
+
+    /// Makes the communicator unusable for the reason at hand, tells the others, and returns the error to report.
+    pub(crate) fn fail(&self, waited: Waited) -> Error {
+        let poison = {
+            let known = self.poison.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            known.unwrap_or_else(|| self.diagnose(waited))
+        };
+        self.poison_with(poison.clone());
+        poison.error(self.context(waited), self.rank)
+    }
+
+    /// Makes the communicator unusable; the first reason stays.
+    pub(crate) fn poison_with(&self, poison: Poison) {
+        self.poison.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| poison.clone());
+        self.membership.abort(poison.cause(self.rank));
+        let cause = kolo_transport::Error::new(ErrorKind::Aborted, "kolo", None, poison.to_string());
+        self.core().engine.abort(&cause);
+    }
+
+    /// Asks some peers what they are doing.
+    pub(crate) fn ask(&self, peers: &[u32]) -> Vec<(u32, Option<crate::control::Status>)> {
+        let each = Duration::from_millis(200);
+        peers.iter().take(PEERS_ASKED).map(|peer| (*peer, self.membership.ask(*peer, each))).collect()
+    }
+}
+
+fn disarm_tiny(core: &mut Core) {
+    if let Some(tiny) = &mut core.tiny {
+        tiny.disarm();
+    }
+}
+
+/// Counts a thread that drives for itself, so that the helper stands back.
+#[derive(Debug)]
+pub(crate) struct Attended<'a>(&'a Shared);
+
+impl<'a> Attended<'a> {
+    pub(crate) fn new(shared: &'a Shared) -> Self {
+        shared.drivers.fetch_add(1, Ordering::Relaxed);
+        Self(shared)
+    }
+}
+
+impl Drop for Attended<'_> {
+    fn drop(&mut self) {
+        if self.0.drivers.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.0.wake_helper();
+        }
+    }
+}
+
+/// The pauses of one wait: pace, deadline, abort, and questions when it takes long.
+#[derive(Debug)]
+pub(crate) struct Watch<'a> {
+    shared: &'a Shared,
+    waited: Waited,
+    limit: Duration,
+    pacer: Pacer,
+    started: Option<Instant>,
+    moved_at: Option<Instant>,
+    asked_at: Option<Instant>,
+    turns: u32,
+}
+
+impl<'a> Watch<'a> {
+    pub(crate) fn new(shared: &'a Shared, waited: Waited, limit: Duration) -> Self {
+        Self {
+            shared,
+            waited,
+            limit,
+            pacer: Pacer::new(shared.policy),
+            started: None,
+            moved_at: None,
+            asked_at: None,
+            turns: 0,
+        }
+    }
+
+    /// What to do after a turn that did not finish the wait. Fails when the wait is over for another reason.
+    pub(crate) fn pause(
+        &mut self,
+        mut core: MutexGuard<'a, Core>,
+        moved: bool,
+        waiting_for: impl Fn(&Core) -> Vec<u32>,
+    ) -> Result<MutexGuard<'a, Core>> {
+        self.turns = self.turns.wrapping_add(1);
+        let next = if moved {
+            self.pacer.moved();
+            self.moved_at = None;
+            // A long transfer moves all the time; it must see aborts and deadlines too.
+            if self.turns.is_multiple_of(1024) { Next::Check } else { Next::Poll }
+        } else {
+            self.pacer.idle()
+        };
+        if next == Next::Poll {
+            return Ok(if self.shared.is_wanted() { self.give_way(core) } else { core });
+        }
+        core = self.check(core, waiting_for)?;
+        Ok(match next {
+            Next::Sleep => self.shared.sleep(core),
+            _ if self.shared.is_wanted() => self.give_way(core),
+            _ => core,
+        })
+    }
+
+    fn give_way(&self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        drop(core);
+        std::thread::yield_now();
+        self.shared.core()
+    }
+
+    fn check(
+        &mut self,
+        core: MutexGuard<'a, Core>,
+        waiting_for: impl Fn(&Core) -> Vec<u32>,
+    ) -> Result<MutexGuard<'a, Core>> {
+        let now = self.pacer.now();
+        let started = *self.started.get_or_insert(now);
+        let idle = now.saturating_duration_since(*self.moved_at.get_or_insert(now));
+        if let Some(cause) = self.abort_cause()
+            && (idle >= LOSS_GRACE || !cause)
+        {
+            drop(core);
+            return Err(self.shared.fail(self.waited));
+        }
+        if now.saturating_duration_since(started) >= self.limit {
+            let peers = waiting_for(&core);
+            drop(core);
+            return Err(self.shared.time_out(self.waited, self.limit, &peers));
+        }
+        if idle >= STALL && self.asked_at.is_none_or(|at| now.saturating_duration_since(at) >= 4 * STALL) {
+            self.asked_at = Some(now);
+            let peers = waiting_for(&core);
+            drop(core);
+            self.shared.examine(self.waited, &peers)?;
+            return Ok(self.shared.core());
+        }
+        Ok(core)
+    }
+
+    /// `Some(true)` if the communicator was aborted because a peer was lost, `Some(false)` for another reason.
+    fn abort_cause(&self) -> Option<bool> {
+        let flag = self.shared.membership.abort_flag();
+        if !flag.is_raised() {
+            return None;
+        }
+        Some(flag.cause().is_some_and(|cause| super::failure::is_loss(&cause)))
+    }
+}

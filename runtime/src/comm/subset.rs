@@ -1,0 +1,94 @@
+//! Communicators of some of the ranks.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::create::{child_id, connect};
+use super::Communicator;
+use crate::control::ExchangeKey;
+use crate::error::{Error, Result};
+
+/// Rounds of the control plane's exchange that splits use, apart from the one that introduces a communicator's ranks.
+const SPLIT_ROUND: u64 = 1 << 32;
+
+impl Communicator {
+    /// Splits the communicator: ranks that give the same `color` form a new one, ordered by `key` and then by rank.
+    /// A rank that gives `None` gets none. Every rank of this communicator calls it. Blocks until all have.
+    ///
+    /// # Errors
+    /// As [`Communicator::from_env`].
+    pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
+        let number = self.next_child();
+        let shared = &self.shared;
+        let deadline = Instant::now() + shared.config.join_timeout;
+        let entry = postcard::to_stdvec(&(color, key)).map_err(|error| self.unreadable(&error))?;
+        let round = ExchangeKey { communicator: shared.id, round: SPLIT_ROUND + number };
+        let entries = shared.world.control.exchange(round, &shared.members, entry, deadline)?;
+        let Some(color) = color else { return Ok(None) };
+        let mut group: Vec<(u32, u32)> = Vec::new();
+        for (rank, entry) in entries.iter().enumerate() {
+            let (theirs, key): (Option<u32>, u32) =
+                postcard::from_bytes(entry).map_err(|error| self.unreadable(&error))?;
+            if theirs == Some(color) {
+                group.push((key, rank as u32));
+            }
+        }
+        group.sort_unstable();
+        let ranks: Vec<u32> = group.into_iter().map(|(_, rank)| rank).collect();
+        self.subset(&ranks, number, u64::from(color)).map(Some)
+    }
+
+    /// A communicator of the listed ranks, in this order. Only these call it, with the same list. Blocks until all have.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if this rank is not in the list, or the list is not one of distinct ranks; otherwise as
+    /// [`Communicator::from_env`].
+    pub fn group(&self, ranks: &[u32]) -> Result<Self> {
+        if let Some(rank) = ranks.iter().find(|rank| **rank >= self.world_size()) {
+            let problem = format!("rank {rank} is out of range: ranks are 0 to {}", self.world_size() - 1);
+            return Err(self.usage("group", problem));
+        }
+        if let Some(twice) = ranks.iter().enumerate().find(|(i, rank)| ranks[..*i].contains(rank)) {
+            return Err(self.usage("group", format!("rank {} is listed twice", twice.1)));
+        }
+        if !ranks.contains(&self.rank()) {
+            return Err(self.usage("group", "this rank is not in the list; only listed ranks call".to_owned()));
+        }
+        // Ranks outside the list do not count this call, so the number cannot come from the common counter: the list
+        // itself, and how often it was used, name the group.
+        let mut core = self.shared.core();
+        let list = ranks.iter().fold(0, |hash, rank| crate::call::mix(hash ^ u64::from(*rank)));
+        let uses = core.groups.entry(list).or_insert(0_u64);
+        *uses += 1;
+        let number = GROUP_NUMBERS + *uses;
+        drop(core);
+        self.subset(ranks, number, list)
+    }
+
+    fn subset(&self, ranks: &[u32], number: u64, color: u64) -> Result<Self> {
+        let shared = &self.shared;
+        let id = child_id(shared.id, number, color);
+        let members: Arc<[u32]> = ranks.iter().map(|rank| shared.members[*rank as usize]).collect();
+        let Some(own) = ranks.iter().position(|rank| *rank == self.rank()) else {
+            return Err(self.usage("split", "this rank is not in its own group".to_owned()));
+        };
+        connect(Arc::clone(&shared.world), id, members, own as u32, shared.config.clone())
+    }
+
+    fn next_child(&self) -> u64 {
+        let mut core = self.shared.core();
+        core.children += 1;
+        core.children
+    }
+
+    fn unreadable(&self, error: &dyn std::fmt::Display) -> Error {
+        Error::Join {
+            rank: Some(self.rank()),
+            problem: format!("a rank's part of the split could not be read: {error}"),
+            remedy: "Use the same version of Kolo on all ranks".to_owned(),
+        }
+    }
+}
+
+/// Numbers of groups lie above those of splits, of which there are never so many.
+const GROUP_NUMBERS: u64 = 1 << 48;

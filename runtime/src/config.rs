@@ -1,0 +1,268 @@
+//! All settings, in one typed value: resolved once, printable, passed explicitly.
+//!
+//! Precedence: what the program sets in code, over `KOLO_*` environment variables, over the defaults here. The
+//! environment is read in [`Config::from_lookup`] and nowhere else.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// Which transports may be used, in order of preference.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Transports {
+    /// Shared memory between ranks of one host, TCP between hosts.
+    Auto,
+    /// Only these, the first that reaches a peer.
+    Only(Vec<TransportKind>),
+}
+
+/// A transport by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TransportKind {
+    /// Shared memory inside a host.
+    Shm,
+    /// TCP over any network.
+    Tcp,
+}
+
+impl TransportKind {
+    /// All, in order of preference.
+    pub const ALL: [Self; 2] = [Self::Shm, Self::Tcp];
+
+    /// Name as in `KOLO_TRANSPORT`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// How results may depend on how they are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Determinism {
+    /// All ranks get the same bits and runs repeat, for a given size and configuration.
+    Repeatable,
+    /// Also independent of algorithm, transport, chunking and message size.
+    Canonical,
+}
+
+/// The settings of a communicator.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// `KOLO_TRANSPORT`: `auto`, or a list such as `shm,tcp`.
+    pub transports: Transports,
+    /// `KOLO_ALGO`: overrides of the selection, such as `ring` or `all_reduce:tree,broadcast:binomial`.
+    pub algorithms: String,
+    /// `KOLO_DETERMINISM`: `repeatable` or `canonical`.
+    pub determinism: Determinism,
+    /// `KOLO_TIMEOUT`: seconds after which a blocking call gives up.
+    pub timeout: Duration,
+    /// `KOLO_JOIN_TIMEOUT`: seconds to wait for all ranks to arrive.
+    pub join_timeout: Duration,
+    /// `KOLO_SOCKET_IFNAME`: network interfaces by prefix, `^` in front to exclude.
+    pub socket_interfaces: Option<String>,
+    /// `KOLO_SOCKET_CONGESTION`: TCP congestion control, or `system` to leave it alone.
+    pub socket_congestion: Option<String>,
+    /// `KOLO_SEGMENT_BYTES`: bytes of a vector per segment; unset = chosen by the cost model.
+    pub segment_bytes: Option<usize>,
+    /// `KOLO_WINDOW`: segments in flight; unset = chosen by the cost model.
+    pub window: Option<usize>,
+    /// `KOLO_TINY_BYTES`: up to this many bytes per rank a call inside one host takes the tiny path; 0 = never.
+    pub tiny_bytes: usize,
+    /// `KOLO_SPIN_US`: how long a waiting thread spins before it yields; unset = chosen by ranks per processor.
+    pub spin: Option<Duration>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            transports: Transports::Auto,
+            algorithms: String::new(),
+            determinism: Determinism::Repeatable,
+            // As long as torch.distributed's default: longer than a checkpoint, shorter than a night.
+            timeout: Duration::from_secs(600),
+            join_timeout: Duration::from_secs(60),
+            socket_interfaces: None,
+            socket_congestion: None,
+            segment_bytes: None,
+            window: None,
+            tiny_bytes: 16 << 10,
+            spin: None,
+        }
+    }
+}
+
+impl Config {
+    /// Reads `KOLO_*` from the process environment.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if a variable cannot be understood.
+    pub fn from_env() -> Result<Self> {
+        Self::from_lookup(&|name| std::env::var(name).ok())
+    }
+
+    /// Reads `KOLO_*` from a look-up function.
+    ///
+    /// # Errors
+    /// As [`Config::from_env`].
+    pub fn from_lookup(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let mut config = Self::default();
+        let get = |name: &str| lookup(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
+        if let Some(value) = get("KOLO_TRANSPORT") {
+            config.transports = parse_transports(&value)?;
+        }
+        if let Some(value) = get("KOLO_ALGO") {
+            config.algorithms = value;
+        }
+        if let Some(value) = get("KOLO_DETERMINISM") {
+            config.determinism = match value.as_str() {
+                "repeatable" => Determinism::Repeatable,
+                "canonical" => Determinism::Canonical,
+                _ => return Err(invalid("KOLO_DETERMINISM", &value, "repeatable or canonical")),
+            };
+        }
+        if let Some(value) = get("KOLO_TIMEOUT") {
+            config.timeout = seconds("KOLO_TIMEOUT", &value)?;
+        }
+        if let Some(value) = get("KOLO_JOIN_TIMEOUT") {
+            config.join_timeout = seconds("KOLO_JOIN_TIMEOUT", &value)?;
+        }
+        config.socket_interfaces = get("KOLO_SOCKET_IFNAME");
+        config.socket_congestion = get("KOLO_SOCKET_CONGESTION");
+        if let Some(value) = get("KOLO_SEGMENT_BYTES") {
+            config.segment_bytes = Some(bytes("KOLO_SEGMENT_BYTES", &value)?.max(1));
+        }
+        if let Some(value) = get("KOLO_WINDOW") {
+            config.window = Some(bytes("KOLO_WINDOW", &value)?.max(1));
+        }
+        if let Some(value) = get("KOLO_TINY_BYTES") {
+            config.tiny_bytes = bytes("KOLO_TINY_BYTES", &value)?;
+        }
+        if let Some(value) = get("KOLO_SPIN_US") {
+            config.spin = Some(Duration::from_micros(bytes("KOLO_SPIN_US", &value)? as u64));
+        }
+        Ok(config)
+    }
+
+    /// Every setting with its value, one per line, as `KOLO_NAME=value`.
+    #[must_use]
+    pub fn settings(&self) -> String {
+        let mut out = String::new();
+        let unset = || "(chosen at run time)".to_owned();
+        let transports = match &self.transports {
+            Transports::Auto => "auto".to_owned(),
+            Transports::Only(list) => list.iter().map(|t| t.name()).collect::<Vec<_>>().join(","),
+        };
+        let determinism = match self.determinism {
+            Determinism::Repeatable => "repeatable",
+            Determinism::Canonical => "canonical",
+        };
+        let rows: [(&str, String); 12] = [
+            ("KOLO_TRANSPORT", transports),
+            ("KOLO_ALGO", if self.algorithms.is_empty() { unset() } else { self.algorithms.clone() }),
+            ("KOLO_DETERMINISM", determinism.to_owned()),
+            ("KOLO_TIMEOUT", self.timeout.as_secs_f64().to_string()),
+            ("KOLO_JOIN_TIMEOUT", self.join_timeout.as_secs_f64().to_string()),
+            ("KOLO_SOCKET_IFNAME", self.socket_interfaces.clone().unwrap_or_else(unset)),
+            ("KOLO_SOCKET_CONGESTION", self.socket_congestion.clone().unwrap_or_else(unset)),
+            ("KOLO_SEGMENT_BYTES", self.segment_bytes.map_or_else(unset, |v| v.to_string())),
+            ("KOLO_WINDOW", self.window.map_or_else(unset, |v| v.to_string())),
+            ("KOLO_TINY_BYTES", self.tiny_bytes.to_string()),
+            ("KOLO_SPIN_US", self.spin.map_or_else(unset, |v| v.as_micros().to_string())),
+            ("KOLO_JOB_SECRET", "(not shown)".to_owned()),
+        ];
+        for (name, value) in rows {
+            let _ = writeln!(out, "{name}={value}");
+        }
+        out
+    }
+}
+
+/// Parses `auto` or a comma-separated list of transports.
+///
+/// # Errors
+/// [`Error::Configuration`] naming the known transports.
+pub fn parse_transports(value: &str) -> Result<Transports> {
+    if value == "auto" {
+        return Ok(Transports::Auto);
+    }
+    let mut list = Vec::new();
+    for name in value.split(',').map(str::trim) {
+        let kind = TransportKind::ALL
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .ok_or_else(|| invalid("KOLO_TRANSPORT", name, "auto, or a list of shm and tcp"))?;
+        if !list.contains(&kind) {
+            list.push(kind);
+        }
+    }
+    Ok(Transports::Only(list))
+}
+
+fn invalid(setting: &str, found: &str, expected: &str) -> Error {
+    Error::configuration(setting, format!("'{found}' is not understood"), format!("Use {expected}"))
+}
+
+fn seconds(setting: &str, value: &str) -> Result<Duration> {
+    value
+        .parse::<f64>()
+        .ok()
+        .filter(|s| *s > 0.0)
+        .and_then(|s| Duration::try_from_secs_f64(s).ok())
+        .ok_or_else(|| invalid(setting, value, "a number of seconds above 0, such as 30 or 0.5"))
+}
+
+fn bytes(setting: &str, value: &str) -> Result<usize> {
+    let (digits, unit) = match value.as_bytes().last() {
+        Some(b'k' | b'K') => (&value[..value.len() - 1], 1 << 10),
+        Some(b'm' | b'M') => (&value[..value.len() - 1], 1 << 20),
+        Some(b'g' | b'G') => (&value[..value.len() - 1], 1 << 30),
+        _ => (value, 1_usize),
+    };
+    digits
+        .parse::<usize>()
+        .ok()
+        .and_then(|n| n.checked_mul(unit))
+        .ok_or_else(|| invalid(setting, value, "a whole number, with K, M or G behind it if you like"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &'static str, value: &'static str) -> Result<Config> {
+        Config::from_lookup(&move |n| (n == name).then(|| value.to_owned()))
+    }
+
+    #[test]
+    fn nothing_set_gives_the_defaults() {
+        assert_eq!(Config::from_lookup(&|_| None).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn values_are_understood() {
+        assert_eq!(
+            with("KOLO_TRANSPORT", "tcp").unwrap().transports,
+            Transports::Only(vec![TransportKind::Tcp])
+        );
+        assert_eq!(with("KOLO_SEGMENT_BYTES", "64K").unwrap().segment_bytes, Some(65536));
+        assert_eq!(with("KOLO_TIMEOUT", "0.5").unwrap().timeout, Duration::from_millis(500));
+    }
+
+    #[test]
+    fn nonsense_names_the_setting_and_the_remedy() {
+        for (name, value) in [
+            ("KOLO_TRANSPORT", "rfc1149"),
+            ("KOLO_DETERMINISM", "maybe"),
+            ("KOLO_TIMEOUT", "-1"),
+            ("KOLO_SEGMENT_BYTES", "99999999999G"),
+            ("KOLO_WINDOW", "x"),
+        ] {
+            let text = with(name, value).unwrap_err().to_string();
+            assert!(text.contains(name) && text.contains("Use "), "{text}");
+        }
+    }
+}

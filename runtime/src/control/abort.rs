@@ -1,0 +1,164 @@
+//! The abort flag: raised once, seen by whoever waits.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+use serde::{Deserialize, Serialize};
+
+/// What kind of failure ended a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum AbortKind {
+    /// A member's process ended or its connection broke.
+    PeerLost,
+    /// Members called different things.
+    Mismatch,
+    /// A member's deadline passed.
+    Timeout,
+    /// A member called abort.
+    User,
+    /// World rank 0, which carries the control plane and is no member of this communicator, is lost.
+    HubLost,
+}
+
+/// Why a communicator was aborted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AbortCause {
+    /// Rank within the communicator: of the lost member for [`AbortKind::PeerLost`], of the one that gave up for
+    /// the others. For [`AbortKind::HubLost`] it is the observer's own.
+    pub by: u32,
+    /// What kind.
+    pub kind: AbortKind,
+    /// In words.
+    pub reason: String,
+    /// Sequence number of the operation in which it was noticed; 0 outside operations.
+    pub sequence: u64,
+    /// That operation; empty outside operations.
+    pub operation: String,
+}
+
+impl AbortCause {
+    /// A cause noticed outside operations.
+    #[must_use]
+    pub fn new(by: u32, kind: AbortKind, reason: impl Into<String>) -> Self {
+        Self { by, kind, reason: reason.into(), sequence: 0, operation: String::new() }
+    }
+
+    /// The same, with the operation in which it was noticed.
+    #[must_use]
+    pub fn during(mut self, operation: impl Into<String>, sequence: u64) -> Self {
+        self.operation = operation.into();
+        self.sequence = sequence;
+        self
+    }
+}
+
+impl fmt::Display for AbortCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            AbortKind::PeerLost => write!(f, "rank {} is lost: {}", self.by, self.reason)?,
+            AbortKind::Mismatch => write!(f, "mismatch seen by rank {}: {}", self.by, self.reason)?,
+            AbortKind::Timeout => write!(f, "deadline of rank {}: {}", self.by, self.reason)?,
+            AbortKind::User => write!(f, "aborted by rank {}: {}", self.by, self.reason)?,
+            AbortKind::HubLost => f.write_str(&self.reason)?,
+        }
+        if !self.operation.is_empty() {
+            write!(f, " (in {}, operation #{})", self.operation, self.sequence)?;
+        }
+        Ok(())
+    }
+}
+
+/// Called once when the flag is raised.
+type Hook = Box<dyn Fn() + Send + Sync>;
+
+/// One communicator's abort flag. The first cause stays; the flag is never lowered.
+///
+/// Order of events in `raise`: the cause is stored, then the word is set (release), then the hooks run. So whoever
+/// sees the word set (acquire) finds the cause, and whoever was asleep is woken after the word was set.
+#[derive(Default)]
+pub struct AbortFlag {
+    word: AtomicU32,
+    cause: OnceLock<AbortCause>,
+    hooks: Mutex<Vec<Hook>>,
+}
+
+impl AbortFlag {
+    /// Whether the communicator was aborted. One load; meant for every turn of a waiting loop.
+    #[must_use]
+    #[inline]
+    pub fn is_raised(&self) -> bool {
+        self.word.load(Ordering::Acquire) != 0
+    }
+
+    /// The word itself: 0 until raised, then 1.
+    #[must_use]
+    pub const fn word(&self) -> &AtomicU32 {
+        &self.word
+    }
+
+    /// Why, once raised.
+    #[must_use]
+    pub fn cause(&self) -> Option<AbortCause> {
+        if self.is_raised() { self.cause.get().cloned() } else { None }
+    }
+
+    /// Raises the flag on this rank only. False if it was raised before: then the earlier cause stays.
+    pub fn raise(&self, cause: AbortCause) -> bool {
+        if self.cause.set(cause).is_err() {
+            return false;
+        }
+        let hooks = self.hooks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.word.store(1, Ordering::Release);
+        for hook in hooks.iter() {
+            hook();
+        }
+        true
+    }
+
+    /// Adds a hook that wakes a waiting thread. It runs on the thread that raises the flag, often the control
+    /// thread, so it must not block; if the flag is up already it runs now. A hook that owns what owns this flag
+    /// would keep both alive: let it hold a `Weak`.
+    pub fn on_raise(&self, hook: Box<dyn Fn() + Send + Sync>) {
+        let mut hooks = self.hooks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if self.is_raised() {
+            drop(hooks);
+            hook();
+        } else {
+            hooks.push(hook);
+        }
+    }
+}
+
+impl fmt::Debug for AbortFlag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AbortFlag").field("cause", &self.cause()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn the_first_cause_stays_and_hooks_run_once() {
+        let flag = AbortFlag::default();
+        let count = Arc::new(AtomicU32::new(0));
+        let hook = |count: &Arc<AtomicU32>| -> Box<dyn Fn() + Send + Sync> {
+            let count = count.clone();
+            Box::new(move || {
+                count.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        flag.on_raise(hook(&count));
+        assert!(!flag.is_raised() && flag.cause().is_none());
+        assert!(flag.raise(AbortCause::new(3, AbortKind::User, "first")));
+        assert!(!flag.raise(AbortCause::new(4, AbortKind::User, "second")));
+        assert_eq!(flag.cause().map(|c| c.by), Some(3));
+        assert_eq!(count.load(Ordering::Relaxed), 1);
+        flag.on_raise(hook(&count));
+        assert_eq!(count.load(Ordering::Relaxed), 2, "a late hook runs at once");
+    }
+}

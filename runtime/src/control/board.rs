@@ -1,0 +1,189 @@
+//! What a rank is doing, readable by its control thread while its main thread computes or hangs.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::{DataType, ReduceOp};
+
+/// An operation without owned text, cheap to store for each call.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Activity {
+    /// Name of the call: "all_reduce".
+    pub operation: &'static str,
+    /// Elements.
+    pub count: u64,
+    /// Their type.
+    pub data_type: Option<DataType>,
+    /// The operator, where there is one.
+    pub reduce: Option<ReduceOp>,
+    /// Root or peer, where there is one.
+    pub root: Option<u32>,
+}
+
+impl fmt::Display for Activity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}(", self.operation)?;
+        let mut comma = "";
+        if let Some(data_type) = self.data_type {
+            write!(f, "{} x {data_type}", self.count)?;
+            comma = ", ";
+        }
+        if let Some(reduce) = self.reduce {
+            write!(f, "{comma}{}", reduce.name())?;
+            comma = ", ";
+        }
+        if let Some(root) = self.root {
+            write!(f, "{comma}root {root}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// What a member answers when asked what it is doing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Sequence number of the operation started last; 0 before the first.
+    pub started: u64,
+    /// Sequence number of the operation finished last.
+    pub finished: u64,
+    /// Signature of the operation started last.
+    pub signature: u64,
+    /// The operation started last: "all_reduce(1024 x f32, sum)".
+    pub description: String,
+    /// No operation was started or finished for at least this long (in steps of the heartbeat interval).
+    pub unchanged_ms: u64,
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.started == 0 {
+            f.write_str("has not called anything yet")?;
+        } else if self.finished >= self.started {
+            write!(f, "finished #{} {}", self.started, self.description)?;
+        } else {
+            write!(f, "is in #{} {}", self.started, self.description)?;
+        }
+        if self.unchanged_ms >= 1000 {
+            write!(f, ", unchanged for {} s", self.unchanged_ms / 1000)?;
+        }
+        Ok(())
+    }
+}
+
+/// One rank's status in one communicator: written by its executor, read by its control thread.
+///
+/// The lock is held for a copy of some 64 bytes and is contended once per heartbeat or question at most.
+#[derive(Debug, Default)]
+pub struct StatusBoard {
+    finished: AtomicU64,
+    current: Mutex<Current>,
+    seen: Mutex<Option<Seen>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Current {
+    started: u64,
+    signature: u64,
+    activity: Activity,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    started: u64,
+    finished: u64,
+    since: Instant,
+}
+
+impl StatusBoard {
+    /// An operation starts.
+    #[inline]
+    pub fn start(&self, sequence: u64, signature: u64, activity: Activity) {
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) =
+            Current { started: sequence, signature, activity };
+    }
+
+    /// An operation is finished.
+    #[inline]
+    pub fn finish(&self, sequence: u64) {
+        self.finished.fetch_max(sequence, Ordering::Relaxed);
+    }
+
+    /// Sequence number of the operation started last.
+    #[must_use]
+    pub fn started(&self) -> u64 {
+        self.current().started
+    }
+
+    /// Sequence number of the operation finished last.
+    #[must_use]
+    pub fn finished(&self) -> u64 {
+        self.finished.load(Ordering::Relaxed)
+    }
+
+    /// The whole status, for others to read.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.status_at(Instant::now())
+    }
+
+    fn current(&self) -> Current {
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn status_at(&self, now: Instant) -> Status {
+        let current = self.current();
+        let finished = self.finished();
+        Status {
+            started: current.started,
+            finished,
+            signature: current.signature,
+            description: if current.started == 0 { String::new() } else { current.activity.to_string() },
+            unchanged_ms: u64::try_from(self.observe(now).as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Called by the control thread with each heartbeat; so the executor needs no clock.
+    pub(crate) fn observe(&self, now: Instant) -> Duration {
+        let (started, finished) = (self.current().started, self.finished());
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*seen {
+            Some(last) if last.started == started && last.finished == finished => {
+                now.saturating_duration_since(last.since)
+            }
+            _ => {
+                *seen = Some(Seen { started, finished, since: now });
+                Duration::ZERO
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_board_tells_what_runs_and_for_how_long() {
+        let board = StatusBoard::default();
+        let now = Instant::now();
+        assert_eq!(board.status_at(now).to_string(), "has not called anything yet");
+        let activity = Activity {
+            operation: "broadcast",
+            count: 7,
+            data_type: Some(DataType::F32),
+            root: Some(2),
+            ..Activity::default()
+        };
+        board.start(5, 99, activity);
+        let _ = board.observe(now);
+        let later = board.status_at(now + Duration::from_secs(4));
+        assert_eq!(later.to_string(), "is in #5 broadcast(7 x f32, root 2), unchanged for 4 s");
+        assert_eq!((later.signature, later.started, later.finished), (99, 5, 0));
+        board.finish(5);
+        assert_eq!(board.status_at(now).to_string(), "finished #5 broadcast(7 x f32, root 2)");
+    }
+}

@@ -1,0 +1,239 @@
+//! A rank's way to its seat: find the hub, connect, introduce oneself, wait for the others.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+use super::handshake::{Rejection, VERSION, greet_hub};
+use super::hub::{BoxedStream, Hub};
+use super::limits::{CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_HUB, RETRY_FIRST, RETRY_MOST};
+use super::wire::{Cookie, FromHub, Hello, PeerInfo, Refusal, ToHub, decode, encode, read_frame};
+use crate::error::{Error, Result};
+use crate::join::{Advert, JoinSpec, Locator, find, host_key, hostname};
+
+/// Between the starts of attempts on several addresses of one hub.
+const STAGGER: Duration = Duration::from_millis(100);
+
+/// A connection on which everybody has been welcomed.
+pub(crate) struct Seated {
+    pub(crate) reader: BufReader<ReadHalf<BoxedStream>>,
+    pub(crate) writer: WriteHalf<BoxedStream>,
+    pub(crate) cookie: Cookie,
+    pub(crate) peers: Vec<PeerInfo>,
+    /// Whether silence on this connection means anything.
+    pub(crate) judged: bool,
+}
+
+enum Setback {
+    /// Look again.
+    Retry(String),
+    /// It will not get better.
+    Fatal(Error),
+}
+
+/// Takes a seat before the deadline. `hub` is this process's own, if it is rank 0's.
+pub(crate) async fn take_seat(spec: &JoinSpec, hub: Option<&Hub>, deadline: Instant) -> Result<Seated> {
+    let mut search = Search { tried: BTreeSet::new(), attempts: 0, last: None, missing: None };
+    let mut pause = RETRY_FIRST;
+    let until = tokio::time::Instant::from_std(deadline);
+    loop {
+        search.attempts += 1;
+        match tokio::time::timeout_at(until, search.attempt(spec, hub)).await {
+            Ok(Ok(seated)) => return Ok(seated),
+            Ok(Err(Setback::Fatal(error))) => return Err(error),
+            Ok(Err(Setback::Retry(cause))) => {
+                tracing::debug!(rank = spec.rank, cause, "looking for rank 0");
+                search.last = Some(cause);
+                search.missing = None;
+            }
+            Err(_) => return Err(search.out_of_time(spec)),
+        }
+        if Instant::now() + pause >= deadline {
+            return Err(search.out_of_time(spec));
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 3 / 2).min(RETRY_MOST);
+    }
+}
+
+struct Search {
+    tried: BTreeSet<SocketAddr>,
+    attempts: u64,
+    last: Option<String>,
+    /// Whom rank 0 still waits for; `Some` once a seat is taken.
+    missing: Option<String>,
+}
+
+impl Search {
+    async fn attempt(&mut self, spec: &JoinSpec, hub: Option<&Hub>) -> Result<Seated, Setback> {
+        let (stream, cookie) = match (hub, &spec.locator) {
+            (Some(hub), _) => (self.attach(spec, hub).await?, None),
+            (None, Locator::Local(meeting)) => {
+                let mut hubs = meeting.hub.subscribe();
+                let found = hubs.wait_for(Option::is_some).await.ok().and_then(|hub| hub.clone());
+                let hub = found.ok_or_else(|| Setback::Retry("rank 0 has not started its hub".into()))?;
+                (self.attach(spec, &hub).await?, None)
+            }
+            (None, _) => {
+                let advert = find(spec).await.map_err(Setback::Retry)?;
+                self.tried.extend(&advert.candidates);
+                (self.connect(spec, &advert).await?, advert.cookie)
+            }
+        };
+        let judged = hub.is_none() && !matches!(spec.locator, Locator::Local(_));
+        self.wait_for_welcome(spec, stream, cookie, judged).await
+    }
+
+    async fn attach(&mut self, spec: &JoinSpec, hub: &Hub) -> Result<BoxedStream, Setback> {
+        let mut stream = hub.attach().await.map_err(|e| Setback::Retry(e.to_string()))?;
+        greet_hub(&mut stream, spec.secret.as_ref()).await.map_err(|r| setback(spec, r, "this process"))?;
+        Ok(stream)
+    }
+
+    /// Tries all candidates, each a little after the one before; the first that is a fitting hub wins.
+    async fn connect(&mut self, spec: &JoinSpec, advert: &Advert) -> Result<BoxedStream, Setback> {
+        let mut attempts = JoinSet::new();
+        for (i, &address) in advert.candidates.iter().enumerate() {
+            let secret = spec.secret.clone();
+            let stagger = STAGGER * u32::try_from(i).unwrap_or(u32::MAX);
+            attempts.spawn(async move {
+                if !stagger.is_zero() {
+                    tokio::time::sleep(stagger).await;
+                }
+                let connected = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
+                let mut stream = match connected {
+                    Ok(Ok(stream)) => stream,
+                    Ok(Err(error)) => return Err((address, Rejection::io("connecting", &error))),
+                    Err(_) => {
+                        let silent = format!("no answer within {:.1} s", CONNECT_TIMEOUT.as_secs_f64());
+                        return Err((address, Rejection::Stranger(silent)));
+                    }
+                };
+                if stream.local_addr().ok() == stream.peer_addr().ok() {
+                    // A port that nobody listens at can be chosen as our own; closing frees it for rank 0.
+                    let itself = Rejection::Stranger("nobody listens there (it connected to itself)".into());
+                    return Err((address, itself));
+                }
+                let _ = stream.set_nodelay(true);
+                match tokio::time::timeout(HANDSHAKE_TIMEOUT, greet_hub(&mut stream, secret.as_ref())).await {
+                    Ok(Ok(())) => Ok(Box::new(stream) as BoxedStream),
+                    Ok(Err(rejection)) => Err((address, rejection)),
+                    Err(_) => {
+                        let silent = "something accepts connections there but does not answer as Kolo does";
+                        Err((address, Rejection::Stranger(silent.into())))
+                    }
+                }
+            });
+        }
+        let mut misfit = None;
+        let mut causes = Vec::new();
+        while let Some(outcome) = attempts.join_next().await {
+            match outcome {
+                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Err((address, Rejection::Stranger(cause)))) => causes.push(format!("{address}: {cause}")),
+                Ok(Err((address, rejection))) => misfit = Some((address, rejection)),
+                Err(_) => {}
+            }
+        }
+        if let Some((address, rejection)) = misfit {
+            return Err(setback(spec, rejection, &address.to_string()));
+        }
+        causes.truncate(4);
+        Err(Setback::Retry(format!("{}: {}", advert.origin, causes.join("; "))))
+    }
+
+    async fn wait_for_welcome(
+        &mut self,
+        spec: &JoinSpec,
+        mut stream: BoxedStream,
+        expected: Option<Cookie>,
+        judged: bool,
+    ) -> Result<Seated, Setback> {
+        let again = |doing: &str, error: std::io::Error| Setback::Retry(format!("{doing}: {error}"));
+        let hello = Hello {
+            peer: PeerInfo {
+                rank: spec.rank,
+                hostname: hostname(),
+                pid: std::process::id(),
+                local_rank: spec.local_rank,
+                version: VERSION.into(),
+                host_key: host_key(),
+            },
+            world_size: spec.world_size,
+            job: spec.job.clone(),
+            expected,
+            source: spec.source.clone(),
+        };
+        stream.write_all(&encode(&ToHub::Hello(hello))).await.map_err(|e| again("introducing itself", e))?;
+        let (read, writer) = tokio::io::split(stream);
+        let mut reader = BufReader::new(read);
+        loop {
+            let frame = read_frame(&mut reader, MAX_FRAME_FROM_HUB).await;
+            let frame = frame.map_err(|e| again("waiting for the other ranks", e))?;
+            let Some(frame) = frame else {
+                return Err(Setback::Retry("rank 0 closed the connection while waiting for others".into()));
+            };
+            match decode(&frame).map_err(|e| again("waiting for the other ranks", e))? {
+                FromHub::Waiting { missing } => self.missing = Some(missing),
+                FromHub::Welcome { cookie, peers } => {
+                    return Ok(Seated { reader, writer, cookie, peers, judged });
+                }
+                FromHub::Refused(Refusal { problem, retry: true, .. }) => {
+                    return Err(Setback::Retry(problem));
+                }
+                FromHub::Refused(Refusal { problem, remedy, retry: false }) => {
+                    return Err(Setback::Fatal(Error::Join { rank: Some(spec.rank), problem, remedy }));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn out_of_time(&self, spec: &JoinSpec) -> Error {
+        let after = spec.timeout.as_secs_f64();
+        if let Some(missing) = &self.missing {
+            return Error::Join {
+                rank: Some(spec.rank),
+                problem: format!("after {after:.1} s rank 0 still waits for {missing}"),
+                remedy: format!(
+                    "See whether these processes were started and what they printed ({}); a longer limit is set \
+                     with KOLO_JOIN_TIMEOUT",
+                    spec.source
+                ),
+            };
+        }
+        let tried: Vec<String> = self.tried.iter().take(8).map(ToString::to_string).collect();
+        let tried = if tried.is_empty() {
+            "no address was found".into()
+        } else {
+            format!("tried {}", tried.join(", "))
+        };
+        let last = self.last.as_deref().unwrap_or("no attempt came to an end");
+        Error::Join {
+            rank: Some(spec.rank),
+            problem: format!(
+                "rank 0 was not reached at {} within {after:.1} s ({tried}; {} attempts; the last: {last})",
+                spec.locator, self.attempts
+            ),
+            remedy: format!(
+                "See whether rank 0 runs, whether {} is right, and whether a firewall is between ({})",
+                spec.locator, spec.source
+            ),
+        }
+    }
+}
+
+fn setback(spec: &JoinSpec, rejection: Rejection, at: &str) -> Setback {
+    match rejection {
+        Rejection::Stranger(cause) => Setback::Retry(format!("{at}: {cause}")),
+        Rejection::Misfit { problem, remedy } => Setback::Fatal(Error::Join {
+            rank: Some(spec.rank),
+            problem: format!("{problem} ({at})"),
+            remedy,
+        }),
+    }
+}

@@ -1,0 +1,121 @@
+//! A rank's side of an exchange of blobs.
+
+use std::time::{Duration, Instant};
+
+use super::abort::AbortKind;
+use super::limits::{MAX_BLOB_BYTES, VERDICT_TIMEOUT};
+use super::ranks;
+use super::seat::{HubStanding, Shared};
+use super::wire::{ExchangeFailure, ExchangeKey, ToHub};
+use crate::error::{Context, Error, Result};
+
+pub(crate) fn exchange(
+    shared: &Shared,
+    key: ExchangeKey,
+    members: &[u32],
+    blob: Vec<u8>,
+    deadline: Instant,
+) -> Result<Vec<Vec<u8>>> {
+    let started = Instant::now();
+    let place = |rank: u32| members.iter().position(|&member| member == rank).unwrap_or_default() as u32;
+    let context = Context {
+        rank: place(shared.rank),
+        operation: format!("exchange {} of communicator {:#x}", key.round, key.communicator),
+        sequence: 0,
+    };
+    let usage = |problem: String| Error::Usage { context: context.clone(), problem };
+    if blob.len() > MAX_BLOB_BYTES {
+        return Err(usage(format!("a blob of {} bytes; at most {MAX_BLOB_BYTES} are possible", blob.len())));
+    }
+    if !members.contains(&shared.rank) {
+        return Err(usage(format!("rank {} is not among the members", shared.rank)));
+    }
+    if members.len() == 1 {
+        return Ok(vec![blob]);
+    }
+    let mut state = shared.lock();
+    if state.exchanges.insert(key, None).is_some() {
+        return Err(usage("another thread of this rank is in the same exchange".into()));
+    }
+    drop(state);
+    shared.send(&ToHub::Exchange { key, members: members.to_vec(), blob });
+
+    let mut withdrawn: Option<Instant> = None;
+    state = shared.lock();
+    let outcome = loop {
+        if let Some(Some(outcome)) = state.exchanges.get_mut(&key).map(Option::take) {
+            break outcome.map_err(|failure| match failure {
+                ExchangeFailure::Lost { rank, cause } => {
+                    Error::PeerLost { context: context.clone(), peer: place(rank), cause }
+                }
+                ExchangeFailure::Departed { rank } => Error::PeerLost {
+                    context: context.clone(),
+                    peer: place(rank),
+                    cause: "it has left the job".into(),
+                },
+                ExchangeFailure::Timeout { by, missing } => timeout(&context, started, shared, place(by), {
+                    missing.iter().map(|&rank| (rank, place(rank))).collect()
+                }),
+                ExchangeFailure::Disagreement { problem } => usage(problem),
+            });
+        }
+        if let Some(cause) = Shared::abort_cause(&state, key.communicator) {
+            let (context, by) = (context.clone(), cause.by);
+            break Err(match cause.kind {
+                AbortKind::PeerLost => Error::PeerLost { context, peer: by, cause: cause.reason },
+                _ => Error::Aborted { context, by, reason: cause.to_string() },
+            });
+        }
+        match &state.hub {
+            HubStanding::Open => {}
+            HubStanding::Lost(cause) => {
+                break Err(Error::PeerLost {
+                    context: context.clone(),
+                    peer: place(0),
+                    cause: cause.clone(),
+                });
+            }
+            HubStanding::Closed => {
+                let cause = "rank 0 has left the job and closed its control plane".into();
+                break Err(Error::PeerLost { context: context.clone(), peer: place(0), cause });
+            }
+            HubStanding::Left { .. } => break Err(usage("this rank has left the job".into())),
+        }
+        let now = Instant::now();
+        let until = match withdrawn {
+            Some(since) => since + VERDICT_TIMEOUT,
+            None => deadline,
+        };
+        if now < until {
+            state = shared.wait(state, until);
+        } else if withdrawn.is_none() {
+            withdrawn = Some(now);
+            drop(state);
+            shared.send(&ToHub::Withdraw { key });
+            state = shared.lock();
+        } else {
+            break Err(timeout(&context, started, shared, place(shared.rank), vec![]));
+        }
+    };
+    state.exchanges.remove(&key);
+    outcome
+}
+
+fn timeout(context: &Context, started: Instant, shared: &Shared, by: u32, missing: Vec<(u32, u32)>) -> Error {
+    let after: Duration = started.elapsed();
+    tracing::debug!(
+        by,
+        missing = ranks::compact(&missing.iter().map(|m| m.0).collect::<Vec<_>>()),
+        "timeout"
+    );
+    let waiting_for = missing
+        .into_iter()
+        .map(|(rank, place)| {
+            let who = shared.peers.get(rank as usize).map(|peer| {
+                format!("process {} on {} has not come to this exchange", peer.pid, peer.hostname)
+            });
+            (place, who.unwrap_or_default())
+        })
+        .collect();
+    Error::Timeout { context: context.clone(), after, waiting_for }
+}

@@ -1,0 +1,351 @@
+//! The hub's body: sockets, tasks and the clock around [`HubState`].
+//!
+//! One driver task owns the state. Each connection has a task that reads and one that writes; a connection in the
+//! handshake has one task, bounded in time and number, and cannot hold up anything else.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter, ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::handshake::{JobSecret, Rejection, greet_rank};
+use super::hub_state::{Action, ConnectionId, HubSettings, HubState};
+use super::limits::{
+    CLOSING_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_TO_HUB, MAX_HELLO_FRAME, MAX_QUEUE_BYTES, SPARE_HANDSHAKES,
+};
+use super::wire::{Hello, ToHub, decode, invalid, read_frame};
+
+/// A byte stream in both directions: TCP between processes, a pipe in memory within one.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for T {}
+
+/// Any stream.
+pub(crate) type BoxedStream = Box<dyn Stream>;
+
+/// Buffer of an in-memory pipe, each way: the usual message in one go.
+const PIPE_BYTES: usize = 16 << 10;
+
+/// Messages that wait for the driver, all connections together; a full queue makes the senders wait.
+const QUEUED_EVENTS: usize = 1024;
+
+enum Event {
+    Local { stream: BoxedStream },
+    Greeted { stream: BoxedStream, hello: Hello, judged: bool },
+    Misfit { note: String },
+    Message { connection: ConnectionId, message: ToHub },
+    Closed { connection: ConnectionId, cause: String },
+    Linger { patience: Duration, done: std::sync::mpsc::Sender<()> },
+}
+
+/// Counters of a hub.
+#[derive(Debug, Default)]
+pub(crate) struct HubCounters {
+    /// Connections that were no rank of this job: garbage, silence, other versions or secrets.
+    pub(crate) strangers: AtomicU64,
+}
+
+/// A handle to a running hub.
+#[derive(Clone)]
+pub(crate) struct Hub {
+    events: mpsc::Sender<Event>,
+    pub(crate) counters: Arc<HubCounters>,
+}
+
+impl Hub {
+    /// Starts a hub on the current tokio runtime. `published` is dropped when all ranks are here.
+    pub(crate) fn start(
+        settings: HubSettings,
+        secret: Option<JobSecret>,
+        listener: Option<TcpListener>,
+        published: Option<Box<dyn Send>>,
+    ) -> Self {
+        let (events, inbox) = mpsc::channel(QUEUED_EVENTS);
+        let counters = Arc::new(HubCounters::default());
+        let most_handshakes = settings.world_size as usize + SPARE_HANDSHAKES;
+        let driver = Driver {
+            state: HubState::new(settings, Instant::now()),
+            secret,
+            listener,
+            published,
+            inbox,
+            events: events.downgrade(),
+            connections: HashMap::new(),
+            next_connection: 0,
+            handshakes: JoinSet::new(),
+            most_handshakes,
+            readers: JoinSet::new(),
+            writers: JoinSet::new(),
+            lingerers: Vec::new(),
+            counters: counters.clone(),
+        };
+        tokio::spawn(driver.run());
+        Self { events, counters }
+    }
+
+    /// Connects from within the process.
+    pub(crate) async fn attach(&self) -> io::Result<BoxedStream> {
+        let (near, far) = tokio::io::duplex(PIPE_BYTES);
+        let gone = |_| io::Error::new(io::ErrorKind::ConnectionRefused, "rank 0 has closed its hub");
+        self.events.send(Event::Local { stream: Box::new(far) }).await.map_err(gone)?;
+        Ok(Box::new(near))
+    }
+
+    /// Rank 0 leaves. The receiver's other end is dropped when the hub has ended.
+    pub(crate) async fn linger(self, patience: Duration, done: std::sync::mpsc::Sender<()>) {
+        let _ = self.events.send(Event::Linger { patience, done }).await;
+    }
+}
+
+struct Connection {
+    queue: mpsc::UnboundedSender<Bytes>,
+    queued_bytes: Arc<AtomicUsize>,
+    reader: AbortHandle,
+    writer: AbortHandle,
+}
+
+struct Driver {
+    state: HubState,
+    secret: Option<JobSecret>,
+    listener: Option<TcpListener>,
+    published: Option<Box<dyn Send>>,
+    inbox: mpsc::Receiver<Event>,
+    /// Weak: once rank 0's handle and all connections are gone nobody can send any more.
+    events: mpsc::WeakSender<Event>,
+    connections: HashMap<ConnectionId, Connection>,
+    next_connection: ConnectionId,
+    handshakes: JoinSet<()>,
+    most_handshakes: usize,
+    readers: JoinSet<()>,
+    writers: JoinSet<()>,
+    /// Dropped when the driver ends, which tells whoever waits for it.
+    lingerers: Vec<std::sync::mpsc::Sender<()>>,
+    counters: Arc<HubCounters>,
+}
+
+impl Driver {
+    async fn run(mut self) {
+        loop {
+            self.act();
+            if self.state.is_done() {
+                break;
+            }
+            let wakeup = tokio::time::Instant::from_std(self.state.next_wakeup());
+            tokio::select! {
+                event = self.inbox.recv() => match event {
+                    Some(event) => {
+                        self.handle(event);
+                        // Many at once are answered together.
+                        for _ in 0..QUEUED_EVENTS {
+                            let Ok(event) = self.inbox.try_recv() else { break };
+                            self.handle(event);
+                        }
+                    }
+                    None => break,
+                },
+                accepted = accept(self.listener.as_ref()) => match accepted {
+                    Ok((stream, origin)) => self.greet(Box::new(stream), origin, true),
+                    Err(error) => {
+                        tracing::debug!(%error, "accepting a connection failed");
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                    }
+                },
+                () = tokio::time::sleep_until(wakeup) => self.state.tick(Instant::now()),
+                Some(_) = self.handshakes.join_next() => {}
+                Some(_) = self.readers.join_next() => {}
+                Some(_) = self.writers.join_next() => {}
+            }
+        }
+        self.act();
+        drop(self.listener.take());
+        // What is queued is still sent; whoever does not read cannot hold this up.
+        self.connections.clear();
+        let flush = async { while self.writers.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(CLOSING_TIMEOUT, flush).await;
+    }
+
+    fn handle(&mut self, event: Event) {
+        let now = Instant::now();
+        match event {
+            Event::Local { stream } => self.greet(stream, "this process".into(), false),
+            Event::Greeted { stream, hello, judged } => {
+                let connection = self.adopt(stream);
+                self.state.hello(connection, hello, judged, now);
+            }
+            Event::Misfit { note } => self.state.note_misfit(note),
+            Event::Message { connection, message } => {
+                if let Err(problem) = self.state.message(connection, message, now) {
+                    self.drop_connection(connection, &format!("broke the protocol: {problem}"));
+                }
+            }
+            Event::Closed { connection, cause } => self.drop_connection(connection, &cause),
+            Event::Linger { patience, done } => {
+                self.lingerers.push(done);
+                self.state.linger(patience, now);
+            }
+        }
+    }
+
+    fn act(&mut self) {
+        loop {
+            let actions = self.state.take_actions();
+            if actions.is_empty() {
+                return;
+            }
+            for action in actions {
+                match action {
+                    Action::Send { connection, frame } => self.send(connection, frame),
+                    Action::Close { connection } => self.close(connection),
+                    Action::Gathered => drop(self.published.take()),
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, connection: ConnectionId, frame: Bytes) {
+        let Some(to) = self.connections.get(&connection) else { return };
+        let queued = to.queued_bytes.fetch_add(frame.len(), Ordering::Relaxed) + frame.len();
+        if queued > MAX_QUEUE_BYTES {
+            self.drop_connection(connection, "it does not read what it is sent");
+        } else {
+            // A writer that has ended is reported by the reader.
+            let _ = to.queue.send(frame);
+        }
+    }
+
+    /// Lets the writer finish; the reader goes on until the other side closes, for a bounded time.
+    fn close(&mut self, connection: ConnectionId) {
+        let Some(Connection { reader, writer, queue, .. }) = self.connections.remove(&connection) else {
+            return;
+        };
+        drop(queue);
+        self.handshakes.spawn(async move {
+            tokio::time::sleep(CLOSING_TIMEOUT).await;
+            reader.abort();
+            writer.abort();
+        });
+    }
+
+    fn drop_connection(&mut self, connection: ConnectionId, cause: &str) {
+        if let Some(Connection { reader, writer, .. }) = self.connections.remove(&connection) {
+            reader.abort();
+            writer.abort();
+        }
+        self.state.closed(connection, cause);
+    }
+
+    fn adopt(&mut self, stream: BoxedStream) -> ConnectionId {
+        let connection = self.next_connection;
+        self.next_connection += 1;
+        let (read, write) = tokio::io::split(stream);
+        let (queue, frames) = mpsc::unbounded_channel();
+        let queued_bytes = Arc::new(AtomicUsize::new(0));
+        let writer = self.writers.spawn(write_frames(write, frames, queued_bytes.clone()));
+        let reader = match self.events.upgrade() {
+            Some(events) => self.readers.spawn(read_messages(connection, read, events)),
+            None => self.readers.spawn(async {}),
+        };
+        self.connections.insert(connection, Connection { queue, queued_bytes, reader, writer });
+        connection
+    }
+
+    fn greet(&mut self, stream: BoxedStream, origin: String, judged: bool) {
+        if self.handshakes.len() >= self.most_handshakes {
+            self.counters.strangers.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(origin, "too many connections in the handshake; dropped");
+            return;
+        }
+        let Some(events) = self.events.upgrade() else { return };
+        let (secret, counters) = (self.secret.clone(), self.counters.clone());
+        self.handshakes.spawn(async move {
+            let greeting = tokio::time::timeout(HANDSHAKE_TIMEOUT, introduce(stream, secret.as_ref()));
+            let rejection = match greeting.await {
+                Ok(Ok((stream, hello))) => {
+                    let _ = events.send(Event::Greeted { stream, hello, judged }).await;
+                    return;
+                }
+                Ok(Err(rejection)) => rejection,
+                Err(_) => Rejection::Stranger(format!("silent for {} s", HANDSHAKE_TIMEOUT.as_secs())),
+            };
+            counters.strangers.fetch_add(1, Ordering::Relaxed);
+            match rejection {
+                Rejection::Stranger(problem) => tracing::debug!(origin, problem, "a stranger's connection"),
+                Rejection::Misfit { problem, remedy } => {
+                    tracing::warn!(origin, problem, remedy, "a process was turned away");
+                    let _ = events.send(Event::Misfit { note: format!("{origin}: {problem}") }).await;
+                }
+            }
+        });
+    }
+}
+
+async fn accept(listener: Option<&TcpListener>) -> io::Result<(TcpStream, String)> {
+    let Some(listener) = listener else { return std::future::pending().await };
+    let (stream, origin) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    Ok((stream, origin.to_string()))
+}
+
+/// Handshake and first frame.
+async fn introduce(
+    mut stream: BoxedStream,
+    secret: Option<&JobSecret>,
+) -> Result<(BoxedStream, Hello), Rejection> {
+    greet_rank(&mut stream, secret).await?;
+    let frame = read_frame(&mut stream, MAX_HELLO_FRAME).await;
+    let hello = frame.and_then(|frame| match frame.map(|frame| decode(&frame)).transpose()? {
+        Some(ToHub::Hello(hello)) => Ok(hello),
+        Some(_) => Err(invalid("something else than a hello".into())),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    });
+    hello.map(|hello| (stream, hello)).map_err(|e| Rejection::io("waiting for the hello", &e))
+}
+
+async fn read_messages(connection: ConnectionId, read: ReadHalf<BoxedStream>, events: mpsc::Sender<Event>) {
+    let mut reader = BufReader::new(read);
+    let cause = loop {
+        let message = match read_frame(&mut reader, MAX_FRAME_TO_HUB).await {
+            Ok(Some(payload)) => decode(&payload),
+            Ok(None) => break "its connection was closed without goodbye".to_owned(),
+            Err(error) => Err(error),
+        };
+        match message {
+            Ok(message) => {
+                if events.send(Event::Message { connection, message }).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => break format!("its connection broke: {error}"),
+        }
+    };
+    let _ = events.send(Event::Closed { connection, cause }).await;
+}
+
+/// Writes frames until the queue is closed, then shuts the direction down.
+pub(crate) async fn write_frames(
+    write: WriteHalf<BoxedStream>,
+    mut frames: mpsc::UnboundedReceiver<Bytes>,
+    queued_bytes: Arc<AtomicUsize>,
+) {
+    let mut writer = BufWriter::new(write);
+    while let Some(frame) = frames.recv().await {
+        let mut next = Some(frame);
+        while let Some(frame) = next {
+            if writer.write_all(&frame).await.is_err() {
+                return;
+            }
+            queued_bytes.fetch_sub(frame.len(), Ordering::Relaxed);
+            next = frames.try_recv().ok();
+        }
+        if writer.flush().await.is_err() {
+            return;
+        }
+    }
+    let _ = writer.shutdown().await;
+}

@@ -1,0 +1,668 @@
+//! The hub's mind: who sits where, what is being exchanged, who must be told. No sockets, no clock.
+//!
+//! Facts come in through the methods, with the time where it matters; what must be sent or closed comes out of
+//! [`HubState::take_actions`]. Frames to one connection keep their order.
+//!
+//! A seat goes Empty -> Taken -> Departed (goodbye) or Lost (closed without goodbye, or silent for too long). While
+//! the job still gathers, a closed connection only empties the seat again. Phases: Gathering -> Running ->
+//! Lingering (rank 0 has left) -> Closing -> done; or Gathering -> Closing when time runs out.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::abort::AbortCause;
+use super::board::Status;
+use super::limits::{
+    CLOSING_TIMEOUT, Liveness, MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES, MAX_NAME_BYTES, MAX_OPEN_EXCHANGES,
+    MAX_REMEMBERED,
+};
+use super::ranks;
+use super::wire::{
+    Cookie, ExchangeFailure, ExchangeKey, FromHub, Hello, PeerInfo, Refusal, ToHub, clip, encode,
+};
+
+/// A connection, numbered by the hub's driver.
+pub(crate) type ConnectionId = u64;
+
+/// What the driver has to do.
+#[derive(Debug)]
+pub(crate) enum Action {
+    Send {
+        connection: ConnectionId,
+        frame: Bytes,
+    },
+    /// Send what is queued, then end the connection.
+    Close {
+        connection: ConnectionId,
+    },
+    /// All ranks are here: whatever was published for them to find the hub can go.
+    Gathered,
+}
+
+#[derive(Debug)]
+enum Seat {
+    Empty { last: Option<String> },
+    Taken(Taken),
+    Departed,
+    Lost { cause: String },
+}
+
+#[derive(Debug)]
+struct Taken {
+    connection: ConnectionId,
+    peer: PeerInfo,
+    /// Heartbeats are judged; an in-process connection has none.
+    judged: bool,
+    heard: Instant,
+    suspected: bool,
+    open_exchanges: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Gathering { deadline: Instant },
+    Running,
+    Lingering { until: Instant },
+    Closing { until: Instant },
+}
+
+#[derive(Debug)]
+struct Collecting {
+    members: Vec<u32>,
+    blobs: Vec<Option<Vec<u8>>>,
+    bytes: usize,
+}
+
+impl Collecting {
+    fn missing(&self) -> impl Iterator<Item = u32> + '_ {
+        self.members.iter().zip(&self.blobs).filter(|(_, blob)| blob.is_none()).map(|(&rank, _)| rank)
+    }
+
+    fn arrived(&self) -> impl Iterator<Item = u32> + '_ {
+        self.members.iter().zip(&self.blobs).filter(|(_, blob)| blob.is_some()).map(|(&rank, _)| rank)
+    }
+}
+
+/// Facts about a hub that do not change.
+#[derive(Clone, Debug)]
+pub(crate) struct HubSettings {
+    pub(crate) world_size: u32,
+    pub(crate) cookie: Cookie,
+    pub(crate) job: String,
+    pub(crate) source: String,
+    pub(crate) timeout: Duration,
+    pub(crate) liveness: Liveness,
+}
+
+/// The hub, without its sockets.
+#[derive(Debug)]
+pub(crate) struct HubState {
+    settings: HubSettings,
+    phase: Phase,
+    seats: Vec<Seat>,
+    ranks: HashMap<ConnectionId, u32>,
+    exchanges: HashMap<ExchangeKey, Collecting>,
+    failed: VecDeque<(ExchangeKey, ExchangeFailure)>,
+    aborted: VecDeque<u64>,
+    newly_departed: Vec<u32>,
+    turned_away: Vec<String>,
+    next_tick: Instant,
+    actions: Vec<Action>,
+}
+
+impl HubState {
+    pub(crate) fn new(settings: HubSettings, now: Instant) -> Self {
+        let seats = (0..settings.world_size).map(|_| Seat::Empty { last: None }).collect();
+        Self {
+            phase: Phase::Gathering { deadline: now + settings.timeout },
+            seats,
+            ranks: HashMap::new(),
+            exchanges: HashMap::new(),
+            failed: VecDeque::new(),
+            aborted: VecDeque::new(),
+            newly_departed: Vec::new(),
+            turned_away: Vec::new(),
+            next_tick: now + settings.liveness.heartbeat,
+            actions: Vec::new(),
+            settings,
+        }
+    }
+
+    /// What is to be done now, in order. Departures are told here, so that many at once make one message.
+    pub(crate) fn take_actions(&mut self) -> Vec<Action> {
+        if !self.newly_departed.is_empty() {
+            let ranks = std::mem::take(&mut self.newly_departed);
+            self.tell_all(&FromHub::Departed { ranks });
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    /// Whether nothing is left to do.
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(self.phase, Phase::Closing { .. }) && self.ranks.is_empty()
+    }
+
+    /// When [`HubState::tick`] must be called.
+    pub(crate) fn next_wakeup(&self) -> Instant {
+        match self.phase {
+            Phase::Gathering { deadline } => deadline.min(self.next_tick),
+            Phase::Running => self.next_tick,
+            Phase::Lingering { until } | Phase::Closing { until } => until.min(self.next_tick),
+        }
+    }
+
+    /// A connection passed the handshake but does not fit, or an address was turned away: a note for the error
+    /// message if the job does not gather.
+    pub(crate) fn note_misfit(&mut self, note: String) {
+        if self.turned_away.len() < 8 {
+            self.turned_away.push(note);
+        }
+    }
+
+    /// A rank introduces itself.
+    pub(crate) fn hello(&mut self, connection: ConnectionId, hello: Hello, judged: bool, now: Instant) {
+        let who = describe(&hello.peer);
+        if let Some(refusal) = self.objection(&hello) {
+            if !refusal.retry {
+                self.note_misfit(format!("{who}: {}", refusal.problem));
+            }
+            tracing::warn!(who, problem = refusal.problem, "a process was refused");
+            self.send(connection, &FromHub::Refused(refusal));
+            self.actions.push(Action::Close { connection });
+            return;
+        }
+        let mut peer = hello.peer;
+        peer.hostname = clip(peer.hostname, MAX_NAME_BYTES);
+        peer.version = clip(peer.version, MAX_NAME_BYTES);
+        let rank = peer.rank;
+        self.seats[rank as usize] =
+            Seat::Taken(Taken { connection, peer, judged, heard: now, suspected: false, open_exchanges: 0 });
+        self.ranks.insert(connection, rank);
+        tracing::debug!(rank, who, "a rank joined");
+        let peers: Option<Vec<PeerInfo>> = self.seats.iter().map(|s| s.peer().cloned()).collect();
+        match peers {
+            Some(peers) if matches!(self.phase, Phase::Gathering { .. }) => {
+                self.phase = Phase::Running;
+                self.actions.push(Action::Gathered);
+                self.tell_all(&FromHub::Welcome { cookie: self.settings.cookie, peers });
+            }
+            _ => {
+                let missing = self.missing_text();
+                self.send(connection, &FromHub::Waiting { missing });
+            }
+        }
+    }
+
+    fn objection(&self, hello: &Hello) -> Option<Refusal> {
+        let settings = &self.settings;
+        let refuse = |problem: String, remedy: &str, retry: bool| {
+            Some(Refusal { problem: clip(problem, usize::MAX), remedy: remedy.into(), retry })
+        };
+        if hello.expected.is_some_and(|cookie| cookie != settings.cookie) {
+            return refuse("the address belongs to another job".into(), "Wait for this job's rank 0", true);
+        }
+        if !hello.job.is_empty() && !settings.job.is_empty() && hello.job != settings.job {
+            return refuse(
+                format!("job '{}' listens here, this is job '{}'", settings.job, hello.job),
+                "Give each job its own port",
+                true,
+            );
+        }
+        match self.phase {
+            Phase::Lingering { .. } | Phase::Closing { .. } => {
+                return refuse("another job is just ending here".into(), "Wait for this job's rank 0", true);
+            }
+            Phase::Gathering { .. } | Phase::Running => {}
+        }
+        if hello.world_size != settings.world_size {
+            return refuse(
+                format!(
+                    "rank {} was told that the job has {} ranks ({}), rank 0 that it has {} ({})",
+                    hello.peer.rank, hello.world_size, hello.source, settings.world_size, settings.source
+                ),
+                "Give every process of the job the same world size",
+                false,
+            );
+        }
+        let Some(seat) = self.seats.get(hello.peer.rank as usize) else {
+            return refuse(
+                format!("there is no rank {} among {}", hello.peer.rank, settings.world_size),
+                "Number the ranks from 0 to world size - 1",
+                false,
+            );
+        };
+        let newcomer = describe(&hello.peer);
+        let remedy =
+            "Give every process its own rank, and every job its own rendezvous (port, file or job name)";
+        match seat {
+            Seat::Empty { .. } => None,
+            Seat::Taken(taken) => refuse(
+                format!("{} has it already; this newcomer is {newcomer}", describe(&taken.peer)),
+                remedy,
+                false,
+            ),
+            Seat::Departed => refuse(format!("{newcomer}: this rank has left the job before"), remedy, false),
+            Seat::Lost { cause } => {
+                refuse(format!("{newcomer}: this rank was lost before ({cause})"), remedy, false)
+            }
+        }
+    }
+
+    /// A message from a rank. An error means that the connection is to be ended as broken.
+    pub(crate) fn message(
+        &mut self,
+        connection: ConnectionId,
+        message: ToHub,
+        now: Instant,
+    ) -> Result<(), String> {
+        let Some(&rank) = self.ranks.get(&connection) else {
+            return Ok(()); // refused or gone; what it still sends does not matter
+        };
+        let Seat::Taken(taken) = &mut self.seats[rank as usize] else { return Ok(()) };
+        taken.heard = now;
+        taken.suspected = false;
+        match message {
+            ToHub::Heartbeat => Ok(()),
+            ToHub::Hello(_) => Err("a second hello".into()),
+            _ if matches!(self.phase, Phase::Gathering { .. }) => Err("a message before the welcome".into()),
+            ToHub::Exchange { key, members, blob } => {
+                self.exchange(rank, connection, key, members, blob);
+                Ok(())
+            }
+            ToHub::Withdraw { key } => {
+                if let Some(collecting) = self.exchanges.get(&key) {
+                    let missing = collecting.missing().collect();
+                    self.fail_exchange(key, ExchangeFailure::Timeout { by: rank, missing });
+                }
+                Ok(())
+            }
+            ToHub::Abort { communicator, members, cause } => {
+                self.abort(rank, communicator, &members, cause);
+                Ok(())
+            }
+            ToHub::Ask { ticket, target, communicator } => {
+                match self.connection_of(target) {
+                    Some(to) => self.send(to, &FromHub::Asked { ticket, asker: rank, communicator }),
+                    None => self.send(connection, &FromHub::Answered { ticket, status: None }),
+                }
+                Ok(())
+            }
+            ToHub::Answer { ticket, asker, status } => {
+                self.answer(asker, ticket, status);
+                Ok(())
+            }
+            ToHub::Goodbye => {
+                self.send(connection, &FromHub::Farewell);
+                self.depart(rank, connection);
+                Ok(())
+            }
+            ToHub::Dying { reason } => {
+                self.lose(rank, clip(reason, usize::MAX));
+                self.actions.push(Action::Close { connection });
+                Ok(())
+            }
+        }
+    }
+
+    /// A connection ended. `cause` says how.
+    pub(crate) fn closed(&mut self, connection: ConnectionId, cause: &str) {
+        let Some(rank) = self.ranks.remove(&connection) else { return };
+        if let Seat::Taken(_) = &self.seats[rank as usize] {
+            self.lose(rank, cause.to_owned());
+        }
+    }
+
+    /// Rank 0 leaves: the hub stays until everybody has left, at most this long.
+    pub(crate) fn linger(&mut self, patience: Duration, now: Instant) {
+        match self.phase {
+            Phase::Running if patience > Duration::ZERO && self.anybody_here() => {
+                self.phase = Phase::Lingering { until: now + patience };
+            }
+            Phase::Closing { .. } => {}
+            Phase::Gathering { .. } => self.give_up(now, "rank 0 gave up".into()),
+            Phase::Running | Phase::Lingering { .. } => self.close(now),
+        }
+    }
+
+    /// Time passes.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        match self.phase {
+            Phase::Gathering { deadline } if now >= deadline => {
+                self.give_up(now, format!("after {:.1} s", self.settings.timeout.as_secs_f64()));
+            }
+            Phase::Lingering { until } if now >= until => self.close(now),
+            Phase::Closing { until } if now >= until => self.ranks.clear(),
+            _ => {}
+        }
+        if now < self.next_tick {
+            return;
+        }
+        let late = now - self.next_tick;
+        self.next_tick = now + self.settings.liveness.heartbeat;
+        if late > self.settings.liveness.heartbeat {
+            // This process was itself stopped; what the others sent meanwhile is still unread.
+            for seat in &mut self.seats {
+                if let Seat::Taken(taken) = seat {
+                    taken.heard = now;
+                }
+            }
+        }
+        self.judge(now);
+        if matches!(self.phase, Phase::Gathering { .. }) {
+            let missing = self.missing_text();
+            self.tell_all(&FromHub::Waiting { missing });
+        } else {
+            let frame = encode(&FromHub::Heartbeat);
+            let to: Vec<_> = self
+                .seats
+                .iter()
+                .filter_map(Seat::taken)
+                .filter(|t| t.judged)
+                .map(|t| t.connection)
+                .collect();
+            for connection in to {
+                self.actions.push(Action::Send { connection, frame: frame.clone() });
+            }
+        }
+    }
+
+    fn judge(&mut self, now: Instant) {
+        let liveness = self.settings.liveness;
+        let mut dead = Vec::new();
+        for (rank, seat) in self.seats.iter_mut().enumerate() {
+            let Seat::Taken(taken) = seat else { continue };
+            let silent = now.saturating_duration_since(taken.heard);
+            if !taken.judged {
+                continue;
+            }
+            if silent >= liveness.dead_after {
+                dead.push((rank as u32, taken.connection, silent));
+            } else if silent >= liveness.suspect_after && !taken.suspected {
+                taken.suspected = true;
+                tracing::warn!(
+                    rank,
+                    who = describe(&taken.peer),
+                    "silent for {:.0} s; given up after {:.0} s",
+                    silent.as_secs_f64(),
+                    liveness.dead_after.as_secs_f64()
+                );
+            }
+        }
+        for (rank, connection, silent) in dead {
+            self.ranks.remove(&connection);
+            self.lose(rank, format!("silent for {:.0} s", silent.as_secs_f64()));
+            self.actions.push(Action::Close { connection });
+        }
+    }
+
+    fn exchange(
+        &mut self,
+        rank: u32,
+        connection: ConnectionId,
+        key: ExchangeKey,
+        members: Vec<u32>,
+        blob: Vec<u8>,
+    ) {
+        let refuse = |state: &mut Self, problem: String| {
+            let failure = ExchangeFailure::Disagreement { problem };
+            state.send(connection, &FromHub::ExchangeFailed { key, failure });
+        };
+        if let Some((_, failure)) = self.failed.iter().find(|(failed, _)| *failed == key) {
+            let failure = failure.clone();
+            return self.send(connection, &FromHub::ExchangeFailed { key, failure });
+        }
+        let mut sorted = members.clone();
+        sorted.sort_unstable();
+        let distinct = sorted.windows(2).all(|pair| pair[0] < pair[1]);
+        if !distinct
+            || !members.contains(&rank)
+            || sorted.last().is_none_or(|&r| r >= self.settings.world_size)
+        {
+            return refuse(
+                self,
+                format!("members {members:?} are not distinct ranks with rank {rank} among them"),
+            );
+        }
+        if blob.len() > MAX_BLOB_BYTES {
+            return refuse(self, format!("{} bytes; at most {MAX_BLOB_BYTES} are possible", blob.len()));
+        }
+        let collecting = self.exchanges.entry(key).or_insert_with(|| Collecting {
+            blobs: members.iter().map(|_| None).collect(),
+            members: members.clone(),
+            bytes: 0,
+        });
+        if collecting.members != members {
+            let problem = format!(
+                "rank {rank} names the members {}, others {}",
+                ranks::compact(&sorted),
+                ranks::compact(&collecting.members)
+            );
+            refuse(self, problem.clone());
+            return self.fail_exchange(key, ExchangeFailure::Disagreement { problem });
+        }
+        let place = collecting.members.iter().position(|&r| r == rank).unwrap_or_default();
+        if collecting.blobs[place].is_some() {
+            return refuse(self, format!("rank {rank} used round {} twice", key.round));
+        }
+        collecting.bytes += blob.len();
+        collecting.blobs[place] = Some(blob);
+        let too_long = collecting.bytes > MAX_EXCHANGE_BYTES;
+        let Seat::Taken(taken) = &mut self.seats[rank as usize] else { return };
+        taken.open_exchanges += 1;
+        if too_long {
+            let problem = format!("the blobs together are longer than {MAX_EXCHANGE_BYTES} bytes");
+            return self.fail_exchange(key, ExchangeFailure::Disagreement { problem });
+        }
+        if taken.open_exchanges > MAX_OPEN_EXCHANGES {
+            let problem = format!("rank {rank} has more than {MAX_OPEN_EXCHANGES} exchanges open");
+            return self.fail_exchange(key, ExchangeFailure::Disagreement { problem });
+        }
+        self.settle_exchange(key);
+    }
+
+    /// Completes the exchange if all blobs are there, fails it if one can no longer come.
+    fn settle_exchange(&mut self, key: ExchangeKey) {
+        let Some(collecting) = self.exchanges.get(&key) else { return };
+        let doomed = collecting.missing().find_map(|rank| match &self.seats[rank as usize] {
+            Seat::Lost { cause } => Some(ExchangeFailure::Lost { rank, cause: cause.clone() }),
+            Seat::Departed => Some(ExchangeFailure::Departed { rank }),
+            Seat::Empty { .. } | Seat::Taken(_) => None,
+        });
+        if let Some(failure) = doomed {
+            return self.fail_exchange(key, failure);
+        }
+        if collecting.missing().next().is_some() {
+            return;
+        }
+        let Some(collecting) = self.exchanges.remove(&key) else { return };
+        let blobs = collecting.blobs.into_iter().flatten().collect();
+        let frame = encode(&FromHub::Exchanged { key, blobs });
+        for rank in collecting.members {
+            self.finish_part(rank, &frame);
+        }
+    }
+
+    fn fail_exchange(&mut self, key: ExchangeKey, failure: ExchangeFailure) {
+        let Some(collecting) = self.exchanges.remove(&key) else { return };
+        let frame = encode(&FromHub::ExchangeFailed { key, failure: failure.clone() });
+        let arrived: Vec<u32> = collecting.arrived().collect();
+        for rank in arrived {
+            self.finish_part(rank, &frame);
+        }
+        remember(&mut self.failed, (key, failure));
+    }
+
+    fn finish_part(&mut self, rank: u32, frame: &Bytes) {
+        if let Seat::Taken(taken) = &mut self.seats[rank as usize] {
+            taken.open_exchanges = taken.open_exchanges.saturating_sub(1);
+            let connection = taken.connection;
+            self.actions.push(Action::Send { connection, frame: frame.clone() });
+        }
+    }
+
+    fn abort(&mut self, rank: u32, communicator: u64, members: &[u32], cause: AbortCause) {
+        if self.aborted.contains(&communicator) {
+            return; // the first cause is on its way to everybody
+        }
+        remember(&mut self.aborted, communicator);
+        // Whoever waits in an exchange of this communicator is released by the abort itself.
+        let (exchanges, seats) = (&mut self.exchanges, &mut self.seats);
+        exchanges.retain(|key, collecting| {
+            if key.communicator == communicator {
+                for rank in collecting.arrived() {
+                    if let Seat::Taken(taken) = &mut seats[rank as usize] {
+                        taken.open_exchanges = taken.open_exchanges.saturating_sub(1);
+                    }
+                }
+            }
+            key.communicator != communicator
+        });
+        let frame = encode(&FromHub::Aborted { communicator, cause });
+        for &member in members {
+            if member != rank
+                && let Some(connection) = self.connection_of(member)
+            {
+                self.actions.push(Action::Send { connection, frame: frame.clone() });
+            }
+        }
+    }
+
+    fn answer(&mut self, asker: u32, ticket: u64, status: Option<Status>) {
+        if let Some(connection) = self.connection_of(asker) {
+            self.send(connection, &FromHub::Answered { ticket, status });
+        }
+    }
+
+    fn depart(&mut self, rank: u32, connection: ConnectionId) {
+        self.seats[rank as usize] = Seat::Departed;
+        self.newly_departed.push(rank);
+        self.actions.push(Action::Close { connection });
+        self.settle_all();
+        self.maybe_close();
+    }
+
+    fn lose(&mut self, rank: u32, cause: String) {
+        let seat = &mut self.seats[rank as usize];
+        let who = seat.peer().map(describe).unwrap_or_default();
+        if matches!(self.phase, Phase::Gathering { .. }) {
+            tracing::debug!(rank, who, cause, "a rank went away while the job gathers");
+            *seat = Seat::Empty { last: Some(format!("{who} was here, then: {cause}")) };
+            return;
+        }
+        tracing::warn!(rank, who, cause, "a rank is lost");
+        let cause = clip(format!("{who}: {cause}"), usize::MAX);
+        *seat = Seat::Lost { cause: cause.clone() };
+        self.tell_all(&FromHub::Lost { rank, cause });
+        self.settle_all();
+        self.maybe_close();
+    }
+
+    fn settle_all(&mut self) {
+        let keys: Vec<_> = self.exchanges.keys().copied().collect();
+        for key in keys {
+            self.settle_exchange(key);
+        }
+    }
+
+    fn maybe_close(&mut self) {
+        if matches!(self.phase, Phase::Lingering { .. }) && !self.anybody_here() {
+            self.phase = Phase::Closing { until: self.next_tick + CLOSING_TIMEOUT };
+        }
+    }
+
+    fn anybody_here(&self) -> bool {
+        self.seats.iter().any(|seat| matches!(seat, Seat::Taken(_)))
+    }
+
+    fn give_up(&mut self, now: Instant, when: String) {
+        let missing = self.missing();
+        let here = self.seats.len() - missing.len();
+        let mut problem = format!(
+            "{when} only {here} of {} ranks had joined; missing: {}",
+            self.seats.len(),
+            self.missing_text()
+        );
+        if !self.turned_away.is_empty() {
+            problem += &format!("; turned away: {}", self.turned_away.join("; "));
+        }
+        let remedy = format!(
+            "See whether these processes were started, what they printed, and whether their hosts reach rank 0 \
+             ({}); a longer limit is set with KOLO_JOIN_TIMEOUT",
+            self.settings.source
+        );
+        let problem = clip(problem, usize::MAX);
+        self.tell_all(&FromHub::Refused(Refusal { problem, remedy, retry: false }));
+        self.end_all(now);
+    }
+
+    fn close(&mut self, now: Instant) {
+        self.tell_all(&FromHub::Closing);
+        self.end_all(now);
+    }
+
+    fn end_all(&mut self, now: Instant) {
+        self.phase = Phase::Closing { until: now + CLOSING_TIMEOUT };
+        let connections: Vec<_> = self.seats.iter().filter_map(Seat::taken).map(|t| t.connection).collect();
+        self.actions.extend(connections.into_iter().map(|connection| Action::Close { connection }));
+        for seat in &mut self.seats {
+            if matches!(seat, Seat::Taken(_)) {
+                *seat = Seat::Departed;
+            }
+        }
+    }
+
+    fn missing(&self) -> Vec<u32> {
+        let empty = self.seats.iter().enumerate().filter(|(_, seat)| matches!(seat, Seat::Empty { .. }));
+        empty.map(|(rank, _)| rank as u32).collect()
+    }
+
+    fn missing_text(&self) -> String {
+        let mut text = ranks::named(&self.missing());
+        let known = self.seats.iter().enumerate().filter_map(|(rank, seat)| match seat {
+            Seat::Empty { last: Some(last) } => Some(format!(" (rank {rank}: {last})")),
+            _ => None,
+        });
+        text.extend(known.take(4));
+        clip(text, usize::MAX)
+    }
+
+    fn connection_of(&self, rank: u32) -> Option<ConnectionId> {
+        self.seats.get(rank as usize).and_then(Seat::taken).map(|taken| taken.connection)
+    }
+
+    fn send(&mut self, connection: ConnectionId, message: &FromHub) {
+        self.actions.push(Action::Send { connection, frame: encode(message) });
+    }
+
+    fn tell_all(&mut self, message: &FromHub) {
+        let frame = encode(message);
+        let connections: Vec<_> = self.seats.iter().filter_map(Seat::taken).map(|t| t.connection).collect();
+        for connection in connections {
+            self.actions.push(Action::Send { connection, frame: frame.clone() });
+        }
+    }
+}
+
+impl Seat {
+    fn taken(&self) -> Option<&Taken> {
+        if let Self::Taken(taken) = self { Some(taken) } else { None }
+    }
+
+    fn peer(&self) -> Option<&PeerInfo> {
+        self.taken().map(|taken| &taken.peer)
+    }
+}
+
+/// "rank 3 (process 4711 on node7)".
+pub(crate) fn describe(peer: &PeerInfo) -> String {
+    format!("rank {} (process {} on {})", peer.rank, peer.pid, peer.hostname)
+}
+
+fn remember<T>(list: &mut VecDeque<T>, item: T) {
+    if list.len() == MAX_REMEMBERED {
+        list.pop_front();
+    }
+    list.push_back(item);
+}

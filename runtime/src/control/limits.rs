@@ -1,0 +1,108 @@
+//! Every limit and time constant of the control plane, with its derivation.
+
+use std::time::Duration;
+
+/// Version of the protocol. Raised whenever a message changes; the preamble's own layout never changes.
+pub(crate) const PROTOCOL: u32 = 1;
+
+/// Most ranks of a job. The hub holds one descriptor and two small tasks per rank: 4096 of them stay well under
+/// the usual descriptor limit of large systems, and an abort reaches all within some ten milliseconds.
+pub const MAX_WORLD_SIZE: u32 = 4096;
+
+/// Longest blob of one rank in [`Control::exchange`](super::Control::exchange). A rank's addresses on all
+/// transports take less than 2 KiB; the rest is room for growth.
+pub const MAX_BLOB_BYTES: usize = 64 << 10;
+
+/// All blobs of one exchange together: 4 KiB for each of the most ranks, 64 KiB each up to 256 ranks. The hub sends
+/// this much to every member, so it bounds the hub's work as well as a member's memory.
+pub const MAX_EXCHANGE_BYTES: usize = 16 << 20;
+
+/// Longest text (reason, host name, operation) in a message; longer ones are cut by the sender.
+pub(crate) const MAX_TEXT_BYTES: usize = 2 << 10;
+
+/// A varint of 32 bits takes at most 5 bytes.
+const VARINT_BYTES: usize = 5;
+
+/// First frame of a rank: a few numbers, a host name and a job name.
+pub(crate) const MAX_HELLO_FRAME: usize = 8 << 10;
+
+/// A frame to the hub: one blob and one list of members, a few texts.
+pub(crate) const MAX_FRAME_TO_HUB: usize =
+    MAX_BLOB_BYTES + MAX_WORLD_SIZE as usize * VARINT_BYTES + 8 * MAX_TEXT_BYTES;
+
+/// A frame from the hub: the blobs of an exchange with their lengths, or the welcome with all ranks' facts.
+pub(crate) const MAX_FRAME_FROM_HUB: usize =
+    MAX_EXCHANGE_BYTES + MAX_WORLD_SIZE as usize * VARINT_BYTES + 8 * MAX_TEXT_BYTES;
+
+/// Facts about one rank in the welcome: host name and version cut to this much each.
+pub(crate) const MAX_NAME_BYTES: usize = 256;
+
+/// Bytes queued for one rank that does not read, before the hub gives it up: four of the largest frames.
+pub(crate) const MAX_QUEUE_BYTES: usize = 4 * MAX_FRAME_FROM_HUB;
+
+/// Exchanges that one rank may have open at a time: one per thread that creates a communicator.
+pub(crate) const MAX_OPEN_EXCHANGES: usize = 256;
+
+/// Failed exchanges and aborted communicators that are remembered for latecomers. Ids are not used twice, so
+/// forgetting one costs a latecomer its own deadline, nothing more.
+pub(crate) const MAX_REMEMBERED: usize = 1024;
+
+/// Connections in the handshake at a time, beyond one per rank.
+pub(crate) const SPARE_HANDSHAKES: usize = 64;
+
+/// From a connection's first byte to its last byte of the handshake. Two round trips; a busy host with hundreds of
+/// starting ranks needs up to about a second.
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// One attempt to connect to one address: three SYNs are sent within it (at 0, 1 and 3 s).
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_millis(3500);
+
+/// How long rank 0 tries to bind a port that is taken, as it is for a moment between two jobs.
+pub(crate) const BIND_PATIENCE: Duration = Duration::from_millis(1500);
+
+/// Between two attempts to reach the hub, at first; grows by half each time.
+pub(crate) const RETRY_FIRST: Duration = Duration::from_millis(4);
+
+/// Between two attempts, at most: 4096 ranks make 40 000 connection attempts a second, refused by the kernel.
+pub(crate) const RETRY_MOST: Duration = Duration::from_millis(100);
+
+/// How long a goodbye waits for the hub's answer.
+pub(crate) const FAREWELL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long the closing hub waits for the last messages to be read.
+pub(crate) const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a rank that gave up an exchange waits for the hub to say who was missing.
+pub(crate) const VERDICT_TIMEOUT: Duration = Duration::from_millis(500);
+
+const _: () = assert!(MAX_HELLO_FRAME < MAX_FRAME_TO_HUB);
+const _: () = assert!(MAX_FRAME_TO_HUB < MAX_FRAME_FROM_HUB);
+const _: () = assert!(MAX_BLOB_BYTES <= MAX_EXCHANGE_BYTES);
+const _: () = assert!(MAX_WORLD_SIZE as usize * (2 * MAX_NAME_BYTES + 64) < MAX_FRAME_FROM_HUB);
+const _: () = assert!(MAX_FRAME_FROM_HUB < u32::MAX as usize);
+
+/// How silence is judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Liveness {
+    /// Each side sends something at least this often. One frame of five bytes per second and rank costs nothing.
+    pub heartbeat: Duration,
+    /// After this much silence a warning is logged. Ten missed heartbeats: more than a swapping host or a busy
+    /// switch explains, less than a user's patience.
+    pub suspect_after: Duration,
+    /// After this much silence the peer is given up. A process stopped by a debugger or SIGSTOP is silent too, so
+    /// this is long; a process that died is noticed at once by its closed connection, without this limit.
+    pub dead_after: Duration,
+    /// How long rank 0's goodbye waits for the others' goodbyes before it closes the hub.
+    pub linger: Duration,
+}
+
+impl Default for Liveness {
+    fn default() -> Self {
+        Self {
+            heartbeat: Duration::from_secs(1),
+            suspect_after: Duration::from_secs(10),
+            dead_after: Duration::from_secs(60),
+            linger: Duration::from_secs(5),
+        }
+    }
+}

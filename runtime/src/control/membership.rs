@@ -1,0 +1,129 @@
+//! A rank's place in one communicator.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Control;
+use super::abort::{AbortCause, AbortFlag};
+use super::board::{Status, StatusBoard};
+use super::seat::HubStanding;
+use super::wire::ToHub;
+
+/// Registration of a communicator with the control plane; dropping it unregisters. All ranks taken and given here
+/// are ranks within the communicator.
+pub struct Membership {
+    control: Control,
+    communicator: u64,
+    members: Arc<[u32]>,
+    flag: Arc<AbortFlag>,
+    board: Arc<StatusBoard>,
+}
+
+impl Membership {
+    pub(super) fn new(control: Control, communicator: u64, members: Arc<[u32]>) -> Self {
+        let (flag, board) = control.shared().register(communicator, members.clone());
+        Self { control, communicator, members, flag, board }
+    }
+
+    /// The control plane that this belongs to.
+    #[must_use]
+    pub const fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// World ranks of the members, by rank in the communicator.
+    #[must_use]
+    pub const fn members(&self) -> &Arc<[u32]> {
+        &self.members
+    }
+
+    /// Raised when a member is lost or aborts.
+    #[must_use]
+    pub const fn abort_flag(&self) -> &Arc<AbortFlag> {
+        &self.flag
+    }
+
+    /// Aborts the communicator: here at once, on the other members within milliseconds. If it was aborted before,
+    /// the earlier cause stays.
+    pub fn abort(&self, cause: AbortCause) {
+        let shared = self.control.shared();
+        if self.flag.raise(cause.clone()) {
+            let message = ToHub::Abort {
+                communicator: self.communicator,
+                members: self.members.to_vec(),
+                cause: clip(cause),
+            };
+            shared.send(&message);
+            shared.wake();
+        }
+    }
+
+    /// Asks a member what it is doing. Its control thread answers, so an answer comes even if its main thread hangs.
+    /// `None` if none comes in time, the member is gone, or it has not registered this communicator.
+    #[must_use]
+    pub fn ask(&self, member: u32, timeout: Duration) -> Option<Status> {
+        let until = Instant::now() + timeout;
+        let shared = self.control.shared();
+        let target = *self.members.get(member as usize)?;
+        let mut state = shared.lock();
+        if state.hub != HubStanding::Open {
+            return None;
+        }
+        let ticket = state.next_ticket;
+        state.next_ticket += 1;
+        state.answers.insert(ticket, None);
+        drop(state);
+        shared.send(&ToHub::Ask { ticket, target, communicator: self.communicator });
+        let mut state = shared.lock();
+        loop {
+            let answered = matches!(state.answers.get(&ticket), Some(Some(_)));
+            if answered || state.hub != HubStanding::Open || Instant::now() >= until {
+                return state.answers.remove(&ticket).flatten().flatten();
+            }
+            state = shared.wait(state, until);
+        }
+    }
+
+    /// This rank's own status, to be kept by whoever runs its operations.
+    #[must_use]
+    pub const fn board(&self) -> &Arc<StatusBoard> {
+        &self.board
+    }
+
+    /// Whether a member has said goodbye.
+    #[must_use]
+    pub fn departed(&self, member: u32) -> bool {
+        let rank = self.members.get(member as usize);
+        rank.is_some_and(|rank| self.control.shared().lock().departed.contains(rank))
+    }
+
+    /// Why a member counts as lost, if it does.
+    #[must_use]
+    pub fn lost(&self, member: u32) -> Option<String> {
+        let rank = self.members.get(member as usize)?;
+        self.control.shared().lock().lost.get(rank).cloned()
+    }
+}
+
+fn clip(mut cause: AbortCause) -> AbortCause {
+    cause.reason = super::wire::clip(cause.reason, usize::MAX);
+    cause.operation = super::wire::clip(cause.operation, usize::MAX);
+    cause
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.control.shared().unregister(self.communicator, &self.flag);
+    }
+}
+
+impl fmt::Debug for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Membership")
+            .field("communicator", &self.communicator)
+            .field("members", &self.members)
+            .field("abort", &self.flag)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,262 @@
+//! The control plane: a star around rank 0.
+//!
+//! Rank 0's process carries the **hub**; every rank, rank 0 too, keeps one connection to it (within a process a pipe
+//! in memory, else TCP). Over it ranks join, exchange small blobs, learn at once of lost and departed peers, flood
+//! aborts, and ask each other what they are doing. No collective's data passes here.
+//!
+//! One background thread per process ([`ControlRuntime`]) serves everything; it wakes once a second when nothing
+//! happens. Threads that call in block on a condition variable with a deadline.
+//!
+//! **Failure.** A connection that ends without goodbye is a lost rank: the hub tells everybody within milliseconds,
+//! and each rank raises the [`AbortFlag`] of every communicator that contains it. If rank 0 is lost, each rank notices
+//! that by itself and raises all its flags. A silent peer is suspected, then given up ([`Liveness`]).
+//!
+//! **Leaving.** A goodbye is no failure: the others see [`Membership::departed`]. Rank 0's goodbye waits for the
+//! others' (bounded by [`Liveness::linger`], skipped after an abort), then the hub closes with a notice; whoever is
+//! still running goes on without a control plane, and its transports alone notice failures from then on. The first
+//! cause that reaches a rank stays there: ranks that abort at the same moment may name different causes.
+//!
+//! Files: `limits` (every bound), `wire` (messages), `handshake`, `hub_state` (the hub without sockets), `hub` (its
+//! sockets), `connect` (a rank's way in), `seat` (a rank's end), `membership`, `abort`, `board`, `runtime`.
+
+mod abort;
+mod board;
+mod connect;
+mod exchange;
+mod handshake;
+mod hub;
+mod hub_state;
+mod limits;
+mod membership;
+mod ranks;
+mod runtime;
+mod seat;
+mod wire;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+pub use abort::{AbortCause, AbortFlag, AbortKind};
+pub use board::{Activity, Status, StatusBoard};
+pub use handshake::JobSecret;
+pub use limits::{Liveness, MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES, MAX_WORLD_SIZE};
+pub use membership::Membership;
+pub use runtime::ControlRuntime;
+pub use wire::{Cookie, ExchangeKey, PeerInfo};
+
+pub(crate) use hub::Hub;
+pub(crate) use limits::{BIND_PATIENCE, RETRY_MOST};
+
+use crate::error::{Error, Result};
+use crate::join::{self, JoinSpec, Locator};
+use hub_state::HubSettings;
+use limits::{CLOSING_TIMEOUT, FAREWELL_TIMEOUT};
+use seat::{HubStanding, Shared};
+use wire::ToHub;
+
+/// Rank 0's own wait for the verdict of its hub, which falls at the deadline itself.
+const VERDICT_GRACE: Duration = Duration::from_secs(2);
+
+/// A rank's place in a job. Cheap to clone; the last clone says goodbye when dropped (see [`Control::leave`]), or, in
+/// a panicking thread, tells the others that this rank is lost.
+#[derive(Clone)]
+pub struct Control {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    spec: JoinSpec,
+    runtime: ControlRuntime,
+    hub: std::sync::Mutex<Option<Hub>>,
+}
+
+impl Control {
+    /// Finds the other ranks. Blocks until all are there, at most `spec.timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] for numbers that make no sense; [`Error::Join`] if rank 0 cannot be reached or
+    /// cannot listen, ranks are missing at the deadline, or the processes do not fit together.
+    pub fn join(spec: &JoinSpec, runtime: &ControlRuntime) -> Result<Self> {
+        spec.check()?;
+        let (report, outcome) = mpsc::sync_channel(1);
+        let task = spec.clone();
+        runtime.spawn(async move {
+            let _ = report.send(join_all(&task).await);
+        });
+        let (shared, hub) = outcome.recv().map_err(|_| Error::Join {
+            rank: Some(spec.rank),
+            problem: "the control thread ended while joining".into(),
+            remedy: "Keep the ControlRuntime until join has returned".into(),
+        })??;
+        let inner =
+            Inner { shared, spec: spec.clone(), runtime: runtime.clone(), hub: std::sync::Mutex::new(hub) };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.inner.spec.rank
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn world_size(&self) -> u32 {
+        self.inner.spec.world_size
+    }
+
+    /// Random number that names this job; equal on all ranks.
+    #[must_use]
+    pub fn job_cookie(&self) -> Cookie {
+        self.inner.shared.cookie
+    }
+
+    /// Facts about all ranks, by rank.
+    #[must_use]
+    pub fn peer_info(&self) -> &[PeerInfo] {
+        &self.inner.shared.peers
+    }
+
+    /// How this rank came here.
+    #[must_use]
+    pub fn spec(&self) -> &JoinSpec {
+        &self.inner.spec
+    }
+
+    /// Connections that rank 0's hub turned away because they were no rank of this job; `None` on other ranks.
+    #[must_use]
+    pub fn strangers(&self) -> Option<u64> {
+        let hub = self.inner.hub.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        hub.as_ref().map(|hub| hub.counters.strangers.load(std::sync::atomic::Ordering::Relaxed))
+    }
+
+    /// Whether this rank has left, or rank 0 has closed the hub or is lost.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.inner.shared.lock().hub != HubStanding::Open
+    }
+
+    /// All-gather of one bounded blob among `members` (world ranks, all naming them in the same order), identified
+    /// by a key that is used once. Returns the blobs in the order of the members. Blocks until the deadline.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] with the missing members (then it fails for all who came); [`Error::PeerLost`] or
+    /// [`Error::Aborted`] if a member is lost, has left, or aborts the communicator of the key;
+    /// [`Error::Usage`] if the members disagree or the blobs are too long. Ranks in errors are positions in `members`.
+    pub fn exchange(
+        &self,
+        key: ExchangeKey,
+        members: &[u32],
+        blob: Vec<u8>,
+        deadline: Instant,
+    ) -> Result<Vec<Vec<u8>>> {
+        exchange::exchange(&self.inner.shared, key, members, blob, deadline)
+    }
+
+    /// Enters a communicator: from now on its losses and aborts are seen. `members` are world ranks in the order of
+    /// their ranks in the communicator; this rank must be among them. Ids are unique within the job.
+    #[must_use]
+    pub fn register(&self, communicator: u64, members: Arc<[u32]>) -> Membership {
+        Membership::new(self.clone(), communicator, members)
+    }
+
+    /// Says goodbye: the others see this rank as departed, not lost. Rank 0 waits for the others' goodbyes (see
+    /// [`Liveness::linger`]). Calling it again does nothing.
+    pub fn leave(&self) {
+        self.inner.leave();
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.inner.shared
+    }
+}
+
+impl Inner {
+    fn leave(&self) {
+        self.part(&ToHub::Goodbye);
+        seat::wait_for_farewell(&self.shared, FAREWELL_TIMEOUT);
+        let patience =
+            if self.shared.anything_aborted() { Duration::ZERO } else { self.spec.liveness.linger };
+        self.close_hub(patience);
+    }
+
+    fn part(&self, last_words: &ToHub) {
+        let mut state = self.shared.lock();
+        if state.hub == HubStanding::Open {
+            state.hub = HubStanding::Left { answered: false };
+            drop(state);
+            self.shared.send(last_words);
+        }
+    }
+
+    fn close_hub(&self, patience: Duration) {
+        let hub = self.hub.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        if let Some(hub) = hub {
+            let (done, ended) = mpsc::channel();
+            self.runtime.spawn(hub.linger(patience, done));
+            // Nothing is ever sent: the other end is dropped when the hub has ended.
+            let _ = ended.recv_timeout(patience + 3 * CLOSING_TIMEOUT);
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let what = std::thread::current().name().unwrap_or("unnamed").to_owned();
+            // Wait until the hub has it: otherwise the end of the process overtakes the reason.
+            self.part(&ToHub::Dying { reason: format!("its thread '{what}' panicked") });
+            seat::wait_for_farewell(&self.shared, FAREWELL_TIMEOUT);
+            self.close_hub(Duration::ZERO);
+        } else {
+            self.leave();
+        }
+    }
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Control").field("spec", &self.inner.spec).finish_non_exhaustive()
+    }
+}
+
+/// On the control thread: rank 0 starts the hub, everybody takes a seat.
+async fn join_all(spec: &JoinSpec) -> Result<(Arc<Shared>, Option<Hub>)> {
+    let started = Instant::now();
+    if spec.rank != 0 {
+        let seated = connect::take_seat(spec, None, started + spec.timeout).await?;
+        return Ok((seat::serve(spec.rank, seated, spec.liveness), None));
+    }
+    let mut cookie = Cookie::default();
+    getrandom::fill(&mut cookie)
+        .map_err(|e| Error::system("drawing the job's cookie", std::io::Error::other(e.to_string())))?;
+    let anchor = join::bind(spec, &cookie).await?;
+    let settings = HubSettings {
+        world_size: spec.world_size,
+        cookie,
+        job: spec.job.clone(),
+        source: spec.source.clone(),
+        timeout: spec.timeout,
+        liveness: spec.liveness,
+    };
+    let hub = Hub::start(settings, spec.secret.clone(), anchor.listener, anchor.published);
+    if let Locator::Local(meeting) = &spec.locator {
+        meeting.hub.send_replace(Some(hub.clone()));
+    }
+    match connect::take_seat(spec, Some(&hub), started + spec.timeout + VERDICT_GRACE).await {
+        Ok(seated) => {
+            if let Locator::Local(meeting) = &spec.locator {
+                meeting.hub.send_replace(None);
+            }
+            Ok((seat::serve(spec.rank, seated, spec.liveness), Some(hub)))
+        }
+        Err(error) => {
+            let (done, _) = mpsc::channel();
+            hub.linger(Duration::ZERO, done).await;
+            Err(error)
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! A rank's end of the control plane: what it knows, shared between its threads and its control task.
+//!
+//! The control task alone reads and writes the connection. The rank's threads change [`Shared`] under its lock, send
+//! messages through a queue, and wait on a condition variable with a deadline. Abort flags are raised after the lock
+//! is released, because their hooks are foreign code.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+use super::abort::{AbortCause, AbortFlag, AbortKind};
+use super::board::{Status, StatusBoard};
+use super::connect::Seated;
+use super::hub::write_frames;
+use super::limits::{Liveness, MAX_FRAME_FROM_HUB, MAX_REMEMBERED};
+use super::wire::{
+    Cookie, ExchangeFailure, ExchangeKey, FromHub, PeerInfo, ToHub, decode, encode, read_frame,
+};
+
+/// What the rank's threads and its control task share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) rank: u32,
+    pub(crate) cookie: Cookie,
+    pub(crate) peers: Vec<PeerInfo>,
+    state: Mutex<State>,
+    changed: Condvar,
+    queue: mpsc::UnboundedSender<Bytes>,
+}
+
+/// How things stand with the hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum HubStanding {
+    Open,
+    /// Rank 0 has left; nothing is wrong.
+    Closed,
+    Lost(String),
+    /// This rank has said goodbye; true once the hub has answered.
+    Left {
+        answered: bool,
+    },
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) hub: HubStanding,
+    pub(crate) lost: BTreeMap<u32, String>,
+    pub(crate) departed: BTreeSet<u32>,
+    pub(crate) exchanges: HashMap<ExchangeKey, Option<Result<Vec<Vec<u8>>, ExchangeFailure>>>,
+    pub(crate) answers: HashMap<u64, Option<Option<Status>>>,
+    pub(crate) next_ticket: u64,
+    communicators: HashMap<u64, Registered>,
+    /// Aborts of communicators that this rank has not registered yet.
+    early_aborts: VecDeque<(u64, AbortCause)>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    members: Arc<[u32]>,
+    flag: Arc<AbortFlag>,
+    board: Weak<StatusBoard>,
+}
+
+type Raise = (Arc<AbortFlag>, AbortCause);
+
+impl Shared {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a change, at most until then.
+    pub(crate) fn wait<'a>(&self, state: MutexGuard<'a, State>, until: Instant) -> MutexGuard<'a, State> {
+        let left = until.saturating_duration_since(Instant::now());
+        self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Queues a message; lost if the connection is gone, which the state says.
+    pub(crate) fn send(&self, message: &ToHub) {
+        let _ = self.queue.send(encode(message));
+    }
+
+    pub(crate) fn register(
+        &self,
+        communicator: u64,
+        members: Arc<[u32]>,
+    ) -> (Arc<AbortFlag>, Arc<StatusBoard>) {
+        let flag = Arc::new(AbortFlag::default());
+        let board = Arc::new(StatusBoard::default());
+        let registered = Registered { members, flag: flag.clone(), board: Arc::downgrade(&board) };
+        let mut state = self.lock();
+        let early = state.early_aborts.iter().find(|(id, _)| *id == communicator).map(|(_, c)| c.clone());
+        let cause = early.or_else(|| {
+            let lost = state.lost.iter().find_map(|(&rank, cause)| registered.loss_of(rank, cause));
+            lost.or_else(|| match &state.hub {
+                HubStanding::Lost(cause) => registered.hub_lost(self.rank, cause),
+                _ => None,
+            })
+        });
+        state.communicators.insert(communicator, registered);
+        drop(state);
+        if let Some(cause) = cause {
+            flag.raise(cause);
+        }
+        (flag, board)
+    }
+
+    pub(crate) fn unregister(&self, communicator: u64, flag: &Arc<AbortFlag>) {
+        let mut state = self.lock();
+        if state.communicators.get(&communicator).is_some_and(|r| Arc::ptr_eq(&r.flag, flag)) {
+            state.communicators.remove(&communicator);
+        }
+    }
+
+    /// Why a communicator is aborted, known to this rank or heard early.
+    pub(crate) fn abort_cause(state: &State, communicator: u64) -> Option<AbortCause> {
+        let flag = state.communicators.get(&communicator).and_then(|r| r.flag.cause());
+        flag.or_else(|| {
+            state.early_aborts.iter().find(|(id, _)| *id == communicator).map(|(_, cause)| cause.clone())
+        })
+    }
+
+    /// Whether any communicator of this rank was aborted.
+    pub(crate) fn anything_aborted(&self) -> bool {
+        let state = self.lock();
+        !state.lost.is_empty() || state.communicators.values().any(|r| r.flag.is_raised())
+    }
+
+    /// Wakes the waiting threads of this rank after one of them aborted.
+    pub(crate) fn wake(&self) {
+        let _state = self.lock();
+        self.changed.notify_all();
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State) -> Vec<Raise>) {
+        let raise = change(&mut self.lock());
+        for (flag, cause) in raise {
+            flag.raise(cause);
+        }
+        self.wake();
+    }
+
+    /// The connection ended without a farewell.
+    fn hub_gone(&self, cause: &str) {
+        self.change(|state| match state.hub {
+            HubStanding::Open => {
+                tracing::warn!(rank = self.rank, cause, "rank 0 is lost");
+                state.hub = HubStanding::Lost(cause.to_owned());
+                let raise = |r: &Registered| r.hub_lost(self.rank, cause).map(|c| (r.flag.clone(), c));
+                state.communicators.values().filter_map(raise).collect()
+            }
+            HubStanding::Left { .. } => {
+                state.hub = HubStanding::Left { answered: true };
+                Vec::new()
+            }
+            HubStanding::Closed | HubStanding::Lost(_) => Vec::new(),
+        });
+    }
+
+    fn heard(&self, message: FromHub) {
+        match message {
+            FromHub::Exchanged { key, blobs } => self.change(|state| {
+                if let Some(slot) = state.exchanges.get_mut(&key) {
+                    *slot = Some(Ok(blobs));
+                }
+                Vec::new()
+            }),
+            FromHub::ExchangeFailed { key, failure } => self.change(|state| {
+                if let Some(slot) = state.exchanges.get_mut(&key) {
+                    *slot = Some(Err(failure));
+                }
+                Vec::new()
+            }),
+            FromHub::Aborted { communicator, cause } => self.change(|state| {
+                if let Some(registered) = state.communicators.get(&communicator) {
+                    return vec![(registered.flag.clone(), cause)];
+                }
+                if state.early_aborts.len() == MAX_REMEMBERED {
+                    state.early_aborts.pop_front();
+                }
+                state.early_aborts.push_back((communicator, cause));
+                Vec::new()
+            }),
+            FromHub::Lost { rank, cause } => self.change(|state| {
+                let raise = |r: &Registered| r.loss_of(rank, &cause).map(|c| (r.flag.clone(), c));
+                let raised = state.communicators.values().filter_map(raise).collect();
+                state.lost.insert(rank, cause.clone());
+                raised
+            }),
+            FromHub::Departed { ranks } => self.change(|state| {
+                state.departed.extend(ranks);
+                Vec::new()
+            }),
+            FromHub::Asked { ticket, asker, communicator } => {
+                let board = self.lock().communicators.get(&communicator).and_then(|r| r.board.upgrade());
+                let status = board.map(|board| board.status());
+                self.send(&ToHub::Answer { ticket, asker, status });
+            }
+            FromHub::Answered { ticket, status } => self.change(|state| {
+                if let Some(slot) = state.answers.get_mut(&ticket) {
+                    *slot = Some(status);
+                }
+                Vec::new()
+            }),
+            FromHub::Farewell => self.change(|state| {
+                state.hub = HubStanding::Left { answered: true };
+                Vec::new()
+            }),
+            FromHub::Closing => self.change(|state| {
+                if state.hub == HubStanding::Open {
+                    state.hub = HubStanding::Closed;
+                    state.departed.insert(0);
+                }
+                Vec::new()
+            }),
+            FromHub::Heartbeat | FromHub::Waiting { .. } | FromHub::Welcome { .. } | FromHub::Refused(_) => {}
+        }
+    }
+
+    fn observe_boards(&self, now: Instant) {
+        let state = self.lock();
+        for board in state.communicators.values().filter_map(|r| r.board.upgrade()) {
+            let _ = board.observe(now);
+        }
+    }
+}
+
+impl Registered {
+    fn index(&self, rank: u32) -> Option<u32> {
+        self.members.iter().position(|&member| member == rank).map(|i| i as u32)
+    }
+
+    fn loss_of(&self, rank: u32, cause: &str) -> Option<AbortCause> {
+        self.index(rank).map(|by| AbortCause::new(by, AbortKind::PeerLost, cause))
+    }
+
+    fn hub_lost(&self, me: u32, cause: &str) -> Option<AbortCause> {
+        Some(match self.index(0) {
+            Some(by) => AbortCause::new(by, AbortKind::PeerLost, cause),
+            None => AbortCause::new(
+                self.index(me).unwrap_or_default(),
+                AbortKind::HubLost,
+                format!("world rank 0, which carries the control plane, is lost: {cause}"),
+            ),
+        })
+    }
+}
+
+/// Starts the control task of a seated rank.
+pub(crate) fn serve(rank: u32, seated: Seated, liveness: Liveness) -> Arc<Shared> {
+    let (queue, frames) = mpsc::unbounded_channel();
+    let shared = Arc::new(Shared {
+        rank,
+        cookie: seated.cookie,
+        peers: seated.peers.clone(),
+        state: Mutex::new(State {
+            hub: HubStanding::Open,
+            lost: BTreeMap::new(),
+            departed: BTreeSet::new(),
+            exchanges: HashMap::new(),
+            answers: HashMap::new(),
+            next_ticket: 1,
+            communicators: HashMap::new(),
+            early_aborts: VecDeque::new(),
+        }),
+        changed: Condvar::new(),
+        queue,
+    });
+    tokio::spawn(run(shared.clone(), seated, frames, liveness));
+    shared
+}
+
+async fn run(
+    shared: Arc<Shared>,
+    seated: Seated,
+    frames: mpsc::UnboundedReceiver<Bytes>,
+    liveness: Liveness,
+) {
+    let Seated { mut reader, writer, judged, .. } = seated;
+    let writing = tokio::spawn(write_frames(writer, frames, Arc::new(AtomicUsize::new(usize::MAX / 2))));
+    let beat = encode(&ToHub::Heartbeat);
+    let (beats, heard) = (Mutex::new(Instant::now()), &shared);
+    let reading = async {
+        loop {
+            match read_frame(&mut reader, MAX_FRAME_FROM_HUB).await {
+                Ok(Some(payload)) => match decode::<FromHub>(&payload) {
+                    Ok(message) => {
+                        *beats.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+                        let last = matches!(message, FromHub::Farewell | FromHub::Closing);
+                        heard.heard(message);
+                        if last {
+                            return "the hub has closed".to_owned();
+                        }
+                    }
+                    Err(error) => return format!("rank 0 broke the protocol: {error}"),
+                },
+                Ok(None) => return "its connection was closed without goodbye".to_owned(),
+                Err(error) => return format!("its connection broke: {error}"),
+            }
+        }
+    };
+    let beating = async {
+        let mut due = Instant::now() + liveness.heartbeat;
+        let mut suspected = false;
+        loop {
+            tokio::time::sleep_until(due.into()).await;
+            let now = Instant::now();
+            shared.observe_boards(now);
+            let late = now.saturating_duration_since(due);
+            due = now + liveness.heartbeat;
+            if !judged {
+                continue;
+            }
+            let _ = shared.queue.send(beat.clone());
+            let mut last = beats.lock().unwrap_or_else(PoisonError::into_inner);
+            if late > liveness.heartbeat {
+                *last = now; // this process was itself stopped; what rank 0 sent meanwhile is still unread
+            }
+            let silent = now.saturating_duration_since(*last);
+            if silent >= liveness.dead_after {
+                return format!("silent for {:.0} s", silent.as_secs_f64());
+            }
+            if silent >= liveness.suspect_after && !suspected {
+                tracing::warn!(
+                    rank = shared.rank,
+                    "rank 0 has been silent for {:.0} s",
+                    silent.as_secs_f64()
+                );
+            }
+            suspected = silent >= liveness.suspect_after;
+        }
+    };
+    let cause = tokio::select! {
+        cause = reading => cause,
+        cause = beating => cause,
+    };
+    writing.abort();
+    shared.hub_gone(&cause);
+}
+
+/// Waits until the hub has answered the goodbye, at most this long.
+pub(crate) fn wait_for_farewell(shared: &Shared, patience: Duration) {
+    let until = Instant::now() + patience;
+    let mut state = shared.lock();
+    while state.hub == (HubStanding::Left { answered: false }) && Instant::now() < until {
+        state = shared.wait(state, until);
+    }
+}

@@ -1,0 +1,259 @@
+//! Frames and messages between ranks and the hub.
+//!
+//! A frame is its length (4 bytes, little-endian) and a postcard-encoded message. The length is checked against the
+//! limit of its direction before anything is allocated.
+
+use std::io;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use super::abort::AbortCause;
+use super::board::Status;
+use super::limits::{MAX_FRAME_FROM_HUB, MAX_TEXT_BYTES};
+
+/// Random number that names a job: chosen by rank 0's hub, given to all ranks in the welcome.
+pub type Cookie = [u8; 16];
+
+/// Facts about a rank, known to all after joining.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerInfo {
+    /// Rank in the world.
+    pub rank: u32,
+    /// Host name, for messages.
+    pub hostname: String,
+    /// Process, in its own PID namespace.
+    pub pid: u32,
+    /// Rank among those on its host, where the launcher told.
+    pub local_rank: Option<u32>,
+    /// Version of this crate.
+    pub version: String,
+    /// Equal for ranks on one running kernel within the same network and PID namespaces: those can share memory.
+    pub host_key: u64,
+}
+
+/// Names one exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ExchangeKey {
+    /// Communicator, or whatever the members agree on.
+    pub communicator: u64,
+    /// Round within it. A pair is used once.
+    pub round: u64,
+}
+
+/// First frame of a rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    pub(crate) peer: PeerInfo,
+    pub(crate) world_size: u32,
+    /// Name of the job where the launcher told; empty matches any.
+    pub(crate) job: String,
+    /// The cookie that a file, multicast answer or store named, if one did.
+    pub(crate) expected: Option<Cookie>,
+    /// Where the rank learned its place, for messages.
+    pub(crate) source: String,
+}
+
+/// From a rank to the hub.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ToHub {
+    Hello(Hello),
+    Heartbeat,
+    Exchange {
+        key: ExchangeKey,
+        members: Vec<u32>,
+        blob: Vec<u8>,
+    },
+    /// This rank's deadline has passed; the hub fails the exchange for all and says who was missing.
+    Withdraw {
+        key: ExchangeKey,
+    },
+    Abort {
+        communicator: u64,
+        members: Vec<u32>,
+        cause: AbortCause,
+    },
+    Ask {
+        ticket: u64,
+        target: u32,
+        communicator: u64,
+    },
+    Answer {
+        ticket: u64,
+        asker: u32,
+        status: Option<Status>,
+    },
+    Goodbye,
+    /// The rank cannot go on (its thread panics); as good as a closed connection, with a reason.
+    Dying {
+        reason: String,
+    },
+}
+
+/// From the hub to a rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum FromHub {
+    Welcome {
+        cookie: Cookie,
+        peers: Vec<PeerInfo>,
+    },
+    /// Not everybody is here yet; who is missing, as text.
+    Waiting {
+        missing: String,
+    },
+    Refused(Refusal),
+    Heartbeat,
+    Exchanged {
+        key: ExchangeKey,
+        blobs: Vec<Vec<u8>>,
+    },
+    ExchangeFailed {
+        key: ExchangeKey,
+        failure: ExchangeFailure,
+    },
+    Aborted {
+        communicator: u64,
+        cause: AbortCause,
+    },
+    Lost {
+        rank: u32,
+        cause: String,
+    },
+    Departed {
+        ranks: Vec<u32>,
+    },
+    Asked {
+        ticket: u64,
+        asker: u32,
+        communicator: u64,
+    },
+    Answered {
+        ticket: u64,
+        status: Option<Status>,
+    },
+    Farewell,
+    /// Rank 0 has left and closes the hub; nothing is wrong.
+    Closing,
+}
+
+/// Why the hub does not take a rank, or gives up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Refusal {
+    pub(crate) problem: String,
+    pub(crate) remedy: String,
+    /// Whether another hub may soon listen here, so that trying again makes sense.
+    pub(crate) retry: bool,
+}
+
+/// Why an exchange came to nothing. Ranks are world ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ExchangeFailure {
+    Lost { rank: u32, cause: String },
+    Departed { rank: u32 },
+    Timeout { by: u32, missing: Vec<u32> },
+    Disagreement { problem: String },
+}
+
+/// Encodes a message as a frame.
+pub(crate) fn encode<T: Serialize>(message: &T) -> Bytes {
+    let mut frame = BytesMut::with_capacity(64);
+    frame.put_u32_le(0);
+    // Our own types into memory: postcard has no way to fail on them.
+    let frame = postcard::to_extend(message, Extend(frame)).expect("messages can be encoded").0;
+    let mut frame = frame;
+    let length = frame.len() - 4;
+    assert!(length <= MAX_FRAME_FROM_HUB, "a frame of {length} bytes is over every limit");
+    frame[..4].copy_from_slice(&(length as u32).to_le_bytes());
+    frame.freeze()
+}
+
+struct Extend(BytesMut);
+
+impl std::iter::Extend<u8> for Extend {
+    fn extend<I: IntoIterator<Item = u8>>(&mut self, bytes: I) {
+        self.0.extend(bytes);
+    }
+}
+
+/// Decodes what a frame holds; trailing bytes are an error.
+pub(crate) fn decode<T: DeserializeOwned>(payload: &[u8]) -> io::Result<T> {
+    match postcard::take_from_bytes(payload) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(invalid(format!("{} bytes after the message", rest.len()))),
+        Err(error) => Err(invalid(format!("not a message: {error}"))),
+    }
+}
+
+/// Reads one frame. `None` at a clean end between frames.
+pub(crate) async fn read_frame<R: AsyncRead + Unpin>(
+    reader: &mut R,
+    limit: usize,
+) -> io::Result<Option<Vec<u8>>> {
+    let mut prefix = [0; 4];
+    let mut have = 0;
+    while have < prefix.len() {
+        match reader.read(&mut prefix[have..]).await? {
+            0 if have == 0 => return Ok(None),
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            n => have += n,
+        }
+    }
+    let length = u32::from_le_bytes(prefix) as usize;
+    if length > limit {
+        return Err(invalid(format!("a frame of {length} bytes; at most {limit} are allowed here")));
+    }
+    let mut payload = vec![0; length];
+    reader.read_exact(&mut payload).await?;
+    Ok(Some(payload))
+}
+
+/// Cuts a text to what a message may carry.
+pub(crate) fn clip(mut text: String, most: usize) -> String {
+    let most = most.min(MAX_TEXT_BYTES);
+    if text.len() > most {
+        let mut end = most - 3;
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+        text.push_str("...");
+    }
+    text
+}
+
+pub(crate) fn invalid(problem: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn frames_survive_and_bad_ones_do_not() {
+        let message = ToHub::Exchange {
+            key: ExchangeKey { communicator: 7, round: 1 },
+            members: vec![0, 2],
+            blob: vec![1; 300],
+        };
+        let frame = encode(&message);
+        let mut reader: &[u8] = &frame;
+        let payload = read_frame(&mut reader, 1000).await.unwrap().unwrap();
+        assert_eq!(decode::<ToHub>(&payload).unwrap(), message);
+        assert!(read_frame(&mut reader, 1000).await.unwrap().is_none());
+        assert!(read_frame(&mut &frame[..], 100).await.unwrap_err().to_string().contains("at most 100"));
+        assert!(read_frame(&mut &frame[..50], 1000).await.is_err(), "cut off");
+        let mut longer = payload.clone();
+        longer.push(0);
+        assert!(decode::<ToHub>(&longer).is_err());
+        assert!(decode::<ToHub>(&[200]).is_err());
+    }
+
+    #[test]
+    fn texts_are_cut_at_character_boundaries() {
+        let text = clip("ä".repeat(5000), 100);
+        assert!(text.len() <= 100 && text.ends_with("..."));
+        assert_eq!(clip("short".into(), 100), "short");
+    }
+}

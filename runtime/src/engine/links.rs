@@ -1,0 +1,112 @@
+//! The endpoints of a communicator, and which of them leads to which peer.
+
+use kolo_transport::{Armed, Channel, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Sink, Token};
+
+/// How one peer is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The peer's rank in the communicator.
+    pub peer: u32,
+    /// Name of the transport.
+    pub transport: &'static str,
+    /// How: "same host, memfd", "192.0.2.7:40001 via eth0".
+    pub how: String,
+    /// Why each transport that would have been preferred was not taken.
+    pub declined: Vec<(String, String)>,
+}
+
+/// No endpoint: the rank itself.
+const NOWHERE: u8 = u8::MAX;
+
+#[derive(Debug)]
+pub(crate) struct Links {
+    endpoints: Vec<Box<dyn Endpoint>>,
+    /// Index of the endpoint for each rank.
+    via: Box<[u8]>,
+}
+
+impl Links {
+    /// `via[rank]` is an index into `endpoints`; `None` for the rank itself.
+    pub(crate) fn new(
+        endpoints: Vec<Box<dyn Endpoint>>,
+        via: impl IntoIterator<Item = Option<usize>>,
+    ) -> Self {
+        let via = via.into_iter().map(|index| index.map_or(NOWHERE, |i| i as u8)).collect();
+        Self { endpoints, via }
+    }
+
+    /// # Safety
+    /// As [`Endpoint::post_send`].
+    pub(crate) unsafe fn post_send(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        src: &[Piece],
+        token: Token,
+    ) -> Result<Posted, Error> {
+        let endpoint = self.endpoint(on.peer)?;
+        // SAFETY: the caller's promise, handed on.
+        unsafe { endpoint.post_send(on, tag, src, token) }
+    }
+
+    /// # Safety
+    /// As [`Endpoint::post_recv`].
+    pub(crate) unsafe fn post_recv(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        dst: Sink<'_>,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        let endpoint = self.endpoint(on.peer)?;
+        // SAFETY: the caller's promise, handed on.
+        unsafe { endpoint.post_recv(on, tag, dst, token) }
+    }
+
+    pub(crate) fn poll(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut moved = false;
+        for endpoint in &mut self.endpoints {
+            moved |= endpoint.poll(events);
+        }
+        moved
+    }
+
+    pub(crate) fn abort(&mut self, cause: &Error, events: &mut Vec<Event>) {
+        for endpoint in &mut self.endpoints {
+            endpoint.abort(cause, events);
+        }
+    }
+
+    /// Drops all endpoints.
+    pub(crate) fn close(&mut self) {
+        self.endpoints.clear();
+    }
+
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.endpoints.iter().all(|endpoint| endpoint.is_flushed())
+    }
+
+    /// How a waiting owner may sleep: on a word if all endpoints offer one.
+    pub(crate) fn park_by(&self) -> ParkBy {
+        if self.endpoints.iter().all(|e| e.caps().park_word) { ParkBy::Word } else { ParkBy::Fd }
+    }
+
+    pub(crate) fn arm(&mut self, by: ParkBy, mut each: impl FnMut(Armed<'_>)) {
+        for endpoint in &mut self.endpoints {
+            each(endpoint.arm(by));
+        }
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        for endpoint in &mut self.endpoints {
+            endpoint.disarm();
+        }
+    }
+
+    fn endpoint(&mut self, peer: u32) -> Result<&mut Box<dyn Endpoint>, Error> {
+        let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
+        self.endpoints.get_mut(via as usize).ok_or_else(|| {
+            Error::new(ErrorKind::Usage, "kolo", Some(peer), "there is no transport to this rank".to_owned())
+        })
+    }
+}

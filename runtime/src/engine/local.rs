@@ -1,0 +1,185 @@
+//! Copies and reductions over pieces: the memory work of a step.
+
+use kolo_transport::Piece;
+
+use crate::reduce::Combine;
+
+/// Copies `src` to `dst`, whose lengths are equal in all.
+///
+/// # Safety
+/// The pieces are valid, and `dst` is writable and overlaps `src` nowhere.
+pub(crate) unsafe fn copy(src: &[Piece], dst: &[Piece]) {
+    zip(src, dst, |from, to, len| {
+        // SAFETY: `zip` stays inside the pieces; validity and no overlap are the caller's promise.
+        unsafe { to.copy_from_nonoverlapping(from, len) }
+    });
+}
+
+/// `dst = a op b`, where all three have the same length in all.
+///
+/// # Safety
+/// The pieces are valid and hold whole elements; `dst` equals `a` or `b` or overlaps neither.
+pub(crate) unsafe fn reduce(combine: Combine, element_bytes: usize, a: &[Piece], b: &[Piece], dst: &[Piece]) {
+    let mut at = Cursor::default();
+    zip(a, b, |a, b, len| {
+        let mut done = 0;
+        while done < len {
+            let (to, room) = at.next(dst, len - done);
+            // SAFETY: within all three pieces; whole elements, since pieces hold whole elements.
+            unsafe { combine(to, a.add(done), b.add(done), room / element_bytes) };
+            done += room;
+        }
+    });
+}
+
+/// Calls `each(a, b, len)` for the longest runs that lie in one piece on both sides.
+fn zip(a: &[Piece], b: &[Piece], mut each: impl FnMut(*mut u8, *mut u8, usize)) {
+    let mut at = Cursor::default();
+    for piece in a {
+        let mut done = 0;
+        while done < piece.len {
+            let (other, len) = at.next(b, piece.len - done);
+            each(piece.ptr.wrapping_add(done), other, len);
+            done += len;
+        }
+    }
+}
+
+/// A position in a list of pieces.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cursor {
+    piece: usize,
+    offset: usize,
+}
+
+impl Cursor {
+    /// The next run of at most `len` bytes, and steps over it.
+    fn next(&mut self, pieces: &[Piece], len: usize) -> (*mut u8, usize) {
+        while self.offset == pieces[self.piece].len {
+            self.piece += 1;
+            self.offset = 0;
+        }
+        let piece = pieces[self.piece];
+        let run = len.min(piece.len - self.offset);
+        let ptr = piece.ptr.wrapping_add(self.offset);
+        self.offset += run;
+        (ptr, run)
+    }
+}
+
+/// Reduces a message as it arrives: the context of a [`kolo_transport::Consumer`].
+#[derive(Debug)]
+pub(crate) struct Reducer {
+    combine: Combine,
+    element_bytes: usize,
+    with: *const Piece,
+    with_count: usize,
+    dst: *const Piece,
+    dst_count: usize,
+    with_at: Cursor,
+    dst_at: Cursor,
+}
+
+impl Reducer {
+    pub(crate) const fn idle(combine: Combine) -> Self {
+        Self {
+            combine,
+            element_bytes: 1,
+            with: std::ptr::null(),
+            with_count: 0,
+            dst: std::ptr::null(),
+            dst_count: 0,
+            with_at: Cursor { piece: 0, offset: 0 },
+            dst_at: Cursor { piece: 0, offset: 0 },
+        }
+    }
+
+    /// Prepares for one message. The slices must outlive it.
+    pub(crate) fn start(&mut self, combine: Combine, element_bytes: usize, with: &[Piece], dst: &[Piece]) {
+        *self = Self {
+            combine,
+            element_bytes,
+            with: with.as_ptr(),
+            with_count: with.len(),
+            dst: dst.as_ptr(),
+            dst_count: dst.len(),
+            with_at: Cursor::default(),
+            dst_at: Cursor::default(),
+        };
+    }
+
+    /// The function of the consumer: `dst = with op data`, in order.
+    ///
+    /// # Safety
+    /// `context` points to a `Reducer` that was started for this message and that nobody else uses now; the pieces
+    /// it was started with are valid.
+    pub(crate) unsafe fn consume(context: *mut (), _offset: usize, data: *const u8, len: usize) {
+        // SAFETY: the caller's promise.
+        let this = unsafe { &mut *context.cast::<Self>() };
+        // SAFETY: `start` took these from slices that outlive the message.
+        let (with, dst) = unsafe {
+            (
+                std::slice::from_raw_parts(this.with, this.with_count),
+                std::slice::from_raw_parts(this.dst, this.dst_count),
+            )
+        };
+        let mut done = 0;
+        while done < len {
+            let mut probe = this.with_at;
+            let (_, with_room) = probe.next(with, len - done);
+            let (to, run) = this.dst_at.next(dst, with_room);
+            let (a, _) = this.with_at.next(with, run);
+            // SAFETY: `run` bytes are inside both pieces and inside `data`; all are whole elements, because
+            // pieces are and the transport hands out multiples of GRAIN_BYTES.
+            unsafe { (this.combine)(to, a, data.add(done), run / this.element_bytes) };
+            done += run;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(data: &mut [u8], cuts: &[usize]) -> Vec<Piece> {
+        let mut start = 0;
+        let base = data.as_mut_ptr();
+        cuts.iter()
+            .map(|len| {
+                let piece = Piece { ptr: base.wrapping_add(start), len: *len };
+                start += len;
+                piece
+            })
+            .collect()
+    }
+
+    unsafe fn add(dst: *mut u8, a: *const u8, b: *const u8, count: usize) {
+        for i in 0..count {
+            // SAFETY: test data is long enough.
+            unsafe { *dst.add(i) = (*a.add(i)).wrapping_add(*b.add(i)) };
+        }
+    }
+
+    #[test]
+    fn pieces_need_not_be_cut_alike() {
+        let mut a: Vec<u8> = (0..100).collect();
+        let mut b: Vec<u8> = (100..200).collect();
+        let mut c = vec![0; 100];
+        let (pa, pb, pc) =
+            (pieces(&mut a, &[30, 70]), pieces(&mut b, &[1, 0, 99]), pieces(&mut c, &[50, 25, 25]));
+        // SAFETY: the vectors are distinct and long enough.
+        unsafe { reduce(add, 1, &pa, &pb, &pc) };
+        assert!((0..100).all(|i| c[i] == (100 + 2 * i) as u8));
+        let mut reducer = Reducer::idle(add);
+        reducer.start(add, 1, &pa, &pc);
+        let context = (&raw mut reducer).cast();
+        for (offset, len) in [(0, 64), (64, 36)] {
+            // SAFETY: as above.
+            unsafe { Reducer::consume(context, offset, b.as_ptr().add(offset), len) };
+        }
+        assert!((0..100).all(|i| c[i] == (100 + 2 * i) as u8));
+        // SAFETY: as above.
+        unsafe { copy(&pa, &pc) };
+        assert_eq!(a, c);
+    }
+}

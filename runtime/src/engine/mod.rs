@@ -1,0 +1,339 @@
+//! The engine: runs plans over links. It knows nothing of threads, clocks or waiting; whoever waits calls
+//! [`Engine::turn`].
+//!
+//! Channels of a pair of ranks are dealt out as follows, alike on all ranks: channel 0 to point-to-point transfers, the
+//! rest in equal *groups* of consecutive channels. Blocking calls use group 0, one after the other. The k-th asynchronous
+//! call uses group `1 + k mod (GROUPS - 1)`; a call whose group is busy is queued behind it.
+
+mod links;
+mod local;
+mod memory;
+mod operation;
+#[cfg(test)]
+mod tests;
+mod token;
+mod transfers;
+
+use std::any::Any;
+use std::collections::VecDeque;
+
+use kolo_transport::{Armed, Error, ErrorKind, Event, ParkBy};
+
+pub(crate) use links::Links;
+pub use links::Route;
+pub(crate) use memory::Buffers;
+pub(crate) use operation::Job;
+use operation::Operation;
+pub(crate) use token::Kind;
+use token::{Name, TRANSFER};
+pub(crate) use transfers::TransferJob;
+use transfers::{TRANSFER_CHANNEL, Transfers};
+
+/// Channel groups per pair: one for blocking calls and three for asynchronous ones. Three in flight keep a link busy
+/// while one operation fills, one streams and one drains.
+const GROUPS: u16 = 4;
+
+/// What runs: an operation or a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Id {
+    Operation { slot: u16, generation: u16 },
+    Transfer { slot: u16, generation: u16 },
+}
+
+/// Which channel group an operation uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Blocking,
+    Asynchronous,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Free,
+    Queued(Box<Job>),
+    Running,
+    Done,
+}
+
+#[derive(Debug)]
+struct Slot {
+    phase: Phase,
+    group: u16,
+    /// Nobody will ask for the result: the slot is freed when the operation is done.
+    forgotten: bool,
+    operation: Box<Operation>,
+}
+
+/// Runs operations and transfers over the links of one communicator.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    links: Links,
+    channels_max: u16,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    /// Slots that wait for their group, in order of the calls; the front one runs.
+    groups: [VecDeque<u16>; GROUPS as usize],
+    asynchronous_calls: u64,
+    transfers: Transfers,
+    events: Vec<Event>,
+    running: usize,
+    failure: Option<Error>,
+}
+
+impl Engine {
+    /// An engine that uses channels below `channels_max`, the same number on all ranks.
+    pub(crate) fn new(rank: u32, links: Links, channels_max: u16) -> Self {
+        Self {
+            links,
+            channels_max,
+            slots: Vec::new(),
+            free: Vec::new(),
+            groups: Default::default(),
+            asynchronous_calls: 0,
+            transfers: Transfers::new(rank),
+            events: Vec::with_capacity(64),
+            running: 0,
+            failure: None,
+        }
+    }
+
+    /// Transport channels that one operation may use, at most.
+    pub(crate) fn channels_per_operation(&self) -> u16 {
+        (self.channels_max - 1 - TRANSFER_CHANNEL) / GROUPS
+    }
+
+    /// Starts an operation, or queues it. `job.channel_base` is set here.
+    ///
+    /// # Safety
+    /// The buffers of the job are valid, and not touched by anybody else, until the operation is done or
+    /// [`Engine::abort`] has returned.
+    pub(crate) unsafe fn start(&mut self, mut job: Job, mode: Mode) -> Id {
+        let group = match mode {
+            Mode::Blocking => 0,
+            Mode::Asynchronous => {
+                let turn = self.asynchronous_calls % u64::from(GROUPS - 1);
+                self.asynchronous_calls += 1;
+                1 + turn as u16
+            }
+        };
+        job.channel_base = TRANSFER_CHANNEL + 1 + group * self.channels_per_operation();
+        let slot = self.free.pop().unwrap_or_else(|| {
+            let slot = self.slots.len() as u16;
+            let operation = Box::new(Operation::new(slot));
+            self.slots.push(Slot { phase: Phase::Free, group, forgotten: false, operation });
+            slot
+        });
+        let queue = &mut self.groups[group as usize];
+        queue.push_back(slot);
+        let first = queue.len() == 1;
+        let entry = &mut self.slots[slot as usize];
+        (entry.group, entry.forgotten) = (group, false);
+        // The operation takes the next generation when it starts.
+        let generation = entry.operation.generation().wrapping_add(1);
+        self.running += 1;
+        if first {
+            // SAFETY: handed on.
+            unsafe { self.launch(slot, job) };
+        } else {
+            entry.phase = Phase::Queued(Box::new(job));
+        }
+        Id::Operation { slot, generation }
+    }
+
+    /// Posts a point-to-point transfer.
+    ///
+    /// # Safety
+    /// As [`Engine::start`].
+    pub(crate) unsafe fn transfer(&mut self, job: TransferJob) -> Result<Id, Error> {
+        // SAFETY: handed on.
+        let (slot, generation) = unsafe { self.transfers.start(job, &mut self.links) }?;
+        Ok(Id::Transfer { slot, generation })
+    }
+
+    /// One bounded turn: polls the links and advances what they completed. Returns whether anything moved.
+    pub(crate) fn turn(&mut self) -> bool {
+        let moved = self.links.poll(&mut self.events);
+        if self.events.is_empty() {
+            return moved;
+        }
+        let mut events = std::mem::take(&mut self.events);
+        for event in events.drain(..) {
+            match event {
+                Event::Done(token) => self.completed(Name::of(token)),
+                Event::Failed(_, error) => self.fail(error),
+                // A peer may leave whenever it likes; it matters to those who still expect something from it.
+                Event::Down { peer, cause } => tracing::debug!(peer, %cause, "connection closed"),
+            }
+        }
+        self.events = events;
+        true
+    }
+
+    /// Operations and transfers that are not done.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.running + self.transfers.active()
+    }
+
+    /// Whether this one is done (or was never, or is no longer, there).
+    pub(crate) fn is_done(&self, id: Id) -> bool {
+        match id {
+            Id::Operation { slot, generation } => {
+                let entry = &self.slots[slot as usize];
+                match entry.phase {
+                    Phase::Queued(_) => false,
+                    Phase::Running => entry.operation.generation() != generation,
+                    Phase::Done | Phase::Free => true,
+                }
+            }
+            Id::Transfer { slot, generation } => self.transfers.is_done(slot, generation),
+        }
+    }
+
+    /// Frees the slot of something that is done, and gives back what it kept.
+    pub(crate) fn finish(&mut self, id: Id) -> Option<Box<dyn Any + Send>> {
+        match id {
+            Id::Operation { slot, .. } => {
+                let entry = &mut self.slots[slot as usize];
+                let keep = match std::mem::replace(&mut entry.phase, Phase::Free) {
+                    Phase::Queued(job) => job.keep,
+                    _ => entry.operation.take_keep(),
+                };
+                self.free.push(slot);
+                keep
+            }
+            Id::Transfer { slot, .. } => self.transfers.finish(slot),
+        }
+    }
+
+    /// Nobody will ask for the result of `id`.
+    pub(crate) fn forget(&mut self, id: Id) {
+        if self.is_done(id) {
+            drop(self.finish(id));
+            return;
+        }
+        match id {
+            Id::Operation { slot, .. } => self.slots[slot as usize].forgotten = true,
+            Id::Transfer { slot, .. } => self.transfers.forget(slot),
+        }
+    }
+
+    /// Aborts, and closes all connections for good.
+    pub(crate) fn close(&mut self, cause: &Error) {
+        self.abort(cause);
+        self.links.close();
+    }
+
+    /// What made the links unusable, if anything did.
+    pub(crate) fn failure(&self) -> Option<&Error> {
+        self.failure.as_ref()
+    }
+
+    /// Records why the links cannot be used any more.
+    pub(crate) fn note_failure(&mut self, error: Error) {
+        self.fail(error);
+    }
+
+    /// Gives everything up: nothing touches the caller's memory any more when this returns.
+    pub(crate) fn abort(&mut self, cause: &Error) {
+        self.failure.get_or_insert_with(|| cause.clone());
+        self.links.abort(cause, &mut self.events);
+        self.events.clear();
+    }
+
+    /// Ranks that something outstanding waits for.
+    pub(crate) fn waiting_for(&self, id: Id) -> Vec<u32> {
+        match id {
+            Id::Operation { slot, .. } => {
+                // A queued operation waits for whatever its group's first one waits for.
+                let group = &self.groups[self.slots[slot as usize].group as usize];
+                let slot = group.front().copied().unwrap_or(slot);
+                self.slots[slot as usize].operation.waiting_for()
+            }
+            Id::Transfer { slot, .. } => vec![self.transfers.peer(slot)],
+        }
+    }
+
+    /// Bytes of staging held for operations.
+    pub(crate) fn staging_bytes(&self) -> usize {
+        self.slots.iter().map(|slot| slot.operation.staging_bytes()).sum()
+    }
+
+    /// Whether the links could be dropped without losing anything that was reported done.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.links.is_flushed()
+    }
+
+    /// How a waiting owner may sleep.
+    pub(crate) fn park_by(&self) -> ParkBy {
+        self.links.park_by()
+    }
+
+    /// Tells the links that the owner is about to sleep. See [`kolo_transport::Endpoint::arm`].
+    pub(crate) fn arm(&mut self, by: ParkBy, each: impl FnMut(Armed<'_>)) {
+        self.links.arm(by, each);
+    }
+
+    /// Takes [`Engine::arm`] back.
+    pub(crate) fn disarm(&mut self) {
+        self.links.disarm();
+    }
+
+    /// # Safety
+    /// As [`Engine::start`].
+    unsafe fn launch(&mut self, slot: u16, job: Job) {
+        let entry = &mut self.slots[slot as usize];
+        entry.phase = Phase::Running;
+        // SAFETY: handed on.
+        match unsafe { entry.operation.start(job, &mut self.links) } {
+            Ok(false) => {}
+            Ok(true) => self.done(slot),
+            Err(error) => self.fail(error),
+        }
+    }
+
+    fn completed(&mut self, name: Name) {
+        if name.instance == TRANSFER {
+            if self.transfers.is_current(name.slot, name.generation) {
+                self.transfers.completed(name.slot);
+            }
+            return;
+        }
+        let entry = &mut self.slots[name.slot as usize];
+        let current =
+            matches!(entry.phase, Phase::Running) && entry.operation.generation() == name.generation;
+        if !current || self.failure.is_some() {
+            return;
+        }
+        match entry.operation.completed(name, &mut self.links) {
+            Ok(false) => {}
+            Ok(true) => self.done(name.slot),
+            Err(error) => self.fail(error),
+        }
+    }
+
+    /// An operation is done: the next one of its group may start.
+    fn done(&mut self, slot: u16) {
+        let entry = &mut self.slots[slot as usize];
+        entry.phase = Phase::Done;
+        self.running -= 1;
+        let group = &mut self.groups[entry.group as usize];
+        debug_assert_eq!(group.front(), Some(&slot));
+        group.pop_front();
+        let next = group.front().copied();
+        if std::mem::take(&mut entry.forgotten) {
+            drop(self.finish(Id::Operation { slot, generation: 0 }));
+        }
+        let Some(next) = next else { return };
+        if let Phase::Queued(job) = std::mem::replace(&mut self.slots[next as usize].phase, Phase::Running) {
+            // SAFETY: the promise made to `start` for this job still holds, as it is not done.
+            unsafe { self.launch(next, *job) };
+        }
+    }
+
+    fn fail(&mut self, error: Error) {
+        // The first failure is the cause; what follows from an abort is noise.
+        if self.failure.is_none() || error.kind != ErrorKind::Aborted {
+            self.failure.get_or_insert(error);
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! The engine over an in-memory transport, stepped by one thread in seeded random order: plans against a serial
+//! reference, without sockets or timing.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use kolo_collectives::generator::Algorithm;
+use kolo_collectives::layout::Shape;
+use kolo_collectives::plan::{Collective, Cut};
+use kolo_collectives::task::Task;
+use kolo_transport::{
+    Armed, Caps, Channel, Endpoint, Error, ErrorKind, Event, GRAIN_BYTES, ParkBy, Piece, Posted, Reach, Sink,
+    Token,
+};
+
+use super::{Buffers, Engine, Id, Job, Links, Mode};
+use crate::reduce::kernel;
+use crate::types::{DataType, ReduceOp};
+
+type Queues = HashMap<(u32, u32, u16), VecDeque<(u64, Vec<u8>)>>;
+
+/// Delivers messages through a shared map; completes nothing at the time of the post, and one thing per poll.
+#[derive(Debug)]
+struct Memory {
+    rank: u32,
+    caps: Caps,
+    queues: Arc<Mutex<Queues>>,
+    receives: VecDeque<(Channel, u64, Destination, Token)>,
+    sent: VecDeque<Token>,
+}
+
+#[derive(Debug)]
+enum Destination {
+    Pieces(Vec<Piece>),
+    Consumer(usize, kolo_transport::Consumer),
+}
+
+// SAFETY: a test of one thread.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    fn new(rank: u32, queues: Arc<Mutex<Queues>>) -> Self {
+        let caps = Caps {
+            name: "memory",
+            channels_max: 64,
+            message_max: usize::MAX,
+            eager_max: usize::MAX,
+            staging_per_channel: 0,
+            park_word: false,
+            park_fd: false,
+            in_place: false,
+        };
+        Self { rank, caps, queues, receives: VecDeque::new(), sent: VecDeque::new() }
+    }
+
+    fn deliver(&mut self, index: usize) -> Option<Event> {
+        let (on, tag, ..) = self.receives[index];
+        // FIFO per channel: an earlier receive of the same channel goes first.
+        if self.receives.iter().take(index).any(|earlier| earlier.0 == on) {
+            return None;
+        }
+        let mut queues = self.queues.lock().unwrap();
+        let (arrived, data) = queues.get_mut(&(on.peer, self.rank, on.index))?.pop_front()?;
+        let (_, _, destination, token) = self.receives.remove(index).unwrap();
+        let expected = match &destination {
+            Destination::Pieces(pieces) => pieces.iter().map(|p| p.len).sum(),
+            Destination::Consumer(len, _) => *len,
+        };
+        if arrived != tag || data.len() != expected {
+            let kind = ErrorKind::Mismatch {
+                expected_tag: tag,
+                tag: arrived,
+                expected_len: expected as u64,
+                len: data.len() as u64,
+            };
+            return Some(Event::Failed(token, Error::new(kind, "memory", Some(on.peer), "mismatch")));
+        }
+        match destination {
+            Destination::Pieces(pieces) => {
+                let mut at = 0;
+                for piece in pieces {
+                    // SAFETY: the engine keeps the pieces valid until the token completes.
+                    unsafe { piece.ptr.copy_from(data[at..].as_ptr(), piece.len) };
+                    at += piece.len;
+                }
+            }
+            Destination::Consumer(_, consumer) => {
+                for (i, chunk) in data.chunks(3 * GRAIN_BYTES).enumerate() {
+                    // SAFETY: as above, for the context.
+                    unsafe {
+                        (consumer.call)(consumer.context, i * 3 * GRAIN_BYTES, chunk.as_ptr(), chunk.len());
+                    }
+                }
+            }
+        }
+        Some(Event::Done(token))
+    }
+}
+
+impl Endpoint for Memory {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+    fn address(&self) -> &[u8] {
+        &[]
+    }
+    fn introduce(&mut self, _: u32, _: &[u8]) -> Result<Reach, Error> {
+        Ok(Reach::Yes { how: String::new() })
+    }
+    fn establish(&mut self, _: std::time::Instant) -> Result<(), Error> {
+        Ok(())
+    }
+    unsafe fn post_send(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        src: &[Piece],
+        token: Token,
+    ) -> Result<Posted, Error> {
+        let mut data = Vec::new();
+        for piece in src {
+            // SAFETY: valid by the contract.
+            data.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.ptr, piece.len) });
+        }
+        let mut queues = self.queues.lock().unwrap();
+        queues.entry((self.rank, on.peer, on.index)).or_default().push_back((tag, data));
+        self.sent.push_back(token);
+        Ok(Posted::Pending)
+    }
+    unsafe fn post_recv(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        dst: Sink<'_>,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        let destination = match dst {
+            Sink::Place(pieces) => Destination::Pieces(pieces.to_vec()),
+            Sink::Consume { len, consumer } => Destination::Consumer(len, consumer),
+        };
+        self.receives.push_back((on, tag, destination, token));
+        Ok(Posted::Pending)
+    }
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
+        let delivered = (0..self.receives.len()).rev().find_map(|index| self.deliver(index));
+        let event = delivered.or_else(|| self.sent.pop_front().map(Event::Done));
+        let moved = event.is_some();
+        events.extend(event);
+        moved
+    }
+    fn arm(&mut self, _: ParkBy) -> Armed<'_> {
+        Armed::Idle
+    }
+    fn disarm(&mut self) {}
+    fn abandon(&mut self, _: u32, _: &Error, _: &mut Vec<Event>) {}
+    fn abort(&mut self, _: &Error, _: &mut Vec<Event>) {
+        self.receives.clear();
+    }
+    fn is_flushed(&self) -> bool {
+        true
+    }
+}
+
+fn engines(ranks: u32) -> Vec<Engine> {
+    let queues = Arc::new(Mutex::new(Queues::new()));
+    (0..ranks)
+        .map(|rank| {
+            let endpoint: Box<dyn Endpoint> = Box::new(Memory::new(rank, Arc::clone(&queues)));
+            let links = Links::new(vec![endpoint], (0..ranks).map(|peer| (peer != rank).then_some(0)));
+            Engine::new(rank, links, 64)
+        })
+        .collect()
+}
+
+/// A small generator of pseudo-random numbers (xorshift), seeded per test.
+fn next(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// Steps the engines in random order until all of `ids` are done.
+fn run(engines: &mut [Engine], ids: &[Vec<Id>], seed: u64) {
+    let mut state = seed | 1;
+    for _ in 0..2_000_000 {
+        let rank = (next(&mut state) % engines.len() as u64) as usize;
+        engines[rank].turn();
+        assert!(engines[rank].failure().is_none(), "{:?}", engines[rank].failure());
+        if engines.iter().zip(ids).all(|(engine, ids)| ids.iter().all(|id| engine.is_done(*id))) {
+            return;
+        }
+    }
+    panic!("no end; rank 0 waits for {:?}", engines[0].waiting_for(ids[0][0]));
+}
+
+fn job(algorithm: Algorithm, task: &Task, rank: u32, count: usize, buffers: Buffers, op: ReduceOp) -> Job {
+    let plan = Arc::new(algorithm.plan(task, rank));
+    let shape = match plan.cut {
+        Cut::Vector { .. } => Shape::Vector { count },
+        Cut::PerRank => Shape::Blocks { count },
+    };
+    Job {
+        plan,
+        shape,
+        buffers,
+        data_type: DataType::U32,
+        combine: kernel(DataType::U32, op).unwrap().as_fn(),
+        premultiply: if let ReduceOp::PremulSum(factor) = op { Some(factor) } else { None },
+        divide_by: matches!(op, ReduceOp::Avg).then_some(task.world_size),
+        segment_elements: 40,
+        window: 2,
+        channel_base: 0,
+        tag: 7,
+        keep: None,
+    }
+}
+
+fn contribution(rank: u32, index: usize) -> u32 {
+    (index as u32).wrapping_mul(2_654_435_761).wrapping_add(rank * 977)
+}
+
+fn all_reduce(algorithm: Algorithm, ranks: u32, count: usize, op: ReduceOp, expected: impl Fn(usize) -> u32) {
+    for in_place in [false, true] {
+        let mut task = Task::new(Collective::AllReduce, ranks);
+        if in_place {
+            task = task.in_place();
+        }
+        if algorithm.supports(&task).is_err() {
+            continue;
+        }
+        let mut engines = engines(ranks);
+        let mut inputs: Vec<Vec<u32>> =
+            (0..ranks).map(|rank| (0..count).map(|i| contribution(rank, i)).collect()).collect();
+        let originals = inputs.clone();
+        let mut outputs = if in_place { inputs.clone() } else { vec![vec![0_u32; count]; ranks as usize] };
+        let ids: Vec<Vec<Id>> = (0..ranks as usize)
+            .map(|rank| {
+                let buffers = Buffers {
+                    input: inputs[rank].as_mut_ptr().cast(),
+                    output: outputs[rank].as_mut_ptr().cast(),
+                };
+                let job = job(algorithm, &task, rank as u32, count, buffers, op);
+                // SAFETY: the vectors outlive the run.
+                vec![unsafe { engines[rank].start(job, Mode::Blocking) }]
+            })
+            .collect();
+        run(&mut engines, &ids, u64::from(ranks) << 20 | count as u64);
+        for output in &outputs {
+            for (i, value) in output.iter().enumerate() {
+                assert_eq!(
+                    *value,
+                    expected(i),
+                    "{algorithm} {ranks} ranks, {count} elements, {op:?}, element {i}"
+                );
+            }
+        }
+        assert_eq!(inputs, originals, "the input was written");
+    }
+}
+
+#[test]
+fn every_algorithm_sums_like_the_serial_reference() {
+    for algorithm in Algorithm::ALL {
+        for ranks in 1..=9 {
+            for count in [0, 1, 7, 40, 173] {
+                all_reduce(algorithm, ranks, count, ReduceOp::Sum, |i| {
+                    (0..ranks).fold(0, |sum: u32, rank| sum.wrapping_add(contribution(rank, i)))
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn factors_and_averages_are_applied_once() {
+    let ranks = 4;
+    for algorithm in [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::Circulant] {
+        all_reduce(algorithm, ranks, 173, ReduceOp::PremulSum(3.0), |i| {
+            (0..ranks).fold(0, |sum: u32, rank| sum.wrapping_add(contribution(rank, i).wrapping_mul(3)))
+        });
+        all_reduce(algorithm, ranks, 173, ReduceOp::Avg, |i| {
+            (0..ranks).fold(0, |sum: u32, rank| sum.wrapping_add(contribution(rank, i))) / ranks
+        });
+    }
+}
+
+#[test]
+fn many_operations_progress_together_and_in_order() {
+    let (ranks, count, operations) = (3, 100, 11);
+    let task = Task::new(Collective::AllReduce, ranks).in_place();
+    let mut engines = engines(ranks);
+    let mut data = vec![vec![vec![1_u32; count]; operations]; ranks as usize];
+    let mut ids = vec![Vec::new(); ranks as usize];
+    for (rank, engine) in engines.iter_mut().enumerate() {
+        for vector in &mut data[rank] {
+            let at: *mut u8 = vector.as_mut_ptr().cast();
+            let buffers = Buffers { input: at, output: at };
+            let mut job = job(Algorithm::Ring, &task, rank as u32, count, buffers, ReduceOp::Sum);
+            job.keep = Some(Box::new(rank));
+            // SAFETY: the vectors outlive the run.
+            ids[rank].push(unsafe { engine.start(job, Mode::Asynchronous) });
+        }
+    }
+    run(&mut engines, &ids, 42);
+    assert!(data.iter().flatten().flatten().all(|value| *value == ranks));
+    for (rank, engine) in engines.iter_mut().enumerate() {
+        assert_eq!(engine.outstanding(), 0);
+        for id in &ids[rank] {
+            assert_eq!(
+                engine.finish(*id).and_then(|keep| keep.downcast::<usize>().ok()),
+                Some(Box::new(rank))
+            );
+        }
+    }
+}
+
+#[test]
+fn a_message_of_another_call_is_a_failure_that_names_the_peer() {
+    let task = Task::new(Collective::AllReduce, 2).in_place();
+    let mut engines = engines(2);
+    let mut data = [vec![1_u32; 100], vec![1_u32; 100]];
+    for (rank, tag) in [(0, 7), (1, 8)] {
+        let at: *mut u8 = data[rank].as_mut_ptr().cast();
+        let buffers = Buffers { input: at, output: at };
+        let mut job = job(Algorithm::Ring, &task, rank as u32, 100, buffers, ReduceOp::Sum);
+        job.tag = tag;
+        // SAFETY: the vectors outlive the run.
+        unsafe { engines[rank].start(job, Mode::Blocking) };
+    }
+    for rank in [0, 1] {
+        while engines[rank].turn() && engines[rank].failure().is_none() {}
+        let failure = engines[rank].failure().unwrap();
+        assert_eq!(failure.peer, Some(1 - rank as u32));
+        assert!(matches!(failure.kind, ErrorKind::Mismatch { .. }));
+    }
+}

@@ -1,0 +1,62 @@
+//! What a token of the transport means to the engine.
+
+use kolo_transport::Token;
+
+/// Which side of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Send,
+    Recv,
+}
+
+/// A posted message: of an operation's lane, or (`instance == TRANSFER`) of a point-to-point transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Name {
+    pub(crate) slot: u16,
+    /// Tells a late completion from one of the slot's next user.
+    pub(crate) generation: u16,
+    pub(crate) instance: u8,
+    pub(crate) lane: u16,
+    pub(crate) kind: Kind,
+}
+
+/// Marks point-to-point transfers; no operation has so many segments in flight.
+pub(crate) const TRANSFER: u8 = u8::MAX;
+
+impl Name {
+    /// 16 bits slot, 16 generation, 8 instance, 16 lane, 8 kind.
+    pub(crate) fn token(self) -> Token {
+        Token(
+            u64::from(self.slot) << 48
+                | u64::from(self.generation) << 32
+                | u64::from(self.instance) << 24
+                | u64::from(self.lane) << 8
+                | u64::from(self.kind == Kind::Recv),
+        )
+    }
+
+    pub(crate) fn of(Token(bits): Token) -> Self {
+        Self {
+            slot: (bits >> 48) as u16,
+            generation: (bits >> 32) as u16,
+            instance: (bits >> 24) as u8,
+            lane: (bits >> 8) as u16,
+            kind: if bits & 1 == 1 { Kind::Recv } else { Kind::Send },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_survive_the_round_trip() {
+        for (slot, generation, instance, lane, kind) in
+            [(0, 0, 0, 0, Kind::Send), (65535, 65535, 255, 65535, Kind::Recv), (1, 2, 3, 4, Kind::Send)]
+        {
+            let name = Name { slot, generation, instance, lane, kind };
+            assert_eq!(Name::of(name.token()), name);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! This host's own addresses and what tells hosts apart.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use sha2::{Digest, Sha256};
+
+/// Name of this host, for messages.
+pub(crate) fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Equal for processes on one running kernel in the same network and PID namespaces. Containers of one host differ
+/// in these, and then cannot reach each other's abstract sockets or process descriptors.
+pub(crate) fn host_key() -> u64 {
+    let mut hash = Sha256::new();
+    for path in ["/proc/sys/kernel/random/boot_id", "/etc/machine-id"] {
+        hash.update(fs::read(path).unwrap_or_default());
+    }
+    for namespace in ["/proc/self/ns/net", "/proc/self/ns/pid"] {
+        if let Ok(name) = fs::read_link(namespace) {
+            hash.update(name.as_os_str().as_encoded_bytes());
+        }
+    }
+    hash.update(hostname());
+    let digest = hash.finalize();
+    digest.iter().take(8).fold(0, |key, &byte| key << 8 | u64::from(byte))
+}
+
+/// Start time of a process in clock ticks since boot: with the PID it names a process for good.
+pub(crate) fn process_start(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything; the start time is the 20th field after it.
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// Addresses under which others may reach this host, the likeliest first, loopback last. No link-local ones: they
+/// mean nothing without an interface.
+pub(crate) fn own_addresses() -> Vec<IpAddr> {
+    let mut found = parse_fib_trie(&fs::read_to_string("/proc/net/fib_trie").unwrap_or_default());
+    found.extend(parse_if_inet6(&fs::read_to_string("/proc/net/if_inet6").unwrap_or_default()));
+    if !found.contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)) {
+        found.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    }
+    found.retain(|address| match address {
+        IpAddr::V4(v4) => !v4.is_link_local() && !v4.is_unspecified(),
+        IpAddr::V6(v6) => !v6.is_unicast_link_local() && !v6.is_unspecified(),
+    });
+    found.sort_by_key(|address| (address.is_loopback(), address.is_ipv6()));
+    found.dedup();
+    found
+}
+
+/// Local IPv4 addresses: leaves of the routing trie of type "host LOCAL".
+fn parse_fib_trie(text: &str) -> Vec<IpAddr> {
+    let mut found = Vec::new();
+    let mut leaf = None;
+    for line in text.lines() {
+        let line = line.trim_start();
+        if let Some(address) = line.strip_prefix("|-- ") {
+            leaf = address.parse::<Ipv4Addr>().ok();
+        } else if line.starts_with("/32 host LOCAL")
+            && let Some(address) = leaf
+            && !found.contains(&IpAddr::V4(address))
+        {
+            found.push(IpAddr::V4(address));
+        }
+    }
+    found
+}
+
+/// IPv6 addresses: 32 hexadecimal digits at the start of each line.
+fn parse_if_inet6(text: &str) -> Vec<IpAddr> {
+    let digits = text.lines().filter_map(|line| line.split_ascii_whitespace().next());
+    digits
+        .filter(|digits| digits.len() == 32)
+        .filter_map(|digits| u128::from_str_radix(digits, 16).ok())
+        .map(|bits| IpAddr::V6(Ipv6Addr::from(bits)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_tables_are_read() {
+        let trie = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 10.1.2.0\n        /24 link UNICAST\n     |-- 10.1.2.9\n        \
+                    /32 host LOCAL\n     |-- 10.1.2.255\n        /32 link BROADCAST\n";
+        assert_eq!(parse_fib_trie(trie), ["10.1.2.9".parse::<IpAddr>().unwrap()]);
+        let inet6 = "20010db8000000000000000000000001 02 40 00 80 eth0\nbad line\n";
+        assert_eq!(parse_if_inet6(inet6), ["2001:db8::1".parse::<IpAddr>().unwrap()]);
+        assert!(own_addresses().iter().any(IpAddr::is_loopback));
+    }
+
+    #[test]
+    fn a_process_has_a_start_time() {
+        assert!(process_start(std::process::id()).is_some_and(|ticks| ticks > 0));
+        assert_eq!(process_start(u32::MAX), None);
+        assert_eq!(host_key(), host_key());
+    }
+}

@@ -1,0 +1,281 @@
+//! Rank, world size and meeting point from the environment that a launcher sets.
+//!
+//! The order is: KOLO_* (set by `kolo run` or by hand), RANK and friends (torchrun and everybody's scripts), then the
+//! launchers of `launcher`. The first that names a rank wins; what it lacks is not filled from the next one, because
+//! a job step within a job inherits the outer variables.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::launcher;
+use super::url;
+use super::{JoinSpec, Locator};
+use crate::control::JobSecret;
+use crate::error::{Error, Result};
+
+/// An environment look-up.
+pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// Rank and world size, without a meeting point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) rank: u32,
+    pub(crate) world_size: u32,
+    pub(crate) local_rank: Option<u32>,
+    pub(crate) source: String,
+}
+
+impl JoinSpec {
+    /// A rank from the variables that a launcher set, seen through a look-up function.
+    ///
+    /// KOLO_RENDEZVOUS (a URL) with KOLO_RANK and KOLO_WORLD_SIZE; else RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+    /// (torchrun's agent store is joined as a client); else Open MPI, Cray PALS, MPICH Hydra, Slurm.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] naming what was looked for, what was found and what to set.
+    pub fn from_env(environment: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let mut spec = match kolo(environment)? {
+            Some(spec) => spec,
+            None => match torch(environment)? {
+                Some(spec) => spec,
+                None => launcher::find(environment)?.ok_or_else(nothing_found)?,
+            },
+        };
+        apply_settings(&mut spec, environment)?;
+        spec.check()?;
+        Ok(spec)
+    }
+
+    /// A rank from this process's own environment.
+    ///
+    /// # Errors
+    /// As [`JoinSpec::from_env`].
+    pub fn from_process_env() -> Result<Self> {
+        Self::from_env(&process_environment)
+    }
+}
+
+/// This process's environment. Variables that are not Unicode count as unset.
+pub(crate) fn process_environment(name: &str) -> Option<String> {
+    std::env::var(name).ok().or_else(|| (name == launcher::PARENT).then(launcher::parent_process).flatten())
+}
+
+fn nothing_found() -> Error {
+    Error::configuration(
+        "rank and world size",
+        "this process was not started by a launcher that Kolo knows: none of KOLO_RANK, RANK, \
+         OMPI_COMM_WORLD_RANK, PALS_RANKID, PMI_RANK, SLURM_PROCID is set",
+        "Start it with `kolo run -n 4 -- program`, torchrun, mpirun, mpiexec or srun, or set RANK, WORLD_SIZE, \
+         MASTER_ADDR and MASTER_PORT for each process",
+    )
+}
+
+/// Rank and world size wherever they are, for a URL that lacks them.
+pub(crate) fn place(environment: Environment<'_>) -> Result<Option<Place>> {
+    for (rank, size, local) in
+        [("KOLO_RANK", "KOLO_WORLD_SIZE", "KOLO_LOCAL_RANK"), ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+    {
+        if let Some(place) = numbered(environment, rank, size, local)? {
+            return Ok(Some(place));
+        }
+    }
+    launcher::place(environment)
+}
+
+fn kolo(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
+    let rendezvous = set(environment, "KOLO_RENDEZVOUS");
+    let place = numbered(environment, "KOLO_RANK", "KOLO_WORLD_SIZE", "KOLO_LOCAL_RANK")?;
+    let Some(text) = rendezvous else {
+        return match place {
+            None => Ok(None),
+            Some(place) if place.world_size == 1 => Ok(Some(alone(place))),
+            Some(place) => with_master(environment, place).map(Some),
+        };
+    };
+    if text.trim_end_matches('/') == "env:" {
+        return Ok(None);
+    }
+    let parsed = url::parse(&text, "KOLO_RENDEZVOUS")?;
+    let place = match (parsed.rank, parsed.world_size, place) {
+        (Some(rank), Some(world_size), _) => {
+            Place { rank, world_size, local_rank: None, source: "KOLO_RENDEZVOUS".into() }
+        }
+        (_, _, Some(place)) => place,
+        _ => self::place(environment)?.ok_or_else(|| {
+            Error::configuration(
+                "KOLO_RANK",
+                format!("KOLO_RENDEZVOUS is '{text}', but no variable says which rank this process is"),
+                "Set KOLO_RANK and KOLO_WORLD_SIZE for each process",
+            )
+        })?,
+    };
+    let source = format!("KOLO_RENDEZVOUS={text}, {}", place.source);
+    Ok(Some(place.at(parsed.locator, source)))
+}
+
+fn torch(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
+    let Some(place) = numbered(environment, "RANK", "WORLD_SIZE", "LOCAL_RANK")? else { return Ok(None) };
+    let agent = set(environment, "TORCHELASTIC_USE_AGENT_STORE");
+    let run = set(environment, "TORCHELASTIC_RUN_ID");
+    let agent_owns_port = match &agent {
+        Some(value) => value == "True",
+        None => run.is_some(),
+    };
+    if !agent_owns_port {
+        if place.world_size == 1 && set(environment, "MASTER_ADDR").is_none() {
+            return Ok(Some(alone(place)));
+        }
+        return with_master(environment, place).map(Some);
+    }
+    let (host, port) = master(environment, &place)?;
+    let restart = set(environment, "TORCHELASTIC_RESTART_COUNT").unwrap_or_else(|| "0".into());
+    let run = run.unwrap_or_else(|| "torchelastic".into());
+    // A restarted worker group must not meet what its predecessor left in the agent's store.
+    let prefix = format!("kolo/{run}/{restart}");
+    let source = format!("{}, MASTER_ADDR={host}, MASTER_PORT={port}, torchrun's store", place.source);
+    let mut spec = place.at(Locator::Store { host, port, prefix }, source);
+    spec.job = format!("torchrun {run} restart {restart}");
+    Ok(Some(spec))
+}
+
+/// A single rank meets nobody; a private port keeps one code path.
+pub(crate) fn alone(place: Place) -> JoinSpec {
+    let meeting = super::LocalMeeting::default();
+    let source = place.source.clone();
+    place.at(Locator::Local(meeting), source)
+}
+
+pub(crate) fn with_master(environment: Environment<'_>, place: Place) -> Result<JoinSpec> {
+    let (host, port) = master(environment, &place)?;
+    let source = format!("{}, MASTER_ADDR={host}, MASTER_PORT={port}", place.source);
+    Ok(place.at(Locator::Tcp { host, port }, source))
+}
+
+fn master(environment: Environment<'_>, place: &Place) -> Result<(String, u16)> {
+    let host = set(environment, "MASTER_ADDR");
+    let port = set(environment, "MASTER_PORT");
+    let remedy = "Set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, the same for all \
+                  processes; or KOLO_RENDEZVOUS=file:///path on one host";
+    let found = &place.source;
+    match (host, port) {
+        (Some(host), Some(port)) => match port.parse::<u16>() {
+            Ok(number) if number > 0 => Ok((host, number)),
+            _ => Err(Error::configuration("MASTER_PORT", format!("'{port}' is no port number"), remedy)),
+        },
+        (None, None) => Err(Error::configuration(
+            "MASTER_ADDR",
+            format!("{found} are set, but neither MASTER_ADDR nor MASTER_PORT says where rank 0 is"),
+            remedy,
+        )),
+        (None, Some(port)) => Err(Error::configuration(
+            "MASTER_ADDR",
+            format!("{found} and MASTER_PORT={port} are set, but MASTER_ADDR is not"),
+            remedy,
+        )),
+        (Some(host), None) => Err(Error::configuration(
+            "MASTER_PORT",
+            format!("{found} and MASTER_ADDR={host} are set, but MASTER_PORT is not"),
+            remedy,
+        )),
+    }
+}
+
+impl Place {
+    pub(crate) fn at(self, locator: Locator, source: String) -> JoinSpec {
+        let mut spec = JoinSpec::new(self.rank, self.world_size, locator, source);
+        spec.local_rank = self.local_rank;
+        spec
+    }
+}
+
+/// A variable that is set to something.
+pub(crate) fn set(environment: Environment<'_>, name: &str) -> Option<String> {
+    environment(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+}
+
+/// A number from a variable, if it is set.
+pub(crate) fn number(environment: Environment<'_>, name: &str) -> Result<Option<u32>> {
+    let Some(value) = set(environment, name) else { return Ok(None) };
+    value.parse().map(Some).map_err(|_| {
+        Error::configuration(name, format!("'{value}' is no number"), format!("Set {name} to a whole number"))
+    })
+}
+
+/// Rank and size that belong together: both or neither.
+pub(crate) fn numbered(
+    environment: Environment<'_>,
+    rank_name: &str,
+    size_name: &str,
+    local_name: &str,
+) -> Result<Option<Place>> {
+    let rank = number(environment, rank_name)?;
+    let world_size = number(environment, size_name)?;
+    let local_rank = number(environment, local_name)?;
+    let half = |have: &str, value: u32, lack: &str| {
+        Err(Error::configuration(
+            lack,
+            format!("{have}={value} is set, but {lack} is not"),
+            format!("Set {rank_name} and {size_name} for each process, or neither"),
+        ))
+    };
+    match (rank, world_size) {
+        (None, None) => Ok(None),
+        (Some(rank), None) => half(rank_name, rank, size_name),
+        (None, Some(size)) => half(size_name, size, rank_name),
+        (Some(rank), Some(world_size)) => {
+            let source = format!("{rank_name}={rank}, {size_name}={world_size}");
+            if world_size == 0 || rank >= world_size {
+                return Err(Error::configuration(
+                    rank_name,
+                    if world_size == 0 {
+                        format!("{size_name} is 0")
+                    } else {
+                        format!("rank {rank} does not exist in a job of {world_size} ranks ({source})")
+                    },
+                    format!("Number the ranks from 0 to {size_name} - 1"),
+                ));
+            }
+            Ok(Some(Place { rank, world_size, local_rank, source }))
+        }
+    }
+}
+
+/// Settings that apply wherever the rank comes from: KOLO_JOIN_TIMEOUT, KOLO_DEAD_AFTER (seconds), KOLO_JOB_SECRET.
+pub(crate) fn apply_settings(spec: &mut JoinSpec, environment: Environment<'_>) -> Result<()> {
+    if let Some(timeout) = seconds(environment, "KOLO_JOIN_TIMEOUT")? {
+        spec.timeout = timeout;
+    }
+    if let Some(dead_after) = seconds(environment, "KOLO_DEAD_AFTER")? {
+        spec.liveness.dead_after = dead_after;
+        spec.liveness.suspect_after = spec.liveness.suspect_after.min(dead_after);
+        spec.liveness.heartbeat = spec.liveness.heartbeat.min(dead_after / 4);
+    }
+    if let Some(secret) = set(environment, "KOLO_JOB_SECRET").and_then(JobSecret::new) {
+        spec.secret = Some(secret);
+    }
+    Ok(())
+}
+
+fn seconds(environment: Environment<'_>, name: &str) -> Result<Option<Duration>> {
+    /// Ten years: no wait is longer, and clocks do not overflow.
+    const MOST: f64 = 315_360_000.0;
+    let Some(value) = set(environment, name) else { return Ok(None) };
+    match value.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= MOST => Ok(Some(Duration::from_secs_f64(seconds))),
+        _ => Err(Error::configuration(
+            name,
+            format!("'{value}' is no number of seconds above 0"),
+            format!("Set {name} to seconds, such as 30 or 0.5"),
+        )),
+    }
+}
+
+/// Folder for this user's rendezvous files. XDG_RUNTIME_DIR is often carried over from a login host where it exists to
+/// a compute host where it does not.
+pub(crate) fn runtime_folder(environment: Environment<'_>) -> PathBuf {
+    let session = set(environment, "XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_dir());
+    match session {
+        Some(folder) => folder.join("kolo"),
+        None => std::env::temp_dir().join(format!("kolo-{}", rustix::process::geteuid().as_raw())),
+    }
+}

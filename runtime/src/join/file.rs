@@ -1,0 +1,184 @@
+//! Rendezvous through a file that all ranks see.
+//!
+//! Rank 0 writes its addresses and its hub's cookie beside the final name and renames, so nobody reads half a file.
+//! Readers trust nothing: they connect, and the hub compares the cookie. A file that an earlier job left behind
+//! names a dead address or another cookie; the reader notes that and looks again until rank 0 has replaced it. Rank 0
+//! removes the file when all ranks are here, before any of them is told so.
+
+use std::fs;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::addresses::{hostname, process_start};
+use crate::control::Cookie;
+use crate::error::{Error, Result};
+
+/// A line of text naming rank 0; some 20 addresses are less than this.
+const MAX_FILE_BYTES: u64 = 16 << 10;
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Notice {
+    kolo: u32,
+    pub(crate) addresses: Vec<SocketAddr>,
+    cookie: String,
+    host: String,
+    pid: u32,
+    process_start: u64,
+}
+
+/// Format of the file.
+const FORMAT: u32 = 1;
+
+impl Notice {
+    pub(crate) fn new(addresses: Vec<SocketAddr>, cookie: &Cookie) -> Self {
+        let pid = std::process::id();
+        Self {
+            kolo: FORMAT,
+            addresses,
+            cookie: to_hex(cookie),
+            host: hostname(),
+            pid,
+            process_start: process_start(pid).unwrap_or_default(),
+        }
+    }
+
+    pub(crate) fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a notice is plain data")
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let notice: Self =
+            serde_json::from_slice(bytes).map_err(|e| format!("it is no notice of a Kolo job ({e})"))?;
+        if notice.kolo != FORMAT {
+            return Err(format!("it has format {}, this version reads {FORMAT}", notice.kolo));
+        }
+        if notice.cookie().is_none() || notice.addresses.is_empty() {
+            return Err("it names no cookie or no address".into());
+        }
+        Ok(notice)
+    }
+
+    pub(crate) fn cookie(&self) -> Option<Cookie> {
+        from_hex(&self.cookie)
+    }
+
+    pub(crate) fn writer(&self) -> String {
+        format!("process {} on {}", self.pid, self.host)
+    }
+
+    /// Whether the writer is another process of this host that still runs.
+    fn writer_lives_here(&self) -> bool {
+        self.host == hostname()
+            && self.pid != std::process::id()
+            && self.process_start != 0
+            && process_start(self.pid) == Some(self.process_start)
+    }
+}
+
+/// Removes the file when dropped, if it is still ours.
+#[derive(Debug)]
+pub(crate) struct Posted {
+    path: PathBuf,
+    text: Vec<u8>,
+}
+
+impl Drop for Posted {
+    fn drop(&mut self) {
+        if fs::read(&self.path).is_ok_and(|text| text == self.text) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Rank 0 posts its addresses.
+pub(crate) fn post(path: &Path, addresses: Vec<SocketAddr>, cookie: &Cookie) -> Result<Posted> {
+    if let Ok(earlier) = read(path)
+        && earlier.writer_lives_here()
+    {
+        return Err(Error::Join {
+            rank: Some(0),
+            problem: format!("{} is in use by rank 0 of another job, {}", path.display(), earlier.writer()),
+            remedy: "Give every job a file of its own, or end that process".into(),
+        });
+    }
+    let text = Notice::new(addresses, cookie).to_json();
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}", to_hex(&cookie[..4])));
+    let draft = path.with_file_name(name);
+    let written = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&draft)
+        .and_then(|mut file| file.write_all(&text))
+        .and_then(|()| fs::rename(&draft, path));
+    if let Err(error) = written {
+        let _ = fs::remove_file(&draft);
+        return Err(Error::system(
+            format!("writing the rendezvous file {} (its folder must exist and be writable)", path.display()),
+            error,
+        ));
+    }
+    Ok(Posted { path: path.to_owned(), text })
+}
+
+/// A rank reads what rank 0 has posted. An error is a reason to look again later.
+pub(crate) fn read(path: &Path) -> Result<Notice, String> {
+    let at = path.display();
+    let facts = fs::metadata(path).map_err(|e| format!("{at}: {e}; rank 0 has not written it yet"))?;
+    let me = rustix::process::geteuid().as_raw();
+    if facts.uid() != me && facts.uid() != 0 && me != 0 {
+        return Err(format!("{at} belongs to user {}, not to this user ({me})", facts.uid()));
+    }
+    if facts.len() > MAX_FILE_BYTES {
+        return Err(format!("{at} has {} bytes; a rendezvous file is short", facts.len()));
+    }
+    let text = fs::read(path).map_err(|e| format!("{at}: {e}"))?;
+    Notice::parse(&text).map_err(|problem| format!("{at}: {problem}"))
+}
+
+pub(crate) fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Option<Cookie> {
+    let value = u128::from_str_radix(text, 16).ok()?;
+    (text.len() == 32).then(|| value.to_be_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_notice_is_posted_read_and_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job");
+        assert!(read(&path).unwrap_err().contains("not written it yet"));
+        fs::write(&path, b"{\"other\": 1}").unwrap();
+        assert!(read(&path).unwrap_err().contains("no notice"));
+        let address: SocketAddr = "10.0.0.1:5".parse().unwrap();
+        let posted = post(&path, vec![address], &[7; 16]).unwrap();
+        let notice = read(&path).unwrap();
+        assert_eq!((notice.addresses.clone(), notice.cookie()), (vec![address], Some([7; 16])));
+        drop(posted);
+        assert!(!path.exists());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "no drafts are left");
+    }
+
+    #[test]
+    fn a_newer_file_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job");
+        let address: SocketAddr = "10.0.0.1:5".parse().unwrap();
+        let first = post(&path, vec![address], &[1; 16]).unwrap();
+        let second = post(&path, vec![address], &[2; 16]).unwrap();
+        drop(first);
+        assert_eq!(read(&path).unwrap().cookie(), Some([2; 16]));
+        drop(second);
+    }
+}

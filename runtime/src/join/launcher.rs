@@ -1,0 +1,254 @@
+//! Ranks from MPI launchers and Slurm.
+//!
+//! These say who a process is, seldom where rank 0 listens. If MASTER_ADDR and MASTER_PORT are set they decide. If all
+//! ranks are on one host, they meet through a file in this user's private folder, named by the job. Slurm names the
+//! hosts, so its first host and a port derived from the job's number serve. Otherwise the error says what to export.
+
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::Path;
+
+use super::addresses::process_start;
+use super::env::{Environment, Place, alone, numbered, runtime_folder, set, with_master};
+use super::{JoinSpec, Locator, nodelist};
+use crate::error::{Error, Result};
+
+/// Asked instead of a variable: this process's parent, which on one host is the launcher of all ranks of a job.
+pub(crate) const PARENT: &str = "kolo.parent-process";
+
+/// Ports derived from Slurm's job number: below the usual range of ephemeral ports (from 32768), above the ports of
+/// common services.
+const SLURM_PORT_FIRST: u64 = 12_000;
+const SLURM_PORT_COUNT: u64 = 20_000;
+
+struct Launcher {
+    name: &'static str,
+    rank: &'static str,
+    sizes: &'static [&'static str],
+    local_ranks: &'static [&'static str],
+    local_sizes: &'static [&'static str],
+    /// Variables whose values together name the job.
+    job: &'static [&'static str],
+    /// How a variable is passed to all ranks.
+    export: &'static str,
+}
+
+/// In this order: PALS and Slurm set PMI variables too, and an mpirun within a Slurm allocation has both.
+const LAUNCHERS: [Launcher; 4] = [
+    Launcher {
+        name: "Open MPI",
+        rank: "OMPI_COMM_WORLD_RANK",
+        sizes: &["OMPI_COMM_WORLD_SIZE"],
+        local_ranks: &["OMPI_COMM_WORLD_LOCAL_RANK"],
+        local_sizes: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
+        job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"],
+        export: "mpirun -x MASTER_ADDR=host -x MASTER_PORT=29500",
+    },
+    Launcher {
+        name: "Cray PALS",
+        rank: "PALS_RANKID",
+        sizes: &["PALS_SIZE", "PMI_SIZE"],
+        local_ranks: &["PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"],
+        local_sizes: &["PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"],
+        job: &["PALS_APID"],
+        export: "mpiexec --env MASTER_ADDR=host --env MASTER_PORT=29500",
+    },
+    Launcher {
+        name: "Slurm",
+        rank: "SLURM_PROCID",
+        sizes: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"],
+        local_ranks: &["SLURM_LOCALID"],
+        local_sizes: &[],
+        job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+        export: "srun --export=ALL,MASTER_ADDR=host,MASTER_PORT=29500",
+    },
+    Launcher {
+        name: "MPICH Hydra",
+        rank: "PMI_RANK",
+        sizes: &["PMI_SIZE"],
+        local_ranks: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK"],
+        local_sizes: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"],
+        job: &["PMI_JOBID", "PMI_PORT"],
+        export: "mpiexec -genv MASTER_ADDR host -genv MASTER_PORT 29500",
+    },
+];
+
+/// Who this process is, for whichever launcher started it.
+pub(crate) fn place(environment: Environment<'_>) -> Result<Option<Place>> {
+    Ok(identify(environment)?.map(|(_, place)| place))
+}
+
+/// Who this process is and where rank 0 is.
+pub(crate) fn find(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
+    let Some((launcher, place)) = identify(environment)? else { return Ok(None) };
+    if place.world_size == 1 {
+        return Ok(Some(alone(place)));
+    }
+    if set(environment, "MASTER_ADDR").is_some() || set(environment, "MASTER_PORT").is_some() {
+        return with_master(environment, place).map(Some);
+    }
+    if launcher.name == "Slurm" {
+        return slurm(environment, place).map(Some);
+    }
+    let local_size = first_number(environment, launcher.local_sizes)?;
+    if local_size != Some(place.world_size) {
+        let there = local_size.map_or("an unknown number".into(), |n| n.to_string());
+        return Err(Error::configuration(
+            "MASTER_ADDR",
+            format!(
+                "{} started {} ranks ({}), {there} of them on this host, and does not tell where rank 0 is: neither \
+                 MASTER_ADDR nor MASTER_PORT is set",
+                launcher.name, place.world_size, place.source
+            ),
+            format!("Export both, the same for all ranks: {}", launcher.export),
+        ));
+    }
+    let (job, named_by) = job_name(environment, launcher).ok_or_else(|| {
+        Error::configuration(
+            "MASTER_ADDR",
+            format!("{} gives the job no name ({})", launcher.name, launcher.job.join(", ")),
+            format!("Export where rank 0 is: {}", launcher.export),
+        )
+    })?;
+    on_one_host(environment, launcher.name, place, &job, &named_by).map(Some)
+}
+
+fn identify(environment: Environment<'_>) -> Result<Option<(&'static Launcher, Place)>> {
+    for launcher in &LAUNCHERS {
+        if set(environment, launcher.rank).is_none() {
+            continue;
+        }
+        let first_set =
+            |names: &[&'static str]| names.iter().find(|n| set(environment, n).is_some()).copied();
+        let size = first_set(launcher.sizes).unwrap_or(launcher.sizes[0]);
+        let local = first_set(launcher.local_ranks).unwrap_or(launcher.local_ranks[0]);
+        let place = numbered(environment, launcher.rank, size, local)?;
+        return Ok(place.map(|place| (launcher, place)));
+    }
+    Ok(None)
+}
+
+fn first_number(environment: Environment<'_>, names: &[&str]) -> Result<Option<u32>> {
+    for name in names {
+        if let Some(number) = super::env::number(environment, name)? {
+            return Ok(Some(number));
+        }
+    }
+    Ok(None)
+}
+
+fn job_name(environment: Environment<'_>, launcher: &Launcher) -> Option<(String, String)> {
+    let named = launcher.job.iter().find_map(|name| set(environment, name).map(|value| (value, *name)));
+    if let Some((value, name)) = named {
+        return Some((value.clone(), format!("{name}={value}")));
+    }
+    let parent = environment(PARENT)?;
+    Some((parent.clone(), format!("parent process {parent}, since no variable names the job")))
+}
+
+fn slurm(environment: Environment<'_>, place: Place) -> Result<JoinSpec> {
+    let job = set(environment, "SLURM_JOB_ID").or_else(|| set(environment, "SLURM_JOBID"));
+    let Some(job) = job else {
+        return Err(Error::configuration(
+            "SLURM_JOB_ID",
+            format!("{} are set, but SLURM_JOB_ID is not", place.source),
+            "Start the ranks with srun within a job, or set MASTER_ADDR and MASTER_PORT",
+        ));
+    };
+    let step = set(environment, "SLURM_STEP_ID").unwrap_or_else(|| "0".into());
+    let nodes = first_number(environment, &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"])?;
+    if nodes == Some(1) {
+        let named_by = format!("SLURM_JOB_ID={job}, SLURM_STEP_ID={step}");
+        return on_one_host(environment, "Slurm", place, &format!("{job}.{step}"), &named_by);
+    }
+    let lists = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
+    let found = lists.iter().find_map(|name| set(environment, name).map(|list| (*name, list)));
+    let Some((name, list)) = found else {
+        return Err(Error::configuration(
+            lists[0],
+            format!("{} are set, but neither {} nor MASTER_ADDR", place.source, lists.join(" nor ")),
+            "Start the ranks with srun, or export MASTER_ADDR and MASTER_PORT: \
+             srun --export=ALL,MASTER_ADDR=host,MASTER_PORT=29500",
+        ));
+    };
+    let host = nodelist::first(&list).map_err(|problem| {
+        Error::configuration(
+            name,
+            format!("'{list}' cannot be read: {problem}"),
+            "Export where rank 0 is: srun --export=ALL,MASTER_ADDR=host,MASTER_PORT=29500",
+        )
+    })?;
+    let port = slurm_port(&job, &step);
+    let source = format!("{}, {name}={list}, port from job {job} step {step}", place.source);
+    let mut spec = place.at(Locator::Tcp { host, port }, source);
+    spec.job = format!("slurm {job}.{step}");
+    Ok(spec)
+}
+
+/// 12000 + (7 * job + step) mod 20000: neighbouring jobs and steps get different ports.
+fn slurm_port(job: &str, step: &str) -> u16 {
+    let number = |text: &str| {
+        // Job arrays have names such as 12_3.
+        text.bytes().fold(0u64, |n, b| match b {
+            b'0'..=b'9' => n.wrapping_mul(10).wrapping_add(u64::from(b - b'0')),
+            _ => n.wrapping_mul(31).wrapping_add(u64::from(b)),
+        })
+    };
+    let mixed = number(job).wrapping_mul(7).wrapping_add(number(step));
+    u16::try_from(SLURM_PORT_FIRST + mixed % SLURM_PORT_COUNT).unwrap_or(u16::MAX)
+}
+
+/// All ranks on one host meet through a file in a folder that only this user can write.
+fn on_one_host(
+    environment: Environment<'_>,
+    launcher: &str,
+    place: Place,
+    job: &str,
+    named_by: &str,
+) -> Result<JoinSpec> {
+    let folder = runtime_folder(environment);
+    prepare_folder(&folder)?;
+    let path = folder.join(format!("{}-{}", launcher.replace(' ', "-"), slug(job)));
+    let source = format!("{}, {named_by}", place.source);
+    let mut spec = place.at(Locator::File { path }, source);
+    spec.job = format!("{launcher} {job}");
+    Ok(spec)
+}
+
+/// Safe as a file name, and short; what is cut off is kept as a hash.
+fn slug(name: &str) -> String {
+    let safe: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect();
+    if safe.len() <= 64 && safe == name {
+        return safe;
+    }
+    let hash =
+        name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+    format!("{}-{hash:016x}", &safe[..safe.len().min(48)])
+}
+
+fn prepare_folder(folder: &Path) -> Result<()> {
+    let doing = || format!("creating the folder {} for rendezvous files", folder.display());
+    let mut builder = fs::DirBuilder::new();
+    match builder.mode(0o700).create(folder) {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(Error::system(doing(), error)),
+    }
+    let facts = fs::symlink_metadata(folder).map_err(|e| Error::system(doing(), e))?;
+    let me = rustix::process::geteuid().as_raw();
+    if !facts.is_dir() || facts.uid() != me || facts.mode() & 0o022 != 0 {
+        return Err(Error::configuration(
+            folder.display().to_string(),
+            format!("it must be a folder of user {me} that nobody else can write"),
+            "Remove it, or set XDG_RUNTIME_DIR to a private folder",
+        ));
+    }
+    Ok(())
+}
+
+/// "PID-start" of the parent.
+pub(crate) fn parent_process() -> Option<String> {
+    let parent = std::os::unix::process::parent_id();
+    process_start(parent).map(|start| format!("{parent}-{start}"))
+}

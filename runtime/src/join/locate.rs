@@ -1,0 +1,229 @@
+//! From a locator to addresses: rank 0 binds and publishes, the others look up.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Instant;
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::TcpListener;
+
+use super::addresses::own_addresses;
+use super::file::Notice;
+use super::multicast::Group;
+use super::store::Store;
+use super::{JoinSpec, Locator, file, multicast};
+use crate::control::{BIND_PATIENCE, Cookie, RETRY_MOST};
+use crate::error::{Error, Result};
+
+/// More than the ranks that may connect at one instant; the kernel caps it at net.core.somaxconn.
+const BACKLOG: i32 = 4096;
+
+/// Where rank 0's hub listens, and what keeps it findable until dropped.
+pub(crate) struct Anchor {
+    pub(crate) listener: Option<TcpListener>,
+    pub(crate) published: Option<Box<dyn Send>>,
+}
+
+/// What a rank knows about where the hub may be.
+#[derive(Debug)]
+pub(crate) struct Advert {
+    /// To be tried in order.
+    pub(crate) candidates: Vec<SocketAddr>,
+    /// The hub's cookie, where the locator names it.
+    pub(crate) cookie: Option<Cookie>,
+    /// Where this comes from, for messages: "node7:29500", "process 12 on node7".
+    pub(crate) origin: String,
+}
+
+/// Rank 0: listens and publishes.
+pub(crate) async fn bind(spec: &JoinSpec, cookie: &Cookie) -> Result<Anchor> {
+    match &spec.locator {
+        Locator::Tcp { host, port } => {
+            let listener = bind_patiently(only_loopback(host), *port, &spec.source).await?;
+            Ok(Anchor { listener: Some(listener), published: None })
+        }
+        Locator::File { path } => {
+            let listener = bind_patiently(None, 0, &spec.source).await?;
+            let posted = file::post(path, reachable_at(&listener)?, cookie)?;
+            Ok(Anchor { listener: Some(listener), published: Some(Box::new(posted)) })
+        }
+        Locator::Multicast { group, port, job, interface } => {
+            let listener = bind_patiently(None, 0, &spec.source).await?;
+            let group = Group { address: *group, port: *port, interface: *interface, job: job.clone() };
+            let notice = Notice::new(reachable_at(&listener)?, cookie);
+            let answering = multicast::answer(&group, notice).map_err(|e| {
+                Error::system(format!("joining the multicast group {}:{}", group.address, group.port), e)
+            })?;
+            Ok(Anchor { listener: Some(listener), published: Some(Box::new(answering)) })
+        }
+        Locator::Store { host, port, prefix } => {
+            let listener = bind_patiently(None, 0, &spec.source).await?;
+            publish_in_store(spec, &listener, (host, *port), &store_key(prefix), cookie).await?;
+            Ok(Anchor { listener: Some(listener), published: None })
+        }
+        Locator::Local(_) => Ok(Anchor { listener: None, published: None }),
+    }
+}
+
+/// Other ranks: where the hub may be. An error is a reason to look again, in words.
+pub(crate) async fn find(spec: &JoinSpec) -> Result<Advert, String> {
+    match &spec.locator {
+        Locator::Tcp { host, port } => {
+            let origin = format!("{host}:{port}");
+            let candidates = resolve(host, *port).await?;
+            Ok(Advert { candidates, cookie: None, origin })
+        }
+        Locator::File { path } => {
+            let notice = file::read(path)?;
+            let origin = format!("{} (written by {})", path.display(), notice.writer());
+            Ok(Advert { cookie: notice.cookie(), candidates: notice.addresses, origin })
+        }
+        Locator::Multicast { group, port, job, interface } => {
+            let group = Group { address: *group, port: *port, interface: *interface, job: job.clone() };
+            let (notice, from) = multicast::ask(&group).await?;
+            let origin = format!("{from} (answer of {})", notice.writer());
+            Ok(Advert { cookie: notice.cookie(), candidates: notice.addresses, origin })
+        }
+        Locator::Store { host, port, prefix } => {
+            let mut store = open_store(host, *port).await?;
+            let key = store_key(prefix);
+            let again = |e: io::Error| format!("the TCPStore at {host}:{port}: {e}");
+            let value = store.wait_and_get(&key).await.map_err(again)?;
+            let notice = Notice::parse(&value).map_err(|e| format!("key {key} of the TCPStore: {e}"))?;
+            let origin = format!("key {key} of the TCPStore (set by {})", notice.writer());
+            Ok(Advert { cookie: notice.cookie(), candidates: notice.addresses, origin })
+        }
+        Locator::Local(_) => Err("threads of one process meet without addresses".into()),
+    }
+}
+
+/// PyTorch puts "/" before the keys of a plain store, so that its own keys and ours stay apart.
+fn store_key(prefix: &str) -> String {
+    format!("/{prefix}/hub")
+}
+
+async fn open_store(host: &str, port: u16) -> Result<Store, String> {
+    let mut last = String::new();
+    for address in resolve(host, port).await? {
+        match Store::connect(address).await {
+            Ok(store) => return Ok(store),
+            Err(error) => last = format!("the TCPStore at {address}: {error}"),
+        }
+    }
+    Err(last)
+}
+
+/// The agent may start its store after its workers; rank 0 looks for it until its deadline.
+async fn publish_in_store(
+    spec: &JoinSpec,
+    listener: &TcpListener,
+    (host, port): (&str, u16),
+    key: &str,
+    cookie: &Cookie,
+) -> Result<()> {
+    let deadline = Instant::now() + spec.timeout;
+    let mut addresses = reachable_at(listener)?;
+    loop {
+        let attempt = async {
+            let mut store = open_store(host, port).await?;
+            let near = store.local_ip().map_err(|e| e.to_string())?;
+            // The address by which this host reaches the store first: the others reach the store too.
+            addresses.sort_by_key(|address| address.ip().is_loopback() || address.ip() != near);
+            let value = Notice::new(addresses.clone(), cookie).to_json();
+            store.set(key, &value).await.map_err(|e| format!("the TCPStore at {host}:{port}: {e}"))
+        };
+        let problem = match tokio::time::timeout_at(deadline.into(), attempt).await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(problem)) => problem,
+            Err(_) => format!("the TCPStore at {host}:{port}: no answer"),
+        };
+        if Instant::now() + RETRY_MOST >= deadline {
+            return Err(Error::Join {
+                rank: Some(0),
+                problem: format!("within {:.1} s: {problem}", spec.timeout.as_secs_f64()),
+                remedy: format!(
+                    "See whether torchrun's agent runs there; if another launcher set these variables, unset \
+                     TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RUN_ID ({})",
+                    spec.source
+                ),
+            });
+        }
+        tokio::time::sleep(RETRY_MOST).await;
+    }
+}
+
+async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address, port)]);
+    }
+    let found =
+        tokio::net::lookup_host((host, port)).await.map_err(|e| format!("looking up '{host}': {e}"))?;
+    let mut candidates: Vec<_> = found.collect();
+    candidates.dedup();
+    if candidates.is_empty() { Err(format!("'{host}' has no address")) } else { Ok(candidates) }
+}
+
+/// "localhost" and loopback addresses are served on loopback only. Any other name is served on all interfaces:
+/// what it means on rank 0's own host (often 127.0.1.1) is not what it means on the others.
+fn only_loopback(host: &str) -> Option<IpAddr> {
+    if host.eq_ignore_ascii_case("localhost") {
+        return Some(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    }
+    host.parse::<IpAddr>().ok().filter(IpAddr::is_loopback)
+}
+
+async fn bind_patiently(address: Option<IpAddr>, port: u16, source: &str) -> Result<TcpListener> {
+    let give_up = Instant::now() + BIND_PATIENCE;
+    loop {
+        match listen(address, port) {
+            Ok(listener) => return Ok(listener),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < give_up => {
+                tokio::time::sleep(RETRY_MOST).await;
+            }
+            Err(error) => {
+                let remedy = match error.kind() {
+                    io::ErrorKind::AddrInUse => {
+                        "Another program listens there, perhaps an earlier job or a second rank 0: end it, or give \
+                         this job another port (MASTER_PORT or KOLO_RENDEZVOUS)"
+                    }
+                    io::ErrorKind::PermissionDenied => {
+                        "Ports below 1024 need privileges: choose a higher one"
+                    }
+                    _ => "Check the address and the limits of this system",
+                };
+                return Err(Error::Join {
+                    rank: Some(0),
+                    problem: format!("cannot listen at port {port} ({source}): {error}"),
+                    remedy: remedy.into(),
+                });
+            }
+        }
+    }
+}
+
+fn listen(address: Option<IpAddr>, port: u16) -> io::Result<TcpListener> {
+    let open = |address: IpAddr| -> io::Result<TcpListener> {
+        let domain = if address.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
+        let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+        if address.is_ipv6() {
+            socket.set_only_v6(false)?;
+        }
+        socket.set_reuse_address(true)?;
+        socket.set_nonblocking(true)?;
+        socket.bind(&SocketAddr::new(address, port).into())?;
+        socket.listen(BACKLOG)?;
+        TcpListener::from_std(socket.into())
+    };
+    match address {
+        Some(address) => open(address),
+        None => open(IpAddr::V6(Ipv6Addr::UNSPECIFIED)).or_else(|error| match error.kind() {
+            io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => Err(error),
+            _ => open(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), // a host without IPv6
+        }),
+    }
+}
+
+fn reachable_at(listener: &TcpListener) -> Result<Vec<SocketAddr>> {
+    let port = listener.local_addr().map_err(|e| Error::system("asking for the port", e))?.port();
+    Ok(own_addresses().into_iter().map(|address| SocketAddr::new(address, port)).collect())
+}

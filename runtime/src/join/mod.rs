@@ -1,0 +1,185 @@
+//! How ranks find each other.
+//!
+//! A [`JoinSpec`] says who this process is (rank, world size) and where rank 0 can be found (a [`Locator`]). It comes
+//! from the environment a launcher set ([`JoinSpec::from_env`]), from a URL ([`JoinSpec::parse_url`]), or from code.
+//! [`Control::join`](crate::control::Control::join) turns it into a connection to rank 0's hub.
+//!
+//! Whatever a locator yields is only a hint: the address is tried, and the hub must prove by its cookie that it is
+//! the one that was meant. So a file left behind by an earlier job costs a failed attempt, nothing worse.
+
+mod addresses;
+mod env;
+mod file;
+mod launcher;
+mod locate;
+mod multicast;
+mod nodelist;
+mod store;
+mod url;
+
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::control::{JobSecret, Liveness};
+use crate::error::{Error, Result};
+
+pub(crate) use addresses::{host_key, hostname};
+pub(crate) use env::process_environment;
+pub(crate) use locate::{Advert, bind, find};
+
+/// How long ranks wait for each other by default: containers of one job may start minutes apart.
+pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Who this process is and how it finds the others.
+#[derive(Clone, Debug)]
+pub struct JoinSpec {
+    /// This rank, from 0.
+    pub rank: u32,
+    /// Number of ranks.
+    pub world_size: u32,
+    /// Rank among those on this host, where known.
+    pub local_rank: Option<u32>,
+    /// Where rank 0 is found.
+    pub locator: Locator,
+    /// How long to wait for all ranks.
+    pub timeout: Duration,
+    /// Which variables or arguments said so, for messages.
+    pub source: String,
+    /// Name of the job, where known: keeps jobs apart that meet at one port. Empty matches any.
+    pub job: String,
+    /// Secret that all processes of the job know; without one, whoever reaches the port can take a free rank.
+    pub secret: Option<JobSecret>,
+    /// How silence is judged.
+    pub liveness: Liveness,
+}
+
+/// Where rank 0 is found.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Locator {
+    /// Rank 0 listens at this port of this host; the others connect.
+    Tcp {
+        /// Name or address of rank 0's host.
+        host: String,
+        /// Port.
+        port: u16,
+    },
+    /// Rank 0 writes its address into a file that all ranks see.
+    File {
+        /// The file; its folder must exist.
+        path: PathBuf,
+    },
+    /// Ranks ask a multicast group for rank 0.
+    Multicast {
+        /// The group, 224.0.0.0 to 239.255.255.255.
+        group: Ipv4Addr,
+        /// UDP port of the group.
+        port: u16,
+        /// Name of the job, which tells it from others of the group.
+        job: String,
+        /// Address of the interface to use; the system's choice if none.
+        interface: Option<Ipv4Addr>,
+    },
+    /// Rank 0 writes its address into a PyTorch TCPStore that somebody else (torchrun's agent) serves.
+    Store {
+        /// Host of the store.
+        host: String,
+        /// Port of the store.
+        port: u16,
+        /// Prefix of the keys, unique for this start of the job.
+        prefix: String,
+    },
+    /// The ranks are threads of one process.
+    Local(LocalMeeting),
+}
+
+impl JoinSpec {
+    /// A rank with default settings.
+    #[must_use]
+    pub fn new(rank: u32, world_size: u32, locator: Locator, source: impl Into<String>) -> Self {
+        Self {
+            rank,
+            world_size,
+            local_rank: None,
+            locator,
+            timeout: DEFAULT_JOIN_TIMEOUT,
+            source: source.into(),
+            job: String::new(),
+            secret: None,
+            liveness: Liveness::default(),
+        }
+    }
+
+    /// One for each rank of an in-process cluster.
+    #[must_use]
+    pub fn local(world_size: u32) -> Vec<Self> {
+        let meeting = LocalMeeting::default();
+        (0..world_size)
+            .map(|rank| Self {
+                local_rank: Some(rank),
+                ..Self::new(rank, world_size, Locator::Local(meeting.clone()), "threads of one process")
+            })
+            .collect()
+    }
+
+    /// Checks the numbers.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if they make no sense together.
+    pub fn check(&self) -> Result<()> {
+        let most = crate::control::MAX_WORLD_SIZE;
+        let wrong = |problem: String, remedy: &str| {
+            Err(Error::configuration(format!("rank and world size ({})", self.source), problem, remedy))
+        };
+        if self.world_size == 0 {
+            return wrong("the world size is 0".into(), "A job has at least one rank");
+        }
+        if self.world_size > most {
+            return wrong(
+                format!("the world size is {}; at most {most} are supported", self.world_size),
+                "Start fewer ranks, for example one per accelerator instead of one per core",
+            );
+        }
+        if self.rank >= self.world_size {
+            return wrong(
+                format!("rank {} does not exist in a job of {} ranks", self.rank, self.world_size),
+                "Number the ranks from 0 to world size - 1",
+            );
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Locator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp://[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
+            Self::File { path } => write!(f, "file://{}", path.display()),
+            Self::Multicast { group, port, job, .. } => write!(f, "multicast://{group}:{port}/{job}"),
+            Self::Store { host, port, prefix } => write!(f, "the TCPStore at {host}:{port} (key {prefix})"),
+            Self::Local(_) => f.write_str("within this process"),
+        }
+    }
+}
+
+/// Where the threads of an in-process cluster meet.
+#[derive(Clone)]
+pub struct LocalMeeting {
+    pub(crate) hub: Arc<tokio::sync::watch::Sender<Option<crate::control::Hub>>>,
+}
+
+impl Default for LocalMeeting {
+    fn default() -> Self {
+        Self { hub: Arc::new(tokio::sync::watch::Sender::new(None)) }
+    }
+}
+
+impl fmt::Debug for LocalMeeting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LocalMeeting")
+    }
+}

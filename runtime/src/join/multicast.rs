@@ -1,0 +1,122 @@
+//! Rendezvous by UDP multicast: ranks ask a group "where is job X?", rank 0 answers with its addresses and cookie.
+//!
+//! An answer is a hint like any other: it is tried, and the hub's cookie (and the job's secret, if there is one)
+//! decides. Datagrams stay on the local network (TTL 1).
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::UdpSocket;
+use tokio::task::AbortHandle;
+
+use super::file::Notice;
+
+/// Longest datagram: a notice with some twenty addresses, within one Ethernet frame.
+const MAX_DATAGRAM_BYTES: usize = 1400;
+
+/// Addresses put into an answer.
+const MAX_ADDRESSES: usize = 12;
+
+/// Between two questions.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+
+/// Before the caller looks at its deadline and asks again.
+const ASK_FOR: Duration = Duration::from_secs(1);
+
+const QUESTION: &str = "kolo? 1 ";
+const ANSWER: &str = "kolo! 1 ";
+
+/// Where and how to ask.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) address: Ipv4Addr,
+    pub(crate) port: u16,
+    pub(crate) interface: Option<Ipv4Addr>,
+    pub(crate) job: String,
+}
+
+/// Ends the answering when dropped.
+pub(crate) struct Answering(AbortHandle);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Rank 0: answers questions until the result is dropped.
+pub(crate) fn answer(group: &Group, mut notice: Notice) -> io::Result<Answering> {
+    notice.addresses.truncate(MAX_ADDRESSES);
+    let socket = socket(group)?;
+    let interface = group.interface.unwrap_or(Ipv4Addr::UNSPECIFIED);
+    socket.join_multicast_v4(&group.address, &interface)?;
+    socket.bind(&SocketAddr::from((group.address, group.port)).into())?;
+    let socket = UdpSocket::from_std(socket.into())?;
+    let question = format!("{QUESTION}{}", group.job).into_bytes();
+    let mut answer = format!("{ANSWER}{}\n", group.job).into_bytes();
+    answer.extend(notice.to_json());
+    let task = tokio::spawn(async move {
+        let mut buffer = [0; MAX_DATAGRAM_BYTES];
+        loop {
+            match socket.recv_from(&mut buffer).await {
+                Ok((length, from)) if buffer[..length] == question[..] => {
+                    if let Err(error) = socket.send_to(&answer, from).await {
+                        tracing::debug!(%from, %error, "answering a question by multicast failed");
+                    }
+                }
+                Ok(_) => {}
+                // An earlier answer may have met a closed port; the pause bounds what an odd error costs.
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    });
+    Ok(Answering(task.abort_handle()))
+}
+
+/// Other ranks: asks for a while; the answer of a rank 0.
+pub(crate) async fn ask(group: &Group) -> Result<(Notice, SocketAddr), String> {
+    let doing =
+        |error: io::Error| format!("asking the multicast group {}:{}: {error}", group.address, group.port);
+    let socket = socket(group).map_err(doing)?;
+    let interface = group.interface.unwrap_or(Ipv4Addr::UNSPECIFIED);
+    socket.bind(&SocketAddr::from((interface, 0)).into()).map_err(doing)?;
+    let socket = UdpSocket::from_std(socket.into()).map_err(doing)?;
+    let to = SocketAddrV4::new(group.address, group.port);
+    let question = format!("{QUESTION}{}", group.job);
+    let head = format!("{ANSWER}{}\n", group.job);
+    let mut buffer = [0; MAX_DATAGRAM_BYTES];
+    let until = tokio::time::Instant::now() + ASK_FOR;
+    while tokio::time::Instant::now() < until {
+        socket.send_to(question.as_bytes(), to).await.map_err(doing)?;
+        let heard = tokio::time::timeout(ASK_EVERY, socket.recv_from(&mut buffer)).await;
+        let Ok(Ok((length, from))) = heard else { continue };
+        if let Some(text) = buffer[..length].strip_prefix(head.as_bytes())
+            && let Ok(mut notice) = Notice::parse(text)
+        {
+            // The address that the answer came from is the likeliest to reach.
+            if let Some(port) = notice.addresses.first().map(SocketAddr::port) {
+                notice.addresses.insert(0, SocketAddr::new(from.ip(), port));
+                notice.addresses.dedup();
+            }
+            return Ok((notice, from));
+        }
+    }
+    Err(format!(
+        "nobody answers for job '{}' in the multicast group {}:{}",
+        group.job, group.address, group.port
+    ))
+}
+
+fn socket(group: &Group) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_nonblocking(true)?;
+    socket.set_reuse_address(true)?;
+    socket.set_multicast_ttl_v4(1)?;
+    socket.set_multicast_loop_v4(true)?;
+    if let Some(interface) = group.interface {
+        socket.set_multicast_if_v4(&interface)?;
+    }
+    Ok(socket)
+}

@@ -1,0 +1,113 @@
+//! Slurm's compact lists of host names: "node[01-03,7],gpu5", also "rack[0-1]n[0-3]".
+
+/// More hosts than any job names; a list that would expand beyond is refused before it does.
+const MAX_HOSTS: u64 = 1 << 20;
+
+/// All hosts, in the order of the list. An error says what cannot be read.
+pub(crate) fn expand(list: &str) -> Result<Vec<String>, String> {
+    let mut hosts = Vec::new();
+    for part in split_outside_brackets(list)? {
+        let part = part.trim();
+        if part.is_empty() {
+            return Err(format!("'{list}' has an empty name"));
+        }
+        expand_part("", part, &mut hosts)?;
+    }
+    Ok(hosts)
+}
+
+/// The first host of a list.
+pub(crate) fn first(list: &str) -> Result<String, String> {
+    expand(list)?.into_iter().next().ok_or_else(|| "the list is empty".to_owned())
+}
+
+fn split_outside_brackets(list: &str) -> Result<Vec<&str>, String> {
+    let (mut parts, mut start, mut inside) = (Vec::new(), 0, false);
+    for (i, c) in list.char_indices() {
+        match c {
+            '[' if inside => return Err(format!("'{list}' has a bracket within brackets")),
+            '[' => inside = true,
+            ']' if !inside => return Err(format!("'{list}' closes a bracket that was not opened")),
+            ']' => inside = false,
+            ',' if !inside => {
+                parts.push(&list[start..i]);
+                start = i + 1;
+            }
+            _ => {}
+        }
+    }
+    if inside {
+        return Err(format!("'{list}' does not close its bracket"));
+    }
+    parts.push(&list[start..]);
+    Ok(parts)
+}
+
+fn expand_part(done: &str, rest: &str, hosts: &mut Vec<String>) -> Result<(), String> {
+    let Some((head, after)) = rest.split_once('[') else {
+        if hosts.len() as u64 >= MAX_HOSTS {
+            return Err(format!("more than {MAX_HOSTS} hosts"));
+        }
+        hosts.push(format!("{done}{rest}"));
+        return Ok(());
+    };
+    let (ranges, tail) =
+        after.split_once(']').ok_or_else(|| format!("'{rest}' does not close its bracket"))?;
+    for range in ranges.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        if !digits(first) || !digits(last) {
+            return Err(format!("'{range}' is no number or range of numbers"));
+        }
+        let number = |text: &str| text.parse::<u64>().map_err(|_| format!("'{text}' is too large"));
+        let (low, high) = (number(first)?, number(last)?);
+        if high < low || high - low >= MAX_HOSTS {
+            return Err(format!("'{range}' is no sensible range"));
+        }
+        let width = first.len();
+        for n in low..=high {
+            expand_part(&format!("{done}{head}{n:0width$}"), tail, hosts)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_expand_as_slurm_means_them() {
+        for (list, hosts) in [
+            ("node7", "node7"),
+            ("a,b", "a b"),
+            ("node[1-3]", "node1 node2 node3"),
+            ("node[08-11]", "node08 node09 node10 node11"),
+            ("node[001,003-004],gpu5", "node001 node003 node004 gpu5"),
+            ("r[0-1]n[1-2]", "r0n1 r0n2 r1n1 r1n2"),
+            ("n[1-2].cluster.example", "n1.cluster.example n2.cluster.example"),
+            ("gpu-a-[9-10]", "gpu-a-9 gpu-a-10"),
+        ] {
+            assert_eq!(expand(list).unwrap().join(" "), hosts);
+            assert_eq!(first(list).unwrap(), hosts.split(' ').next().unwrap());
+        }
+    }
+
+    #[test]
+    fn broken_lists_are_refused() {
+        for list in [
+            "",
+            "a,,b",
+            "n[1-",
+            "n]1[",
+            "n[[1]]",
+            "n[x]",
+            "n[3-1]",
+            "n[1-]",
+            "n[0-99999999999]",
+            "n[0-9999999]",
+        ] {
+            assert!(expand(list).is_err(), "{list}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! From a call to the plan that serves it: selection, cached.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kolo_collectives::generator::Algorithm;
+use kolo_collectives::plan::{Collective, Placement, Plan};
+use kolo_collectives::model::Model;
+use kolo_collectives::overrides::Overrides;
+use kolo_collectives::select::{Choice, Order, select};
+use kolo_collectives::task::Task;
+
+use crate::call::{Call, Counts};
+use crate::config::{Config, Determinism};
+use crate::error::{Context, Error, Result};
+
+/// What decides the plan of a call. Sizes come in as the selection's answer, so that plans are shared by all sizes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct PlanKey {
+    task: Task,
+    algorithm: Algorithm,
+}
+
+/// What decides the selection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct ChoiceKey {
+    collective: Collective,
+    root: u32,
+    bytes: usize,
+    element_bytes: usize,
+    irregular: bool,
+    placement: Placement,
+}
+
+/// A call's plan, with how to run it.
+#[derive(Clone, Debug)]
+pub(crate) struct Planned {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) segment_elements: usize,
+    pub(crate) window: usize,
+}
+
+/// Chooses and caches plans for one communicator.
+#[derive(Debug)]
+pub(crate) struct Planner {
+    rank: u32,
+    world_size: u32,
+    hosts: Arc<[u32]>,
+    model: Model,
+    order: Order,
+    overrides: Overrides,
+    segment_bytes: Option<usize>,
+    window: Option<usize>,
+    channels_max: u16,
+    choices: HashMap<ChoiceKey, Planned>,
+    plans: HashMap<PlanKey, Arc<Plan>>,
+}
+
+/// What a block of a v-form is taken to be as long as where nobody knows all lengths: long enough for the segments of a
+/// long one to be sized for bandwidth.
+const UNKNOWN_BYTES: usize = 1 << 20;
+
+/// Distinct calls remembered. A training loop has tens; a program that calls with ever new sizes must not grow.
+const CHOICES_MAX: usize = 1024;
+
+impl Planner {
+    pub(crate) fn new(
+        rank: u32,
+        hosts: Arc<[u32]>,
+        model: Model,
+        config: &Config,
+        channels_max: u16,
+    ) -> Result<Self> {
+        let overrides = config.algorithms.parse::<Overrides>().map_err(|problem| {
+            Error::configuration("KOLO_ALGO", problem.to_string(), "See `kolo explain --help` for the names")
+        })?;
+        Ok(Self {
+            rank,
+            world_size: hosts.len() as u32,
+            hosts,
+            model,
+            order: match config.determinism {
+                Determinism::Repeatable => Order::Any,
+                Determinism::Canonical => Order::Canonical,
+            },
+            overrides,
+            segment_bytes: config.segment_bytes,
+            window: config.window,
+            channels_max,
+            choices: HashMap::new(),
+            plans: HashMap::new(),
+        })
+    }
+
+    /// The plan for a call, and how to run it.
+    pub(crate) fn plan(&mut self, call: &Call) -> Result<Planned> {
+        let key = self.key(call);
+        if let Some(planned) = self.choices.get(&key) {
+            return Ok(planned.clone());
+        }
+        let (task, choice) = self.choose(key)?;
+        let plan_key = PlanKey { task, algorithm: choice.algorithm };
+        let rank = self.rank;
+        let plan = self
+            .plans
+            .entry(plan_key)
+            .or_insert_with_key(|key| Arc::new(key.algorithm.plan(&key.task, rank)))
+            .clone();
+        if plan.channels > self.channels_max {
+            return Err(Error::Unsupported {
+                context: Context { rank, ..Context::default() },
+                problem: format!(
+                    "algorithm {} needs {} channels to a peer, the transports offer {}; choose another one with \
+                     KOLO_ALGO",
+                    choice.algorithm, plan.channels, self.channels_max
+                ),
+            });
+        }
+        let window = self.window.unwrap_or(choice.window).clamp(1, 64);
+        let planned = Planned {
+            segment_elements: (choice.segment_bytes / key.element_bytes).max(1),
+            window: window.min(usize::from(self.channels_max / plan.channels.max(1))),
+            plan,
+        };
+        if self.choices.len() >= CHOICES_MAX {
+            self.choices.clear();
+        }
+        self.choices.insert(key, planned.clone());
+        Ok(planned)
+    }
+
+    /// The selection for a call, with the losers: what `explain` prints.
+    pub(crate) fn explain(&self, call: &Call) -> Result<Choice> {
+        let key = self.key(call);
+        self.choose(key).map(|(_, choice)| choice)
+    }
+
+    fn key(&self, call: &Call) -> ChoiceKey {
+        let size = call.data_type.size();
+        let bytes = match &call.counts {
+            Counts::Even(count) => count * size,
+            Counts::Uneven { input, output } => match call.collective {
+                // All ranks know all lengths.
+                Collective::AllGather => output.iter().max().map_or(0, |longest| longest * size),
+                Collective::ReduceScatter => input.iter().max().map_or(0, |longest| longest * size),
+                // A rank knows its own lengths only, so these must not decide.
+                _ => UNKNOWN_BYTES,
+            },
+        };
+        ChoiceKey {
+            collective: call.collective,
+            root: call.root,
+            bytes,
+            element_bytes: size,
+            irregular: matches!(call.counts, Counts::Uneven { .. }),
+            placement: call.placement,
+        }
+    }
+
+    fn choose(&self, key: ChoiceKey) -> Result<(Task, Choice)> {
+        let mut task = Task::new(key.collective, self.world_size)
+            .with_root(key.root)
+            .with_hosts(Arc::clone(&self.hosts));
+        task.placement = key.placement;
+        let forced = self.overrides.force(&task, key.bytes as u64);
+        let mut choice = select(
+            &task,
+            key.bytes as u64,
+            key.element_bytes,
+            key.irregular,
+            self.order,
+            &self.model,
+            forced,
+        )
+        .map_err(|problem| Error::Unsupported {
+            context: Context { rank: self.rank, ..Context::default() },
+            problem: problem.to_string(),
+        })?;
+        if let Some(bytes) = self.segment_bytes {
+            choice.segment_bytes = bytes;
+        }
+        task.params = choice.params;
+        Ok((task, choice))
+    }
+}

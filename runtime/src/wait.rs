@@ -1,0 +1,174 @@
+//! Waiting: the only place in Kolo that spins, yields or sleeps.
+//!
+//! A waiting thread polls; between polls it asks a [`Pacer`] what to do. How long to spin and to yield depends on
+//! whether every rank of this host has a processor to itself. If not, spinning takes the processor from the very
+//! rank that is waited for: a single 8-byte all-reduce of 8 ranks on 2 processors then takes tens of milliseconds
+//! instead of tens of microseconds, so an oversubscribed rank yields at once. If yes, going to sleep costs
+//! 15 to 30 us to wake up from on a virtual machine, so a rank spins and yields for much longer first.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::futex;
+
+/// How a waiting thread passes the time, by age of the wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Polls with nothing but a pause between them.
+    pub spin: Duration,
+    /// After that, polls with a `sched_yield` between them, until the wait is this old.
+    pub yield_until: Duration,
+}
+
+impl Policy {
+    /// For ranks that each have a processor: spin for about ten times a small operation over loopback TCP, then
+    /// yield for as long as two wake-ups would cost many times over.
+    pub const OWN_PROCESSOR: Self =
+        Self { spin: Duration::from_micros(50), yield_until: Duration::from_millis(2) };
+
+    /// For more ranks than processors: never spin. Yielding is bounded, since beside a busy stranger each yield
+    /// may cost a scheduler tick.
+    pub const OVERSUBSCRIBED: Self = Self { spin: Duration::ZERO, yield_until: Duration::from_micros(300) };
+
+    /// Chooses by the number of ranks on this host and the processors they may use together.
+    #[must_use]
+    pub fn for_host(local_ranks: usize, processors: usize, spin: Option<Duration>) -> Self {
+        let mut policy = if local_ranks <= processors { Self::OWN_PROCESSOR } else { Self::OVERSUBSCRIBED };
+        if let Some(spin) = spin {
+            policy.spin = spin;
+            policy.yield_until = policy.yield_until.max(spin);
+        }
+        policy
+    }
+}
+
+/// No sleep is longer, so that deadlines and aborts are seen even if every wake-up were lost.
+pub const SLEEP_MAX: Duration = Duration::from_millis(5);
+
+/// Polls between two looks at the clock while spinning: reading it costs about as much as a few polls.
+const POLLS_PER_CLOCK_READ: u32 = 32;
+
+/// What the waiting loop is to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Next {
+    /// Poll again at once.
+    Poll,
+    /// Poll again, and look at deadline and abort flag too: some time has passed.
+    Check,
+    /// Nothing has come for long: sleep, for at most [`SLEEP_MAX`].
+    Sleep,
+}
+
+/// Paces one wait.
+#[derive(Debug)]
+pub struct Pacer {
+    policy: Policy,
+    polls: u32,
+    idle_since: Option<Instant>,
+    now: Option<Instant>,
+}
+
+impl Pacer {
+    /// Starts a wait.
+    #[must_use]
+    pub fn new(policy: Policy) -> Self {
+        Self { policy, polls: 0, idle_since: None, now: None }
+    }
+
+    /// Call after a poll that moved something.
+    pub fn moved(&mut self) {
+        self.polls = 0;
+        self.idle_since = None;
+        self.now = None;
+    }
+
+    /// Call after a poll that moved nothing; spins or yields as the policy says.
+    pub fn idle(&mut self) -> Next {
+        self.polls = self.polls.wrapping_add(1);
+        let spinning = self.policy.spin > Duration::ZERO;
+        if spinning && !self.polls.is_multiple_of(POLLS_PER_CLOCK_READ) {
+            std::hint::spin_loop();
+            return Next::Poll;
+        }
+        let now = Instant::now();
+        self.now = Some(now);
+        let age = now - *self.idle_since.get_or_insert(now);
+        if age < self.policy.spin {
+            Next::Check
+        } else if age < self.policy.yield_until {
+            std::thread::yield_now();
+            Next::Check
+        } else {
+            Next::Sleep
+        }
+    }
+
+    /// The time of the last look at the clock.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        self.now.unwrap_or_else(Instant::now)
+    }
+}
+
+/// Sleeps while `word` holds `value`, at most `limit`.
+pub fn sleep_on_word(word: &AtomicU32, value: u32, limit: Duration) {
+    // Woken, changed, timed out or interrupted: the caller polls again in every case.
+    let _ = futex::wait(word, futex::Flags::empty(), value, Some(&timespec(limit)));
+}
+
+/// Sleeps until one of the descriptors is readable, at most `limit`.
+pub fn sleep_on_fds(fds: &[BorrowedFd<'_>], limit: Duration) {
+    let mut set: Vec<PollFd<'_>> =
+        fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let _ = poll(&mut set, Some(&timespec(limit)));
+}
+
+/// Sleeps, for want of anything to sleep on.
+pub fn sleep(time: Duration) {
+    std::thread::sleep(time);
+}
+
+fn timespec(limit: Duration) -> Timespec {
+    // The limits used here are below a second; the conversion cannot fail.
+    Timespec::try_from(limit).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 1_000_000 })
+}
+
+/// Processors that this process may use: its affinity mask, cut by the CPU quota of its control group.
+#[must_use]
+pub fn usable_processors() -> usize {
+    // The standard library looks at both.
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oversubscribed_ranks_never_spin() {
+        let mut pacer = Pacer::new(Policy::for_host(8, 2, None));
+        assert_eq!(pacer.idle(), Next::Check);
+    }
+
+    #[test]
+    fn a_wait_ends_in_sleep_and_progress_restarts_it() {
+        let policy = Policy { spin: Duration::ZERO, yield_until: Duration::ZERO };
+        let mut pacer = Pacer::new(policy);
+        assert_eq!(pacer.idle(), Next::Sleep);
+        let mut pacer = Pacer::new(Policy::OWN_PROCESSOR);
+        assert_eq!(pacer.idle(), Next::Poll);
+        pacer.moved();
+        assert_eq!(pacer.idle(), Next::Poll);
+    }
+
+    #[test]
+    fn sleeping_on_a_changed_word_returns_at_once() {
+        let word = AtomicU32::new(1);
+        let start = Instant::now();
+        sleep_on_word(&word, 0, Duration::from_secs(5));
+        assert!(start.elapsed() < Duration::from_secs(1));
+    }
+}

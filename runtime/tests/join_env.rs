@@ -1,0 +1,225 @@
+//! What each launcher's environment means, and what is said about broken ones.
+
+use std::time::Duration;
+
+use kolo::join::JoinSpec;
+
+/// An environment from "NAME=value" words; %s is a space.
+fn environment(words: &str) -> impl Fn(&str) -> Option<String> {
+    let pairs: Vec<(String, String)> = words
+        .split_ascii_whitespace()
+        .map(|word| word.split_once('=').unwrap())
+        .map(|(name, value)| (name.to_owned(), value.replace("%s", " ")))
+        .collect();
+    move |name| pairs.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone())
+}
+
+fn spec(words: &str) -> JoinSpec {
+    JoinSpec::from_env(&environment(words)).unwrap_or_else(|error| panic!("{words}: {error}"))
+}
+
+#[test]
+fn known_launchers() {
+    let folder = tempfile::tempdir().unwrap();
+    let private = format!("XDG_RUNTIME_DIR={}", folder.path().display());
+    let file = |name: &str| format!("file://{}/kolo/{name}", folder.path().display());
+    let table: Vec<(&str, String, u32, u32, Option<u32>, String)> = vec![
+        (
+            "Kolo's own variables come first",
+            "KOLO_RENDEZVOUS=tcp://n1:5000 KOLO_RANK=1 KOLO_WORLD_SIZE=3 KOLO_LOCAL_RANK=0 RANK=7 WORLD_SIZE=9".into(),
+            1,
+            3,
+            Some(0),
+            "tcp://n1:5000".into(),
+        ),
+        (
+            "everything in the URL",
+            "KOLO_RENDEZVOUS=file:///tmp/x?rank=2&world_size=4".into(),
+            2,
+            4,
+            None,
+            "file:///tmp/x".into(),
+        ),
+        (
+            "a meeting point from us, the rank from MPI",
+            "KOLO_RENDEZVOUS=file:///tmp/x OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4".into(),
+            2,
+            4,
+            None,
+            "file:///tmp/x".into(),
+        ),
+        (
+            "plain torch variables",
+            "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=n1 MASTER_PORT=29500".into(),
+            1,
+            2,
+            Some(1),
+            "tcp://n1:29500".into(),
+        ),
+        (
+            "torchrun: its agent owns the port",
+            "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=n1 MASTER_PORT=29500 TORCHELASTIC_RUN_ID=r7 \
+             TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=3"
+                .into(),
+            1,
+            2,
+            Some(1),
+            "the TCPStore at n1:29500 (key kolo/r7/3)".into(),
+        ),
+        (
+            "torchrun: the agent's store switched off",
+            "RANK=1 WORLD_SIZE=2 MASTER_ADDR=n1 MASTER_PORT=29500 TORCHELASTIC_RUN_ID=r7 \
+             TORCHELASTIC_USE_AGENT_STORE=False"
+                .into(),
+            1,
+            2,
+            None,
+            "tcp://n1:29500".into(),
+        ),
+        ("a single rank needs nobody", "RANK=0 WORLD_SIZE=1".into(), 0, 1, None, "within this process".into()),
+        (
+            "Open MPI on one host",
+            format!(
+                "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3 \
+                 OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=prterun-n1-77 {private}"
+            ),
+            3,
+            4,
+            Some(3),
+            file("Open-MPI-prterun-n1-77"),
+        ),
+        (
+            "Open MPI on several hosts, told where",
+            "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_SIZE=4 MASTER_ADDR=n1 \
+             MASTER_PORT=29500"
+                .into(),
+            3,
+            8,
+            None,
+            "tcp://n1:29500".into(),
+        ),
+        (
+            "MPICH Hydra on one host, named by its proxy",
+            format!("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2 kolo.parent-process=12-345 {private}"),
+            0,
+            2,
+            Some(0),
+            file("MPICH-Hydra-12-345"),
+        ),
+        (
+            "Cray PALS, which also sets PMI variables",
+            format!(
+                "PALS_RANKID=1 PALS_APID=ab-cd PALS_LOCAL_RANKID=1 PALS_LOCAL_SIZE=2 PMI_RANK=1 PMI_SIZE=2 {private}"
+            ),
+            1,
+            2,
+            Some(1),
+            file("Cray-PALS-ab-cd"),
+        ),
+        (
+            "Slurm on several hosts",
+            "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_JOB_ID=1000 SLURM_STEP_ID=2 SLURM_NNODES=2 \
+             SLURM_STEP_NODELIST=n[07-08] SLURM_JOB_NODELIST=n[01-08]"
+                .into(),
+            5,
+            8,
+            Some(1),
+            "tcp://n07:19002".into(),
+        ),
+        (
+            "Slurm on one host",
+            format!(
+                "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_ID=1000 SLURM_STEP_ID=2 SLURM_NNODES=1 \
+                 SLURM_JOB_NODELIST=n01 {private}"
+            ),
+            1,
+            2,
+            None,
+            file("Slurm-1000.2"),
+        ),
+        (
+            "mpirun within a Slurm job",
+            "SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_JOB_ID=1 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 \
+             MASTER_ADDR=n1 MASTER_PORT=1"
+                .into(),
+            1,
+            2,
+            None,
+            "tcp://n1:1".into(),
+        ),
+    ];
+    for (what, words, rank, world_size, local_rank, locator) in table {
+        let spec = spec(&words);
+        assert_eq!((spec.rank, spec.world_size, spec.local_rank), (rank, world_size, local_rank), "{what}");
+        assert_eq!(spec.locator.to_string(), locator, "{what}");
+        assert!(!spec.source.is_empty());
+    }
+}
+
+#[test]
+fn broken_environments_say_what_to_set() {
+    let table = [
+        ("", vec!["KOLO_RANK", "SLURM_PROCID", "kolo run -n 4"]),
+        ("RANK=1", vec!["WORLD_SIZE", "RANK=1 is set"]),
+        ("WORLD_SIZE=2", vec!["RANK", "WORLD_SIZE=2 is set"]),
+        ("RANK=2 WORLD_SIZE=2 MASTER_ADDR=n MASTER_PORT=1", vec!["rank 2 does not exist"]),
+        ("RANK=0 WORLD_SIZE=0 MASTER_ADDR=n MASTER_PORT=1", vec!["WORLD_SIZE is 0"]),
+        ("RANK=x WORLD_SIZE=2", vec!["RANK: 'x' is no number"]),
+        ("RANK=-1 WORLD_SIZE=2", vec!["'-1' is no number"]),
+        ("RANK=0 WORLD_SIZE=99999 MASTER_ADDR=n MASTER_PORT=1", vec!["at most 4096"]),
+        ("RANK=0 WORLD_SIZE=2", vec!["MASTER_ADDR", "MASTER_PORT", "file:///path"]),
+        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=n", vec!["MASTER_PORT is not"]),
+        ("RANK=0 WORLD_SIZE=2 MASTER_PORT=1", vec!["MASTER_ADDR is not"]),
+        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=n MASTER_PORT=http", vec!["'http' is no port"]),
+        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=n MASTER_PORT=70000", vec!["'70000' is no port"]),
+        ("KOLO_RENDEZVOUS=tcp://n:1", vec!["KOLO_RANK", "no variable says which rank"]),
+        ("KOLO_RENDEZVOUS=nonsense KOLO_RANK=0 KOLO_WORLD_SIZE=1", vec!["KOLO_RENDEZVOUS", "no scheme"]),
+        ("KOLO_RANK=0 KOLO_WORLD_SIZE=2", vec!["MASTER_ADDR"]),
+        (
+            "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2",
+            vec!["Open MPI", "2 of them on this host", "-x MASTER_ADDR"],
+        ),
+        ("PMI_RANK=0 PMI_SIZE=4 MPI_LOCALNRANKS=2", vec!["MPICH Hydra", "-genv MASTER_ADDR"]),
+        ("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2", vec!["gives the job no name", "-genv"]),
+        ("OMPI_COMM_WORLD_RANK=0", vec!["OMPI_COMM_WORLD_SIZE"]),
+        ("SLURM_PROCID=0 SLURM_NTASKS=2", vec!["SLURM_JOB_ID"]),
+        ("SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_ID=1", vec!["SLURM_STEP_NODELIST", "srun"]),
+        (
+            "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_ID=1 SLURM_JOB_NODELIST=n[1",
+            vec!["cannot be read", "srun --export"],
+        ),
+        ("KOLO_JOIN_TIMEOUT=soon RANK=0 WORLD_SIZE=1", vec!["KOLO_JOIN_TIMEOUT", "'soon'"]),
+        ("KOLO_DEAD_AFTER=0 RANK=0 WORLD_SIZE=1", vec!["KOLO_DEAD_AFTER", "'0'"]),
+    ];
+    for (words, parts) in table {
+        let error = JoinSpec::from_env(&environment(words)).unwrap_err().to_string();
+        for part in parts {
+            assert!(error.contains(part), "{words}: '{part}' is not in: {error}");
+        }
+    }
+}
+
+#[test]
+fn settings_apply_to_every_launcher() {
+    let spec = spec("RANK=0 WORLD_SIZE=1 KOLO_JOIN_TIMEOUT=2.5 KOLO_DEAD_AFTER=2 KOLO_JOB_SECRET=sesame");
+    assert_eq!(spec.timeout, Duration::from_millis(2500));
+    assert_eq!(spec.liveness.dead_after, Duration::from_secs(2));
+    assert!(spec.liveness.heartbeat <= Duration::from_millis(500));
+    assert!(spec.secret.is_some());
+    assert!(!format!("{spec:?}").contains("sesame"), "secrets are not printed");
+}
+
+#[test]
+fn the_private_folder_must_be_private() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let shared = folder.path().join("kolo");
+    std::fs::create_dir(&shared).unwrap();
+    std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let words = format!(
+        "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_ID=1 SLURM_NNODES=1 XDG_RUNTIME_DIR={}",
+        folder.path().display()
+    );
+    let error = JoinSpec::from_env(&environment(&words)).unwrap_err().to_string();
+    assert!(error.contains("nobody else can write"), "{error}");
+}

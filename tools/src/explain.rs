@@ -1,0 +1,235 @@
+//! `kolo explain`: the algorithm that is chosen, what the others would cost, and its steps.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use kolo_collectives::check::{self, Options};
+use kolo_collectives::model::Model;
+use kolo_collectives::plan::Plan;
+use kolo_collectives::select::{Choice, select};
+use kolo_collectives::{Algorithm, Task};
+use tabled::builder::Builder;
+use tabled::settings::Style;
+
+use crate::error::{CliError, Result};
+use crate::perf::human_bytes;
+use crate::planning::{CallArgs, has_block_per_rank, human_seconds};
+
+/// Beyond this, proving the plan takes longer than a person waits; `kolo sim` does it on request.
+const MAX_CHECKED_RANKS: u32 = 128;
+
+const EXAMPLES: &str = "\
+Examples:
+  kolo explain all_reduce --ranks 12 --bytes 1M
+  kolo explain broadcast --ranks 64 --hosts 8 --network rdma --bytes 64M
+  kolo explain all_reduce --ranks 5 --bytes 64 --algo circulant --rank 3";
+
+/// Options of `kolo explain`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ExplainArgs {
+    #[command(flatten)]
+    call: CallArgs,
+    /// Number of ranks
+    #[arg(short = 'n', long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    ranks: u32,
+    /// Hosts that the ranks are spread over, evenly and in order
+    #[arg(long, value_name = "N", default_value = "1")]
+    hosts: u32,
+    /// Between hosts
+    #[arg(long, value_enum, default_value = "tcp")]
+    network: Network,
+    /// Whose steps to show
+    #[arg(long, value_name = "RANK", default_value = "0")]
+    rank: u32,
+    /// Show no steps
+    #[arg(long)]
+    no_steps: bool,
+}
+
+/// Constants of the cost model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Network {
+    /// 25 Gb/s Ethernet
+    Tcp,
+    /// 200 Gb/s RDMA
+    Rdma,
+}
+
+impl Network {
+    /// The constants.
+    pub(crate) const fn model(self) -> Model {
+        match self {
+            Self::Tcp => Model::TCP,
+            Self::Rdma => Model::RDMA,
+        }
+    }
+}
+
+/// Runs `kolo explain`.
+pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode> {
+    let text = explain(args)?;
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(|error| CliError::system("standard output cannot be written", &error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn explain(args: &ExplainArgs) -> Result<String> {
+    if args.hosts == 0 || !args.ranks.is_multiple_of(args.hosts) {
+        return Err(CliError::usage(
+            format!("{} ranks cannot be spread evenly over {} hosts", args.ranks, args.hosts),
+            "Make --ranks a multiple of --hosts",
+        ));
+    }
+    if args.rank >= args.ranks {
+        return Err(CliError::usage(
+            format!("--rank {} is out of range: there are {} ranks", args.rank, args.ranks),
+            "Choose one of them",
+        ));
+    }
+    let per_host = args.ranks / args.hosts;
+    let task = args.call.task((0..args.ranks).map(|rank| rank / per_host).collect())?;
+    let choice = choose(&args.call, &task, &args.network.model())?;
+    let tuned = task.clone().with_params(choice.params);
+    let mut out = heading(args, &choice);
+    let _ = writeln!(out, "\n{}", losers(&choice));
+    let _ = writeln!(out, "{}", proof(args, &tuned, choice.algorithm, choice.segment_bytes)?);
+    if !args.no_steps {
+        let _ = writeln!(out, "\n{}", choice.algorithm.plan(&tuned, args.rank));
+    }
+    Ok(out)
+}
+
+/// The choice for a call.
+pub(crate) fn choose(call: &CallArgs, task: &Task, model: &Model) -> Result<Choice> {
+    let bytes = call.selection_bytes(task.world_size);
+    select(task, bytes, call.element_bytes as usize, false, call.order(), model, call.algo).map_err(|error| {
+        CliError::usage(error, "Choose another --algo, or leave it out to have the cheapest one that can")
+    })
+}
+
+fn heading(args: &ExplainArgs, choice: &Choice) -> String {
+    let call = &args.call;
+    let block = call.selection_bytes(args.ranks);
+    let blocks = if has_block_per_rank(call.collective) {
+        format!(" ({} per block)", human_bytes(block as f64))
+    } else {
+        String::new()
+    };
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "{} of {}{blocks} on {} rank(s), {} host(s)",
+        call.collective,
+        human_bytes(call.bytes as f64),
+        args.ranks,
+        args.hosts
+    );
+    let segments = (block as usize).div_ceil(choice.segment_bytes.max(1)).max(1);
+    for (name, value) in [
+        ("algorithm", choice.algorithm.to_string()),
+        ("from", choice.algorithm.source().to_owned()),
+        ("why", choice.reason.clone()),
+        ("expected", human_seconds(choice.cost_seconds)),
+        (
+            "segments",
+            format!(
+                "{segments} of up to {}, {} in flight",
+                human_bytes(choice.segment_bytes as f64),
+                choice.window.min(segments)
+            ),
+        ),
+    ] {
+        let _ = writeln!(out, "  {name:<10} {value}");
+    }
+    out
+}
+
+fn losers(choice: &Choice) -> String {
+    let mut table = Builder::default();
+    table.push_record(["not chosen", "expected", "why"]);
+    for (algorithm, verdict) in &choice.losers {
+        match verdict {
+            Ok(seconds) => {
+                let times = seconds / choice.cost_seconds;
+                table.push_record([algorithm.to_string(), human_seconds(*seconds), format!("{times:.2} times")]);
+            }
+            Err(reason) => table.push_record([algorithm.to_string(), "-".into(), reason.clone()]),
+        }
+    }
+    table.build().with(Style::psql()).to_string()
+}
+
+/// What the checker says of the plans.
+fn proof(args: &ExplainArgs, task: &Task, algorithm: Algorithm, segment_bytes: usize) -> Result<String> {
+    if task.world_size > MAX_CHECKED_RANKS {
+        return Ok(format!("not checked: more than {MAX_CHECKED_RANKS} ranks; `kolo sim` checks larger worlds"));
+    }
+    let plans: Vec<Plan> = (0..task.world_size).map(|rank| algorithm.plan(task, rank)).collect();
+    let shapes: Vec<_> = plans.iter().map(|plan| args.call.shape(plan)).collect();
+    let element_bytes = args.call.element_bytes as usize;
+    let options = Options::quick().segmented((segment_bytes / element_bytes).max(1));
+    let report = check::check(&plans, &shapes, &options).map_err(|violation| {
+        CliError::failure(format!("the plan is wrong: {violation}"), "Please report this as a bug")
+    })?;
+    Ok(format!(
+        "checked: right and free of deadlock; per segment {} messages and {} in all, {} from the busiest rank; at \
+         most {} peers per rank; {} of staging",
+        report.messages,
+        human_bytes((report.elements as usize * element_bytes) as f64),
+        human_bytes((report.elements_per_rank as usize * element_bytes) as f64),
+        report.connections,
+        human_bytes((report.scratch_elements * element_bytes) as f64),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::*;
+    use crate::cli::{Command, parse};
+
+    fn explained(line: &str) -> Result<String> {
+        match parse(format!("kolo explain {line}").split_whitespace().map(OsString::from)).unwrap().command {
+            Command::Explain(args) => explain(&args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn says_what_why_and_how() {
+        let text = explained("all_reduce --ranks 12 --bytes 1M").unwrap();
+        for expected in ["all_reduce of 1.00 MB on 12 rank(s)", "algorithm", "why", "not chosen", "checked: right"] {
+            assert!(text.contains(expected), "{expected}:\n{text}");
+        }
+    }
+
+    #[test]
+    fn every_collective_is_explained() {
+        for collective in kolo_collectives::plan::Collective::ALL {
+            for ranks in [1, 2, 7] {
+                let text = explained(&format!("{collective} -n {ranks} -b 64K")).unwrap();
+                assert!(text.contains("checked: right"), "{text}");
+            }
+        }
+        assert!(explained("alltoall -n 4 --hosts 2 --network rdma -b 1K --in-place --no-steps").is_ok());
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for line in [
+            "all_reduce -n 4 --hosts 3",
+            "all_reduce -n 4 --hosts 0",
+            "reduce -n 4 -r 4",
+            "all_reduce -n 4 --rank 4",
+            "barrier --algo ring",
+        ] {
+            let error = explained(line).unwrap_err();
+            assert!(!error.message.contains('\n') && error.exit_code == 2, "{line}: {error}");
+        }
+    }
+}

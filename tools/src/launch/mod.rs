@@ -1,0 +1,307 @@
+//! Starting ranks on this machine: for `kolo run`, and for `kolo perf` when no launcher did.
+
+use std::ffi::OsString;
+use std::fs::Permissions;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use tempfile::TempDir;
+
+use crate::error::{CliError, Result};
+use job::{Job, Prefix, Rank, Stdout};
+use output::Outputs;
+
+pub(crate) mod environment;
+pub(crate) mod job;
+pub(crate) mod output;
+mod process;
+
+/// Between asking ranks to end and ending them: enough to flush files, not enough to wonder.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// No machine runs more ranks than this to any good, and a slip of the hand should not fork-bomb one.
+pub(crate) const MAX_RANKS: u32 = 4096;
+
+const EXAMPLES: &str = "\
+Examples:
+  kolo run -n 4 -- ./train --epochs 3
+  kolo run -n 4 --prefix -- python train.py         lines say which rank they are from
+  kolo run -n 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500 -- ./train
+  kolo run -n 8 --nodes 2 --node-rank 1 --rendezvous 10.0.0.1:29500 -- ./train
+
+Every rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT and
+KOLO_RENDEZVOUS. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on. When a rank fails, it is
+named, the others are ended, and its exit code (128 plus the signal, if one killed it) becomes that of the job.";
+
+/// Options of `kolo run`.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct RunArgs {
+    /// Ranks to start on this machine
+    #[arg(short = 'n', long, value_name = "N", default_value = "1")]
+    ranks: u32,
+    /// Machines in the job; the same command runs on each
+    #[arg(long, value_name = "N", default_value = "1")]
+    nodes: u32,
+    /// Which of them this is, from 0 on
+    #[arg(long, value_name = "I", default_value = "0")]
+    node_rank: u32,
+    /// Where the ranks meet: HOST:PORT on the first machine, or a URL that Kolo knows
+    #[arg(long, value_name = "WHERE")]
+    rendezvous: Option<String>,
+    /// Put the rank before each line of output
+    #[arg(long, visible_alias = "tag-output")]
+    prefix: bool,
+    /// Seconds between asking ranks to end and ending them
+    #[arg(long, value_name = "SECONDS", default_value_t = GRACE.as_secs())]
+    grace: u64,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+/// Runs `kolo run`.
+pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
+    let (meeting, _directory) = meeting(args)?;
+    let job = job(args, &meeting)?;
+    job::run(&job, &Outputs::own()).map(ExitCode::from)
+}
+
+/// Starts this program `count` times, as ranks that meet on this machine. Rank 0 has our standard output.
+pub(crate) fn run_self(count: u32, extra: &[OsString], quiet_exit_code: i32) -> Result<ExitCode> {
+    let directory = private_directory()?;
+    let meeting = Meeting::file(&directory)?;
+    let mut arguments = std::env::args_os();
+    let job = Job {
+        program: "/proc/self/exe".into(),
+        arg0: arguments.next(),
+        arguments: arguments.chain(extra.iter().cloned()).collect(),
+        ranks: (0..count)
+            .map(|rank| Rank {
+                rank,
+                environment: meeting.environment(Position {
+                    rank,
+                    of: count,
+                    local: rank,
+                    local_of: count,
+                    node: 0,
+                }),
+                stdout: if rank == 0 { Stdout::Pass } else { Stdout::Drop },
+            })
+            .collect(),
+        prefix: Prefix::None,
+        grace: GRACE,
+        quiet_exit_code: Some(quiet_exit_code),
+    };
+    job::run(&job, &Outputs::own()).map(ExitCode::from)
+}
+
+/// Where the ranks of a job find each other.
+struct Meeting {
+    /// For Kolo.
+    url: String,
+    /// For programs that look for MASTER_ADDR and MASTER_PORT.
+    master: Option<(String, u16)>,
+}
+
+/// Which process of a job.
+#[derive(Clone, Copy)]
+struct Position {
+    rank: u32,
+    of: u32,
+    local: u32,
+    local_of: u32,
+    node: u32,
+}
+
+impl Meeting {
+    /// In a directory that only this user can read; and a port for programs that want one.
+    fn file(directory: &TempDir) -> Result<Self> {
+        // Nothing holds the port until the program takes it; Kolo itself does not use it.
+        let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr());
+        Ok(Self {
+            url: format!("file://{}", directory.path().join("rendezvous").display()),
+            master: port.ok().map(|address| ("127.0.0.1".into(), address.port())),
+        })
+    }
+
+    /// As the user wrote it.
+    fn parse(text: &str) -> Result<Self> {
+        let bad = || {
+            CliError::usage(
+                format!("--rendezvous says '{text}'"),
+                "It is HOST:PORT on the first machine, for example 10.0.0.1:29500, or a URL such as \
+                 file:///shared/job-17",
+            )
+        };
+        let address = match text.split_once("://") {
+            None | Some(("tcp", _)) => text.strip_prefix("tcp://").unwrap_or(text),
+            Some(("" | "http" | "https", _)) => return Err(bad()),
+            Some(_) => return Ok(Self { url: text.to_owned(), master: None }),
+        };
+        let (host, port) = address.rsplit_once(':').ok_or_else(bad)?;
+        let port = port.parse::<u16>().ok().filter(|port| *port > 0).ok_or_else(bad)?;
+        if host.is_empty() {
+            return Err(bad());
+        }
+        let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        Ok(Self { url: format!("tcp://{address}"), master: Some((bare, port)) })
+    }
+
+    fn environment(&self, position: Position) -> Vec<(String, OsString)> {
+        let mut variables = vec![
+            ("RANK", position.rank.to_string()),
+            ("WORLD_SIZE", position.of.to_string()),
+            ("LOCAL_RANK", position.local.to_string()),
+            ("LOCAL_WORLD_SIZE", position.local_of.to_string()),
+            ("NODE_RANK", position.node.to_string()),
+            ("GROUP_RANK", position.node.to_string()),
+            ("KOLO_RENDEZVOUS", self.url.clone()),
+        ];
+        if let Some((host, port)) = &self.master {
+            variables.push(("MASTER_ADDR", host.clone()));
+            variables.push(("MASTER_PORT", port.to_string()));
+        }
+        variables.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect()
+    }
+}
+
+fn meeting(args: &RunArgs) -> Result<(Meeting, Option<TempDir>)> {
+    match &args.rendezvous {
+        Some(text) => Ok((Meeting::parse(text)?, None)),
+        None if args.nodes > 1 => Err(CliError::usage(
+            format!("a job on {} machines needs a place to meet", args.nodes),
+            "Give all of them the same --rendezvous HOST:PORT, with the first machine's address",
+        )),
+        None => {
+            let directory = private_directory()?;
+            Ok((Meeting::file(&directory)?, Some(directory)))
+        }
+    }
+}
+
+fn private_directory() -> Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix("kolo-")
+        .permissions(Permissions::from_mode(0o700))
+        .tempdir()
+        .map_err(|error| CliError::system("no directory for the ranks to meet in could be made", &error))
+}
+
+fn job(args: &RunArgs, meeting: &Meeting) -> Result<Job> {
+    if !(1..=MAX_RANKS).contains(&args.ranks) {
+        return Err(CliError::usage(
+            format!("-n says {} ranks, but a machine runs 1 to {MAX_RANKS}", args.ranks),
+            "Give the number of ranks to start on this machine, for example -n 4",
+        ));
+    }
+    if args.nodes == 0 || args.node_rank >= args.nodes {
+        return Err(CliError::usage(
+            format!(
+                "--node-rank {} is not one of the {} machines that --nodes says",
+                args.node_rank, args.nodes
+            ),
+            "Number the machines from 0 to one less than --nodes",
+        ));
+    }
+    let of = args.ranks.checked_mul(args.nodes).ok_or_else(|| {
+        CliError::usage(
+            format!("{} machines with {} ranks are too many", args.nodes, args.ranks),
+            "Start fewer",
+        )
+    })?;
+    let (program, arguments) = args.command.split_first().ok_or_else(|| {
+        CliError::usage(
+            "there is no program to run",
+            "Put it behind --, for example: kolo run -n 4 -- ./train",
+        )
+    })?;
+    let ranks = (0..args.ranks)
+        .map(|local| {
+            let rank = args.node_rank * args.ranks + local;
+            let position = Position { rank, of, local, local_of: args.ranks, node: args.node_rank };
+            Rank { rank, environment: meeting.environment(position), stdout: Stdout::Pass }
+        })
+        .collect();
+    Ok(Job {
+        program: program.clone(),
+        arg0: None,
+        arguments: arguments.to_vec(),
+        ranks,
+        prefix: if args.prefix { Prefix::Rank } else { Prefix::None },
+        grace: Duration::from_secs(args.grace),
+        quiet_exit_code: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(ranks: u32, nodes: u32, node_rank: u32, rendezvous: Option<&str>) -> RunArgs {
+        RunArgs {
+            ranks,
+            nodes,
+            node_rank,
+            rendezvous: rendezvous.map(str::to_owned),
+            prefix: false,
+            grace: 5,
+            command: vec!["true".into()],
+        }
+    }
+
+    fn variable(job: &Job, index: usize, name: &str) -> String {
+        let found = job.ranks[index].environment.iter().find(|(key, _)| key == name);
+        found.map(|(_, value)| value.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    #[test]
+    fn ranks_are_told_their_place() {
+        let args = args(3, 2, 1, Some("10.0.0.1:29500"));
+        let job = job(&args, &meeting(&args).unwrap().0).unwrap();
+        assert_eq!(job.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [3, 4, 5]);
+        for (name, value) in [
+            ("RANK", "5"),
+            ("WORLD_SIZE", "6"),
+            ("LOCAL_RANK", "2"),
+            ("LOCAL_WORLD_SIZE", "3"),
+            ("NODE_RANK", "1"),
+            ("MASTER_ADDR", "10.0.0.1"),
+            ("MASTER_PORT", "29500"),
+            ("KOLO_RENDEZVOUS", "tcp://10.0.0.1:29500"),
+        ] {
+            assert_eq!(variable(&job, 2, name), value, "{name}");
+        }
+    }
+
+    #[test]
+    fn one_machine_meets_in_a_private_directory() {
+        let args = args(1, 1, 0, None);
+        let (place, directory) = meeting(&args).unwrap();
+        let mode = std::fs::metadata(directory.unwrap().path()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        assert!(place.url.starts_with("file:///") && place.master.is_some());
+    }
+
+    #[test]
+    fn meeting_places() {
+        assert_eq!(Meeting::parse("[::1]:80").unwrap().master, Some(("::1".into(), 80)));
+        assert_eq!(Meeting::parse("file:///a/b").unwrap().url, "file:///a/b");
+        for text in ["", "host", "host:", "host:0", ":80", "host:99999", "http://a:80"] {
+            assert!(Meeting::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn impossible_jobs_are_refused() {
+        for (ranks, nodes, node_rank) in [(0, 1, 0), (5000, 1, 0), (1, 0, 0), (1, 2, 2), (4096, u32::MAX, 0)]
+        {
+            let args = args(ranks, nodes, node_rank, Some("a:1"));
+            assert!(job(&args, &meeting(&args).unwrap().0).is_err(), "{ranks} {nodes} {node_rank}");
+        }
+        assert!(meeting(&args(1, 2, 0, None)).is_err());
+    }
+}

@@ -1,0 +1,143 @@
+//! The outputs of ranks, joined line by line.
+
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::Child;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Lines longer than this are cut into pieces, so that a rank that prints no line ends cannot fill memory.
+const MAX_LINE_BYTES: u64 = 1 << 20;
+
+type Sink = Arc<Mutex<dyn Write + Send>>;
+
+/// Where the lines go.
+#[derive(Clone)]
+pub(crate) struct Outputs {
+    stdout: Sink,
+    stderr: Sink,
+}
+
+impl fmt::Debug for Outputs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Outputs")
+    }
+}
+
+impl Outputs {
+    /// To this process's own.
+    pub(crate) fn own() -> Self {
+        Self { stdout: Arc::new(Mutex::new(io::stdout())), stderr: Arc::new(Mutex::new(io::stderr())) }
+    }
+
+    /// A message of the launcher itself.
+    pub(crate) fn say(&self, message: &str) {
+        write_whole(&self.stderr, format!("{message}\n").as_bytes());
+    }
+}
+
+/// One thread per output of a rank.
+#[derive(Debug)]
+pub(super) struct Readers {
+    running: usize,
+    done: (Sender<()>, Receiver<()>),
+}
+
+impl Default for Readers {
+    fn default() -> Self {
+        Self { running: 0, done: mpsc::channel() }
+    }
+}
+
+impl Readers {
+    /// Copies the outputs of a child that are pipes, with its rank before each line.
+    pub(super) fn attach(&mut self, rank: u32, child: &mut Child, outputs: &Outputs) {
+        if let Some(pipe) = child.stdout.take() {
+            self.read(rank, pipe, outputs.stdout.clone());
+        }
+        if let Some(pipe) = child.stderr.take() {
+            self.read(rank, pipe, outputs.stderr.clone());
+        }
+    }
+
+    fn read(&mut self, rank: u32, pipe: impl Read + Send + 'static, sink: Sink) {
+        self.running += 1;
+        let done = self.done.0.clone();
+        std::thread::spawn(move || {
+            copy_lines(&format!("[{rank}] "), BufReader::new(pipe), &sink);
+            let _ = done.send(());
+        });
+    }
+
+    /// Waits until everything has been copied, or for so long.
+    pub(super) fn finish(self, patience: Duration) {
+        let limit = Instant::now() + patience;
+        for _ in 0..self.running {
+            if self.done.1.recv_timeout(limit.saturating_duration_since(Instant::now())).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn copy_lines(prefix: &str, mut from: impl BufRead, to: &Sink) {
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        line.extend_from_slice(prefix.as_bytes());
+        match from.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        if line.last() != Some(&b'\n') {
+            line.push(b'\n');
+        }
+        write_whole(to, &line);
+    }
+}
+
+/// Writes lines that no other thread's lines come between. Whether anybody reads them is not our concern.
+fn write_whole(to: &Sink, bytes: &[u8]) {
+    let mut sink = to.lock().unwrap_or_else(PoisonError::into_inner);
+    let _ = sink.write_all(bytes);
+    let _ = sink.flush();
+}
+
+/// Outputs that tests look at.
+#[cfg(test)]
+#[derive(Default)]
+pub(super) struct Captured {
+    stdout: Arc<Mutex<Vec<u8>>>,
+    stderr: Arc<Mutex<Vec<u8>>>,
+}
+
+#[cfg(test)]
+impl Captured {
+    pub(super) fn outputs(&self) -> Outputs {
+        Outputs { stdout: self.stdout.clone(), stderr: self.stderr.clone() }
+    }
+
+    pub(super) fn stdout(&self) -> String {
+        String::from_utf8(self.stdout.lock().unwrap().clone()).unwrap()
+    }
+
+    pub(super) fn stderr(&self) -> String {
+        String::from_utf8(self.stderr.lock().unwrap().clone()).unwrap()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endless_lines_are_cut() {
+        let captured = Captured::default();
+        let sink: Sink = captured.stdout.clone();
+        copy_lines("[3] ", io::Cursor::new(vec![b'x'; MAX_LINE_BYTES as usize + 5]), &sink);
+        let text = captured.stdout();
+        assert_eq!(text.lines().count(), 2);
+        assert!(text.ends_with("\n[3] xxxxx\n"));
+    }
+}

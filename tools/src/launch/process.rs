@@ -1,0 +1,48 @@
+//! Starting one process of a job. `unsafe` only for what runs between fork and exec.
+
+use std::io::{self, IsTerminal};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+
+use super::environment::is_launcher_variable;
+use super::job::{Job, Prefix, Rank, Stdout};
+
+/// Starts a rank as the leader of a process group of its own, to die with the calling thread.
+pub(super) fn spawn(job: &Job, rank: &Rank) -> io::Result<Child> {
+    let mut command = Command::new(&job.program);
+    command.args(&job.arguments).process_group(0).stdin(stdin(rank));
+    if let Some(arg0) = &job.arg0 {
+        command.arg0(arg0);
+    }
+    for (name, _) in std::env::vars_os().filter(|(name, _)| is_launcher_variable(name)) {
+        command.env_remove(name);
+    }
+    command.envs(rank.environment.iter().map(|(name, value)| (name, value)));
+    let through = || match job.prefix {
+        Prefix::None => Stdio::inherit(),
+        Prefix::Rank => Stdio::piped(),
+    };
+    command.stderr(through());
+    command.stdout(match rank.stdout {
+        Stdout::Pass => through(),
+        Stdout::Drop => Stdio::null(),
+    });
+    let parent = getpid();
+    // SAFETY: between fork and exec only async-signal-safe calls may be made: these are two plain system calls,
+    // and the error is made from a number without allocating.
+    unsafe {
+        command.pre_exec(move || {
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            // Had the parent died before that, nobody would tell.
+            if getppid() == Some(parent) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
+        });
+    }
+    command.spawn()
+}
+
+/// Rank 0 reads what we would; but from a terminal only we may read, for ranks are in the background of it.
+fn stdin(rank: &Rank) -> Stdio {
+    if rank.rank == 0 && !io::stdin().is_terminal() { Stdio::inherit() } else { Stdio::null() }
+}

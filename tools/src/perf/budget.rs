@@ -1,0 +1,82 @@
+//! How long buffers may be on this machine.
+
+use super::settings::Settings;
+use super::test::Test;
+use crate::error::{CliError, Result};
+use crate::info::machine::Memory;
+
+/// Send and receive buffer; expectations are made piece by piece and need none.
+const BUFFERS: u64 = 2;
+
+/// What one rank may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Budget {
+    /// Longest buffer that fits into what is free now, with an eighth left to everything else.
+    pub comfortable: u64,
+    /// Longest buffer that fits into all memory of the machine.
+    pub physical: u64,
+}
+
+impl Budget {
+    /// For each of `ranks` on a machine.
+    #[must_use]
+    pub(crate) fn new(memory: Memory, ranks: u32) -> Self {
+        let share = |bytes: u64| bytes / u64::from(ranks.max(1)) / BUFFERS;
+        Self { comfortable: share(memory.available / 8 * 7), physical: share(memory.total) }
+    }
+
+    /// The greatest size to measure: what was asked for, or less if memory is short. What was asked for and can
+    /// never fit is an error.
+    pub(crate) fn max_bytes(&self, settings: &Settings) -> Result<u64> {
+        if settings.test == Test::Barrier {
+            return Ok(0);
+        }
+        let asked = settings.max_bytes;
+        if asked <= self.comfortable {
+            return Ok(asked);
+        }
+        let (too_large, option) = if settings.min_bytes > self.comfortable {
+            (settings.min_bytes, "-b")
+        } else if settings.size_given && asked > self.physical {
+            (asked, "-e")
+        } else {
+            return Ok(self.comfortable);
+        };
+        Err(CliError::usage(
+            format!(
+                "{too_large} bytes ({option}) do not fit: every rank needs {BUFFERS} buffers of that size, and this \
+                 machine's memory has room for {} bytes in each",
+                self.comfortable
+            ),
+            format!(
+                "Ask for at most {}M with {option}, or start fewer ranks per host",
+                self.comfortable >> 20
+            ),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::parse_perf;
+
+    fn max_bytes(line: &str, available: u64, total: u64, ranks: u32) -> Result<u64> {
+        let settings = Settings::new(&parse_perf(line.split_whitespace()).unwrap(), None).unwrap();
+        Budget::new(Memory { total, available }, ranks).max_bytes(&settings)
+    }
+
+    #[test]
+    fn sizes_are_reduced_or_refused() {
+        let gib = 1 << 30;
+        assert_eq!(max_bytes("all_reduce -e 1G", 8 * gib, 16 * gib, 2).unwrap(), gib);
+        // Free memory is short: less than asked for.
+        assert_eq!(max_bytes("all_reduce -b 8 -e 3G", 8 * gib, 16 * gib, 2).unwrap(), 7 * gib / 4);
+        // Not even all memory would do.
+        let error = max_bytes("all_reduce -b 8 -e 5G", 8 * gib, 16 * gib, 2).unwrap_err();
+        assert!(error.message.contains("-e") && error.message.contains("1792M"), "{error}");
+        let error = max_bytes("all_reduce -b 2G -e 3G", 8 * gib, 16 * gib, 2).unwrap_err();
+        assert!(error.message.contains("-b"), "{error}");
+        assert_eq!(max_bytes("barrier -e 99G", gib, gib, 1).unwrap(), 0);
+    }
+}

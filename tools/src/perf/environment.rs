@@ -1,0 +1,136 @@
+//! The variables of nccl-tests, read in this one place.
+
+use super::numbers::parse_integer;
+use super::pieces::Skew;
+use crate::error::{CliError, Result};
+
+/// How ranks are parted into groups that run side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Split {
+    /// Colour is the rank, and with the number.
+    And(u32),
+    /// Colour is the rank, or with the number.
+    Or(u32),
+    /// Colour is the rest of the division.
+    Mod(u32),
+    /// Colour is the quotient.
+    Div(u32),
+}
+
+impl Split {
+    /// The colour of a rank.
+    #[must_use]
+    pub(crate) const fn colour(self, rank: u32) -> u32 {
+        match self {
+            Self::And(mask) => rank & mask,
+            Self::Or(mask) => rank | mask,
+            Self::Mod(divisor) => rank % divisor,
+            Self::Div(divisor) => rank / divisor,
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let bad = || {
+            CliError::usage(
+                format!("NCCL_TESTS_SPLIT says '{text}'"),
+                "It is AND, OR, MOD or DIV and a number, for example 'MOD 2' or '& 0x7'",
+            )
+        };
+        let text = text.trim();
+        let digits = text.find(|c: char| c.is_ascii_digit()).ok_or_else(bad)?;
+        let number = parse_integer(&text[digits..]).and_then(|n| u32::try_from(n).ok()).ok_or_else(bad)?;
+        match text[..digits].trim().to_ascii_uppercase().as_str() {
+            "AND" | "&" => Ok(Self::And(number)),
+            "OR" | "|" => Ok(Self::Or(number)),
+            "MOD" | "%" if number > 0 => Ok(Self::Mod(number)),
+            "DIV" | "/" if number > 0 => Ok(Self::Div(number)),
+            _ => Err(bad()),
+        }
+    }
+}
+
+/// What the variables say.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Environment {
+    /// `NCCL_TESTS_MIN_BW`: the run fails below nine tenths of it.
+    pub wanted_bandwidth: Option<f64>,
+    /// `NCCL_TESTS_SPLIT` or `NCCL_TESTS_SPLIT_MASK`.
+    pub split: Option<Split>,
+    /// `NCCL_TESTS_ALLTOALLV_SPREAD`.
+    pub skew: Skew,
+}
+
+impl Environment {
+    /// Reads the variables through `variable`.
+    pub(crate) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let number = |name: &str, remedy: &str| match variable(name).map(|text| (text.parse::<f64>(), text)) {
+            None => Ok(None),
+            Some((Ok(value), _)) if value.is_finite() && value >= 0.0 => Ok(Some(value)),
+            Some((_, text)) => Err(CliError::usage(format!("{name} says '{text}'"), remedy)),
+        };
+        let mask = match variable("NCCL_TESTS_SPLIT_MASK") {
+            None => None,
+            Some(text) => {
+                let digits = text.trim().trim_start_matches("0x").trim_start_matches("0X");
+                Some(Split::And(u32::from_str_radix(digits, 16).map_err(|_| {
+                    CliError::usage(
+                        format!("NCCL_TESTS_SPLIT_MASK says '{text}'"),
+                        "It is a hexadecimal number, for example 0x7",
+                    )
+                })?))
+            }
+        };
+        let split = variable("NCCL_TESTS_SPLIT").map(|text| Split::parse(&text)).transpose()?;
+        if variable("NCCL_TESTS_ALLTOALLV_MATRIX_FILE").is_some() {
+            return Err(CliError::usage(
+                "NCCL_TESTS_ALLTOALLV_MATRIX_FILE is not supported",
+                "Unset it; NCCL_TESTS_ALLTOALLV_SPREAD makes blocks of unequal length",
+            ));
+        }
+        let spread =
+            number("NCCL_TESTS_ALLTOALLV_SPREAD", "It is the longest block over the shortest, from 1 on")?;
+        Ok(Self {
+            wanted_bandwidth: number("NCCL_TESTS_MIN_BW", "It is a bus bandwidth in GB/s, for example 10")?,
+            split: split.or(mask),
+            skew: spread.map_or(Skew::NONE, |spread| Skew { spread: spread.max(1.0) }),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&str, &str)]) -> Result<Environment> {
+        Environment::read(|name| {
+            pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn splits() {
+        for (text, rank, colour) in [
+            ("AND 0x7", 9, 1),
+            ("&0b11", 5, 1),
+            ("MOD 8", 9, 1),
+            ("div 4", 9, 2),
+            ("OR 1", 8, 9),
+            ("% 2", 3, 1),
+        ] {
+            assert_eq!(Split::parse(text).unwrap().colour(rank), colour, "{text}");
+        }
+        for text in ["", "MOD", "MOD 0", "XOR 1", "MOD -1", "DIV x"] {
+            assert!(Split::parse(text).is_err(), "{text}");
+        }
+        assert_eq!(read(&[("NCCL_TESTS_SPLIT_MASK", "0x3")]).unwrap().split, Some(Split::And(3)));
+    }
+
+    #[test]
+    fn bandwidth_and_spread() {
+        let nothing = read(&[]).unwrap();
+        assert_eq!((nothing.wanted_bandwidth, nothing.split, nothing.skew), (None, None, Skew::NONE));
+        assert_eq!(read(&[("NCCL_TESTS_MIN_BW", "12.5")]).unwrap().wanted_bandwidth, Some(12.5));
+        assert!(read(&[("NCCL_TESTS_MIN_BW", "much")]).is_err());
+        assert_eq!(read(&[("NCCL_TESTS_ALLTOALLV_SPREAD", "4")]).unwrap().skew.spread, 4.0);
+    }
+}

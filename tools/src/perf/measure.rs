@@ -1,0 +1,228 @@
+//! One cell of the table: time an operation, then prove its data.
+
+use std::time::Instant;
+
+use super::buffers::{Buffers, Operation, Placement};
+use super::row::{Iterations, Measurement};
+use super::settings::{Average, Blocking, Settings};
+use super::stats::Spread;
+use crate::backend::Comm;
+use crate::error::Result;
+
+/// Seed of the data that is timed, as in nccl-tests; checks count up from 1.
+const TIMED_SEED: u64 = 99;
+
+/// What measures, on one rank.
+pub(crate) struct Bench<'a> {
+    /// The options.
+    pub settings: &'a Settings,
+    /// All ranks.
+    pub world: &'a dyn Comm,
+    /// The ranks that work together: the world, or a part of it.
+    pub group: &'a dyn Comm,
+    /// What is measured on.
+    pub buffers: Buffers,
+    /// Zero of the clock.
+    pub epoch: Instant,
+    /// Checks made so far.
+    pub checks: u64,
+    /// Checks that found something wrong, on this rank.
+    pub failed_checks: u64,
+}
+
+/// What one rank found by timing: seconds per operation, and per iteration where asked for.
+struct Timing {
+    seconds: f64,
+    iterations: Vec<f64>,
+}
+
+impl Bench<'_> {
+    /// Runs an operation without looking at the time.
+    pub(crate) fn warm_up(&mut self, operation: &Operation) -> Result<()> {
+        for iteration in 0..self.settings.warmups {
+            self.buffers.run(self.group, operation, Placement::OutOfPlace, iteration)?;
+        }
+        Ok(())
+    }
+
+    /// Times and checks one placement of an operation.
+    pub(crate) fn measure(&mut self, operation: &Operation, placement: Placement) -> Result<Measurement> {
+        let (rank, ranks) = (self.group.rank(), self.group.world_size());
+        if self.settings.checks > 0 {
+            self.buffers.fill(operation, placement, rank, ranks, TIMED_SEED);
+        }
+        self.buffers.run(self.group, operation, placement, 0)?;
+        self.world.barrier()?;
+        let timing = self.time(operation, placement)?;
+        let everybody = self.share_times(&timing)?;
+        let seconds = average(self.settings.average, everybody.iter().map(|timing| timing.seconds));
+        self.world.barrier()?;
+        let wrong = self.check(operation, placement)?;
+        let element_bytes = operation.element.data_type.size() as u64;
+        // Blocks that are shorter than the longest carry less than the count says.
+        let moved = operation.counts.argument as f64 * self.heaviest_share(operation);
+        Ok(Measurement {
+            seconds,
+            bandwidth: operation.test.bandwidth(moved as u64, element_bytes, seconds, u64::from(ranks)),
+            wrong,
+            iterations: self.iterations(everybody),
+        })
+    }
+
+    fn time(&mut self, operation: &Operation, placement: Placement) -> Result<Timing> {
+        let settings = self.settings;
+        let detailed = settings.per_iteration.wanted();
+        let mut timing = Timing { seconds: 0.0, iterations: Vec::new() };
+        let mut start_seconds = 0.0;
+        let began = self.now();
+        for iteration in 0..settings.iterations {
+            let iteration_began = self.now();
+            start_seconds += self.iterate(operation, placement, iteration)?;
+            let seconds = self.now() - iteration_began;
+            if detailed {
+                timing.iterations.push(seconds / settings.aggregated as f64);
+            }
+            if settings.blocking == Blocking::UntimedBarrier {
+                timing.seconds += seconds;
+                self.world.barrier()?;
+            }
+        }
+        if settings.blocking != Blocking::UntimedBarrier {
+            timing.seconds = self.now() - began;
+        }
+        if settings.start_time {
+            timing.seconds = start_seconds;
+        }
+        timing.seconds /= (settings.iterations * settings.aggregated) as f64;
+        Ok(timing)
+    }
+
+    /// One timed iteration. Returns the seconds that starting took, where that is told apart.
+    fn iterate(&mut self, operation: &Operation, placement: Placement, iteration: usize) -> Result<f64> {
+        let settings = self.settings;
+        let (group, epoch) = (self.group, self.epoch);
+        let numbers = iteration * settings.aggregated..(iteration + 1) * settings.aggregated;
+        let each_alone = matches!(settings.blocking, Blocking::WaitAndBarrier | Blocking::Wait);
+        if !each_alone && (settings.aggregated > 1 || settings.start_time) {
+            let now = || epoch.elapsed().as_secs_f64();
+            return self.buffers.run_together(group, operation, placement, numbers, now);
+        }
+        for number in numbers {
+            self.buffers.run(group, operation, placement, number)?;
+            if settings.blocking == Blocking::WaitAndBarrier {
+                self.world.barrier()?;
+            }
+        }
+        Ok(0.0)
+    }
+
+    /// Wrong elements over all ranks; `None` when nothing is checked. Stops at the first pass that finds some.
+    fn check(&mut self, operation: &Operation, placement: Placement) -> Result<Option<u64>> {
+        if self.settings.checks == 0 || !operation.test.checks(placement == Placement::InPlace) {
+            return Ok(None);
+        }
+        let (rank, ranks) = (self.group.rank(), self.group.world_size());
+        for _ in 0..self.settings.checks {
+            self.checks += 1;
+            self.buffers.fill(operation, placement, rank, ranks, self.checks);
+            self.buffers.run(self.group, operation, placement, 0)?;
+            let own = self.buffers.count_wrong(operation, placement, rank, ranks, self.checks);
+            self.failed_checks += u64::from(own > 0);
+            let wrong = self.sum(own)?;
+            if wrong > 0 {
+                return Ok(Some(wrong));
+            }
+        }
+        Ok(Some(0))
+    }
+
+    /// The sum of everybody's number.
+    pub(crate) fn sum(&self, own: u64) -> Result<u64> {
+        Ok(self.world.share(&own.to_le_bytes())?.iter().map(|bytes| number(bytes)).sum())
+    }
+
+    /// The least of everybody's numbers.
+    pub(crate) fn least(&self, own: u64) -> Result<u64> {
+        Ok(self.world.share(&own.to_le_bytes())?.iter().map(|bytes| number(bytes)).min().unwrap_or(own))
+    }
+
+    fn share_times(&self, timing: &Timing) -> Result<Vec<Timing>> {
+        let times = std::iter::once(timing.seconds).chain(timing.iterations.iter().copied());
+        let bytes: Vec<u8> = times.flat_map(f64::to_le_bytes).collect();
+        let everybody = self.world.share(&bytes)?;
+        Ok(everybody
+            .iter()
+            .map(|bytes| {
+                let mut times = bytes.chunks(8).map(|bytes| f64::from_bits(number(bytes)));
+                Timing { seconds: times.next().unwrap_or(0.0), iterations: times.collect() }
+            })
+            .collect())
+    }
+
+    fn iterations(&self, everybody: Vec<Timing>) -> Option<Iterations> {
+        let skipped = self.settings.per_iteration.skip.min(self.settings.iterations - 1);
+        let per_rank: Vec<Vec<f64>> = everybody
+            .into_iter()
+            .map(|timing| timing.iterations.into_iter().skip(skipped).collect())
+            .collect();
+        let slowest: Vec<f64> = (0..per_rank.first()?.len())
+            .map(|index| per_rank.iter().map(|times| times[index]).fold(0.0, f64::max))
+            .collect();
+        let spread = Spread::of(&slowest)?;
+        Some(Iterations { slowest, per_rank, spread, skipped })
+    }
+
+    /// The part of the full bytes that the rank with most to send or receive moves.
+    pub(crate) fn heaviest_share(&self, operation: &Operation) -> f64 {
+        let (ranks, longest) = (self.group.world_size(), operation.counts.argument);
+        if operation.test != super::test::Test::AllToAllV || longest == 0 {
+            return 1.0;
+        }
+        let block = |from, to| operation.skew.block(longest, from, to);
+        let heaviest = (0..ranks)
+            .map(|rank| {
+                let sent: u64 = (0..ranks).map(|to| block(rank, to)).sum();
+                let received: u64 = (0..ranks).map(|from| block(from, rank)).sum();
+                sent.max(received)
+            })
+            .max()
+            .unwrap_or(0);
+        heaviest as f64 / (longest * u64::from(ranks)) as f64
+    }
+
+    fn now(&self) -> f64 {
+        self.epoch.elapsed().as_secs_f64()
+    }
+}
+
+fn average(how: Average, times: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let ranks = times.len() as f64;
+    match how {
+        Average::Rank0 => times.into_iter().next().unwrap_or(0.0),
+        Average::Mean => times.sum::<f64>() / ranks,
+        Average::Least => times.fold(f64::INFINITY, f64::min),
+        Average::Greatest => times.fold(0.0, f64::max),
+    }
+}
+
+/// Eight bytes as a number; what is missing counts as zero.
+fn number(bytes: &[u8]) -> u64 {
+    let mut whole = [0; 8];
+    let len = bytes.len().min(8);
+    whole[..len].copy_from_slice(&bytes[..len]);
+    u64::from_le_bytes(whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_the_ranks_become_one() {
+        let times = || [2.0, 1.0, 6.0].into_iter();
+        assert_eq!(average(Average::Rank0, times()), 2.0);
+        assert_eq!(average(Average::Mean, times()), 3.0);
+        assert_eq!(average(Average::Least, times()), 1.0);
+        assert_eq!(average(Average::Greatest, times()), 6.0);
+    }
+}

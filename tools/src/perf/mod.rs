@@ -1,0 +1,126 @@
+//! `kolo perf`: nccl-tests' measurements on Kolo.
+//!
+//! A run starts in one of three ways. Under a launcher (or as a child of the second way) the process joins the
+//! other ranks. Otherwise it starts itself once per rank and only looks after these processes. With `--threads`
+//! the ranks are threads of this process.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use args::PerfArgs;
+use budget::Budget;
+use environment::Environment;
+use settings::{Ranks, Settings};
+use test::Test;
+
+use crate::backend::{self, Comm, Request};
+use crate::error::{CliError, EXIT_WRONG_RESULT, Result};
+use crate::info::machine;
+use crate::launch;
+
+pub(crate) mod args;
+mod budget;
+mod buffers;
+mod choice;
+mod console;
+mod data;
+mod environment;
+mod json;
+mod measure;
+mod numbers;
+mod pieces;
+mod plot;
+mod row;
+mod session;
+mod settings;
+mod stats;
+pub(crate) mod test;
+mod text;
+
+pub(crate) use numbers::{human_bytes, parse_size};
+
+/// Runs `kolo perf`; `program` is the nccl-tests program as which this was called.
+pub(crate) fn run(args: &PerfArgs, program: Option<String>) -> Result<ExitCode> {
+    let variable = |name: &str| std::env::var(name).ok();
+    let launched = launch::environment::detect(variable);
+    let checked =
+        Settings::new(args, program).and_then(|settings| Ok((settings, Environment::read(variable)?)));
+    let (settings, environment) = match (checked, &launched) {
+        // All ranks see the same mistake; one of them says it.
+        (Err(error), Some(launched)) if launched.rank > 0 => return Ok(error.exit()),
+        (checked, _) => checked?,
+    };
+    let okay = match (&launched, settings.ranks) {
+        (Some(_), _) => joined(args, &settings, &environment)?,
+        (None, Ranks::Processes { count, threads_each }) if count > 1 => {
+            check_before_start(&settings)?;
+            let extra = [format!("--ranks-per-process={threads_each}")].map(OsString::from);
+            return launch::run_self(count, &extra, i32::from(EXIT_WRONG_RESULT));
+        }
+        (None, ranks) => {
+            check_before_start(&settings)?;
+            in_threads(ranks.total(), &settings, &environment)?
+        }
+    };
+    // Of ranks that were started by one parent, rank 0 alone reports the result.
+    let silent = args.ranks_per_process.is_some() && launched.is_some_and(|launched| launched.rank > 0);
+    Ok(if okay || silent { ExitCode::SUCCESS } else { ExitCode::from(EXIT_WRONG_RESULT) })
+}
+
+/// What can be known to fail is best said once, before there are ranks.
+fn check_before_start(settings: &Settings) -> Result<()> {
+    let ranks = settings.ranks.total();
+    settings.roots(ranks)?;
+    if settings.test == Test::Hypercube && !ranks.is_power_of_two() {
+        return Err(CliError::usage(
+            format!("hypercube needs a power of two of ranks, and there are {ranks}"),
+            format!("Use --ranks {}", ranks.next_power_of_two()),
+        ));
+    }
+    if let Some(memory) = machine::memory() {
+        Budget::new(memory, ranks).max_bytes(settings)?;
+    }
+    Ok(())
+}
+
+fn request(settings: &Settings, thread: (u32, u32)) -> Request {
+    Request {
+        transport: settings.transport.clone(),
+        algorithm: settings.algorithm.clone(),
+        timeout: settings.timeout,
+        thread,
+    }
+}
+
+/// One process of those that a launcher started; its thread ranks if it is to have several.
+fn joined(args: &PerfArgs, settings: &Settings, environment: &Environment) -> Result<bool> {
+    let threads = args.ranks_per_process.unwrap_or(settings.threads * settings.gpus);
+    let rank = |thread: u32| {
+        let comm = backend::join(&request(settings, (thread, threads)))?;
+        session::run(settings, environment, comm.as_ref())
+    };
+    if threads == 1 {
+        return rank(0);
+    }
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        let started: Vec<_> = (0..threads).map(|thread| scope.spawn(move || rank(thread))).collect();
+        let mut okay = true;
+        for thread in started {
+            okay &= thread.join().unwrap_or_else(|_| {
+                Err(CliError::failure("a rank's thread panicked", "Its message is above; please report it"))
+            })?;
+        }
+        Ok(okay)
+    })
+}
+
+fn in_threads(count: u32, settings: &Settings, environment: &Environment) -> Result<bool> {
+    let okay = AtomicBool::new(true);
+    backend::threads(count, &request(settings, (0, 1)), &|comm: Box<dyn Comm>| {
+        okay.fetch_and(session::run(settings, environment, comm.as_ref())?, Ordering::Relaxed);
+        Ok(())
+    })?;
+    Ok(okay.into_inner())
+}

@@ -1,0 +1,133 @@
+//! What a rank's result must consist of: which part of whose input, or of the reduction of all.
+
+use super::test::{Counts, Test};
+
+/// Where a run of elements of the result comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// From the input of a rank, as it is.
+    Input {
+        /// Whose.
+        rank: u32,
+        /// First element there.
+        offset: u64,
+    },
+    /// From the reduction of all inputs.
+    Reduction {
+        /// First element there.
+        offset: u64,
+    },
+}
+
+/// A run of elements of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// First element in the result.
+    pub at: u64,
+    /// Elements.
+    pub len: u64,
+    /// Where they come from.
+    pub origin: Origin,
+}
+
+/// How long the blocks of `alltoallv` are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Skew {
+    /// The longest block may be this many times as long as the shortest, at least 1.
+    pub spread: f64,
+}
+
+impl Skew {
+    /// All blocks are equal.
+    pub(crate) const NONE: Self = Self { spread: 1.0 };
+
+    /// Elements that `from` sends to `to` where the longest block has `longest`: the same on all ranks.
+    #[must_use]
+    pub(crate) fn block(self, longest: u64, from: u32, to: u32) -> u64 {
+        if self.spread <= 1.0 {
+            return longest;
+        }
+        // Lengths run evenly from the longest down to the longest over the spread.
+        let place = super::data::mix(u64::from(from) << 32 | u64::from(to)) >> 40;
+        let share = place as f64 / (1u64 << 24) as f64;
+        let least = 1.0 / self.spread;
+        (longest as f64 * (least + (1.0 - least) * share)) as u64
+    }
+}
+
+/// What the result of `rank` must consist of.
+#[must_use]
+pub(crate) fn pieces(
+    test: Test,
+    counts: &Counts,
+    rank: u32,
+    ranks: u32,
+    root: u32,
+    skew: Skew,
+) -> Vec<Piece> {
+    let block = counts.argument;
+    let gathered = || {
+        (0..ranks)
+            .map(|from| Piece {
+                at: u64::from(from) * block,
+                len: block,
+                origin: Origin::Input { rank: from, offset: 0 },
+            })
+            .collect()
+    };
+    let whole = |origin| vec![Piece { at: 0, len: block, origin }];
+    match test {
+        Test::AllReduce => whole(Origin::Reduction { offset: 0 }),
+        Test::ReduceScatter => whole(Origin::Reduction { offset: u64::from(rank) * block }),
+        Test::Reduce if rank == root => whole(Origin::Reduction { offset: 0 }),
+        Test::Broadcast => whole(Origin::Input { rank: root, offset: 0 }),
+        Test::Scatter => whole(Origin::Input { rank: root, offset: u64::from(rank) * block }),
+        Test::AllGather | Test::Hypercube => gathered(),
+        Test::Gather if rank == root => gathered(),
+        Test::AllToAll | Test::AllToAllV => (0..ranks)
+            .map(|from| Piece {
+                at: u64::from(from) * block,
+                len: if test == Test::AllToAllV { skew.block(block, from, rank) } else { block },
+                origin: Origin::Input { rank: from, offset: u64::from(rank) * block },
+            })
+            .collect(),
+        Test::SendRecv => whole(Origin::Input { rank: (rank + ranks - 1) % ranks, offset: 0 }),
+        Test::Reduce | Test::Gather | Test::Barrier => vec![],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_covered() {
+        for test in Test::ALL {
+            for ranks in [1, 2, 5] {
+                let counts = test.counts(1000, 4, u64::from(ranks));
+                for rank in 0..ranks {
+                    let pieces = pieces(test, &counts, rank, ranks, 0, Skew::NONE);
+                    let covered: u64 = pieces.iter().map(|piece| piece.len).sum();
+                    let nothing = match test {
+                        Test::Reduce | Test::Gather => rank != 0,
+                        _ => test == Test::Barrier,
+                    };
+                    assert_eq!(
+                        covered,
+                        if nothing { 0 } else { counts.receive },
+                        "{test:?} on {rank}/{ranks}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn skewed_blocks_stay_within_bounds() {
+        let skew = Skew { spread: 4.0 };
+        let lengths: Vec<u64> =
+            (0..8).flat_map(|from| (0..8).map(move |to| skew.block(1000, from, to))).collect();
+        assert!(lengths.iter().all(|len| (250..=1000).contains(len)));
+        assert!(lengths.iter().any(|len| *len < 400) && lengths.iter().any(|len| *len > 850));
+    }
+}

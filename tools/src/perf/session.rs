@@ -1,0 +1,393 @@
+//! A whole run as one rank sees it: say who takes part, go through the table, sum up.
+
+use std::fs::File;
+use std::time::Instant;
+
+use super::budget::Budget;
+use super::buffers::{Buffers, Operation, Placement};
+use super::choice::{NamedOp, NamedType};
+use super::console::Console;
+use super::environment::Environment;
+use super::json;
+use super::measure::Bench;
+use super::row::Row;
+use super::settings::Settings;
+use super::test::Test;
+use super::text::{self, Columns, Device, Verdict};
+use super::{numbers, plot};
+use crate::backend::{self, Comm};
+use crate::clock::local_now;
+use crate::error::{CliError, Result};
+use crate::info::machine;
+
+/// Combination of the table's loops around the sizes.
+#[derive(Clone, Copy)]
+struct Line {
+    element: NamedType,
+    op: NamedOp,
+    root: i64,
+}
+
+/// Runs everything on one rank. Says whether data and bandwidth were right.
+pub(crate) fn run(settings: &Settings, environment: &Environment, world: &dyn Comm) -> Result<bool> {
+    let mut console = if world.rank() == 0 { Console::stdout() } else { Console::silent() };
+    run_on(&mut console, settings, environment, world)
+}
+
+fn run_on(
+    console: &mut Console,
+    settings: &Settings,
+    environment: &Environment,
+    world: &dyn Comm,
+) -> Result<bool> {
+    let start_time = local_now();
+    let resident_at_start = machine::resident_bytes();
+    console.lines(&settings.remarks)?;
+    let json_file = open_json(settings, console)?;
+    let colour = environment.split.map(|split| split.colour(world.rank()));
+    let split = colour.map(|colour| world.split(colour)).transpose()?;
+    let group: &dyn Comm = split.as_deref().unwrap_or(world);
+    console.lines(&text::preamble(settings, backend::version()))?;
+    let devices = devices(world, colour.unwrap_or(0))?;
+    console.lines(&devices.iter().map(text::device).collect::<Vec<_>>())?;
+    summarise(settings, world, console)?;
+
+    let mut bench = Bench {
+        settings,
+        world,
+        group,
+        buffers: Buffers::new(0, 0)?,
+        epoch: Instant::now(),
+        checks: 0,
+        failed_checks: 0,
+    };
+    let max_bytes = agree_on_size(&bench, console)?;
+    let widest = settings.types.iter().map(|element| element.data_type.size() as u64).max().unwrap_or(1);
+    bench.buffers = Buffers::new(max_bytes, settings.unalign * widest)?;
+    let resident_with_buffers = machine::resident_bytes();
+
+    let mut rows = Vec::new();
+    let swept = sweep(&mut bench, environment, max_bytes, console, &mut rows);
+    console.end();
+    let totals = swept.and_then(|()| bench.sum(bench.failed_checks));
+    let verdict = verdict(&rows, *totals.as_ref().unwrap_or(&bench.failed_checks), environment);
+    if let Some(mut file) = json_file {
+        let head = json::Head {
+            start_time,
+            args: std::env::args().collect(),
+            environment: public_environment(),
+            version_code: version_code(backend::version()),
+            settings,
+            max_bytes,
+            devices: &devices,
+        };
+        let errors: Vec<String> = totals.as_ref().err().map(ToString::to_string).into_iter().collect();
+        json::write(&mut file, &head, &rows, &verdict, &errors, &local_now())
+            .map_err(|error| CliError::system("the JSON file cannot be written", &error))?;
+    }
+    totals?;
+    let memory = settings.memory.then(|| {
+        let grown = |from: u64, to: u64| to.saturating_sub(from) as f64;
+        text::memory(
+            resident_at_start as f64,
+            grown(resident_at_start, resident_with_buffers),
+            grown(resident_with_buffers, machine::resident_bytes()),
+        )
+    });
+    console.lines(&text::trailer(&settings.program, &verdict, memory.as_deref()))?;
+    if let (Some(path), true) = (&settings.plot, console.prints()) {
+        plot::draw(path, &plot_title(settings, world, &devices), &rows)?;
+    }
+    // Nobody leaves while others still write what they found.
+    world.barrier()?;
+    Ok(verdict.okay())
+}
+
+/// Goes through types, operators, roots and sizes, as often as asked.
+fn sweep(
+    bench: &mut Bench<'_>,
+    environment: &Environment,
+    max_bytes: u64,
+    console: &mut Console,
+    rows: &mut Vec<Row>,
+) -> Result<()> {
+    let settings = bench.settings;
+    let ranks = bench.group.world_size();
+    if settings.test == Test::Hypercube && !ranks.is_power_of_two() {
+        return Err(CliError::usage(
+            format!("hypercube needs a power of two of ranks, and there are {ranks}"),
+            format!("Use --ranks {}", ranks.next_power_of_two()),
+        ));
+    }
+    let columns = Columns::of(settings);
+    console.lines(&text::header(columns))?;
+    let mut lines = Vec::new();
+    for &element in &settings.types {
+        for &op in &settings.ops {
+            for &root in &settings.roots(ranks)? {
+                lines.push(Line { element, op, root });
+            }
+        }
+    }
+    let sizes = settings.sizes(max_bytes);
+    console.begin(lines.len() * sizes.len() * settings.cycles.unwrap_or(1) as usize);
+    let mut cycle = 0;
+    while settings.cycles.is_none_or(|cycles| cycle < cycles) {
+        for &line in &lines {
+            let operation = |bytes| operation(settings, environment, line, bytes, ranks);
+            bench.world.barrier()?;
+            for bytes in settings.warmup_sizes(max_bytes) {
+                bench.warm_up(&operation(bytes))?;
+            }
+            for &bytes in &sizes {
+                console.doing(|| {
+                    format!(
+                        "{} {} {}",
+                        settings.test.name(),
+                        numbers::human_bytes(bytes as f64),
+                        line.element.name
+                    )
+                });
+                let row = row(bench, &operation(bytes), line)?;
+                console.line(&text::row(&row, columns))?;
+                if let (true, Some(line)) = (settings.per_iteration.percentiles, text::percentiles(&row)) {
+                    console.line(&line)?;
+                }
+                console.advance();
+                rows.push(row);
+            }
+        }
+        cycle += 1;
+    }
+    Ok(())
+}
+
+fn operation(
+    settings: &Settings,
+    environment: &Environment,
+    line: Line,
+    bytes: u64,
+    ranks: u32,
+) -> Operation {
+    let element_bytes = line.element.data_type.size() as u64;
+    Operation {
+        test: settings.test,
+        counts: settings.test.counts(bytes, element_bytes, u64::from(ranks)),
+        element: line.element,
+        op: line.op,
+        root: u32::try_from(line.root).unwrap_or(0),
+        skew: environment.skew,
+    }
+}
+
+fn row(bench: &mut Bench<'_>, operation: &Operation, line: Line) -> Result<Row> {
+    let test = operation.test;
+    let out_of_place = bench.measure(operation, Placement::OutOfPlace)?;
+    let in_place = bench.measure(operation, Placement::InPlace)?;
+    Ok(Row {
+        bytes: (operation.bytes() as f64 * bench.heaviest_share(operation)) as u64,
+        count: operation.counts.argument,
+        type_name: if test == Test::Barrier { "none" } else { line.element.name },
+        op_name: if test.shows_op() { line.op.name() } else { "none" },
+        root: line.root,
+        out_of_place,
+        in_place,
+        iterations: bench.settings.iterations,
+        timestamp: local_now(),
+    })
+}
+
+/// The mean over all rows and both placements, as nccl-tests has it.
+fn verdict(rows: &[Row], failed_checks: u64, environment: &Environment) -> Verdict {
+    let total: f64 = rows.iter().map(|row| row.out_of_place.bandwidth.bus + row.in_place.bandwidth.bus).sum();
+    let average_bus_bandwidth = if rows.is_empty() { 0.0 } else { total / (2 * rows.len()) as f64 };
+    Verdict { failed_checks, average_bus_bandwidth, wanted: environment.wanted_bandwidth }
+}
+
+/// The greatest size that all ranks have room for.
+fn agree_on_size(bench: &Bench<'_>, console: &mut Console) -> Result<u64> {
+    let own = machine::memory().map(|memory| Budget::new(memory, bench.world.local_size()));
+    let budget = Budget {
+        comfortable: bench.least(own.map_or(u64::MAX, |budget| budget.comfortable))?,
+        physical: bench.least(own.map_or(u64::MAX, |budget| budget.physical))?,
+    };
+    let max_bytes = budget.max_bytes(bench.settings)?;
+    if max_bytes < bench.settings.max_bytes && bench.settings.test != Test::Barrier {
+        console.line("#")?;
+        console.line(&format!("# Reducing maxBytes to {max_bytes} due to memory limitation"))?;
+    }
+    Ok(max_bytes)
+}
+
+/// Everybody, by rank.
+fn devices(world: &dyn Comm, group: u32) -> Result<Vec<Device>> {
+    let own = Device {
+        rank: world.rank(),
+        group,
+        pid: std::process::id(),
+        hostname: machine::hostname(),
+        device: world.local_rank(),
+        bus_id: "0000:00:00".into(),
+        name: machine::cpu_model(),
+    };
+    let bytes = serde_json::to_vec(&own).unwrap_or_default();
+    let everybody = world.share(&bytes)?;
+    everybody
+        .iter()
+        .enumerate()
+        .map(|(rank, bytes)| {
+            serde_json::from_slice(bytes).map_err(|error| {
+                CliError::failure(
+                    format!("rank {rank} described itself in a way this build cannot read ({error})"),
+                    "Run the same version of kolo on all hosts",
+                )
+            })
+        })
+        .collect()
+}
+
+/// One line on how the ranks are connected; with -v, all there is to say, from every rank.
+fn summarise(settings: &Settings, world: &dyn Comm, console: &mut Console) -> Result<()> {
+    let own = world.summary();
+    if !settings.verbose {
+        return own.first().map_or(Ok(()), |line| console.line(&format!("# {line}")));
+    }
+    for lines in world.share(own.join("\n").as_bytes())? {
+        for line in String::from_utf8_lossy(&lines).lines() {
+            console.line(&format!("# {line}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn open_json(settings: &Settings, console: &mut Console) -> Result<Option<File>> {
+    let Some(path) = settings.json.as_ref().filter(|_| console.prints()) else { return Ok(None) };
+    let (file, name) = json::create(path).map_err(|error| {
+        CliError::failure(
+            format!("the JSON file {} cannot be created: {error}", path.display()),
+            "Name a file in a directory that exists and may be written",
+        )
+    })?;
+    console.line(&format!("# Writing JSON output to {}", name.display()))?;
+    Ok(Some(file))
+}
+
+fn public_environment() -> Vec<String> {
+    let all = std::env::vars_os();
+    let text = all.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let mut public: Vec<String> = text
+        .filter(|(name, _)| json::is_public(name))
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    public.sort();
+    public
+}
+
+/// As NCCL packs its version into a number: major, minor and patch, two digits each for the latter.
+fn version_code(version: &str) -> u64 {
+    version.split('.').map(|part| part.parse::<u64>().unwrap_or(0)).fold(0, |code, part| code * 100 + part)
+}
+
+fn plot_title(settings: &Settings, world: &dyn Comm, devices: &[Device]) -> String {
+    let mut hosts: Vec<_> = devices.iter().map(|device| device.hostname.as_str()).collect();
+    hosts.sort_unstable();
+    hosts.dedup();
+    let plural = |count: usize, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
+    let transport = settings.transport.as_deref().map_or(String::new(), |list| format!(", transport {list}"));
+    let algorithm = settings.algorithm.as_deref().map_or(String::new(), |name| format!(", {name}"));
+    format!(
+        "{}, {} on {}{transport}{algorithm}",
+        settings.test.name(),
+        plural(world.world_size() as usize, "rank"),
+        plural(hosts.len(), "host"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::cli::parse_perf;
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Runs on one rank; whether all was right, and the output.
+    fn run_alone(line: &str) -> Result<(bool, String)> {
+        let settings = Settings::new(&parse_perf(line.split_whitespace()).unwrap(), None)?;
+        let environment = Environment::read(|_| None)?;
+        let output = Shared::default();
+        let okay = Mutex::new(None);
+        backend::threads(1, &backend::Request::default(), &|comm| {
+            let mut console = Console::to(output.clone());
+            *okay.lock().unwrap() = Some(run_on(&mut console, &settings, &environment, comm.as_ref())?);
+            Ok(())
+        })?;
+        let text = String::from_utf8(output.0.lock().unwrap().clone()).unwrap();
+        Ok((okay.into_inner().unwrap().unwrap(), text))
+    }
+
+    #[test]
+    fn every_test_runs_and_its_data_is_right() {
+        for test in Test::ALL {
+            for more in ["", "-m 3", "-C 1 -z 1", "-I 1 -K 1 --percentiles -z 3", "-u 1 -d all -o all -r -1"]
+            {
+                let line = format!("{} -b 8 -e 64 -f 2 -n 3 -c 2 {more}", test.name());
+                assert!(run_alone(&line).unwrap().0, "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn parsers_in_the_wild_find_their_columns() {
+        let (_, text) = run_alone("all_reduce -b 8 -e 64 -f 2 -n 2").unwrap();
+        let rows: Vec<Vec<&str>> = text
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        // Four sizes, and the empty line at the end.
+        assert_eq!(rows.iter().map(Vec::len).collect::<Vec<_>>(), [13, 13, 13, 13, 0]);
+        assert_eq!(rows[3][..5], ["64", "16", "float", "sum", "-1"]);
+        assert!(text.contains("\n# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 0 \n#\n"));
+    }
+
+    #[test]
+    fn a_root_that_is_not_there_is_an_error() {
+        assert!(run_alone("reduce -b 8 -e 8 -r 1").unwrap_err().message.contains("out of range"));
+    }
+
+    #[test]
+    fn files_are_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let (json, svg) = (directory.path().join("a.json"), directory.path().join("a.svg"));
+        let line = format!(
+            "all_reduce -b 8 -e 1K -f 2 -n 2 -I 1 -M 1 -S 1 -v -J {} --plot {}",
+            json.display(),
+            svg.display()
+        );
+        run_alone(&line).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+        assert_eq!(json["results"].as_array().unwrap().len(), 8);
+        assert_eq!(json["results"][0]["in_place_per_iter"]["times_us"].as_array().unwrap().len(), 2);
+        assert!(std::fs::read_to_string(svg).unwrap().contains("<svg"));
+    }
+
+    #[test]
+    fn versions_as_numbers() {
+        assert_eq!(version_code("2.19.6"), 21906);
+        assert_eq!(version_code("0.1.0"), 100);
+    }
+}

@@ -1,0 +1,251 @@
+//! The tests nccl-tests knows, as data: how many elements go in and out, what in place means, and how a time
+//! becomes a bandwidth.
+
+use crate::error::CliError;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the names say it all")]
+pub(crate) enum Test {
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    Broadcast,
+    Reduce,
+    Gather,
+    Scatter,
+    AllToAll,
+    AllToAllV,
+    SendRecv,
+    Hypercube,
+    Barrier,
+}
+
+/// What one size means for one rank, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Counts {
+    /// Elements of the send buffer.
+    pub send: u64,
+    /// Elements of the receive buffer.
+    pub receive: u64,
+    /// The count argument of the call, which is what the count column shows.
+    pub argument: u64,
+    /// In place, the send buffer lies this many elements times the rank into the receive buffer.
+    pub send_offset_in_place: u64,
+    /// In place, the result lies this many elements times the rank into the receive buffer.
+    pub receive_offset_in_place: u64,
+}
+
+/// Algorithm and bus bandwidth, in units of 1e9 bytes per second.
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub(crate) struct Bandwidth {
+    /// What the caller sees.
+    pub algorithm: f64,
+    /// What the links must have carried.
+    pub bus: f64,
+}
+
+impl Test {
+    /// All of them, in the order of the help text.
+    pub(crate) const ALL: [Self; 12] = [
+        Self::AllReduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllToAll,
+        Self::AllToAllV,
+        Self::SendRecv,
+        Self::Hypercube,
+        Self::Barrier,
+    ];
+
+    /// Name on the command line; with `_perf` behind it, the program of nccl-tests.
+    #[must_use]
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAll => "alltoall",
+            Self::AllToAllV => "alltoallv",
+            Self::SendRecv => "sendrecv",
+            Self::Hypercube => "hypercube",
+            Self::Barrier => "barrier",
+        }
+    }
+
+    /// Finds a test by its name; `all-reduce`, `allreduce` and the like are understood too.
+    pub(crate) fn parse(text: &str) -> Result<Self, CliError> {
+        let plain = |name: &str| name.to_ascii_lowercase().replace(['_', '-'], "");
+        let wanted = plain(text);
+        Self::ALL.into_iter().find(|test| plain(test.name()) == wanted).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|test| test.name()).collect();
+            CliError::usage(
+                format!("there is no test '{text}'"),
+                format!("Known tests: {}", names.join(", ")),
+            )
+        })
+    }
+
+    /// Finds the test a program name stands for: `all_reduce_perf`, also with a suffix such as `_mpi`.
+    #[must_use]
+    pub(crate) fn from_program_name(program: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|test| {
+            program
+                .strip_prefix(test.name())
+                .and_then(|rest| rest.strip_prefix("_perf"))
+                .is_some_and(|suffix| suffix.is_empty() || suffix.starts_with(['_', '-', '.']))
+        })
+    }
+
+    /// Whether values are combined; else the redop column says `none`.
+    #[must_use]
+    pub(crate) const fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
+    }
+
+    /// Whether the redop column shows operators. `sendrecv` goes through them without using them.
+    #[must_use]
+    pub(crate) const fn shows_op(self) -> bool {
+        self.reduces() || matches!(self, Self::SendRecv)
+    }
+
+    /// Whether there is a root; else the root column says -1.
+    #[must_use]
+    pub(crate) const fn has_root(self) -> bool {
+        matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
+    }
+
+    /// Whether a rank exchanges a block with every other one, so that the size is divided by the number of ranks.
+    #[must_use]
+    const fn per_rank(self) -> bool {
+        matches!(
+            self,
+            Self::AllGather
+                | Self::ReduceScatter
+                | Self::Gather
+                | Self::Scatter
+                | Self::AllToAll
+                | Self::AllToAllV
+                | Self::Hypercube
+        )
+    }
+
+    /// Whether results in place can be checked; where not, the run is made and `#wrong` says N/A.
+    #[must_use]
+    pub(crate) const fn checks(self, in_place: bool) -> bool {
+        match self {
+            Self::Barrier => false,
+            Self::AllToAll | Self::AllToAllV | Self::SendRecv => !in_place,
+            _ => true,
+        }
+    }
+
+    /// What `bytes` on the command line means with elements of `element_bytes` on `ranks` ranks.
+    #[must_use]
+    pub(crate) fn counts(self, bytes: u64, element_bytes: u64, ranks: u64) -> Counts {
+        let elements = bytes / element_bytes;
+        // A block is a multiple of 16 bytes, so that blocks stay aligned for vector instructions.
+        let block =
+            if self.per_rank() { elements / ranks / (16 / element_bytes) * (16 / element_bytes) } else { 0 };
+        let all = block * ranks;
+        let counts = |send, receive, argument| Counts { send, receive, argument, ..Counts::default() };
+        match self {
+            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::SendRecv => {
+                counts(elements, elements, elements)
+            }
+            Self::AllGather | Self::Gather | Self::Hypercube => {
+                Counts { send_offset_in_place: block, ..counts(block, all, block) }
+            }
+            Self::ReduceScatter | Self::Scatter => {
+                Counts { receive_offset_in_place: block, ..counts(all, block, block) }
+            }
+            Self::AllToAll | Self::AllToAllV => counts(all, all, block),
+            Self::Barrier => Counts::default(),
+        }
+    }
+
+    /// The bandwidths of one call in `seconds`. `count` is the count argument.
+    #[must_use]
+    pub(crate) fn bandwidth(self, count: u64, element_bytes: u64, seconds: f64, ranks: u64) -> Bandwidth {
+        let (bytes, n) = ((count * element_bytes) as f64, ranks as f64);
+        let (moved, factor) = match self {
+            Self::AllReduce => (bytes, 2.0 * (n - 1.0) / n),
+            Self::AllGather
+            | Self::ReduceScatter
+            | Self::Gather
+            | Self::Scatter
+            | Self::AllToAll
+            | Self::AllToAllV => (bytes * n, (n - 1.0) / n),
+            Self::Broadcast | Self::Reduce | Self::SendRecv | Self::Barrier => (bytes, 1.0),
+            Self::Hypercube => (bytes * (n - 1.0), 1.0),
+        };
+        if seconds <= 0.0 {
+            return Bandwidth::default();
+        }
+        let algorithm = moved / 1e9 / seconds;
+        Bandwidth { algorithm, bus: algorithm * factor }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn program_names() {
+        for (program, expected) in [
+            ("all_reduce_perf", Some(Test::AllReduce)),
+            ("all_reduce_perf_mpi", Some(Test::AllReduce)),
+            ("alltoall_perf", Some(Test::AllToAll)),
+            ("alltoallv_perf-static", Some(Test::AllToAllV)),
+            ("reduce_perf", Some(Test::Reduce)),
+            ("reduce_scatter_perf", Some(Test::ReduceScatter)),
+            ("all_reduce_performance", None),
+            ("all_reduce", None),
+            ("kolo", None),
+        ] {
+            assert_eq!(Test::from_program_name(program), expected, "{program}");
+        }
+        assert_eq!(Test::parse("all-to-all").unwrap(), Test::AllToAll);
+        assert!(Test::parse("all_red").is_err());
+    }
+
+    #[test]
+    fn blocks_are_multiples_of_sixteen_bytes() {
+        assert_eq!(Test::AllGather.counts(8, 4, 8), Counts::default());
+        let counts = Test::AllGather.counts(1 << 20, 4, 6);
+        assert_eq!(counts.argument, 43688);
+        assert_eq!((counts.send, counts.receive), (43688, 43688 * 6));
+        assert_eq!((counts.send_offset_in_place, counts.receive_offset_in_place), (43688, 0));
+        let counts = Test::Scatter.counts(1024, 1, 4);
+        assert_eq!((counts.send, counts.receive, counts.receive_offset_in_place), (1024, 256, 256));
+        assert_eq!(Test::AllReduce.counts(8, 4, 8).argument, 2);
+    }
+
+    #[test]
+    fn bandwidth_factors() {
+        let gigabyte = 1_000_000_000;
+        for (test, algorithm, bus) in [
+            (Test::AllReduce, 1.0, 1.5),
+            (Test::AllGather, 4.0, 3.0),
+            (Test::ReduceScatter, 4.0, 3.0),
+            (Test::AllToAll, 4.0, 3.0),
+            (Test::Gather, 4.0, 3.0),
+            (Test::Broadcast, 1.0, 1.0),
+            (Test::Reduce, 1.0, 1.0),
+            (Test::SendRecv, 1.0, 1.0),
+            (Test::Hypercube, 3.0, 3.0),
+        ] {
+            let bandwidth = test.bandwidth(gigabyte, 1, 1.0, 4);
+            assert_eq!((bandwidth.algorithm, bandwidth.bus), (algorithm, bus), "{test:?}");
+        }
+    }
+}

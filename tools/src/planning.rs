@@ -1,0 +1,124 @@
+//! What `explain` and `sim` share: a collective, a size and a number of ranks as a task with a shape.
+
+use std::str::FromStr;
+
+use clap::Args;
+use kolo_collectives::layout::Shape;
+use kolo_collectives::plan::{Collective, Cut, Plan};
+use kolo_collectives::select::Order;
+use kolo_collectives::{Algorithm, Task};
+
+use crate::error::{CliError, Result};
+use crate::perf::parse_size;
+
+/// Options that describe one collective call.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct CallArgs {
+    /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all, scan, exscan or
+    /// barrier
+    #[arg(value_name = "COLLECTIVE", value_parser = collective)]
+    pub collective: Collective,
+    /// Size as `kolo perf` shows it: of the vector, or of the blocks of all ranks together
+    #[arg(short = 'b', long, value_name = "SIZE", default_value = "1M", value_parser = size)]
+    pub bytes: u64,
+    /// Root, where there is one
+    #[arg(short = 'r', long, value_name = "RANK", default_value = "0")]
+    pub root: u32,
+    /// Input and output share memory
+    #[arg(long)]
+    pub in_place: bool,
+    /// Bytes of an element
+    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u64).range(1..=16))]
+    pub element_bytes: u64,
+    /// This algorithm instead of the one that would be chosen
+    #[arg(long, value_name = "NAME", value_parser = algorithm)]
+    pub algo: Option<Algorithm>,
+    /// Only algorithms whose result does not depend on size, segments and transport
+    #[arg(long)]
+    pub canonical: bool,
+}
+
+impl CallArgs {
+    /// The task on so many ranks; `hosts` says on which host each is.
+    pub(crate) fn task(&self, hosts: Vec<u32>) -> Result<Task> {
+        let ranks = hosts.len() as u32;
+        if ranks == 0 {
+            return Err(CliError::usage("there are no ranks", "Give at least one"));
+        }
+        if self.root >= ranks {
+            return Err(CliError::usage(
+                format!("root {} is out of range: there are {ranks} ranks, 0 to {}", self.root, ranks - 1),
+                "Choose one of them",
+            ));
+        }
+        let task = Task::new(self.collective, ranks).with_root(if has_root(self.collective) { self.root } else { 0 });
+        let several = hosts.iter().any(|host| *host != hosts[0]);
+        let task = if several { task.with_hosts(hosts) } else { task };
+        Ok(if self.in_place { task.in_place() } else { task })
+    }
+
+    /// Bytes as the selection counts them: of the vector, or of one block.
+    pub(crate) fn selection_bytes(&self, ranks: u32) -> u64 {
+        match self.collective {
+            Collective::Barrier => 0,
+            collective if has_block_per_rank(collective) => self.bytes / u64::from(ranks),
+            _ => self.bytes,
+        }
+    }
+
+    /// What a plan is bound to.
+    pub(crate) fn shape(&self, plan: &Plan) -> Shape {
+        let count = (self.selection_bytes(plan.world_size) / self.element_bytes) as usize;
+        match plan.cut {
+            Cut::Vector { .. } => Shape::Vector { count },
+            Cut::PerRank => Shape::Blocks { count },
+        }
+    }
+
+    /// What is asked of the order of reduction.
+    pub(crate) const fn order(&self) -> Order {
+        if self.canonical { Order::Canonical } else { Order::Any }
+    }
+}
+
+/// Whether a collective has a root.
+pub(crate) const fn has_root(collective: Collective) -> bool {
+    matches!(collective, Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter)
+}
+
+/// Whether a collective has a block for each rank.
+pub(crate) const fn has_block_per_rank(collective: Collective) -> bool {
+    matches!(
+        collective,
+        Collective::AllGather
+            | Collective::ReduceScatter
+            | Collective::Gather
+            | Collective::Scatter
+            | Collective::AllToAll
+    )
+}
+
+/// Finds a collective by its name, with or without underscores or hyphens.
+fn collective(text: &str) -> Result<Collective, String> {
+    let plain = |name: &str| name.to_ascii_lowercase().replace(['_', '-'], "");
+    let found = Collective::ALL.into_iter().find(|collective| plain(collective.name()) == plain(text));
+    found.map_or_else(|| Collective::from_str(text).map_err(|error| error.to_string()), Ok)
+}
+
+fn algorithm(text: &str) -> Result<Algorithm, String> {
+    Algorithm::from_str(&text.to_ascii_lowercase().replace('-', "_")).map_err(|error| error.to_string())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    // 2^50: what a simulation of it would mean is anybody's guess, and products of it stay within 64 bits.
+    parse_size(text).filter(|bytes| *bytes <= 1 << 50).ok_or_else(|| "not a size such as 8, 64K, 1M or 2G".to_owned())
+}
+
+/// A time for people.
+pub(crate) fn human_seconds(seconds: f64) -> String {
+    match seconds {
+        short if short < 1e-3 => format!("{:.2} us", short * 1e6),
+        middle if middle < 1.0 => format!("{:.3} ms", middle * 1e3),
+        long => format!("{long:.3} s"),
+    }
+}

@@ -1,0 +1,278 @@
+//! What the shared-memory transport costs between processes.
+//!
+//! ```text
+//! shm_bench latency            one way, 0 to 4096 bytes, 2 processes
+//! shm_bench stream             one way and both ways, 64 KiB to 64 MiB, 2 processes
+//! shm_bench sweep              stream over piece and ring sizes
+//! shm_bench flat N             flat exchange of N processes (oversubscribed when N is more than the processors)
+//! ```
+//! Processes are started from this very program; they find each other through files in a temporary directory.
+//! `PIN=1` binds rank r to processor r modulo their number; `PIN=same` all to one.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kolo_transport::shm::{ShmEndpoint, ShmOptions};
+use kolo_transport::{Channel, Endpoint, Event, Piece, Posted, Sink, Token};
+
+fn main() -> ExitCode {
+    if let Ok(rank) = env::var("SHM_BENCH_RANK") {
+        child(rank.parse().expect("a rank"));
+        return ExitCode::SUCCESS;
+    }
+    let args: Vec<_> = env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    match words[..] {
+        ["latency" | "stream"] => launch(words[0], 2, &[]),
+        ["flat", n] => launch("flat", n.parse().expect("a number of processes"), &[]),
+        ["sweep"] => {
+            for piece_kib in [8, 16, 32, 64] {
+                for slots in [2, 4, 8] {
+                    println!("# pieces of {piece_kib} KiB, {slots} to a ring");
+                    let (piece, ring) = (piece_kib * 1024, piece_kib * slots * 1024);
+                    let vars = [("SHM_BENCH_PIECE", piece.to_string()), ("SHM_BENCH_RING", ring.to_string())];
+                    launch("stream", 2, &vars);
+                }
+            }
+        }
+        _ => {
+            eprintln!("usage: shm_bench latency | stream | sweep | flat N");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn launch(what: &str, n: u32, vars: &[(&str, String)]) {
+    let directory = env::temp_dir().join(format!("shm-bench-{}", std::process::id()));
+    fs::create_dir_all(&directory).expect("a temporary directory");
+    let start = |rank: u32| {
+        Command::new(env::current_exe().expect("this program"))
+            .env("SHM_BENCH_RANK", rank.to_string())
+            .env("SHM_BENCH_SIZE", n.to_string())
+            .env("SHM_BENCH_WHAT", what)
+            .env("SHM_BENCH_DIR", &directory)
+            .envs(vars.iter().map(|(k, v)| (*k, v)))
+            .spawn()
+            .expect("a process")
+    };
+    let children: Vec<_> = (0..n).map(start).collect();
+    for mut child in children {
+        assert!(child.wait().expect("an end").success());
+    }
+    fs::remove_dir_all(&directory).expect("removed");
+}
+
+fn number(name: &str) -> Option<usize> {
+    env::var(name).ok().map(|v| v.parse().expect("a number"))
+}
+
+fn child(rank: u32) {
+    pin(rank);
+    let n = number("SHM_BENCH_SIZE").expect("set by launch") as u32;
+    let directory = PathBuf::from(env::var_os("SHM_BENCH_DIR").expect("set by launch"));
+    let defaults = ShmOptions::default();
+    let options = ShmOptions {
+        piece_bytes: number("SHM_BENCH_PIECE").unwrap_or(defaults.piece_bytes),
+        ring_bytes: number("SHM_BENCH_RING").unwrap_or(defaults.ring_bytes),
+        oversubscribed: n as usize > thread::available_parallelism().map_or(1, usize::from),
+        ..defaults
+    };
+    let mut endpoint = ShmEndpoint::new(rank, n, options).expect("endpoint");
+    meet(&mut endpoint, rank, n, &directory);
+    match env::var("SHM_BENCH_WHAT").as_deref() {
+        Ok("latency") => latency(Bench::new(endpoint, rank)),
+        Ok("stream") => stream(Bench::new(endpoint, rank)),
+        _ => flat(endpoint, rank),
+    }
+}
+
+fn pin(rank: u32) {
+    let cpu = match env::var("PIN").as_deref() {
+        Ok("same") => 0,
+        Ok(_) => rank as usize % thread::available_parallelism().map_or(1, usize::from),
+        Err(_) => return,
+    };
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set).expect("a processor");
+}
+
+fn meet(endpoint: &mut ShmEndpoint, rank: u32, n: u32, directory: &Path) {
+    let name = |rank: u32| directory.join(rank.to_string());
+    let draft = directory.join(format!("{rank}.draft"));
+    fs::write(&draft, endpoint.address()).expect("written");
+    fs::rename(&draft, name(rank)).expect("renamed");
+    for peer in (0..n).filter(|p| *p != rank) {
+        let address = loop {
+            match fs::read(name(peer)) {
+                Ok(bytes) => break bytes,
+                Err(_) => thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        endpoint.introduce(peer, &address).expect("introduced");
+    }
+    endpoint.establish(Instant::now() + Duration::from_secs(20)).expect("established");
+}
+
+struct Bench {
+    endpoint: ShmEndpoint,
+    rank: u32,
+    events: Vec<Event>,
+}
+
+impl Bench {
+    fn new(endpoint: ShmEndpoint, rank: u32) -> Self {
+        Self { endpoint, rank, events: Vec::with_capacity(16) }
+    }
+
+    fn on(&self, index: u16) -> Channel {
+        Channel { peer: 1 - self.rank, index }
+    }
+
+    fn send(&mut self, index: u16, piece: &[Piece; 1]) -> usize {
+        // SAFETY: the callers wait for the end of the message before they let go of the piece and its memory.
+        let posted = unsafe { self.endpoint.post_send(self.on(index), 7, piece, Token(1)) };
+        usize::from(posted.expect("post") == Posted::Pending)
+    }
+
+    fn receive(&mut self, index: u16, piece: &[Piece; 1]) -> usize {
+        // SAFETY: as for `send`.
+        let posted = unsafe { self.endpoint.post_recv(self.on(index), 7, Sink::Place(piece), Token(2)) };
+        usize::from(posted.expect("post") == Posted::Pending)
+    }
+
+    fn wait(&mut self, count: usize) {
+        while self.events.len() < count {
+            self.endpoint.poll(&mut self.events);
+        }
+        for event in self.events.drain(..) {
+            assert!(matches!(event, Event::Done(_)), "{event:?}");
+        }
+    }
+}
+
+/// Smallest and median of batches, in seconds.
+fn measure(batches: usize, mut batch: impl FnMut() -> f64) -> (f64, f64) {
+    let mut times: Vec<_> = (0..batches).map(|_| batch()).collect();
+    times.sort_by(f64::total_cmp);
+    (times[0], times[batches / 2])
+}
+
+fn buffer(len: usize) -> (Vec<u8>, [Piece; 1]) {
+    let mut bytes = vec![1u8; len];
+    let piece = [Piece { ptr: bytes.as_mut_ptr(), len }];
+    (bytes, piece)
+}
+
+fn latency(mut bench: Bench) {
+    for len in [0, 8, 40, 104, 128, 512, 2048, 4096, 8192, 16384, 32768, 65536, 131_072, 524_288] {
+        let (_from, from) = buffer(len);
+        let (_to, to) = buffer(len);
+        let rounds = if len > 4096 { 500 } else { 5000 };
+        let (least, median) = measure(41, || {
+            let start = Instant::now();
+            for _ in 0..rounds {
+                let mut left = 0;
+                if bench.rank == 0 {
+                    left += bench.send(0, &from);
+                }
+                let receive = bench.receive(0, &to);
+                if bench.rank == 0 {
+                    bench.wait(left + receive);
+                } else {
+                    bench.wait(receive);
+                    let left = bench.send(0, &from);
+                    bench.wait(left);
+                }
+            }
+            start.elapsed().as_secs_f64() / f64::from(rounds) / 2.0
+        });
+        if bench.rank == 0 {
+            println!("{len:8} B one way: {:8.1} ns least, {:8.1} ns median", least * 1e9, median * 1e9);
+        }
+    }
+}
+
+fn stream(mut bench: Bench) {
+    for len in [16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20, 16 << 20, 32 << 20, 64 << 20] {
+        let (_from, from) = buffer(len);
+        let (_to, to) = buffer(len);
+        let rounds = ((64 << 20) / len).clamp(2, 200);
+        let per_batch = |t: f64, ways: f64| ways * len as f64 * rounds as f64 / t / 1e9;
+        let one_way = measure(9, || {
+            synchronise(&mut bench);
+            let start = Instant::now();
+            for _ in 0..rounds {
+                let left = if bench.rank == 0 { bench.send(1, &from) } else { bench.receive(1, &to) };
+                bench.wait(left);
+            }
+            synchronise(&mut bench);
+            start.elapsed().as_secs_f64()
+        });
+        let both_ways = measure(9, || {
+            synchronise(&mut bench);
+            let start = Instant::now();
+            for _ in 0..rounds {
+                let left = bench.receive(1, &to) + bench.send(1, &from);
+                bench.wait(left);
+            }
+            synchronise(&mut bench);
+            start.elapsed().as_secs_f64()
+        });
+        if bench.rank == 0 {
+            println!(
+                "{:6} KiB: one way {:5.1} GB/s best {:5.1} median; both ways {:5.1} best {:5.1} median",
+                len / 1024,
+                per_batch(one_way.0, 1.0),
+                per_batch(one_way.1, 1.0),
+                per_batch(both_ways.0, 2.0),
+                per_batch(both_ways.1, 2.0),
+            );
+        }
+    }
+}
+
+fn synchronise(bench: &mut Bench) {
+    let (_from, from) = buffer(0);
+    let left = bench.receive(0, &from) + bench.send(0, &from);
+    bench.wait(left);
+}
+
+fn flat(mut endpoint: ShmEndpoint, rank: u32) {
+    let mut flat = endpoint.flat().expect("all on this host");
+    let oversubscribed = flat.is_oversubscribed();
+    for len in [8, 48, 112, 1024, 16384] {
+        let rounds = if oversubscribed { 1000 } else { 20_000 };
+        let mut sum = 0u64;
+        let (least, median) = measure(21, || {
+            let start = Instant::now();
+            for round in 0..rounds {
+                flat.publish(7, len, |to| to[..8].copy_from_slice(&u64::from(rank + round).to_le_bytes()));
+                while !flat.poll().expect("agreed") {
+                    if oversubscribed {
+                        thread::yield_now();
+                    }
+                }
+                for member in 0..flat.members() {
+                    let bytes = flat.payload(member)[..8].try_into().expect("8 bytes");
+                    sum = sum.wrapping_add(u64::from_le_bytes(bytes));
+                }
+                flat.finish();
+            }
+            start.elapsed().as_secs_f64() / f64::from(rounds)
+        });
+        if rank == 0 {
+            println!(
+                "flat, {} ranks, {len:6} B: {:8.3} us least, {:8.3} us median ({sum:x})",
+                flat.members(),
+                least * 1e6,
+                median * 1e6
+            );
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! One message of the suite: its memory at the sender or receiver, and what may be said about it afterwards.
+
+use super::pattern::Pattern;
+use crate::endpoint::{Consumer, GRAIN_BYTES, Piece, Sink};
+
+/// Bytes before, between and after pieces that nobody may touch.
+const GUARD_BYTES: usize = 24;
+const GUARD: u8 = 0xa5;
+/// What a target is filled with before something arrives.
+const BLANK: u8 = 0x5c;
+
+/// What a message looks like.
+#[derive(Clone, Debug)]
+pub(super) struct Shape {
+    pattern: Pattern,
+    len: usize,
+    cuts: Vec<usize>,
+    misalignment: usize,
+    repeated: bool,
+    eaten: bool,
+}
+
+impl Shape {
+    pub(super) fn new(seed: u64, len: usize) -> Self {
+        let pattern = Pattern::new(seed);
+        Self { pattern, len, cuts: vec![len], misalignment: 0, repeated: false, eaten: false }
+    }
+
+    /// In pieces of these lengths.
+    pub(super) fn cut(mut self, cuts: Vec<usize>) -> Self {
+        assert_eq!(cuts.iter().sum::<usize>(), self.len);
+        self.cuts = cuts;
+        self
+    }
+
+    /// The first piece begins so many bytes behind a multiple of 64.
+    pub(super) fn misaligned(mut self, bytes: usize) -> Self {
+        self.misalignment = bytes;
+        self
+    }
+
+    /// The same `period` bytes over and over; a source takes no more memory than that. Both ends must say so.
+    pub(super) fn repeated(mut self, period: usize) -> Self {
+        self.pattern = self.pattern.with_period(period);
+        self.cuts = vec![period; self.len / period];
+        self.cuts.extend(Some(self.len % period).filter(|&rest| rest > 0));
+        self.repeated = true;
+        self
+    }
+
+    /// Received by a consumer.
+    pub(super) fn eaten(mut self) -> Self {
+        self.eaten = true;
+        self
+    }
+}
+
+/// The memory of a message, kept in place while the transport has it.
+#[derive(Debug)]
+pub(super) struct Memory {
+    shape: Shape,
+    /// Guards and pieces.
+    bytes: Vec<u8>,
+    /// Where the pieces lie in `bytes`.
+    starts: Vec<usize>,
+    pieces: Box<[Piece]>,
+    eaten: Box<Eaten>,
+}
+
+// SAFETY: the pieces point into `bytes`, which moves with this.
+unsafe impl Send for Memory {}
+
+/// What a consumer has seen.
+#[derive(Debug)]
+struct Eaten {
+    pattern: Pattern,
+    len: usize,
+    at: usize,
+    fault: Option<String>,
+}
+
+impl Memory {
+    pub(super) fn source(shape: Shape) -> Self {
+        let mut memory = Self::lay_out(shape);
+        if memory.shape.repeated {
+            let (start, period) = (memory.starts[0], memory.bytes.len());
+            let len = memory.pieces[0].len.min(period);
+            memory.shape.pattern.fill(0, &mut memory.bytes[start..start + len]);
+        } else {
+            let mut offset = 0;
+            for (start, piece) in memory.starts.iter().zip(&memory.pieces) {
+                memory.shape.pattern.fill(offset, &mut memory.bytes[*start..start + piece.len]);
+                offset += piece.len;
+            }
+        }
+        memory
+    }
+
+    pub(super) fn target(shape: Shape) -> Self {
+        if shape.eaten {
+            let eaten = Eaten { pattern: shape.pattern, len: shape.len, at: 0, fault: None };
+            let (bytes, starts, pieces) = (Vec::new(), Vec::new(), Box::default());
+            return Self { shape, bytes, starts, pieces, eaten: Box::new(eaten) };
+        }
+        Self::lay_out(shape)
+    }
+
+    fn lay_out(shape: Shape) -> Self {
+        let room = shape.cuts.iter().map(|len| len + GUARD_BYTES).sum::<usize>() + GUARD_BYTES + 256;
+        let room = if shape.repeated { shape.cuts[0] + 2 * GUARD_BYTES + 256 } else { room };
+        let mut bytes = vec![GUARD; room];
+        let base = bytes.as_ptr().align_offset(64);
+        let mut start = base + 64 * GUARD_BYTES.div_ceil(64) + shape.misalignment;
+        let mut starts = Vec::with_capacity(shape.cuts.len());
+        for &len in &shape.cuts {
+            starts.push(start);
+            if !shape.repeated {
+                bytes[start..start + len].fill(BLANK);
+                start += len + GUARD_BYTES;
+            }
+        }
+        let first = bytes.as_mut_ptr();
+        let pieces = starts
+            .iter()
+            .zip(&shape.cuts)
+            .map(|(&at, &len)| Piece { ptr: first.wrapping_add(at), len })
+            .collect();
+        let eaten = Box::new(Eaten { pattern: shape.pattern, len: 0, at: 0, fault: None });
+        Self { shape, bytes, starts, pieces, eaten }
+    }
+
+    pub(super) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    pub(super) fn sink(&mut self) -> Sink<'_> {
+        if self.shape.eaten {
+            let context = (&raw mut *self.eaten).cast();
+            Sink::Consume { len: self.shape.len, consumer: Consumer { call: eat, context } }
+        } else {
+            Sink::Place(&self.pieces)
+        }
+    }
+
+    /// What is wrong with a message that was received.
+    pub(super) fn fault(&self) -> Option<String> {
+        if self.shape.eaten {
+            if let Some(fault) = &self.eaten.fault {
+                return Some(fault.clone());
+            }
+            let (at, len) = (self.eaten.at, self.shape.len);
+            return (at != len).then(|| format!("the consumer got {at} of {len} bytes"));
+        }
+        let mut offset = 0;
+        for (&start, piece) in self.starts.iter().zip(&self.pieces) {
+            let run = &self.bytes[start..start + piece.len];
+            if let Some(at) = self.shape.pattern.difference(offset, run) {
+                return Some(format!("wrong byte at offset {at} of {}", self.shape.len));
+            }
+            offset += piece.len;
+        }
+        self.guard_fault()
+    }
+
+    /// What is wrong around the pieces, whatever is in them.
+    pub(super) fn guard_fault(&self) -> Option<String> {
+        let mut at = 0;
+        let ends = self.starts.iter().zip(&self.pieces).map(|(&start, piece)| (start, start + piece.len));
+        for (start, end) in ends.chain([(self.bytes.len(), self.bytes.len())]) {
+            if self.bytes[at..start.max(at)].iter().any(|&b| b != GUARD) {
+                return Some(format!("bytes outside of the pieces were overwritten, before offset {start}"));
+            }
+            at = end;
+        }
+        self.eaten.fault.clone()
+    }
+
+    /// A number that changes when the memory does.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let words =
+            self.bytes.chunks(8).map(|chunk| chunk.iter().fold(0u64, |sum, &b| sum << 8 | u64::from(b)));
+        let sum =
+            words.fold(0u64, |sum, word| (sum.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        sum ^ self.eaten.at as u64
+    }
+}
+
+/// The consumer of the suite: checks the contract and the bytes.
+///
+/// # Safety
+/// `context` is an [`Eaten`], and `data..data + len` readable.
+unsafe fn eat(context: *mut (), offset: usize, data: *const u8, len: usize) {
+    // SAFETY: by contract; the box outlives the token, and nobody else looks meanwhile.
+    let eaten = unsafe { &mut *context.cast::<Eaten>() };
+    // SAFETY: by contract.
+    let bytes = unsafe { std::slice::from_raw_parts(data, len) };
+    let fault = if offset != eaten.at {
+        Some(format!("the consumer was called with offset {offset}, after {} bytes", eaten.at))
+    } else if !offset.is_multiple_of(GRAIN_BYTES) && len > 0 {
+        Some(format!("the consumer was called at offset {offset}, which is no multiple of the grain"))
+    } else if offset + len > eaten.len {
+        Some(format!("the consumer got {} bytes, expected {}", offset + len, eaten.len))
+    } else if offset + len < eaten.len && !len.is_multiple_of(GRAIN_BYTES) {
+        Some(format!("the consumer got {len} bytes in the middle, which is no multiple of the grain"))
+    } else {
+        eaten.pattern.difference(offset, bytes).map(|at| format!("the consumer got a wrong byte at {at}"))
+    };
+    eaten.at = offset + len;
+    if eaten.fault.is_none() {
+        eaten.fault = fault;
+    }
+}

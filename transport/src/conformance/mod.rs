@@ -1,0 +1,175 @@
+//! What every transport must do, as tests that run against any of them.
+//!
+//! A transport's test file says how its endpoints are made, and which suite to run:
+//!
+//! ```ignore
+//! struct Tcp;
+//! impl Subject for Tcp { /* name, endpoint */ }
+//! kolo_transport::conformance!(Tcp);
+//! ```
+//!
+//! Each case becomes a `#[test]`. Sizes come from the endpoint's own limits; a case that needs a capability that the
+//! transport lacks prints why it is skipped. Contents are seeded patterns, checked everywhere; memory around and
+//! between pieces is guarded. No case waits for a state by sleeping, and each wait has a deadline that turns a hang
+//! into a failure that says what was awaited.
+//!
+//! The suite panics when a promise is broken; it is for tests only.
+
+mod allocator;
+mod failure;
+mod flow;
+mod message;
+mod messages;
+mod namespaces;
+mod pattern;
+mod processes;
+mod sabotage;
+mod waiting;
+mod world;
+
+use std::time::Duration;
+
+use crate::endpoint::Endpoint;
+
+pub use allocator::CountingAllocator;
+pub use namespaces::across_namespaces;
+pub use processes::across_processes;
+pub use sabotage::{Fault, Sabotaged};
+
+/// A transport under test.
+pub trait Subject: Sync {
+    /// The endpoint of `rank` among `world_size`. Ranks of one job have the same `job`, others have not.
+    fn endpoint(&self, rank: u32, world_size: u32, job: [u8; 16]) -> Box<dyn Endpoint>;
+
+    /// How long any wait of a case may take before it counts as a hang: far longer than it takes on a busy machine.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(30)
+    }
+
+    /// Cases that this transport need not pass, with the reason.
+    fn exemptions(&self) -> &[(&'static str, &'static str)] {
+        &[]
+    }
+}
+
+/// One promise, put to the test.
+#[derive(Clone, Copy)]
+pub struct Case {
+    /// Its name; the `#[test]` has the same.
+    pub name: &'static str,
+    /// Runs it; panics if the promise is broken.
+    pub run: fn(&dyn Subject),
+}
+
+impl std::fmt::Debug for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// Runs one case by its name.
+///
+/// # Panics
+/// If the promise is broken, or there is no such case.
+pub fn run(subject: &dyn Subject, name: &str) {
+    if let Some((_, why)) = subject.exemptions().iter().find(|(exempt, _)| *exempt == name) {
+        skip(why);
+        return;
+    }
+    let case = CASES.iter().find(|case| case.name == name).expect("no such case");
+    (case.run)(subject);
+}
+
+fn skip(why: &str) {
+    println!("skipped: {why}");
+}
+
+/// Lists the cases once: as data, and as the macro that makes tests of them.
+macro_rules! cases {
+    ($($module:ident { $($name:ident),* $(,)? })*) => {
+        /// All cases.
+        pub const CASES: &[Case] =
+            &[$($(Case { name: stringify!($name), run: $module::$name }),*),*];
+    };
+}
+
+cases! {
+    messages {
+        order,
+        zero_length,
+        sizes,
+        unaligned,
+        scatter_gather,
+        small_messages_by_the_thousand,
+        random_traffic,
+        consumers_get_whole_grains,
+        one_gigabyte,
+        wrong_arguments_are_refused,
+    }
+    flow {
+        many_channels,
+        channels_do_not_wait_for_each_other,
+        floods_in_both_directions,
+        simultaneous_first_messages,
+        storm_of_first_messages,
+        posted_long_before_the_peer,
+        steady_state_does_not_allocate,
+        flushed_means_gone,
+    }
+    failure {
+        mismatched_tag,
+        mismatched_length,
+        abort_gives_all_memory_back,
+        abandon_concerns_one_peer,
+        peer_lost_in_the_middle,
+        peer_lost_is_for_ever,
+        done_sends_survive_their_sender,
+    }
+    waiting {
+        sleepers_wake_by_descriptor,
+        sleepers_wake_by_word,
+        sleepers_wake_for_room,
+        idle_ends_do_not_hold_up_sleep,
+    }
+}
+
+/// Makes a `#[test]` of every case, for the subject that the expression gives.
+///
+/// A test of its own makes sure that none is forgotten here.
+#[macro_export]
+macro_rules! conformance {
+    ($subject:expr) => {
+        $crate::conformance! { @tests $subject;
+            order zero_length sizes unaligned scatter_gather small_messages_by_the_thousand random_traffic
+            consumers_get_whole_grains one_gigabyte wrong_arguments_are_refused
+            many_channels channels_do_not_wait_for_each_other floods_in_both_directions
+            simultaneous_first_messages storm_of_first_messages posted_long_before_the_peer
+            steady_state_does_not_allocate flushed_means_gone
+            mismatched_tag mismatched_length abort_gives_all_memory_back abandon_concerns_one_peer
+            peer_lost_in_the_middle peer_lost_is_for_ever done_sends_survive_their_sender
+            sleepers_wake_by_descriptor sleepers_wake_by_word sleepers_wake_for_room
+            idle_ends_do_not_hold_up_sleep
+        }
+    };
+    (@tests $subject:expr; $($name:ident)*) => {
+        $(
+            #[test]
+            fn $name() {
+                $crate::conformance::run(&$subject, stringify!($name));
+            }
+        )*
+
+        #[test]
+        fn every_case_is_run() {
+            let here = [$(stringify!($name)),*];
+            let all: Vec<&str> = $crate::conformance::CASES.iter().map(|case| case.name).collect();
+            assert_eq!(&here[..], &all[..]);
+        }
+
+        #[test]
+        fn across_processes() {
+            let path = concat!(module_path!(), "::across_processes");
+            $crate::conformance::across_processes(&$subject, path);
+        }
+    };
+}

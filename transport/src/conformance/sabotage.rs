@@ -1,0 +1,184 @@
+//! Decorators that break a transport on purpose: to prove that the suite notices, and to see what those above do
+//! when a transport fails.
+
+use std::time::Instant;
+
+use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
+use crate::error::{Error, ErrorKind};
+
+/// What is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing; but only one poll in so many does anything. Everything must still work.
+    Slow(u32),
+    /// The so-manyth completion is reported twice.
+    TwiceDone(u64),
+    /// The so-manyth event is swallowed.
+    LostEvent(u64),
+    /// Tags are changed on the way out from the so-manyth send on.
+    WrongTag(u64),
+    /// The first byte of the so-manyth message received into place is changed.
+    WrongByte(u64),
+    /// The owner is told that it need not be woken.
+    DeafSleep,
+    /// All peers are lost after so many posts.
+    LostPeers(u64),
+}
+
+/// An endpoint with a fault.
+#[derive(Debug)]
+pub struct Sabotaged {
+    inner: Box<dyn Endpoint>,
+    fault: Fault,
+    count: u64,
+    polls: u32,
+    victim: Option<(Token, SendPtr)>,
+    world_size: u32,
+    lost: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct SendPtr(*mut u8);
+
+// SAFETY: points into a posted receive, which is lent to the endpoint wherever that lives.
+unsafe impl Send for SendPtr {}
+
+impl Sabotaged {
+    /// Wraps an endpoint of a world of that size.
+    #[must_use]
+    pub fn new(inner: Box<dyn Endpoint>, world_size: u32, fault: Fault) -> Self {
+        Self { inner, fault, count: 0, polls: 0, victim: None, world_size, lost: false }
+    }
+
+    fn count(&mut self) -> u64 {
+        self.count += 1;
+        self.count
+    }
+}
+
+impl Endpoint for Sabotaged {
+    fn caps(&self) -> &Caps {
+        self.inner.caps()
+    }
+
+    fn address(&self) -> &[u8] {
+        self.inner.address()
+    }
+
+    fn introduce(&mut self, peer: u32, address: &[u8]) -> Result<Reach, Error> {
+        self.inner.introduce(peer, address)
+    }
+
+    fn establish(&mut self, deadline: Instant) -> Result<(), Error> {
+        self.inner.establish(deadline)
+    }
+
+    unsafe fn post_send(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        src: &[Piece],
+        token: Token,
+    ) -> Result<Posted, Error> {
+        let fault = self.fault;
+        let tag = match fault {
+            Fault::WrongTag(after) if self.count() >= after => !tag,
+            Fault::LostPeers(_) => {
+                self.count();
+                tag
+            }
+            _ => tag,
+        };
+        // SAFETY: the caller's obligation, unchanged.
+        unsafe { self.inner.post_send(on, tag, src, token) }
+    }
+
+    unsafe fn post_recv(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        dst: Sink<'_>,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        match self.fault {
+            Fault::WrongByte(number) => {
+                if let Sink::Place(list) = dst
+                    && let Some(piece) = list.iter().find(|piece| piece.len > 0)
+                    && self.count() == number
+                {
+                    self.victim = Some((token, SendPtr(piece.ptr)));
+                }
+            }
+            Fault::LostPeers(_) => drop(self.count()),
+            _ => {}
+        }
+        // SAFETY: the caller's obligation, unchanged.
+        unsafe { self.inner.post_recv(on, tag, dst, token) }
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
+        self.polls = self.polls.wrapping_add(1);
+        if let Fault::Slow(every) = self.fault
+            && !self.polls.is_multiple_of(every)
+        {
+            return false;
+        }
+        let before = events.len();
+        let moved = self.inner.poll(events);
+        if let Fault::LostPeers(after) = self.fault
+            && self.count >= after
+            && !self.lost
+        {
+            self.lost = true;
+            let cause = Error::new(ErrorKind::PeerLost, "sabotage", None, "the link was cut on purpose");
+            self.inner.abort(&cause, events);
+            events.extend((0..self.world_size).map(|peer| Event::Down { peer, cause: cause.clone() }));
+            return true;
+        }
+        let mut at = before;
+        while at < events.len() {
+            let done = match events[at] {
+                Event::Done(token) => Some(token),
+                Event::Failed(..) | Event::Down { .. } => None,
+            };
+            match (self.fault, done) {
+                (Fault::TwiceDone(number), Some(token)) if self.count() == number => {
+                    events.push(Event::Done(token));
+                }
+                (Fault::LostEvent(number), _) if self.count() == number => {
+                    events.remove(at);
+                    continue;
+                }
+                (Fault::WrongByte(_), Some(token)) => {
+                    if let Some((_, SendPtr(byte))) = self.victim.take_if(|(victim, _)| *victim == token) {
+                        // SAFETY: the first byte of a receive of which the owner has not heard yet.
+                        unsafe { *byte ^= 1 };
+                    }
+                }
+                _ => {}
+            }
+            at += 1;
+        }
+        moved
+    }
+
+    fn arm(&mut self, by: ParkBy) -> Armed<'_> {
+        if self.fault == Fault::DeafSleep { Armed::Idle } else { self.inner.arm(by) }
+    }
+
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+
+    fn abandon(&mut self, peer: u32, cause: &Error, events: &mut Vec<Event>) {
+        self.inner.abandon(peer, cause, events);
+    }
+
+    fn abort(&mut self, cause: &Error, events: &mut Vec<Event>) {
+        self.inner.abort(cause, events);
+    }
+
+    fn is_flushed(&self) -> bool {
+        self.inner.is_flushed()
+    }
+}

@@ -1,0 +1,163 @@
+//! Cases about sleeping and waking: two threads hand over to each other, and sleep in between.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::AtomicU32;
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::thread::futex;
+
+use super::pattern::Random;
+use super::world::endpoints;
+use super::{Subject, skip};
+use crate::endpoint::{Armed, Channel, Endpoint, Event, ParkBy, Piece, Posted, Sink, Token};
+
+const HANDOVERS: u64 = 3000;
+
+pub(super) fn sleepers_wake_by_descriptor(subject: &dyn Subject) {
+    let ends = endpoints(subject, 2);
+    if !ends[0].caps().park_fd {
+        return skip("nobody can sleep on a descriptor of this transport");
+    }
+    ping_pong(subject, ends, ParkBy::Fd, |_| 16, HANDOVERS);
+}
+
+pub(super) fn sleepers_wake_by_word(subject: &dyn Subject) {
+    let ends = endpoints(subject, 2);
+    if !ends[0].caps().park_word {
+        return skip("nobody can sleep on a word of this transport");
+    }
+    ping_pong(subject, ends, ParkBy::Word, |_| 16, HANDOVERS);
+}
+
+/// Messages that do not fit: the sender too must be woken, when there is room.
+pub(super) fn sleepers_wake_for_room(subject: &dyn Subject) {
+    for by in [ParkBy::Fd, ParkBy::Word] {
+        let ends = endpoints(subject, 2);
+        let caps = ends[0].caps();
+        let able = if by == ParkBy::Fd { caps.park_fd } else { caps.park_word };
+        if able {
+            ping_pong(subject, ends, by, |turn| if turn % 2 == 0 { 6 << 20 } else { 100_000 }, 60);
+        }
+    }
+}
+
+pub(super) fn idle_ends_do_not_hold_up_sleep(subject: &dyn Subject) {
+    let mut ends = endpoints(subject, 2);
+    let by = if ends[0].caps().park_fd { ParkBy::Fd } else { ParkBy::Word };
+    for end in &mut ends {
+        // Whatever it says, a poll after it must find nothing, and taking it back must work.
+        let _ = end.arm(by);
+        let mut events = Vec::new();
+        end.poll(&mut events);
+        assert!(events.is_empty(), "{events:?}");
+        end.disarm();
+    }
+}
+
+fn ping_pong(
+    subject: &dyn Subject,
+    ends: Vec<Box<dyn Endpoint>>,
+    by: ParkBy,
+    len: fn(u64) -> usize,
+    turns: u64,
+) {
+    let deadline = Instant::now() + subject.patience();
+    std::thread::scope(|scope| {
+        for (rank, mut end) in ends.into_iter().enumerate() {
+            scope.spawn(move || {
+                let mut random = Random::new(rank as u64);
+                let mut buffer = vec![0u8; len(0).max(len(1))];
+                let peer = 1 - rank as u32;
+                for turn in 0..turns {
+                    let len = len(turn);
+                    let mine = turn % 2 == rank as u64;
+                    if mine {
+                        buffer[..len].fill(turn as u8);
+                    }
+                    let pieces = [Piece { ptr: buffer.as_mut_ptr(), len }];
+                    let on = Channel { peer, index: 0 };
+                    // SAFETY: buffer and pieces live until the wait below has seen the token complete.
+                    let posted = unsafe {
+                        if mine {
+                            end.post_send(on, turn, &pieces, Token(turn))
+                        } else {
+                            end.post_recv(on, turn, Sink::Place(&pieces), Token(turn))
+                        }
+                    };
+                    if posted.expect("post") == Posted::Pending {
+                        // Sometimes it is there before the sleep, sometimes during, sometimes after.
+                        for _ in 0..random.below(300) {
+                            std::hint::spin_loop();
+                        }
+                        sleep_until_done(&mut *end, by, Token(turn), deadline);
+                    }
+                    assert!(buffer[..len].iter().all(|&b| b == turn as u8), "wrong bytes in turn {turn}");
+                }
+                // The last message may still need this end to move.
+                let mut events = Vec::new();
+                while !end.is_flushed() {
+                    end.poll(&mut events);
+                    assert!(Instant::now() < deadline, "stuck flushing");
+                }
+            });
+        }
+    });
+}
+
+/// What to sleep on, without borrowing the endpoint, which must be polled once more.
+enum Bed {
+    Fd(i32),
+    Word(*const AtomicU32, u32),
+    None,
+}
+
+fn sleep_until_done(end: &mut dyn Endpoint, by: ParkBy, token: Token, deadline: Instant) {
+    let mut events = Vec::new();
+    loop {
+        end.poll(&mut events);
+        if is_done(&mut events, token) {
+            return;
+        }
+        let bed = match end.arm(by) {
+            Armed::Idle => Bed::None,
+            Armed::Word(word, value) => Bed::Word(word, value),
+            Armed::Fd(fd) => Bed::Fd(fd.as_raw_fd()),
+        };
+        end.poll(&mut events);
+        if is_done(&mut events, token) {
+            end.disarm();
+            return;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        assert!(!left.is_zero(), "a lost wake-up: {token:?}, {end:#?}");
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match bed {
+            Bed::None => panic!("the endpoint says that nothing is outstanding, but {token:?} is"),
+            Bed::Word(word, value) => {
+                // SAFETY: the word belongs to the endpoint, which is not moved or dropped here.
+                let word = unsafe { &*word };
+                // Returns early if the word has changed, which is the point.
+                let _ = futex::wait(word, futex::Flags::empty(), value, Some(&left));
+            }
+            Bed::Fd(fd) => {
+                // SAFETY: the descriptor belongs to the endpoint, which is not dropped here.
+                let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+                let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+                let _ = rustix::event::poll(&mut fds, Some(&left));
+            }
+        }
+        end.disarm();
+    }
+}
+
+fn is_done(events: &mut Vec<Event>, token: Token) -> bool {
+    let mut done = false;
+    for event in events.drain(..) {
+        match event {
+            Event::Done(which) if which == token => done = true,
+            other => panic!("{other:?}"),
+        }
+    }
+    done
+}

@@ -1,0 +1,298 @@
+//! A world of endpoints in one process, stepped by one thread: no state is waited for by sleeping, every wait has a
+//! deadline, and every promise about tokens is checked all the time.
+
+use std::time::Instant;
+
+use super::Subject;
+use super::message::{Memory, Shape};
+use crate::endpoint::{Channel, Endpoint, Event, Posted, Reach, Token};
+use crate::error::{Error, ErrorKind};
+
+/// How an operation stands.
+#[derive(Clone, Debug)]
+pub(super) enum Outcome {
+    Pending,
+    Done,
+    Failed(Error),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    Send,
+    Recv,
+}
+
+#[derive(Debug)]
+struct Op {
+    rank: u32,
+    on: Channel,
+    direction: Direction,
+    outcome: Outcome,
+    memory: Memory,
+    /// Of the memory, when it was given back without a message in it.
+    fingerprint: Option<u64>,
+}
+
+/// An operation of the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ticket(usize);
+
+/// Added to tokens, so that a transport that takes them for small numbers is found out.
+const TOKEN_BASE: u64 = 0xfeed_0000_0000_0000;
+
+/// All ends, and all that was posted.
+#[derive(Debug)]
+pub(super) struct World {
+    ends: Vec<Option<Box<dyn Endpoint>>>,
+    ops: Vec<Op>,
+    /// (who says so, whom) in order.
+    pub(super) downs: Vec<(u32, u32)>,
+    events: Vec<Event>,
+    pending: usize,
+    deadline: Instant,
+}
+
+/// Endpoints of all ranks, introduced and established.
+pub(super) fn endpoints(subject: &dyn Subject, world_size: u32) -> Vec<Box<dyn Endpoint>> {
+    let mut job = [0; 16];
+    getrandom::fill(&mut job).expect("random numbers");
+    let mut ends: Vec<_> = (0..world_size).map(|rank| subject.endpoint(rank, world_size, job)).collect();
+    let addresses: Vec<Vec<u8>> = ends.iter().map(|end| end.address().to_vec()).collect();
+    for (rank, end) in ends.iter_mut().enumerate() {
+        for (peer, address) in addresses.iter().enumerate().filter(|&(peer, _)| peer != rank) {
+            assert!(address.len() <= 1024, "an address of {} bytes", address.len());
+            let reach = end.introduce(peer as u32, address).expect("introduce");
+            assert!(matches!(reach, Reach::Yes { .. }), "rank {rank} to {peer}: {reach:?}");
+        }
+    }
+    let deadline = Instant::now() + subject.patience();
+    std::thread::scope(|scope| {
+        for end in &mut ends {
+            scope.spawn(move || end.establish(deadline).expect("establish"));
+        }
+    });
+    ends
+}
+
+impl World {
+    pub(super) fn new(subject: &dyn Subject, world_size: u32) -> Self {
+        let ends = endpoints(subject, world_size).into_iter().map(Some).collect();
+        let deadline = Instant::now() + subject.patience();
+        Self { ends, ops: Vec::new(), downs: Vec::new(), events: Vec::new(), pending: 0, deadline }
+    }
+
+    /// The world as seen from the process of one rank.
+    pub(super) fn alone(subject: &dyn Subject, rank: u32, world_size: u32, end: Box<dyn Endpoint>) -> Self {
+        let mut ends: Vec<_> = (0..world_size).map(|_| None).collect();
+        ends[rank as usize] = Some(end);
+        let deadline = Instant::now() + subject.patience();
+        Self { ends, ops: Vec::new(), downs: Vec::new(), events: Vec::new(), pending: 0, deadline }
+    }
+
+    pub(super) fn end(&mut self, rank: u32) -> &mut dyn Endpoint {
+        self.ends[rank as usize].as_deref_mut().expect("an endpoint that was dropped")
+    }
+
+    /// Drops a rank's endpoint. What it has pending is forgotten.
+    pub(super) fn drop_end(&mut self, rank: u32) {
+        self.ends[rank as usize] = None;
+        for op in self.ops.iter_mut().filter(|op| op.rank == rank && matches!(op.outcome, Outcome::Pending)) {
+            op.fingerprint = Some(op.memory.fingerprint());
+            let cause = Error::new(ErrorKind::Aborted, "suite", None, "endpoint dropped");
+            op.outcome = Outcome::Failed(cause);
+            self.pending -= 1;
+        }
+    }
+
+    /// Posts a message from `rank` on the channel to `peer`.
+    pub(super) fn send(&mut self, rank: u32, peer: u32, index: u16, tag: u64, shape: Shape) -> Ticket {
+        self.post(rank, Channel { peer, index }, tag, Direction::Send, Memory::source(shape))
+    }
+
+    /// Posts a receive at `rank` from `peer`.
+    pub(super) fn recv(&mut self, rank: u32, peer: u32, index: u16, tag: u64, shape: Shape) -> Ticket {
+        self.post(rank, Channel { peer, index }, tag, Direction::Recv, Memory::target(shape))
+    }
+
+    /// Both ends of a message.
+    pub(super) fn exchange(&mut self, from: u32, to: u32, index: u16, tag: u64, shape: Shape) -> [Ticket; 2] {
+        let recv = self.recv(to, from, index, tag, shape.clone());
+        [self.send(from, to, index, tag, shape), recv]
+    }
+
+    fn post(&mut self, rank: u32, on: Channel, tag: u64, direction: Direction, memory: Memory) -> Ticket {
+        let ticket = Ticket(self.ops.len());
+        let token = Token(TOKEN_BASE + ticket.0 as u64);
+        self.pending += 1;
+        self.ops.push(Op { rank, on, direction, outcome: Outcome::Pending, memory, fingerprint: None });
+        let op = &mut self.ops[ticket.0];
+        let end = self.ends[rank as usize].as_deref_mut().expect("an endpoint that was dropped");
+        // SAFETY: the memory lies on the heap behind `op`, which lives as long as the world does; an endpoint is
+        // dropped before (fields drop in order, and `ends` comes first). Nobody else writes to it.
+        let posted = unsafe {
+            match direction {
+                Direction::Send => {
+                    let pieces: *const [_] = op.memory.pieces();
+                    end.post_send(on, tag, &*pieces, token)
+                }
+                Direction::Recv => end.post_recv(on, tag, op.memory.sink(), token),
+            }
+        };
+        match posted {
+            Ok(Posted::Pending) => {}
+            Ok(Posted::Done) => self.complete(ticket),
+            Err(error) => self.fail(ticket, error),
+        }
+        ticket
+    }
+
+    /// Polls every end once. Returns whether anything moved.
+    pub(super) fn step(&mut self) -> bool {
+        let mut moved = false;
+        for rank in 0..self.ends.len() as u32 {
+            moved |= self.poll(rank);
+        }
+        moved
+    }
+
+    /// Polls one end.
+    pub(super) fn poll(&mut self, rank: u32) -> bool {
+        let mut events = std::mem::take(&mut self.events);
+        let Some(end) = self.ends[rank as usize].as_deref_mut() else {
+            self.events = events;
+            return false;
+        };
+        let moved = end.poll(&mut events);
+        assert!(moved || events.is_empty(), "a poll that brings events says that nothing moved");
+        self.absorb(rank, &mut events);
+        self.events = events;
+        moved
+    }
+
+    /// Takes in what an end of `rank` has reported.
+    pub(super) fn absorb(&mut self, rank: u32, events: &mut Vec<Event>) {
+        for event in events.drain(..) {
+            match event {
+                Event::Done(token) => {
+                    let ticket = self.ticket(rank, token);
+                    self.complete(ticket);
+                }
+                Event::Failed(token, error) => {
+                    let ticket = self.ticket(rank, token);
+                    self.fail(ticket, error);
+                }
+                Event::Down { peer, cause } => {
+                    assert!(!self.downs.contains(&(rank, peer)), "{rank} reports {peer} down twice: {cause}");
+                    let open = self.ops.iter().any(|op| {
+                        op.rank == rank && op.on.peer == peer && matches!(op.outcome, Outcome::Pending)
+                    });
+                    assert!(!open, "{rank} reports {peer} down before its tokens have failed");
+                    self.downs.push((rank, peer));
+                }
+            }
+        }
+    }
+
+    fn ticket(&self, rank: u32, token: Token) -> Ticket {
+        let number = token.0.wrapping_sub(TOKEN_BASE) as usize;
+        assert!(number < self.ops.len(), "an event for a token that was never posted: {token:?}");
+        assert_eq!(self.ops[number].rank, rank, "an event of another rank: {token:?}");
+        Ticket(number)
+    }
+
+    fn complete(&mut self, ticket: Ticket) {
+        let op = &mut self.ops[ticket.0];
+        let pending = matches!(op.outcome, Outcome::Pending);
+        assert!(pending, "operation {} completes twice: {:?}, then done", ticket.0, op.outcome);
+        op.outcome = Outcome::Done;
+        self.pending -= 1;
+        if op.direction == Direction::Recv
+            && let Some(fault) = op.memory.fault()
+        {
+            panic!("rank {}, {:?}, operation {}: {fault}", op.rank, op.on, ticket.0);
+        }
+        if op.direction == Direction::Recv {
+            // Long suites of large messages would add up. A source may still be read by mistake, and that show.
+            op.memory = Memory::target(Shape::new(0, 0));
+        }
+    }
+
+    fn fail(&mut self, ticket: Ticket, error: Error) {
+        let op = &mut self.ops[ticket.0];
+        let pending = matches!(op.outcome, Outcome::Pending);
+        assert!(pending, "operation {} completes twice: {:?}, then {error}", ticket.0, op.outcome);
+        op.outcome = Outcome::Failed(error);
+        self.pending -= 1;
+        op.fingerprint = Some(op.memory.fingerprint());
+        assert_eq!(op.memory.guard_fault(), None, "operation {}", ticket.0);
+    }
+
+    /// Fails if memory of failed operations has changed since they failed.
+    pub(super) fn assert_untouched(&self) {
+        for (number, op) in self.ops.iter().enumerate() {
+            if let Some(fingerprint) = op.fingerprint {
+                assert_eq!(
+                    op.memory.fingerprint(),
+                    fingerprint,
+                    "operation {number} touched after it failed"
+                );
+            }
+        }
+    }
+
+    pub(super) fn outcome(&self, ticket: Ticket) -> &Outcome {
+        &self.ops[ticket.0].outcome
+    }
+
+    pub(super) fn is_done(&self, ticket: Ticket) -> bool {
+        matches!(self.outcome(ticket), Outcome::Done)
+    }
+
+    pub(super) fn is_pending(&self, ticket: Ticket) -> bool {
+        matches!(self.outcome(ticket), Outcome::Pending)
+    }
+
+    /// The error of a failed operation.
+    pub(super) fn error(&self, ticket: Ticket) -> &Error {
+        match self.outcome(ticket) {
+            Outcome::Failed(error) => error,
+            other => panic!("operation {} should have failed: {other:?}", ticket.0),
+        }
+    }
+
+    /// Steps until `condition`, or fails with `what`.
+    pub(super) fn wait(&mut self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
+        while !condition(self) {
+            let moved = self.step();
+            self.check_deadline(what);
+            if !moved {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Steps until nothing is pending, all of it done.
+    pub(super) fn finish(&mut self, what: &str) {
+        self.wait(what, |world| world.pending == 0);
+        for (number, op) in self.ops.iter().enumerate() {
+            assert!(matches!(op.outcome, Outcome::Done), "operation {number}: {:?}", op.outcome);
+        }
+    }
+
+    pub(super) fn check_deadline(&self, what: &str) {
+        if Instant::now() < self.deadline {
+            return;
+        }
+        let pending: Vec<String> = self
+            .ops
+            .iter()
+            .enumerate()
+            .filter(|(_, op)| matches!(op.outcome, Outcome::Pending))
+            .take(8)
+            .map(|(number, op)| {
+                format!("{number}: {:?} of rank {} on {}/{}", op.direction, op.rank, op.on.peer, op.on.index)
+            })
+            .collect();
+        panic!("stuck: {what}; pending, the first few: [{}]; ends: {:#?}", pending.join(", "), self.ends);
+    }
+}

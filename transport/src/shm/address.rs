@@ -1,0 +1,124 @@
+//! The address blob: how the ranks of a host find each other.
+
+use super::host::{Host, NAME_BYTES};
+
+/// First bytes of every blob.
+const MAGIC: [u8; 4] = *b"KSHM";
+/// Layout of the blob, of the greetings and of the shared memory: they change together.
+pub(crate) const VERSION: u32 = 1;
+/// magic, version, boot, namespace, uid, pid, name, cookie
+const BYTES: usize = 4 + 4 + 16 + 8 + 4 + 4 + NAME_BYTES + 16;
+
+/// What a rank tells all others about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Address {
+    pub(crate) host: Host,
+    pub(crate) uid: u32,
+    /// For error texts only.
+    pub(crate) pid: u32,
+    /// Name of the stream listener.
+    pub(crate) name: [u8; NAME_BYTES],
+    /// Whoever knows it has read this blob: socket names can be seen by every user of the host, blobs cannot.
+    pub(crate) cookie: [u8; 16],
+}
+
+impl Address {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(BYTES);
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&self.host.boot);
+        out.extend_from_slice(&self.host.namespace.to_le_bytes());
+        out.extend_from_slice(&self.uid.to_le_bytes());
+        out.extend_from_slice(&self.pid.to_le_bytes());
+        out.extend_from_slice(&self.name);
+        out.extend_from_slice(&self.cookie);
+        out
+    }
+
+    /// Reads a blob, or says what is wrong with it.
+    pub(crate) fn decode(blob: &[u8]) -> Result<Self, String> {
+        let rest = blob.strip_prefix(&MAGIC).ok_or("not the address of a shared-memory endpoint")?;
+        let (version, mut rest) = take::<4>(rest)?;
+        let version = u32::from_le_bytes(version);
+        if version != VERSION {
+            return Err(format!("version {version} of the shared-memory transport, this is {VERSION}"));
+        }
+        if blob.len() != BYTES {
+            return Err(format!("an address of {} bytes, expected {BYTES}", blob.len()));
+        }
+        let mut field = |out: &mut [u8]| {
+            let (head, tail) = rest.split_at(out.len());
+            out.copy_from_slice(head);
+            rest = tail;
+        };
+        let (mut boot, mut namespace, mut uid, mut pid) = ([0; 16], [0; 8], [0; 4], [0; 4]);
+        let (mut name, mut cookie) = ([0; NAME_BYTES], [0; 16]);
+        field(&mut boot);
+        field(&mut namespace);
+        field(&mut uid);
+        field(&mut pid);
+        field(&mut name);
+        field(&mut cookie);
+        Ok(Self {
+            host: Host { boot, namespace: u64::from_le_bytes(namespace) },
+            uid: u32::from_le_bytes(uid),
+            pid: u32::from_le_bytes(pid),
+            name,
+            cookie,
+        })
+    }
+
+    /// Name of the datagram socket on which a sleeping owner is nudged.
+    pub(crate) fn bell_name(&self) -> [u8; NAME_BYTES] {
+        let mut name = self.name;
+        name[..5].copy_from_slice(b"bell-");
+        name
+    }
+}
+
+fn take<const N: usize>(bytes: &[u8]) -> Result<([u8; N], &[u8]), String> {
+    let (head, tail) = bytes.split_first_chunk::<N>().ok_or("the address is cut short")?;
+    Ok((*head, tail))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sample() -> Address {
+        Address {
+            host: Host { boot: [7; 16], namespace: 42 },
+            uid: 1000,
+            pid: 77,
+            name: [b'n'; NAME_BYTES],
+            cookie: [9; 16],
+        }
+    }
+
+    #[test]
+    fn round_trip() {
+        assert_eq!(Address::decode(&sample().encode()), Ok(sample()));
+    }
+
+    #[test]
+    fn every_cut_and_every_other_version_is_refused() {
+        let blob = sample().encode();
+        for len in 0..blob.len() {
+            assert!(Address::decode(&blob[..len]).is_err(), "{len} bytes");
+        }
+        let mut other = blob;
+        other[4] = 99;
+        assert!(Address::decode(&other).unwrap_err().contains("version 99"));
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            prop_assume!(!bytes.starts_with(&MAGIC));
+            prop_assert!(Address::decode(&bytes).is_err());
+        }
+    }
+}

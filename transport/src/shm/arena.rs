@@ -1,0 +1,234 @@
+//! What all ranks of a host share: doorbells, the abort word, and the flat exchange area.
+//!
+//! ```text
+//! page 0          version, members, how the flat exchange waits; then, 128 bytes apart: abort word, arrivals,
+//!                 epoch, bell, sleepers (the last four belong to the flat exchange)
+//! desks           256 bytes per member: its doorbell, its mail counter, whether it left; its announcement
+//! flat lines      two lines of 128 bytes per member
+//! flat buffers    two buffers of [`FLAT_MAX`] bytes per member
+//! ```
+//!
+//! # Doorbells
+//! A member is `AWAKE`, or asleep on its doorbell word, or asleep on its descriptor. Only the member itself says
+//! that it sleeps; anybody may turn that into `AWAKE`, and whoever did so wakes it. To sleep it (1) says so, (2)
+//! has a full fence, (3) looks once more whether there is something to do, (4) sleeps while the word says asleep.
+//! A peer (1) publishes, (2) has a full fence, (3) looks at the doorbell. Of two fences one comes first, so
+//! either the member sees what was published, or the peer sees that it must wake it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use super::address::VERSION;
+use crate::endpoint::ParkBy;
+use crate::sys::map::Mapping;
+use crate::sys::{futex, memfd};
+
+/// Longest flat exchange per member, in bytes. With two buffers for each of 8 members that is 1 MiB, the share of a
+/// second-level cache; beyond, the plans that reduce in pieces win anyway.
+pub const FLAT_MAX: usize = 64 * 1024;
+
+/// Most members of one arena.
+pub(crate) const MEMBERS_MAX: u32 = 4096;
+
+const LINE: usize = 128;
+const PAGE: usize = 4096;
+const VERSION_AT: usize = 0;
+const MEMBERS_AT: usize = 4;
+const OVERSUBSCRIBED_AT: usize = 8;
+const ABORT_AT: usize = LINE;
+const ARRIVALS_AT: usize = 2 * LINE;
+const EPOCH_AT: usize = 3 * LINE;
+const BELL_AT: usize = 4 * LINE;
+const SLEEPERS_AT: usize = 5 * LINE;
+const DESKS_AT: usize = PAGE;
+const DESK_BYTES: usize = 2 * LINE;
+
+const AWAKE: u32 = 0;
+/// Value of a doorbell whose owner sleeps on the word itself.
+pub(crate) const ASLEEP_WORD: u32 = 1;
+const ASLEEP_FD: u32 = 2;
+
+/// Who must be woken, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wake {
+    /// Nobody.
+    No,
+    /// Done, through the futex.
+    Done,
+    /// Through the member's datagram socket; up to the caller.
+    Nudge,
+}
+
+/// The shared arena of a local group.
+#[derive(Clone, Debug)]
+pub(crate) struct Arena {
+    map: Arc<Mapping>,
+    members: u32,
+}
+
+impl Arena {
+    /// Creates the memory. The descriptor is for the other members.
+    pub(crate) fn create(members: u32, oversubscribed: bool) -> io::Result<(Self, OwnedFd)> {
+        assert!((1..=MEMBERS_MAX).contains(&members), "{members} members");
+        let bytes = arena_bytes(members);
+        let fd = memfd::create_sealed("kolo-arena", bytes)?;
+        let arena = Self { map: Arc::new(Mapping::new(&fd, bytes)?), members };
+        arena.word(VERSION_AT).store(VERSION, Ordering::Relaxed);
+        arena.word(MEMBERS_AT).store(members, Ordering::Relaxed);
+        arena.word(OVERSUBSCRIBED_AT).store(oversubscribed.into(), Ordering::Release);
+        Ok((arena, fd))
+    }
+
+    /// Maps what the leader has handed over.
+    pub(crate) fn open(fd: impl AsFd, members: u32) -> io::Result<Self> {
+        let bytes = arena_bytes(members);
+        memfd::check_sealed(&fd, bytes)?;
+        let arena = Self { map: Arc::new(Mapping::new(fd, bytes)?), members };
+        let (version, said) = (arena.word(VERSION_AT), arena.word(MEMBERS_AT));
+        if version.load(Ordering::Acquire) != VERSION || said.load(Ordering::Relaxed) != members {
+            return Err(io::Error::other("the leader's arena is of another version or group"));
+        }
+        Ok(arena)
+    }
+
+    /// Number of members.
+    pub(crate) fn members(&self) -> u32 {
+        self.members
+    }
+
+    /// Whether the leader said that there are more local ranks than processors.
+    pub(crate) fn is_oversubscribed(&self) -> bool {
+        self.word(OVERSUBSCRIBED_AT).load(Ordering::Relaxed) != 0
+    }
+
+    /// The abort word; 0 = no abort.
+    pub(crate) fn abort_word(&self) -> &AtomicU32 {
+        self.word(ABORT_AT)
+    }
+
+    /// Arrivals of all rounds of the oversubscribed flat exchange.
+    pub(crate) fn arrivals(&self) -> &AtomicU64 {
+        self.map.atomic(ARRIVALS_AT)
+    }
+
+    /// Rounds of the oversubscribed flat exchange that are complete, mod 2^32.
+    pub(crate) fn epoch(&self) -> &AtomicU32 {
+        self.word(EPOCH_AT)
+    }
+
+    /// Wakes those asleep in a flat exchange, if there are any. A full fence is inside.
+    pub(crate) fn ring_bell(&self) {
+        fence(Ordering::SeqCst);
+        if self.sleepers().load(Ordering::Relaxed) > 0 {
+            self.ring_bell_always();
+        }
+    }
+
+    /// Wakes those asleep in a flat exchange, and those about to be.
+    pub(crate) fn ring_bell_always(&self) {
+        self.bell().fetch_add(1, Ordering::SeqCst);
+        futex::wake_all(self.bell());
+    }
+
+    /// The word that sleepers of a flat exchange sleep on.
+    pub(crate) fn bell(&self) -> &AtomicU32 {
+        self.word(BELL_AT)
+    }
+
+    /// How many sleep on the bell, or are about to.
+    pub(crate) fn sleepers(&self) -> &AtomicU32 {
+        self.word(SLEEPERS_AT)
+    }
+
+    /// A member's doorbell.
+    pub(crate) fn doorbell(&self, member: u32) -> &AtomicU32 {
+        self.word(self.desk(member))
+    }
+
+    /// Counts what came in by a member's sockets, so that it need not look at them in vain.
+    pub(crate) fn mail(&self, member: u32) -> &AtomicU32 {
+        self.word(self.desk(member) + 4)
+    }
+
+    /// Nonzero once a member has closed its endpoint in good order.
+    pub(crate) fn departed(&self, member: u32) -> &AtomicU32 {
+        self.word(self.desk(member) + 8)
+    }
+
+    /// Two words that a member shows to the others.
+    pub(crate) fn announcement(&self, member: u32) -> (&AtomicU64, &AtomicU64) {
+        let at = self.desk(member) + LINE;
+        (self.map.atomic(at), self.map.atomic(at + 8))
+    }
+
+    /// Says that a member is about to sleep. A full fence is inside.
+    pub(crate) fn fall_asleep(&self, member: u32, by: ParkBy) {
+        let state = match by {
+            ParkBy::Word => ASLEEP_WORD,
+            ParkBy::Fd => ASLEEP_FD,
+        };
+        self.doorbell(member).store(state, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Says that a member is up.
+    pub(crate) fn rise(&self, member: u32) {
+        self.doorbell(member).store(AWAKE, Ordering::Release);
+    }
+
+    /// Wakes a member if it sleeps. After publishing, and after a full fence.
+    #[inline]
+    pub(crate) fn wake(&self, member: u32) -> Wake {
+        let doorbell = self.doorbell(member);
+        if doorbell.load(Ordering::Relaxed) == AWAKE { Wake::No } else { Self::wake_sleeper(doorbell) }
+    }
+
+    #[cold]
+    fn wake_sleeper(doorbell: &AtomicU32) -> Wake {
+        match doorbell.swap(AWAKE, Ordering::AcqRel) {
+            AWAKE => Wake::No,
+            ASLEEP_FD => Wake::Nudge,
+            _ => {
+                futex::wake_all(doorbell);
+                Wake::Done
+            }
+        }
+    }
+
+    /// Offset of a member's flat line for rounds of the given parity.
+    pub(crate) fn flat_line(&self, member: u32, parity: usize) -> *mut u8 {
+        assert!(member < self.members && parity < 2);
+        let index = parity * self.members as usize + member as usize;
+        self.map.bytes(lines_at(self.members) + index * LINE, LINE)
+    }
+
+    /// A member's flat buffer for rounds of the given parity: [`FLAT_MAX`] bytes.
+    pub(crate) fn flat_buffer(&self, member: u32, parity: usize) -> *mut u8 {
+        assert!(member < self.members && parity < 2);
+        let index = 2 * member as usize + parity;
+        self.map.bytes(buffers_at(self.members) + index * FLAT_MAX, FLAT_MAX)
+    }
+
+    fn desk(&self, member: u32) -> usize {
+        assert!(member < self.members, "member {member} of {}", self.members);
+        DESKS_AT + member as usize * DESK_BYTES
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        self.map.atomic(offset)
+    }
+}
+
+fn lines_at(members: u32) -> usize {
+    (DESKS_AT + members as usize * DESK_BYTES).next_multiple_of(PAGE)
+}
+
+fn buffers_at(members: u32) -> usize {
+    (lines_at(members) + 2 * members as usize * LINE).next_multiple_of(PAGE)
+}
+
+fn arena_bytes(members: u32) -> usize {
+    buffers_at(members) + 2 * members as usize * FLAT_MAX
+}

@@ -1,0 +1,92 @@
+//! What the ranks of a host show each other outside any message: the abort word and their latest operation.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+use super::arena::{Arena, Wake};
+use super::endpoint::ShmEndpoint;
+use super::host::NAME_BYTES;
+use crate::sys::unix;
+
+/// A handle on the group's abort word and announcements, for any thread.
+#[derive(Clone, Debug)]
+pub struct Board {
+    arena: Arena,
+    member: u32,
+    bell: Arc<OwnedFd>,
+    /// Datagram sockets by member.
+    bell_names: Arc<[[u8; NAME_BYTES]]>,
+}
+
+impl ShmEndpoint {
+    /// The group's board; none before [`establish`](crate::Endpoint::establish), or if the system is out of
+    /// descriptors.
+    #[must_use]
+    pub fn board(&self) -> Option<Board> {
+        let arena = self.arena.clone()?;
+        let mut names = vec![self.identity.bell_name(); self.members.len()];
+        for peer in &self.peers {
+            names[peer.member as usize] = peer.bell_name;
+        }
+        let bell = Arc::new(self.bell.try_clone().ok()?);
+        Some(Board { arena, member: self.member, bell, bell_names: names.into() })
+    }
+}
+
+impl Board {
+    /// Sets the abort word to `value` unless it is set already, and wakes all ranks of this host, however they
+    /// sleep. `value` is not 0; the epoch that is given up is a good one.
+    ///
+    /// # Panics
+    /// If `value` is 0.
+    pub fn abort(&self, value: u32) {
+        assert_ne!(value, 0, "0 means that there is no abort");
+        let _ = self.arena.abort_word().compare_exchange(0, value, Ordering::SeqCst, Ordering::Relaxed);
+        self.arena.ring_bell_always();
+        fence(Ordering::SeqCst);
+        for (member, name) in (0..).zip(self.bell_names.iter()) {
+            if self.arena.wake(member) == Wake::Nudge {
+                let _ = unix::nudge(&self.bell, name);
+            }
+        }
+    }
+
+    /// The abort word: 0 as long as nobody on this host has aborted.
+    #[must_use]
+    pub fn aborted(&self) -> u32 {
+        self.abort_word().load(Ordering::Acquire)
+    }
+
+    /// The abort word itself, for the inside of a waiting loop.
+    #[must_use]
+    pub fn abort_word(&self) -> &AtomicU32 {
+        self.arena.abort_word()
+    }
+
+    /// Shows the others which operation this rank is at: its number and a digest of what was called. Two plain
+    /// stores; a reader may see the number of one operation with the digest of its neighbour.
+    pub fn announce(&self, sequence: u64, signature: u64) {
+        let (first, second) = self.arena.announcement(self.member);
+        second.store(signature, Ordering::Relaxed);
+        first.store(sequence, Ordering::Release);
+    }
+
+    /// What a member has announced last: number and digest. Members are the indices of
+    /// [`ShmEndpoint::members`].
+    ///
+    /// # Panics
+    /// If there is no such member.
+    #[must_use]
+    pub fn announced(&self, member: usize) -> (u64, u64) {
+        let (first, second) = self.arena.announcement(u32::try_from(member).unwrap_or(u32::MAX));
+        let sequence = first.load(Ordering::Acquire);
+        (sequence, second.load(Ordering::Relaxed))
+    }
+
+    /// Number of members.
+    #[must_use]
+    pub fn members(&self) -> usize {
+        self.arena.members() as usize
+    }
+}

@@ -1,0 +1,500 @@
+//! The endpoint: posts, polls, and sleeping.
+//!
+//! # The two halves of a link
+//! Each side makes what it sends through: upon its first post to a peer, of whatever kind, it creates a segment and
+//! delivers it over a UNIX stream to the peer's listener. It need not wait for anything: the connection and the
+//! descriptor lie in the listener's backlog until the peer looks, and messages go into the rings meanwhile. So
+//! nobody waits for a dial of the other, both may dial at the same time, and a message reported done survives its
+//! sender. The streams stay open; their end means that the peer is gone.
+//!
+//! # What a poll looks at
+//! 1. One word of the arena, which peers count up after putting something into this endpoint's sockets; and the
+//!    sockets themselves only when it changed, around sleeping, and every [`LOOK_EVERY`] polls.
+//! 2. The channels with something pending, each up to one piece in turn, so that both directions of a flood advance
+//!    together and the two processes work on neighbouring pieces at the same time.
+//! 3. The doorbells of the peers for whom something was published or freed: one fence and one look each.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{Ordering, fence};
+use std::time::Instant;
+
+use super::address::Address;
+use super::arena::{ASLEEP_WORD, Arena, Wake};
+use super::establish::{NAME, NO_PEER};
+use super::lane::{Handed, RecvLane, SendLane};
+use super::lobby::{Caller, Lobby};
+use super::options::{Budget, ShmOptions};
+use super::peer::{NO_LANE, Peer};
+use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
+use crate::error::{Error, ErrorKind};
+use crate::sys::unix;
+
+/// Polls between two looks at the sockets when nothing calls for one: a look costs about 0.4 µs, a poll at least
+/// 10 ns, so this is 1 % of a spinning owner's time, and a peer's death is seen within 50 µs or so of spinning.
+const LOOK_EVERY: u32 = 4096;
+
+/// One rank's end of the shared-memory transport.
+#[derive(Debug)]
+pub struct ShmEndpoint {
+    pub(super) rank: u32,
+    pub(super) world_size: u32,
+    pub(super) options: ShmOptions,
+    pub(super) caps: Caps,
+    pub(super) identity: Address,
+    blob: Vec<u8>,
+    pub(super) lobby: Lobby,
+    pub(super) callers: Vec<Caller>,
+    pub(super) bell: OwnedFd,
+    pub(super) epoll: OwnedFd,
+    pub(super) budget: Budget,
+
+    /// Ranks of the local group, ascending; filled by `establish`.
+    pub(super) members: Vec<u32>,
+    /// This rank's index there.
+    pub(super) member: u32,
+    pub(super) arena: Option<Arena>,
+    pub(super) is_flat_taken: bool,
+
+    /// Index into `peers` by rank, or [`NO_PEER`].
+    pub(super) by_rank: Box<[u32]>,
+    pub(super) peers: Vec<Peer>,
+    pub(super) send_lanes: Vec<SendLane>,
+    pub(super) recv_lanes: Vec<RecvLane>,
+    /// Lanes with something pending and a ring to move it through.
+    pub(super) busy_sends: Vec<u32>,
+    pub(super) busy_recvs: Vec<u32>,
+    /// Peers whose doorbell is to be looked at.
+    dirty: Vec<u32>,
+    /// Peers whose segment could not be delivered yet.
+    pub(super) undelivered: Vec<u32>,
+    /// Peers in [`Fate::Leaving`](super::peer::Fate::Leaving).
+    pub(super) leaving: Vec<u32>,
+    /// Scratch space: peers just found to be gone.
+    pub(super) gone: Vec<u32>,
+    /// Events of posts, for the next poll.
+    pub(super) deferred: VecDeque<Event>,
+    /// Tokens that wait in lanes.
+    pub(super) pending: usize,
+
+    pub(super) last_mail: u32,
+    polls: u32,
+    pub(super) look_soon: bool,
+    /// How the owner has said that it would sleep.
+    armed: Option<ParkBy>,
+    /// Set by `abort`.
+    pub(super) aborted: Option<Error>,
+}
+
+impl ShmEndpoint {
+    #[expect(clippy::too_many_arguments, reason = "the one place where the parts come together")]
+    pub(super) fn assemble(
+        rank: u32,
+        world_size: u32,
+        options: ShmOptions,
+        caps: Caps,
+        identity: Address,
+        lobby: Lobby,
+        bell: OwnedFd,
+        epoll: OwnedFd,
+        budget: Budget,
+    ) -> Self {
+        Self {
+            rank,
+            world_size,
+            options,
+            caps,
+            blob: identity.encode(),
+            identity,
+            lobby,
+            callers: Vec::new(),
+            bell,
+            epoll,
+            budget,
+            members: Vec::new(),
+            member: 0,
+            arena: None,
+            is_flat_taken: false,
+            by_rank: vec![NO_PEER; world_size as usize].into_boxed_slice(),
+            peers: Vec::new(),
+            send_lanes: Vec::new(),
+            recv_lanes: Vec::new(),
+            busy_sends: Vec::new(),
+            busy_recvs: Vec::new(),
+            dirty: Vec::new(),
+            undelivered: Vec::new(),
+            leaving: Vec::new(),
+            gone: Vec::new(),
+            deferred: VecDeque::new(),
+            pending: 0,
+            last_mail: 0,
+            polls: 0,
+            look_soon: true,
+            armed: None,
+            aborted: None,
+        }
+    }
+
+    /// Ranks of the local group, this one included, ascending. Empty before [`Endpoint::establish`].
+    #[must_use]
+    pub fn members(&self) -> &[u32] {
+        &self.members
+    }
+
+    /// Finds the peer and checks that one may post to it.
+    fn peer_for_post(&mut self, on: Channel) -> Result<usize, Error> {
+        let usage = |detail: &str| Error::new(ErrorKind::Usage, NAME, Some(on.peer), detail);
+        if let Some(cause) = &self.aborted {
+            return Err(cause.clone());
+        }
+        let Some(&index) = self.by_rank.get(on.peer as usize).filter(|i| **i != NO_PEER) else {
+            return Err(usage("no peer of this transport; was it introduced and reachable?"));
+        };
+        if self.arena.is_none() {
+            return Err(usage("posted before establish"));
+        }
+        if on.index >= self.caps.channels_max {
+            let detail = format!("channel {} of {}", on.index, self.caps.channels_max);
+            return Err(usage(&detail));
+        }
+        Ok(index as usize)
+    }
+
+    /// Lane for sending on a channel, made on first use together with the segment.
+    fn send_lane(&mut self, peer: usize, channel: u16) -> Result<u32, Error> {
+        let known = self.peers[peer].send_lanes[usize::from(channel)];
+        if known != NO_LANE {
+            return Ok(known);
+        }
+        self.reach_out(peer)?;
+        let ring_bytes = self.budget.take();
+        let piece_bytes = self.options.piece_bytes;
+        let mut lane = SendLane::new(peer);
+        let outward = self.peers[peer].outward.as_ref().expect("just made");
+        lane.ring = Some(outward.segment.producer(channel, ring_bytes, piece_bytes));
+        let id = u32::try_from(self.send_lanes.len()).expect("fewer than channels");
+        self.send_lanes.push(lane);
+        self.peers[peer].send_lanes[usize::from(channel)] = id;
+        Ok(id)
+    }
+
+    /// Lane for receiving on a channel, made on first use.
+    fn recv_lane(&mut self, peer: usize, channel: u16) -> Result<u32, Error> {
+        let known = self.peers[peer].recv_lanes[usize::from(channel)];
+        if known != NO_LANE {
+            return Ok(known);
+        }
+        // Also tells whether the peer lives, which nothing else would if it never sends. If it does not, what it
+        // has sent may still lie in the backlog: the next poll looks there before it gives the peer up.
+        match self.reach_out(peer) {
+            Err(error) if error.kind == ErrorKind::PeerLost => self.look_soon = true,
+            other => other?,
+        }
+        let mut lane = RecvLane::new(peer);
+        if let Some(inward) = &self.peers[peer].inward {
+            lane.ring = (channel < inward.segment.channels()).then(|| inward.segment.consumer(channel));
+        }
+        let id = u32::try_from(self.recv_lanes.len()).expect("fewer than channels");
+        self.recv_lanes.push(lane);
+        self.peers[peer].recv_lanes[usize::from(channel)] = id;
+        Ok(id)
+    }
+
+    /// Looks at a peer's doorbell after something was published for it or freed.
+    #[inline]
+    fn ring_doorbell(&self, peer: usize) {
+        fence(Ordering::SeqCst);
+        self.ring_doorbell_after_fence(peer);
+    }
+
+    #[inline]
+    fn ring_doorbell_after_fence(&self, peer: usize) {
+        let Some(arena) = &self.arena else { return };
+        if arena.wake(self.peers[peer].member) == Wake::Nudge {
+            self.nudge(peer);
+        }
+    }
+
+    /// Wakes a peer that sleeps on its descriptors. If its socket is full, it is awake; if it is gone, its stream
+    /// tells.
+    #[cold]
+    fn nudge(&self, peer: usize) {
+        let _ = unix::nudge(&self.bell, &self.peers[peer].bell_name);
+    }
+
+    /// Tells a peer to look at its sockets.
+    pub(super) fn send_mail(&self, peer: usize) {
+        if let Some(arena) = &self.arena {
+            arena.mail(self.peers[peer].member).fetch_add(1, Ordering::Release);
+            self.ring_doorbell(peer);
+        }
+    }
+
+    fn mark_dirty(dirty: &mut Vec<u32>, peers: &mut [Peer], peer: usize) {
+        if !peers[peer].is_dirty {
+            peers[peer].is_dirty = true;
+            dirty.push(peer as u32);
+        }
+    }
+
+    /// Moves what can be moved, up to a piece per lane. Peers that wrote nonsense go into `corrupt`.
+    fn pass(&mut self, events: &mut Vec<Event>) -> bool {
+        let budget = self.options.piece_bytes;
+        let mut any = false;
+        let mut corrupt = None;
+        let mut i = 0;
+        while i < self.busy_sends.len() {
+            let lane = &mut self.send_lanes[self.busy_sends[i] as usize];
+            let pending = &mut self.pending;
+            let result = lane.advance(budget, |token| {
+                *pending -= 1;
+                events.push(Event::Done(token));
+            });
+            match result {
+                Ok(true) => {
+                    any = true;
+                    Self::mark_dirty(&mut self.dirty, &mut self.peers, lane.peer);
+                }
+                Ok(false) => {}
+                Err(error) => corrupt = Some((lane.peer, error)),
+            }
+            if lane.is_idle() {
+                lane.is_listed = false;
+                self.busy_sends.swap_remove(i);
+            } else {
+                i += 1;
+            }
+        }
+        i = 0;
+        while i < self.busy_recvs.len() {
+            let lane = &mut self.recv_lanes[self.busy_recvs[i] as usize];
+            let (pending, rank) = (&mut self.pending, self.peers[lane.peer].rank);
+            let result = lane.advance(budget, |token, verdict| {
+                *pending -= 1;
+                events.push(received(token, verdict, rank));
+            });
+            match result {
+                Ok(true) => {
+                    any = true;
+                    Self::mark_dirty(&mut self.dirty, &mut self.peers, lane.peer);
+                }
+                Ok(false) => {}
+                Err(error) => corrupt = Some((lane.peer, error)),
+            }
+            if lane.is_idle() {
+                lane.is_listed = false;
+                self.busy_recvs.swap_remove(i);
+            } else {
+                i += 1;
+            }
+        }
+        if !self.dirty.is_empty() {
+            fence(Ordering::SeqCst);
+            while let Some(peer) = self.dirty.pop() {
+                self.peers[peer as usize].is_dirty = false;
+                self.ring_doorbell_after_fence(peer as usize);
+            }
+        }
+        if let Some((peer, error)) = corrupt {
+            let detail = format!("nonsense in shared memory: {}", error.0);
+            let cause = Error::new(ErrorKind::Corrupt, NAME, Some(self.peers[peer].rank), detail);
+            self.lose(peer, cause, true, events);
+            any = true;
+        }
+        any
+    }
+}
+
+/// The event of a receive that is over.
+pub(super) fn received(token: Token, verdict: Result<(), ErrorKind>, rank: u32) -> Event {
+    match verdict {
+        Ok(()) => Event::Done(token),
+        Err(kind) => {
+            let detail = "the peer sent another message than was expected: do all ranks make the same calls, with \
+                          the same sizes, in the same order?";
+            Event::Failed(token, Error::new(kind, NAME, Some(rank), detail))
+        }
+    }
+}
+
+/// Sum of the pieces, if it is within bounds.
+fn total(pieces: &[Piece]) -> Option<usize> {
+    let sum = pieces.iter().try_fold(0usize, |sum, piece| sum.checked_add(piece.len))?;
+    (sum <= isize::MAX as usize).then_some(sum)
+}
+
+fn too_long(peer: u32) -> Error {
+    Error::new(ErrorKind::Usage, NAME, Some(peer), "a message of more bytes than memory can have")
+}
+
+impl Endpoint for ShmEndpoint {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn address(&self) -> &[u8] {
+        &self.blob
+    }
+
+    fn introduce(&mut self, peer: u32, address: &[u8]) -> Result<Reach, Error> {
+        self.meet(peer, address)
+    }
+
+    fn establish(&mut self, deadline: Instant) -> Result<(), Error> {
+        self.share_arena(deadline)
+    }
+
+    unsafe fn post_send(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        src: &[Piece],
+        token: Token,
+    ) -> Result<Posted, Error> {
+        let peer = self.peer_for_post(on)?;
+        let Some(total) = total(src) else { return Err(too_long(on.peer)) };
+        self.check_can_send(peer)?;
+        let id = self.send_lane(peer, on.index)?;
+        let lane = &mut self.send_lanes[id as usize];
+        // SAFETY: the caller's promise is the one that the lane asks for.
+        match unsafe { lane.hand(tag, src, total, token) } {
+            Handed::Over => {
+                self.ring_doorbell(peer);
+                Ok(Posted::Done)
+            }
+            Handed::Queued { moved } => {
+                self.pending += 1;
+                if !lane.is_listed {
+                    lane.is_listed = true;
+                    self.busy_sends.push(id);
+                }
+                if moved {
+                    self.ring_doorbell(peer);
+                }
+                Ok(Posted::Pending)
+            }
+        }
+    }
+
+    unsafe fn post_recv(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        dst: Sink<'_>,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        let peer = self.peer_for_post(on)?;
+        let expected = match dst {
+            Sink::Place(pieces) => total(pieces),
+            Sink::Consume { len, .. } => (len <= isize::MAX as usize).then_some(len),
+        };
+        let Some(expected) = expected else { return Err(too_long(on.peer)) };
+        self.check_can_receive(peer)?;
+        let id = self.recv_lane(peer, on.index)?;
+        let lane = &mut self.recv_lanes[id as usize];
+        let deferred = &mut self.deferred;
+        let mut is_right = true;
+        let done = |token, verdict: Result<(), ErrorKind>| {
+            is_right = verdict.is_ok();
+            if !is_right {
+                deferred.push_back(received(token, verdict, on.peer));
+            }
+        };
+        // SAFETY: the caller's promise is the one that the lane asks for.
+        match unsafe { lane.hand(tag, dst, expected, token, done) } {
+            Handed::Over => {
+                self.ring_doorbell(peer);
+                Ok(if is_right { Posted::Done } else { Posted::Pending })
+            }
+            Handed::Queued { moved } => {
+                self.pending += 1;
+                if !lane.is_listed && lane.ring.is_some() {
+                    lane.is_listed = true;
+                    self.busy_recvs.push(id);
+                }
+                if moved {
+                    self.ring_doorbell(peer);
+                }
+                Ok(Posted::Pending)
+            }
+        }
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
+        let Some(arena) = &self.arena else { return false };
+        let mut any = false;
+        if !self.deferred.is_empty() {
+            events.extend(self.deferred.drain(..));
+            any = true;
+        }
+        self.polls = self.polls.wrapping_add(1);
+        let mail = arena.mail(self.member).load(Ordering::Acquire);
+        if mail != self.last_mail || self.look_soon || self.polls.is_multiple_of(LOOK_EVERY) {
+            self.last_mail = mail;
+            any |= self.look_at_sockets(events);
+        }
+        any |= self.pass(events);
+        if !self.leaving.is_empty() {
+            any |= self.see_off(events);
+        }
+        any
+    }
+
+    /// Until [`Endpoint::disarm`], further calls give the same again and change nothing for the peers: a wake-up
+    /// between the last poll and sleeping is not lost by "arm, poll, arm, sleep".
+    fn arm(&mut self, by: ParkBy) -> Armed<'_> {
+        let Some(arena) = &self.arena else { return Armed::Idle };
+        if self.armed != Some(by) {
+            if self.pending == 0 && self.deferred.is_empty() {
+                return Armed::Idle;
+            }
+            self.armed = Some(by);
+            self.look_soon = true;
+            arena.fall_asleep(self.member, by);
+        }
+        match by {
+            ParkBy::Word => Armed::Word(arena.doorbell(self.member), ASLEEP_WORD),
+            ParkBy::Fd => Armed::Fd(self.epoll.as_fd()),
+        }
+    }
+
+    fn disarm(&mut self) {
+        if let (Some(_), Some(arena)) = (self.armed.take(), &self.arena) {
+            arena.rise(self.member);
+            self.look_soon = true;
+        }
+    }
+
+    fn abandon(&mut self, peer: u32, cause: &Error, events: &mut Vec<Event>) {
+        if let Some(&index) = self.by_rank.get(peer as usize).filter(|i| **i != NO_PEER) {
+            self.lose(index as usize, cause.clone(), false, events);
+        }
+    }
+
+    fn abort(&mut self, cause: &Error, events: &mut Vec<Event>) {
+        events.extend(self.deferred.drain(..));
+        self.aborted = Some(cause.clone());
+        for index in 0..self.peers.len() {
+            self.lose(index, cause.clone(), false, events);
+        }
+    }
+
+    fn is_flushed(&self) -> bool {
+        // What is in a delivered segment stays readable for the peer without this end.
+        self.undelivered.is_empty() && self.send_lanes.iter().all(SendLane::is_idle)
+    }
+}
+
+impl Drop for ShmEndpoint {
+    fn drop(&mut self) {
+        let Some(arena) = &self.arena else { return };
+        if self.aborted.is_none() {
+            arena.departed(self.member).store(1, Ordering::Release);
+        }
+        for index in 0..self.peers.len() {
+            if self.peers[index].outward.is_some() || self.peers[index].inward.is_some() {
+                self.send_mail(index);
+            }
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Birth of an endpoint, and how the ranks of a host come to share one arena.
+//!
+//! The lowest rank of the local group leads. It creates the arena and hands its descriptor to everybody who asks with
+//! both cookies. Nobody needs to be there before anybody else: a connection waits in the listener's backlog, and the
+//! listeners exist since before the addresses were made known.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, epoll};
+use rustix::time::Timespec;
+
+use super::address::Address;
+use super::arena::{Arena, MEMBERS_MAX};
+use super::endpoint::ShmEndpoint;
+use super::hello::{HELLO_BYTES, Hello, Purpose};
+use super::host::{self, Host};
+use super::lobby::{EPOLL_LOBBY, Lobby};
+use super::options::{Budget, RING_MAX_BYTES, RING_MIN_BYTES, ShmOptions, channels_max};
+use super::peer::Peer;
+use super::ring::{CELLS, INLINE_BYTES};
+use crate::endpoint::{Caps, Reach};
+use crate::error::{Error, ErrorKind};
+use crate::sys::unix;
+
+/// Name of the transport in errors and capabilities.
+pub(crate) const NAME: &str = "shm";
+/// In no peer's place.
+pub(crate) const NO_PEER: u32 = u32::MAX;
+/// A leader whose backlog is full is asked again after this long; the backlog empties within one accept.
+const RETRY: Duration = Duration::from_millis(1);
+
+impl ShmEndpoint {
+    /// Makes rank `rank`'s endpoint in a world of `world_size`.
+    ///
+    /// # Errors
+    /// If the options make no sense ([`ErrorKind::Usage`]), or this machine does not permit shared memory between
+    /// processes ([`ErrorKind::System`]); see [`probe`](super::probe) for the latter.
+    pub fn new(rank: u32, world_size: u32, options: ShmOptions) -> Result<Self, Error> {
+        let usage = |detail: String| Error::new(ErrorKind::Usage, NAME, None, detail);
+        if rank >= world_size {
+            return Err(usage(format!("rank {rank} in a world of {world_size}")));
+        }
+        let ring = options.ring_bytes;
+        if !ring.is_multiple_of(RING_MIN_BYTES) || !(RING_MIN_BYTES..=RING_MAX_BYTES).contains(&ring) {
+            return Err(usage(format!(
+                "a ring of {ring} bytes; choose a multiple of {RING_MIN_BYTES} up to {RING_MAX_BYTES}"
+            )));
+        }
+        if options.piece_bytes == 0 || !options.piece_bytes.is_multiple_of(128) {
+            return Err(usage(format!("pieces of {} bytes; choose a multiple of 128", options.piece_bytes)));
+        }
+        let system = |what: &str, e: io::Error| Error::system(NAME, None, what.to_owned(), e);
+        let host =
+            Host::current(options.host_key.as_deref()).map_err(|e| system("identity of the host", e))?;
+        let uid = rustix::process::geteuid().as_raw();
+        let random = |e| system("random numbers", e);
+        let address = Address {
+            host,
+            uid,
+            pid: std::process::id(),
+            name: host::random_name().map_err(random)?,
+            cookie: host::random_bits().map_err(random)?,
+        };
+        let listener = unix::listen(&address.name).map_err(|e| system("a UNIX socket to listen on", e))?;
+        let bell = unix::datagram(&address.bell_name()).map_err(|e| system("a UNIX datagram socket", e))?;
+        let epoll = watch(&listener, &bell).map_err(|e| system("epoll", e))?;
+        let channels_max = channels_max(world_size);
+        let budget = Budget::new(&options, channels_max, world_size as usize - 1);
+        let caps = caps(&options, channels_max, &budget);
+        let lobby = Lobby::new(listener, uid);
+        Ok(Self::assemble(rank, world_size, options, caps, address, lobby, bell, epoll, budget))
+    }
+
+    pub(crate) fn meet(&mut self, rank: u32, address: &[u8]) -> Result<Reach, Error> {
+        let usage = |detail: &str| Error::new(ErrorKind::Usage, NAME, Some(rank), detail);
+        if rank >= self.world_size || rank == self.rank {
+            return Err(usage("introduced to a rank that is not a peer"));
+        }
+        if self.arena.is_some() {
+            return Err(usage("introduced after establish"));
+        }
+        if self.by_rank[rank as usize] != NO_PEER {
+            return Err(usage("introduced twice"));
+        }
+        let theirs =
+            Address::decode(address).map_err(|e| Error::new(ErrorKind::Corrupt, NAME, Some(rank), e))?;
+        let no = |because: &str| Ok(Reach::No { because: because.to_owned() });
+        if theirs.host.boot != self.identity.host.boot {
+            return no("different host");
+        }
+        if theirs.host.namespace != self.identity.host.namespace {
+            return no("different network namespace");
+        }
+        if theirs.uid != self.identity.uid {
+            return no("different user");
+        }
+        self.by_rank[rank as usize] = u32::try_from(self.peers.len()).expect("fewer than ranks");
+        self.peers.push(Peer::new(rank, theirs, self.caps.channels_max));
+        Ok(Reach::Yes { how: "same host, memfd".to_owned() })
+    }
+
+    pub(crate) fn share_arena(&mut self, deadline: Instant) -> Result<(), Error> {
+        if self.arena.is_some() {
+            return Err(Error::new(ErrorKind::Usage, NAME, None, "established twice"));
+        }
+        let mut members: Vec<u32> = self.peers.iter().map(|p| p.rank).chain([self.rank]).collect();
+        members.sort_unstable();
+        let count = u32::try_from(members.len()).unwrap_or(u32::MAX);
+        if count > MEMBERS_MAX {
+            let detail = format!("{count} ranks on one host; at most {MEMBERS_MAX}");
+            return Err(Error::new(ErrorKind::Usage, NAME, None, detail));
+        }
+        let member_of = |rank: u32| members.binary_search(&rank).expect("every rank is listed") as u32;
+        self.member = member_of(self.rank);
+        for peer in &mut self.peers {
+            peer.member = member_of(peer.rank);
+        }
+        self.members = members;
+        self.budget = Budget::new(&self.options, self.caps.channels_max, self.peers.len());
+        self.caps = caps(&self.options, self.caps.channels_max, &self.budget);
+        let arena =
+            if self.member == 0 { self.lead(count, deadline)? } else { self.follow(count, deadline)? };
+        self.last_mail = arena.mail(self.member).load(std::sync::atomic::Ordering::Acquire).wrapping_sub(1);
+        self.arena = Some(arena);
+        Ok(())
+    }
+
+    /// Creates the arena and serves it until every member has it.
+    fn lead(&mut self, members: u32, deadline: Instant) -> Result<Arena, Error> {
+        let (arena, fd) = Arena::create(members, self.options.oversubscribed)
+            .map_err(|e| Error::system(NAME, None, "creating the memory shared by this host's ranks", e))?;
+        let mut waiting: Vec<u32> = self.peers.iter().map(|p| p.rank).collect();
+        while !waiting.is_empty() {
+            let mut callers = std::mem::take(&mut self.callers);
+            self.lobby.receive(&self.epoll, &mut callers);
+            for caller in callers.drain(..) {
+                let Some(peer) = self.recognise(&caller.hello) else { continue };
+                if caller.hello.purpose == Purpose::AskArena {
+                    let rank = self.peers[peer].rank;
+                    let answer = Hello {
+                        purpose: Purpose::Arena { members },
+                        rank: self.rank,
+                        to: self.peers[peer].address.cookie,
+                        from: self.identity.cookie,
+                    };
+                    // A member that went away meanwhile is missed at the deadline, or asks again.
+                    if unix::send(&caller.stream, &answer.encode(), Some(fd.as_fd())).is_ok() {
+                        waiting.retain(|r| *r != rank);
+                    }
+                } else {
+                    self.welcome(peer, caller);
+                }
+            }
+            self.callers = callers;
+            if waiting.is_empty() {
+                break;
+            }
+            let patience = remaining(deadline).ok_or_else(|| {
+                let detail =
+                    format!("ranks {waiting:?} of this host did not ask for the shared arena in time");
+                Error::new(ErrorKind::Timeout, NAME, waiting.first().copied(), detail)
+            })?;
+            wait_readable(&self.epoll, patience);
+        }
+        Ok(arena)
+    }
+
+    /// Asks the leader for the arena.
+    fn follow(&self, members: u32, deadline: Instant) -> Result<Arena, Error> {
+        let leader = self
+            .peers
+            .iter()
+            .find(|p| p.member == 0)
+            .ok_or_else(|| Error::new(ErrorKind::Usage, NAME, None, "a local group without a leader"))?;
+        let rank = Some(leader.rank);
+        let late = || {
+            let detail = format!("rank {} of this host did not share its arena in time", leader.rank);
+            Error::new(ErrorKind::Timeout, NAME, rank, detail)
+        };
+        let system = |what: &str, e: io::Error| Error::system(NAME, rank, what.to_owned(), e);
+        let stream = loop {
+            match unix::connect(&leader.address.name) {
+                Ok(stream) => break stream,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    let patience = remaining(deadline).ok_or_else(late)?;
+                    // Nothing tells when a full backlog has room again.
+                    std::thread::sleep(RETRY.min(patience));
+                }
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                    let detail = format!("process {} of rank {} is gone", leader.address.pid, leader.rank);
+                    return Err(Error::new(ErrorKind::PeerLost, NAME, rank, detail));
+                }
+                Err(e) => return Err(system("connecting to the leader of this host's ranks", e)),
+            }
+        };
+        let hello = Hello {
+            purpose: Purpose::AskArena,
+            rank: self.rank,
+            to: leader.address.cookie,
+            from: self.identity.cookie,
+        };
+        unix::send(&stream, &hello.encode(), None).map_err(|e| system("asking for the shared arena", e))?;
+        let mut answer = [0; HELLO_BYTES];
+        let (mut filled, mut fd) = (0, None);
+        while filled < HELLO_BYTES {
+            match unix::receive(&stream, &mut answer[filled..], &mut fd) {
+                Ok(0) => {
+                    let detail = format!("rank {} closed its end before sharing its arena", leader.rank);
+                    return Err(Error::new(ErrorKind::PeerLost, NAME, rank, detail));
+                }
+                Ok(bytes) => filled += bytes,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    wait_readable(&stream, remaining(deadline).ok_or_else(late)?);
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(system("waiting for the shared arena", e)),
+            }
+        }
+        let is_right = Hello::decode(&answer).is_some_and(|hello| {
+            hello.to == self.identity.cookie
+                && hello.from == leader.address.cookie
+                && hello.purpose == Purpose::Arena { members }
+        });
+        let (true, Some(fd)) = (is_right, fd) else {
+            let detail = format!("rank {} did not answer with an arena for {members} members", leader.rank);
+            return Err(Error::new(ErrorKind::Corrupt, NAME, rank, detail));
+        };
+        Arena::open(&fd, members).map_err(|e| system("mapping the shared arena", e))
+    }
+}
+
+fn caps(options: &ShmOptions, channels_max: u16, budget: &Budget) -> Caps {
+    Caps {
+        name: NAME,
+        channels_max,
+        message_max: isize::MAX as usize,
+        eager_max: eager_max(if budget.is_ample() { options.ring_bytes } else { RING_MIN_BYTES }, options),
+        staging_per_channel: options.ring_bytes + super::options::CONTROL_BYTES,
+        park_word: true,
+        park_fd: true,
+        in_place: false,
+    }
+}
+
+/// What an empty ring of `ring` bytes takes wherever it stands. The end of the ring may cost up to a skipped part of
+/// less than 4 KiB (or of less than half the ring, if that is less) and one shorter piece.
+fn eager_max(ring: usize, options: &ShmOptions) -> usize {
+    let piece = options.piece_bytes.min(ring / 2);
+    (ring / 2).max(ring.saturating_sub(8192)).min((CELLS as usize - 2) * piece)
+}
+
+const _: () = assert!(INLINE_BYTES < RING_MIN_BYTES / 2);
+
+/// The set of descriptors whose readability the owner may sleep on.
+fn watch(listener: &OwnedFd, bell: &OwnedFd) -> io::Result<OwnedFd> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for fd in [listener, bell] {
+        epoll::add(&epoll, fd, epoll::EventData::new_u64(EPOLL_LOBBY), epoll::EventFlags::IN)?;
+    }
+    Ok(epoll)
+}
+
+fn remaining(deadline: Instant) -> Option<Duration> {
+    deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+}
+
+/// Waits until `fd` is readable; the caller looks again in every case.
+fn wait_readable(fd: &OwnedFd, patience: Duration) {
+    let timeout = Timespec {
+        tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: patience.subsec_nanos().into(),
+    };
+    let _ = rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout));
+}

@@ -1,0 +1,107 @@
+//! Which host this is, and what it permits.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+use crate::sys::map::Mapping;
+use crate::sys::{memfd, unix};
+
+/// Identity of a host as far as shared memory goes. Abstract socket names are visible within one network
+/// namespace, and file descriptors travel over those sockets; so the kernel's boot and the namespace decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Host {
+    /// The kernel's boot id, or a digest of the key that stands for it.
+    pub(crate) boot: [u8; 16],
+    /// Inode of the network namespace.
+    pub(crate) namespace: u64,
+}
+
+impl Host {
+    /// This host, or the one that `key` stands for.
+    pub(crate) fn current(key: Option<&str>) -> io::Result<Self> {
+        if let Some(key) = key {
+            return Ok(Self { boot: digest(key), namespace: 0 });
+        }
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .map_err(|e| io::Error::new(e.kind(), format!("cannot read the boot id in /proc: {e}")))?;
+        let mut boot = [0; 16];
+        let digits: Vec<u8> = text.trim().bytes().filter(|b| *b != b'-').collect();
+        if digits.len() != 32 {
+            return Err(io::Error::other("the boot id in /proc is malformed"));
+        }
+        for (byte, pair) in boot.iter_mut().zip(digits.chunks_exact(2)) {
+            let pair = std::str::from_utf8(pair).map_err(io::Error::other)?;
+            *byte = u8::from_str_radix(pair, 16).map_err(io::Error::other)?;
+        }
+        let namespace = std::fs::metadata("/proc/self/ns/net")
+            .map_err(|e| {
+                io::Error::new(e.kind(), format!("cannot read the network namespace in /proc: {e}"))
+            })?
+            .ino();
+        Ok(Self { boot, namespace })
+    }
+}
+
+/// Spreads a key over 128 bits (FNV-1a from two offsets). Not a secret, only an identity.
+fn digest(key: &str) -> [u8; 16] {
+    let hash = |seed: u64| key.bytes().fold(seed, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    let mut out = [0; 16];
+    out[..8].copy_from_slice(&hash(0xcbf2_9ce4_8422_2325).to_le_bytes());
+    out[8..].copy_from_slice(&hash(0x6c62_272e_07bb_0142).to_le_bytes());
+    out
+}
+
+/// Whether this process can use the transport at all.
+///
+/// # Errors
+/// The first thing that does not work: `/proc`, memory files, sealing, mapping or UNIX sockets.
+pub fn probe() -> Result<(), String> {
+    let text = |what: &str, e: io::Error| format!("{what}: {e}");
+    Host::current(None).map_err(|e| text("host identity", e))?;
+    let fd = memfd::create_sealed("kolo-probe", 4096).map_err(|e| text("memfd_create and sealing", e))?;
+    memfd::check_sealed(&fd, 4096).map_err(|e| text("sealing", e))?;
+    Mapping::new(&fd, 4096).map_err(|e| text("mapping shared memory", e))?;
+    let name = random_name().map_err(|e| text("random numbers", e))?;
+    unix::listen(&name).map_err(|e| text("an abstract UNIX socket", e))?;
+    Ok(())
+}
+
+/// 128 random bits.
+pub(crate) fn random_bits() -> io::Result<[u8; 16]> {
+    let mut bits = [0; 16];
+    getrandom::fill(&mut bits).map_err(|e| io::Error::other(e.to_string()))?;
+    Ok(bits)
+}
+
+/// Length of the names that [`random_name`] makes.
+pub(crate) const NAME_BYTES: usize = 37;
+
+/// An abstract socket name that nobody can guess or already holds.
+pub(crate) fn random_name() -> io::Result<[u8; NAME_BYTES]> {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut name = *b"kolo-00000000000000000000000000000000";
+    for (i, byte) in random_bits()?.into_iter().enumerate() {
+        name[5 + 2 * i] = DIGITS[usize::from(byte >> 4)];
+        name[6 + 2 * i] = DIGITS[usize::from(byte & 15)];
+    }
+    Ok(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_is_fit_for_the_tests() {
+        probe().unwrap();
+    }
+
+    #[test]
+    fn keys_stand_for_hosts() {
+        let a = Host::current(Some("a")).unwrap();
+        assert_eq!(a, Host::current(Some("a")).unwrap());
+        assert_ne!(a, Host::current(Some("b")).unwrap());
+        assert_ne!(a, Host::current(None).unwrap());
+        assert_eq!(Host::current(None).unwrap(), Host::current(None).unwrap());
+    }
+}

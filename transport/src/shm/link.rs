@@ -1,0 +1,391 @@
+//! Links to peers: made on first use, welcomed, noticed broken, and taken down.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+
+use rustix::event::epoll;
+use rustix::time::Timespec;
+
+use super::endpoint::{ShmEndpoint, received};
+use super::establish::{NAME, NO_PEER};
+use super::hello::{Hello, Purpose};
+use super::lobby::{Caller, EPOLL_LOBBY};
+use super::peer::{Fate, Inward, NO_LANE, Outward};
+use super::segment::{Geometry, Segment};
+use crate::endpoint::Event;
+use crate::error::{Error, ErrorKind};
+use crate::sys::unix;
+
+/// Events taken from epoll at one go; level-triggered, so the rest comes next time.
+const EPOLL_EVENTS: usize = 32;
+/// Nudges read away at one go.
+const NUDGES: usize = 64;
+
+impl ShmEndpoint {
+    /// Makes this side's half of the link, if it is not there.
+    pub(super) fn reach_out(&mut self, peer: usize) -> Result<(), Error> {
+        if self.peers[peer].outward.is_some() {
+            return Ok(());
+        }
+        let rank = self.peers[peer].rank;
+        let geometry = Geometry { channels: self.caps.channels_max, ring_max: self.options.ring_bytes };
+        let (segment, fd) = Segment::create(geometry)
+            .map_err(|e| Error::system(NAME, Some(rank), "creating shared memory for a peer", e))?;
+        self.peers[peer].outward = Some(Outward { segment, parcel: Some(fd), stream: None });
+        match self.deliver(peer) {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                self.undelivered.push(peer as u32);
+                self.look_soon = true;
+                Ok(())
+            }
+            Err(cause) => {
+                let report = !self.has_departed(peer);
+                self.start_leaving(peer, cause.clone(), report);
+                Err(cause)
+            }
+        }
+    }
+
+    /// Tries to deliver the segment. `false`: not now.
+    fn deliver(&mut self, peer: usize) -> Result<bool, Error> {
+        let target = &self.peers[peer];
+        let (rank, pid) = (target.rank, target.address.pid);
+        let Some(outward) = &target.outward else { return Ok(true) };
+        let Some(parcel) = &outward.parcel else { return Ok(true) };
+        let hello = Hello {
+            purpose: Purpose::Segment {
+                channels: self.caps.channels_max.into(),
+                ring_max: u32::try_from(self.options.ring_bytes).expect("checked in new"),
+            },
+            rank: self.rank,
+            to: target.address.cookie,
+            from: self.identity.cookie,
+        };
+        let sent = unix::connect(&target.address.name).and_then(|stream| {
+            unix::send(&stream, &hello.encode(), Some(parcel.as_fd()))?;
+            let data = epoll::EventData::new_u64(peer as u64);
+            epoll::add(&self.epoll, &stream, data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP)?;
+            Ok(stream)
+        });
+        match sent {
+            Ok(stream) => {
+                if let Some(outward) = &mut self.peers[peer].outward {
+                    outward.stream = Some(stream);
+                    outward.parcel = None;
+                }
+                self.send_mail(peer);
+                Ok(true)
+            }
+            Err(error) if is_transient(&error) => Ok(false),
+            Err(error) => {
+                let gone = matches!(
+                    error.kind(),
+                    io::ErrorKind::ConnectionRefused
+                        | io::ErrorKind::BrokenPipe
+                        | io::ErrorKind::ConnectionReset
+                );
+                Err(if gone {
+                    let detail =
+                        format!("its process {pid} does not listen any more: it has ended, or closed");
+                    Error::new(ErrorKind::PeerLost, NAME, Some(rank), detail)
+                } else {
+                    Error::system(NAME, Some(rank), "delivering shared memory to a peer", error)
+                })
+            }
+        }
+    }
+
+    /// Which peer a greeting is from, if both cookies are right.
+    pub(super) fn recognise(&self, hello: &Hello) -> Option<usize> {
+        let index = *self.by_rank.get(hello.rank as usize).filter(|i| **i != NO_PEER)? as usize;
+        let is_right = hello.to == self.identity.cookie && hello.from == self.peers[index].address.cookie;
+        is_right.then_some(index)
+    }
+
+    /// Takes the half of a link that a peer has made. What does not fit is dropped: it is no peer of ours.
+    pub(super) fn welcome(&mut self, peer: usize, caller: Caller) {
+        let (Purpose::Segment { channels, ring_max }, Some(fd)) = (caller.hello.purpose, caller.fd) else {
+            return;
+        };
+        if self.peers[peer].inward.is_some() || matches!(self.peers[peer].fate, Fate::Lost(_)) {
+            return;
+        }
+        let is_fine = matches!(self.peers[peer].fate, Fate::Fine);
+        let opened = Geometry::checked(channels, ring_max)
+            .ok_or_else(|| io::Error::other(format!("{channels} channels with rings of {ring_max} bytes")))
+            .and_then(|geometry| Segment::open(&fd, geometry))
+            .and_then(|segment| {
+                if !is_fine {
+                    return Ok(segment);
+                }
+                let data = epoll::EventData::new_u64(peer as u64);
+                epoll::add(
+                    &self.epoll,
+                    &caller.stream,
+                    data,
+                    epoll::EventFlags::IN | epoll::EventFlags::RDHUP,
+                )?;
+                Ok(segment)
+            });
+        let segment = match opened {
+            Ok(segment) => segment,
+            Err(error) => {
+                let rank = self.peers[peer].rank;
+                let cause = Error::system(NAME, Some(rank), "mapping the memory that a peer shared", error);
+                self.start_leaving(peer, cause, true);
+                return;
+            }
+        };
+        for channel in 0..segment.channels().min(self.caps.channels_max) {
+            let id = self.peers[peer].recv_lanes[usize::from(channel)];
+            if id == NO_LANE {
+                continue;
+            }
+            let lane = &mut self.recv_lanes[id as usize];
+            lane.ring = Some(segment.consumer(channel));
+            if !lane.is_idle() && !lane.is_listed {
+                lane.is_listed = true;
+                self.busy_recvs.push(id);
+            }
+        }
+        self.peers[peer].inward = Some(Inward { segment, stream: caller.stream });
+    }
+
+    /// Accepts, delivers, and notices who is gone. Returns whether anything happened.
+    #[cold]
+    pub(super) fn look_at_sockets(&mut self, events: &mut Vec<Event>) -> bool {
+        self.look_soon = false;
+        let mut any = self.deliver_again();
+        let mut gone = std::mem::take(&mut self.gone);
+        // Departures first: whatever a peer has sent before it left is then in the backlog already.
+        self.find_departed(&mut gone);
+        self.take_epoll_events(&mut gone);
+        let mut callers = std::mem::take(&mut self.callers);
+        self.lobby.receive(&self.epoll, &mut callers);
+        for caller in callers.drain(..) {
+            let Some(peer) = self.recognise(&caller.hello) else { continue };
+            any = true;
+            self.welcome(peer, caller);
+        }
+        self.callers = callers;
+        for peer in gone.drain(..) {
+            any = true;
+            self.part_with(peer as usize);
+        }
+        self.gone = gone;
+        any | self.see_off(events)
+    }
+
+    fn deliver_again(&mut self) -> bool {
+        let mut any = false;
+        let mut i = 0;
+        while i < self.undelivered.len() {
+            let peer = self.undelivered[i] as usize;
+            match self.deliver(peer) {
+                Ok(false) => {
+                    i += 1;
+                    self.look_soon = true;
+                    continue;
+                }
+                Ok(true) => any = true,
+                Err(cause) => self.start_leaving(peer, cause, true),
+            }
+            self.undelivered.swap_remove(i);
+        }
+        any
+    }
+
+    /// Whether a peer has said good-bye in the arena.
+    fn has_departed(&self, peer: usize) -> bool {
+        let member = self.peers[peer].member;
+        self.arena.as_ref().is_some_and(|a| a.departed(member).load(Ordering::Acquire) != 0)
+    }
+
+    /// Linked peers that have said good-bye.
+    fn find_departed(&self, gone: &mut Vec<u32>) {
+        let has_left = |index: &u32| {
+            let peer = &self.peers[*index as usize];
+            let is_linked = peer.outward.is_some() || peer.inward.is_some();
+            is_linked && matches!(peer.fate, Fate::Fine) && self.has_departed(*index as usize)
+        };
+        gone.extend((0..self.peers.len() as u32).filter(has_left));
+    }
+
+    /// Peers one of whose streams has ended, or on which something came that no peer sends.
+    fn take_epoll_events(&self, gone: &mut Vec<u32>) {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut buffer = [MaybeUninit::uninit(); EPOLL_EVENTS];
+        let Ok((events, _)) = epoll::wait(&self.epoll, &mut buffer, Some(&now)) else { return };
+        for event in events {
+            let data = event.data.u64();
+            if data == EPOLL_LOBBY {
+                unix::drain(&self.bell, NUDGES);
+            } else {
+                gone.push(data as u32);
+            }
+        }
+    }
+
+    /// A peer's stream has ended or its departure was seen.
+    fn part_with(&mut self, peer: usize) {
+        let target = &self.peers[peer];
+        let (rank, pid) = (target.rank, target.address.pid);
+        let has_departed = self.has_departed(peer);
+        let detail = if has_departed {
+            format!("its process {pid} has closed its end")
+        } else {
+            format!(
+                "the connection to its process {pid} broke: the process has ended, or gave up on this rank"
+            )
+        };
+        let cause = Error::new(ErrorKind::PeerLost, NAME, Some(rank), detail);
+        self.start_leaving(peer, cause, !has_departed);
+    }
+
+    /// Stops sending to a peer; receiving goes on with what is in its rings.
+    pub(super) fn start_leaving(&mut self, peer: usize, cause: Error, report: bool) {
+        let target = &mut self.peers[peer];
+        if !matches!(target.fate, Fate::Fine) {
+            return;
+        }
+        target.fate = Fate::Leaving { cause, report };
+        // Streams at their end stay readable, which would keep waking a sleeping owner.
+        if let Some(outward) = &mut target.outward {
+            outward.stream = None;
+        }
+        if let Some(inward) = &target.inward {
+            let _ = epoll::delete(&self.epoll, &inward.stream);
+        }
+        self.leaving.push(peer as u32);
+    }
+
+    /// Whether one may still send to a peer.
+    pub(super) fn check_can_send(&mut self, peer: usize) -> Result<(), Error> {
+        match &mut self.peers[peer].fate {
+            Fate::Fine => Ok(()),
+            Fate::Leaving { cause, report } => {
+                *report = true;
+                Err(cause.clone())
+            }
+            Fate::Lost(cause) => Err(cause.clone()),
+        }
+    }
+
+    /// Whether something may still be received from a peer.
+    pub(super) fn check_can_receive(&self, peer: usize) -> Result<(), Error> {
+        match &self.peers[peer].fate {
+            Fate::Fine | Fate::Leaving { .. } => Ok(()),
+            Fate::Lost(cause) => Err(cause.clone()),
+        }
+    }
+
+    /// Serves the receives of leaving peers with what is left, and loses those peers of whom nothing is left.
+    pub(super) fn see_off(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut any = false;
+        for i in (0..self.leaving.len()).rev() {
+            let peer = self.leaving[i] as usize;
+            let Fate::Leaving { cause, report } = &self.peers[peer].fate else { continue };
+            let (cause, mut report) = (cause.clone(), *report);
+            let before = events.len();
+            report |= self.fail_sends(peer, &cause, events);
+            let (waits, corrupt) = self.receive_the_rest(peer, events);
+            any |= events.len() > before;
+            if waits || corrupt || (report && !self.has_unread(peer)) {
+                any = true;
+                self.lose(peer, cause, true, events);
+            } else if let Fate::Leaving { report: kept, .. } = &mut self.peers[peer].fate {
+                *kept = report;
+            }
+        }
+        any
+    }
+
+    fn fail_sends(&mut self, peer: usize, cause: &Error, events: &mut Vec<Event>) -> bool {
+        let before = events.len();
+        for id in self.peers[peer].send_lanes.iter().filter(|id| **id != NO_LANE) {
+            self.send_lanes[*id as usize].fail_all(|token| events.push(Event::Failed(token, cause.clone())));
+        }
+        let failed = events.len() - before;
+        self.pending -= failed;
+        failed > 0
+    }
+
+    /// Moves all that is there for posted receives. Returns whether one still waits, and whether nonsense was found.
+    fn receive_the_rest(&mut self, peer: usize, events: &mut Vec<Event>) -> (bool, bool) {
+        let rank = self.peers[peer].rank;
+        let mut waits = false;
+        for id in self.peers[peer].recv_lanes.iter().filter(|id| **id != NO_LANE) {
+            let lane = &mut self.recv_lanes[*id as usize];
+            loop {
+                let result = lane.advance(usize::MAX, |token, verdict| {
+                    self.pending -= 1;
+                    events.push(received(token, verdict, rank));
+                });
+                match result {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(_) => return (true, true),
+                }
+            }
+            waits |= !lane.is_idle();
+        }
+        (waits, false)
+    }
+
+    /// Whether the peer has left a message that nobody has received.
+    fn has_unread(&mut self, peer: usize) -> bool {
+        let target = &self.peers[peer];
+        let Some(inward) = &target.inward else { return false };
+        for channel in 0..inward.segment.channels().min(self.caps.channels_max) {
+            if !inward.segment.is_used(channel) {
+                continue;
+            }
+            let id = target.recv_lanes[usize::from(channel)];
+            let there = if id == NO_LANE {
+                inward.segment.consumer(channel).peek()
+            } else {
+                self.recv_lanes[id as usize].ring.as_mut().map_or(Ok(None), |ring| ring.peek())
+            };
+            if matches!(there, Ok(Some(_))) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Fails everything that involves a peer, and lets go of its memory and streams.
+    pub(super) fn lose(&mut self, peer: usize, cause: Error, report: bool, events: &mut Vec<Event>) {
+        if matches!(self.peers[peer].fate, Fate::Lost(_)) {
+            return;
+        }
+        self.fail_sends(peer, &cause, events);
+        for id in self.peers[peer].recv_lanes.iter().filter(|id| **id != NO_LANE) {
+            self.recv_lanes[*id as usize].fail_all(|token| {
+                self.pending -= 1;
+                events.push(Event::Failed(token, cause.clone()));
+            });
+        }
+        let target = &mut self.peers[peer];
+        let was_linked = target.outward.take().is_some() | target.inward.take().is_some();
+        let rank = target.rank;
+        target.fate = Fate::Lost(cause.clone());
+        self.leaving.retain(|p| *p as usize != peer);
+        self.undelivered.retain(|p| *p as usize != peer);
+        if was_linked {
+            // The streams are closed by now, so the peer will find their end.
+            self.send_mail(peer);
+        }
+        if report {
+            events.push(Event::Down { peer: rank, cause });
+        }
+    }
+}
+
+/// The backlog is full, or too many descriptors are in flight: the peer has only to look at its sockets.
+fn is_transient(error: &io::Error) -> bool {
+    let code = error.raw_os_error().map(rustix::io::Errno::from_raw_os_error);
+    matches!(code, Some(rustix::io::Errno::AGAIN | rustix::io::Errno::TOOMANYREFS | rustix::io::Errno::INTR))
+}

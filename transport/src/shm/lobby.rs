@@ -1,0 +1,119 @@
+//! Connections that have not said yet who they are.
+//!
+//! Anybody on the host can connect to an abstract socket. A stranger costs one accept; it must be of the same user,
+//! its greeting is read without ever waiting for it, and a bounded number of silent visitors is kept, the oldest
+//! making room for the newest.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::epoll;
+
+use super::hello::{HELLO_BYTES, Hello};
+use crate::sys::unix;
+
+/// Silent visitors kept at most. A peer's greeting is sent with one call right after connecting, so an honest
+/// visitor is silent only between those two calls of its own.
+const VISITORS_MAX: usize = 64;
+/// Connections accepted at one go at most: as many as the backlog holds. So everything that lay there when a look
+/// began has been seen when it ends, and a flood holds up the owner for some milliseconds at the worst.
+const ACCEPTS_MAX: usize = unix::BACKLOG as usize;
+
+/// What `epoll` reports for the listener, the bell and the visitors: nothing needs to be told apart.
+pub(crate) const EPOLL_LOBBY: u64 = u64::MAX;
+
+/// Somebody who has greeted.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    pub(crate) hello: Hello,
+    pub(crate) stream: OwnedFd,
+    /// The descriptor that came along.
+    pub(crate) fd: Option<OwnedFd>,
+}
+
+#[derive(Debug)]
+struct Visitor {
+    stream: OwnedFd,
+    buffer: [u8; HELLO_BYTES],
+    filled: usize,
+    fd: Option<OwnedFd>,
+}
+
+/// What became of reading from a visitor.
+enum Heard {
+    /// More is to come.
+    Silence,
+    /// A greeting.
+    Greeting(Hello),
+    /// Nonsense, or the end.
+    Nonsense,
+}
+
+/// The listener and its silent visitors.
+#[derive(Debug)]
+pub(crate) struct Lobby {
+    listener: OwnedFd,
+    uid: u32,
+    visitors: Vec<Visitor>,
+}
+
+impl Lobby {
+    pub(crate) fn new(listener: OwnedFd, uid: u32) -> Self {
+        Self { listener, uid, visitors: Vec::new() }
+    }
+
+    /// Accepts who is waiting and listens to everybody. Those who have greeted go into `callers`.
+    pub(crate) fn receive(&mut self, epoll: &OwnedFd, callers: &mut Vec<Caller>) {
+        let mut index = 0;
+        while index < self.visitors.len() {
+            match self.visitors[index].listen() {
+                Heard::Silence => index += 1,
+                Heard::Nonsense => drop(self.visitors.remove(index)),
+                Heard::Greeting(hello) => {
+                    let visitor = self.visitors.remove(index);
+                    // The new owner adds the stream again, under its own name.
+                    let _ = epoll::delete(epoll, &visitor.stream);
+                    callers.push(Caller { hello, stream: visitor.stream, fd: visitor.fd });
+                }
+            }
+        }
+        for _ in 0..ACCEPTS_MAX {
+            let Ok(stream) = unix::accept(&self.listener) else { return };
+            if unix::peer_uid(&stream).ok() != Some(self.uid) {
+                continue;
+            }
+            let mut visitor = Visitor { stream, buffer: [0; HELLO_BYTES], filled: 0, fd: None };
+            match visitor.listen() {
+                Heard::Greeting(hello) => {
+                    callers.push(Caller { hello, stream: visitor.stream, fd: visitor.fd });
+                }
+                Heard::Nonsense => {}
+                Heard::Silence => self.keep(epoll, visitor),
+            }
+        }
+    }
+
+    fn keep(&mut self, epoll: &OwnedFd, visitor: Visitor) {
+        if self.visitors.len() == VISITORS_MAX {
+            self.visitors.remove(0);
+        }
+        let data = epoll::EventData::new_u64(EPOLL_LOBBY);
+        if epoll::add(epoll, visitor.stream.as_fd(), data, epoll::EventFlags::IN).is_ok() {
+            self.visitors.push(visitor);
+        }
+    }
+}
+
+impl Visitor {
+    fn listen(&mut self) -> Heard {
+        while self.filled < HELLO_BYTES {
+            match unix::receive(&self.stream, &mut self.buffer[self.filled..], &mut self.fd) {
+                Ok(0) => return Heard::Nonsense,
+                Ok(bytes) => self.filled += bytes,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Heard::Silence,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => return Heard::Nonsense,
+            }
+        }
+        Hello::decode(&self.buffer).map_or(Heard::Nonsense, Heard::Greeting)
+    }
+}

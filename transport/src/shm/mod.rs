@@ -1,0 +1,48 @@
+//! The shared-memory transport: ranks of one host talk through sealed memory files.
+//!
+//! # Map
+//! | file | what |
+//! | --- | --- |
+//! | `options` | what can be chosen, and the budget of staging that follows |
+//! | `host`, `address`, `hello` | who is on this host, how it is found, how it introduces itself |
+//! | `establish`, `arena`, `board` | the memory that a local group shares: doorbells, abort word, flat area |
+//! | `endpoint`, `link`, `peer`, `lobby` | posts and polls; links made on first use, and broken |
+//! | `lane`, `cursor`, `copy` | messages that wait on a channel |
+//! | `segment`, `ring` | one sender's memory to one receiver, and the ring of a channel in it |
+//! | `flat` | the tiny path: an all-gather of a few cache lines |
+//!
+//! `unsafe` is confined to `ring`, `lane`, `cursor`, `copy`, `flat` and `sys::map`; `endpoint` only passes its caller's
+//! promises on.
+//!
+//! # A peer's death
+//! Seen as the end of its streams: at once by an owner that sleeps on its descriptor
+//! ([`ParkBy::Fd`](crate::ParkBy::Fd)) or polls. An owner that sleeps on its word
+//! ([`ParkBy::Word`](crate::ParkBy::Word)) is woken by messages and good-byes, but not by a crash: it should wake by
+//! itself now and then (100 ms, say); the first poll after sleeping looks.
+
+mod address;
+mod arena;
+mod board;
+mod copy;
+mod cursor;
+mod endpoint;
+mod establish;
+mod flat;
+mod hello;
+mod host;
+mod lane;
+mod link;
+mod lobby;
+mod options;
+mod peer;
+mod ring;
+mod segment;
+#[cfg(test)]
+mod tests;
+
+pub use arena::FLAT_MAX;
+pub use board::Board;
+pub use endpoint::ShmEndpoint;
+pub use flat::{FLAT_INLINE, Flat, FlatMismatch};
+pub use host::probe;
+pub use options::ShmOptions;

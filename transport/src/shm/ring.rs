@@ -1,0 +1,346 @@
+//! The ring of one channel in one direction: one producer, one consumer, no read-modify-write.
+//!
+//! # States and owners
+//! A message travels in *pieces*, each announced by a *cell*. Cells are used in order, 30 of them in a circle. A
+//! piece of at most [`INLINE_BYTES`] lies in its cell, so that a small message is one cache line that moves once;
+//! a longer one lies in the ring, at the producer's position there.
+//!
+//! ```text
+//! cell:  0  word     stamp (upper 32 bits) | skip (bit 31) | length of the piece
+//!        8  tag      of the message; written with its first piece
+//!       16  total    length of the message; written with its first piece
+//!       24  inline   up to 104 bytes
+//! ```
+//! 1. The cell number `k` (counted from 0 for ever) is published by storing the word with stamp `k + 1` (mod 2^32)
+//!    with release, after everything else of the cell and the piece. Cells start as zero, and 30 laps apart no two
+//!    stamps agree, so the consumer takes cell `k` exactly when it loads stamp `k + 1` with acquire.
+//! 2. Only the producer writes cells, ring and its line; only the consumer writes the `freed` counters. Cell `k`
+//!    is written only when `k - cells_freed < 30`, and ring bytes only when they were freed: the producer's
+//!    acquire of the counters orders its writes after the consumer's reads.
+//! 3. Both ends keep their own position in the ring; it advances by the length of a piece rounded up to 128, and
+//!    goes back to 0 at the end, or before a piece with the `skip` bit: the rest up to the end counts as used.
+//! 4. Pieces but the last are multiples of 128 bytes and longer than [`INLINE_BYTES`].
+//!
+//! # Trust
+//! Every number from the other side is checked before use: a piece must lie inside the ring as this side has mapped
+//! it, and counters may not run ahead of what was produced. The other side can garble payload, and nothing else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::options::{CONTROL_BYTES, RING_MIN_BYTES};
+use crate::endpoint::GRAIN_BYTES;
+use crate::sys::map::Mapping;
+
+/// Cells of a channel: what is left of the control page after two lines.
+pub(crate) const CELLS: u32 = 30;
+const CELL_BYTES: usize = 128;
+const CELLS_OFFSET: usize = 256;
+const _: () = assert!(CELLS_OFFSET + CELLS as usize * CELL_BYTES == CONTROL_BYTES);
+
+const CELL_TAG: usize = 8;
+const CELL_TOTAL: usize = 16;
+const CELL_INLINE: usize = 24;
+/// Longest piece that travels in its cell. The first 40 bytes share the line with the stamp.
+pub(crate) const INLINE_BYTES: usize = CELL_BYTES - CELL_INLINE;
+
+/// Granule of positions in the ring: two cache lines, so that producer and consumer never work on the same pair.
+const ALIGN: usize = 128;
+const _: () = assert!(ALIGN.is_multiple_of(GRAIN_BYTES) && ALIGN > INLINE_BYTES);
+
+const RING_SIZE: usize = 0;
+const CELLS_FREED: usize = 128;
+const BYTES_FREED: usize = 136;
+
+const SKIP: u32 = 1 << 31;
+
+/// A piece shorter than this at the end of the ring is skipped rather than filled, unless the message fits.
+const WORTHWHILE_BYTES: usize = 4096;
+
+/// The other side wrote what no peer of this version writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Corrupt(pub(crate) String);
+
+/// Where the next piece goes.
+#[derive(Debug)]
+pub(crate) struct Space {
+    /// First byte.
+    pub(crate) ptr: *mut u8,
+    /// Bytes of the message to put there.
+    pub(crate) len: usize,
+    skip: bool,
+}
+
+/// The sending end.
+#[derive(Debug)]
+pub(crate) struct Producer {
+    control: *mut u8,
+    ring: *mut u8,
+    ring_bytes: usize,
+    piece_bytes: usize,
+    /// Next cell.
+    cell: u32,
+    produced: u64,
+    /// As last seen.
+    freed: u64,
+    position: usize,
+    bytes_produced: u64,
+    bytes_freed: u64,
+    map: Arc<Mapping>,
+    /// Where the ring lies in the mapping, until its pages are there.
+    unbacked: Option<usize>,
+}
+
+// SAFETY: the pointers go into the mapping that is kept alive beside them, which belongs to no thread.
+unsafe impl Send for Producer {}
+
+impl Producer {
+    /// The producer of the channel at `offset`. `ring_bytes` is a multiple of 4096.
+    pub(crate) fn new(map: Arc<Mapping>, offset: usize, ring_bytes: usize, piece_bytes: usize) -> Self {
+        assert!(ring_bytes.is_multiple_of(RING_MIN_BYTES) && ring_bytes > 0, "ring of {ring_bytes} bytes");
+        map.atomic::<AtomicU32>(offset + RING_SIZE)
+            .store(u32::try_from(ring_bytes).expect("bounded by RING_MAX_BYTES"), Ordering::Release);
+        Self {
+            control: map.bytes(offset, CONTROL_BYTES),
+            ring: map.bytes(offset + CONTROL_BYTES, ring_bytes),
+            ring_bytes,
+            // Half a ring at most, so that one piece can be filled while another is eaten.
+            piece_bytes: (piece_bytes.min(ring_bytes / 2) / ALIGN * ALIGN).max(ALIGN),
+            cell: 0,
+            produced: 0,
+            freed: 0,
+            position: 0,
+            bytes_produced: 0,
+            bytes_freed: 0,
+            map,
+            unbacked: Some(offset + CONTROL_BYTES),
+        }
+    }
+
+    /// Room for the next piece of a message of which `remaining` bytes are left, if there is any.
+    pub(crate) fn reserve(&mut self, remaining: usize) -> Result<Option<Space>, Corrupt> {
+        if self.produced - self.freed >= u64::from(CELLS) {
+            self.freed = self.refresh(CELLS_FREED, self.freed, self.produced)?;
+            if self.produced - self.freed >= u64::from(CELLS) {
+                return Ok(None);
+            }
+        }
+        if remaining <= INLINE_BYTES {
+            // SAFETY: the inline part of cell `self.cell < CELLS` lies in the control page.
+            let ptr = unsafe { self.cell_base().add(CELL_INLINE) };
+            return Ok(Some(Space { ptr, len: remaining, skip: false }));
+        }
+        let wanted = remaining.min(self.piece_bytes);
+        let contiguous = self.ring_bytes - self.position;
+        let skip = contiguous < wanted && contiguous < WORTHWHILE_BYTES;
+        let len = if skip { wanted } else { wanted.min(contiguous) };
+        // A last piece of up to INLINE_BYTES would be taken for an inline one: `contiguous` is a multiple of ALIGN,
+        // which is more, and `remaining` is more as well.
+        let needed = len.next_multiple_of(ALIGN) + if skip { contiguous } else { 0 };
+        if self.ring_free() < needed {
+            self.bytes_freed = self.refresh(BYTES_FREED, self.bytes_freed, self.bytes_produced)?;
+            if self.ring_free() < needed {
+                return Ok(None);
+            }
+        }
+        if let Some(offset) = self.unbacked.take() {
+            // A channel of small messages never gets here. Page by page on first touch would cost half a microsecond
+            // for each page, in the first messages.
+            self.map.populate(offset, self.ring_bytes);
+        }
+        let at = if skip { 0 } else { self.position };
+        // SAFETY: `at + len <= ring_bytes`: either at 0 with `len <= piece_bytes <= ring_bytes / 2`, or bounded by
+        // `contiguous`.
+        Ok(Some(Space { ptr: unsafe { self.ring.add(at) }, len, skip }))
+    }
+
+    /// Publishes the piece that was put into `space`, the latest one reserved. `first` carries tag and total length
+    /// with a message's first piece.
+    pub(crate) fn publish(&mut self, space: &Space, first: Option<(u64, u64)>) {
+        let mut length = u32::try_from(space.len).expect("bounded by the ring");
+        if let Some((tag, total)) = first {
+            self.cell_word(CELL_TAG).store(tag, Ordering::Relaxed);
+            self.cell_word(CELL_TOTAL).store(total, Ordering::Relaxed);
+        }
+        if space.len > INLINE_BYTES {
+            let mut used = space.len.next_multiple_of(ALIGN);
+            if space.skip {
+                used += self.ring_bytes - self.position;
+                self.position = 0;
+                length |= SKIP;
+            }
+            self.position += space.len.next_multiple_of(ALIGN);
+            if self.position >= self.ring_bytes {
+                self.position = 0;
+            }
+            self.bytes_produced += used as u64;
+        }
+        self.produced += 1;
+        // Rule 1: the stamp is the count of cells up to and including this one.
+        let word = self.produced << 32 | u64::from(length);
+        self.cell_word(0).store(word, Ordering::Release);
+        self.cell = if self.cell + 1 == CELLS { 0 } else { self.cell + 1 };
+    }
+
+    fn ring_free(&self) -> usize {
+        // Both are within `ring_bytes` of each other: `refresh` checks it.
+        self.ring_bytes - (self.bytes_produced - self.bytes_freed) as usize
+    }
+
+    /// Loads one of the consumer's counters, which must lie between what it was and what was produced.
+    fn refresh(&self, offset: usize, seen: u64, produced: u64) -> Result<u64, Corrupt> {
+        let freed = self.control_word(offset).load(Ordering::Acquire);
+        if freed < seen || freed > produced {
+            return Err(Corrupt(format!("the receiver freed {freed} of {produced}, after {seen}")));
+        }
+        Ok(freed)
+    }
+
+    fn control_word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: callers pass aligned offsets inside the control page, which the mapping keeps alive; peers reach
+        // these words as atomics only.
+        unsafe { &*self.control.add(offset).cast::<AtomicU64>() }
+    }
+
+    fn cell_base(&self) -> *mut u8 {
+        // SAFETY: `cell < CELLS`, and all cells lie in the control page.
+        unsafe { self.control.add(CELLS_OFFSET + self.cell as usize * CELL_BYTES) }
+    }
+
+    fn cell_word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: aligned and inside a cell (`offset` is one of the `CELL_*` constants); reached as an atomic on
+        // both sides.
+        unsafe { &*self.cell_base().add(offset).cast::<AtomicU64>() }
+    }
+}
+
+/// A piece that has arrived. Stays where it is until [`Consumer::release`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    /// First byte.
+    pub(crate) ptr: *const u8,
+    /// Bytes of the piece.
+    pub(crate) len: usize,
+    skip: bool,
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub(crate) struct Consumer {
+    control: *mut u8,
+    ring: *mut u8,
+    /// What is mapped.
+    ring_max: usize,
+    /// What the sender uses; 0 until the first piece in the ring.
+    ring_bytes: usize,
+    cell: u32,
+    consumed: u64,
+    position: usize,
+    bytes_consumed: u64,
+    map: Arc<Mapping>,
+    /// Where the ring lies in the mapping.
+    offset: usize,
+}
+
+// SAFETY: as for `Producer`.
+unsafe impl Send for Consumer {}
+
+impl Consumer {
+    /// The consumer of the channel at `offset`, for whose ring `ring_max` bytes are mapped.
+    pub(crate) fn new(map: Arc<Mapping>, offset: usize, ring_max: usize) -> Self {
+        Self {
+            control: map.bytes(offset, CONTROL_BYTES),
+            ring: map.bytes(offset + CONTROL_BYTES, ring_max),
+            ring_max,
+            ring_bytes: 0,
+            cell: 0,
+            consumed: 0,
+            position: 0,
+            bytes_consumed: 0,
+            map,
+            offset: offset + CONTROL_BYTES,
+        }
+    }
+
+    /// The next piece, if it is there.
+    #[inline]
+    pub(crate) fn peek(&mut self) -> Result<Option<Arrival>, Corrupt> {
+        let word = self.cell_word(0).load(Ordering::Acquire);
+        // Rule 1, modulo 2^32.
+        if (word >> 32) as u32 != (self.consumed as u32).wrapping_add(1) {
+            return Ok(None);
+        }
+        let len = (word as u32 & !SKIP) as usize;
+        if len <= INLINE_BYTES {
+            // SAFETY: the inline part of cell `self.cell < CELLS` lies in the control page.
+            let ptr = unsafe { self.cell_base().add(CELL_INLINE) };
+            return Ok(Some(Arrival { ptr, len, skip: false }));
+        }
+        self.peek_ring(len, word as u32 & SKIP != 0).map(Some)
+    }
+
+    fn peek_ring(&mut self, len: usize, skip: bool) -> Result<Arrival, Corrupt> {
+        if self.ring_bytes == 0 {
+            self.ring_bytes = self.ring_size()?;
+            self.map.populate(self.offset, self.ring_bytes);
+        }
+        let at = if skip { 0 } else { self.position };
+        if len > self.ring_bytes - at {
+            return Err(Corrupt(format!("a piece of {len} bytes at {at} of {}", self.ring_bytes)));
+        }
+        // SAFETY: `at + len <= ring_bytes <= ring_max`, which is mapped.
+        Ok(Arrival { ptr: unsafe { self.ring.add(at) }, len, skip })
+    }
+
+    /// Tag and total length of the message whose first piece is the next one. Only after [`Self::peek`] saw it.
+    pub(crate) fn envelope(&self) -> (u64, u64) {
+        (self.cell_word(CELL_TAG).load(Ordering::Relaxed), self.cell_word(CELL_TOTAL).load(Ordering::Relaxed))
+    }
+
+    /// Gives the latest piece that was peeked back to the sender.
+    #[inline]
+    pub(crate) fn release(&mut self, arrival: &Arrival) {
+        if arrival.len > INLINE_BYTES {
+            let mut used = arrival.len.next_multiple_of(ALIGN);
+            if arrival.skip {
+                used += self.ring_bytes - self.position;
+                self.position = 0;
+            }
+            self.position += arrival.len.next_multiple_of(ALIGN);
+            if self.position >= self.ring_bytes {
+                self.position = 0;
+            }
+            self.bytes_consumed += used as u64;
+            self.control_word(BYTES_FREED).store(self.bytes_consumed, Ordering::Release);
+        }
+        self.consumed += 1;
+        self.control_word(CELLS_FREED).store(self.consumed, Ordering::Release);
+        self.cell = if self.cell + 1 == CELLS { 0 } else { self.cell + 1 };
+    }
+
+    /// The ring's size as the sender says, checked. Read once.
+    fn ring_size(&self) -> Result<usize, Corrupt> {
+        // SAFETY: aligned, in the control page, reached as an atomic on both sides.
+        let size =
+            unsafe { &*self.control.add(RING_SIZE).cast::<AtomicU32>() }.load(Ordering::Acquire) as usize;
+        if size == 0 || size > self.ring_max || !size.is_multiple_of(RING_MIN_BYTES) {
+            return Err(Corrupt(format!("a ring of {size} bytes where {} are mapped", self.ring_max)));
+        }
+        Ok(size)
+    }
+
+    fn control_word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: as for `Producer::control_word`.
+        unsafe { &*self.control.add(offset).cast::<AtomicU64>() }
+    }
+
+    fn cell_base(&self) -> *mut u8 {
+        // SAFETY: `cell < CELLS`, and all cells lie in the control page.
+        unsafe { self.control.add(CELLS_OFFSET + self.cell as usize * CELL_BYTES) }
+    }
+
+    fn cell_word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: as for `Producer::cell_word`.
+        unsafe { &*self.cell_base().add(offset).cast::<AtomicU64>() }
+    }
+}

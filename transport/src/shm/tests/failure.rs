@@ -1,0 +1,198 @@
+//! Peers that go away, in good order or not, and strangers.
+
+use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+
+use super::*;
+use crate::shm::address::Address;
+
+fn aborted() -> Error {
+    Error::new(ErrorKind::Aborted, "shm", None, "test")
+}
+
+#[test]
+fn a_peer_dropped_in_the_middle_of_a_message_is_lost() {
+    let (mut a, mut b) = pair();
+    let source = pattern(1, 1 << 20);
+    let target = vec![0u8; 1 << 20];
+    let (from, to) = (piece(&source), piece(&target));
+    let _ = send(&mut a, channel(1, 0), 7, &from, 1).expect("post");
+    let _ = receive(&mut b, channel(0, 0), 7, &to, 2).expect("post");
+    let _ = receive(&mut b, channel(0, 1), 7, &to[..0], 3).expect("post");
+    let mut events = [Vec::new()];
+    assert!(!is_done(&events[0], 2));
+    drop(a);
+    pump(&mut [&mut b], &mut events, |e| !downs(&e[0]).is_empty());
+    assert_eq!(failure(&events[0], 2), Some(ErrorKind::PeerLost));
+    assert_eq!(failure(&events[0], 3), Some(ErrorKind::PeerLost));
+    assert_eq!(downs(&events[0]), [0]);
+    assert!(matches!(events[0].last(), Some(Event::Down { .. })), "after the failures");
+    let kind = |r: Result<Posted, Error>| r.map(|_| ()).expect_err("refused").kind;
+    assert_eq!(kind(send(&mut b, channel(0, 0), 7, &to, 4)), ErrorKind::PeerLost);
+    assert_eq!(kind(receive(&mut b, channel(0, 5), 7, &to, 5)), ErrorKind::PeerLost);
+    assert!(b.is_flushed());
+}
+
+#[test]
+fn a_send_to_a_peer_that_leaves_fails() {
+    let (mut a, mut b) = pair();
+    let source = pattern(1, 1 << 20);
+    let from = piece(&source);
+    let _ = send(&mut a, channel(1, 0), 7, &from, 1).expect("post");
+    let mut events = [Vec::new(), Vec::new()];
+    pump(&mut [&mut a, &mut b], &mut events, |_| true);
+    drop(b);
+    pump(&mut [&mut a], &mut events, |e| !downs(&e[0]).is_empty());
+    assert_eq!(failure(&events[0], 1), Some(ErrorKind::PeerLost));
+}
+
+#[test]
+fn what_was_done_before_leaving_still_arrives() {
+    for len in [0, 8, 100_000] {
+        let (mut a, mut b) = pair();
+        let source = pattern(1, len);
+        let target = vec![0u8; len];
+        let (from, to) = (piece(&source), piece(&target));
+        let mut events = [Vec::new()];
+        // The peer has never looked at its sockets when this end goes away.
+        assert_eq!(send(&mut a, channel(1, 0), 7, &from, 1).expect("post"), Posted::Done);
+        assert_eq!(send(&mut a, channel(1, 9), 7, &from, 1).expect("post"), Posted::Done);
+        assert!(a.is_flushed());
+        drop(a);
+        let got = receive(&mut b, channel(0, 0), 7, &to, 2).expect("still there");
+        pump(&mut [&mut b], &mut events, |e| got == Posted::Done || is_done(&e[0], 2));
+        assert!(source == target);
+        for _ in 0..10 {
+            b.poll(&mut events[0]);
+        }
+        let got = receive(&mut b, channel(0, 9), 7, &to, 3).expect("still there");
+        pump(&mut [&mut b], &mut events, |e| got == Posted::Done || is_done(&e[0], 3));
+        // Now nothing is left.
+        let posted = receive(&mut b, channel(0, 0), 7, &to, 4);
+        assert!(
+            posted.is_err() || {
+                pump(&mut [&mut b], &mut events, |e| !downs(&e[0]).is_empty());
+                failure(&events[0], 4) == Some(ErrorKind::PeerLost)
+            }
+        );
+    }
+}
+
+#[test]
+fn a_receiver_notices_a_peer_that_never_sent_anything() {
+    let (a, mut b) = pair();
+    let target = [0u8; 8];
+    let to = piece(&target);
+    let mut events = [Vec::new()];
+    let _ = receive(&mut b, channel(0, 0), 7, &to, 2).expect("post");
+    pump(&mut [&mut b], &mut events, |_| true);
+    drop(a);
+    pump(&mut [&mut b], &mut events, |e| !downs(&e[0]).is_empty());
+    assert_eq!(failure(&events[0], 2), Some(ErrorKind::PeerLost));
+}
+
+#[test]
+fn abandoning_a_peer_leaves_the_others_alone() {
+    let mut world = world(3);
+    let target = vec![0u8; 1000];
+    let source = pattern(1, 1000);
+    let (from, to) = (piece(&source), piece(&target));
+    let mut events = [const { Vec::new() }; 3];
+    let _ = receive(&mut world[0], channel(1, 0), 7, &to, 1).expect("post");
+    let _ = receive(&mut world[0], channel(2, 0), 7, &to, 2).expect("post");
+    let _ = receive(&mut world[1], channel(0, 0), 7, &[], 3).expect("post");
+    pump(&mut world.iter_mut().collect::<Vec<_>>(), &mut events, |_| true);
+    world[0].abandon(1, &aborted(), &mut events[0]);
+    assert_eq!(failure(&events[0], 1), Some(ErrorKind::Aborted));
+    let _ = send(&mut world[2], channel(0, 0), 7, &from, 4).expect("post");
+    pump(&mut world.iter_mut().collect::<Vec<_>>(), &mut events, |e| {
+        is_done(&e[0], 2) && !downs(&e[1]).is_empty()
+    });
+    assert!(source == target);
+    assert_eq!(failure(&events[1], 3), Some(ErrorKind::PeerLost));
+    let refused = send(&mut world[0], channel(1, 0), 7, &from, 5).map(|_| ()).expect_err("refused");
+    assert_eq!(refused.kind, ErrorKind::Aborted);
+}
+
+#[test]
+fn abort_fails_everything_and_tells_the_peers() {
+    let mut world = world(3);
+    let source = pattern(1, 1 << 20);
+    let from = piece(&source);
+    let mut events = [const { Vec::new() }; 3];
+    let _ = send(&mut world[0], channel(1, 0), 7, &from, 1).expect("post");
+    let _ = receive(&mut world[0], channel(2, 0), 7, &[], 2).expect("post");
+    let _ = receive(&mut world[2], channel(0, 0), 7, &[], 3).expect("post");
+    pump(&mut world.iter_mut().collect::<Vec<_>>(), &mut events, |_| true);
+    world[0].abort(&aborted(), &mut events[0]);
+    assert_eq!(failure(&events[0], 1), Some(ErrorKind::Aborted));
+    assert_eq!(failure(&events[0], 2), Some(ErrorKind::Aborted));
+    pump(&mut world.iter_mut().collect::<Vec<_>>(), &mut events, |e| !downs(&e[2]).is_empty());
+    assert_eq!(failure(&events[2], 3), Some(ErrorKind::PeerLost));
+    let refused = receive(&mut world[0], channel(2, 0), 7, &[], 4).map(|_| ()).expect_err("refused");
+    assert_eq!(refused.kind, ErrorKind::Aborted);
+}
+
+fn stranger(endpoint: &ShmEndpoint) -> UnixStream {
+    let address = Address::decode(endpoint.address()).expect("own address");
+    let name = SocketAddr::from_abstract_name(address.name).expect("name");
+    UnixStream::connect_addr(&name).expect("connect")
+}
+
+#[test]
+fn strangers_stall_neither_establish_nor_traffic() {
+    let mut world = introduced(2, &ShmOptions::default());
+    let mut strangers: Vec<_> = (0..200).map(|i| stranger(&world[i % 2])).collect();
+    for (i, stranger) in strangers.iter_mut().enumerate() {
+        // Some stay silent, some babble, some stop in the middle of something that looks right.
+        let words: &[u8] = match i % 4 {
+            0 => &[],
+            1 => &[0xff; 500],
+            2 => b"kolo\x01\0\0\0",
+            _ => {
+                b"kolo\x01\0\0\0\x03\0\0\0\x01\0\0\0\x40\0\0\0\0\0\x02\0\
+                   ................................................"
+            }
+        };
+        stranger.write_all(words).expect("write");
+    }
+    std::thread::scope(|scope| {
+        for endpoint in &mut world {
+            scope.spawn(|| endpoint.establish(deadline()).expect("establish"));
+        }
+    });
+    let [a, b] = &mut world[..] else { unreachable!() };
+    let source = pattern(1, 300_000);
+    let target = vec![0u8; source.len()];
+    let (from, to) = (piece(&source), piece(&target));
+    let mut events = [Vec::new(), Vec::new()];
+    let _ = send(a, channel(1, 0), 7, &from, 1).expect("post");
+    let _ = receive(b, channel(0, 0), 7, &to, 2).expect("post");
+    pump(&mut [a, b], &mut events, |e| is_done(&e[0], 1) && is_done(&e[1], 2));
+    assert!(source == target);
+    // A stranger with the form of a segment but not its cookies has been shown the door.
+    let mut end = [0u8; 1];
+    strangers[3].set_read_timeout(Some(PATIENCE)).expect("timeout");
+    until("the door", || {
+        b.poll(&mut events[1]);
+        b.look_soon = true;
+        strangers[3].set_nonblocking(true).expect("nonblocking");
+        !matches!(strangers[3].read(&mut end), Err(e) if e.kind() == std::io::ErrorKind::WouldBlock)
+    });
+}
+
+#[test]
+fn establish_names_who_is_missing() {
+    let mut world = introduced(3, &ShmOptions::default());
+    let soon = || Instant::now() + Duration::from_millis(50);
+    let error = world[0].establish(soon()).expect_err("nobody came");
+    assert_eq!(error.kind, ErrorKind::Timeout);
+    assert!(error.detail.contains("[1, 2]"), "{error}");
+    let mut world = introduced(2, &ShmOptions::default());
+    let error = world[1].establish(soon()).expect_err("nobody answered");
+    assert_eq!(error.kind, ErrorKind::Timeout);
+    drop(world.remove(0));
+    let error = world[0].establish(soon()).expect_err("nobody there");
+    assert_eq!(error.kind, ErrorKind::PeerLost);
+}

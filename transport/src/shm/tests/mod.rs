@@ -1,0 +1,137 @@
+//! Tests of the whole endpoint. Endpoints never block, so most tests drive all ends of a conversation from one
+//! thread, step by step; every loop has a deadline.
+
+mod failure;
+mod flat;
+mod hostile;
+mod messages;
+mod sleep;
+
+use std::time::{Duration, Instant};
+
+use super::{ShmEndpoint, ShmOptions};
+use crate::endpoint::{Channel, Endpoint, Event, Piece, Posted, Reach, Sink, Token};
+use crate::error::{Error, ErrorKind};
+
+/// Longest that any wait in these tests may take: they share the machine with others.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn deadline() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+/// Spins politely until `condition`, and panics with `what` after too long.
+#[track_caller]
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = deadline();
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited too long for {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Endpoints of a world of `n` ranks, introduced but not established.
+fn introduced(n: u32, options: &ShmOptions) -> Vec<ShmEndpoint> {
+    let mut world: Vec<_> =
+        (0..n).map(|rank| ShmEndpoint::new(rank, n, options.clone()).expect("endpoint")).collect();
+    let addresses: Vec<_> = world.iter().map(|e| e.address().to_vec()).collect();
+    for (rank, endpoint) in world.iter_mut().enumerate() {
+        for (peer, address) in addresses.iter().enumerate().filter(|(peer, _)| *peer != rank) {
+            let reach = endpoint.introduce(peer as u32, address).expect("introduce");
+            assert!(matches!(reach, Reach::Yes { .. }), "{reach:?}");
+        }
+    }
+    world
+}
+
+/// Endpoints of a world of `n` ranks, ready.
+fn world_with(n: u32, options: &ShmOptions) -> Vec<ShmEndpoint> {
+    let mut world = introduced(n, options);
+    std::thread::scope(|scope| {
+        for endpoint in &mut world {
+            scope.spawn(|| endpoint.establish(deadline()).expect("establish"));
+        }
+    });
+    world
+}
+
+fn world(n: u32) -> Vec<ShmEndpoint> {
+    world_with(n, &ShmOptions::default())
+}
+
+fn pair() -> (ShmEndpoint, ShmEndpoint) {
+    let mut world = world(2);
+    let second = world.pop().expect("two");
+    (world.pop().expect("two"), second)
+}
+
+fn channel(peer: u32, index: u16) -> Channel {
+    Channel { peer, index }
+}
+
+/// Bytes that differ by position and by `seed`.
+fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ seed.wrapping_mul(131)) as u8).collect()
+}
+
+/// One piece over a buffer, to be kept beside it while a message is pending.
+fn piece(buffer: &[u8]) -> [Piece; 1] {
+    [Piece { ptr: buffer.as_ptr().cast_mut(), len: buffer.len() }]
+}
+
+/// Posts a send whose pieces and memory the test keeps alive until it is over.
+fn send(
+    endpoint: &mut ShmEndpoint,
+    on: Channel,
+    tag: u64,
+    src: &[Piece],
+    token: u64,
+) -> Result<Posted, Error> {
+    // SAFETY: tests keep `src` and its memory until the token completes or the endpoint is dropped.
+    unsafe { endpoint.post_send(on, tag, src, Token(token)) }
+}
+
+/// Posts a receive whose pieces and memory the test keeps alive until it is over.
+fn receive(
+    endpoint: &mut ShmEndpoint,
+    on: Channel,
+    tag: u64,
+    dst: &[Piece],
+    token: u64,
+) -> Result<Posted, Error> {
+    // SAFETY: as for `send`.
+    unsafe { endpoint.post_recv(on, tag, Sink::Place(dst), Token(token)) }
+}
+
+/// Polls all endpoints in turn until `condition` holds for what they reported.
+#[track_caller]
+fn pump(
+    world: &mut [&mut ShmEndpoint],
+    events: &mut [Vec<Event>],
+    condition: impl Fn(&[Vec<Event>]) -> bool,
+) {
+    until("events", || {
+        for (endpoint, events) in world.iter_mut().zip(events.iter_mut()) {
+            endpoint.poll(events);
+        }
+        condition(events)
+    });
+}
+
+/// Whether a token is among the events as done.
+fn is_done(events: &[Event], token: u64) -> bool {
+    events.iter().any(|e| matches!(e, Event::Done(Token(t)) if *t == token))
+}
+
+/// How a token failed, if it did.
+fn failure(events: &[Event], token: u64) -> Option<ErrorKind> {
+    events.iter().find_map(|e| match e {
+        Event::Failed(Token(t), error) if *t == token => Some(error.kind),
+        _ => None,
+    })
+}
+
+/// Peers reported down.
+fn downs(events: &[Event]) -> Vec<u32> {
+    events.iter().filter_map(|e| if let Event::Down { peer, .. } = e { Some(*peer) } else { None }).collect()
+}

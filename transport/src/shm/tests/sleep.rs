@@ -1,0 +1,150 @@
+//! Sleepers are woken, however they sleep.
+
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::time::Timespec;
+
+use super::*;
+use crate::endpoint::{Armed, ParkBy};
+use crate::wait_word;
+
+/// Sleeps as the contract says, until something wakes it; panics when it slept for the whole patience.
+fn sleep(endpoint: &mut ShmEndpoint, by: ParkBy, events: &mut Vec<Event>) {
+    let _ = endpoint.arm(by);
+    if endpoint.poll(events) {
+        endpoint.disarm();
+        return;
+    }
+    // Arming again changes nothing for peers; it gives the word once more.
+    let before = Instant::now();
+    match endpoint.arm(by) {
+        Armed::Idle => panic!("something is outstanding"),
+        Armed::Word(word, value) => wait_word(word, value, PATIENCE).expect("futex"),
+        Armed::Fd(fd) => {
+            let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+            let _ = rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout));
+        }
+    }
+    assert!(before.elapsed() < PATIENCE, "nobody woke the sleeper");
+    endpoint.disarm();
+}
+
+/// Plays ping-pong with both sides asleep between messages; `len` may be longer than the ring, so that freed space
+/// wakes too.
+fn ping_pong(by: [ParkBy; 2], len: usize, rounds: usize) {
+    let (a, b) = pair();
+    let run = |mut endpoint: ShmEndpoint, peer: u32| {
+        let by = by[peer as usize];
+        let mut events = Vec::new();
+        for round in 0..rounds {
+            for is_send in [peer == 1, peer == 0] {
+                let mut buffer = if is_send { pattern(round, len) } else { vec![0u8; len] };
+                let pieces = [Piece { ptr: buffer.as_mut_ptr(), len }];
+                let on = channel(peer, 0);
+                let posted = if is_send {
+                    send(&mut endpoint, on, 7, &pieces, 1)
+                } else {
+                    receive(&mut endpoint, on, 7, &pieces, 1)
+                };
+                if posted.expect("post") == Posted::Pending {
+                    while events.is_empty() {
+                        sleep(&mut endpoint, by, &mut events);
+                        endpoint.poll(&mut events);
+                    }
+                    assert!(matches!(events.drain(..).next(), Some(Event::Done(Token(1)))));
+                }
+                assert!(buffer == pattern(round, len));
+            }
+        }
+        endpoint
+    };
+    thread::scope(|scope| {
+        let first = scope.spawn(|| run(a, 1));
+        let second = scope.spawn(|| run(b, 0));
+        (first.join().expect("first"), second.join().expect("second"))
+    });
+}
+
+#[test]
+fn by_word() {
+    ping_pong([ParkBy::Word; 2], 8, 500);
+    ping_pong([ParkBy::Word; 2], 1 << 20, 20);
+}
+
+#[test]
+fn by_descriptor() {
+    ping_pong([ParkBy::Fd; 2], 8, 500);
+    ping_pong([ParkBy::Fd; 2], 1 << 20, 20);
+}
+
+#[test]
+fn one_by_word_and_one_by_descriptor() {
+    ping_pong([ParkBy::Word, ParkBy::Fd], 8, 500);
+    ping_pong([ParkBy::Fd, ParkBy::Word], 300_000, 50);
+}
+
+#[test]
+fn a_good_bye_wakes() {
+    for by in [ParkBy::Word, ParkBy::Fd] {
+        let (mut a, mut b) = pair();
+        let mut events = [Vec::new(), Vec::new()];
+        let _ = receive(&mut b, channel(0, 0), 7, &[], 1).expect("post");
+        pump(&mut [&mut a, &mut b], &mut events, |_| true);
+        thread::scope(|scope| {
+            let sleeper = scope.spawn(|| {
+                let mut events = Vec::new();
+                while downs(&events).is_empty() {
+                    sleep(&mut b, by, &mut events);
+                    b.poll(&mut events);
+                }
+                events
+            });
+            drop(a);
+            let events = sleeper.join().expect("sleeper");
+            assert_eq!(failure(&events, 1), Some(ErrorKind::PeerLost));
+        });
+    }
+}
+
+#[test]
+fn an_abort_on_the_board_wakes() {
+    for by in [ParkBy::Word, ParkBy::Fd] {
+        let (a, mut b) = pair();
+        let board = a.board().expect("established");
+        let seen = b.board().expect("established");
+        let _ = receive(&mut b, channel(0, 0), 7, &[], 1).expect("post");
+        thread::scope(|scope| {
+            let sleeper = scope.spawn(|| {
+                let mut events = Vec::new();
+                while seen.aborted() == 0 {
+                    let _ = b.arm(by);
+                    if seen.aborted() == 0 {
+                        sleep(&mut b, by, &mut events);
+                    }
+                    b.disarm();
+                }
+            });
+            board.abort(5);
+            sleeper.join().expect("sleeper");
+        });
+        assert_eq!(seen.aborted(), 5);
+        board.abort(6);
+        assert_eq!(seen.aborted(), 5, "the first cause stays");
+    }
+}
+
+#[test]
+fn nothing_outstanding_is_nothing_to_wake_for() {
+    let (mut a, mut b) = pair();
+    assert!(matches!(a.arm(ParkBy::Word), Armed::Idle));
+    a.disarm();
+    let _ = receive(&mut a, channel(1, 0), 7, &[], 1).expect("post");
+    assert!(matches!(a.arm(ParkBy::Word), Armed::Word(..)));
+    a.disarm();
+    let _ = send(&mut b, channel(0, 0), 7, &[], 1).expect("post");
+    let mut events = [Vec::new()];
+    pump(&mut [&mut a], &mut events, |e| is_done(&e[0], 1));
+    assert!(matches!(a.arm(ParkBy::Fd), Armed::Idle));
+    a.disarm();
+}

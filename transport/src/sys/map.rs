@@ -1,0 +1,96 @@
+//! A shared mapping, and typed access into it that is checked against its bounds.
+//!
+//! # Why this is sound
+//! Other processes write to this memory at any time, so nothing here ever makes a `&` or `&mut` to its plain bytes.
+//! Words that both sides use are reached as atomics (every bit pattern is a valid integer; the mapping is page
+//! aligned, and [`Mapping::atomic`] checks offset and alignment), and payload is reached through raw pointers
+//! whose range [`Mapping::bytes`] has checked. The file is sealed against shrinking
+//! ([`memfd`](super::memfd)), so a checked address stays backed as long as the mapping lives.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// A read-write mapping of a whole sealed file. Unmapped when dropped.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is plain memory that belongs to no thread; all access goes through atomics or through raw
+// pointers whose users state their own argument.
+unsafe impl Send for Mapping {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `bytes` bytes of `fd`, which must be that long and sealed (see
+    /// [`check_sealed`](super::memfd::check_sealed)).
+    pub(crate) fn new(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
+        // SAFETY: the kernel picks a fresh address range, so no existing object is touched.
+        let base = unsafe {
+            rustix::mm::mmap(
+                ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                fd.as_fd(),
+                0,
+            )?
+        };
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mapped at null"))?;
+        Ok(Self { base, bytes })
+    }
+
+    /// Address of `offset..offset + len`.
+    ///
+    /// # Panics
+    /// If the range is not inside the mapping: offsets come from constants and checked geometry only.
+    pub(crate) fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
+        let end = offset.checked_add(len).expect("offset overflows");
+        assert!(end <= self.bytes, "range {offset}..{end} is beyond a mapping of {} bytes", self.bytes);
+        // SAFETY: `offset` is at most the length of the mapping, checked above.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    /// The atomic at `offset`.
+    ///
+    /// # Panics
+    /// If it is not inside the mapping or not aligned.
+    pub(crate) fn atomic<T: Atomic>(&self, offset: usize) -> &T {
+        let at = self.bytes(offset, size_of::<T>()).cast::<T>();
+        assert!(at.is_aligned(), "offset {offset} is not aligned");
+        // SAFETY: in bounds and aligned as just checked; `Atomic` types accept every bit pattern and every
+        // concurrent writer uses atomics too (or is hostile, and then only the value is garbage); the reference
+        // lives no longer than the mapping.
+        unsafe { &*at }
+    }
+
+    /// Asks the kernel to back a range now rather than on first touch. A hint: refusal is not an error.
+    pub(crate) fn populate(&self, offset: usize, len: usize) {
+        let at = self.bytes(offset, len);
+        // SAFETY: the range is inside the mapping; populating changes no contents.
+        let _ = unsafe { rustix::mm::madvise(at.cast(), len, Advice::LinuxPopulateWrite) };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this range was mapped by `new` and every reference into it borrows from `self`; raw pointers
+        // are kept only beside an `Arc` of this mapping.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// An atomic integer.
+///
+/// # Safety
+/// Every bit pattern is valid, and shared references permit mutation.
+pub(crate) unsafe trait Atomic {}
+// SAFETY: an atomic integer.
+unsafe impl Atomic for std::sync::atomic::AtomicU32 {}
+// SAFETY: an atomic integer.
+unsafe impl Atomic for std::sync::atomic::AtomicU64 {}

@@ -1,0 +1,233 @@
+//! How peers find an endpoint: the address that the control plane carries.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::unix::fs::MetadataExt;
+
+use super::interfaces::Interface;
+
+/// Version of the layout below.
+const VERSION: u8 = 1;
+const MAGIC: [u8; 3] = *b"KoT";
+/// Fixed part: magic, version, port, count, reserved, instance, boot id, network namespace.
+const FIXED_BYTES: usize = 3 + 1 + 2 + 1 + 1 + 8 + 16 + 8;
+/// Interface names are at most this long (IFNAMSIZ less the final zero).
+const NAME_MAX: usize = 15;
+/// Most networks told: 24 of the longest (family, prefix, name length, IPv6, name) are 816 bytes, within the
+/// 1 KiB that an address may have.
+const NETWORKS_MAX: usize = 24;
+
+const _: () = assert!(FIXED_BYTES + NETWORKS_MAX * (3 + 16 + NAME_MAX) <= 1024);
+
+/// Which host, and which network stack on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Host {
+    /// Differs between hosts and boots.
+    pub(super) boot: [u8; 16],
+    /// Inode of the network namespace.
+    pub(super) namespace: u64,
+}
+
+impl Host {
+    /// This one. What the system does not tell is made up, so that nobody shares it.
+    pub(super) fn here(instance: u64) -> Self {
+        let mut boot = [0; 16];
+        match std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().and_then(|text| hex(&text)) {
+            Some(id) => boot = id,
+            None => boot[..8].copy_from_slice(&instance.to_le_bytes()),
+        }
+        let namespace = std::fs::metadata("/proc/self/ns/net").map_or(instance, |meta| meta.ino());
+        Self { boot, namespace }
+    }
+
+    pub(super) fn same_kernel(&self, other: &Self) -> bool {
+        self.boot == other.boot
+    }
+
+    pub(super) fn same_stack(&self, other: &Self) -> bool {
+        self == other
+    }
+}
+
+fn hex(text: &str) -> Option<[u8; 16]> {
+    let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)).map(|d| d as u8).collect();
+    let mut out = [0; 16];
+    if digits.len() != 32 {
+        return None;
+    }
+    for (byte, pair) in out.iter_mut().zip(digits.chunks(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    Some(out)
+}
+
+/// One way to a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Network {
+    pub(super) interface: String,
+    pub(super) ip: IpAddr,
+    pub(super) prefix: u8,
+}
+
+/// Where an endpoint listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Address {
+    pub(super) port: u16,
+    pub(super) instance: u64,
+    pub(super) host: Host,
+    pub(super) networks: Vec<Network>,
+}
+
+impl Address {
+    pub(super) fn new(port: u16, instance: u64, host: Host, interfaces: &[Interface]) -> Self {
+        let networks = interfaces
+            .iter()
+            .take(NETWORKS_MAX)
+            .map(|i| Network {
+                interface: i.name.chars().take(NAME_MAX).collect(),
+                ip: i.ip,
+                prefix: i.prefix,
+            })
+            .collect();
+        Self { port, instance, host, networks }
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(FIXED_BYTES + self.networks.len() * 34);
+        out.extend_from_slice(&MAGIC);
+        out.push(VERSION);
+        out.extend_from_slice(&self.port.to_le_bytes());
+        out.extend_from_slice(&[self.networks.len() as u8, 0]);
+        out.extend_from_slice(&self.instance.to_le_bytes());
+        out.extend_from_slice(&self.host.boot);
+        out.extend_from_slice(&self.host.namespace.to_le_bytes());
+        for network in &self.networks {
+            let name = &network.interface.as_bytes()[..network.interface.len().min(NAME_MAX)];
+            match network.ip {
+                IpAddr::V4(ip) => {
+                    out.extend_from_slice(&[4, network.prefix, name.len() as u8]);
+                    out.extend_from_slice(&ip.octets());
+                }
+                IpAddr::V6(ip) => {
+                    out.extend_from_slice(&[6, network.prefix, name.len() as u8]);
+                    out.extend_from_slice(&ip.octets());
+                }
+            }
+            out.extend_from_slice(name);
+        }
+        out
+    }
+
+    /// Parses a peer's address. The error says what is wrong with it.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, io::Error> {
+        let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+        let mut rest = Reader(bytes);
+        let short = || bad("cut short");
+        if rest.array::<3>().ok_or_else(short)? != MAGIC {
+            return Err(bad("not an address of this transport"));
+        }
+        let version = rest.byte().ok_or_else(short)?;
+        if version != VERSION {
+            let what = format!("version {version}, this is {VERSION}; use the same Kolo on all ranks");
+            return Err(bad(&what));
+        }
+        let port = u16::from_le_bytes(rest.array().ok_or_else(short)?);
+        let [count, _] = rest.array().ok_or_else(short)?;
+        if usize::from(count) > NETWORKS_MAX {
+            return Err(bad("too many networks"));
+        }
+        let instance = u64::from_le_bytes(rest.array().ok_or_else(short)?);
+        let boot = rest.array().ok_or_else(short)?;
+        let namespace = u64::from_le_bytes(rest.array().ok_or_else(short)?);
+        let mut networks = Vec::with_capacity(usize::from(count));
+        for _ in 0..count {
+            let [family, prefix, name_len] = rest.array().ok_or_else(short)?;
+            let ip = match family {
+                4 => IpAddr::V4(Ipv4Addr::from(rest.array::<4>().ok_or_else(short)?)),
+                6 => IpAddr::V6(Ipv6Addr::from(rest.array::<16>().ok_or_else(short)?)),
+                _ => return Err(bad("unknown address family")),
+            };
+            if usize::from(name_len) > NAME_MAX || prefix > 128 {
+                return Err(bad("field out of range"));
+            }
+            let name = rest.take(usize::from(name_len)).ok_or_else(short)?;
+            let interface = String::from_utf8_lossy(name).into_owned();
+            networks.push(Network { interface, ip, prefix });
+        }
+        if rest.0.is_empty() {
+            Ok(Self { port, instance, host: Host { boot, namespace }, networks })
+        } else {
+            Err(bad("trailing bytes"))
+        }
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (head, tail) = self.0.split_at_checked(len)?;
+        self.0 = tail;
+        Some(head)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take(N)?.try_into().ok()
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.array::<1>().map(|[byte]| byte)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample() -> Address {
+        Address {
+            port: 4567,
+            instance: 99,
+            host: Host { boot: [7; 16], namespace: 5 },
+            networks: vec![
+                Network { interface: "lo".into(), ip: IpAddr::V4(Ipv4Addr::LOCALHOST), prefix: 8 },
+                Network {
+                    interface: "a-name-as-long-a".into(),
+                    ip: IpAddr::V6(Ipv6Addr::LOCALHOST),
+                    prefix: 128,
+                },
+            ],
+        }
+    }
+
+    #[test]
+    fn an_address_survives_the_wire_and_every_cut_is_noticed() {
+        let mut address = sample();
+        let bytes = address.encode();
+        address.networks[1].interface.truncate(NAME_MAX);
+        assert_eq!(Address::decode(&bytes).unwrap(), address);
+        for n in 0..bytes.len() {
+            assert!(Address::decode(&bytes[..n]).is_err());
+        }
+        let mut longer = bytes;
+        longer.push(0);
+        assert!(Address::decode(&longer).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_judged_without_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Address::decode(&bytes);
+            let good = sample().encode();
+            let n = bytes.len().min(4);
+            bytes[..n].copy_from_slice(&good[..n]);
+            let _ = Address::decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn this_host_is_itself() {
+        assert!(Host::here(1).same_stack(&Host::here(2)));
+    }
+}

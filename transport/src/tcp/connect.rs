@@ -1,0 +1,231 @@
+//! Connections: made on first use, and unmade when a peer is lost.
+
+use std::time::Instant;
+
+use super::NAME;
+use super::accept::{Arrival, answer_of};
+use super::congestion;
+use super::dial::{Dial, Dialed};
+use super::endpoint::TcpEndpoint;
+use super::link::{Route, State};
+use super::park::Whose;
+use super::socket;
+use super::wire::{ANSWER_BYTES, Hello, Verdict};
+use crate::endpoint::{Channel, Event};
+use crate::error::{Error, ErrorKind};
+
+/// A peer that should dial but has gone shows on its other connections; they are looked at every so many polls.
+const GONE_TICKS: u32 = 64;
+
+impl TcpEndpoint {
+    /// Starts what gets an idle link connected.
+    pub(super) fn ensure_connection(&mut self, number: u32) {
+        let link = &mut self.links[number as usize];
+        let Channel { peer, index } = link.channel;
+        if self.me.rank > peer {
+            link.state = State::Awaited;
+            self.awaited.push(number);
+            return;
+        }
+        // A peer that is not introduced yet is dialed when it is.
+        let known = &self.peers[peer as usize];
+        let Some(address) = &known.address else { return };
+        let hello = Hello {
+            from: self.me.rank,
+            world_size: self.me.world_size,
+            channel: index,
+            instance: self.me.instance,
+            target: address.instance,
+            cookie: self.me.cookie,
+        };
+        let same_host = self.host.same_kernel(&address.host);
+        let dial = Dial::new(hello.encode(), address.instance, same_host, &known.candidates, Instant::now());
+        link.state = State::Dialing(Box::new(dial));
+        self.dialing.push(number);
+    }
+
+    /// Steps the door and all dials.
+    pub(super) fn connect(&mut self, events: &mut Vec<Event>) -> bool {
+        let now = Instant::now();
+        let mut arrivals = std::mem::take(&mut self.arrivals);
+        let (park, watching, deaf) = (&self.park, self.watching, &mut self.deaf);
+        let mut opened = |socket: &socket2::Socket| {
+            if watching {
+                *deaf |= park.watch(socket, Whose::Connecting).is_err();
+            }
+        };
+        let mut moved = self.door.step(&self.me, now, &self.options, &mut opened, &mut arrivals);
+        for arrival in arrivals.drain(..) {
+            self.receive(arrival);
+        }
+        self.arrivals = arrivals;
+        let mut at = 0;
+        while at < self.dialing.len() {
+            if self.step_dial(self.dialing[at], now, events) {
+                at += 1;
+            } else {
+                self.dialing.swap_remove(at);
+                moved = true;
+            }
+        }
+        let links = &self.links;
+        self.awaited.retain(|&number| matches!(links[number as usize].state, State::Awaited));
+        if !moved && self.door.is_quiet() {
+            moved |= self.miss_the_gone(events);
+        }
+        moved
+    }
+
+    /// Steps one dial; returns whether it goes on.
+    fn step_dial(&mut self, number: u32, now: Instant, events: &mut Vec<Event>) -> bool {
+        let link = &mut self.links[number as usize];
+        let peer = link.channel.peer;
+        let State::Dialing(dial) = &mut link.state else {
+            return false;
+        };
+        let (park, watching, deaf) = (&self.park, self.watching, &mut self.deaf);
+        let dialed = dial.step(now, &self.options, |socket| {
+            if watching {
+                *deaf |= park.watch(socket, Whose::Connecting).is_err();
+            }
+        });
+        match dialed {
+            Dialed::Waiting => true,
+            Dialed::Connected(made) => {
+                let route = Route { remote: Some(made.to), congestion: made.congestion };
+                self.open(number, made.socket, route);
+                // The next channels to that peer try first what works.
+                let candidates = &mut self.peers[peer as usize].candidates;
+                if let Some(worked) = candidates.iter().position(|c| c.to == made.to) {
+                    candidates[..=worked].rotate_right(1);
+                }
+                false
+            }
+            Dialed::Failed(tried) => {
+                let detail = format!(
+                    "no connection ({tried}); check that the rank is alive, that no firewall is between, \
+                     and KOLO_SOCKET_IFNAME"
+                );
+                self.lose(peer, Error::new(ErrorKind::PeerLost, NAME, Some(peer), detail), events);
+                false
+            }
+        }
+    }
+
+    /// Lets an arrival in, if it fits.
+    fn receive(&mut self, Arrival { socket, from, hello }: Arrival) {
+        let verdict = self.judge(&hello);
+        let answer = answer_of(&self.me, verdict);
+        // The socket's buffer is empty: the answer goes out whole, or the peer has gone.
+        let sent = socket::send_bytes(&socket, &answer.encode());
+        if verdict != Verdict::Welcome {
+            self.door.note(from, &format!("rank {}, channel {}: {verdict:?}", hello.from, hello.channel));
+            return;
+        }
+        if !matches!(sent, Ok(ANSWER_BYTES)) {
+            return;
+        }
+        let known = self.peers[hello.from as usize].address.as_ref();
+        let same_host = known.is_some_and(|address| self.host.same_kernel(&address.host));
+        let congestion = congestion::choose(&socket, &self.options.congestion, same_host);
+        let congestion = congestion.unwrap_or_else(|error| error.to_string());
+        if let Ok(number) = self.link(Channel { peer: hello.from, index: hello.channel }) {
+            self.open(number, socket, Route { remote: from, congestion });
+        }
+    }
+
+    fn judge(&mut self, hello: &Hello) -> Verdict {
+        let peer = &self.peers[hello.from as usize];
+        if peer.down.is_some() {
+            return Verdict::Gone;
+        }
+        if peer.address.as_ref().is_some_and(|address| address.instance != hello.instance) {
+            return Verdict::Instance;
+        }
+        match self.link(Channel { peer: hello.from, index: hello.channel }) {
+            Err(_) => Verdict::Rank,
+            Ok(number) => match self.links[number as usize].state {
+                State::Idle | State::Awaited => Verdict::Welcome,
+                State::Dialing(_) | State::Open(_) | State::Gone => Verdict::Duplicate,
+            },
+        }
+    }
+
+    fn open(&mut self, number: u32, socket: socket2::Socket, route: Route) {
+        if self.watching {
+            self.deaf |= self.park.watch(&socket, Whose::Link(number)).is_err();
+        }
+        let link = &mut self.links[number as usize];
+        link.state = State::Open(socket);
+        link.route = Some(route);
+        link.readable = true;
+        link.writable = true;
+    }
+
+    /// Registers every socket there is.
+    pub(super) fn watch_all(&mut self) {
+        self.watching = true;
+        let mut watch =
+            |socket: &socket2::Socket, whose| self.deaf |= self.park.watch(socket, whose).is_err();
+        watch(&self.door.listener, Whose::Connecting);
+        self.door.sockets().for_each(|socket| watch(socket, Whose::Connecting));
+        for (number, link) in self.links.iter().enumerate() {
+            match &link.state {
+                State::Open(socket) => watch(socket, Whose::Link(number as u32)),
+                State::Dialing(dial) => dial.sockets().for_each(|socket| watch(socket, Whose::Connecting)),
+                State::Idle | State::Awaited | State::Gone => {}
+            }
+        }
+    }
+
+    /// Loses the peers that should dial, but have closed their other connections (rule 2 of the module: they will
+    /// not dial any more). Only when nobody is at the door.
+    fn miss_the_gone(&mut self, events: &mut Vec<Event>) -> bool {
+        let thorough = self.tick.is_multiple_of(GONE_TICKS) || self.armed;
+        let gone =
+            self.awaited.iter().map(|&number| self.links[number as usize].channel.peer).find(|&peer| {
+                self.peers[peer as usize].links.iter().filter_map(|&n| self.links.get(n as usize)).any(
+                    |link| {
+                        let State::Open(socket) = &link.state else { return false };
+                        link.hung_up || thorough && socket::is_at_end(socket)
+                    },
+                )
+            });
+        let Some(peer) = gone else { return false };
+        let detail = "the peer has closed its connections, and will not make the one that is waited for";
+        self.lose(peer, Error::new(ErrorKind::PeerLost, NAME, Some(peer), detail), events);
+        true
+    }
+
+    /// The end of a peer: what it had sent in full is still delivered, everything else fails.
+    pub(super) fn lose(&mut self, peer: u32, cause: Error, events: &mut Vec<Event>) {
+        for &number in &self.peers[peer as usize].links {
+            let Some(link) = self.links.get_mut(number as usize) else { continue };
+            if let State::Open(socket) = &link.state {
+                let _ = link.inbound.progress(socket, peer, &mut self.work, usize::MAX, true, events);
+            }
+        }
+        self.close_peer(peer, &cause, events);
+        let known = &mut self.peers[peer as usize];
+        if cause.kind != ErrorKind::PeerLost {
+            // Who caused it is told once; what comes after is told that the peer is lost.
+            known.down = Some(Error { kind: ErrorKind::PeerLost, ..cause.clone() });
+        }
+        events.push(Event::Down { peer, cause });
+    }
+
+    /// Fails all tokens of a peer, and closes its connections.
+    pub(super) fn close_peer(&mut self, peer: u32, cause: &Error, events: &mut Vec<Event>) {
+        let Some(known) = self.peers.get_mut(peer as usize) else { return };
+        let cause = Error { peer: Some(peer), ..cause.clone() };
+        for &number in &known.links {
+            let Some(link) = self.links.get_mut(number as usize) else { continue };
+            link.state = State::Gone;
+            let sends = link.outbound.queue.drain(..).map(|send| send.token);
+            let recvs = link.inbound.queue.drain(..).map(|recv| recv.token);
+            events.extend(sends.chain(recvs).map(|token| Event::Failed(token, cause.clone())));
+        }
+        known.candidates = Vec::new();
+        known.down.get_or_insert(cause);
+    }
+}

@@ -1,0 +1,231 @@
+//! Dialing: one connection to a peer, over whichever of its addresses answers.
+//!
+//! Addresses are tried in order of distance. The next one is started when the one before fails, or has been silent
+//! for a while; the silent one stays in the race, since a peer that is busy computing answers late at the right
+//! address, and one that is dead never answers at the wrong one. The first welcome wins.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use super::congestion;
+use super::options::TcpOptions;
+use super::route::Candidate;
+use super::socket::{self, Stop};
+use super::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Verdict};
+
+/// How often an address is tried again whose connection broke before the answer: the peer may have taken this
+/// rank's hello for a stranger's when its waiting room was full.
+const RETRIES: u32 = 3;
+
+/// A dial under way.
+#[derive(Debug)]
+pub(super) struct Dial {
+    hello: [u8; HELLO_BYTES],
+    /// Instance that must answer.
+    target: u64,
+    same_host: bool,
+    waiting: VecDeque<(Candidate, u32)>,
+    attempts: Vec<Attempt>,
+    /// When the next address is started although none has failed.
+    next_at: Instant,
+    failures: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Attempt {
+    candidate: Candidate,
+    try_number: u32,
+    socket: Socket,
+    since: Instant,
+    sent: usize,
+    answer: [u8; ANSWER_BYTES],
+    received: usize,
+    congestion: String,
+}
+
+/// A connection that dialing made.
+#[derive(Debug)]
+pub(super) struct Connected {
+    pub(super) socket: Socket,
+    pub(super) to: SocketAddr,
+    pub(super) congestion: String,
+}
+
+/// What a step of dialing came to.
+#[derive(Debug)]
+pub(super) enum Dialed {
+    /// Not there yet.
+    Waiting,
+    /// There.
+    Connected(Connected),
+    /// No address works; the text lists what was tried.
+    Failed(String),
+}
+
+impl Dial {
+    pub(super) fn new(
+        hello: [u8; HELLO_BYTES],
+        target: u64,
+        same_host: bool,
+        candidates: &[Candidate],
+        now: Instant,
+    ) -> Self {
+        Self {
+            hello,
+            target,
+            same_host,
+            waiting: candidates.iter().map(|candidate| (candidate.clone(), 0)).collect(),
+            attempts: Vec::new(),
+            next_at: now,
+            failures: Vec::new(),
+        }
+    }
+
+    /// When [`Dial::step`] has something to do even if nothing arrives.
+    pub(super) fn due(&self, options: &TcpOptions) -> Option<Instant> {
+        let next = if self.waiting.is_empty() { None } else { Some(self.next_at) };
+        let silent = self.attempts.iter().filter(|a| a.sent == 0).map(|a| a.since + options.dial_timeout);
+        silent.chain(next).min()
+    }
+
+    pub(super) fn sockets(&self) -> impl Iterator<Item = &Socket> {
+        self.attempts.iter().map(|attempt| &attempt.socket)
+    }
+
+    /// Makes progress. `opened` is called with every new socket before it connects.
+    pub(super) fn step(
+        &mut self,
+        now: Instant,
+        options: &TcpOptions,
+        mut opened: impl FnMut(&Socket),
+    ) -> Dialed {
+        let mut at = 0;
+        while at < self.attempts.len() {
+            let attempt = &mut self.attempts[at];
+            match attempt.step(&self.hello, self.target) {
+                Ok(true) => {
+                    let attempt = self.attempts.swap_remove(at);
+                    return Dialed::Connected(Connected {
+                        socket: attempt.socket,
+                        to: attempt.candidate.to,
+                        congestion: attempt.congestion,
+                    });
+                }
+                Ok(false) if attempt.sent == 0 && now >= attempt.since + options.dial_timeout => {
+                    self.fail(at, "no answer; a firewall?", now);
+                }
+                Ok(false) => at += 1,
+                Err(Broken::For(why)) => self.fail(at, &why, now),
+                Err(Broken::Early(why)) => {
+                    let attempt = &self.attempts[at];
+                    if attempt.try_number < RETRIES {
+                        let again = (attempt.candidate.clone(), attempt.try_number + 1);
+                        self.waiting.push_back(again);
+                        self.attempts.swap_remove(at);
+                        self.next_at = now;
+                    } else {
+                        self.fail(at, &why, now);
+                    }
+                }
+            }
+        }
+        while now >= self.next_at {
+            let Some((candidate, try_number)) = self.waiting.pop_front() else { break };
+            let to = candidate.to;
+            match Attempt::start(candidate, try_number, self.same_host, now, options) {
+                Ok(attempt) => {
+                    opened(&attempt.socket);
+                    self.attempts.push(attempt);
+                    self.next_at = now + options.dial_patience;
+                }
+                Err(error) => self.failures.push(format!("{to}: {error}")),
+            }
+        }
+        if self.attempts.is_empty() && self.waiting.is_empty() {
+            let tried =
+                if self.failures.is_empty() { "no address".to_owned() } else { self.failures.join("; ") };
+            return Dialed::Failed(tried);
+        }
+        Dialed::Waiting
+    }
+
+    fn fail(&mut self, at: usize, why: &str, now: Instant) {
+        let attempt = self.attempts.swap_remove(at);
+        let Candidate { to, interface, .. } = attempt.candidate;
+        self.failures.push(format!("{to} ({interface}): {why}"));
+        self.next_at = now;
+    }
+}
+
+/// Why an attempt ended.
+enum Broken {
+    /// For good.
+    For(String),
+    /// Closed before the answer.
+    Early(String),
+}
+
+impl Attempt {
+    fn start(
+        candidate: Candidate,
+        try_number: u32,
+        same_host: bool,
+        now: Instant,
+        options: &TcpOptions,
+    ) -> std::io::Result<Self> {
+        let socket = Socket::new(Domain::for_address(candidate.to), Type::STREAM, Some(Protocol::TCP))?;
+        socket::configure(&socket, options)?;
+        let congestion = congestion::choose(&socket, &options.congestion, same_host)?;
+        match socket.connect(&SockAddr::from(candidate.to)) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(Self {
+            candidate,
+            try_number,
+            socket,
+            since: now,
+            sent: 0,
+            answer: [0; ANSWER_BYTES],
+            received: 0,
+            congestion,
+        })
+    }
+
+    /// Whether the peer has said welcome.
+    fn step(&mut self, hello: &[u8; HELLO_BYTES], target: u64) -> Result<bool, Broken> {
+        let early = |error: Option<std::io::Error>| {
+            Broken::Early(error.map_or_else(|| "closed before it answered".into(), |error| error.to_string()))
+        };
+        // A socket that is still connecting takes nothing, and tells its error when that failed.
+        while self.sent < HELLO_BYTES {
+            match socket::send_bytes(&self.socket, &hello[self.sent..]) {
+                Ok(bytes) => self.sent += bytes,
+                Err(Stop::Blocked) => return Ok(false),
+                Err(Stop::Closed(Some(error))) if self.sent == 0 => {
+                    return Err(Broken::For(error.to_string()));
+                }
+                Err(Stop::Closed(error)) => return Err(early(error)),
+            }
+        }
+        while self.received < ANSWER_BYTES {
+            match socket::recv_bytes(&self.socket, &mut self.answer[self.received..]) {
+                Ok(bytes) => self.received += bytes,
+                Err(Stop::Blocked) => return Ok(false),
+                Err(Stop::Closed(error)) => return Err(early(error)),
+            }
+        }
+        match Answer::decode(&self.answer) {
+            None => Err(Broken::For("something else than Kolo answers there".into())),
+            Some(Answer { verdict: Verdict::Welcome, instance, .. }) if instance == target => Ok(true),
+            Some(Answer { verdict: Verdict::Welcome, .. }) => {
+                Err(Broken::For("another endpoint answers".into()))
+            }
+            Some(answer) => Err(Broken::For(answer.explain())),
+        }
+    }
+}

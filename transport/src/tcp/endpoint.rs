@@ -1,0 +1,384 @@
+//! The endpoint: what the owner calls.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use super::NAME;
+use super::accept::{Arrival, Door, Identity, Strangers};
+use super::address::{Address, Host};
+use super::inbound::{Landing, Recv};
+use super::interfaces::{self, Interface};
+use super::link::{Link, State, Workspace};
+use super::memory::{Eater, Pieces};
+use super::options::{Family, TcpOptions};
+use super::outbound::Send;
+use super::park::Park;
+use super::route::{self, Candidate};
+use super::socket::{self, Stop};
+use super::wire::MESSAGE_MAX;
+use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
+use crate::error::{Error, ErrorKind};
+
+/// Channels per peer: each is a connection, and thus a descriptor; plans use a few dozen at most.
+const CHANNELS_MAX: u16 = 256;
+
+/// Bytes handed to the kernel in a post: what its send buffer may take at once (4 MiB by default) is a long wait
+/// for the caller, and a call of 1 MiB is long enough for its cost not to matter.
+pub(super) const CALL_BYTES: usize = 1 << 20;
+
+/// One rank's end of TCP. See the module for how it works.
+#[derive(Debug)]
+pub struct TcpEndpoint {
+    caps: Caps,
+    pub(super) me: Identity,
+    pub(super) options: TcpOptions,
+    pub(super) host: Host,
+    interfaces: Vec<Interface>,
+    address: Vec<u8>,
+    pub(super) door: Door,
+    /// By rank.
+    pub(super) peers: Vec<Peer>,
+    pub(super) links: Vec<Link>,
+    /// Links with something pending.
+    pub(super) listed: Vec<u32>,
+    /// Links that are dialed.
+    pub(super) dialing: Vec<u32>,
+    /// Links that the peer is to dial and that have something pending.
+    pub(super) awaited: Vec<u32>,
+    /// Empty between calls.
+    pub(super) arrivals: Vec<Arrival>,
+    pub(super) work: Workspace,
+    pub(super) park: Park,
+    /// Whether sockets are registered with `park`.
+    pub(super) watching: bool,
+    /// Whether the system refused to register one; sleeps are short then.
+    pub(super) deaf: bool,
+    pub(super) armed: bool,
+    timer_set: bool,
+    /// Counts polls.
+    pub(super) tick: u32,
+}
+
+/// What is known of a rank.
+#[derive(Debug, Default)]
+pub(super) struct Peer {
+    pub(super) address: Option<Address>,
+    pub(super) candidates: Vec<Candidate>,
+    /// Link numbers by channel index; `NO_LINK` where there is none.
+    pub(super) links: Vec<u32>,
+    pub(super) down: Option<Error>,
+}
+
+const NO_LINK: u32 = u32::MAX;
+
+impl TcpEndpoint {
+    /// Opens the endpoint of `rank` among `world_size`: it listens from now on.
+    ///
+    /// # Errors
+    /// If the rank is out of range, no interface is admitted, or the system refuses.
+    pub fn new(rank: u32, world_size: u32, options: TcpOptions) -> Result<Self, Error> {
+        let system = |what: &'static str| move |error| Error::system(NAME, None, what, error);
+        if rank >= world_size {
+            let detail = format!("rank {rank} in a world of {world_size}");
+            return Err(Error::new(ErrorKind::Usage, NAME, None, detail));
+        }
+        let instance = getrandom::u64().map_err(|error| {
+            Error::system(NAME, None, "random number", std::io::Error::other(error.to_string()))
+        })?;
+        let host = Host::here(instance);
+        let all = interfaces::enumerate().map_err(system("listing network interfaces"))?;
+        let list = options.interfaces.as_deref();
+        let admitted: Vec<Interface> = all
+            .into_iter()
+            .filter(|i| interfaces::admitted(&i.name, list))
+            .filter(|i| match options.family {
+                Family::Both => true,
+                Family::V4 => i.ip.is_ipv4(),
+                Family::V6 => i.ip.is_ipv6(),
+            })
+            .collect();
+        if admitted.is_empty() {
+            let detail = "no usable network interface; see `ip address` and KOLO_SOCKET_IFNAME";
+            return Err(Error::new(ErrorKind::System, NAME, None, detail));
+        }
+        let door = Door::open().map_err(system("listening"))?;
+        let port = door.listener.local_addr().map_err(system("listening"))?;
+        let port = port.as_socket().map_or(0, |address| address.port());
+        let address = Address::new(port, instance, host, &admitted).encode();
+        let park = Park::new().map_err(system("creating an epoll descriptor"))?;
+        let cookie = options.cookie;
+        Ok(Self {
+            caps: Caps {
+                name: NAME,
+                channels_max: CHANNELS_MAX,
+                message_max: MESSAGE_MAX,
+                // What the kernel's buffers take is unknown, and before the peer has polled there is no
+                // connection.
+                eager_max: 0,
+                staging_per_channel: 0,
+                park_word: false,
+                park_fd: true,
+                in_place: true,
+            },
+            me: Identity { rank, world_size, instance, cookie },
+            options,
+            host,
+            interfaces: admitted,
+            address,
+            door,
+            peers: (0..world_size).map(|_| Peer::default()).collect(),
+            links: Vec::new(),
+            listed: Vec::new(),
+            dialing: Vec::new(),
+            awaited: Vec::new(),
+            arrivals: Vec::new(),
+            work: Workspace::new(),
+            park,
+            watching: false,
+            deaf: false,
+            armed: false,
+            timer_set: false,
+            tick: 0,
+        })
+    }
+
+    /// Connections that were turned away: scanners, other jobs, ranks of another version.
+    #[must_use]
+    pub fn strangers(&self) -> &Strangers {
+        &self.door.strangers
+    }
+
+    /// How a connected channel runs, for the summary: the peer's address and the congestion control.
+    #[must_use]
+    pub fn route(&self, on: Channel) -> Option<(Option<SocketAddr>, String)> {
+        let number = *self.peers.get(on.peer as usize)?.links.get(usize::from(on.index))?;
+        let link = self.links.get(number as usize)?;
+        link.route.as_ref().map(|route| (route.remote, route.congestion.clone()))
+    }
+
+    /// The number of a channel's link, which is made if there is none.
+    pub(super) fn link(&mut self, on: Channel) -> Result<u32, Error> {
+        let usage = |what: String| Err(Error::new(ErrorKind::Usage, NAME, Some(on.peer), what));
+        let Some(peer) = self.peers.get_mut(on.peer as usize) else {
+            return usage(format!("no such rank in a world of {}", self.me.world_size));
+        };
+        if let Some(cause) = &peer.down {
+            return Err(cause.clone());
+        }
+        let index = usize::from(on.index);
+        if let Some(&number) = peer.links.get(index)
+            && number != NO_LINK
+        {
+            return Ok(number);
+        }
+        if on.peer == self.me.rank {
+            return usage("a rank has no channel to itself".into());
+        }
+        if on.index >= CHANNELS_MAX {
+            return usage(format!("channel {} of at most {CHANNELS_MAX}", on.index));
+        }
+        if peer.links.len() <= index {
+            peer.links.resize(index + 1, NO_LINK);
+        }
+        // At most 2^32 ranks of 2^8 channels; memory ends long before the numbers do.
+        let number = self.links.len() as u32;
+        peer.links[index] = number;
+        self.links.push(Link::new(on));
+        Ok(number)
+    }
+
+    /// Notes that a link has something pending, and gets it connected.
+    fn enlist(&mut self, number: u32) {
+        let link = &mut self.links[number as usize];
+        if !link.listed {
+            link.listed = true;
+            self.listed.push(number);
+        }
+        if matches!(link.state, State::Idle) {
+            self.ensure_connection(number);
+        }
+    }
+}
+
+impl Endpoint for TcpEndpoint {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn address(&self) -> &[u8] {
+        &self.address
+    }
+
+    fn introduce(&mut self, peer: u32, address: &[u8]) -> Result<Reach, Error> {
+        if peer == self.me.rank || peer >= self.me.world_size {
+            let detail = format!("no such peer in a world of {}", self.me.world_size);
+            return Err(Error::new(ErrorKind::Usage, NAME, Some(peer), detail));
+        }
+        let address = Address::decode(address).map_err(|error| Error {
+            kind: ErrorKind::Corrupt,
+            ..Error::system(NAME, Some(peer), "the peer's address", error)
+        })?;
+        let candidates = route::candidates(&address, &self.host, &self.interfaces, self.options.family);
+        let Some(first) = candidates.first() else {
+            let because = "no common network; see KOLO_SOCKET_IFNAME".to_owned();
+            return Ok(Reach::No { because });
+        };
+        let near = if self.host.same_kernel(&address.host) { "same host, " } else { "" };
+        let how = format!("{near}{} via {}", first.to, first.interface);
+        let known = &mut self.peers[peer as usize];
+        known.address = Some(address);
+        known.candidates = candidates;
+        for number in known.links.clone() {
+            let waiting = self.links.get(number as usize).is_some_and(|l| l.has_work());
+            if waiting && matches!(self.links[number as usize].state, State::Idle) {
+                self.ensure_connection(number);
+            }
+        }
+        Ok(Reach::Yes { how })
+    }
+
+    fn establish(&mut self, _deadline: Instant) -> Result<(), Error> {
+        // Listening since `new`; connections are made on first use.
+        Ok(())
+    }
+
+    unsafe fn post_send(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        src: &[Piece],
+        token: Token,
+    ) -> Result<Posted, Error> {
+        let number = self.link(on)?;
+        let (pieces, total) = Pieces::new(src);
+        let len = total.ok_or_else(|| too_long(on.peer))?;
+        let link = &mut self.links[number as usize];
+        link.outbound.queue.push_back(Send::new(token, tag, len, pieces));
+        if link.outbound.queue.len() == 1
+            && let State::Open(socket) = &link.state
+        {
+            let mut through = false;
+            match link.outbound.flush(socket, &mut self.work, CALL_BYTES, |_| through = true) {
+                Err(Stop::Blocked) => link.writable = false,
+                // If it is closed the next poll meets the same, and says so.
+                Ok(_) | Err(Stop::Closed(_)) => {}
+            }
+            if through {
+                return Ok(Posted::Done);
+            }
+        }
+        self.enlist(number);
+        Ok(Posted::Pending)
+    }
+
+    unsafe fn post_recv(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        dst: Sink<'_>,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        let number = self.link(on)?;
+        let (landing, len) = match dst {
+            Sink::Place(list) => {
+                let (pieces, total) = Pieces::new(list);
+                (Landing::Place(pieces), total)
+            }
+            Sink::Consume { len, consumer } => {
+                (Landing::Eat(Eater::new(consumer)), Some(len).filter(|&len| len <= MESSAGE_MAX))
+            }
+        };
+        let len = len.ok_or_else(|| too_long(on.peer))?;
+        self.links[number as usize].inbound.queue.push_back(Recv { token, tag, len, landing });
+        self.enlist(number);
+        Ok(Posted::Pending)
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
+        self.progress(events)
+    }
+
+    fn arm(&mut self, _by: ParkBy) -> Armed<'_> {
+        if self.listed.is_empty() {
+            return Armed::Idle;
+        }
+        self.look();
+        self.armed = true;
+        let dials = self.dialing.iter().filter_map(|&number| match &self.links[number as usize].state {
+            State::Dialing(dial) => dial.due(&self.options),
+            _ => None,
+        });
+        let short = self.deaf.then(|| Instant::now() + Duration::from_millis(1));
+        let due = dials.chain(self.door.due(&self.options)).chain(short).min();
+        if due.is_some() || self.timer_set {
+            self.timer_set = due.is_some();
+            // A timer that cannot be set is a bad argument, and there is none.
+            let _ = self.park.set_timer(due);
+        }
+        Armed::Fd(self.park.fd())
+    }
+
+    fn disarm(&mut self) {
+        self.armed = false;
+    }
+
+    fn abandon(&mut self, peer: u32, cause: &Error, events: &mut Vec<Event>) {
+        self.close_peer(peer, cause, events);
+    }
+
+    fn abort(&mut self, cause: &Error, events: &mut Vec<Event>) {
+        for peer in 0..self.me.world_size {
+            self.close_peer(peer, cause, events);
+        }
+    }
+
+    fn is_flushed(&self) -> bool {
+        self.listed.iter().all(|&number| self.links[number as usize].outbound.queue.is_empty())
+    }
+}
+
+impl Drop for TcpEndpoint {
+    /// Leaves without taking messages along that were reported done. If bytes that nobody reads lie in a socket
+    /// the kernel resets the connection on closing, and drops what it has not sent yet; so they are read first.
+    fn drop(&mut self) {
+        // Only bytes of an unfinished conversation make this wait.
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let mut reset_looms = Vec::new();
+        for link in &self.links {
+            let State::Open(socket) = &link.state else { continue };
+            // Fails if the peer has gone already, which is as good.
+            let _ = socket.shutdown(std::net::Shutdown::Write);
+            if discard(socket, &mut self.work) > 0 {
+                reset_looms.push(socket);
+            }
+        }
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            reset_looms.retain(|socket| {
+                discard(socket, &mut self.work);
+                socket::unacknowledged_bytes(socket) > 0
+            });
+            if reset_looms.is_empty() || Instant::now() >= deadline {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Reads what is there, and forgets it; returns how much.
+fn discard(socket: &socket2::Socket, work: &mut Workspace) -> usize {
+    let mut total = 0;
+    loop {
+        work.io.clear();
+        work.ask_scratch(0, super::link::SCRATCH_BYTES);
+        match socket::recv(socket, &mut work.io) {
+            Ok(bytes) => total += bytes,
+            Err(_) => return total,
+        }
+    }
+}
+
+fn too_long(peer: u32) -> Error {
+    Error::new(ErrorKind::Usage, NAME, Some(peer), "a message longer than memory")
+}

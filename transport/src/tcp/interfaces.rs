@@ -1,0 +1,149 @@
+//! The network interfaces of this host.
+
+use std::ffi::CStr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// One address of one interface that is up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Interface {
+    pub(super) name: String,
+    /// The kernel's number; the scope of link-local addresses.
+    pub(super) index: u32,
+    pub(super) ip: IpAddr,
+    /// Length of the network's prefix in bits.
+    pub(super) prefix: u8,
+    pub(super) loopback: bool,
+}
+
+/// All addresses of all interfaces that are up.
+pub(super) fn enumerate() -> io::Result<Vec<Interface>> {
+    let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: getifaddrs writes the head of a list that it allocates; freed below.
+    if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut found = Vec::new();
+    let mut at = head;
+    while !at.is_null() {
+        // SAFETY: `at` is an element of the list, which lives until freeifaddrs.
+        let entry = unsafe { &*at };
+        at = entry.ifa_next;
+        let up =
+            entry.ifa_flags & libc::IFF_UP as u32 != 0 && entry.ifa_flags & libc::IFF_RUNNING as u32 != 0;
+        // SAFETY: address and netmask are null or point to socket addresses of their family, in the list.
+        let (ip, mask) = unsafe { (ip_of(entry.ifa_addr), ip_of(entry.ifa_netmask)) };
+        let (true, Some(ip)) = (up, ip) else { continue };
+        // SAFETY: the name is a C string in the list.
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
+        // SAFETY: a C string, only read.
+        let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+        found.push(Interface {
+            name: name.to_string_lossy().into_owned(),
+            index,
+            ip,
+            prefix: mask.map_or(0, prefix_len),
+            loopback: entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0,
+        });
+    }
+    // SAFETY: head comes from getifaddrs, and nothing refers to the list any more.
+    unsafe { libc::freeifaddrs(head) };
+    Ok(found)
+}
+
+/// Whether the user's list (see `TcpOptions::interfaces`) lets this interface in.
+pub(super) fn admitted(name: &str, list: Option<&[String]>) -> bool {
+    let Some(list) = list else { return true };
+    let inverted = list.first().is_some_and(|first| first.starts_with('^'));
+    let listed = list.iter().any(|entry| {
+        let entry = entry.strip_prefix('^').unwrap_or(entry);
+        entry.strip_prefix('=').map_or_else(|| name.starts_with(entry), |exact| exact == name)
+    });
+    listed != inverted
+}
+
+/// Whether the two addresses are in one network.
+pub(super) fn same_network(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
+    match (a, b) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => {
+            let shift = 32 - u32::from(prefix.min(32));
+            prefix > 0 && u64::from(a.to_bits()) >> shift == u64::from(b.to_bits()) >> shift
+        }
+        (IpAddr::V6(a), IpAddr::V6(b)) => {
+            prefix > 0 && (a.to_bits() ^ b.to_bits()).leading_zeros() >= u32::from(prefix.min(128))
+        }
+        _ => false,
+    }
+}
+
+fn prefix_len(mask: IpAddr) -> u8 {
+    // At most 128.
+    let ones = match mask {
+        IpAddr::V4(mask) => mask.to_bits().leading_ones(),
+        IpAddr::V6(mask) => mask.to_bits().leading_ones(),
+    };
+    ones as u8
+}
+
+/// # Safety
+/// `address` is null or points to a socket address as long as its family says.
+unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
+    if address.is_null() {
+        return None;
+    }
+    // SAFETY: by contract; the family is the first field of them all. The list need not be aligned for the larger
+    // types, so they are read as such.
+    unsafe {
+        match i32::from((*address).sa_family) {
+            libc::AF_INET => {
+                let v4 = address.cast::<libc::sockaddr_in>().read_unaligned();
+                Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr))))
+            }
+            libc::AF_INET6 => {
+                let v6 = address.cast::<libc::sockaddr_in6>().read_unaligned();
+                Some(IpAddr::V6(Ipv6Addr::from(v6.sin6_addr.s6_addr)))
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(entries: &[&str]) -> Vec<String> {
+        entries.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn lists_admit_by_prefix_exactly_or_inverted() {
+        assert!(admitted("eth0", None));
+        assert!(admitted("eth0", Some(&list(&["eth", "ib"]))));
+        assert!(!admitted("lo", Some(&list(&["eth", "ib"]))));
+        assert!(!admitted("eth01", Some(&list(&["=eth0"]))));
+        assert!(!admitted("docker0", Some(&list(&["^docker", "lo"]))));
+        assert!(!admitted("lo", Some(&list(&["^docker", "lo"]))));
+        assert!(admitted("eth0", Some(&list(&["^docker", "lo"]))));
+    }
+
+    #[test]
+    fn networks_compare_by_prefix() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        assert!(same_network(ip("192.0.2.1"), ip("192.0.2.200"), 24));
+        assert!(!same_network(ip("192.0.2.1"), ip("192.0.3.1"), 24));
+        assert!(same_network(ip("192.0.2.1"), ip("192.0.2.1"), 32));
+        assert!(!same_network(ip("192.0.2.1"), ip("192.0.2.1"), 0));
+        assert!(same_network(ip("2001:db8::1"), ip("2001:db8::2"), 64));
+        assert!(!same_network(ip("2001:db8::1"), ip("192.0.2.1"), 64));
+    }
+
+    #[test]
+    fn the_loopback_is_found() {
+        let all = enumerate().unwrap();
+        // A fresh network namespace has it down.
+        if let Some(lo) = all.iter().find(|i| i.ip == IpAddr::V4(Ipv4Addr::LOCALHOST)) {
+            assert!(lo.loopback && lo.prefix == 8 && lo.index > 0, "{lo:?}");
+        }
+    }
+}

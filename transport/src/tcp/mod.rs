@@ -1,0 +1,50 @@
+//! Bytes between two ranks over TCP.
+//!
+//! # How it works
+//!
+//! * **One connection per channel.** The kernel's flow control is the channel's back-pressure; nothing is
+//!   multiplexed, so a channel whose receiver is late holds up no other, and there are no credits to keep.
+//! * **The lower rank dials, the higher accepts**, on the first post of either's own. So two ends that post at the
+//!   same time make one connection, without a tie to break.
+//! * **Matching is static**, so the receiver knows where a message goes before it arrives: one `recvmsg` takes the
+//!   header and the payload, the payload straight into place. A receive that is not posted is a socket that is
+//!   not read.
+//! * **Whoever calls drives.** No thread, no lock, no queue hop: `post_send` writes what the kernel takes, `poll`
+//!   does the rest. With few channels busy `poll` just tries their sockets (one system call when one receive is
+//!   pending); with many it asks epoll first which are ready.
+//!
+//! # Rules that the files below rely on
+//!
+//! 1. Nothing is read from a socket beyond the posted receives, and never past the last of them. So bytes that
+//!    nobody asked for stay in the kernel. (The one exception: behind a mismatched message; see `inbound`.)
+//! 2. A connection is closed by this side only when the endpoint is dropped, or the peer abandoned or lost.
+//!    So end of stream means that the peer's endpoint is gone, and whatever it had sent has been read before.
+//! 3. End of stream harms only tokens that need the peer: a rank that is through with its work may leave early.
+//! 4. A header, a hello, an acknowledgement or an address from a peer is parsed in `wire` and `address` only;
+//!    what comes out is bounded.
+//! 5. Memory of the caller is touched in `memory` (copies, consumers) and by the kernel from `socket` only.
+
+mod accept;
+mod address;
+mod congestion;
+mod connect;
+mod dial;
+mod endpoint;
+mod inbound;
+mod interfaces;
+mod link;
+mod memory;
+mod options;
+mod outbound;
+mod park;
+mod route;
+mod socket;
+mod traffic;
+mod wire;
+
+pub use accept::Strangers;
+pub use endpoint::TcpEndpoint;
+pub use options::{Congestion, Family, TcpOptions};
+
+/// The transport's name, in errors and capabilities.
+pub(crate) const NAME: &str = "tcp";

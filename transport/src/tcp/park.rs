@@ -1,0 +1,133 @@
+//! Sleeping: one epoll descriptor that stands for all sockets of an endpoint.
+//!
+//! Sockets are registered edge-triggered, once, for everything; registering costs nothing until the owner sleeps
+//! for the first time, since only then is the descriptor made. A timer in the same set ends sleeps that no socket
+//! would: an address that does not answer, a visitor that does not speak.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+
+/// Who a descriptor belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// The door, a visitor or a dial: all stepped whenever one of them stirs.
+    Connecting,
+    /// The timer.
+    Timer,
+    /// The link of this number.
+    Link(u32),
+}
+
+impl Whose {
+    const CONNECTING: u64 = u64::MAX;
+    const TIMER: u64 = u64::MAX - 1;
+
+    fn data(self) -> epoll::EventData {
+        epoll::EventData::new_u64(match self {
+            Self::Connecting => Self::CONNECTING,
+            Self::Timer => Self::TIMER,
+            Self::Link(number) => u64::from(number),
+        })
+    }
+
+    fn of(data: epoll::EventData) -> Self {
+        match data.u64() {
+            Self::CONNECTING => Self::Connecting,
+            Self::TIMER => Self::Timer,
+            number => Self::Link(number as u32),
+        }
+    }
+}
+
+/// What stirred.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stir {
+    pub(super) whose: Whose,
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    pub(super) hung_up: bool,
+}
+
+/// The set of descriptors.
+#[derive(Debug)]
+pub(super) struct Park {
+    epoll: OwnedFd,
+    timer: OwnedFd,
+}
+
+/// Most stirs taken per call to the kernel.
+const STIRS: usize = 64;
+
+impl Park {
+    pub(super) fn new() -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        let events = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, &timer, Whose::Timer.data(), events)?;
+        Ok(Self { epoll, timer })
+    }
+
+    /// Watches a descriptor until it is closed; again under another name if it is watched already.
+    pub(super) fn watch(&self, fd: impl AsFd, whose: Whose) -> io::Result<()> {
+        let fd = fd.as_fd();
+        let events =
+            epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        match epoll::add(&self.epoll, fd, whose.data(), events) {
+            Err(rustix::io::Errno::EXIST) => Ok(epoll::modify(&self.epoll, fd, whose.data(), events)?),
+            other => Ok(other?),
+        }
+    }
+
+    /// Tells everything that stirred since the last call.
+    pub(super) fn stirs(&self, mut each: impl FnMut(Stir)) {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        loop {
+            let mut room = [const { MaybeUninit::uninit() }; STIRS];
+            let ready = match epoll::wait(&self.epoll, &mut room, Some(&now)) {
+                Ok((ready, _)) => ready,
+                Err(rustix::io::Errno::INTR) => continue,
+                // Nothing else can be wrong with a descriptor that this owns.
+                Err(_) => return,
+            };
+            for event in &*ready {
+                let (flags, data) = (event.flags, event.data);
+                let has = |wanted| flags.intersects(wanted);
+                let over = epoll::EventFlags::ERR | epoll::EventFlags::HUP;
+                each(Stir {
+                    whose: Whose::of(data),
+                    readable: has(epoll::EventFlags::IN | epoll::EventFlags::RDHUP | over),
+                    writable: has(epoll::EventFlags::OUT | over),
+                    hung_up: has(epoll::EventFlags::RDHUP | over),
+                });
+            }
+            if ready.len() < STIRS {
+                return;
+            }
+        }
+    }
+
+    /// Ends the sleep at `when`, or never.
+    pub(super) fn set_timer(&self, when: Option<Instant>) -> io::Result<()> {
+        // Zero would take the timer back, so what is due already is due in a nanosecond.
+        let left =
+            when.map(|when| when.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1)));
+        let left = left.unwrap_or(Duration::ZERO);
+        let value = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        let spec = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
+        rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec)?;
+        Ok(())
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}

@@ -1,0 +1,130 @@
+//! Which of a peer's addresses to try, and in which order.
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+
+use super::address::{Address, Host};
+use super::interfaces::{Interface, same_network};
+use super::options::Family;
+
+/// An address to dial.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Candidate {
+    pub(super) to: SocketAddr,
+    /// The peer's interface, for people.
+    pub(super) interface: String,
+    distance: u8,
+}
+
+/// Most addresses tried for one peer.
+const CANDIDATES_MAX: usize = 32;
+
+/// Beginnings of the names of interfaces whose networks usually end at the host (bridges of containers and virtual
+/// machines); every host may have the same addresses there, so they come last but one.
+const INWARD: [&str; 6] = ["docker", "virbr", "br-", "cni", "flannel", "lxc"];
+
+// Distances; the least is tried first. Odd ones are the same for IPv6.
+const SAME_STACK: u8 = 0;
+const SAME_NETWORK: u8 = 2;
+const ROUTED: u8 = 4;
+const INWARD_NETWORK: u8 = 6;
+const LINK_LOCAL: u8 = 8;
+
+/// The addresses of `peer`, the likeliest first. Empty if there is no way.
+pub(super) fn candidates(peer: &Address, here: &Host, mine: &[Interface], family: Family) -> Vec<Candidate> {
+    let same_stack = here.same_stack(&peer.host);
+    let mut found = Vec::new();
+    for network in &peer.networks {
+        let wanted = match family {
+            Family::Both => true,
+            Family::V4 => network.ip.is_ipv4(),
+            Family::V6 => network.ip.is_ipv6(),
+        };
+        let is_mine = || mine.iter().any(|i| i.ip == network.ip);
+        // Another host's address that is also one of this host leads back here.
+        if !wanted || network.ip.is_loopback() && !same_stack || !same_stack && is_mine() {
+            continue;
+        }
+        let mut add = |to: SocketAddr, distance: u8| {
+            let distance = distance + u8::from(to.is_ipv6());
+            found.push(Candidate { to, interface: network.interface.clone(), distance });
+        };
+        let to = SocketAddr::new(network.ip, peer.port);
+        if network.ip.is_loopback() {
+            add(to, SAME_STACK);
+        } else if let IpAddr::V6(ip) = network.ip
+            && ip.is_unicast_link_local()
+        {
+            // Such an address means something on one link only; which of ours that is, nobody knows.
+            for link in mine.iter().filter(|i| !i.loopback && is_link_local(i.ip)) {
+                add(SocketAddrV6::new(ip, peer.port, 0, link.index).into(), LINK_LOCAL);
+            }
+        } else if INWARD.iter().any(|name| network.interface.starts_with(name)) {
+            add(to, INWARD_NETWORK);
+        } else if same_stack || mine.iter().any(|i| same_network(i.ip, network.ip, i.prefix)) {
+            add(to, SAME_NETWORK);
+        } else if mine.iter().any(|i| i.ip.is_ipv4() == network.ip.is_ipv4() && !i.loopback) {
+            add(to, ROUTED);
+        }
+    }
+    found.sort_by_key(|candidate| candidate.distance);
+    found.truncate(CANDIDATES_MAX);
+    found
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::address::Network;
+    use super::*;
+
+    fn network(interface: &str, ip: &str, prefix: u8) -> Network {
+        Network { interface: interface.into(), ip: ip.parse().unwrap(), prefix }
+    }
+
+    fn interface(name: &str, index: u32, ip: &str, prefix: u8) -> Interface {
+        let ip: IpAddr = ip.parse().unwrap();
+        Interface { name: name.into(), index, ip, prefix, loopback: ip.is_loopback() }
+    }
+
+    fn order(peer: &Address, here: &Host, mine: &[Interface], family: Family) -> Vec<String> {
+        candidates(peer, here, mine, family).iter().map(|c| c.to.to_string()).collect()
+    }
+
+    #[test]
+    fn near_addresses_come_first() {
+        let boot = [1; 16];
+        let peer = Address {
+            port: 7,
+            instance: 0,
+            host: Host { boot, namespace: 1 },
+            networks: vec![
+                network("docker0", "172.17.0.1", 16),
+                network("eth0", "fe80::2", 64),
+                network("eth1", "198.51.100.2", 24),
+                network("eth0", "2001:db8::2", 64),
+                network("eth0", "192.0.2.2", 24),
+                network("lo", "::1", 128),
+                network("lo", "127.0.0.1", 8),
+            ],
+        };
+        let mine = [
+            interface("lo", 1, "127.0.0.1", 8),
+            interface("eth0", 2, "192.0.2.1", 24),
+            interface("eth0", 2, "2001:db8::1", 64),
+            interface("eth0", 2, "fe80::1", 64),
+        ];
+        let elsewhere = Host { boot: [2; 16], namespace: 1 };
+        let far = order(&peer, &elsewhere, &mine, Family::Both);
+        let want = ["192.0.2.2:7", "[2001:db8::2]:7", "198.51.100.2:7", "172.17.0.1:7", "[fe80::2%2]:7"];
+        assert_eq!(far, want);
+        assert_eq!(order(&peer, &peer.host, &mine, Family::Both)[..2], ["127.0.0.1:7", "[::1]:7"]);
+        assert_eq!(order(&peer, &elsewhere, &mine, Family::V6), ["[2001:db8::2]:7", "[fe80::2%2]:7"]);
+        // Another host's bridge that this host has too.
+        let docker = interface("docker0", 3, "172.17.0.1", 16);
+        let with = [&mine[..], &[docker]].concat();
+        assert!(!order(&peer, &elsewhere, &with, Family::Both).contains(&"172.17.0.1:7".into()));
+    }
+}

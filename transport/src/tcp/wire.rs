@@ -1,0 +1,266 @@
+//! What crosses the wire: the hello of a connection, its answer, and the header of a message. All little-endian.
+
+/// Version of hello, answer and header together. Ranks of different versions do not talk.
+pub(super) const PROTOCOL: u16 = 1;
+
+/// Bytes of a message header: half a cache line, two of which go by per small message.
+pub(super) const HEADER_BYTES: usize = 32;
+/// Bytes of a hello: a cache line.
+pub(super) const HELLO_BYTES: usize = 64;
+/// Bytes of the answer to a hello.
+pub(super) const ANSWER_BYTES: usize = 16;
+
+/// Longest message: what a slice may be long.
+pub(super) const MESSAGE_MAX: usize = isize::MAX as usize;
+
+const HEADER_MAGIC: u32 = u32::from_le_bytes(*b"KoMs");
+const HELLO_MAGIC: [u8; 8] = *b"\x89Kolo\r\n\x1a";
+const ANSWER_MAGIC: [u8; 4] = *b"KoAn";
+
+/// What stands before every message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) tag: u64,
+    pub(super) len: u64,
+    /// Number of the message in its direction of its channel, modulo 2^32.
+    pub(super) sequence: u32,
+}
+
+impl Header {
+    pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut out = [0; HEADER_BYTES];
+        out[0..4].copy_from_slice(&HEADER_MAGIC.to_le_bytes());
+        out[4..8].copy_from_slice(&self.sequence.to_le_bytes());
+        out[8..16].copy_from_slice(&self.tag.to_le_bytes());
+        out[16..24].copy_from_slice(&self.len.to_le_bytes());
+        out[24..32].copy_from_slice(&self.check().to_le_bytes());
+        out
+    }
+
+    /// `None` if these bytes are no header.
+    pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+        let header = Self { tag: u64_at(bytes, 8), len: u64_at(bytes, 16), sequence: u32_at(bytes, 4) };
+        let good = u32_at(bytes, 0) == HEADER_MAGIC
+            && u64_at(bytes, 24) == header.check()
+            && header.len <= MESSAGE_MAX as u64;
+        good.then_some(header)
+    }
+
+    /// Tells a header from payload when the two ends are out of step; no protection against malice.
+    fn check(&self) -> u64 {
+        // Odd constants of high entropy (fractions of the golden ratio and of pi); each field is multiplied by
+        // another one, so that swapped fields show.
+        let mixed = (self.tag ^ 0x243f_6a88_85a3_08d3).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            ^ self.len.rotate_left(17).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+            ^ u64::from(self.sequence).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
+/// What the dialer says first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub(super) from: u32,
+    pub(super) world_size: u32,
+    pub(super) channel: u16,
+    /// Instance of the endpoint that dials.
+    pub(super) instance: u64,
+    /// Instance of the endpoint it wants: another process may have the address by now.
+    pub(super) target: u64,
+    pub(super) cookie: [u8; 16],
+}
+
+/// Why bytes are no hello, as far as they go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NotHello {
+    /// It does not start as one.
+    Garbage,
+    /// It is one of another version.
+    Version(u16),
+}
+
+impl Hello {
+    pub(super) fn encode(&self) -> [u8; HELLO_BYTES] {
+        let mut out = [0; HELLO_BYTES];
+        out[0..8].copy_from_slice(&HELLO_MAGIC);
+        out[8..10].copy_from_slice(&PROTOCOL.to_le_bytes());
+        out[10..12].copy_from_slice(&self.channel.to_le_bytes());
+        out[12..16].copy_from_slice(&self.from.to_le_bytes());
+        out[16..20].copy_from_slice(&self.world_size.to_le_bytes());
+        out[24..32].copy_from_slice(&self.instance.to_le_bytes());
+        out[32..40].copy_from_slice(&self.target.to_le_bytes());
+        out[40..56].copy_from_slice(&self.cookie);
+        out
+    }
+
+    /// Looks at the beginning of a hello: `Ok(None)` while more bytes are needed.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Option<Self>, NotHello> {
+        let magic = bytes.len().min(HELLO_MAGIC.len());
+        if bytes[..magic] != HELLO_MAGIC[..magic] {
+            return Err(NotHello::Garbage);
+        }
+        if bytes.len() >= 10 && u16_at(bytes, 8) != PROTOCOL {
+            return Err(NotHello::Version(u16_at(bytes, 8)));
+        }
+        if bytes.len() < HELLO_BYTES {
+            return Ok(None);
+        }
+        let mut cookie = [0; 16];
+        cookie.copy_from_slice(&bytes[40..56]);
+        Ok(Some(Self {
+            from: u32_at(bytes, 12),
+            world_size: u32_at(bytes, 16),
+            channel: u16_at(bytes, 10),
+            instance: u64_at(bytes, 24),
+            target: u64_at(bytes, 32),
+            cookie,
+        }))
+    }
+}
+
+/// What the acceptor makes of a hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Verdict {
+    /// Go on.
+    Welcome = 1,
+    /// The protocol differs; the answer tells the acceptor's.
+    Version = 2,
+    /// The cookie is wrong.
+    Cookie = 3,
+    /// Somebody else than the dialer wants lives here.
+    Instance = 4,
+    /// That rank and channel are connected already.
+    Duplicate = 5,
+    /// Rank, world size or channel make no sense here.
+    Rank = 6,
+    /// The acceptor gave up on that rank.
+    Gone = 7,
+}
+
+/// The answer to a hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) verdict: Verdict,
+    pub(super) protocol: u16,
+    pub(super) instance: u64,
+}
+
+impl Answer {
+    pub(super) fn encode(&self) -> [u8; ANSWER_BYTES] {
+        let mut out = [0; ANSWER_BYTES];
+        out[0..4].copy_from_slice(&ANSWER_MAGIC);
+        out[4..6].copy_from_slice(&self.protocol.to_le_bytes());
+        out[6] = self.verdict as u8;
+        out[8..16].copy_from_slice(&self.instance.to_le_bytes());
+        out
+    }
+
+    /// `None` if these bytes are no answer.
+    pub(super) fn decode(bytes: &[u8; ANSWER_BYTES]) -> Option<Self> {
+        if bytes[0..4] != ANSWER_MAGIC {
+            return None;
+        }
+        let verdict = match bytes[6] {
+            1 => Verdict::Welcome,
+            2 => Verdict::Version,
+            3 => Verdict::Cookie,
+            4 => Verdict::Instance,
+            5 => Verdict::Duplicate,
+            6 => Verdict::Rank,
+            7 => Verdict::Gone,
+            _ => return None,
+        };
+        Some(Self { verdict, protocol: u16_at(bytes, 4), instance: u64_at(bytes, 8) })
+    }
+
+    /// For people.
+    pub(super) fn explain(&self) -> String {
+        match self.verdict {
+            Verdict::Welcome => "welcome".into(),
+            Verdict::Version => format!(
+                "the peer speaks protocol {}, this is {PROTOCOL}; use the same Kolo on all ranks",
+                self.protocol
+            ),
+            Verdict::Cookie => "the peer belongs to another job (its cookie differs)".into(),
+            Verdict::Instance => "another endpoint lives at that address; the peer may have restarted".into(),
+            Verdict::Duplicate => "the peer has this channel connected already".into(),
+            Verdict::Rank => "the peer does not know this rank; do all ranks agree on the world size?".into(),
+            Verdict::Gone => "the peer has given up on this rank".into(),
+        }
+    }
+}
+
+/// Compares secrets in a time that does not depend on where they differ.
+pub(super) fn same_secret(a: &[u8; 16], b: &[u8; 16]) -> bool {
+    let difference = a.iter().zip(b).fold(0u8, |sum, (x, y)| sum | (x ^ y));
+    std::hint::black_box(difference) == 0
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_header_survives_the_wire(tag: u64, len in 0..=MESSAGE_MAX as u64, sequence: u32) {
+            let header = Header { tag, len, sequence };
+            prop_assert_eq!(Header::decode(&header.encode()), Some(header));
+        }
+
+        #[test]
+        fn a_flipped_bit_is_no_header(tag: u64, len in 0..1u64 << 40, sequence: u32, bit in 0usize..256) {
+            let mut bytes = Header { tag, len, sequence }.encode();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert_eq!(Header::decode(&bytes), None);
+        }
+
+        #[test]
+        fn any_bytes_are_judged_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..=HELLO_BYTES)) {
+            let _ = Hello::decode(&bytes);
+            if let Ok(answer) = <&[u8; ANSWER_BYTES]>::try_from(&bytes[..bytes.len().min(ANSWER_BYTES)]) {
+                let _ = Answer::decode(answer);
+            }
+        }
+    }
+
+    #[test]
+    fn a_hello_is_known_from_its_first_byte_on() {
+        let hello = Hello { from: 3, world_size: 9, channel: 2, instance: 77, target: 88, cookie: [5; 16] };
+        let bytes = hello.encode();
+        for n in 0..HELLO_BYTES {
+            assert_eq!(Hello::decode(&bytes[..n]), Ok(None));
+        }
+        assert_eq!(Hello::decode(&bytes), Ok(Some(hello)));
+        assert_eq!(Hello::decode(b"G"), Err(NotHello::Garbage));
+        let mut other = bytes;
+        other[8] = 9;
+        assert_eq!(Hello::decode(&other[..10]), Err(NotHello::Version(9)));
+    }
+
+    #[test]
+    fn answers_survive_the_wire() {
+        for verdict in [Verdict::Welcome, Verdict::Version, Verdict::Cookie, Verdict::Instance] {
+            let answer = Answer { verdict, protocol: 2, instance: 9 };
+            assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+        }
+        assert_eq!(Answer::decode(&[0; ANSWER_BYTES]), None);
+    }
+}

@@ -1,0 +1,292 @@
+//! The shared-memory transport between processes: this test program starts itself.
+//!
+//! The parent carries the addresses through pipes, as a control plane would.
+
+use std::env;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use kolo_transport::shm::{ShmEndpoint, ShmOptions};
+use kolo_transport::{
+    Armed, Channel, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Sink, Token, wait_word,
+};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One child process and both ends of its conversation with the parent.
+struct Process {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Process {
+    fn start(scenario: &str, rank: u32, n: u32) -> Self {
+        let mut child = Command::new(env::current_exe().expect("this program"))
+            .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+            .env("SHM_TEST_SCENARIO", scenario)
+            .env("SHM_TEST_RANK", rank.to_string())
+            .env("SHM_TEST_SIZE", n.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process");
+        let (to, from) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+        Self { child, to, from: BufReader::new(from) }
+    }
+
+    /// Reads up to a line with `name` and gives what follows; the test harness writes lines of its own.
+    fn hear(&mut self, name: &str) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(
+                self.from.read_line(&mut line).expect("a line") > 0,
+                "the child ended before it said {name}"
+            );
+            if let Some((_, value)) = line.split_once(name) {
+                return value.trim().to_owned();
+            }
+        }
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.to, "{line}").expect("written");
+    }
+
+    fn end(mut self) {
+        drop(self.to);
+        // Whatever the child still has to say must not block it.
+        std::io::copy(&mut self.from, &mut std::io::sink()).expect("read");
+        assert!(self.child.wait().expect("an end").success());
+    }
+}
+
+fn start(scenario: &str, n: u32) -> Vec<Process> {
+    let mut processes: Vec<_> = (0..n).map(|rank| Process::start(scenario, rank, n)).collect();
+    let addresses: Vec<_> = processes.iter_mut().map(|p| p.hear("ADDRESS")).collect();
+    for process in &mut processes {
+        process.tell(&addresses.join(" "));
+    }
+    processes
+}
+
+#[test]
+fn everybody_talks_to_everybody() {
+    start("talk", 3).into_iter().for_each(Process::end);
+}
+
+#[test]
+fn flat_exchanges_spinning_and_oversubscribed() {
+    start("flat", 2).into_iter().for_each(Process::end);
+    start("flat", 5).into_iter().for_each(Process::end);
+}
+
+#[test]
+fn a_killed_process_is_noticed() {
+    for scenario in ["mourn-spinning", "mourn-by-descriptor", "mourn-by-word"] {
+        let mut processes = start(scenario, 3);
+        for process in &mut processes {
+            process.hear("READY");
+        }
+        let mut victim = processes.remove(0);
+        victim.child.kill().expect("killed");
+        victim.child.wait().expect("an end");
+        for process in &mut processes {
+            assert_eq!(process.hear("LOST"), "0", "{scenario}");
+        }
+        processes.into_iter().for_each(Process::end);
+    }
+}
+
+#[test]
+fn messages_outlive_their_process() {
+    let mut processes = start("legacy", 2);
+    let mut receiver = processes.pop().expect("two");
+    processes.pop().expect("two").end();
+    receiver.tell("it has ended");
+    receiver.end();
+}
+
+/// What the started processes do; as a test of its own, nothing.
+#[test]
+fn child() {
+    let Ok(scenario) = env::var("SHM_TEST_SCENARIO") else { return };
+    let number = |name: &str| env::var(name).expect("set").parse::<u32>().expect("a number");
+    let (rank, n) = (number("SHM_TEST_RANK"), number("SHM_TEST_SIZE"));
+    let options = ShmOptions { oversubscribed: n > 2, ..ShmOptions::default() };
+    let mut endpoint = ShmEndpoint::new(rank, n, options).expect("endpoint");
+    let hex: String = endpoint.address().iter().map(|b| format!("{b:02x}")).collect();
+    println!("ADDRESS {hex}");
+    for (peer, address) in (0..).zip(listen().split(' ')).filter(|(peer, _)| *peer != rank) {
+        let digits: Vec<u8> = address.bytes().map(|b| (b as char).to_digit(16).expect("hex") as u8).collect();
+        let bytes: Vec<u8> = digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect();
+        endpoint.introduce(peer, &bytes).expect("introduced");
+    }
+    endpoint.establish(Instant::now() + PATIENCE).expect("established");
+    match scenario.as_str() {
+        "talk" => talk(endpoint, rank, n),
+        "flat" => flat(endpoint),
+        "mourn-spinning" => mourn(endpoint, rank, None),
+        "mourn-by-descriptor" => mourn(endpoint, rank, Some(ParkBy::Fd)),
+        "mourn-by-word" => mourn(endpoint, rank, Some(ParkBy::Word)),
+        "legacy" => legacy(endpoint, rank),
+        other => panic!("no scenario {other}"),
+    }
+}
+
+fn listen() -> String {
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line).expect("a line");
+    line.trim().to_owned()
+}
+
+fn pattern(seed: u32, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).wrapping_add(seed) as u8).collect()
+}
+
+fn post(endpoint: &mut ShmEndpoint, on: Channel, piece: &[Piece; 1], is_send: bool) -> Result<Posted, Error> {
+    // SAFETY: the callers keep the piece and its memory until the message is over or the endpoint is dropped.
+    unsafe {
+        if is_send {
+            endpoint.post_send(on, 7, piece, Token(1))
+        } else {
+            endpoint.post_recv(on, 7, Sink::Place(piece), Token(2))
+        }
+    }
+}
+
+fn wait(endpoint: &mut ShmEndpoint, count: usize) {
+    let (mut events, deadline) = (Vec::new(), Instant::now() + PATIENCE);
+    while events.len() < count {
+        endpoint.poll(&mut events);
+        assert!(Instant::now() < deadline, "waited too long");
+        std::thread::yield_now();
+    }
+    assert!(events.iter().all(|e| matches!(e, Event::Done(_))), "{events:?}");
+}
+
+fn piece(bytes: &mut [u8]) -> [Piece; 1] {
+    [Piece { ptr: bytes.as_mut_ptr(), len: bytes.len() }]
+}
+
+fn talk(mut endpoint: ShmEndpoint, rank: u32, n: u32) {
+    for (round, len) in (0..).zip([0, 8, 105, 5000, 200_000, 3 << 20, 17 << 20]) {
+        let mut kept = Vec::new();
+        let mut pending = 0;
+        for peer in (0..n).filter(|p| *p != rank) {
+            let (mut source, mut target) = (pattern(rank * 10 + peer, len), vec![0; len]);
+            let pieces = Box::new([piece(&mut target), piece(&mut source)]);
+            let on = Channel { peer, index: round };
+            for (i, piece) in pieces.iter().enumerate() {
+                let posted = post(&mut endpoint, on, piece, i == 1).expect("post");
+                pending += usize::from(posted == Posted::Pending);
+            }
+            kept.push((peer, source, target, pieces));
+        }
+        wait(&mut endpoint, pending);
+        for (peer, _, target, _) in &kept {
+            assert!(*target == pattern(peer * 10 + rank, len), "{len} bytes from {peer}");
+        }
+    }
+}
+
+fn flat(mut endpoint: ShmEndpoint) {
+    let mut flat = endpoint.flat().expect("all on this host");
+    let deadline = Instant::now() + PATIENCE;
+    for round in 0..2000u32 {
+        let len = [8, 112, 113, 3000][round as usize % 4];
+        let me = flat.member() as u32;
+        flat.publish(round.into(), len, |to| to.copy_from_slice(&pattern(round ^ me, len)));
+        while !flat.poll().expect("agreed") {
+            assert!(Instant::now() < deadline, "waited too long for {:?}", flat.waiting_for());
+            if round % 3 == 0 {
+                let _ = flat.arm();
+                if !flat.poll().expect("agreed") {
+                    let (word, value) = flat.arm();
+                    wait_word(word, value, PATIENCE).expect("futex");
+                }
+                flat.disarm();
+            }
+            std::thread::yield_now();
+        }
+        for member in 0..flat.members() {
+            assert!(flat.payload(member) == pattern(round ^ member as u32, len));
+        }
+        flat.finish();
+    }
+}
+
+/// Rank 0 dies while the others wait for a message of it, of which rank 1 has had a part.
+fn mourn(mut endpoint: ShmEndpoint, rank: u32, by: Option<ParkBy>) {
+    let mut bytes = vec![0; 1 << 20];
+    let whole = piece(&mut bytes);
+    let mut events = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    if rank == 0 {
+        let posted = post(&mut endpoint, Channel { peer: 1, index: 0 }, &whole, true).expect("post");
+        assert_eq!(posted, Posted::Pending);
+        println!("READY");
+        listen();
+        panic!("to be killed by now");
+    }
+    let posted = post(&mut endpoint, Channel { peer: 0, index: 0 }, &whole, false).expect("post");
+    assert_eq!(posted, Posted::Pending);
+    println!("READY");
+    loop {
+        endpoint.poll(&mut events);
+        if let Some(Event::Down { peer, cause }) = events.last() {
+            assert_eq!(cause.kind, ErrorKind::PeerLost);
+            println!("LOST {peer}");
+            break;
+        }
+        assert!(Instant::now() < deadline, "waited too long");
+        if let Some(by) = by {
+            sleep(&mut endpoint, by, &mut events);
+        }
+    }
+    assert!(matches!(events[..], [Event::Failed(Token(2), _), Event::Down { .. }]), "{events:?}");
+    // The survivors still talk.
+    let (mut word, mut reply) = ([rank as u8; 8], [0; 8]);
+    let (word, to) = (piece(&mut word), piece(&mut reply));
+    let on = Channel { peer: 3 - rank, index: 1 };
+    let sent = post(&mut endpoint, on, &word, true).expect("post");
+    let got = post(&mut endpoint, on, &to, false).expect("post");
+    wait(&mut endpoint, usize::from(sent == Posted::Pending) + usize::from(got == Posted::Pending));
+    assert_eq!(reply, [3 - rank as u8; 8]);
+}
+
+fn sleep(endpoint: &mut ShmEndpoint, by: ParkBy, events: &mut Vec<Event>) {
+    let _ = endpoint.arm(by);
+    if !endpoint.poll(events) {
+        match endpoint.arm(by) {
+            Armed::Idle => panic!("a receive is outstanding"),
+            // A crash does not wake this one, so it wakes by itself.
+            Armed::Word(word, value) => wait_word(word, value, Duration::from_millis(50)).expect("futex"),
+            Armed::Fd(fd) => {
+                let timeout = rustix::time::Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+                let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+                let ready = rustix::event::poll(&mut fds, Some(&timeout)).expect("poll");
+                assert!(ready > 0, "nobody woke the sleeper");
+            }
+        }
+    }
+    endpoint.disarm();
+}
+
+/// Rank 0 sends and ends; only then does rank 1 look.
+fn legacy(mut endpoint: ShmEndpoint, rank: u32) {
+    let mut bytes = if rank == 0 { pattern(3, 100_000) } else { vec![0; 100_000] };
+    let whole = piece(&mut bytes);
+    if rank == 0 {
+        let posted = post(&mut endpoint, Channel { peer: 1, index: 4 }, &whole, true).expect("post");
+        assert_eq!(posted, Posted::Done);
+        assert!(endpoint.is_flushed());
+        return;
+    }
+    assert_eq!(listen(), "it has ended");
+    let posted = post(&mut endpoint, Channel { peer: 0, index: 4 }, &whole, false).expect("post");
+    wait(&mut endpoint, usize::from(posted == Posted::Pending));
+    assert!(bytes == pattern(3, 100_000));
+}
