@@ -2,9 +2,11 @@
 //!
 //! Everything above this file is written against [`Comm`], so that it is tested without a cluster.
 
+use std::sync::Mutex;
+
 use kolo::join::JoinSpec;
-use kolo::{Cluster, Communicator, Config, DataType, RawCall, ReduceOp, Work};
-use kolo_collectives::plan::Collective;
+use kolo::{Cluster, Collective, Communicator, Config, DataType, RawCall, ReduceOp, Work};
+use kolo_collectives::overrides::Overrides;
 
 use crate::error::{CliError, Result};
 
@@ -113,36 +115,59 @@ pub(crate) trait Comm {
 /// What a rank does with its communicator.
 pub(crate) type Body<'a> = &'a (dyn Fn(Box<dyn Comm>) -> Result<()> + Sync);
 
+/// Says whether a request can be understood at all, before anything is started.
+pub(crate) fn check(request: &Request) -> Result<()> {
+    config(request).map(drop)
+}
+
 /// Joins the ranks that a launcher started.
 pub(crate) fn join(request: &Request) -> Result<Box<dyn Comm>> {
     let mut spec = JoinSpec::from_process_env()?;
     let (thread, threads) = request.thread;
-    spec.rank = spec.rank * threads + thread;
-    spec.world_size *= threads;
-    spec.local_rank = spec.local_rank.map(|rank| rank * threads + thread);
+    if threads > 1 {
+        // Each process is several ranks, in a row.
+        let too_many =
+            || CliError::usage(format!("{threads} ranks per process are too many"), "Ask for fewer with -t");
+        spec.world_size = spec.world_size.checked_mul(threads).ok_or_else(too_many)?;
+        spec.rank = spec.rank * threads + thread;
+        spec.local_rank = spec.local_rank.map(|local| local * threads + thread);
+    }
     let communicator = Communicator::builder().config(config(request)?).join(spec).connect()?;
-    Ok(Box::new(Runtime(communicator)))
+    Ok(Box::new(communicator))
 }
 
 /// Runs `count` ranks as threads of this process.
 pub(crate) fn threads(count: u32, request: &Request, body: Body<'_>) -> Result<()> {
-    let results = Cluster::with_config(count, &config(request)?, |comm| body(Box::new(Runtime(comm))))?;
-    results.into_iter().collect()
+    let failure = Mutex::new(None);
+    Cluster::with_config(count, &config(request)?, |communicator| {
+        if let Err(error) = body(Box::new(communicator)) {
+            // Of several failures the first is the cause, and the others follow from it.
+            failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(error);
+        }
+    })?;
+    failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
 }
 
-/// Version of the library, for people.
-pub(crate) fn version() -> &'static str {
-    env!("CARGO_PKG_VERSION")
-}
-
-/// The environment's settings, with what the command line says over them.
+/// The settings in force: the environment's, and over them what the command line says.
 fn config(request: &Request) -> Result<Config> {
     let mut config = Config::from_env()?;
-    if let Some(transport) = &request.transport {
-        config.transports = kolo::config::parse_transports(transport)?;
+    if let Some(list) = &request.transport {
+        config.transports = kolo::config::parse_transports(list).map_err(|_| {
+            let names: Vec<_> = kolo::TransportKind::ALL.iter().map(|kind| kind.name()).collect();
+            CliError::usage(
+                format!("--transport says '{list}', which is not understood"),
+                format!("Use auto, or a list of {}", names.join(", ")),
+            )
+        })?;
     }
-    if let Some(algorithm) = &request.algorithm {
-        config.algorithms.clone_from(algorithm);
+    if let Some(text) = &request.algorithm {
+        config.algorithms.clone_from(text);
+    }
+    if let Err(error) = config.algorithms.parse::<Overrides>() {
+        return Err(CliError::usage(
+            format!("the algorithm '{}' (--algo or KOLO_ALGO) is not understood: {error}", config.algorithms),
+            "For example ring, or all_reduce@0-64K:one_shot,all_reduce:ring",
+        ));
     }
     if let Some(timeout) = request.timeout {
         config.timeout = timeout;
@@ -150,8 +175,10 @@ fn config(request: &Request) -> Result<Config> {
     Ok(config)
 }
 
-/// A communicator of the runtime.
-struct Runtime(Communicator);
+/// Version of the library, for people.
+pub(crate) fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}
 
 impl Pending for Work<()> {
     fn wait(self: Box<Self>) -> Result<()> {
@@ -159,88 +186,112 @@ impl Pending for Work<()> {
     }
 }
 
-impl Comm for Runtime {
+impl From<&Call> for RawCall {
+    fn from(call: &Call) -> Self {
+        Self {
+            collective: call.collective,
+            input: call.input,
+            output: call.output,
+            count: call.count as usize,
+            data_type: call.data_type,
+            op: call.op,
+            root: call.root,
+        }
+    }
+}
+
+impl Comm for Communicator {
     fn rank(&self) -> u32 {
-        self.0.rank()
+        Self::rank(self)
     }
 
     fn world_size(&self) -> u32 {
-        self.0.world_size()
+        Self::world_size(self)
     }
 
     fn local_rank(&self) -> u32 {
-        self.0.local_rank()
+        Self::local_rank(self)
     }
 
     fn local_size(&self) -> u32 {
-        let hosts = self.0.hosts();
-        let own = hosts[self.rank() as usize];
+        let hosts = self.hosts();
+        let own = hosts[Self::rank(self) as usize];
         hosts.iter().filter(|host| **host == own).count() as u32
     }
 
     fn summary(&self) -> Vec<String> {
-        vec![self.0.summary()]
+        let mut lines = vec![Self::summary(self)];
+        for route in self.routes() {
+            let declined: Vec<_> =
+                route.declined.iter().map(|(name, reason)| format!("; not {name}: {reason}")).collect();
+            lines.push(format!(
+                "rank {} to rank {}: {} ({}){}",
+                Self::rank(self),
+                route.peer,
+                route.transport,
+                route.how,
+                declined.concat()
+            ));
+        }
+        lines
     }
 
     unsafe fn call(&self, call: &Call) -> Result<()> {
-        // SAFETY: passed on.
-        Ok(unsafe { self.0.call_raw(&raw(call)) }?)
+        // SAFETY: passed on to the caller.
+        Ok(unsafe { self.call_raw(&call.into())? })
     }
 
     unsafe fn start(&self, call: &Call) -> Result<Box<dyn Pending + '_>> {
-        // SAFETY: passed on.
-        Ok(Box::new(unsafe { self.0.start_raw(&raw(call)) }?))
+        // SAFETY: passed on to the caller.
+        Ok(Box::new(unsafe { self.start_raw(&call.into())? }))
     }
 
     unsafe fn exchange(&self, sends: &[Outgoing], receives: &[Incoming]) -> Result<()> {
-        let mut batch = self.0.batch();
-        for send in sends.iter().filter(|send| send.len > 0) {
-            // SAFETY: passed on.
+        let own = Self::rank(self);
+        let to_self = sends.iter().filter(|send| send.to == own);
+        for (send, receive) in to_self.zip(receives.iter().filter(|receive| receive.from == own)) {
+            // SAFETY: the caller vouches for both; `copy` allows them to overlap.
+            unsafe { std::ptr::copy(send.bytes, receive.bytes, send.len.min(receive.len)) };
+        }
+        let mut batch = self.batch();
+        for send in sends.iter().filter(|send| send.to != own && send.len > 0) {
+            // SAFETY: passed on to the caller; the batch runs below.
             batch = unsafe { batch.send_raw(send.bytes, send.len, DataType::U8, send.to) };
         }
-        for receive in receives.iter().filter(|receive| receive.len > 0) {
-            // SAFETY: passed on.
+        for receive in receives.iter().filter(|receive| receive.from != own && receive.len > 0) {
+            // SAFETY: as above.
             batch = unsafe { batch.recv_raw(receive.bytes, receive.len, DataType::U8, receive.from) };
         }
         Ok(batch.run()?)
     }
 
     fn barrier(&self) -> Result<()> {
-        Ok(self.0.barrier()?)
+        Ok(Self::barrier(self)?)
     }
 
     fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let mut lengths = vec![0_u64; self.world_size() as usize];
-        self.0.all_gather(&[bytes.len() as u64], &mut lengths)?;
-        let counts: Vec<usize> = lengths.iter().map(|len| *len as usize).collect();
-        let mut all = vec![0; counts.iter().sum()];
-        self.0.all_gather_v(bytes, &mut all, &counts)?;
-        let mut rest = all.as_slice();
-        Ok(counts
+        let ranks = Self::world_size(self) as usize;
+        let mut lens = vec![0u64; ranks];
+        self.all_gather(&[bytes.len() as u64], &mut lens)?;
+        // Everybody sends as much as who has most.
+        let longest = lens.iter().copied().max().unwrap_or(0) as usize;
+        let mut padded = bytes.to_vec();
+        padded.resize(longest, 0);
+        let mut all = vec![0u8; longest * ranks];
+        self.all_gather(&padded, &mut all)?;
+        Ok(lens
             .iter()
-            .map(|count| {
-                let (own, behind) = rest.split_at(*count);
-                rest = behind;
-                own.to_vec()
-            })
+            .enumerate()
+            .map(|(rank, len)| all[rank * longest..rank * longest + *len as usize].to_vec())
             .collect())
     }
 
     fn split(&self, colour: u32) -> Result<Box<dyn Comm>> {
-        let part = self.0.split(Some(colour), 0)?;
-        let part = part.ok_or_else(|| CliError::failure("the split gave no part", "Report this as a defect"))?;
-        Ok(Box::new(Self(part)))
-    }
-}
-
-fn raw(call: &Call) -> RawCall {
-    RawCall {
-        collective: call.collective,
-        input: call.input,
-        output: call.output,
-        count: call.count as usize,
-        data_type: call.data_type,
-        op: call.op,
-        root: call.root,
+        match Self::split(self, Some(colour), Self::rank(self))? {
+            Some(group) => Ok(Box::new(group)),
+            None => {
+                Err(CliError::failure("a rank was left out of its own group", "Please report this as a bug"))
+            }
+        }
     }
 }

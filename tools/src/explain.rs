@@ -155,7 +155,11 @@ fn losers(choice: &Choice) -> String {
         match verdict {
             Ok(seconds) => {
                 let times = seconds / choice.cost_seconds;
-                table.push_record([algorithm.to_string(), human_seconds(*seconds), format!("{times:.2} times")]);
+                table.push_record([
+                    algorithm.to_string(),
+                    human_seconds(*seconds),
+                    format!("{times:.2} times"),
+                ]);
             }
             Err(reason) => table.push_record([algorithm.to_string(), "-".into(), reason.clone()]),
         }
@@ -166,7 +170,9 @@ fn losers(choice: &Choice) -> String {
 /// What the checker says of the plans.
 fn proof(args: &ExplainArgs, task: &Task, algorithm: Algorithm, segment_bytes: usize) -> Result<String> {
     if task.world_size > MAX_CHECKED_RANKS {
-        return Ok(format!("not checked: more than {MAX_CHECKED_RANKS} ranks; `kolo sim` checks larger worlds"));
+        return Ok(format!(
+            "not checked: more than {MAX_CHECKED_RANKS} ranks; `kolo sim` checks larger worlds"
+        ));
     }
     let plans: Vec<Plan> = (0..task.world_size).map(|rank| algorithm.plan(task, rank)).collect();
     let shapes: Vec<_> = plans.iter().map(|plan| args.call.shape(plan)).collect();
@@ -203,7 +209,9 @@ mod tests {
     #[test]
     fn says_what_why_and_how() {
         let text = explained("all_reduce --ranks 12 --bytes 1M").unwrap();
-        for expected in ["all_reduce of 1.00 MB on 12 rank(s)", "algorithm", "why", "not chosen", "checked: right"] {
+        for expected in
+            ["all_reduce of 1.00 MB on 12 rank(s)", "algorithm", "why", "not chosen", "checked: right"]
+        {
             assert!(text.contains(expected), "{expected}:\n{text}");
         }
     }

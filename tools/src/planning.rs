@@ -51,7 +51,11 @@ impl CallArgs {
                 "Choose one of them",
             ));
         }
-        let task = Task::new(self.collective, ranks).with_root(if has_root(self.collective) { self.root } else { 0 });
+        let task = Task::new(self.collective, ranks).with_root(if has_root(self.collective) {
+            self.root
+        } else {
+            0
+        });
         let several = hosts.iter().any(|host| *host != hosts[0]);
         let task = if several { task.with_hosts(hosts) } else { task };
         Ok(if self.in_place { task.in_place() } else { task })
@@ -83,7 +87,10 @@ impl CallArgs {
 
 /// Whether a collective has a root.
 pub(crate) const fn has_root(collective: Collective) -> bool {
-    matches!(collective, Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter)
+    matches!(
+        collective,
+        Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter
+    )
 }
 
 /// Whether a collective has a block for each rank.
@@ -111,7 +118,9 @@ fn algorithm(text: &str) -> Result<Algorithm, String> {
 
 fn size(text: &str) -> Result<u64, String> {
     // 2^50: what a simulation of it would mean is anybody's guess, and products of it stay within 64 bits.
-    parse_size(text).filter(|bytes| *bytes <= 1 << 50).ok_or_else(|| "not a size such as 8, 64K, 1M or 2G".to_owned())
+    parse_size(text)
+        .filter(|bytes| *bytes <= 1 << 50)
+        .ok_or_else(|| "not a size such as 8, 64K, 1M or 2G".to_owned())
 }
 
 /// A time for people.

@@ -1,10 +1,390 @@
-//! stub
-use crate::error::Result;
-/// stub
-#[derive(clap::Args, Debug)]
-pub(crate) struct InfoArgs {}
-/// stub
-pub(crate) fn run(_: &InfoArgs) -> Result<std::process::ExitCode> {
-    Ok(std::process::ExitCode::SUCCESS)
-}
+//! `kolo info`: what this machine offers, and what is missing.
+
+use std::fs;
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use kolo::{Cluster, Config, TransportKind, Transports};
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+use tabled::builder::Builder;
+use tabled::settings::Style;
+use tabled::settings::object::Columns;
+use tabled::settings::width::Width;
+
+use crate::backend;
+use crate::error::{CliError, Result};
+use crate::launch::environment;
+use crate::perf::human_bytes;
+use machine::read_line;
+
 pub(crate) mod machine;
+mod network;
+
+/// Two ranks of one machine find each other in milliseconds; what takes longer does not work.
+const PROBE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Round trips of a probe: enough to be past the first connection, over before anybody looks up.
+const PROBE_BARRIERS: u32 = 200;
+
+const EXAMPLES: &str = "\
+Examples:
+  kolo info
+  kolo info --json | jq .transports
+  mpirun -np 1 kolo info              what a job sees, which may be less than what a login sees";
+
+/// Options of `kolo info`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct InfoArgs {
+    /// Machine-readable
+    #[arg(long)]
+    json: bool,
+    /// Do not try the transports out
+    #[arg(long)]
+    no_probe: bool,
+}
+
+/// Everything there is to say.
+#[derive(Debug, Serialize)]
+struct Report {
+    transports: Vec<Transport>,
+    sections: Vec<Section>,
+    interfaces: Vec<network::Interface>,
+    settings: Vec<String>,
+    remarks: Vec<String>,
+}
+
+/// Whether a transport works here.
+#[derive(Debug, Serialize)]
+struct Transport {
+    name: &'static str,
+    works: Option<bool>,
+    detail: String,
+}
+
+/// Facts that belong together.
+#[derive(Debug, Serialize)]
+struct Section {
+    title: &'static str,
+    facts: Vec<(&'static str, String)>,
+}
+
+/// Runs `kolo info`.
+pub(crate) fn run(args: &InfoArgs) -> Result<ExitCode> {
+    let config = Config::from_env()?;
+    let report = collect(&config, !args.no_probe);
+    let text = if args.json {
+        serde_json::to_string_pretty(&report).unwrap_or_default() + "\n"
+    } else {
+        print(&report)
+    };
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(|error| CliError::system("standard output cannot be written", &error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn collect(config: &Config, probe: bool) -> Report {
+    let interfaces = network::interfaces().unwrap_or_default();
+    Report {
+        transports: transports(config, probe),
+        sections: vec![host(), processors(), memory(), limits(), tcp()],
+        remarks: remarks(&interfaces),
+        interfaces,
+        settings: config.settings().lines().map(str::to_owned).collect(),
+    }
+}
+
+/// Each transport, tried out between two ranks; and those that this build or machine does not have.
+fn transports(config: &Config, probe: bool) -> Vec<Transport> {
+    let mut transports: Vec<Transport> = TransportKind::ALL
+        .into_iter()
+        .map(|kind| {
+            let (works, detail) = if probe {
+                match try_out(config, kind) {
+                    Ok(detail) => (Some(true), detail),
+                    Err(error) => (Some(false), error.to_string()),
+                }
+            } else {
+                (None, "not tried".into())
+            };
+            Transport { name: kind.name(), works, detail }
+        })
+        .collect();
+    if TransportKind::ALL.iter().all(|kind| kind.name() != "rdma") {
+        let devices = entries("/sys/class/infiniband");
+        let found = if devices.is_empty() { "no devices here either".into() } else { devices.join(", ") };
+        transports.push(Transport {
+            name: "rdma",
+            works: Some(false),
+            detail: format!("not in this build; {found}"),
+        });
+    }
+    transports
+}
+
+fn try_out(config: &Config, kind: TransportKind) -> kolo::Result<String> {
+    let config = Config {
+        transports: Transports::Only(vec![kind]),
+        timeout: PROBE_LIMIT,
+        join_timeout: PROBE_LIMIT,
+        ..config.clone()
+    };
+    let results = Cluster::with_config(2, &config, |comm| {
+        comm.barrier()?;
+        let began = Instant::now();
+        for _ in 0..PROBE_BARRIERS {
+            comm.barrier()?;
+        }
+        let each = began.elapsed() / PROBE_BARRIERS;
+        let how = comm.routes().first().map_or_else(String::new, |route| route.how.clone());
+        Ok(format!("works: {how}; a barrier of two ranks takes {:.1} us", each.as_secs_f64() * 1e6))
+    })?;
+    results.into_iter().next().unwrap_or_else(|| Ok("works".into()))
+}
+
+fn host() -> Section {
+    let system = rustix::system::uname();
+    let text = |value: &std::ffi::CStr| value.to_string_lossy().into_owned();
+    let variable = |name: &str| std::env::var(name).ok();
+    let launcher = environment::detect(variable).map_or_else(
+        || "none".to_owned(),
+        |launched| {
+            let of = launched.world_size.map_or_else(String::new, |size| format!(" of {size}"));
+            format!("{}: rank {}{of}", launched.by, launched.rank)
+        },
+    );
+    Section {
+        title: "host",
+        facts: vec![
+            ("name", machine::hostname()),
+            (
+                "kernel",
+                format!("{} {} ({})", text(system.sysname()), text(system.release()), text(system.machine())),
+            ),
+            ("kolo", backend::version().to_owned()),
+            ("launcher", launcher),
+        ],
+    }
+}
+
+fn processors() -> Section {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = machine::cpu_field(&cpuinfo, &["flags", "Features"]).unwrap_or_default();
+    let quota = machine::cpu_quota();
+    let affinity = status_field("Cpus_allowed_list").unwrap_or_else(|| "unknown".into());
+    Section {
+        title: "processors",
+        facts: vec![
+            ("model", machine::cpu_model()),
+            ("online", read_line("/sys/devices/system/cpu/online").unwrap_or_else(|| "unknown".into())),
+            ("affinity", affinity),
+            ("quota", quota.map_or_else(|| "none".into(), |cpus| format!("{cpus:.2} processors' time"))),
+            ("usable", machine::usable_cpus().to_string()),
+            ("numa nodes", read_line("/sys/devices/system/node/online").unwrap_or_else(|| "unknown".into())),
+            ("features", vector_features(&flags)),
+        ],
+    }
+}
+
+/// The features that reductions and copies make use of.
+fn vector_features(flags: &str) -> String {
+    const USEFUL: [&str; 13] = [
+        "sse4_2",
+        "avx",
+        "avx2",
+        "fma",
+        "f16c",
+        "avx512f",
+        "avx512bw",
+        "avx512_bf16",
+        "avx512_fp16",
+        "asimd",
+        "asimdhp",
+        "bf16",
+        "sve",
+    ];
+    let found: Vec<_> =
+        USEFUL.into_iter().filter(|name| flags.split(' ').any(|flag| flag == *name)).collect();
+    if found.is_empty() { "none that matter".into() } else { found.join(" ") }
+}
+
+fn memory() -> Section {
+    let memory = machine::memory();
+    let bytes =
+        |value: Option<u64>| value.map_or_else(|| "unknown".into(), |bytes| human_bytes(bytes as f64));
+    let shared = rustix::fs::statvfs("/dev/shm").ok().map(|stat| stat.f_blocks * stat.f_frsize);
+    Section {
+        title: "memory",
+        facts: vec![
+            ("total", bytes(memory.map(|memory| memory.total))),
+            ("available", bytes(memory.map(|memory| memory.available))),
+            ("/dev/shm", format!("{} (not used: segments are anonymous)", bytes(shared))),
+            (
+                "huge pages",
+                read_line("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_else(|| "unknown".into()),
+            ),
+        ],
+    }
+}
+
+fn limits() -> Section {
+    let limit = |resource| {
+        getrlimit(resource).current.map_or_else(|| "unlimited".to_owned(), |value| value.to_string())
+    };
+    let memlock = getrlimit(Resource::Memlock).current;
+    Section {
+        title: "limits",
+        facts: vec![
+            ("memlock", memlock.map_or_else(|| "unlimited".into(), |bytes| human_bytes(bytes as f64))),
+            ("open files", limit(Resource::Nofile)),
+            ("processes", limit(Resource::Nproc)),
+        ],
+    }
+}
+
+fn tcp() -> Section {
+    let setting =
+        |name: &str| read_line(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_else(|| "unknown".into());
+    Section {
+        title: "tcp",
+        facts: vec![
+            ("congestion", setting("tcp_congestion_control")),
+            ("available", setting("tcp_available_congestion_control")),
+            ("send buffer", setting("tcp_wmem").replace('\t', " ")),
+            ("receive buffer", setting("tcp_rmem").replace('\t', " ")),
+        ],
+    }
+}
+
+/// What will surprise.
+fn remarks(interfaces: &[network::Interface]) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let usable = machine::usable_cpus();
+    if machine::cpu_quota().is_some_and(|quota| quota < usable as f64) {
+        remarks.push(
+            "The control group allows less time than there are processors: ranks that spin steal it from \
+                      each other. Start fewer ranks, or raise the quota."
+                .into(),
+        );
+    }
+    if getrlimit(Resource::Memlock).current.is_some_and(|bytes| bytes < 64 << 20)
+        && !entries("/sys/class/infiniband").is_empty()
+    {
+        remarks.push("There are RDMA devices, but little memory may be locked (memlock): raise it with ulimit -l, also \
+                      inside containers and launchers."
+            .into());
+    }
+    if getrlimit(Resource::Nofile).current.is_some_and(|files| files < 1024) {
+        remarks.push(
+            "Fewer than 1024 files may be open: large worlds over tcp need one per peer. Raise ulimit -n."
+                .into(),
+        );
+    }
+    if !interfaces
+        .iter()
+        .any(|interface| interface.running && !interface.loopback && !interface.addresses.is_empty())
+    {
+        remarks.push("No network interface leads anywhere: only ranks on this host can be reached.".into());
+    }
+    if read_line("/proc/sys/net/ipv4/tcp_congestion_control").as_deref() == Some("bbr") {
+        remarks.push("The congestion control is bbr, which paces: between ranks of one host that is slower than cubic. \
+                      KOLO_SOCKET_CONGESTION chooses another."
+            .into());
+    }
+    remarks
+}
+
+fn status_field(name: &str) -> Option<String> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    status.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned()))
+}
+
+fn entries(directory: &str) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(directory) else { return vec![] };
+    let mut names: Vec<_> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+fn print(report: &Report) -> String {
+    let mut out = String::new();
+    let mut section = |title: &str, rows: Vec<[String; 2]>| {
+        let mut table = Builder::default();
+        for row in rows {
+            table.push_record(row);
+        }
+        let mut table = table.build();
+        table.with(Style::blank());
+        if std::io::stdout().is_terminal() {
+            table.modify(Columns::last(), Width::wrap(90).keep_words(true));
+        }
+        let body: String = table.to_string().lines().map(|line| format!(" {}\n", line.trim_end())).collect();
+        out.push_str(&format!("{title}\n{body}\n"));
+    };
+    section(
+        "transports",
+        report
+            .transports
+            .iter()
+            .map(|transport| [transport.name.to_owned(), transport.detail.clone()])
+            .collect(),
+    );
+    for part in &report.sections {
+        section(
+            part.title,
+            part.facts.iter().map(|(name, value)| [(*name).to_owned(), value.clone()]).collect(),
+        );
+    }
+    section("interfaces", report.interfaces.iter().map(interface).collect());
+    section(
+        "settings",
+        report
+            .settings
+            .iter()
+            .map(|line| {
+                line.split_once('=').map_or([line.clone(), String::new()], |(a, b)| [a.into(), b.into()])
+            })
+            .collect(),
+    );
+    for remark in &report.remarks {
+        out.push_str(&format!("Note: {remark}\n"));
+    }
+    out
+}
+
+fn interface(interface: &network::Interface) -> [String; 2] {
+    let mut words = vec![if interface.running { "up" } else { "down" }.to_owned()];
+    words.extend(interface.speed_megabits.map(|speed| format!("{speed} Mb/s")));
+    words.extend(interface.mtu.map(|mtu| format!("mtu {mtu}")));
+    words.extend(interface.addresses.iter().map(ToString::to_string));
+    [interface.name.clone(), words.join(", ")]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_is_reported() {
+        let report = collect(&Config::default(), true);
+        let text = print(&report);
+        for title in ["transports", "host", "processors", "memory", "limits", "tcp", "interfaces", "settings"]
+        {
+            assert!(text.lines().any(|line| line == title), "{title}:\n{text}");
+        }
+        assert!(text.contains("KOLO_TRANSPORT") && text.contains("memlock"));
+        let shm = &report.transports[0];
+        assert!(shm.name == "shm" && (shm.works == Some(true) || !shm.detail.is_empty()));
+    }
+
+    #[test]
+    fn features_that_matter() {
+        assert_eq!(vector_features("fpu avx2 avx512f f16c"), "avx2 f16c avx512f");
+        assert_eq!(vector_features("fpu"), "none that matter");
+    }
+}

@@ -13,7 +13,14 @@ struct Launcher {
 }
 
 /// In the order in which they are looked for: what a launcher closer to the process sets comes first.
-const LAUNCHERS: [Launcher; 5] = [
+const LAUNCHERS: [Launcher; 6] = [
+    Launcher {
+        name: "KOLO_RANK",
+        rank: "KOLO_RANK",
+        world_size: "KOLO_WORLD_SIZE",
+        local_rank: "KOLO_LOCAL_RANK",
+        besides: None,
+    },
     Launcher {
         name: "RANK",
         rank: "RANK",
@@ -84,7 +91,7 @@ pub(crate) fn detect(variable: impl Fn(&str) -> Option<String>) -> Option<Launch
 /// Whether a variable tells a process its place in a job, so that a job inside a job must not inherit it.
 pub(crate) fn is_launcher_variable(name: &OsStr) -> bool {
     let Some(name) = name.to_str() else { return false };
-    const NAMES: [&str; 10] = [
+    const NAMES: [&str; 13] = [
         "RANK",
         "WORLD_SIZE",
         "LOCAL_RANK",
@@ -95,9 +102,12 @@ pub(crate) fn is_launcher_variable(name: &OsStr) -> bool {
         "MASTER_PORT",
         "MPI_LOCALRANKID",
         "KOLO_RENDEZVOUS",
+        "KOLO_RANK",
+        "KOLO_WORLD_SIZE",
+        "KOLO_LOCAL_RANK",
     ];
     NAMES.contains(&name)
-        || ["OMPI_COMM_WORLD_", "PMI_", "PMIX_", "PALS_", "SLURM_STEP_"]
+        || ["TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "PALS_", "SLURM_STEP_"]
             .iter()
             .any(|prefix| name.starts_with(prefix))
 }

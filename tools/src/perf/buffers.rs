@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use kolo_collectives::plan::Collective;
+use kolo::Collective;
 
 use super::choice::{NamedOp, NamedType};
 use super::data::Inputs;
@@ -56,9 +56,8 @@ impl Operation {
     }
 
     /// What the ranks' inputs hold.
-    pub(crate) fn inputs(&self, seed: u64, ranks: u32) -> Inputs {
-        let op = self.test.reduces().then_some(self.op);
-        Inputs { seed, data_type: self.element.data_type, op, ranks }
+    fn inputs(&self, seed: u64, ranks: u32) -> Result<Inputs> {
+        Inputs::new(seed, self.element.data_type, self.test.reduces().then_some(self.op), ranks)
     }
 
     fn collective(&self) -> Option<Collective> {
@@ -133,7 +132,7 @@ impl Buffers {
         rank: u32,
         ranks: u32,
         seed: u64,
-    ) {
+    ) -> Result<()> {
         let place = self.place(operation, rank, placement, 0);
         let element_bytes = operation.element_bytes();
         let receive_len = operation.counts.receive as usize * element_bytes;
@@ -141,7 +140,8 @@ impl Buffers {
         let input_len = operation.counts.send as usize * element_bytes;
         let region = if place.in_place { &mut self.receive } else { &mut self.send };
         let input = &mut region.bytes_mut()[place.input..place.input + input_len];
-        operation.inputs(seed, ranks).fill(rank, 0, input);
+        operation.inputs(seed, ranks)?.fill(rank, 0, input);
+        Ok(())
     }
 
     /// Counts the wrong elements in the result of the first iteration.
@@ -152,12 +152,12 @@ impl Buffers {
         rank: u32,
         ranks: u32,
         seed: u64,
-    ) -> u64 {
+    ) -> Result<u64> {
         let place = self.place(operation, rank, placement, 0);
         let len = operation.counts.receive as usize * operation.element_bytes();
         let result = &self.receive.bytes()[place.output..place.output + len];
         let pieces = pieces(operation.test, &operation.counts, rank, ranks, operation.root, operation.skew);
-        operation.inputs(seed, ranks).count_wrong(rank, &pieces, result)
+        Ok(operation.inputs(seed, ranks)?.count_wrong(&pieces, result))
     }
 
     /// Runs one operation to its end.
@@ -390,8 +390,8 @@ mod tests {
         let mut buffers = Buffers::new(4096, 0).unwrap();
         for placement in [Placement::OutOfPlace, Placement::InPlace] {
             let operation = operation(Test::Broadcast, 400, 2);
-            buffers.fill(&operation, placement, 1, 2, 5);
-            assert_eq!(buffers.count_wrong(&operation, placement, 1, 2, 5), 100);
+            buffers.fill(&operation, placement, 1, 2, 5).unwrap();
+            assert_eq!(buffers.count_wrong(&operation, placement, 1, 2, 5).unwrap(), 100);
         }
     }
 }

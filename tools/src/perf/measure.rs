@@ -49,7 +49,7 @@ impl Bench<'_> {
     pub(crate) fn measure(&mut self, operation: &Operation, placement: Placement) -> Result<Measurement> {
         let (rank, ranks) = (self.group.rank(), self.group.world_size());
         if self.settings.checks > 0 {
-            self.buffers.fill(operation, placement, rank, ranks, TIMED_SEED);
+            self.buffers.fill(operation, placement, rank, ranks, TIMED_SEED)?;
         }
         self.buffers.run(self.group, operation, placement, 0)?;
         self.world.barrier()?;
@@ -124,9 +124,9 @@ impl Bench<'_> {
         let (rank, ranks) = (self.group.rank(), self.group.world_size());
         for _ in 0..self.settings.checks {
             self.checks += 1;
-            self.buffers.fill(operation, placement, rank, ranks, self.checks);
+            self.buffers.fill(operation, placement, rank, ranks, self.checks)?;
             self.buffers.run(self.group, operation, placement, 0)?;
-            let own = self.buffers.count_wrong(operation, placement, rank, ranks, self.checks);
+            let own = self.buffers.count_wrong(operation, placement, rank, ranks, self.checks)?;
             self.failed_checks += u64::from(own > 0);
             let wrong = self.sum(own)?;
             if wrong > 0 {

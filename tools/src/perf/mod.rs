@@ -72,6 +72,7 @@ pub(crate) fn run(args: &PerfArgs, program: Option<String>) -> Result<ExitCode> 
 fn check_before_start(settings: &Settings) -> Result<()> {
     let ranks = settings.ranks.total();
     settings.roots(ranks)?;
+    backend::check(&request(settings, (0, 1)))?;
     if settings.test == Test::Hypercube && !ranks.is_power_of_two() {
         return Err(CliError::usage(
             format!("hypercube needs a power of two of ranks, and there are {ranks}"),

@@ -48,11 +48,19 @@ impl Skew {
             return longest;
         }
         // Lengths run evenly from the longest down to the longest over the spread.
-        let place = super::data::mix(u64::from(from) << 32 | u64::from(to)) >> 40;
+        let place = mix(u64::from(from) << 32 | u64::from(to)) >> 40;
         let share = place as f64 / (1u64 << 24) as f64;
         let least = 1.0 / self.spread;
         (longest as f64 * (least + (1.0 - least) * share)) as u64
     }
+}
+
+/// A bijection of 64 bits that mixes well (the finisher of SplitMix64).
+fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
 }
 
 /// What the result of `rank` must consist of.
