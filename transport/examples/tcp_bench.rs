@@ -72,7 +72,7 @@ fn ping_pong(turns: usize, len: usize) -> f64 {
             let start = Instant::now();
             for turn in 0..turns as u64 {
                 // SAFETY: both buffers live until the waits have seen the tokens complete.
-                let mut send = |end: &mut TcpEndpoint| unsafe {
+                let send = |end: &mut TcpEndpoint| unsafe {
                     let posted = end.post_send(on, turn, &src, Token(0)).expect("send");
                     u32::from(posted == Posted::Pending)
                 };
