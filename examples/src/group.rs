@@ -1,8 +1,6 @@
-//! What data-parallel training asks of communication, and two ways to have it without a network.
+//! What data-parallel training asks of communication; Kolo's communicators have it.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use kolo::{Communicator, ReduceOp, Work};
 
 use crate::Result;
 
@@ -36,7 +34,7 @@ pub trait Group {
     fn broadcast(&self, values: &mut [f32], root: u32) -> Result<()>;
 }
 
-/// One rank, which has nobody to talk to.
+/// One rank, which has nobody to talk to: what others are to agree with.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Alone;
 
@@ -64,96 +62,26 @@ impl Group for Alone {
     }
 }
 
-/// A rank among threads of this process, which meet under a lock: slow and simple, to compare others with.
-#[derive(Debug)]
-pub struct Threads {
-    rank: u32,
-    calls: AtomicU64,
-    shared: Arc<Shared>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    world_size: u32,
-    /// Calls not yet finished by all, by number.
-    meetings: Mutex<HashMap<u64, Meeting>>,
-    arrived: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Meeting {
-    /// What each rank brought, by rank.
-    brought: Vec<(u32, Vec<f32>)>,
-    /// Ranks that have taken the result away.
-    left: u32,
-}
-
-impl Threads {
-    /// As many ranks, one for each thread.
-    #[must_use]
-    pub fn new(world_size: u32) -> Vec<Self> {
-        let shared = Arc::new(Shared { world_size, meetings: Mutex::default(), arrived: Condvar::default() });
-        (0..world_size).map(|rank| Self { rank, calls: AtomicU64::new(0), shared: shared.clone() }).collect()
-    }
-
-    fn meetings(&self) -> MutexGuard<'_, HashMap<u64, Meeting>> {
-        self.shared.meetings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn bring(&self, values: Vec<f32>) -> u64 {
-        let call = self.calls.fetch_add(1, Ordering::Relaxed);
-        self.meetings().entry(call).or_default().brought.push((self.rank, values));
-        self.shared.arrived.notify_all();
-        call
-    }
-
-    /// Waits until all have come, and makes something of what they brought, in rank order.
-    fn meet<R>(&self, call: u64, make: impl FnOnce(&[(u32, Vec<f32>)]) -> R) -> R {
-        let mut meetings = self.meetings();
-        loop {
-            let meeting = meetings.entry(call).or_default();
-            if meeting.brought.len() == self.shared.world_size as usize {
-                meeting.brought.sort_by_key(|(rank, _)| *rank);
-                let made = make(&meeting.brought);
-                meeting.left += 1;
-                if meeting.left == self.shared.world_size {
-                    meetings.remove(&call);
-                }
-                return made;
-            }
-            meetings = self.shared.arrived.wait(meetings).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
-impl Group for Threads {
-    type Pending = u64;
+impl Group for Communicator {
+    type Pending = Work<Vec<f32>>;
 
     fn rank(&self) -> u32 {
-        self.rank
+        self.rank()
     }
 
     fn world_size(&self) -> u32 {
-        self.shared.world_size
+        self.world_size()
     }
 
-    fn start_all_reduce(&self, values: Vec<f32>) -> Result<u64> {
-        Ok(self.bring(values))
+    fn start_all_reduce(&self, values: Vec<f32>) -> Result<Work<Vec<f32>>> {
+        Ok(self.all_reduce_start(values, ReduceOp::Sum)?)
     }
 
-    fn wait(&self, call: u64) -> Result<Vec<f32>> {
-        Ok(self.meet(call, |brought| {
-            let mut sum = brought[0].1.clone();
-            for (_, values) in &brought[1..] {
-                sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-            }
-            sum
-        }))
+    fn wait(&self, pending: Work<Vec<f32>>) -> Result<Vec<f32>> {
+        Ok(pending.wait()?)
     }
 
     fn broadcast(&self, values: &mut [f32], root: u32) -> Result<()> {
-        let call = self.bring(values.to_vec());
-        self.meet(call, |brought| values.copy_from_slice(&brought[root as usize].1));
-        Ok(())
+        Ok(self.broadcast(values, root)?)
     }
 }

@@ -187,8 +187,10 @@ fn shuffled(count: usize, seed: u64) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
+    use kolo::Cluster;
+
     use super::*;
-    use crate::group::{Alone, Threads};
+    use crate::group::Alone;
 
     /// Images whose class is where their bright spot is.
     fn spots(count: usize) -> Images {
@@ -227,12 +229,7 @@ mod tests {
         let (alone, loss, accuracy) = run(&Alone, 1 << 20);
         assert!(accuracy > 0.95, "accuracy {accuracy}");
         for (ranks, bucket_bytes) in [(2, 1 << 20), (3, 0), (4, 1000)] {
-            let groups = Threads::new(ranks);
-            let results: Vec<_> = std::thread::scope(|scope| {
-                let threads: Vec<_> =
-                    groups.iter().map(|group| scope.spawn(move || run(group, bucket_bytes))).collect();
-                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-            });
+            let results = Cluster::local(ranks, |group| run(&group, bucket_bytes)).unwrap();
             for (mut network, their_loss, their_accuracy) in results.clone() {
                 assert_eq!(network.fingerprint(), results[0].0.fingerprint(), "ranks differ");
                 assert!((their_loss - loss).abs() < 1e-3, "{their_loss} against {loss}");

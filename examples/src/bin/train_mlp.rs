@@ -1,12 +1,22 @@
 //! Trains a small network on Fashion-MNIST, data-parallel: loss, accuracy, speed, and time lost to communication.
+//!
+//! Alone, as threads, and as processes:
+//!
+//! ```text
+//! train_mlp
+//! train_mlp --ranks 2
+//! kolo run -n 2 -- train_mlp
+//! ```
+//!
+//! All three learn the same, and the ranks of a run print the same fingerprint of their networks.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use kolo::{Cluster, Communicator};
 use kolo_examples::Result;
 use kolo_examples::dataset::Dataset;
-use kolo_examples::group::{Alone, Group, Threads};
 use kolo_examples::train::{Settings, train};
 
 /// Trains a network of dense layers on images, with every batch shared out over the ranks.
@@ -37,9 +47,9 @@ struct Arguments {
     /// Least KiB of gradients that travel together
     #[arg(long, default_value_t = 128)]
     bucket_kib: usize,
-    /// Ranks, as threads of this process
-    #[arg(long, default_value_t = 1)]
-    ranks: u32,
+    /// So many ranks as threads of this process, instead of one rank of a launcher
+    #[arg(long)]
+    ranks: Option<u32>,
 }
 
 fn main() -> ExitCode {
@@ -57,25 +67,21 @@ fn run(arguments: &Arguments) -> Result<()> {
     if let Some(images) = arguments.images {
         data.train.truncate(images);
     }
-    let (train, test) = (&data.train, &data.test);
-    if train.is_empty() || arguments.batch == 0 {
+    if data.train.is_empty() || arguments.batch == 0 {
         return Err("nothing to train with: --images and --batch must be at least 1".into());
     }
-    let shapes = format!("{} + {} images of {} bytes", train.len(), test.len(), train.pixels);
-    println!("data: {}, {shapes}", data.from.display());
-    if arguments.ranks <= 1 {
-        return run_rank(&Alone, &data, arguments);
+    match arguments.ranks {
+        Some(ranks) => Cluster::local(ranks, |rank| run_rank(&rank, &data, arguments))?.into_iter().collect(),
+        None => run_rank(&Communicator::from_env()?, &data, arguments),
     }
-    std::thread::scope(|scope| {
-        let ranks = Threads::new(arguments.ranks);
-        let spawn = |group| scope.spawn(|| run_rank(&{ group }, &data, arguments));
-        let threads: Vec<_> = ranks.into_iter().map(spawn).collect();
-        threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a rank panicked")?)
-    })
 }
 
 /// What each rank does.
-fn run_rank<G: Group>(group: &G, data: &Dataset, arguments: &Arguments) -> Result<()> {
+fn run_rank(group: &Communicator, data: &Dataset, arguments: &Arguments) -> Result<()> {
+    if group.rank() == 0 {
+        let shapes = format!("{} + {} images", data.train.len(), data.test.len());
+        println!("data: {}, {shapes} of {} bytes", data.from.display(), data.train.pixels);
+    }
     let classes =
         data.train.labels.iter().chain(&data.test.labels).max().map_or(1, |&label| 1 + usize::from(label));
     let settings = Settings {
