@@ -238,7 +238,7 @@ impl Comm for Communicator {
 
     unsafe fn call(&self, call: &Call) -> Result<()> {
         // SAFETY: passed on to the caller.
-        Ok(unsafe { self.call_raw(&call.into())? })
+        unsafe { self.call_raw(&call.into()) }.map_err(CliError::from)
     }
 
     unsafe fn start(&self, call: &Call) -> Result<Box<dyn Pending + '_>> {
@@ -270,20 +270,18 @@ impl Comm for Communicator {
     }
 
     fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let ranks = Self::world_size(self) as usize;
-        let mut lens = vec![0u64; ranks];
+        let mut lens = vec![0u64; Self::world_size(self) as usize];
         self.all_gather(&[bytes.len() as u64], &mut lens)?;
-        // Everybody sends as much as who has most.
-        let longest = lens.iter().copied().max().unwrap_or(0) as usize;
-        let mut padded = bytes.to_vec();
-        padded.resize(longest, 0);
-        let mut all = vec![0u8; longest * ranks];
-        self.all_gather(&padded, &mut all)?;
-        Ok(lens
-            .iter()
-            .enumerate()
-            .map(|(rank, len)| all[rank * longest..rank * longest + *len as usize].to_vec())
-            .collect())
+        let counts: Vec<usize> = lens.iter().map(|len| *len as usize).collect();
+        let mut all = vec![0u8; counts.iter().sum()];
+        self.all_gather_v(bytes, &mut all, &counts)?;
+        let mut rest = all.as_slice();
+        let parts = counts.iter().map(|count| {
+            let (part, behind) = rest.split_at(*count);
+            rest = behind;
+            part.to_vec()
+        });
+        Ok(parts.collect())
     }
 
     fn split(&self, colour: u32) -> Result<Box<dyn Comm>> {

@@ -25,6 +25,9 @@ const MAX_PLAN_BYTES: usize = 2 << 30;
 /// Up to so many ranks every value is followed; beyond, only messages, lengths and the absence of deadlock.
 const MAX_RANKS_WITH_VALUES: u32 = 128;
 
+/// In a comparison: steps of all ranks and segments together, a few seconds' worth.
+const MAX_COMPARED_STEPS: usize = 20_000_000;
+
 const EXAMPLE_FILE: &str = "\
 # A cluster for `kolo sim`. Whatever is left out has a default.
 hosts = 16
@@ -96,6 +99,15 @@ pub(crate) struct SimArgs {
     example: bool,
 }
 
+/// How long somebody waits for one simulation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Patience {
+    /// It is one of many.
+    Short,
+    /// It is what was asked for.
+    Long,
+}
+
 /// A cluster, and which of its settings the user made.
 struct Described {
     cluster: Cluster,
@@ -141,7 +153,7 @@ fn report(args: &SimArgs) -> Result<(String, bool)> {
     if args.compare {
         return Ok((compare(call, &described, &task)?, true));
     }
-    let outcome = simulate_one(call, &described, &task, call.algo)?;
+    let outcome = simulate_one(call, &described, &task, call.algo, Patience::Long)?;
     if args.json {
         let value = serde_json::json!({
             "collective": call.collective.name(),
@@ -228,6 +240,7 @@ fn simulate_one(
     described: &Described,
     task: &Task,
     algo: Option<Algorithm>,
+    patience: Patience,
 ) -> Result<Outcome> {
     let call = &CallArgs { algo, ..call.clone() };
     let choice = choose(call, task, &described.cluster.model)?;
@@ -240,6 +253,15 @@ fn simulate_one(
         cluster.window = choice.window.max(1);
     }
     let first = choice.algorithm.plan(&task, 0);
+    let steps: usize = first.lanes.iter().map(|lane| lane.len()).sum();
+    let segments = (call.selection_bytes(task.world_size) as usize).div_ceil(cluster.segment_bytes).max(1);
+    let steps = steps.saturating_mul(segments).saturating_mul(task.world_size as usize);
+    if patience == Patience::Short && steps > MAX_COMPARED_STEPS {
+        return Err(CliError::usage(
+            format!("{} million steps take long: ask for it alone with --algo", steps / 1_000_000),
+            "Or simulate less",
+        ));
+    }
     let plan_bytes: usize = first.lanes.iter().map(|lane| size_of_val(&**lane)).sum();
     let (timing, plans) = if plan_bytes.saturating_mul(task.world_size as usize) <= MAX_PLAN_BYTES {
         let mut plans = vec![first];
@@ -427,7 +449,7 @@ fn stuck(timing: &Timing) -> String {
 fn compare(call: &CallArgs, described: &Described, task: &Task) -> Result<String> {
     let mut results = Vec::new();
     for algorithm in Algorithm::ALL {
-        match simulate_one(call, described, task, Some(algorithm)) {
+        match simulate_one(call, described, task, Some(algorithm), Patience::Short) {
             Ok(outcome) => results.push((outcome.timing.seconds, algorithm, Ok(outcome.predicted_seconds))),
             Err(error) => results.push((f64::INFINITY, algorithm, Err(error.message))),
         }

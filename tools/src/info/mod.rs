@@ -126,7 +126,7 @@ fn transports(config: &Config, probe: bool) -> Vec<Transport> {
     transports
 }
 
-fn try_out(config: &Config, kind: TransportKind) -> kolo::Result<String> {
+fn try_out(config: &Config, kind: TransportKind) -> Result<String> {
     let config = Config {
         transports: Transports::Only(vec![kind]),
         timeout: PROBE_LIMIT,
@@ -291,9 +291,9 @@ fn remarks(interfaces: &[network::Interface]) -> Vec<String> {
         remarks.push("No network interface leads anywhere: only ranks on this host can be reached.".into());
     }
     if read_line("/proc/sys/net/ipv4/tcp_congestion_control").as_deref() == Some("bbr") {
-        remarks.push("The congestion control is bbr, which paces: between ranks of one host that is slower than cubic. \
-                      KOLO_SOCKET_CONGESTION chooses another."
-            .into());
+        remarks.push("The congestion control is bbr, which paces. Between ranks of one host Kolo replaces it where the \
+                 system allows; KOLO_SOCKET_CONGESTION decides otherwise."
+                .into());
     }
     remarks
 }

@@ -132,6 +132,7 @@ pub(crate) fn human_bytes(bytes: f64) -> String {
         unit += 1;
     }
     let decimals = match amount.abs() {
+        _ if unit == 0 => 0,
         small if small < 10.0 => 2,
         middle if middle < 100.0 => 1,
         _ => 0,

@@ -1,0 +1,184 @@
+//! The `kolo` command as people and scripts use it: as a process, with real ranks.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::symlink;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+/// What may be waited for at all: far longer than anything here takes, far shorter than a night.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn kolo(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    command.args(line.split_whitespace()).stdin(Stdio::null());
+    for name in ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "NCCL_TESTS_MIN_BW", "KOLO_RANK"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn run(line: &str) -> Output {
+    kolo(line).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn rows(stdout: &str) -> Vec<Vec<&str>> {
+    let lines = stdout.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    lines.map(|line| line.split_whitespace().collect()).collect()
+}
+
+/// Starts a command and returns it with the lines of its standard output.
+fn start(command: &mut Command) -> (Child, impl Iterator<Item = String> + use<>) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    (child, lines.map_while(Result::ok))
+}
+
+fn pid(number: &str) -> Pid {
+    Pid::from_raw(number.trim().parse().unwrap()).unwrap()
+}
+
+/// Whether a process ends within the limit.
+fn ends(process: Pid) -> bool {
+    let Ok(descriptor) = pidfd_open(process, PidfdFlags::empty()) else { return true };
+    let limit = Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
+    poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&limit)).unwrap() == 1
+}
+
+#[test]
+fn processes_measure_and_check() {
+    for line in [
+        "perf all_reduce -b 8 -e 64K -f 8 -n 3 --ranks 3",
+        "perf alltoallv -b 4K -e 4K -n 3 --ranks 2 --transport tcp",
+        "perf sendrecv -b 4K -e 4K -n 3 --ranks 3 --threads",
+        "perf hypercube -b 4K -e 4K -n 3 --ranks 2 -t 2",
+    ] {
+        let output = run(line);
+        let stdout = text(&output.stdout);
+        assert!(output.status.success(), "{line}\n{stdout}{}", text(&output.stderr));
+        assert!(stdout.contains("# Out of bounds values : 0 OK"), "{line}\n{stdout}");
+        let rows = rows(&stdout);
+        assert!(!rows.is_empty() && rows.iter().all(|row| row.len() == 13), "{line}\n{stdout}");
+    }
+}
+
+#[test]
+fn each_rank_is_listed() {
+    let stdout = text(&run("perf barrier -n 2 --ranks 2 -t 2").stdout);
+    for rank in 0..4 {
+        assert!(stdout.contains(&format!("#  Rank  {rank} Group  0 Pid ")), "{stdout}");
+    }
+    assert_eq!(rows(&stdout)[0][0], "0");
+}
+
+#[test]
+fn names_of_nccl_tests() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = directory.path().join("all_gather_perf_mpi");
+    symlink(env!("CARGO_BIN_EXE_kolo"), &name).unwrap();
+    let output = Command::new(&name).args(["-b", "1K", "-e", "1K", "-n", "2", "-g", "2"]).output().unwrap();
+    let stdout = text(&output.stdout);
+    assert!(output.status.success(), "{stdout}{}", text(&output.stderr));
+    assert!(stdout.contains("# Collective test starting: all_gather_perf_mpi\n"), "{stdout}");
+    assert_eq!(rows(&stdout)[0][..5], ["1024", "128", "float", "none", "-1"]);
+}
+
+#[test]
+fn too_little_bandwidth_is_exit_code_1_and_no_error() {
+    let output =
+        kolo("perf all_reduce -b 8 -e 8 -n 2 --ranks 2").env("NCCL_TESTS_MIN_BW", "1e9").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains(" FAILED\n"));
+    assert_eq!(text(&output.stderr), "");
+}
+
+#[test]
+fn nonsense_gets_a_paragraph_and_no_hang() {
+    for (line, expected) in [
+        ("perf all_reduce --ranks 0", "--ranks"),
+        ("perf all_reduce -q", "invalid option 'q'"),
+        ("perf all_reduce -b x", "invalid size specified for 'minbytes'"),
+        ("perf all_reduce -e 1000000G", "(-e) do not fit"),
+        ("perf reduce -r 4 --ranks 4", "out of range"),
+        ("perf hypercube --ranks 3", "power of two"),
+        ("perf all_reduce --transport pigeon", "--transport"),
+        ("perf all_reduce --algo magic", "magic"),
+        ("perf nothing", "there is no test 'nothing'"),
+        ("run -n 0 -- true", "-n says 0"),
+        ("run -n 1 -- /no/such/program", "/no/such/program"),
+        ("run -n 2 --nodes 2 -- true", "--rendezvous"),
+        ("explain all_reduce --ranks 3 --hosts 2", "evenly"),
+        ("sim all_reduce --cluster /no/such/file", "/no/such/file"),
+        ("frobnicate", "frobnicate"),
+    ] {
+        let output = run(line);
+        let stderr = text(&output.stderr);
+        assert!(!output.status.success() && output.status.code().is_some(), "{line}");
+        assert!(stderr.contains(expected), "{line}\n{stderr}");
+        assert!(stderr.starts_with("kolo: ") && !stderr.contains("panicked"), "{line}\n{stderr}");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_measurement_and_is_named() {
+    let (mut child, mut lines) = start(&mut kolo("perf all_reduce -b 64K -e 64K -N 0 --ranks 2"));
+    let rank_1 = lines.by_ref().find(|line| line.starts_with("#  Rank  1 ")).unwrap();
+    let words: Vec<&str> = rank_1.split_whitespace().collect();
+    let place = words.iter().position(|word| *word == "Pid").unwrap();
+    // The first row shows that the ranks are at work.
+    lines.by_ref().find(|line| !line.starts_with('#')).unwrap();
+    kill_process(pid(words[place + 1]), Signal::KILL).unwrap();
+    lines.for_each(drop);
+    let stderr = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 9), "{stderr}");
+    assert!(stderr.contains("rank 1") && stderr.contains("killed by signal 9 (SIGKILL)"), "{stderr}");
+}
+
+#[test]
+fn signals_are_passed_on() {
+    let script = "trap 'echo told; exit 0' TERM; echo ready; tail -f /dev/null & wait";
+    let (mut child, mut lines) = start(kolo("run -n 2 --prefix -- sh -c").arg(script));
+    for _ in 0..2 {
+        assert!(lines.next().unwrap().ends_with("ready"));
+    }
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let mut told: Vec<String> = lines.collect();
+    told.sort();
+    assert_eq!(told, ["[0] told", "[1] told"]);
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+}
+
+#[test]
+fn ranks_do_not_outlive_the_launcher() {
+    let (mut child, mut lines) = start(kolo("run -n 1 -- sh -c").arg("echo $$; exec tail -f /dev/null"));
+    let rank = pid(&lines.next().unwrap());
+    child.kill().unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
+    assert!(ends(rank), "rank still runs");
+}
+
+#[test]
+fn the_exit_code_of_a_program_is_passed_on() {
+    assert_eq!(run("run -n 3 -- true").status.code(), Some(0));
+    let output = kolo("run -n 3 -- sh -c").arg("exit $((RANK + 5 * (RANK == 2)))").output().unwrap();
+    assert!(matches!(output.status.code(), Some(1 | 7)), "{:?}", output.status);
+    assert!(text(&output.stderr).starts_with("kolo: rank "));
+}
+
+#[test]
+fn programs_of_a_job_can_meet() {
+    // `kolo perf` under `kolo run` joins instead of starting ranks of its own.
+    let perf = format!("run -n 2 -- {} perf all_reduce -b 8 -e 8 -n 2", env!("CARGO_BIN_EXE_kolo"));
+    let output = run(&perf);
+    let stdout = text(&output.stdout);
+    assert!(output.status.success(), "{stdout}{}", text(&output.stderr));
+    assert_eq!(stdout.matches("# Collective test concluded").count(), 1, "{stdout}");
+    assert_eq!(stdout.matches("#  Rank ").count(), 2, "{stdout}");
+}
