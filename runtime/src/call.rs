@@ -93,6 +93,14 @@ impl Call {
         if reduces(call.collective) && !call.op.supports(call.data_type) {
             return fail(format!("operator {} is not defined for {}", call.op.name(), call.data_type));
         }
+        if matches!(call.collective, Collective::Scan | Collective::ExScan)
+            && matches!(call.op, ReduceOp::Avg | ReduceOp::PremulSum(_))
+        {
+            return fail(format!(
+                "operator {} is not defined for prefixes; use sum and scale the result",
+                call.op.name()
+            ));
+        }
         let blocks = if per_rank(call.collective) { world_size as usize } else { 1 };
         if raw.count.checked_mul(call.data_type.size()).and_then(|b| b.checked_mul(blocks)).is_none() {
             return fail(format!(

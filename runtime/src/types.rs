@@ -127,9 +127,10 @@ pub enum ReduceOp {
     Min,
     /// Greatest value.
     Max,
-    /// Sum divided by the number of ranks; integers truncate towards zero. Not for `bool`.
+    /// Sum divided by the number of ranks; integers truncate towards zero. Not for `bool`, nor for scans.
     Avg,
-    /// Every rank's values are first multiplied by its own factor, then summed (NCCL's PreMulSum). Not for `bool`.
+    /// Every rank's values are first multiplied by its own factor, then summed (NCCL's PreMulSum). Not for
+    /// `bool`, nor for scans.
     PremulSum(f64),
     /// Bitwise and; logical for `bool`. Not for floating point.
     BitAnd,

@@ -42,7 +42,7 @@ impl Case {
         let (inputs, outputs) = blocks(self.collective, rank == self.root as usize, ranks);
         let block = self.count * size;
         let mut input = vec![UNTOUCHED; inputs * block];
-        self.fill(&data, rank, ranks, &mut input);
+        self.fill(&data, rank, &mut input);
         let mut output = vec![UNTOUCHED; outputs * block];
         let before = input.clone();
         // In place: the shorter buffer lies in the longer one, at this rank's block.
@@ -85,11 +85,10 @@ impl Case {
         Ok(self.wrong(&data, rank, ranks, &output) + u64::from(input_changed))
     }
 
-    fn fill(&self, data: &Problem, rank: usize, ranks: usize, input: &mut [u8]) {
+    fn fill(&self, data: &Problem, rank: usize, input: &mut [u8]) {
         if reduces(self.collective) {
             data.fill(rank as u32, 0, input);
         } else {
-            let _ = ranks;
             kolo::verify::fill_bytes(SEED, rank as u32, 0, input);
             booleans(self.data_type, input);
         }
@@ -167,4 +166,11 @@ fn blocks(collective: Collective, is_root: bool, ranks: usize) -> (usize, usize)
 pub fn reduces(collective: Collective) -> bool {
     use Collective as C;
     matches!(collective, C::AllReduce | C::Reduce | C::ReduceScatter | C::Scan | C::ExScan)
+}
+
+/// Whether the operator is defined for the collective on the type.
+#[must_use]
+pub fn is_defined(collective: Collective, op: ReduceOp, data_type: DataType) -> bool {
+    let prefix = matches!(collective, Collective::Scan | Collective::ExScan);
+    op.supports(data_type) && !(prefix && matches!(op, ReduceOp::Avg | ReduceOp::PremulSum(_)))
 }
