@@ -92,9 +92,9 @@ impl Planner {
         })
     }
 
-    /// The plan for a call, and how to run it.
-    pub(crate) fn plan(&mut self, call: &Call) -> Result<Planned> {
-        let key = self.key(call);
+    /// The plan for a call with its buffers placed so, and how to run it.
+    pub(crate) fn plan(&mut self, call: &Call, placement: Placement) -> Result<Planned> {
+        let key = ChoiceKey { placement, ..self.key(call) };
         if let Some(planned) = self.choices.get(&key) {
             return Ok(planned.clone());
         }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::{Arc, MutexGuard};
 
 use kolo_collectives::layout::Shape;
-use kolo_collectives::plan::{Cut, Placement};
+use kolo_collectives::plan::{Collective, Cut, Placement};
 
 use super::failure::Poison;
 use super::shared::{Attended, Core, Shared, Waited, Watch};
@@ -149,7 +149,15 @@ impl Shared {
         mode: Mode,
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Id> {
-        let planned = core.planner.plan(call)?;
+        let reduces = reduces(call.collective);
+        let premultiply = match call.op {
+            ReduceOp::PremulSum(factor) if reduces => Some(factor),
+            _ => None,
+        };
+        // Scaled input is read from a copy, so the plan must not take input and output for the same memory.
+        let apart = premultiply.is_some() && call.collective == Collective::ReduceScatter;
+        let placement = if apart { Placement::OutOfPlace } else { call.placement };
+        let planned = core.planner.plan(call, placement)?;
         let shape = match (&call.counts, planned.plan.cut) {
             (Counts::Even(count), Cut::Vector { .. }) => Shape::Vector { count: *count },
             (Counts::Even(count), Cut::PerRank) => Shape::Blocks { count: *count },
@@ -157,7 +165,6 @@ impl Shared {
                 Shape::Irregular { input: input.clone(), output: output.clone() }
             }
         };
-        let reduces = reduces(call.collective);
         // In place, vectors live in the output; a rank of a reduce that is not the root has an input only.
         let buffers = match call.placement {
             Placement::OutOfPlace => Buffers { input: call.input.cast_mut(), output: call.output },
@@ -172,10 +179,7 @@ impl Shared {
             buffers,
             data_type: call.data_type,
             combine: self.combine(call)?,
-            premultiply: match call.op {
-                ReduceOp::PremulSum(factor) if reduces => Some(factor),
-                _ => None,
-            },
+            premultiply,
             divide_by: (reduces && matches!(call.op, ReduceOp::Avg)).then_some(self.world_size),
             segment_elements: planned.segment_elements,
             window: planned.window,
