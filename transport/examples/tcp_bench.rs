@@ -11,17 +11,17 @@ use kolo_transport::{
     Channel, Consumer, Endpoint, Event, Piece, Posted, Sink, TcpEndpoint, TcpOptions, Token,
 };
 
-const ROUNDS: usize = 7;
+const ROUNDS: usize = 5;
 
 fn main() {
-    let turns = 20_000;
+    let turns = 5_000;
     println!("half a round trip of 8 bytes, us (best of {ROUNDS} rounds of {turns})");
-    println!("  std sockets, bbr or whatever the system has  {:.2}", bare_ping_pong(turns, 8));
+    println!("  std sockets                                  {:.2}", bare_ping_pong(turns, 8));
     println!("  the same, 40 bytes (8 and a header)          {:.2}", bare_ping_pong(turns, 40));
     println!("  kolo                                         {:.2}", ping_pong(turns, 8));
     println!("GB/s, both directions added");
-    for (len, times) in [(16 << 10, 8192), (1 << 20, 512), (64 << 20, 12)] {
-        let bare = bare_both_ways(len, times);
+    for (len, times) in [(16 << 10, 2048), (1 << 20, 128), (64 << 20, 3)] {
+        let bare = bare_both_ways(len + 32, times);
         let placed = both_ways(len, times, false);
         let eaten = both_ways(len, times, true);
         println!(

@@ -11,7 +11,7 @@ use super::interfaces::{self, Interface};
 use super::link::{Link, State, Workspace};
 use super::memory::{Eater, Pieces};
 use super::options::{Family, TcpOptions};
-use super::outbound::Send;
+use super::outbound::{BURST_BYTES, Send};
 use super::park::Park;
 use super::route::{self, Candidate};
 use super::socket::{self, Stop};
@@ -55,6 +55,8 @@ pub struct TcpEndpoint {
     /// Whether the system refused to register one; sleeps are short then.
     pub(super) deaf: bool,
     pub(super) armed: bool,
+    /// Whether something has happened at the door or with a dial, as far as epoll has told.
+    pub(super) stirred: bool,
     timer_set: bool,
     /// Counts polls.
     pub(super) tick: u32,
@@ -139,6 +141,7 @@ impl TcpEndpoint {
             watching: false,
             deaf: false,
             armed: false,
+            stirred: false,
             timer_set: false,
             tick: 0,
         })
@@ -262,7 +265,9 @@ impl Endpoint for TcpEndpoint {
         let len = total.ok_or_else(|| too_long(on.peer))?;
         let link = &mut self.links[number as usize];
         link.outbound.queue.push_back(Send::new(token, tag, len, pieces));
+        let burst = link.outbound.posted_after.replace(self.tick) == Some(self.tick);
         if link.outbound.queue.len() == 1
+            && !(burst && len <= BURST_BYTES)
             && let State::Open(socket) = &link.state
         {
             let mut through = false;

@@ -325,10 +325,14 @@ fn what_was_sent_is_read_after_the_sender_left() {
         let mut source = [5u8; 3000];
         let src = [Piece { ptr: source.as_mut_ptr(), len: source.len() }];
         for i in 0..20 {
-            // SAFETY: done at once, so nothing is kept.
-            let posted = unsafe { sender.post_send(Channel { peer: peers.0, index: 0 }, i, &src, Token(i)) };
-            assert_eq!(posted.unwrap(), Posted::Done);
+            // SAFETY: `source` lives until the endpoint is flushed.
+            let _ =
+                unsafe { sender.post_send(Channel { peer: peers.0, index: 0 }, i, &src, Token(i)).unwrap() };
         }
+        until("the flush", || {
+            sender.poll(&mut Vec::new());
+            sender.is_flushed().then_some(())
+        });
         // And something the other way that nobody will read.
         // SAFETY: done at once.
         let posted = unsafe { receiver.post_send(Channel { peer: peers.1, index: 0 }, 0, &src, Token(0)) };
