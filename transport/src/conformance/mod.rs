@@ -129,6 +129,7 @@ cases! {
         sleepers_wake_by_descriptor,
         sleepers_wake_by_word,
         sleepers_wake_for_room,
+        sleepers_wake_by_any_of_many_channels,
         idle_ends_do_not_hold_up_sleep,
     }
 }
@@ -148,6 +149,7 @@ macro_rules! conformance {
             mismatched_tag mismatched_length abort_gives_all_memory_back abandon_concerns_one_peer
             peer_lost_in_the_middle peer_lost_is_for_ever done_sends_survive_their_sender
             sleepers_wake_by_descriptor sleepers_wake_by_word sleepers_wake_for_room
+            sleepers_wake_by_any_of_many_channels
             idle_ends_do_not_hold_up_sleep
         }
     };

@@ -1,7 +1,7 @@
 //! Cases about sleeping and waking: two threads hand over to each other, and sleep in between.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -40,6 +40,85 @@ pub(super) fn sleepers_wake_for_room(subject: &dyn Subject) {
             ping_pong(subject, ends, by, |turn| if turn % 2 == 0 { 6 << 20 } else { 100_000 }, 60);
         }
     }
+}
+
+/// Receives wait on many channels, and any may be the one.
+pub(super) fn sleepers_wake_by_any_of_many_channels(subject: &dyn Subject) {
+    for by in [ParkBy::Fd, ParkBy::Word] {
+        let ends = endpoints(subject, 2);
+        let caps = ends[0].caps();
+        let able = if by == ParkBy::Fd { caps.park_fd } else { caps.park_word };
+        if !able {
+            continue;
+        }
+        let channels = caps.channels_max.min(12);
+        let deadline = Instant::now() + subject.patience();
+        let finished = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for (rank, end) in ends.into_iter().enumerate() {
+                let finished = &finished;
+                scope.spawn(move || scattered_ping_pong(end, rank, channels, by, deadline, finished));
+            }
+        });
+    }
+}
+
+fn scattered_ping_pong(
+    mut end: Box<dyn Endpoint>,
+    rank: usize,
+    channels: u16,
+    by: ParkBy,
+    deadline: Instant,
+    finished: &AtomicU32,
+) {
+    const TURNS: u64 = 1000;
+    const SENT: Token = Token(u64::MAX);
+    let mut choice = Random::new(11);
+    let mut buffers = vec![0u64; usize::from(channels)];
+    let pieces: Vec<[Piece; 1]> =
+        buffers.iter_mut().map(|b| [Piece { ptr: std::ptr::from_mut(b).cast(), len: 8 }]).collect();
+    let on = |index: u16| Channel { peer: 1 - rank as u32, index };
+    // Tags count the messages of a channel in a direction.
+    let (mut sent, mut received) = (vec![0u64; usize::from(channels)], vec![0u64; usize::from(channels)]);
+    let recv = |end: &mut dyn Endpoint, index: u16, tag: u64| {
+        let sink = Sink::Place(&pieces[usize::from(index)]);
+        // SAFETY: buffers and pieces live until the endpoint is dropped below.
+        let posted = unsafe { end.post_recv(on(index), tag, sink, Token(index.into())).expect("post") };
+        posted == Posted::Done
+    };
+    // The first message may be there before its receive.
+    let mut early: Vec<bool> = (0..channels).map(|index| recv(&mut *end, index, 0)).collect();
+    let mut word = 0u64;
+    let out = [Piece { ptr: (&raw mut word).cast(), len: 8 }];
+    for turn in 0..TURNS {
+        let index = choice.below(channels.into()) as u16;
+        let at = usize::from(index);
+        if turn % 2 == rank as u64 {
+            // SAFETY: the word lives until the wait has seen the token complete.
+            let posted = unsafe { end.post_send(on(index), sent[at], &out, SENT).expect("post") };
+            sent[at] += 1;
+            if posted == Posted::Pending {
+                sleep_until_done(&mut *end, by, SENT, deadline);
+            }
+        } else {
+            if !early[at] {
+                sleep_until_done(&mut *end, by, Token(index.into()), deadline);
+            }
+            received[at] += 1;
+            early[at] = recv(&mut *end, index, received[at]);
+        }
+    }
+    while !end.is_flushed() {
+        end.poll(&mut Vec::new());
+        assert!(Instant::now() < deadline, "stuck flushing");
+    }
+    // Who leaves early fails the receives that the other has posted still.
+    finished.fetch_add(1, Ordering::AcqRel);
+    while finished.load(Ordering::Acquire) < 2 {
+        assert!(Instant::now() < deadline, "stuck waiting for the other end");
+        std::thread::yield_now();
+    }
+    drop(end);
 }
 
 pub(super) fn idle_ends_do_not_hold_up_sleep(subject: &dyn Subject) {

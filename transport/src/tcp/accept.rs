@@ -94,7 +94,9 @@ impl Door {
             match self.listener.accept() {
                 Ok((socket, from)) => {
                     moved = true;
-                    self.admit(socket, from.as_socket(), now, options, &mut opened);
+                    // The listener of both families shows IPv4 as mapped into IPv6.
+                    let from = from.as_socket().map(|a| SocketAddr::new(a.ip().to_canonical(), a.port()));
+                    self.admit(socket, from, now, options, &mut opened);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 // Connections that broke in the queue, or no descriptors left: the latter shows as a stall, so it

@@ -141,7 +141,14 @@ impl Dial {
                     self.attempts.push(attempt);
                     self.next_at = now + options.dial_patience;
                 }
-                Err(error) => self.failures.push(format!("{to}: {error}")),
+                Err(error) => {
+                    let remedy = match error.raw_os_error() {
+                        Some(libc::EMFILE) => "; raise the limit of open files (ulimit -n)",
+                        Some(libc::EADDRNOTAVAIL) => "; see net.ipv4.ip_local_port_range",
+                        _ => "",
+                    };
+                    self.failures.push(format!("{to}: {error}{remedy}"));
+                }
             }
         }
         if self.attempts.is_empty() && self.waiting.is_empty() {

@@ -11,7 +11,7 @@ use super::interfaces::{self, Interface};
 use super::link::{Link, State, Workspace};
 use super::memory::{Eater, Pieces};
 use super::options::{Family, TcpOptions};
-use super::outbound::Send;
+use super::outbound::{BURST_BYTES, Send};
 use super::park::Park;
 use super::route::{self, Candidate};
 use super::socket::{self, Stop};
@@ -35,6 +35,7 @@ pub struct TcpEndpoint {
     pub(super) host: Host,
     interfaces: Vec<Interface>,
     address: Vec<u8>,
+    port: u16,
     pub(super) door: Door,
     /// By rank.
     pub(super) peers: Vec<Peer>,
@@ -54,6 +55,8 @@ pub struct TcpEndpoint {
     /// Whether the system refused to register one; sleeps are short then.
     pub(super) deaf: bool,
     pub(super) armed: bool,
+    /// Whether something has happened at the door or with a dial, as far as epoll has told.
+    pub(super) stirred: bool,
     timer_set: bool,
     /// Counts polls.
     pub(super) tick: u32,
@@ -125,6 +128,7 @@ impl TcpEndpoint {
             host,
             interfaces: admitted,
             address,
+            port,
             door,
             peers: (0..world_size).map(|_| Peer::default()).collect(),
             links: Vec::new(),
@@ -137,9 +141,16 @@ impl TcpEndpoint {
             watching: false,
             deaf: false,
             armed: false,
+            stirred: false,
             timer_set: false,
             tick: 0,
         })
+    }
+
+    /// The port it listens at, on all addresses.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// Connections that were turned away: scanners, other jobs, ranks of another version.
@@ -254,7 +265,9 @@ impl Endpoint for TcpEndpoint {
         let len = total.ok_or_else(|| too_long(on.peer))?;
         let link = &mut self.links[number as usize];
         link.outbound.queue.push_back(Send::new(token, tag, len, pieces));
+        let burst = link.outbound.posted_after.replace(self.tick) == Some(self.tick);
         if link.outbound.queue.len() == 1
+            && !(burst && len <= BURST_BYTES)
             && let State::Open(socket) = &link.state
         {
             let mut through = false;

@@ -15,15 +15,11 @@ use socket2::Socket;
 use super::NAME;
 use super::link::{SCRATCH_BYTES, Workspace};
 use super::memory::{Cursor, Eater, Pieces};
-use super::outbound::BATCH;
+use super::outbound::{BATCH, BURST_BYTES};
 use super::socket::{self, Stop};
 use super::wire::{HEADER_BYTES, Header};
 use crate::endpoint::{Event, GRAIN_BYTES, Token};
 use crate::error::{Error, ErrorKind};
-
-/// Messages up to this length are asked for together with those before them. Longer ones pay for a system call of
-/// their own: 16 KiB take about as long to copy as the call itself.
-const TOGETHER_BYTES: usize = 16 << 10;
 
 /// Where a message goes.
 #[derive(Debug)]
@@ -184,7 +180,7 @@ impl Inbound {
         }
         for (at, recv) in self.queue.iter().enumerate().take(BATCH).skip(1) {
             let Landing::Place(pieces) = &recv.landing else { return };
-            if recv.len > TOGETHER_BYTES || work.io.room() < 2 {
+            if recv.len > BURST_BYTES || work.io.room() < 2 {
                 return;
             }
             work.io.push_target(&mut work.headers[at]);

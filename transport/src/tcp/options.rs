@@ -49,8 +49,12 @@ pub struct TcpOptions {
     pub dial_timeout: Duration,
     /// How long whoever connects may take to say who it is.
     pub hello_timeout: Duration,
-    /// How long a peer's host may leave data or keep-alive probes unanswered before it counts as lost.
+    /// How long a peer's host may leave a silent connection's keep-alive probes unanswered before it is lost.
     pub dead_after: Duration,
+    /// `TCP_USER_TIMEOUT`: how long data may go unacknowledged. Off by default, because the kernel also counts the
+    /// time for which a peer that is alive, but late to post its receives, has no room (measured on Linux 6.18).
+    /// Who sets it promises that no rank lags behind by more.
+    pub user_timeout: Option<Duration>,
 }
 
 impl Default for TcpOptions {
@@ -69,6 +73,7 @@ impl Default for TcpOptions {
             hello_timeout: Duration::from_secs(10),
             // Longer than a switch takes to fail over, shorter than an operator's patience.
             dead_after: Duration::from_secs(60),
+            user_timeout: None,
         }
     }
 }

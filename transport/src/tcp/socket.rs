@@ -127,5 +127,8 @@ pub(super) fn configure(socket: &impl AsFd, options: &TcpOptions) -> io::Result<
         .with_interval(every.max(Duration::from_secs(1)))
         .with_retries(6);
     socket.set_tcp_keepalive(&keepalive)?;
-    socket.set_tcp_user_timeout(Some(options.dead_after))
+    match options.user_timeout {
+        Some(time) => socket.set_tcp_user_timeout(Some(time)),
+        None => Ok(()),
+    }
 }

@@ -23,13 +23,16 @@ impl TcpEndpoint {
     pub(super) fn progress(&mut self, events: &mut Vec<Event>) -> bool {
         let mut moved = false;
         self.tick = self.tick.wrapping_add(1);
-        let connecting = !self.dialing.is_empty() || !self.awaited.is_empty();
-        if connecting || self.armed || self.tick.is_multiple_of(DOOR_TICKS) {
-            moved |= self.connect(events);
-        }
         let asked = self.listed.len() > FEW;
         if asked {
             self.look();
+        }
+        let connecting = !self.dialing.is_empty() || !self.awaited.is_empty();
+        if connecting || self.stirred || self.tick.is_multiple_of(DOOR_TICKS) {
+            let stirs = self.connect(events);
+            // Not everything at the door may have been taken at once.
+            self.stirred = stirs;
+            moved |= stirs;
         }
         let mut at = 0;
         while at < self.listed.len() {
@@ -57,11 +60,13 @@ impl TcpEndpoint {
         if !self.watching {
             self.watch_all();
         }
-        let links = &mut self.links;
+        let (links, stirred) = (&mut self.links, &mut self.stirred);
         self.park.stirs(|Stir { whose, readable, writable, hung_up }| {
-            if let Whose::Link(number) = whose
-                && let Some(link) = links.get_mut(number as usize)
-            {
+            let Whose::Link(number) = whose else {
+                *stirred = true;
+                return;
+            };
+            if let Some(link) = links.get_mut(number as usize) {
                 link.readable |= readable;
                 link.writable |= writable;
                 link.hung_up |= hung_up;
