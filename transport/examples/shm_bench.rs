@@ -8,6 +8,7 @@
 //! shm_bench flat N             flat exchange of N processes (oversubscribed when N is more than the processors)
 //! ```
 //! Processes are started from this very program; they find each other through files in a temporary directory.
+//! On a busy machine, run it with real-time priority (`chrt -f 1`) and look at the least of the batches.
 //! `PIN=1` binds rank r to processor r modulo their number; `PIN=same` all to one.
 
 use std::env;

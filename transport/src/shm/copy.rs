@@ -3,9 +3,9 @@
 /// Messages at least this long go to their destination with streaming stores. Source and destination then take a
 /// third-level cache of 32 MiB or more, and ordinary stores would first read every line of the destination.
 ///
-/// Measured, GB/s out of a hot ring, ordinary stores / streaming with 32 bytes / with 16 bytes: 8 MiB 48 / 35 / 29,
-/// 16 MiB 46 / 35 / 30, 32 MiB 34 / 35 / 30, 64 MiB 29 / 33 / 26; with the sender's reading beside it, the ordinary
-/// ones lose more: at 16 MiB 19-25 against 24-31, at 32 MiB 17 against 22.
+/// Measured, GB/s, ordinary / streaming stores, two processes in alternation: one way 8 MiB 27 / 25, 16 MiB 25 / 23,
+/// 32 MiB 17.5 / 22.5, 64 MiB 16.3 / 16.7; both ways, which is what collectives do, 8 MiB 26 / 25, 16 MiB 19 / 22.5,
+/// 32 MiB 16.5 / 20, 64 MiB 16.4 / 18.5.
 pub(crate) const STREAMING_BYTES: usize = 16 << 20;
 
 /// Copies `len` bytes with stores that go to memory without reading the lines first. All of them are visible to

@@ -10,7 +10,7 @@
 //! # What a poll looks at
 //! 1. One word of the arena, which peers count up after putting something into this endpoint's sockets; and the
 //!    sockets themselves only when it changed, around sleeping, and every [`LOOK_EVERY`] polls.
-//! 2. The channels with something pending, each up to one piece in turn, so that both directions of a flood advance
+//! 2. The channels with something pending, each up to a few pieces in turn, so that both directions of a flood advance
 //!    together and the two processes work on neighbouring pieces at the same time.
 //! 3. The doorbells of the peers for whom something was published or freed: one fence and one look each.
 

@@ -236,7 +236,7 @@ fn caps(options: &ShmOptions, channels_max: u16, budget: &Budget) -> Caps {
         name: NAME,
         channels_max,
         message_max: isize::MAX as usize,
-        eager_max: eager_max(if budget.is_ample() { options.ring_bytes } else { RING_MIN_BYTES }, options),
+        eager_max: eager_max(budget.floor(), options),
         staging_per_channel: options.ring_bytes + super::options::CONTROL_BYTES,
         park_word: true,
         park_fd: true,

@@ -67,43 +67,51 @@ pub(crate) const CONTROL_BYTES: usize = 4096;
 
 /// Shares the staging budget out among the channels as they are first used.
 ///
-/// Every channel that may still come is reserved its smallest ring; what is left beyond that is given in shares of
-/// one 128th, so that the first 64 channels of a rank get 128 KiB each out of 32 MiB, the next 128 get 64 KiB, and
-/// so on. The sum never exceeds the budget, or the reserve if that is larger: 8 MiB up to 128 local ranks, and
-/// 8 channels x 8 KiB for each local rank beyond.
+/// Half of it is for everybody: each channel that may still come is reserved a ring of a *floor*, the power of two that
+/// fits. What is left beyond the reserve is given in shares of one 64th. With 8 local ranks and 32 MiB the floor is
+/// 32 KiB, and the first 80 channels of a rank get 128 KiB each, the next ones 64 KiB, then 32 KiB. The sum never
+/// exceeds the budget, or the smallest rings for everybody if that is more: 8 MiB up to 128 local ranks, and 8
+/// channels x 8 KiB for each local rank beyond.
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: usize,
     unopened: usize,
     ring_bytes: usize,
+    floor: usize,
 }
 
 impl Budget {
     /// A budget for channels to `peers` peers.
     pub(crate) fn new(options: &ShmOptions, channels_max: u16, peers: usize) -> Self {
         let unopened = usize::from(channels_max) * peers;
-        Self { left: options.staging_max, unopened, ring_bytes: options.ring_bytes }
+        let ring_bytes = options.ring_bytes;
+        let is_ample = unopened * (ring_bytes + CONTROL_BYTES) <= options.staging_max;
+        let fair = (options.staging_max / 2).checked_div(unopened).unwrap_or(0).saturating_sub(CONTROL_BYTES);
+        let floor =
+            if is_ample { ring_bytes } else { power_of_two_below(fair).clamp(RING_MIN_BYTES, ring_bytes) };
+        // A ring is whole pages; a power of two that is clamped to them is.
+        Self { left: options.staging_max, unopened, ring_bytes, floor }
     }
 
-    /// Whether every channel can have its full ring.
-    pub(crate) fn is_ample(&self) -> bool {
-        self.unopened * (self.ring_bytes + CONTROL_BYTES) <= self.left
+    /// Smallest ring that a channel gets.
+    pub(crate) fn floor(&self) -> usize {
+        self.floor
     }
 
     /// Size of the ring for one more channel.
     pub(crate) fn take(&mut self) -> usize {
-        let ring = if self.is_ample() {
-            self.ring_bytes
-        } else {
-            let reserve = self.unopened * (RING_MIN_BYTES + CONTROL_BYTES);
-            let share = self.left.saturating_sub(reserve) / 128;
-            let share = share.next_power_of_two() / if share.is_power_of_two() { 1 } else { 2 };
-            share.clamp(RING_MIN_BYTES, self.ring_bytes)
-        };
+        let reserve = self.unopened * (self.floor + CONTROL_BYTES);
+        let share = power_of_two_below(self.left.saturating_sub(reserve) / 64);
+        let ring = share.clamp(self.floor, self.ring_bytes);
         self.unopened = self.unopened.saturating_sub(1);
         self.left = self.left.saturating_sub(ring + CONTROL_BYTES);
         ring
     }
+}
+
+/// The largest power of two up to `n`; 0 for 0.
+fn power_of_two_below(n: usize) -> usize {
+    n.checked_ilog2().map_or(0, |bits| 1 << bits)
 }
 
 /// Channels per peer in a world of this size.
@@ -124,6 +132,26 @@ mod tests {
             let channels = usize::from(channels_max(world_size)) * (world_size as usize - 1);
             let sum: usize = (0..channels).map(|_| budget.take() + CONTROL_BYTES).sum();
             assert!(sum <= options.staging_max, "{world_size} ranks: {sum} bytes");
+            let worst = ShmOptions { staging_max: 0, ..options };
+            let mut budget = Budget::new(&worst, channels_max(world_size), world_size as usize - 1);
+            let sum: usize = (0..channels).map(|_| budget.take() + CONTROL_BYTES).sum();
+            assert!(sum <= 8 << 20, "{world_size} ranks, no budget: {sum} bytes");
+        }
+    }
+
+    #[test]
+    fn nobody_gets_less_than_the_floor() {
+        for (world_size, floor) in
+            [(2, RING_BYTES), (4, RING_BYTES), (8, 32 << 10), (16, 8 << 10), (64, 8 << 10)]
+        {
+            let channels = usize::from(channels_max(world_size)) * (world_size as usize - 1);
+            let mut budget =
+                Budget::new(&ShmOptions::default(), channels_max(world_size), world_size as usize - 1);
+            assert_eq!(budget.floor(), floor, "{world_size} ranks");
+            let rings: Vec<usize> = (0..channels).map(|_| budget.take()).collect();
+            assert!(
+                rings.iter().all(|r| (floor..=RING_BYTES).contains(r) && r.is_multiple_of(RING_MIN_BYTES))
+            );
         }
     }
 

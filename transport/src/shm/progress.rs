@@ -10,6 +10,9 @@ use crate::endpoint::{Event, Token};
 use crate::error::{Error, ErrorKind};
 use crate::sys::unix;
 
+/// Pieces that a poll moves on one channel: half a ring, so that the peer can work on the other half. With one at a time,
+/// the fence and the look at the doorbell after each cost 5 % of the bandwidth.
+const PIECES_A_VISIT: usize = 4;
 /// Passes of one poll before sleeping: as many as it takes to empty or fill a ring of many short pieces.
 const PASSES_BEFORE_SLEEP: usize = 64;
 
@@ -69,9 +72,9 @@ impl ShmEndpoint {
         any
     }
 
-    /// Moves what can be moved, up to a piece per lane. Peers that wrote nonsense go into `corrupt`.
+    /// Moves what can be moved, up to a few pieces per lane. Peers that wrote nonsense go into `corrupt`.
     pub(super) fn pass(&mut self, events: &mut Vec<Event>) -> bool {
-        let budget = self.options.piece_bytes;
+        let budget = PIECES_A_VISIT * self.options.piece_bytes;
         let mut any = false;
         let mut corrupt = None;
         let mut i = 0;
