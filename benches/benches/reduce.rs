@@ -88,6 +88,33 @@ fn apart(c: &mut Criterion) {
     }
 }
 
+/// Four operands into one: one after the other, and together.
+fn many(c: &mut Criterion) {
+    for bytes in SIZES {
+        let mut buffers: [_; 5] = std::array::from_fn(|_| Buffer::new(bytes));
+        let [dst, sources @ ..] = buffers.each_mut().map(Buffer::as_mut_ptr);
+        let sources = sources.map(<*mut u8>::cast_const);
+        let mut group = c.benchmark_group(format!("sum/four/{}", name(bytes)));
+        group.throughput(Throughput::Bytes(4 * bytes as u64));
+        for data_type in [DataType::F32, DataType::BF16] {
+            let Ok(kernel) = kernel_for(Isa::best(), data_type, ReduceOp::Sum) else { continue };
+            let count = bytes / kernel.element_bytes();
+            group.bench_function(BenchmarkId::new("in_turn", data_type), |bencher| {
+                // SAFETY: all buffers hold `bytes`.
+                bencher.iter(|| unsafe {
+                    kernel.combine(black_box(dst), sources[0], sources[1], count);
+                    kernel.combine(dst, dst, sources[2], count);
+                    kernel.combine(dst, dst, sources[3], count);
+                });
+            });
+            group.bench_function(BenchmarkId::new("together", data_type), |bencher| {
+                // SAFETY: all buffers hold `bytes`.
+                bencher.iter(|| unsafe { kernel.combine_many(black_box(dst), &sources, count) });
+            });
+        }
+    }
+}
+
 /// What Avg and PreMulSum add.
 fn scaling(c: &mut Criterion) {
     let bytes = SIZES[1];
@@ -117,5 +144,5 @@ fn config() -> Criterion {
         .without_plots()
 }
 
-criterion_group! { name = all; config = config(); targets = in_place, apart, scaling }
+criterion_group! { name = all; config = config(); targets = in_place, apart, many, scaling }
 criterion_main!(all);

@@ -55,6 +55,8 @@ pub fn scratch_factor(algorithm: Algorithm, task: &Task) -> f64 {
         (Algorithm::Direct, Collective::AllToAll) if task.placement == Placement::InPlace => p,
         (Algorithm::Bruck, Collective::AllToAll) => 2.0 * p,
         (Algorithm::Binomial, Collective::Gather | Collective::Scatter) => p / 2.0,
+        // A block per host, and a host has two ranks at least.
+        (Algorithm::Hierarchical, Collective::ReduceScatter) => p / 2.0,
         (Algorithm::OneShot, _) => f64::from(ceil_log2(task.world_size)).max(1.0),
         (Algorithm::RecursiveDoubling, _) => 3.0,
         (Algorithm::Chain, Collective::ExScan) => 2.0,
@@ -213,6 +215,12 @@ impl<'a> Bill<'a> {
                 self.circulant(self.hosts, piece, false, Some(1.0));
                 self.local_wave(self.local - 1, slice, false);
             }
+            (A::Hierarchical, C::ReduceScatter) => {
+                self.local_wave((self.local - 1) * self.hosts, n, true);
+                for _ in 0..self.hosts - 1 {
+                    self.exchange(Reach::Network(1.0), 1.0, n, true);
+                }
+            }
             (A::Hierarchical, _) => {
                 for _ in 0..self.hosts - 1 {
                     self.exchange(Reach::Network(1.0), 1.0, n, false);
@@ -265,7 +273,7 @@ impl<'a> Bill<'a> {
 
     /// All ranks send and receive `messages` messages, `bytes` in all, and go on when they have.
     fn exchange(&mut self, reach: Reach, messages: f64, bytes: f64, reduces: bool) {
-        let latency = self.weigh(reach, |class| class.latency_seconds);
+        let latency = self.weigh(reach, |class| self.model.latency_seconds(class));
         let transfer = self.transfer(reach, bytes);
         let work = self.work(reach, messages, bytes, reduces);
         self.path += latency + transfer + work;
@@ -325,7 +333,8 @@ impl<'a> Bill<'a> {
         self.path += work;
     }
 
-    /// `messages` messages of `bytes` each to and from different ranks of the world, `width` at a time.
+    /// `messages` messages of `bytes` each to and from different ranks of the world, `width` at a time; between
+    /// hosts never more than `params.width`, since networks do not bear many senders to one receiver.
     fn wave(&mut self, messages: u32, bytes: f64, reduces: bool, width: f64) {
         let near = f64::from(self.local - 1).min(f64::from(messages));
         let far = f64::from(messages) - near;
@@ -335,8 +344,9 @@ impl<'a> Bill<'a> {
                 let transfer = self.transfer(reach, count * bytes);
                 // The processor works while the link does; only the last message's work is in the open.
                 let work = self.work(reach, count, count * bytes, reduces);
-                let waits =
-                    (count / width).ceil().max(1.0) * self.weigh(reach, |class| class.latency_seconds);
+                let width = if matches!(reach, Reach::Host) { width } else { width.min(self.width) };
+                let waits = (count / width).ceil().max(1.0)
+                    * self.weigh(reach, |class| self.model.latency_seconds(class));
                 time += waits + transfer.max(work) + transfer.min(work) / count;
             }
         }
@@ -354,7 +364,7 @@ impl<'a> Bill<'a> {
                 // One end of each message only, but for the last one.
                 let work = self.work(reach, (count + 1.0) / 2.0, count * bytes, reduces);
                 time += transfer.max(work) + transfer.min(work) / count;
-                latency = latency.max(self.weigh(reach, |class| class.latency_seconds));
+                latency = latency.max(self.weigh(reach, |class| self.model.latency_seconds(class)));
             }
         }
         self.path += time + latency;
@@ -366,7 +376,9 @@ impl<'a> Bill<'a> {
         if messages > 0 {
             let transfer = self.transfer(Reach::Host, count * bytes);
             let work = self.work(Reach::Host, count, count * bytes, reduces);
-            self.path += self.model.intra.latency_seconds + transfer.max(work) + transfer.min(work) / count;
+            self.path += self.model.latency_seconds(&self.model.intra)
+                + transfer.max(work)
+                + transfer.min(work) / count;
         }
     }
 

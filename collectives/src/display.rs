@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::plan::{Action, Blocks, Channel, Collective, Cut, Like, Plan, Space, Step};
+use crate::plan::{Action, Blocks, Channel, Collective, Cut, Like, Placement, Plan, Space, Step};
 
 impl fmt::Display for Collective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -33,6 +33,24 @@ impl FromStr for Collective {
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         let found = Self::ALL.into_iter().find(|collective| collective.name() == name);
         found.ok_or_else(|| UnknownCollective { name: name.to_owned() })
+    }
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::OutOfPlace => "out of place",
+            Self::InPlace => "in place",
+        })
+    }
+}
+
+/// So many things, with their name.
+struct Counted(u32, &'static str);
+
+impl fmt::Display for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}{}", self.0, self.1, if self.0 == 1 { "" } else { "s" })
     }
 }
 
@@ -106,15 +124,15 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{:?} by {}, rank {} of {}, root {}, {:?}",
+            "{} by {}, rank {} of {}, root {}, {}",
             self.collective, self.algorithm, self.rank, self.world_size, self.root, self.placement
         )?;
         match self.cut {
-            Cut::Vector { parts } => writeln!(f, "  vector in {parts} parts")?,
+            Cut::Vector { parts } => writeln!(f, "  vector in {}", Counted(parts, "part"))?,
             Cut::PerRank => writeln!(f, "  blocks of the caller's lengths")?,
         }
         if !self.scratch.is_empty() {
-            write!(f, "  scratch: {} blocks like", self.scratch.len())?;
+            write!(f, "  scratch: {} like", Counted(self.scratch.len() as u32, "block"))?;
             // Long lists say no more than their beginning.
             const SHOWN: usize = 8;
             for like in self.scratch.iter().take(SHOWN) {

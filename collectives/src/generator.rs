@@ -9,6 +9,13 @@ use crate::generators::*;
 use crate::plan::{Collective, Plan};
 use crate::task::Task;
 
+/// The most ranks that plans are made for. A step is named by 16 bits, and the longest lane, that of the ring
+/// all-reduce, has 4 (p - 1) steps.
+pub const MAX_WORLD_SIZE: u32 = 1 << 14;
+
+/// The most blocks that a pipelined broadcast or reduce is cut into: a block takes two steps, with room to spare.
+pub const MAX_PARTS: u32 = 1 << 14;
+
 /// The algorithms Kolo knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -104,6 +111,15 @@ impl Algorithm {
     /// # Errors
     /// A sentence that says what is in the way.
     pub fn supports(self, task: &Task) -> Result<(), String> {
+        if task.world_size == 0 || task.world_size > MAX_WORLD_SIZE {
+            return Err(format!("a world has 1 to {MAX_WORLD_SIZE} ranks, not {}", task.world_size));
+        }
+        if task.root >= task.world_size {
+            return Err(format!("root {} is not among {} ranks", task.root, task.world_size));
+        }
+        if task.params.parts > MAX_PARTS {
+            return Err(format!("{} parts are more than {MAX_PARTS}", task.params.parts));
+        }
         match self {
             Self::RecursiveDoubling => recursive_doubling::supports(task),
             Self::Circulant => circulant::supports(task),
@@ -206,5 +222,59 @@ impl FromStr for Algorithm {
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         let found = Self::ALL.into_iter().find(|algorithm| algorithm.name() == name);
         found.ok_or_else(|| UnknownAlgorithm { name: name.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_parsed_and_printed() {
+        for algorithm in Algorithm::ALL {
+            assert_eq!(algorithm.to_string().parse(), Ok(algorithm));
+            assert!(!algorithm.source().is_empty());
+        }
+        for collective in Collective::ALL {
+            assert_eq!(collective.to_string().parse(), Ok(collective));
+        }
+        let error = "rnig".parse::<Algorithm>().expect_err("no such algorithm").to_string();
+        assert!(error.contains("rnig") && error.contains("ring"), "{error}");
+    }
+
+    #[test]
+    fn impossible_tasks_are_refused_by_all() {
+        let task = Task::new(Collective::AllReduce, 4);
+        let mut params = task.params;
+        params.parts = MAX_PARTS + 1;
+        for (task, reason) in [
+            (Task { world_size: 0, ..task.clone() }, "not 0"),
+            (Task { world_size: MAX_WORLD_SIZE + 1, ..task.clone() }, "not 16385"),
+            (task.clone().with_root(4), "root 4"),
+            (task.with_params(params), "parts"),
+        ] {
+            for algorithm in Algorithm::ALL {
+                let refusal = algorithm.supports(&task).expect_err(reason);
+                assert!(refusal.contains(reason), "{refusal}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_world_fits() {
+        for collective in Collective::ALL {
+            for placement in [crate::plan::Placement::OutOfPlace, crate::plan::Placement::InPlace] {
+                let params = crate::Params { width: 1, parts: MAX_PARTS, ..crate::Params::default() };
+                let task = Task { placement, params, ..Task::new(collective, MAX_WORLD_SIZE) };
+                let hosts: Vec<u32> = (0..MAX_WORLD_SIZE).map(|rank| rank / 64).collect();
+                let task = task.with_hosts(hosts);
+                for algorithm in Algorithm::ALL {
+                    if algorithm.supports(&task).is_ok() {
+                        let plan = algorithm.plan(&task, 0);
+                        assert!(plan.lanes.iter().all(|lane| lane.len() <= 1 << 16));
+                    }
+                }
+            }
+        }
     }
 }

@@ -124,6 +124,20 @@ impl Layout {
 
     /// The element ranges of consecutive blocks in one segment, adjacent ones merged, empty ones left out.
     pub fn extents(&self, blocks: Blocks, segment: usize, mut each: impl FnMut(Extent)) {
+        // Plans name thousands of blocks at once; where these lie side by side, do not go through them.
+        let side_by_side = match self.shape {
+            Shape::Vector { .. } => true,
+            Shape::Blocks { .. } => self.segments == 1,
+            Shape::Irregular { .. } => false,
+        };
+        if side_by_side && blocks.space != Space::Scratch {
+            let offset = self.block(blocks.space, blocks.first, segment).offset;
+            let len = self.len(blocks, segment);
+            if len > 0 {
+                each(Extent { offset, len });
+            }
+            return;
+        }
         let mut pending = Extent { offset: 0, len: 0 };
         for block in blocks.first..blocks.first + blocks.count {
             let next = self.block(blocks.space, block, segment);

@@ -1,7 +1,37 @@
 //! Collective algorithms as data: plans, generators, cost model, selection, checker and simulator.
 //!
-//! A collective is data, not code. An algorithm is a pure function from parameters and a rank to a
-//! [`plan::Plan`]. This crate does no I/O, spawns no thread, reads no clock and holds no `unsafe`.
+//! A collective is data, not code. An algorithm is a pure function from a [`Task`] and a rank to a
+//! [`plan::Plan`], a small straight-line program. So it can be read, printed, checked, priced and simulated for
+//! thousands of ranks before a byte moves. This crate does no I/O, spawns no thread, reads no clock and holds no
+//! `unsafe`.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | [`plan`], [`memory`], [`layout`] | what a plan is, which memory it works on, where its blocks lie |
+//! | [`task`], [`generator`], [`builder`] | what is to be done, the algorithms by name, how plans are written |
+//! | [`check`] | proves a set of plans: exactly once, no hazard, no deadlock, one order |
+//! | [`simulate`], [`model`], [`cost`] | how long it takes, by events and in closed form |
+//! | [`select`], [`overrides`] | which algorithm, and what the user says to it |
+//! | [`display`], [`rounds_table`] | plans for people |
+//!
+//! ```
+//! use kolo_collectives::check::{Options, check};
+//! use kolo_collectives::layout::Shape;
+//! use kolo_collectives::model::Model;
+//! use kolo_collectives::plan::Collective;
+//! use kolo_collectives::select::{Order, select};
+//! use kolo_collectives::Task;
+//!
+//! let task = Task::new(Collective::AllReduce, 6);
+//! let choice = select(&task, 4096, 4, false, Order::Any, &Model::TCP, None)?;
+//! let task = task.with_params(choice.params);
+//! let plans: Vec<_> = (0..6).map(|rank| choice.algorithm.plan(&task, rank)).collect();
+//! println!("{} because: {}\n{}", choice.algorithm, choice.reason, plans[0]);
+//!
+//! let report = check(&plans, &vec![Shape::Vector { count: 1024 }; 6], &Options::default())?;
+//! assert!(report.connections < 6);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod builder;
@@ -18,6 +48,7 @@ pub mod model;
 pub mod overrides;
 pub mod plan;
 mod rounds;
+pub mod rounds_table;
 pub mod select;
 pub mod simulate;
 pub mod task;

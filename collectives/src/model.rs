@@ -32,6 +32,8 @@ pub struct Model {
     pub memory_bytes_per_second: f64,
     /// Ranks per usable processor of a host, at least 1: all processor time takes that much longer.
     pub oversubscription: f64,
+    /// What a message waits until its receiver gets the processor, for each other rank that shares it.
+    pub switch_seconds: f64,
 }
 
 impl LinkClass {
@@ -63,10 +65,17 @@ impl Model {
         nic_bytes_per_second: 3e9,
         memory_bytes_per_second: 100e9,
         oversubscription: 1.0,
+        // A wake-up and a context switch.
+        switch_seconds: 5e-6,
     };
 
     /// Shared memory within hosts, RDMA between them.
     pub const RDMA: Self = Self { inter: LinkClass::RDMA, nic_bytes_per_second: 25e9, ..Self::TCP };
+
+    /// Latency on a class of links, as the ranks of this machine see it.
+    pub(crate) fn latency_seconds(&self, class: &LinkClass) -> f64 {
+        class.latency_seconds + (self.oversubscription - 1.0).max(0.0) * self.switch_seconds
+    }
 }
 
 impl Default for Model {

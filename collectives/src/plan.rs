@@ -17,7 +17,8 @@
 //! 5. A channel is a FIFO from one rank to another: the i-th `Send`/`Signal` posted on it matches the i-th
 //!    `Recv`/`RecvReduce`/`WaitSignal`. There are no tags. Within one plan a directed channel belongs to one lane.
 //! 6. Lengths never steer control flow. A message of zero bytes is skipped on both sides; a `Signal` is always
-//!    transmitted.
+//!    transmitted. A step that is skipped still counts: its `fence` and `after` are waited for, since later steps
+//!    rely on them, and others may name it in their `after`.
 //! 7. A long message is run as many *segments*. Each segment is one run of the whole plan over its own part of
 //!    the data; up to `window` segments are in flight, each on sub-channels and scratch of its own.
 
@@ -273,7 +274,8 @@ pub type Lane = Box<[Step]>;
 #[serde(rename_all = "snake_case")]
 pub enum Cut {
     /// Input and output are one vector of the same length, cut into this many nearly equal parts (the first
-    /// `count mod parts` parts are one element longer). Block i is part i, in both spaces.
+    /// `count mod parts` parts are one element longer). Block i is part i, in both spaces. A barrier has a
+    /// vector of no elements.
     Vector {
         /// Number of parts, at least one.
         parts: u32,

@@ -105,6 +105,7 @@ pub fn select(
     model: &Model,
     force: Option<Algorithm>,
 ) -> Result<Choice, SelectError> {
+    let bytes = if task.collective == Collective::Barrier { 0 } else { bytes };
     let mut candidates: Vec<(f64, Algorithm, Params, Flow)> = Vec::new();
     let mut unfit: Vec<(Algorithm, String)> = Vec::new();
     for algorithm in Algorithm::ALL {
@@ -234,7 +235,7 @@ fn parts(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model) -> u32 {
     }
     let several = task.hosts.as_ref().is_some_and(|hosts| hosts.iter().any(|host| *host != hosts[0]));
     let class = if several { &model.inter } else { &model.intra };
-    let fixed = class.latency_seconds + 2.0 * class.overhead_seconds * model.oversubscription.max(1.0);
+    let fixed = model.latency_seconds(class) + 2.0 * class.overhead_seconds * model.oversubscription.max(1.0);
     let rounds = f64::from(ceil_log2(task.world_size) - 1);
     let best = (rounds * bytes as f64 / class.bytes_per_second / fixed).sqrt();
     // More than 64 rounds in a segment no longer pay for their steps.

@@ -19,7 +19,8 @@ pub struct Task {
     pub placement: Placement,
     /// What may be turned per algorithm.
     pub params: Params,
-    /// Host index of each rank, where known; the hierarchical forms need it.
+    /// Host index of each rank, where known; the hierarchical forms need it. Costs are those of a single host
+    /// where it is not.
     pub hosts: Option<Arc<[u32]>>,
 }
 

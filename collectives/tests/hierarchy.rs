@@ -22,7 +22,7 @@ fn check_on(hosts: &[u32], checked: &mut usize) {
                     for count in [1, p as usize, 101] {
                         expect(algorithm, &task, &plans, &uniform(&plans, count), &Options::default());
                     }
-                    if collective == Collective::AllGather {
+                    if matches!(collective, Collective::AllGather | Collective::ReduceScatter) {
                         let shapes = irregular(&task, |owner, _| (owner * 7 % 5) as usize);
                         expect(algorithm, &task, &plans, &shapes, &Options::quick().segmented(3));
                     }

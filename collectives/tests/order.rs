@@ -3,12 +3,12 @@
 mod common;
 
 use common::{COLLECTIVES, PLACEMENTS, expect, plans, uniform};
-use kolo_collectives::check::{Options, canonical_expression};
+use kolo_collectives::check::{Expression, Options};
 use kolo_collectives::plan::Collective;
 use kolo_collectives::{Algorithm, Params, Task};
 
 /// The expression of a generator with `count` elements in segments of `segment`.
-fn expression(algorithm: Algorithm, task: &Task, count: usize, segment: usize) -> Option<u64> {
+fn expression(algorithm: Algorithm, task: &Task, count: usize, segment: usize) -> Option<Expression> {
     let plans = plans(algorithm, task);
     expect(algorithm, task, &plans, &uniform(&plans, count), &Options::quick().segmented(segment)).expression
 }
@@ -32,7 +32,7 @@ fn canonical_generators_share_one_expression_for_every_size() {
                         }
                         for (count, segment) in [(300, 1000), (300, 100), (7, 3), (1, 1)] {
                             let found = expression(algorithm, &task, count, segment);
-                            assert_eq!(found, Some(canonical_expression(p)), "{algorithm} {task:?}");
+                            assert_eq!(found, Some(Expression::canonical(p)), "{algorithm} {task:?}");
                         }
                         seen.push((algorithm, collective));
                     }
@@ -58,7 +58,7 @@ fn what_is_not_called_canonical_is_not() {
     for algorithm in [Algorithm::Ring, Algorithm::Circulant, Algorithm::Direct, Algorithm::Tree] {
         let task = Task::new(Collective::AllReduce, 8);
         assert!(!algorithm.is_canonical(&task));
-        assert_ne!(expression(algorithm, &task, 300, 1000), Some(canonical_expression(8)), "{algorithm}");
+        assert_ne!(expression(algorithm, &task, 300, 1000), Some(Expression::canonical(8)), "{algorithm}");
     }
 }
 
@@ -82,6 +82,6 @@ fn leaders_of_hosts_of_two_to_the_k_keep_the_canonical_order() {
     for (hosts, local) in [(2, 2), (4, 4), (2, 8), (8, 2)] {
         let task = Task::new(Collective::AllReduce, hosts * local)
             .with_hosts((0..hosts * local).map(|rank| rank / local).collect::<Vec<u32>>());
-        assert_eq!(expression(Algorithm::Leader, &task, 10, 10), Some(canonical_expression(hosts * local)));
+        assert_eq!(expression(Algorithm::Leader, &task, 10, 10), Some(Expression::canonical(hosts * local)));
     }
 }

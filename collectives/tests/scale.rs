@@ -3,12 +3,12 @@
 //! Two kinds of checks, so that memory stays small: the run without values, on full lengths, proves that
 //! everybody gets through without a credit and that lengths agree; the run with values, on a vector so short that
 //! only the first few parts have elements, proves what ends where. Algorithms with p rounds have p² steps in all
-//! and are taken to a thousand ranks.
+//! and are taken to five hundred ranks.
 
 mod common;
 
 use common::{COLLECTIVES, PLACEMENTS, expect, plans, uniform};
-use kolo_collectives::check::{Credits, Options, Order};
+use kolo_collectives::check::{Credits, Options, Schedule};
 use kolo_collectives::layout::Shape;
 use kolo_collectives::plan::{Collective, Cut, Plan};
 use kolo_collectives::{Algorithm, Params, Task};
@@ -64,7 +64,10 @@ fn sweep(worlds: &[u32], each_linear: bool) -> usize {
 
 #[test]
 fn logarithmic_algorithms_up_to_4096() {
+    let start = std::time::Instant::now();
     let checked = sweep(&[100, 127, 128, 129, 1000, 1023, 1024, 1025, 4096], false);
+    // About 6 seconds on one idle core.
+    println!("{checked} sets of plans in {:?}", start.elapsed());
     assert!(checked > 300, "only {checked}");
 }
 
@@ -75,14 +78,14 @@ fn linear_algorithms_up_to_257() {
 }
 
 #[test]
-fn linear_algorithms_in_a_thousand() {
-    // A million messages each; without values, and in one placement.
+fn linear_algorithms_in_five_hundred() {
+    // A quarter of a million messages each and phase; without values, and in one placement.
     for (algorithm, collective) in [
         (Algorithm::Ring, Collective::AllReduce),
         (Algorithm::Ring, Collective::AllGather),
         (Algorithm::Direct, Collective::AllToAll),
     ] {
-        let task = Task::new(collective, 1000);
+        let task = Task::new(collective, 500);
         let plans = plans(algorithm, &task);
         expect(algorithm, &task, &plans, &uniform(&plans, 1000), &control());
     }
@@ -113,7 +116,7 @@ fn random_orders_on_a_shared_stream() {
             for algorithm in Algorithm::ALL {
                 if algorithm.supports(&task).is_ok() && !linear(algorithm, collective) {
                     let plans = plans(algorithm, &task);
-                    let runs = vec![(Credits::SharedStream, Order::Random(seed))];
+                    let runs = vec![(Credits::SharedStream, Schedule::Random(seed))];
                     let options = Options { runs, hazard_stride: u32::MAX, ..Options::default() };
                     expect(algorithm, &task, &plans, &uniform(&plans, 10), &options);
                 }

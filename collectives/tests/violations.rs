@@ -3,7 +3,7 @@
 mod common;
 
 use common::{plans, uniform};
-use kolo_collectives::check::{Credits, Options, Order, Violation, check};
+use kolo_collectives::check::{Credits, Options, Schedule, Violation, check};
 use kolo_collectives::plan::{
     Action, Blocks, Channel, Collective, Cut, Lane, Like, Placement, Plan, Space, Step, StepRef,
 };
@@ -264,7 +264,7 @@ fn order_differs_between_ranks() {
 }
 
 fn deadlock(plans: &[Plan], credits: Credits) -> bool {
-    let options = Options { runs: vec![(credits, Order::RoundRobin)], ..Options::default() };
+    let options = Options { runs: vec![(credits, Schedule::RoundRobin)], ..Options::default() };
     match check(plans, &uniform(plans, 100), &options) {
         Ok(_) => false,
         Err(Violation::Deadlock { credits: found, .. }) => {

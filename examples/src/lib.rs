@@ -1,1 +1,17 @@
-//! examples
+//! What the example programs share: data-parallel training of a small network, in plain Rust.
+//!
+//! * [`idx`] reads the file format of MNIST and its kin; [`dataset`] finds and loads such files.
+//! * [`matmul`] multiplies matrices; [`mlp`] is a network of dense layers with its gradients.
+//! * [`group`] is what training asks of communication; [`buckets`] overlaps it with computation.
+//! * [`train`] is the training loop: the same program for one rank and for many.
+
+pub mod buckets;
+pub mod dataset;
+pub mod group;
+pub mod idx;
+pub mod matmul;
+pub mod mlp;
+pub mod train;
+
+/// A result whose error only gets printed.
+pub type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;

@@ -120,18 +120,6 @@ impl Call {
             asynchronous,
         }
     }
-
-    /// Bytes of the whole vector, or of all blocks: what the cost model goes by. Equal on all ranks for even counts.
-    pub(crate) fn total_bytes(&self, world_size: u32) -> usize {
-        let size = self.data_type.size();
-        match &self.counts {
-            Counts::Even(count) if per_rank(self.collective) => count * size * world_size as usize,
-            Counts::Even(count) => count * size,
-            Counts::Uneven { input, output } => {
-                input.iter().sum::<usize>().max(output.iter().sum::<usize>()) * size
-            }
-        }
-    }
 }
 
 impl Summary {

@@ -35,13 +35,28 @@ impl Cluster {
         config: &Config,
         body: impl Fn(Communicator) -> R + Sync,
     ) -> Result<Vec<R>> {
+        Self::with_configs(ranks, |_| config.clone(), body)
+    }
+
+    /// As [`Cluster::local`], with settings for each rank.
+    ///
+    /// # Errors
+    /// As [`Cluster::local`].
+    ///
+    /// # Panics
+    /// As [`Cluster::local`].
+    pub fn with_configs<R: Send>(
+        ranks: u32,
+        config: impl Fn(u32) -> Config + Sync,
+        body: impl Fn(Communicator) -> R + Sync,
+    ) -> Result<Vec<R>> {
         if ranks == 0 {
             return Err(Error::configuration("ranks", "a cluster of 0 ranks was asked for", "Use at least 1"));
         }
         let runtime = ControlRuntime::new()?;
         let connect = |spec: JoinSpec| {
             Communicator::builder()
-                .config(config.clone())
+                .config(config(spec.rank))
                 .join(spec)
                 .control_runtime(runtime.clone())
                 .connect()

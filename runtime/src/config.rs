@@ -64,6 +64,9 @@ pub struct Config {
     pub join_timeout: Duration,
     /// `KOLO_SOCKET_IFNAME`: network interfaces by prefix, `^` in front to exclude.
     pub socket_interfaces: Option<String>,
+    /// `KOLO_HOST_ID`: ranks that give different names count as being on different hosts, whatever the truth. Ranks
+    /// that give none are on the host that they are on.
+    pub host_id: Option<String>,
     /// `KOLO_SOCKET_CONGESTION`: TCP congestion control, or `system` to leave it alone.
     pub socket_congestion: Option<String>,
     /// `KOLO_SEGMENT_BYTES`: bytes of a vector per segment; unset = chosen by the cost model.
@@ -86,6 +89,7 @@ impl Default for Config {
             timeout: Duration::from_secs(600),
             join_timeout: Duration::from_secs(60),
             socket_interfaces: None,
+            host_id: None,
             socket_congestion: None,
             segment_bytes: None,
             window: None,
@@ -130,6 +134,7 @@ impl Config {
         if let Some(value) = get("KOLO_JOIN_TIMEOUT") {
             config.join_timeout = seconds("KOLO_JOIN_TIMEOUT", &value)?;
         }
+        config.host_id = get("KOLO_HOST_ID");
         config.socket_interfaces = get("KOLO_SOCKET_IFNAME");
         config.socket_congestion = get("KOLO_SOCKET_CONGESTION");
         if let Some(value) = get("KOLO_SEGMENT_BYTES") {
@@ -160,12 +165,13 @@ impl Config {
             Determinism::Repeatable => "repeatable",
             Determinism::Canonical => "canonical",
         };
-        let rows: [(&str, String); 12] = [
+        let rows: [(&str, String); 13] = [
             ("KOLO_TRANSPORT", transports),
             ("KOLO_ALGO", if self.algorithms.is_empty() { unset() } else { self.algorithms.clone() }),
             ("KOLO_DETERMINISM", determinism.to_owned()),
             ("KOLO_TIMEOUT", self.timeout.as_secs_f64().to_string()),
             ("KOLO_JOIN_TIMEOUT", self.join_timeout.as_secs_f64().to_string()),
+            ("KOLO_HOST_ID", self.host_id.clone().unwrap_or_else(unset)),
             ("KOLO_SOCKET_IFNAME", self.socket_interfaces.clone().unwrap_or_else(unset)),
             ("KOLO_SOCKET_CONGESTION", self.socket_congestion.clone().unwrap_or_else(unset)),
             ("KOLO_SEGMENT_BYTES", self.segment_bytes.map_or_else(unset, |v| v.to_string())),

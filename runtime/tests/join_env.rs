@@ -23,7 +23,9 @@ fn known_launchers() {
     let folder = tempfile::tempdir().unwrap();
     let private = format!("XDG_RUNTIME_DIR={}", folder.path().display());
     let file = |name: &str| format!("file://{}/kolo/{name}", folder.path().display());
-    let table: Vec<(&str, String, u32, u32, Option<u32>, String)> = vec![
+    /// What it is, the environment, rank, world size, local rank, locator.
+    type Row = (&'static str, String, u32, u32, Option<u32>, String);
+    let table: Vec<Row> = vec![
         (
             "Kolo's own variables come first",
             "KOLO_RENDEZVOUS=tcp://n1:5000 KOLO_RANK=1 KOLO_WORLD_SIZE=3 KOLO_LOCAL_RANK=0 RANK=7 WORLD_SIZE=9".into(),

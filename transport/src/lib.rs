@@ -11,5 +11,6 @@ pub use endpoint::{
     Armed, Caps, Channel, Consumer, Endpoint, Event, GRAIN_BYTES, ParkBy, Piece, Posted, Reach, Sink, Token,
 };
 pub use error::{Error, ErrorKind};
+pub use shm::{ShmEndpoint, ShmOptions};
 pub use sys::futex::wait_word;
 pub use tcp::{TcpEndpoint, TcpOptions};

@@ -14,7 +14,9 @@
 //! data, scratch and sub-channels of its own; so they are checked one at a time.
 
 mod hazard;
+mod lengths;
 mod run;
+mod schedule;
 mod value;
 mod violation;
 pub(crate) mod wiring;
@@ -22,8 +24,9 @@ pub(crate) mod wiring;
 use crate::layout::{Layout, Shape};
 use crate::plan::Plan;
 
-pub use run::{Credits, Order};
-pub use value::{canonical_expression, expression_of};
+pub use run::Credits;
+pub use schedule::Schedule;
+pub use value::Expression;
 pub use violation::{Place, Violation};
 
 /// How thorough a check is to be.
@@ -32,7 +35,7 @@ pub struct Options {
     /// Elements per segment; `None` for a single segment.
     pub segment_elements: Option<usize>,
     /// The runs to make. The values are checked in each of them.
-    pub runs: Vec<(Credits, Order)>,
+    pub runs: Vec<(Credits, Schedule)>,
     /// Whether to follow the values. Without, a run proves freedom from deadlock and equal lengths only, and
     /// its memory is independent of the number of blocks: for very many ranks.
     pub values: bool,
@@ -48,11 +51,11 @@ impl Default for Options {
         Self {
             segment_elements: None,
             runs: vec![
-                (Credits::PerChannel(0), Order::LowestRank),
-                (Credits::PerChannel(1), Order::HighestRank),
-                (Credits::Unlimited, Order::RoundRobin),
-                (Credits::SharedStream, Order::Random(1)),
-                (Credits::SharedStream, Order::LowestRank),
+                (Credits::PerChannel(0), Schedule::LowestRank),
+                (Credits::PerChannel(1), Schedule::HighestRank),
+                (Credits::Unlimited, Schedule::RoundRobin),
+                (Credits::SharedStream, Schedule::Random(1)),
+                (Credits::SharedStream, Schedule::LowestRank),
             ],
             values: true,
             hazard_stride: 1,
@@ -66,7 +69,7 @@ impl Options {
     /// completes without credits completes with them.
     #[must_use]
     pub fn quick() -> Self {
-        Self { runs: vec![(Credits::PerChannel(0), Order::LowestRank)], ..Self::default() }
+        Self { runs: vec![(Credits::PerChannel(0), Schedule::LowestRank)], ..Self::default() }
     }
 
     /// The same, in segments.
@@ -90,10 +93,9 @@ pub struct Report {
     pub connections: u32,
     /// The most elements of scratch that one segment takes on any rank.
     pub scratch_elements: usize,
-    /// Hash of the expression that the reduced elements are results of, if it is the same for all of them on
-    /// all ranks; commutative operands are unordered. `None` if nothing is reduced, or the order depends on the
-    /// element.
-    pub expression: Option<u64>,
+    /// The expression that the reduced elements are results of, if it is the same for all of them on all ranks.
+    /// `None` if nothing is reduced, or the order depends on the element.
+    pub expression: Option<Expression>,
 }
 
 /// Checks the plans of all ranks against each other; `shapes[r]` is what rank r binds its plan to.
@@ -129,12 +131,13 @@ pub fn check(plans: &[Plan], shapes: &[Shape], options: &Options) -> Result<Repo
     };
     let mut expressions = value::Expressions::default();
     for segment in chosen(segments, options.segments) {
-        let lengths = run::Lengths::new(plans, &layouts, segment);
+        let lengths = lengths::Lengths::new(plans, &layouts, segment);
+        lengths.agree(plans, &wiring)?;
         report.messages = report.messages.max(lengths.messages(plans));
         report.elements = report.elements.max(lengths.elements(plans));
         report.elements_per_rank = report.elements_per_rank.max(lengths.elements_per_rank(plans));
-        for (credits, order) in &options.runs {
-            let run = run::Run::new(plans, &layouts, segment, &wiring, &lengths, *credits, *order);
+        for (credits, schedule) in &options.runs {
+            let run = run::Run::new(plans, &layouts, segment, &wiring, &lengths, *credits, *schedule);
             run.finish(options.values, &mut expressions)?;
         }
     }

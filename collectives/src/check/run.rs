@@ -1,15 +1,16 @@
 //! Runs one segment of all plans, lane by lane, with as few credits and as awkward an order as asked for.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 
 use crate::layout::Layout;
 use crate::memory::Memory;
 use crate::plan::{Action, Blocks, Plan, StepRef};
 
+use super::lengths::Lengths;
+use super::schedule::{Ready, Schedule};
 use super::value::{Cells, Expected, Expressions, Value, Verdict};
 use super::violation::{Place, Violation};
-use super::wiring::{Wiring, steps};
+use super::wiring::Wiring;
 
 /// How many messages a channel takes before the receiver asks for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,108 +22,6 @@ pub enum Credits {
     /// One per channel, and all channels from one rank to another share an in-order stream: a message without a
     /// credit holds up all behind it.
     SharedStream,
-}
-
-/// Which of the lanes that can go on goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// The lowest rank, until it is stuck.
-    LowestRank,
-    /// The highest rank, until it is stuck.
-    HighestRank,
-    /// One step each, in turn.
-    RoundRobin,
-    /// One step of a random one; the seed makes it repeatable.
-    Random(u64),
-}
-
-/// The length a signal is noted with: it is always transmitted.
-const SIGNAL: usize = usize::MAX;
-
-/// Lengths of what the steps of all ranks move, in one segment, and where each lane's begin.
-#[derive(Debug)]
-pub(crate) struct Lengths {
-    /// First lane of each rank, in a numbering over all ranks.
-    first_lane: Vec<usize>,
-    /// First step of each lane.
-    first_step: Vec<usize>,
-    lens: Vec<usize>,
-}
-
-impl Lengths {
-    pub(crate) fn new(plans: &[Plan], layouts: &[Layout], segment: usize) -> Self {
-        let (mut first_lane, mut first_step, mut lens) = (vec![0], vec![0], Vec::new());
-        for (plan, layout) in plans.iter().zip(layouts) {
-            for lane in &plan.lanes {
-                lens.extend(lane.iter().map(|step| match step.action {
-                    Action::Signal { .. } | Action::WaitSignal { .. } => SIGNAL,
-                    Action::Send { src, .. } => layout.len(src, segment),
-                    Action::Recv { dst, .. }
-                    | Action::RecvReduce { dst, .. }
-                    | Action::Copy { dst, .. }
-                    | Action::Reduce { dst, .. } => layout.len(dst, segment),
-                }));
-                first_step.push(lens.len());
-            }
-            first_lane.push(first_step.len() - 1);
-        }
-        Self { first_lane, first_step, lens }
-    }
-
-    fn sent<'a>(&'a self, plans: &'a [Plan], rank: usize) -> impl Iterator<Item = usize> + 'a {
-        let start = self.first_step[self.first_lane[rank]];
-        let lens = &self.lens[start..self.first_step[self.first_lane[rank + 1]]];
-        steps(&plans[rank])
-            .zip(lens)
-            .filter(|((_, action), len)| action.sends_to().is_some() && **len > 0)
-            .map(|(_, len)| if *len == SIGNAL { 0 } else { *len })
-    }
-
-    pub(crate) fn messages(&self, plans: &[Plan]) -> u64 {
-        (0..plans.len()).map(|rank| self.sent(plans, rank).count() as u64).sum()
-    }
-
-    pub(crate) fn elements(&self, plans: &[Plan]) -> u64 {
-        (0..plans.len()).map(|rank| self.sent(plans, rank).sum::<usize>() as u64).sum()
-    }
-
-    pub(crate) fn elements_per_rank(&self, plans: &[Plan]) -> u64 {
-        (0..plans.len()).map(|rank| self.sent(plans, rank).sum::<usize>() as u64).max().unwrap_or(0)
-    }
-
-    /// The i-th message into a channel must be as long as the i-th out of it, those of no bytes included: only
-    /// then do both ends skip the same ones.
-    fn agree(&self, plans: &[Plan], wiring: &Wiring) -> Result<(), Violation> {
-        let mut sent: Vec<VecDeque<(usize, u32, StepRef)>> = vec![VecDeque::new(); wiring.len()];
-        for sending in [true, false] {
-            for (rank, plan) in plans.iter().enumerate() {
-                for (at, action) in steps(plan) {
-                    let channel = wiring.of_step(rank as u32, action);
-                    let (Some(channel), true) = (channel, action.sends_to().is_some() == sending) else {
-                        continue;
-                    };
-                    let len = self.lens[self.index(self.first_lane[rank] + usize::from(at.lane), at.step)];
-                    if sending {
-                        sent[channel].push_back((len, rank as u32, at));
-                        continue;
-                    }
-                    let (expected, sender, sender_at) =
-                        sent[channel].pop_front().expect("counts were found to be equal");
-                    if len != expected {
-                        return Err(Violation::Lengths {
-                            at: Place::of(plan, at),
-                            sender: Place::of(&plans[sender as usize], sender_at),
-                        });
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn index(&self, lane: usize, step: u16) -> usize {
-        self.first_step[lane] + usize::from(step)
-    }
 }
 
 /// Lengths and values of the blocks of a message that are not empty.
@@ -169,7 +68,7 @@ pub(crate) struct Run<'a> {
     wiring: &'a Wiring,
     lengths: &'a Lengths,
     credits: Credits,
-    order: Order,
+    schedule: Schedule,
     limit: usize,
     lanes: Vec<LaneState>,
     channels: Vec<ChannelState>,
@@ -191,7 +90,7 @@ impl<'a> Run<'a> {
         wiring: &'a Wiring,
         lengths: &'a Lengths,
         credits: Credits,
-        order: Order,
+        schedule: Schedule,
     ) -> Self {
         let lanes = plans.iter().enumerate().flat_map(|(rank, plan)| {
             (0..plan.lanes.len()).map(move |lane| LaneState {
@@ -214,25 +113,24 @@ impl<'a> Run<'a> {
             wiring,
             lengths,
             credits,
-            order,
+            schedule,
             limit,
             lanes: lanes.collect(),
             channels: (0..wiring.len()).map(|_| ChannelState::default()).collect(),
             streams: (0..wiring.len()).map(|_| VecDeque::new()).collect(),
             stream_of,
             dependents: vec![Vec::new(); plans.len()],
-            ready: Ready::new(order),
+            ready: Ready::new(schedule),
             cells: Vec::new(),
         }
     }
 
     /// Runs to the end and judges the outcome.
     pub(crate) fn finish(mut self, values: bool, expressions: &mut Expressions) -> Result<(), Violation> {
-        self.lengths.agree(self.plans, self.wiring)?;
         if values {
             self.cells = self.plans.iter().map(Cells::new).collect();
         }
-        let until_stuck = matches!(self.order, Order::LowestRank | Order::HighestRank);
+        let until_stuck = matches!(self.schedule, Schedule::LowestRank | Schedule::HighestRank);
         for lane in 0..self.lanes.len() {
             self.wake(lane);
         }
@@ -253,7 +151,7 @@ impl<'a> Run<'a> {
                 at: Place::of(&self.plans[first.rank], at),
                 stuck: stuck.len(),
                 credits: self.credits,
-                order: self.order,
+                schedule: self.schedule,
             });
         }
         if values { self.judge(expressions) } else { Ok(()) }
@@ -261,6 +159,10 @@ impl<'a> Run<'a> {
 
     fn body(&self, lane: &LaneState) -> &'a [crate::plan::Step] {
         &self.plans[lane.rank].lanes[usize::from(lane.lane)]
+    }
+
+    fn channel(&self, lane: usize, step: u16) -> usize {
+        self.wiring.of_step(self.lengths.index(lane, step)).expect("the step sends or receives")
     }
 
     fn wake(&mut self, lane: usize) {
@@ -302,14 +204,14 @@ impl<'a> Run<'a> {
         let place = || Place::of(&plans[rank], at);
         match *action {
             Action::Send { .. } | Action::Signal { .. } => {
-                let channel = self.wiring.of_step(rank as u32, action).expect("numbered by its sends");
+                let channel = self.channel(lane, step);
                 self.lanes[lane].outstanding += 1;
                 let stream = self.stream_of[channel];
                 self.streams[stream].push_back(Message { channel, lane, step, payload: Vec::new() });
                 self.pump(stream)?;
             }
             Action::Recv { .. } | Action::RecvReduce { .. } | Action::WaitSignal { .. } => {
-                let channel = self.wiring.of_step(rank as u32, action).expect("sends were found to match");
+                let channel = self.channel(lane, step);
                 if self.channels[channel].arrived.is_empty() {
                     self.channels[channel].waiting = Some(lane);
                     self.pump(self.stream_of[channel])?;
@@ -430,13 +332,11 @@ impl<'a> Run<'a> {
         if !self.fits(rank, blocks, payload) {
             return false;
         }
-        let mut values = payload.iter();
-        for block in blocks.first..blocks.end() {
-            if self.layouts[rank].block(blocks.space, block, self.segment).len > 0 {
-                if let Some((_, value)) = values.next() {
-                    self.cells[rank].write(blocks.space, block, *value);
-                }
-            }
+        let (layout, cells) = (&self.layouts[rank], &mut self.cells[rank]);
+        let blocks_with_elements = (blocks.first..blocks.end())
+            .filter(|block| layout.block(blocks.space, *block, self.segment).len > 0);
+        for (block, (_, value)) in blocks_with_elements.zip(payload) {
+            cells.write(blocks.space, block, *value);
         }
         true
     }
@@ -474,52 +374,4 @@ fn place_of(plans: &[Plan], rank: usize, lane: &LaneState, step: u16) -> Place {
 fn combine(left: &Payload, right: &Payload) -> Option<Payload> {
     let same = left.len() == right.len() && left.iter().zip(right).all(|(a, b)| a.0 == b.0);
     same.then(|| left.iter().zip(right).map(|(a, b)| (a.0, a.1.plus(b.1))).collect())
-}
-
-/// The lanes that may be able to go on. Lanes are numbered by rank.
-#[derive(Debug)]
-enum Ready {
-    Lowest(BinaryHeap<Reverse<usize>>),
-    Highest(BinaryHeap<usize>),
-    InTurn(VecDeque<usize>),
-    Random(Vec<usize>, u64),
-}
-
-impl Ready {
-    fn new(order: Order) -> Self {
-        match order {
-            Order::LowestRank => Self::Lowest(BinaryHeap::new()),
-            Order::HighestRank => Self::Highest(BinaryHeap::new()),
-            Order::RoundRobin => Self::InTurn(VecDeque::new()),
-            // An xorshift generator must not start at 0.
-            Order::Random(seed) => Self::Random(Vec::new(), seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
-        }
-    }
-
-    fn push(&mut self, lane: usize) {
-        match self {
-            Self::Lowest(heap) => heap.push(Reverse(lane)),
-            Self::Highest(heap) => heap.push(lane),
-            Self::InTurn(queue) => queue.push_back(lane),
-            Self::Random(lanes, _) => lanes.push(lane),
-        }
-    }
-
-    fn pop(&mut self) -> Option<usize> {
-        match self {
-            Self::Lowest(heap) => heap.pop().map(|Reverse(lane)| lane),
-            Self::Highest(heap) => heap.pop(),
-            Self::InTurn(queue) => queue.pop_front(),
-            Self::Random(lanes, state) => {
-                if lanes.is_empty() {
-                    return None;
-                }
-                *state ^= *state << 13;
-                *state ^= *state >> 7;
-                *state ^= *state << 17;
-                let at = (*state % lanes.len() as u64) as usize;
-                Some(lanes.swap_remove(at))
-            }
-        }
-    }
 }

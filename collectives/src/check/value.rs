@@ -5,6 +5,8 @@
 //! expression hash does not look at the block, only at which rank's contribution stands where in the tree, and
 //! its combination is symmetric: operators commute bit by bit, but do not associate.
 
+use serde::Serialize;
+
 use crate::memory::Memory;
 use crate::plan::{Collective, Placement, Plan, Space};
 use crate::rounds::{Fold, floor_log2};
@@ -14,30 +16,27 @@ use crate::rounds::{Fold, floor_log2};
 pub(crate) struct Value {
     token: u128,
     pub(crate) count: u32,
-    expression: u64,
+    expression: Expression,
 }
 
 impl Value {
     pub(crate) fn leaf(rank: u32, block: u32) -> Self {
         let key = (u64::from(rank) << 32) | u64::from(block);
         let token = (u128::from(mix(key)) << 64) | u128::from(mix(!key ^ 0x5bd1_e995));
-        Self { token, count: 1, expression: mix(u64::from(rank) + 1) }
+        Self { token, count: 1, expression: Expression::leaf(rank) }
     }
-
-    /// Neutral element, for sums over no contribution.
-    const NOTHING: Self = Self { token: 0, count: 0, expression: 0 };
 
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             token: self.token.wrapping_add(other.token),
             count: self.count + other.count,
-            expression: combine(self.expression, other.expression),
+            expression: self.expression.plus(other.expression),
         }
     }
 
-    /// Whether both have the same contributions, in whatever order.
-    fn same_contributions(&self, other: &Self) -> bool {
-        self.token == other.token && self.count == other.count
+    /// Its contributions, in whatever order.
+    fn sum(&self) -> Sum {
+        Sum { token: self.token, count: self.count }
     }
 }
 
@@ -49,47 +48,57 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-fn combine(a: u64, b: u64) -> u64 {
-    mix(mix(a.min(b)) ^ a.max(b).rotate_left(17))
-}
+/// The shape of a reduction: which rank's contribution stands where. A hash, in which the operands of an addition
+/// are unordered: operators commute bit by bit, but do not associate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct Expression(u64);
 
-/// Hash of an expression tree over ranks, built by `build` from `leaf` and `combine`. For tests and tools that
-/// want to compare a report's expression with one of their own.
-#[must_use]
-pub fn expression_of(leaves: &[u32], build: fn(&[u64], &dyn Fn(u64, u64) -> u64) -> u64) -> u64 {
-    let hashes: Vec<u64> = leaves.iter().map(|rank| Value::leaf(*rank, 0).expression).collect();
-    build(&hashes, &combine)
-}
-
-/// Hash of the canonical expression for `p` ranks: the balanced binary tree over rank order. If p is not a
-/// power of two, the first 2 (p - 2^L) ranks are paired before, and each pair counts as one leaf.
-#[must_use]
-pub fn canonical_expression(p: u32) -> u64 {
-    let leaf = |rank| Value::leaf(rank, 0).expression;
-    let mut level: Vec<u64> = (0..1_u32 << floor_log2(p))
-        .map(|index| {
-            let rank = Fold::rank_of(index, p);
-            match Fold::of(rank, p) {
-                Fold::Active { extra: Some(extra), .. } => combine(leaf(rank), leaf(extra)),
-                _ => leaf(rank),
-            }
-        })
-        .collect();
-    while level.len() > 1 {
-        level = level.chunks(2).map(|pair| combine(pair[0], pair[1])).collect();
+impl Expression {
+    /// The contribution of `rank`.
+    #[must_use]
+    pub fn leaf(rank: u32) -> Self {
+        Self(mix(u64::from(rank) + 1))
     }
-    level[0]
+
+    /// The sum of two.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self(mix(mix(self.0.min(other.0)) ^ self.0.max(other.0).rotate_left(17)))
+    }
+
+    /// The canonical expression for `p` ranks: the balanced binary tree over rank order. If p is not a power of
+    /// two, the first 2 (p - 2^L) ranks are paired before, and each pair counts as one leaf.
+    ///
+    /// # Panics
+    /// If there is no rank.
+    #[must_use]
+    pub fn canonical(p: u32) -> Self {
+        let mut level: Vec<Self> = (0..1_u32 << floor_log2(p))
+            .map(|index| {
+                let rank = Fold::rank_of(index, p);
+                match Fold::of(rank, p) {
+                    Fold::Active { extra: Some(extra), .. } => Self::leaf(rank).plus(Self::leaf(extra)),
+                    _ => Self::leaf(rank),
+                }
+            })
+            .collect();
+        while level.len() > 1 {
+            level = level.chunks(2).map(|pair| pair[0].plus(pair[1])).collect();
+        }
+        level[0]
+    }
 }
 
 /// The expressions of reduced blocks, over all ranks, segments and runs.
 #[derive(Debug, Default)]
 pub(crate) struct Expressions {
-    first: Option<u64>,
+    first: Option<Expression>,
     several: bool,
 }
 
 impl Expressions {
-    pub(crate) fn uniform(&self) -> Option<u64> {
+    pub(crate) fn uniform(&self) -> Option<Expression> {
         self.first.filter(|_| !self.several)
     }
 
@@ -162,11 +171,18 @@ fn initial(memory: &Memory, block: u32) -> Option<Value> {
     }
 }
 
+/// Contributions, whatever the order they were added up in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sum {
+    token: u128,
+    count: u32,
+}
+
 /// What every output block must hold at the end.
 #[derive(Debug)]
 pub(crate) struct Expected {
     /// Sums over ranks, by block: over all ranks, or over ranks 0..=r at r * blocks + block for scans.
-    sums: Vec<Value>,
+    sums: Vec<Sum>,
     blocks: usize,
 }
 
@@ -191,7 +207,7 @@ impl Expected {
         };
         let prefix = matches!(memory.collective, C::Scan | C::ExScan);
         let mut sums = Vec::new();
-        let mut running = vec![Value::NOTHING; blocks as usize];
+        let mut running = vec![Sum::default(); blocks as usize];
         if blocks > 0 {
             for rank in 0..p {
                 for block in 0..blocks {
@@ -227,16 +243,16 @@ impl Expected {
             C::ReduceScatter => self.sums[rank as usize],
             C::Scan => self.sums[rank as usize * self.blocks + at],
             C::ExScan if rank > 0 => self.sums[(rank as usize - 1) * self.blocks + at],
-            C::AllGather | C::Gather => Value::leaf(block, 0),
-            C::Broadcast => Value::leaf(root, block),
-            C::Scatter => Value::leaf(root, rank),
-            C::AllToAll => Value::leaf(block, rank),
+            C::AllGather | C::Gather => Value::leaf(block, 0).sum(),
+            C::Broadcast => Value::leaf(root, block).sum(),
+            C::Scatter => Value::leaf(root, rank).sum(),
+            C::AllToAll => Value::leaf(block, rank).sum(),
             C::Reduce | C::ExScan | C::Barrier => {
                 let untouched = found == initial(&cells.memory, block);
                 return if untouched { Verdict::Right } else { Verdict::Touched };
             }
         };
-        let Some(found) = found.filter(|found| found.same_contributions(&expected)) else {
+        let Some(found) = found.filter(|found| found.sum() == expected) else {
             let contributions = found.map_or(0, |found| found.count);
             return Verdict::Wrong { contributions, expected: expected.count };
         };
@@ -259,15 +275,17 @@ mod tests {
         let [a, b, c] = [0, 1, 2].map(|rank| Value::leaf(rank, 0));
         assert_eq!(a.plus(b), b.plus(a));
         assert_ne!(a.plus(b).plus(c), a.plus(b.plus(c)));
-        assert!(a.plus(b).plus(c).same_contributions(&a.plus(b.plus(c))));
-        assert!(!a.plus(b).plus(b).same_contributions(&a.plus(b).plus(c)));
+        assert_eq!(a.plus(b).plus(c).sum(), a.plus(b.plus(c)).sum());
+        assert_ne!(a.plus(b).plus(b).sum(), a.plus(b).plus(c).sum());
     }
 
     #[test]
     fn canonical_expression_of_four_is_balanced() {
-        let balanced = expression_of(&[0, 1, 2, 3], |l, op| op(op(l[0], l[1]), op(l[2], l[3])));
-        assert_eq!(canonical_expression(4), balanced);
-        let linear = expression_of(&[0, 1, 2, 3], |l, op| op(op(op(l[0], l[1]), l[2]), l[3]));
-        assert_ne!(canonical_expression(4), linear);
+        let [a, b, c, d] = [0, 1, 2, 3].map(Expression::leaf);
+        assert_eq!(Expression::canonical(4), a.plus(b).plus(c.plus(d)));
+        assert_ne!(Expression::canonical(4), a.plus(b).plus(c).plus(d));
+        // Of five, the first two are paired.
+        let e = Expression::leaf(4);
+        assert_eq!(Expression::canonical(5), a.plus(b).plus(c).plus(d.plus(e)));
     }
 }

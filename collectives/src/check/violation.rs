@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::plan::{Plan, Step, StepRef};
 
-use super::{Credits, Order};
+use super::{Credits, Schedule};
 
 /// A step of one rank's plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,8 +134,8 @@ pub enum Violation {
         stuck: usize,
         /// Under which credits.
         credits: Credits,
-        /// In which order.
-        order: Order,
+        /// In which order lanes went on.
+        schedule: Schedule,
     },
 }
 
@@ -166,8 +166,8 @@ impl fmt::Display for Violation {
             Self::Order { rank, block } => {
                 write!(f, "rank {rank} output block {block} is reduced in another order than on rank 0")
             }
-            Self::Deadlock { at, stuck, credits, order } => {
-                write!(f, "deadlock with {credits:?}, {order:?}: {at} and {} more lanes", stuck - 1)
+            Self::Deadlock { at, stuck, credits, schedule } => {
+                write!(f, "deadlock with {credits:?}, {schedule:?}: {at} and {} more lanes", stuck - 1)
             }
         }
     }

@@ -12,7 +12,12 @@ pub(crate) struct Wiring {
     channels: Vec<(u32, u16)>,
     /// Where the channels of each sender begin, and the end.
     offsets: Vec<usize>,
+    /// The channel of each step, over all ranks in order; [`NONE`] for local steps.
+    of_steps: Vec<u32>,
 }
+
+/// No channel.
+const NONE: u32 = u32::MAX;
 
 impl Wiring {
     pub(crate) fn new(plans: &[Plan]) -> Result<Self, Violation> {
@@ -27,7 +32,8 @@ impl Wiring {
             }
             validate(plan)?;
         }
-        let wiring = Self::number(plans);
+        let mut wiring = Self::number(plans);
+        wiring.attach(plans)?;
         wiring.owners(plans)?;
         Ok(wiring)
     }
@@ -53,7 +59,7 @@ impl Wiring {
             channels.truncate(kept);
             offsets.push(channels.len());
         }
-        Self { channels, offsets }
+        Self { channels, offsets, of_steps: Vec::new() }
     }
 
     /// Number of directed channels.
@@ -61,17 +67,40 @@ impl Wiring {
         self.channels.len()
     }
 
+    /// The channel that step `number`, counted over all ranks, sends to or receives from.
+    pub(crate) fn of_step(&self, number: usize) -> Option<usize> {
+        Some(self.of_steps[number]).filter(|channel| *channel != NONE).map(|channel| channel as usize)
+    }
+
     /// The channel from `sender` to `receiver`, if anything is sent there.
-    pub(crate) fn find(&self, sender: u32, receiver: u32, index: u16) -> Option<usize> {
+    fn find(&self, sender: u32, receiver: u32, index: u16) -> Option<usize> {
         let start = self.offsets[sender as usize];
         let own = &self.channels[start..self.offsets[sender as usize + 1]];
         own.binary_search(&(receiver, index)).ok().map(|at| start + at)
     }
 
-    /// The channel that a step sends to or receives from.
-    pub(crate) fn of_step(&self, rank: u32, action: &Action) -> Option<usize> {
-        let out = action.sends_to().and_then(|to| self.find(rank, to.peer, to.index));
-        out.or_else(|| action.receives_from().and_then(|from| self.find(from.peer, rank, from.index)))
+    fn attach(&mut self, plans: &[Plan]) -> Result<(), Violation> {
+        let mut of_steps = Vec::new();
+        for plan in plans {
+            for (_, action) in steps(plan) {
+                let channel = match (action.sends_to(), action.receives_from()) {
+                    (Some(to), _) => self.find(plan.rank, to.peer, to.index),
+                    (None, Some(from)) => {
+                        let Channel { peer, index } = from;
+                        let found = self.find(peer, plan.rank, index);
+                        if found.is_none() {
+                            let to = plan.rank;
+                            return Err(Violation::Unmatched { from: peer, to, index, sent: 0, received: 1 });
+                        }
+                        found
+                    }
+                    (None, None) => None,
+                };
+                of_steps.push(channel.map_or(NONE, |channel| channel as u32));
+            }
+        }
+        self.of_steps = of_steps;
+        Ok(())
     }
 
     /// Numbers the directed pairs: channels of one pair share a number.
@@ -107,33 +136,27 @@ impl Wiring {
     fn owners(&self, plans: &[Plan]) -> Result<(), Violation> {
         // Lane and count at either end.
         let mut ends = [vec![(0, 0_u32); self.len()], vec![(0, 0_u32); self.len()]];
-        for plan in plans {
-            for (at, action) in steps(plan) {
-                let Some(channel) = action.sends_to().or(action.receives_from()) else { continue };
-                let Some(number) = self.of_step(plan.rank, action) else {
-                    return Err(Violation::Unmatched {
-                        from: channel.peer,
-                        to: plan.rank,
-                        index: channel.index,
-                        sent: 0,
-                        received: 1,
-                    });
-                };
-                let (lane, count) = &mut ends[usize::from(action.sends_to().is_none())][number];
-                if *count > 0 && *lane != at.lane {
-                    return Err(Violation::SharedChannel { at: Place::of(plan, at), other_lane: *lane });
-                }
-                *lane = at.lane;
-                *count += 1;
+        let all = plans.iter().flat_map(|plan| steps(plan).map(move |(at, action)| (plan, at, action)));
+        for (number, (plan, at, action)) in all.enumerate() {
+            let Some(channel) = self.of_step(number) else { continue };
+            let (lane, count) = &mut ends[usize::from(action.sends_to().is_none())][channel];
+            if *count > 0 && *lane != at.lane {
+                return Err(Violation::SharedChannel { at: Place::of(plan, at), other_lane: *lane });
             }
+            *lane = at.lane;
+            *count += 1;
         }
-        for sender in 0..plans.len() {
-            for number in self.offsets[sender]..self.offsets[sender + 1] {
-                let (sent, received) = (ends[0][number].1, ends[1][number].1);
-                if sent != received {
-                    let (to, index) = self.channels[number];
-                    return Err(Violation::Unmatched { from: sender as u32, to, index, sent, received });
-                }
+        for (number, ((_, sent), (_, received))) in ends[0].iter().zip(&ends[1]).enumerate() {
+            if sent != received {
+                let from = self.offsets.partition_point(|start| *start <= number) - 1;
+                let (to, index) = self.channels[number];
+                return Err(Violation::Unmatched {
+                    from: from as u32,
+                    to,
+                    index,
+                    sent: *sent,
+                    received: *received,
+                });
             }
         }
         Ok(())

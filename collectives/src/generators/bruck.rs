@@ -63,12 +63,15 @@ fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32) {
         crate::generators::copy_own(b, task, 0, 1);
         return;
     }
-    // Staged block i is what is i ranks from its destination.
+    if task.out_of_place() {
+        b.copy(Blocks::one(own, rank), Blocks::one(Space::Output, rank));
+    }
+    // Staged block i - 1 is what is i ranks from its destination.
     let like = |b: &mut PlanBuilder, count: u32| b.scratch_range((0..count).map(|_| Like::Output(0))).first;
-    let staged = like(b, p);
+    let staged = like(b, p - 1);
     let (packed, arrived) = (like(b, p / 2), like(b, p / 2));
     let mut next = staged;
-    for range in around(own, rank, p, p) {
+    for range in around(own, task.ahead(rank, 1), p - 1, p) {
         b.copy(range, Blocks::range(Space::Scratch, next, range.count));
         next += range.count;
     }
@@ -84,7 +87,7 @@ fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32) {
         }
         for (first, at, count) in &runs {
             b.copy(
-                Blocks::range(Space::Scratch, staged + first, *count),
+                Blocks::range(Space::Scratch, staged + first - 1, *count),
                 Blocks::range(Space::Scratch, packed + at, *count),
             );
         }
@@ -93,12 +96,12 @@ fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32) {
         for (first, at, count) in runs {
             b.copy(
                 Blocks::range(Space::Scratch, arrived + at, count),
-                Blocks::range(Space::Scratch, staged + first, count),
+                Blocks::range(Space::Scratch, staged + first - 1, count),
             );
         }
     }
-    for index in 0..p {
+    for index in 1..p {
         let from = task.behind(rank, index);
-        b.copy(Blocks::one(Space::Scratch, staged + index), Blocks::one(Space::Output, from));
+        b.copy(Blocks::one(Space::Scratch, staged + index - 1), Blocks::one(Space::Output, from));
     }
 }

@@ -1,8 +1,10 @@
-//! Chain: scans, and pipelined broadcast, from rank to rank.
+//! Chain: scans, and pipelined broadcast and reduce, from rank to rank.
 //!
 //! Each rank hears from the rank before it and passes on to the one after it: p-1 hops, one message of n bytes
 //! per rank and direction. Cut into segments, which the executor keeps in flight at the same time, a chain has
-//! all links busy: the form for long vectors on few ranks. A scan sums in ascending rank order.
+//! all links busy: the form for long vectors on few ranks. With ranks
+//! consecutive on hosts, each byte enters and leaves a host once. A scan sums in ascending rank order, a reduce from
+//! the far end.
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
@@ -11,7 +13,7 @@ use crate::task::Task;
 
 pub(crate) fn supports(task: &Task) -> Result<(), String> {
     match task.collective {
-        Collective::Scan | Collective::ExScan | Collective::Broadcast => Ok(()),
+        Collective::Scan | Collective::ExScan | Collective::Broadcast | Collective::Reduce => Ok(()),
         other => Err(format!("the chain has no form for {other:?}")),
     }
 }
@@ -22,6 +24,7 @@ pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
     match task.collective {
         Collective::Scan => scan(&mut b, task, rank),
         Collective::ExScan => exclusive_scan(&mut b, task, rank),
+        Collective::Reduce => reduce(&mut b, task, rank),
         _ => broadcast(&mut b, task, rank),
     }
     b.finish()
@@ -76,5 +79,22 @@ fn broadcast(b: &mut PlanBuilder, task: &Task, rank: u32) {
     }
     if source != output {
         b.copy(source, output);
+    }
+}
+
+fn reduce(b: &mut PlanBuilder, task: &Task, rank: u32) {
+    let output = Blocks::one(Space::Output, 0);
+    let root = rank == task.root;
+    let mut sum = task.own_blocks(0, 1);
+    let before = task.ahead(rank, 1);
+    if before != task.root {
+        let dst = if root { output } else { b.scratch_like_own(task, 0) };
+        b.recv_reduce(before, sum, dst);
+        sum = dst;
+    }
+    if !root {
+        b.send(task.behind(rank, 1), sum);
+    } else if sum != output {
+        b.copy(sum, output);
     }
 }

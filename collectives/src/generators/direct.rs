@@ -3,8 +3,8 @@
 //! All-to-all, all-gather, gather, scatter, broadcast, reduce-scatter, and two-shot all-reduce (reduce-scatter,
 //! then all-gather). One wave of p-1 messages per rank, optimal volume, no forwarding and so no staging: the
 //! form for large blocks, for shared memory, and the only one that serves sizes known to two ranks alone (the
-//! v-forms of gather, scatter and all-to-all). `params.width` lanes throttle it. A reduced block is summed in
-//! ascending rank order.
+//! v-forms of gather, scatter and all-to-all). `params.width` lanes throttle what need not be reduced; where
+//! it is, sends are posted at once and taken in ascending rank order, which is the order of the sum.
 
 use std::iter::StepBy;
 use std::ops::Range;
@@ -109,7 +109,7 @@ fn all_gather(b: &mut PlanBuilder, task: &Task, rank: u32) {
 ///
 /// `partial` is where the sum lies until `own` has been added; it is not asked for when `own` comes first or
 /// second, or when the output is free to take it.
-fn sum_ascending(
+pub(crate) fn sum_ascending(
     b: &mut PlanBuilder,
     group: &Group,
     own: Blocks,

@@ -4,19 +4,20 @@
 //! then the ranks at the same place of all hosts all-reduce their share with the circulant exchange, all shares
 //! at once, then a direct all-gather within each host. A host moves 2 n (M-1)/M bytes over its network link in
 //! 2 log2 M rounds, the least there is, spread over all its ranks; n (L-1)/L per rank and phase stay inside.
-//! All-gather: among the ranks of a rail, then within the host. Needs the same number of ranks on every host.
+//! All-gather: among the ranks of a rail, then within the host. Reduce-scatter: within the host, each rank taking
+//! what belongs to its rail, then among the ranks of the rail. Needs the same number of ranks on every host.
 
 use super::{circulant, direct};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
 use crate::group::{Group, Span};
 use crate::hosts::Hosts;
-use crate::plan::{Blocks, Collective, Cut, Plan, Space};
+use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
 use crate::task::Task;
 
 pub(crate) fn supports(task: &Task) -> Result<(), String> {
     match task.collective {
-        Collective::AllReduce | Collective::AllGather => {}
+        Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter => {}
         other => return Err(format!("split rails have no form for {other:?}")),
     }
     match Hosts::of(task)?.even() {
@@ -41,6 +42,7 @@ pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
             direct::all_gather_core(&mut b, &local, within);
             b.finish()
         }
+        Collective::ReduceScatter => reduce_scatter(task, rank, &hosts, &local, &rail),
         _ => all_gather(task, rank, &hosts, &local, &rail),
     }
 }
@@ -71,5 +73,33 @@ fn all_gather(task: &Task, rank: u32, hosts: &Hosts, local: &Group, rail: &Group
             b.recv(from, block(its_rail.rank(member)));
         }
     }
+    b.finish()
+}
+
+fn reduce_scatter(task: &Task, rank: u32, hosts: &Hosts, local: &Group, rail: &Group) -> Plan {
+    let mut b = PlanBuilder::new(task, Algorithm::Hierarchical, rank, Cut::PerRank);
+    b.lane(0);
+    for distance in 1..local.len() {
+        let to = local.rank(local.ahead(distance));
+        let its_rail = hosts.rail(to);
+        for member in 0..rail.len() {
+            b.send(to, Blocks::one(Space::Input, its_rail.rank(member)));
+        }
+    }
+    // What my host has for each rank of my rail.
+    let sums = b.scratch_range((0..rail.len()).map(|member| Like::Input(rail.rank(member))));
+    for member in 0..rail.len() {
+        let sum = Blocks::one(Space::Scratch, sums.first + member);
+        let own = Blocks::one(Space::Input, rail.rank(member));
+        direct::sum_ascending(&mut b, local, own, sum, |_| sum);
+    }
+    for distance in 1..rail.len() {
+        let to = rail.ahead(distance);
+        b.send(rail.rank(to), Blocks::one(Space::Scratch, sums.first + to));
+    }
+    let output = Blocks::one(Space::Output, 0);
+    direct::sum_ascending(&mut b, rail, Blocks::one(Space::Scratch, sums.first + rail.me()), output, |_| {
+        output
+    });
     b.finish()
 }

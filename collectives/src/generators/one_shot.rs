@@ -3,7 +3,7 @@
 //! The form of one-shot kernels on GPUs and of flat shared-memory collectives: one wave of p-1 messages of the
 //! whole vector, so (p-1) n bytes per rank, but a single latency. All-reduce, reduce (to any root) and
 //! reduce-scatter. The contributions are taken in rank order and added up along the canonical tree
-//! ([`canonical_expression`](crate::check::canonical_expression)): the balanced binary tree over the ranks,
+//! ([`Expression::canonical`](crate::check::Expression::canonical)): the balanced binary tree over the ranks,
 //! where ranks that have no place in a power of two are paired first. Since each is added as soon as its
 //! neighbours in the tree are there, log2 p scratch vectors do.
 

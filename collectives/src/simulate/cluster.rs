@@ -80,3 +80,23 @@ impl Cluster {
         (0..self.world_size()).map(|rank| self.host(rank)).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde::de::value::{Error, MapDeserializer};
+
+    use super::*;
+
+    fn read(fields: &[(&str, u32)]) -> Result<Cluster, Error> {
+        Cluster::deserialize(MapDeserializer::new(fields.iter().copied()))
+    }
+
+    #[test]
+    fn what_is_not_said_has_a_default_and_what_is_unknown_is_an_error() {
+        let cluster = read(&[("hosts", 3), ("ranks_per_host", 4)]).expect("valid");
+        assert_eq!(cluster, Cluster { hosts: 3, ranks_per_host: 4, ..Cluster::default() });
+        assert_eq!(cluster.hosts_of_ranks(), [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]);
+        let error = read(&[("host", 3)]).expect_err("a misspelt field").to_string();
+        assert!(error.contains("`host`") && error.contains("`hosts`"), "{error}");
+    }
+}

@@ -1,120 +1,17 @@
 //! The event loop.
 
-use std::cmp::{Ordering, Reverse};
+use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::layout::Layout;
 use crate::model::LinkClass;
 use crate::plan::{Action, Plan, Step, StepRef};
 
+use super::state::{Compiled, Event, Host, Instance, Lane, Message, Rank, Record, Timed};
 use super::{Cluster, CriticalStep, Stuck, Timing, Traffic};
 
-/// Which channel a step of a rank uses, in a dense numbering.
+/// Which channel a step uses, in a dense numbering; steps are counted over all ranks.
 type Channels<'a> = &'a dyn Fn(usize, &Action) -> Option<usize>;
-
-/// What determined when a step was done: the record of the step before it on the critical path.
-#[derive(Clone, Copy, Debug)]
-struct Record {
-    rank: u32,
-    segment: u32,
-    step: StepRef,
-    at: f64,
-    cause: Option<u32>,
-}
-
-/// One step, with what it costs; the same for all segments but, maybe, the last.
-#[derive(Clone, Copy, Debug)]
-struct Compiled {
-    step: Step,
-    channel: u32,
-    /// Peer and whether it is on another host, for sends.
-    peer: u32,
-    inter: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Message {
-    arrived: f64,
-    record: u32,
-}
-
-/// A lane of a segment in flight.
-#[derive(Clone, Debug, Default)]
-struct Lane {
-    next: u16,
-    /// When the last of its sends is read out.
-    read_out: f64,
-    last: Option<u32>,
-    /// When each step was done, where another lane may ask.
-    done: Vec<(f64, u32)>,
-    waiting_after: bool,
-}
-
-/// A segment in flight on one rank.
-#[derive(Clone, Debug)]
-struct Instance {
-    segment: usize,
-    lanes: Vec<Lane>,
-    unfinished: usize,
-}
-
-struct Rank {
-    host: usize,
-    processor: f64,
-    processor_record: Option<u32>,
-    link_out: f64,
-    link_in: f64,
-    instances: Vec<Instance>,
-    /// Segments begun, and how many there are.
-    begun: usize,
-    segments: usize,
-    finished: f64,
-    last_record: Option<u32>,
-    dies: f64,
-    has_after: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Host {
-    out: f64,
-    inward: f64,
-    memory: f64,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Event {
-    /// A lane may be able to go on.
-    Lane { rank: u32, slot: u16, lane: u16 },
-    /// The first byte of a message leaves the sender's link. What hosts share is taken now, and not when the
-    /// message was posted, lest a message that waits for its link keep others from the interface.
-    Depart { rank: u32, slot: u16, lane: u16, step: u16, bytes: f64, record: u32 },
-    /// The first byte of a message reaches the receiver's side.
-    Head { rank: u32, slot: u16, channel: u32, bytes: f64, inter: bool, left: f64, record: u32 },
-}
-
-/// Times are never NaN; ties go by order of scheduling, so that runs repeat.
-struct Timed {
-    at: f64,
-    order: u64,
-    event: Event,
-}
-
-impl PartialEq for Timed {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-impl Eq for Timed {}
-impl PartialOrd for Timed {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Timed {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.at.total_cmp(&other.at).then(self.order.cmp(&other.order))
-    }
-}
 
 pub(super) struct Engine<'a> {
     plans: &'a [Plan],
@@ -144,16 +41,23 @@ impl<'a> Engine<'a> {
     ) -> Self {
         let window = cluster.window.max(1);
         let symmetric = plans.len() == 1;
-        let compile = |rank: usize, step: &Step| {
+        let mut number = 0;
+        let mut compile = |rank: usize, step: &Step| {
             let peer = step.action.sends_to().map_or(0, |to| to.peer);
             // A single simulated rank sends to itself, as if to another host.
             let inter = symmetric || cluster.host(peer) != cluster.host(rank as u32);
-            let channel = channel_of(rank, &step.action).map_or(u32::MAX, |channel| channel as u32);
+            let channel = channel_of(number, &step.action).map_or(u32::MAX, |channel| channel as u32);
+            number += 1;
             Compiled { step: *step, channel, peer: if symmetric { 0 } else { peer }, inter }
         };
-        let programs = plans.iter().enumerate().map(|(rank, plan)| {
-            plan.lanes.iter().map(|lane| lane.iter().map(|step| compile(rank, step)).collect()).collect()
-        });
+        let mut programs = Vec::with_capacity(plans.len());
+        for (rank, plan) in plans.iter().enumerate() {
+            let mut lanes = Vec::with_capacity(plan.lanes.len());
+            for lane in &plan.lanes {
+                lanes.push(lane.iter().map(|step| compile(rank, step)).collect());
+            }
+            programs.push(lanes);
+        }
         let ranks = plans.iter().zip(layouts).enumerate().map(|(rank, (plan, layout))| Rank {
             host: cluster.host(rank as u32) as usize,
             processor: 0.0,
@@ -177,7 +81,7 @@ impl<'a> Engine<'a> {
             layouts,
             cluster,
             window,
-            programs: programs.collect(),
+            programs,
             ranks: ranks.collect(),
             hosts: vec![Host { out: 0.0, inward: 0.0, memory: 0.0 }; hosts],
             queues: vec![vec![VecDeque::new(); channels]; window],
@@ -420,6 +324,7 @@ impl<'a> Engine<'a> {
         let compiled = self.programs[rank][usize::from(step.lane)][usize::from(step.step)];
         let model = &self.cluster.model;
         let class: &LinkClass = if compiled.inter { &model.inter } else { &model.intra };
+        let latency = model.latency_seconds(class);
         let state = &mut self.ranks[rank];
         let host = &mut self.hosts[state.host];
         let mut left = at + bytes * class.seconds_per_byte();
@@ -440,10 +345,10 @@ impl<'a> Engine<'a> {
             channel: compiled.channel,
             bytes,
             inter: compiled.inter,
-            left: left + class.latency_seconds,
+            left: left + latency,
             record,
         };
-        self.schedule(at + class.latency_seconds, head);
+        self.schedule(at + latency, head);
     }
 
     /// Takes a message through the receiver's side; `left` is when its last byte gets there.

@@ -18,6 +18,7 @@
 
 mod cluster;
 mod engine;
+mod state;
 
 use serde::Serialize;
 
@@ -100,7 +101,7 @@ pub fn simulate(plans: &[Plan], shapes: &[Shape], cluster: &Cluster) -> Result<T
     let wiring = Wiring::new(plans)?;
     let connections = wiring.connections(plans);
     let layouts = bind(plans, shapes, cluster);
-    let channels = |rank: usize, action: &crate::plan::Action| wiring.of_step(rank as u32, action);
+    let channels = |number: usize, _: &crate::plan::Action| wiring.of_step(number);
     let mut timing = engine::Engine::new(plans, &layouts, cluster, wiring.len(), &channels).run();
     timing.connections = connections;
     Ok(timing)

@@ -81,8 +81,8 @@ const WORLD: u64 = 1;
 struct Card {
     /// Address of each transport, or why there is none.
     transports: Vec<(String, Result<Vec<u8>, String>)>,
-    /// Ranks with the same key share a kernel and a network namespace.
-    host: u64,
+    /// Ranks with the same keys share a kernel and a network namespace, and have not been told otherwise.
+    host: (u64, Option<String>),
     /// Processors this rank may use.
     processors: u32,
     /// Channels per peer that all transports of this rank offer.
@@ -113,7 +113,7 @@ pub(crate) fn connect(
                 (c.kind.name().to_owned(), address)
             })
             .collect(),
-        host: world.control.peer_info()[world.control.rank() as usize].host_key,
+        host: (world.control.peer_info()[world.control.rank() as usize].host_key, config.host_id.clone()),
         processors: usable_processors() as u32,
         channels: candidates.iter().filter_map(Candidate::channels_max).min().unwrap_or(u16::MAX),
         agreed: agreed(&config),
@@ -239,6 +239,7 @@ fn open_endpoints(control: &Control, rank: u32, members: &[u32], config: &Config
             let own = &info[control.rank() as usize].host_key;
             let local = members.iter().filter(|rank| info[**rank as usize].host_key == *own).count();
             options.oversubscribed = local > usable_processors();
+            options.host_key.clone_from(&config.host_id);
             ShmEndpoint::new(rank, world_size, options).map(|endpoint| Opened::Shm(Box::new(endpoint)))
         }
         TransportKind::Tcp => {
@@ -314,12 +315,12 @@ fn establish(endpoint: &mut dyn Endpoint, rank: u32, deadline: Instant) -> Resul
 
 /// Host index of each rank, in order of first appearance.
 fn host_indices(cards: &[Card]) -> Arc<[u32]> {
-    let mut keys: Vec<u64> = Vec::new();
+    let mut keys: Vec<&(u64, Option<String>)> = Vec::new();
     cards
         .iter()
         .map(|card| {
-            keys.iter().position(|key| *key == card.host).unwrap_or_else(|| {
-                keys.push(card.host);
+            keys.iter().position(|key| **key == card.host).unwrap_or_else(|| {
+                keys.push(&card.host);
                 keys.len() - 1
             }) as u32
         })

@@ -200,10 +200,4 @@ impl Shared {
     pub(crate) fn abort(&self, reason: &str) {
         self.poison_with(Poison::Aborted { by: self.rank, reason: reason.to_owned() });
     }
-
-    /// Whether something has made the communicator unusable.
-    pub(crate) fn is_poisoned(&self) -> bool {
-        self.membership.abort_flag().is_raised()
-            || self.core().engine.failure().is_some()
-    }
 }

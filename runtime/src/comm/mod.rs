@@ -20,7 +20,6 @@ use std::time::{Duration, Instant};
 
 pub use create::Builder;
 pub use point_to_point::Batch;
-pub(crate) use create::connect;
 pub(crate) use run::Ticket;
 pub use scope::Scope;
 pub(crate) use shared::Shared;

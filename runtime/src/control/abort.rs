@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -108,10 +108,15 @@ impl AbortFlag {
         if self.cause.set(cause).is_err() {
             return false;
         }
-        let hooks = self.hooks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut hooks = self.hooks.lock().unwrap_or_else(PoisonError::into_inner);
         self.word.store(1, Ordering::Release);
-        for hook in hooks.iter() {
-            hook();
+        let waiting = std::mem::take(&mut *hooks);
+        drop(hooks);
+        for hook in waiting {
+            // A panic here would end the control thread's task, and with it this rank's place in the job.
+            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(hook)).is_err() {
+                tracing::error!("a hook on an abort flag panicked");
+            }
         }
         true
     }
@@ -120,7 +125,7 @@ impl AbortFlag {
     /// thread, so it must not block; if the flag is up already it runs now. A hook that owns what owns this flag
     /// would keep both alive: let it hold a `Weak`.
     pub fn on_raise(&self, hook: Box<dyn Fn() + Send + Sync>) {
-        let mut hooks = self.hooks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut hooks = self.hooks.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_raised() {
             drop(hooks);
             hook();

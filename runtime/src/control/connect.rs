@@ -10,8 +10,11 @@ use tokio::task::JoinSet;
 
 use super::handshake::{Rejection, VERSION, greet_hub};
 use super::hub::{BoxedStream, Hub};
-use super::limits::{CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_HUB, RETRY_FIRST, RETRY_MOST};
-use super::wire::{Cookie, FromHub, Hello, PeerInfo, Refusal, ToHub, decode, encode, read_frame};
+use super::limits::{
+    CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_HUB, MAX_NAME_BYTES, MAX_SOURCE_BYTES, RETRY_FIRST,
+    RETRY_MOST,
+};
+use super::wire::{Cookie, FromHub, Hello, PeerInfo, Refusal, ToHub, clip, decode, encode, read_frame};
 use crate::error::{Error, Result};
 use crate::join::{Advert, JoinSpec, Locator, find, host_key, hostname};
 
@@ -157,16 +160,16 @@ impl Search {
         let hello = Hello {
             peer: PeerInfo {
                 rank: spec.rank,
-                hostname: hostname(),
+                hostname: clip(hostname(), MAX_NAME_BYTES),
                 pid: std::process::id(),
                 local_rank: spec.local_rank,
                 version: VERSION.into(),
                 host_key: host_key(),
             },
             world_size: spec.world_size,
-            job: spec.job.clone(),
+            job: clip(spec.job.clone(), MAX_NAME_BYTES),
             expected,
-            source: spec.source.clone(),
+            source: clip(spec.source.clone(), MAX_SOURCE_BYTES),
         };
         stream.write_all(&encode(&ToHub::Hello(hello))).await.map_err(|e| again("introducing itself", e))?;
         let (read, writer) = tokio::io::split(stream);

@@ -68,16 +68,13 @@ pub(crate) fn exchange(
         }
         match &state.hub {
             HubStanding::Open => {}
-            HubStanding::Lost(cause) => {
-                break Err(Error::PeerLost {
-                    context: context.clone(),
-                    peer: place(0),
-                    cause: cause.clone(),
-                });
-            }
+            HubStanding::Lost(cause) => break Err(without_hub(&context, members, cause)),
             HubStanding::Closed => {
-                let cause = "rank 0 has left the job and closed its control plane".into();
-                break Err(Error::PeerLost { context: context.clone(), peer: place(0), cause });
+                break Err(without_hub(
+                    &context,
+                    members,
+                    "it has left the job and closed its control plane",
+                ));
             }
             HubStanding::Left { .. } => break Err(usage("this rank has left the job".into())),
         }
@@ -99,6 +96,19 @@ pub(crate) fn exchange(
     };
     state.exchanges.remove(&key);
     outcome
+}
+
+/// World rank 0 is gone: a member that is lost, or, if it is none, a service that is missing.
+fn without_hub(context: &Context, members: &[u32], cause: &str) -> Error {
+    let context = context.clone();
+    match members.iter().position(|&member| member == 0) {
+        Some(place) => Error::PeerLost { context, peer: place as u32, cause: cause.to_owned() },
+        None => Error::Aborted {
+            by: context.rank,
+            reason: format!("world rank 0 carries the control plane that an exchange needs: {cause}"),
+            context,
+        },
+    }
 }
 
 fn timeout(context: &Context, started: Instant, shared: &Shared, by: u32, missing: Vec<(u32, u32)>) -> Error {

@@ -16,7 +16,8 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::handshake::{JobSecret, Rejection, greet_rank};
-use super::hub_state::{Action, ConnectionId, HubSettings, HubState};
+use super::hub_seat::HubSettings;
+use super::hub_state::{Action, ConnectionId, HubState};
 use super::limits::{
     CLOSING_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_TO_HUB, MAX_HELLO_FRAME, MAX_QUEUE_BYTES, SPARE_HANDSHAKES,
 };
@@ -41,7 +42,7 @@ enum Event {
     Misfit { note: String },
     Message { connection: ConnectionId, message: ToHub },
     Closed { connection: ConnectionId, cause: String },
-    Linger { patience: Duration, done: std::sync::mpsc::Sender<()> },
+    Linger { patience: Duration, done: Box<dyn Send> },
 }
 
 /// Counters of a hub.
@@ -97,8 +98,8 @@ impl Hub {
         Ok(Box::new(near))
     }
 
-    /// Rank 0 leaves. The receiver's other end is dropped when the hub has ended.
-    pub(crate) async fn linger(self, patience: Duration, done: std::sync::mpsc::Sender<()>) {
+    /// Rank 0 leaves. `done` is dropped when the hub has ended.
+    pub(crate) async fn linger(self, patience: Duration, done: Box<dyn Send>) {
         let _ = self.events.send(Event::Linger { patience, done }).await;
     }
 }
@@ -125,7 +126,7 @@ struct Driver {
     readers: JoinSet<()>,
     writers: JoinSet<()>,
     /// Dropped when the driver ends, which tells whoever waits for it.
-    lingerers: Vec<std::sync::mpsc::Sender<()>>,
+    lingerers: Vec<Box<dyn Send>>,
     counters: Arc<HubCounters>,
 }
 
@@ -149,13 +150,7 @@ impl Driver {
                     }
                     None => break,
                 },
-                accepted = accept(self.listener.as_ref()) => match accepted {
-                    Ok((stream, origin)) => self.greet(Box::new(stream), origin, true),
-                    Err(error) => {
-                        tracing::debug!(%error, "accepting a connection failed");
-                        tokio::time::sleep(Duration::from_millis(10)).await;
-                    }
-                },
+                (stream, origin) = accept(self.listener.as_ref()) => self.greet(Box::new(stream), origin, true),
                 () = tokio::time::sleep_until(wakeup) => self.state.tick(Instant::now()),
                 Some(_) = self.handshakes.join_next() => {}
                 Some(_) = self.readers.join_next() => {}
@@ -246,7 +241,11 @@ impl Driver {
         let (read, write) = tokio::io::split(stream);
         let (queue, frames) = mpsc::unbounded_channel();
         let queued_bytes = Arc::new(AtomicUsize::new(0));
-        let writer = self.writers.spawn(write_frames(write, frames, queued_bytes.clone()));
+        let unwritten = queued_bytes.clone();
+        let written = move |bytes| {
+            unwritten.fetch_sub(bytes, Ordering::Relaxed);
+        };
+        let writer = self.writers.spawn(write_frames(write, frames, written));
         let reader = match self.events.upgrade() {
             Some(events) => self.readers.spawn(read_messages(connection, read, events)),
             None => self.readers.spawn(async {}),
@@ -285,11 +284,21 @@ impl Driver {
     }
 }
 
-async fn accept(listener: Option<&TcpListener>) -> io::Result<(TcpStream, String)> {
+async fn accept(listener: Option<&TcpListener>) -> (TcpStream, String) {
     let Some(listener) = listener else { return std::future::pending().await };
-    let (stream, origin) = listener.accept().await?;
-    stream.set_nodelay(true)?;
-    Ok((stream, origin.to_string()))
+    loop {
+        match listener.accept().await {
+            Ok((stream, origin)) => {
+                let _ = stream.set_nodelay(true);
+                return (stream, origin.to_string());
+            }
+            Err(error) => {
+                // Out of descriptors, most likely: that passes, and must not become a busy loop.
+                tracing::debug!(%error, "accepting a connection failed");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    }
 }
 
 /// Handshake and first frame.
@@ -327,11 +336,11 @@ async fn read_messages(connection: ConnectionId, read: ReadHalf<BoxedStream>, ev
     let _ = events.send(Event::Closed { connection, cause }).await;
 }
 
-/// Writes frames until the queue is closed, then shuts the direction down.
+/// Writes frames until the queue is closed, then shuts the direction down. `written` is told each frame's length.
 pub(crate) async fn write_frames(
     write: WriteHalf<BoxedStream>,
     mut frames: mpsc::UnboundedReceiver<Bytes>,
-    queued_bytes: Arc<AtomicUsize>,
+    written: impl Fn(usize),
 ) {
     let mut writer = BufWriter::new(write);
     while let Some(frame) = frames.recv().await {
@@ -340,7 +349,7 @@ pub(crate) async fn write_frames(
             if writer.write_all(&frame).await.is_err() {
                 return;
             }
-            queued_bytes.fetch_sub(frame.len(), Ordering::Relaxed);
+            written(frame.len());
             next = frames.try_recv().ok();
         }
         if writer.flush().await.is_err() {

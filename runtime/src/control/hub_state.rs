@@ -14,14 +14,11 @@ use bytes::Bytes;
 
 use super::abort::AbortCause;
 use super::board::Status;
-use super::limits::{
-    CLOSING_TIMEOUT, Liveness, MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES, MAX_NAME_BYTES, MAX_OPEN_EXCHANGES,
-    MAX_REMEMBERED,
-};
+use super::hub_exchange::{Contribution, Delivery, Exchanges};
+use super::hub_seat::{HubSettings, Seat, Taken, describe, objection, standing};
+use super::limits::{CLOSING_TIMEOUT, MAX_NAME_BYTES};
 use super::ranks;
-use super::wire::{
-    Cookie, ExchangeFailure, ExchangeKey, FromHub, Hello, PeerInfo, Refusal, ToHub, clip, encode,
-};
+use super::wire::{FromHub, Hello, PeerInfo, Refusal, ToHub, clip, encode, remember};
 
 /// A connection, numbered by the hub's driver.
 pub(crate) type ConnectionId = u64;
@@ -41,59 +38,12 @@ pub(crate) enum Action {
     Gathered,
 }
 
-#[derive(Debug)]
-enum Seat {
-    Empty { last: Option<String> },
-    Taken(Taken),
-    Departed,
-    Lost { cause: String },
-}
-
-#[derive(Debug)]
-struct Taken {
-    connection: ConnectionId,
-    peer: PeerInfo,
-    /// Heartbeats are judged; an in-process connection has none.
-    judged: bool,
-    heard: Instant,
-    suspected: bool,
-    open_exchanges: usize,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Gathering { deadline: Instant },
     Running,
     Lingering { until: Instant },
     Closing { until: Instant },
-}
-
-#[derive(Debug)]
-struct Collecting {
-    members: Vec<u32>,
-    blobs: Vec<Option<Vec<u8>>>,
-    bytes: usize,
-}
-
-impl Collecting {
-    fn missing(&self) -> impl Iterator<Item = u32> + '_ {
-        self.members.iter().zip(&self.blobs).filter(|(_, blob)| blob.is_none()).map(|(&rank, _)| rank)
-    }
-
-    fn arrived(&self) -> impl Iterator<Item = u32> + '_ {
-        self.members.iter().zip(&self.blobs).filter(|(_, blob)| blob.is_some()).map(|(&rank, _)| rank)
-    }
-}
-
-/// Facts about a hub that do not change.
-#[derive(Clone, Debug)]
-pub(crate) struct HubSettings {
-    pub(crate) world_size: u32,
-    pub(crate) cookie: Cookie,
-    pub(crate) job: String,
-    pub(crate) source: String,
-    pub(crate) timeout: Duration,
-    pub(crate) liveness: Liveness,
 }
 
 /// The hub, without its sockets.
@@ -103,8 +53,7 @@ pub(crate) struct HubState {
     phase: Phase,
     seats: Vec<Seat>,
     ranks: HashMap<ConnectionId, u32>,
-    exchanges: HashMap<ExchangeKey, Collecting>,
-    failed: VecDeque<(ExchangeKey, ExchangeFailure)>,
+    exchanges: Exchanges,
     aborted: VecDeque<u64>,
     newly_departed: Vec<u32>,
     turned_away: Vec<String>,
@@ -119,8 +68,7 @@ impl HubState {
             phase: Phase::Gathering { deadline: now + settings.timeout },
             seats,
             ranks: HashMap::new(),
-            exchanges: HashMap::new(),
-            failed: VecDeque::new(),
+            exchanges: Exchanges::default(),
             aborted: VecDeque::new(),
             newly_departed: Vec::new(),
             turned_away: Vec::new(),
@@ -164,7 +112,8 @@ impl HubState {
     /// A rank introduces itself.
     pub(crate) fn hello(&mut self, connection: ConnectionId, hello: Hello, judged: bool, now: Instant) {
         let who = describe(&hello.peer);
-        if let Some(refusal) = self.objection(&hello) {
+        let ending = matches!(self.phase, Phase::Lingering { .. } | Phase::Closing { .. });
+        if let Some(refusal) = objection(&self.settings, &self.seats, ending, &hello) {
             if !refusal.retry {
                 self.note_misfit(format!("{who}: {}", refusal.problem));
             }
@@ -178,7 +127,7 @@ impl HubState {
         peer.version = clip(peer.version, MAX_NAME_BYTES);
         let rank = peer.rank;
         self.seats[rank as usize] =
-            Seat::Taken(Taken { connection, peer, judged, heard: now, suspected: false, open_exchanges: 0 });
+            Seat::Taken(Taken { connection, peer, judged, heard: now, suspected: false });
         self.ranks.insert(connection, rank);
         tracing::debug!(rank, who, "a rank joined");
         let peers: Option<Vec<PeerInfo>> = self.seats.iter().map(|s| s.peer().cloned()).collect();
@@ -191,61 +140,6 @@ impl HubState {
             _ => {
                 let missing = self.missing_text();
                 self.send(connection, &FromHub::Waiting { missing });
-            }
-        }
-    }
-
-    fn objection(&self, hello: &Hello) -> Option<Refusal> {
-        let settings = &self.settings;
-        let refuse = |problem: String, remedy: &str, retry: bool| {
-            Some(Refusal { problem: clip(problem, usize::MAX), remedy: remedy.into(), retry })
-        };
-        if hello.expected.is_some_and(|cookie| cookie != settings.cookie) {
-            return refuse("the address belongs to another job".into(), "Wait for this job's rank 0", true);
-        }
-        if !hello.job.is_empty() && !settings.job.is_empty() && hello.job != settings.job {
-            return refuse(
-                format!("job '{}' listens here, this is job '{}'", settings.job, hello.job),
-                "Give each job its own port",
-                true,
-            );
-        }
-        match self.phase {
-            Phase::Lingering { .. } | Phase::Closing { .. } => {
-                return refuse("another job is just ending here".into(), "Wait for this job's rank 0", true);
-            }
-            Phase::Gathering { .. } | Phase::Running => {}
-        }
-        if hello.world_size != settings.world_size {
-            return refuse(
-                format!(
-                    "rank {} was told that the job has {} ranks ({}), rank 0 that it has {} ({})",
-                    hello.peer.rank, hello.world_size, hello.source, settings.world_size, settings.source
-                ),
-                "Give every process of the job the same world size",
-                false,
-            );
-        }
-        let Some(seat) = self.seats.get(hello.peer.rank as usize) else {
-            return refuse(
-                format!("there is no rank {} among {}", hello.peer.rank, settings.world_size),
-                "Number the ranks from 0 to world size - 1",
-                false,
-            );
-        };
-        let newcomer = describe(&hello.peer);
-        let remedy =
-            "Give every process its own rank, and every job its own rendezvous (port, file or job name)";
-        match seat {
-            Seat::Empty { .. } => None,
-            Seat::Taken(taken) => refuse(
-                format!("{} has it already; this newcomer is {newcomer}", describe(&taken.peer)),
-                remedy,
-                false,
-            ),
-            Seat::Departed => refuse(format!("{newcomer}: this rank has left the job before"), remedy, false),
-            Seat::Lost { cause } => {
-                refuse(format!("{newcomer}: this rank was lost before ({cause})"), remedy, false)
             }
         }
     }
@@ -268,14 +162,17 @@ impl HubState {
             ToHub::Hello(_) => Err("a second hello".into()),
             _ if matches!(self.phase, Phase::Gathering { .. }) => Err("a message before the welcome".into()),
             ToHub::Exchange { key, members, blob } => {
-                self.exchange(rank, connection, key, members, blob);
+                let contribution = Contribution { key, members, blob };
+                let seats = &self.seats;
+                let standing = |rank: u32| standing(seats, rank);
+                let deliveries =
+                    self.exchanges.contribute(rank, contribution, self.settings.world_size, &standing);
+                self.deliver(deliveries);
                 Ok(())
             }
             ToHub::Withdraw { key } => {
-                if let Some(collecting) = self.exchanges.get(&key) {
-                    let missing = collecting.missing().collect();
-                    self.fail_exchange(key, ExchangeFailure::Timeout { by: rank, missing });
-                }
+                let deliveries = self.exchanges.withdraw(rank, key);
+                self.deliver(deliveries);
                 Ok(())
             }
             ToHub::Abort { communicator, members, cause } => {
@@ -392,113 +289,16 @@ impl HubState {
         }
         for (rank, connection, silent) in dead {
             self.ranks.remove(&connection);
-            self.lose(rank, format!("silent for {:.0} s", silent.as_secs_f64()));
+            self.lose(rank, format!("silent for {:.1} s", silent.as_secs_f64()));
             self.actions.push(Action::Close { connection });
         }
     }
 
-    fn exchange(
-        &mut self,
-        rank: u32,
-        connection: ConnectionId,
-        key: ExchangeKey,
-        members: Vec<u32>,
-        blob: Vec<u8>,
-    ) {
-        let refuse = |state: &mut Self, problem: String| {
-            let failure = ExchangeFailure::Disagreement { problem };
-            state.send(connection, &FromHub::ExchangeFailed { key, failure });
-        };
-        if let Some((_, failure)) = self.failed.iter().find(|(failed, _)| *failed == key) {
-            let failure = failure.clone();
-            return self.send(connection, &FromHub::ExchangeFailed { key, failure });
-        }
-        let mut sorted = members.clone();
-        sorted.sort_unstable();
-        let distinct = sorted.windows(2).all(|pair| pair[0] < pair[1]);
-        if !distinct
-            || !members.contains(&rank)
-            || sorted.last().is_none_or(|&r| r >= self.settings.world_size)
-        {
-            return refuse(
-                self,
-                format!("members {members:?} are not distinct ranks with rank {rank} among them"),
-            );
-        }
-        if blob.len() > MAX_BLOB_BYTES {
-            return refuse(self, format!("{} bytes; at most {MAX_BLOB_BYTES} are possible", blob.len()));
-        }
-        let collecting = self.exchanges.entry(key).or_insert_with(|| Collecting {
-            blobs: members.iter().map(|_| None).collect(),
-            members: members.clone(),
-            bytes: 0,
-        });
-        if collecting.members != members {
-            let problem = format!(
-                "rank {rank} names the members {}, others {}",
-                ranks::compact(&sorted),
-                ranks::compact(&collecting.members)
-            );
-            refuse(self, problem.clone());
-            return self.fail_exchange(key, ExchangeFailure::Disagreement { problem });
-        }
-        let place = collecting.members.iter().position(|&r| r == rank).unwrap_or_default();
-        if collecting.blobs[place].is_some() {
-            return refuse(self, format!("rank {rank} used round {} twice", key.round));
-        }
-        collecting.bytes += blob.len();
-        collecting.blobs[place] = Some(blob);
-        let too_long = collecting.bytes > MAX_EXCHANGE_BYTES;
-        let Seat::Taken(taken) = &mut self.seats[rank as usize] else { return };
-        taken.open_exchanges += 1;
-        if too_long {
-            let problem = format!("the blobs together are longer than {MAX_EXCHANGE_BYTES} bytes");
-            return self.fail_exchange(key, ExchangeFailure::Disagreement { problem });
-        }
-        if taken.open_exchanges > MAX_OPEN_EXCHANGES {
-            let problem = format!("rank {rank} has more than {MAX_OPEN_EXCHANGES} exchanges open");
-            return self.fail_exchange(key, ExchangeFailure::Disagreement { problem });
-        }
-        self.settle_exchange(key);
-    }
-
-    /// Completes the exchange if all blobs are there, fails it if one can no longer come.
-    fn settle_exchange(&mut self, key: ExchangeKey) {
-        let Some(collecting) = self.exchanges.get(&key) else { return };
-        let doomed = collecting.missing().find_map(|rank| match &self.seats[rank as usize] {
-            Seat::Lost { cause } => Some(ExchangeFailure::Lost { rank, cause: cause.clone() }),
-            Seat::Departed => Some(ExchangeFailure::Departed { rank }),
-            Seat::Empty { .. } | Seat::Taken(_) => None,
-        });
-        if let Some(failure) = doomed {
-            return self.fail_exchange(key, failure);
-        }
-        if collecting.missing().next().is_some() {
-            return;
-        }
-        let Some(collecting) = self.exchanges.remove(&key) else { return };
-        let blobs = collecting.blobs.into_iter().flatten().collect();
-        let frame = encode(&FromHub::Exchanged { key, blobs });
-        for rank in collecting.members {
-            self.finish_part(rank, &frame);
-        }
-    }
-
-    fn fail_exchange(&mut self, key: ExchangeKey, failure: ExchangeFailure) {
-        let Some(collecting) = self.exchanges.remove(&key) else { return };
-        let frame = encode(&FromHub::ExchangeFailed { key, failure: failure.clone() });
-        let arrived: Vec<u32> = collecting.arrived().collect();
-        for rank in arrived {
-            self.finish_part(rank, &frame);
-        }
-        remember(&mut self.failed, (key, failure));
-    }
-
-    fn finish_part(&mut self, rank: u32, frame: &Bytes) {
-        if let Seat::Taken(taken) = &mut self.seats[rank as usize] {
-            taken.open_exchanges = taken.open_exchanges.saturating_sub(1);
-            let connection = taken.connection;
-            self.actions.push(Action::Send { connection, frame: frame.clone() });
+    fn deliver(&mut self, deliveries: Vec<Delivery>) {
+        for (rank, frame) in deliveries {
+            if let Some(connection) = self.connection_of(rank) {
+                self.actions.push(Action::Send { connection, frame });
+            }
         }
     }
 
@@ -507,18 +307,7 @@ impl HubState {
             return; // the first cause is on its way to everybody
         }
         remember(&mut self.aborted, communicator);
-        // Whoever waits in an exchange of this communicator is released by the abort itself.
-        let (exchanges, seats) = (&mut self.exchanges, &mut self.seats);
-        exchanges.retain(|key, collecting| {
-            if key.communicator == communicator {
-                for rank in collecting.arrived() {
-                    if let Seat::Taken(taken) = &mut seats[rank as usize] {
-                        taken.open_exchanges = taken.open_exchanges.saturating_sub(1);
-                    }
-                }
-            }
-            key.communicator != communicator
-        });
+        self.exchanges.forget(communicator);
         let frame = encode(&FromHub::Aborted { communicator, cause });
         for &member in members {
             if member != rank
@@ -560,10 +349,9 @@ impl HubState {
     }
 
     fn settle_all(&mut self) {
-        let keys: Vec<_> = self.exchanges.keys().copied().collect();
-        for key in keys {
-            self.settle_exchange(key);
-        }
+        let seats = &self.seats;
+        let deliveries = self.exchanges.settle_all(&|rank| standing(seats, rank));
+        self.deliver(deliveries);
     }
 
     fn maybe_close(&mut self) {
@@ -645,24 +433,6 @@ impl HubState {
     }
 }
 
-impl Seat {
-    fn taken(&self) -> Option<&Taken> {
-        if let Self::Taken(taken) = self { Some(taken) } else { None }
-    }
-
-    fn peer(&self) -> Option<&PeerInfo> {
-        self.taken().map(|taken| &taken.peer)
-    }
-}
-
-/// "rank 3 (process 4711 on node7)".
-pub(crate) fn describe(peer: &PeerInfo) -> String {
-    format!("rank {} (process {} on {})", peer.rank, peer.pid, peer.hostname)
-}
-
-fn remember<T>(list: &mut VecDeque<T>, item: T) {
-    if list.len() == MAX_REMEMBERED {
-        list.pop_front();
-    }
-    list.push_back(item);
-}
+#[cfg(test)]
+#[path = "hub_state_tests.rs"]
+mod tests;

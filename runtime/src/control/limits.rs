@@ -34,8 +34,11 @@ pub(crate) const MAX_FRAME_TO_HUB: usize =
 pub(crate) const MAX_FRAME_FROM_HUB: usize =
     MAX_EXCHANGE_BYTES + MAX_WORLD_SIZE as usize * VARINT_BYTES + 8 * MAX_TEXT_BYTES;
 
-/// Facts about one rank in the welcome: host name and version cut to this much each.
+/// Names (of hosts, versions, jobs) are cut to this much.
 pub(crate) const MAX_NAME_BYTES: usize = 256;
+
+/// Where a rank learned its place, as told to the hub; lists of hosts may be long.
+pub(crate) const MAX_SOURCE_BYTES: usize = 1 << 10;
 
 /// Bytes queued for one rank that does not read, before the hub gives it up: four of the largest frames.
 pub(crate) const MAX_QUEUE_BYTES: usize = 4 * MAX_FRAME_FROM_HUB;
@@ -75,6 +78,7 @@ pub(crate) const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a rank that gave up an exchange waits for the hub to say who was missing.
 pub(crate) const VERDICT_TIMEOUT: Duration = Duration::from_millis(500);
 
+const _: () = assert!(4 * MAX_NAME_BYTES + MAX_SOURCE_BYTES + 256 < MAX_HELLO_FRAME);
 const _: () = assert!(MAX_HELLO_FRAME < MAX_FRAME_TO_HUB);
 const _: () = assert!(MAX_FRAME_TO_HUB < MAX_FRAME_FROM_HUB);
 const _: () = assert!(MAX_BLOB_BYTES <= MAX_EXCHANGE_BYTES);

@@ -17,7 +17,7 @@
 //! cause that reaches a rank stays there: ranks that abort at the same moment may name different causes.
 //!
 //! Files: `limits` (every bound), `wire` (messages), `handshake`, `hub_state` (the hub without sockets), `hub` (its
-//! sockets), `connect` (a rank's way in), `seat` (a rank's end), `membership`, `abort`, `board`, `runtime`.
+//! sockets), `hub_seat`, `hub_exchange`, `connect` (a rank's way in), `seat` (a rank's end), `exchange`, `membership`, `abort`, `board`, `runtime`.
 
 mod abort;
 mod board;
@@ -25,6 +25,8 @@ mod connect;
 mod exchange;
 mod handshake;
 mod hub;
+mod hub_exchange;
+mod hub_seat;
 mod hub_state;
 mod limits;
 mod membership;
@@ -51,8 +53,8 @@ pub(crate) use limits::{BIND_PATIENCE, RETRY_MOST};
 
 use crate::error::{Error, Result};
 use crate::join::{self, JoinSpec, Locator};
-use hub_state::HubSettings;
-use limits::{CLOSING_TIMEOUT, FAREWELL_TIMEOUT};
+use hub_seat::HubSettings;
+use limits::{CLOSING_TIMEOUT, FAREWELL_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES};
 use seat::{HubStanding, Shared};
 use wire::ToHub;
 
@@ -177,7 +179,7 @@ impl Control {
 impl Inner {
     fn leave(&self) {
         self.part(&ToHub::Goodbye);
-        seat::wait_for_farewell(&self.shared, FAREWELL_TIMEOUT);
+        self.wait_for_farewell();
         let patience =
             if self.shared.anything_aborted() { Duration::ZERO } else { self.spec.liveness.linger };
         self.close_hub(patience);
@@ -192,11 +194,20 @@ impl Inner {
         }
     }
 
+    fn wait_for_farewell(&self) {
+        if !self.runtime.is_current() {
+            seat::wait_for_farewell(&self.shared, FAREWELL_TIMEOUT);
+        }
+    }
+
     fn close_hub(&self, patience: Duration) {
         let hub = self.hub.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         if let Some(hub) = hub {
-            let (done, ended) = mpsc::channel();
-            self.runtime.spawn(hub.linger(patience, done));
+            let (done, ended) = mpsc::channel::<()>();
+            self.runtime.spawn(hub.linger(patience, Box::new(done)));
+            if self.runtime.is_current() {
+                return;
+            }
             // Nothing is ever sent: the other end is dropped when the hub has ended.
             let _ = ended.recv_timeout(patience + 3 * CLOSING_TIMEOUT);
         }
@@ -208,8 +219,9 @@ impl Drop for Inner {
         if std::thread::panicking() {
             let what = std::thread::current().name().unwrap_or("unnamed").to_owned();
             // Wait until the hub has it: otherwise the end of the process overtakes the reason.
-            self.part(&ToHub::Dying { reason: format!("its thread '{what}' panicked") });
-            seat::wait_for_farewell(&self.shared, FAREWELL_TIMEOUT);
+            let reason = wire::clip(format!("its thread '{what}' panicked"), MAX_NAME_BYTES);
+            self.part(&ToHub::Dying { reason });
+            self.wait_for_farewell();
             self.close_hub(Duration::ZERO);
         } else {
             self.leave();
@@ -237,8 +249,8 @@ async fn join_all(spec: &JoinSpec) -> Result<(Arc<Shared>, Option<Hub>)> {
     let settings = HubSettings {
         world_size: spec.world_size,
         cookie,
-        job: spec.job.clone(),
-        source: spec.source.clone(),
+        job: wire::clip(spec.job.clone(), MAX_NAME_BYTES),
+        source: wire::clip(spec.source.clone(), MAX_SOURCE_BYTES),
         timeout: spec.timeout,
         liveness: spec.liveness,
     };
@@ -254,8 +266,10 @@ async fn join_all(spec: &JoinSpec) -> Result<(Arc<Shared>, Option<Hub>)> {
             Ok((seat::serve(spec.rank, seated, spec.liveness), Some(hub)))
         }
         Err(error) => {
-            let (done, _) = mpsc::channel();
-            hub.linger(Duration::ZERO, done).await;
+            // The others must hear the verdict before this process ends.
+            let (done, ended) = tokio::sync::oneshot::channel::<()>();
+            hub.linger(Duration::ZERO, Box::new(done)).await;
+            let _ = tokio::time::timeout(2 * CLOSING_TIMEOUT, ended).await;
             Err(error)
         }
     }

@@ -1,6 +1,6 @@
 //! Lists of ranks in messages.
 
-/// "3, 5-7" for [3, 5, 6, 7]; long lists are cut with the number of those left out. The list must be sorted.
+/// "3, 5-7" for [3, 5, 6, 7]; long lists are cut with the number of those left out.
 pub(crate) fn compact(ranks: &[u32]) -> String {
     const MOST_RANGES: usize = 32;
     let mut ranges: Vec<(u32, u32)> = Vec::new();

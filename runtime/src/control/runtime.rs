@@ -49,6 +49,11 @@ impl ControlRuntime {
         Ok(Self { inner: Arc::new(Inner { handle, stop: Some(stop), thread: Some(thread) }) })
     }
 
+    /// Whether the caller runs on this very thread, where waiting for it would be in vain.
+    pub(crate) fn is_current(&self) -> bool {
+        self.inner.thread.as_ref().is_some_and(|thread| thread.thread().id() == std::thread::current().id())
+    }
+
     pub(crate) fn spawn<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
         self.inner.handle.spawn(task);
     }

@@ -5,7 +5,6 @@
 //! is released, because their hooks are foreign code.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -16,9 +15,9 @@ use super::abort::{AbortCause, AbortFlag, AbortKind};
 use super::board::{Status, StatusBoard};
 use super::connect::Seated;
 use super::hub::write_frames;
-use super::limits::{Liveness, MAX_FRAME_FROM_HUB, MAX_REMEMBERED};
+use super::limits::{Liveness, MAX_FRAME_FROM_HUB};
 use super::wire::{
-    Cookie, ExchangeFailure, ExchangeKey, FromHub, PeerInfo, ToHub, decode, encode, read_frame,
+    Cookie, ExchangeFailure, ExchangeKey, FromHub, PeerInfo, ToHub, decode, encode, read_frame, remember,
 };
 
 /// What the rank's threads and its control task share.
@@ -50,7 +49,9 @@ pub(crate) struct State {
     pub(crate) hub: HubStanding,
     pub(crate) lost: BTreeMap<u32, String>,
     pub(crate) departed: BTreeSet<u32>,
-    pub(crate) exchanges: HashMap<ExchangeKey, Option<Result<Vec<Vec<u8>>, ExchangeFailure>>>,
+    pub(crate) exchanges: HashMap<ExchangeKey, Option<ExchangeOutcome>>,
+    /// Whether a communicator that is no longer registered was aborted.
+    aborted_before: bool,
     pub(crate) answers: HashMap<u64, Option<Option<Status>>>,
     pub(crate) next_ticket: u64,
     communicators: HashMap<u64, Registered>,
@@ -64,6 +65,9 @@ struct Registered {
     flag: Arc<AbortFlag>,
     board: Weak<StatusBoard>,
 }
+
+/// How an exchange ended.
+pub(crate) type ExchangeOutcome = Result<Vec<Vec<u8>>, ExchangeFailure>;
 
 type Raise = (Arc<AbortFlag>, AbortCause);
 
@@ -110,6 +114,7 @@ impl Shared {
 
     pub(crate) fn unregister(&self, communicator: u64, flag: &Arc<AbortFlag>) {
         let mut state = self.lock();
+        state.aborted_before |= flag.is_raised();
         if state.communicators.get(&communicator).is_some_and(|r| Arc::ptr_eq(&r.flag, flag)) {
             state.communicators.remove(&communicator);
         }
@@ -126,7 +131,9 @@ impl Shared {
     /// Whether any communicator of this rank was aborted.
     pub(crate) fn anything_aborted(&self) -> bool {
         let state = self.lock();
-        !state.lost.is_empty() || state.communicators.values().any(|r| r.flag.is_raised())
+        state.aborted_before
+            || !state.lost.is_empty()
+            || state.communicators.values().any(|r| r.flag.is_raised())
     }
 
     /// Wakes the waiting threads of this rank after one of them aborted.
@@ -178,10 +185,7 @@ impl Shared {
                 if let Some(registered) = state.communicators.get(&communicator) {
                     return vec![(registered.flag.clone(), cause)];
                 }
-                if state.early_aborts.len() == MAX_REMEMBERED {
-                    state.early_aborts.pop_front();
-                }
-                state.early_aborts.push_back((communicator, cause));
+                remember(&mut state.early_aborts, (communicator, cause));
                 Vec::new()
             }),
             FromHub::Lost { rank, cause } => self.change(|state| {
@@ -261,6 +265,7 @@ pub(crate) fn serve(rank: u32, seated: Seated, liveness: Liveness) -> Arc<Shared
             lost: BTreeMap::new(),
             departed: BTreeSet::new(),
             exchanges: HashMap::new(),
+            aborted_before: false,
             answers: HashMap::new(),
             next_ticket: 1,
             communicators: HashMap::new(),
@@ -280,7 +285,7 @@ async fn run(
     liveness: Liveness,
 ) {
     let Seated { mut reader, writer, judged, .. } = seated;
-    let writing = tokio::spawn(write_frames(writer, frames, Arc::new(AtomicUsize::new(usize::MAX / 2))));
+    let writing = tokio::spawn(write_frames(writer, frames, |_| ()));
     let beat = encode(&ToHub::Heartbeat);
     let (beats, heard) = (Mutex::new(Instant::now()), &shared);
     let reading = async {
@@ -321,7 +326,7 @@ async fn run(
             }
             let silent = now.saturating_duration_since(*last);
             if silent >= liveness.dead_after {
-                return format!("silent for {:.0} s", silent.as_secs_f64());
+                return format!("silent for {:.1} s", silent.as_secs_f64());
             }
             if silent >= liveness.suspect_after && !suspected {
                 tracing::warn!(

@@ -3,6 +3,7 @@
 //! A frame is its length (4 bytes, little-endian) and a postcard-encoded message. The length is checked against the
 //! limit of its direction before anything is allocated.
 
+use std::collections::VecDeque;
 use std::io;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -11,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::abort::AbortCause;
 use super::board::Status;
-use super::limits::{MAX_FRAME_FROM_HUB, MAX_TEXT_BYTES};
+use super::limits::{MAX_FRAME_FROM_HUB, MAX_REMEMBERED, MAX_TEXT_BYTES};
 
 /// Random number that names a job: chosen by rank 0's hub, given to all ranks in the welcome.
 pub type Cookie = [u8; 16];
@@ -160,8 +161,7 @@ pub(crate) fn encode<T: Serialize>(message: &T) -> Bytes {
     let mut frame = BytesMut::with_capacity(64);
     frame.put_u32_le(0);
     // Our own types into memory: postcard has no way to fail on them.
-    let frame = postcard::to_extend(message, Extend(frame)).expect("messages can be encoded").0;
-    let mut frame = frame;
+    let mut frame = postcard::to_extend(message, Extend(frame)).expect("messages can be encoded").0;
     let length = frame.len() - 4;
     assert!(length <= MAX_FRAME_FROM_HUB, "a frame of {length} bytes is over every limit");
     frame[..4].copy_from_slice(&(length as u32).to_le_bytes());
@@ -222,6 +222,14 @@ pub(crate) fn clip(mut text: String, most: usize) -> String {
     text
 }
 
+/// Adds to a list that forgets its oldest entries.
+pub(crate) fn remember<T>(list: &mut VecDeque<T>, item: T) {
+    if list.len() == MAX_REMEMBERED {
+        list.pop_front();
+    }
+    list.push_back(item);
+}
+
 pub(crate) fn invalid(problem: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem)
 }
@@ -255,5 +263,14 @@ mod tests {
         let text = clip("ä".repeat(5000), 100);
         assert!(text.len() <= 100 && text.ends_with("..."));
         assert_eq!(clip("short".into(), 100), "short");
+    }
+
+    proptest::proptest! {
+        /// Bytes from the network decode or fail; they do not panic and do not make us allocate beyond their own size.
+        #[test]
+        fn any_bytes_are_survived(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            let _ = decode::<ToHub>(&bytes);
+            let _ = decode::<FromHub>(&bytes);
+        }
     }
 }

@@ -248,6 +248,7 @@ pub(crate) fn apply_settings(spec: &mut JoinSpec, environment: Environment<'_>) 
     if let Some(dead_after) = seconds(environment, "KOLO_DEAD_AFTER")? {
         spec.liveness.dead_after = dead_after;
         spec.liveness.suspect_after = spec.liveness.suspect_after.min(dead_after);
+        // Four missed in a row are silence; also one lost to a busy moment is not.
         spec.liveness.heartbeat = spec.liveness.heartbeat.min(dead_after / 4);
     }
     if let Some(secret) = set(environment, "KOLO_JOB_SECRET").and_then(JobSecret::new) {
@@ -257,11 +258,11 @@ pub(crate) fn apply_settings(spec: &mut JoinSpec, environment: Environment<'_>) 
 }
 
 fn seconds(environment: Environment<'_>, name: &str) -> Result<Option<Duration>> {
-    /// Ten years: no wait is longer, and clocks do not overflow.
-    const MOST: f64 = 315_360_000.0;
     let Some(value) = set(environment, name) else { return Ok(None) };
     match value.parse::<f64>() {
-        Ok(seconds) if seconds > 0.0 && seconds <= MOST => Ok(Some(Duration::from_secs_f64(seconds))),
+        Ok(seconds) if seconds > 0.0 && seconds <= super::MOST_PATIENCE.as_secs_f64() => {
+            Ok(Some(Duration::from_secs_f64(seconds)))
+        }
         _ => Err(Error::configuration(
             name,
             format!("'{value}' is no number of seconds above 0"),

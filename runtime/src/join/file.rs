@@ -131,7 +131,7 @@ pub(crate) fn read(path: &Path) -> Result<Notice, String> {
     let at = path.display();
     let facts = fs::metadata(path).map_err(|e| format!("{at}: {e}; rank 0 has not written it yet"))?;
     let me = rustix::process::geteuid().as_raw();
-    if facts.uid() != me && facts.uid() != 0 && me != 0 {
+    if facts.uid() != me && facts.uid() != 0 {
         return Err(format!("{at} belongs to user {}, not to this user ({me})", facts.uid()));
     }
     if facts.len() > MAX_FILE_BYTES {

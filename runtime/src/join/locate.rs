@@ -123,6 +123,7 @@ async fn publish_in_store(
 ) -> Result<()> {
     let deadline = Instant::now() + spec.timeout;
     let mut addresses = reachable_at(listener)?;
+    let mut problem = format!("the TCPStore at {host}:{port}: no answer");
     loop {
         let attempt = async {
             let mut store = open_store(host, port).await?;
@@ -132,11 +133,11 @@ async fn publish_in_store(
             let value = Notice::new(addresses.clone(), cookie).to_json();
             store.set(key, &value).await.map_err(|e| format!("the TCPStore at {host}:{port}: {e}"))
         };
-        let problem = match tokio::time::timeout_at(deadline.into(), attempt).await {
+        match tokio::time::timeout_at(deadline.into(), attempt).await {
             Ok(Ok(())) => return Ok(()),
-            Ok(Err(problem)) => problem,
-            Err(_) => format!("the TCPStore at {host}:{port}: no answer"),
-        };
+            Ok(Err(cause)) => problem = cause,
+            Err(_) => {} // what the attempt before said tells more
+        }
         if Instant::now() + RETRY_MOST >= deadline {
             return Err(Error::Join {
                 rank: Some(0),

@@ -33,6 +33,9 @@ pub(crate) use locate::{Advert, bind, find};
 /// How long ranks wait for each other by default: containers of one job may start minutes apart.
 pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// Ten years: no wait is longer, and clocks do not overflow.
+pub(crate) const MOST_PATIENCE: Duration = Duration::from_secs(315_360_000);
+
 /// Who this process is and how it finds the others.
 #[derive(Clone, Debug)]
 pub struct JoinSpec {
@@ -142,6 +145,17 @@ impl JoinSpec {
                 format!("the world size is {}; at most {most} are supported", self.world_size),
                 "Start fewer ranks, for example one per accelerator instead of one per core",
             );
+        }
+        let Liveness { heartbeat, dead_after, linger, .. } = self.liveness;
+        if heartbeat < Duration::from_millis(1)
+            || dead_after <= heartbeat
+            || [heartbeat, dead_after, linger, self.timeout].iter().any(|time| *time > MOST_PATIENCE)
+        {
+            return Err(Error::configuration(
+                format!("time limits ({})", self.source),
+                format!("heartbeat {heartbeat:?}, dead after {dead_after:?}, joining {:?}", self.timeout),
+                "Use a heartbeat of at least 1 ms, dead-after beyond it, and at most ten years",
+            ));
         }
         if self.rank >= self.world_size {
             return wrong(

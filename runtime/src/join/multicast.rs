@@ -23,7 +23,7 @@ const MAX_ADDRESSES: usize = 12;
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
 /// Before the caller looks at its deadline and asks again.
-const ASK_FOR: Duration = Duration::from_secs(1);
+const ASK_FOR: Duration = Duration::from_millis(200);
 
 const QUESTION: &str = "kolo? 1 ";
 const ANSWER: &str = "kolo! 1 ";

@@ -128,6 +128,37 @@ impl Kernel {
         unsafe { (self.combine)(dst, a, b, count) }
     }
 
+    /// `dst = sources[0] op sources[1] op ...`, from the left, reading `dst` and writing it once for all sources
+    /// together instead of once for each.
+    ///
+    /// # Safety
+    /// `dst` is writable and each source readable for `count` elements. `dst` equals one of the first two sources, or
+    /// overlaps none; it overlaps no other source.
+    ///
+    /// # Panics
+    /// If there are no sources.
+    pub unsafe fn combine_many(&self, dst: *mut u8, sources: &[*const u8], count: usize) {
+        /// Stays in the first-level cache while the sources pass through it.
+        const PIECE_BYTES: usize = 4096;
+        let piece = PIECE_BYTES / self.element_bytes();
+        let (first, rest) = sources.split_first().expect("a reduction of nothing");
+        for start in (0..count).step_by(piece) {
+            let (count, at) = (piece.min(count - start), start * self.element_bytes());
+            // SAFETY: the pieces are parts of the caller's buffers. Before a piece of `dst` is written, the pieces of the
+            // first two sources are read or are it; the others do not overlap it. Test: `many_sources_from_the_left`.
+            unsafe {
+                let mut left = first.add(at);
+                if rest.is_empty() {
+                    std::ptr::copy(left, dst.add(at), count * self.element_bytes());
+                }
+                for source in rest {
+                    self.combine(dst.add(at), left, source.add(at), count);
+                    left = dst.add(at);
+                }
+            }
+        }
+    }
+
     /// `dst = a op b` with stores that go around the caches: for a `dst` that is not `a` or `b`, is larger than the
     /// last cache, and is not read soon. Slower than [`combine`](Self::combine) for anything else.
     ///

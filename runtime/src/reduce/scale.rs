@@ -72,22 +72,24 @@ macro_rules! half_functions {
 half_functions!(Times, Over);
 
 /// Integers of up to 32 bits are divided in floating point, which vectorises where integer division does not. It is
-/// exact. Let x/d not be whole: it lies at least 1/d from a whole number, and rounding x/d to `f64` moves it by at most
-/// 2^-53 x/d < 1/d, because |x| < 2^32. So rounding never reaches the whole number that truncation must not see.
+/// exact. Let x/d not be whole: it lies at least 1/d from a whole number. With a significand of s bits, rounding x/d
+/// moves it by at most 2^-s x/d, less than 1/d if |x| < 2^s; so rounding never reaches the whole number that truncation
+/// must not see. A divisor that is itself rounded exceeds 2^s > |x|, and the quotient is 0 either way.
 macro_rules! divide_as_float {
-    ($($type:ty),*) => {$(
-        impl Unary<$type> for Over<f64> {
+    ($($type:ty as $float:ty, $whole:ty);*) => {$(
+        impl Unary<$type> for Over<$float> {
             #[inline(always)]
             fn apply(self, x: $type) -> $type {
-                let quotient = f64::from(x) / self.0;
-                // SAFETY: the divisor is at least 1 (asserted in `divide`), so the quotient is finite and no larger
-                // than `x`, which is of this type.
-                unsafe { quotient.to_int_unchecked::<$type>() }
+                let quotient = <$float>::from(x) / self.0;
+                // SAFETY: the divisor is at least 1 (asserted in `divide_for`), so the quotient is finite and no larger
+                // than `x`, which fits. Test: `scales_and_divides`.
+                unsafe { quotient.to_int_unchecked::<$whole>() as $type }
             }
         }
     )*};
 }
-divide_as_float!(u8, i8, u32, i32);
+// Processors convert vectors to 32-bit integers, not to bytes.
+divide_as_float!(u8 as f32, i32; i8 as f32, i32; u32 as f64, u32; i32 as f64, i32);
 
 macro_rules! divide_as_integer {
     ($($type:ty),*) => {$(
@@ -194,8 +196,8 @@ pub(super) unsafe fn divide_for(isa: Isa, data_type: DataType, buf: *mut u8, cou
     unsafe {
         match data_type {
             DataType::Bool => panic!("bool has no average"),
-            DataType::U8 => call!(isa, u8, buf, src, count, Over(f64::from(by))),
-            DataType::I8 => call!(isa, i8, buf, src, count, Over(f64::from(by))),
+            DataType::U8 => call!(isa, u8, buf, src, count, Over(by as f32)),
+            DataType::I8 => call!(isa, i8, buf, src, count, Over(by as f32)),
             DataType::U32 => call!(isa, u32, buf, src, count, Over(f64::from(by))),
             DataType::I32 => call!(isa, i32, buf, src, count, Over(f64::from(by))),
             DataType::U64 => call!(isa, u64, buf, src, count, Over(u64::from(by))),

@@ -369,6 +369,36 @@ fn check_placement(
 }
 
 #[test]
+fn many_sources_from_the_left() {
+    let mut bits = Bits(5);
+    for (data_type, op) in supported() {
+        let kernel = kernel(data_type, op).unwrap();
+        for (sources, count) in [(1, 10), (2, 5000), (5, 1), (5, 0), (7, 2345)] {
+            let values: Vec<_> = (0..sources).map(|_| bits.bytes(data_type, count)).collect();
+            let want = values[1..].iter().fold(values[0].clone(), |acc, x| combined(kernel, &acc, x));
+            for to in [Destination::Apart, Destination::First, Destination::Second] {
+                let (mut values, mut out) = (values.clone(), vec![0; count * data_type.size()]);
+                let into = match to {
+                    Destination::First => &mut values[0],
+                    Destination::Second if sources > 1 => &mut values[1],
+                    _ => &mut out,
+                };
+                let dst = into.as_mut_ptr();
+                let pointers: Vec<_> = values.iter().map(|v| v.as_ptr()).collect();
+                // SAFETY: all buffers hold `count` elements.
+                unsafe { kernel.combine_many(dst, &pointers, count) };
+                let got = match to {
+                    Destination::First => &values[0],
+                    Destination::Second if sources > 1 => &values[1],
+                    _ => &out,
+                };
+                assert!(*got == want, "{kernel:?}, {sources} sources, {to:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn streaming_is_the_same() {
     let mut bits = Bits(3);
     for (data_type, op) in supported() {

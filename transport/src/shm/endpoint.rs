@@ -16,19 +16,19 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::address::Address;
-use super::arena::{ASLEEP_WORD, Arena, Wake};
+use super::arena::{ASLEEP_WORD, Arena};
 use super::establish::{NAME, NO_PEER};
 use super::lane::{Handed, RecvLane, SendLane};
 use super::lobby::{Caller, Lobby};
 use super::options::{Budget, ShmOptions};
 use super::peer::{NO_LANE, Peer};
+use super::progress::received;
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
-use crate::sys::unix;
 
 /// Polls between two looks at the sockets when nothing calls for one: a look costs about 0.4 µs, a poll at least
 /// 10 ns, so this is 1 % of a spinning owner's time, and a peer's death is seen within 50 µs or so of spinning.
@@ -65,7 +65,7 @@ pub struct ShmEndpoint {
     pub(super) busy_sends: Vec<u32>,
     pub(super) busy_recvs: Vec<u32>,
     /// Peers whose doorbell is to be looked at.
-    dirty: Vec<u32>,
+    pub(super) dirty: Vec<u32>,
     /// Peers whose segment could not be delivered yet.
     pub(super) undelivered: Vec<u32>,
     /// Peers in [`Fate::Leaving`](super::peer::Fate::Leaving).
@@ -141,6 +141,22 @@ impl ShmEndpoint {
         &self.members
     }
 
+    /// Links to a peer before the first message, so that its death is noticed even if no message is ever posted: for
+    /// groups that use [`Flat`](super::Flat) alone. Reported as [`Event::Down`] by a later poll.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post_send`].
+    pub fn watch(&mut self, peer: u32) -> Result<(), Error> {
+        let index = self.peer_for_post(Channel { peer, index: 0 })?;
+        self.check_can_receive(index)?;
+        self.reach_out(index)
+    }
+
+    /// Whether the owner has said that it would sleep.
+    pub(super) fn is_armed(&self) -> bool {
+        self.armed.is_some()
+    }
+
     /// Finds the peer and checks that one may post to it.
     fn peer_for_post(&mut self, on: Channel) -> Result<usize, Error> {
         let usage = |detail: &str| Error::new(ErrorKind::Usage, NAME, Some(on.peer), detail);
@@ -199,122 +215,6 @@ impl ShmEndpoint {
         self.peers[peer].recv_lanes[usize::from(channel)] = id;
         Ok(id)
     }
-
-    /// Looks at a peer's doorbell after something was published for it or freed.
-    #[inline]
-    fn ring_doorbell(&self, peer: usize) {
-        fence(Ordering::SeqCst);
-        self.ring_doorbell_after_fence(peer);
-    }
-
-    #[inline]
-    fn ring_doorbell_after_fence(&self, peer: usize) {
-        let Some(arena) = &self.arena else { return };
-        if arena.wake(self.peers[peer].member) == Wake::Nudge {
-            self.nudge(peer);
-        }
-    }
-
-    /// Wakes a peer that sleeps on its descriptors. If its socket is full, it is awake; if it is gone, its stream
-    /// tells.
-    #[cold]
-    fn nudge(&self, peer: usize) {
-        let _ = unix::nudge(&self.bell, &self.peers[peer].bell_name);
-    }
-
-    /// Tells a peer to look at its sockets.
-    pub(super) fn send_mail(&self, peer: usize) {
-        if let Some(arena) = &self.arena {
-            arena.mail(self.peers[peer].member).fetch_add(1, Ordering::Release);
-            self.ring_doorbell(peer);
-        }
-    }
-
-    fn mark_dirty(dirty: &mut Vec<u32>, peers: &mut [Peer], peer: usize) {
-        if !peers[peer].is_dirty {
-            peers[peer].is_dirty = true;
-            dirty.push(peer as u32);
-        }
-    }
-
-    /// Moves what can be moved, up to a piece per lane. Peers that wrote nonsense go into `corrupt`.
-    fn pass(&mut self, events: &mut Vec<Event>) -> bool {
-        let budget = self.options.piece_bytes;
-        let mut any = false;
-        let mut corrupt = None;
-        let mut i = 0;
-        while i < self.busy_sends.len() {
-            let lane = &mut self.send_lanes[self.busy_sends[i] as usize];
-            let pending = &mut self.pending;
-            let result = lane.advance(budget, |token| {
-                *pending -= 1;
-                events.push(Event::Done(token));
-            });
-            match result {
-                Ok(true) => {
-                    any = true;
-                    Self::mark_dirty(&mut self.dirty, &mut self.peers, lane.peer);
-                }
-                Ok(false) => {}
-                Err(error) => corrupt = Some((lane.peer, error)),
-            }
-            if lane.is_idle() {
-                lane.is_listed = false;
-                self.busy_sends.swap_remove(i);
-            } else {
-                i += 1;
-            }
-        }
-        i = 0;
-        while i < self.busy_recvs.len() {
-            let lane = &mut self.recv_lanes[self.busy_recvs[i] as usize];
-            let (pending, rank) = (&mut self.pending, self.peers[lane.peer].rank);
-            let result = lane.advance(budget, |token, verdict| {
-                *pending -= 1;
-                events.push(received(token, verdict, rank));
-            });
-            match result {
-                Ok(true) => {
-                    any = true;
-                    Self::mark_dirty(&mut self.dirty, &mut self.peers, lane.peer);
-                }
-                Ok(false) => {}
-                Err(error) => corrupt = Some((lane.peer, error)),
-            }
-            if lane.is_idle() {
-                lane.is_listed = false;
-                self.busy_recvs.swap_remove(i);
-            } else {
-                i += 1;
-            }
-        }
-        if !self.dirty.is_empty() {
-            fence(Ordering::SeqCst);
-            while let Some(peer) = self.dirty.pop() {
-                self.peers[peer as usize].is_dirty = false;
-                self.ring_doorbell_after_fence(peer as usize);
-            }
-        }
-        if let Some((peer, error)) = corrupt {
-            let detail = format!("nonsense in shared memory: {}", error.0);
-            let cause = Error::new(ErrorKind::Corrupt, NAME, Some(self.peers[peer].rank), detail);
-            self.lose(peer, cause, true, events);
-            any = true;
-        }
-        any
-    }
-}
-
-/// The event of a receive that is over.
-pub(super) fn received(token: Token, verdict: Result<(), ErrorKind>, rank: u32) -> Event {
-    match verdict {
-        Ok(()) => Event::Done(token),
-        Err(kind) => {
-            let detail = "the peer sent another message than was expected: do all ranks make the same calls, with \
-                          the same sizes, in the same order?";
-            Event::Failed(token, Error::new(kind, NAME, Some(rank), detail))
-        }
-    }
 }
 
 /// Sum of the pieces, if it is within bounds.
@@ -357,7 +257,7 @@ impl Endpoint for ShmEndpoint {
         let id = self.send_lane(peer, on.index)?;
         let lane = &mut self.send_lanes[id as usize];
         // SAFETY: the caller's promise is the one that the lane asks for.
-        match unsafe { lane.hand(tag, src, total, token) } {
+        match unsafe { lane.hand(tag, src, total, token, self.options.ring_bytes) } {
             Handed::Over => {
                 self.ring_doorbell(peer);
                 Ok(Posted::Done)
@@ -401,7 +301,7 @@ impl Endpoint for ShmEndpoint {
             }
         };
         // SAFETY: the caller's promise is the one that the lane asks for.
-        match unsafe { lane.hand(tag, dst, expected, token, done) } {
+        match unsafe { lane.hand(tag, dst, expected, token, self.options.ring_bytes, done) } {
             Handed::Over => {
                 self.ring_doorbell(peer);
                 Ok(if is_right { Posted::Done } else { Posted::Pending })
@@ -433,7 +333,7 @@ impl Endpoint for ShmEndpoint {
             self.last_mail = mail;
             any |= self.look_at_sockets(events);
         }
-        any |= self.pass(events);
+        any |= if self.is_armed() { self.pass_before_sleep(events) } else { self.pass(events) };
         if !self.leaving.is_empty() {
             any |= self.see_off(events);
         }

@@ -52,26 +52,33 @@ impl SendLane {
         Self { peer, is_listed: false, ring: None, queue: VecDeque::new() }
     }
 
-    /// Takes a message of `total` bytes, and puts into the ring what fits at once.
+    /// Takes a message of `total` bytes, and puts into the ring what fits at once, up to about `budget` bytes.
     ///
     /// # Safety
     /// As [`Endpoint::post_send`](crate::Endpoint::post_send); `total` is the sum of the pieces.
-    pub(crate) unsafe fn hand(&mut self, tag: u64, pieces: &[Piece], total: usize, token: Token) -> Handed {
+    pub(crate) unsafe fn hand(
+        &mut self,
+        tag: u64,
+        pieces: &[Piece],
+        total: usize,
+        token: Token,
+        budget: usize,
+    ) -> Handed {
         let mut message =
             Outgoing { tag, total, sent: 0, is_started: false, source: Cursor::new(pieces), token };
-        let mut moved = false;
+        let mut moved = 0;
         if let (true, Some(ring)) = (self.queue.is_empty(), &mut self.ring) {
-            loop {
+            while moved < budget {
                 // SAFETY: the caller's promise. A corrupt ring is found again, and reported, by `advance`.
                 match unsafe { put_piece(ring, &mut message) } {
                     Ok(Some(_)) if message.is_over() => return Handed::Over,
-                    Ok(Some(_)) => moved = true,
+                    Ok(Some(bytes)) => moved += bytes.max(1),
                     Ok(None) | Err(_) => break,
                 }
             }
         }
         self.queue.push_back(message);
-        Handed::Queued { moved }
+        Handed::Queued { moved: moved > 0 }
     }
 
     /// Puts up to about `budget` bytes of what waits into the ring. Calls `done` for every message that is over.
@@ -176,8 +183,8 @@ impl RecvLane {
         Self { peer, is_listed: false, ring: None, queue: VecDeque::new() }
     }
 
-    /// Takes a receive of `expected` bytes, and serves it with what has arrived. A verdict comes through `done`,
-    /// with [`Handed::Over`].
+    /// Takes a receive of `expected` bytes, and serves it with what has arrived, up to about `budget` bytes: a sender
+    /// that keeps pace must not keep the owner here. A verdict comes through `done`, with [`Handed::Over`].
     ///
     /// # Safety
     /// As [`Endpoint::post_recv`](crate::Endpoint::post_recv); `expected` is the length of the sink.
@@ -187,6 +194,7 @@ impl RecvLane {
         sink: Sink<'_>,
         expected: usize,
         token: Token,
+        budget: usize,
         done: impl FnOnce(Token, Verdict),
     ) -> Handed {
         let target = match sink {
@@ -194,22 +202,22 @@ impl RecvLane {
             Sink::Consume { consumer, .. } => Target::Consume(consumer),
         };
         let mut message = Incoming { tag, expected, arrived: None, received: 0, target, token };
-        let mut moved = false;
+        let mut moved = 0;
         if let (true, Some(ring)) = (self.queue.is_empty(), &mut self.ring) {
-            loop {
+            while moved < budget {
                 // SAFETY: the caller's promise. A corrupt ring is found again, and reported, by `advance`.
                 match unsafe { take_piece(ring, &mut message) } {
                     Ok(Some(_)) if message.is_over() => {
                         done(token, message.verdict());
                         return Handed::Over;
                     }
-                    Ok(Some(_)) => moved = true,
+                    Ok(Some(bytes)) => moved += bytes.max(1),
                     Ok(None) | Err(_) => break,
                 }
             }
         }
         self.queue.push_back(message);
-        Handed::Queued { moved }
+        Handed::Queued { moved: moved > 0 }
     }
 
     /// Serves what waits with up to about `budget` bytes of what has arrived. Calls `done` for every message that is

@@ -8,11 +8,12 @@ use std::sync::atomic::Ordering;
 use rustix::event::epoll;
 use rustix::time::Timespec;
 
-use super::endpoint::{ShmEndpoint, received};
+use super::endpoint::ShmEndpoint;
 use super::establish::{NAME, NO_PEER};
 use super::hello::{Hello, Purpose};
 use super::lobby::{Caller, EPOLL_LOBBY};
 use super::peer::{Fate, Inward, NO_LANE, Outward};
+use super::progress::received;
 use super::segment::{Geometry, Segment};
 use crate::endpoint::Event;
 use crate::error::{Error, ErrorKind};
@@ -222,7 +223,11 @@ impl ShmEndpoint {
         for event in events {
             let data = event.data.u64();
             if data == EPOLL_LOBBY {
-                unix::drain(&self.bell, NUDGES);
+                // A nudge that finds this end armed must stay: it has taken the arming back, so nobody will nudge
+                // again, and the owner may yet go to sleep on what it saw before.
+                if !self.is_armed() {
+                    unix::drain(&self.bell, NUDGES);
+                }
             } else {
                 gone.push(data as u32);
             }

@@ -6,13 +6,25 @@
 //! | `options` | what can be chosen, and the budget of staging that follows |
 //! | `host`, `address`, `hello` | who is on this host, how it is found, how it introduces itself |
 //! | `establish`, `arena`, `board` | the memory that a local group shares: doorbells, abort word, flat area |
-//! | `endpoint`, `link`, `peer`, `lobby` | posts and polls; links made on first use, and broken |
+//! | `endpoint`, `progress`, `link`, `peer`, `lobby` | posts and polls; links made on first use, and broken |
 //! | `lane`, `cursor`, `copy` | messages that wait on a channel |
 //! | `segment`, `ring` | one sender's memory to one receiver, and the ring of a channel in it |
 //! | `flat` | the tiny path: an all-gather of a few cache lines |
 //!
 //! `unsafe` is confined to `ring`, `lane`, `cursor`, `copy`, `flat` and `sys::map`; `endpoint` only passes its caller's
 //! promises on.
+//!
+//! # How an owner waits
+//! *Messages*: post, then [`poll`](crate::Endpoint::poll) until the events are there. To sleep: `arm`, `poll`; if that
+//! brought nothing, `arm` again (which gives the word or the descriptor once more and changes nothing), sleep,
+//! `disarm`. The word lies in shared memory: sleep on it with [`wait_word`](crate::wait_word), not with a private futex.
+//!
+//! *Tiny collectives*: [`ShmEndpoint::flat`] once, then for each round [`Flat::publish`], [`Flat::poll`] until true,
+//! [`Flat::payload`] of everybody, [`Flat::finish`]; asleep with [`Flat::arm`] in the same way. Rounds and messages
+//! are independent of each other.
+//!
+//! *Abort*: look at [`Board::abort_word`] in every waiting loop; [`Board::abort`] wakes all sleepers of the host,
+//! whichever of these ways they sleep.
 //!
 //! # A peer's death
 //! Seen as the end of its streams: at once by an owner that sleeps on its descriptor
@@ -35,6 +47,7 @@ mod link;
 mod lobby;
 mod options;
 mod peer;
+mod progress;
 mod ring;
 mod segment;
 #[cfg(test)]

@@ -12,8 +12,9 @@
 //!       24  inline   up to 104 bytes
 //! ```
 //! 1. The cell number `k` (counted from 0 for ever) is published by storing the word with stamp `k + 1` (mod 2^32)
-//!    with release, after everything else of the cell and the piece. Cells start as zero, and 30 laps apart no two
-//!    stamps agree, so the consumer takes cell `k` exactly when it loads stamp `k + 1` with acquire.
+//!    with release, after everything else of the cell and the piece. The place held 0 before its first cell (whose
+//!    stamp is 30 at most, and not 0), and stamp `k - 29` before any later one, so the consumer takes cell `k`
+//!    exactly when it loads stamp `k + 1` with acquire.
 //! 2. Only the producer writes cells, ring and its line; only the consumer writes the `freed` counters. Cell `k`
 //!    is written only when `k - cells_freed < 30`, and ring bytes only when they were freed: the producer's
 //!    acquire of the counters orders its writes after the consumer's reads.
@@ -342,5 +343,76 @@ impl Consumer {
     fn cell_word(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: as for `Producer::cell_word`.
         unsafe { &*self.cell_base().add(offset).cast::<AtomicU64>() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::sys::memfd;
+
+    fn ends(ring_bytes: usize, piece_bytes: usize, start: u64) -> (Producer, Consumer) {
+        let bytes = CONTROL_BYTES + ring_bytes;
+        let fd = memfd::create_sealed("ring-test", bytes).expect("memfd");
+        let map = Arc::new(Mapping::new(&fd, bytes).expect("mapping"));
+        map.atomic::<AtomicU64>(CELLS_FREED).store(start, Ordering::Relaxed);
+        let mut producer = Producer::new(map.clone(), 0, ring_bytes, piece_bytes);
+        let mut consumer = Consumer::new(map, 0, ring_bytes);
+        (producer.produced, producer.freed, consumer.consumed) = (start, start, start);
+        (producer, consumer)
+    }
+
+    /// Puts pieces of messages in and takes them out in random order, and compares with a queue.
+    fn run(ring_bytes: usize, piece_bytes: usize, start: u64, script: &[(bool, usize)]) {
+        let (mut producer, mut consumer) = ends(ring_bytes, piece_bytes, start);
+        let mut model: VecDeque<(usize, u8)> = VecDeque::new();
+        let mut in_flight = 0;
+        for (i, &(is_put, len)) in script.iter().enumerate() {
+            let seed = i as u8;
+            if is_put {
+                let Some(space) = producer.reserve(len).expect("well-behaved") else {
+                    assert!(!model.is_empty(), "no room in an empty ring");
+                    continue;
+                };
+                assert!(space.len <= len && (space.len == len || space.len.is_multiple_of(ALIGN)));
+                // SAFETY: the space that was just reserved.
+                unsafe { space.ptr.write_bytes(seed, space.len) };
+                producer.publish(&space, Some((i as u64, len as u64)));
+                model.push_back((space.len, seed));
+                in_flight += 1;
+                assert!(in_flight <= CELLS);
+            } else {
+                let arrival = consumer.peek().expect("well-behaved");
+                let Some((len, seed)) = model.pop_front() else {
+                    assert!(arrival.is_none(), "something out of nothing");
+                    continue;
+                };
+                let arrival = arrival.expect("published");
+                assert_eq!(arrival.len, len);
+                // SAFETY: the piece that was just peeked.
+                let bytes = unsafe { std::slice::from_raw_parts(arrival.ptr, arrival.len) };
+                assert!(bytes.iter().all(|b| *b == seed), "piece {i} was overwritten");
+                consumer.release(&arrival);
+                in_flight -= 1;
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_come_out_as_they_went_in(
+            pages in 1usize..9,
+            piece in 1usize..200,
+            near_wrap in any::<bool>(),
+            script in proptest::collection::vec((any::<bool>(), prop_oneof![0usize..300, 0usize..40_000]), 0..600),
+        ) {
+            // Stamps have 32 bits: they must agree across their wrap, where every cell has been written before.
+            let start = if near_wrap { u64::from(u32::MAX) - 2 * u64::from(CELLS) } else { 0 };
+            run(pages * 4096, piece * ALIGN, start, &script);
+        }
     }
 }

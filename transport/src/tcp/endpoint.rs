@@ -35,6 +35,7 @@ pub struct TcpEndpoint {
     pub(super) host: Host,
     interfaces: Vec<Interface>,
     address: Vec<u8>,
+    port: u16,
     pub(super) door: Door,
     /// By rank.
     pub(super) peers: Vec<Peer>,
@@ -125,6 +126,7 @@ impl TcpEndpoint {
             host,
             interfaces: admitted,
             address,
+            port,
             door,
             peers: (0..world_size).map(|_| Peer::default()).collect(),
             links: Vec::new(),
@@ -140,6 +142,12 @@ impl TcpEndpoint {
             timer_set: false,
             tick: 0,
         })
+    }
+
+    /// The port it listens at, on all addresses.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// Connections that were turned away: scanners, other jobs, ranks of another version.

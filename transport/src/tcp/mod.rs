@@ -39,6 +39,8 @@ mod outbound;
 mod park;
 mod route;
 mod socket;
+#[cfg(test)]
+mod tests;
 mod traffic;
 mod wire;
 

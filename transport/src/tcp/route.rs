@@ -12,7 +12,7 @@ pub(super) struct Candidate {
     pub(super) to: SocketAddr,
     /// The peer's interface, for people.
     pub(super) interface: String,
-    distance: u8,
+    pub(super) distance: u8,
 }
 
 /// Most addresses tried for one peer.

@@ -196,3 +196,31 @@ fn establish_names_who_is_missing() {
     let error = world[0].establish(soon()).expect_err("nobody there");
     assert_eq!(error.kind, ErrorKind::PeerLost);
 }
+
+#[test]
+fn a_watched_peer_is_missed_without_any_message() {
+    let (mut a, mut b) = pair();
+    a.watch(1).expect("linked");
+    let mut events = [Vec::new(), Vec::new()];
+    pump(&mut [&mut a, &mut b], &mut events, |_| true);
+    assert!(events[0].is_empty());
+    // Like a crash: the streams close without a good-bye.
+    b.abort(&aborted(), &mut events[1]);
+    pump(&mut [&mut a], &mut events[..1], |e| downs(&e[0]) == [1]);
+}
+
+#[test]
+fn a_good_bye_without_any_token_is_no_loss() {
+    let (mut a, mut b) = pair();
+    a.watch(1).expect("linked");
+    let mut events = [Vec::new(), Vec::new()];
+    pump(&mut [&mut a, &mut b], &mut events, |_| true);
+    drop(b);
+    for _ in 0..20_000 {
+        a.poll(&mut events[0]);
+    }
+    assert!(events[0].is_empty(), "{:?}", events[0]);
+    let refused = send(&mut a, channel(1, 0), 7, &[], 1).map(|_| ()).expect_err("refused");
+    assert_eq!(refused.kind, ErrorKind::PeerLost);
+    pump(&mut [&mut a], &mut events[..1], |e| downs(&e[0]) == [1]);
+}

@@ -1,0 +1,109 @@
+//! What the event loop keeps: ranks, hosts, segments in flight, events.
+
+use std::cmp::Ordering;
+
+use crate::plan::{Step, StepRef};
+
+/// What determined when a step was done: the record of the step before it on the critical path.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record {
+    pub(super) rank: u32,
+    pub(super) segment: u32,
+    pub(super) step: StepRef,
+    pub(super) at: f64,
+    pub(super) cause: Option<u32>,
+}
+
+/// One step, with what it costs; the same for all segments but, maybe, the last.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Compiled {
+    pub(super) step: Step,
+    pub(super) channel: u32,
+    /// Peer and whether it is on another host, for sends.
+    pub(super) peer: u32,
+    pub(super) inter: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Message {
+    pub(super) arrived: f64,
+    pub(super) record: u32,
+}
+
+/// A lane of a segment in flight.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lane {
+    pub(super) next: u16,
+    /// When the last of its sends is read out.
+    pub(super) read_out: f64,
+    pub(super) last: Option<u32>,
+    /// When each step was done, where another lane may ask.
+    pub(super) done: Vec<(f64, u32)>,
+    pub(super) waiting_after: bool,
+}
+
+/// A segment in flight on one rank.
+#[derive(Clone, Debug)]
+pub(super) struct Instance {
+    pub(super) segment: usize,
+    pub(super) lanes: Vec<Lane>,
+    pub(super) unfinished: usize,
+}
+
+pub(super) struct Rank {
+    pub(super) host: usize,
+    pub(super) processor: f64,
+    pub(super) processor_record: Option<u32>,
+    pub(super) link_out: f64,
+    pub(super) link_in: f64,
+    pub(super) instances: Vec<Instance>,
+    /// Segments begun, and how many there are.
+    pub(super) begun: usize,
+    pub(super) segments: usize,
+    pub(super) finished: f64,
+    pub(super) last_record: Option<u32>,
+    pub(super) dies: f64,
+    pub(super) has_after: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Host {
+    pub(super) out: f64,
+    pub(super) inward: f64,
+    pub(super) memory: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Event {
+    /// A lane may be able to go on.
+    Lane { rank: u32, slot: u16, lane: u16 },
+    /// The first byte of a message leaves the sender's link. What hosts share is taken now, and not when the
+    /// message was posted, lest a message that waits for its link keep others from the interface.
+    Depart { rank: u32, slot: u16, lane: u16, step: u16, bytes: f64, record: u32 },
+    /// The first byte of a message reaches the receiver's side.
+    Head { rank: u32, slot: u16, channel: u32, bytes: f64, inter: bool, left: f64, record: u32 },
+}
+
+/// Times are never NaN; ties go by order of scheduling, so that runs repeat.
+pub(super) struct Timed {
+    pub(super) at: f64,
+    pub(super) order: u64,
+    pub(super) event: Event,
+}
+
+impl PartialEq for Timed {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl Eq for Timed {}
+impl PartialOrd for Timed {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Timed {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.at.total_cmp(&other.at).then(self.order.cmp(&other.order))
+    }
+}

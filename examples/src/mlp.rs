@@ -1,0 +1,241 @@
+//! A network of dense layers with ReLU between them and softmax at the end; forward, backward, and a step.
+
+use crate::matmul::{Matrix, multiply};
+
+/// One dense layer: outputs = inputs · weights + biases.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    inputs: usize,
+    outputs: usize,
+    /// Weights, `inputs` rows of `outputs`, and then biases: in one piece, so that gradients travel in one piece.
+    pub parameters: Vec<f32>,
+    velocity: Vec<f32>,
+}
+
+/// A network.
+#[derive(Clone, Debug)]
+pub struct Mlp {
+    layers: Vec<Layer>,
+}
+
+/// Memory for the values between the layers, reused from batch to batch.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    /// `activations[0]` is the input, `activations[l + 1]` what layer l makes of it.
+    activations: Vec<Vec<f32>>,
+    /// Gradient with respect to the outputs of the layer at hand, and to its inputs.
+    outer: Vec<f32>,
+    inner: Vec<f32>,
+    gradient: Vec<f32>,
+}
+
+/// How well a batch went, as sums over its images.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Score {
+    /// Sum of the cross-entropies.
+    pub loss: f32,
+    /// Number of images classified rightly.
+    pub right: f32,
+}
+
+/// How the parameters follow the gradient.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Factor of the mean gradient.
+    pub learning_rate: f32,
+    /// Factor of the previous step.
+    pub momentum: f32,
+    /// Images that the gradient is a sum over.
+    pub images: usize,
+}
+
+/// A fixed stream of numbers from -1 to 1 (splitmix64).
+struct Uniform(u64);
+
+impl Uniform {
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+}
+
+impl Layer {
+    fn new(inputs: usize, outputs: usize, random: &mut Uniform) -> Self {
+        // He's uniform initialisation: keeps the variance through ReLU.
+        let bound = (6.0 / inputs as f32).sqrt();
+        let weights = inputs * outputs;
+        let mut parameters: Vec<f32> = (0..weights).map(|_| bound * random.next()).collect();
+        parameters.resize(weights + outputs, 0.0);
+        Self { inputs, outputs, velocity: vec![0.0; parameters.len()], parameters }
+    }
+
+    fn weights(&self) -> Matrix<'_> {
+        Matrix::new(&self.parameters[..self.inputs * self.outputs], self.inputs, self.outputs)
+    }
+
+    fn forward(&self, inputs: &[f32], outputs: &mut Vec<f32>, images: usize) {
+        outputs.resize(images * self.outputs, 0.0);
+        multiply(Matrix::new(inputs, images, self.inputs), self.weights(), outputs);
+        let biases = &self.parameters[self.inputs * self.outputs..];
+        for line in outputs.chunks_exact_mut(self.outputs) {
+            line.iter_mut().zip(biases).for_each(|(x, bias)| *x += bias);
+        }
+    }
+
+    /// The gradient with respect to the parameters, summed over the images.
+    fn gradient(&self, inputs: &[f32], outer: &[f32], images: usize, gradient: &mut Vec<f32>) {
+        gradient.resize(self.parameters.len(), 0.0);
+        let (weights, biases) = gradient.split_at_mut(self.inputs * self.outputs);
+        let inputs = Matrix::new(inputs, images, self.inputs).transposed();
+        multiply(inputs, Matrix::new(outer, images, self.outputs), weights);
+        biases.fill(0.0);
+        for line in outer.chunks_exact(self.outputs) {
+            biases.iter_mut().zip(line).for_each(|(sum, x)| *sum += x);
+        }
+    }
+}
+
+impl Mlp {
+    /// A network with layers between the given widths. Equal seeds make equal networks.
+    #[must_use]
+    pub fn new(widths: &[usize], seed: u64) -> Self {
+        let mut random = Uniform(seed);
+        Self { layers: widths.windows(2).map(|pair| Layer::new(pair[0], pair[1], &mut random)).collect() }
+    }
+
+    /// The layers, first to last.
+    pub fn layers_mut(&mut self) -> &mut [Layer] {
+        &mut self.layers
+    }
+
+    /// Number of parameters of all layers.
+    #[must_use]
+    pub fn parameter_count(&self) -> usize {
+        self.layers.iter().map(|layer| layer.parameters.len()).sum()
+    }
+
+    /// A number that is the same if and, most likely, only if all parameters are the same bits (FNV-1a).
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        let bytes = self.layers.iter().flat_map(|l| &l.parameters).flat_map(|p| p.to_bits().to_le_bytes());
+        bytes
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    }
+
+    /// Classifies images, and leaves in the workspace what [`backward`](Self::backward) needs.
+    pub fn forward(&self, work: &mut Workspace, images: &[f32], labels: &[u8]) -> Score {
+        work.activations.resize(self.layers.len() + 1, Vec::new());
+        work.activations[0].clear();
+        work.activations[0].extend_from_slice(images);
+        for (index, layer) in self.layers.iter().enumerate() {
+            let (before, after) = work.activations.split_at_mut(index + 1);
+            layer.forward(&before[index], &mut after[0], labels.len());
+            if index + 1 < self.layers.len() {
+                after[0].iter_mut().for_each(|x| *x = x.max(0.0));
+            }
+        }
+        self.score(work, labels)
+    }
+
+    /// Softmax and cross-entropy, and their gradient with respect to the last layer's outputs.
+    fn score(&self, work: &mut Workspace, labels: &[u8]) -> Score {
+        let classes = self.layers.last().map_or(0, |layer| layer.outputs);
+        let logits = &work.activations[self.layers.len()];
+        work.outer.clear();
+        let mut score = Score::default();
+        for (line, &label) in logits.chunks_exact(classes).zip(labels) {
+            let label = usize::from(label);
+            let greatest = line.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let sum: f32 = line.iter().map(|x| (x - greatest).exp()).sum();
+            score.loss += sum.ln() - (line[label] - greatest);
+            score.right += if line.iter().position(|&x| x == greatest) == Some(label) { 1.0 } else { 0.0 };
+            let shares = line.iter().map(|x| (x - greatest).exp() / sum);
+            work.outer.extend(shares.enumerate().map(|(i, p)| if i == label { p - 1.0 } else { p }));
+        }
+        score
+    }
+
+    /// Hands over the gradient of each layer, summed over the images of the last [`forward`](Self::forward), as soon as
+    /// it is known: the last layer first, while those before it are still to be computed.
+    pub fn backward(&self, work: &mut Workspace, mut finished: impl FnMut(usize, &[f32])) {
+        for (index, layer) in self.layers.iter().enumerate().rev() {
+            let inputs = &work.activations[index];
+            let images = inputs.len() / layer.inputs;
+            layer.gradient(inputs, &work.outer, images, &mut work.gradient);
+            finished(index, &work.gradient);
+            if index > 0 {
+                work.inner.resize(inputs.len(), 0.0);
+                let outer = Matrix::new(&work.outer, images, layer.outputs);
+                multiply(outer, layer.weights().transposed(), &mut work.inner);
+                // The inputs are outputs of ReLU: where they are 0, nothing passes.
+                work.inner.iter_mut().zip(inputs).for_each(|(g, &x)| *g = if x > 0.0 { *g } else { 0.0 });
+                std::mem::swap(&mut work.outer, &mut work.inner);
+            }
+        }
+    }
+
+    /// Moves a layer's parameters against a gradient, which is a sum over `step.images` images.
+    pub fn step(&mut self, layer: usize, gradient: &[f32], step: Step) {
+        let Layer { parameters, velocity, .. } = &mut self.layers[layer];
+        let scale = step.learning_rate / step.images as f32;
+        for ((parameter, velocity), gradient) in parameters.iter_mut().zip(velocity).zip(gradient) {
+            *velocity = step.momentum * *velocity - scale * gradient;
+            *parameter += *velocity;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gradient_is_the_slope_of_the_loss() {
+        let mut network = Mlp::new(&[5, 7, 4, 3], 1);
+        let mut random = Uniform(2);
+        let images: Vec<f32> = (0..6 * 5).map(|_| random.next()).collect();
+        let labels = [0, 1, 2, 2, 1, 0];
+        let mut work = Workspace::default();
+        network.forward(&mut work, &images, &labels);
+        let mut gradients = vec![Vec::new(); 3];
+        network.backward(&mut work, |layer, gradient| gradients[layer] = gradient.to_vec());
+        for (layer, gradient) in gradients.iter().enumerate() {
+            for (index, &slope) in gradient.iter().enumerate() {
+                let mut loss_at = |shift: f32| {
+                    network.layers[layer].parameters[index] += shift;
+                    let loss = network.forward(&mut work, &images, &labels).loss;
+                    network.layers[layer].parameters[index] -= shift;
+                    loss
+                };
+                // Small enough to seldom cross a kink of ReLU, large enough for the rounding of the loss.
+                let measured = (loss_at(2e-3) - loss_at(-2e-3)) / 4e-3;
+                assert!(
+                    (measured - slope).abs() < 2e-2,
+                    "layer {layer}, {index}: {slope}, measured {measured}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn learns_a_small_set_by_heart() {
+        let mut network = Mlp::new(&[8, 32, 4], 3);
+        let mut random = Uniform(4);
+        let images: Vec<f32> = (0..16 * 8).map(|_| random.next()).collect();
+        let labels: Vec<u8> = (0..16).map(|i| i % 4).collect();
+        let mut work = Workspace::default();
+        let mut score = Score::default();
+        for _ in 0..300 {
+            score = network.forward(&mut work, &images, &labels);
+            let mut gradients = vec![Vec::new(); 2];
+            network.backward(&mut work, |layer, gradient| gradients[layer] = gradient.to_vec());
+            for (layer, gradient) in gradients.iter().enumerate() {
+                network.step(layer, gradient, Step { learning_rate: 0.3, momentum: 0.9, images: 16 });
+            }
+        }
+        assert_eq!(score.right, 16.0, "{score:?}");
+    }
+}

@@ -1,0 +1,219 @@
+//! Tests of the hub without sockets: facts in, actions out, time as an argument.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::control::abort::AbortKind;
+use crate::control::limits::Liveness;
+use crate::control::wire::{ExchangeKey, decode};
+
+fn hub(world_size: u32, now: Instant) -> HubState {
+    let settings = HubSettings {
+        world_size,
+        cookie: [9; 16],
+        job: "this".into(),
+        source: "a test".into(),
+        timeout: Duration::from_secs(10),
+        liveness: Liveness::default(),
+    };
+    HubState::new(settings, now)
+}
+
+fn hello(rank: u32, world_size: u32) -> Hello {
+    let peer = PeerInfo {
+        rank,
+        hostname: "node".into(),
+        pid: 100 + rank,
+        local_rank: None,
+        version: "1".into(),
+        host_key: 1,
+    };
+    Hello { peer, world_size, job: String::new(), expected: None, source: String::new() }
+}
+
+fn running(world_size: u32, now: Instant) -> HubState {
+    let mut hub = hub(world_size, now);
+    for rank in 0..world_size {
+        hub.hello(u64::from(rank), hello(rank, world_size), true, now);
+    }
+    let _ = hub.take_actions();
+    hub
+}
+
+/// What each connection is sent now, and which are closed.
+fn told(hub: &mut HubState) -> (Vec<(ConnectionId, FromHub)>, Vec<ConnectionId>) {
+    let (mut sent, mut closed) = (Vec::new(), Vec::new());
+    for action in hub.take_actions() {
+        match action {
+            Action::Send { connection, frame } => {
+                assert!(!closed.contains(&connection), "sent after its end");
+                sent.push((connection, decode(&frame[4..]).unwrap()));
+            }
+            Action::Close { connection } => closed.push(connection),
+            Action::Gathered => {}
+        }
+    }
+    (sent, closed)
+}
+
+#[test]
+fn silence_is_judged_by_the_clock_and_not_after_an_own_pause() {
+    let begin = Instant::now();
+    let beat = Liveness::default().heartbeat;
+    let mut hub = running(2, begin);
+    let mut now = begin;
+    for _ in 0..59 {
+        now += beat;
+        hub.message(0, ToHub::Heartbeat, now).unwrap();
+        hub.tick(now);
+    }
+    assert!(told(&mut hub).1.is_empty(), "rank 1 is only suspected");
+    now += beat;
+    hub.tick(now);
+    let (sent, closed) = told(&mut hub);
+    assert_eq!(closed, [1]);
+    let lost = |(to, message): &(u64, FromHub)| *to == 0 && matches!(message, FromHub::Lost { rank: 1, .. });
+    assert!(sent.iter().any(lost), "{sent:?}");
+    // This process stops for ten minutes: the silence was its own.
+    let mut hub = running(2, begin);
+    hub.tick(begin + Duration::from_secs(600));
+    assert!(told(&mut hub).1.is_empty());
+}
+
+#[test]
+fn an_abort_goes_to_each_member_once() {
+    let now = Instant::now();
+    let mut hub = running(4, now);
+    let cause = AbortCause::new(0, AbortKind::User, "enough");
+    for from in [1, 2] {
+        let abort = ToHub::Abort { communicator: 5, members: vec![1, 2, 3, 77], cause: cause.clone() };
+        hub.message(from, abort, now).unwrap();
+    }
+    let to: Vec<_> = told(&mut hub).0.into_iter().map(|(to, _)| to).collect();
+    assert_eq!(to, [2, 3]);
+}
+
+#[test]
+fn departures_are_told_together_and_the_hub_ends_when_all_have_left() {
+    let now = Instant::now();
+    let mut hub = running(4, now);
+    hub.message(0, ToHub::Goodbye, now).unwrap();
+    hub.linger(Duration::from_secs(5), now);
+    for rank in [1, 2] {
+        hub.message(rank, ToHub::Goodbye, now).unwrap();
+    }
+    let (sent, _) = told(&mut hub);
+    assert!(sent.contains(&(3, FromHub::Departed { ranks: vec![0, 1, 2] })), "{sent:?}");
+    for connection in 0..3 {
+        hub.closed(connection, "end");
+    }
+    assert!(!hub.is_done());
+    hub.tick(now + Duration::from_secs(5));
+    let (sent, closed) = told(&mut hub);
+    assert_eq!((sent.last(), &closed[..]), (Some(&(3, FromHub::Closing)), &[3][..]));
+    hub.closed(3, "end");
+    assert!(hub.is_done());
+}
+
+#[test]
+fn newcomers_to_an_ending_hub_are_to_try_again() {
+    let now = Instant::now();
+    let mut hub = running(2, now);
+    hub.linger(Duration::from_secs(5), now);
+    hub.hello(9, hello(0, 2), true, now);
+    let (sent, closed) = told(&mut hub);
+    assert!(matches!(&sent[..], [(9, FromHub::Refused(Refusal { retry: true, .. }))]), "{sent:?}");
+    assert_eq!(closed, [9]);
+}
+
+#[derive(Clone, Debug)]
+enum Fact {
+    Hello { connection: u64, rank: u32, world_size: u32 },
+    Message { connection: u64, message: ToHub },
+    Closed { connection: u64 },
+    Linger { ms: u64 },
+    Tick { ms: u64 },
+}
+
+fn facts() -> impl Strategy<Value = Fact> {
+    let key = (0..2u64, 0..3u64).prop_map(|(communicator, round)| ExchangeKey { communicator, round });
+    let members = prop::collection::vec(0..5u32, 0..4);
+    let message = prop_oneof![
+        Just(ToHub::Heartbeat),
+        Just(ToHub::Goodbye),
+        Just(ToHub::Dying { reason: "x".into() }),
+        Just(ToHub::Hello(hello(1, 3))),
+        key.clone().prop_map(|key| ToHub::Withdraw { key }),
+        (key, members.clone(), 0..3usize)
+            .prop_map(|(key, members, length)| { ToHub::Exchange { key, members, blob: vec![0; length] } }),
+        (0..3u64, members).prop_map(|(communicator, members)| {
+            ToHub::Abort { communicator, members, cause: AbortCause::new(0, AbortKind::User, "") }
+        }),
+        (0..6u32).prop_map(|target| ToHub::Ask { ticket: 1, target, communicator: 0 }),
+        (0..6u32).prop_map(|asker| ToHub::Answer { ticket: 1, asker, status: None }),
+    ];
+    prop_oneof![
+        4 => (0..6u64, 0..4u32, 3..5u32).prop_map(|(connection, rank, world_size)| {
+            Fact::Hello { connection, rank, world_size: if world_size == 4 && rank < 3 { 3 } else { world_size } }
+        }),
+        8 => (0..6u64, message).prop_map(|(connection, message)| Fact::Message { connection, message }),
+        2 => (0..6u64).prop_map(|connection| Fact::Closed { connection }),
+        1 => (0..3000u64).prop_map(|ms| Fact::Linger { ms }),
+        2 => (0..3000u64).prop_map(|ms| Fact::Tick { ms }),
+    ]
+}
+
+proptest! {
+    /// Whatever comes in whatever order: no panic, nothing is sent to a connection after its end, nobody sits
+    /// twice, and rank 0's leaving ends the hub in bounded time.
+    #[test]
+    fn any_order_of_facts_is_survived(facts in prop::collection::vec(facts(), 0..80)) {
+        let mut now = Instant::now();
+        let mut hub = hub(3, now);
+        let mut known = std::collections::HashSet::new();
+        let mut ended = std::collections::HashSet::new();
+        let drain = |hub: &mut HubState, ended: &mut std::collections::HashSet<u64>| {
+            let (sent, closed) = told(hub);
+            for (connection, message) in &sent {
+                assert!(!ended.contains(connection), "{message:?} to {connection} after its end");
+            }
+            ended.extend(closed);
+            let seated: Vec<_> = hub.seats.iter().filter_map(Seat::taken).map(|t| t.connection).collect();
+            let distinct: std::collections::HashSet<_> = seated.iter().collect();
+            assert_eq!(seated.len(), distinct.len());
+        };
+        for fact in facts {
+            match fact {
+                // The driver numbers connections: each introduces itself once.
+                Fact::Hello { connection, rank, world_size } => {
+                    if known.insert(connection) {
+                        hub.hello(connection, hello(rank, world_size), true, now);
+                    }
+                }
+                Fact::Message { connection, message } => {
+                    if hub.message(connection, message, now).is_err() {
+                        hub.closed(connection, "broke the protocol");
+                        ended.insert(connection);
+                    }
+                }
+                Fact::Closed { connection } => {
+                    hub.closed(connection, "closed");
+                    ended.insert(connection);
+                    known.insert(connection);
+                }
+                Fact::Linger { ms } => hub.linger(Duration::from_millis(ms), now),
+                Fact::Tick { ms } => {
+                    now += Duration::from_millis(ms);
+                    hub.tick(now);
+                }
+            }
+            drain(&mut hub, &mut ended);
+        }
+        hub.linger(Duration::ZERO, now);
+        now += 2 * CLOSING_TIMEOUT;
+        hub.tick(now);
+        hub.tick(now + 2 * CLOSING_TIMEOUT);
+        drain(&mut hub, &mut ended);
+        prop_assert!(hub.is_done());
+    }
+}

@@ -1,0 +1,258 @@
+//! The control plane between processes: real deaths, and ends in any order.
+//!
+//! This file runs itself: a parent test starts copies of the test program whose only test is `child`, told by
+//! variables what to do. Children report lines that begin with "@".
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use kolo::control::{Control, ControlRuntime};
+use kolo::join::JoinSpec;
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// One rank's process.
+struct Rank {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<(Instant, String)>,
+}
+
+impl Rank {
+    /// Waits for a line that begins with `start`; when it came and the rest of it.
+    fn expect(&self, start: &str) -> (Instant, String) {
+        let until = Instant::now() + LONG;
+        loop {
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok((when, line)) => {
+                    if let Some(rest) = line.strip_prefix(start) {
+                        return (when, rest.trim().to_owned());
+                    }
+                    assert!(!line.starts_with("@failed"), "waiting for {start}: {line}");
+                }
+                Err(error) => panic!("no line {start}: {error}"),
+            }
+        }
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits for the end, with a deadline.
+    fn ended(mut self) -> bool {
+        drop(self.input.take());
+        let until = Instant::now() + LONG;
+        // Its output ends when it does.
+        while self.lines.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok() {}
+        assert!(Instant::now() < until, "a process hangs");
+        self.child.wait().unwrap().success()
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn job(folder: &tempfile::TempDir, ranks: u32, settings: &[(&str, &str)]) -> Vec<Rank> {
+    let rendezvous = format!("file://{}/job", folder.path().display());
+    (0..ranks)
+        .map(|rank| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command
+                .args(["--exact", "child", "--nocapture"])
+                .env("KOLO_RENDEZVOUS", &rendezvous)
+                .env("KOLO_RANK", rank.to_string())
+                .env("KOLO_WORLD_SIZE", ranks.to_string())
+                .env("KOLO_JOIN_TIMEOUT", "30")
+                .envs(settings.iter().copied())
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null());
+            let mut child = command.spawn().unwrap();
+            let (output, input) = (child.stdout.take().unwrap(), child.stdin.take());
+            let (sender, lines) = mpsc::channel();
+            std::thread::spawn(move || {
+                for line in BufReader::new(output).lines().map_while(Result::ok) {
+                    // The test harness may have begun the line.
+                    if let Some(at) = line.find('@') {
+                        let _ = sender.send((Instant::now(), line[at..].to_owned()));
+                    }
+                }
+            });
+            Rank { child, input, lines }
+        })
+        .collect()
+}
+
+/// What each process of a job does: joins, then obeys its standard input.
+#[test]
+fn child() {
+    if std::env::var_os("KOLO_RANK").is_none() {
+        return; // not a child
+    }
+    let spec = JoinSpec::from_process_env().unwrap();
+    let begin = Instant::now();
+    let control = match Control::join(&spec, &ControlRuntime::new().unwrap()) {
+        Ok(control) => control,
+        Err(error) => return println!("\n@failed {error}"),
+    };
+    println!("\n@joined {}", begin.elapsed().as_micros());
+    let members: Arc<[u32]> = (0..spec.world_size).collect();
+    let world = control.register(1, members);
+    let flag = world.abort_flag().clone();
+    world.abort_flag().on_raise(Box::new(move || {
+        if let Some(cause) = flag.cause() {
+            println!("\n@aborted {} {cause}", cause.by);
+        }
+    }));
+    println!("\n@ready");
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        match line.as_str() {
+            "leave" => control.leave(),
+            "exit" => std::process::exit(0),
+            "return" => return,
+            "panic" => panic!("as told"),
+            other => match other.strip_prefix("departed ").and_then(|rank| rank.parse().ok()) {
+                Some(rank) => println!("\n@departed {}", world.departed(rank)),
+                None => println!("\n@failed: cannot {other}"),
+            },
+        }
+    }
+}
+
+fn ready(ranks: &[Rank]) {
+    for rank in ranks {
+        rank.expect("@ready");
+    }
+}
+
+#[test]
+fn eight_processes_join_fast_and_leave_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let begin = Instant::now();
+    let mut ranks = job(&folder, 8, &[]);
+    let joined: Vec<_> = ranks.iter().map(|rank| rank.expect("@joined")).collect();
+    let last = joined.iter().map(|(when, _)| *when).max().unwrap() - begin;
+    let inside = joined.iter().map(|(_, micros)| micros.parse::<u64>().unwrap()).max().unwrap();
+    println!("8 processes: the last joined {last:?} after the first was started; longest join {inside} us");
+    // 200 ms on an idle machine; ten times that beside other work.
+    assert!(last < Duration::from_secs(2), "{last:?}");
+    for rank in &mut ranks {
+        rank.tell("return");
+    }
+    let begin = Instant::now();
+    for rank in ranks {
+        assert!(rank.ended());
+    }
+    println!("8 processes: all ended {:?} after they were told", begin.elapsed());
+}
+
+#[test]
+fn a_killed_process_is_noticed_by_all_within_a_second() {
+    for victim in [2usize, 0] {
+        let folder = tempfile::tempdir().unwrap();
+        let ranks = job(&folder, 4, &[]);
+        ready(&ranks);
+        let begin = Instant::now();
+        ranks[victim].signal(rustix::process::Signal::KILL);
+        for (i, rank) in ranks.iter().enumerate().filter(|(i, _)| *i != victim) {
+            let (when, cause) = rank.expect("@aborted");
+            let after = when - begin;
+            println!("rank {victim} killed: rank {i} knows after {after:?}: {cause}");
+            assert!(cause.starts_with(&victim.to_string()), "{cause}");
+            assert!(after < Duration::from_secs(1), "{after:?}");
+        }
+        let others = ranks.into_iter().enumerate().filter(|(i, _)| *i != victim);
+        for (_, mut rank) in others {
+            rank.tell("return");
+            assert!(rank.ended());
+        }
+    }
+}
+
+#[test]
+fn a_stopped_process_is_given_up_after_the_limit_only() {
+    for victim in [1usize, 0] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut ranks = job(&folder, 3, &[("KOLO_DEAD_AFTER", "1.5")]);
+        ready(&ranks);
+        let begin = Instant::now();
+        ranks[victim].signal(rustix::process::Signal::STOP);
+        let (when, cause) = ranks[2].expect("@aborted");
+        let after = when - begin;
+        println!("rank {victim} stopped: rank 2 gives it up after {after:?}: {cause}");
+        assert!(after > Duration::from_secs(1), "{after:?}");
+        assert!(cause.starts_with(&victim.to_string()) && cause.contains("silent for"), "{cause}");
+        // Woken again, the process learns that it was given up, and ends like the others.
+        ranks[victim].signal(rustix::process::Signal::CONT);
+        ranks[victim].expect("@aborted");
+        for rank in &mut ranks {
+            rank.tell("return");
+        }
+        for rank in ranks {
+            assert!(rank.ended());
+        }
+    }
+}
+
+#[test]
+fn processes_end_in_any_order() {
+    for order in [[0usize, 1, 2], [2, 1, 0], [1, 0, 2]] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut ranks = job(&folder, 3, &[]);
+        ready(&ranks);
+        // Each says goodbye while the others are still there; none of that is a failure.
+        for (n, &i) in order.iter().enumerate() {
+            ranks[i].tell("return");
+            if n == 0 && i != 0 {
+                let until = Instant::now() + LONG;
+                loop {
+                    ranks[0].tell(&format!("departed {i}"));
+                    if ranks[0].expect("@departed").1 == "true" {
+                        break;
+                    }
+                    assert!(Instant::now() < until);
+                }
+            }
+        }
+        for mut rank in ranks {
+            drop(rank.input.take());
+            let until = Instant::now() + LONG;
+            while let Ok((_, line)) = rank.lines.recv_timeout(until.saturating_duration_since(Instant::now()))
+            {
+                assert!(!line.starts_with("@aborted"), "{order:?}: {line}");
+            }
+            assert!(rank.ended());
+        }
+    }
+}
+
+#[test]
+fn an_exit_without_goodbye_is_a_loss() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut ranks = job(&folder, 3, &[]);
+    ready(&ranks);
+    ranks[1].tell("exit");
+    for rank in [&ranks[0], &ranks[2]] {
+        let (_, cause) = rank.expect("@aborted");
+        assert!(cause.starts_with('1') && cause.contains("without goodbye"), "{cause}");
+    }
+    for mut rank in ranks {
+        if rank.child.try_wait().unwrap().is_none() {
+            let _ = writeln!(rank.input.as_mut().unwrap(), "return");
+        }
+        assert!(rank.ended());
+    }
+}

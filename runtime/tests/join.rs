@@ -1,0 +1,384 @@
+//! Joining over sockets and files, and everything that can go wrong with it.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kolo::control::{Control, ControlRuntime, ExchangeKey, JobSecret};
+use kolo::error::{Error, Result};
+use kolo::join::{JoinSpec, Locator};
+
+/// More than any test needs on a busy machine; only a failing test waits for it.
+const LONG: Duration = Duration::from_secs(30);
+
+/// A deadline that a test is meant to reach.
+const SHORT: Duration = Duration::from_millis(400);
+
+/// A port that nobody uses now.
+fn free_port() -> u16 {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+}
+
+fn tcp(rank: u32, world_size: u32, port: u16) -> JoinSpec {
+    let locator = Locator::Tcp { host: "127.0.0.1".into(), port };
+    JoinSpec { timeout: LONG, ..JoinSpec::new(rank, world_size, locator, "a test") }
+}
+
+fn file(rank: u32, world_size: u32, path: &Path) -> JoinSpec {
+    let locator = Locator::File { path: path.to_owned() };
+    JoinSpec { timeout: LONG, ..JoinSpec::new(rank, world_size, locator, "a test") }
+}
+
+/// Joins on a thread of its own, with a control thread of its own, as another process would.
+fn start(spec: JoinSpec) -> JoinHandle<Result<Control>> {
+    std::thread::spawn(move || Control::join(&spec, &ControlRuntime::new()?))
+}
+
+fn finish(joining: JoinHandle<Result<Control>>) -> Result<Control> {
+    joining.join().unwrap()
+}
+
+fn problem(result: Result<Control>) -> String {
+    match result {
+        Err(error @ Error::Join { .. }) => error.to_string(),
+        other => panic!("expected an error of joining, got {other:?}"),
+    }
+}
+
+/// The ranks talk, then leave at about the same time.
+fn use_and_leave(controls: Vec<Control>) {
+    let members: Vec<u32> = (0..controls.len() as u32).collect();
+    let threads: Vec<_> = controls
+        .into_iter()
+        .map(|control| {
+            let members = members.clone();
+            std::thread::spawn(move || {
+                let key = ExchangeKey { communicator: 1, round: 0 };
+                let rank = control.rank() as u8;
+                let blobs = control.exchange(key, &members, vec![rank], Instant::now() + LONG).unwrap();
+                let expected: Vec<Vec<u8>> = members.iter().map(|&r| vec![r as u8]).collect();
+                assert_eq!(blobs, expected);
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn ranks_join_by_tcp_in_any_order() {
+    let port = free_port();
+    let one = start(tcp(1, 3, port));
+    let zero = start(tcp(0, 3, port));
+    let two = start(tcp(2, 3, port));
+    use_and_leave([zero, one, two].map(|joining| finish(joining).unwrap()).into());
+}
+
+#[test]
+fn a_name_serves_as_well_as_an_address() {
+    let port = free_port();
+    let named = |rank| {
+        let locator = Locator::Tcp { host: "localhost".into(), port };
+        JoinSpec { locator, ..tcp(rank, 2, port) }
+    };
+    let (one, zero) = (start(named(1)), start(named(0)));
+    use_and_leave([zero, one].map(|joining| finish(joining).unwrap()).into());
+}
+
+#[test]
+fn strangers_do_not_matter() {
+    let port = free_port();
+    let zero = start(tcp(0, 2, port));
+    let connect = || {
+        let until = Instant::now() + LONG;
+        loop {
+            match TcpStream::connect((Ipv4Addr::LOCALHOST, port)) {
+                Ok(stream) => return stream,
+                Err(error) => assert!(Instant::now() < until, "{error}"),
+            }
+        }
+    };
+    let silent = connect();
+    let mut half = connect();
+    half.write_all(b"KOLOctl\n").unwrap();
+    for garbage in [&b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"[..], &[0xff; 4096]] {
+        let mut stranger = connect();
+        stranger.write_all(garbage).unwrap();
+        stranger.set_read_timeout(Some(LONG)).unwrap();
+        let mut answer = Vec::new();
+        // Dropped: an end or a reset, never an answer.
+        let _ = stranger.read_to_end(&mut answer);
+        assert!(answer.is_empty());
+    }
+    // A fitting preamble, then a frame that claims 4 GiB.
+    let mut huge = connect();
+    let mut preamble = [0; 64];
+    preamble[..8].copy_from_slice(b"KOLOctl\n");
+    preamble[8] = 1;
+    let version = env!("CARGO_PKG_VERSION").as_bytes();
+    preamble[16..16 + version.len()].copy_from_slice(version);
+    huge.write_all(&preamble).unwrap();
+    huge.write_all(&[0xff; 8]).unwrap();
+    huge.set_read_timeout(Some(LONG)).unwrap();
+    let mut answer = Vec::new();
+    let _ = huge.read_to_end(&mut answer);
+    assert_eq!(answer.len(), 64, "the hub's preamble, nothing else");
+
+    let one = finish(start(tcp(1, 2, port))).unwrap();
+    let zero = finish(zero).unwrap();
+    assert_eq!(zero.strangers(), Some(3), "those that were dropped by now");
+    drop((silent, half));
+    use_and_leave(vec![zero, one]);
+}
+
+#[test]
+fn the_second_of_two_equal_ranks_is_refused() {
+    let port = free_port();
+    let zero = start(tcp(0, 3, port));
+    let one = start(tcp(1, 3, port));
+    let again = start(tcp(1, 3, port));
+    // Whichever of the two comes second is told; the job still lacks rank 2, so the first waits.
+    let until = Instant::now() + LONG;
+    while !one.is_finished() && !again.is_finished() {
+        assert!(Instant::now() < until);
+        std::thread::yield_now();
+    }
+    let (refused, kept) = if one.is_finished() { (one, again) } else { (again, one) };
+    let refused = problem(finish(refused));
+    let me = std::process::id().to_string();
+    assert!(refused.contains("has it already") && refused.matches(&me).count() >= 2, "{refused}");
+    let two = finish(start(tcp(2, 3, port))).unwrap();
+    let (zero, kept) = (finish(zero).unwrap(), finish(kept).unwrap());
+    // Also after everybody has joined.
+    let late = problem(finish(start(tcp(2, 3, port))));
+    assert!(late.contains("rank 2 (process") && late.contains("its own rank"), "{late}");
+    use_and_leave(vec![zero, kept, two]);
+}
+
+#[test]
+fn other_world_sizes_are_named() {
+    let port = free_port();
+    let zero = start(JoinSpec { timeout: 5 * SHORT, ..tcp(0, 2, port) });
+    let odd = problem(finish(start(tcp(1, 3, port))));
+    assert!(odd.contains("3 ranks") && odd.contains("rank 0 that it has 2"), "{odd}");
+    let verdict = problem(finish(zero));
+    assert!(verdict.contains("missing: rank 1") && verdict.contains("3 ranks"), "{verdict}");
+}
+
+#[test]
+fn secrets_keep_others_out() {
+    let port = free_port();
+    let with = |rank, secret: &str| JoinSpec { secret: JobSecret::new(secret), ..tcp(rank, 2, port) };
+    let zero = start(with(0, "right"));
+    let wrong = problem(finish(start(with(1, "wrong"))));
+    assert!(wrong.contains("different job secret") && wrong.contains("KOLO_JOB_SECRET"), "{wrong}");
+    let none = problem(finish(start(tcp(1, 2, port))));
+    assert!(none.contains("rank 0 has a job secret, this process has none"), "{none}");
+    let one = finish(start(with(1, "right"))).unwrap();
+    use_and_leave(vec![finish(zero).unwrap(), one]);
+}
+
+#[test]
+fn another_version_is_told_on_both_sides() {
+    let mut preamble = [0; 64];
+    preamble[..8].copy_from_slice(b"KOLOctl\n");
+    preamble[8] = 77;
+    preamble[16..21].copy_from_slice(b"9.8.7");
+    // A rank of another version at this hub.
+    let port = free_port();
+    let zero = start(JoinSpec { timeout: 3 * SHORT, ..tcp(0, 2, port) });
+    let until = Instant::now() + LONG;
+    let mut other = loop {
+        match TcpStream::connect((Ipv4Addr::LOCALHOST, port)) {
+            Ok(stream) => break stream,
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+    };
+    other.write_all(&preamble).unwrap();
+    other.set_read_timeout(Some(LONG)).unwrap();
+    let mut answer = Vec::new();
+    other.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer.len(), 64, "it is told this version");
+    let verdict = problem(finish(zero));
+    assert!(verdict.contains("runs Kolo 9.8.7 (protocol 77)"), "{verdict}");
+    // This rank at a hub of another version.
+    let hub = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let one = start(tcp(1, 2, hub.local_addr().unwrap().port()));
+    let (mut stream, _) = hub.accept().unwrap();
+    stream.write_all(&preamble).unwrap();
+    let told = problem(finish(one));
+    assert!(told.contains("rank 0 runs Kolo 9.8.7") && told.contains("same version"), "{told}");
+}
+
+#[test]
+fn an_unreachable_rank_0_is_named() {
+    let port = free_port();
+    let begin = Instant::now();
+    let error = problem(finish(start(JoinSpec { timeout: SHORT, ..tcp(1, 2, port) })));
+    assert!(begin.elapsed() < LONG / 2);
+    assert!(error.contains(&format!("127.0.0.1:{port}")) && error.contains("efused"), "{error}");
+    let locator = Locator::Tcp { host: "no-such-host.invalid".into(), port };
+    let error = problem(finish(start(JoinSpec { timeout: SHORT, locator, ..tcp(1, 2, port) })));
+    assert!(error.contains("no-such-host.invalid"), "{error}");
+}
+
+#[test]
+fn something_else_at_the_port_is_recognised() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let one = start(JoinSpec { timeout: SHORT, ..tcp(1, 2, port) });
+    let answering = std::thread::spawn(move || {
+        listener.set_nonblocking(false).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+        listener // kept open: later attempts get silence
+    });
+    let error = problem(finish(one));
+    drop(answering.join().unwrap());
+    assert!(error.contains("not Kolo") && error.contains("HTTP/1.1 400"), "{error}");
+}
+
+#[test]
+fn missing_ranks_are_named_to_everybody() {
+    let port = free_port();
+    let zero = start(JoinSpec { timeout: SHORT, ..tcp(0, 8, port) });
+    let three = start(tcp(3, 8, port));
+    for error in [problem(finish(zero)), problem(finish(three))] {
+        assert!(error.contains("ranks 1, 2, 4-7") && error.contains("only 2 of 8"), "{error}");
+    }
+    // A rank whose own deadline comes first knows too.
+    let port = free_port();
+    let zero = start(JoinSpec { timeout: 5 * SHORT, ..tcp(0, 3, port) });
+    let error = problem(finish(start(JoinSpec { timeout: SHORT, ..tcp(1, 3, port) })));
+    assert!(error.contains("still waits for rank 2"), "{error}");
+    let error = problem(finish(zero));
+    assert!(error.contains("ranks 1, 2") && error.contains("was here, then"), "{error}");
+}
+
+#[test]
+fn a_taken_port_is_named() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let error = problem(finish(start(tcp(0, 2, port))));
+    assert!(error.contains(&port.to_string()) && error.contains("MASTER_PORT"), "{error}");
+}
+
+#[test]
+fn another_job_at_the_port_is_waited_out() {
+    let port = free_port();
+    let named = |rank, job: &str| JoinSpec { job: job.into(), ..tcp(rank, 2, port) };
+    let first = start(JoinSpec { timeout: 2 * SHORT, ..named(0, "first") });
+    let second = start(named(1, "second"));
+    let error = problem(finish(first));
+    assert!(error.contains("missing: rank 1") && !error.contains("turned away"), "{error}");
+    let zero = start(named(0, "second"));
+    use_and_leave(vec![finish(zero).unwrap(), finish(second).unwrap()]);
+}
+
+#[test]
+fn ranks_join_by_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("job");
+    let (one, two) = (start(file(1, 3, &path)), start(file(2, 3, &path)));
+    let zero = start(file(0, 3, &path));
+    let controls = [zero, one, two].map(|joining| finish(joining).unwrap());
+    assert!(!path.exists(), "the file is gone once all have joined");
+    use_and_leave(controls.into());
+}
+
+#[test]
+fn a_stale_file_is_not_trusted() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("job");
+    let stale = |port: u16| {
+        let cookie = "0123456789abcdef0123456789abcdef";
+        let text = format!(
+            "{{\"kolo\":1,\"addresses\":[\"127.0.0.1:{port}\"],\"cookie\":\"{cookie}\",\"host\":\"gone\",\"pid\":1,\
+             \"process_start\":5}}"
+        );
+        std::fs::write(&path, text).unwrap();
+    };
+    // Nobody listens there.
+    stale(free_port());
+    let error = problem(finish(start(JoinSpec { timeout: SHORT, ..file(1, 2, &path) })));
+    assert!(error.contains("written by process 1 on gone"), "{error}");
+    // Another job listens there.
+    let other_port = free_port();
+    let other = start(JoinSpec { timeout: 4 * SHORT, ..tcp(0, 2, other_port) });
+    stale(other_port);
+    let error = problem(finish(start(JoinSpec { timeout: SHORT, ..file(1, 2, &path) })));
+    assert!(error.contains("belongs to another job") || error.contains("efused"), "{error}");
+    // Rank 0 replaces it.
+    let one = start(file(1, 2, &path));
+    let zero = start(file(0, 2, &path));
+    use_and_leave(vec![finish(zero).unwrap(), finish(one).unwrap()]);
+    assert!(problem(finish(other)).contains("missing"));
+}
+
+#[test]
+fn a_file_in_use_by_a_running_job_is_not_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("job");
+    let mut sleeper = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", sleeper.id())).unwrap();
+    let start_ticks = stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(19).unwrap().to_owned();
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned();
+    let cookie = "0123456789abcdef0123456789abcdef";
+    let text = format!(
+        "{{\"kolo\":1,\"addresses\":[\"127.0.0.1:9\"],\"cookie\":\"{cookie}\",\"host\":\"{host}\",\"pid\":{},\
+         \"process_start\":{start_ticks}}}",
+        sleeper.id()
+    );
+    std::fs::write(&path, &text).unwrap();
+    let error = problem(finish(start(file(0, 2, &path))));
+    assert!(error.contains("in use by rank 0 of another job"), "{error}");
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+    let (one, zero) = (start(file(1, 2, &path)), start(file(0, 2, &path)));
+    use_and_leave(vec![finish(zero).unwrap(), finish(one).unwrap()]);
+}
+
+#[test]
+fn ranks_join_by_multicast() {
+    let group = Ipv4Addr::new(239, 255, 77, (std::process::id() % 250) as u8);
+    let probe = std::net::UdpSocket::bind((group, 0));
+    let allowed = probe.and_then(|socket| {
+        socket.join_multicast_v4(&group, &Ipv4Addr::LOCALHOST)?;
+        socket2::SockRef::from(&socket).set_multicast_if_v4(&Ipv4Addr::LOCALHOST)?;
+        socket.set_read_timeout(Some(SHORT))?;
+        socket.send_to(b"probe", (group, socket.local_addr()?.port()))?;
+        socket.recv(&mut [0; 16])?;
+        socket.local_addr()
+    });
+    let port = match allowed {
+        Ok(address) => address.port(),
+        Err(error) => {
+            return println!("skipped: this machine does not carry multicast on loopback ({error})");
+        }
+    };
+    let spec = |rank, job: &str| {
+        let interface = Some(Ipv4Addr::LOCALHOST);
+        let locator = Locator::Multicast { group, port, job: job.into(), interface };
+        JoinSpec { timeout: LONG, ..JoinSpec::new(rank, 2, locator, "a test") }
+    };
+    let other = start(JoinSpec { timeout: SHORT, ..spec(1, "other") });
+    let one = start(spec(1, "this"));
+    let zero = start(spec(0, "this"));
+    use_and_leave(vec![finish(zero).unwrap(), finish(one).unwrap()]);
+    let error = problem(finish(other));
+    assert!(error.contains("nobody answers for job 'other'"), "{error}");
+}
+
+#[test]
+fn numbers_that_make_no_sense_are_refused_at_once() {
+    let runtime = ControlRuntime::new().unwrap();
+    for (rank, world_size, words) in
+        [(0, 0, "world size is 0"), (2, 2, "rank 2 does not exist"), (0, 5000, "4096")]
+    {
+        let error = Control::join(&tcp(rank, world_size, 9), &runtime).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}

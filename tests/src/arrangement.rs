@@ -1,0 +1,69 @@
+//! Clusters of thread ranks in every arrangement of hosts and transports that one machine can show.
+
+use std::time::Duration;
+
+use kolo::{Cluster, Communicator, Config, Determinism, TransportKind, Transports};
+
+/// How the ranks of a test cluster reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrangement {
+    /// Shared memory, with the tiny path.
+    Tiny,
+    /// Shared memory, messages only.
+    Shm,
+    /// TCP between all.
+    Tcp,
+    /// Ranks dealt out to hosts of the given number of ranks, in order: shared memory inside, TCP between.
+    Hosts(u32),
+}
+
+impl Arrangement {
+    /// One of each kind.
+    pub const ALL: [Self; 4] = [Self::Tiny, Self::Shm, Self::Tcp, Self::Hosts(2)];
+
+    /// The settings of a rank.
+    #[must_use]
+    pub fn config(self, rank: u32) -> Config {
+        // Long beside what any test takes, short beside what a person waits for a hung one.
+        let mut config = Config { timeout: Duration::from_secs(60), ..Config::default() };
+        match self {
+            Self::Tiny => config.transports = Transports::Only(vec![TransportKind::Shm]),
+            Self::Shm => {
+                config.transports = Transports::Only(vec![TransportKind::Shm]);
+                config.tiny_bytes = 0;
+            }
+            Self::Tcp => config.transports = Transports::Only(vec![TransportKind::Tcp]),
+            Self::Hosts(ranks) => config.host_id = Some(format!("host-{}", rank / ranks)),
+        }
+        config
+    }
+
+    /// Runs `body` on every rank.
+    ///
+    /// # Panics
+    /// If the ranks cannot join, or a rank panics.
+    pub fn run<R: Send>(self, ranks: u32, body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+        self.run_with(ranks, |config| config, body)
+    }
+
+    /// As [`Arrangement::run`], with changed settings.
+    ///
+    /// # Panics
+    /// As [`Arrangement::run`].
+    pub fn run_with<R: Send>(
+        self,
+        ranks: u32,
+        change: impl Fn(Config) -> Config + Sync,
+        body: impl Fn(Communicator) -> R + Sync,
+    ) -> Vec<R> {
+        Cluster::with_configs(ranks, |rank| change(self.config(rank)), body)
+            .unwrap_or_else(|error| panic!("{self:?}, {ranks} ranks: {error}"))
+    }
+}
+
+/// Settings for the canonical order.
+#[must_use]
+pub fn canonical(mut config: Config) -> Config {
+    config.determinism = Determinism::Canonical;
+    config
+}

@@ -1,0 +1,170 @@
+//! What every collective must give, computed serially from what all ranks put in.
+
+use kolo::verify::Problem;
+use kolo::{Collective, Communicator, DataType, RawCall, ReduceOp, Result};
+
+/// A call on buffers of bytes, with the data of every rank known everywhere.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// What is called.
+    pub collective: Collective,
+    /// Of which type.
+    pub data_type: DataType,
+    /// With which operator.
+    pub op: ReduceOp,
+    /// How many elements, as NCCL counts.
+    pub count: usize,
+    /// Root, where there is one.
+    pub root: u32,
+    /// Whether input and output share memory.
+    pub in_place: bool,
+}
+
+/// Fills bytes that nobody wrote.
+const UNTOUCHED: u8 = 0xA5;
+
+/// Seed of all data: any constant does, since cases differ in type, size and rank.
+const SEED: u64 = 99;
+
+impl Case {
+    /// Runs the case on one rank, and counts the elements that differ from the serial reference. Also counts bytes
+    /// outside the output that changed.
+    ///
+    /// # Errors
+    /// What the call returns.
+    ///
+    /// # Panics
+    /// If the operator is not defined for the type.
+    pub fn run(&self, comm: &Communicator) -> Result<u64> {
+        let (rank, ranks) = (comm.rank() as usize, comm.world_size() as usize);
+        let size = self.data_type.size();
+        let data = Problem::new(self.data_type, self.op, comm.world_size(), SEED).expect("a defined operator");
+        let (inputs, outputs) = blocks(self.collective, rank == self.root as usize, ranks);
+        let block = self.count * size;
+        let mut input = vec![UNTOUCHED; inputs * block];
+        self.fill(&data, rank, ranks, &mut input);
+        let mut output = vec![UNTOUCHED; outputs * block];
+        let before = input.clone();
+        // In place: the shorter buffer lies in the longer one, at this rank's block.
+        let at = rank * block;
+        let (from, to) = match (self.in_place, self.collective) {
+            (false, _) => (input.as_ptr(), output.as_mut_ptr()),
+            (true, Collective::AllGather | Collective::Gather) if outputs > 0 => {
+                output[at..at + block].copy_from_slice(&input);
+                (output[at..].as_ptr(), output.as_mut_ptr())
+            }
+            (true, Collective::ReduceScatter | Collective::Scatter) if inputs > 0 => {
+                (input.as_ptr(), input[at..].as_mut_ptr())
+            }
+            (true, _) if inputs > 0 && outputs > 0 => {
+                output.copy_from_slice(&input);
+                (output.as_ptr(), output.as_mut_ptr())
+            }
+            (true, _) => (input.as_ptr(), output.as_mut_ptr()),
+        };
+        let op = if let ReduceOp::PremulSum(_) = self.op { data.op_of(comm.rank()) } else { self.op };
+        let call = RawCall {
+            collective: self.collective,
+            input: if inputs == 0 { std::ptr::null() } else { from },
+            output: if outputs == 0 { std::ptr::null_mut() } else { to },
+            count: self.count,
+            data_type: self.data_type,
+            op,
+            root: self.root,
+        };
+        // SAFETY: the vectors are as long as the collective defines, and live until the call returns.
+        unsafe { comm.call_raw(&call)? };
+        let inside_input =
+            self.in_place && matches!(self.collective, Collective::ReduceScatter | Collective::Scatter);
+        if inside_input && inputs > 0 {
+            output.copy_from_slice(&input[at..at + block]);
+            input[at..at + block].copy_from_slice(&before[at..at + block]);
+        }
+        // Out of place the input must be as it was; in place it may, but for reduce-scatter's other blocks.
+        let input_changed = !self.in_place && input != before;
+        Ok(self.wrong(&data, rank, ranks, &output) + u64::from(input_changed))
+    }
+
+    fn fill(&self, data: &Problem, rank: usize, ranks: usize, input: &mut [u8]) {
+        if reduces(self.collective) {
+            data.fill(rank as u32, 0, input);
+        } else {
+            let _ = ranks;
+            kolo::verify::fill_bytes(SEED, rank as u32, 0, input);
+            booleans(self.data_type, input);
+        }
+    }
+
+    fn wrong(&self, data: &Problem, rank: usize, ranks: usize, output: &[u8]) -> u64 {
+        let block = self.count * self.data_type.size();
+        let all = ranks as u32;
+        // Block `index` of what `from` put in.
+        let moved = |from: usize, index: usize| {
+            let mut bytes = vec![0; (index + 1) * block];
+            kolo::verify::fill_bytes(SEED, from as u32, 0, &mut bytes);
+            booleans(self.data_type, &mut bytes);
+            bytes.split_off(index * block)
+        };
+        let differing = |got: &[u8], want: &[u8]| kolo::verify::count_wrong(self.data_type, got, want);
+        let root = self.root as usize;
+        match self.collective {
+            Collective::AllReduce => data.count_wrong(all, 0, output),
+            Collective::Reduce if rank == root => data.count_wrong(all, 0, output),
+            Collective::ReduceScatter => data.count_wrong(all, (rank * self.count) as u64, output),
+            Collective::Scan => data.count_wrong(rank as u32 + 1, 0, output),
+            Collective::ExScan if rank > 0 => data.count_wrong(rank as u32, 0, output),
+            // In place, rank 0's own values stay.
+            Collective::ExScan if self.in_place => {
+                let mut own = vec![0; output.len()];
+                data.fill(0, 0, &mut own);
+                differing(output, &own)
+            }
+            Collective::ExScan => output.iter().filter(|byte| **byte != UNTOUCHED).count() as u64,
+            Collective::Broadcast => differing(output, &moved(root, 0)),
+            Collective::AllGather => each(ranks, block, output, |from| moved(from, 0), differing),
+            Collective::Gather if rank == root => each(ranks, block, output, |from| moved(from, 0), differing),
+            Collective::Scatter => differing(output, &moved(root, rank)),
+            Collective::AllToAll => each(ranks, block, output, |from| moved(from, rank), differing),
+            Collective::Reduce | Collective::Gather | Collective::Barrier => 0,
+        }
+    }
+}
+
+fn each(
+    ranks: usize,
+    block: usize,
+    output: &[u8],
+    want: impl Fn(usize) -> Vec<u8>,
+    differing: impl Fn(&[u8], &[u8]) -> u64,
+) -> u64 {
+    (0..ranks).map(|from| differing(&output[from * block..][..block], &want(from))).sum()
+}
+
+/// A bool is 0 or 1.
+fn booleans(data_type: DataType, bytes: &mut [u8]) {
+    if data_type == DataType::Bool {
+        bytes.iter_mut().for_each(|byte| *byte &= 1);
+    }
+}
+
+/// Number of input and output blocks of `count` elements.
+fn blocks(collective: Collective, is_root: bool, ranks: usize) -> (usize, usize) {
+    match collective {
+        Collective::AllReduce | Collective::Scan | Collective::ExScan => (1, 1),
+        Collective::AllGather => (1, ranks),
+        Collective::ReduceScatter => (ranks, 1),
+        Collective::Broadcast => (usize::from(is_root), 1),
+        Collective::Reduce => (1, usize::from(is_root)),
+        Collective::Gather => (1, if is_root { ranks } else { 0 }),
+        Collective::Scatter => (if is_root { ranks } else { 0 }, 1),
+        Collective::AllToAll => (ranks, ranks),
+        Collective::Barrier => (0, 0),
+    }
+}
+
+/// Whether the collective combines values.
+#[must_use]
+pub fn reduces(collective: Collective) -> bool {
+    use Collective as C;
+    matches!(collective, C::AllReduce | C::Reduce | C::ReduceScatter | C::Scan | C::ExScan)
+}

@@ -1,0 +1,216 @@
+//! Every collective, in every arrangement of transports, against a serial reference: to the last bit.
+
+use kolo::{Collective, Communicator, DataType, ReduceOp};
+use kolo_tests::arrangement::{Arrangement, canonical};
+use kolo_tests::reference::{Case, reduces};
+use proptest::prelude::*;
+
+const COLLECTIVES: [Collective; 11] = [
+    Collective::AllReduce,
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::Broadcast,
+    Collective::Reduce,
+    Collective::Gather,
+    Collective::Scatter,
+    Collective::AllToAll,
+    Collective::Scan,
+    Collective::ExScan,
+    Collective::Barrier,
+];
+
+const OPS: [ReduceOp; 12] = [
+    ReduceOp::Sum,
+    ReduceOp::Prod,
+    ReduceOp::Min,
+    ReduceOp::Max,
+    ReduceOp::Avg,
+    ReduceOp::PremulSum(2.0),
+    ReduceOp::BitAnd,
+    ReduceOp::BitOr,
+    ReduceOp::BitXor,
+    ReduceOp::LogicalAnd,
+    ReduceOp::LogicalOr,
+    ReduceOp::LogicalXor,
+];
+
+fn run_all(comm: &Communicator, cases: &[Case]) {
+    for case in cases {
+        let wrong = case.run(comm).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+        assert_eq!(wrong, 0, "{case:?} on rank {} of {}", comm.rank(), comm.world_size());
+    }
+}
+
+/// Every collective with odd counts, both placements and first and last root.
+fn everything(ranks: u32, counts: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for collective in COLLECTIVES {
+        for (i, count) in counts.iter().enumerate() {
+            for in_place in [false, true] {
+                for root in [0, ranks - 1] {
+                    let data_type = DataType::ALL[(i + cases.len()) % DataType::ALL.len()];
+                    cases.push(Case { collective, data_type, op: ReduceOp::Sum, count: *count, root, in_place });
+                }
+            }
+        }
+    }
+    cases
+}
+
+#[test]
+fn every_collective_everywhere() {
+    for arrangement in Arrangement::ALL {
+        for ranks in 1..=9 {
+            let p = ranks as usize;
+            let cases = everything(ranks, &[0, 1, p - 1, p, p + 1, 251]);
+            arrangement.run(ranks, |comm| run_all(&comm, &cases));
+        }
+    }
+}
+
+#[test]
+fn long_messages_run_in_segments() {
+    for arrangement in Arrangement::ALL {
+        for ranks in [2, 3, 5] {
+            let cases = everything(ranks, &[100_003]);
+            let small_segments = |mut config: kolo::Config| {
+                config.segment_bytes = Some(30_000);
+                config
+            };
+            arrangement.run_with(ranks, small_segments, |comm| run_all(&comm, &cases));
+        }
+    }
+}
+
+#[test]
+fn every_type_with_every_operator() {
+    let mut cases = Vec::new();
+    for data_type in DataType::ALL {
+        for op in OPS.into_iter().filter(|op| op.supports(data_type)) {
+            for collective in COLLECTIVES.into_iter().filter(|c| reduces(*c)) {
+                let in_place = cases.len() % 2 == 0;
+                cases.push(Case { collective, data_type, op, count: 67, root: 1, in_place });
+            }
+        }
+    }
+    for arrangement in Arrangement::ALL {
+        for ranks in [2, 5] {
+            arrangement.run(ranks, |comm| run_all(&comm, &cases));
+        }
+    }
+}
+
+#[test]
+fn every_algorithm_by_name() {
+    for arrangement in [Arrangement::Shm, Arrangement::Tcp, Arrangement::Hosts(2)] {
+        for algorithm in kolo_collectives::Algorithm::ALL {
+            for ranks in [4, 7] {
+                let force = |mut config: kolo::Config| {
+                    config.algorithms = algorithm.name().to_owned();
+                    config
+                };
+                let cases = everything(ranks, &[5, 1001]);
+                arrangement.run_with(ranks, force, |comm| run_all(&comm, &cases));
+            }
+        }
+    }
+}
+
+/// Values whose sum depends on the order: the canonical mode must give the same bits in every arrangement.
+#[test]
+fn canonical_results_depend_on_nothing() {
+    for ranks in [2, 3, 4, 6, 7, 8] {
+        let mut seen: Vec<(String, Vec<u32>)> = Vec::new();
+        for arrangement in Arrangement::ALL {
+            for (segment, algorithms) in
+                [(None, ""), (Some(40), ""), (None, "all_reduce:one_shot"), (None, "all_reduce:halving")]
+            {
+                let change = |config| {
+                    let mut config = canonical(config);
+                    config.segment_bytes = segment;
+                    config.algorithms = algorithms.to_owned();
+                    config
+                };
+                let results = arrangement.run_with(ranks, change, |comm| {
+                    let value = |i: usize| 1.0_f32 / (1.0 + (i as f32) + 7.0 * comm.rank() as f32);
+                    let mut data: Vec<f32> = (0..131).map(value).collect();
+                    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                    data.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                });
+                for bits in results {
+                    seen.push((format!("{arrangement:?} {segment:?} {algorithms}"), bits));
+                }
+            }
+        }
+        for (name, bits) in &seen {
+            assert_eq!(*bits, seen[0].1, "{ranks} ranks: {name} differs from {}", seen[0].0);
+        }
+    }
+}
+
+#[test]
+fn v_forms() {
+    for arrangement in Arrangement::ALL {
+        for ranks in 1..=5_u32 {
+            arrangement.run(ranks, |comm| {
+                let (me, p) = (comm.rank() as usize, ranks as usize);
+                // Blocks of none, of a few and of many.
+                let count = |from: usize, to: usize| match (from * 3 + to) % 4 {
+                    0 => 0,
+                    1 => 40_000,
+                    n => n * 5 + from,
+                };
+                let value = |from: usize, to: usize, i: usize| (from * 1_000_000 + to * 100_000 + i) as u64;
+                let counts: Vec<usize> = (0..p).map(|r| count(r, 0)).collect();
+                let mine: Vec<u64> = (0..counts[me]).map(|i| value(me, 0, i)).collect();
+                let all: Vec<u64> = (0..p).flat_map(|r| (0..counts[r]).map(move |i| value(r, 0, i))).collect();
+                let mut gathered = vec![0; all.len()];
+                comm.all_gather_v(&mine, &mut gathered, &counts).unwrap();
+                assert!(gathered == all);
+                for root in [0, ranks - 1] {
+                    let at_root = comm.rank() == root;
+                    let mut gathered = vec![0; if at_root { all.len() } else { 0 }];
+                    comm.gather_v(&mine, &mut gathered, &counts, root).unwrap();
+                    assert!(!at_root || gathered == all);
+                    let mut part = vec![0; counts[me]];
+                    comm.scatter_v(if at_root { &all } else { &[] }, &mut part, &counts, root).unwrap();
+                    assert!(part == mine);
+                }
+                let mut part = vec![0; counts[me]];
+                comm.reduce_scatter_v(&all, &mut part, &counts, ReduceOp::Sum).unwrap();
+                assert!(part.iter().zip(&mine).all(|(sum, one)| *sum == one * u64::from(ranks)));
+                let send_counts: Vec<usize> = (0..p).map(|to| count(me, to)).collect();
+                let recv_counts: Vec<usize> = (0..p).map(|from| count(from, me)).collect();
+                let send: Vec<u64> =
+                    (0..p).flat_map(|to| (0..count(me, to)).map(move |i| value(me, to, i))).collect();
+                let want: Vec<u64> =
+                    (0..p).flat_map(|from| (0..count(from, me)).map(move |i| value(from, me, i))).collect();
+                let mut received = vec![0; want.len()];
+                comm.all_to_all_v(&send, &send_counts, &mut received, &recv_counts).unwrap();
+                assert!(received == want);
+            });
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_sequence_of_calls(
+        ranks in 1_u32..=9,
+        arrangement in 0_usize..4,
+        calls in proptest::collection::vec(
+            (0_usize..11, 0_usize..11, 0_usize..12, 0_usize..3000, 0_u32..9, any::<bool>()), 1..12),
+    ) {
+        let cases: Vec<Case> = calls
+            .into_iter()
+            .map(|(collective, data_type, op, count, root, in_place)| {
+                let data_type = DataType::ALL[data_type];
+                let op = if OPS[op].supports(data_type) { OPS[op] } else { ReduceOp::Sum };
+                Case { collective: COLLECTIVES[collective], data_type, op, count, root: root % ranks, in_place }
+            })
+            .collect();
+        Arrangement::ALL[arrangement].run(ranks, |comm| run_all(&comm, &cases));
+    }
+}
