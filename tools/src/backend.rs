@@ -6,7 +6,8 @@ use std::sync::Mutex;
 
 use kolo::join::JoinSpec;
 use kolo::{Cluster, Collective, Communicator, Config, DataType, RawCall, ReduceOp, Work};
-use kolo_collectives::overrides::Overrides;
+use kolo_collectives::Task;
+use kolo_collectives::overrides::{Overrides, Rule};
 
 use crate::error::{CliError, Result};
 
@@ -115,9 +116,24 @@ pub(crate) trait Comm {
 /// What a rank does with its communicator.
 pub(crate) type Body<'a> = &'a (dyn Fn(Box<dyn Comm>) -> Result<()> + Sync);
 
-/// Says whether a request can be understood at all, before anything is started.
-pub(crate) fn check(request: &Request) -> Result<()> {
-    config(request).map(drop)
+/// Says whether a request can be understood and fulfilled, before anything is started.
+pub(crate) fn check(request: &Request, task: Option<&Task>) -> Result<()> {
+    let overrides: Overrides = config(request)?.algorithms.parse().unwrap_or_default();
+    let Some(task) = task else { return Ok(()) };
+    let served =
+        |rule: &Rule| rule.collective != Some(task.collective) || rule.algorithm.supports(task).is_ok();
+    match overrides.rules.iter().find(|rule| !served(rule)) {
+        None => Ok(()),
+        Some(rule) => Err(CliError::usage(
+            format!(
+                "{} cannot serve {}: {}",
+                rule.algorithm,
+                task.collective,
+                rule.algorithm.supports(task).err().unwrap_or_default()
+            ),
+            format!("`kolo explain {}` lists those that can", task.collective),
+        )),
+    }
 }
 
 /// Joins the ranks that a launcher started.

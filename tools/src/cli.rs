@@ -19,8 +19,8 @@ Examples:
   kolo explain all_reduce --ranks 12 --bytes 1M
   kolo sim all_reduce --cluster cluster.toml --bytes 64M
 
-Called as all_reduce_perf, all_gather_perf and so on (also with a suffix such as _mpi), it is that program of
-nccl-tests. `kolo COMMAND --help` has more examples.";
+Called as all_reduce_perf, all_gather_perf and so on (also with a suffix such as _mpi), it is that \
+program of nccl-tests. `kolo COMMAND --help` has more examples.";
 
 /// Collective communication: measure it, launch it, explain it.
 #[derive(Parser, Debug)]

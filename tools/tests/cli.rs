@@ -110,6 +110,7 @@ fn nonsense_gets_a_paragraph_and_no_hang() {
         ("perf hypercube --ranks 3", "power of two"),
         ("perf all_reduce --transport pigeon", "--transport"),
         ("perf all_reduce --algo magic", "magic"),
+        ("perf all_reduce --algo binomial", "binomial cannot serve all_reduce"),
         ("perf nothing", "there is no test 'nothing'"),
         ("run -n 0 -- true", "-n says 0"),
         ("run -n 1 -- /no/such/program", "/no/such/program"),

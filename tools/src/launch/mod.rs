@@ -32,9 +32,11 @@ Examples:
   kolo run -n 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500 -- ./train
   kolo run -n 8 --nodes 2 --node-rank 1 --rendezvous 10.0.0.1:29500 -- ./train
 
-Every rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT and
-KOLO_RENDEZVOUS. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on. When a rank fails, it is
-named, the others are ended, and its exit code (128 plus the signal, if one killed it) becomes that of the job.";
+Every rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT and \
+KOLO_RENDEZVOUS. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on.
+
+When a rank fails, it is named, the others are ended, and its exit code (128 plus the signal, if one killed \
+it) becomes that of the job.";
 
 /// Options of `kolo run`.
 #[derive(Args, Debug, Clone)]

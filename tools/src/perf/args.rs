@@ -15,10 +15,15 @@ Examples:
   mpirun -np 16 kolo perf all_reduce -e 1G -f 2       joins what the launcher started
   ln -s kolo all_reduce_perf; ./all_reduce_perf -g 4  as nccl-tests is called
 
-Sizes are a number and optionally K, M or G (powers of 1024). Environment: NCCL_TESTS_MIN_BW fails the run below
-0.9 times that bus bandwidth, NCCL_TESTS_SPLIT and NCCL_TESTS_SPLIT_MASK run several groups side by side,
-KOLO_* as `kolo info` lists them. The exit code is 0, or 1 when data was wrong or the bandwidth too low, 2 when
-the request makes no sense, 3 when something failed.";
+Sizes are a number and optionally K, M or G (powers of 1024). With -t or -g under a launcher every process \
+is that many ranks, as threads.
+
+Environment: NCCL_TESTS_MIN_BW fails the run below 0.9 times that bus bandwidth; NCCL_TESTS_SPLIT and \
+NCCL_TESTS_SPLIT_MASK run several groups side by side; NCCL_TESTS_ALLTOALLV_SPREAD makes the blocks of \
+alltoallv unequal; KOLO_* as `kolo info` lists them.
+
+The exit code is 0, or 1 when data was wrong or the bandwidth too low, 2 when the request makes no sense, 3 \
+when something failed.";
 
 /// Options of `kolo perf`.
 #[derive(Args, Debug, Clone)]

@@ -3,8 +3,6 @@
 
 use std::ops::Range;
 
-use kolo::Collective;
-
 use super::choice::{NamedOp, NamedType};
 use super::data::Inputs;
 use super::pieces::{Skew, pieces};
@@ -58,21 +56,6 @@ impl Operation {
     /// What the ranks' inputs hold.
     fn inputs(&self, seed: u64, ranks: u32) -> Result<Inputs> {
         Inputs::new(seed, self.element.data_type, self.test.reduces().then_some(self.op), ranks)
-    }
-
-    fn collective(&self) -> Option<Collective> {
-        Some(match self.test {
-            Test::AllReduce => Collective::AllReduce,
-            Test::AllGather => Collective::AllGather,
-            Test::ReduceScatter => Collective::ReduceScatter,
-            Test::Broadcast => Collective::Broadcast,
-            Test::Reduce => Collective::Reduce,
-            Test::Gather => Collective::Gather,
-            Test::Scatter => Collective::Scatter,
-            Test::AllToAll => Collective::AllToAll,
-            Test::Barrier => Collective::Barrier,
-            Test::AllToAllV | Test::SendRecv | Test::Hypercube => return None,
-        })
     }
 }
 
@@ -229,7 +212,7 @@ impl Buffers {
     }
 
     fn call(&mut self, comm: &dyn Comm, operation: &Operation, place: Place) -> Option<Call> {
-        let collective = operation.collective()?;
+        let collective = operation.test.collective()?;
         let output = self.receive.bytes_mut().as_mut_ptr();
         let input = if place.in_place { output.cast_const() } else { self.send.bytes().as_ptr() };
         Some(Call {

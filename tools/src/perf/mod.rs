@@ -5,6 +5,7 @@
 //! the ranks are threads of this process.
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,6 +14,8 @@ use budget::Budget;
 use environment::Environment;
 use settings::{Ranks, Settings};
 use test::Test;
+
+use kolo_collectives::Task;
 
 use crate::backend::{self, Comm, Request};
 use crate::error::{CliError, EXIT_WRONG_RESULT, Result};
@@ -71,8 +74,9 @@ pub(crate) fn run(args: &PerfArgs, program: Option<String>) -> Result<ExitCode> 
 /// What can be known to fail is best said once, before there are ranks.
 fn check_before_start(settings: &Settings) -> Result<()> {
     let ranks = settings.ranks.total();
-    settings.roots(ranks)?;
-    backend::check(&request(settings, (0, 1)))?;
+    let root = settings.roots(ranks)?.first().and_then(|root| u32::try_from(*root).ok()).unwrap_or(0);
+    let task = settings.test.collective().map(|collective| Task::new(collective, ranks).with_root(root));
+    backend::check(&request(settings, (0, 1)), task.as_ref())?;
     if settings.test == Test::Hypercube && !ranks.is_power_of_two() {
         return Err(CliError::usage(
             format!("hypercube needs a power of two of ranks, and there are {ranks}"),
@@ -88,7 +92,11 @@ fn check_before_start(settings: &Settings) -> Result<()> {
 fn request(settings: &Settings, thread: (u32, u32)) -> Request {
     Request {
         transport: settings.transport.clone(),
-        algorithm: settings.algorithm.clone(),
+        algorithm: settings.algorithm.as_ref().map(|text| match settings.test.collective() {
+            // A bare name would count only where it can serve; here it was asked for.
+            Some(collective) if !text.contains([':', ',']) => format!("{collective}:{text}"),
+            _ => text.clone(),
+        }),
         timeout: settings.timeout,
         thread,
     }
@@ -99,7 +107,12 @@ fn joined(args: &PerfArgs, settings: &Settings, environment: &Environment) -> Re
     let threads = args.ranks_per_process.unwrap_or(settings.threads * settings.gpus);
     let rank = |thread: u32| {
         let comm = backend::join(&request(settings, (thread, threads)))?;
-        session::run(settings, environment, comm.as_ref())
+        let outcome = session::run(settings, environment, comm.as_ref());
+        match outcome {
+            // While it still holds the communicator: see there.
+            Err(error) if threads == 1 => leave(&error),
+            outcome => outcome,
+        }
     };
     if threads == 1 {
         return rank(0);
@@ -115,6 +128,13 @@ fn joined(args: &PerfArgs, settings: &Settings, environment: &Environment) -> Re
         }
         Ok(okay)
     })
+}
+
+/// Ends a rank's process at once. Taking leave of the other ranks would take long enough for them to fail first,
+/// and to be blamed.
+fn leave(error: &CliError) -> ! {
+    let _ = writeln!(std::io::stderr(), "kolo: {error}");
+    std::process::exit(i32::from(error.exit_code))
 }
 
 fn in_threads(count: u32, settings: &Settings, environment: &Environment) -> Result<bool> {

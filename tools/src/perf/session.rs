@@ -74,7 +74,7 @@ fn run_on(
     if let Some(mut file) = json_file {
         let head = json::Head {
             start_time,
-            args: std::env::args().collect(),
+            args: std::env::args().filter(|argument| !argument.starts_with("--ranks-per-process")).collect(),
             environment: public_environment(),
             version_code: version_code(backend::version()),
             settings,

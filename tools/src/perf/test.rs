@@ -1,6 +1,8 @@
 //! The tests nccl-tests knows, as data: how many elements go in and out, what in place means, and how a time
 //! becomes a bandwidth.
 
+use kolo::Collective;
+
 use crate::error::CliError;
 
 /// What is measured.
@@ -102,6 +104,23 @@ impl Test {
                 .strip_prefix(test.name())
                 .and_then(|rest| rest.strip_prefix("_perf"))
                 .is_some_and(|suffix| suffix.is_empty() || suffix.starts_with(['_', '-', '.']))
+        })
+    }
+
+    /// The collective that is called; `None` where it is made of sends and receives.
+    #[must_use]
+    pub(crate) const fn collective(self) -> Option<Collective> {
+        Some(match self {
+            Self::AllReduce => Collective::AllReduce,
+            Self::AllGather => Collective::AllGather,
+            Self::ReduceScatter => Collective::ReduceScatter,
+            Self::Broadcast => Collective::Broadcast,
+            Self::Reduce => Collective::Reduce,
+            Self::Gather => Collective::Gather,
+            Self::Scatter => Collective::Scatter,
+            Self::AllToAll => Collective::AllToAll,
+            Self::Barrier => Collective::Barrier,
+            Self::AllToAllV | Self::SendRecv | Self::Hypercube => return None,
         })
     }
 

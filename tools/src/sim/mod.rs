@@ -1,15 +1,13 @@
 //! `kolo sim`: a collective on a described cluster, without a socket.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use kolo_collectives::check::{self, Options};
 use kolo_collectives::plan::{Collective, Plan};
-use kolo_collectives::simulate::{Cluster, Timing, Traffic, simulate, simulate_symmetric};
+use kolo_collectives::simulate::{Cluster, Timing, simulate, simulate_symmetric};
 use kolo_collectives::{Algorithm, Task};
 use tabled::builder::Builder;
 use tabled::settings::Style;
@@ -18,48 +16,17 @@ use crate::error::{CliError, EXIT_WRONG_RESULT, Result};
 use crate::explain::{Network, choose};
 use crate::perf::human_bytes;
 use crate::planning::{CallArgs, human_seconds};
+use description::{Described, EXAMPLE_FILE, describe};
+use report::{critical_path, proof, stuck, summary, traffic};
+
+mod description;
+mod report;
 
 /// Plans of all ranks together may take this much memory: a ring of 4000 ranks does.
 const MAX_PLAN_BYTES: usize = 2 << 30;
 
-/// Up to so many ranks every value is followed; beyond, only messages, lengths and the absence of deadlock.
-const MAX_RANKS_WITH_VALUES: u32 = 128;
-
 /// In a comparison: steps of all ranks and segments together, a few seconds' worth.
 const MAX_COMPARED_STEPS: usize = 20_000_000;
-
-const EXAMPLE_FILE: &str = "\
-# A cluster for `kolo sim`. Whatever is left out has a default.
-hosts = 16
-ranks_per_host = 8
-# segment_bytes = 1048576        # chosen as the runtime would, unless given
-# window = 4
-
-[model]
-nic_bytes_per_second = 25e9      # of a host, each direction, shared by its ranks
-memory_bytes_per_second = 100e9  # of a host, shared by its ranks
-reduce_bytes_per_second = 20e9   # of a rank
-copy_bytes_per_second = 10e9     # of a rank
-oversubscription = 1.0           # ranks per processor
-
-[model.intra]                    # between ranks of a host
-latency_seconds = 0.3e-6
-overhead_seconds = 0.1e-6
-bytes_per_second = 10e9
-
-[model.inter]                    # between hosts
-latency_seconds = 2e-6
-overhead_seconds = 0.3e-6
-bytes_per_second = 25e9
-
-# [[stragglers]]
-# rank = 3
-# delay_seconds = 1e-3
-
-# [killed]
-# rank = 5
-# at_seconds = 1e-4
-";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -108,13 +75,6 @@ enum Patience {
     Long,
 }
 
-/// A cluster, and which of its settings the user made.
-struct Described {
-    cluster: Cluster,
-    segment_given: bool,
-    window_given: bool,
-}
-
 /// What a simulation gave.
 struct Outcome {
     algorithm: Algorithm,
@@ -134,14 +94,14 @@ enum Plans {
 
 /// Runs `kolo sim`.
 pub(crate) fn run(args: &SimArgs) -> Result<ExitCode> {
-    let (text, okay) = if args.example { (EXAMPLE_FILE.to_owned(), true) } else { report(args)? };
+    let (text, okay) = if args.example { (EXAMPLE_FILE.to_owned(), true) } else { simulated_text(args)? };
     std::io::stdout()
         .write_all(text.as_bytes())
         .map_err(|error| CliError::system("standard output cannot be written", &error))?;
     Ok(if okay { ExitCode::SUCCESS } else { ExitCode::from(EXIT_WRONG_RESULT) })
 }
 
-fn report(args: &SimArgs) -> Result<(String, bool)> {
+fn simulated_text(args: &SimArgs) -> Result<(String, bool)> {
     let Some(call) = &args.call else {
         return Err(CliError::usage(
             "no collective was named",
@@ -172,67 +132,6 @@ fn report(args: &SimArgs) -> Result<(String, bool)> {
     out.push_str(&critical_path(&outcome, args.path));
     out.push_str(&stuck(&outcome.timing));
     Ok((out, outcome.timing.stuck.is_empty()))
-}
-
-fn describe(args: &SimArgs, call: &CallArgs) -> Result<Described> {
-    let (mut cluster, table) = match &args.cluster {
-        None => (Cluster { model: args.network.model(), ..Cluster::default() }, toml::Table::new()),
-        Some(path) => {
-            let text = fs::read_to_string(path)
-                .map_err(|error| CliError::system(format!("{} cannot be read", path.display()), &error))?;
-            let bad = |error: toml::de::Error| {
-                let text = error.to_string();
-                let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-                CliError::usage(
-                    format!("{} does not describe a cluster: {text}", path.display()),
-                    "`kolo sim --example` prints a description that does",
-                )
-            };
-            (toml::from_str(&text).map_err(bad)?, toml::from_str(&text).map_err(bad)?)
-        }
-    };
-    cluster.hosts = args.hosts.unwrap_or(cluster.hosts);
-    cluster.ranks_per_host = args.ranks_per_host.unwrap_or(cluster.ranks_per_host);
-    cluster.element_bytes = call.element_bytes as usize;
-    let ranks = u64::from(cluster.hosts) * u64::from(cluster.ranks_per_host);
-    if !(1..=1 << 20).contains(&ranks) {
-        return Err(CliError::usage(
-            format!("{} hosts with {} ranks make {ranks} ranks", cluster.hosts, cluster.ranks_per_host),
-            "A cluster has 1 to 1048576",
-        ));
-    }
-    let ranks = ranks as u32;
-    let wrong = cluster.stragglers.iter().map(|straggler| straggler.rank);
-    if let Some(rank) = wrong.chain(cluster.killed.map(|killed| killed.rank)).find(|rank| *rank >= ranks) {
-        return Err(CliError::usage(
-            format!("the description speaks of rank {rank}, but there are {ranks} ranks"),
-            "Number them from 0",
-        ));
-    }
-    let model = &cluster.model;
-    let rates = [
-        model.intra.bytes_per_second,
-        model.inter.bytes_per_second,
-        model.reduce_bytes_per_second,
-        model.copy_bytes_per_second,
-        model.nic_bytes_per_second,
-        model.memory_bytes_per_second,
-        model.oversubscription,
-    ];
-    let times =
-        [model.intra, model.inter].map(|class| [class.latency_seconds, class.overhead_seconds]).concat();
-    if rates.iter().any(|rate| !rate.is_finite() || *rate <= 0.0)
-        || times.iter().any(|time| !time.is_finite() || *time < 0.0)
-        || cluster.segment_bytes == 0
-        || cluster.window == 0
-    {
-        return Err(CliError::usage(
-            "the description has a rate, a window or a segment that is not positive, or a negative time",
-            "Correct it; all are plain numbers of bytes, seconds and bytes per second",
-        ));
-    }
-    let given = |name: &str| table.contains_key(name);
-    Ok(Described { cluster, segment_given: given("segment_bytes"), window_given: given("window") })
 }
 
 fn simulate_one(
@@ -312,143 +211,13 @@ const fn is_symmetric(algorithm: Algorithm, collective: Collective) -> bool {
     )
 }
 
-fn summary(call: &CallArgs, outcome: &Outcome) -> String {
-    let (cluster, timing) = (&outcome.cluster, &outcome.timing);
-    let done: Vec<f64> = timing.finished.iter().flatten().copied().collect();
-    let earliest = done.iter().copied().fold(f64::INFINITY, f64::min);
-    let mut out = String::new();
-    let _ = writeln!(
-        out,
-        "{} of {} on {} host(s) with {} rank(s) each",
-        call.collective,
-        human_bytes(call.bytes as f64),
-        cluster.hosts,
-        cluster.ranks_per_host
-    );
-    let bandwidth = call.bytes as f64 / timing.seconds.max(1e-12) / 1e9;
-    for (name, value) in [
-        ("algorithm", outcome.algorithm.to_string()),
-        (
-            "time",
-            format!(
-                "{} (cost model: {})",
-                human_seconds(timing.seconds),
-                human_seconds(outcome.predicted_seconds)
-            ),
-        ),
-        ("bandwidth", format!("{bandwidth:.3} GB/s (algbw)")),
-        (
-            "finished",
-            format!(
-                "first rank after {}, {} of {}",
-                human_seconds(earliest),
-                done.len(),
-                timing.finished.len()
-            ),
-        ),
-        (
-            "segments",
-            format!("of up to {}, {} in flight", human_bytes(cluster.segment_bytes as f64), cluster.window),
-        ),
-        ("staging", format!("{} on the rank that needs most", human_bytes(timing.scratch_bytes as f64))),
-        ("peers", format!("at most {} per rank", timing.connections)),
-    ] {
-        let _ = writeln!(out, "  {name:<10} {value}");
-    }
-    out
-}
-
-fn traffic(outcome: &Outcome) -> String {
-    let mut table = Builder::default();
-    table.push_record(["links", "messages", "bytes", "bytes per rank"]);
-    let ranks = f64::from(outcome.cluster.world_size());
-    let mut push = |name: &str, traffic: Traffic| {
-        table.push_record([
-            name.to_owned(),
-            traffic.messages.to_string(),
-            human_bytes(traffic.bytes as f64),
-            human_bytes(traffic.bytes as f64 / ranks),
-        ]);
-    };
-    push("within hosts", outcome.timing.intra);
-    push("between hosts", outcome.timing.inter);
-    table.build().with(Style::psql()).to_string()
-}
-
-/// What could be proved of the plans; an error if they are wrong.
-fn proof(call: &CallArgs, outcome: &Outcome) -> Result<String> {
-    let Plans::All(plans) = &outcome.plans else {
-        return Ok("not checked: one rank stands for all; use fewer ranks for a proof".into());
-    };
-    let shapes: Vec<_> = plans.iter().map(|plan| call.shape(plan)).collect();
-    let values = plans.len() as u32 <= MAX_RANKS_WITH_VALUES;
-    let elements = outcome.cluster.segment_bytes / outcome.cluster.element_bytes.max(1);
-    let stride = if values { 1 } else { (plans.len() / 64).max(1) as u32 };
-    let options =
-        Options { values, hazard_stride: stride, segments: 2, ..Options::quick() }.segmented(elements.max(1));
-    check::check(plans, &shapes, &options).map_err(|violation| {
-        CliError::failure(format!("the plans are wrong: {violation}"), "Please report this as a bug")
-    })?;
-    Ok(if values {
-        "correct: every contribution counted exactly once, no deadlock, no buffer used too early".into()
-    } else {
-        format!(
-            "correct as far as followed: no deadlock, equal lengths, buffers of every {stride}th rank; values are \
-             followed up to {MAX_RANKS_WITH_VALUES} ranks"
-        )
-    })
-}
-
-fn critical_path(outcome: &Outcome, shown: usize) -> String {
-    let path = &outcome.timing.critical_path;
-    if shown == 0 || path.is_empty() {
-        return String::new();
-    }
-    let mut out = format!("\ncritical path, {} steps:\n", path.len());
-    let head = shown.div_ceil(2);
-    for (index, step) in path.iter().enumerate() {
-        let left_out = path.len().saturating_sub(shown);
-        if left_out > 0 && index == head {
-            let _ = writeln!(out, "  ... {left_out} more ...");
-        }
-        if left_out > 0 && (head..head + left_out).contains(&index) {
-            continue;
-        }
-        let plan = match &outcome.plans {
-            Plans::All(plans) => plans.get(step.rank as usize),
-            Plans::Symmetric(plan) => Some(&**plan),
-        };
-        let action = plan
-            .and_then(|plan| plan.lanes.get(usize::from(step.step.lane))?.get(usize::from(step.step.step)))
-            .map_or_else(String::new, ToString::to_string);
-        let _ = writeln!(
-            out,
-            "  {:>12}  rank {:<5} segment {:<4} {action}",
-            human_seconds(step.at_seconds),
-            step.rank,
-            step.segment
-        );
-    }
-    out
-}
-
-fn stuck(timing: &Timing) -> String {
-    if timing.stuck.is_empty() {
-        return String::new();
-    }
-    let mut ranks: Vec<u32> = timing.stuck.iter().map(|stuck| stuck.rank).collect();
-    ranks.dedup();
-    let mut out = format!("\n{} rank(s) never got through:\n", ranks.len());
-    for stuck in timing.stuck.iter().take(20) {
-        let peer = stuck.peer.map_or_else(|| "itself".to_owned(), |peer| format!("rank {peer}"));
-        let _ = writeln!(out, "  rank {} waits for {peer} in segment {}", stuck.rank, stuck.segment);
-    }
-    out
-}
-
 fn compare(call: &CallArgs, described: &Described, task: &Task) -> Result<String> {
     let mut results = Vec::new();
     for algorithm in Algorithm::ALL {
+        if let Err(reason) = algorithm.supports(task) {
+            results.push((f64::INFINITY, algorithm, Err(reason)));
+            continue;
+        }
         match simulate_one(call, described, task, Some(algorithm), Patience::Short) {
             Ok(outcome) => results.push((outcome.timing.seconds, algorithm, Ok(outcome.predicted_seconds))),
             Err(error) => results.push((f64::INFINITY, algorithm, Err(error.message))),
@@ -477,13 +246,14 @@ fn compare(call: &CallArgs, described: &Described, task: &Task) -> Result<String
 #[cfg(test)]
 mod tests {
     use std::ffi::OsString;
+    use std::fs;
 
     use super::*;
     use crate::cli::{Command, parse};
 
     fn simulated(line: &str) -> Result<(String, bool)> {
         match parse(format!("kolo sim {line}").split_whitespace().map(OsString::from)).unwrap().command {
-            Command::Sim(args) => report(&args),
+            Command::Sim(args) => simulated_text(&args),
             other => panic!("{other:?}"),
         }
     }

@@ -1,0 +1,115 @@
+//! The description of a cluster: a TOML file, and options over it.
+
+use std::fs;
+
+use kolo_collectives::simulate::Cluster;
+
+use super::SimArgs;
+use crate::error::{CliError, Result};
+use crate::planning::CallArgs;
+
+/// A description to start from.
+pub(super) const EXAMPLE_FILE: &str = "\
+# A cluster for `kolo sim`. Whatever is left out has a default.
+hosts = 16
+ranks_per_host = 8
+# segment_bytes = 1048576        # chosen as the runtime would, unless given
+# window = 4
+
+[model]
+nic_bytes_per_second = 25e9      # of a host, each direction, shared by its ranks
+memory_bytes_per_second = 100e9  # of a host, shared by its ranks
+reduce_bytes_per_second = 20e9   # of a rank
+copy_bytes_per_second = 10e9     # of a rank
+oversubscription = 1.0           # ranks per processor
+
+[model.intra]                    # between ranks of a host
+latency_seconds = 0.3e-6
+overhead_seconds = 0.1e-6
+bytes_per_second = 10e9
+
+[model.inter]                    # between hosts
+latency_seconds = 2e-6
+overhead_seconds = 0.3e-6
+bytes_per_second = 25e9
+
+# [[stragglers]]
+# rank = 3
+# delay_seconds = 1e-3
+
+# [killed]
+# rank = 5
+# at_seconds = 1e-4
+";
+
+/// A cluster, and which of its settings the user made.
+pub(super) struct Described {
+    /// The cluster.
+    pub(super) cluster: Cluster,
+    /// `segment_bytes` was.
+    pub(super) segment_given: bool,
+    /// `window` was.
+    pub(super) window_given: bool,
+}
+
+/// Reads the description, puts the options over it, and checks what comes out.
+pub(super) fn describe(args: &SimArgs, call: &CallArgs) -> Result<Described> {
+    let (mut cluster, table) = match &args.cluster {
+        None => (Cluster { model: args.network.model(), ..Cluster::default() }, toml::Table::new()),
+        Some(path) => {
+            let text = fs::read_to_string(path)
+                .map_err(|error| CliError::system(format!("{} cannot be read", path.display()), &error))?;
+            let bad = |error: toml::de::Error| {
+                let text = error.to_string();
+                let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+                CliError::usage(
+                    format!("{} does not describe a cluster: {text}", path.display()),
+                    "`kolo sim --example` prints a description that does",
+                )
+            };
+            (toml::from_str(&text).map_err(bad)?, toml::from_str(&text).map_err(bad)?)
+        }
+    };
+    cluster.hosts = args.hosts.unwrap_or(cluster.hosts);
+    cluster.ranks_per_host = args.ranks_per_host.unwrap_or(cluster.ranks_per_host);
+    cluster.element_bytes = call.element_bytes as usize;
+    let ranks = u64::from(cluster.hosts) * u64::from(cluster.ranks_per_host);
+    if !(1..=1 << 20).contains(&ranks) {
+        return Err(CliError::usage(
+            format!("{} hosts with {} ranks make {ranks} ranks", cluster.hosts, cluster.ranks_per_host),
+            "A cluster has 1 to 1048576",
+        ));
+    }
+    let ranks = ranks as u32;
+    let wrong = cluster.stragglers.iter().map(|straggler| straggler.rank);
+    if let Some(rank) = wrong.chain(cluster.killed.map(|killed| killed.rank)).find(|rank| *rank >= ranks) {
+        return Err(CliError::usage(
+            format!("the description speaks of rank {rank}, but there are {ranks} ranks"),
+            "Number them from 0",
+        ));
+    }
+    let model = &cluster.model;
+    let rates = [
+        model.intra.bytes_per_second,
+        model.inter.bytes_per_second,
+        model.reduce_bytes_per_second,
+        model.copy_bytes_per_second,
+        model.nic_bytes_per_second,
+        model.memory_bytes_per_second,
+        model.oversubscription,
+    ];
+    let times =
+        [model.intra, model.inter].map(|class| [class.latency_seconds, class.overhead_seconds]).concat();
+    if rates.iter().any(|rate| !rate.is_finite() || *rate <= 0.0)
+        || times.iter().any(|time| !time.is_finite() || *time < 0.0)
+        || cluster.segment_bytes == 0
+        || cluster.window == 0
+    {
+        return Err(CliError::usage(
+            "the description has a rate, a window or a segment that is not positive, or a negative time",
+            "Correct it; all are plain numbers of bytes, seconds and bytes per second",
+        ));
+    }
+    let given = |name: &str| table.contains_key(name);
+    Ok(Described { cluster, segment_given: given("segment_bytes"), window_given: given("window") })
+}

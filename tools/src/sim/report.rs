@@ -1,0 +1,154 @@
+//! What a simulation gave, for people.
+
+use std::fmt::Write as _;
+
+use kolo_collectives::check::{self, Options};
+use kolo_collectives::simulate::{Timing, Traffic};
+use tabled::builder::Builder;
+use tabled::settings::Style;
+
+use super::{Outcome, Plans};
+use crate::error::{CliError, Result};
+use crate::perf::human_bytes;
+use crate::planning::{CallArgs, human_seconds};
+
+/// Up to so many ranks every value is followed; beyond, only messages, lengths and the absence of deadlock.
+const MAX_RANKS_WITH_VALUES: u32 = 128;
+
+/// What was simulated, and how long it took.
+pub(super) fn summary(call: &CallArgs, outcome: &Outcome) -> String {
+    let (cluster, timing) = (&outcome.cluster, &outcome.timing);
+    let done: Vec<f64> = timing.finished.iter().flatten().copied().collect();
+    let earliest = done.iter().copied().fold(f64::INFINITY, f64::min);
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "{} of {} on {} host(s) with {} rank(s) each",
+        call.collective,
+        human_bytes(call.bytes as f64),
+        cluster.hosts,
+        cluster.ranks_per_host
+    );
+    let bandwidth = call.bytes as f64 / timing.seconds.max(1e-12) / 1e9;
+    for (name, value) in [
+        ("algorithm", outcome.algorithm.to_string()),
+        (
+            "time",
+            format!(
+                "{} (cost model: {})",
+                human_seconds(timing.seconds),
+                human_seconds(outcome.predicted_seconds)
+            ),
+        ),
+        ("bandwidth", format!("{bandwidth:.3} GB/s (algbw)")),
+        (
+            "finished",
+            format!(
+                "first rank after {}, {} of {}",
+                human_seconds(earliest),
+                done.len(),
+                timing.finished.len()
+            ),
+        ),
+        (
+            "segments",
+            format!("of up to {}, {} in flight", human_bytes(cluster.segment_bytes as f64), cluster.window),
+        ),
+        ("staging", format!("{} on the rank that needs most", human_bytes(timing.scratch_bytes as f64))),
+        ("peers", format!("at most {} per rank", timing.connections)),
+    ] {
+        let _ = writeln!(out, "  {name:<10} {value}");
+    }
+    out
+}
+
+/// What went over each class of links.
+pub(super) fn traffic(outcome: &Outcome) -> String {
+    let mut table = Builder::default();
+    table.push_record(["links", "messages", "bytes", "bytes per rank"]);
+    let ranks = f64::from(outcome.cluster.world_size());
+    let mut push = |name: &str, traffic: Traffic| {
+        table.push_record([
+            name.to_owned(),
+            traffic.messages.to_string(),
+            human_bytes(traffic.bytes as f64),
+            human_bytes(traffic.bytes as f64 / ranks),
+        ]);
+    };
+    push("within hosts", outcome.timing.intra);
+    push("between hosts", outcome.timing.inter);
+    table.build().with(Style::psql()).to_string()
+}
+
+/// What could be proved of the plans; an error if they are wrong.
+pub(super) fn proof(call: &CallArgs, outcome: &Outcome) -> Result<String> {
+    let Plans::All(plans) = &outcome.plans else {
+        return Ok("not checked: one rank stands for all; use fewer ranks for a proof".into());
+    };
+    let shapes: Vec<_> = plans.iter().map(|plan| call.shape(plan)).collect();
+    let values = plans.len() as u32 <= MAX_RANKS_WITH_VALUES;
+    let elements = outcome.cluster.segment_bytes / outcome.cluster.element_bytes.max(1);
+    let stride = if values { 1 } else { (plans.len() / 64).max(1) as u32 };
+    let options =
+        Options { values, hazard_stride: stride, segments: 2, ..Options::quick() }.segmented(elements.max(1));
+    check::check(plans, &shapes, &options).map_err(|violation| {
+        CliError::failure(format!("the plans are wrong: {violation}"), "Please report this as a bug")
+    })?;
+    Ok(if values {
+        "correct: every contribution counted exactly once, no deadlock, no buffer used too early".into()
+    } else {
+        format!(
+            "correct as far as followed: no deadlock, equal lengths, buffers of every {stride}th rank; values are \
+             followed up to {MAX_RANKS_WITH_VALUES} ranks"
+        )
+    })
+}
+
+/// The chain of steps that took the time: so many, half of them from each end.
+pub(super) fn critical_path(outcome: &Outcome, shown: usize) -> String {
+    let path = &outcome.timing.critical_path;
+    if shown == 0 || path.is_empty() {
+        return String::new();
+    }
+    let mut out = format!("\ncritical path, {} steps:\n", path.len());
+    let head = shown.div_ceil(2);
+    for (index, step) in path.iter().enumerate() {
+        let left_out = path.len().saturating_sub(shown);
+        if left_out > 0 && index == head {
+            let _ = writeln!(out, "  ... {left_out} more ...");
+        }
+        if left_out > 0 && (head..head + left_out).contains(&index) {
+            continue;
+        }
+        let plan = match &outcome.plans {
+            Plans::All(plans) => plans.get(step.rank as usize),
+            Plans::Symmetric(plan) => Some(&**plan),
+        };
+        let action = plan
+            .and_then(|plan| plan.lanes.get(usize::from(step.step.lane))?.get(usize::from(step.step.step)))
+            .map_or_else(String::new, ToString::to_string);
+        let _ = writeln!(
+            out,
+            "  {:>12}  rank {:<5} segment {:<4} {action}",
+            human_seconds(step.at_seconds),
+            step.rank,
+            step.segment
+        );
+    }
+    out
+}
+
+/// Who never got through, if a rank was killed.
+pub(super) fn stuck(timing: &Timing) -> String {
+    if timing.stuck.is_empty() {
+        return String::new();
+    }
+    let mut ranks: Vec<u32> = timing.stuck.iter().map(|stuck| stuck.rank).collect();
+    ranks.dedup();
+    let mut out = format!("\n{} rank(s) never got through:\n", ranks.len());
+    for stuck in timing.stuck.iter().take(20) {
+        let peer = stuck.peer.map_or_else(|| "itself".to_owned(), |peer| format!("rank {peer}"));
+        let _ = writeln!(out, "  rank {} waits for {peer} in segment {}", stuck.rank, stuck.segment);
+    }
+    out
+}
