@@ -51,8 +51,10 @@ pub(crate) async fn bind(spec: &JoinSpec, cookie: &Cookie) -> Result<Anchor> {
             let listener = bind_patiently(None, 0, &spec.source).await?;
             let group = Group { address: *group, port: *port, interface: *interface, job: job.clone() };
             let notice = Notice::new(reachable_at(&listener)?, cookie);
-            let answering = multicast::answer(&group, notice).map_err(|e| {
-                Error::system(format!("joining the multicast group {}:{}", group.address, group.port), e)
+            let answering = multicast::answer(&group, notice).map_err(|error| Error::Join {
+                rank: Some(0),
+                problem: format!("joining the multicast group {}:{}: {error}", group.address, group.port),
+                remedy: "Name an interface that carries multicast: ?interface=ADDRESS".into(),
             })?;
             Ok(Anchor { listener: Some(listener), published: Some(Box::new(answering)) })
         }

@@ -83,7 +83,7 @@ pub enum Locator {
         port: u16,
         /// Name of the job, which tells it from others of the group.
         job: String,
-        /// Address of the interface to use; the system's choice if none.
+        /// Address of the interface to use; all of them if none.
         interface: Option<Ipv4Addr>,
     },
     /// Rank 0 writes its address into a PyTorch TCPStore that somebody else (torchrun's agent) serves.

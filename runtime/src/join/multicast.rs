@@ -4,13 +4,14 @@
 //! decides. Datagrams stay on the local network (TTL 1).
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::UdpSocket;
 use tokio::task::AbortHandle;
 
+use super::addresses::own_addresses;
 use super::file::Notice;
 
 /// Longest datagram: a notice with some twenty addresses, within one Ethernet frame.
@@ -49,9 +50,17 @@ impl Drop for Answering {
 /// Rank 0: answers questions until the result is dropped.
 pub(crate) fn answer(group: &Group, mut notice: Notice) -> io::Result<Answering> {
     notice.addresses.truncate(MAX_ADDRESSES);
-    let socket = socket(group)?;
-    let interface = group.interface.unwrap_or(Ipv4Addr::UNSPECIFIED);
-    socket.join_multicast_v4(&group.address, &interface)?;
+    let socket = socket()?;
+    let (mut joined, mut refused) = (0, None);
+    for interface in interfaces(group) {
+        match socket.join_multicast_v4(&group.address, &interface) {
+            Ok(()) => joined += 1,
+            Err(error) => refused = Some(error),
+        }
+    }
+    if let (0, Some(error)) = (joined, refused) {
+        return Err(error);
+    }
     socket.bind(&SocketAddr::from((group.address, group.port)).into())?;
     let socket = UdpSocket::from_std(socket.into())?;
     let question = format!("{QUESTION}{}", group.job).into_bytes();
@@ -79,7 +88,7 @@ pub(crate) fn answer(group: &Group, mut notice: Notice) -> io::Result<Answering>
 pub(crate) async fn ask(group: &Group) -> Result<(Notice, SocketAddr), String> {
     let doing =
         |error: io::Error| format!("asking the multicast group {}:{}: {error}", group.address, group.port);
-    let socket = socket(group).map_err(doing)?;
+    let socket = socket().map_err(doing)?;
     let interface = group.interface.unwrap_or(Ipv4Addr::UNSPECIFIED);
     socket.bind(&SocketAddr::from((interface, 0)).into()).map_err(doing)?;
     let socket = UdpSocket::from_std(socket.into()).map_err(doing)?;
@@ -89,7 +98,20 @@ pub(crate) async fn ask(group: &Group) -> Result<(Notice, SocketAddr), String> {
     let mut buffer = [0; MAX_DATAGRAM_BYTES];
     let until = tokio::time::Instant::now() + ASK_FOR;
     while tokio::time::Instant::now() < until {
-        socket.send_to(question.as_bytes(), to).await.map_err(doing)?;
+        let (mut sent, mut refused) = (0, None);
+        for interface in interfaces(group) {
+            let asked = match SockRef::from(&socket).set_multicast_if_v4(&interface) {
+                Ok(()) => socket.send_to(question.as_bytes(), to).await,
+                Err(error) => Err(error),
+            };
+            match asked {
+                Ok(_) => sent += 1,
+                Err(error) => refused = Some(error),
+            }
+        }
+        if let (0, Some(error)) = (sent, refused) {
+            return Err(doing(error));
+        }
         let heard = tokio::time::timeout(ASK_EVERY, socket.recv_from(&mut buffer)).await;
         let Ok(Ok((length, from))) = heard else { continue };
         if let Some(text) = buffer[..length].strip_prefix(head.as_bytes())
@@ -109,14 +131,23 @@ pub(crate) async fn ask(group: &Group) -> Result<(Notice, SocketAddr), String> {
     ))
 }
 
-fn socket(group: &Group) -> io::Result<Socket> {
+fn socket() -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
     socket.set_multicast_ttl_v4(1)?;
     socket.set_multicast_loop_v4(true)?;
-    if let Some(interface) = group.interface {
-        socket.set_multicast_if_v4(&interface)?;
-    }
     Ok(socket)
+}
+
+/// The interface that was named, or all: the system's own choice needs a route that private networks often lack, and
+/// is wrong on hosts with several.
+fn interfaces(group: &Group) -> Vec<Ipv4Addr> {
+    let all = || {
+        own_addresses().into_iter().filter_map(|address| match address {
+            IpAddr::V4(v4) => Some(v4),
+            IpAddr::V6(_) => None,
+        })
+    };
+    group.interface.map_or_else(|| all().collect(), |interface| vec![interface])
 }

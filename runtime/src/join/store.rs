@@ -1,8 +1,8 @@
 //! A client of PyTorch's TCPStore, for jobs that torchrun starts: its agent owns MASTER_PORT and serves a store there.
 //!
-//! The protocol (of the server that libuv drives, and of the older one since PyTorch 2.0): a client opens with a
-//! validation number, then sends queries of one byte with arguments; strings are a 64-bit length in native order and
-//! bytes. Used here: VALIDATE, PING, SET, WAIT, GET. Keys of the store object itself begin with "/".
+//! The protocol: a client opens with a validation number, then sends queries of one byte with arguments; strings are a
+//! 64-bit length in native order and bytes. Used here: VALIDATE, PING, SET, WAIT, GET. Stores from before PING (query
+//! 13) was added drop the connection, which is reported. Keys of the store object itself begin with "/".
 
 use std::io;
 use std::time::Duration;
