@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::{Armed, ErrorKind, ParkBy};
 
-use super::failure::Poison;
+use super::failure::{ANSWER_MAX, Poison};
 use super::tiny::Tiny;
 use crate::call::Summary;
 use crate::config::Config;
@@ -286,8 +286,7 @@ impl Shared {
 
     /// Asks some peers what they are doing.
     pub(crate) fn ask(&self, peers: &[u32]) -> Vec<(u32, Option<crate::control::Status>)> {
-        let each = Duration::from_millis(200);
-        peers.iter().take(PEERS_ASKED).map(|peer| (*peer, self.membership.ask(*peer, each))).collect()
+        peers.iter().take(PEERS_ASKED).map(|peer| (*peer, self.membership.ask(*peer, ANSWER_MAX))).collect()
     }
 }
 
