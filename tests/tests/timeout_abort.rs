@@ -114,7 +114,7 @@ fn abort_from_another_thread_of_the_waiting_rank() {
             if comm.rank() == 0 {
                 let (waiting, waits_now) = mpsc::channel();
                 std::thread::scope(|scope| {
-                    scope.spawn(|| {
+                    scope.spawn(move || {
                         waits_now.recv().expect("the other thread lives");
                         comm.abort("changed my mind");
                     });
