@@ -107,12 +107,17 @@ impl Shared {
         let combine = self.combine(call)?;
         let mut watch: Option<(Attended<'_>, Watch<'_>)> = None;
         if let Some(tiny) = &mut core.tiny {
-            // SAFETY: handed on.
-            unsafe { tiny.publish(call, bytes, tag) };
+            tiny.enqueue(waited.sequence);
         }
+        let mut published = false;
         loop {
             let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
-            match tiny.poll() {
+            if !published && tiny.is_turn_of(waited.sequence) {
+                // SAFETY: handed on.
+                unsafe { tiny.publish(call, bytes, tag) };
+                published = true;
+            }
+            match if published { tiny.poll() } else { Ok(false) } {
                 Ok(true) => {
                     // SAFETY: handed on; all have published.
                     unsafe { tiny.finish(call, bytes, combine) };
