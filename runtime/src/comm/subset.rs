@@ -8,6 +8,7 @@ use super::shared::Waited;
 use super::Communicator;
 use crate::control::ExchangeKey;
 use crate::error::{Error, Result};
+use crate::join::MOST_PATIENCE;
 
 /// Rounds of the control plane's exchange that splits use, apart from the one that introduces a communicator's ranks.
 const SPLIT_ROUND: u64 = 1 << 32;
@@ -21,7 +22,7 @@ impl Communicator {
     pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
         let number = self.next_child()?;
         let shared = &self.shared;
-        let deadline = Instant::now() + shared.config.join_timeout;
+        let deadline = Instant::now() + shared.config.join_timeout.min(MOST_PATIENCE);
         let entry = postcard::to_stdvec(&(color, key)).map_err(|error| self.unreadable(&error))?;
         let round = ExchangeKey { communicator: shared.id, round: SPLIT_ROUND + number };
         let entries = shared.world.control.exchange(round, &shared.members, entry, deadline)?;
