@@ -1,13 +1,12 @@
 //! How long it takes until ranks can call, and that nothing is left when they are gone.
 
-use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use kolo::{Cluster, ReduceOp};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::processes::{Job, environment};
 use kolo_tests::system::Holdings;
-use kolo_tests::watchdog::bounded;
+use kolo_tests::watchdog::{Gate, bounded};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_rank");
 
@@ -63,7 +62,7 @@ fn many_thread_ranks() {
 
 /// A cluster that uses everything and goes.
 fn one_life(arrangement: Arrangement) {
-    let gate = Barrier::new(3);
+    let gate = Gate::new(3);
     arrangement.run(3, |comm| {
         let work = comm.all_reduce_start(vec![1.0_f32; 200_000], ReduceOp::Sum).expect("starts");
         comm.barrier().expect("all are there");

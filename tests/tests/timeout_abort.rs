@@ -1,12 +1,11 @@
 //! Deadlines, aborts and drops: no wait is without an end.
 
-use std::sync::Barrier;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use kolo::{Communicator, Config, Error, ReduceOp, Result};
 use kolo_tests::arrangement::Arrangement;
-use kolo_tests::watchdog::bounded;
+use kolo_tests::watchdog::{Gate, bounded};
 
 const LIMIT: Duration = Duration::from_millis(700);
 
@@ -20,10 +19,10 @@ fn with_gate(
     arrangement: Arrangement,
     ranks: u32,
     change: fn(Config) -> Config,
-    body: impl Fn(&Communicator, &Barrier) + Send + Sync + 'static,
+    body: impl Fn(&Communicator, &Gate) + Send + Sync + 'static,
 ) {
     bounded(&format!("{arrangement:?}"), move || {
-        let gate = Barrier::new(ranks as usize);
+        let gate = Gate::new(ranks as usize);
         arrangement.run_with(ranks, change, |comm| body(&comm, &gate));
     });
 }
@@ -77,7 +76,7 @@ fn a_receive_that_nobody_sends() {
             if comm.rank() == 0 {
                 let error = comm.recv(&mut [0_u8; 40], 1).expect_err("nothing is sent");
                 let text = error.to_string();
-                assert!(text.contains("recv of 40 bytes from rank 1") && text.contains("waiting for rank 1"), "{text}");
+                assert!(text.contains("recv #1 of 40 bytes from rank 1") && text.contains("waiting for rank 1"), "{text}");
             }
             gate.wait();
         });
@@ -164,37 +163,65 @@ fn every_kind_of_call_fails_after_an_abort() {
     }
 }
 
+/// Dropping waits some seconds for what is outstanding, so the arrangements wait side by side.
+fn side_by_side(name: &str, body: fn(Arrangement)) {
+    bounded(name, move || {
+        std::thread::scope(|scope| {
+            for arrangement in Arrangement::ALL {
+                scope.spawn(move || body(arrangement));
+            }
+        });
+    });
+}
+
 #[test]
 fn dropping_with_operations_outstanding_ends() {
-    for arrangement in Arrangement::ALL {
-        bounded(&format!("{arrangement:?}"), move || {
-            let gate = Barrier::new(2);
-            arrangement.run(2, |comm| {
-                if comm.rank() == 0 {
-                    // Rank 1 never starts these.
-                    let works: Vec<_> = (0..4)
-                        .map(|i| comm.all_reduce_start(vec![1_i32; 1 << (4 * i)], ReduceOp::Sum).expect("starts"))
-                        .collect();
-                    let start = Instant::now();
-                    drop(comm);
-                    assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
-                    let start = Instant::now();
-                    for work in works {
-                        let error = work.wait().expect_err("never done");
-                        assert!(error.to_string().contains("all_reduce_start("), "{error}");
-                    }
-                    assert!(start.elapsed() < Duration::from_secs(1));
-                    gate.wait();
-                } else {
-                    gate.wait();
-                    let start = Instant::now();
-                    let error = comm.barrier().expect_err("rank 0 has left");
-                    assert!(error.to_string().contains("rank 0"), "{error}");
-                    assert!(start.elapsed() < Duration::from_secs(1));
+    side_by_side("drop", |arrangement| {
+        let gate = Gate::new(2);
+        arrangement.run(2, |comm| {
+            if comm.rank() == 0 {
+                // Rank 1 never starts these.
+                let works: Vec<_> = (0..4)
+                    .map(|i| comm.all_reduce_start(vec![1_i32; 1 << (4 * i)], ReduceOp::Sum).expect("starts"))
+                    .collect();
+                let start = Instant::now();
+                drop(comm);
+                assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+                let start = Instant::now();
+                for work in works {
+                    let error = work.wait().expect_err("never done");
+                    assert!(error.to_string().contains("all_reduce_start("), "{error}");
+                    assert!(error.to_string().contains("the communicator was dropped"), "{error}");
                 }
-            });
+                assert!(start.elapsed() < Duration::from_secs(1));
+                gate.wait();
+            } else {
+                gate.wait();
+                let start = Instant::now();
+                let error = comm.barrier().expect_err("rank 0 has left");
+                assert!(error.to_string().contains("rank 0"), "{error}");
+                assert!(start.elapsed() < Duration::from_secs(1));
+            }
         });
-    }
+    });
+}
+
+#[test]
+fn dropping_while_another_thread_waits_for_a_handle() {
+    side_by_side("drop while waiting", |arrangement| {
+        let gate = Gate::new(2);
+        arrangement.run(2, |comm| {
+            if comm.rank() == 0 {
+                // Rank 1 never starts it.
+                let work = comm.all_reduce_start(vec![1_i32; 100_000], ReduceOp::Sum).expect("starts");
+                let waiter = std::thread::spawn(move || work.wait());
+                drop(comm);
+                let error = waiter.join().expect("no panic").expect_err("never done");
+                assert!(error.to_string().contains("the communicator was dropped"), "{error}");
+            }
+            gate.wait();
+        });
+    });
 }
 
 #[test]

@@ -175,6 +175,7 @@ pub(crate) fn connect(
         tiny,
         recorder: Recorder::new(),
         sequence: 0,
+        messages: 0,
         children: 0,
         groups: HashMap::new(),
         closed: false,

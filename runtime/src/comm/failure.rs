@@ -121,7 +121,13 @@ impl Shared {
         if let Some(cause) = self.membership.abort_flag().cause() {
             return self.adopt(&self.core(), &cause);
         }
-        let failure = self.core().engine.failure().cloned();
+        let (closed, failure) = {
+            let core = self.core();
+            (core.closed, core.engine.failure().cloned())
+        };
+        if closed {
+            return Poison::Aborted { by: self.rank, reason: "the communicator was dropped".to_owned() };
+        }
         let Some(failure) = failure else {
             return Poison::Aborted { by: self.rank, reason: "aborted".to_owned() };
         };
@@ -153,8 +159,9 @@ impl Shared {
     pub(crate) fn adopt(&self, core: &Core, cause: &AbortCause) -> Poison {
         let AbortCause { by, kind, reason, sequence, operation } = cause.clone();
         match kind {
-            AbortKind::PeerLost | AbortKind::HubLost => Poison::PeerLost { peer: by, cause: reason },
-            AbortKind::Timeout | AbortKind::User => Poison::Aborted { by, reason },
+            AbortKind::PeerLost => Poison::PeerLost { peer: by, cause: reason },
+            // The rank that is lost has no number in this communicator.
+            AbortKind::Timeout | AbortKind::User | AbortKind::HubLost => Poison::Aborted { by, reason },
             AbortKind::Mismatch if sequence == 0 => {
                 let theirs = reason.strip_prefix(&called_by(by)).unwrap_or(&reason).to_owned();
                 Poison::Mismatch { peer: by, theirs, ours: String::new(), sequence }

@@ -84,6 +84,10 @@ impl Shared {
         let sequence = core.sequence + 1;
         let waited = Waited::call(summary, sequence);
         self.check_usable(core, waited)?;
+        if !core.engine.has_room() {
+            let problem = "too many asynchronous operations are outstanding; wait for some of them";
+            return Err(Error::Usage { context: self.context(waited), problem: problem.to_owned() });
+        }
         core.sequence = sequence;
         let signature = summary.signature();
         core.recorder.begin(sequence, summary);
