@@ -241,3 +241,31 @@ fn an_unknown_algorithm() {
         assert!(text.contains("magic") && text.contains("KOLO_ALGO"), "{text}");
     });
 }
+
+#[test]
+fn too_much_at_a_time() {
+    bounded("too many operations", || {
+        Arrangement::Tiny.run(1, |comm| {
+            let mut works = Vec::new();
+            let error = loop {
+                match comm.all_reduce_start(vec![1_u8], ReduceOp::Sum) {
+                    Ok(work) => works.push(work),
+                    Err(error) => break error,
+                }
+                assert!(works.len() < 100_000, "no limit");
+            };
+            let text = error.to_string();
+            assert!(matches!(error, Error::Usage { .. }) && text.contains("wait for some"), "{text}");
+            for work in works {
+                assert_eq!(work.wait().expect("done"), [1]);
+            }
+            let data = vec![[1_u8]; 70_000];
+            let mut batch = comm.batch();
+            for one in &data {
+                batch = batch.send(one, 0);
+            }
+            refused(batch.run(), &["use smaller groups"]);
+            comm.all_reduce_start(vec![1_u8], ReduceOp::Sum).expect("as it was").wait().expect("done");
+        });
+    });
+}
