@@ -240,3 +240,22 @@ fn processes_that_exit_after_the_last_call_harm_nobody() {
         }
     });
 }
+
+#[test]
+fn what_a_process_sent_before_its_end_arrives() {
+    within(LIMIT, "early end", || {
+        // On the tiny path a broadcast ends when all have called it.
+        for arrangement in [Arrangement::Shm, Arrangement::Tcp, Arrangement::Hosts(2)] {
+            let mut job = start(arrangement, 3, &["early", "500"]);
+            assert!(job.ranks[0].ended(), "{arrangement:?}");
+            for rank in [1, 2] {
+                job.ranks[rank].expect("@running");
+                job.ranks[rank].tell("go");
+            }
+            for rank in [1, 2] {
+                job.ranks[rank].expect("@finished");
+                assert!(job.ranks[rank].ended());
+            }
+        }
+    });
+}

@@ -28,6 +28,7 @@ fn main() {
         "loop" => forever(&comm, number(1)),
         "idle" => idle(&comm, number(1)),
         "exit" => leave_abruptly(&comm, number(1)),
+        "early" => leave_early(&comm, number(1)),
         "memory" => memory(&comm, number(1)),
         "ready" => comm.barrier(),
         "ring" => ring(&comm, number(1)),
@@ -124,7 +125,7 @@ fn idle(comm: &Communicator, elements: usize) -> Result<()> {
     result
 }
 
-/// The last all-reduce comes late on the last rank; every rank ends its process right after it, dropping nothing.
+/// Every rank ends its process right after its last all-reduce, dropping nothing.
 fn leave_abruptly(comm: &Communicator, elements: usize) -> Result<()> {
     let mut data = vec![1.0_f32; elements];
     for turn in 1..=20 {
@@ -133,6 +134,23 @@ fn leave_abruptly(comm: &Communicator, elements: usize) -> Result<()> {
         if data.iter().any(|value| *value != comm.world_size() as f32) {
             report(&format!("@wrong {turn}"));
         }
+    }
+    report("@finished");
+    std::process::exit(0);
+}
+
+/// Rank 0 broadcasts and ends its process at once; the others make the same call when told, after its end.
+fn leave_early(comm: &Communicator, elements: usize) -> Result<()> {
+    let mut data = vec![comm.rank() as f32 + 5.0; elements];
+    comm.barrier()?;
+    if comm.rank() > 0 {
+        report("@running");
+        let mut line = String::new();
+        let _ = std::io::stdin().lock().read_line(&mut line);
+    }
+    comm.broadcast(&mut data, 0)?;
+    if data.iter().any(|value| *value != 5.0) {
+        report("@wrong");
     }
     report("@finished");
     std::process::exit(0);
