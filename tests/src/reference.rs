@@ -38,7 +38,8 @@ impl Case {
     pub fn run(&self, comm: &Communicator) -> Result<u64> {
         let (rank, ranks) = (comm.rank() as usize, comm.world_size() as usize);
         let size = self.data_type.size();
-        let data = Problem::new(self.data_type, self.op, comm.world_size(), SEED).expect("a defined operator");
+        let data =
+            Problem::new(self.data_type, self.op, comm.world_size(), SEED).expect("a defined operator");
         let (inputs, outputs) = blocks(self.collective, rank == self.root as usize, ranks);
         let block = self.count * size;
         let mut input = vec![UNTOUCHED; inputs * block];
@@ -121,7 +122,9 @@ impl Case {
             Collective::ExScan => output.iter().filter(|byte| **byte != UNTOUCHED).count() as u64,
             Collective::Broadcast => differing(output, &moved(root, 0)),
             Collective::AllGather => each(ranks, block, output, |from| moved(from, 0), differing),
-            Collective::Gather if rank == root => each(ranks, block, output, |from| moved(from, 0), differing),
+            Collective::Gather if rank == root => {
+                each(ranks, block, output, |from| moved(from, 0), differing)
+            }
             Collective::Scatter => differing(output, &moved(root, rank)),
             Collective::AllToAll => each(ranks, block, output, |from| moved(from, rank), differing),
             Collective::Reduce | Collective::Gather | Collective::Barrier => 0,

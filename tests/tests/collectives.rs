@@ -49,7 +49,14 @@ fn everything(ranks: u32, counts: &[usize]) -> Vec<Case> {
             for in_place in [false, true] {
                 for root in [0, ranks - 1] {
                     let data_type = DataType::ALL[(i + cases.len()) % DataType::ALL.len()];
-                    cases.push(Case { collective, data_type, op: ReduceOp::Sum, count: *count, root, in_place });
+                    cases.push(Case {
+                        collective,
+                        data_type,
+                        op: ReduceOp::Sum,
+                        count: *count,
+                        root,
+                        in_place,
+                    });
                 }
             }
         }
@@ -164,7 +171,8 @@ fn v_forms() {
                 let value = |from: usize, to: usize, i: usize| (from * 1_000_000 + to * 100_000 + i) as u64;
                 let counts: Vec<usize> = (0..p).map(|r| count(r, 0)).collect();
                 let mine: Vec<u64> = (0..counts[me]).map(|i| value(me, 0, i)).collect();
-                let all: Vec<u64> = (0..p).flat_map(|r| (0..counts[r]).map(move |i| value(r, 0, i))).collect();
+                let all: Vec<u64> =
+                    (0..p).flat_map(|r| (0..counts[r]).map(move |i| value(r, 0, i))).collect();
                 let mut gathered = vec![0; all.len()];
                 comm.all_gather_v(&mine, &mut gathered, &counts).unwrap();
                 assert!(gathered == all);

@@ -39,7 +39,12 @@ impl Communicator {
     /// # Errors
     /// See the [module](self).
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
-        self.expect_len(Collective::AllGather, "output", output.len(), input.len() * self.world_size() as usize)?;
+        self.expect_len(
+            Collective::AllGather,
+            "output",
+            output.len(),
+            input.len() * self.world_size() as usize,
+        )?;
         let (from, to) = (input.as_ptr(), output.as_mut_ptr());
         // SAFETY: as above.
         unsafe { self.blocking::<T>(Collective::AllGather, from, to, input.len(), ReduceOp::Sum, 0) }
@@ -113,7 +118,12 @@ impl Communicator {
     /// See the [module](self).
     pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: u32) -> Result<()> {
         let to = if self.rank() == root {
-            self.expect_len(Collective::Gather, "output", output.len(), input.len() * self.world_size() as usize)?;
+            self.expect_len(
+                Collective::Gather,
+                "output",
+                output.len(),
+                input.len() * self.world_size() as usize,
+            )?;
             output.as_mut_ptr()
         } else {
             std::ptr::null_mut()
@@ -131,7 +141,12 @@ impl Communicator {
     /// See the [module](self).
     pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: u32) -> Result<()> {
         let from = if self.rank() == root {
-            self.expect_len(Collective::Scatter, "input", input.len(), output.len() * self.world_size() as usize)?;
+            self.expect_len(
+                Collective::Scatter,
+                "input",
+                input.len(),
+                output.len() * self.world_size() as usize,
+            )?;
             input.as_ptr()
         } else {
             std::ptr::null()
@@ -182,7 +197,9 @@ impl Communicator {
     pub fn scan_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         self.expect_len(Collective::Scan, "output", output.len(), input.len())?;
         // SAFETY: as above.
-        unsafe { self.blocking::<T>(Collective::Scan, input.as_ptr(), output.as_mut_ptr(), input.len(), op, 0) }
+        unsafe {
+            self.blocking::<T>(Collective::Scan, input.as_ptr(), output.as_mut_ptr(), input.len(), op, 0)
+        }
     }
 
     /// Replaces `buffer` on rank r by the reduction over ranks 0 to r - 1; rank 0's is left as it was.
@@ -227,8 +244,15 @@ impl Communicator {
         op: ReduceOp,
         root: u32,
     ) -> Result<()> {
-        let call =
-            RawCall { collective, input: input.cast(), output: output.cast(), count, data_type: T::TYPE, op, root };
+        let call = RawCall {
+            collective,
+            input: input.cast(),
+            output: output.cast(),
+            count,
+            data_type: T::TYPE,
+            op,
+            root,
+        };
         let call = Call::check(&call, self.rank(), self.world_size())?;
         // SAFETY: the caller's promise.
         unsafe { self.shared.run(&call) }
@@ -244,7 +268,8 @@ impl Communicator {
         if found == wanted {
             return Ok(());
         }
-        Err(self.usage(name(collective), format!("the {what} holds {found} elements where {wanted} are needed")))
+        Err(self
+            .usage(name(collective), format!("the {what} holds {found} elements where {wanted} are needed")))
     }
 
     fn divided(&self, collective: Collective, len: usize) -> Result<usize> {
@@ -252,7 +277,8 @@ impl Communicator {
         if len.is_multiple_of(ranks) {
             return Ok(len / ranks);
         }
-        let problem = format!("a buffer of {len} elements cannot be cut into {ranks} equal blocks, one per rank");
+        let problem =
+            format!("a buffer of {len} elements cannot be cut into {ranks} equal blocks, one per rank");
         Err(self.usage(name(collective), problem))
     }
 
@@ -261,4 +287,3 @@ impl Communicator {
         Error::Usage { context, problem }
     }
 }
-

@@ -17,7 +17,7 @@ use crate::call::mix;
 use crate::config::{Config, Determinism, TransportKind, Transports};
 use crate::control::{Control, ControlRuntime, ExchangeKey};
 use crate::engine::{Engine, Links, Route};
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::join::JoinSpec;
 use crate::planner::Planner;
 use crate::recorder::Recorder;
@@ -234,22 +234,26 @@ fn open_endpoints(control: &Control, rank: u32, members: &[u32], config: &Config
     };
     let open = |kind| match kind {
         TransportKind::Shm => {
-            let mut options = ShmOptions::default();
             let info = control.peer_info();
-            let own = &info[control.rank() as usize].host_key;
-            let local = members.iter().filter(|rank| info[**rank as usize].host_key == *own).count();
-            options.oversubscribed = local > usable_processors();
-            options.host_key.clone_from(&config.host_id);
+            let own = info[control.rank() as usize].host_key;
+            let local = members.iter().filter(|rank| info[**rank as usize].host_key == own).count();
+            let options = ShmOptions {
+                oversubscribed: local > usable_processors(),
+                host_key: config.host_id.clone(),
+                ..ShmOptions::default()
+            };
             ShmEndpoint::new(rank, world_size, options).map(|endpoint| Opened::Shm(Box::new(endpoint)))
         }
         TransportKind::Tcp => {
-            let mut options = TcpOptions::default();
-            options.cookie = control.job_cookie();
-            options.interfaces = config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from);
-            options.congestion = match config.socket_congestion.as_deref() {
-                None => Congestion::Auto,
-                Some("system") => Congestion::System,
-                Some(name) => Congestion::Named(name.to_owned()),
+            let options = TcpOptions {
+                cookie: control.job_cookie(),
+                interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),
+                congestion: match config.socket_congestion.as_deref() {
+                    None => Congestion::Auto,
+                    Some("system") => Congestion::System,
+                    Some(name) => Congestion::Named(name.to_owned()),
+                },
+                ..TcpOptions::default()
             };
             TcpEndpoint::new(rank, world_size, options).map(|endpoint| Opened::Tcp(Box::new(endpoint)))
         }
@@ -272,14 +276,18 @@ fn choose_routes(rank: u32, candidates: &mut [Candidate], cards: &[Card]) -> Res
         let mut chosen = None;
         for candidate in candidates.iter_mut() {
             let name = candidate.kind.name();
-            let theirs = card.transports.iter().find(|(theirs, _)| theirs == name).map(|(_, address)| address);
+            let theirs =
+                card.transports.iter().find(|(theirs, _)| theirs == name).map(|(_, address)| address);
             let reach = match (&mut candidate.endpoint, theirs) {
                 (Err(because), _) => Reach::No { because: because.clone() },
                 (_, None) => Reach::No { because: format!("rank {peer} does not use it") },
                 (_, Some(Err(because))) => Reach::No { because: format!("rank {peer} has none: {because}") },
-                (Ok(endpoint), Some(Ok(address))) => endpoint.introduce(peer, address).map_err(|source| {
-                    Error::Transport { context: crate::error::Context { rank, ..Default::default() }, source }
-                })?,
+                (Ok(endpoint), Some(Ok(address))) => {
+                    endpoint.introduce(peer, address).map_err(|source| Error::Transport {
+                        context: Context { rank, ..Context::default() },
+                        source: Box::new(source),
+                    })?
+                }
             };
             match reach {
                 Reach::Yes { how } => {
@@ -304,12 +312,8 @@ fn choose_routes(rank: u32, candidates: &mut [Candidate], cards: &[Card]) -> Res
 
 fn establish(endpoint: &mut dyn Endpoint, rank: u32, deadline: Instant) -> Result<()> {
     endpoint.establish(deadline).map_err(|source| Error::Transport {
-        context: crate::error::Context {
-            rank,
-            operation: "making the communicator".to_owned(),
-            sequence: 0,
-        },
-        source,
+        context: Context { rank, operation: "making the communicator".to_owned(), sequence: 0 },
+        source: Box::new(source),
     })
 }
 

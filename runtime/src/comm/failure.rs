@@ -39,7 +39,7 @@ impl Poison {
                 Error::Aborted { context, by: rank, reason }
             }
             Self::Aborted { by, reason } => Error::Aborted { context, by, reason },
-            Self::Transport(source) => Error::Transport { context, source },
+            Self::Transport(source) => Error::Transport { context, source: Box::new(source) },
         }
     }
 
@@ -116,7 +116,9 @@ impl Shared {
                 let ours = self.context(waited).operation;
                 // The peer's control thread answers even while the peer waits; it may also have failed first.
                 let theirs = match self.membership.ask(peer, Duration::from_millis(500)) {
-                    Some(status) if status.started == waited.sequence || waited.sequence == 0 => status.description,
+                    Some(status) if status.started == waited.sequence || waited.sequence == 0 => {
+                        status.description
+                    }
                     Some(status) => format!("{} as operation #{}", status.description, status.started),
                     None => "something else".to_owned(),
                 };
