@@ -134,8 +134,8 @@ impl Summary {
     /// The same for the status board, which others read when they ask what this rank is doing.
     pub(crate) fn activity(&self) -> Activity {
         Activity {
-            operation: name(self.collective),
-            count: self.count.unwrap_or(0) as u64,
+            operation: full_name(self.collective, self.count.is_none(), self.asynchronous),
+            count: self.count.map(|count| count as u64),
             data_type: Some(self.data_type),
             reduce: self.op,
             root: self.root,
@@ -170,19 +170,7 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}(", name(self.collective), if self.count.is_some() { "" } else { "_v" })?;
-        if let Some(count) = self.count {
-            write!(f, "{count} x ")?;
-        }
-        write!(f, "{}", self.data_type)?;
-        if let Some(op) = self.op {
-            write!(f, ", {}", op.name())?;
-        }
-        if let Some(root) = self.root {
-            write!(f, ", root {root}")?;
-        }
-        f.write_str(")")?;
-        if self.asynchronous { f.write_str(" asynchronously") } else { Ok(()) }
+        self.activity().fmt(f)
     }
 }
 
@@ -202,6 +190,39 @@ pub const fn name(collective: Collective) -> &'static str {
         Collective::ExScan => "exscan",
         Collective::Barrier => "barrier",
     }
+}
+
+/// Name with the endings of the API: `_v` with unequal blocks, `_start` where the call was asynchronous.
+const fn full_name(collective: Collective, uneven: bool, asynchronous: bool) -> &'static str {
+    match (collective, uneven, asynchronous) {
+        (Collective::AllGather, true, _) => "all_gather_v",
+        (Collective::ReduceScatter, true, _) => "reduce_scatter_v",
+        (Collective::Gather, true, _) => "gather_v",
+        (Collective::Scatter, true, _) => "scatter_v",
+        (Collective::AllToAll, true, _) => "all_to_all_v",
+        (Collective::AllReduce, _, true) => "all_reduce_start",
+        (Collective::AllGather, _, true) => "all_gather_start",
+        (Collective::ReduceScatter, _, true) => "reduce_scatter_start",
+        (Collective::Broadcast, _, true) => "broadcast_start",
+        (Collective::Reduce, _, true) => "reduce_start",
+        (Collective::Gather, _, true) => "gather_start",
+        (Collective::Scatter, _, true) => "scatter_start",
+        (Collective::AllToAll, _, true) => "all_to_all_start",
+        (Collective::Scan, _, true) => "scan_start",
+        (Collective::ExScan, _, true) => "exscan_start",
+        (Collective::Barrier, _, true) => "barrier_start",
+        _ => name(collective),
+    }
+}
+
+/// What the header of every message of a call carries, so that calls that do not match are noticed where they meet.
+pub(crate) const fn tag(communicator: u64, sequence: u64, signature: u64) -> u64 {
+    mix(signature ^ mix(sequence) ^ communicator)
+}
+
+/// The same for point-to-point messages.
+pub(crate) const fn transfer_tag(communicator: u64, data_type: DataType) -> u64 {
+    mix(communicator ^ mix(data_type as u64 + 1))
 }
 
 /// Spreads the bits of a number: the finaliser of SplitMix64 (Steele, Lea and Flood 2014).

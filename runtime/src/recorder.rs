@@ -51,6 +51,17 @@ impl Recorder {
         }
     }
 
+    /// The operation of a number, if it is still remembered.
+    pub(crate) fn find(&self, sequence: u64) -> Option<&Record> {
+        let slot = (sequence.checked_sub(1)? as usize) % LENGTH;
+        self.records.get(slot).filter(|record| record.sequence == sequence)
+    }
+
+    /// The records, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Record> {
+        self.records.iter()
+    }
+
     /// The records, oldest first.
     pub(crate) fn records(&self) -> Vec<Record> {
         let mut records = self.records.clone();

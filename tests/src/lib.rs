@@ -1,4 +1,8 @@
-//! What the cross-crate tests share: clusters in every arrangement of transports, and a serial reference.
+//! What the cross-crate tests share: clusters in every arrangement of transports, a serial reference, processes that
+//! can be killed, and deadlines that turn a hang into a failure.
 
 pub mod arrangement;
+pub mod processes;
 pub mod reference;
+pub mod system;
+pub mod watchdog;

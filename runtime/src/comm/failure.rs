@@ -5,9 +5,12 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ErrorKind;
 
-use super::shared::{Shared, Waited};
-use crate::control::{AbortCause, AbortKind};
+use super::shared::{Core, Shared, Waited};
+use crate::call;
+use crate::control::{AbortCause, AbortKind, Past, Status};
 use crate::error::{Context, Error, Result};
+use crate::recorder::Record;
+use crate::types::DataType;
 use crate::wait;
 
 /// Why a communicator cannot be used any more.
@@ -29,6 +32,10 @@ impl Poison {
     /// The error for a call that meets it.
     pub(crate) fn error(self, context: Context, rank: u32) -> Error {
         match self {
+            // The call that does not match may be an earlier one than the call that meets the error.
+            Self::Mismatch { peer, theirs, ours, sequence } if sequence > 0 => {
+                Error::Mismatch { context: Context { rank, operation: ours, sequence }, peer, theirs }
+            }
             Self::Mismatch { peer, theirs, .. } => Error::Mismatch { context, peer, theirs },
             Self::PeerLost { peer, cause } => Error::PeerLost { context, peer, cause },
             Self::Timeout { after, waiting_for, sequence, .. } if sequence == context.sequence => {
@@ -49,7 +56,7 @@ impl Poison {
             Self::Mismatch { peer, theirs, ours, sequence } => AbortCause::new(
                 rank,
                 AbortKind::Mismatch,
-                format!("rank {rank} called {ours}, rank {peer} called {theirs}"),
+                format!("{}{ours}, rank {peer} called {theirs}", called_by(rank)),
             )
             .during(ours, *sequence),
             Self::PeerLost { peer, cause } => AbortCause::new(*peer, AbortKind::PeerLost, cause),
@@ -60,23 +67,19 @@ impl Poison {
             Self::Transport(error) => AbortCause::new(rank, AbortKind::User, error.to_string()),
         }
     }
+}
 
-    fn of(cause: &AbortCause) -> Self {
-        match cause.kind {
-            AbortKind::PeerLost | AbortKind::HubLost => {
-                Self::PeerLost { peer: cause.by, cause: cause.reason.clone() }
-            }
-            AbortKind::Mismatch => Self::Mismatch {
-                peer: cause.by,
-                theirs: cause.operation.clone(),
-                ours: String::new(),
-                sequence: cause.sequence,
-            },
-            AbortKind::Timeout | AbortKind::User => {
-                Self::Aborted { by: cause.by, reason: cause.reason.clone() }
-            }
-        }
-    }
+fn called_by(rank: u32) -> String {
+    format!("rank {rank} called ")
+}
+
+/// A message that came where another was expected.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Meeting {
+    pub(crate) tag: u64,
+    pub(crate) len: u64,
+    /// What was expected here; the call that is waited for, if not said.
+    pub(crate) expected: Option<(u64, u64)>,
 }
 
 impl fmt::Display for Poison {
@@ -105,36 +108,24 @@ impl Shared {
     /// Finds out why the engine failed, or what the control plane reported.
     pub(crate) fn diagnose(&self, waited: Waited) -> Poison {
         if let Some(cause) = self.membership.abort_flag().cause() {
-            return Poison::of(&cause);
+            return self.adopt(&self.core(), &cause);
         }
         let failure = self.core().engine.failure().cloned();
         let Some(failure) = failure else {
             return Poison::Aborted { by: self.rank, reason: "aborted".to_owned() };
         };
         match (failure.kind, failure.peer) {
-            (ErrorKind::Mismatch { expected_len, len, .. }, Some(peer)) => {
-                let ours = self.context(waited).operation;
-                // The peer's control thread answers even while the peer waits; it may also have failed first.
-                let theirs = match self.membership.ask(peer, Duration::from_millis(500)) {
-                    Some(status) if status.started == waited.sequence || waited.sequence == 0 => {
-                        status.description
-                    }
-                    Some(status) => format!("{} as operation #{}", status.description, status.started),
-                    None => "something else".to_owned(),
-                };
-                let theirs = if theirs == ours || waited.sequence == 0 {
-                    format!("{theirs} with a message of {len} bytes where {expected_len} were expected")
-                } else {
-                    theirs
-                };
-                Poison::Mismatch { peer, theirs, ours, sequence: waited.sequence }
-            }
+            (ErrorKind::Mismatch { expected_tag, tag, expected_len, len }, Some(peer)) => self.mismatch(
+                peer,
+                Meeting { tag, len, expected: Some((expected_tag, expected_len)) },
+                waited,
+            ),
             (ErrorKind::PeerLost, Some(peer)) => {
                 // The control plane knows more (it left, it was killed), and within moments.
                 let deadline = Instant::now() + Duration::from_millis(300);
                 while Instant::now() < deadline {
                     if let Some(cause) = self.membership.abort_flag().cause() {
-                        return Poison::of(&cause);
+                        return self.adopt(&self.core(), &cause);
                     }
                     wait::sleep(Duration::from_millis(1));
                 }
@@ -146,6 +137,94 @@ impl Shared {
                 Poison::PeerLost { peer, cause }
             }
             _ => Poison::Transport(failure),
+        }
+    }
+
+    /// What another rank reported, as it looks from here.
+    pub(crate) fn adopt(&self, core: &Core, cause: &AbortCause) -> Poison {
+        let AbortCause { by, kind, reason, sequence, operation } = cause.clone();
+        match kind {
+            AbortKind::PeerLost | AbortKind::HubLost => Poison::PeerLost { peer: by, cause: reason },
+            AbortKind::Timeout | AbortKind::User => Poison::Aborted { by, reason },
+            AbortKind::Mismatch if sequence == 0 => {
+                let theirs = reason.strip_prefix(&called_by(by)).unwrap_or(&reason).to_owned();
+                Poison::Mismatch { peer: by, theirs, ours: String::new(), sequence }
+            }
+            AbortKind::Mismatch => match core.recorder.find(sequence).map(|own| own.summary.to_string()) {
+                Some(ours) if ours != operation => {
+                    Poison::Mismatch { peer: by, theirs: operation, ours, sequence }
+                }
+                // This rank called the same as the one that reported, or has not come so far.
+                _ => Poison::Aborted { by, reason: format!("{reason}, operation #{sequence}") },
+            },
+        }
+    }
+
+    /// Puts names to a message of `peer` that did not fit.
+    pub(crate) fn mismatch(&self, peer: u32, met: Meeting, waited: Waited) -> Poison {
+        let (expected_tag, expected_len) = met.expected.unzip();
+        let (sequence, ours) = self.own_call(expected_tag, expected_len, waited);
+        let theirs = if Some(met.tag) == expected_tag {
+            let expected = expected_len.unwrap_or_default();
+            format!("{ours} with a message of {} bytes where {expected} were expected", met.len)
+        } else if let Some(data_type) = self.transfer_type(met.tag) {
+            format!("send of {} bytes of {data_type}", met.len)
+        } else {
+            // The peer's control thread answers even while the peer waits; it may also have failed first, and left.
+            match self.membership.ask(peer, Duration::from_millis(500)) {
+                Some(status) => match self.first_difference(peer, &status) {
+                    Some(poison) => return poison,
+                    None => self.describe(&status, met.tag, sequence),
+                },
+                None => match self.membership.abort_flag().cause() {
+                    Some(cause) => return self.adopt(&self.core(), &cause),
+                    None => "something else".to_owned(),
+                },
+            }
+        };
+        Poison::Mismatch { peer, theirs, ours, sequence }
+    }
+
+    /// Sequence number and text of the call of this rank that expected a message.
+    fn own_call(&self, tag: Option<u64>, len: Option<u64>, waited: Waited) -> (u64, String) {
+        let core = self.core();
+        let is_it =
+            |record: &&Record| tag == Some(call::tag(self.id, record.sequence, record.summary.signature()));
+        if let Some(record) = core.recorder.iter().find(is_it) {
+            return (record.sequence, record.summary.to_string());
+        }
+        match (tag.and_then(|tag| self.transfer_type(tag)), len) {
+            (Some(data_type), Some(len)) => (0, format!("recv of {len} bytes of {data_type}")),
+            _ => (waited.sequence, waited.to_string()),
+        }
+    }
+
+    fn transfer_type(&self, tag: u64) -> Option<DataType> {
+        DataType::ALL.into_iter().find(|data_type| call::transfer_tag(self.id, *data_type) == tag)
+    }
+
+    /// The first call that differs between this rank and a peer, of those that both remember.
+    fn first_difference(&self, peer: u32, status: &Status) -> Option<Poison> {
+        let core = self.core();
+        status.recent.iter().find_map(|theirs| {
+            let ours = core.recorder.find(theirs.sequence)?.summary;
+            (ours.signature() != theirs.signature).then(|| Poison::Mismatch {
+                peer,
+                theirs: theirs.description.clone(),
+                ours: ours.to_string(),
+                sequence: theirs.sequence,
+            })
+        })
+    }
+
+    /// What a peer called, by the tag of its message, or else at `sequence`.
+    fn describe(&self, status: &Status, tag: u64, sequence: u64) -> String {
+        let of_tag = |past: &&Past| call::tag(self.id, past.sequence, past.signature) == tag;
+        let found = status.recent.iter().find(of_tag);
+        match found.or_else(|| status.recent.iter().find(|past| past.sequence == sequence)) {
+            Some(past) if past.sequence == sequence => past.description.clone(),
+            Some(past) => format!("{} as operation #{}", past.description, past.sequence),
+            None => format!("something else (it {status})"),
         }
     }
 
@@ -166,6 +245,9 @@ impl Shared {
         for peer in peers.iter().skip(waiting_for.len()) {
             waiting_for.push((*peer, "not asked".to_owned()));
         }
+        if self.membership.abort_flag().is_raised() {
+            return self.fail(waited);
+        }
         let context = self.context(waited);
         self.poison_with(Poison::Timeout {
             after,
@@ -179,19 +261,16 @@ impl Shared {
     /// Nothing has moved for some time: asks the peers, and fails if one of them is somewhere else for good.
     pub(crate) fn examine(&self, waited: Waited, peers: &[u32]) -> Result<()> {
         for (peer, status) in self.ask(peers) {
-            if self.membership.departed(peer) {
+            let first = status.and_then(|status| self.first_difference(peer, &status));
+            let left = || {
                 let cause = "it has dropped its communicator or exited, and is not in this call".to_owned();
-                self.poison_with(Poison::PeerLost { peer, cause });
-                return Err(self.fail(waited));
-            }
-            let (Some(status), Some(ours)) = (status, waited.summary) else { continue };
-            if status.started == waited.sequence && status.signature != ours.signature() {
-                self.poison_with(Poison::Mismatch {
-                    peer,
-                    theirs: status.description,
-                    ours: ours.to_string(),
-                    sequence: waited.sequence,
-                });
+                self.membership.departed(peer).then_some(Poison::PeerLost { peer, cause })
+            };
+            if let Some(poison) = first.or_else(left) {
+                // A rank that fails says why before it leaves: that is the cause then.
+                if !self.membership.abort_flag().is_raised() {
+                    self.poison_with(poison);
+                }
                 return Err(self.fail(waited));
             }
         }

@@ -20,7 +20,7 @@ pub(crate) struct State {
     stop: bool,
 }
 
-const HELPING: Waited = Waited { summary: None, sequence: 0, label: "" };
+const HELPING: Waited = Waited::other("progress of asynchronous operations");
 
 impl Shared {
     /// Makes sure that a helper runs and has noticed new work.
@@ -100,6 +100,8 @@ impl Shared {
         let failed = core.engine.failure().is_some() || self.membership.abort_flag().is_raised();
         drop(core);
         if failed {
+            // Perhaps nobody waits here for long, but the other ranks must know.
+            drop(self.fail(HELPING));
             self.rest();
         }
     }

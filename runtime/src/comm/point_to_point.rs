@@ -9,7 +9,7 @@ use kolo_transport::Piece;
 
 use super::Communicator;
 use super::shared::{Core, Waited};
-use crate::call::mix;
+use crate::call::transfer_tag;
 use crate::engine::{Id, Kind, TransferJob};
 use crate::error::Result;
 use crate::types::{DataType, Element};
@@ -103,12 +103,15 @@ impl<'a> Batch<'a> {
                 return Err(self.communicator.usage(label, problem));
             }
         }
-        let waited = Waited { summary: None, sequence: 0, label };
+        let waited = match self.transfers.as_slice() {
+            [(_, peer, memory, _)] => Waited::transfer(label, *peer, memory.len),
+            _ => Waited::other(label),
+        };
         let mut core = shared.core();
         shared.check_usable(&core, waited)?;
         let mut ids = Vec::with_capacity(self.transfers.len());
         for (kind, peer, memory, data_type) in &self.transfers {
-            let tag = mix(shared.id ^ mix(*data_type as u64 + 1));
+            let tag = transfer_tag(shared.id, *data_type);
             let job = TransferJob { kind: *kind, peer: *peer, tag, memory: *memory, keep: None };
             // SAFETY: the memory is borrowed until this returns; an error only returns after the engine was aborted.
             match unsafe { core.engine.transfer(job) } {

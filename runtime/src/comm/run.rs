@@ -5,10 +5,11 @@ use std::sync::{Arc, MutexGuard};
 
 use kolo_collectives::layout::Shape;
 use kolo_collectives::plan::{Collective, Cut, Placement};
+use kolo_transport::shm::FlatMismatch;
 
-use super::failure::Poison;
+use super::failure::Meeting;
 use super::shared::{Attended, Core, Shared, Waited, Watch};
-use crate::call::{Call, Counts, Summary, mix, reduces};
+use crate::call::{self, Call, Counts, Summary, reduces};
 use crate::engine::{Buffers, Id, Job, Mode};
 use crate::error::{Error, Result};
 use crate::reduce::{Combine, kernel};
@@ -81,13 +82,13 @@ impl Shared {
     /// Numbers and records a call.
     fn begin(&self, core: &mut Core, summary: Summary) -> Result<(Waited, u64)> {
         let sequence = core.sequence + 1;
-        let waited = Waited { summary: Some(summary), sequence, label: "" };
+        let waited = Waited::call(summary, sequence);
         self.check_usable(core, waited)?;
         core.sequence = sequence;
         let signature = summary.signature();
         core.recorder.begin(sequence, summary);
         self.membership.board().start(sequence, signature, summary.activity());
-        Ok((waited, mix(signature ^ mix(sequence) ^ self.id)))
+        Ok((waited, call::tag(self.id, sequence, signature)))
     }
 
     pub(crate) fn end(&self, core: &mut Core, waited: Waited) {
@@ -120,7 +121,7 @@ impl Shared {
                 Ok(false) => {}
                 Err(mismatch) => {
                     drop(core);
-                    return Err(self.tiny_mismatch(mismatch.member as u32, waited));
+                    return Err(self.tiny_mismatch(mismatch, waited));
                 }
             }
             // Somebody may be waiting for an earlier operation of ours before coming here.
@@ -132,13 +133,10 @@ impl Shared {
         }
     }
 
-    fn tiny_mismatch(&self, peer: u32, waited: Waited) -> Error {
-        let ours = self.context(waited).operation;
-        let theirs = self
-            .membership
-            .ask(peer, std::time::Duration::from_millis(500))
-            .map_or_else(|| "something else".to_owned(), |status| status.description);
-        self.poison_with(Poison::Mismatch { peer, theirs, ours, sequence: waited.sequence });
+    fn tiny_mismatch(&self, found: FlatMismatch, waited: Waited) -> Error {
+        let met = Meeting { tag: found.tag, len: found.len as u64, expected: None };
+        let poison = self.mismatch(found.member as u32, met, waited);
+        self.poison_with(poison);
         self.fail(waited)
     }
 
@@ -195,7 +193,7 @@ impl Shared {
             return Ok(combine_nothing);
         }
         let kernel = kernel(call.data_type, call.op).map_err(|problem| Error::Unsupported {
-            context: self.context(Waited { summary: Some(call.summary(false)), sequence: 0, label: "" }),
+            context: self.context(Waited::call(call.summary(false), 0)),
             problem: problem.to_string(),
         })?;
         Ok(kernel.as_fn())

@@ -6,6 +6,7 @@
 //! was started, and drives only while nobody else does. A driver gives the mutex up between turns when somebody asks
 //! for it, and while it sleeps.
 
+use std::fmt;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -46,7 +47,36 @@ pub(crate) struct Waited {
     pub(crate) summary: Option<Summary>,
     pub(crate) sequence: u64,
     /// What it is, if it is not a collective.
-    pub(crate) label: &'static str,
+    label: &'static str,
+    /// The other end and the bytes of a single message.
+    message: Option<(u32, usize)>,
+}
+
+impl Waited {
+    pub(crate) const fn call(summary: Summary, sequence: u64) -> Self {
+        Self { summary: Some(summary), sequence, label: "", message: None }
+    }
+
+    pub(crate) const fn transfer(label: &'static str, peer: u32, bytes: usize) -> Self {
+        Self { summary: None, sequence: 0, label, message: Some((peer, bytes)) }
+    }
+
+    pub(crate) const fn other(label: &'static str) -> Self {
+        Self { summary: None, sequence: 0, label, message: None }
+    }
+}
+
+impl fmt::Display for Waited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.summary, self.message) {
+            (Some(summary), _) => summary.fmt(f),
+            (None, Some((peer, bytes))) => {
+                let way = if self.label == "send" { "to" } else { "from" };
+                write!(f, "{} of {bytes} bytes {way} rank {peer}", self.label)
+            }
+            (None, None) => f.write_str(self.label),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -155,7 +185,10 @@ impl Shared {
         }
         if core.engine.failure().is_some() || self.membership.abort_flag().is_raised() {
             let poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            if let Some(poison) = poison {
+            // After the loss of a peer, what it had sent before may still be enough for this call.
+            let news =
+                || self.membership.abort_flag().cause().filter(|cause| !super::failure::is_loss(cause));
+            if let Some(poison) = poison.or_else(|| news().map(|cause| self.adopt(core, &cause))) {
                 return Err(poison.error(self.context(waited), self.rank));
             }
         }
@@ -227,11 +260,7 @@ impl Shared {
     }
 
     pub(crate) fn context(&self, waited: Waited) -> Context {
-        Context {
-            rank: self.rank,
-            operation: waited.summary.map_or_else(|| waited.label.to_owned(), |s| s.to_string()),
-            sequence: waited.sequence,
-        }
+        Context { rank: self.rank, operation: waited.to_string(), sequence: waited.sequence }
     }
 
     /// Makes the communicator unusable for the reason at hand, tells the others, and returns the error to report.

@@ -14,8 +14,8 @@ use crate::types::{DataType, ReduceOp};
 pub struct Activity {
     /// Name of the call: "all_reduce".
     pub operation: &'static str,
-    /// Elements.
-    pub count: u64,
+    /// Elements, where all ranks have as many.
+    pub count: Option<u64>,
     /// Their type.
     pub data_type: Option<DataType>,
     /// The operator, where there is one.
@@ -29,7 +29,10 @@ impl fmt::Display for Activity {
         write!(f, "{}(", self.operation)?;
         let mut comma = "";
         if let Some(data_type) = self.data_type {
-            write!(f, "{} x {data_type}", self.count)?;
+            if let Some(count) = self.count {
+                write!(f, "{count} x ")?;
+            }
+            write!(f, "{data_type}")?;
             comma = ", ";
         }
         if let Some(reduce) = self.reduce {
@@ -54,8 +57,21 @@ pub struct Status {
     pub signature: u64,
     /// The operation started last: "all_reduce(1024 x f32, sum)".
     pub description: String,
+    /// The operations started last, oldest first: ranks that are some calls apart can still compare.
+    pub recent: Vec<Past>,
     /// No operation was started or finished for at least this long (in steps of the heartbeat interval).
     pub unchanged_ms: u64,
+}
+
+/// An operation that a rank has started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Past {
+    /// Its number in the communicator.
+    pub sequence: u64,
+    /// What tells it from others.
+    pub signature: u64,
+    /// The same in words.
+    pub description: String,
 }
 
 impl fmt::Display for Status {
@@ -74,13 +90,16 @@ impl fmt::Display for Status {
     }
 }
 
+/// Operations remembered: as many as a rank is usually ahead of another, in well under 2 KiB of text.
+const REMEMBERED: usize = 16;
+
 /// One rank's status in one communicator: written by its executor, read by its control thread.
 ///
 /// The lock is held for a copy of some 64 bytes and is contended once per heartbeat or question at most.
 #[derive(Debug, Default)]
 pub struct StatusBoard {
     finished: AtomicU64,
-    current: Mutex<Current>,
+    recent: Mutex<Recent>,
     seen: Mutex<Option<Seen>>,
 }
 
@@ -89,6 +108,29 @@ struct Current {
     started: u64,
     signature: u64,
     activity: Activity,
+}
+
+/// A ring of the operations started last.
+#[derive(Debug, Default)]
+struct Recent {
+    calls: [Current; REMEMBERED],
+    /// Operations started.
+    count: usize,
+}
+
+impl Recent {
+    fn last(&self) -> Current {
+        self.calls[(self.count + REMEMBERED - 1) % REMEMBERED]
+    }
+
+    fn all(&self) -> Vec<Past> {
+        (self.count.saturating_sub(REMEMBERED)..self.count)
+            .map(|i| {
+                let Current { started, signature, activity } = self.calls[i % REMEMBERED];
+                Past { sequence: started, signature, description: activity.to_string() }
+            })
+            .collect()
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -102,8 +144,10 @@ impl StatusBoard {
     /// An operation starts.
     #[inline]
     pub fn start(&self, sequence: u64, signature: u64, activity: Activity) {
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) =
-            Current { started: sequence, signature, activity };
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = recent.count % REMEMBERED;
+        recent.calls[at] = Current { started: sequence, signature, activity };
+        recent.count += 1;
     }
 
     /// An operation is finished.
@@ -131,17 +175,19 @@ impl StatusBoard {
     }
 
     fn current(&self) -> Current {
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner).last()
     }
 
     pub(crate) fn status_at(&self, now: Instant) -> Status {
         let current = self.current();
         let finished = self.finished();
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner).all();
         Status {
             started: current.started,
             finished,
             signature: current.signature,
             description: if current.started == 0 { String::new() } else { current.activity.to_string() },
+            recent,
             unchanged_ms: u64::try_from(self.observe(now).as_millis()).unwrap_or(u64::MAX),
         }
     }
@@ -173,7 +219,7 @@ mod tests {
         assert_eq!(board.status_at(now).to_string(), "has not called anything yet");
         let activity = Activity {
             operation: "broadcast",
-            count: 7,
+            count: Some(7),
             data_type: Some(DataType::F32),
             root: Some(2),
             ..Activity::default()

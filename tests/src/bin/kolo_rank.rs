@@ -1,0 +1,118 @@
+//! One rank of a job under test: joins as the environment says and does what the first argument says. Reports lines that
+//! begin with "@"; errors with the time of the machine's clock in nanoseconds.
+
+use std::io::{BufRead, Write};
+use std::time::Instant;
+
+use kolo::{Communicator, ReduceOp, Result};
+use kolo_tests::system;
+
+/// Prints one whole line at once.
+fn report(line: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{line}");
+    let _ = out.flush();
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |i: usize| arguments.get(i).and_then(|a| a.parse::<usize>().ok()).unwrap_or(0);
+    let started = Instant::now();
+    let comm = match Communicator::from_env() {
+        Ok(comm) => comm,
+        Err(error) => return report(&format!("@error {} {error}", system::machine_time().as_nanos())),
+    };
+    report(&format!("@joined {}", started.elapsed().as_micros()));
+    let task = arguments.first().map_or("", String::as_str);
+    let result = match task {
+        "loop" => forever(&comm, number(1)),
+        "idle" => idle(&comm, number(1)),
+        "exit" => leave_abruptly(&comm, number(1)),
+        "memory" => memory(&comm, number(1)),
+        "ready" => comm.barrier(),
+        "async" => asynchronous(&comm, number(1)),
+        _ => panic!("unknown task {task:?}"),
+    };
+    let now = system::machine_time().as_nanos();
+    if let Err(error) = result {
+        report(&format!("@error {now} {error}"));
+    }
+    drop(comm);
+    report("@gone");
+}
+
+/// All-reduces until something fails.
+fn forever(comm: &Communicator, elements: usize) -> Result<()> {
+    let mut data = vec![1.0_f32; elements];
+    for turn in 0.. {
+        data.fill(1.0);
+        comm.all_reduce(&mut data, ReduceOp::Sum)?;
+        if turn == 3 {
+            report("@running");
+        }
+    }
+    Ok(())
+}
+
+/// Some all-reduces, then nothing until told; then one more.
+fn idle(comm: &Communicator, elements: usize) -> Result<()> {
+    let mut data = vec![1.0_f32; elements];
+    for _ in 0..3 {
+        comm.all_reduce(&mut data, ReduceOp::Max)?;
+    }
+    report("@running");
+    let mut line = String::new();
+    let _ = std::io::stdin().lock().read_line(&mut line);
+    let begin = Instant::now();
+    let result = comm.all_reduce(&mut data, ReduceOp::Max);
+    report(&format!("@took {}", begin.elapsed().as_micros()));
+    result
+}
+
+/// The last all-reduce comes late on the last rank; every rank ends its process right after it, dropping nothing.
+fn leave_abruptly(comm: &Communicator, elements: usize) -> Result<()> {
+    let mut data = vec![1.0_f32; elements];
+    for turn in 1..=20 {
+        data.fill(1.0);
+        comm.all_reduce(&mut data, ReduceOp::Sum)?;
+        if data.iter().any(|value| *value != comm.world_size() as f32) {
+            report(&format!("@wrong {turn}"));
+        }
+    }
+    report("@finished");
+    std::process::exit(0);
+}
+
+/// Starts several operations that the last rank never starts, and waits.
+fn asynchronous(comm: &Communicator, elements: usize) -> Result<()> {
+    comm.barrier()?;
+    let works: Vec<_> = if comm.rank() + 1 == comm.world_size() {
+        Vec::new()
+    } else {
+        (0..5)
+            .map(|_| comm.all_reduce_start(vec![1.0_f32; elements], ReduceOp::Sum))
+            .collect::<Result<_>>()?
+    };
+    report("@running");
+    if works.is_empty() {
+        let mut line = String::new();
+        let _ = std::io::stdin().lock().read_line(&mut line);
+    }
+    for work in works {
+        drop(work.wait()?);
+    }
+    Ok(())
+}
+
+/// The most memory beyond the buffer that a long all-reduce takes.
+fn memory(comm: &Communicator, bytes: usize) -> Result<()> {
+    comm.barrier()?;
+    let (before, _) = system::resident_bytes();
+    let mut data = vec![1.0_f32; bytes / 4];
+    for _ in 0..2 {
+        comm.all_reduce(&mut data, ReduceOp::Sum)?;
+    }
+    let (private, shared) = system::resident_bytes();
+    report(&format!("@peak {} {bytes} {before} {private} {shared}", system::peak_resident_bytes()));
+    comm.barrier()
+}

@@ -1,0 +1,187 @@
+//! Jobs of real processes, which a test can stop and kill.
+//!
+//! The processes run the helper program `kolo_rank`, which does what its arguments say and reports lines that begin
+//! with "@". A job's processes end with it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Longest wait for a line or an end: long beside what any step takes on a busy machine.
+pub const LONG: Duration = Duration::from_secs(40);
+
+/// A job's processes, by rank.
+#[derive(Debug)]
+pub struct Job {
+    /// The ranks that were started.
+    pub ranks: Vec<Process>,
+    folder: tempfile::TempDir,
+}
+
+/// One rank's process.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<String>,
+    /// Everything it said, for when it said the wrong thing.
+    said: Vec<String>,
+    reaped: bool,
+}
+
+/// The environment of one arrangement: the same that [`crate::arrangement::Arrangement::config`] sets.
+#[must_use]
+pub fn environment(arrangement: crate::arrangement::Arrangement, rank: u32) -> Vec<(&'static str, String)> {
+    use crate::arrangement::Arrangement as A;
+    match arrangement {
+        A::Tiny => vec![("KOLO_TRANSPORT", "shm".to_owned())],
+        A::Shm => vec![("KOLO_TRANSPORT", "shm".to_owned()), ("KOLO_TINY_BYTES", "0".to_owned())],
+        A::Tcp => vec![("KOLO_TRANSPORT", "tcp".to_owned())],
+        A::Hosts(ranks) => vec![("KOLO_HOST_ID", format!("host-{}", rank / ranks))],
+    }
+}
+
+impl Job {
+    /// Starts ranks 0 to `started` of a job of `world_size` ranks.
+    ///
+    /// # Panics
+    /// If a process cannot be started.
+    #[must_use]
+    pub fn start(
+        program: &str,
+        world_size: u32,
+        started: u32,
+        arguments: &[&str],
+        settings: impl Fn(u32) -> Vec<(&'static str, String)>,
+    ) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let rendezvous = format!("file://{}/job", folder.path().display());
+        let ranks = (0..started)
+            .map(|rank| {
+                let mut command = Command::new(program);
+                for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("KOLO_")) {
+                    command.env_remove(name);
+                }
+                command
+                    .args(arguments)
+                    .env("KOLO_RENDEZVOUS", &rendezvous)
+                    .env("KOLO_RANK", rank.to_string())
+                    .env("KOLO_WORLD_SIZE", world_size.to_string())
+                    .env("KOLO_JOIN_TIMEOUT", "30")
+                    .env("KOLO_TIMEOUT", "30")
+                    .envs(settings(rank));
+                Process::start(command)
+            })
+            .collect();
+        Self { ranks, folder }
+    }
+
+    /// Waits until every rank has said a line that begins with `start`; returns the rests.
+    ///
+    /// # Panics
+    /// As [`Process::expect`].
+    pub fn expect_all(&mut self, start: &str) -> Vec<String> {
+        self.ranks.iter_mut().map(|rank| rank.expect(start)).collect()
+    }
+
+    /// Waits until all processes have ended; whether each was successful.
+    ///
+    /// # Panics
+    /// If one does not end in time.
+    pub fn ended(&mut self) -> Vec<bool> {
+        self.ranks.iter_mut().map(Process::ended).collect()
+    }
+
+    /// Files left in the folder of the rendezvous.
+    ///
+    /// # Panics
+    /// If the folder cannot be read.
+    #[must_use]
+    pub fn files_left(&self) -> usize {
+        std::fs::read_dir(self.folder.path()).expect("the job's folder").count()
+    }
+}
+
+impl Process {
+    fn start(mut command: Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut child = command.spawn().expect("the helper program starts");
+        let (output, input) = (child.stdout.take().expect("piped"), child.stdin.take());
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        Self { child, input, lines, said: Vec::new(), reaped: false }
+    }
+
+    /// Waits for a line that begins with `start`; returns the rest of it.
+    ///
+    /// # Panics
+    /// If it does not come in time.
+    pub fn expect(&mut self, start: &str) -> String {
+        let until = Instant::now() + LONG;
+        loop {
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    if let Some(rest) = line.strip_prefix(start) {
+                        return rest.trim().to_owned();
+                    }
+                    self.said.push(line);
+                }
+                Err(error) => panic!("no line {start} ({error}); it said {:#?}", self.said),
+            }
+        }
+    }
+
+    /// Sends it a line.
+    ///
+    /// # Panics
+    /// If it is gone.
+    pub fn tell(&mut self, line: &str) {
+        writeln!(self.input.as_mut().expect("its input is open"), "{line}").expect("it reads");
+    }
+
+    /// Sends it a signal; returns when, on the clock of the machine.
+    ///
+    /// # Panics
+    /// If it is gone.
+    pub fn signal(&self, signal: Signal) -> Duration {
+        let now = crate::system::machine_time();
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).expect("it can be signalled");
+        now
+    }
+
+    /// Waits for the end; whether it was successful.
+    ///
+    /// # Panics
+    /// If it does not come in time.
+    pub fn ended(&mut self) -> bool {
+        drop(self.input.take());
+        let until = Instant::now() + LONG;
+        loop {
+            // Its output ends when it does.
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.said.push(line),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("a process hangs; it said {:#?}", self.said),
+            }
+        }
+        self.reaped = true;
+        self.child.wait().expect("a child can be waited for").success()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if !self.reaped {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
