@@ -49,6 +49,21 @@ pub struct Step {
     pub images: usize,
 }
 
+/// A part of the gradient of one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// Which layer.
+    pub layer: usize,
+    /// The first of its parameters that the piece is about.
+    pub start: usize,
+    /// The slope of the loss along each parameter, summed over images.
+    pub gradient: &'a [f32],
+}
+
+/// Rows of weights whose gradient is computed at a time. As many as are packed at a time, so that nothing is lost by
+/// it; and few enough that the first of a large layer travel while the rest is computed.
+const ROWS_AT_A_TIME: usize = 96;
+
 /// A fixed stream of numbers from -1 to 1 (splitmix64).
 struct Uniform(u64);
 
@@ -85,16 +100,29 @@ impl Layer {
         }
     }
 
-    /// The gradient with respect to the parameters, summed over the images.
-    fn gradient(&self, inputs: &[f32], outer: &[f32], images: usize, gradient: &mut Vec<f32>) {
-        gradient.resize(self.parameters.len(), 0.0);
-        let (weights, biases) = gradient.split_at_mut(self.inputs * self.outputs);
+    /// The gradient with respect to the parameters, summed over the images: handed over piece by piece with the place
+    /// where it starts, the weights first.
+    fn gradient(
+        &self,
+        inputs: &[f32],
+        outer: &[f32],
+        images: usize,
+        gradient: &mut Vec<f32>,
+        mut finished: impl FnMut(usize, &[f32]),
+    ) {
         let inputs = Matrix::new(inputs, images, self.inputs).transposed();
-        multiply(inputs, Matrix::new(outer, images, self.outputs), weights);
-        biases.fill(0.0);
-        for line in outer.chunks_exact(self.outputs) {
-            biases.iter_mut().zip(line).for_each(|(sum, x)| *sum += x);
+        for first in (0..self.inputs).step_by(ROWS_AT_A_TIME) {
+            let rows = first..self.inputs.min(first + ROWS_AT_A_TIME);
+            gradient.resize(rows.len() * self.outputs, 0.0);
+            multiply(inputs.rows(rows), Matrix::new(outer, images, self.outputs), gradient);
+            finished(first * self.outputs, gradient);
         }
+        gradient.clear();
+        gradient.resize(self.outputs, 0.0);
+        for line in outer.chunks_exact(self.outputs) {
+            gradient.iter_mut().zip(line).for_each(|(sum, x)| *sum += x);
+        }
+        finished(self.inputs * self.outputs, gradient);
     }
 }
 
@@ -104,6 +132,12 @@ impl Mlp {
     pub fn new(widths: &[usize], seed: u64) -> Self {
         let mut random = Uniform(seed);
         Self { layers: widths.windows(2).map(|pair| Layer::new(pair[0], pair[1], &mut random)).collect() }
+    }
+
+    /// The layers, first to last.
+    #[must_use]
+    pub fn layers(&self) -> &[Layer] {
+        &self.layers
     }
 
     /// The layers, first to last.
@@ -158,14 +192,15 @@ impl Mlp {
         score
     }
 
-    /// Hands over the gradient of each layer, summed over the images of the last [`forward`](Self::forward), as soon as
-    /// it is known: the last layer first, while those before it are still to be computed.
-    pub fn backward(&self, work: &mut Workspace, mut finished: impl FnMut(usize, &[f32])) {
+    /// Hands over the gradient, summed over the images of the last [`forward`](Self::forward), in pieces as soon as
+    /// they are known: the last layer first, while those before it are still to be computed.
+    pub fn backward(&self, work: &mut Workspace, mut finished: impl FnMut(Piece<'_>)) {
         for (index, layer) in self.layers.iter().enumerate().rev() {
             let inputs = &work.activations[index];
             let images = inputs.len() / layer.inputs;
-            layer.gradient(inputs, &work.outer, images, &mut work.gradient);
-            finished(index, &work.gradient);
+            layer.gradient(inputs, &work.outer, images, &mut work.gradient, |start, gradient| {
+                finished(Piece { layer: index, start, gradient });
+            });
             if index > 0 {
                 work.inner.resize(inputs.len(), 0.0);
                 let outer = Matrix::new(&work.outer, images, layer.outputs);
@@ -177,11 +212,16 @@ impl Mlp {
         }
     }
 
-    /// Moves a layer's parameters against a gradient, which is a sum over `step.images` images.
-    pub fn step(&mut self, layer: usize, gradient: &[f32], step: Step) {
-        let Layer { parameters, velocity, .. } = &mut self.layers[layer];
+    /// Moves parameters against their gradient, which is a sum over `step.images` images.
+    ///
+    /// # Panics
+    /// If there are no such parameters.
+    pub fn step(&mut self, piece: Piece<'_>, step: Step) {
+        let Layer { parameters, velocity, .. } = &mut self.layers[piece.layer];
+        let range = piece.start..piece.start + piece.gradient.len();
+        let moving = parameters[range.clone()].iter_mut().zip(&mut velocity[range]);
         let scale = step.learning_rate / step.images as f32;
-        for ((parameter, velocity), gradient) in parameters.iter_mut().zip(velocity).zip(gradient) {
+        for ((parameter, velocity), gradient) in moving.zip(piece.gradient) {
             *velocity = step.momentum * *velocity - scale * gradient;
             *parameter += *velocity;
         }
@@ -192,17 +232,25 @@ impl Mlp {
 mod tests {
     use super::*;
 
+    fn gradients(network: &Mlp, work: &mut Workspace) -> Vec<Vec<f32>> {
+        let mut gradients = vec![Vec::new(); network.layers.len()];
+        network.backward(work, |piece| {
+            assert_eq!(gradients[piece.layer].len(), piece.start, "pieces follow one another");
+            gradients[piece.layer].extend_from_slice(piece.gradient);
+        });
+        gradients
+    }
+
     #[test]
     fn gradient_is_the_slope_of_the_loss() {
-        let mut network = Mlp::new(&[5, 7, 4, 3], 1);
+        // The second layer's gradient comes in two pieces and its biases'.
+        let mut network = Mlp::new(&[5, ROWS_AT_A_TIME + 1, 4, 3], 1);
         let mut random = Uniform(2);
         let images: Vec<f32> = (0..6 * 5).map(|_| random.next()).collect();
         let labels = [0, 1, 2, 2, 1, 0];
         let mut work = Workspace::default();
         network.forward(&mut work, &images, &labels);
-        let mut gradients = vec![Vec::new(); 3];
-        network.backward(&mut work, |layer, gradient| gradients[layer] = gradient.to_vec());
-        for (layer, gradient) in gradients.iter().enumerate() {
+        for (layer, gradient) in gradients(&network, &mut work).iter().enumerate() {
             for (index, &slope) in gradient.iter().enumerate() {
                 let mut loss_at = |shift: f32| {
                     network.layers[layer].parameters[index] += shift;
@@ -230,10 +278,9 @@ mod tests {
         let mut score = Score::default();
         for _ in 0..300 {
             score = network.forward(&mut work, &images, &labels);
-            let mut gradients = vec![Vec::new(); 2];
-            network.backward(&mut work, |layer, gradient| gradients[layer] = gradient.to_vec());
-            for (layer, gradient) in gradients.iter().enumerate() {
-                network.step(layer, gradient, Step { learning_rate: 0.3, momentum: 0.9, images: 16 });
+            let step = Step { learning_rate: 0.3, momentum: 0.9, images: 16 };
+            for (layer, gradient) in gradients(&network, &mut work).iter().enumerate() {
+                network.step(Piece { layer, start: 0, gradient }, step);
             }
         }
         assert_eq!(score.right, 16.0, "{score:?}");
