@@ -27,16 +27,16 @@ pub fn distance(network: &Mlp, reference: &Mlp) -> f64 {
     layers.map(|(a, b)| relative(&a.parameters, &b.parameters)).fold(0.0, greater)
 }
 
-/// What rounding may make of the distance between two trainings that sum in different orders.
+/// What rounding may make of the distance between two trainings of so many steps that sum in different orders.
 ///
-/// TOLERANCE-NOTE
+/// Every step rounds every weight by half a unit in its last place at most, in either training. Steps that pass a
+/// difference on without enlarging it therefore keep the distance below a unit per step. Roundings average out, so
+/// that it is far smaller in fact: 12 units after 1,175 steps with the program's settings. Learning rates at the
+/// edge of stability do enlarge differences, by as much as one pleases.
 #[must_use]
 pub fn tolerance(steps: usize) -> f64 {
-    TOLERANCE_PER_STEP * steps as f64
+    f64::from(f32::EPSILON) * steps as f64
 }
-
-/// See [`tolerance`].
-const TOLERANCE_PER_STEP: f64 = 64.0 * f32::EPSILON as f64;
 
 fn relative(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len(), "layers of one shape");

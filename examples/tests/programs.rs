@@ -107,6 +107,15 @@ fn training_is_the_same_on_any_number_of_ranks() {
     }
 }
 
+/// At this learning rate weights soon are no numbers, which are not the same as anything.
+#[test]
+fn a_failed_comparison_shows_in_the_exit_code() {
+    let arguments = [&SHORT[..], &["--ranks", "2", "--compare", "--learning-rate", "1e6"]].concat();
+    let found = output(TRAIN, &arguments);
+    assert_eq!(found.status.code(), Some(1));
+    assert!(text(&found.stdout).contains("more than rounding"), "{}", text(&found.stdout));
+}
+
 /// Processes that meet through a file.
 fn start_ranks(program: &str, arguments: &[&str], ranks: u32, meeting: &Path) -> Vec<Child> {
     let start = |rank: u32| {

@@ -22,7 +22,7 @@ fn hello(ranks: &Communicator) -> Result<()> {
     println!("rank {rank} of {world_size}: the sum of all ranks is {}", sum[0]);
     ranks.barrier()?;
     if rank == 0 {
-        print!("{}", ranks.summary());
+        println!("{}", ranks.summary().trim_end());
     }
     Ok(())
 }

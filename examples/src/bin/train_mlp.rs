@@ -46,7 +46,7 @@ struct Arguments {
     #[arg(long, default_value_t = 256)]
     batch: usize,
     /// Factor of the mean gradient
-    #[arg(long, default_value_t = 0.05)]
+    #[arg(long, default_value_t = 0.02)]
     learning_rate: f32,
     /// Factor of the previous step
     #[arg(long, default_value_t = 0.9)]
@@ -57,7 +57,8 @@ struct Arguments {
     /// KiB of gradients that travel together
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     bucket_kib: u32,
-    /// Afterwards train on one rank too, without Kolo, and fail if the networks differ by more than rounding
+    /// Afterwards train on one rank too, without Kolo, and fail if the networks differ by more than rounding. Learning
+    /// rates much above the default enlarge the rounding itself until this fails
     #[arg(long)]
     compare: bool,
 }
