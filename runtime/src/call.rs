@@ -21,7 +21,7 @@ pub struct RawCall {
     pub input: *const u8,
     /// Receive buffer; may be null where this rank receives nothing.
     pub output: *mut u8,
-    /// Elements; see above.
+    /// Elements; see above. Ignored, as the type is, for barriers.
     pub count: usize,
     /// Type of the elements.
     pub data_type: DataType,
@@ -73,6 +73,11 @@ pub struct Summary {
 impl Call {
     /// Checks a raw call.
     pub(crate) fn check(raw: &RawCall, rank: u32, world_size: u32) -> Result<Self> {
+        // A barrier has no data: a count would be cut into segments, each a barrier of its own.
+        let raw = match raw.collective {
+            Collective::Barrier => &RawCall { count: 0, data_type: DataType::U8, ..*raw },
+            _ => raw,
+        };
         let call = Self {
             collective: raw.collective,
             input: raw.input,

@@ -1,6 +1,7 @@
 //! Deadlines for tests: a hang becomes a failure that names itself.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Runs `body` on a thread of its own and returns what it returned.
@@ -42,4 +43,37 @@ pub fn timed<R>(body: impl FnOnce() -> R) -> (R, Duration) {
     let start = Instant::now();
     let value = body();
     (value, start.elapsed())
+}
+
+/// A barrier of the test's own threads, apart from what is tested. Fails instead of hanging if one of them has panicked.
+#[derive(Debug)]
+pub struct Gate {
+    threads: usize,
+    arrived: Mutex<usize>,
+    moved: Condvar,
+}
+
+impl Gate {
+    /// For so many threads.
+    #[must_use]
+    pub const fn new(threads: usize) -> Self {
+        Self { threads, arrived: Mutex::new(0), moved: Condvar::new() }
+    }
+
+    /// Waits until all threads have come as often as this one.
+    ///
+    /// # Panics
+    /// If they do not come within 15 seconds.
+    pub fn wait(&self) {
+        let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        *arrived += 1;
+        let all = arrived.next_multiple_of(self.threads);
+        self.moved.notify_all();
+        let until = Instant::now() + Duration::from_secs(15);
+        while *arrived < all {
+            let left = until.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "another thread of the test does not come");
+            (arrived, _) = self.moved.wait_timeout(arrived, left).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
 }

@@ -228,3 +228,31 @@ fn messages_that_do_not_fit() {
         });
     }
 }
+
+#[test]
+fn asynchronous_calls_in_another_order() {
+    for arrangement in Arrangement::ALL {
+        bounded(&format!("{arrangement:?}"), move || {
+            for elements in [10, 200_000] {
+                let errors = arrangement.run(3, |comm| {
+                    let start = Instant::now();
+                    let reduce = || comm.all_reduce_start(vec![1_u8; elements], ReduceOp::Sum);
+                    let send = || comm.broadcast_start(vec![1_u8; elements], 0);
+                    let works = if comm.rank() == 2 { [send(), reduce()] } else { [reduce(), send()] };
+                    let ended: Result<()> = works.into_iter().try_for_each(|work| work?.wait().map(drop));
+                    let error = ended.and_then(|()| comm.barrier()).expect_err("another order");
+                    assert!(start.elapsed() < SOON, "{:?}: {error}", start.elapsed());
+                    error
+                });
+                for error in &errors {
+                    let text = error.to_string();
+                    assert!(
+                        text.contains("all_reduce_start(") && text.contains("broadcast_start("),
+                        "{arrangement:?}: {text}"
+                    );
+                    assert!(text.contains("#1"), "{arrangement:?}: {text}");
+                }
+            }
+        });
+    }
+}

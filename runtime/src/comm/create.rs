@@ -18,7 +18,7 @@ use crate::config::{Config, Determinism, TransportKind, Transports};
 use crate::control::{Control, ControlRuntime, ExchangeKey};
 use crate::engine::{Engine, Links, Route};
 use crate::error::{Context, Error, Result};
-use crate::join::JoinSpec;
+use crate::join::{JoinSpec, MOST_PATIENCE};
 use crate::planner::Planner;
 use crate::recorder::Recorder;
 use crate::wait::{Policy, usable_processors};
@@ -99,7 +99,7 @@ pub(crate) fn connect(
     rank: u32,
     config: Config,
 ) -> Result<Communicator> {
-    let deadline = Instant::now() + config.join_timeout;
+    let deadline = Instant::now() + config.join_timeout.min(MOST_PATIENCE);
     let membership = world.control.register(id, Arc::clone(&members));
     let mut candidates = open_endpoints(&world.control, rank, &members, &config);
     let card = Card {
@@ -175,6 +175,7 @@ pub(crate) fn connect(
         tiny,
         recorder: Recorder::new(),
         sequence: 0,
+        messages: 0,
         children: 0,
         groups: HashMap::new(),
         closed: false,

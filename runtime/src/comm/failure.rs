@@ -13,6 +13,15 @@ use crate::recorder::Record;
 use crate::types::DataType;
 use crate::wait;
 
+/// A control thread answers within a millisecond unless its process is stopped or its host swaps.
+pub(crate) const ANSWER_MAX: Duration = Duration::from_millis(200);
+
+/// How long a rank whose deadline has passed looks for the one that holds up all others.
+const SEARCH_MAX: Duration = Duration::from_secs(1);
+
+/// Ranks that a message to the others names: a text of a few lines.
+const NAMED_MAX: usize = 8;
+
 /// Why a communicator cannot be used any more.
 #[derive(Clone, Debug)]
 pub(crate) enum Poison {
@@ -90,8 +99,12 @@ impl fmt::Display for Poison {
             }
             Self::PeerLost { peer, cause } => write!(f, "rank {peer} is lost ({cause})"),
             Self::Timeout { after, waiting_for, .. } => {
-                let ranks: Vec<String> = waiting_for.iter().map(|(rank, _)| rank.to_string()).collect();
-                write!(f, "no end after {:.1} s, waiting for rank {}", after.as_secs_f64(), ranks.join(", "))
+                let ranks: Vec<String> = waiting_for
+                    .iter()
+                    .take(NAMED_MAX)
+                    .map(|(rank, what)| format!("rank {rank} ({what})"))
+                    .collect();
+                write!(f, "not finished after {:.1} s; waiting for {}", after.as_secs_f64(), ranks.join(", "))
             }
             Self::Aborted { reason, .. } => f.write_str(reason),
             Self::Transport(error) => write!(f, "{error}"),
@@ -110,7 +123,13 @@ impl Shared {
         if let Some(cause) = self.membership.abort_flag().cause() {
             return self.adopt(&self.core(), &cause);
         }
-        let failure = self.core().engine.failure().cloned();
+        let (closed, failure) = {
+            let core = self.core();
+            (core.closed, core.engine.failure().cloned())
+        };
+        if closed {
+            return Poison::Aborted { by: self.rank, reason: "the communicator was dropped".to_owned() };
+        }
         let Some(failure) = failure else {
             return Poison::Aborted { by: self.rank, reason: "aborted".to_owned() };
         };
@@ -144,8 +163,9 @@ impl Shared {
     pub(crate) fn adopt(&self, core: &Core, cause: &AbortCause) -> Poison {
         let AbortCause { by, kind, reason, sequence, operation } = cause.clone();
         match kind {
-            AbortKind::PeerLost | AbortKind::HubLost => Poison::PeerLost { peer: by, cause: reason },
-            AbortKind::Timeout | AbortKind::User => Poison::Aborted { by, reason },
+            AbortKind::PeerLost => Poison::PeerLost { peer: by, cause: reason },
+            // The rank that is lost has no number in this communicator.
+            AbortKind::Timeout | AbortKind::User | AbortKind::HubLost => Poison::Aborted { by, reason },
             AbortKind::Mismatch if sequence == 0 => {
                 let theirs = reason.strip_prefix(&called_by(by)).unwrap_or(&reason).to_owned();
                 Poison::Mismatch { peer: by, theirs, ours: String::new(), sequence }
@@ -230,20 +250,24 @@ impl Shared {
 
     /// A deadline has passed.
     pub(crate) fn time_out(&self, waited: Waited, after: Duration, peers: &[u32]) -> Error {
-        let mut waiting_for: Vec<(u32, String)> = self
-            .ask(peers)
-            .into_iter()
-            .map(|(peer, status)| {
-                let text = match status {
-                    Some(status) => status.to_string(),
-                    None if self.membership.departed(peer) => "it has left".to_owned(),
-                    None => "no answer from it".to_owned(),
-                };
-                (peer, text)
-            })
-            .collect();
-        for peer in peers.iter().skip(waiting_for.len()) {
-            waiting_for.push((*peer, "not asked".to_owned()));
+        let asked = self.ask(peers);
+        let is_late =
+            |status: &Option<Status>| status.as_ref().is_none_or(|status| status.started < waited.sequence);
+        let culprit_is_known = asked.iter().any(|(_, status)| is_late(status));
+        let mut waiting_for: Vec<(u32, String)> =
+            asked.iter().map(|(peer, status)| (*peer, self.standing(*peer, status.as_ref()))).collect();
+        waiting_for.extend(peers.iter().skip(asked.len()).map(|peer| (*peer, "not asked".to_owned())));
+        if !culprit_is_known {
+            // Those waited for are themselves waiting for somebody.
+            let begin = Instant::now();
+            let others = (0..self.world_size).filter(|rank| *rank != self.rank && !peers.contains(rank));
+            for peer in others.take_while(|_| begin.elapsed() < SEARCH_MAX) {
+                let status = self.membership.ask(peer, ANSWER_MAX);
+                if is_late(&status) {
+                    waiting_for.push((peer, self.standing(peer, status.as_ref())));
+                    break;
+                }
+            }
         }
         if self.membership.abort_flag().is_raised() {
             return self.fail(waited);
@@ -256,6 +280,15 @@ impl Shared {
             sequence: context.sequence,
         });
         self.fail(waited)
+    }
+
+    /// What is known of a peer that was asked.
+    fn standing(&self, peer: u32, status: Option<&Status>) -> String {
+        match status {
+            Some(status) => status.to_string(),
+            None if self.membership.departed(peer) => "it has left".to_owned(),
+            None => "no answer from it".to_owned(),
+        }
     }
 
     /// Nothing has moved for some time: asks the peers, and fails if one of them is somewhere else for good.

@@ -49,6 +49,7 @@ impl Shared {
 
     /// Ends the helper.
     pub(crate) fn stop_helper(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
         let thread = {
             let mut state = self.helper_state.lock().unwrap_or_else(PoisonError::into_inner);
             state.stop = true;
@@ -88,7 +89,8 @@ impl Shared {
                 || core.engine.failure().is_some()
                 || core.closed
                 || self.membership.abort_flag().is_raised()
-                || self.drivers.load(Ordering::Relaxed) > 0;
+                || self.drivers.load(Ordering::Relaxed) > 0
+                || self.leaving.load(Ordering::Relaxed);
             if stop {
                 break;
             }

@@ -16,6 +16,7 @@ mod tiny;
 
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub use create::Builder;
@@ -208,7 +209,9 @@ impl Shared {
                     None,
                     "the communicator was dropped",
                 );
-                core.engine.close(&cause);
+                core.engine.abort(&cause);
+                drop(core);
+                self.release_links(&cause);
                 return;
             }
             if core.engine.turn() {
@@ -220,6 +223,19 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// Drops the links once no thread (that waits for a handle) can be asleep on them. Such a thread finds the abort at
+    /// its next turn; if it does not come back, the links live as long as the handle does.
+    fn release_links(&self, cause: &kolo_transport::Error) {
+        let deadline = Instant::now() + CLOSE_LIMIT;
+        while self.drivers.load(Ordering::Acquire) > 0 {
+            if Instant::now() >= deadline {
+                return;
+            }
+            crate::wait::sleep(Duration::from_micros(200));
+        }
+        self.core().engine.close(cause);
     }
 
     /// The handle of an asynchronous operation is gone: its slot is freed when it is done.

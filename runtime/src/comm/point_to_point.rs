@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use kolo_transport::Piece;
 
 use super::Communicator;
-use super::shared::{Core, Waited};
+use super::shared::{Core, Message, Waited};
 use crate::call::transfer_tag;
 use crate::engine::{Id, Kind, TransferJob};
 use crate::error::Result;
@@ -103,12 +103,18 @@ impl<'a> Batch<'a> {
                 return Err(self.communicator.usage(label, problem));
             }
         }
-        let waited = match self.transfers.as_slice() {
-            [(_, peer, memory, _)] => Waited::transfer(label, *peer, memory.len),
-            _ => Waited::other(label),
+        let single = match self.transfers.as_slice() {
+            [(_, peer, memory, _)] => Some((*peer, memory.len)),
+            _ => None,
         };
         let mut core = shared.core();
+        let waited = Waited::transfer(label, Message { number: core.messages + 1, single });
         shared.check_usable(&core, waited)?;
+        if !core.engine.has_room_for_transfers(self.transfers.len()) {
+            let problem = "more than 65000 sends and receives would be outstanding; use smaller groups";
+            return Err(self.communicator.usage(label, problem.to_owned()));
+        }
+        core.messages += 1;
         let mut ids = Vec::with_capacity(self.transfers.len());
         for (kind, peer, memory, data_type) in &self.transfers {
             let tag = transfer_tag(shared.id, *data_type);

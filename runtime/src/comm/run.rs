@@ -84,6 +84,10 @@ impl Shared {
         let sequence = core.sequence + 1;
         let waited = Waited::call(summary, sequence);
         self.check_usable(core, waited)?;
+        if !core.engine.has_room() {
+            let problem = "too many asynchronous operations are outstanding; wait for some of them";
+            return Err(Error::Usage { context: self.context(waited), problem: problem.to_owned() });
+        }
         core.sequence = sequence;
         let signature = summary.signature();
         core.recorder.begin(sequence, summary);
@@ -107,12 +111,17 @@ impl Shared {
         let combine = self.combine(call)?;
         let mut watch: Option<(Attended<'_>, Watch<'_>)> = None;
         if let Some(tiny) = &mut core.tiny {
-            // SAFETY: handed on.
-            unsafe { tiny.publish(call, bytes, tag) };
+            tiny.enqueue(waited.sequence);
         }
+        let mut published = false;
         loop {
             let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
-            match tiny.poll() {
+            if !published && tiny.is_turn_of(waited.sequence) {
+                // SAFETY: handed on.
+                unsafe { tiny.publish(call, bytes, tag) };
+                published = true;
+            }
+            match if published { tiny.poll() } else { Ok(false) } {
                 Ok(true) => {
                     // SAFETY: handed on; all have published.
                     unsafe { tiny.finish(call, bytes, combine) };

@@ -8,13 +8,13 @@
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kolo_transport::{Armed, ErrorKind, ParkBy};
 
-use super::failure::Poison;
+use super::failure::{ANSWER_MAX, Poison};
 use super::tiny::Tiny;
 use crate::call::Summary;
 use crate::config::Config;
@@ -34,6 +34,8 @@ pub(crate) struct Core {
     pub(crate) recorder: Recorder,
     /// Number of the last collective that was started, from 1.
     pub(crate) sequence: u64,
+    /// Number of the last send, receive or group of them, from 1.
+    pub(crate) messages: u64,
     /// Splits and groups made so far.
     pub(crate) children: u64,
     /// Uses of each list of ranks given to `group`.
@@ -48,8 +50,16 @@ pub(crate) struct Waited {
     pub(crate) sequence: u64,
     /// What it is, if it is not a collective.
     label: &'static str,
-    /// The other end and the bytes of a single message.
-    message: Option<(u32, usize)>,
+    message: Option<Message>,
+}
+
+/// What tells one send, receive or group of them from another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Message {
+    /// Its number among those of this rank, from 1; ranks need not agree on it.
+    pub(crate) number: u64,
+    /// The other end and the bytes, if it is not a group.
+    pub(crate) single: Option<(u32, usize)>,
 }
 
 impl Waited {
@@ -57,8 +67,8 @@ impl Waited {
         Self { summary: Some(summary), sequence, label: "", message: None }
     }
 
-    pub(crate) const fn transfer(label: &'static str, peer: u32, bytes: usize) -> Self {
-        Self { summary: None, sequence: 0, label, message: Some((peer, bytes)) }
+    pub(crate) const fn transfer(label: &'static str, message: Message) -> Self {
+        Self { summary: None, sequence: 0, label, message: Some(message) }
     }
 
     pub(crate) const fn other(label: &'static str) -> Self {
@@ -70,9 +80,11 @@ impl fmt::Display for Waited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.summary, self.message) {
             (Some(summary), _) => summary.fmt(f),
-            (None, Some((peer, bytes))) => {
+            (None, Some(Message { number, single })) => {
+                write!(f, "{} #{number}", self.label)?;
+                let Some((peer, bytes)) = single else { return Ok(()) };
                 let way = if self.label == "send" { "to" } else { "from" };
-                write!(f, "{} of {bytes} bytes {way} rank {peer}", self.label)
+                write!(f, " of {bytes} bytes {way} rank {peer}")
             }
             (None, None) => f.write_str(self.label),
         }
@@ -98,6 +110,8 @@ pub(crate) struct Shared {
     wanting: AtomicU32,
     /// Threads that drive the engine for themselves.
     pub(crate) drivers: AtomicUsize,
+    /// Whether the communicator is being dropped.
+    pub(crate) leaving: AtomicBool,
     pub(crate) helper_wake: Condvar,
     pub(crate) helper_state: Mutex<super::helper::State>,
     poison: Mutex<Option<Poison>>,
@@ -121,6 +135,9 @@ const STALL: Duration = Duration::from_millis(250);
 /// After news of a lost peer, an operation may still finish with what has already been sent to this rank: it fails only
 /// once nothing has moved for so long.
 const LOSS_GRACE: Duration = Duration::from_millis(50);
+
+/// Turns that move something, between two looks at deadline and abort flag: a turn takes some microseconds.
+const TURNS_PER_CHECK: u32 = 1024;
 
 /// Peers asked per question: enough to find a culprit, few enough to be answered at once.
 const PEERS_ASKED: usize = 4;
@@ -153,6 +170,7 @@ impl Shared {
             core: Mutex::new(core),
             wanting: AtomicU32::new(0),
             drivers: AtomicUsize::new(0),
+            leaving: AtomicBool::new(false),
             helper_wake: Condvar::new(),
             helper_state: Mutex::default(),
             poison: Mutex::new(None),
@@ -242,8 +260,8 @@ impl Shared {
         drop(core);
         match by {
             ParkBy::Word if words.len() == 1 => {
-                // SAFETY: the word lies in a mapping that the endpoint holds, and the endpoint lives in the core of
-                // `self` as long as `self` does.
+                // SAFETY: the word lies in a mapping that the endpoint holds. The endpoint lives in the core of `self`
+                // until `release_links`, which waits until no thread drives; the helper has ended before it.
                 wait::sleep_on_word(unsafe { &*words[0].0 }, words[0].1, SLEEP_MAX);
             }
             ParkBy::Fd if !fds.is_empty() => {
@@ -283,8 +301,7 @@ impl Shared {
 
     /// Asks some peers what they are doing.
     pub(crate) fn ask(&self, peers: &[u32]) -> Vec<(u32, Option<crate::control::Status>)> {
-        let each = Duration::from_millis(200);
-        peers.iter().take(PEERS_ASKED).map(|peer| (*peer, self.membership.ask(*peer, each))).collect()
+        peers.iter().take(PEERS_ASKED).map(|peer| (*peer, self.membership.ask(*peer, ANSWER_MAX))).collect()
     }
 }
 
@@ -307,7 +324,7 @@ impl<'a> Attended<'a> {
 
 impl Drop for Attended<'_> {
     fn drop(&mut self) {
-        if self.0.drivers.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if self.0.drivers.fetch_sub(1, Ordering::Release) == 1 {
             self.0.wake_helper();
         }
     }
@@ -323,6 +340,7 @@ pub(crate) struct Watch<'a> {
     started: Option<Instant>,
     moved_at: Option<Instant>,
     asked_at: Option<Instant>,
+    /// Turns since deadline and abort flag were looked at.
     turns: u32,
 }
 
@@ -347,18 +365,22 @@ impl<'a> Watch<'a> {
         moved: bool,
         waiting_for: impl Fn(&Core) -> Vec<u32>,
     ) -> Result<MutexGuard<'a, Core>> {
-        self.turns = self.turns.wrapping_add(1);
-        let next = if moved {
+        self.turns += 1;
+        let mut next = if moved {
             self.pacer.moved();
             self.moved_at = None;
-            // A long transfer moves all the time; it must see aborts and deadlines too.
-            if self.turns.is_multiple_of(1024) { Next::Check } else { Next::Poll }
+            Next::Poll
         } else {
             self.pacer.idle()
         };
+        // A long transfer moves all the time, or every other turn; it must see aborts and deadlines too.
+        if next == Next::Poll && self.turns >= TURNS_PER_CHECK {
+            next = Next::Check;
+        }
         if next == Next::Poll {
             return Ok(if self.shared.is_wanted() { self.give_way(core) } else { core });
         }
+        self.turns = 0;
         core = self.check(core, waiting_for)?;
         Ok(match next {
             Next::Sleep => self.shared.sleep(core),

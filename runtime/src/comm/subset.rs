@@ -5,8 +5,10 @@ use std::time::Instant;
 
 use super::Communicator;
 use super::create::{child_id, connect};
+use super::shared::Waited;
 use crate::control::ExchangeKey;
 use crate::error::{Error, Result};
+use crate::join::MOST_PATIENCE;
 
 /// Rounds of the control plane's exchange that splits use, apart from the one that introduces a communicator's ranks.
 const SPLIT_ROUND: u64 = 1 << 32;
@@ -18,9 +20,9 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::from_env`].
     pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
-        let number = self.next_child();
+        let number = self.next_child()?;
         let shared = &self.shared;
-        let deadline = Instant::now() + shared.config.join_timeout;
+        let deadline = Instant::now() + shared.config.join_timeout.min(MOST_PATIENCE);
         let entry = postcard::to_stdvec(&(color, key)).map_err(|error| self.unreadable(&error))?;
         let round = ExchangeKey { communicator: shared.id, round: SPLIT_ROUND + number };
         let entries = shared.world.control.exchange(round, &shared.members, entry, deadline)?;
@@ -59,6 +61,7 @@ impl Communicator {
         // Ranks outside the list do not count this call, so the number cannot come from the common counter: the list
         // itself, and how often it was used, name the group.
         let mut core = self.shared.core();
+        self.shared.check_usable(&core, Waited::other("group"))?;
         let list = ranks.iter().fold(0, |hash, rank| crate::call::mix(hash ^ u64::from(*rank)));
         let uses = core.groups.entry(list).or_insert(0_u64);
         *uses += 1;
@@ -77,10 +80,11 @@ impl Communicator {
         connect(Arc::clone(&shared.world), id, members, own as u32, shared.config.clone())
     }
 
-    fn next_child(&self) -> u64 {
+    fn next_child(&self) -> Result<u64> {
         let mut core = self.shared.core();
+        self.shared.check_usable(&core, Waited::other("split"))?;
         core.children += 1;
-        core.children
+        Ok(core.children)
     }
 
     fn unreadable(&self, error: &dyn std::fmt::Display) -> Error {

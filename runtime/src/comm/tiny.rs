@@ -5,6 +5,7 @@
 //! processors that is worth more than the reduction that every rank repeats. The reduction runs in rank order, or
 //! along the balanced tree of the canonical order, so all ranks get the same bits.
 
+use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
 
 use kolo_collectives::plan::{Collective, Placement};
@@ -23,6 +24,8 @@ pub(crate) struct Tiny {
     bytes_max: usize,
     canonical: bool,
     active: bool,
+    /// Sequence numbers of the calls that want an exchange: the front one has it.
+    queue: VecDeque<u64>,
     /// For the canonical tree: its partial results.
     scratch: Vec<u8>,
 }
@@ -37,6 +40,7 @@ impl Tiny {
             bytes_max,
             canonical,
             active: false,
+            queue: VecDeque::new(),
             scratch: Vec::new(),
         }
     }
@@ -52,6 +56,16 @@ impl Tiny {
             _ => bytes,
         };
         (published <= self.bytes_max).then_some(published)
+    }
+
+    /// Joins the queue: threads of one rank may call while another one's exchange is not over.
+    pub(crate) fn enqueue(&mut self, sequence: u64) {
+        self.queue.push_back(sequence);
+    }
+
+    /// Whether it is this call's turn.
+    pub(crate) fn is_turn_of(&self, sequence: u64) -> bool {
+        self.queue.front() == Some(&sequence)
     }
 
     /// Publishes this rank's contribution.
@@ -143,6 +157,7 @@ impl Tiny {
             }
         }
         self.active = false;
+        self.queue.pop_front();
         self.flat.finish();
     }
 

@@ -25,7 +25,7 @@ pub(crate) use memory::Buffers;
 pub(crate) use operation::Job;
 use operation::Operation;
 pub(crate) use token::Kind;
-use token::{Name, TRANSFER};
+use token::{MOST_SLOTS, Name, TRANSFER};
 pub(crate) use transfers::TransferJob;
 use transfers::{TRANSFER_CHANNEL, Transfers};
 
@@ -138,6 +138,16 @@ impl Engine {
             entry.phase = Phase::Queued(Box::new(job));
         }
         Id::Operation { slot, generation }
+    }
+
+    /// Whether one more operation can be outstanding, or done and not yet asked for.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.free.is_empty() || self.slots.len() < MOST_SLOTS
+    }
+
+    /// Whether so many more transfers can be outstanding.
+    pub(crate) fn has_room_for_transfers(&self, more: usize) -> bool {
+        self.transfers.has_room_for(more)
     }
 
     /// Posts a point-to-point transfer.

@@ -20,6 +20,11 @@ pub(crate) struct Name {
     pub(crate) kind: Kind,
 }
 
+/// Operations, and transfers, that may be outstanding: a name has 16 bits for them.
+pub(crate) const MOST_SLOTS: usize = 65_000;
+
+const _: () = assert!(MOST_SLOTS <= u16::MAX as usize);
+
 /// Marks point-to-point transfers; no operation has so many segments in flight.
 pub(crate) const TRANSFER: u8 = u8::MAX;
 

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use kolo_transport::{Channel, Error, ErrorKind, Piece, Posted, Sink};
 
 use super::links::Links;
-use super::token::{Kind, Name, TRANSFER};
+use super::token::{Kind, MOST_SLOTS, Name, TRANSFER};
 
 /// The channel index that transfers use; operations use higher ones.
 pub(crate) const TRANSFER_CHANNEL: u16 = 0;
@@ -72,6 +72,11 @@ impl Transfers {
 
     pub(crate) fn active(&self) -> usize {
         self.active
+    }
+
+    /// Whether so many more can be outstanding.
+    pub(crate) fn has_room_for(&self, more: usize) -> bool {
+        self.slots.len() - self.free.len() + more <= MOST_SLOTS
     }
 
     /// Posts a transfer; its slot and generation name it from then on.

@@ -1,0 +1,179 @@
+//! Processes that are killed, stopped, or end without a word: the others notice within a second and say whom they lost.
+
+use std::time::Duration;
+
+use kolo_tests::arrangement::Arrangement;
+use kolo_tests::processes::{Job, environment};
+use kolo_tests::watchdog::within;
+use rustix::process::Signal;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_rank");
+
+/// From the death of a process to the error of each other one, on one machine.
+const NOTICED: Duration = Duration::from_secs(1);
+
+const LIMIT: Duration = Duration::from_secs(50);
+
+fn start(arrangement: Arrangement, ranks: u32, arguments: &[&str]) -> Job {
+    Job::start(PROGRAM, ranks, ranks, arguments, |rank| environment(arrangement, rank))
+}
+
+/// Kills `victim` and checks what the others say; prints how long each took.
+fn kill(job: &mut Job, what: &str, victim: usize, check: impl Fn(&str, &str)) {
+    let killed = job.ranks[victim].signal(Signal::KILL);
+    let mut times = Vec::new();
+    for rank in (0..job.ranks.len()).filter(|rank| *rank != victim) {
+        let line = job.ranks[rank].expect("@error ");
+        let (at, text) = line.split_once(' ').expect("a time and a text");
+        let at = Duration::from_nanos(at.parse().expect("a time"));
+        let took = at.saturating_sub(killed);
+        assert!(took < NOTICED, "{what}: rank {rank} took {took:?}: {text}");
+        assert!(text.starts_with(&format!("rank {rank}, ")), "{what}: {text}");
+        assert!(text.contains(&format!("rank {victim} is lost")), "{what}: {text}");
+        check(text, what);
+        times.push(format!("{:.1} ms", took.as_secs_f64() * 1e3));
+    }
+    println!("{what}, rank {victim} killed: the others' errors after {}", times.join(", "));
+    let ended = job.ended();
+    assert!(!ended[victim] && ended.iter().filter(|e| **e).count() == ended.len() - 1, "{what}: {ended:?}");
+}
+
+fn names_the_operation(text: &str, what: &str) {
+    assert!(text.contains("all_reduce(") && text.contains("operation #"), "{what}: {text}");
+}
+
+fn kill_in_a_sequence(arrangement: Arrangement, elements: &'static str) {
+    let name = format!("{arrangement:?}, all_reduce of {elements} x f32");
+    within(LIMIT, &name.clone(), move || {
+        for victim in [2, 0, 3] {
+            let mut job = start(arrangement, 4, &["loop", elements]);
+            job.expect_all("@running");
+            kill(&mut job, &name, victim, names_the_operation);
+            assert!(victim == 0 || job.files_left() == 0, "{name}: rank 0 left its file");
+        }
+    });
+}
+
+#[test]
+fn killed_in_tiny_collectives() {
+    kill_in_a_sequence(Arrangement::Tiny, "16");
+}
+
+#[test]
+fn killed_in_short_messages() {
+    kill_in_a_sequence(Arrangement::Shm, "1000");
+    kill_in_a_sequence(Arrangement::Tcp, "1000");
+}
+
+#[test]
+fn killed_in_long_messages() {
+    kill_in_a_sequence(Arrangement::Shm, "8000000");
+    kill_in_a_sequence(Arrangement::Tcp, "8000000");
+    kill_in_a_sequence(Arrangement::Hosts(2), "4000000");
+}
+
+#[test]
+fn killed_while_idle() {
+    within(LIMIT, "idle", || {
+        for arrangement in Arrangement::ALL {
+            for victim in [1_usize, 0] {
+                let mut job = start(arrangement, 3, &["idle", "1000"]);
+                job.expect_all("@running");
+                job.ranks[victim].signal(Signal::KILL);
+                assert!(!job.ranks[victim].ended());
+                for rank in (0..3).filter(|rank| *rank != victim) {
+                    job.ranks[rank].tell("go");
+                    let took: u64 = job.ranks[rank].expect("@took ").parse().expect("a number");
+                    let text = job.ranks[rank].expect("@error ");
+                    assert!(text.contains(&format!("rank {victim} is lost")), "{arrangement:?}: {text}");
+                    names_the_operation(&text, "idle");
+                    assert!(took < 1_000_000, "{arrangement:?}: rank {rank} took {took} us: {text}");
+                    println!(
+                        "{arrangement:?}: rank {victim} killed before a call; the call failed after {took} us"
+                    );
+                }
+                job.ended();
+            }
+        }
+    });
+}
+
+#[test]
+fn killed_with_asynchronous_operations() {
+    within(LIMIT, "asynchronous", || {
+        for arrangement in Arrangement::ALL {
+            let mut job = start(arrangement, 3, &["async", "500000"]);
+            job.expect_all("@running");
+            kill(&mut job, &format!("{arrangement:?}, asynchronous"), 2, |text, what| {
+                assert!(text.contains("all_reduce_start(") && text.contains("operation #"), "{what}: {text}");
+            });
+        }
+    });
+}
+
+#[test]
+fn killed_while_joining() {
+    within(LIMIT, "joining", || {
+        // Rank 2 is never started: the others are still in the join.
+        let mut job = Job::start(PROGRAM, 3, 2, &["ready"], |_| vec![("KOLO_JOIN_TIMEOUT", "2".to_owned())]);
+        job.ranks[1].signal(Signal::KILL);
+        assert!(!job.ranks[1].ended());
+        let text = job.ranks[0].expect("@error ");
+        println!("a rank killed while joining: {text}");
+        assert!(text.contains("could not join") && text.contains('2'), "{text}");
+        job.ranks[0].ended();
+
+        // Rank 0 dies: the others give up at the deadline and say whom they looked for.
+        let mut job = Job::start(PROGRAM, 3, 2, &["ready"], |_| vec![("KOLO_JOIN_TIMEOUT", "2".to_owned())]);
+        job.ranks[0].signal(Signal::KILL);
+        let text = job.ranks[1].expect("@error ");
+        println!("rank 0 killed while joining: {text}");
+        assert!(text.contains("rank 1 could not join"), "{text}");
+    });
+}
+
+#[test]
+fn a_stopped_process_is_a_timeout() {
+    within(LIMIT, "stopped", || {
+        for arrangement in Arrangement::ALL {
+            let mut job = Job::start(PROGRAM, 3, 3, &["loop", "1000"], |rank| {
+                let mut settings = environment(arrangement, rank);
+                settings.push(("KOLO_TIMEOUT", "1.5".to_owned()));
+                settings
+            });
+            job.expect_all("@running");
+            let stopped = job.ranks[2].signal(Signal::STOP);
+            for rank in [0, 1] {
+                let line = job.ranks[rank].expect("@error ");
+                let (at, text) = line.split_once(' ').expect("a time and a text");
+                let took = Duration::from_nanos(at.parse().expect("a time")).saturating_sub(stopped);
+                println!(
+                    "{arrangement:?}: rank 2 stopped, limit 1.5 s: rank {rank} after {took:.1?}: {text}"
+                );
+                assert!(took > Duration::from_secs(1) && took < Duration::from_secs(4), "{took:?}: {text}");
+                assert!(text.contains("rank 2"), "{arrangement:?}: {text}");
+                names_the_operation(text, "stopped");
+            }
+            // It goes on, finds itself aborted, and ends.
+            job.ranks[2].signal(Signal::CONT);
+            let text = job.ranks[2].expect("@error ");
+            assert!(text.contains("rank 0") || text.contains("rank 1"), "{text}");
+            assert_eq!(job.ended(), [true; 3]);
+        }
+    });
+}
+
+#[test]
+fn processes_that_exit_after_the_last_call_harm_nobody() {
+    within(LIMIT, "exit", || {
+        for arrangement in Arrangement::ALL {
+            for elements in ["4", "30000", "2000000"] {
+                let mut job = start(arrangement, 4, &["exit", elements]);
+                for (rank, process) in job.ranks.iter_mut().enumerate() {
+                    process.expect("@finished");
+                    assert!(process.ended(), "{arrangement:?}, {elements} elements: rank {rank}");
+                }
+            }
+        }
+    });
+}

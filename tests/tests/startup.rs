@@ -1,0 +1,115 @@
+//! How long it takes until ranks can call, and that nothing is left when they are gone.
+
+use std::time::{Duration, Instant};
+
+use kolo::{Cluster, ReduceOp};
+use kolo_tests::arrangement::Arrangement;
+use kolo_tests::processes::{Job, environment};
+use kolo_tests::system::Holdings;
+use kolo_tests::watchdog::{Gate, bounded};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_rank");
+
+/// Aims on a machine of its own; tests run beside others and often on fewer processors, so they assert five times that.
+const PROCESSES_READY: Duration = Duration::from_millis(200);
+const THREADS_READY: Duration = Duration::from_secs(2);
+
+#[test]
+fn eight_processes() {
+    for arrangement in [Arrangement::Tiny, Arrangement::Tcp, Arrangement::Hosts(4)] {
+        bounded(&format!("{arrangement:?}"), move || {
+            let mut best = Duration::MAX;
+            for _ in 0..3 {
+                let start = Instant::now();
+                let mut job = Job::start(PROGRAM, 8, 8, &["ready"], |rank| environment(arrangement, rank));
+                let joined = job.expect_all("@joined ");
+                best = best.min(start.elapsed());
+                let most = joined.iter().filter_map(|us| us.parse::<u64>().ok()).max();
+                println!(
+                    "{arrangement:?}: 8 processes started and ready after {:.0} ms, {:.0} ms of them joining",
+                    start.elapsed().as_secs_f64() * 1e3,
+                    most.unwrap_or(0) as f64 / 1e3
+                );
+                assert_eq!(job.ended(), [true; 8]);
+                assert_eq!(job.files_left(), 0, "rank 0 left its file");
+            }
+            assert!(best < 5 * PROCESSES_READY, "{arrangement:?}: {best:?}");
+        });
+    }
+}
+
+#[test]
+fn many_thread_ranks() {
+    bounded("128 thread ranks", || {
+        let start = Instant::now();
+        let took = Cluster::with_configs(
+            128,
+            |rank| Arrangement::Tiny.config(rank),
+            |comm| {
+                let ready = start.elapsed();
+                let mut data = [1_u32; 3];
+                comm.all_reduce(&mut data, ReduceOp::Sum).expect("all of them");
+                assert_eq!(data, [128; 3]);
+                ready
+            },
+        )
+        .expect("they join");
+        let ready = took.into_iter().max().unwrap_or_default();
+        println!("128 thread ranks ready after {ready:.2?}, gone after {:.2?}", start.elapsed());
+        assert!(ready < 5 * THREADS_READY, "{ready:?}");
+    });
+}
+
+/// A cluster that uses everything and goes.
+fn one_life(arrangement: Arrangement) {
+    let gate = Gate::new(3);
+    arrangement.run(3, |comm| {
+        let work = comm.all_reduce_start(vec![1.0_f32; 200_000], ReduceOp::Sum).expect("starts");
+        comm.barrier().expect("all are there");
+        let half = comm.split(Some(comm.rank() / 2), 0).expect("all call it").expect("everybody");
+        half.all_reduce(&mut [1.0_f32; 20], ReduceOp::Sum).expect("a part");
+        drop(work.wait().expect("done"));
+        // A handle that nobody waits for, and a failure at the end.
+        drop(comm.all_reduce_start(vec![1.0_f32; 10_000], ReduceOp::Sum).expect("starts"));
+        gate.wait();
+        if comm.rank() == 0 {
+            comm.abort("the end of this life");
+        }
+        comm.barrier().expect_err("aborted");
+    });
+}
+
+#[test]
+fn nothing_is_left() {
+    // Other tests of this process would be counted too, so this runs in a process of its own.
+    if std::env::var_os("KOLO_TEST_LEAKS").is_some() {
+        for arrangement in Arrangement::ALL {
+            // The first ones load what stays for good.
+            (0..2).for_each(|_| one_life(arrangement));
+            let before = Holdings::now();
+            (0..20).for_each(|_| one_life(arrangement));
+            let after = Holdings::now();
+            println!("{arrangement:?}: {before:?} before, {after:?} after 20 lives");
+            assert_eq!(
+                (before.descriptors, before.threads),
+                (after.descriptors, after.threads),
+                "{arrangement:?}"
+            );
+            assert_eq!(before.shm_files, after.shm_files, "{arrangement:?}: files in /dev/shm");
+            // The allocator keeps some.
+            assert!(after.mappings <= before.mappings + 20, "{arrangement:?}: {before:?} {after:?}");
+        }
+        return;
+    }
+    bounded("leaks", || {
+        let this = std::env::current_exe().expect("this program");
+        let ended = std::process::Command::new(this)
+            .args(["--exact", "nothing_is_left", "--nocapture"])
+            .env("KOLO_TEST_LEAKS", "1")
+            .output()
+            .expect("it starts");
+        let text = String::from_utf8_lossy(&ended.stdout);
+        text.lines().filter(|line| line.contains("20 lives")).for_each(|line| println!("{line}"));
+        assert!(ended.status.success(), "{text}{}", String::from_utf8_lossy(&ended.stderr));
+    });
+}

@@ -1,0 +1,216 @@
+//! Communicators of some ranks, and messages between two.
+
+use kolo::{Communicator, ReduceOp};
+use kolo_tests::arrangement::Arrangement;
+use kolo_tests::watchdog::bounded;
+
+fn everywhere(ranks: u32, body: impl Fn(&Communicator) + Send + Sync + Copy + 'static) {
+    for arrangement in Arrangement::ALL {
+        bounded(&format!("{arrangement:?}"), move || {
+            arrangement.run(ranks, |comm| body(&comm));
+        });
+    }
+}
+
+/// The sum over all ranks of `value`, which every rank checks against `want`.
+fn sum(comm: &Communicator, value: u32, want: u32) {
+    for elements in [1, 5000] {
+        let mut data = vec![value; elements];
+        comm.all_reduce(&mut data, ReduceOp::Sum).expect("all call it");
+        assert!(
+            data.iter().all(|v| *v == want),
+            "rank {} of {}: {}",
+            comm.rank(),
+            comm.world_size(),
+            data[0]
+        );
+    }
+}
+
+#[test]
+fn split_by_colour_and_key() {
+    everywhere(6, |comm| {
+        let rank = comm.rank();
+        // Even and odd ranks, in reverse order; rank 5 stays out.
+        let color = (rank != 5).then_some(rank % 2);
+        let part = comm.split(color, 10 - rank).expect("all call it");
+        match part {
+            None => assert_eq!(rank, 5),
+            Some(part) if rank % 2 == 0 => {
+                assert_eq!((part.world_size(), part.rank()), (3, (4 - rank) / 2));
+                sum(&part, rank, 6);
+            }
+            Some(part) => {
+                assert_eq!((part.world_size(), part.rank()), (2, (3 - rank) / 2));
+                sum(&part, rank, 4);
+            }
+        }
+        sum(comm, 1, 6);
+        let nobody = comm.split(None, 0).expect("all call it");
+        assert!(nobody.is_none());
+        // Equal keys keep the order; any number is a colour.
+        let all = comm.split(Some(u32::MAX), 7).expect("all call it").expect("everybody is in");
+        assert_eq!((all.rank(), all.world_size()), (rank, 6));
+        sum(&all, rank, 15);
+    });
+}
+
+#[test]
+fn groups_and_nested_groups() {
+    everywhere(5, |comm| {
+        let rank = comm.rank();
+        if [3, 1, 4].contains(&rank) {
+            let group = comm.group(&[3, 1, 4]).expect("its ranks call it");
+            assert_eq!(group.rank(), [3, 1, 4].iter().position(|r| *r == rank).unwrap() as u32);
+            sum(&group, 1 << rank, (1 << 3) + (1 << 1) + (1 << 4));
+            if group.rank() != 1 {
+                let nested = group.group(&[2, 0]).expect("its ranks call it");
+                sum(&nested, 1 << rank, (1 << 4) + (1 << 3));
+                let twice = group.group(&[2, 0]).expect("the same ranks once more");
+                sum(&twice, 1, 2);
+                sum(&nested, 1, 2);
+            }
+            sum(&group, 1, 3);
+        }
+        let alone = comm.group(&[rank]).expect("oneself");
+        sum(&alone, 9, 9);
+        sum(comm, 1, 5);
+    });
+}
+
+#[test]
+fn children_outlive_their_parent() {
+    for arrangement in Arrangement::ALL {
+        bounded(&format!("{arrangement:?}"), move || {
+            arrangement.run(4, |comm| {
+                let half = comm.split(Some(comm.rank() / 2), 0).expect("all call it").expect("a half");
+                drop(comm);
+                sum(&half, 1, 2);
+                let alone = half.split(Some(half.rank()), 0).expect("all call it").expect("oneself");
+                drop(half);
+                sum(&alone, 3, 3);
+            });
+        });
+    }
+}
+
+#[test]
+fn a_broken_child_leaves_its_parent_alone() {
+    everywhere(3, |comm| {
+        let child = comm.split(Some(0), 0).expect("all call it").expect("everybody");
+        if comm.rank() == 0 {
+            child.abort("only this one");
+        }
+        let error = child.recv(&mut [0_u8], (comm.rank() + 1) % 3).expect_err("aborted");
+        assert!(error.to_string().contains("only this one"), "{error}");
+        sum(comm, 2, 6);
+    });
+}
+
+#[test]
+fn many_communicators_with_interleaved_traffic() {
+    everywhere(4, |comm| {
+        let rank = comm.rank();
+        let comms: Vec<Communicator> = (0..12)
+            .map(|i| {
+                comm.split(Some(rank / 2 * (i % 2)), i).expect("all call it").expect("everybody is in one")
+            })
+            .collect();
+        for round in 0..4 {
+            // Started in one order, ended in another.
+            let works: Vec<_> = comms
+                .iter()
+                .map(|c| c.all_reduce_start(vec![1_u32; 1 + 3000 * round], ReduceOp::Sum).expect("starts"))
+                .collect();
+            for c in &comms {
+                sum(c, 1, c.world_size());
+            }
+            for (c, work) in comms.iter().zip(works).rev() {
+                assert_eq!(work.wait().expect("done")[0], c.world_size());
+            }
+        }
+    });
+}
+
+#[test]
+fn rings_and_cycles() {
+    everywhere(5, |comm| {
+        let (rank, ranks) = (comm.rank(), comm.world_size());
+        let (right, left) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+        for elements in [0, 1, 100, 500_000] {
+            let mut got = vec![0_u32; elements];
+            comm.send_recv(&vec![rank; elements], right, &mut got, left).expect("a ring");
+            assert!(got.iter().all(|v| *v == left));
+            // Everybody with everybody, receives first in the list, oneself included.
+            let mut from_all = vec![vec![0_u32; elements]; ranks as usize];
+            let own = vec![rank + 10; elements];
+            let mut batch = comm.batch();
+            for (from, buffer) in from_all.iter_mut().enumerate() {
+                batch = batch.recv(buffer, from as u32);
+            }
+            for to in 0..ranks {
+                batch = batch.send(&own, to);
+            }
+            batch.run().expect("everybody with everybody");
+            for (from, buffer) in from_all.iter().enumerate() {
+                assert!(buffer.iter().all(|v| *v == from as u32 + 10));
+            }
+        }
+        comm.batch().run().expect("nothing to do");
+    });
+}
+
+#[test]
+fn many_messages_keep_their_order() {
+    everywhere(2, |comm| {
+        let peer = 1 - comm.rank();
+        let values: Vec<u64> = (0..2000).collect();
+        let mut got = vec![u64::MAX; 2000];
+        let mut batch = comm.batch();
+        for value in &values {
+            batch = batch.send(std::slice::from_ref(value), peer);
+        }
+        for slot in got.chunks_mut(1) {
+            batch = batch.recv(slot, peer);
+        }
+        batch.run().expect("all of them");
+        assert_eq!(got, values);
+        // To oneself, in one batch and larger than any buffer.
+        let mut own = vec![0_u64; 100_000];
+        let data = vec![comm.rank().into(); 100_000];
+        comm.send_recv(&data, comm.rank(), &mut own, comm.rank()).expect("to oneself");
+        assert_eq!(own, data);
+    });
+}
+
+#[test]
+fn long_messages_both_ways() {
+    everywhere(2, |comm| {
+        let peer = 1 - comm.rank();
+        let elements = (64 << 20) / 8;
+        let mut got = vec![0_u64; elements];
+        let sent: Vec<u64> = (0..elements as u64).map(|i| i ^ (u64::from(comm.rank()) << 40)).collect();
+        comm.send_recv(&sent, peer, &mut got, peer).expect("64 MiB both ways");
+        assert!((0..elements as u64).zip(&got).all(|(i, v)| *v == i ^ (u64::from(peer) << 40)));
+    });
+}
+
+#[test]
+fn messages_and_collectives_do_not_meet() {
+    everywhere(3, |comm| {
+        let rank = comm.rank();
+        for round in 0..20_u32 {
+            let work = comm.all_reduce_start(vec![1_u32; 3000], ReduceOp::Sum).expect("starts");
+            if rank == 0 {
+                comm.send(&[round; 3], 2).expect("sent");
+            }
+            sum(comm, 1, 3);
+            if rank == 2 {
+                let mut got = [0; 3];
+                comm.recv(&mut got, 0).expect("received");
+                assert_eq!(got, [round; 3]);
+            }
+            assert_eq!(work.wait().expect("done")[0], 3);
+        }
+    });
+}
