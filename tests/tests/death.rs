@@ -18,6 +18,15 @@ fn start(arrangement: Arrangement, ranks: u32, arguments: &[&str]) -> Job {
     Job::start(PROGRAM, ranks, ranks, arguments, |rank| environment(arrangement, rank))
 }
 
+/// The error that a rank reports, which must not be later than a second after `killed`.
+fn error_within_a_second(job: &mut Job, rank: usize, killed: Duration) -> String {
+    let line = job.ranks[rank].expect("@error ");
+    let (at, text) = line.split_once(' ').expect("a time and a text");
+    let took = Duration::from_nanos(at.parse().expect("a time")).saturating_sub(killed);
+    assert!(took < NOTICED, "rank {rank} took {took:?}: {text}");
+    text.to_owned()
+}
+
 /// Kills `victim` and checks what the others say; prints how long each took.
 fn kill(job: &mut Job, what: &str, victim: usize, check: impl Fn(&str, &str)) {
     let killed = job.ranks[victim].signal(Signal::KILL);
@@ -107,6 +116,67 @@ fn killed_with_asynchronous_operations() {
             kill(&mut job, &format!("{arrangement:?}, asynchronous"), 2, |text, what| {
                 assert!(text.contains("all_reduce_start(") && text.contains("operation #"), "{what}: {text}");
             });
+        }
+    });
+}
+
+#[test]
+fn killed_between_messages_of_two_ranks() {
+    within(LIMIT, "messages", || {
+        for arrangement in Arrangement::ALL {
+            for elements in ["10", "1000000"] {
+                let mut job = start(arrangement, 4, &["ring", elements]);
+                job.expect_all("@running");
+                kill(&mut job, &format!("{arrangement:?}, ring of {elements} x f32"), 2, |text, what| {
+                    assert!(text.contains("send #") || text.contains("recv #"), "{what}: {text}");
+                    assert!(
+                        text.contains("bytes to rank") || text.contains("bytes from rank"),
+                        "{what}: {text}"
+                    );
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn killed_beside_a_busy_pair() {
+    within(LIMIT, "pairs", || {
+        for arrangement in Arrangement::ALL {
+            let mut job = start(arrangement, 3, &["pair", "100"]);
+            job.expect_all("@running");
+            kill(&mut job, &format!("{arrangement:?}, a pair that does not need it"), 2, |_, _| ());
+        }
+    });
+}
+
+#[test]
+fn killed_in_a_part_and_outside_of_it() {
+    within(LIMIT, "parts", || {
+        for arrangement in Arrangement::ALL {
+            // World rank 2 is rank 1 of the part.
+            let mut job = start(arrangement, 4, &["child", "1000"]);
+            job.expect_all("@running");
+            let killed = job.ranks[2].signal(Signal::KILL);
+            for rank in [1, 3] {
+                let text = error_within_a_second(&mut job, rank, killed);
+                assert!(text.contains("rank 1 is lost"), "{arrangement:?}: {text}");
+                names_the_operation(&text, "part");
+            }
+            job.ranks[0].tell("enough");
+            let ended = job.ended();
+            assert_eq!(ended, [true, true, false, true], "{arrangement:?}");
+
+            // World rank 0 is in no part, but carries the control plane.
+            let mut job = start(arrangement, 4, &["child", "1000"]);
+            job.expect_all("@running");
+            let killed = job.ranks[0].signal(Signal::KILL);
+            for rank in 1..4 {
+                let text = error_within_a_second(&mut job, rank, killed);
+                assert!(text.contains("world rank 0") && text.contains("is lost"), "{arrangement:?}: {text}");
+                names_the_operation(&text, "part");
+            }
+            job.ended();
         }
     });
 }

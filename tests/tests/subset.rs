@@ -1,5 +1,7 @@
 //! Communicators of some ranks, and messages between two.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use kolo::{Communicator, ReduceOp};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::bounded;
@@ -89,6 +91,31 @@ fn children_outlive_their_parent() {
                 let alone = half.split(Some(half.rank()), 0).expect("all call it").expect("oneself");
                 drop(half);
                 sum(&alone, 3, 3);
+            });
+        });
+    }
+}
+
+#[test]
+fn parts_go_on_when_world_rank_0_has_left() {
+    for arrangement in [Arrangement::Tiny, Arrangement::Tcp] {
+        bounded(&format!("{arrangement:?}"), move || {
+            let gone = AtomicBool::new(false);
+            arrangement.run(3, |comm| {
+                let part = comm.split((comm.rank() > 0).then_some(1), 0).expect("all call it");
+                let Some(part) = part else {
+                    // Carries the control plane, and waits some seconds for the others' goodbyes.
+                    drop((part, comm));
+                    return gone.store(true, Ordering::SeqCst);
+                };
+                drop(comm);
+                let mut over = [0_u8];
+                while over[0] == 0 {
+                    sum(&part, 1, 2);
+                    over[0] = u8::from(gone.load(Ordering::SeqCst));
+                    part.broadcast(&mut over, 1).expect("rank 0 is not needed");
+                }
+                (0..100).for_each(|_| sum(&part, 1, 2));
             });
         });
     }

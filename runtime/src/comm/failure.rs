@@ -114,7 +114,7 @@ impl fmt::Display for Poison {
 
 /// Whether a cause is the loss of a peer: what it had sent before may still arrive.
 pub(crate) fn is_loss(cause: &AbortCause) -> bool {
-    matches!(cause.kind, AbortKind::PeerLost | AbortKind::HubLost)
+    cause.kind == AbortKind::PeerLost
 }
 
 impl Shared {

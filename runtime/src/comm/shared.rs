@@ -9,7 +9,7 @@
 use std::fmt;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use kolo_transport::{Armed, ErrorKind, ParkBy};
@@ -18,7 +18,7 @@ use super::failure::{ANSWER_MAX, Poison};
 use super::tiny::Tiny;
 use crate::call::Summary;
 use crate::config::Config;
-use crate::control::{Control, Membership};
+use crate::control::{AbortCause, Control, Membership};
 use crate::engine::{Engine, Id, Route};
 use crate::error::{Context, Error, Result};
 use crate::planner::Planner;
@@ -115,6 +115,8 @@ pub(crate) struct Shared {
     pub(crate) helper_wake: Condvar,
     pub(crate) helper_state: Mutex<super::helper::State>,
     poison: Mutex<Option<Poison>>,
+    /// When a call first saw that a member is lost.
+    loss_seen: OnceLock<Instant>,
 }
 
 /// The control plane, which a communicator shares with those split off it. The last one says goodbye.
@@ -138,6 +140,10 @@ const LOSS_GRACE: Duration = Duration::from_millis(50);
 
 /// Turns that move something, between two looks at deadline and abort flag: a turn takes some microseconds.
 const TURNS_PER_CHECK: u32 = 1024;
+
+/// How long after the first call that saw the loss of a peer further calls are tried: ranks that do not need the lost one,
+/// such as pairs that exchange messages, would otherwise go on until their first pause.
+const LOSS_CALLS: Duration = Duration::from_millis(250);
 
 /// Peers asked per question: enough to find a culprit, few enough to be answered at once.
 const PEERS_ASKED: usize = 4;
@@ -174,6 +180,7 @@ impl Shared {
             helper_wake: Condvar::new(),
             helper_state: Mutex::default(),
             poison: Mutex::new(None),
+            loss_seen: OnceLock::new(),
         }
     }
 
@@ -204,8 +211,11 @@ impl Shared {
         if core.engine.failure().is_some() || self.membership.abort_flag().is_raised() {
             let poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner).clone();
             // After the loss of a peer, what it had sent before may still be enough for this call.
-            let news =
-                || self.membership.abort_flag().cause().filter(|cause| !super::failure::is_loss(cause));
+            let may_go_on = |cause: &AbortCause| {
+                let since = self.loss_seen.get_or_init(Instant::now);
+                super::failure::is_loss(cause) && since.elapsed() < LOSS_CALLS
+            };
+            let news = || self.membership.abort_flag().cause().filter(|cause| !may_go_on(cause));
             if let Some(poison) = poison.or_else(|| news().map(|cause| self.adopt(core, &cause))) {
                 return Err(poison.error(self.context(waited), self.rank));
             }

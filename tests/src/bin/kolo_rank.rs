@@ -30,6 +30,9 @@ fn main() {
         "exit" => leave_abruptly(&comm, number(1)),
         "memory" => memory(&comm, number(1)),
         "ready" => comm.barrier(),
+        "ring" => ring(&comm, number(1)),
+        "pair" => pair(&comm, number(1)),
+        "child" => child(&comm, number(1)),
         "async" => asynchronous(&comm, number(1)),
         _ => panic!("unknown task {task:?}"),
     };
@@ -52,6 +55,58 @@ fn forever(comm: &Communicator, elements: usize) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Sends to the right and receives from the left until something fails.
+fn ring(comm: &Communicator, elements: usize) -> Result<()> {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let mut got = vec![1.0_f32; elements];
+    for turn in 0.. {
+        // Even ranks send first.
+        for step in 0..2 {
+            if (rank + step) % 2 == 0 {
+                comm.send(&got.clone(), (rank + 1) % ranks)?;
+            } else {
+                comm.recv(&mut got, (rank + ranks - 1) % ranks)?;
+            }
+        }
+        if turn == 3 {
+            report("@running");
+        }
+    }
+    Ok(())
+}
+
+/// The first two ranks exchange messages until something fails; the others do nothing.
+fn pair(comm: &Communicator, elements: usize) -> Result<()> {
+    let (mut got, peer) = (vec![1.0_f32; elements], comm.rank() ^ 1);
+    for turn in 0.. {
+        if peer < 2 {
+            comm.send_recv(&got.clone(), peer, &mut got, peer)?;
+        }
+        if turn == 3 {
+            report("@running");
+            if peer >= 2 {
+                let mut line = String::new();
+                let _ = std::io::stdin().lock().read_line(&mut line);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// All ranks but the first use a communicator of their own until something fails.
+fn child(comm: &Communicator, elements: usize) -> Result<()> {
+    let part = comm.split((comm.rank() > 0).then_some(7), 0)?;
+    match part {
+        Some(part) => forever(&part, elements),
+        None => {
+            report("@running");
+            let mut line = String::new();
+            let _ = std::io::stdin().lock().read_line(&mut line);
+            Ok(())
+        }
+    }
 }
 
 /// Some all-reduces, then nothing until told; then one more.
