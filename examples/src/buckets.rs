@@ -1,41 +1,49 @@
 //! Gradients on their way: collected into buckets, summed over the ranks while the backward pass goes on.
 //!
-//! One call per layer would pay the latency of a call for layers of a few bytes; one call for all layers would start
-//! when there is nothing left to compute meanwhile. So finished gradients are collected until they fill a bucket.
+//! One call per layer would pay the latency of a call for layers of a few bytes, and one for a large layer could not
+//! start before all of it is known; one call for all layers would start when there is nothing left to compute
+//! meanwhile. So gradients stream into buckets of one size, whatever the layers' sizes.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::Result;
 use crate::group::Group;
+use crate::mlp::Piece;
 
 /// The gradients of a backward pass.
 #[derive(Debug)]
 pub struct Buckets<P> {
-    least_len: usize,
+    /// Gradients in a full bucket, at least 1.
+    len: usize,
     open: Bucket,
-    under_way: Vec<(P, Layers)>,
+    under_way: Vec<(P, Vec<Place>)>,
     /// Buffers that have come back, to be filled again.
     spare: Vec<Vec<f32>>,
     waited: Duration,
 }
 
-/// Which layer's gradient lies where in a bucket.
-type Layers = Vec<(usize, Range<usize>)>;
-
 /// Gradients side by side.
 #[derive(Debug, Default)]
 struct Bucket {
     values: Vec<f32>,
-    layers: Layers,
+    places: Vec<Place>,
+}
+
+/// Where a piece lies in a bucket.
+#[derive(Debug)]
+struct Place {
+    layer: usize,
+    start: usize,
+    range: Range<usize>,
 }
 
 impl<P> Buckets<P> {
-    /// Buckets of at least so many bytes each, but for the last.
+    /// Buckets of so many bytes each, but for the last of a pass. The same on all ranks.
     #[must_use]
-    pub fn new(least_bytes: usize) -> Self {
+    pub fn new(bytes: usize) -> Self {
         Self {
-            least_len: least_bytes / size_of::<f32>(),
+            len: (bytes / size_of::<f32>()).max(1),
             open: Bucket::default(),
             under_way: Vec::new(),
             spare: Vec::new(),
@@ -43,43 +51,52 @@ impl<P> Buckets<P> {
         }
     }
 
-    /// Adds a layer's gradient; if that fills the bucket, starts to sum it.
+    /// Adds a piece of gradient, and starts to sum the buckets that it fills.
     ///
     /// # Errors
     /// The group's.
-    pub fn add<G: Group<Pending = P>>(&mut self, group: &G, layer: usize, gradient: &[f32]) -> Result<()> {
-        let at = self.open.values.len();
-        self.open.values.extend_from_slice(gradient);
-        self.open.layers.push((layer, at..at + gradient.len()));
-        if self.open.values.len() >= self.least_len { self.start(group) } else { Ok(()) }
+    pub fn add<G: Group<Pending = P>>(&mut self, group: &G, piece: Piece<'_>) -> Result<()> {
+        let Piece { layer, mut start, mut gradient } = piece;
+        while !gradient.is_empty() {
+            let at = self.open.values.len();
+            let (fitting, rest) = gradient.split_at(gradient.len().min(self.len - at));
+            self.open.values.extend_from_slice(fitting);
+            self.open.places.push(Place { layer, start, range: at..at + fitting.len() });
+            start += fitting.len();
+            gradient = rest;
+            if self.open.values.len() == self.len {
+                self.start(group)?;
+            }
+        }
+        Ok(())
     }
 
     fn start<G: Group<Pending = P>>(&mut self, group: &G) -> Result<()> {
         let mut next = self.spare.pop().unwrap_or_default();
         next.clear();
-        let full = std::mem::replace(&mut self.open, Bucket { values: next, layers: Vec::new() });
-        self.under_way.push((group.start_all_reduce(full.values)?, full.layers));
+        let full = std::mem::replace(&mut self.open, Bucket { values: next, places: Vec::new() });
+        self.under_way.push((group.start_all_reduce(full.values)?, full.places));
         Ok(())
     }
 
-    /// Starts what is left, waits for all, and hands over the sums, layer by layer.
+    /// Starts what is left, waits bucket by bucket, and hands over the sums as they come.
     ///
     /// # Errors
     /// The group's.
     pub fn finish<G: Group<Pending = P>>(
         &mut self,
         group: &G,
-        mut summed: impl FnMut(usize, &[f32]),
+        mut summed: impl FnMut(Piece<'_>),
     ) -> Result<()> {
-        if !self.open.layers.is_empty() {
+        if !self.open.values.is_empty() {
             self.start(group)?;
         }
-        for (pending, layers) in std::mem::take(&mut self.under_way) {
+        for (pending, places) in std::mem::take(&mut self.under_way) {
             let start = Instant::now();
             let values = group.wait(pending)?;
             self.waited += start.elapsed();
-            for (layer, range) in layers {
-                summed(layer, &values[range]);
+            for Place { layer, start, range } in places {
+                summed(Piece { layer, start, gradient: &values[range] });
             }
             self.spare.push(values);
         }
@@ -98,25 +115,26 @@ mod tests {
     use crate::group::Alone;
 
     #[test]
-    fn every_layer_comes_back_once() {
-        // In floats: all in one, one each, and in between.
-        for (least_len, calls) in [(1000, 1), (0, 4), (6, 2)] {
-            let mut buckets = Buckets::new(least_len * 4);
+    fn every_gradient_comes_back_once() {
+        // Layers of 4, 3, 2 and 1: all in one bucket, one each, the last of three not full, and none across layers.
+        for (len, calls) in [(1000, 1), (0, 10), (1, 10), (4, 3), (5, 2)] {
+            let mut buckets = Buckets::new(len * size_of::<f32>());
             for _pass in 0..3 {
-                let mut started = 0;
                 for layer in (0..4).rev() {
-                    buckets.add(&Alone, layer, &vec![layer as f32; layer + 1]).unwrap();
-                    started = buckets.under_way.len();
+                    let gradient: Vec<f32> = (0..=layer).map(|i| (10 * layer + i) as f32).collect();
+                    buckets.add(&Alone, Piece { layer, start: 0, gradient: &gradient }).unwrap();
                 }
-                let rest = usize::from(!buckets.open.layers.is_empty());
-                assert_eq!(started + rest, calls, "buckets of {least_len}");
+                let rest = usize::from(!buckets.open.values.is_empty());
+                assert_eq!(buckets.under_way.len() + rest, calls, "buckets of {len}");
                 let mut seen = Vec::new();
-                let note = |layer, sum: &[f32]| {
-                    assert_eq!(sum, vec![layer as f32; layer + 1]);
-                    seen.push(layer);
+                let note = |piece: Piece<'_>| {
+                    for (i, &value) in piece.gradient.iter().enumerate() {
+                        assert_eq!(value, (10 * piece.layer + piece.start + i) as f32);
+                        seen.push(value);
+                    }
                 };
                 buckets.finish(&Alone, note).unwrap();
-                assert_eq!(seen, [3, 2, 1, 0]);
+                assert_eq!(seen, [30., 31., 32., 33., 20., 21., 22., 10., 11., 0.]);
             }
         }
     }

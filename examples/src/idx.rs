@@ -5,10 +5,10 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use flate2::read::GzDecoder;
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 
 /// An array of bytes with dimensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,6 +90,29 @@ pub fn read(path: &Path, dimensions: usize) -> Result<Array, Error> {
     read().map_err(|problem| Error { path: path.to_owned(), problem })
 }
 
+/// Reads what a `.gz` file holds that is in memory already. `name` is for messages.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_compressed(name: &str, bytes: &[u8], dimensions: usize) -> Result<Array, Error> {
+    parse(GzDecoder::new(bytes), dimensions).map_err(|problem| Error { path: name.into(), problem })
+}
+
+/// Writes a compressed file. Equal arrays make equal files.
+///
+/// # Errors
+/// The file system's.
+pub fn write_compressed(path: &Path, array: &Array) -> io::Result<()> {
+    let too_large = |_| io::Error::new(io::ErrorKind::InvalidInput, "too large for the idx format");
+    let mut encoder = GzEncoder::new(File::create(path)?, Compression::best());
+    encoder.write_all(&[0, 0, 8, u8::try_from(array.dimensions.len()).map_err(too_large)?])?;
+    for &length in &array.dimensions {
+        encoder.write_all(&u32::try_from(length).map_err(too_large)?.to_be_bytes())?;
+    }
+    encoder.write_all(&array.data)?;
+    encoder.finish().map(drop)
+}
+
 fn parse(mut source: impl Read, expected_dimensions: usize) -> Result<Array, Problem> {
     let mut word = || {
         let mut word = [0; 4];
@@ -122,10 +145,6 @@ fn parse(mut source: impl Read, expected_dimensions: usize) -> Result<Array, Pro
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
-    use flate2::{Compression, write::GzEncoder};
-
     use super::*;
 
     fn message(bytes: &[u8], dimensions: usize) -> String {
@@ -140,7 +159,7 @@ mod tests {
         assert_eq!(parse(&bytes[..], 2).unwrap(), want);
         let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
         encoder.write_all(&bytes).unwrap();
-        assert_eq!(parse(GzDecoder::new(&encoder.finish().unwrap()[..]), 2).unwrap(), want);
+        assert_eq!(read_compressed("memory", &encoder.finish().unwrap(), 2).unwrap(), want);
     }
 
     #[test]
@@ -157,5 +176,9 @@ mod tests {
         assert!(message(&huge, 2).contains("damaged"));
         let missing = read(Path::new("/nonexistent/images"), 3).unwrap_err();
         assert!(missing.to_string().starts_with("/nonexistent/images: "));
+        let cut = read_compressed("f.gz", &[0x1f, 0x8b, 8, 0, 0], 1).unwrap_err().to_string();
+        assert!(cut.starts_with("f.gz: ") && cut.contains("ends too early"), "{cut}");
+        let other = read_compressed("f.gz", b"not compressed at all", 1).unwrap_err().to_string();
+        assert!(other.contains("gzip"), "{other}");
     }
 }

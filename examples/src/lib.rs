@@ -1,11 +1,17 @@
-//! What the example programs share: data-parallel training of a small network, in plain Rust.
+//! What the example programs share: ranks to run on, and data-parallel training of a small network in plain Rust.
 //!
+//! * [`cluster`] gives an example its ranks: a launcher's processes, or threads.
 //! * [`idx`] reads the file format of MNIST and its kin; [`dataset`] finds and loads such files.
 //! * [`matmul`] multiplies matrices; [`mlp`] is a network of dense layers with its gradients.
 //! * [`group`] is what training asks of communication; [`buckets`] overlaps it with computation.
-//! * [`train`] is the training loop: the same program for one rank and for many.
+//! * [`train`](mod@train) is the training loop: the same program for one rank and for many. [`agreement`] tells whether
+//!   they end with the same network, [`console`] shows how far they are.
 
+pub mod agreement;
 pub mod buckets;
+mod bundled;
+pub mod cluster;
+pub mod console;
 pub mod dataset;
 pub mod group;
 pub mod idx;

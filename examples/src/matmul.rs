@@ -45,6 +45,16 @@ impl<'a> Matrix<'a> {
         }
     }
 
+    /// Some of its rows, as a matrix.
+    ///
+    /// # Panics
+    /// If it does not have these rows.
+    #[must_use]
+    pub fn rows(self, rows: std::ops::Range<usize>) -> Self {
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        Self { data: &self.data[rows.start * self.row_stride..], rows: rows.len(), ..self }
+    }
+
     #[inline(always)]
     fn at(&self, row: usize, column: usize) -> f32 {
         self.data[row * self.row_stride + column * self.column_stride]
@@ -181,6 +191,11 @@ mod tests {
         multiply(Matrix::new(&a, 40, 300), b, &mut all);
         let mut part = vec![0.0; 7 * 20];
         multiply(Matrix::new(&a[11 * 300..18 * 300], 7, 300), b, &mut part);
+        assert_eq!(part, all[11 * 20..18 * 20]);
+        multiply(Matrix::new(&a, 40, 300).rows(11..18), b, &mut part);
+        assert_eq!(part, all[11 * 20..18 * 20]);
+        let a_t: Vec<f32> = (0..300 * 40).map(|i| a[i % 40 * 300 + i / 40]).collect();
+        multiply(Matrix::new(&a_t, 300, 40).transposed().rows(11..18), b, &mut part);
         assert_eq!(part, all[11 * 20..18 * 20]);
     }
 }

@@ -51,7 +51,11 @@ impl Cluster {
         body: impl Fn(Communicator) -> R + Sync,
     ) -> Result<Vec<R>> {
         if ranks == 0 {
-            return Err(Error::configuration("ranks", "a cluster of 0 ranks was asked for", "Use at least 1"));
+            return Err(Error::configuration(
+                "ranks",
+                "a cluster of 0 ranks was asked for",
+                "Use at least 1",
+            ));
         }
         let runtime = ControlRuntime::new()?;
         let connect = |spec: JoinSpec| {

@@ -93,7 +93,8 @@ impl Default for Config {
             socket_congestion: None,
             segment_bytes: None,
             window: None,
-            tiny_bytes: 16 << 10,
+            // Beyond it, that every rank reduces everything costs more than the rounds that messages would take.
+            tiny_bytes: 32 << 10,
             spin: None,
         }
     }

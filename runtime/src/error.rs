@@ -93,7 +93,7 @@ pub enum Error {
         /// Where.
         context: Context,
         /// Its own words.
-        source: kolo_transport::Error,
+        source: Box<kolo_transport::Error>,
     },
     /// The operating system refused.
     System {
@@ -185,7 +185,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Transport { source, .. } => Some(source),
+            Self::Transport { source, .. } => Some(&**source),
             Self::System { source, .. } => Some(&**source),
             _ => None,
         }

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kolo_collectives::generator::Algorithm;
-use kolo_collectives::plan::{Collective, Placement, Plan};
 use kolo_collectives::model::Model;
 use kolo_collectives::overrides::Overrides;
+use kolo_collectives::plan::{Collective, Placement, Plan};
 use kolo_collectives::select::{Choice, Order, select};
 use kolo_collectives::task::Task;
 

@@ -189,7 +189,10 @@ fn idle_cost(arrangement: Arrangement) -> Duration {
     let (lock, wake) = (Mutex::new(0_u32), Condvar::new());
     let cost = arrangement.run(4, |comm| {
         // A helper exists from here on.
-        check(&comm.all_reduce_start(vec![1.0_f32; 1000], ReduceOp::Sum).expect("starts").wait().expect("done"), 4.0);
+        check(
+            &comm.all_reduce_start(vec![1.0_f32; 1000], ReduceOp::Sum).expect("starts").wait().expect("done"),
+            4.0,
+        );
         comm.barrier().expect("all have their helpers");
         let mut ready = lock.lock().expect("nobody panicked");
         *ready += 1;

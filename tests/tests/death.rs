@@ -97,7 +97,9 @@ fn killed_while_idle() {
                     assert!(text.contains(&format!("rank {victim} is lost")), "{arrangement:?}: {text}");
                     names_the_operation(&text, "idle");
                     assert!(took < 1_000_000, "{arrangement:?}: rank {rank} took {took} us: {text}");
-                    println!("{arrangement:?}: rank {victim} killed before a call; the call failed after {took} us");
+                    println!(
+                        "{arrangement:?}: rank {victim} killed before a call; the call failed after {took} us"
+                    );
                 }
                 job.ended();
             }
@@ -127,7 +129,10 @@ fn killed_between_messages_of_two_ranks() {
                 job.expect_all("@running");
                 kill(&mut job, &format!("{arrangement:?}, ring of {elements} x f32"), 2, |text, what| {
                     assert!(text.contains("send #") || text.contains("recv #"), "{what}: {text}");
-                    assert!(text.contains("bytes to rank") || text.contains("bytes from rank"), "{what}: {text}");
+                    assert!(
+                        text.contains("bytes to rank") || text.contains("bytes from rank"),
+                        "{what}: {text}"
+                    );
                 });
             }
         }
@@ -212,7 +217,9 @@ fn a_stopped_process_is_a_timeout() {
                 let line = job.ranks[rank].expect("@error ");
                 let (at, text) = line.split_once(' ').expect("a time and a text");
                 let took = Duration::from_nanos(at.parse().expect("a time")).saturating_sub(stopped);
-                println!("{arrangement:?}: rank 2 stopped, limit 1.5 s: rank {rank} after {took:.1?}: {text}");
+                println!(
+                    "{arrangement:?}: rank 2 stopped, limit 1.5 s: rank {rank} after {took:.1?}: {text}"
+                );
                 assert!(took > Duration::from_secs(1) && took < Duration::from_secs(4), "{took:?}: {text}");
                 assert!(text.contains("rank 2"), "{arrangement:?}: {text}");
                 names_the_operation(text, "stopped");

@@ -46,7 +46,14 @@ fn next_case(common: &mut Random, ranks: usize) -> Case {
     let op = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::BitXor, ReduceOp::Avg][common.below(4)];
     let op = if is_defined(collective, op, data_type) { op } else { ReduceOp::Min };
     let count = [1, 3, 40, 900, 5000, 40_000][common.below(6)];
-    Case { collective, data_type, op, count, root: common.below(ranks) as u32, in_place: common.below(2) == 1 }
+    Case {
+        collective,
+        data_type,
+        op,
+        count,
+        root: common.below(ranks) as u32,
+        in_place: common.below(2) == 1,
+    }
 }
 
 /// Nothing mostly, sometimes a moment, rarely longer than the pacing waits before it sleeps.
@@ -95,7 +102,8 @@ fn nine_ranks_with_delays() {
         within(Duration::from_secs(30), &format!("{arrangement:?}"), move || {
             let total = AtomicU64::new(0);
             arrangement.run(9, |comm| {
-                let calls = soak(&comm, 0x50AC + arrangement.config(0).tiny_bytes as u64, Duration::from_secs(3));
+                let calls =
+                    soak(&comm, 0x50AC + arrangement.config(0).tiny_bytes as u64, Duration::from_secs(3));
                 total.fetch_max(calls, Ordering::Relaxed);
             });
             println!("{arrangement:?}: 9 ranks made {} random calls", total.into_inner());

@@ -90,7 +90,11 @@ fn nothing_is_left() {
             (0..20).for_each(|_| one_life(arrangement));
             let after = Holdings::now();
             println!("{arrangement:?}: {before:?} before, {after:?} after 20 lives");
-            assert_eq!((before.descriptors, before.threads), (after.descriptors, after.threads), "{arrangement:?}");
+            assert_eq!(
+                (before.descriptors, before.threads),
+                (after.descriptors, after.threads),
+                "{arrangement:?}"
+            );
             assert_eq!(before.shm_files, after.shm_files, "{arrangement:?}: files in /dev/shm");
             // The allocator keeps some.
             assert!(after.mappings <= before.mappings + 20, "{arrangement:?}: {before:?} {after:?}");

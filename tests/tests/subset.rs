@@ -19,7 +19,13 @@ fn sum(comm: &Communicator, value: u32, want: u32) {
     for elements in [1, 5000] {
         let mut data = vec![value; elements];
         comm.all_reduce(&mut data, ReduceOp::Sum).expect("all call it");
-        assert!(data.iter().all(|v| *v == want), "rank {} of {}: {}", comm.rank(), comm.world_size(), data[0]);
+        assert!(
+            data.iter().all(|v| *v == want),
+            "rank {} of {}: {}",
+            comm.rank(),
+            comm.world_size(),
+            data[0]
+        );
     }
 }
 
@@ -133,7 +139,9 @@ fn many_communicators_with_interleaved_traffic() {
     everywhere(4, |comm| {
         let rank = comm.rank();
         let comms: Vec<Communicator> = (0..12)
-            .map(|i| comm.split(Some(rank / 2 * (i % 2)), i).expect("all call it").expect("everybody is in one"))
+            .map(|i| {
+                comm.split(Some(rank / 2 * (i % 2)), i).expect("all call it").expect("everybody is in one")
+            })
             .collect();
         for round in 0..4 {
             // Started in one order, ended in another.

@@ -76,7 +76,10 @@ fn a_receive_that_nobody_sends() {
             if comm.rank() == 0 {
                 let error = comm.recv(&mut [0_u8; 40], 1).expect_err("nothing is sent");
                 let text = error.to_string();
-                assert!(text.contains("recv #1 of 40 bytes from rank 1") && text.contains("waiting for rank 1"), "{text}");
+                assert!(
+                    text.contains("recv #1 of 40 bytes from rank 1") && text.contains("waiting for rank 1"),
+                    "{text}"
+                );
             }
             gate.wait();
         });
@@ -87,21 +90,26 @@ fn a_receive_that_nobody_sends() {
 fn abort_while_others_wait() {
     for arrangement in Arrangement::ALL {
         for elements in [8, 1_000_000] {
-            with_gate(arrangement, 3, |config| config, move |comm, gate| {
-                gate.wait();
-                let start = Instant::now();
-                if comm.rank() == 1 {
-                    comm.abort("the loss is not a number");
-                } else {
-                    let error = waits(comm, elements).expect_err("aborted");
-                    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
-                    let Error::Aborted { by: 1, reason, .. } = &error else { panic!("{error}") };
-                    assert!(reason.contains("the loss is not a number"), "{error}");
-                }
-                gate.wait();
-                let error = comm.barrier().expect_err("the cause stays");
-                assert!(error.to_string().contains("the loss is not a number"), "{error}");
-            });
+            with_gate(
+                arrangement,
+                3,
+                |config| config,
+                move |comm, gate| {
+                    gate.wait();
+                    let start = Instant::now();
+                    if comm.rank() == 1 {
+                        comm.abort("the loss is not a number");
+                    } else {
+                        let error = waits(comm, elements).expect_err("aborted");
+                        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+                        let Error::Aborted { by: 1, reason, .. } = &error else { panic!("{error}") };
+                        assert!(reason.contains("the loss is not a number"), "{error}");
+                    }
+                    gate.wait();
+                    let error = comm.barrier().expect_err("the cause stays");
+                    assert!(error.to_string().contains("the loss is not a number"), "{error}");
+                },
+            );
         }
     }
 }
@@ -109,57 +117,67 @@ fn abort_while_others_wait() {
 #[test]
 fn abort_from_another_thread_of_the_waiting_rank() {
     for arrangement in Arrangement::ALL {
-        with_gate(arrangement, 2, |config| config, |comm, gate| {
-            if comm.rank() == 0 {
-                let (waiting, waits_now) = mpsc::channel();
-                std::thread::scope(|scope| {
-                    scope.spawn(move || {
-                        waits_now.recv().expect("the other thread lives");
-                        comm.abort("changed my mind");
+        with_gate(
+            arrangement,
+            2,
+            |config| config,
+            |comm, gate| {
+                if comm.rank() == 0 {
+                    let (waiting, waits_now) = mpsc::channel();
+                    std::thread::scope(|scope| {
+                        scope.spawn(move || {
+                            waits_now.recv().expect("the other thread lives");
+                            comm.abort("changed my mind");
+                        });
+                        waiting.send(()).expect("the other thread lives");
+                        let start = Instant::now();
+                        let error = comm.recv(&mut [0_u8; 8], 1).expect_err("aborted");
+                        assert!(start.elapsed() < Duration::from_millis(500));
+                        assert!(error.to_string().contains("by rank 0: changed my mind"), "{error}");
                     });
-                    waiting.send(()).expect("the other thread lives");
-                    let start = Instant::now();
-                    let error = comm.recv(&mut [0_u8; 8], 1).expect_err("aborted");
-                    assert!(start.elapsed() < Duration::from_millis(500));
-                    assert!(error.to_string().contains("by rank 0: changed my mind"), "{error}");
-                });
-            }
-            gate.wait();
-        });
+                }
+                gate.wait();
+            },
+        );
     }
 }
 
 #[test]
 fn every_kind_of_call_fails_after_an_abort() {
     for arrangement in Arrangement::ALL {
-        with_gate(arrangement, 2, |config| config, |comm, gate| {
-            let pending = comm.all_reduce_start(vec![1_i64; 1000], ReduceOp::Sum);
-            gate.wait();
-            comm.abort("enough");
-            gate.wait();
-            let start = Instant::now();
-            let mut block = [1_u8; 16];
-            let calls: [(&str, Result<()>); 8] = [
-                ("barrier", comm.barrier()),
-                ("all_reduce", comm.all_reduce(&mut block, ReduceOp::Sum)),
-                ("send", comm.send(&block, 1 - comm.rank())),
-                ("recv", comm.recv(&mut block, 1 - comm.rank())),
-                ("start", comm.all_reduce_start(vec![1_u8; 9], ReduceOp::Sum).map(drop)),
-                ("scope", comm.scope(|scope| scope.broadcast(&mut block, 0))),
-                ("split", comm.split(Some(1), 0).map(drop)),
-                ("group", comm.group(&[0, 1]).map(drop)),
-            ];
-            assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
-            for (name, result) in calls {
-                let error = result.expect_err(name);
-                assert!(error.to_string().contains("enough"), "{name}: {error}");
-            }
-            // It may have been done before the abort.
-            if let Err(error) = pending.and_then(kolo::Work::wait) {
-                assert!(error.to_string().contains("enough"), "{error}");
-            }
-            gate.wait();
-        });
+        with_gate(
+            arrangement,
+            2,
+            |config| config,
+            |comm, gate| {
+                let pending = comm.all_reduce_start(vec![1_i64; 1000], ReduceOp::Sum);
+                gate.wait();
+                comm.abort("enough");
+                gate.wait();
+                let start = Instant::now();
+                let mut block = [1_u8; 16];
+                let calls: [(&str, Result<()>); 8] = [
+                    ("barrier", comm.barrier()),
+                    ("all_reduce", comm.all_reduce(&mut block, ReduceOp::Sum)),
+                    ("send", comm.send(&block, 1 - comm.rank())),
+                    ("recv", comm.recv(&mut block, 1 - comm.rank())),
+                    ("start", comm.all_reduce_start(vec![1_u8; 9], ReduceOp::Sum).map(drop)),
+                    ("scope", comm.scope(|scope| scope.broadcast(&mut block, 0))),
+                    ("split", comm.split(Some(1), 0).map(drop)),
+                    ("group", comm.group(&[0, 1]).map(drop)),
+                ];
+                assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+                for (name, result) in calls {
+                    let error = result.expect_err(name);
+                    assert!(error.to_string().contains("enough"), "{name}: {error}");
+                }
+                // It may have been done before the abort.
+                if let Err(error) = pending.and_then(kolo::Work::wait) {
+                    assert!(error.to_string().contains("enough"), "{error}");
+                }
+                gate.wait();
+            },
+        );
     }
 }
 
@@ -238,17 +256,22 @@ fn dropping_without_a_call_hangs_nobody() {
 #[test]
 fn the_last_message_arrives_although_the_sender_has_left() {
     for arrangement in Arrangement::ALL {
-        with_gate(arrangement, 2, |config| config, |comm, gate| {
-            let mut data = vec![0_u8; 100_000];
-            if comm.rank() == 0 {
-                data.fill(7);
-                gate.wait();
-                comm.send(&data[..1000], 1).expect("sent");
-            } else {
-                gate.wait();
-                comm.recv(&mut data[..1000], 0).expect("received");
-                assert!(data[..1000].iter().all(|byte| *byte == 7));
-            }
-        });
+        with_gate(
+            arrangement,
+            2,
+            |config| config,
+            |comm, gate| {
+                let mut data = vec![0_u8; 100_000];
+                if comm.rank() == 0 {
+                    data.fill(7);
+                    gate.wait();
+                    comm.send(&data[..1000], 1).expect("sent");
+                } else {
+                    gate.wait();
+                    comm.recv(&mut data[..1000], 0).expect("received");
+                    assert!(data[..1000].iter().all(|byte| *byte == 7));
+                }
+            },
+        );
     }
 }

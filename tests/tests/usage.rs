@@ -1,8 +1,8 @@
 //! Mistakes of the caller: an error that says what would be right, and a communicator that goes on working.
 
 use kolo::{
-    Cluster, Collective, Communicator, Config, DataType, Determinism, Error, RawCall, ReduceOp, Result, TransportKind,
-    Transports,
+    Cluster, Collective, Communicator, Config, DataType, Determinism, Error, RawCall, ReduceOp, Result,
+    TransportKind, Transports,
 };
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::bounded;
@@ -103,7 +103,10 @@ fn a_mistake_in_a_batch_sends_nothing_of_it() {
 #[test]
 fn no_ranks_at_all() {
     let error = Cluster::local(0, drop).expect_err("nobody");
-    assert!(matches!(error, Error::Configuration { .. }) && error.to_string().contains("at least 1"), "{error}");
+    assert!(
+        matches!(error, Error::Configuration { .. }) && error.to_string().contains("at least 1"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -113,7 +116,10 @@ fn one_rank_alone_can_do_everything() {
             arrangement.run(1, |comm| {
                 let mut data = [5_i32; 10];
                 comm.all_reduce(&mut data, ReduceOp::Avg).expect("alone");
-                comm.all_reduce_start(vec![1_u8; 100_000], ReduceOp::Max).expect("alone").wait().expect("alone");
+                comm.all_reduce_start(vec![1_u8; 100_000], ReduceOp::Max)
+                    .expect("alone")
+                    .wait()
+                    .expect("alone");
                 comm.barrier().expect("alone");
                 let part = comm.split(Some(1), 1).expect("alone").expect("itself");
                 part.broadcast(&mut data, 0).expect("alone");
@@ -193,7 +199,9 @@ fn settings_that_differ_across_ranks() {
         ("KOLO_SEGMENT_BYTES", |config| config.segment_bytes = Some(4096)),
         ("KOLO_WINDOW", |config| config.window = Some(7)),
         ("KOLO_TINY_BYTES", |config| config.tiny_bytes = 3),
-        ("KOLO_TRANSPORT", |config| config.transports = Transports::Only(vec![TransportKind::Tcp, TransportKind::Shm])),
+        ("KOLO_TRANSPORT", |config| {
+            config.transports = Transports::Only(vec![TransportKind::Tcp, TransportKind::Shm])
+        }),
     ];
     for (name, change) in change {
         bounded(name, move || {
@@ -236,7 +244,8 @@ fn an_unknown_algorithm() {
             config.algorithms = "all_reduce:magic".to_owned();
             config
         };
-        let error = Cluster::with_configs(2, |rank| wrong(Arrangement::Tcp.config(rank)), drop).expect_err("magic");
+        let error =
+            Cluster::with_configs(2, |rank| wrong(Arrangement::Tcp.config(rank)), drop).expect_err("magic");
         let text = error.to_string();
         assert!(text.contains("magic") && text.contains("KOLO_ALGO"), "{text}");
     });

@@ -1,8 +1,4 @@
 //! The blocking collectives on typed slices.
-//!
-//! All of them block until this rank's part is done: its output is complete and its input may be changed. That says
-//! nothing about the other ranks, but for [`Communicator::barrier`]. All return [`crate::Error::Usage`], before anything
-//! is sent, if lengths, root or operator make no sense; every other error ends the communicator.
 
 use kolo_collectives::plan::Collective;
 
@@ -15,7 +11,7 @@ impl Communicator {
     /// Replaces `buffer` on every rank by the element-wise reduction over all ranks. Equal lengths everywhere.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn all_reduce<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
         let at = buffer.as_mut_ptr();
         // SAFETY: the slice is exclusively ours and as long as `count` says.
@@ -25,7 +21,7 @@ impl Communicator {
     /// As [`Communicator::all_reduce`], out of place.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn all_reduce_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         self.expect_len(Collective::AllReduce, "output", output.len(), input.len())?;
         // SAFETY: both slices are as long as `count` says, and the output is exclusively ours.
@@ -37,9 +33,14 @@ impl Communicator {
     /// Puts the blocks of all ranks behind one another: `output` is `world_size` times as long as `input`.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
-        self.expect_len(Collective::AllGather, "output", output.len(), input.len() * self.world_size() as usize)?;
+        self.expect_len(
+            Collective::AllGather,
+            "output",
+            output.len(),
+            input.len() * self.world_size() as usize,
+        )?;
         let (from, to) = (input.as_ptr(), output.as_mut_ptr());
         // SAFETY: as above.
         unsafe { self.blocking::<T>(Collective::AllGather, from, to, input.len(), ReduceOp::Sum, 0) }
@@ -48,7 +49,7 @@ impl Communicator {
     /// As [`Communicator::all_gather`], with this rank's block already at its place in `buffer`.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn all_gather_in_place<T: Element>(&self, buffer: &mut [T]) -> Result<()> {
         let count = self.divided(Collective::AllGather, buffer.len())?;
         let at = buffer.as_mut_ptr();
@@ -60,7 +61,7 @@ impl Communicator {
     /// Gives rank r the reduction of everybody's block r: `input` is `world_size` times as long as `output`.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         let want = output.len() * self.world_size() as usize;
         self.expect_len(Collective::ReduceScatter, "input", input.len(), want)?;
@@ -72,7 +73,7 @@ impl Communicator {
     /// Makes `buffer` on every rank a copy of the root's.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn broadcast<T: Element>(&self, buffer: &mut [T], root: u32) -> Result<()> {
         let at = buffer.as_mut_ptr();
         // SAFETY: as above.
@@ -83,7 +84,7 @@ impl Communicator {
     /// empty elsewhere.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn reduce<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp, root: u32) -> Result<()> {
         let to = if self.rank() == root {
             self.expect_len(Collective::Reduce, "output", output.len(), input.len())?;
@@ -98,7 +99,7 @@ impl Communicator {
     /// As [`Communicator::reduce`], with the root's result in its own `buffer`; the others' are left as they were.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp, root: u32) -> Result<()> {
         let at = buffer.as_mut_ptr();
         let to = if self.rank() == root { at } else { std::ptr::null_mut() };
@@ -110,10 +111,15 @@ impl Communicator {
     /// `world_size` times as long as `input`.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: u32) -> Result<()> {
         let to = if self.rank() == root {
-            self.expect_len(Collective::Gather, "output", output.len(), input.len() * self.world_size() as usize)?;
+            self.expect_len(
+                Collective::Gather,
+                "output",
+                output.len(),
+                input.len() * self.world_size() as usize,
+            )?;
             output.as_mut_ptr()
         } else {
             std::ptr::null_mut()
@@ -128,10 +134,15 @@ impl Communicator {
     /// as `output`.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: u32) -> Result<()> {
         let from = if self.rank() == root {
-            self.expect_len(Collective::Scatter, "input", input.len(), output.len() * self.world_size() as usize)?;
+            self.expect_len(
+                Collective::Scatter,
+                "input",
+                input.len(),
+                output.len() * self.world_size() as usize,
+            )?;
             input.as_ptr()
         } else {
             std::ptr::null()
@@ -145,7 +156,7 @@ impl Communicator {
     /// blocks of equal length.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         self.expect_len(Collective::AllToAll, "output", output.len(), input.len())?;
         let count = self.divided(Collective::AllToAll, input.len())?;
@@ -157,7 +168,7 @@ impl Communicator {
     /// As [`Communicator::all_to_all`], within one buffer.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn all_to_all_in_place<T: Element>(&self, buffer: &mut [T]) -> Result<()> {
         let count = self.divided(Collective::AllToAll, buffer.len())?;
         let at = buffer.as_mut_ptr();
@@ -168,7 +179,7 @@ impl Communicator {
     /// Replaces `buffer` on rank r by the reduction over ranks 0 to r.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn scan<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
         let at = buffer.as_mut_ptr();
         // SAFETY: as above.
@@ -178,17 +189,19 @@ impl Communicator {
     /// As [`Communicator::scan`], out of place.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn scan_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         self.expect_len(Collective::Scan, "output", output.len(), input.len())?;
         // SAFETY: as above.
-        unsafe { self.blocking::<T>(Collective::Scan, input.as_ptr(), output.as_mut_ptr(), input.len(), op, 0) }
+        unsafe {
+            self.blocking::<T>(Collective::Scan, input.as_ptr(), output.as_mut_ptr(), input.len(), op, 0)
+        }
     }
 
     /// Replaces `buffer` on rank r by the reduction over ranks 0 to r - 1; rank 0's is left as it was.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn exscan<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
         let at = buffer.as_mut_ptr();
         // SAFETY: as above.
@@ -198,7 +211,7 @@ impl Communicator {
     /// As [`Communicator::exscan`], out of place.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn exscan_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         self.expect_len(Collective::ExScan, "output", output.len(), input.len())?;
         let (from, to) = (input.as_ptr(), output.as_mut_ptr());
@@ -209,7 +222,7 @@ impl Communicator {
     /// Returns once every rank has called it.
     ///
     /// # Errors
-    /// See the [module](self).
+    /// See [errors of calls](Communicator#errors-of-calls).
     pub fn barrier(&self) -> Result<()> {
         let none = std::ptr::null_mut::<u8>();
         // SAFETY: there is no memory.
@@ -227,8 +240,15 @@ impl Communicator {
         op: ReduceOp,
         root: u32,
     ) -> Result<()> {
-        let call =
-            RawCall { collective, input: input.cast(), output: output.cast(), count, data_type: T::TYPE, op, root };
+        let call = RawCall {
+            collective,
+            input: input.cast(),
+            output: output.cast(),
+            count,
+            data_type: T::TYPE,
+            op,
+            root,
+        };
         let call = Call::check(&call, self.rank(), self.world_size())?;
         // SAFETY: the caller's promise.
         unsafe { self.shared.run(&call) }
@@ -244,7 +264,8 @@ impl Communicator {
         if found == wanted {
             return Ok(());
         }
-        Err(self.usage(name(collective), format!("the {what} holds {found} elements where {wanted} are needed")))
+        Err(self
+            .usage(name(collective), format!("the {what} holds {found} elements where {wanted} are needed")))
     }
 
     fn divided(&self, collective: Collective, len: usize) -> Result<usize> {
@@ -252,7 +273,8 @@ impl Communicator {
         if len.is_multiple_of(ranks) {
             return Ok(len / ranks);
         }
-        let problem = format!("a buffer of {len} elements cannot be cut into {ranks} equal blocks, one per rank");
+        let problem =
+            format!("a buffer of {len} elements cannot be cut into {ranks} equal blocks, one per rank");
         Err(self.usage(name(collective), problem))
     }
 
@@ -261,4 +283,3 @@ impl Communicator {
         Error::Usage { context, problem }
     }
 }
-

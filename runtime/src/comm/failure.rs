@@ -55,7 +55,7 @@ impl Poison {
                 Error::Aborted { context, by: rank, reason }
             }
             Self::Aborted { by, reason } => Error::Aborted { context, by, reason },
-            Self::Transport(source) => Error::Transport { context, source },
+            Self::Transport(source) => Error::Transport { context, source: Box::new(source) },
         }
     }
 
@@ -76,7 +76,6 @@ impl Poison {
             Self::Transport(error) => AbortCause::new(rank, AbortKind::User, error.to_string()),
         }
     }
-
 }
 
 fn called_by(rank: u32) -> String {
@@ -100,8 +99,11 @@ impl fmt::Display for Poison {
             }
             Self::PeerLost { peer, cause } => write!(f, "rank {peer} is lost ({cause})"),
             Self::Timeout { after, waiting_for, .. } => {
-                let ranks: Vec<String> =
-                    waiting_for.iter().take(NAMED_MAX).map(|(rank, what)| format!("rank {rank} ({what})")).collect();
+                let ranks: Vec<String> = waiting_for
+                    .iter()
+                    .take(NAMED_MAX)
+                    .map(|(rank, what)| format!("rank {rank} ({what})"))
+                    .collect();
                 write!(f, "not finished after {:.1} s; waiting for {}", after.as_secs_f64(), ranks.join(", "))
             }
             Self::Aborted { reason, .. } => f.write_str(reason),
@@ -132,9 +134,11 @@ impl Shared {
             return Poison::Aborted { by: self.rank, reason: "aborted".to_owned() };
         };
         match (failure.kind, failure.peer) {
-            (ErrorKind::Mismatch { expected_tag, tag, expected_len, len }, Some(peer)) => {
-                self.mismatch(peer, Meeting { tag, len, expected: Some((expected_tag, expected_len)) }, waited)
-            }
+            (ErrorKind::Mismatch { expected_tag, tag, expected_len, len }, Some(peer)) => self.mismatch(
+                peer,
+                Meeting { tag, len, expected: Some((expected_tag, expected_len)) },
+                waited,
+            ),
             (ErrorKind::PeerLost, Some(peer)) => {
                 // The control plane knows more (it left, it was killed), and within moments.
                 let deadline = Instant::now() + Duration::from_millis(300);
@@ -167,7 +171,9 @@ impl Shared {
                 Poison::Mismatch { peer: by, theirs, ours: String::new(), sequence }
             }
             AbortKind::Mismatch => match core.recorder.find(sequence).map(|own| own.summary.to_string()) {
-                Some(ours) if ours != operation => Poison::Mismatch { peer: by, theirs: operation, ours, sequence },
+                Some(ours) if ours != operation => {
+                    Poison::Mismatch { peer: by, theirs: operation, ours, sequence }
+                }
                 // This rank called the same as the one that reported, or has not come so far.
                 _ => Poison::Aborted { by, reason: format!("{reason}, operation #{sequence}") },
             },
@@ -202,9 +208,8 @@ impl Shared {
     /// Sequence number and text of the call of this rank that expected a message.
     fn own_call(&self, tag: Option<u64>, len: Option<u64>, waited: Waited) -> (u64, String) {
         let core = self.core();
-        let is_it = |record: &&Record| {
-            tag == Some(call::tag(self.id, record.sequence, record.summary.signature()))
-        };
+        let is_it =
+            |record: &&Record| tag == Some(call::tag(self.id, record.sequence, record.summary.signature()));
         if let Some(record) = core.recorder.iter().find(is_it) {
             return (record.sequence, record.summary.to_string());
         }
@@ -246,9 +251,8 @@ impl Shared {
     /// A deadline has passed.
     pub(crate) fn time_out(&self, waited: Waited, after: Duration, peers: &[u32]) -> Error {
         let asked = self.ask(peers);
-        let is_late = |status: &Option<Status>| {
-            status.as_ref().is_none_or(|status| status.started < waited.sequence)
-        };
+        let is_late =
+            |status: &Option<Status>| status.as_ref().is_none_or(|status| status.started < waited.sequence);
         let culprit_is_known = asked.iter().any(|(_, status)| is_late(status));
         let mut waiting_for: Vec<(u32, String)> =
             asked.iter().map(|(peer, status)| (*peer, self.standing(*peer, status.as_ref()))).collect();

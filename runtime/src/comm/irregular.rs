@@ -22,7 +22,14 @@ impl Communicator {
         let counts = Counts::Uneven { input: Box::new([input.len()]), output: counts.into() };
         // SAFETY: the slices have been checked against the counts; the output is exclusively ours.
         unsafe {
-            self.uneven::<T>(Collective::AllGather, input.as_ptr(), output.as_mut_ptr(), counts, ReduceOp::Sum, 0)
+            self.uneven::<T>(
+                Collective::AllGather,
+                input.as_ptr(),
+                output.as_mut_ptr(),
+                counts,
+                ReduceOp::Sum,
+                0,
+            )
         }
     }
 
@@ -42,7 +49,9 @@ impl Communicator {
         self.expect_len(Collective::ReduceScatter, "output", output.len(), counts[self.rank() as usize])?;
         let counts = Counts::Uneven { input: counts.into(), output: Box::new([output.len()]) };
         // SAFETY: as above.
-        unsafe { self.uneven::<T>(Collective::ReduceScatter, input.as_ptr(), output.as_mut_ptr(), counts, op, 0) }
+        unsafe {
+            self.uneven::<T>(Collective::ReduceScatter, input.as_ptr(), output.as_mut_ptr(), counts, op, 0)
+        }
     }
 
     /// Gives the root the blocks of all ranks, `counts[r]` elements from rank r. `output` and `counts` are used on
@@ -91,7 +100,9 @@ impl Communicator {
         };
         let counts = Counts::Uneven { input: inputs, output: Box::new([output.len()]) };
         // SAFETY: as above.
-        unsafe { self.uneven::<T>(Collective::Scatter, from, output.as_mut_ptr(), counts, ReduceOp::Sum, root) }
+        unsafe {
+            self.uneven::<T>(Collective::Scatter, from, output.as_mut_ptr(), counts, ReduceOp::Sum, root)
+        }
     }
 
     /// Sends `send_counts[s]` elements to each rank s and receives `recv_counts[r]` from each rank r.
@@ -112,7 +123,14 @@ impl Communicator {
         let counts = Counts::Uneven { input: send_counts.into(), output: recv_counts.into() };
         // SAFETY: as above.
         unsafe {
-            self.uneven::<T>(Collective::AllToAll, input.as_ptr(), output.as_mut_ptr(), counts, ReduceOp::Sum, 0)
+            self.uneven::<T>(
+                Collective::AllToAll,
+                input.as_ptr(),
+                output.as_mut_ptr(),
+                counts,
+                ReduceOp::Sum,
+                0,
+            )
         }
     }
 

@@ -40,7 +40,16 @@ use crate::recorder::Record;
 /// the program makes sure that this order is the same on all ranks. Blocking and asynchronous calls do not match
 /// each other.
 ///
-/// After an error other than [`crate::Error::Usage`] the communicator cannot be used any more, on any rank.
+/// A collective blocks until this rank's part is done: its output is complete and its input may be changed. That says
+/// nothing about the other ranks, but for [`Communicator::barrier`].
+///
+/// # Errors of calls
+/// [`crate::Error::Usage`] and [`crate::Error::Unsupported`] come before anything is sent, if lengths, root or operator
+/// make no sense; the communicator is as it was. After every other error ([`crate::Error::Mismatch`],
+/// [`crate::Error::PeerLost`], [`crate::Error::Timeout`], [`crate::Error::Aborted`], [`crate::Error::Transport`])
+/// the communicator cannot be used any more, on any rank.
+///
+/// # Dropping
 /// Dropping it waits (for a short time) until what was sent has left, and tells the others.
 #[derive(Debug)]
 pub struct Communicator {

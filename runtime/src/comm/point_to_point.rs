@@ -40,8 +40,7 @@ impl Communicator {
     }
 
     /// Groups sends and receives that run together, whatever their order: no pattern of them deadlocks.
-    #[must_use]
-    pub fn batch<'a>(&'a self) -> Batch<'a> {
+    pub fn batch(&self) -> Batch<'_> {
         Batch { communicator: self, transfers: Vec::new(), _memory: PhantomData }
     }
 }

@@ -135,9 +135,10 @@ impl Shared {
             }
             // Somebody may be waiting for an earlier operation of ours before coming here.
             let moved = core.engine.outstanding() > 0 && core.engine.turn();
-            let (_, watch) =
-                watch.get_or_insert_with(|| (Attended::new(self), Watch::new(self, waited, self.config.timeout)));
-            core = watch.pause(core, moved, |core| core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for()))?;
+            let (_, watch) = watch
+                .get_or_insert_with(|| (Attended::new(self), Watch::new(self, waited, self.config.timeout)));
+            core = watch
+                .pause(core, moved, |core| core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for()))?;
         }
     }
 
@@ -175,9 +176,7 @@ impl Shared {
         // In place, vectors live in the output; a rank of a reduce that is not the root has an input only.
         let buffers = match call.placement {
             Placement::OutOfPlace => Buffers { input: call.input.cast_mut(), output: call.output },
-            Placement::InPlace if call.input.is_null() => {
-                Buffers { input: call.output, output: call.output }
-            }
+            Placement::InPlace if call.input.is_null() => Buffers { input: call.output, output: call.output },
             Placement::InPlace => Buffers { input: call.input.cast_mut(), output: call.output },
         };
         let job = Job {

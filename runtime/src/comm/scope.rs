@@ -101,8 +101,15 @@ impl<'buffers> Scope<'buffers, '_> {
         op: ReduceOp,
         root: u32,
     ) -> Result<()> {
-        let call =
-            RawCall { collective, input: input.cast(), output: output.cast(), count, data_type: T::TYPE, op, root };
+        let call = RawCall {
+            collective,
+            input: input.cast(),
+            output: output.cast(),
+            count,
+            data_type: T::TYPE,
+            op,
+            root,
+        };
         let call = Call::check(&call, self.communicator.rank(), self.communicator.world_size())?;
         // SAFETY: the buffers are borrowed for 'buffers, which outlives the scope, and the scope does not end before
         // the operation is done or the engine was aborted.

@@ -288,11 +288,7 @@ impl Shared {
     }
 
     pub(crate) fn context(&self, waited: Waited) -> Context {
-        Context {
-            rank: self.rank,
-            operation: waited.to_string(),
-            sequence: waited.sequence,
-        }
+        Context { rank: self.rank, operation: waited.to_string(), sequence: waited.sequence }
     }
 
     /// Makes the communicator unusable for the reason at hand, tells the others, and returns the error to report.

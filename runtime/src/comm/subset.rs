@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::Communicator;
 use super::create::{child_id, connect};
 use super::shared::Waited;
-use super::Communicator;
 use crate::control::ExchangeKey;
 use crate::error::{Error, Result};
 use crate::join::MOST_PATIENCE;
@@ -54,7 +54,9 @@ impl Communicator {
             return Err(self.usage("group", format!("rank {} is listed twice", twice.1)));
         }
         if !ranks.contains(&self.rank()) {
-            return Err(self.usage("group", "this rank is not in the list; only listed ranks call".to_owned()));
+            return Err(
+                self.usage("group", "this rank is not in the list; only listed ranks call".to_owned())
+            );
         }
         // Ranks outside the list do not count this call, so the number cannot come from the common counter: the list
         // itself, and how often it was used, name the group.

@@ -132,7 +132,7 @@ impl Tiny {
         let Counts::Even(count) = call.counts else { unreachable!("`serves` takes even counts only") };
         let block = count * call.data_type.size();
         let (rank, members, output) = (self.rank, self.members, call.output);
-        // SAFETY (whole block): outputs are as long as the collective defines; payloads are `bytes` long.
+        // SAFETY: for the whole block: outputs are as long as the collective defines; payloads are `bytes` long.
         unsafe {
             match call.collective {
                 Collective::AllReduce => self.reduce(call, combine, 0, bytes, 0..members),
@@ -144,7 +144,9 @@ impl Tiny {
                 Collective::ExScan if rank > 0 => self.reduce(call, combine, 0, bytes, 0..rank),
                 Collective::Broadcast => self.fetch(call.root as usize, 0, output, bytes),
                 Collective::Scatter => self.fetch(call.root as usize, rank * block, output, block),
-                Collective::AllGather => (0..members).for_each(|m| self.fetch(m, 0, output.add(m * block), block)),
+                Collective::AllGather => {
+                    (0..members).for_each(|m| self.fetch(m, 0, output.add(m * block), block))
+                }
                 Collective::Gather if rank == call.root as usize => {
                     (0..members).for_each(|m| self.fetch(m, 0, output.add(m * block), block));
                 }
@@ -195,7 +197,7 @@ impl Tiny {
         let flat = &self.flat;
         let payload = |member: usize| flat.payload(member)[offset..][..bytes].as_ptr();
         let (first, len) = (members.start, members.len());
-        // SAFETY (whole block): the output has room for `bytes`, payloads were checked to be as long.
+        // SAFETY: for the whole block: the output has room for `bytes`, payloads were checked to be as long.
         unsafe {
             if len == 1 {
                 output.copy_from_nonoverlapping(payload(first), bytes);
@@ -234,7 +236,7 @@ unsafe fn tree(
     let leaves = 1 << len.ilog2();
     let pairs = len - leaves;
     let blocks = scratch.as_mut_ptr();
-    // SAFETY (whole block): blocks are below `leaves`; a destination is one of its operands or neither.
+    // SAFETY: for the whole block: blocks are below `leaves`; a destination is one of its operands or neither.
     unsafe {
         for leaf in 0..leaves {
             let to = blocks.add(leaf * bytes);

@@ -47,6 +47,7 @@ pub(crate) struct TransferJob {
 pub(crate) struct Transfers {
     rank: u32,
     /// Boxed, so that the endpoints may keep pointers to the pieces.
+    #[expect(clippy::vec_box, reason = "the addresses must stay when the vector grows")]
     slots: Vec<Box<Transfer>>,
     free: Vec<u16>,
     sends_to_self: VecDeque<u16>,

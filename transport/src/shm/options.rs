@@ -19,22 +19,28 @@ pub struct ShmOptions {
     pub host_key: Option<String>,
 }
 
-/// Bytes of a piece. Measured between two processes on two cores of one third-level cache (2 x 1 MiB second-level,
-/// 32 MiB third-level), GB/s one way at 64 KiB / 1 MiB / 8 MiB, with rings of 128 KiB:
+/// Bytes of a piece. Measured between two processes, the best of 9 batches of one run on a machine that others used
+/// too, 2 x 1 MiB second-level cache; "near" and "far" is where the hypervisor happened to put the two processors.
+/// Columns: GB/s one way at 64 KiB / 1 MiB / 8 MiB near, at 1 MiB far, and µs for one message of 32 KiB near:
 ///
-/// | piece | 64 KiB | 1 MiB | 8 MiB | one 32 KiB message, µs |
-/// | ---: | ---: | ---: | ---: | ---: |
-/// | 4 KiB | | | | 1.21 |
-/// | 8 KiB | 55 | 43 | 39 | 0.86 |
-/// | 16 KiB | 57 | 51 | 45 | 0.83 |
-/// | 32 KiB | 55 | 44 | 42 | 0.94 |
-/// | 64 KiB | 52 | 47 | 42 | |
+/// | piece | ring | 64 KiB | 1 MiB | 8 MiB | 1 MiB far | 32 KiB message |
+/// | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+/// | 4 KiB | 128 KiB | | | | | 1.21 |
+/// | 8 KiB | 64 KiB | 55 | 43 | 39 | | |
+/// | 8 KiB | 128 KiB | | | | 21 | 0.86 |
+/// | 16 KiB | 32 KiB | 49 | 41 | 34 | | |
+/// | 16 KiB | 64 KiB | 58 | 48 | 44 | | |
+/// | 16 KiB | 128 KiB | 57 | 51 | 46 | 24 | 0.83 |
+/// | 32 KiB | 128 KiB | 55 | 44 | 29 (42 in another run) | 28 | 0.94 |
+/// | 64 KiB | 128 KiB | 52 | 47 | 42 | | |
+/// | 64 KiB | 512 KiB | 58 | 56 | 48 | 33 | |
 ///
-/// Shorter pieces pay for their cells (about 60 ns each), longer ones for the time until the receiver can begin.
+/// Shorter pieces pay for their cells (about 60 ns each near), longer ones for the time until the receiver can begin.
+/// Far processors would rather have longer ones. The figures are from before several pieces shared a fence.
 pub(crate) const PIECE_BYTES: usize = 16 * 1024;
-/// Eight pieces: with two, the ends wait for each other's jitter (41 GB/s at 1 MiB instead of 51), and with more they
-/// leave the second-level cache, of which this is an eighth: the channels of 4 lanes in both directions fit beside
-/// the user's data.
+/// Eight pieces: with two, the ends wait for each other's jitter. Four times as much gains a tenth, and takes half of a
+/// 1 MiB second-level cache for one channel; this takes an eighth, so that the channels of 4 lanes in both directions
+/// just fit.
 pub(crate) const RING_BYTES: usize = 128 * 1024;
 /// A thirty-second of what a small machine has per core (1 GiB), whatever the number of local ranks.
 const STAGING_MAX: usize = 32 << 20;

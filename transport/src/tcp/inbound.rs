@@ -384,3 +384,6 @@ impl From<Stop> for Halt {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,8 +11,9 @@ use super::outbound::{BATCH, Outbound};
 use super::wire::HEADER_BYTES;
 use crate::endpoint::Channel;
 
-/// Bytes received at a time for a consumer: fits into half of a common second-level cache (512 KiB to 2 MiB) and
-/// is long enough that the system call does not count.
+/// Bytes received at a time for a consumer: fits into half of a common second-level cache (512 KiB to 2 MiB), and is
+/// long enough that the system call does not count (64 MiB messages both ways over loopback: 64 KiB 6.4 GB/s,
+/// 128 KiB 8.8, 256 KiB 9.5).
 pub(super) const SCRATCH_BYTES: usize = 256 << 10;
 
 /// Where a channel's connection stands.

@@ -1,0 +1,1 @@
+//! Kolo as a C library.

@@ -1,0 +1,68 @@
+//! Overlap: buckets are computed one after another, and each is all-reduced while the next ones are computed.
+//!
+//! ```text
+//! overlap --ranks 2
+//! kolo run -n 2 -- overlap
+//! ```
+//!
+//! There is something to gain while a processor is idle in the blocking version: with fewer ranks than processors, or
+//! with a network in between.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use kolo::{Communicator, ReduceOp};
+use kolo_examples::{Result, cluster};
+
+/// Buckets, and elements in each: 1 MiB.
+const BUCKETS: u32 = 16;
+const LEN: u32 = 1 << 18;
+
+fn main() -> ExitCode {
+    cluster::main("All-reduces buckets while computing the next ones, and compares the time", overlap)
+}
+
+/// What each rank does.
+fn overlap(ranks: &Communicator) -> Result<()> {
+    one_after_another(ranks)?; // Makes connections, so that neither version pays for them.
+    ranks.barrier()?;
+    let (expected, blocking) = one_after_another(ranks)?;
+    ranks.barrier()?;
+    let (sums, overlapped) = at_the_same_time(ranks)?;
+    if sums != expected {
+        return Err(format!("rank {}: the sums differ", ranks.rank()).into());
+    }
+    if ranks.rank() == 0 {
+        println!("{BUCKETS} buckets of {} KiB, the same sums both times", LEN >> 8);
+        println!("one after another: {:6.1} ms", 1e3 * blocking.as_secs_f64());
+        println!("at the same time:  {:6.1} ms", 1e3 * overlapped.as_secs_f64());
+    }
+    Ok(())
+}
+
+fn one_after_another(ranks: &Communicator) -> Result<(Vec<Vec<f32>>, Duration)> {
+    let start = Instant::now();
+    let mut sums = Vec::new();
+    for index in 0..BUCKETS {
+        let mut bucket = compute(index, ranks.rank());
+        ranks.all_reduce(&mut bucket, ReduceOp::Sum)?;
+        sums.push(bucket);
+    }
+    Ok((sums, start.elapsed()))
+}
+
+fn at_the_same_time(ranks: &Communicator) -> Result<(Vec<Vec<f32>>, Duration)> {
+    let start = Instant::now();
+    let mut works = Vec::new();
+    for index in 0..BUCKETS {
+        works.push(ranks.all_reduce_start(compute(index, ranks.rank()), ReduceOp::Sum)?);
+    }
+    let sums = works.into_iter().map(|work| Ok(work.wait()?)).collect::<Result<_>>()?;
+    Ok((sums, start.elapsed()))
+}
+
+/// Some work: a bucket's values on a rank.
+fn compute(index: u32, rank: u32) -> Vec<f32> {
+    let scale = 1e-6 * (1 + index + rank) as f32;
+    (0..LEN).map(|i| (0..16).fold(i as f32 * scale, |x, _| (x * 1.1 + 0.3).sqrt())).collect()
+}

@@ -1,0 +1,101 @@
+//! The stream cut anywhere, with anything wrong in it.
+
+use std::io::Write;
+
+use super::*;
+use crate::endpoint::{Consumer, Piece};
+use proptest::prelude::*;
+use socket2::{Domain, Type};
+
+/// A message as sent and as expected, and how it is received.
+type Case = (usize, usize, bool, bool);
+
+fn case() -> impl Strategy<Value = Case> {
+    let len = || prop_oneof![0usize..100, 0usize..40_000, Just(BURST_BYTES)];
+    // Most are as expected; some have another length, some another tag; some are eaten.
+    (len(), len(), 0u8..8, any::<bool>()).prop_map(|(sent, other, fate, eaten)| match fate {
+        0 => (sent, other, false, eaten),
+        1 => (sent, sent, true, eaten),
+        _ => (sent, sent, false, eaten),
+    })
+}
+
+unsafe fn collect(context: *mut (), offset: usize, data: *const u8, len: usize) {
+    // SAFETY: the context is a vector of the test, which outlives the token; the data is as promised.
+    let (out, bytes) = unsafe { (&mut *context.cast::<Vec<u8>>(), std::slice::from_raw_parts(data, len)) };
+    assert_eq!(offset, out.len());
+    out.extend_from_slice(bytes);
+}
+
+fn payload(number: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + number * 7) as u8).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    /// However the stream is cut, and whatever is wrong in it: what is as expected arrives, what is not fails.
+    #[test]
+    fn mismatches_cost_only_themselves(
+        cases in proptest::collection::vec(case(), 1..25),
+        chunks in proptest::collection::vec(prop_oneof![1usize..50, 1usize..30_000], 1..12),
+        posted_ahead in 1usize..25,
+        budget in prop_oneof![1usize..100, Just(1usize << 20)],
+    ) {
+        let (mut there, here) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+        here.set_nonblocking(true).unwrap();
+        there.set_nonblocking(true).unwrap();
+        let mut stream = Vec::new();
+        for (number, &(sent, _, wrong_tag, _)) in cases.iter().enumerate() {
+            let tag = number as u64 + if wrong_tag { 1000 } else { 0 };
+            stream.extend(Header { tag, len: sent as u64, sequence: number as u32 }.encode());
+            stream.extend(payload(number, sent));
+        }
+        let mut targets: Vec<Vec<u8>> =
+            cases.iter().map(|&(_, len, _, eaten)| if eaten { Vec::new() } else { vec![0; len] }).collect();
+        let lists: Vec<Vec<Piece>> = targets.iter_mut().map(|target| {
+            let (ptr, half) = (target.as_mut_ptr(), target.len() / 3);
+            let rest = Piece { ptr: ptr.wrapping_add(half), len: target.len() - half };
+            vec![Piece { ptr, len: half }, rest]
+        }).collect();
+        let contexts: Vec<*mut ()> = targets.iter_mut().map(|target| std::ptr::from_mut(target).cast()).collect();
+        let (mut inbound, mut work, mut events) = (Inbound::default(), Workspace::new(), Vec::new());
+        let (mut posted, mut sent, mut turn) = (0, 0, 0);
+        while events.len() < cases.len() {
+            while posted < cases.len() && posted < events.len() + posted_ahead {
+                let (_, len, _, eaten) = cases[posted];
+                let landing = if eaten {
+                    Landing::Eat(Eater::new(Consumer { call: collect, context: contexts[posted] }))
+                } else {
+                    Landing::Place(Pieces::new(&lists[posted]).0)
+                };
+                let (token, tag) = (Token(posted as u64), posted as u64);
+                inbound.queue.push_back(Recv { token, tag, len, landing });
+                posted += 1;
+            }
+            let chunk = chunks[turn % chunks.len()].min(stream.len() - sent);
+            // A small budget lets the kernel's buffer run full.
+            sent += there.write(&stream[sent..sent + chunk]).unwrap_or(0);
+            turn += 1;
+            let exhaust = turn % 2 == 0;
+            let (_, halt) = inbound.progress(&here, 0, &mut work, budget, exhaust, &mut events);
+            let corrupt = matches!(halt, Halt::Corrupt(_) | Halt::Closed(_));
+            prop_assert!(!corrupt, "{:?}", halt);
+            prop_assert!(turn < 2_000_000, "stuck: {:?}", inbound);
+        }
+        for (number, (event, &(sent, len, wrong_tag, _))) in events.iter().zip(&cases).enumerate() {
+            match event {
+                Event::Done(token) => {
+                    prop_assert_eq!(token.0, number as u64);
+                    prop_assert!(sent == len && !wrong_tag);
+                    prop_assert_eq!(&targets[number], &payload(number, len));
+                }
+                Event::Failed(token, error) => {
+                    prop_assert_eq!(token.0, number as u64);
+                    prop_assert!(sent != len || wrong_tag, "{}", error);
+                }
+                Event::Down { .. } => prop_assert!(false),
+            }
+        }
+    }
+}
