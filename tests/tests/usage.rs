@@ -63,10 +63,10 @@ fn raw_mistakes(comm: &Communicator) {
         op: ReduceOp::Sum,
         root: 99,
     };
-    // SAFETY: these are refused before any memory is touched.
     let call = |change: &dyn Fn(&mut RawCall)| {
         let mut call = good;
         change(&mut call);
+        // SAFETY: these are refused before any memory is touched.
         unsafe { comm.call_raw(&call) }
     };
     refused(call(&|call| call.input = std::ptr::null()), &["null"]);
@@ -193,7 +193,8 @@ fn values_at_the_edge_do_not_panic() {
 
 #[test]
 fn settings_that_differ_across_ranks() {
-    let change: [(&str, fn(&mut Config)); 6] = [
+    type Change = fn(&mut Config);
+    let change: [(&str, Change); 6] = [
         ("KOLO_ALGO", |config| config.algorithms = "ring".to_owned()),
         ("KOLO_DETERMINISM", |config| config.determinism = Determinism::Canonical),
         ("KOLO_SEGMENT_BYTES", |config| config.segment_bytes = Some(4096)),
