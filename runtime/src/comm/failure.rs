@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ErrorKind;
 
-use super::shared::{Core, Shared, Waited};
+use super::shared::{Core, Shared};
+use super::waited::Waited;
 use crate::call;
 use crate::control::{AbortCause, AbortKind, Past, Status};
 use crate::error::{Context, Error, Result};

@@ -8,7 +8,9 @@ use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::shared::{Shared, Waited, Watch};
+use super::shared::Shared;
+use super::waited::Waited;
+use super::watch::Watch;
 
 /// Whether there is a helper, and whether it should go.
 #[derive(Debug, Default)]

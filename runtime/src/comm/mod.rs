@@ -13,6 +13,8 @@ mod shared;
 mod start;
 mod subset;
 mod tiny;
+mod waited;
+mod watch;
 
 use std::fmt::Write as _;
 use std::sync::Arc;

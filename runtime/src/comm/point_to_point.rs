@@ -8,7 +8,8 @@ use std::marker::PhantomData;
 use kolo_transport::Piece;
 
 use super::Communicator;
-use super::shared::{Core, Message, Waited};
+use super::shared::Core;
+use super::waited::{Message, Waited};
 use crate::call::transfer_tag;
 use crate::engine::{Id, Kind, TransferJob};
 use crate::error::Result;

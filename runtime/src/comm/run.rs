@@ -8,7 +8,9 @@ use kolo_collectives::plan::{Collective, Cut, Placement};
 use kolo_transport::shm::FlatMismatch;
 
 use super::failure::Meeting;
-use super::shared::{Attended, Core, Shared, Waited, Watch};
+use super::shared::{Core, Shared};
+use super::waited::Waited;
+use super::watch::{Attended, Watch};
 use crate::call::{self, Call, Counts, Summary, reduces};
 use crate::engine::{Buffers, Id, Job, Mode};
 use crate::error::{Error, Result};

@@ -6,7 +6,6 @@
 //! was started, and drives only while nobody else does. A driver gives the mutex up between turns when somebody asks
 //! for it, and while it sleeps.
 
-use std::fmt;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -16,14 +15,15 @@ use kolo_transport::{Armed, ErrorKind, ParkBy};
 
 use super::failure::{ANSWER_MAX, Poison};
 use super::tiny::Tiny;
-use crate::call::Summary;
+use super::waited::Waited;
+use super::watch::{Attended, Watch};
 use crate::config::Config;
 use crate::control::{AbortCause, Control, Membership};
 use crate::engine::{Engine, Id, Route};
 use crate::error::{Context, Error, Result};
 use crate::planner::Planner;
 use crate::recorder::Recorder;
-use crate::wait::{self, Next, Pacer, Policy, SLEEP_MAX};
+use crate::wait::{self, Policy, SLEEP_MAX};
 
 /// Everything that calls move.
 #[derive(Debug)]
@@ -41,54 +41,6 @@ pub(crate) struct Core {
     /// Uses of each list of ranks given to `group`.
     pub(crate) groups: std::collections::HashMap<u64, u64>,
     pub(crate) closed: bool,
-}
-
-/// What is being waited for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Waited {
-    pub(crate) summary: Option<Summary>,
-    pub(crate) sequence: u64,
-    /// What it is, if it is not a collective.
-    label: &'static str,
-    message: Option<Message>,
-}
-
-/// What tells one send, receive or group of them from another.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Message {
-    /// Its number among those of this rank, from 1; ranks need not agree on it.
-    pub(crate) number: u64,
-    /// The other end and the bytes, if it is not a group.
-    pub(crate) single: Option<(u32, usize)>,
-}
-
-impl Waited {
-    pub(crate) const fn call(summary: Summary, sequence: u64) -> Self {
-        Self { summary: Some(summary), sequence, label: "", message: None }
-    }
-
-    pub(crate) const fn transfer(label: &'static str, message: Message) -> Self {
-        Self { summary: None, sequence: 0, label, message: Some(message) }
-    }
-
-    pub(crate) const fn other(label: &'static str) -> Self {
-        Self { summary: None, sequence: 0, label, message: None }
-    }
-}
-
-impl fmt::Display for Waited {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.summary, self.message) {
-            (Some(summary), _) => summary.fmt(f),
-            (None, Some(Message { number, single })) => {
-                write!(f, "{} #{number}", self.label)?;
-                let Some((peer, bytes)) = single else { return Ok(()) };
-                let way = if self.label == "send" { "to" } else { "from" };
-                write!(f, " of {bytes} bytes {way} rank {peer}")
-            }
-            (None, None) => f.write_str(self.label),
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -130,16 +82,6 @@ impl Drop for World {
         self.control.leave();
     }
 }
-
-/// How long a stalled wait lasts before the peers are asked what they are doing, and between further questions.
-const STALL: Duration = Duration::from_millis(250);
-
-/// After news of a lost peer, an operation may still finish with what has already been sent to this rank: it fails only
-/// once nothing has moved for so long.
-const LOSS_GRACE: Duration = Duration::from_millis(50);
-
-/// Turns that move something, between two looks at deadline and abort flag: a turn takes some microseconds.
-const TURNS_PER_CHECK: u32 = 1024;
 
 /// How long after the first call that saw the loss of a peer further calls are tried: ranks that do not need the lost one,
 /// such as pairs that exchange messages, would otherwise go on until their first pause.
@@ -251,7 +193,7 @@ impl Shared {
     }
 
     /// Sleeps until an endpoint has something, or briefly.
-    fn sleep<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+    pub(crate) fn sleep<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
         let by = core.engine.park_by();
         let mut words: Vec<(*const AtomicU32, u32)> = Vec::new();
         let mut fds: Vec<RawFd> = Vec::new();
@@ -318,128 +260,5 @@ impl Shared {
 fn disarm_tiny(core: &mut Core) {
     if let Some(tiny) = &mut core.tiny {
         tiny.disarm();
-    }
-}
-
-/// Counts a thread that drives for itself, so that the helper stands back.
-#[derive(Debug)]
-pub(crate) struct Attended<'a>(&'a Shared);
-
-impl<'a> Attended<'a> {
-    pub(crate) fn new(shared: &'a Shared) -> Self {
-        shared.drivers.fetch_add(1, Ordering::Relaxed);
-        Self(shared)
-    }
-}
-
-impl Drop for Attended<'_> {
-    fn drop(&mut self) {
-        if self.0.drivers.fetch_sub(1, Ordering::Release) == 1 {
-            self.0.wake_helper();
-        }
-    }
-}
-
-/// The pauses of one wait: pace, deadline, abort, and questions when it takes long.
-#[derive(Debug)]
-pub(crate) struct Watch<'a> {
-    shared: &'a Shared,
-    waited: Waited,
-    limit: Duration,
-    pacer: Pacer,
-    started: Option<Instant>,
-    moved_at: Option<Instant>,
-    asked_at: Option<Instant>,
-    /// Turns since deadline and abort flag were looked at.
-    turns: u32,
-}
-
-impl<'a> Watch<'a> {
-    pub(crate) fn new(shared: &'a Shared, waited: Waited, limit: Duration) -> Self {
-        Self {
-            shared,
-            waited,
-            limit,
-            pacer: Pacer::new(shared.policy),
-            started: None,
-            moved_at: None,
-            asked_at: None,
-            turns: 0,
-        }
-    }
-
-    /// What to do after a turn that did not finish the wait. Fails when the wait is over for another reason.
-    pub(crate) fn pause(
-        &mut self,
-        mut core: MutexGuard<'a, Core>,
-        moved: bool,
-        waiting_for: impl Fn(&Core) -> Vec<u32>,
-    ) -> Result<MutexGuard<'a, Core>> {
-        self.turns += 1;
-        let mut next = if moved {
-            self.pacer.moved();
-            self.moved_at = None;
-            Next::Poll
-        } else {
-            self.pacer.idle()
-        };
-        // A long transfer moves all the time, or every other turn; it must see aborts and deadlines too.
-        if next == Next::Poll && self.turns >= TURNS_PER_CHECK {
-            next = Next::Check;
-        }
-        if next == Next::Poll {
-            return Ok(if self.shared.is_wanted() { self.give_way(core) } else { core });
-        }
-        self.turns = 0;
-        core = self.check(core, waiting_for)?;
-        Ok(match next {
-            Next::Sleep => self.shared.sleep(core),
-            _ if self.shared.is_wanted() => self.give_way(core),
-            _ => core,
-        })
-    }
-
-    fn give_way(&self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
-        drop(core);
-        std::thread::yield_now();
-        self.shared.core()
-    }
-
-    fn check(
-        &mut self,
-        core: MutexGuard<'a, Core>,
-        waiting_for: impl Fn(&Core) -> Vec<u32>,
-    ) -> Result<MutexGuard<'a, Core>> {
-        let now = self.pacer.now();
-        let started = *self.started.get_or_insert(now);
-        let idle = now.saturating_duration_since(*self.moved_at.get_or_insert(now));
-        if let Some(cause) = self.abort_cause()
-            && (idle >= LOSS_GRACE || !cause)
-        {
-            drop(core);
-            return Err(self.shared.fail(self.waited));
-        }
-        if now.saturating_duration_since(started) >= self.limit {
-            let peers = waiting_for(&core);
-            drop(core);
-            return Err(self.shared.time_out(self.waited, self.limit, &peers));
-        }
-        if idle >= STALL && self.asked_at.is_none_or(|at| now.saturating_duration_since(at) >= 4 * STALL) {
-            self.asked_at = Some(now);
-            let peers = waiting_for(&core);
-            drop(core);
-            self.shared.examine(self.waited, &peers)?;
-            return Ok(self.shared.core());
-        }
-        Ok(core)
-    }
-
-    /// `Some(true)` if the communicator was aborted because a peer was lost, `Some(false)` for another reason.
-    fn abort_cause(&self) -> Option<bool> {
-        let flag = self.shared.membership.abort_flag();
-        if !flag.is_raised() {
-            return None;
-        }
-        Some(flag.cause().is_some_and(|cause| super::failure::is_loss(&cause)))
     }
 }

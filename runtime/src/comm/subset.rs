@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Communicator;
 use super::create::{child_id, connect};
-use super::shared::Waited;
+use super::waited::Waited;
 use crate::control::ExchangeKey;
 use crate::error::{Error, Result};
 use crate::join::MOST_PATIENCE;

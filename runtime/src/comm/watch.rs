@@ -1,0 +1,143 @@
+//! The pauses of a wait: pace, deadline, abort, and questions when it takes long.
+
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::shared::{Core, Shared};
+use super::waited::Waited;
+use crate::error::Result;
+use crate::wait::{Next, Pacer};
+
+/// How long a stalled wait lasts before the peers are asked what they are doing, and between further questions.
+const STALL: Duration = Duration::from_millis(250);
+
+/// After news of a lost peer, an operation may still finish with what has already been sent to this rank: it fails only
+/// once nothing has moved for so long.
+const LOSS_GRACE: Duration = Duration::from_millis(50);
+
+/// Turns that move something, between two looks at deadline and abort flag: a turn takes some microseconds.
+const TURNS_PER_CHECK: u32 = 1024;
+
+/// Counts a thread that drives for itself, so that the helper stands back.
+#[derive(Debug)]
+pub(crate) struct Attended<'a>(&'a Shared);
+
+impl<'a> Attended<'a> {
+    pub(crate) fn new(shared: &'a Shared) -> Self {
+        shared.drivers.fetch_add(1, Ordering::Relaxed);
+        Self(shared)
+    }
+}
+
+impl Drop for Attended<'_> {
+    fn drop(&mut self) {
+        if self.0.drivers.fetch_sub(1, Ordering::Release) == 1 {
+            self.0.wake_helper();
+        }
+    }
+}
+
+/// The pauses of one wait: pace, deadline, abort, and questions when it takes long.
+#[derive(Debug)]
+pub(crate) struct Watch<'a> {
+    shared: &'a Shared,
+    waited: Waited,
+    limit: Duration,
+    pacer: Pacer,
+    started: Option<Instant>,
+    moved_at: Option<Instant>,
+    asked_at: Option<Instant>,
+    /// Turns since deadline and abort flag were looked at.
+    turns: u32,
+}
+
+impl<'a> Watch<'a> {
+    pub(crate) fn new(shared: &'a Shared, waited: Waited, limit: Duration) -> Self {
+        Self {
+            shared,
+            waited,
+            limit,
+            pacer: Pacer::new(shared.policy),
+            started: None,
+            moved_at: None,
+            asked_at: None,
+            turns: 0,
+        }
+    }
+
+    /// What to do after a turn that did not finish the wait. Fails when the wait is over for another reason.
+    pub(crate) fn pause(
+        &mut self,
+        mut core: MutexGuard<'a, Core>,
+        moved: bool,
+        waiting_for: impl Fn(&Core) -> Vec<u32>,
+    ) -> Result<MutexGuard<'a, Core>> {
+        self.turns += 1;
+        let mut next = if moved {
+            self.pacer.moved();
+            self.moved_at = None;
+            Next::Poll
+        } else {
+            self.pacer.idle()
+        };
+        // A long transfer moves all the time, or every other turn; it must see aborts and deadlines too.
+        if next == Next::Poll && self.turns >= TURNS_PER_CHECK {
+            next = Next::Check;
+        }
+        if next == Next::Poll {
+            return Ok(if self.shared.is_wanted() { self.give_way(core) } else { core });
+        }
+        self.turns = 0;
+        core = self.check(core, waiting_for)?;
+        Ok(match next {
+            Next::Sleep => self.shared.sleep(core),
+            _ if self.shared.is_wanted() => self.give_way(core),
+            _ => core,
+        })
+    }
+
+    fn give_way(&self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        drop(core);
+        std::thread::yield_now();
+        self.shared.core()
+    }
+
+    fn check(
+        &mut self,
+        core: MutexGuard<'a, Core>,
+        waiting_for: impl Fn(&Core) -> Vec<u32>,
+    ) -> Result<MutexGuard<'a, Core>> {
+        let now = self.pacer.now();
+        let started = *self.started.get_or_insert(now);
+        let idle = now.saturating_duration_since(*self.moved_at.get_or_insert(now));
+        if let Some(cause) = self.abort_cause()
+            && (idle >= LOSS_GRACE || !cause)
+        {
+            drop(core);
+            return Err(self.shared.fail(self.waited));
+        }
+        if now.saturating_duration_since(started) >= self.limit {
+            let peers = waiting_for(&core);
+            drop(core);
+            return Err(self.shared.time_out(self.waited, self.limit, &peers));
+        }
+        if idle >= STALL && self.asked_at.is_none_or(|at| now.saturating_duration_since(at) >= 4 * STALL) {
+            self.asked_at = Some(now);
+            let peers = waiting_for(&core);
+            drop(core);
+            self.shared.examine(self.waited, &peers)?;
+            return Ok(self.shared.core());
+        }
+        Ok(core)
+    }
+
+    /// `Some(true)` if the communicator was aborted because a peer was lost, `Some(false)` for another reason.
+    fn abort_cause(&self) -> Option<bool> {
+        let flag = self.shared.membership.abort_flag();
+        if !flag.is_raised() {
+            return None;
+        }
+        Some(flag.cause().is_some_and(|cause| super::failure::is_loss(&cause)))
+    }
+}
