@@ -14,7 +14,8 @@
  * Conventions
  * -----------
  * Results     Every call that can fail returns koloResult_t. koloGetLastError gives the message, with rank, operation
- *             and remedy. Nothing here prints, exits or aborts the process.
+ *             and remedy. Nothing here exits or aborts the process, prints (but for a defect of Kolo itself, which is
+ *             also described on the standard error), handles or raises signals (not even SIGPIPE).
  * Errors      KOLO_USAGE, KOLO_UNSUPPORTED and KOLO_CONFIGURATION come before anything is sent: the communicator is as it
  *             was. After any other error of a call on a communicator it cannot be used any more, on any rank; destroy it.
  * Blocking    Calls block until this rank's part is done: its output is complete and its input may be changed. They give
@@ -107,7 +108,7 @@ typedef enum {
 /**
  * Settings of a communicator. Always start from KOLO_CONFIG_INITIALIZER, so that programs keep working when fields are
  * added. What is left NULL or KOLO_UNSET comes from the KOLO_* variable named beside it, then from the default.
- * Strings are copied. All ranks must agree, but for host_id and socket_interfaces.
+ * Strings are copied. All ranks must agree on transport, algorithms, segment_bytes, window, tiny_bytes and determinism.
  */
 typedef struct {
     /** Size, magic number and version of this struct: set by the initializer. */

@@ -7,7 +7,7 @@ use kolo_rs::Communicator;
 
 use crate::abi::UNSET;
 use crate::checked;
-use crate::guard::{LastError, Outcome, guard, place, usage, with_comm};
+use crate::guard::{LastError, Outcome, guard, place, take, usage, with_comm};
 use crate::text::give_text;
 
 /// What a `koloComm_t` points to.
@@ -37,14 +37,14 @@ unsafe extern "C" fn koloCommSplit(
     unsafe {
         with_comm("koloCommSplit", comm, |comm| {
             let result = place("result", result)?;
-            *result = std::ptr::null_mut();
+            result.write(std::ptr::null_mut());
             let color = if i64::from(color) == UNSET {
                 None
             } else {
                 Some(checked::number("color (KOLO_NO_COLOR for none)", color)?)
             };
             let part = comm.communicator.split(color, checked::number("key", key)?)?;
-            *result = part.map_or(std::ptr::null_mut(), Comm::handle);
+            result.write(part.map_or(std::ptr::null_mut(), Comm::handle));
             Ok(())
         })
     }
@@ -62,7 +62,7 @@ unsafe extern "C" fn koloCommGroup(
     unsafe {
         with_comm("koloCommGroup", comm, |comm| {
             let result = place("result", result)?;
-            *result = std::ptr::null_mut();
+            result.write(std::ptr::null_mut());
             let size = comm.communicator.world_size() as usize;
             if count > size {
                 return Err(usage(format!("{count} ranks are listed, but the communicator has {size}")));
@@ -73,7 +73,7 @@ unsafe extern "C" fn koloCommGroup(
             let ranks = std::slice::from_raw_parts(ranks, count);
             let ranks = ranks.iter().map(|rank| checked::number("a listed rank", *rank));
             let part = comm.communicator.group(&ranks.collect::<Outcome<Vec<u32>>>()?)?;
-            *result = Comm::handle(part);
+            result.write(Comm::handle(part));
             Ok(())
         })
     }
@@ -83,13 +83,8 @@ unsafe extern "C" fn koloCommGroup(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloCommDestroy(comm: *mut *mut Comm) -> c_int {
     guard("koloCommDestroy", None, || {
-        // SAFETY: the header's promise.
-        let comm = unsafe { place("comm", comm) }?;
-        let handle = std::mem::replace(comm, std::ptr::null_mut());
-        if !handle.is_null() {
-            // SAFETY: it came from `Comm::handle`, and by the header's promise nobody else uses it any more.
-            drop(unsafe { Box::from_raw(handle) });
-        }
+        // SAFETY: the header's promise: from `Comm::handle`, and nobody else uses it any more.
+        drop(unsafe { take("comm", comm) }?);
         Ok(())
     })
 }
@@ -140,8 +135,8 @@ unsafe fn ask(
     unsafe {
         with_comm(function, comm, |comm| {
             // Ranks are far fewer than an int holds.
-            *place("the place for the answer", answer)? =
-                c_int::try_from(question(&comm.communicator)).unwrap_or(c_int::MAX);
+            let answered = c_int::try_from(question(&comm.communicator)).unwrap_or(c_int::MAX);
+            place("the place for the answer", answer)?.write(answered);
             Ok(())
         })
     }

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
@@ -104,13 +105,25 @@ pub(crate) unsafe fn with_comm(
     })
 }
 
-/// Where C wants a result to be written, if it is not null.
+/// Where C wants a result to be written, if it is not null. C need not have put anything there.
 ///
 /// # Safety
 /// `place` is null or valid for writing, and nobody else uses it during the call.
-pub(crate) unsafe fn place<'a, T>(what: &str, place: *mut T) -> Outcome<&'a mut T> {
-    // SAFETY: the caller's promise; what C leaves uninitialised there is a pointer or a number, and only overwritten.
-    unsafe { place.as_mut() }.ok_or_else(|| usage(format!("{what} is NULL")))
+pub(crate) unsafe fn place<'a, T>(what: &str, place: *mut T) -> Outcome<&'a mut MaybeUninit<T>> {
+    // SAFETY: the caller's promise; `MaybeUninit` makes no demand on what is there.
+    unsafe { place.cast::<MaybeUninit<T>>().as_mut() }.ok_or_else(|| usage(format!("{what} is NULL")))
+}
+
+/// Takes a handle out of C's variable, which becomes null; `None` if it was null already.
+///
+/// # Safety
+/// `variable` is null or points to null or to a handle made by `Box::into_raw`, which nobody else uses.
+pub(crate) unsafe fn take<T>(what: &str, variable: *mut *mut T) -> Outcome<Option<Box<T>>> {
+    // SAFETY: the caller's promise: an initialized variable.
+    let variable = unsafe { variable.as_mut() }.ok_or_else(|| usage(format!("{what} is NULL")))?;
+    let handle = std::mem::replace(variable, std::ptr::null_mut());
+    // SAFETY: not null, so a box; C's variable does not lead to it any more.
+    Ok((!handle.is_null()).then(|| unsafe { Box::from_raw(handle) }))
 }
 
 /// # Safety

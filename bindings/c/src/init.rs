@@ -75,12 +75,12 @@ unsafe fn init(
     guard(function, None, || {
         // SAFETY: the caller's promise, for both pointers.
         let comm = unsafe { place("comm", comm) }?;
-        *comm = std::ptr::null_mut();
+        comm.write(std::ptr::null_mut());
         // SAFETY: as above.
         let config = unsafe { config::resolve(config) }?;
         let mut spec = spec()?;
         spec.timeout = config.join_timeout;
-        *comm = Comm::handle(Communicator::builder().config(config).join(spec).connect()?);
+        comm.write(Comm::handle(Communicator::builder().config(config).join(spec).connect()?));
         Ok(())
     })
 }

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use crate::comm::Comm;
-use crate::guard::{guard, place, usage, with_comm};
+use crate::guard::{guard, place, take, usage, with_comm};
 
 /// Pages everywhere Kolo runs, or a multiple: what transports pin and map is whole pages.
 const ALIGNMENT: usize = 4096;
@@ -14,7 +14,7 @@ unsafe extern "C" fn koloMemAlloc(memory: *mut *mut c_void, bytes: usize) -> c_i
     guard("koloMemAlloc", None, || {
         // SAFETY: the header's promise.
         let memory = unsafe { place("memory", memory) }?;
-        *memory = std::ptr::null_mut();
+        memory.write(std::ptr::null_mut());
         if bytes == 0 {
             return Ok(());
         }
@@ -25,7 +25,7 @@ unsafe extern "C" fn koloMemAlloc(memory: *mut *mut c_void, bytes: usize) -> c_i
             let error = std::io::Error::from_raw_os_error(code);
             return Err(kolo_rs::Error::system(format!("allocating {bytes} bytes"), error).into());
         }
-        *memory = found;
+        memory.write(found);
         Ok(())
     })
 }
@@ -59,11 +59,11 @@ unsafe extern "C" fn koloCommRegister(
     unsafe {
         with_comm("koloCommRegister", comm, |_| {
             let registration = place("registration", registration)?;
-            *registration = std::ptr::null_mut();
+            registration.write(std::ptr::null_mut());
             if memory.is_null() || bytes == 0 {
                 return Err(usage(format!("{bytes} bytes at {memory:?} are no memory to register")));
             }
-            *registration = Box::into_raw(Box::new(Registration { memory, bytes }));
+            registration.write(Box::into_raw(Box::new(Registration { memory, bytes })));
             Ok(())
         })
     }
@@ -75,12 +75,9 @@ unsafe extern "C" fn koloCommDeregister(comm: *const Comm, registration: *mut *m
     // SAFETY: the header's promise, for both pointers.
     unsafe {
         with_comm("koloCommDeregister", comm, |_| {
-            let registration = place("registration", registration)?;
-            let handle = std::mem::replace(registration, std::ptr::null_mut());
-            if !handle.is_null() {
-                // From `koloCommRegister`, and taken only once.
-                let Registration { memory, bytes } = *Box::from_raw(handle);
-                debug_assert!(!memory.is_null() && bytes > 0, "as registered");
+            // From `koloCommRegister`. There is nothing to undo in any transport yet.
+            if let Some(known) = take("registration", registration)? {
+                debug_assert!(!known.memory.is_null() && known.bytes > 0, "as registered");
             }
             Ok(())
         })

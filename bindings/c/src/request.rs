@@ -8,7 +8,7 @@ use kolo_rs::{RawCall, Work};
 
 use crate::abi::UNSET;
 use crate::comm::Comm;
-use crate::guard::{LastError, Outcome, guard, place, usage};
+use crate::guard::{LastError, Outcome, guard, place, take, usage};
 
 /// What a `koloRequest_t` points to.
 #[derive(Debug)]
@@ -24,10 +24,10 @@ pub(crate) struct Request {
 pub(crate) unsafe fn start(comm: &Comm, call: &RawCall, request: *mut *mut Request) -> Outcome {
     // SAFETY: the caller's promise.
     let request = unsafe { place("request", request) }?;
-    *request = std::ptr::null_mut();
+    request.write(std::ptr::null_mut());
     // SAFETY: the caller's promise.
     let work = unsafe { comm.communicator.start_raw(call) }?;
-    *request = Box::into_raw(Box::new(Request { work, last_error: Arc::clone(&comm.last_error) }));
+    request.write(Box::into_raw(Box::new(Request { work, last_error: Arc::clone(&comm.last_error) })));
     Ok(())
 }
 
@@ -40,7 +40,7 @@ unsafe extern "C" fn koloTest(request: *const Request, done: *mut c_int) -> c_in
         // SAFETY: the header's promise.
         let done = unsafe { place("done", done) }?;
         let request = request.ok_or_else(|| usage("the request is NULL; was it already waited for?"))?;
-        *done = c_int::from(request.work.is_done());
+        done.write(c_int::from(request.work.is_done()));
         Ok(())
     })
 }
@@ -50,7 +50,7 @@ unsafe extern "C" fn koloTest(request: *const Request, done: *mut c_int) -> c_in
 unsafe extern "C" fn koloWait(request: *mut *mut Request, timeout_ms: i64) -> c_int {
     let mut last_error = None;
     // SAFETY: the header's promise.
-    let taken = unsafe { take(request) };
+    let taken = unsafe { take("request", request) };
     if let Ok(Some(request)) = &taken {
         last_error = Some(Arc::clone(&request.last_error));
     }
@@ -74,19 +74,7 @@ unsafe extern "C" fn koloWait(request: *mut *mut Request, timeout_ms: i64) -> c_
 unsafe extern "C" fn koloRequestFree(request: *mut *mut Request) -> c_int {
     guard("koloRequestFree", None, || {
         // SAFETY: the header's promise.
-        drop(unsafe { take(request) }?);
+        drop(unsafe { take("request", request) }?);
         Ok(())
     })
-}
-
-/// Takes the handle away from C.
-///
-/// # Safety
-/// `request` is null or valid, and what it points to is null or a live request that nobody else uses.
-unsafe fn take(request: *mut *mut Request) -> Outcome<Option<Box<Request>>> {
-    // SAFETY: the caller's promise.
-    let request = unsafe { place("request", request) }?;
-    let handle = std::mem::replace(request, std::ptr::null_mut());
-    // SAFETY: not null, so from `start`, and taken only once, since C's variable is null now.
-    Ok((!handle.is_null()).then(|| unsafe { Box::from_raw(handle) }))
 }

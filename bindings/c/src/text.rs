@@ -35,7 +35,7 @@ pub(crate) unsafe fn give_text(text: &str, to: *mut c_char, bytes: usize, needed
 unsafe extern "C" fn koloGetVersion(version: *mut c_int) -> c_int {
     guard("koloGetVersion", None, || {
         // SAFETY: the header's promise.
-        *unsafe { place("version", version) }? = VERSION;
+        unsafe { place("version", version) }?.write(VERSION);
         Ok(())
     })
 }

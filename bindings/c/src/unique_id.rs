@@ -47,7 +47,7 @@ unsafe extern "C" fn koloGetUniqueId(id: *mut UniqueId, host: *const c_char) -> 
         })?;
         let id = encode(&host, port, &secret)?;
         RESERVED.lock().unwrap_or_else(PoisonError::into_inner).push((id, socket));
-        *to = id;
+        to.write(id);
         Ok(())
     })
 }

@@ -32,7 +32,9 @@ fn wrong_arguments() {
 
 #[test]
 fn failures() {
-    in_both_ways("failures", 3, &[&["mismatch"], &["timeout"], &["abort"], &["lost"]]);
+    let cases: &[&[&str]] =
+        &[&["mismatch"], &["timeout"], &["abort"], &["destroyed"], &["lost"], &["lost", "tcp"]];
+    in_both_ways("failures", 3, cases);
 }
 
 #[test]

@@ -1,6 +1,8 @@
 /* Settings, split, group, questions, messages between two ranks, memory. */
 #include "test.h"
 
+#include <pthread.h>
+
 static int rank, size;
 
 static void parts(koloComm_t comm) {
@@ -88,6 +90,33 @@ static void messages(koloComm_t comm) {
     FAILS(koloMemAlloc(&memory, (size_t)-1 / 2), KOLO_SYSTEM, "allocating");
 }
 
+/* Each thread has a communicator of its own; the calls of different threads interleave as they like. */
+static void *work(void *part) {
+    koloComm_t comm = (koloComm_t)part;
+    for (int round = 0; round < 100; round++) {
+        int64_t long_vector[3000], sum = rank + round;
+        OK(koloAllReduce(comm, &sum, &sum, 1, KOLO_INT64, KOLO_SUM));
+        CHECK(sum == size * (size - 1) / 2 + size * round);
+        for (int i = 0; i < 3000; i++) long_vector[i] = i + rank;
+        koloRequest_t request;
+        OK(koloAllReduceStart(comm, long_vector, long_vector, 3000, KOLO_INT64, KOLO_MAX, &request));
+        FAILS(koloSend(comm, NULL, 1, KOLO_INT8, 0), KOLO_USAGE, "koloSend");
+        OK(koloWait(&request, KOLO_UNSET));
+        for (int i = 0; i < 3000; i++) CHECK(long_vector[i] == i + size - 1);
+    }
+    return NULL;
+}
+
+static void threads(koloComm_t comm) {
+    enum { THREADS = 3 };
+    pthread_t running[THREADS];
+    koloComm_t parts[THREADS];
+    for (int i = 0; i < THREADS; i++) OK(koloCommSplit(comm, 0, 0, &parts[i]));
+    for (int i = 0; i < THREADS; i++) CHECK(pthread_create(&running[i], NULL, work, parts[i]) == 0);
+    for (int i = 0; i < THREADS; i++) CHECK(pthread_join(running[i], NULL) == 0);
+    for (int i = 0; i < THREADS; i++) OK(koloCommDestroy(&parts[i]));
+}
+
 int main(void) {
     koloComm_t comm;
     koloConfig_t config = KOLO_CONFIG_INITIALIZER;
@@ -100,6 +129,7 @@ int main(void) {
     CHECK(size == 3);
     parts(comm);
     messages(comm);
+    threads(comm);
     OK(koloBarrier(comm));
     OK(koloCommDestroy(&comm));
     return 0;

@@ -1,4 +1,4 @@
-/* What breaks a communicator: calls that differ, a time-out, an abort, a lost process. Three ranks, by number of the case. */
+/* What breaks a communicator: calls that differ, a time-out, an abort, a lost process. Three ranks; arguments: case, transport. */
 #include "test.h"
 
 #include <pthread.h>
@@ -18,6 +18,7 @@ int main(int argc, char **argv) {
     koloConfig_t config = KOLO_CONFIG_INITIALIZER;
     const char *what = argc > 1 ? argv[1] : "";
     float x[4] = {0};
+    if (argc > 2) config.transport = argv[2];
     OK(koloCommInitEnv(&comm, &config));
     OK(koloCommRank(comm, &rank));
     if (strcmp(what, "mismatch") == 0) {
@@ -46,9 +47,22 @@ int main(int argc, char **argv) {
         FAILS(koloBarrier(comm), KOLO_ABORTED, "enough of this");
         CHECK(koloGetLastErrorPeer(comm) == 2);
         if (rank == 2) CHECK(pthread_join(thread, NULL) == 0);
+    } else if (strcmp(what, "destroyed") == 0) {
+        /* Requests that outlive their communicator: nobody else starts these. */
+        if (rank == 0) {
+            koloRequest_t first, second;
+            OK(koloAllReduceStart(comm, x, x, 4, KOLO_FLOAT32, KOLO_SUM, &first));
+            OK(koloAllReduceStart(comm, x, x, 4, KOLO_FLOAT32, KOLO_SUM, &second));
+            OK(koloCommAbort(comm, NULL));
+            OK(koloCommDestroy(&comm));
+            CHECK(koloWait(&first, KOLO_UNSET) == KOLO_ABORTED && first == NULL);
+            OK(koloRequestFree(&second));
+        }
     } else if (strcmp(what, "lost") == 0) {
+
         OK(koloBarrier(comm));
         if (rank == 2) _exit(0);
+        /* Sending to a process that is gone must not raise SIGPIPE. */
         FAILS(koloAllReduce(comm, x, x, 4, KOLO_FLOAT32, KOLO_SUM), KOLO_PEER_LOST, "rank 2 is lost");
         CHECK(koloGetLastErrorPeer(comm) == 2);
     } else {
