@@ -183,3 +183,31 @@ extern "C" fn koloGetErrorString(code: c_int) -> *const c_char {
     };
     text.as_ptr()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message() -> String {
+        // SAFETY: null is allowed, and the text is this thread's until the next call.
+        let text = unsafe { CStr::from_ptr(koloGetLastError(std::ptr::null())) };
+        text.to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn a_panic_becomes_a_result() {
+        let kept = LastError::default();
+        let code = guard("koloTest", Some(&kept), || panic!("the {} is on fire", "printer"));
+        assert_eq!(code, result::INTERNAL);
+        assert!(message().contains("koloTest: a defect of Kolo, please report it: the printer is on fire"));
+        assert_eq!(kept.copy().unwrap().message, message());
+    }
+
+    #[test]
+    fn success_leaves_the_last_message_alone() {
+        assert_eq!(message(), "");
+        assert_eq!(guard("koloTest", None, || Err(usage("no\0pe"))), result::USAGE);
+        assert_eq!(guard("koloTest", None, || Ok(())), result::SUCCESS);
+        assert_eq!(message(), "koloTest: no pe");
+    }
+}

@@ -124,3 +124,44 @@ fn own_address() -> IpAddr {
     });
     by_route.unwrap_or(Ipv4Addr::LOCALHOST.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_says_where_to_go() {
+        let id = encode("node7.example", 4711, &[5; SECRET_BYTES]).unwrap();
+        let spec = join_spec(&id, 4, 1).unwrap();
+        assert_eq!(spec.locator.to_string(), "tcp://node7.example:4711");
+        assert!(spec.secret.is_some());
+    }
+
+    #[test]
+    fn broken_ids_are_refused() {
+        let good = encode("node7", 4711, &[5; SECRET_BYTES]).unwrap();
+        for (at, byte) in [(0, b'x'), (LENGTH_AT, 0), (LENGTH_AT, 255), (HOST_AT, 0xff)] {
+            let mut bad = good;
+            bad.bytes[at] = byte;
+            assert!(join_spec(&bad, 4, 1).is_err(), "byte {at}");
+        }
+        let mut no_port = good;
+        no_port.bytes[PORT_AT..SECRET_AT].fill(0);
+        assert!(join_spec(&no_port, 4, 1).is_err());
+        assert!(encode("", 1, &[0; SECRET_BYTES]).is_err());
+        assert!(encode(&"x".repeat(HOST_MOST), 1, &[0; SECRET_BYTES]).is_ok());
+        assert!(encode(&"x".repeat(HOST_MOST + 1), 1, &[0; SECRET_BYTES]).is_err());
+    }
+
+    #[test]
+    fn a_reserved_port_is_rank_0s_alone() {
+        let (port, kept) = reserve().unwrap();
+        let rank_0 = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+            .expect("it sets SO_REUSEADDR, as rank 0");
+        drop(rank_0);
+        let plain = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        assert!(plain.bind(&any.into()).is_err(), "without SO_REUSEADDR the port is taken");
+        drop(kept);
+    }
+}

@@ -104,6 +104,8 @@ pub(crate) enum Link {
     Shared,
     /// To `libkolo.a`.
     Static,
+    /// To `libkolo.so`, with the address and leak sanitizer in the program.
+    Sanitized,
 }
 
 /// Compiles `tests/c/NAME.c` into a program in `folder`.
@@ -113,7 +115,10 @@ pub(crate) fn program(cc: &str, name: &str, link: Link, folder: &Path) -> PathBu
     command.args(["-std=c99", "-g", "-pthread"]).args(STRICT).arg("-o").arg(&program);
     command.arg("-I").arg(package().join("include")).arg(package().join(format!("tests/c/{name}.c")));
     match link {
-        Link::Shared => {
+        Link::Shared | Link::Sanitized => {
+            if link == Link::Sanitized {
+                command.arg("-fsanitize=address");
+            }
             command.arg("-L").arg(library()).arg("-lkolo");
             command.arg(format!("-Wl,-rpath,{}", library().display()));
         }
@@ -146,6 +151,8 @@ pub(crate) fn run_ranks(program: &Path, ranks: usize, arguments: &[&str]) {
             }
             command
                 .args(arguments)
+                // Only for sanitized programs, one of which asks for more memory than there is.
+                .env("ASAN_OPTIONS", "allocator_may_return_null=1")
                 .env("RANK", rank.to_string())
                 .env("WORLD_SIZE", ranks.to_string())
                 .env("KOLO_RENDEZVOUS", &meeting)
