@@ -222,7 +222,7 @@ koloResult_t koloCommLocalRank(koloComm_t comm, int *local_rank);
 
 /**
  * One line: how the other ranks are reached, and why so. Writes at most `bytes` bytes with the final 0, and into
- * *needed (may be NULL) how many the whole text takes. Likewise the next two.
+ * *needed (may be NULL) how many the whole text takes. Likewise koloCommSettings and koloExplain.
  */
 koloResult_t koloCommSummary(koloComm_t comm, char *text, size_t bytes, size_t *needed);
 

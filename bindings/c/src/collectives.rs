@@ -38,7 +38,10 @@ impl Arguments {
 
 /// Defines the blocking and the started form of a collective; what its signature leaves out has the value given last.
 macro_rules! collective {
-    ($blocking:ident, $started:ident, $collective:ident ($($argument:ident: $kind:ty),*), $($left_out:ident: $value:expr),*) => {
+    (
+        $blocking:ident, $started:ident,
+        $collective:ident ($($argument:ident: $kind:ty),*), $($left_out:ident: $value:expr),*
+    ) => {
         /// See `kolo.h`.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $blocking(
