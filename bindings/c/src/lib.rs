@@ -1,1 +1,26 @@
-//! Kolo as a C library.
+//! Kolo as a C library: every function of `include/kolo.h`, and nothing else, is exported.
+//!
+//! The header is the documentation; here is only how its promises are kept.
+//!
+//! # Rules
+//! 1. Every entry runs inside [`guard::guard`]: a panic becomes `KOLO_INTERNAL` and never crosses into C.
+//! 2. What C passes as an enumeration arrives as an `int` and is parsed; no Rust enumeration is in a signature.
+//! 3. Pointers are checked for null. That those which are not null are valid is the caller's promise, made in the header;
+//!    the `SAFETY` comments call it "the header's promise".
+//! 4. Handles are boxes, made and freed in one file each: `comm.rs`, `request.rs`, `memory.rs`. Whoever destroys one
+//!    promises that no other call uses it.
+//! 5. Structs that C fills start with size, magic and version (`abi.rs`), and are read up to the size they state.
+
+mod abi;
+mod checked;
+mod collectives;
+mod comm;
+mod config;
+mod guard;
+mod init;
+mod irregular;
+mod memory;
+mod request;
+mod text;
+mod transfers;
+mod unique_id;

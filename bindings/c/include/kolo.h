@@ -1,0 +1,505 @@
+/*
+ * kolo.h - Kolo, collective communication, as a C library.
+ *
+ * A communicator is a group of processes ("ranks", numbered from 0). All of its ranks make the same collective calls in
+ * the same order, with equal counts, types, operators and roots. A call that differs is reported on both sides
+ * (KOLO_MISMATCH), and so is the loss of a process (KOLO_PEER_LOST): nothing hangs for ever.
+ *
+ *     koloComm_t comm;
+ *     float x[2] = {1, 2};
+ *     if (koloCommInitEnv(&comm, NULL) != KOLO_SUCCESS) { fputs(koloGetLastError(NULL), stderr); exit(1); }
+ *     koloAllReduce(comm, x, x, 2, KOLO_FLOAT32, KOLO_SUM);
+ *     koloCommDestroy(&comm);
+ *
+ * Conventions
+ * -----------
+ * Results     Every call that can fail returns koloResult_t. koloGetLastError gives the message, with rank, operation
+ *             and remedy. Nothing here exits or aborts the process, prints (but for a defect of Kolo itself, which is
+ *             also described on the standard error), handles or raises signals (not even SIGPIPE).
+ * Errors      KOLO_USAGE, KOLO_UNSUPPORTED and KOLO_CONFIGURATION come before anything is sent: the communicator is as it
+ *             was. After any other error of a call on a communicator it cannot be used any more, on any rank; destroy it.
+ * Blocking    Calls block until this rank's part is done: its output is complete and its input may be changed. They give
+ *             up after the time-out of the communicator. Calls ending in Start return at once; see koloWait.
+ * Threads     Every function may be called from every thread at any time, with two limits: all ranks must make the
+ *             calls of one communicator in the same order, and a communicator, request or block of memory must not be
+ *             destroyed while another call uses it. koloCommAbort may run beside any other call.
+ * Counts      Elements, never bytes. Sizes named "bytes" are bytes.
+ * Buffers     Plain memory of any alignment. They may be the same (in place) where it says so below; they must not
+ *             overlap otherwise.
+ * fork        A process that has a communicator must not go on using it in a child made by fork.
+ */
+#ifndef KOLO_H
+#define KOLO_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---------------------------------------------------------------------------------------------------- Version -- */
+
+#define KOLO_VERSION_MAJOR 0
+#define KOLO_VERSION_MINOR 1
+#define KOLO_VERSION_PATCH 0
+/** The version of this header as one number: 10000 * major + 100 * minor + patch. */
+#define KOLO_VERSION (10000 * KOLO_VERSION_MAJOR + 100 * KOLO_VERSION_MINOR + KOLO_VERSION_PATCH)
+
+/** What a call returns. */
+typedef enum {
+    KOLO_SUCCESS = 0,
+    /** The call makes no sense: a null pointer, a root out of range. Nothing was sent. */
+    KOLO_USAGE = 1,
+    /** A setting or environment variable is missing or wrong. */
+    KOLO_CONFIGURATION = 2,
+    /** The ranks could not find each other in time, or did not agree on who is who. */
+    KOLO_JOIN = 3,
+    /** The ranks called different things at the same point. */
+    KOLO_MISMATCH = 4,
+    /** A process ended or its connection broke; see koloGetLastErrorPeer. */
+    KOLO_PEER_LOST = 5,
+    /** The time-out passed. */
+    KOLO_TIMEOUT = 6,
+    /** The communicator was aborted, by koloCommAbort or by an error elsewhere. */
+    KOLO_ABORTED = 7,
+    /** The combination is not supported. Nothing was sent. */
+    KOLO_UNSUPPORTED = 8,
+    /** A transport failed in another way. */
+    KOLO_TRANSPORT = 9,
+    /** The operating system refused something. */
+    KOLO_SYSTEM = 10,
+    /** A defect of Kolo. */
+    KOLO_INTERNAL = 11
+} koloResult_t;
+
+/** The version of the library that is linked, as KOLO_VERSION. */
+koloResult_t koloGetVersion(int *version);
+
+/** A short text for a result, such as "peer lost". Never NULL. */
+const char *koloGetErrorString(koloResult_t result);
+
+/* --------------------------------------------------------------------------------------------- Communicators -- */
+
+/** A communicator. */
+typedef struct koloComm *koloComm_t;
+
+/**
+ * The message of the last error of a communicator, from whichever thread; or, if comm is NULL, of the last error of the
+ * calling thread. An empty string if there was none. Never NULL. Successful calls leave it alone.
+ * The text is the calling thread's and stays valid until its next call of this function.
+ */
+const char *koloGetLastError(koloComm_t comm);
+
+/** The rank that the last error is about (lost, mismatched, aborted), chosen as by koloGetLastError; -1 if none. */
+int koloGetLastErrorPeer(koloComm_t comm);
+
+/** A number in koloConfig_t that is left to the environment or the default. */
+#define KOLO_UNSET (-1)
+
+/** How results may depend on how they are computed. */
+typedef enum {
+    /** All ranks get the same bits and runs repeat, for a given size and configuration. */
+    KOLO_REPEATABLE = 0,
+    /** Also independent of algorithm, transport and message size. */
+    KOLO_CANONICAL = 1
+} koloDeterminism_t;
+
+/**
+ * Settings of a communicator. Always start from KOLO_CONFIG_INITIALIZER, so that programs keep working when fields are
+ * added. What is left NULL or KOLO_UNSET comes from the KOLO_* variable named beside it, then from the default.
+ * Strings are copied. All ranks must agree on transport, algorithms, segment_bytes, window, tiny_bytes and determinism.
+ */
+typedef struct {
+    /** Size, magic number and version of this struct: set by the initializer. */
+    size_t size;
+    uint32_t magic;
+    uint32_t version;
+    /** KOLO_TRANSPORT: "auto" or a list such as "shm,tcp". */
+    const char *transport;
+    /** KOLO_ALGO: "ring", or "all_reduce:tree,broadcast:binomial". Default: chosen by cost. */
+    const char *algorithms;
+    /** KOLO_HOST_ID: ranks with different names count as being on different hosts. */
+    const char *host_id;
+    /** KOLO_SOCKET_IFNAME: network interfaces by prefix, "^" in front to exclude. */
+    const char *socket_interfaces;
+    /** KOLO_SOCKET_CONGESTION: TCP congestion control, or "system". */
+    const char *socket_congestion;
+    /** KOLO_TIMEOUT, here in milliseconds: after this a blocking call gives up. Default: 10 minutes. */
+    int64_t timeout_ms;
+    /** KOLO_JOIN_TIMEOUT, here in milliseconds: how long to wait for all ranks. Default: 1 minute. */
+    int64_t join_timeout_ms;
+    /** KOLO_SEGMENT_BYTES: bytes per segment of a long vector. Default: chosen by cost. */
+    int64_t segment_bytes;
+    /** KOLO_WINDOW: segments in flight. Default: chosen by cost. */
+    int64_t window;
+    /** KOLO_TINY_BYTES: up to this many bytes per rank, calls inside one host take a short cut; 0 = never. */
+    int64_t tiny_bytes;
+    /** KOLO_SPIN_US: microseconds that a waiting thread spins before it yields. */
+    int64_t spin_us;
+    /** KOLO_DETERMINISM: a koloDeterminism_t, or KOLO_UNSET. Default: KOLO_REPEATABLE. */
+    int determinism;
+} koloConfig_t;
+
+#define KOLO_CONFIG_MAGIC 0x6b636667u
+#define KOLO_CONFIG_VERSION 1u
+#define KOLO_CONFIG_INITIALIZER                                                                                        \
+    {                                                                                                                  \
+        sizeof(koloConfig_t), KOLO_CONFIG_MAGIC, KOLO_CONFIG_VERSION, NULL, NULL, NULL, NULL, NULL, KOLO_UNSET,        \
+            KOLO_UNSET, KOLO_UNSET, KOLO_UNSET, KOLO_UNSET, KOLO_UNSET, KOLO_UNSET                                     \
+    }
+
+/**
+ * Joins the other ranks as the environment says: KOLO_RENDEZVOUS, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as
+ * torchrun sets them, or the variables of Open MPI, MPICH, Slurm and so on. Blocks until all ranks are there.
+ * config may be NULL. *comm is NULL after an error.
+ */
+koloResult_t koloCommInitEnv(koloComm_t *comm, const koloConfig_t *config);
+
+/**
+ * The same by URL: "tcp://host:port" (an address of rank 0's host and a free port there), "file:///path" (a file that
+ * all ranks see; it need not exist), "multicast://239.1.2.3:port/job" or "env://". If rank and nranks are both -1, they
+ * come from "?rank=R&world_size=N" in the URL, or from the environment.
+ */
+koloResult_t koloCommInitUrl(koloComm_t *comm, const char *url, int nranks, int rank, const koloConfig_t *config);
+
+#define KOLO_UNIQUE_ID_BYTES 128
+
+/** Names a communicator yet to be made. Plain bytes, to be passed on by whatever means the program has. */
+typedef struct {
+    unsigned char bytes[KOLO_UNIQUE_ID_BYTES];
+} koloUniqueId;
+
+/**
+ * Makes an id for one communicator. Call it on the host that will run rank 0, best in rank 0's own process, and give the
+ * 128 bytes to all ranks. The id holds an address of this host, a port that this process keeps free for rank 0 until
+ * rank 0 has joined or this process ends, and a random secret: whoever has the id can join, nobody else can.
+ *
+ * host: a name or address by which the other ranks reach this host; NULL for the address of the default route, or
+ * 127.0.0.1 on a host without network.
+ */
+koloResult_t koloGetUniqueId(koloUniqueId *id, const char *host);
+
+/** Joins by id, which serves for one communicator. Blocks until all ranks are there. */
+koloResult_t koloCommInitRank(koloComm_t *comm, int nranks, const koloUniqueId *id, int rank,
+                              const koloConfig_t *config);
+
+/** Color of a rank that is to be in no new communicator. */
+#define KOLO_NO_COLOR (-1)
+
+/**
+ * Ranks that give the same color (0 or more, or KOLO_NO_COLOR) form a new communicator, ordered by key (0 or more), then
+ * by rank. Every rank calls it; blocks until all have. *result is NULL for KOLO_NO_COLOR.
+ */
+koloResult_t koloCommSplit(koloComm_t comm, int color, int key, koloComm_t *result);
+
+/**
+ * A communicator of the listed ranks, in this order. Only these call it, with the same list. Blocks until all have.
+ */
+koloResult_t koloCommGroup(koloComm_t comm, const int *ranks, size_t count, koloComm_t *result);
+
+/**
+ * Waits a short time (at most 5 s) for what was sent to leave, says goodbye and frees the communicator; *comm becomes
+ * NULL. Local: it does not wait for other ranks. Communicators split off it live on. Nothing happens if *comm is NULL.
+ * Requests of the communicator must still be given to koloWait or koloRequestFree.
+ */
+koloResult_t koloCommDestroy(koloComm_t *comm);
+
+/**
+ * Gives up: every call in progress, on every rank, and every later one fails with KOLO_ABORTED and the reason (may be
+ * NULL). Returns at once. The communicator must still be destroyed.
+ */
+koloResult_t koloCommAbort(koloComm_t comm, const char *reason);
+
+/** Number of this rank, from 0. */
+koloResult_t koloCommRank(koloComm_t comm, int *rank);
+
+/** Number of ranks. */
+koloResult_t koloCommSize(koloComm_t comm, int *size);
+
+/** Number of this rank among those of its host, from 0. */
+koloResult_t koloCommLocalRank(koloComm_t comm, int *local_rank);
+
+/**
+ * One line: how the other ranks are reached, and why so. Writes at most `bytes` bytes with the final 0, and into
+ * *needed (may be NULL) how many the whole text takes. Likewise koloCommSettings and koloExplain.
+ */
+koloResult_t koloCommSummary(koloComm_t comm, char *text, size_t bytes, size_t *needed);
+
+/** The settings in force, one "KOLO_NAME=value" per line. */
+koloResult_t koloCommSettings(koloComm_t comm, char *text, size_t bytes, size_t *needed);
+
+/* ----------------------------------------------------------------------------------------------- Collectives -- */
+
+/** Type of an element. */
+typedef enum {
+    KOLO_BOOL = 0,
+    KOLO_UINT8 = 1,
+    KOLO_INT8 = 2,
+    KOLO_UINT32 = 3,
+    KOLO_INT32 = 4,
+    KOLO_UINT64 = 5,
+    KOLO_INT64 = 6,
+    KOLO_FLOAT16 = 7,
+    KOLO_BFLOAT16 = 8,
+    KOLO_FLOAT32 = 9,
+    KOLO_FLOAT64 = 10
+} koloDataType_t;
+
+/** Bytes of an element; 0 for a type that does not exist. */
+size_t koloTypeBytes(koloDataType_t type);
+
+/**
+ * How values are combined. Integers wrap; 16-bit floats are combined in 32 bits; minimum and maximum are NaN if either
+ * value is.
+ */
+typedef enum {
+    KOLO_SUM = 0,
+    KOLO_PROD = 1,
+    KOLO_MIN = 2,
+    KOLO_MAX = 3,
+    /** Sum divided by the number of ranks. Not for bool, nor for scans. */
+    KOLO_AVG = 4,
+    /** Each rank's values times its own factor, then summed. By koloRun and koloStart only, which take the factor. */
+    KOLO_PREMUL_SUM = 5,
+    /** Bitwise; not for floating point. */
+    KOLO_BIT_AND = 6,
+    KOLO_BIT_OR = 7,
+    KOLO_BIT_XOR = 8,
+    /** 1 or 0, for every type. */
+    KOLO_LOGICAL_AND = 9,
+    KOLO_LOGICAL_OR = 10,
+    KOLO_LOGICAL_XOR = 11
+} koloRedOp_t;
+
+/** A collective, for koloCall_t. */
+typedef enum {
+    KOLO_ALL_REDUCE = 0,
+    KOLO_ALL_GATHER = 1,
+    KOLO_REDUCE_SCATTER = 2,
+    KOLO_BROADCAST = 3,
+    KOLO_REDUCE = 4,
+    KOLO_GATHER = 5,
+    KOLO_SCATTER = 6,
+    KOLO_ALL_TO_ALL = 7,
+    KOLO_SCAN = 8,
+    KOLO_EXSCAN = 9,
+    KOLO_BARRIER = 10
+} koloCollective_t;
+
+/** Every rank gets the reduction of `count` elements over all ranks. In place: output == input. */
+koloResult_t koloAllReduce(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
+                           koloRedOp_t op);
+
+/** The root gets the reduction; output is used there only. In place: output == input on the root. */
+koloResult_t koloReduce(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
+                        koloRedOp_t op, int root);
+
+/** Every rank gets the root's `count` elements; input is used on the root only. In place: output == input. */
+koloResult_t koloBroadcast(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
+                           int root);
+
+/**
+ * Every rank gets the blocks of all ranks, one behind the other: `count` elements each, nranks * count in output.
+ * In place: input == output + rank * count elements.
+ */
+koloResult_t koloAllGather(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type);
+
+/**
+ * Rank r gets the reduction of everybody's block r: nranks blocks of `count` elements in input, `count` in output.
+ * In place: output == input + rank * count elements.
+ */
+koloResult_t koloReduceScatter(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
+                               koloRedOp_t op);
+
+/** Block s of input goes to rank s, block r of output comes from rank r, `count` elements each. In place: equal. */
+koloResult_t koloAllToAll(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type);
+
+/** The root gets the blocks of all ranks, `count` elements each; output is used there only. In place as koloAllGather. */
+koloResult_t koloGather(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type, int root);
+
+/** Rank r gets the root's block r, of `count` elements; input is used on the root only. In place as koloReduceScatter. */
+koloResult_t koloScatter(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type, int root);
+
+/** Rank r gets the reduction over ranks 0 to r. In place: output == input. */
+koloResult_t koloScan(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
+                      koloRedOp_t op);
+
+/** Rank r gets the reduction over ranks 0 to r - 1; rank 0's output is left as it was. In place: output == input. */
+koloResult_t koloExScan(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
+                        koloRedOp_t op);
+
+/** Returns once every rank has called it. */
+koloResult_t koloBarrier(koloComm_t comm);
+
+/*
+ * Blocks of unequal length, one behind the other. `counts` has one entry per rank. Not in place, blocking only.
+ */
+
+/** Every rank gets the blocks of all ranks, counts[r] elements from rank r. All ranks pass the same counts. */
+koloResult_t koloAllGatherV(koloComm_t comm, const void *input, void *output, const size_t *counts,
+                            koloDataType_t type);
+
+/** Rank r gets the reduction of everybody's block r, of counts[r] elements. All ranks pass the same counts. */
+koloResult_t koloReduceScatterV(koloComm_t comm, const void *input, void *output, const size_t *counts,
+                                koloDataType_t type, koloRedOp_t op);
+
+/** The root gets counts[r] elements from rank r; this rank sends input_count. output and counts: root only. */
+koloResult_t koloGatherV(koloComm_t comm, const void *input, size_t input_count, void *output, const size_t *counts,
+                         koloDataType_t type, int root);
+
+/** Rank r gets the root's block r, of counts[r] elements; this rank receives output_count. input and counts: root only. */
+koloResult_t koloScatterV(koloComm_t comm, const void *input, const size_t *counts, void *output, size_t output_count,
+                          koloDataType_t type, int root);
+
+/** Sends send_counts[s] elements to each rank s and receives recv_counts[r] from each rank r. */
+koloResult_t koloAllToAllV(koloComm_t comm, const void *input, const size_t *send_counts, void *output,
+                           const size_t *recv_counts, koloDataType_t type);
+
+/* ----------------------------------------------------------------------------------------- Asynchronous calls -- */
+
+/** A collective in progress. */
+typedef struct koloRequest *koloRequest_t;
+
+/*
+ * As the calls without Start, but they return at once. The buffers must stay, and must not be touched, until koloWait
+ * has returned. Progress is made whether or not anybody waits; several may be in progress. All ranks start them in the
+ * same order, and a call with Start does not match one without. *request is NULL after an error.
+ */
+koloResult_t koloAllReduceStart(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
+                                koloRedOp_t op, koloRequest_t *request);
+koloResult_t koloReduceStart(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
+                             koloRedOp_t op, int root, koloRequest_t *request);
+koloResult_t koloBroadcastStart(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
+                                int root, koloRequest_t *request);
+koloResult_t koloAllGatherStart(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
+                                koloRequest_t *request);
+koloResult_t koloReduceScatterStart(koloComm_t comm, const void *input, void *output, size_t count,
+                                    koloDataType_t type, koloRedOp_t op, koloRequest_t *request);
+koloResult_t koloAllToAllStart(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
+                               koloRequest_t *request);
+koloResult_t koloGatherStart(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
+                             int root, koloRequest_t *request);
+koloResult_t koloScatterStart(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
+                              int root, koloRequest_t *request);
+koloResult_t koloScanStart(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
+                           koloRedOp_t op, koloRequest_t *request);
+koloResult_t koloExScanStart(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
+                             koloRedOp_t op, koloRequest_t *request);
+koloResult_t koloBarrierStart(koloComm_t comm, koloRequest_t *request);
+
+/**
+ * Writes 1 into *done if the request is over, well or not, else 0. Makes a little progress; does not block. The result
+ * and the memory of the request come from koloWait.
+ */
+koloResult_t koloTest(koloRequest_t request, int *done);
+
+/**
+ * Waits for a request and frees it, whatever the result; *request becomes NULL. Gives up after timeout_ms, or, if that
+ * is KOLO_UNSET, after the time-out of the communicator; then the communicator is aborted, as after every time-out, and
+ * the buffers are no longer touched. Succeeds at once if *request is NULL.
+ */
+koloResult_t koloWait(koloRequest_t *request, int64_t timeout_ms);
+
+/**
+ * Frees a request without waiting; *request becomes NULL. The operation goes on: its buffers must stay until the
+ * communicator is destroyed.
+ */
+koloResult_t koloRequestFree(koloRequest_t *request);
+
+/** A collective as a value. Always start from KOLO_CALL_INITIALIZER. */
+typedef struct {
+    /** Size, magic number and version of this struct: set by the initializer. */
+    size_t size;
+    uint32_t magic;
+    uint32_t version;
+    koloCollective_t collective;
+    koloDataType_t type;
+    koloRedOp_t op;
+    int root;
+    const void *input;
+    void *output;
+    size_t count;
+    /** This rank's factor for KOLO_PREMUL_SUM. */
+    double factor;
+} koloCall_t;
+
+#define KOLO_CALL_MAGIC 0x6b63616cu
+#define KOLO_CALL_VERSION 1u
+#define KOLO_CALL_INITIALIZER                                                                                          \
+    {                                                                                                                  \
+        sizeof(koloCall_t), KOLO_CALL_MAGIC, KOLO_CALL_VERSION, KOLO_ALL_REDUCE, KOLO_UINT8, KOLO_SUM, 0, NULL, NULL,  \
+            0, 1.0                                                                                                     \
+    }
+
+/** Makes any of the collectives with equal blocks. Blocks. */
+koloResult_t koloRun(koloComm_t comm, const koloCall_t *call);
+
+/** Starts any of the collectives with equal blocks. */
+koloResult_t koloStart(koloComm_t comm, const koloCall_t *call, koloRequest_t *request);
+
+/** The algorithm that a call would use, what was weighed against it and why, as text; see koloCommSummary. */
+koloResult_t koloExplain(koloComm_t comm, const koloCall_t *call, char *text, size_t bytes, size_t *needed);
+
+/* -------------------------------------------------------------------------------------------- Point to point -- */
+
+/*
+ * The i-th send from one rank to another meets the i-th receive of that pair; there are no tags. Counts and types must
+ * agree. Blocking: a ring of plain sends may wait for ever for its receives; use koloSendRecv or koloBatch there.
+ */
+
+/** Sends to rank `to`; returns once the input may be changed, which may be before it has been received. */
+koloResult_t koloSend(koloComm_t comm, const void *input, size_t count, koloDataType_t type, int to);
+
+/** Receives exactly `count` elements from rank `from`. */
+koloResult_t koloRecv(koloComm_t comm, void *output, size_t count, koloDataType_t type, int from);
+
+/** Sends and receives at the same time. */
+koloResult_t koloSendRecv(koloComm_t comm, const void *input, size_t send_count, int to, void *output,
+                          size_t recv_count, int from, koloDataType_t type);
+
+/** What a transfer does. */
+typedef enum { KOLO_SEND = 0, KOLO_RECV = 1 } koloTransferKind_t;
+
+/** One transfer of a batch. */
+typedef struct {
+    koloTransferKind_t kind;
+    /** The other rank. */
+    int peer;
+    /** Only read if sent. */
+    void *buffer;
+    size_t count;
+    koloDataType_t type;
+} koloTransfer_t;
+
+/** Runs all the transfers together, whatever their order: no pattern of them deadlocks. Blocks until all are done. */
+koloResult_t koloBatch(koloComm_t comm, const koloTransfer_t *transfers, size_t count);
+
+/* ---------------------------------------------------------------------------------------------------- Memory -- */
+
+/**
+ * Memory that all transports can use without a copy of their own: aligned to pages. Plain memory works everywhere too.
+ * The contents are undefined. *memory is NULL after an error, and for 0 bytes.
+ */
+koloResult_t koloMemAlloc(void **memory, size_t bytes);
+
+/** Frees what koloMemAlloc gave. Nothing happens for NULL. */
+koloResult_t koloMemFree(void *memory);
+
+/** Memory made known to a communicator. */
+typedef struct koloRegistration *koloRegistration_t;
+
+/**
+ * Makes memory known that will be used often. Shared memory and TCP have no use for it and do nothing; a transport that
+ * pins memory would do so here. Local. The memory must stay until koloCommDeregister.
+ */
+koloResult_t koloCommRegister(koloComm_t comm, void *memory, size_t bytes, koloRegistration_t *registration);
+
+/** Undoes koloCommRegister; *registration becomes NULL. Nothing happens if it is NULL. */
+koloResult_t koloCommDeregister(koloComm_t comm, koloRegistration_t *registration);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

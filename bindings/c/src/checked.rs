@@ -1,0 +1,98 @@
+//! From the numbers and pointers of C to values.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use kolo_rs::{Collective, DataType, ReduceOp};
+
+use crate::abi::Versioned;
+use crate::guard::{Outcome, usage};
+
+/// `koloDataType_t`
+pub(crate) fn data_type(number: c_int) -> Outcome<DataType> {
+    usize::try_from(number)
+        .ok()
+        .and_then(|at| DataType::ALL.get(at).copied())
+        .ok_or_else(|| usage(format!("{number} is no koloDataType_t; use KOLO_FLOAT32 or another")))
+}
+
+/// `koloCollective_t`
+pub(crate) fn collective(number: c_int) -> Outcome<Collective> {
+    Ok(match number {
+        0 => Collective::AllReduce,
+        1 => Collective::AllGather,
+        2 => Collective::ReduceScatter,
+        3 => Collective::Broadcast,
+        4 => Collective::Reduce,
+        5 => Collective::Gather,
+        6 => Collective::Scatter,
+        7 => Collective::AllToAll,
+        8 => Collective::Scan,
+        9 => Collective::ExScan,
+        10 => Collective::Barrier,
+        _ => return Err(usage(format!("{number} is no koloCollective_t; use KOLO_ALL_REDUCE or another"))),
+    })
+}
+
+/// `koloRedOp_t`; the factor is there where the caller could give one.
+pub(crate) fn op(number: c_int, factor: Option<f64>) -> Outcome<ReduceOp> {
+    Ok(match number {
+        0 => ReduceOp::Sum,
+        1 => ReduceOp::Prod,
+        2 => ReduceOp::Min,
+        3 => ReduceOp::Max,
+        4 => ReduceOp::Avg,
+        5 => ReduceOp::PremulSum(
+            factor.ok_or_else(|| usage("KOLO_PREMUL_SUM needs a factor; use koloRun or koloStart"))?,
+        ),
+        6 => ReduceOp::BitAnd,
+        7 => ReduceOp::BitOr,
+        8 => ReduceOp::BitXor,
+        9 => ReduceOp::LogicalAnd,
+        10 => ReduceOp::LogicalOr,
+        11 => ReduceOp::LogicalXor,
+        _ => return Err(usage(format!("{number} is no koloRedOp_t; use KOLO_SUM or another"))),
+    })
+}
+
+/// A rank, root, key or number of ranks.
+pub(crate) fn number(what: &str, number: c_int) -> Outcome<u32> {
+    u32::try_from(number).map_err(|_| usage(format!("{what} is {number}, but must be 0 or more")))
+}
+
+/// A string that may be left out.
+///
+/// # Safety
+/// `text` is null or a C string that lives as long as the call.
+pub(crate) unsafe fn text<'a>(what: &str, text: *const c_char) -> Outcome<Option<&'a str>> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: not null, so a C string by the caller's promise.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map(Some).map_err(|_| usage(format!("{what} is not UTF-8: {}", text.to_string_lossy())))
+}
+
+/// Checks the head of a struct that C filled.
+pub(crate) fn head(name: &str, found: Versioned, known: Versioned) -> Outcome {
+    let initializer = match name {
+        "koloConfig_t" => "KOLO_CONFIG_INITIALIZER",
+        _ => "KOLO_CALL_INITIALIZER",
+    };
+    if found.magic != known.magic {
+        return Err(usage(format!("the {name} was not initialized; start from {initializer}")));
+    }
+    if found.version > known.version || found.size > known.size {
+        return Err(usage(format!(
+            "the {name} has version {} and {} bytes, this library knows version {} with {}: it is older than the \
+             kolo.h the program was compiled with; install the newer library",
+            found.version, found.size, known.version, known.size
+        )));
+    }
+    // There has been one version so far: later ones accept the sizes of earlier ones and fill in what they lack.
+    if found.version != known.version || found.size != known.size {
+        return Err(usage(format!(
+            "the {name} was changed after its initialization; start from {initializer}"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! Communicators as handles: split, abort, destroy, and questions.
+
+use std::ffi::{c_char, c_int};
+use std::sync::Arc;
+
+use kolo_rs::Communicator;
+
+use crate::abi::UNSET;
+use crate::checked;
+use crate::guard::{LastError, Outcome, guard, place, take, usage, with_comm};
+use crate::text::give_text;
+
+/// What a `koloComm_t` points to.
+#[derive(Debug)]
+pub(crate) struct Comm {
+    pub(crate) communicator: Communicator,
+    /// Shared with the requests of this communicator.
+    pub(crate) last_error: Arc<LastError>,
+}
+
+impl Comm {
+    /// A new handle.
+    pub(crate) fn handle(communicator: Communicator) -> *mut Self {
+        Box::into_raw(Box::new(Self { communicator, last_error: Arc::default() }))
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommSplit(
+    comm: *const Comm,
+    color: c_int,
+    key: c_int,
+    result: *mut *mut Comm,
+) -> c_int {
+    // SAFETY: the header's promise, for both pointers.
+    unsafe {
+        with_comm("koloCommSplit", comm, |comm| {
+            let result = place("result", result)?;
+            result.write(std::ptr::null_mut());
+            let color = if i64::from(color) == UNSET {
+                None
+            } else {
+                Some(checked::number("color (KOLO_NO_COLOR for none)", color)?)
+            };
+            let part = comm.communicator.split(color, checked::number("key", key)?)?;
+            result.write(part.map_or(std::ptr::null_mut(), Comm::handle));
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommGroup(
+    comm: *const Comm,
+    ranks: *const c_int,
+    count: usize,
+    result: *mut *mut Comm,
+) -> c_int {
+    // SAFETY: the header's promise, for all pointers.
+    unsafe {
+        with_comm("koloCommGroup", comm, |comm| {
+            let result = place("result", result)?;
+            result.write(std::ptr::null_mut());
+            let size = comm.communicator.world_size() as usize;
+            if count > size {
+                return Err(usage(format!("{count} ranks are listed, but the communicator has {size}")));
+            }
+            if ranks.is_null() {
+                return Err(usage("ranks is NULL"));
+            }
+            let ranks = std::slice::from_raw_parts(ranks, count);
+            let ranks = ranks.iter().map(|rank| checked::number("a listed rank", *rank));
+            let part = comm.communicator.group(&ranks.collect::<Outcome<Vec<u32>>>()?)?;
+            result.write(Comm::handle(part));
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommDestroy(comm: *mut *mut Comm) -> c_int {
+    guard("koloCommDestroy", None, || {
+        // SAFETY: the header's promise: from `Comm::handle`, and nobody else uses it any more.
+        drop(unsafe { take("comm", comm) }?);
+        Ok(())
+    })
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommAbort(comm: *const Comm, reason: *const c_char) -> c_int {
+    // SAFETY: the header's promise, for both pointers.
+    unsafe {
+        with_comm("koloCommAbort", comm, |comm| {
+            let reason = checked::text("reason", reason)?;
+            comm.communicator.abort(reason.unwrap_or("koloCommAbort was called, without a reason"));
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommRank(comm: *const Comm, rank: *mut c_int) -> c_int {
+    // SAFETY: the header's promise, for both pointers.
+    unsafe { ask("koloCommRank", comm, rank, Communicator::rank) }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommSize(comm: *const Comm, size: *mut c_int) -> c_int {
+    // SAFETY: the header's promise, for both pointers.
+    unsafe { ask("koloCommSize", comm, size, Communicator::world_size) }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommLocalRank(comm: *const Comm, local_rank: *mut c_int) -> c_int {
+    // SAFETY: the header's promise, for both pointers.
+    unsafe { ask("koloCommLocalRank", comm, local_rank, Communicator::local_rank) }
+}
+
+/// # Safety
+/// As the entries that use it.
+unsafe fn ask(
+    function: &str,
+    comm: *const Comm,
+    answer: *mut c_int,
+    question: fn(&Communicator) -> u32,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        with_comm(function, comm, |comm| {
+            // Ranks are far fewer than an int holds.
+            let answered = c_int::try_from(question(&comm.communicator)).unwrap_or(c_int::MAX);
+            place("the place for the answer", answer)?.write(answered);
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommSummary(
+    comm: *const Comm,
+    text: *mut c_char,
+    bytes: usize,
+    needed: *mut usize,
+) -> c_int {
+    // SAFETY: the header's promise, for all pointers.
+    unsafe {
+        with_comm("koloCommSummary", comm, |comm| {
+            give_text(&comm.communicator.summary(), text, bytes, needed)
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommSettings(
+    comm: *const Comm,
+    text: *mut c_char,
+    bytes: usize,
+    needed: *mut usize,
+) -> c_int {
+    // SAFETY: the header's promise, for all pointers.
+    unsafe {
+        with_comm("koloCommSettings", comm, |comm| {
+            give_text(&comm.communicator.config().settings(), text, bytes, needed)
+        })
+    }
+}

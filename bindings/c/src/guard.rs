@@ -1,0 +1,213 @@
+//! What every entry does: catch panics, turn errors into codes, and keep their messages.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
+
+use kolo_rs::Error;
+
+use crate::abi::result;
+use crate::comm::Comm;
+
+/// An error on its way to C.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    code: c_int,
+    message: String,
+    /// The rank it is about.
+    peer: Option<u32>,
+}
+
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+
+/// A call that makes no sense.
+pub(crate) fn usage(message: impl Into<String>) -> Failure {
+    Failure { code: result::USAGE, message: message.into(), peer: None }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let (code, peer) = match &error {
+            Error::Usage { .. } => (result::USAGE, None),
+            Error::Configuration { .. } => (result::CONFIGURATION, None),
+            Error::Join { .. } => (result::JOIN, None),
+            Error::Mismatch { peer, .. } => (result::MISMATCH, Some(*peer)),
+            Error::PeerLost { peer, .. } => (result::PEER_LOST, Some(*peer)),
+            Error::Timeout { waiting_for, .. } => {
+                (result::TIMEOUT, waiting_for.first().map(|(peer, _)| *peer))
+            }
+            Error::Aborted { by, .. } => (result::ABORTED, Some(*by)),
+            Error::Unsupported { .. } => (result::UNSUPPORTED, None),
+            Error::Transport { .. } => (result::TRANSPORT, None),
+            Error::System { .. } => (result::SYSTEM, None),
+            _ => (result::INTERNAL, None),
+        };
+        Self { code, message: error.to_string(), peer }
+    }
+}
+
+/// Keeps the last error of a communicator.
+#[derive(Debug, Default)]
+pub(crate) struct LastError(Mutex<Option<Failure>>);
+
+impl LastError {
+    fn set(&self, failure: &Failure) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure.clone());
+    }
+
+    fn copy(&self) -> Option<Failure> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+thread_local! {
+    /// The last error of this thread.
+    static LAST: RefCell<Option<Failure>> = const { RefCell::new(None) };
+    /// What `koloGetLastError` last gave to this thread.
+    static GIVEN: RefCell<CString> = RefCell::default();
+}
+
+/// Runs the body of an entry. Its error goes to the thread and, where there is one, to the communicator.
+pub(crate) fn guard(function: &str, kept_by: Option<&LastError>, body: impl FnOnce() -> Outcome) -> c_int {
+    // What a panic may leave half done is behind the runtime's own locks, which treat poison as an error.
+    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        let message = format!("a defect of Kolo, please report it: {text}");
+        Err(Failure { code: result::INTERNAL, message, peer: None })
+    });
+    let Err(mut failure) = outcome else { return result::SUCCESS };
+    failure.message = format!("{function}: {}", failure.message);
+    if let Some(kept_by) = kept_by {
+        kept_by.set(&failure);
+    }
+    let code = failure.code;
+    // In a thread that is ending there may be no place any more; the code says enough.
+    let _ = LAST.try_with(|last| *last.borrow_mut() = Some(failure));
+    code
+}
+
+/// Runs the body of an entry that works on a communicator.
+///
+/// # Safety
+/// `comm` is null or a live communicator.
+pub(crate) unsafe fn with_comm(
+    function: &str,
+    comm: *const Comm,
+    body: impl FnOnce(&Comm) -> Outcome,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let comm = unsafe { comm.as_ref() };
+    guard(function, comm.map(|comm| &*comm.last_error), || {
+        body(comm.ok_or_else(|| usage("the communicator is NULL; was it made, and not yet destroyed?"))?)
+    })
+}
+
+/// Where C wants a result to be written, if it is not null. C need not have put anything there.
+///
+/// # Safety
+/// `place` is null or valid for writing, and nobody else uses it during the call.
+pub(crate) unsafe fn place<'a, T>(what: &str, place: *mut T) -> Outcome<&'a mut MaybeUninit<T>> {
+    // SAFETY: the caller's promise; `MaybeUninit` makes no demand on what is there.
+    unsafe { place.cast::<MaybeUninit<T>>().as_mut() }.ok_or_else(|| usage(format!("{what} is NULL")))
+}
+
+/// Takes a handle out of C's variable, which becomes null; `None` if it was null already.
+///
+/// # Safety
+/// `variable` is null or points to null or to a handle made by `Box::into_raw`, which nobody else uses.
+pub(crate) unsafe fn take<T>(what: &str, variable: *mut *mut T) -> Outcome<Option<Box<T>>> {
+    // SAFETY: the caller's promise: an initialized variable.
+    let variable = unsafe { variable.as_mut() }.ok_or_else(|| usage(format!("{what} is NULL")))?;
+    let handle = std::mem::replace(variable, std::ptr::null_mut());
+    // SAFETY: not null, so a box; C's variable does not lead to it any more.
+    Ok((!handle.is_null()).then(|| unsafe { Box::from_raw(handle) }))
+}
+
+/// # Safety
+/// As [`with_comm`].
+unsafe fn last(comm: *const Comm) -> Option<Failure> {
+    // SAFETY: the caller's promise.
+    match unsafe { comm.as_ref() } {
+        Some(comm) => comm.last_error.copy(),
+        None => LAST.try_with(|last| last.borrow().clone()).ok().flatten(),
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloGetLastError(comm: *const Comm) -> *const c_char {
+    catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the header's promise.
+        let text = unsafe { last(comm) }.map(|failure| failure.message).unwrap_or_default();
+        let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+        let given = GIVEN.try_with(|given| {
+            *given.borrow_mut() = text;
+            given.borrow().as_ptr()
+        });
+        given.unwrap_or(c"".as_ptr())
+    }))
+    .unwrap_or(c"".as_ptr())
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloGetLastErrorPeer(comm: *const Comm) -> c_int {
+    // SAFETY: the header's promise.
+    catch_unwind(AssertUnwindSafe(|| unsafe { last(comm) }.and_then(|failure| failure.peer)))
+        .ok()
+        .flatten()
+        .and_then(|peer| c_int::try_from(peer).ok())
+        .unwrap_or(-1)
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+extern "C" fn koloGetErrorString(code: c_int) -> *const c_char {
+    let text: &CStr = match code {
+        result::SUCCESS => c"success",
+        result::USAGE => c"the call makes no sense",
+        result::CONFIGURATION => c"a setting is missing or wrong",
+        result::JOIN => c"the ranks did not come together",
+        result::MISMATCH => c"the ranks called different things",
+        result::PEER_LOST => c"peer lost",
+        result::TIMEOUT => c"timed out",
+        result::ABORTED => c"aborted",
+        result::UNSUPPORTED => c"not supported",
+        result::TRANSPORT => c"a transport failed",
+        result::SYSTEM => c"the operating system refused",
+        result::INTERNAL => c"a defect of Kolo",
+        _ => c"no result of Kolo",
+    };
+    text.as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message() -> String {
+        // SAFETY: null is allowed, and the text is this thread's until the next call.
+        let text = unsafe { CStr::from_ptr(koloGetLastError(std::ptr::null())) };
+        text.to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn a_panic_becomes_a_result() {
+        let kept = LastError::default();
+        let code = guard("koloTest", Some(&kept), || panic!("the {} is on fire", "printer"));
+        assert_eq!(code, result::INTERNAL);
+        assert!(message().contains("koloTest: a defect of Kolo, please report it: the printer is on fire"));
+        assert_eq!(kept.copy().unwrap().message, message());
+    }
+
+    #[test]
+    fn success_leaves_the_last_message_alone() {
+        assert_eq!(message(), "");
+        assert_eq!(guard("koloTest", None, || Err(usage("no\0pe"))), result::USAGE);
+        assert_eq!(guard("koloTest", None, || Ok(())), result::SUCCESS);
+        assert_eq!(message(), "koloTest: no pe");
+    }
+}

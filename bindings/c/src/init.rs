@@ -1,0 +1,99 @@
+//! The ways to a first communicator.
+
+use std::ffi::{c_char, c_int};
+
+use kolo_rs::Communicator;
+use kolo_rs::join::JoinSpec;
+
+use crate::abi::{self, UniqueId};
+use crate::comm::Comm;
+use crate::guard::{Outcome, guard, place, usage};
+use crate::{checked, config, unique_id};
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommInitEnv(comm: *mut *mut Comm, config: *const abi::Config) -> c_int {
+    let spec = || Ok(JoinSpec::from_env(&|name| std::env::var(name).ok())?);
+    // SAFETY: the header's promise.
+    unsafe { init("koloCommInitEnv", comm, config, spec) }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommInitUrl(
+    comm: *mut *mut Comm,
+    url: *const c_char,
+    world_size: c_int,
+    rank: c_int,
+    config: *const abi::Config,
+) -> c_int {
+    let spec = || {
+        // SAFETY: the header's promise.
+        let url = unsafe { checked::text("url", url) }?.ok_or_else(|| usage("url is NULL"))?;
+        Ok(JoinSpec::parse_url(&numbered(url, world_size, rank)?)?)
+    };
+    // SAFETY: the header's promise.
+    unsafe { init("koloCommInitUrl", comm, config, spec) }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommInitRank(
+    comm: *mut *mut Comm,
+    world_size: c_int,
+    id: *const UniqueId,
+    rank: c_int,
+    config: *const abi::Config,
+) -> c_int {
+    let mut reserved = None;
+    let spec = || {
+        // SAFETY: the header's promise.
+        let id = unsafe { id.as_ref() }.ok_or_else(|| usage("id is NULL"))?;
+        let (world_size, rank) = (checked::number("nranks", world_size)?, checked::number("rank", rank)?);
+        let spec = unique_id::join_spec(id, world_size, rank)?;
+        spec.check()?;
+        if rank == 0 {
+            // Kept until the runtime itself listens, given back in any case: an id serves once.
+            reserved = unique_id::take_reservation(id);
+        }
+        Ok(spec)
+    };
+    // SAFETY: the header's promise.
+    let code = unsafe { init("koloCommInitRank", comm, config, spec) };
+    drop(reserved);
+    code
+}
+
+/// # Safety
+/// As the entries that use it.
+unsafe fn init(
+    function: &str,
+    comm: *mut *mut Comm,
+    config: *const abi::Config,
+    spec: impl FnOnce() -> Outcome<JoinSpec>,
+) -> c_int {
+    guard(function, None, || {
+        // SAFETY: the caller's promise, for both pointers.
+        let comm = unsafe { place("comm", comm) }?;
+        comm.write(std::ptr::null_mut());
+        // SAFETY: as above.
+        let config = unsafe { config::resolve(config) }?;
+        let mut spec = spec()?;
+        spec.timeout = config.join_timeout;
+        comm.write(Comm::handle(Communicator::builder().config(config).join(spec).connect()?));
+        Ok(())
+    })
+}
+
+/// The URL with rank and number of ranks in it, if they were given.
+fn numbered(url: &str, world_size: c_int, rank: c_int) -> Outcome<String> {
+    if (world_size, rank) == (-1, -1) {
+        return Ok(url.to_owned());
+    }
+    let (world_size, rank) = (checked::number("nranks", world_size)?, checked::number("rank", rank)?);
+    if url.starts_with("env:") {
+        return Err(usage("env:// takes rank and nranks from the environment; pass -1 for both"));
+    }
+    let joint = if url.contains('?') { '&' } else { '?' };
+    Ok(format!("{url}{joint}rank={rank}&world_size={world_size}"))
+}

@@ -1,0 +1,85 @@
+//! Memory for buffers. Today it is aligned and nothing more; a transport that pins memory will do so behind these calls.
+
+use std::ffi::{c_int, c_void};
+
+use crate::comm::Comm;
+use crate::guard::{guard, place, take, usage, with_comm};
+
+/// Pages everywhere Kolo runs, or a multiple: what transports pin and map is whole pages.
+const ALIGNMENT: usize = 4096;
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloMemAlloc(memory: *mut *mut c_void, bytes: usize) -> c_int {
+    guard("koloMemAlloc", None, || {
+        // SAFETY: the header's promise.
+        let memory = unsafe { place("memory", memory) }?;
+        memory.write(std::ptr::null_mut());
+        if bytes == 0 {
+            return Ok(());
+        }
+        let mut found = std::ptr::null_mut();
+        // SAFETY: the alignment is a power of two and a multiple of a pointer's size; the result is a local variable.
+        let code = unsafe { libc::posix_memalign(&raw mut found, ALIGNMENT, bytes) };
+        if code != 0 {
+            let error = std::io::Error::from_raw_os_error(code);
+            return Err(kolo_rs::Error::system(format!("allocating {bytes} bytes"), error).into());
+        }
+        memory.write(found);
+        Ok(())
+    })
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloMemFree(memory: *mut c_void) -> c_int {
+    guard("koloMemFree", None, || {
+        // SAFETY: null, or from `koloMemAlloc` by the header's promise, and so from posix_memalign.
+        unsafe { libc::free(memory) };
+        Ok(())
+    })
+}
+
+/// What a `koloRegistration_t` points to.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    memory: *mut c_void,
+    bytes: usize,
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommRegister(
+    comm: *const Comm,
+    memory: *mut c_void,
+    bytes: usize,
+    registration: *mut *mut Registration,
+) -> c_int {
+    // SAFETY: the header's promise, for all pointers; the memory itself is not touched.
+    unsafe {
+        with_comm("koloCommRegister", comm, |_| {
+            let registration = place("registration", registration)?;
+            registration.write(std::ptr::null_mut());
+            if memory.is_null() || bytes == 0 {
+                return Err(usage(format!("{bytes} bytes at {memory:?} are no memory to register")));
+            }
+            registration.write(Box::into_raw(Box::new(Registration { memory, bytes })));
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommDeregister(comm: *const Comm, registration: *mut *mut Registration) -> c_int {
+    // SAFETY: the header's promise, for both pointers.
+    unsafe {
+        with_comm("koloCommDeregister", comm, |_| {
+            // From `koloCommRegister`. There is nothing to undo in any transport yet.
+            if let Some(known) = take("registration", registration)? {
+                debug_assert!(!known.memory.is_null() && known.bytes > 0, "as registered");
+            }
+            Ok(())
+        })
+    }
+}

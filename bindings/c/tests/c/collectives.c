@@ -1,0 +1,241 @@
+/* Every collective: blocking, in place, started, and with unequal blocks. */
+#include "test.h"
+
+#define MOST 16
+#define COUNT 1000
+
+static koloComm_t comm;
+static int rank, size;
+
+/* Small whole numbers, so that sums are exact in every order. */
+static float value(int of, size_t i) { return (float)((of + 1) * 3 + (int)(i % 7)); }
+
+static float total(size_t i, int ranks) {
+    float sum = 0;
+    for (int r = 0; r < ranks; r++) sum += value(r, i);
+    return sum;
+}
+
+static void fill(float *at, int of, size_t from, size_t count) {
+    for (size_t i = 0; i < count; i++) at[i] = value(of, from + i);
+}
+
+static void clear(float *at, size_t count) {
+    for (size_t i = 0; i < count; i++) at[i] = -1;
+}
+
+/* Block b of rank r's long vector. */
+static void fill_blocks(float *at, int of) { fill(at, of, 0, (size_t)size * COUNT); }
+
+enum form { BLOCKING, STARTED };
+
+#define MAKE(form, name, ...)                                                                                          \
+    do {                                                                                                               \
+        if ((form) == BLOCKING) {                                                                                      \
+            OK(name(comm, __VA_ARGS__));                                                                               \
+        } else {                                                                                                       \
+            koloRequest_t request;                                                                                     \
+            int done = 0;                                                                                              \
+            OK(name##Start(comm, __VA_ARGS__, &request));                                                              \
+            while (!done) OK(koloTest(request, &done));                                                                \
+            OK(koloWait(&request, KOLO_UNSET));                                                                        \
+            CHECK(request == NULL);                                                                                    \
+            OK(koloWait(&request, KOLO_UNSET));                                                                        \
+        }                                                                                                              \
+    } while (0)
+
+static float in[MOST * COUNT], out[MOST * COUNT];
+
+static void vectors(enum form form) {
+    fill(in, rank, 0, COUNT);
+    clear(out, COUNT);
+    MAKE(form, koloAllReduce, in, out, COUNT, KOLO_FLOAT32, KOLO_SUM);
+    for (size_t i = 0; i < COUNT; i++) CHECK(out[i] == total(i, size));
+    MAKE(form, koloAllReduce, in, in, COUNT, KOLO_FLOAT32, KOLO_MAX);
+    for (size_t i = 0; i < COUNT; i++) CHECK(in[i] == value(size - 1, i));
+
+    for (int root = 0; root < size; root++) {
+        fill(in, rank, 0, COUNT);
+        clear(out, COUNT);
+        MAKE(form, koloReduce, in, rank == root ? out : NULL, COUNT, KOLO_FLOAT32, KOLO_SUM, root);
+        for (size_t i = 0; i < COUNT; i++) CHECK(out[i] == (rank == root ? total(i, size) : -1));
+        clear(out, COUNT);
+        MAKE(form, koloBroadcast, rank == root ? in : NULL, out, COUNT, KOLO_FLOAT32, root);
+        for (size_t i = 0; i < COUNT; i++) CHECK(out[i] == value(root, i));
+    }
+
+    fill(in, rank, 0, COUNT);
+    MAKE(form, koloScan, in, out, COUNT, KOLO_FLOAT32, KOLO_SUM);
+    for (size_t i = 0; i < COUNT; i++) CHECK(out[i] == total(i, rank + 1));
+    clear(out, COUNT);
+    MAKE(form, koloExScan, in, out, COUNT, KOLO_FLOAT32, KOLO_SUM);
+    for (size_t i = 0; i < COUNT; i++) CHECK(out[i] == (rank == 0 ? -1 : total(i, rank)));
+}
+
+static void blocks(enum form form) {
+    size_t own = (size_t)rank * COUNT, all = (size_t)size * COUNT;
+
+    fill(in, rank, 0, COUNT);
+    clear(out, all);
+    MAKE(form, koloAllGather, in, out, COUNT, KOLO_FLOAT32);
+    for (size_t i = 0; i < all; i++) CHECK(out[i] == value((int)(i / COUNT), i % COUNT));
+    clear(out, all);
+    fill(out + own, rank, 0, COUNT);
+    MAKE(form, koloAllGather, out + own, out, COUNT, KOLO_FLOAT32);
+    for (size_t i = 0; i < all; i++) CHECK(out[i] == value((int)(i / COUNT), i % COUNT));
+
+    fill_blocks(in, rank);
+    clear(out, all);
+    MAKE(form, koloReduceScatter, in, out, COUNT, KOLO_FLOAT32, KOLO_SUM);
+    for (size_t i = 0; i < COUNT; i++) CHECK(out[i] == total(own + i, size));
+
+    clear(out, all);
+    MAKE(form, koloAllToAll, in, out, COUNT, KOLO_FLOAT32);
+    for (size_t i = 0; i < all; i++) CHECK(out[i] == value((int)(i / COUNT), own + i % COUNT));
+
+    for (int root = 0; root < size; root++) {
+        fill(in, rank, 0, COUNT);
+        clear(out, all);
+        MAKE(form, koloGather, in, rank == root ? out : NULL, COUNT, KOLO_FLOAT32, root);
+        for (size_t i = 0; i < all; i++) CHECK(out[i] == (rank == root ? value((int)(i / COUNT), i % COUNT) : -1));
+        fill_blocks(in, rank);
+        clear(out, all);
+        MAKE(form, koloScatter, rank == root ? in : NULL, out, COUNT, KOLO_FLOAT32, root);
+        for (size_t i = 0; i < COUNT; i++) CHECK(out[i] == value(root, own + i));
+    }
+}
+
+/* Rank r's block has r + 1 elements. */
+static void unequal(void) {
+    size_t counts[MOST], sends[MOST], recvs[MOST], at[MOST], all = 0;
+    for (int r = 0; r < size; r++) {
+        counts[r] = (size_t)r + 1;
+        at[r] = all;
+        all += counts[r];
+        sends[r] = (size_t)(rank + r);
+        recvs[r] = (size_t)(rank + r);
+    }
+    size_t own = counts[rank];
+
+    fill(in, rank, 0, own);
+    clear(out, all);
+    OK(koloAllGatherV(comm, in, out, counts, KOLO_FLOAT32));
+    for (int r = 0; r < size; r++)
+        for (size_t i = 0; i < counts[r]; i++) CHECK(out[at[r] + i] == value(r, i));
+    FAILS(koloAllGatherV(comm, out, out, counts, KOLO_FLOAT32), KOLO_USAGE, "overlap");
+
+    for (int root = 0; root < size; root++) {
+        fill(in, rank, 0, own);
+        clear(out, all);
+        OK(koloGatherV(comm, in, own, out, rank == root ? counts : NULL, KOLO_FLOAT32, root));
+        for (int r = 0; r < size && rank == root; r++)
+            for (size_t i = 0; i < counts[r]; i++) CHECK(out[at[r] + i] == value(r, i));
+        fill(in, rank, 0, all);
+        OK(koloScatterV(comm, rank == root ? in : NULL, counts, out, own, KOLO_FLOAT32, root));
+        for (size_t i = 0; i < own; i++) CHECK(out[i] == value(root, at[rank] + i));
+    }
+
+    fill(in, rank, 0, all);
+    OK(koloReduceScatterV(comm, in, out, counts, KOLO_FLOAT32, KOLO_SUM));
+    for (size_t i = 0; i < own; i++) CHECK(out[i] == total(at[rank] + i, size));
+
+    for (int r = 0, i = 0; r < size; r++)
+        for (size_t k = 0; k < sends[r]; k++) in[i++] = value(rank, (size_t)r);
+    OK(koloAllToAllV(comm, in, sends, out, recvs, KOLO_FLOAT32));
+    for (int r = 0, i = 0; r < size; r++)
+        for (size_t k = 0; k < recvs[r]; k++) CHECK(out[i++] == value(r, (size_t)rank));
+}
+
+static void types(void) {
+    for (int type = KOLO_BOOL; type <= KOLO_FLOAT64; type++) {
+        unsigned char raw[9 * 8 + 1], got[9 * 8 + 1];
+        size_t bytes = koloTypeBytes((koloDataType_t)type);
+        CHECK(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8);
+        for (size_t i = 0; i < sizeof raw; i++) raw[i] = (unsigned char)(i % 2);
+        /* Unaligned on purpose. */
+        OK(koloBroadcast(comm, raw + 1, got + 1, 9, (koloDataType_t)type, 0));
+        CHECK(memcmp(raw + 1, got + 1, 9 * bytes) == 0);
+        size_t counts[MOST];
+        for (int r = 0; r < size; r++) counts[r] = r == 1 ? 9 : 0;
+        OK(koloAllGatherV(comm, raw + 1, got + 1, counts, (koloDataType_t)type));
+        CHECK(memcmp(raw + 1, got + 1, 9 * bytes) == 0);
+    }
+    CHECK(koloTypeBytes((koloDataType_t)11) == 0);
+
+    int64_t number = rank + 1, result = 0;
+    OK(koloAllReduce(comm, &number, &result, 1, KOLO_INT64, KOLO_PROD));
+    int64_t product = 1;
+    for (int r = 0; r < size; r++) product *= r + 1;
+    CHECK(result == product);
+    OK(koloAllReduce(comm, &number, &result, 1, KOLO_INT64, KOLO_MIN));
+    CHECK(result == 1);
+    uint32_t bit = 1u << rank, bits = 0;
+    OK(koloAllReduce(comm, &bit, &bits, 1, KOLO_UINT32, KOLO_BIT_OR));
+    CHECK(bits == (1u << size) - 1);
+    double mean = rank;
+    OK(koloAllReduce(comm, &mean, &mean, 1, KOLO_FLOAT64, KOLO_AVG));
+    CHECK(mean == (size - 1) / 2.0);
+}
+
+static void by_value(void) {
+    double x = 1, y = 0;
+    koloCall_t call = KOLO_CALL_INITIALIZER;
+    koloRequest_t request;
+    char text[400];
+    size_t needed = 0;
+    call.collective = KOLO_ALL_REDUCE;
+    call.type = KOLO_FLOAT64;
+    call.op = KOLO_PREMUL_SUM;
+    call.factor = rank + 0.5;
+    call.input = &x;
+    call.output = &y;
+    call.count = 1;
+    OK(koloRun(comm, &call));
+    CHECK(y == size * size / 2.0);
+    y = 0;
+    OK(koloStart(comm, &call, &request));
+    OK(koloWait(&request, 10000));
+    CHECK(y == size * size / 2.0);
+    OK(koloExplain(comm, &call, text, sizeof text, &needed));
+    CHECK(needed > 10 && text[0] != 0);
+    OK(koloExplain(comm, &call, text, 5, NULL));
+    CHECK(strlen(text) == 4);
+    OK(koloExplain(comm, &call, NULL, 0, &needed));
+    FAILS(koloAllReduce(comm, &x, &y, 1, KOLO_FLOAT64, KOLO_PREMUL_SUM), KOLO_USAGE, "koloRun");
+}
+
+static void several_at_once(void) {
+    koloRequest_t requests[8];
+    static float buffers[8][COUNT];
+    for (int k = 0; k < 8; k++) {
+        fill(buffers[k], rank, (size_t)k, COUNT);
+        OK(koloAllReduceStart(comm, buffers[k], buffers[k], COUNT, KOLO_FLOAT32, KOLO_SUM, &requests[k]));
+    }
+    for (int k = 7; k > 0; k--) OK(koloWait(&requests[k], KOLO_UNSET));
+    OK(koloRequestFree(&requests[0]));
+    CHECK(requests[0] == NULL);
+    koloRequest_t barrier;
+    OK(koloBarrierStart(comm, &barrier));
+    OK(koloWait(&barrier, KOLO_UNSET));
+    for (int k = 1; k < 8; k++)
+        for (size_t i = 0; i < COUNT; i++) CHECK(buffers[k][i] == total((size_t)k + i, size));
+}
+
+int main(void) {
+    OK(koloCommInitEnv(&comm, NULL));
+    OK(koloCommRank(comm, &rank));
+    OK(koloCommSize(comm, &size));
+    CHECK(size <= MOST);
+    vectors(BLOCKING);
+    vectors(STARTED);
+    blocks(BLOCKING);
+    blocks(STARTED);
+    unequal();
+    types();
+    by_value();
+    several_at_once();
+    OK(koloBarrier(comm));
+    OK(koloCommDestroy(&comm));
+    CHECK(comm == NULL);
+    return 0;
+}

@@ -1,0 +1,74 @@
+/* What breaks a communicator: calls that differ, a time-out, an abort, a lost process. Three ranks; arguments: case, transport. */
+#include "test.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+static koloComm_t comm;
+static int rank;
+
+static void *abort_soon(void *unused) {
+    (void)unused;
+    sleep_ms(100);
+    OK(koloCommAbort(comm, "enough of this"));
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    koloConfig_t config = KOLO_CONFIG_INITIALIZER;
+    const char *what = argc > 1 ? argv[1] : "";
+    float x[4] = {0};
+    if (argc > 2) config.transport = argv[2];
+    OK(koloCommInitEnv(&comm, &config));
+    OK(koloCommRank(comm, &rank));
+    if (strcmp(what, "mismatch") == 0) {
+        /* The one that differs learns it from whomever it met; of the others, who did not meet it hears of it. */
+        koloResult_t result = koloAllReduce(comm, x, x, rank == 1 ? 3 : 4, KOLO_FLOAT32, KOLO_SUM);
+        CHECK(result == KOLO_MISMATCH || (rank != 1 && result == KOLO_ABORTED));
+        CHECK(strstr(koloGetLastError(comm), "all_reduce(3 x f32, sum)") != NULL);
+        CHECK(koloGetLastErrorPeer(comm) >= 0);
+        CHECK(koloBarrier(comm) != KOLO_SUCCESS);
+    } else if (strcmp(what, "timeout") == 0) {
+        if (rank == 0) {
+            koloRequest_t request;
+            OK(koloAllReduceStart(comm, x, x, 4, KOLO_FLOAT32, KOLO_SUM, &request));
+            FAILS(koloWait(&request, 300), KOLO_TIMEOUT, "not finished after 0.3 s");
+            CHECK(request == NULL);
+            CHECK(strstr(koloGetLastError(comm), "koloWait") != NULL);
+        } else {
+            sleep_ms(600);
+            FAILS(koloBarrier(comm), KOLO_ABORTED, "rank 0");
+            CHECK(koloGetLastErrorPeer(comm) == 0);
+        }
+    } else if (strcmp(what, "abort") == 0) {
+        pthread_t thread;
+        if (rank == 2) CHECK(pthread_create(&thread, NULL, abort_soon, NULL) == 0);
+        if (rank == 1) sleep_ms(500);
+        FAILS(koloBarrier(comm), KOLO_ABORTED, "enough of this");
+        CHECK(koloGetLastErrorPeer(comm) == 2);
+        if (rank == 2) CHECK(pthread_join(thread, NULL) == 0);
+    } else if (strcmp(what, "destroyed") == 0) {
+        /* Requests that outlive their communicator: nobody else starts these. */
+        if (rank == 0) {
+            koloRequest_t first, second;
+            OK(koloAllReduceStart(comm, x, x, 4, KOLO_FLOAT32, KOLO_SUM, &first));
+            OK(koloAllReduceStart(comm, x, x, 4, KOLO_FLOAT32, KOLO_SUM, &second));
+            OK(koloCommAbort(comm, NULL));
+            OK(koloCommDestroy(&comm));
+            CHECK(koloWait(&first, KOLO_UNSET) == KOLO_ABORTED && first == NULL);
+            OK(koloRequestFree(&second));
+        }
+    } else if (strcmp(what, "lost") == 0) {
+
+        OK(koloBarrier(comm));
+        if (rank == 2) _exit(0);
+        /* Sending to a process that is gone must not raise SIGPIPE. */
+        FAILS(koloAllReduce(comm, x, x, 4, KOLO_FLOAT32, KOLO_SUM), KOLO_PEER_LOST, "rank 2 is lost");
+        CHECK(koloGetLastErrorPeer(comm) == 2);
+    } else {
+        fprintf(stderr, "no such case: %s\n", what);
+        return 2;
+    }
+    OK(koloCommDestroy(&comm));
+    return 0;
+}

@@ -1,0 +1,76 @@
+//! C programs that use the library as a user would, linked in both ways.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{Link, cc, program, run_ranks};
+
+fn in_both_ways(name: &str, ranks: usize, cases: &[&[&str]]) {
+    let Some(cc) = cc() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for link in [Link::Shared, Link::Static] {
+        let program = program(&cc, name, link, folder.path());
+        for arguments in cases {
+            run_ranks(&program, ranks, arguments);
+        }
+    }
+}
+
+#[test]
+fn collectives() {
+    in_both_ways("collectives", 3, &[&[]]);
+}
+
+#[test]
+fn communicators_messages_and_memory() {
+    in_both_ways("communicators", 3, &[&[]]);
+}
+
+#[test]
+fn wrong_arguments() {
+    in_both_ways("usage", 1, &[&[]]);
+}
+
+#[test]
+fn failures() {
+    let cases: &[&[&str]] =
+        &[&["mismatch"], &["timeout"], &["abort"], &["destroyed"], &["lost"], &["lost", "tcp"]];
+    in_both_ways("failures", 3, cases);
+}
+
+/// No leak, no overrun, no use of what has been freed: as far as the sanitizer sees, which is all that C does and all
+/// that the library allocates.
+#[test]
+fn under_the_sanitizer() {
+    let Some(cc) = cc() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    if !sanitizes(&cc, folder.path()) {
+        println!("skipped: '{cc}' has no address sanitizer that works here");
+        return;
+    }
+    for (name, ranks) in [("usage", 1), ("communicators", 3), ("collectives", 3)] {
+        run_ranks(&program(&cc, name, Link::Sanitized, folder.path()), ranks, &[]);
+    }
+}
+
+/// Whether a program can be compiled with the sanitizer and runs here; it does not under some tracers.
+fn sanitizes(cc: &str, folder: &Path) -> bool {
+    let (source, program) = (folder.join("empty.c"), folder.join("empty"));
+    std::fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+    let mut compile = Command::new(cc);
+    compile.arg("-fsanitize=address").arg(&source).arg("-o").arg(&program).stderr(Stdio::null());
+    let works = |command: &mut Command| command.status().is_ok_and(|status| status.success());
+    works(&mut compile) && works(Command::new(program).stderr(Stdio::null()))
+}
+
+#[test]
+fn unique_ids() {
+    let Some(cc) = cc() else { return };
+    for link in [Link::Shared, Link::Static] {
+        let folder = tempfile::tempdir().unwrap();
+        let program = program(&cc, "unique_id", link, folder.path());
+        run_ranks(&program, 3, &[folder.path().join("id").to_str().unwrap()]);
+    }
+}
