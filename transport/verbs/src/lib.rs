@@ -1,1 +1,2 @@
 //! libibverbs, found at run time.
+pub mod sys;
