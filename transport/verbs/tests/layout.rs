@@ -37,3 +37,9 @@ fn mirrors_agree_with_the_installed_headers() {
     }
     println!("{} sizes, offsets and constants agree", ours.len());
 }
+
+#[test]
+fn nothing_is_loaded_before_it_is_asked_for() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(!maps.contains("libibverbs"), "this program was linked to libibverbs");
+}
