@@ -94,9 +94,10 @@ pub struct Reliability {
 }
 
 impl Default for Reliability {
-    /// 4.096 us * 2^16 = 0.27 s, eight times: a peer that is gone is reported after 2 to 9 s. That is a last
-    /// resort: the control plane knows within milliseconds. Receives are posted before they are needed, so an
-    /// endless retry for them costs nothing and rides out a slow start.
+    /// 4.096 us * 2^16 = 0.27 s, eight times: by the standard a peer that is gone is reported after 2 to 9 s; on
+    /// soft-RoCE nothing was within 20 s. So that is a last resort: the control plane knows within milliseconds, and
+    /// [`QueuePair::fail`](crate::QueuePair::fail) ends what is posted. Receives are posted before they are needed,
+    /// so an endless retry for them costs nothing and rides out a slow start.
     fn default() -> Self {
         Self {
             timeout: 16,
