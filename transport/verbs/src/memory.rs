@@ -180,7 +180,8 @@ impl ProtectionDomain {
             return DmaBufSupport::NotInLibrary;
         };
         // SAFETY: a live domain; descriptor -1 is refused before anything is registered.
-        let region = unsafe { register(self.0.domain.as_ptr(), 0, 0, 0, -1, 0) };
+        // Some drivers look at the length before the descriptor, so it is one that could be.
+        let region = unsafe { register(self.0.domain.as_ptr(), 0, 4096, 0, -1, 0) };
         if region.is_null() && errno() == libc::EBADF {
             DmaBufSupport::Yes
         } else {

@@ -240,8 +240,8 @@ fn events_of_the_device_are_read_without_waiting() {
 fn nothing_outlives_what_it_needs_whatever_the_order() {
     let fake = Fake::new();
     let (one, two) = connected(&open(&fake), None);
-    let ends::End { pair, queue, buffer, .. } = one;
-    drop(queue);
+    let ends::End { pair, queue, buffer, domain, .. } = one;
+    drop((queue, domain));
     drop(two);
     assert!(fake.live() > 0);
     drop(buffer);

@@ -12,6 +12,7 @@ pub struct End {
     pub pair: QueuePair,
     pub queue: CompletionQueue,
     pub buffer: PinnedBuffer,
+    pub domain: ProtectionDomain,
     pub address: Address,
     pub path: Path,
 }
@@ -47,7 +48,7 @@ impl End {
         let address =
             Address { number: pair.number(), first_packet: 7, lid: port.lid, mtu: path.mtu, gid: gid.gid };
         pair.initialize(&path, remote).unwrap();
-        Self { pair, queue, buffer, address, path }
+        Self { pair, queue, buffer, domain, address, path }
     }
 
     pub fn connect(&self, peer: &Self) {
