@@ -1,0 +1,273 @@
+//! Why RDMA cannot be used, and why a call failed: as fields, in plain words, with what to do.
+
+use std::ffi::OsString;
+use std::{fmt, io};
+
+use crate::probe::DeviceReport;
+use crate::queue_pair::State;
+use crate::sys::LoadError;
+
+/// There is no RDMA here. Nothing is broken; a program goes on without.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Absence {
+    /// No libibverbs, or one that does not load.
+    NoLibrary {
+        /// What was asked for.
+        library: OsString,
+        /// The dynamic loader's words.
+        reason: String,
+    },
+    /// A libibverbs without a function that is needed: far too old, or not libibverbs.
+    MissingSymbol {
+        /// Which library.
+        library: OsString,
+        /// The function.
+        symbol: &'static str,
+        /// The version it was asked for first; without a version it is not there either.
+        version: &'static str,
+    },
+    /// The library is there, the kernel has no user-space RDMA.
+    NoKernelSupport,
+    /// The list of devices cannot be had, for a reason of the system's.
+    NoList {
+        /// The system's error number.
+        errno: i32,
+    },
+    /// Library and kernel are there, no device is.
+    NoDevice {
+        /// Devices that the kernel has and the library does not offer.
+        kernel_devices: Vec<String>,
+    },
+    /// There are devices, none of which works to the end; each says why.
+    NoUsableDevice {
+        /// All of them.
+        devices: Vec<DeviceReport>,
+    },
+}
+
+impl Absence {
+    /// What somebody who wants RDMA would do.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::NoLibrary { .. } => {
+                "install it (Debian, Ubuntu: libibverbs1 and ibverbs-providers; Fedora, RHEL: libibverbs), or name \
+                 the file in KOLO_IBVERBS_LIB"
+                    .into()
+            }
+            Self::MissingSymbol { .. } => "install libibverbs of rdma-core 15 or newer, or correct KOLO_IBVERBS_LIB".into(),
+            Self::NoKernelSupport => {
+                "load the module ib_uverbs and the driver of the adapter; without an adapter, rdma_rxe makes one of \
+                 any network interface (see tests/softroce)"
+                    .into()
+            }
+            Self::NoList { .. } => "see whether `ibv_devices` says more".into(),
+            Self::NoDevice { kernel_devices } if kernel_devices.is_empty() => {
+                "load the adapter's driver (mlx5_ib, irdma, bnxt_re ...); without an adapter: `rdma link add rxe0 \
+                 type rxe netdev eth0`"
+                    .into()
+            }
+            Self::NoDevice { .. } => {
+                "install the adapter's provider (Debian, Ubuntu: ibverbs-providers); in a container, pass \
+                 /dev/infiniband through"
+                    .into()
+            }
+            Self::NoUsableDevice { devices } => devices
+                .iter()
+                .filter_map(|device| {
+                    Some(format!("{}: {}", device.name, device.trouble.as_ref()?.remedy()))
+                })
+                .collect::<Vec<_>>()
+                .join("; "),
+        }
+    }
+}
+
+impl fmt::Display for Absence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoLibrary { library, reason } => {
+                write!(f, "{} cannot be loaded: {reason}", library.to_string_lossy())
+            }
+            Self::MissingSymbol { library, symbol, version } => {
+                write!(f, "{} has no {symbol} (neither version {version} nor any)", library.to_string_lossy())
+            }
+            Self::NoKernelSupport => {
+                f.write_str("libibverbs is there, but this kernel has no user-space RDMA (no ib_uverbs)")
+            }
+            Self::NoList { errno } => {
+                write!(f, "the RDMA devices cannot be listed: {}", io::Error::from_raw_os_error(*errno))
+            }
+            Self::NoDevice { kernel_devices } if kernel_devices.is_empty() => f.write_str("no RDMA device"),
+            Self::NoDevice { kernel_devices } => write!(
+                f,
+                "the kernel has {} but libibverbs does not offer it: no provider for it, or no access to its \
+                 device node",
+                kernel_devices.join(", ")
+            ),
+            Self::NoUsableDevice { devices } => {
+                f.write_str("no usable RDMA device")?;
+                for (number, device) in devices.iter().enumerate() {
+                    f.write_str(if number == 0 { ": " } else { "; " })?;
+                    match &device.trouble {
+                        Some(trouble) => write!(f, "{}: {trouble}", device.name)?,
+                        None => f.write_str(&device.name)?,
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl std::error::Error for Absence {}
+
+impl From<LoadError> for Absence {
+    fn from(error: LoadError) -> Self {
+        match error {
+            LoadError::NotLoaded { library, reason } => Self::NoLibrary { library, reason },
+            LoadError::MissingSymbol { library, symbol, version } => {
+                Self::MissingSymbol { library, symbol, version }
+            }
+        }
+    }
+}
+
+/// A call failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error {
+    /// libibverbs or the kernel refused.
+    Call {
+        /// The function.
+        call: &'static str,
+        /// What it was to do, with names and numbers.
+        doing: String,
+        /// The system's error number.
+        errno: i32,
+        /// What to look at, or empty.
+        remedy: &'static str,
+    },
+    /// Memory could not be registered because this process may not lock that much.
+    MemoryLock {
+        /// What was to be registered.
+        bytes: usize,
+        /// `RLIMIT_MEMLOCK`.
+        limit_bytes: u64,
+    },
+    /// The library or the device lacks it.
+    Unsupported {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// A queue pair is not in the state that a step needs.
+    State {
+        /// The step.
+        step: &'static str,
+        /// Where it is.
+        is: State,
+        /// Where it would have to be.
+        needs: State,
+    },
+    /// The caller's numbers are out of range.
+    Usage {
+        /// Which, and the range.
+        detail: String,
+    },
+}
+
+impl Error {
+    pub(crate) fn call(call: &'static str, doing: impl Into<String>, errno: i32) -> Self {
+        Self::Call { call, doing: doing.into(), errno, remedy: remedy(call, errno) }
+    }
+
+    /// The system's error number, where there is one.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Call { errno, .. } => Some(*errno),
+            Self::MemoryLock { .. } => Some(libc::ENOMEM),
+            _ => None,
+        }
+    }
+
+    /// What to do, or empty.
+    #[must_use]
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::Call { remedy, .. } => remedy,
+            Self::MemoryLock { .. } => crate::memlock::REMEDY,
+            _ => "",
+        }
+    }
+}
+
+/// What usually stands behind an error number of a call.
+fn remedy(call: &str, errno: i32) -> &'static str {
+    match (call, errno) {
+        ("ibv_open_device", libc::EACCES | libc::EPERM) => {
+            "this user may not open the device node below /dev/infiniband: see its mode and group"
+        }
+        ("ibv_open_device", libc::ENOENT | libc::ENODEV) => {
+            "no device node below /dev/infiniband: in a container, pass it through"
+        }
+        ("ibv_modify_qp", libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH) => {
+            "the peer's address was not resolved: is there a route from this interface to the peer's (RoCE needs IP \
+             reachability between the two interfaces named by the GIDs)?"
+        }
+        ("ibv_modify_qp", libc::EINVAL) => {
+            "a parameter does not fit: GID index empty or of another RoCE version than the peer's, MTU above the \
+             port's, or a depth above the device's"
+        }
+        ("ibv_create_qp" | "ibv_create_cq" | "ibv_alloc_pd", libc::ENOMEM) => {
+            "queues too deep for the device, or out of its resources; or out of lockable memory (ulimit -l)"
+        }
+        ("ibv_create_qp", libc::EINVAL) => "more queue entries, pieces or inline bytes than the device has",
+        ("ibv_reg_mr", libc::EFAULT) => "part of the range is not mapped, or not writable",
+        ("ibv_reg_dmabuf_mr", libc::EOPNOTSUPP | libc::EPROTONOSUPPORT) => {
+            "the adapter's driver takes no dma-bufs (kernel 5.12 or newer needed)"
+        }
+        ("ibv_post_send" | "ibv_post_recv", libc::ENOMEM) => "the queue is full: reap completions first",
+        (_, libc::EIO | libc::ENODEV) => "the device is gone or was reset",
+        _ => "",
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Call { call, doing, errno, remedy } => {
+                write!(f, "{doing}: {call}: {}", io::Error::from_raw_os_error(*errno))?;
+                if remedy.is_empty() { Ok(()) } else { write!(f, "; {remedy}") }
+            }
+            Self::MemoryLock { bytes, limit_bytes } => write!(
+                f,
+                "cannot register {bytes} bytes: this process may lock {limit_bytes} bytes of memory; {}",
+                crate::memlock::REMEDY
+            ),
+            Self::Unsupported { what } => write!(f, "{what}: not supported here"),
+            Self::State { step, is, needs } => {
+                write!(f, "{step} needs a queue pair in state {needs}, this one is in {is}")
+            }
+            Self::Usage { detail } => f.write_str(detail),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// This thread's `errno`.
+pub(crate) fn errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// Turns what a verb returned into an error number: some return it, some return -1 and set `errno`, some return it
+/// negated.
+pub(crate) fn code(returned: i32) -> Result<(), i32> {
+    match returned {
+        0 => Ok(()),
+        -1 => Err(errno()),
+        number => Err(number.wrapping_abs()),
+    }
+}

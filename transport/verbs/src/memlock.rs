@@ -1,0 +1,78 @@
+//! How much memory this process may lock, which bounds what it may register.
+
+use std::fs;
+
+/// `CAP_IPC_LOCK`, see capabilities(7): with it the limit does not count.
+const CAP_IPC_LOCK: u32 = 14;
+
+pub(crate) const REMEDY: &str = "raise it (`ulimit -l unlimited`; `memlock` in /etc/security/limits.conf; \
+    LimitMEMLOCK=infinity in a service; --ulimit memlock=-1 of a container)";
+
+/// The limit on locked memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum MemoryLock {
+    /// None, or none that counts for this process.
+    Unlimited,
+    /// At most so much, all registrations of the process together.
+    Limited {
+        /// `RLIMIT_MEMLOCK`, the soft limit.
+        bytes: u64,
+    },
+}
+
+impl MemoryLock {
+    /// As it is now.
+    pub fn current() -> Self {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: writes one `rlimit`.
+        let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0;
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        if failed || limit.rlim_cur == libc::RLIM_INFINITY || has_capability(&status, CAP_IPC_LOCK) {
+            Self::Unlimited
+        } else {
+            Self::Limited { bytes: limit.rlim_cur }
+        }
+    }
+
+    /// Whether so much can be registered, as far as this limit goes; else what to do.
+    ///
+    /// # Errors
+    /// A sentence for people, with the remedy.
+    pub fn check(self, bytes: u64) -> Result<(), String> {
+        match self {
+            Self::Limited { bytes: limit } if limit < bytes => {
+                Err(format!("{bytes} bytes are to be registered, but only {limit} may be locked: {REMEDY}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn has_capability(status: &str, number: u32) -> bool {
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|set| u64::from_str_radix(set.trim(), 16).ok())
+        .is_some_and(|set| set >> number & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_read_from_the_effective_set() {
+        assert!(has_capability("CapPrm:\t0\nCapEff:\t0000000000004000\n", CAP_IPC_LOCK));
+        assert!(!has_capability("CapPrm:\t4000\nCapEff:\t0000000000003fff\n", CAP_IPC_LOCK));
+        assert!(!has_capability("", CAP_IPC_LOCK));
+    }
+
+    #[test]
+    fn a_limit_below_the_need_says_what_to_do() {
+        assert!(MemoryLock::Unlimited.check(u64::MAX).is_ok());
+        assert!(MemoryLock::Limited { bytes: 65536 }.check(65536).is_ok());
+        let words = MemoryLock::Limited { bytes: 65536 }.check(65537).unwrap_err();
+        assert!(words.contains("65536") && words.contains("ulimit -l unlimited"), "{words}");
+    }
+}

@@ -1,0 +1,94 @@
+//! The stand-in library: a copy for every test, so that each has a world of its own.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use kolo_verbs::{Absence, Library};
+use tempfile::TempDir;
+
+/// What can be set; the same list is in `examples/fake_ibverbs.rs`.
+#[derive(Clone, Copy, Debug)]
+pub enum Knob {
+    Devices = 0,
+    ListErrno = 1,
+    CreateQueuePairErrno = 2,
+    NextStatus = 3,
+    RegisterErrno = 4,
+    PortState = 5,
+    Transport = 6,
+    RtrErrno = 7,
+    Gids = 8,
+    AsyncEvent = 9,
+    OpenErrno = 10,
+}
+
+pub struct Fake {
+    _folder: TempDir,
+    pub file: PathBuf,
+}
+
+impl Fake {
+    pub fn new() -> Self {
+        Self::without(&[])
+    }
+
+    /// One that lacks these functions: their names in the file are changed, so that the dynamic loader does not
+    /// find them, as in a library that never had them.
+    pub fn without(names: &[&str]) -> Self {
+        let mut image = std::fs::read(built()).unwrap();
+        for name in names {
+            let entry = [b"\0", name.as_bytes(), b"\0"].concat();
+            let places: Vec<usize> =
+                (0..image.len() - entry.len()).filter(|&at| image[at..].starts_with(&entry)).collect();
+            assert!(!places.is_empty(), "the stand-in has no {name} to begin with");
+            for at in places {
+                image[at + entry.len() - 2] = b'?';
+            }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("libfake.so");
+        std::fs::write(&file, image).unwrap();
+        Self { _folder: folder, file }
+    }
+
+    pub fn load(&self) -> Result<Library, Absence> {
+        Library::open_file(self.file.as_os_str())
+    }
+
+    pub fn set(&self, knob: Knob, value: i64) {
+        // SAFETY: the stand-in's own function of that type.
+        let set: extern "C" fn(u32, i64) = unsafe { std::mem::transmute(self.function(c"fake_set")) };
+        set(knob as u32, value);
+    }
+
+    /// Objects made and not given back.
+    pub fn live(&self) -> i64 {
+        // SAFETY: as above.
+        let live: extern "C" fn() -> i64 = unsafe { std::mem::transmute(self.function(c"fake_live")) };
+        live()
+    }
+
+    fn function(&self, name: &std::ffi::CStr) -> *mut std::ffi::c_void {
+        let file = CString::new(self.file.as_os_str().as_bytes()).unwrap();
+        // SAFETY: terminated strings; the library is never unloaded, and loading it twice gives the same.
+        let found = unsafe { libc::dlsym(libc::dlopen(file.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
+        assert!(!found.is_null(), "{name:?}");
+        found
+    }
+}
+
+/// Where cargo puts it: beside the folder of the test programs. `cargo test` builds it, unless told to build one
+/// test only.
+fn built() -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let folder = program.parent().and_then(Path::parent).unwrap().join("examples");
+    let file = folder.join("libfake_ibverbs.so");
+    if !file.exists() {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "kolo-verbs", "--example", "fake_ibverbs"]);
+        assert!(cargo.status().unwrap().success() && file.exists(), "cannot build {}", file.display());
+    }
+    file
+}

@@ -1,0 +1,5 @@
+//! What the tests share.
+#![allow(dead_code, unreachable_pub, missing_docs)]
+
+pub mod ends;
+pub mod fake;
