@@ -43,7 +43,7 @@ class Bench:
         dist.init_process_group("gloo")
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         elements = max(max(options.sizes) // 4, self.ranks)
-        self.send, self.receive = torch.zeros(elements), torch.zeros(elements)
+        self.send, self.receive = torch.empty(elements), torch.empty(elements)
         self.turn = 0
 
     def operation(self, name, size):
@@ -68,11 +68,16 @@ class Bench:
             "barrier": dist.barrier,
         }[name]
 
+    def fill(self, size, value):
+        """Sets what an operation of this size touches."""
+        count = max(size // 4, max(size // 4 // self.ranks, 1) * self.ranks)
+        self.send[:count] = value
+        self.receive[:count] = value
+
     def check(self, name, size, once):
         """Runs the operation once on data whose result is known."""
         whole, part = max(size // 4, 1), max(size // 4 // self.ranks, 1)
-        self.send.fill_(self.rank + 1)
-        self.receive.fill_(self.rank + 1)
+        self.fill(size, self.rank + 1)
         self.turn = 0
         once()
         total = self.ranks * (self.ranks + 1) / 2
@@ -132,8 +137,7 @@ class Bench:
         once = self.operation(name, size)
         if size <= CHECKED_BYTES:
             self.check(name, size, once)
-        self.send.zero_()
-        self.receive.zero_()
+        self.fill(size, 0)
         seconds = self.estimate(once)
         batch = int(SAMPLE_SECONDS / seconds) + 1
         if name == "broadcast" and batch > 1:

@@ -25,7 +25,6 @@ static const char *const NAMES[OPERATIONS] = {"all_reduce", "reduce_scatter", "a
 
 static int rank, ranks;
 static float *send_buffer, *receive_buffer;
-static size_t capacity; // elements in each buffer
 static unsigned turn;   // counts operations; moves the root of broadcasts
 static double budget_seconds = 0.06;
 static int retries = 2;
@@ -61,8 +60,10 @@ static void once(enum operation operation, size_t bytes) {
   }
 }
 
-static void fill(float value) {
-  for (size_t i = 0; i < capacity; i++) send_buffer[i] = receive_buffer[i] = value;
+// Sets what an operation of this size touches.
+static void fill(size_t bytes, float value) {
+  size_t parts = part_of(bytes) * (size_t)ranks, count = whole_of(bytes) > parts ? whole_of(bytes) : parts;
+  for (size_t i = 0; i < count; i++) send_buffer[i] = receive_buffer[i] = value;
 }
 
 static int all_are(const float *values, size_t count, float expected) {
@@ -73,7 +74,7 @@ static int all_are(const float *values, size_t count, float expected) {
 
 // Runs the operation once on data whose result is known.
 static void check(enum operation operation, size_t bytes) {
-  fill((float)(rank + 1));
+  fill(bytes, (float)(rank + 1));
   turn = 0;
   once(operation, bytes);
   float total = (float)(ranks * (ranks + 1) / 2);
@@ -165,7 +166,7 @@ static double attempt(enum operation operation, size_t bytes, long batch, int sa
 static void point(enum operation operation, size_t bytes) {
   static double best[MAX_SAMPLES], next[MAX_SAMPLES];
   if (bytes <= CHECKED_BYTES) check(operation, bytes);
-  fill(0);
+  fill(bytes, 0);
   long batch;
   double seconds = estimate(operation, bytes, &batch);
   double wanted = budget_seconds / ((double)batch * seconds);
@@ -217,10 +218,9 @@ int main(int argc, char **argv) {
     at = strchr(at, ',');
     if (at) at++;
   }
-  capacity = largest / 4 < (size_t)ranks ? (size_t)ranks : largest / 4;
+  size_t capacity = largest / 4 < (size_t)ranks ? (size_t)ranks : largest / 4;
   send_buffer = malloc(capacity * sizeof(float)), receive_buffer = malloc(capacity * sizeof(float));
   if (!send_buffer || !receive_buffer) MPI_Abort(MPI_COMM_WORLD, 1);
-  fill(0);
   for (int operation = 0; operation < OPERATIONS; operation++) {
     if (!wants(collectives, NAMES[operation])) continue;
     for (int i = 0; i < (operation == BARRIER ? 1 : count); i++) point(operation, operation == BARRIER ? 0 : bytes[i]);

@@ -12,10 +12,11 @@ def oversubscribed(ranks):
 
 @dataclass
 class Launch:
-    """A command line without the options of the program, and what it adds to the environment."""
+    """A command line without the options of the program, what it adds to the environment, and files to remove."""
 
     command: list
     environment: dict = field(default_factory=dict)
+    leftovers: list = field(default_factory=list)
 
 
 @dataclass

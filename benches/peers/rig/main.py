@@ -41,6 +41,7 @@ def find_peers(chosen):
     if chosen.peers:
         for name in set(chosen.peers) - {library.name for library in libraries}:
             missing[name] = "asked for, but not here"
+        missing |= {library.title: "left out by --peers" for library in libraries if library.name not in chosen.peers}
         libraries = [library for library in libraries if library.name in chosen.peers]
     return libraries, missing
 

@@ -36,6 +36,8 @@ def parse(arguments=None):
     parser.add_argument("--peers", type=listing(str), help="only these, by the names that --list shows")
     parser.add_argument("--list", action="store_true", help="say which peers are there and which are not, and end")
     parser.add_argument("--budget-ms", type=float, help="time for the samples of one point")
+    parser.add_argument("--together", action="store_true",
+                        help="all collectives in one start of a program: quicker, but libraries take turns less often")
     parser.add_argument("--minutes", type=float, help="begin no further program after this long")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one program")
     parser.add_argument("--shield", choices=["none", "nice", "realtime"], default="none",

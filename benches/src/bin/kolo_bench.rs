@@ -95,7 +95,7 @@ impl Options {
                     options.sizes =
                         value.split(',').map(str::parse).collect::<std::result::Result<_, _>>()?;
                 }
-                "--budget-ms" => options.budget = Duration::from_millis(value.parse()?),
+                "--budget-ms" => options.budget = Duration::from_secs_f64(value.parse::<f64>()? * 1e-3),
                 "--retries" => options.retries = value.parse()?,
                 _ => return Err(format!("there is no option {name:?}").into()),
             }
@@ -129,6 +129,13 @@ impl Bench {
     /// Elements of one rank's part; a size with less than one element each is rounded up.
     fn part(&self, bytes: usize) -> usize {
         (bytes / 4 / self.ranks).max(1)
+    }
+
+    /// Sets what an operation of this size touches.
+    fn fill(&mut self, bytes: usize, value: f32) {
+        let elements = (bytes / 4).max(self.part(bytes) * self.ranks);
+        self.send[..elements].fill(value);
+        self.receive[..elements].fill(value);
     }
 
     fn once(&mut self, operation: Operation, bytes: usize) -> Result<()> {
@@ -168,8 +175,7 @@ impl Bench {
     fn check(&mut self, operation: Operation, bytes: usize) -> Result<bool> {
         let own = (self.comm.rank() + 1) as f32;
         let (whole, part, ranks) = ((bytes / 4).max(1), self.part(bytes), self.ranks);
-        self.send.fill(own);
-        self.receive.fill(own);
+        self.fill(bytes, own);
         self.turn = 0;
         self.once(operation, bytes)?;
         let total = (ranks * (ranks + 1) / 2) as f32;
@@ -243,8 +249,7 @@ impl Bench {
         if bytes <= CHECKED_BYTES && !self.check(operation, bytes)? {
             return Err(format!("wrong result: {}, {bytes} bytes", operation.name()).into());
         }
-        self.send.fill(0.0);
-        self.receive.fill(0.0);
+        self.fill(bytes, 0.0);
         let (batch, seconds) = self.estimate(operation, bytes)?;
         let wanted = options.budget.as_secs_f64() / (batch as f64 * seconds);
         let least = if seconds < SLOW_SECONDS { MIN_SAMPLES } else { MIN_SLOW_SAMPLES };
