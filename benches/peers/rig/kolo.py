@@ -21,5 +21,14 @@ def find(directory):
             environment["KOLO_SOCKET_IFNAME"] = "lo"
         return Launch([str(kolo), "run", "-n", str(ranks), "--", str(bench)], environment)
 
-    version = subprocess.run([kolo, "--version"], capture_output=True, text=True).stdout.split()[-1:]
-    return Library("kolo", " ".join(["Kolo", *version]), launch)
+    version = told([kolo, "--version"])[-1:]
+    commit = [f"({commit})" for commit in told(["git", "rev-parse", "--short", "HEAD"])[:1]]
+    return Library("kolo", " ".join(["Kolo", *version, *commit]), launch)
+
+
+def told(command):
+    """The words that a command says, or none."""
+    try:
+        return subprocess.run(command, cwd=places.REPOSITORY, capture_output=True, text=True).stdout.split()
+    except OSError:
+        return []

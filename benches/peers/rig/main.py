@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+import signal
 import sys
 from statistics import median
 
@@ -48,6 +49,8 @@ def find_peers(chosen):
 
 def measure(chosen, libraries, missing, records):
     processes.adopt_orphans()
+    # Being ended is like being interrupted: programs are ended too, and the table is written.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     prefix, shield = processes.shield(chosen.shield)
     print(f"libraries: {', '.join(library.title for library in libraries)}; shield: {shield}", flush=True)
     meta = {"kind": "meta", "machine": machine.describe(), "shield": shield, "missing": missing,

@@ -3,9 +3,10 @@ import math
 from html import escape
 
 WIDTH, HEIGHT = 300, 210  # of a panel's plot area
-LEFT, GAP, TOP, BETWEEN, BOTTOM = 62, 58, 64, 40, 46
+LEFT, GAP, BETWEEN, BOTTOM = 68, 64, 40, 34
+LEGEND_TOP, LEGEND_ROW, LEGEND_CELL = 32, 18, 90
 # Told apart by people who see fewer colours (Okabe and Ito).
-COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999"]
+COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999", "#8c510a", "#b3a100"]
 KOLO = "#000000"
 STYLE = ("text{font:12px sans-serif;fill:#333}.title{font-size:15px;font-weight:bold}.grid{stroke:#e4e4e4}"
          ".frame{fill:none;stroke:#999}.line{fill:none;stroke-linejoin:round}")
@@ -20,18 +21,20 @@ def draw(title, libraries, all_points):
     colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(peers)} | {"kolo": KOLO}
     shown = [name for name in [*peers, "kolo"] if any(name in point.times for point in all_points)]
     width = LEFT + len(ranks) * (WIDTH + GAP)
-    height = TOP + 2 * HEIGHT + BETWEEN + BOTTOM
+    in_row = max((width - LEFT) // LEGEND_CELL, 1)
+    top = LEGEND_TOP + -(-len(shown) // in_row) * LEGEND_ROW + 18
+    height = top + 2 * HEIGHT + BETWEEN + BOTTOM
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
            f'height="{height}" role="img">', f"<title>{escape(title)}</title><style>{STYLE}</style>",
            f'<rect width="{width}" height="{height}" fill="#fff"/>',
-           f'<text class="title" x="{LEFT}" y="20">{escape(title)}</text>', legend(shown, libraries, colours)]
+           f'<text class="title" x="{LEFT}" y="20">{escape(title)}</text>', legend(shown[::-1], colours, in_row)]
     measures = [("time", lambda point, name: point.times[name], human_micros),
                 ("bus bandwidth", lambda point, name: point.bandwidth(name), human_rate)]
     for row, (label, value, human) in enumerate(measures):
         axis = Axis([value(point, name) for point in all_points for name in point.times])
         for column, number in enumerate(ranks):
             mine = sorted((point for point in all_points if point.ranks == number), key=lambda point: point.bytes)
-            at = (LEFT + column * (WIDTH + GAP), TOP + row * (HEIGHT + BETWEEN))
+            at = (LEFT + column * (WIDTH + GAP), top + row * (HEIGHT + BETWEEN))
             sizes = Axis([point.bytes for point in all_points])
             out.append(panel(at, f"{number} ranks: {label}", sizes, axis, human))
             out += [line(at, sizes, axis, [(point.bytes, value(point, name)) for point in mine if name in point.times],
@@ -81,13 +84,12 @@ def line(at, sizes, axis, values, colour, bold):
             f"{marks}")
 
 
-def legend(names, libraries, colours):
-    out, x = [], LEFT
-    for name in reversed(names):
-        label = libraries[name]
-        out.append(f'<rect x="{x}" y="32" width="14" height="4" fill="{colours[name]}"/>'
-                   f'<text x="{x + 19}" y="39">{escape(label)}</text>')
-        x += 40 + 6.6 * len(label)
+def legend(names, colours, in_row):
+    out = []
+    for index, name in enumerate(names):
+        x, y = LEFT + index % in_row * LEGEND_CELL, LEGEND_TOP + index // in_row * LEGEND_ROW
+        out.append(f'<rect x="{x}" y="{y}" width="14" height="4" fill="{colours[name]}"/>'
+                   f'<text x="{x + 19}" y="{y + 7}">{escape(name)}</text>')
     return "".join(out)
 
 
