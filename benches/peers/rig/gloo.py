@@ -1,5 +1,4 @@
 """Gloo, by way of torch.distributed."""
-import os
 import subprocess
 import sys
 
@@ -27,7 +26,5 @@ def find(peers_dir):
 
 def launcher(python):
     program = str(places.HERE / "gloo_bench.py")
-    environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    if hasattr(os, "geteuid"):
-        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     return lambda ranks, _: Launch([python, program, "--ranks", str(ranks)], environment)

@@ -43,7 +43,8 @@ def parse(arguments=None):
     parser.add_argument("--shield", choices=["none", "nice", "realtime"], default="none",
                         help="keep other processes of the machine away, from all libraries alike; needs privileges")
     parser.add_argument("--peers-dir", type=Path, default=places.PEERS, help="where setup.sh has put peers")
-    parser.add_argument("--kolo-dir", type=Path, default=places.TARGET / "release", help="where kolo and kolo_bench are")
+    parser.add_argument("--kolo-dir", type=Path, default=places.TARGET / "release",
+                        help="where kolo and kolo_bench are")
     parser.add_argument("--out", type=Path, default=places.RESULTS, help="where results go")
     parser.add_argument("--publish", action="store_true", help="write table and plots into docs/ as well")
     parser.add_argument("--report", action="store_true", help="measure nothing; make the table from --out again")
