@@ -36,6 +36,11 @@ class Ratios(unittest.TestCase):
         (point,) = ratios.points([record("kolo", 1, 10), record("a", 1, 99, foreign=0.5)])
         self.assertTrue(point.disturbed)
 
+    def test_turns_that_were_cut_short_do_not_count(self):
+        turn = {"kind": "turn", "round": 1, "transport": "shm", "ranks": 4, "collectives": ["all_reduce"]}
+        records = [record("kolo", 1, 10), record("a", 1, 20), turn, record("kolo", 2, 1)]
+        self.assertEqual([kept["round"] for kept in ratios.complete(records)], [1, 1])
+
     def test_no_peer_means_no_ratio(self):
         (point,) = ratios.points([record("kolo", 1, 10)])
         self.assertTrue(math.isnan(point.ratio))

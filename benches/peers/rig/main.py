@@ -62,12 +62,13 @@ def measure(chosen, libraries, missing, records):
             file.flush()
 
         sink(meta)
+        completed = None
         try:
-            Schedule(chosen, libraries, prefix, sink).run()
+            completed = Schedule(chosen, libraries, prefix, sink).run()
         except KeyboardInterrupt:
             print("run: interrupted; the table holds what there is", file=sys.stderr)
         finally:
-            sink({"kind": "end", "load_after": round(os.getloadavg()[0], 1)})
+            sink({"kind": "end", "complete": completed == chosen.rounds, "load_after": round(os.getloadavg()[0], 1)})
 
 
 def report(chosen, path):
@@ -75,16 +76,18 @@ def report(chosen, path):
         records = [json.loads(line) for line in file]
     of_kind = {kind: [record for record in records if record["kind"] == kind]
                for kind in ("meta", "point", "failure", "end")}
+    of_kind["point"] = ratios.complete(records)
     if not of_kind["point"]:
         print("run: nothing was measured", file=sys.stderr)
         return
     meta = of_kind["meta"][0]
     shares = [record["foreign"] for record in of_kind["point"]]
     meta |= {"rounds": max(record["round"] for record in of_kind["point"]),
-             "load_after": of_kind["end"][-1]["load_after"] if of_kind["end"] else "?",
+             "complete": any(end["complete"] for end in of_kind["end"]),
+             "load_after": of_kind["end"][-1]["load_after"] if of_kind["end"] else "an unknown one",
              "foreign_median": median(shares),
              "foreign_disturbed": sum(share > ratios.DISTURBED for share in shares) / len(shares)}
-    found = ratios.points(records)
+    found = ratios.points(of_kind["point"])
     write(chosen.out, meta, found, of_kind["failure"])
     for key, (value, count, lost) in ratios.means(found, "transport", "collective").items():
         print(f"{key[0]} {key[1]:15} {value:6.2f}  a peer is faster in {lost} of {count}")

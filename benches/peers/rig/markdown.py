@@ -33,6 +33,11 @@ def how(meta):
         f"Load average {machine['load_before']} before and {meta['load_after']} after. {foreign(meta)}",
         f"- Libraries: {', '.join(meta['libraries'].values())}.",
     ]
+    if not meta["complete"]:
+        lines.append("- **This run was cut short.** Combinations of transport and ranks that not every library had "
+                     "been through are left out.")
+    if meta["rounds"] == 1:
+        lines.append("- One round only: no spread, and ratios near 1 say nothing.")
     return "\n".join(lines)
 
 
@@ -83,7 +88,7 @@ def misses(meta, compared):
             "whose spread reaches beyond 1 is within the noise of this machine.", "",
             "| transport | collective | ranks | size | Kolo | best peer | | ratio | spread |",
             "|---|---|---:|---:|---:|---:|---|---:|---:|"]
-    text += [f"| {point.transport} | {point.collective} | {point.ranks} | {human_bytes(point.bytes)} "
+    text += [f"| {point.transport} | {point.collective} | {point.ranks} | {human_bytes(point.bytes) if point.bytes else '-'} "
              f"| {human_time(point.kolo)} | {human_time(point.times[point.best])} | {point.best} | {point.ratio:.2f} "
              f"| {point.low:.2f}–{point.high:.2f} |" for point in lost]
     return "\n".join(text)

@@ -45,6 +45,14 @@ class Point:
         return self.bytes * bus_factor(self.collective, self.ranks) / self.times[library] / 1e3
 
 
+def complete(records):
+    """The points of turns that came to their end: in the others not every library was measured."""
+    turns = {(turn["round"], turn["transport"], turn["ranks"], collective)
+             for turn in records if turn["kind"] == "turn" for collective in turn["collectives"]}
+    return [record for record in records if record["kind"] == "point"
+            and (record["round"], record["transport"], record["ranks"], record["collective"]) in turns]
+
+
 def points(records):
     """All points that were measured, in the order of the records."""
     grouped = defaultdict(lambda: defaultdict(dict))

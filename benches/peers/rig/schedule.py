@@ -51,6 +51,9 @@ class Schedule:
                         print(f"out of time in round {number}", flush=True)
                         return number - 1
                     self.program(number, library, transport, ranks, collectives)
+                # Without this record the combination does not count: not everybody had a turn.
+                self.sink({"kind": "turn", "round": number, "transport": transport, "ranks": ranks,
+                           "collectives": collectives})
             print(f"round {number} of {self.options.rounds}: {time.monotonic() - started:.0f} s, "
                   f"load {os.getloadavg()[0]:.1f}", flush=True)
         return self.options.rounds
