@@ -88,7 +88,7 @@ def misses(meta, compared):
             "whose spread reaches beyond 1 is within the noise of this machine.", "",
             "| transport | collective | ranks | size | Kolo | best peer | | ratio | spread |",
             "|---|---|---:|---:|---:|---:|---|---:|---:|"]
-    text += [f"| {point.transport} | {point.collective} | {point.ranks} | {human_bytes(point.bytes) if point.bytes else '-'} "
+    text += [f"| {point.transport} | {point.collective} | {point.ranks} | {human_size(point)} "
              f"| {human_time(point.kolo)} | {human_time(point.times[point.best])} | {point.best} | {point.ratio:.2f} "
              f"| {point.low:.2f}–{point.high:.2f} |" for point in lost]
     return "\n".join(text)
@@ -128,8 +128,7 @@ def section(meta, collective, all_points, plots):
             cells = [cell(point, name) for name in here]
             ratio = "" if math.isnan(point.ratio) else f"{point.ratio:.2f}{'~' if point.disturbed else ''}"
             spread = "" if math.isnan(point.low) else f"{point.low:.2f}–{point.high:.2f}"
-            size = human_bytes(point.bytes) if point.bytes else "-"
-            text.append(f"| {point.ranks} | {size} | {' | '.join(cells)} | {ratio} | {spread} |")
+            text.append(f"| {point.ranks} | {human_size(point)} | {' | '.join(cells)} | {ratio} | {spread} |")
     if any(point.disturbed for point in mine):
         text += ["", "`~`: no undisturbed round of some library."]
     return "\n".join(text)
@@ -140,6 +139,10 @@ def cell(point, name):
         return ""
     text = human_time(point.times[name])
     return f"**{text}**" if point.times[name] == min(point.times.values()) else text
+
+
+def human_size(point):
+    return human_bytes(point.bytes) if point.bytes else "-"
 
 
 def human_bytes(count):
