@@ -1,0 +1,99 @@
+"""From samples to ratios: best peer's time over Kolo's, so that more than 1 means that Kolo is faster."""
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import median
+
+# Bytes on the wire over bytes of the operation, as nccl-tests counts them.
+WHOLE, PART = ("broadcast",), ("reduce_scatter", "all_gather", "all_to_all")
+# A point in which others used more of the machine is left out where there is a better one.
+DISTURBED = 0.10
+
+
+def bus_factor(collective, ranks):
+    if collective in WHOLE:
+        return 1.0
+    return (ranks - 1) / ranks * (1 if collective in PART else 2)
+
+
+def geometric_mean(values):
+    values = list(values)
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else float("nan")
+
+
+@dataclass
+class Point:
+    """One collective, transport, number of ranks and size: every library's time, in microseconds."""
+
+    transport: str
+    ranks: int
+    collective: str
+    bytes: int
+    times: dict  # library -> median over the rounds
+    best: str = ""
+    ratio: float = float("nan")
+    low: float = float("nan")  # least and greatest ratio of a round
+    high: float = float("nan")
+    disturbed: bool = False
+
+    @property
+    def kolo(self):
+        return self.times.get("kolo")
+
+    def bandwidth(self, library):
+        """Bus bandwidth in GB/s."""
+        return self.bytes * bus_factor(self.collective, self.ranks) / self.times[library] / 1e3
+
+
+def complete(records):
+    """The points of turns that came to their end: in the others not every library was measured."""
+    turns = {(turn["round"], turn["transport"], turn["ranks"], collective)
+             for turn in records if turn["kind"] == "turn" for collective in turn["collectives"]}
+    return [record for record in records if record["kind"] == "point"
+            and (record["round"], record["transport"], record["ranks"], record["collective"]) in turns]
+
+
+def points(records):
+    """All points that were measured, in the order of the records."""
+    grouped = defaultdict(lambda: defaultdict(dict))
+    for record in records:
+        if record["kind"] == "point":
+            key = record["transport"], record["ranks"], record["collective"], record["bytes"]
+            grouped[key][record["library"]][record["round"]] = record
+    return [point(key, libraries) for key, libraries in grouped.items()]
+
+
+def point(key, libraries):
+    kept = {library: calm(rounds) for library, rounds in libraries.items()}
+    found = Point(*key, {library: median(r["median_us"] for r in rounds) for library, rounds in kept.items()})
+    found.disturbed = any(r["foreign"] > DISTURBED for rounds in kept.values() for r in rounds)
+    peers = [library for library in kept if library != "kolo"]
+    if not peers or "kolo" not in kept:
+        return found
+    found.best = min(peers, key=lambda library: found.times[library])
+    found.ratio = found.times[found.best] / found.kolo
+    # In each round against the peer that was the best in it: the harder spread.
+    by_round = []
+    for number, own in libraries["kolo"].items():
+        theirs = [libraries[peer][number]["median_us"] for peer in peers if number in libraries[peer]]
+        if theirs:
+            by_round.append(min(theirs) / own["median_us"])
+    if by_round:
+        found.low, found.high = min(by_round), max(by_round)
+    return found
+
+
+def calm(rounds):
+    """The rounds that were not disturbed, or all if none was."""
+    every = list(rounds.values())
+    return [record for record in every if record["foreign"] <= DISTURBED] or every
+
+
+def means(all_points, *names):
+    """Geometric means of the ratios, by the attributes that are named."""
+    groups = defaultdict(list)
+    for found in all_points:
+        if not math.isnan(found.ratio):
+            groups[tuple(getattr(found, name) for name in names)].append(found.ratio)
+    return {key: (geometric_mean(values), len(values), sum(value < 1 for value in values))
+            for key, values in groups.items()}

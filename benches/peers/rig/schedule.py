@@ -1,0 +1,101 @@
+"""Who runs when: within a round, all libraries run one after another for each combination."""
+import json
+import os
+import time
+from pathlib import Path
+
+from . import machine, processes
+from .library import oversubscribed
+
+# A library that failed this often in a combination of transport and ranks is not tried again there.
+FAILURES = 2
+
+
+class Schedule:
+    def __init__(self, options, libraries, prefix, sink):
+        self.options, self.libraries, self.prefix, self.sink = options, libraries, prefix, sink
+        self.failures = {}
+        self.end = time.monotonic() + options.minutes * 60 if options.minutes else float("inf")
+
+    def combinations(self):
+        for transport in self.options.transports:
+            for ranks in self.options.ranks:
+                every = self.options.collectives
+                for collectives in [every] if self.options.together else [[one] for one in every]:
+                    yield transport, ranks, collectives
+
+    def takes_part(self, library, transport, ranks):
+        if transport not in library.transports:
+            return False
+        if library.never_yields and oversubscribed(ranks) and not self.options.full:
+            key = (library.name, transport, ranks)
+            if key not in self.failures:
+                self.failures[key] = FAILURES
+                self.sink({"kind": "failure", "library": library.name, "transport": transport, "ranks": ranks,
+                           "reason": "waits without yielding the processor, so that an operation takes tens of "
+                                     "milliseconds with more ranks than processors: only measured with --full"})
+        return self.failures.get((library.name, transport, ranks), 0) < FAILURES
+
+    def run(self):
+        """Runs everything. Returns how many rounds were completed."""
+        for number in range(1, self.options.rounds + 1):
+            started = time.monotonic()
+            for index, (transport, ranks, collectives) in enumerate(self.combinations()):
+                libraries = [library for library in self.libraries if self.takes_part(library, transport, ranks)]
+                # Nobody is always the first, or always after the same one.
+                first = (number + index) % max(len(libraries), 1)
+                order = libraries[first:] + libraries[:first]
+                order = order[::-1] if number % 2 else order
+                for library in order:
+                    if time.monotonic() > self.end:
+                        print(f"out of time in round {number}", flush=True)
+                        return number - 1
+                    self.program(number, library, transport, ranks, collectives)
+                # Without this record the combination does not count: not everybody had a turn.
+                self.sink({"kind": "turn", "round": number, "transport": transport, "ranks": ranks,
+                           "collectives": collectives})
+            print(f"round {number} of {self.options.rounds}: {time.monotonic() - started:.0f} s, "
+                  f"load {os.getloadavg()[0]:.1f}", flush=True)
+        return self.options.rounds
+
+    def program(self, number, library, transport, ranks, collectives):
+        """One library, one collective or all of them, all sizes."""
+        collective = ",".join(collectives)
+        launch = library.launch(ranks, transport)
+        # A real-time process that never yields would keep its processor for a whole slice at every wait.
+        hogs = library.never_yields and oversubscribed(ranks)
+        command = [*([] if hogs else self.prefix), *launch.command, "--collectives", collective, "--sizes",
+                   ",".join(map(str, self.options.sizes)), "--budget-ms", str(self.options.budget_ms)]
+        wire, started = machine.loopback_bytes(), time.monotonic()
+        status, output, errors = processes.run(command, launch.environment, self.options.timeout)
+        wire = machine.loopback_bytes() - wire
+        for leftover in launch.leftovers:
+            Path(leftover).unlink(missing_ok=True)
+        base = {"round": number, "library": library.name, "transport": transport}
+        self.sink({"kind": "program", **base, "ranks": ranks, "collective": collective, "loopback_bytes": wire,
+                   "seconds": round(time.monotonic() - started, 2)})
+        points = [json.loads(line) for line in output.splitlines() if line.startswith("{") and line.endswith("}")]
+        least = sum(least_traffic(point) for point in points)
+        honest = transport != "tcp" or wire >= least
+        for point in points if honest else []:
+            self.sink({"kind": "point", **base, **point})
+        expected = sum(1 if one == "barrier" else len(self.options.sizes) for one in collectives)
+        if status != 0 or len(points) < expected or not honest:
+            key = (library.name, transport, ranks)
+            self.failures[key] = self.failures.get(key, 0) + 1
+            why = (reason(status, errors, self.options.timeout) if honest else
+                   f"only {wire} bytes went over the loopback interface instead of {least:.0f}: this was not TCP")
+            self.sink({"kind": "failure", **base, "ranks": ranks, "collective": collective, "reason": why})
+
+
+def least_traffic(point):
+    """Bytes that the samples of a point must have sent between ranks, whatever the algorithm."""
+    each = point["bytes"] * (point["ranks"] - 1) / point["ranks"]
+    return each * point["batch"] * point["samples"]
+
+
+def reason(status, errors, limit):
+    if status is None:
+        return f"not done after {limit:g} s"
+    lines = [line.strip() for line in errors.splitlines() if line.strip(" -=*[]")]
+    return f"exit status {status}" + (f": {' / '.join(lines[-3:])[:300]}" if lines else "")

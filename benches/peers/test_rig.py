@@ -1,0 +1,101 @@
+"""Tests of the rig that need no peer: `python3 -m unittest discover -s benches/peers`."""
+import math
+import signal
+import sys
+import time
+import unittest
+from xml.dom import minidom
+
+from rig import markdown, mpi, options, processes, ratios, svg
+
+
+def record(library, number, micros, size=1024, foreign=0.0, collective="all_reduce", ranks=4):
+    return {"kind": "point", "library": library, "round": number, "transport": "shm", "ranks": ranks,
+            "collective": collective, "bytes": size, "median_us": micros, "foreign": foreign}
+
+
+class Options(unittest.TestCase):
+    def test_sizes_have_units(self):
+        self.assertEqual(options.parse(["--sizes", "1M,8,32K"]).sizes, [8, 32 << 10, 1 << 20])
+
+    def test_full_reaches_256_mib(self):
+        self.assertEqual(options.parse(["--full"]).sizes[-2:], [128 << 20, 256 << 20])
+
+
+class Ratios(unittest.TestCase):
+    def test_best_peer_of_the_medians_and_hardest_spread(self):
+        records = [record("kolo", 1, 10), record("kolo", 2, 10), record("a", 1, 20), record("a", 2, 20),
+                   record("b", 1, 5), record("b", 2, 45)]
+        (point,) = ratios.points(records)
+        self.assertEqual((point.best, point.ratio), ("a", 2.0))
+        self.assertEqual((point.low, point.high), (0.5, 2.0))
+
+    def test_disturbed_rounds_are_left_out_where_others_exist(self):
+        (point,) = ratios.points([record("kolo", 1, 10), record("a", 1, 99, foreign=0.5), record("a", 2, 30)])
+        self.assertEqual((point.ratio, point.disturbed), (3.0, False))
+        (point,) = ratios.points([record("kolo", 1, 10), record("a", 1, 99, foreign=0.5)])
+        self.assertTrue(point.disturbed)
+
+    def test_turns_that_were_cut_short_do_not_count(self):
+        turn = {"kind": "turn", "round": 1, "transport": "shm", "ranks": 4, "collectives": ["all_reduce"]}
+        records = [record("kolo", 1, 10), record("a", 1, 20), turn, record("kolo", 2, 1)]
+        self.assertEqual([kept["round"] for kept in ratios.complete(records)], [1, 1])
+
+    def test_no_peer_means_no_ratio(self):
+        (point,) = ratios.points([record("kolo", 1, 10)])
+        self.assertTrue(math.isnan(point.ratio))
+        self.assertEqual(ratios.means([point]), {})
+
+    def test_bus_bandwidth_counts_as_nccl_tests_does(self):
+        self.assertEqual(ratios.bus_factor("all_reduce", 4), 1.5)
+        self.assertEqual(ratios.bus_factor("all_gather", 4), 0.75)
+        self.assertEqual(ratios.bus_factor("broadcast", 4), 1.0)
+
+    def test_means(self):
+        points = ratios.points([record("kolo", 1, 10), record("a", 1, 5), record("kolo", 1, 10, 8),
+                                record("a", 1, 20, 8)])
+        value, count, lost = ratios.means(points)[()]
+        self.assertAlmostEqual(value, 1.0)
+        self.assertEqual((count, lost), (2, 1))
+
+
+class Pages(unittest.TestCase):
+    def test_units(self):
+        self.assertEqual([markdown.human_bytes(size) for size in (8, 32 << 10, 256 << 20)],
+                         ["8 B", "32 KiB", "256 MiB"])
+        self.assertEqual([markdown.human_time(micros) for micros in (0.25, 1500, 2e6)], ["0.25 µs", "1.5 ms", "2 s"])
+
+    def test_a_plot_is_xml(self):
+        points = ratios.points([record(library, 1, micros, size) for library, micros in (("kolo", 10), ("a", 20))
+                                for size in (8, 1024)])
+        drawn = svg.draw("title <&>", {"kolo": "Kolo", "a": "A"}, points)
+        self.assertEqual(len(minidom.parseString(drawn).getElementsByTagName("polyline")), 4)
+
+
+class Launchers(unittest.TestCase):
+    def test_flavours(self):
+        told = {"openmpi": ("mpirun (Open MPI) 5.0.11\n", "5.0.11"), "mpich": ("HYDRA:\n Version:   4.0.2\n", "4.0.2"),
+                "intelmpi": ("Intel(R) MPI Library for Linux* OS, Version 2021.18 Build 1\n", "2021.18")}
+        for flavour, (text, version) in told.items():
+            found = next(name for name, pattern in mpi.FLAVOURS.items() if pattern.search(text))
+            self.assertEqual((found, mpi.FLAVOURS[found].search(text)[1]), (flavour, version))
+
+
+class Processes(unittest.TestCase):
+    def test_late_programs_are_ended_with_what_they_started(self):
+        processes.adopt_orphans()
+        nested = "import subprocess, time; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)"
+        started = time.monotonic()
+        status, _, _ = processes.run([sys.executable, "-c", nested], {}, 1)
+        self.assertIsNone(status)
+        self.assertLess(time.monotonic() - started, 10)
+        self.assertEqual(processes.descendants(), [])
+
+    def test_output_and_status(self):
+        status, output, _ = processes.run(["sh", "-c", "echo $WORD; exit 3"], {"WORD": "yes"}, 10)
+        self.assertEqual((status, output), (3, "yes\n"))
+        processes.end_descendants(signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    unittest.main()
