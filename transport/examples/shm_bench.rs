@@ -4,11 +4,14 @@
 //! shm_bench latency            one way, 0 to 4096 bytes, 2 processes
 //! shm_bench poll               an empty poll with 1, 4, 16 channels pending
 //! shm_bench stream             one way and both ways, 64 KiB to 64 MiB, 2 processes
+//! shm_bench copies N          a ring of N processes, everybody sends to the next: single copy and two copies in turn
 //! shm_bench sweep              stream over piece and ring sizes
 //! shm_bench flat N             flat exchange of N processes (oversubscribed when N is more than the processors)
 //! ```
 //! Processes are started from this very program; they find each other through files in a temporary directory.
 //! On a busy machine, run it with real-time priority (`chrt -f 1`) and look at the least of the batches.
+//! `SHM_BENCH_HUGE=1` puts the buffers into huge pages, `SHM_BENCH_LEN=n` is the one length for `copies`,
+//! `SHM_BENCH_BATCHES=n` its number of batches.
 //! `PIN=1` binds rank r to processor r modulo their number; `PIN=same` all to one.
 
 use std::env;
@@ -18,8 +21,8 @@ use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kolo_transport::shm::{ShmEndpoint, ShmOptions};
-use kolo_transport::{Channel, Endpoint, Event, Piece, Posted, Sink, Token};
+use kolo_transport::shm::{ShmEndpoint, ShmOptions, SingleCopy};
+use kolo_transport::{Channel, Consumer, Endpoint, Event, Piece, Posted, Sink, Token};
 
 fn main() -> ExitCode {
     if let Ok(rank) = env::var("SHM_BENCH_RANK") {
@@ -30,6 +33,7 @@ fn main() -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words[..] {
         ["latency" | "stream" | "poll"] => launch(words[0], 2, &[]),
+        ["copies", n] => launch("copies", n.parse().expect("a number of processes"), &[]),
         ["flat", n] => launch("flat", n.parse().expect("a number of processes"), &[]),
         ["sweep"] => {
             for piece_kib in [8, 16, 32, 64] {
@@ -42,7 +46,7 @@ fn main() -> ExitCode {
             }
         }
         _ => {
-            eprintln!("usage: shm_bench latency | poll | stream | sweep | flat N");
+            eprintln!("usage: shm_bench latency | poll | stream | copies N | sweep | flat N");
             return ExitCode::FAILURE;
         }
     }
@@ -82,11 +86,16 @@ fn child(rank: u32) {
         piece_bytes: number("SHM_BENCH_PIECE").unwrap_or(defaults.piece_bytes),
         ring_bytes: number("SHM_BENCH_RING").unwrap_or(defaults.ring_bytes),
         oversubscribed: n as usize > thread::available_parallelism().map_or(1, usize::from),
+        single_copy: number("SHM_BENCH_SINGLE").map_or(defaults.single_copy, SingleCopy::From),
         ..defaults
     };
+    let what = env::var("SHM_BENCH_WHAT");
+    if what.as_deref() == Ok("copies") {
+        return copies(&options, rank, n, &directory);
+    }
     let mut endpoint = ShmEndpoint::new(rank, n, options).expect("endpoint");
     meet(&mut endpoint, rank, n, &directory);
-    match env::var("SHM_BENCH_WHAT").as_deref() {
+    match what.as_deref() {
         Ok("latency") => latency(Bench::new(endpoint, rank)),
         Ok("poll") => empty_polls(Bench::new(endpoint, rank)),
         Ok("stream") => stream(Bench::new(endpoint, rank)),
@@ -167,8 +176,19 @@ fn measure(batches: usize, mut batch: impl FnMut() -> f64) -> (f64, f64) {
 }
 
 fn buffer(len: usize) -> (Vec<u8>, [Piece; 1]) {
-    let mut bytes = vec![1u8; len];
-    let piece = [Piece { ptr: bytes.as_mut_ptr(), len }];
+    let is_huge = number("SHM_BENCH_HUGE").is_some() && len > 0;
+    let mut bytes = Vec::<u8>::with_capacity(if is_huge { (len + (2 << 20)).max(8 << 20) } else { len });
+    if is_huge {
+        let len = bytes.capacity();
+        let (start, huge) = (bytes.as_mut_ptr(), 2 << 20);
+        let skip = start.align_offset(huge);
+        let advice = rustix::mm::Advice::LinuxHugepage;
+        // SAFETY: the range is inside the vector's memory, of which nothing is used yet.
+        let _ = unsafe { rustix::mm::madvise(start.add(skip).cast(), (len - skip) / huge * huge, advice) };
+    }
+    bytes.resize(bytes.capacity(), 1u8);
+    let skip = if is_huge { bytes.as_ptr().align_offset(2 << 20) } else { 0 };
+    let piece = [Piece { ptr: bytes[skip..].as_mut_ptr(), len }];
     (bytes, piece)
 }
 
@@ -304,6 +324,139 @@ fn flat(mut endpoint: ShmEndpoint, rank: u32) {
                 least * 1e6,
                 median * 1e6
             );
+        }
+    }
+}
+
+/// Adds what arrives to a vector of numbers.
+unsafe fn add(context: *mut (), offset: usize, data: *const u8, len: usize) {
+    // SAFETY: `Ring::turn` passes a pointer to its accumulator, which is as long as the message; the data are whole
+    // numbers, aligned, by the grain of the transport.
+    let (sums, terms) = unsafe {
+        let sums = context.cast::<u8>().add(offset).cast::<f32>();
+        (
+            std::slice::from_raw_parts_mut(sums, len / 4),
+            std::slice::from_raw_parts(data.cast::<f32>(), len / 4),
+        )
+    };
+    sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+}
+
+/// Everybody sends to the next one: what a step of a ring algorithm does.
+struct Ring {
+    endpoint: ShmEndpoint,
+    next: u32,
+    previous: u32,
+    events: Vec<Event>,
+    yields: bool,
+}
+
+impl Ring {
+    fn turn(&mut self, sends: bool, receives: bool, from: &[Piece; 1], to: &[Piece; 1], adds: bool) {
+        let mut left = 0;
+        let sink = if adds {
+            let consumer = Consumer { call: add, context: to[0].ptr.cast() };
+            Sink::Consume { len: to[0].len, consumer }
+        } else {
+            Sink::Place(to)
+        };
+        let (source, target) =
+            (Channel { peer: self.previous, index: 0 }, Channel { peer: self.next, index: 0 });
+        // SAFETY: the messages are over when this returns, and the callers keep the pieces until then.
+        unsafe {
+            if receives {
+                let posted = self.endpoint.post_recv(source, 7, sink, Token(1)).expect("post");
+                left += usize::from(posted == Posted::Pending);
+            }
+            if sends {
+                let posted = self.endpoint.post_send(target, 7, from, Token(2)).expect("post");
+                left += usize::from(posted == Posted::Pending);
+            }
+        }
+        while self.events.len() < left {
+            if !self.endpoint.poll(&mut self.events) && self.yields {
+                thread::yield_now();
+            }
+        }
+        for event in self.events.drain(..) {
+            assert!(matches!(event, Event::Done(_)), "{event:?}");
+        }
+    }
+}
+
+/// Message lengths, or the one that `SHM_BENCH_LEN` gives.
+fn sizes() -> Vec<usize> {
+    number("SHM_BENCH_LEN").map_or_else(
+        || (4..=10).map(|i| 1 << (10 + i)).chain([4 << 20, 8 << 20, 16 << 20, 64 << 20]).collect(),
+        |len| vec![len],
+    )
+}
+
+/// Two copies and single copy, in alternation.
+fn copies(options: &ShmOptions, rank: u32, n: u32, directory: &Path) {
+    let mut rings: Vec<_> = [SingleCopy::Never, SingleCopy::From(1)]
+        .into_iter()
+        .zip(["two", "one"])
+        .map(|(single_copy, name)| {
+            let directory = directory.join(name);
+            fs::create_dir_all(&directory).expect("a directory");
+            let options = ShmOptions { single_copy, ..options.clone() };
+            let mut endpoint = ShmEndpoint::new(rank, n, options).expect("endpoint");
+            meet(&mut endpoint, rank, n, &directory);
+            let (next, previous) = ((rank + 1) % n, (rank + n - 1) % n);
+            Ring { endpoint, next, previous, events: Vec::new(), yields: n > 2 }
+        })
+        .collect();
+    for len in sizes() {
+        let (_from, from) = buffer(len);
+        let (_to, to) = buffer(len);
+        let (_sums, sums) = buffer(len);
+        let rounds = ((32 << 20) / len).clamp(2, 100);
+        for (what, one_way, adds) in [
+            ("1-way place", true, false),
+            ("place", false, false),
+            ("1-way add", true, true),
+            ("add", false, true),
+        ] {
+            if one_way && n > 2 {
+                continue;
+            }
+            let (sends, receives) = (!one_way || rank == 0, !one_way || rank == 1);
+            let target = if adds { &sums } else { &to };
+            let mut times = [Vec::new(), Vec::new()];
+            for _ in 0..number("SHM_BENCH_BATCHES").unwrap_or(11) {
+                for (ring, times) in rings.iter_mut().zip(&mut times) {
+                    let (_none, none) = buffer(0);
+                    for _ in 0..n {
+                        ring.turn(true, true, &none, &none, false);
+                    }
+                    let start = Instant::now();
+                    for _ in 0..rounds {
+                        ring.turn(sends, receives, &from, target, adds);
+                    }
+                    ring.turn(true, true, &none, &none, false);
+                    times.push(start.elapsed().as_secs_f64());
+                }
+            }
+            if rank == 0 {
+                let ways = if one_way { 1 } else { n };
+                let mut speeds = times.map(|mut times| {
+                    times.sort_by(f64::total_cmp);
+                    let bytes = f64::from(ways) * (len * rounds) as f64 / 1e9;
+                    (bytes / times[0], bytes / times[times.len() / 2])
+                });
+                let [two, one] = &mut speeds;
+                println!(
+                    "{:6} KiB {what:12} two copies {:5.1} best {:5.1} median, single {:5.1} {:5.1}; ratio {:.2} {:.2}",
+                    len / 1024,
+                    two.0,
+                    two.1,
+                    one.0,
+                    one.1,
+                    one.0 / two.0,
+                    one.1 / two.1
+                );
+            }
         }
     }
 }

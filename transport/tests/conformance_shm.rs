@@ -1,6 +1,7 @@
 //! Shared memory through the conformance suite.
 
 use kolo_transport::conformance::{CountingAllocator, Subject};
+use kolo_transport::shm::SingleCopy;
 use kolo_transport::{Endpoint, ShmEndpoint, ShmOptions};
 
 #[global_allocator]
@@ -18,6 +19,27 @@ mod as_it_comes {
     use super::*;
 
     kolo_transport::conformance!(Shm(ShmOptions::default));
+}
+
+/// Nearly every message is read from its sender's memory. Not the words of a few bytes that some cases expect to be
+/// over before the answer is.
+mod with_single_copy {
+    use super::*;
+
+    kolo_transport::conformance!(Shm(|| ShmOptions {
+        single_copy: SingleCopy::From(256),
+        ..ShmOptions::default()
+    }));
+}
+
+/// Everything goes through the rings.
+mod with_two_copies {
+    use super::*;
+
+    kolo_transport::conformance!(Shm(|| ShmOptions {
+        single_copy: SingleCopy::Never,
+        ..ShmOptions::default()
+    }));
 }
 
 /// Rings of a page: everything waits for room all the time.

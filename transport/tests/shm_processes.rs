@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kolo_transport::shm::{ShmEndpoint, ShmOptions};
+use kolo_transport::shm::{ShmEndpoint, ShmOptions, SingleCopy};
 use kolo_transport::{
     Armed, Channel, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Sink, Token, wait_word,
 };
@@ -75,6 +75,7 @@ fn start(scenario: &str, n: u32) -> Vec<Process> {
 #[test]
 fn everybody_talks_to_everybody() {
     start("talk", 3).into_iter().for_each(Process::end);
+    start("talk-single", 3).into_iter().for_each(Process::end);
 }
 
 #[test]
@@ -115,7 +116,11 @@ fn child() {
     let Ok(scenario) = env::var("SHM_TEST_SCENARIO") else { return };
     let number = |name: &str| env::var(name).expect("set").parse::<u32>().expect("a number");
     let (rank, n) = (number("SHM_TEST_RANK"), number("SHM_TEST_SIZE"));
-    let options = ShmOptions { oversubscribed: n > 2, ..ShmOptions::default() };
+    let single_copy = match scenario.strip_suffix("-single") {
+        Some(_) => SingleCopy::From(4096),
+        None => SingleCopy::Auto,
+    };
+    let options = ShmOptions { oversubscribed: n > 2, single_copy, ..ShmOptions::default() };
     let mut endpoint = ShmEndpoint::new(rank, n, options).expect("endpoint");
     let hex: String = endpoint.address().iter().map(|b| format!("{b:02x}")).collect();
     println!("ADDRESS {hex}");
@@ -126,7 +131,7 @@ fn child() {
     }
     endpoint.establish(Instant::now() + PATIENCE).expect("established");
     match scenario.as_str() {
-        "talk" => talk(endpoint, rank, n),
+        "talk" | "talk-single" => talk(endpoint, rank, n),
         "flat" => flat(endpoint),
         "mourn-spinning" => mourn(endpoint, rank, None),
         "mourn-by-descriptor" => mourn(endpoint, rank, Some(ParkBy::Fd)),

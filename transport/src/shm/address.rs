@@ -5,21 +5,23 @@ use super::host::{Host, NAME_BYTES};
 /// First bytes of every blob.
 const MAGIC: [u8; 4] = *b"KSHM";
 /// Layout of the blob, of the greetings and of the shared memory: they change together.
-pub(crate) const VERSION: u32 = 1;
-/// magic, version, boot, namespace, uid, pid, name, cookie
-const BYTES: usize = 4 + 4 + 16 + 8 + 4 + 4 + NAME_BYTES + 16;
+pub(crate) const VERSION: u32 = 2;
+/// magic, version, boot, namespace, uid, pid, name, cookie, beacon
+const BYTES: usize = 4 + 4 + 16 + 8 + 4 + 4 + NAME_BYTES + 16 + 8;
 
 /// What a rank tells all others about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) host: Host,
     pub(crate) uid: u32,
-    /// For error texts only.
+    /// For error texts, and for reading its memory, which proves itself (see [`Remote`](super::remote::Remote)).
     pub(crate) pid: u32,
     /// Name of the stream listener.
     pub(crate) name: [u8; NAME_BYTES],
     /// Whoever knows it has read this blob: socket names can be seen by every user of the host, blobs cannot.
     pub(crate) cookie: [u8; 16],
+    /// Where the cookie lies in the process's own memory.
+    pub(crate) beacon: u64,
 }
 
 impl Address {
@@ -33,6 +35,7 @@ impl Address {
         out.extend_from_slice(&self.pid.to_le_bytes());
         out.extend_from_slice(&self.name);
         out.extend_from_slice(&self.cookie);
+        out.extend_from_slice(&self.beacon.to_le_bytes());
         out
     }
 
@@ -53,19 +56,21 @@ impl Address {
             rest = tail;
         };
         let (mut boot, mut namespace, mut uid, mut pid) = ([0; 16], [0; 8], [0; 4], [0; 4]);
-        let (mut name, mut cookie) = ([0; NAME_BYTES], [0; 16]);
+        let (mut name, mut cookie, mut beacon) = ([0; NAME_BYTES], [0; 16], [0; 8]);
         field(&mut boot);
         field(&mut namespace);
         field(&mut uid);
         field(&mut pid);
         field(&mut name);
         field(&mut cookie);
+        field(&mut beacon);
         Ok(Self {
             host: Host { boot, namespace: u64::from_le_bytes(namespace) },
             uid: u32::from_le_bytes(uid),
             pid: u32::from_le_bytes(pid),
             name,
             cookie,
+            beacon: u64::from_le_bytes(beacon),
         })
     }
 
@@ -95,6 +100,7 @@ mod tests {
             pid: 77,
             name: [b'n'; NAME_BYTES],
             cookie: [9; 16],
+            beacon: 0x7fff_1234_5678,
         }
     }
 

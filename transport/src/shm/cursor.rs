@@ -3,12 +3,14 @@
 use std::ptr;
 
 use super::copy::copy_streaming;
+use super::offer::Offer;
+use super::remote::{NEAR_RUNS, Near};
 use crate::endpoint::Piece;
 
 /// Walks a list of pieces front to back. The list and the memory it names belong to the caller, who has promised
 /// (in [`Endpoint::post_send`](crate::Endpoint::post_send) and `post_recv`) to keep both valid until the token
 /// completes; a cursor is dropped no later than that.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Cursor {
     piece: *const Piece,
     end: *const Piece,
@@ -56,6 +58,39 @@ impl Cursor {
                 }
                 from = from.add(run);
             });
+        }
+    }
+
+    /// The whole list, if it is short enough for an offer. Only at the front of it.
+    ///
+    /// # Safety
+    /// The list is valid, and `total` bytes long.
+    pub(crate) unsafe fn offer(&self, total: usize) -> Option<Offer> {
+        let (mut offer, mut fits) = (Offer::new(), true);
+        // SAFETY: the caller's promise.
+        unsafe { self.clone().walk(total, |at, run| fits = fits && offer.push(at, run)) };
+        fits.then_some(offer)
+    }
+
+    /// Steps over the next bytes, `len` of them or as many as lie in [`NEAR_RUNS`] pieces, and lists them.
+    ///
+    /// # Safety
+    /// The promise of `post_recv` holds, and `len` bytes are left in the list.
+    pub(crate) unsafe fn runs(&mut self, mut len: usize, near: &mut Near) {
+        for _ in 0..NEAR_RUNS {
+            while len > 0 {
+                // SAFETY: bytes are left, so there is a piece here.
+                let piece = unsafe { *self.piece };
+                let run = len.min(piece.len - self.offset);
+                // SAFETY: as many are left in this piece.
+                unsafe { self.walk(run, |at, run| near.push(at, run)) };
+                len -= run;
+                if run > 0 {
+                    break;
+                }
+                // SAFETY: bytes are left behind this empty piece, so the list goes on.
+                self.piece = unsafe { self.piece.add(1) };
+            }
         }
     }
 

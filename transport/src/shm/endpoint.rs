@@ -22,11 +22,14 @@ use std::time::Instant;
 use super::address::Address;
 use super::arena::{ASLEEP_WORD, Arena};
 use super::establish::{NAME, NO_PEER};
-use super::lane::{Handed, RecvLane, SendLane};
+use super::lane::{Handed, SendLane};
 use super::lobby::{Caller, Lobby};
-use super::options::{Budget, ShmOptions};
+use super::options::{Budget, ShmOptions, SingleCopy};
+use super::pages::Pages;
 use super::peer::{NO_LANE, Peer};
 use super::progress::received;
+use super::recv_lane::RecvLane;
+use super::remote::{Beacon, FAR_RUNS};
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 
@@ -42,6 +45,10 @@ pub struct ShmEndpoint {
     pub(super) options: ShmOptions,
     pub(super) caps: Caps,
     pub(super) identity: Address,
+    /// Where the identity's `beacon` points to.
+    _beacon: Beacon,
+    /// Where huge pages are, if anybody wants to know.
+    pub(super) pages: Option<Pages>,
     blob: Vec<u8>,
     pub(super) lobby: Lobby,
     pub(super) callers: Vec<Caller>,
@@ -93,7 +100,7 @@ impl ShmEndpoint {
         world_size: u32,
         options: ShmOptions,
         caps: Caps,
-        identity: Address,
+        (identity, beacon): (Address, Beacon),
         lobby: Lobby,
         bell: OwnedFd,
         epoll: OwnedFd,
@@ -106,6 +113,8 @@ impl ShmEndpoint {
             caps,
             blob: identity.encode(),
             identity,
+            _beacon: beacon,
+            pages: None,
             lobby,
             callers: Vec::new(),
             bell,
@@ -194,6 +203,18 @@ impl ShmEndpoint {
         Ok(id)
     }
 
+    /// Whether a long message should be offered.
+    fn is_to_be_offered(&self, lane: u32, src: &[Piece], total: usize) -> bool {
+        let lane = &self.send_lanes[lane as usize];
+        let is_short = src.len() <= FAR_RUNS;
+        let is_worth_it = || match self.options.single_copy {
+            SingleCopy::Auto => self.pages.as_ref().is_some_and(|pages| pages.hold(src, total)),
+            SingleCopy::From(_) => true,
+            SingleCopy::Never => false,
+        };
+        is_short && lane.may_offer() && is_worth_it()
+    }
+
     /// Lane for receiving on a channel, made on first use.
     fn recv_lane(&mut self, peer: usize, channel: u16) -> Result<u32, Error> {
         let known = self.peers[peer].recv_lanes[usize::from(channel)];
@@ -206,7 +227,7 @@ impl ShmEndpoint {
             Err(error) if error.kind == ErrorKind::PeerLost => self.look_soon = true,
             other => other?,
         }
-        let mut lane = RecvLane::new(peer);
+        let mut lane = RecvLane::new(peer, self.peers[peer].remote);
         if let Some(inward) = &self.peers[peer].inward {
             lane.ring = (channel < inward.segment.channels()).then(|| inward.segment.consumer(channel));
         }
@@ -255,9 +276,10 @@ impl Endpoint for ShmEndpoint {
         let Some(total) = total(src) else { return Err(too_long(on.peer)) };
         self.check_can_send(peer)?;
         let id = self.send_lane(peer, on.index)?;
+        let is_offered = total >= self.options.offer_min() && self.is_to_be_offered(id, src, total);
         let lane = &mut self.send_lanes[id as usize];
         // SAFETY: the caller's promise is the one that the lane asks for.
-        match unsafe { lane.hand(tag, src, total, token, self.options.ring_bytes) } {
+        match unsafe { lane.hand(tag, src, total, token, self.options.ring_bytes, is_offered) } {
             Handed::Over => {
                 self.ring_doorbell(peer);
                 Ok(Posted::Done)
@@ -387,6 +409,7 @@ impl Endpoint for ShmEndpoint {
 
 impl Drop for ShmEndpoint {
     fn drop(&mut self) {
+        self.send_lanes.iter().for_each(SendLane::withdraw);
         let Some(arena) = &self.arena else { return };
         if self.aborted.is_none() {
             arena.departed(self.member).store(1, Ordering::Release);

@@ -17,8 +17,10 @@ use super::endpoint::ShmEndpoint;
 use super::hello::{HELLO_BYTES, Hello, Purpose};
 use super::host::{self, Host};
 use super::lobby::{EPOLL_LOBBY, Lobby};
-use super::options::{Budget, RING_MAX_BYTES, RING_MIN_BYTES, ShmOptions, channels_max};
+use super::options::{Budget, RING_MAX_BYTES, RING_MIN_BYTES, ShmOptions, SingleCopy, channels_max};
+use super::pages::Pages;
 use super::peer::Peer;
+use super::remote::{Beacon, Remote};
 use super::ring::{CELLS, INLINE_BYTES};
 use crate::endpoint::{Caps, Reach};
 use crate::error::{Error, ErrorKind};
@@ -56,12 +58,15 @@ impl ShmEndpoint {
             Host::current(options.host_key.as_deref()).map_err(|e| system("identity of the host", e))?;
         let uid = rustix::process::geteuid().as_raw();
         let random = |e| system("random numbers", e);
+        let cookie = host::random_bits().map_err(random)?;
+        let beacon = Beacon::new(cookie);
         let address = Address {
             host,
             uid,
             pid: std::process::id(),
             name: host::random_name().map_err(random)?,
-            cookie: host::random_bits().map_err(random)?,
+            cookie,
+            beacon: beacon.address(),
         };
         let listener = unix::listen(&address.name).map_err(|e| system("a UNIX socket to listen on", e))?;
         let bell = unix::datagram(&address.bell_name()).map_err(|e| system("a UNIX datagram socket", e))?;
@@ -70,7 +75,11 @@ impl ShmEndpoint {
         let budget = Budget::new(&options, channels_max, world_size as usize - 1);
         let caps = caps(&options, channels_max, &budget);
         let lobby = Lobby::new(listener, uid);
-        Ok(Self::assemble(rank, world_size, options, caps, address, lobby, bell, epoll, budget))
+        let pages = (options.single_copy == SingleCopy::Auto).then(Pages::open).flatten();
+        let mut endpoint =
+            Self::assemble(rank, world_size, options, caps, (address, beacon), lobby, bell, epoll, budget);
+        endpoint.pages = pages;
+        Ok(endpoint)
     }
 
     pub(crate) fn meet(&mut self, rank: u32, address: &[u8]) -> Result<Reach, Error> {
@@ -97,8 +106,17 @@ impl ShmEndpoint {
             return no("different user");
         }
         self.by_rank[rank as usize] = u32::try_from(self.peers.len()).expect("fewer than ranks");
-        self.peers.push(Peer::new(rank, theirs, self.caps.channels_max));
-        Ok(Reach::Yes { how: "same host, memfd".to_owned() })
+        let remote = match self.options.single_copy {
+            SingleCopy::Never => Err("chosen".to_owned()),
+            SingleCopy::Auto if self.pages.is_none() => Err("the kernel does not tell huge pages".to_owned()),
+            SingleCopy::Auto | SingleCopy::From(_) => Remote::probe(&theirs),
+        };
+        let how = match &remote {
+            Ok(_) => "same host, memfd, single copy".to_owned(),
+            Err(because) => format!("same host, memfd, two copies: {because}"),
+        };
+        self.peers.push(Peer::new(rank, theirs, remote.ok(), self.caps.channels_max));
+        Ok(Reach::Yes { how })
     }
 
     pub(crate) fn share_arena(&mut self, deadline: Instant) -> Result<(), Error> {
@@ -245,10 +263,12 @@ fn caps(options: &ShmOptions, channels_max: u16, budget: &Budget) -> Caps {
 }
 
 /// What an empty ring of `ring` bytes takes wherever it stands. The end of the ring may cost up to a skipped part of
-/// less than 4 KiB (or of less than half the ring, if that is less) and one shorter piece.
+/// less than 4 KiB (or of less than half the ring, if that is less) and one shorter piece. What is offered waits for its
+/// receiver.
 fn eager_max(ring: usize, options: &ShmOptions) -> usize {
     let piece = options.piece_bytes.min(ring / 2);
-    (ring / 2).max(ring.saturating_sub(8192)).min((CELLS as usize - 2) * piece)
+    let fits = (ring / 2).max(ring.saturating_sub(8192)).min((CELLS as usize - 2) * piece);
+    fits.min(options.offer_min() - 1)
 }
 
 const _: () = assert!(INLINE_BYTES < RING_MIN_BYTES / 2);

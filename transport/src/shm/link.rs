@@ -14,6 +14,7 @@ use super::hello::{Hello, Purpose};
 use super::lobby::{Caller, EPOLL_LOBBY};
 use super::peer::{Fate, Inward, NO_LANE, Outward};
 use super::progress::received;
+use super::recv_lane::Trouble;
 use super::segment::{Geometry, Segment};
 use crate::endpoint::Event;
 use crate::error::{Error, ErrorKind};
@@ -152,6 +153,9 @@ impl ShmEndpoint {
                 self.busy_recvs.push(id);
             }
         }
+        if self.peers[peer].remote.is_some() {
+            segment.permit_offers();
+        }
         self.peers[peer].inward = Some(Inward { segment, stream: caller.stream });
     }
 
@@ -235,7 +239,7 @@ impl ShmEndpoint {
     }
 
     /// A peer's stream has ended or its departure was seen.
-    fn part_with(&mut self, peer: usize) {
+    pub(super) fn part_with(&mut self, peer: usize) {
         let target = &self.peers[peer];
         let (rank, pid) = (target.rank, target.address.pid);
         let has_departed = self.has_departed(peer);
@@ -295,6 +299,8 @@ impl ShmEndpoint {
             let Fate::Leaving { cause, report } = &self.peers[peer].fate else { continue };
             let (cause, mut report) = (cause.clone(), *report);
             let before = events.len();
+            // Who takes a message and leaves at once has taken it.
+            self.settle_sends(peer, events);
             report |= self.fail_sends(peer, &cause, events);
             let (waits, corrupt) = self.receive_the_rest(peer, events);
             any |= events.len() > before;
@@ -306,6 +312,15 @@ impl ShmEndpoint {
             }
         }
         any
+    }
+
+    fn settle_sends(&mut self, peer: usize, events: &mut Vec<Event>) {
+        for id in self.peers[peer].send_lanes.iter().filter(|id| **id != NO_LANE) {
+            self.send_lanes[*id as usize].settle(|token| {
+                self.pending -= 1;
+                events.push(Event::Done(token));
+            });
+        }
     }
 
     fn fail_sends(&mut self, peer: usize, cause: &Error, events: &mut Vec<Event>) -> bool {
@@ -331,8 +346,9 @@ impl ShmEndpoint {
                 });
                 match result {
                     Ok(true) => {}
-                    Ok(false) => break,
-                    Err(_) => return (true, true),
+                    // What the peer took back is not there.
+                    Ok(false) | Err(Trouble::Gone | Trouble::Unreadable(_)) => break,
+                    Err(Trouble::Corrupt(_)) => return (true, true),
                 }
             }
             waits |= !lane.is_idle();

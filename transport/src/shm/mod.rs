@@ -7,11 +7,12 @@
 //! | `host`, `address`, `hello` | who is on this host, how it is found, how it introduces itself |
 //! | `establish`, `arena`, `board` | the memory that a local group shares: doorbells, abort word, flat area |
 //! | `endpoint`, `progress`, `link`, `peer`, `lobby` | posts and polls; links made on first use, and broken |
-//! | `lane`, `cursor`, `copy` | messages that wait on a channel |
+//! | `lane`, `recv_lane`, `cursor`, `copy` | messages that wait on a channel |
 //! | `segment`, `ring` | one sender's memory to one receiver, and the ring of a channel in it |
+//! | `offer`, `pages`, `remote`, `pull` | long messages, read straight from their sender's memory |
 //! | `flat` | the tiny path: an all-gather of a few cache lines |
 //!
-//! `unsafe` is confined to `ring`, `lane`, `cursor`, `copy`, `flat` and `sys::map`; `endpoint` only passes its caller's
+//! `unsafe` is confined to `ring`, `lane`, `recv_lane`, `cursor`, `copy`, `remote`, `pull`, `pages`, `flat` and `sys::map`; `endpoint` only passes its caller's
 //! promises on.
 //!
 //! # How an owner waits
@@ -45,9 +46,14 @@ mod host;
 mod lane;
 mod link;
 mod lobby;
+mod offer;
 mod options;
+mod pages;
 mod peer;
 mod progress;
+mod pull;
+mod recv_lane;
+mod remote;
 mod ring;
 mod segment;
 #[cfg(test)]
@@ -58,4 +64,4 @@ pub use board::Board;
 pub use endpoint::ShmEndpoint;
 pub use flat::{FLAT_INLINE, Flat, FlatMismatch};
 pub use host::probe;
-pub use options::ShmOptions;
+pub use options::{ShmOptions, SingleCopy};

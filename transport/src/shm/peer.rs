@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 
 use super::address::Address;
 use super::host::NAME_BYTES;
+use super::remote::Remote;
 use super::segment::Segment;
 use crate::error::Error;
 
@@ -53,6 +54,8 @@ pub(crate) struct Peer {
     pub(crate) member: u32,
     pub(crate) address: Address,
     pub(crate) bell_name: [u8; NAME_BYTES],
+    /// Its memory, if this side reads it.
+    pub(crate) remote: Option<Remote>,
     /// Lane by channel, or [`NO_LANE`].
     pub(crate) send_lanes: Box<[u32]>,
     /// Lane by channel, or [`NO_LANE`].
@@ -65,13 +68,14 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(rank: u32, address: Address, channels: u16) -> Self {
+    pub(crate) fn new(rank: u32, address: Address, remote: Option<Remote>, channels: u16) -> Self {
         let none = || vec![NO_LANE; channels.into()].into_boxed_slice();
         Self {
             rank,
             member: 0,
             bell_name: address.bell_name(),
             address,
+            remote,
             send_lanes: none(),
             recv_lanes: none(),
             outward: None,

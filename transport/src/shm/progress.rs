@@ -6,6 +6,7 @@ use super::arena::Wake;
 use super::endpoint::ShmEndpoint;
 use super::establish::NAME;
 use super::peer::Peer;
+use super::recv_lane::Trouble;
 use crate::endpoint::{Event, Token};
 use crate::error::{Error, ErrorKind};
 use crate::sys::unix;
@@ -72,11 +73,11 @@ impl ShmEndpoint {
         any
     }
 
-    /// Moves what can be moved, up to a few pieces per lane. Peers that wrote nonsense go into `corrupt`.
+    /// Moves what can be moved, up to a few pieces per lane. One peer with whom there is trouble is lost.
     pub(super) fn pass(&mut self, events: &mut Vec<Event>) -> bool {
         let budget = PIECES_A_VISIT * self.options.piece_bytes;
         let mut any = false;
-        let mut corrupt = None;
+        let mut trouble = None;
         let mut i = 0;
         while i < self.busy_sends.len() {
             let lane = &mut self.send_lanes[self.busy_sends[i] as usize];
@@ -91,7 +92,7 @@ impl ShmEndpoint {
                     Self::mark_dirty(&mut self.dirty, &mut self.peers, lane.peer);
                 }
                 Ok(false) => {}
-                Err(error) => corrupt = Some((lane.peer, error)),
+                Err(error) => trouble = Some((lane.peer, Trouble::Corrupt(error))),
             }
             if lane.is_idle() {
                 lane.is_listed = false;
@@ -114,7 +115,7 @@ impl ShmEndpoint {
                     Self::mark_dirty(&mut self.dirty, &mut self.peers, lane.peer);
                 }
                 Ok(false) => {}
-                Err(error) => corrupt = Some((lane.peer, error)),
+                Err(error) => trouble = Some((lane.peer, error)),
             }
             if lane.is_idle() {
                 lane.is_listed = false;
@@ -130,13 +131,35 @@ impl ShmEndpoint {
                 self.ring_doorbell_after_fence(peer as usize);
             }
         }
-        if let Some((peer, error)) = corrupt {
-            let detail = format!("nonsense in shared memory: {}", error.0);
-            let cause = Error::new(ErrorKind::Corrupt, NAME, Some(self.peers[peer].rank), detail);
-            self.lose(peer, cause, true, events);
+        if let Some((peer, trouble)) = trouble {
+            self.suffer(peer, trouble, events);
             any = true;
         }
         any
+    }
+
+    /// Draws the consequences for a peer.
+    #[cold]
+    fn suffer(&mut self, peer: usize, trouble: Trouble, events: &mut Vec<Event>) {
+        let rank = Some(self.peers[peer].rank);
+        let cause = match trouble {
+            Trouble::Corrupt(error) => {
+                let detail = format!("nonsense in shared memory: {}", error.0);
+                Error::new(ErrorKind::Corrupt, NAME, rank, detail)
+            }
+            Trouble::Gone => {
+                // Its other messages may still be whole.
+                self.part_with(peer);
+                self.see_off(events);
+                return;
+            }
+            Trouble::Unreadable(error) => {
+                let detail = "reading a message from the memory of its process; if the message lay in a device's \
+                              memory, choose to have it copied";
+                Error::system(NAME, rank, detail, error)
+            }
+        };
+        self.lose(peer, cause, true, events);
     }
 }
 

@@ -6,7 +6,7 @@
 //! a longer one lies in the ring, at the producer's position there.
 //!
 //! ```text
-//! cell:  0  word     stamp (upper 32 bits) | skip (bit 31) | length of the piece
+//! cell:  0  word     stamp (upper 32 bits) | skip (bit 31) | offer (bit 30) | length of the piece
 //!        8  tag      of the message; written with its first piece
 //!       16  total    length of the message; written with its first piece
 //!       24  inline   up to 104 bytes
@@ -21,14 +21,16 @@
 //! 3. Both ends keep their own position in the ring; it advances by the length of a piece rounded up to 128, and
 //!    goes back to 0 at the end, or before a piece with the `skip` bit: the rest up to the end counts as used.
 //! 4. Pieces but the last are multiples of 128 bytes and longer than [`INLINE_BYTES`].
+//! 5. A cell with the `offer` bit stands for a whole message, which stays with its sender: see the `offer` module.
 //!
 //! # Trust
 //! Every number from the other side is checked before use: a piece must lie inside the ring as this side has mapped
 //! it, and counters may not run ahead of what was produced. The other side can garble payload, and nothing else.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use super::offer::{OFFER_WORDS, Offer};
 use super::options::{CONTROL_BYTES, RING_MIN_BYTES};
 use crate::endpoint::GRAIN_BYTES;
 use crate::sys::map::Mapping;
@@ -45,15 +47,24 @@ const CELL_INLINE: usize = 24;
 /// Longest piece that travels in its cell. The first 40 bytes share the line with the stamp.
 pub(crate) const INLINE_BYTES: usize = CELL_BYTES - CELL_INLINE;
 
+const _: () = assert!(OFFER_WORDS * 8 <= INLINE_BYTES);
+/// What a receiver that reads its sender's memory writes in the place of the permit.
+pub(crate) const PERMITTED: u32 = 1;
+
 /// Granule of positions in the ring: two cache lines, so that producer and consumer never work on the same pair.
 const ALIGN: usize = 128;
 const _: () = assert!(ALIGN.is_multiple_of(GRAIN_BYTES) && ALIGN > INLINE_BYTES);
 
 const RING_SIZE: usize = 0;
+/// In the sender's line: not 0 once what is offered must no longer be believed.
+const WITHDRAWN: usize = 8;
 const CELLS_FREED: usize = 128;
 const BYTES_FREED: usize = 136;
+/// In the receiver's line: the count of cells up to the latest offer that it did not want.
+const DECLINED: usize = 144;
 
 const SKIP: u32 = 1 << 31;
+const OFFER: u32 = 1 << 30;
 
 /// A piece shorter than this at the end of the ring is skipped rather than filled, unless the message fits.
 const WORTHWHILE_BYTES: usize = 4096;
@@ -90,6 +101,8 @@ pub(crate) struct Producer {
     map: Arc<Mapping>,
     /// Where the ring lies in the mapping, until its pages are there.
     unbacked: Option<usize>,
+    /// Where in the mapping the receiver says that it reads this process's memory.
+    permit: Option<usize>,
 }
 
 // SAFETY: the pointers go into the mapping that is kept alive beside them, which belongs to no thread.
@@ -115,16 +128,67 @@ impl Producer {
             bytes_freed: 0,
             map,
             unbacked: Some(offset + CONTROL_BYTES),
+            permit: None,
         }
+    }
+
+    /// Offers are made as soon as the word at `permit` says that they are welcome.
+    pub(crate) fn with_offers(mut self, permit: usize) -> Self {
+        self.permit = Some(permit);
+        self
+    }
+
+    /// Whether the receiver reads this process's memory.
+    #[inline]
+    pub(crate) fn may_offer(&self) -> bool {
+        self.permit.is_some_and(|at| self.map.atomic::<AtomicU32>(at).load(Ordering::Acquire) == PERMITTED)
+    }
+
+    /// Whether there is a free cell.
+    fn has_cell(&mut self) -> Result<bool, Corrupt> {
+        if self.produced - self.freed >= u64::from(CELLS) {
+            self.freed()?;
+        }
+        Ok(self.produced - self.freed < u64::from(CELLS))
+    }
+
+    /// How many cells the receiver has freed.
+    pub(crate) fn freed(&mut self) -> Result<u64, Corrupt> {
+        self.freed = self.refresh(CELLS_FREED, self.freed, self.produced)?;
+        Ok(self.freed)
+    }
+
+    /// Offers a message, if there is a free cell, and gives the number of freed cells from which on it is taken.
+    pub(crate) fn offer(&mut self, tag: u64, total: u64, offer: &Offer) -> Result<Option<u64>, Corrupt> {
+        if !self.has_cell()? {
+            return Ok(None);
+        }
+        self.cell_word(CELL_TAG).store(tag, Ordering::Relaxed);
+        self.cell_word(CELL_TOTAL).store(total, Ordering::Relaxed);
+        let words = offer.words();
+        for (i, word) in words.iter().enumerate() {
+            self.cell_word(CELL_INLINE + 8 * i).store(*word, Ordering::Relaxed);
+        }
+        self.publish_cell(OFFER | (8 * words.len()) as u32);
+        Ok(Some(self.produced))
+    }
+
+    /// Whether the receiver wants the message through the ring that the offer with this mark, which it has freed, stood
+    /// for.
+    pub(crate) fn is_declined(&self, mark: u64) -> bool {
+        self.control_word(DECLINED).load(Ordering::Relaxed) == mark
+    }
+
+    /// Takes back what is offered: see the `offer` module.
+    pub(crate) fn withdraw(&self) {
+        self.control_word(WITHDRAWN).store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
     }
 
     /// Room for the next piece of a message of which `remaining` bytes are left, if there is any.
     pub(crate) fn reserve(&mut self, remaining: usize) -> Result<Option<Space>, Corrupt> {
-        if self.produced - self.freed >= u64::from(CELLS) {
-            self.freed = self.refresh(CELLS_FREED, self.freed, self.produced)?;
-            if self.produced - self.freed >= u64::from(CELLS) {
-                return Ok(None);
-            }
+        if !self.has_cell()? {
+            return Ok(None);
         }
         if remaining <= INLINE_BYTES {
             // SAFETY: the inline part of cell `self.cell < CELLS` lies in the control page.
@@ -176,6 +240,10 @@ impl Producer {
             }
             self.bytes_produced += used as u64;
         }
+        self.publish_cell(length);
+    }
+
+    fn publish_cell(&mut self, length: u32) {
         self.produced += 1;
         // Rule 1: the stamp is the count of cells up to and including this one.
         let word = self.produced << 32 | u64::from(length);
@@ -222,6 +290,8 @@ pub(crate) struct Arrival {
     pub(crate) ptr: *const u8,
     /// Bytes of the piece.
     pub(crate) len: usize,
+    /// Whether it is an offer in place of a message.
+    pub(crate) is_offer: bool,
     skip: bool,
 }
 
@@ -271,11 +341,15 @@ impl Consumer {
         if (word >> 32) as u32 != (self.consumed as u32).wrapping_add(1) {
             return Ok(None);
         }
-        let len = (word as u32 & !SKIP) as usize;
+        let is_offer = word as u32 & OFFER != 0;
+        let len = (word as u32 & !(SKIP | OFFER)) as usize;
         if len <= INLINE_BYTES {
             // SAFETY: the inline part of cell `self.cell < CELLS` lies in the control page.
             let ptr = unsafe { self.cell_base().add(CELL_INLINE) };
-            return Ok(Some(Arrival { ptr, len, skip: false }));
+            return Ok(Some(Arrival { ptr, len, is_offer, skip: false }));
+        }
+        if is_offer {
+            return Err(Corrupt(format!("an offer of {len} bytes")));
         }
         self.peek_ring(len, word as u32 & SKIP != 0).map(Some)
     }
@@ -291,7 +365,7 @@ impl Consumer {
         }
         self.prefetch_next_cell();
         // SAFETY: `at + len <= ring_bytes <= ring_max`, which is mapped.
-        Ok(Arrival { ptr: unsafe { self.ring.add(at) }, len, skip })
+        Ok(Arrival { ptr: unsafe { self.ring.add(at) }, len, is_offer: false, skip })
     }
 
     /// Fetches the next cell's line while this piece is being eaten: a sender that is ahead has written it already.
@@ -312,6 +386,17 @@ impl Consumer {
         (self.cell_word(CELL_TAG).load(Ordering::Relaxed), self.cell_word(CELL_TOTAL).load(Ordering::Relaxed))
     }
 
+    /// The words of an offer. Only after [`Self::peek`] saw it.
+    pub(crate) fn offer_words(&self) -> [u64; OFFER_WORDS] {
+        std::array::from_fn(|i| self.cell_word(CELL_INLINE + 8 * i).load(Ordering::Relaxed))
+    }
+
+    /// Whether the sender has taken back what it offered and was not yet released.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.control_word(WITHDRAWN).load(Ordering::SeqCst) != 0
+    }
+
     /// Gives the latest piece that was peeked back to the sender.
     #[inline]
     pub(crate) fn release(&mut self, arrival: &Arrival) {
@@ -328,6 +413,17 @@ impl Consumer {
             self.bytes_consumed += used as u64;
             self.control_word(BYTES_FREED).store(self.bytes_consumed, Ordering::Release);
         }
+        self.release_cell();
+    }
+
+    /// Gives an offer's cell back, asking for the message's bytes in the ring.
+    pub(crate) fn decline(&mut self) {
+        self.control_word(DECLINED).store(self.consumed + 1, Ordering::Relaxed);
+        self.release_cell();
+    }
+
+    /// Gives a cell back whose piece was not in the ring: an offer's.
+    pub(crate) fn release_cell(&mut self) {
         self.consumed += 1;
         self.control_word(CELLS_FREED).store(self.consumed, Ordering::Release);
         self.cell = if self.cell + 1 == CELLS { 0 } else { self.cell + 1 };

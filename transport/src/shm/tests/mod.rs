@@ -5,6 +5,7 @@ mod failure;
 mod flat;
 mod hostile;
 mod messages;
+mod single;
 mod sleep;
 
 use std::time::{Duration, Instant};

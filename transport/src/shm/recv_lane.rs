@@ -1,0 +1,268 @@
+//! The messages expected on one channel from one peer.
+//!
+//! Like a [`SendLane`](super::lane::SendLane), a lane for receiving owns its end of the ring and the queue of what was
+//! posted; beyond that it knows how to read the peer's memory.
+
+use std::collections::VecDeque;
+use std::io;
+
+use super::copy::STREAMING_BYTES;
+use super::cursor::Cursor;
+use super::lane::{Handed, PIECE_COST_BYTES};
+use super::pull::Pull;
+use super::remote::Remote;
+use super::ring::{Consumer as RingConsumer, Corrupt, INLINE_BYTES};
+use crate::endpoint::{Consumer, GRAIN_BYTES, Sink, Token};
+use crate::error::ErrorKind;
+
+/// Where a message goes.
+#[derive(Debug)]
+enum Target {
+    Place(Cursor),
+    Consume(Consumer),
+}
+
+/// A message expected.
+#[derive(Debug)]
+struct Incoming {
+    tag: u64,
+    expected: usize,
+    /// Tag and length that arrived, once the first piece has.
+    arrived: Option<(u64, u64)>,
+    received: u64,
+    target: Target,
+    /// Of an offered message.
+    pull: Option<Pull>,
+    token: Token,
+}
+
+// SAFETY: the consumer's context is the caller's, who has promised that it stays valid until the token completes, and
+// that the endpoint may call it from whichever thread polls.
+unsafe impl Send for Incoming {}
+
+/// Why a channel cannot go on.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// The sender wrote nonsense.
+    Corrupt(Corrupt),
+    /// The sender has taken its offer back, or is no more.
+    Gone,
+    /// The sender offered memory that the kernel does not let us read.
+    Unreadable(io::Error),
+}
+
+impl From<Corrupt> for Trouble {
+    fn from(corrupt: Corrupt) -> Self {
+        Self::Corrupt(corrupt)
+    }
+}
+
+/// How a receive ended.
+pub(crate) type Verdict = Result<(), ErrorKind>;
+
+/// Messages from one peer on one channel.
+#[derive(Debug)]
+pub(crate) struct RecvLane {
+    /// Index of the peer in the endpoint's table.
+    pub(crate) peer: usize,
+    /// Whether the endpoint's list of busy lanes has this one.
+    pub(crate) is_listed: bool,
+    /// Set once the peer has brought its segment.
+    pub(crate) ring: Option<RingConsumer>,
+    /// The peer's memory, if this side reads it.
+    remote: Option<Remote>,
+    queue: VecDeque<Incoming>,
+}
+
+impl RecvLane {
+    pub(crate) fn new(peer: usize, remote: Option<Remote>) -> Self {
+        Self { peer, is_listed: false, ring: None, remote, queue: VecDeque::new() }
+    }
+
+    /// Takes a receive of `expected` bytes, and serves it with what has arrived, up to about `budget` bytes: a sender
+    /// that keeps pace must not keep the owner here. A verdict comes through `done`, with [`Handed::Over`].
+    ///
+    /// # Safety
+    /// As [`Endpoint::post_recv`](crate::Endpoint::post_recv); `expected` is the length of the sink.
+    pub(crate) unsafe fn hand(
+        &mut self,
+        tag: u64,
+        sink: Sink<'_>,
+        expected: usize,
+        token: Token,
+        budget: usize,
+        done: impl FnOnce(Token, Verdict),
+    ) -> Handed {
+        let target = match sink {
+            Sink::Place(pieces) => Target::Place(Cursor::new(pieces)),
+            Sink::Consume { consumer, .. } => Target::Consume(consumer),
+        };
+        let mut message = Incoming { tag, expected, arrived: None, received: 0, target, pull: None, token };
+        let mut moved = 0;
+        if let (true, Some(ring)) = (self.queue.is_empty(), &mut self.ring) {
+            while moved < budget {
+                // SAFETY: the caller's promise. A corrupt ring is found again, and reported, by `advance`.
+                match unsafe { take_next(ring, self.remote.as_ref(), &mut message) } {
+                    Ok(Some(_)) if message.is_over() => {
+                        done(token, message.verdict());
+                        return Handed::Over;
+                    }
+                    Ok(Some(bytes)) => moved += bytes.max(1),
+                    Ok(None) | Err(_) => break,
+                }
+            }
+        }
+        self.queue.push_back(message);
+        Handed::Queued { moved: moved > 0 }
+    }
+
+    /// Serves what waits with up to about `budget` bytes of what has arrived. Calls `done` for every message that is
+    /// over. Returns whether anything moved.
+    #[inline]
+    pub(crate) fn advance(
+        &mut self,
+        budget: usize,
+        mut done: impl FnMut(Token, Verdict),
+    ) -> Result<bool, Trouble> {
+        let Some(ring) = &mut self.ring else { return Ok(false) };
+        let mut moved = 0;
+        while let Some(message) = self.queue.front_mut() {
+            // SAFETY: the message is still pending, so the promise of `post_recv` holds.
+            let Some(bytes) = (unsafe { take_next(ring, self.remote.as_ref(), message)? }) else {
+                break;
+            };
+            moved += bytes + PIECE_COST_BYTES;
+            if message.is_over() {
+                done(message.token, message.verdict());
+                self.queue.pop_front();
+            }
+            if moved >= budget {
+                break;
+            }
+        }
+        Ok(moved > 0)
+    }
+
+    /// Whether nothing waits here.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Gives up everything that waits.
+    pub(crate) fn fail_all(&mut self, mut failed: impl FnMut(Token)) {
+        self.ring = None;
+        for message in self.queue.drain(..) {
+            failed(message.token);
+        }
+    }
+}
+
+impl Incoming {
+    fn is_over(&self) -> bool {
+        self.arrived.is_some_and(|(_, total)| self.received == total)
+    }
+
+    fn verdict(&self) -> Verdict {
+        match self.arrived {
+            Some((tag, len)) if self.is_other(tag, len) => Err(ErrorKind::Mismatch {
+                expected_tag: self.tag,
+                tag,
+                expected_len: self.expected as u64,
+                len,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_other(&self, tag: u64, len: u64) -> bool {
+        tag != self.tag || len != self.expected as u64
+    }
+}
+
+/// Takes the next piece of a message from the ring, if it is there; returns its length. The payload of a message that
+/// is not the one expected is dropped.
+///
+/// # Safety
+/// The promise of `post_recv` holds for the message.
+#[inline]
+unsafe fn take_next(
+    ring: &mut RingConsumer,
+    remote: Option<&Remote>,
+    message: &mut Incoming,
+) -> Result<Option<usize>, Trouble> {
+    if message.pull.is_some() {
+        // SAFETY: the caller's promise.
+        return unsafe { pull_some(ring, remote, message).map(Some) };
+    }
+    let Some(arrival) = ring.peek()? else { return Ok(None) };
+    if arrival.is_offer {
+        let (tag, total) = ring.envelope();
+        if message.arrived.is_some() {
+            return Err(Corrupt("an offer in the middle of a message".to_owned()).into());
+        }
+        let pull = Pull::checked(&ring.offer_words(), arrival.len, total)?;
+        message.arrived = Some((tag, total));
+        if matches!(message.target, Target::Consume(_)) {
+            ring.decline();
+            return Ok(Some(0));
+        }
+        message.pull = Some(pull);
+        // SAFETY: the caller's promise.
+        return unsafe { pull_some(ring, remote, message).map(Some) };
+    }
+    let (tag, total) = *message.arrived.get_or_insert_with(|| ring.envelope());
+    let left = total - message.received;
+    let len = arrival.len;
+    if len as u64 != left {
+        let is_proper = (len as u64) < left && len > INLINE_BYTES && len.is_multiple_of(GRAIN_BYTES);
+        if !is_proper {
+            return Err(Corrupt(format!("a piece of {len} bytes where {left} of {total} are left")).into());
+        }
+    }
+    if !message.is_other(tag, total) && len > 0 {
+        let offset = message.received as usize;
+        match &mut message.target {
+            // SAFETY: the arrival is readable for `len` bytes until it is released; the list has `expected` bytes,
+            // which is `total`, and `received + len <= total`.
+            Target::Place(cursor) => unsafe {
+                cursor.scatter(arrival.ptr, len, message.expected >= STREAMING_BYTES);
+            },
+            // SAFETY: the caller's promise for the context; the data is readable for the duration of the call.
+            Target::Consume(consumer) => unsafe {
+                (consumer.call)(consumer.context, offset, arrival.ptr, len);
+            },
+        }
+    }
+    ring.release(&arrival);
+    message.received += len as u64;
+    Ok(Some(len))
+}
+
+/// Fetches the next part of an offered message; returns its length. One that is not the one expected is let go.
+///
+/// # Safety
+/// The promise of `post_recv` holds for the message.
+unsafe fn pull_some(
+    ring: &mut RingConsumer,
+    remote: Option<&Remote>,
+    message: &mut Incoming,
+) -> Result<usize, Trouble> {
+    let (Some(pull), Some((tag, total))) = (&mut message.pull, message.arrived) else { return Ok(0) };
+    if tag != message.tag || total != message.expected as u64 {
+        message.received = total;
+        ring.release_cell();
+        return Ok(0);
+    }
+    let Some(remote) = remote else {
+        return Err(Corrupt("an offer without a permit".to_owned()).into());
+    };
+    let Target::Place(cursor) = &mut message.target else { return Ok(0) };
+    let left = message.expected - message.received as usize;
+    // SAFETY: the caller's promise; the list has `expected` bytes, of which `received` are behind the cursor.
+    let len = unsafe { pull.place(remote, ring, cursor, left)? };
+    message.received += len as u64;
+    if len == left {
+        ring.release_cell();
+    }
+    Ok(len)
+}

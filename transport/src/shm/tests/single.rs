@@ -1,0 +1,297 @@
+//! Long messages that are read from their sender's memory.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+use crate::endpoint::Consumer;
+use crate::shm::options::{SINGLE_COPY_MIN, SingleCopy};
+use crate::shm::remote::FAR_RUNS;
+
+fn options(single_copy: SingleCopy) -> ShmOptions {
+    ShmOptions { single_copy, ..ShmOptions::default() }
+}
+
+/// Two ends that offer every message that is not empty, and have permitted it.
+fn offering() -> (ShmEndpoint, ShmEndpoint) {
+    let mut world = world_with(2, &options(SingleCopy::From(1)));
+    let [a, b] = &mut world[..] else { unreachable!() };
+    link(a, b);
+    let second = world.pop().expect("two");
+    (world.pop().expect("two"), second)
+}
+
+/// Exchanges an empty message each way, so that both ends know each other.
+fn link(a: &mut ShmEndpoint, b: &mut ShmEndpoint) {
+    let mut left = [0, 0];
+    for (i, (end, peer)) in [(&mut *a, 1), (&mut *b, 0)].into_iter().enumerate() {
+        let posted = [send(end, channel(peer, 9), 1, &[], 1), receive(end, channel(peer, 9), 1, &[], 2)];
+        left[i] = posted.iter().filter(|p| matches!(p, Ok(Posted::Pending))).count();
+    }
+    let mut events = [Vec::new(), Vec::new()];
+    pump(&mut [a, b], &mut events, |e| e[0].len() == left[0] && e[1].len() == left[1]);
+}
+
+fn cut(bytes: &[u8], count: usize) -> Vec<Piece> {
+    let step = bytes.len().div_ceil(count).max(1);
+    bytes.chunks(step).flat_map(|chunk| [piece(chunk)[0], piece(&[])[0]]).collect()
+}
+
+/// Sends `from` to `to` and checks that it was offered, or was not.
+fn transfer(a: &mut ShmEndpoint, b: &mut ShmEndpoint, from: &[Piece], to: &[Piece], offered: bool) {
+    let mut events = [Vec::new(), Vec::new()];
+    let sent = send(a, channel(1, 0), 7, from, 1).expect("post");
+    let lane = a.peers[0].send_lanes[0] as usize;
+    assert_eq!(a.send_lanes[lane].has_offered(), offered);
+    assert!(!offered || !a.is_flushed());
+    let got = receive(b, channel(0, 0), 7, to, 2).expect("post");
+    pump(&mut [a, b], &mut events, |e| {
+        (sent == Posted::Done || is_done(&e[0], 1)) && (got == Posted::Done || is_done(&e[1], 2))
+    });
+}
+
+#[test]
+fn odd_addresses_and_many_pieces() {
+    let (mut a, mut b) = offering();
+    let (len, mut seed) = (1_500_001, 0);
+    for skip in [0, 1, 63] {
+        for (there, here) in [(1, 1), (1, 1000), (3, 2), (100, 7), (3, 33)] {
+            seed += 1;
+            let source = pattern(seed, len);
+            let target = vec![0u8; len];
+            let (from, to) = (cut(&source[skip..], there), cut(&target[skip..], here));
+            transfer(&mut a, &mut b, &from, &to, from.len() <= FAR_RUNS);
+            assert!(source[skip..] == target[skip..], "{there} to {here}");
+            assert!(target[..skip].iter().all(|byte| *byte == 0));
+        }
+    }
+}
+
+#[test]
+fn a_gibibyte_in_turn_with_short_messages() {
+    let (mut a, mut b) = offering();
+    let source = pattern(1, 64 << 20);
+    let target = vec![0u8; 64 << 20];
+    for round in 0..16 {
+        let len = (64 << 20) - round;
+        transfer(&mut a, &mut b, &piece(&source[round..]), &piece(&target[..len]), true);
+        assert!(source[round..] == target[..len]);
+        let short = [round as u8; 8];
+        let mut arrived = [0u8; 8];
+        let into = [Piece { ptr: arrived.as_mut_ptr(), len: 8 }];
+        transfer(&mut a, &mut b, &piece(&short), &into, true);
+        assert_eq!(short, arrived);
+    }
+}
+
+#[test]
+fn who_may_not_read_gets_copies() {
+    for (there, here) in [(SingleCopy::From(1), SingleCopy::Never), (SingleCopy::Never, SingleCopy::From(1))]
+    {
+        let mut a = ShmEndpoint::new(0, 2, options(there)).expect("endpoint");
+        let mut b = ShmEndpoint::new(1, 2, options(here)).expect("endpoint");
+        let addresses = [b.address().to_vec(), a.address().to_vec()];
+        for ((end, own), other) in [(&mut a, there), (&mut b, here)].into_iter().zip(addresses) {
+            let peer = 1 - end.rank;
+            let Reach::Yes { how } = end.introduce(peer, &other).expect("introduced") else { panic!("no") };
+            let expected = if own == SingleCopy::Never { "two copies: chosen" } else { "single copy" };
+            assert_eq!(how, format!("same host, memfd, {expected}"));
+        }
+        std::thread::scope(|scope| {
+            for end in [&mut a, &mut b] {
+                scope.spawn(|| end.establish(deadline()).expect("established"));
+            }
+        });
+        link(&mut a, &mut b);
+        let source = pattern(1, 700_000);
+        let target = vec![0u8; source.len()];
+        transfer(&mut a, &mut b, &piece(&source), &piece(&target), false);
+        assert!(source == target);
+    }
+}
+
+#[test]
+fn who_takes_a_message_and_leaves_has_taken_it() {
+    let (mut a, mut b) = offering();
+    let source = pattern(1, 100_000);
+    let target = vec![0u8; source.len()];
+    let (from, to) = (piece(&source), piece(&target));
+    assert_eq!(send(&mut a, channel(1, 0), 7, &from, 1).expect("post"), Posted::Pending);
+    let mut events = [Vec::new()];
+    let got = receive(&mut b, channel(0, 0), 7, &to, 2).expect("post");
+    pump(&mut [&mut b], &mut events, |e| got == Posted::Done || is_done(&e[0], 2));
+    drop(b);
+    pump(&mut [&mut a], &mut events, |e| is_done(&e[0], 1) || failure(&e[0], 1).is_some());
+    assert!(is_done(&events[0], 1), "{events:?}");
+    assert!(a.is_flushed());
+}
+
+#[test]
+fn an_offer_ends_with_its_sender_and_what_was_done_does_not() {
+    let (mut a, mut b) = offering();
+    let source = pattern(1, 2 << 20);
+    let target = vec![0u8; source.len()];
+    let (from, to) = (piece(&source), piece(&target));
+    assert_eq!(send(&mut a, channel(1, 0), 7, &from, 1).expect("post"), Posted::Pending);
+    assert_eq!(send(&mut a, channel(1, 1), 7, &[], 2).expect("post"), Posted::Done);
+    drop(a);
+    let mut events = [Vec::new()];
+    let got = receive(&mut b, channel(0, 1), 7, &[], 3).expect("post");
+    pump(&mut [&mut b], &mut events, |e| got == Posted::Done || is_done(&e[0], 3));
+    let _ = receive(&mut b, channel(0, 0), 7, &to, 4).expect("post");
+    pump(&mut [&mut b], &mut events, |e| downs(&e[0]) == [0]);
+    assert_eq!(failure(&events[0], 4), Some(ErrorKind::PeerLost));
+}
+
+unsafe fn compare(context: *mut (), offset: usize, data: *const u8, len: usize) {
+    // SAFETY: the test passes a vector that outlives the message, and the endpoint `len` bytes.
+    unsafe {
+        let got = &mut *context.cast::<Vec<u8>>();
+        assert_eq!(got.len(), offset);
+        got.extend_from_slice(std::slice::from_raw_parts(data, len));
+    }
+}
+
+/// A sender gives up at a random moment and scribbles over its memory: the receiver has all, or fails.
+#[test]
+fn a_message_taken_back_is_never_reported_whole() {
+    let mut outcomes = [0, 0];
+    for seed in 1..60u64 {
+        let (mut a, mut b) = offering();
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        state ^= state >> 29;
+        let len = 600_000 + (state % 3_000_000) as usize;
+        let right = pattern(seed as usize, len);
+        let mut source = right.clone();
+        let target = vec![0u8; len];
+        let to = piece(&target);
+        let mut eaten = Vec::with_capacity(len);
+        let sink = if seed % 2 == 0 {
+            Sink::Place(&to)
+        } else {
+            Sink::Consume { len, consumer: Consumer { call: compare, context: (&raw mut eaten).cast() } }
+        };
+        // SAFETY: all of it lives until the message is over.
+        let got = unsafe { b.post_recv(channel(0, 0), 7, sink, Token(2)) }.expect("post");
+        assert_eq!(got, Posted::Pending);
+        let mut events = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let from = piece(&source);
+                let mut events = Vec::new();
+                let _ = send(&mut a, channel(1, 0), 7, &from, 1).expect("post");
+                let patience = Duration::from_nanos((state >> 32) % 4_000_000);
+                let start = Instant::now();
+                while start.elapsed() < patience {
+                    a.poll(&mut events);
+                }
+                let cause = Error::new(ErrorKind::Aborted, "shm", None, "test");
+                if seed % 3 == 0 {
+                    a.abort(&cause, &mut events)
+                } else {
+                    a.abandon(1, &cause, &mut events)
+                }
+                assert_eq!(events.iter().filter(|e| !matches!(e, Event::Down { .. })).count(), 1);
+                // The token is over, so the memory is this test's again.
+                source.fill(0xee);
+            });
+            until("an end", || {
+                b.poll(&mut events);
+                is_done(&events, 2) || failure(&events, 2).is_some()
+            });
+        });
+        let is_whole = is_done(&events, 2);
+        outcomes[usize::from(is_whole)] += 1;
+        assert!(!is_whole || right == if seed % 2 == 0 { target } else { eaten }, "garbage with seed {seed}");
+        assert!(is_whole || failure(&events, 2) == Some(ErrorKind::PeerLost));
+    }
+    println!("failed, whole: {outcomes:?}");
+}
+
+#[test]
+fn offers_that_cannot_be_fail_their_receive() {
+    const OFFER: u64 = 1 << 30;
+    let target = vec![0u8; 1000];
+    let to = piece(&target);
+    let here = pattern(1, 1000);
+    let at = here.as_ptr().addr() as u64;
+    let cases: [(u64, &[u64], ErrorKind); 9] = [
+        (0, &[], ErrorKind::Corrupt),
+        (8, &[at], ErrorKind::Corrupt),
+        (17, &[at, 1000], ErrorKind::Corrupt),
+        (16, &[at, 999], ErrorKind::Corrupt),
+        (32, &[at, u64::MAX, at, 1001], ErrorKind::Corrupt),
+        (112, &[at, 1000], ErrorKind::Corrupt),
+        (0x3fff_ffff, &[at, 1000], ErrorKind::Corrupt),
+        (16, &[0, 1000], ErrorKind::System),
+        (16, &[u64::MAX - 10, 1000], ErrorKind::System),
+    ];
+    for (len, words, kind) in cases {
+        let (mut a, mut b) = offering();
+        let mut events = [Vec::new()];
+        let _ = send(&mut a, channel(1, 0), 7, &[], 1).expect("post");
+        let _ = receive(&mut b, channel(0, 0), 7, &[], 1).expect("post");
+        let segment = a.peers[0].outward.as_ref().expect("linked").segment.clone();
+        // The second cell of the channel, as the `ring` module lays it out.
+        let cell = segment.control_offset(0) + 256 + 128;
+        let store = |offset: usize, word: u64| {
+            segment.mapping().atomic::<AtomicU64>(cell + offset).store(word, Ordering::SeqCst);
+        };
+        words.iter().enumerate().for_each(|(i, word)| store(24 + 8 * i, *word));
+        store(8, 7);
+        store(16, 1000);
+        store(0, 2 << 32 | OFFER | len);
+        let _ = receive(&mut b, channel(0, 0), 7, &to, 2).expect("post");
+        pump(&mut [&mut b], &mut events, |e| !downs(&e[0]).is_empty());
+        assert_eq!(failure(&events[0], 2), Some(kind), "{len} {words:?}");
+    }
+}
+
+#[test]
+fn what_is_to_be_eaten_is_declined_and_keeps_its_order() {
+    let (mut a, mut b) = offering();
+    let sources: Vec<_> =
+        [700_000, 3, 1, 500_001].into_iter().enumerate().map(|(i, n)| pattern(i, n)).collect();
+    let from: Vec<_> = sources.iter().map(|source| piece(source)).collect();
+    let mut targets: Vec<_> = sources.iter().map(|source| Vec::with_capacity(source.len())).collect();
+    let (mut events, mut left) = ([Vec::new(), Vec::new()], [0, 0]);
+    for (i, from) in (0..).zip(&from) {
+        left[0] += usize::from(send(&mut a, channel(1, 0), i, from, i).expect("post") == Posted::Pending);
+    }
+    for (i, target) in (0..).zip(&mut targets) {
+        let consumer = Consumer { call: compare, context: std::ptr::from_mut(target).cast() };
+        let sink = Sink::Consume { len: from[i as usize][0].len, consumer };
+        // SAFETY: the targets live until the messages are over.
+        let posted = unsafe { b.post_recv(channel(0, 0), i, sink, Token(i)) }.expect("post");
+        left[1] += usize::from(posted == Posted::Pending);
+    }
+    pump(&mut [&mut a, &mut b], &mut events, |e| e[0].len() == left[0] && e[1].len() == left[1]);
+    assert!(events.iter().flatten().all(|e| matches!(e, Event::Done(_))), "{events:?}");
+    assert!(sources == targets);
+}
+
+#[test]
+fn by_itself_it_offers_what_is_long_and_in_huge_pages() {
+    let mut world = world_with(2, &options(SingleCopy::Auto));
+    let [a, b] = &mut world[..] else { unreachable!() };
+    link(a, b);
+    let (len, huge) = (4 << 20, 2 << 20);
+    let mut bytes = Vec::<u8>::with_capacity(len + huge);
+    let skip = bytes.as_ptr().align_offset(huge);
+    let start = bytes.as_mut_ptr().wrapping_add(skip);
+    // SAFETY: the range is inside the vector's memory, of which nothing is used yet.
+    let _ = unsafe { rustix::mm::madvise(start.cast(), len, rustix::mm::Advice::LinuxHugepage) };
+    bytes.extend_from_slice(&pattern(1, len + huge));
+    let source = &bytes[skip..skip + len];
+    // The kernel may be too old to tell, or out of huge pages.
+    let is_huge = a.pages.as_ref().is_some_and(|pages| pages.hold(&piece(source), len));
+    let target = vec![0u8; len];
+    transfer(a, b, &piece(source), &piece(&target), is_huge);
+    assert!(source == target);
+    let short = SINGLE_COPY_MIN - 1;
+    transfer(a, b, &piece(&source[..short]), &piece(&target[..short]), false);
+    // In small pages.
+    let plain = pattern(2, SINGLE_COPY_MIN);
+    let is_huge = a.pages.as_ref().is_some_and(|pages| pages.hold(&piece(&plain), plain.len()));
+    transfer(a, b, &piece(&plain), &piece(&target[..plain.len()]), is_huge);
+    assert!(plain == target[..plain.len()]);
+}
