@@ -3,7 +3,7 @@ import subprocess
 import sys
 
 from . import places
-from .library import Launch, Library
+from .peer import Launch, Library
 
 PROBE = "import torch, torch.distributed as d; assert d.is_gloo_available(); print(torch.__version__)"
 

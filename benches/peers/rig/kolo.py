@@ -3,7 +3,7 @@ import subprocess
 import sys
 
 from . import places
-from .library import Launch, Library
+from .peer import Launch, Library
 
 BUILD = ["cargo", "build", "--release", "-p", "kolo-cli", "-p", "kolo-benches", "--bins"]
 

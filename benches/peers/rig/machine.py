@@ -4,7 +4,7 @@ import platform
 import re
 import time
 
-from .library import PROCESSORS
+from .peer import PROCESSORS
 
 
 def read(path):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from . import places
-from .library import Launch, Library, oversubscribed
+from .peer import Launch, Library, oversubscribed
 
 LAUNCHERS = ["mpiexec.openmpi", "mpiexec.mpich", "mpiexec", "mpirun"]
 # What `mpiexec --version` says.

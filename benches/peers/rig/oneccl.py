@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 
 from . import places
-from .library import PROCESSORS, Launch, Library, oversubscribed
+from .peer import PROCESSORS, Launch, Library, oversubscribed
 from .mpi import identify
 
 COLLECTIVES = "ALLGATHER ALLREDUCE ALLTOALL BARRIER BCAST BROADCAST REDUCE REDUCE_SCATTER".split()

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from . import machine, processes
-from .library import oversubscribed
+from .peer import oversubscribed
 
 # A library that failed this often in a combination of transport and ranks is not tried again there.
 FAILURES = 2
