@@ -183,3 +183,17 @@ fn programs_of_a_job_can_meet() {
     assert_eq!(stdout.matches("# Collective test concluded").count(), 1, "{stdout}");
     assert_eq!(stdout.matches("#  Rank ").count(), 2, "{stdout}");
 }
+
+#[test]
+fn the_example_of_a_cluster_is_one() {
+    let example = run("sim --example");
+    assert!(example.status.success(), "{}", text(&example.stderr));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cluster.toml");
+    std::fs::write(&file, &example.stdout).unwrap();
+    let simulated = run(&format!("sim all_reduce --cluster {} -b 64K", file.display()));
+    assert!(simulated.status.success(), "{}", text(&simulated.stderr));
+    assert!(text(&simulated.stdout).contains("16 host(s) with 8 rank(s) each"));
+    let incomplete = run("sim");
+    assert!(!incomplete.status.success() && text(&incomplete.stderr).contains("COLLECTIVE"));
+}

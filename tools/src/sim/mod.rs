@@ -62,7 +62,7 @@ pub(crate) struct SimArgs {
     #[arg(long)]
     json: bool,
     /// Print a description of a cluster to start from
-    #[arg(long)]
+    #[arg(long, exclusive = true)]
     example: bool,
 }
 
