@@ -82,7 +82,7 @@ impl Collective {
             Self::Scatter => "scatter",
             Self::AllToAll => "all_to_all",
             Self::Scan => "scan",
-            Self::ExScan => "ex_scan",
+            Self::ExScan => "exscan",
             Self::Barrier => "barrier",
         }
     }

@@ -85,7 +85,7 @@ impl Call {
             counts: Counts::Even(raw.count),
             data_type: raw.data_type,
             op: raw.op,
-            root: if has_root(raw.collective) { raw.root } else { 0 },
+            root: if raw.collective.is_rooted() { raw.root } else { 0 },
             placement: placement(raw, rank, world_size),
         };
         let fail = |problem: String| {
@@ -106,7 +106,7 @@ impl Call {
                 call.op.name()
             ));
         }
-        let blocks = if per_rank(call.collective) { world_size as usize } else { 1 };
+        let blocks = if call.collective.has_block_per_rank() { world_size as usize } else { 1 };
         if raw.count.checked_mul(call.data_type.size()).and_then(|b| b.checked_mul(blocks)).is_none() {
             return fail(format!(
                 "{} elements for each of {blocks} blocks are more than can be addressed",
@@ -129,7 +129,7 @@ impl Call {
             },
             data_type: self.data_type,
             op: reduces(self.collective).then_some(self.op),
-            root: has_root(self.collective).then_some(self.root),
+            root: self.collective.is_rooted().then_some(self.root),
             asynchronous,
         }
     }
@@ -179,24 +179,6 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Name of a collective as in the API.
-#[must_use]
-pub const fn name(collective: Collective) -> &'static str {
-    match collective {
-        Collective::AllReduce => "all_reduce",
-        Collective::AllGather => "all_gather",
-        Collective::ReduceScatter => "reduce_scatter",
-        Collective::Broadcast => "broadcast",
-        Collective::Reduce => "reduce",
-        Collective::Gather => "gather",
-        Collective::Scatter => "scatter",
-        Collective::AllToAll => "all_to_all",
-        Collective::Scan => "scan",
-        Collective::ExScan => "exscan",
-        Collective::Barrier => "barrier",
-    }
-}
-
 /// Name with the endings of the API: `_v` with unequal blocks, `_start` where the call was asynchronous.
 const fn full_name(collective: Collective, uneven: bool, asynchronous: bool) -> &'static str {
     match (collective, uneven, asynchronous) {
@@ -216,7 +198,7 @@ const fn full_name(collective: Collective, uneven: bool, asynchronous: bool) -> 
         (Collective::Scan, _, true) => "scan_start",
         (Collective::ExScan, _, true) => "exscan_start",
         (Collective::Barrier, _, true) => "barrier_start",
-        _ => name(collective),
+        _ => collective.name(),
     }
 }
 
@@ -246,25 +228,6 @@ pub(crate) const fn reduces(collective: Collective) -> bool {
             | Collective::Reduce
             | Collective::Scan
             | Collective::ExScan
-    )
-}
-
-pub(crate) const fn has_root(collective: Collective) -> bool {
-    matches!(
-        collective,
-        Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter
-    )
-}
-
-/// Whether the buffers consist of one block per rank.
-pub(crate) const fn per_rank(collective: Collective) -> bool {
-    matches!(
-        collective,
-        Collective::AllGather
-            | Collective::ReduceScatter
-            | Collective::Gather
-            | Collective::Scatter
-            | Collective::AllToAll
     )
 }
 

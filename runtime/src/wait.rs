@@ -11,7 +11,6 @@ use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::thread::futex;
 
 /// How a waiting thread passes the time, by age of the wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +115,7 @@ impl Pacer {
 /// Sleeps while `word` holds `value`, at most `limit`.
 pub fn sleep_on_word(word: &AtomicU32, value: u32, limit: Duration) {
     // Woken, changed, timed out or interrupted: the caller polls again in every case.
-    let _ = futex::wait(word, futex::Flags::empty(), value, Some(&timespec(limit)));
+    let _ = kolo_transport::wait_word(word, value, limit);
 }
 
 /// Sleeps until one of the descriptors is readable, at most `limit`.

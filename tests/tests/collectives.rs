@@ -5,20 +5,6 @@ use kolo_tests::arrangement::{Arrangement, canonical};
 use kolo_tests::reference::{Case, is_defined, reduces};
 use proptest::prelude::*;
 
-const COLLECTIVES: [Collective; 11] = [
-    Collective::AllReduce,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::Broadcast,
-    Collective::Reduce,
-    Collective::Gather,
-    Collective::Scatter,
-    Collective::AllToAll,
-    Collective::Scan,
-    Collective::ExScan,
-    Collective::Barrier,
-];
-
 const OPS: [ReduceOp; 12] = [
     ReduceOp::Sum,
     ReduceOp::Prod,
@@ -44,7 +30,7 @@ fn run_all(comm: &Communicator, cases: &[Case]) {
 /// Every collective with odd counts, both placements and first and last root.
 fn everything(ranks: u32, counts: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
-    for collective in COLLECTIVES {
+    for collective in Collective::ALL {
         for (i, count) in counts.iter().enumerate() {
             for in_place in [false, true] {
                 for root in [0, ranks - 1] {
@@ -95,7 +81,7 @@ fn every_type_with_every_operator() {
     for data_type in DataType::ALL {
         for op in OPS {
             let fit = |c: &Collective| reduces(*c) && is_defined(*c, op, data_type);
-            for collective in COLLECTIVES.into_iter().filter(fit) {
+            for collective in Collective::ALL.into_iter().filter(fit) {
                 let in_place = cases.len() % 2 == 0;
                 cases.push(Case { collective, data_type, op, count: 67, root: 1, in_place });
             }
@@ -216,7 +202,7 @@ proptest! {
             .into_iter()
             .map(|(collective, data_type, op, count, root, in_place)| {
                 let data_type = DataType::ALL[data_type];
-                let collective = COLLECTIVES[collective];
+                let collective = Collective::ALL[collective];
                 let op = if is_defined(collective, OPS[op], data_type) { OPS[op] } else { ReduceOp::Sum };
                 Case { collective, data_type, op, count, root: root % ranks, in_place }
             })

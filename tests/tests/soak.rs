@@ -25,23 +25,9 @@ impl Random {
     }
 }
 
-const COLLECTIVES: [Collective; 11] = [
-    Collective::AllReduce,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::Broadcast,
-    Collective::Reduce,
-    Collective::Gather,
-    Collective::Scatter,
-    Collective::AllToAll,
-    Collective::Scan,
-    Collective::ExScan,
-    Collective::Barrier,
-];
-
 /// The same call on all ranks, from the common numbers.
 fn next_case(common: &mut Random, ranks: usize) -> Case {
-    let collective = COLLECTIVES[common.below(COLLECTIVES.len())];
+    let collective = Collective::ALL[common.below(Collective::ALL.len())];
     let data_type = DataType::ALL[common.below(DataType::ALL.len())];
     let op = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::BitXor, ReduceOp::Avg][common.below(4)];
     let op = if is_defined(collective, op, data_type) { op } else { ReduceOp::Min };

@@ -3,7 +3,7 @@
 use kolo_collectives::plan::Collective;
 
 use super::Communicator;
-use crate::call::{Call, RawCall, name};
+use crate::call::{Call, RawCall};
 use crate::error::{Context, Error, Result};
 use crate::types::{Element, ReduceOp};
 
@@ -265,7 +265,7 @@ impl Communicator {
             return Ok(());
         }
         Err(self
-            .usage(name(collective), format!("the {what} holds {found} elements where {wanted} are needed")))
+            .usage(collective.name(), format!("the {what} holds {found} elements where {wanted} are needed")))
     }
 
     fn divided(&self, collective: Collective, len: usize) -> Result<usize> {
@@ -275,7 +275,7 @@ impl Communicator {
         }
         let problem =
             format!("a buffer of {len} elements cannot be cut into {ranks} equal blocks, one per rank");
-        Err(self.usage(name(collective), problem))
+        Err(self.usage(collective.name(), problem))
     }
 
     pub(super) fn usage(&self, operation: &str, problem: String) -> Error {

@@ -147,11 +147,11 @@ impl Communicator {
     ) -> Result<()> {
         if root >= self.world_size() {
             let problem = format!("root {root} is out of range: ranks are 0 to {}", self.world_size() - 1);
-            return Err(self.usage(crate::call::name(collective), problem));
+            return Err(self.usage(collective.name(), problem));
         }
         if crate::call::reduces(collective) && !op.supports(T::TYPE) {
             let problem = format!("operator {} is not defined for {}", op.name(), T::TYPE);
-            return Err(self.usage(crate::call::name(collective), problem));
+            return Err(self.usage(collective.name(), problem));
         }
         let call = Call {
             collective,
@@ -173,6 +173,6 @@ impl Communicator {
         }
         let problem =
             format!("{} {what} were given, one per rank is needed: {}", counts.len(), self.world_size());
-        Err(self.usage(crate::call::name(collective), problem))
+        Err(self.usage(collective.name(), problem))
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU32;
 use kolo_collectives::plan::{Collective, Placement};
 use kolo_transport::shm::{FLAT_MAX, Flat, FlatMismatch};
 
-use crate::call::{Call, Counts, per_rank};
+use crate::call::{Call, Counts};
 use crate::reduce::{Combine, divide, scale};
 use crate::types::ReduceOp;
 
@@ -51,7 +51,7 @@ impl Tiny {
         let bytes = count * call.data_type.size();
         let published = match call.collective {
             Collective::AllGather | Collective::Gather => bytes,
-            collective if per_rank(collective) => bytes * self.members,
+            collective if collective.has_block_per_rank() => bytes * self.members,
             Collective::Barrier => 0,
             _ => bytes,
         };
