@@ -252,9 +252,13 @@ impl Shared {
     /// A deadline has passed.
     pub(crate) fn time_out(&self, waited: Waited, after: Duration, peers: &[u32]) -> Error {
         let asked = self.ask(peers);
-        let is_late =
-            |status: &Option<Status>| status.as_ref().is_none_or(|status| status.started < waited.sequence);
-        let culprit_is_known = asked.iter().any(|(_, status)| is_late(status));
+        // A rank inside an earlier operation waits for somebody itself.
+        let holds_up = |status: &Option<Status>| {
+            status
+                .as_ref()
+                .is_none_or(|status| status.started < waited.sequence && status.finished >= status.started)
+        };
+        let culprit_is_known = asked.iter().any(|(_, status)| holds_up(status));
         let mut waiting_for: Vec<(u32, String)> =
             asked.iter().map(|(peer, status)| (*peer, self.standing(*peer, status.as_ref()))).collect();
         waiting_for.extend(peers.iter().skip(asked.len()).map(|peer| (*peer, "not asked".to_owned())));
@@ -264,7 +268,7 @@ impl Shared {
             let others = (0..self.world_size).filter(|rank| *rank != self.rank && !peers.contains(rank));
             for peer in others.take_while(|_| begin.elapsed() < SEARCH_MAX) {
                 let status = self.membership.ask(peer, ANSWER_MAX);
-                if is_late(&status) {
+                if holds_up(&status) {
                     waiting_for.push((peer, self.standing(peer, status.as_ref())));
                     break;
                 }
