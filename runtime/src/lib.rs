@@ -11,6 +11,7 @@ pub mod join;
 mod planner;
 mod recorder;
 pub mod reduce;
+mod ticks;
 pub mod types;
 pub mod verify;
 pub mod wait;

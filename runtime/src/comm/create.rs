@@ -235,14 +235,7 @@ fn open_endpoints(control: &Control, rank: u32, members: &[u32], config: &Config
     };
     let open = |kind| match kind {
         TransportKind::Shm => {
-            let info = control.peer_info();
-            let own = info[control.rank() as usize].host_key;
-            let local = members.iter().filter(|rank| info[**rank as usize].host_key == own).count();
-            let options = ShmOptions {
-                oversubscribed: local > usable_processors(),
-                host_key: config.host_id.clone(),
-                ..ShmOptions::default()
-            };
+            let options = ShmOptions { host_key: config.host_id.clone(), ..ShmOptions::default() };
             ShmEndpoint::new(rank, world_size, options).map(|endpoint| Opened::Shm(Box::new(endpoint)))
         }
         TransportKind::Tcp => {

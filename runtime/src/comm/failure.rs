@@ -7,10 +7,9 @@ use kolo_transport::ErrorKind;
 
 use super::shared::{Core, Shared};
 use super::waited::Waited;
-use crate::call;
+use crate::call::{self, Summary};
 use crate::control::{AbortCause, AbortKind, Past, Status};
 use crate::error::{Context, Error, Result};
-use crate::recorder::Record;
 use crate::types::DataType;
 use crate::wait;
 
@@ -171,7 +170,7 @@ impl Shared {
                 let theirs = reason.strip_prefix(&called_by(by)).unwrap_or(&reason).to_owned();
                 Poison::Mismatch { peer: by, theirs, ours: String::new(), sequence }
             }
-            AbortKind::Mismatch => match core.recorder.find(sequence).map(|own| own.summary.to_string()) {
+            AbortKind::Mismatch => match core.recorder.find(sequence).map(|own| own.to_string()) {
                 Some(ours) if ours != operation => {
                     Poison::Mismatch { peer: by, theirs: operation, ours, sequence }
                 }
@@ -210,9 +209,9 @@ impl Shared {
     fn own_call(&self, tag: Option<u64>, len: Option<u64>, waited: Waited) -> (u64, String) {
         let core = self.core();
         let is_it =
-            |record: &&Record| tag == Some(call::tag(self.id, record.sequence, record.summary.signature()));
-        if let Some(record) = core.recorder.iter().find(is_it) {
-            return (record.sequence, record.summary.to_string());
+            |(sequence, own): &(u64, Summary)| tag == Some(call::tag(self.id, *sequence, own.signature()));
+        if let Some((sequence, own)) = core.recorder.calls().find(is_it) {
+            return (sequence, own.to_string());
         }
         match (tag.and_then(|tag| self.transfer_type(tag)), len) {
             (Some(data_type), Some(len)) => (0, format!("recv of {len} bytes of {data_type}")),
@@ -228,7 +227,7 @@ impl Shared {
     fn first_difference(&self, peer: u32, status: &Status) -> Option<Poison> {
         let core = self.core();
         status.recent.iter().find_map(|theirs| {
-            let ours = core.recorder.find(theirs.sequence)?.summary;
+            let ours = core.recorder.find(theirs.sequence)?;
             (ours.signature() != theirs.signature).then(|| Poison::Mismatch {
                 peer,
                 theirs: theirs.description.clone(),

@@ -9,6 +9,7 @@ use kolo_transport::shm::FlatMismatch;
 
 use super::failure::Meeting;
 use super::shared::{Core, Shared};
+use super::tiny::Tiny;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
 use crate::call::{self, Call, Counts, Summary, reduces};
@@ -16,6 +17,10 @@ use crate::engine::{Buffers, Id, Job, Mode};
 use crate::error::{Error, Result};
 use crate::reduce::{Combine, kernel};
 use crate::types::ReduceOp;
+
+/// Polls of a tiny exchange before the wait is watched, where spinning is wanted: about a microsecond, which is what most
+/// exchanges take.
+const POLLS_FIRST: u32 = 64;
 
 /// An asynchronous operation that was started.
 #[derive(Clone, Copy, Debug)]
@@ -112,20 +117,14 @@ impl Shared {
     ) -> Result<MutexGuard<'a, Core>> {
         let combine = self.combine(call)?;
         let mut watch: Option<(Attended<'_>, Watch<'_>)> = None;
-        if let Some(tiny) = &mut core.tiny {
-            tiny.enqueue(waited.sequence);
-        }
-        let mut published = false;
+        let mut polls = if self.policy.spin.is_zero() { 0 } else { POLLS_FIRST };
+        let turn = core.tiny.as_mut().map_or(0, Tiny::enqueue);
         loop {
             let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
-            if !published && tiny.is_turn_of(waited.sequence) {
-                // SAFETY: handed on.
-                unsafe { tiny.publish(call, bytes, tag) };
-                published = true;
-            }
-            match if published { tiny.poll() } else { Ok(false) } {
+            // SAFETY: handed on.
+            match unsafe { tiny.advance(turn, call, bytes, tag) } {
                 Ok(true) => {
-                    // SAFETY: handed on; all have published.
+                    // SAFETY: handed on; all that is needed has been published.
                     unsafe { tiny.finish(call, bytes, combine) };
                     return Ok(core);
                 }
@@ -134,6 +133,11 @@ impl Shared {
                     drop(core);
                     return Err(self.tiny_mismatch(mismatch, waited));
                 }
+            }
+            if polls > 0 && !self.is_wanted() && core.engine.outstanding() == 0 {
+                polls -= 1;
+                std::hint::spin_loop();
+                continue;
             }
             // Somebody may be waiting for an earlier operation of ours before coming here.
             let moved = core.engine.outstanding() > 0 && core.engine.turn();

@@ -1,15 +1,14 @@
 //! The tiny path: any collective of a few kilobytes inside one host as a single exchange over shared memory.
 //!
-//! All ranks publish what they contribute and see what all others published; each then computes its own result. One
-//! exchange costs one cache line per rank and one wait, where messages would cost a wait per round. With more ranks than
+//! All ranks publish what they contribute, wait for what they need, and compute their own result from it. One exchange
+//! costs one cache line per rank and one wait, where messages would cost a wait per round. With more ranks than
 //! processors that is worth more than the reduction that every rank repeats. The reduction runs in rank order, or
 //! along the balanced tree of the canonical order, so all ranks get the same bits.
 
-use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
 
 use kolo_collectives::plan::{Collective, Placement};
-use kolo_transport::shm::{FLAT_MAX, Flat, FlatMismatch};
+use kolo_transport::shm::{FLAT_MAX, Flat, FlatMismatch, Needs};
 
 use crate::call::{Call, Counts};
 use crate::reduce::{Combine, divide, scale};
@@ -23,11 +22,24 @@ pub(crate) struct Tiny {
     members: usize,
     bytes_max: usize,
     canonical: bool,
-    active: bool,
-    /// Sequence numbers of the calls that want an exchange: the front one has it.
-    queue: VecDeque<u64>,
+    step: Step,
+    /// Turns given out: threads of one rank may call while another one's exchange is not over.
+    turns: u64,
+    /// Turns that are over; the call that has the next one has the exchange.
+    turns_over: u64,
     /// For the canonical tree: its partial results.
     scratch: Vec<u8>,
+}
+
+/// How far the exchange at hand is.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// There is none.
+    Idle,
+    /// It waits until this rank may publish so many bytes.
+    Queued(usize),
+    /// It waits for what others publish.
+    Published,
 }
 
 impl Tiny {
@@ -39,8 +51,9 @@ impl Tiny {
             members: members as usize,
             bytes_max,
             canonical,
-            active: false,
-            queue: VecDeque::new(),
+            step: Step::Idle,
+            turns: 0,
+            turns_over: 0,
             scratch: Vec::new(),
         }
     }
@@ -58,60 +71,100 @@ impl Tiny {
         (published <= self.bytes_max).then_some(published)
     }
 
-    /// Joins the queue: threads of one rank may call while another one's exchange is not over.
-    pub(crate) fn enqueue(&mut self, sequence: u64) {
-        self.queue.push_back(sequence);
+    /// Takes a turn.
+    pub(crate) fn enqueue(&mut self) -> u64 {
+        self.turns += 1;
+        self.turns
     }
 
-    /// Whether it is this call's turn.
-    pub(crate) fn is_turn_of(&self, sequence: u64) -> bool {
-        self.queue.front() == Some(&sequence)
+    /// Moves the exchange of the call with this turn on: publishes when it may, and tells whether what others publish has
+    /// come.
+    ///
+    /// # Safety
+    /// The buffers of the call are valid.
+    #[inline]
+    pub(crate) unsafe fn advance(
+        &mut self,
+        turn: u64,
+        call: &Call,
+        bytes: usize,
+        tag: u64,
+    ) -> Result<bool, FlatMismatch> {
+        if !matches!(self.step, Step::Published) {
+            if turn != self.turns_over + 1 {
+                return Ok(false);
+            }
+            let own = self.contribution(call, bytes);
+            let given = if own.is_some() { bytes } else { 0 };
+            if !self.flat.is_free(given)? {
+                self.step = Step::Queued(given);
+                return Ok(false);
+            }
+            // SAFETY: handed on.
+            unsafe { self.publish(call, own, bytes, tag) };
+        } else if turn != self.turns_over + 1 {
+            return Ok(false);
+        }
+        self.flat.poll()
     }
 
     /// Publishes this rank's contribution.
     ///
     /// # Safety
-    /// The buffers of the call are valid.
-    pub(crate) unsafe fn publish(&mut self, call: &Call, bytes: usize, tag: u64) {
-        let own = self.contribution(call, bytes);
+    /// It is `bytes` long.
+    unsafe fn publish(&mut self, call: &Call, own: Option<*const u8>, bytes: usize, tag: u64) {
         let factor = match call.op {
             ReduceOp::PremulSum(factor) if crate::call::reduces(call.collective) => Some(factor),
             _ => None,
         };
-        self.active = true;
-        self.flat.publish(tag, bytes, |slot| {
-            let Some(own) = own else { return };
-            let len = slot.len().min(bytes);
-            // SAFETY: a contribution is `bytes` long by the shape of the call; the slot has room for them.
-            unsafe {
-                match factor {
-                    Some(factor) => {
-                        let count = len / call.data_type.size();
-                        scale(call.data_type, slot.as_mut_ptr(), own, count, factor);
+        self.step = Step::Published;
+        let fill = own.map(|own| {
+            move |slot: &mut [u8]| {
+                let len = slot.len();
+                // SAFETY: a contribution is `bytes` long by the shape of the call, and so is the slot.
+                unsafe {
+                    match factor {
+                        Some(factor) => {
+                            let count = len / call.data_type.size();
+                            scale(call.data_type, slot.as_mut_ptr(), own, count, factor);
+                        }
+                        None => own.copy_to_nonoverlapping(slot.as_mut_ptr(), len),
                     }
-                    None => own.copy_to_nonoverlapping(slot.as_mut_ptr(), len),
                 }
             }
         });
+        self.flat.publish(tag, bytes, self.needs(call), fill);
     }
 
-    /// Whether all ranks have published.
-    pub(crate) fn poll(&mut self) -> Result<bool, FlatMismatch> {
-        self.flat.poll()
+    /// Whom this rank waits for.
+    fn needs(&self, call: &Call) -> Needs {
+        let (root, rank) = (call.root as usize, self.rank);
+        match call.collective {
+            Collective::Broadcast | Collective::Scatter if rank == root => Needs::Nobody,
+            Collective::Broadcast | Collective::Scatter => Needs::Only(root),
+            Collective::Reduce | Collective::Gather if rank != root => Needs::Nobody,
+            Collective::Scan | Collective::ExScan => Needs::Below(rank),
+            _ => Needs::All,
+        }
     }
 
     /// Whether a sleeper has reason to look.
     pub(crate) fn has_arrived(&mut self) -> bool {
-        self.active && !matches!(self.flat.poll(), Ok(false))
+        match self.step {
+            Step::Idle => false,
+            Step::Queued(given) => !matches!(self.flat.is_free(given), Ok(false)),
+            Step::Published => !matches!(self.flat.poll(), Ok(false)),
+        }
     }
 
-    /// Ranks that have not published.
+    /// Ranks that have not published what is waited for.
     pub(crate) fn waiting_for(&self) -> Vec<u32> {
-        self.flat.waiting_for().into_iter().map(|member| member as u32).collect()
+        let given = if let Step::Queued(given) = self.step { given } else { 0 };
+        self.flat.waiting_for(given).into_iter().map(|member| member as u32).collect()
     }
 
     pub(crate) fn arm(&mut self) -> Option<(*const AtomicU32, u32)> {
-        if !self.active {
+        if matches!(self.step, Step::Idle) {
             return None;
         }
         let (word, value) = self.flat.arm();
@@ -119,15 +172,13 @@ impl Tiny {
     }
 
     pub(crate) fn disarm(&mut self) {
-        if self.active {
-            self.flat.disarm();
-        }
+        self.flat.disarm();
     }
 
     /// Computes this rank's result from what was published, and ends the exchange.
     ///
     /// # Safety
-    /// The buffers of the call are valid, and `poll` has returned true.
+    /// The buffers of the call are valid, and `advance` has returned true for it.
     pub(crate) unsafe fn finish(&mut self, call: &Call, bytes: usize, combine: Combine) {
         let Counts::Even(count) = call.counts else { unreachable!("`serves` takes even counts only") };
         let block = count * call.data_type.size();
@@ -142,6 +193,12 @@ impl Tiny {
                 Collective::ReduceScatter => self.reduce(call, combine, rank * block, block, 0..members),
                 Collective::Scan => self.reduce(call, combine, 0, bytes, 0..rank + 1),
                 Collective::ExScan if rank > 0 => self.reduce(call, combine, 0, bytes, 0..rank),
+                // The root's output is its input, or a buffer of its own.
+                Collective::Broadcast if rank == call.root as usize => {
+                    if call.placement == Placement::OutOfPlace {
+                        output.copy_from_nonoverlapping(call.input, bytes);
+                    }
+                }
                 Collective::Broadcast => self.fetch(call.root as usize, 0, output, bytes),
                 Collective::Scatter => self.fetch(call.root as usize, rank * block, output, block),
                 Collective::AllGather => {
@@ -156,8 +213,8 @@ impl Tiny {
                 Collective::Reduce | Collective::Gather | Collective::ExScan | Collective::Barrier => {}
             }
         }
-        self.active = false;
-        self.queue.pop_front();
+        self.step = Step::Idle;
+        self.turns_over += 1;
         self.flat.finish();
     }
 

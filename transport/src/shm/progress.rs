@@ -1,6 +1,6 @@
 //! Progress: moving pieces, and waking those who wait for them.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use super::arena::Wake;
 use super::endpoint::ShmEndpoint;
@@ -21,8 +21,16 @@ impl ShmEndpoint {
     /// Looks at a peer's doorbell after something was published for it or freed.
     #[inline]
     pub(super) fn ring_doorbell(&self, peer: usize) {
-        fence(Ordering::SeqCst);
+        self.fence();
         self.ring_doorbell_after_fence(peer);
+    }
+
+    /// Before a look at doorbells.
+    #[inline]
+    fn fence(&self) {
+        if let Some(arena) = &self.arena {
+            arena.fences().light();
+        }
     }
 
     #[inline]
@@ -125,7 +133,7 @@ impl ShmEndpoint {
             }
         }
         if !self.dirty.is_empty() {
-            fence(Ordering::SeqCst);
+            self.fence();
             while let Some(peer) = self.dirty.pop() {
                 self.peers[peer as usize].is_dirty = false;
                 self.ring_doorbell_after_fence(peer as usize);
