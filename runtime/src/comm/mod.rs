@@ -158,9 +158,10 @@ impl Communicator {
     pub fn explain(&self, call: &RawCall) -> Result<String> {
         let call = Call::check(call, self.rank(), self.world_size())?;
         let core = self.shared.core();
-        if let Some(bytes) = core.tiny.as_ref().and_then(|tiny| tiny.serves(&call)) {
+        if let Some((bytes, exchanges)) = core.tiny.as_ref().and_then(|tiny| tiny.shape(&call)) {
+            let how_often = if exchanges == 1 { "one exchange" } else { &format!("{exchanges} exchanges") };
             return Ok(format!(
-                "tiny: one exchange of {bytes} bytes per rank over shared memory (up to KOLO_TINY_BYTES = {})",
+                "tiny: {how_often} of {bytes} bytes per rank over shared memory (up to KOLO_TINY_BYTES = {})",
                 self.shared.config.tiny_bytes
             ));
         }

@@ -9,7 +9,6 @@ use kolo_transport::shm::FlatMismatch;
 
 use super::failure::Meeting;
 use super::shared::{Core, Shared};
-use super::tiny::Tiny;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
 use crate::call::{self, Call, Counts, Summary, reduces};
@@ -41,21 +40,19 @@ impl Shared {
         let summary = call.summary(false);
         let mut core = self.core();
         let (waited, tag) = self.begin(&mut core, summary)?;
-        let tiny = core.tiny.as_ref().and_then(|tiny| tiny.serves(call));
-        let result = match tiny {
+        let result = if core.tiny.as_ref().is_some_and(|tiny| tiny.serves(call)) {
             // SAFETY: handed on.
-            Some(bytes) => unsafe { self.run_tiny(core, call, bytes, tag, waited) },
-            None => {
-                // SAFETY: handed on.
-                match unsafe { self.launch(&mut core, call, tag, Mode::Blocking, None) } {
-                    Ok(id) => self.wait_for(core, id, waited, self.config.timeout).map(|mut core| {
-                        core.engine.finish(id);
-                        core
-                    }),
-                    Err(error) => {
-                        drop(core);
-                        Err(error)
-                    }
+            unsafe { self.run_tiny(core, call, tag, waited) }
+        } else {
+            // SAFETY: handed on.
+            match unsafe { self.launch(&mut core, call, tag, Mode::Blocking, None) } {
+                Ok(id) => self.wait_for(core, id, waited, self.config.timeout).map(|mut core| {
+                    core.engine.finish(id);
+                    core
+                }),
+                Err(error) => {
+                    drop(core);
+                    Err(error)
                 }
             }
         };
@@ -111,23 +108,19 @@ impl Shared {
         &'a self,
         mut core: MutexGuard<'a, Core>,
         call: &Call,
-        bytes: usize,
         tag: u64,
         waited: Waited,
     ) -> Result<MutexGuard<'a, Core>> {
         let combine = self.combine(call)?;
         let mut watch: Option<(Attended<'_>, Watch<'_>)> = None;
         let mut polls = if self.policy.spin.is_zero() { 0 } else { POLLS_FIRST };
-        let turn = core.tiny.as_mut().map_or(0, Tiny::enqueue);
+        let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
+        let mut passage = tiny.enter(call, combine, tag);
         loop {
             let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
             // SAFETY: handed on.
-            match unsafe { tiny.advance(turn, call, bytes, tag) } {
-                Ok(true) => {
-                    // SAFETY: handed on; all that is needed has been published.
-                    unsafe { tiny.finish(call, bytes, combine) };
-                    return Ok(core);
-                }
+            match unsafe { tiny.advance(&mut passage) } {
+                Ok(true) => return Ok(core),
                 Ok(false) => {}
                 Err(mismatch) => {
                     drop(core);
