@@ -73,8 +73,9 @@ pub struct Config {
     pub segment_bytes: Option<usize>,
     /// `KOLO_WINDOW`: segments in flight; unset = chosen by the cost model.
     pub window: Option<usize>,
-    /// `KOLO_TINY_BYTES`: up to this many bytes per rank a call inside one host takes the tiny path; 0 = never.
-    pub tiny_bytes: usize,
+    /// `KOLO_TINY_BYTES`: up to this many bytes that a rank gives away, a call inside one host takes the tiny path;
+    /// 0 = never, unset = as measured, by collective and ranks.
+    pub tiny_bytes: Option<usize>,
     /// `KOLO_SPIN_US`: how long a waiting thread spins before it yields; unset = chosen by ranks per processor.
     pub spin: Option<Duration>,
 }
@@ -94,7 +95,7 @@ impl Default for Config {
             segment_bytes: None,
             window: None,
             // Beyond it, that every rank reduces everything costs more than the rounds that messages would take.
-            tiny_bytes: 32 << 10,
+            tiny_bytes: None,
             spin: None,
         }
     }
@@ -145,7 +146,7 @@ impl Config {
             config.window = Some(bytes("KOLO_WINDOW", &value)?.max(1));
         }
         if let Some(value) = get("KOLO_TINY_BYTES") {
-            config.tiny_bytes = bytes("KOLO_TINY_BYTES", &value)?;
+            config.tiny_bytes = Some(bytes("KOLO_TINY_BYTES", &value)?);
         }
         if let Some(value) = get("KOLO_SPIN_US") {
             config.spin = Some(Duration::from_micros(bytes("KOLO_SPIN_US", &value)? as u64));
@@ -177,7 +178,7 @@ impl Config {
             ("KOLO_SOCKET_CONGESTION", self.socket_congestion.clone().unwrap_or_else(unset)),
             ("KOLO_SEGMENT_BYTES", self.segment_bytes.map_or_else(unset, |v| v.to_string())),
             ("KOLO_WINDOW", self.window.map_or_else(unset, |v| v.to_string())),
-            ("KOLO_TINY_BYTES", self.tiny_bytes.to_string()),
+            ("KOLO_TINY_BYTES", self.tiny_bytes.map_or_else(unset, |v| v.to_string())),
             ("KOLO_SPIN_US", self.spin.map_or_else(unset, |v| v.as_micros().to_string())),
             ("KOLO_JOB_SECRET", "(not shown)".to_owned()),
         ];

@@ -133,7 +133,7 @@ typedef struct {
     int64_t segment_bytes;
     /** KOLO_WINDOW: segments in flight. Default: chosen by cost. */
     int64_t window;
-    /** KOLO_TINY_BYTES: up to this many bytes per rank, calls inside one host take a short cut; 0 = never. */
+    /** KOLO_TINY_BYTES: up to this many bytes given per rank, calls inside one host take a short cut; 0 = never. */
     int64_t tiny_bytes;
     /** KOLO_SPIN_US: microseconds that a waiting thread spins before it yields. */
     int64_t spin_us;

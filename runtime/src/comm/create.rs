@@ -167,7 +167,7 @@ pub(crate) fn connect(
     let planner = Planner::new(rank, Arc::clone(&hosts), model, &config, engine.channels_per_operation())?;
     let canonical = config.determinism == Determinism::Canonical;
     let tiny = flat
-        .filter(|_| config.tiny_bytes > 0 && config.algorithms.is_empty())
+        .filter(|_| config.tiny_bytes != Some(0) && config.algorithms.is_empty())
         .map(|flat| Tiny::new(flat, rank, members.len() as u32, config.tiny_bytes, canonical));
     let core = Core {
         engine,
@@ -373,7 +373,7 @@ const LOOPBACK_KERNEL_BYTES_PER_SECOND: f64 = 18e9;
 /// Settings that decide which messages are exchanged.
 fn agreed(config: &Config) -> String {
     format!(
-        "KOLO_ALGO={} KOLO_DETERMINISM={:?} KOLO_SEGMENT_BYTES={:?} KOLO_WINDOW={:?} KOLO_TINY_BYTES={} \
+        "KOLO_ALGO={} KOLO_DETERMINISM={:?} KOLO_SEGMENT_BYTES={:?} KOLO_WINDOW={:?} KOLO_TINY_BYTES={:?} \
          KOLO_TRANSPORT={:?}",
         config.algorithms,
         config.determinism,

@@ -160,9 +160,9 @@ impl Communicator {
         let core = self.shared.core();
         if let Some((bytes, exchanges)) = core.tiny.as_ref().and_then(|tiny| tiny.shape(&call)) {
             let how_often = if exchanges == 1 { "one exchange" } else { &format!("{exchanges} exchanges") };
+            let limit = core.tiny.as_ref().map_or(0, |tiny| tiny.bytes_max(call.collective));
             return Ok(format!(
-                "tiny: {how_often} of {bytes} bytes per rank over shared memory (up to KOLO_TINY_BYTES = {})",
-                self.shared.config.tiny_bytes
+                "tiny: {bytes} bytes per rank in {how_often} over shared memory (up to {limit} bytes; KOLO_TINY_BYTES)"
             ));
         }
         core.planner.explain(&call).map(|choice| describe(&choice))

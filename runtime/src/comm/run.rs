@@ -142,7 +142,7 @@ impl Shared {
     }
 
     fn tiny_mismatch(&self, found: FlatMismatch, waited: Waited) -> Error {
-        let met = Meeting { tag: found.tag, len: found.len as u64, expected: None };
+        let met = Meeting { tag: found.tag, len: 0, expected: None };
         let poison = self.mismatch(found.member as u32, met, waited);
         self.poison_with(poison);
         self.fail(waited)

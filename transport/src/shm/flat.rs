@@ -7,8 +7,8 @@
 //! transfer per peer.
 //!
 //! ```text
-//! line:   0  word     round (mod 2^32, in the upper half) | length
-//!         8  tag
+//! line:   0  word     round (mod 2^24, in the upper bits) | digest of tag and length
+//!         8  tag      for error texts
 //!        16  payload  up to 112 bytes, of which 48 share the line with the word
 //! ```
 //! A longer payload lies in the member's buffer. The word is stored last with release, and loaded with acquire.
@@ -21,9 +21,10 @@
 //! 2. It publishes round `k` only after it has seen everybody publish round `k - D + 1`, or `k - 1` if its payload is
 //!    long ([`Flat::is_free`]). So everybody is done with the round whose line or buffer it overwrites.
 //! 3. A member that looks for round `r` at somebody's line finds `r - D` or `r` or `r + D`. Not later, by rule 2,
-//!    because it looks for all rounds in turn and has not published round `r + D` itself. Rounds are compared mod 2^32.
-//! 4. Tags and lengths must agree. A member that finds `r` compares; one that finds `r + D` need not, since then the
-//!    other has compared: by rule 2 it has seen this one's round `r + 1`, and `r` before.
+//!    because it looks for all rounds in turn and has not published round `r + D` itself. Rounds are compared mod 2^24.
+//! 4. Tags and lengths must agree. A member that finds `r` compares the digests, which came with the round in one load:
+//!    the line may be overwritten at any time if this member was not needed. One that finds `r + D` need not compare,
+//!    since then the other has: by rule 2 it has seen this one's round `r + 1`, and `r` before.
 //!
 //! # Sleeping
 //! A member that waits may sleep on the bell, which everybody who publishes rings if there are sleepers: see
@@ -47,10 +48,8 @@ pub const FLAT_INLINE: usize = LINE_BYTES - LINE_PAYLOAD;
 pub struct FlatMismatch {
     /// Who, as an index into [`Flat::ranks`].
     pub member: usize,
-    /// The tag it published.
+    /// The tag it published, or one of a later round if it has gone on.
     pub tag: u64,
-    /// The length it published, in bytes.
-    pub len: usize,
 }
 
 /// Whose payload a member needs before its part in a round is over.
@@ -188,8 +187,7 @@ impl Flat {
         }
         let line = self.line(self.member, self.round);
         word_at(line, LINE_TAG).store(tag, Ordering::Relaxed);
-        let word = self.round << 32 | len as u64;
-        word_at(line, 0).store(word, Ordering::Release);
+        word_at(line, 0).store(word_of(self.round, tag, len), Ordering::Release);
         self.seen[self.member as usize] = self.round;
         self.state = State::Waiting { needs, len };
         self.arena.ring_bell();
@@ -240,17 +238,12 @@ impl Flat {
             let round = self.seen[member] + 1;
             let line = self.line(member as u32, round);
             let word = word_at(line, 0).load(Ordering::Acquire);
-            let ahead = ((word >> 32) as u32).wrapping_sub(round as u32) as i32;
+            let ahead = rounds_ahead(word, round);
             if ahead < 0 {
                 return Ok(false);
             }
-            if ahead == 0 {
-                let own = self.line(self.member, round);
-                let (tag, len) = (word_at(line, LINE_TAG).load(Ordering::Relaxed), word as u32);
-                let same_tag = tag == word_at(own, LINE_TAG).load(Ordering::Relaxed);
-                if !same_tag || len != word_at(own, 0).load(Ordering::Relaxed) as u32 {
-                    return Err(FlatMismatch { member, tag, len: len as usize });
-                }
+            if ahead == 0 && word != word_at(self.line(self.member, round), 0).load(Ordering::Relaxed) {
+                return Err(FlatMismatch { member, tag: word_at(line, LINE_TAG).load(Ordering::Relaxed) });
             }
             self.seen[member] = round;
         }
@@ -306,7 +299,7 @@ impl Flat {
         };
         let is_late = |m: &usize| {
             let word = word_at(self.line(*m as u32, round), 0).load(Ordering::Acquire);
-            self.seen[*m] < round && (((word >> 32) as u32).wrapping_sub(round as u32) as i32) < 0
+            self.seen[*m] < round && rounds_ahead(word, round) < 0
         };
         among.filter(is_late).collect()
     }
@@ -355,6 +348,23 @@ impl Drop for Flat {
     fn drop(&mut self) {
         self.disarm();
     }
+}
+
+/// Bits of a word that hold the round.
+const ROUND_BITS: u32 = 24;
+
+/// What a member publishes: the round, and a digest of what all must agree on.
+#[inline]
+fn word_of(round: u64, tag: u64, len: usize) -> u64 {
+    // Multiplications by odd numbers (of the golden ratio and of Steele and Vigna's mixers) spread both over the upper bits.
+    let digest = tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (len as u64).wrapping_mul(0xd134_2543_de82_ef95);
+    round << (64 - ROUND_BITS) | digest >> ROUND_BITS
+}
+
+/// How many rounds a word is ahead of a round.
+#[inline]
+fn rounds_ahead(word: u64, round: u64) -> i64 {
+    (word & !(u64::MAX >> ROUND_BITS)).wrapping_sub(round << (64 - ROUND_BITS)) as i64 >> (64 - ROUND_BITS)
 }
 
 /// The word at `offset` of a flat line.
