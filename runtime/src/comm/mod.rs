@@ -1,18 +1,24 @@
 //! Communicators: the public face of the runtime.
 
+mod batch;
 mod collectives;
 mod create;
 mod failure;
 mod helper;
 mod irregular;
+mod messages;
 mod point_to_point;
 mod raw;
 mod run;
 mod scope;
+mod scope_messages;
 mod shared;
 mod start;
+mod start_irregular;
+mod start_messages;
 mod subset;
 mod tiny;
+mod typed;
 mod waited;
 mod watch;
 
@@ -21,8 +27,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+pub use batch::Batch;
 pub use create::Builder;
-pub use point_to_point::Batch;
+pub use messages::RawMessage;
 pub(crate) use run::Ticket;
 pub use scope::Scope;
 pub(crate) use shared::Shared;

@@ -98,8 +98,11 @@ impl Shared {
     }
 
     pub(crate) fn end(&self, core: &mut Core, waited: Waited) {
-        core.recorder.end(waited.sequence);
-        self.membership.board().finish(waited.sequence);
+        // Messages are not numbered among the collectives.
+        if waited.summary.is_some() {
+            core.recorder.end(waited.sequence);
+            self.membership.board().finish(waited.sequence);
+        }
     }
 
     unsafe fn run_tiny<'a>(
