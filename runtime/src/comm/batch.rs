@@ -48,10 +48,9 @@ impl<'a> Batch<'a> {
     }
 
     /// Adds a receive of a message with this tag from whichever rank sends one first; `source` is then that rank.
-    pub fn recv_any_tagged<T: Element>(mut self, data: &'a mut [T], tag: u32, source: &'a mut u32) -> Self {
-        self.sources.push((self.transfers.len(), source));
-        self.transfers.push(Transfer::recv_any(RawMessage::of_mut(data, tag)));
-        self
+    pub fn recv_any_tagged<T: Element>(self, data: &'a mut [T], tag: u32, source: &'a mut u32) -> Self {
+        // SAFETY: the slice is exclusively borrowed until `run` is over.
+        unsafe { self.recv_any_message(RawMessage::of_mut(data, tag), source) }
     }
 
     /// Adds a send of raw memory, without a tag.
@@ -87,6 +86,16 @@ impl<'a> Batch<'a> {
     /// The memory is valid and not touched by anybody else until `run` is over, or the work of `start` as it says.
     pub unsafe fn recv_message(mut self, message: RawMessage, from: u32) -> Self {
         self.transfers.push(Transfer::recv(message, from));
+        self
+    }
+
+    /// Adds a receive into raw memory from whichever rank sends a message with its tag first; `source` is then that rank.
+    ///
+    /// # Safety
+    /// As [`Batch::recv_message`].
+    pub unsafe fn recv_any_message(mut self, message: RawMessage, source: &'a mut u32) -> Self {
+        self.sources.push((self.transfers.len(), source));
+        self.transfers.push(Transfer::recv_any(message));
         self
     }
 

@@ -40,7 +40,7 @@ use crate::call::{Call, RawCall};
 use crate::config::Config;
 use crate::control::PeerInfo;
 use crate::engine::Route;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::recorder::Record;
 
 /// A group of ranks that communicate.
@@ -172,6 +172,14 @@ impl Communicator {
             ));
         }
         core.planner.explain(&call).map(|choice| describe(&choice))
+    }
+
+    /// Why the communicator cannot be used any more, if that is so: the error that its next call would give. For programs
+    /// that are not inside a call and want to hear of a failure elsewhere. Moves nothing; returns within a second, and at
+    /// once while all is well.
+    #[must_use]
+    pub fn error(&self) -> Option<Error> {
+        self.shared.standing_error()
     }
 
     /// Gives up: every call in progress on any rank, and every later one, fails with `reason`. Returns at once.
