@@ -76,6 +76,9 @@ pub struct Config {
     /// `KOLO_TINY_BYTES`: up to this many bytes that a rank gives away, a call inside one host takes the tiny path;
     /// 0 = never, unset = as measured, by collective and ranks.
     pub tiny_bytes: Option<usize>,
+    /// `KOLO_UNEXPECTED_BYTES`: how many bytes of messages that no receive asks for yet are taken in, so that messages
+    /// behind them with other tags can be received. Beyond it they wait with their senders.
+    pub unexpected_bytes: usize,
     /// `KOLO_SPIN_US`: how long a waiting thread spins before it yields; unset = chosen by ranks per processor.
     pub spin: Option<Duration>,
 }
@@ -94,8 +97,9 @@ impl Default for Config {
             socket_congestion: None,
             segment_bytes: None,
             window: None,
-            // Beyond it, that every rank reduces everything costs more than the rounds that messages would take.
             tiny_bytes: None,
+            // As much as a few large tensors that overtake each other; little beside the memory of a rank.
+            unexpected_bytes: 64 << 20,
             spin: None,
         }
     }
@@ -148,6 +152,9 @@ impl Config {
         if let Some(value) = get("KOLO_TINY_BYTES") {
             config.tiny_bytes = Some(bytes("KOLO_TINY_BYTES", &value)?);
         }
+        if let Some(value) = get("KOLO_UNEXPECTED_BYTES") {
+            config.unexpected_bytes = bytes("KOLO_UNEXPECTED_BYTES", &value)?;
+        }
         if let Some(value) = get("KOLO_SPIN_US") {
             config.spin = Some(Duration::from_micros(bytes("KOLO_SPIN_US", &value)? as u64));
         }
@@ -167,7 +174,7 @@ impl Config {
             Determinism::Repeatable => "repeatable",
             Determinism::Canonical => "canonical",
         };
-        let rows: [(&str, String); 13] = [
+        let rows: [(&str, String); 14] = [
             ("KOLO_TRANSPORT", transports),
             ("KOLO_ALGO", if self.algorithms.is_empty() { unset() } else { self.algorithms.clone() }),
             ("KOLO_DETERMINISM", determinism.to_owned()),
@@ -179,6 +186,7 @@ impl Config {
             ("KOLO_SEGMENT_BYTES", self.segment_bytes.map_or_else(unset, |v| v.to_string())),
             ("KOLO_WINDOW", self.window.map_or_else(unset, |v| v.to_string())),
             ("KOLO_TINY_BYTES", self.tiny_bytes.map_or_else(unset, |v| v.to_string())),
+            ("KOLO_UNEXPECTED_BYTES", self.unexpected_bytes.to_string()),
             ("KOLO_SPIN_US", self.spin.map_or_else(unset, |v| v.as_micros().to_string())),
             ("KOLO_JOB_SECRET", "(not shown)".to_owned()),
         ];

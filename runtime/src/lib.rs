@@ -17,9 +17,9 @@ pub mod verify;
 pub mod wait;
 mod work;
 
-pub use call::{RawCall, Summary};
+pub use call::{RawCall, RawCallV, Summary};
 pub use cluster::Cluster;
-pub use comm::{Batch, Builder, Communicator, Scope};
+pub use comm::{Batch, Builder, Communicator, RawMessage, Scope};
 pub use config::{Config, Determinism, TransportKind, Transports};
 pub use engine::Route;
 pub use error::{Context, Error, Result};

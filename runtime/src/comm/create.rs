@@ -162,7 +162,7 @@ pub(crate) fn connect(
     let links = Links::new(endpoints, via);
     // The numbering of channels must be the same on all ranks, whichever transports each has in the end.
     let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
-    let engine = Engine::new(rank, links, channels);
+    let engine = Engine::new(rank, links, channels, config.unexpected_bytes);
     let model = model_for(&hosts, &cards);
     let planner = Planner::new(rank, Arc::clone(&hosts), model, &config, engine.channels_per_operation())?;
     let canonical = config.determinism == Determinism::Canonical;

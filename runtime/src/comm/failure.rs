@@ -1,6 +1,6 @@
 //! From what the transports and the control plane report to the error a caller gets, the same on every rank.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::time::{Duration, Instant};
 
 use kolo_transport::ErrorKind;
@@ -75,6 +75,14 @@ impl Poison {
             Self::Aborted { by, reason } => AbortCause::new(*by, AbortKind::User, reason),
             Self::Transport(error) => AbortCause::new(rank, AbortKind::User, error.to_string()),
         }
+    }
+}
+
+/// The caller's tag of a point-to-point message, for texts.
+fn tagged(tag: u64) -> String {
+    match crate::engine::label(tag) {
+        0 => String::new(),
+        label => format!(" with tag {label}"),
     }
 }
 
@@ -188,7 +196,7 @@ impl Shared {
             let expected = expected_len.unwrap_or_default();
             format!("{ours} with a message of {} bytes where {expected} were expected", met.len)
         } else if let Some(data_type) = self.transfer_type(met.tag) {
-            format!("send of {} bytes of {data_type}", met.len)
+            format!("send of {} bytes of {data_type}{}", met.len, tagged(met.tag))
         } else {
             // The peer's control thread answers even while the peer waits; it may also have failed first, and left.
             match self.membership.ask(peer, Duration::from_millis(500)) {
@@ -214,13 +222,16 @@ impl Shared {
             return (sequence, own.to_string());
         }
         match (tag.and_then(|tag| self.transfer_type(tag)), len) {
-            (Some(data_type), Some(len)) => (0, format!("recv of {len} bytes of {data_type}")),
+            (Some(data_type), Some(len)) => {
+                let tagged = tag.map_or_else(String::new, tagged);
+                (0, format!("recv of {len} bytes of {data_type}{tagged}"))
+            }
             _ => (waited.sequence, waited.to_string()),
         }
     }
 
     fn transfer_type(&self, tag: u64) -> Option<DataType> {
-        DataType::ALL.into_iter().find(|data_type| call::transfer_tag(self.id, *data_type) == tag)
+        DataType::ALL.into_iter().find(|data_type| call::transfer_tag(self.id, *data_type, tag as u32) == tag)
     }
 
     /// The first call that differs between this rank and a peer, of those that both remember.
@@ -271,6 +282,17 @@ impl Shared {
                     waiting_for.push((peer, self.standing(peer, status.as_ref())));
                     break;
                 }
+            }
+        }
+        if waited.summary.is_none() {
+            let core = self.core();
+            for (peer, standing) in &mut waiting_for {
+                let Some((tag, len, max)) = core.engine.stands_before(*peer) else { continue };
+                let _ = write!(
+                    standing,
+                    "; before it stands a message of {len} bytes with tag {tag}, which nobody receives and for which \
+                     KOLO_UNEXPECTED_BYTES={max} has no room"
+                );
             }
         }
         if self.membership.abort_flag().is_raised() {

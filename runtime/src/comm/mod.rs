@@ -1,18 +1,24 @@
 //! Communicators: the public face of the runtime.
 
+mod batch;
 mod collectives;
 mod create;
 mod failure;
 mod helper;
 mod irregular;
+mod messages;
 mod point_to_point;
 mod raw;
 mod run;
 mod scope;
+mod scope_messages;
 mod shared;
 mod start;
+mod start_irregular;
+mod start_messages;
 mod subset;
 mod tiny;
+mod typed;
 mod waited;
 mod watch;
 
@@ -21,8 +27,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+pub use batch::Batch;
 pub use create::Builder;
-pub use point_to_point::Batch;
+pub use messages::RawMessage;
 pub(crate) use run::Ticket;
 pub use scope::Scope;
 pub(crate) use shared::Shared;
@@ -33,7 +40,7 @@ use crate::call::{Call, RawCall};
 use crate::config::Config;
 use crate::control::PeerInfo;
 use crate::engine::Route;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::recorder::Record;
 
 /// A group of ranks that communicate.
@@ -166,6 +173,14 @@ impl Communicator {
             ));
         }
         core.planner.explain(&call).map(|choice| describe(&choice))
+    }
+
+    /// Why the communicator cannot be used any more, if that is so: the error that its next call would give. For programs
+    /// that are not inside a call and want to hear of a failure elsewhere. Moves nothing; returns within a second, and at
+    /// once while all is well.
+    #[must_use]
+    pub fn error(&self) -> Option<Error> {
+        self.shared.standing_error()
     }
 
     /// Gives up: every call in progress on any rank, and every later one, fails with `reason`. Returns at once.

@@ -33,11 +33,20 @@ pub(crate) struct Ticket {
 unsafe fn combine_nothing(_: *mut u8, _: *const u8, _: *const u8, _: usize) {}
 
 impl Shared {
+    /// Runs a call and waits for it, as long as the settings say.
+    ///
+    /// # Safety
+    /// As [`Shared::run_within`].
+    pub(crate) unsafe fn run(&self, call: &Call) -> Result<()> {
+        // SAFETY: handed on.
+        unsafe { self.run_within(call, self.config.timeout) }
+    }
+
     /// Runs a call and waits for it, at most for `limit`.
     ///
     /// # Safety
     /// The buffers of the call are valid and not touched by anybody else until this returns.
-    pub(crate) unsafe fn run(&self, call: &Call, limit: Duration) -> Result<()> {
+    pub(crate) unsafe fn run_within(&self, call: &Call, limit: Duration) -> Result<()> {
         let summary = call.summary(false);
         let mut core = self.core();
         let (waited, tag) = self.begin(&mut core, summary)?;
@@ -101,8 +110,11 @@ impl Shared {
     }
 
     pub(crate) fn end(&self, core: &mut Core, waited: Waited) {
-        core.recorder.end(waited.sequence);
-        self.membership.board().finish(waited.sequence);
+        // Messages are not numbered among the collectives.
+        if waited.summary.is_some() {
+            core.recorder.end(waited.sequence);
+            self.membership.board().finish(waited.sequence);
+        }
     }
 
     unsafe fn run_tiny<'a>(
