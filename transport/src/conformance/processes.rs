@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Instant;
 
-use super::{Subject, skip};
 use super::message::Shape;
 use super::pattern::Random;
 use super::world::World;
+use super::{Subject, skip};
 use crate::endpoint::Reach;
 use crate::error::ErrorKind;
 

@@ -6,8 +6,7 @@
 //! | --- | --- | --- | --- |
 //! | 0 | [`GRANTS_AT`] | the peer | slots: a line that ends in a header, then the message |
 //! | [`GRANTS_AT`] | [`SHARED_BYTES`] | the peer | grants |
-//! | [`SHARED_BYTES`] | [`OWN_GRANTS_AT`] | this side | slots as they are sent: each is free again when the peer frees its own |
-//! | [`OWN_GRANTS_AT`] | [`OWN_PLACE_AT`] | this side | grants as they are sent |
+//! | [`SHARED_BYTES`] | [`OWN_PLACE_AT`] | this side | the same, as they are sent: a slot is free again when the peer frees its own |
 //! | [`OWN_PLACE_AT`] | [`BLOCK_BYTES`] | this side | where this block is, as it is sent |
 
 use std::collections::VecDeque;
@@ -25,7 +24,6 @@ const SLOT_BYTES: usize = LINE_BYTES + EAGER_BYTES;
 const GRANT_BYTES: usize = 64;
 const GRANTS_AT: usize = SLOTS as usize * SLOT_BYTES;
 const SHARED_BYTES: usize = GRANTS_AT + GRANTS as usize * GRANT_BYTES;
-const OWN_GRANTS_AT: usize = SHARED_BYTES + GRANTS_AT;
 const OWN_PLACE_AT: usize = SHARED_BYTES + SHARED_BYTES;
 pub(super) const BLOCK_BYTES: usize = OWN_PLACE_AT + LINE_BYTES;
 
@@ -129,6 +127,8 @@ pub(super) struct Chan {
     /// Bytes of the first that are written.
     pub(super) grant_written: usize,
     pub(super) grants_seen: u32,
+    /// A long message that the peer does not want, by the end of its number.
+    pub(super) refused: Option<u16>,
 
     pub(super) recvs: VecDeque<RecvOp>,
     /// Number of the first of `recvs`, or of the next.
@@ -139,6 +139,8 @@ pub(super) struct Chan {
     pub(super) freed_told: u32,
     pub(super) granted: VecDeque<Granted>,
     pub(super) grants_sent: u32,
+    /// A long message that the peer is to be told is not wanted.
+    pub(super) refuse: Option<u16>,
 
     /// The peer's block, once it has said where.
     pub(super) remote: Option<Place>,
@@ -161,6 +163,7 @@ impl Chan {
             grants: VecDeque::with_capacity(GRANTS as usize),
             grant_written: 0,
             grants_seen: 0,
+            refused: None,
             recvs: VecDeque::new(),
             recv_sequence: 0,
             arrived: 0,
@@ -168,6 +171,7 @@ impl Chan {
             freed_told: 0,
             granted: VecDeque::with_capacity(GRANTS as usize),
             grants_sent: 0,
+            refuse: None,
             remote: None,
             opened: false,
             block: None,

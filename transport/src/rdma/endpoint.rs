@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use kolo_verbs::{MemoryRegion, ProtectionDomain, Wake};
+use kolo_verbs::{MemoryRegion, ProtectionDomain};
 use rustix::event::epoll;
 
 use super::NAME;
@@ -42,6 +42,8 @@ pub(super) struct Peer {
     pub(super) busy: u64,
     pub(super) touched: u64,
     pub(super) down: Option<Error>,
+    /// Whether the owner knows.
+    pub(super) told: bool,
 }
 
 /// One rank's end of RDMA. See the module for how it works.
@@ -67,7 +69,7 @@ pub struct RdmaEndpoint {
     pub(super) news: Vec<News>,
     epoll: OwnedFd,
     side_watched: bool,
-    armed: bool,
+    pub(super) armed: bool,
     pub(super) side_due: bool,
     pub(super) tick: u32,
     aborted: bool,
@@ -88,13 +90,15 @@ impl RdmaEndpoint {
         let side = Side::new(rank, world_size, options.side.clone())?;
         let address = Address::of(&rails, side.address()).encode();
         if address.len() > 1024 {
-            let detail = "more network interfaces than an address has room for; choose with KOLO_SOCKET_IFNAME";
+            let detail =
+                "more network interfaces than an address has room for; choose with KOLO_SOCKET_IFNAME";
             return Err(Error::new(ErrorKind::Usage, NAME, None, detail));
         }
         let system = |what: &'static str| {
             move |error: rustix::io::Errno| Error::system(NAME, None, what, error.into())
         };
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("creating an epoll descriptor"))?;
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("creating an epoll descriptor"))?;
         for rail in &rails {
             let data = epoll::EventData::new_u64(0);
             epoll::add(&epoll, &rail.channel, data, epoll::EventFlags::IN)
@@ -104,8 +108,10 @@ impl RdmaEndpoint {
             Keep::Watched => Watch::start().map(Arc::new),
             Keep::Never | Keep::Always => None,
         };
-        let registrations =
-            rails.iter().map(|rail| Registrations::new(rail.domain.clone(), &options, watch.clone())).collect();
+        let registrations = rails
+            .iter()
+            .map(|rail| Registrations::new(rail.domain.clone(), &options, watch.clone()))
+            .collect();
         let peer = || Peer { channels: (0..CHANNELS).map(|_| None).collect(), ..Peer::default() };
         Ok(Self {
             peers: (0..world_size).map(|_| peer()).collect(),
@@ -188,7 +194,12 @@ impl RdmaEndpoint {
                 for earlier in &mut self.registrations[..at] {
                     earlier.unpin(memory.ptr, memory.len);
                 }
-                return Err(Error::new(ErrorKind::System, NAME, None, format!("registering memory: {error}")));
+                return Err(Error::new(
+                    ErrorKind::System,
+                    NAME,
+                    None,
+                    format!("registering memory: {error}"),
+                ));
             }
         }
         Ok(())
@@ -248,6 +259,13 @@ impl RdmaEndpoint {
             events,
         };
         (peer, hands)
+    }
+
+    /// With the next poll.
+    fn say_down(&mut self, peer: u32) {
+        let mut backlog = std::mem::take(&mut self.backlog);
+        self.tell_down(peer, &mut backlog);
+        self.backlog = backlog;
     }
 
     /// A post met trouble that concerns the peer as a whole; the token is spent, the rest is told by a poll.
@@ -315,8 +333,9 @@ impl Endpoint for RdmaEndpoint {
         token: Token,
     ) -> Result<Posted, Error> {
         self.usable(on)?;
-        if let Some(cause) = &self.peers[on.peer as usize].down {
-            return Err(cause.clone());
+        if let Some(cause) = self.peers[on.peer as usize].down.clone() {
+            self.say_down(on.peer);
+            return Err(cause);
         }
         let (pieces, total) = Pieces::new(src);
         let len = total.ok_or_else(|| too_long(on.peer))?;
@@ -420,7 +439,11 @@ impl Endpoint for RdmaEndpoint {
             }
         }
         peer.touched |= 1 << channel;
+        let refused = matches!(result, Ok(Err(_))) && peer.down.is_some();
         self.backlog = events;
+        if refused {
+            self.say_down(on.peer);
+        }
         match result {
             Ok(result) => result,
             Err(trouble) => Err(self.refuse(on.peer, trouble)),
@@ -432,7 +455,8 @@ impl Endpoint for RdmaEndpoint {
     }
 
     fn arm(&mut self, _by: ParkBy) -> Armed<'_> {
-        let waits = |peer: &Peer| peer.started && peer.down.is_none() && peer.busy != 0;
+        let unsettled = |peer: &Peer| peer.link.as_ref().is_some_and(|link| !link.is_flushed());
+        let waits = |peer: &Peer| peer.started && peer.down.is_none() && (peer.busy != 0 || unsettled(peer));
         if !self.peers.iter().any(waits) && self.backlog.is_empty() {
             return Armed::Idle;
         }
@@ -452,10 +476,8 @@ impl Endpoint for RdmaEndpoint {
                 // A poll follows, and meets the same.
                 let _ = pump(number, peer, due, true, &mut hands);
             }
-            for (_, queue) in peer.link.iter().flat_map(|link| &link.queues) {
-                // If the device is gone the poll that follows says so.
-                let _ = queue.request_event(Wake::Any);
-            }
+            // If the device is gone the poll that follows says so.
+            let _ = peer.link.as_ref().map(|link| link.wake_for(true));
         }
         self.backlog = events;
         self.armed = true;
@@ -482,6 +504,7 @@ impl Endpoint for RdmaEndpoint {
 
     fn abandon(&mut self, peer: u32, cause: &Error, events: &mut Vec<Event>) {
         self.close(peer, cause, events);
+        self.peers[peer as usize].told = true;
     }
 
     fn abort(&mut self, cause: &Error, events: &mut Vec<Event>) {
@@ -489,6 +512,7 @@ impl Endpoint for RdmaEndpoint {
         for peer in 0..self.peers.len() as u32 {
             if peer != self.rank {
                 self.close(peer, cause, events);
+                self.peers[peer as usize].told = true;
             }
         }
     }

@@ -42,8 +42,22 @@ impl RdmaEndpoint {
                 let _ = receiving::pump(chan, number, &mut hands);
             }
         }
+        let peer = &mut self.peers[number as usize];
+        // Whoever is through may leave: that is news only to those who want something of it, now or later.
+        let needed = peer.channels.iter().flatten().any(|chan| !chan.is_idle())
+            || peer.link.as_ref().is_some_and(|link| !link.is_flushed());
         self.close(number, &cause, events);
-        events.push(Event::Down { peer: number, cause });
+        if needed {
+            self.tell_down(number, events);
+        }
+    }
+
+    /// Reports the loss of a peer, once.
+    pub(super) fn tell_down(&mut self, number: u32, events: &mut Vec<Event>) {
+        let peer = &mut self.peers[number as usize];
+        if let Some(cause) = peer.down.clone().filter(|_| !std::mem::replace(&mut peer.told, true)) {
+            events.push(Event::Down { peer: number, cause });
+        }
     }
 
     /// Fails all that involves a peer, and lets go of everything.
@@ -53,7 +67,9 @@ impl RdmaEndpoint {
             return;
         }
         peer.down = Some(cause.clone());
-        if peer.started && peer.link.as_ref().is_none_or(|link| link.stage != Stage::Up) && peer.probe_by.is_some()
+        if peer.started
+            && peer.link.as_ref().is_none_or(|link| link.stage != Stage::Up)
+            && peer.probe_by.is_some()
             || peer.started && peer.link.as_ref().is_none_or(|link| link.stage == Stage::Greeted)
         {
             self.connecting = self.connecting.saturating_sub(1);
@@ -63,7 +79,8 @@ impl RdmaEndpoint {
         let mut loose: Vec<(u8, Settled)> = Vec::new();
         let mut long_rails = Vec::new();
         if let Some(mut link) = peer.link.take() {
-            long_rails = (0..peer.channels.len()).map(|at| link.lanes[link.long_lane(at as u8)].rail).collect();
+            long_rails =
+                (0..peer.channels.len()).map(|at| link.lanes[link.long_lane(at as u8)].rail).collect();
             for lane in &mut link.lanes {
                 let rail = lane.rail;
                 loose.extend(lane.take_all().into_iter().map(|settled| (rail, settled)));
@@ -134,11 +151,10 @@ impl RdmaEndpoint {
 /// Has the peer's adapter acknowledge on every lane.
 fn ask(link: &mut Link) -> bool {
     let to = link.nowhere();
-    let all = link.lanes.iter_mut().all(|lane| {
+    link.lanes.iter_mut().all(|lane| {
         // SAFETY: no memory.
         lane.has_room() && unsafe { lane.write(to, None, None, Some(Settled::default())) }.is_ok()
-    });
-    all
+    })
 }
 
 /// Whether messages lie in slots that nobody has asked for yet.

@@ -53,7 +53,8 @@ impl Hello {
             }
             Self::Refusal(words) => {
                 into[1] = 2;
-                let len = words.floor_char_boundary(WORDS_MAX);
+                let most = words.len().min(WORDS_MAX);
+                let len = (0..=most).rev().find(|&len| words.is_char_boundary(len)).unwrap_or(0);
                 into[HEAD_BYTES..HEAD_BYTES + 2].copy_from_slice(&(len as u16).to_le_bytes());
                 into[HEAD_BYTES + 2..HEAD_BYTES + 2 + len].copy_from_slice(&words.as_bytes()[..len]);
             }
@@ -82,7 +83,8 @@ impl Hello {
                     (rails < RAILS_MAX).then_some(()).ok_or("the number of an adapter")?;
                     Ok(LaneHello { ours: bytes[0], theirs: bytes[1], address })
                 };
-                let lanes = body.chunks_exact(LANE_BYTES).take(count).map(lane).collect::<Result<_, &str>>()?;
+                let lanes =
+                    body.chunks_exact(LANE_BYTES).take(count).map(lane).collect::<Result<_, &str>>()?;
                 Ok(Self::Link { table: Place::decode(&place), lanes })
             }
             2 => {

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use kolo_verbs::{
-    Access, Address, CompletionQueue, Error, Flags, Local, Operation, QueuePair, QueuePairSpec, Reliability, Remote,
-    Report, Send,
+    Access, Address, CompletionQueue, Error, Flags, Local, Operation, QueuePair, QueuePairSpec, Reliability,
+    Remote, Report, Send,
 };
 
 use super::rails::Rail;
@@ -119,10 +119,6 @@ impl Lane {
         };
         lane.post_receives(receives)?;
         Ok(lane)
-    }
-
-    pub(super) fn number(&self) -> u32 {
-        self.pair.number()
     }
 
     pub(super) fn address(&self, rail: &Rail) -> Address {

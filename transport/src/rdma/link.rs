@@ -5,7 +5,7 @@
 //! higher answers each with one of its own. A lane carries messages when a probe of the peer's has come through it;
 //! so nothing of a plan goes where packets of that size do not get through in both directions.
 
-use kolo_verbs::{Access, CompletionQueue, Error, Local, PinnedBuffer, Remote};
+use kolo_verbs::{Access, CompletionQueue, Error, Local, PinnedBuffer, Remote, Wake};
 
 use super::hello::{Hello, LANES_MAX, LaneHello};
 use super::lane::{Lane, Settled};
@@ -13,9 +13,9 @@ use super::options::RdmaOptions;
 use super::rails::Rail;
 use super::wire::{CHANNELS, GRANTS, Note, Place, SLOTS};
 
-/// Notes about one channel that may come while none is taken: slots, grants, slots freed (told of at every half of
-/// them), and one grant filled on the lane that it shares with others.
-const NOTES_PER_CHANNEL: u32 = SLOTS + GRANTS + 4;
+/// Notes about one channel that may come on lane 0 while none is taken: slots, grants, slots freed (told of at every
+/// half of them, so three), a refusal, and some to spare.
+const NOTES_PER_CHANNEL: u32 = SLOTS + GRANTS + 6;
 
 /// Notes that may come before any channel is open: one per channel, and a probe.
 const NOTES_AT_FIRST: u32 = CHANNELS as u32 + 4;
@@ -98,7 +98,8 @@ impl Link {
                         0 => SHORT_DEPTH + NOTES_AT_FIRST + CHANNELS as u32 * NOTES_PER_CHANNEL,
                         _ => LONG_DEPTH + 2 + share * GRANTS,
                     });
-                    let made = opened.context().completion_queue(depth.sum(), Some(&opened.channel), cookie)?;
+                    let made =
+                        opened.context().completion_queue(depth.sum(), Some(&opened.channel), cookie)?;
                     queues.push((rail, made.clone()));
                     made
                 }
@@ -136,7 +137,8 @@ impl Link {
             if lane.rail != theirs.theirs {
                 return Err("the ends pair their adapters differently".into());
             }
-            lane.connect(&rails[usize::from(lane.rail)], &theirs.address).map_err(|error| error.to_string())?;
+            lane.connect(&rails[usize::from(lane.rail)], &theirs.address)
+                .map_err(|error| error.to_string())?;
         }
         self.stage = Stage::Probing;
         Ok(())
@@ -166,7 +168,10 @@ impl Link {
     }
 
     fn remote_probe(&self) -> Remote {
-        Remote { address: self.remote_table.address.wrapping_add(PROBE_AT as u64), key: self.remote_table.key }
+        Remote {
+            address: self.remote_table.address.wrapping_add(PROBE_AT as u64),
+            key: self.remote_table.key,
+        }
     }
 
     /// For notes that come without bytes: the peer checks no address then.
@@ -196,6 +201,14 @@ impl Link {
     pub(super) fn make_room(&self, channel: u8) -> Result<(), Error> {
         self.lanes[0].post_receives(NOTES_PER_CHANNEL)?;
         self.lanes[self.long_lane(channel)].post_receives(GRANTS)
+    }
+
+    /// Has the next completions wake the owner, if it is going to sleep.
+    pub(super) fn wake_for(&self, sleep: bool) -> Result<(), Error> {
+        match sleep {
+            true => self.queues.iter().try_for_each(|(_, queue)| queue.request_event(Wake::Any)),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn is_flushed(&self) -> bool {

@@ -168,7 +168,10 @@ impl RdmaEndpoint {
     fn meet(&mut self, number: u32, hello: &Hello) -> Result<(), Error> {
         let failed = |kind, words: String| Error::new(kind, NAME, Some(number), words);
         if let Hello::Refusal(words) = hello {
-            return Err(failed(ErrorKind::System, format!("the peer cannot connect its queue pairs: {words}")));
+            return Err(failed(
+                ErrorKind::System,
+                format!("the peer cannot connect its queue pairs: {words}"),
+            ));
         }
         // From now on its end is news.
         self.side.listen(number)?;
@@ -182,6 +185,8 @@ impl RdmaEndpoint {
             match Link::answer(&self.rails, hello, number as usize) {
                 Ok(link) => {
                     let answer = link.hello(&self.rails, |at, _| lanes[at].ours);
+                    link.wake_for(self.armed)
+                        .map_err(|error| failed(ErrorKind::System, error.to_string()))?;
                     peer.link = Some(Box::new(link));
                     self.live.push(number);
                     self.side.greet(number, &answer)?;
@@ -199,6 +204,8 @@ impl RdmaEndpoint {
             return Err(failed(ErrorKind::Corrupt, "the peer said hello twice".into()));
         }
         link.connect(&self.rails, hello).map_err(|words| failed(ErrorKind::System, words))?;
+        // The owner may be about to sleep, and did not know of these queues when it said so.
+        link.wake_for(self.armed).map_err(|error| failed(ErrorKind::System, error.to_string()))?;
         for lane in 0..link.lanes.len() {
             link.probe(lane, probe_bytes(hello, lane, &self.rails))
                 .map_err(|error| failed(ErrorKind::System, error.to_string()))?;
@@ -219,12 +226,10 @@ impl RdmaEndpoint {
             let failed = |error: kolo_verbs::Error| {
                 Error::new(ErrorKind::System, NAME, Some(number), format!("making queue pairs: {error}"))
             };
-            let link =
-                Link::new(&self.rails, &peer.pairs, &self.options, number as usize).map_err(failed)?;
+            let link = Link::new(&self.rails, &peer.pairs, &self.options, number as usize).map_err(failed)?;
             let pairs = peer.pairs.clone();
-            let theirs = |_: usize, ours: u8| {
-                pairs.iter().find(|pair| pair.0 == ours).map_or(0, |pair| pair.1)
-            };
+            let theirs =
+                |_: usize, ours: u8| pairs.iter().find(|pair| pair.0 == ours).map_or(0, |pair| pair.1);
             let hello = link.hello(&self.rails, theirs);
             peer.link = Some(Box::new(link));
             self.side.listen(number)?;
@@ -363,6 +368,7 @@ fn hear(
             chan.grants.push_back(grant);
         }
         Note::Filled => receiving::answered(link, chan, channel, true, hands)?,
+        Note::Refused(sequence) => chan.refused = Some(sequence),
         Note::Returned => receiving::answered(link, chan, channel, false, hands)?,
         Note::Freed(count) => receiving::free_slots(chan, count)?,
         Note::Open | Note::Probe => {}
@@ -389,7 +395,7 @@ pub(super) fn pump(
         moved |= receiving::pump(chan, number, hands)?;
         moved |= receiving::grant(link, chan, channel, hands)?;
         moved |= sending::pump(link, chan, channel, sleeping, hands)?;
-        moved |= receiving::tell_freed(link, chan, channel)?;
+        moved |= receiving::tell(link, chan, channel)?;
         let pending = !chan.is_idle() || !chan.opened || !chan.grants.is_empty();
         peer.busy = peer.busy & !(1 << channel) | u64::from(pending) << channel;
     }

@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 
 use kolo_verbs::{
-    Absence, CompletionChannel, Context, DeviceReport, Gid, GidEntry, GidKind, Library, LinkLayer, MemoryLock, Path,
-    Port, PortReport, Probe, ProtectionDomain, probe_library,
+    Absence, CompletionChannel, Context, DeviceReport, Gid, GidEntry, GidKind, Library, LinkLayer,
+    MemoryLock, Path, Port, PortReport, Probe, ProtectionDomain, probe_library,
 };
 
 use super::NAME;
@@ -40,7 +40,8 @@ impl Rail {
     /// For the summary: "rxe0 port 1, 10.77.0.1 (GID 1, RoCE v2), MTU 4096, 2.5 Gbit/s".
     pub(super) fn describe(&self) -> String {
         let Path { port, gid_index, mtu, .. } = self.path;
-        let rate = self.rate_mbps.map(|rate| format!(", {} Gbit/s", f64::from(rate) / 1e3)).unwrap_or_default();
+        let rate =
+            self.rate_mbps.map(|rate| format!(", {} Gbit/s", f64::from(rate) / 1e3)).unwrap_or_default();
         let node = self.numa_node.map(|node| format!(", NUMA node {node}")).unwrap_or_default();
         format!(
             "{} port {port}, {} (GID {gid_index}, {}), MTU {}{rate}{node}",
@@ -82,7 +83,9 @@ pub(super) fn open(options: &RdmaOptions) -> Result<(Vec<Rail>, Vec<String>), Er
                 rail(report, &port.port, device.open().map_err(words)?, path, &entry)
             });
             match opened {
-                Ok(_) if rails.len() == RAILS_MAX => passed.push(format!("{} port {number}: enough", report.name)),
+                Ok(_) if rails.len() == RAILS_MAX => {
+                    passed.push(format!("{} port {number}: enough", report.name))
+                }
                 Ok(rail) => rails.push(rail),
                 Err(because) => passed.push(format!("{} port {number}: {because}", report.name)),
             }
@@ -140,7 +143,8 @@ fn choose(report: &PortReport, options: &RdmaOptions) -> Result<(Path, GidEntry)
             entry
         }
         None => {
-            let here: Vec<GidEntry> = report.gids.iter().filter(|entry| is_here(entry).is_ok()).cloned().collect();
+            let here: Vec<GidEntry> =
+                report.gids.iter().filter(|entry| is_here(entry).is_ok()).cloned().collect();
             let best = GidEntry::best(&here).map(|best| best.index);
             let found = report.gids.iter().find(|entry| Some(entry.index) == best);
             found.ok_or("its network interface is in another network namespace, or has no IP address")?

@@ -5,12 +5,12 @@
 
 use kolo_verbs::Remote;
 
+use super::NAME;
 use super::channel::{CHUNK_BYTES, Chan, Granted, Landing, RecvOp, Way, grant_at, own};
 use super::link::Link;
 use super::progress::{Hands, Trouble};
 use super::sending::remote;
 use super::wire::{EAGER_BYTES, GRANTS, Grant, Header, Kind, Note, SLOTS};
-use super::NAME;
 use crate::endpoint::{Event, Posted};
 use crate::error::{Error, ErrorKind};
 
@@ -18,7 +18,11 @@ use crate::error::{Error, ErrorKind};
 const PIECE_BYTES_MIN: usize = 16 << 10;
 
 /// A receive whose message is there already, past an empty queue. An error is the token's.
-pub(super) fn receive_now(chan: &mut Chan, peer: u32, op: &mut RecvOp) -> Result<Result<Posted, Error>, Trouble> {
+pub(super) fn receive_now(
+    chan: &mut Chan,
+    peer: u32,
+    op: &mut RecvOp,
+) -> Result<Result<Posted, Error>, Trouble> {
     if !chan.recvs.is_empty() {
         return Ok(Ok(Posted::Pending));
     }
@@ -58,7 +62,13 @@ fn take_slot(chan: &mut Chan, peer: u32, op: &mut RecvOp, sequence: u32) -> Resu
         let matches = header.tag == op.tag && header.len == op.len as u64;
         // What a notice tells may have happened meanwhile: the message it announced has come by grants.
         let taken = match (ahead, header.kind) {
-            (0, _) if !matches => Some(Taken::Failed(mismatch(peer, op, &header))),
+            (0, kind) if !matches => {
+                // Where grants are out the sender learns from them.
+                if kind == Kind::Notice && op.granted == 0 {
+                    chan.refuse = Some(sequence as u16);
+                }
+                Some(Taken::Failed(mismatch(peer, op, &header)))
+            }
             (0, Kind::Message) => {
                 deliver(op, chan.arrived_message(), 0, op.len);
                 Some(Taken::Done)
@@ -227,7 +237,9 @@ fn grant_one(
     let left = op.len - op.granted;
     let (to, len, chunk, held) = match (op.way, &op.landing) {
         (Way::Direct, Landing::Place { pieces, .. }) => {
-            let Some((piece, offset)) = pieces.piece(&mut op.granted_to) else { return Ok(Granting::Blocked) };
+            let Some((piece, offset)) = pieces.piece(&mut op.granted_to) else {
+                return Ok(Granting::Blocked);
+            };
             // SAFETY: the caller's memory stays mapped until the token completes; the use is given back before.
             let held = match unsafe { hands.registrations[rail].acquire(piece.ptr, piece.len) } {
                 Ok(held) => held,
@@ -263,7 +275,9 @@ fn grant_one(
     block.write(own(at), &grant.encode());
     let local = Link::local_of(block, own(at), Grant::BYTES);
     // SAFETY: written again only when the grant before it in this place was answered.
-    unsafe { link.lanes[0].write(remote(chan.remote, at), Some(local), Some(Note::Grant.encode(channel)), None)? };
+    unsafe {
+        link.lanes[0].write(remote(chan.remote, at), Some(local), Some(Note::Grant.encode(channel)), None)?
+    };
     chan.grants_sent = chan.grants_sent.wrapping_add(1);
     op.granted += len;
     chan.granted.push_back(Granted { sequence, len, chunk, held });
@@ -277,8 +291,14 @@ fn way(op: &RecvOp) -> Way {
     if count > 1 && shortest < PIECE_BYTES_MIN { Way::Staged } else { Way::Direct }
 }
 
-/// Tells the peer of freed slots, when half of them have been freed since it was told.
-pub(super) fn tell_freed(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, Trouble> {
+/// Tells the peer what it is to know: slots that were freed, when half of them have been since it was told; a message
+/// that is not wanted.
+pub(super) fn tell(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, Trouble> {
+    if let Some(sequence) = chan.refuse.take_if(|_| link.lanes[0].has_room()) {
+        let to = link.nowhere();
+        // SAFETY: no memory.
+        unsafe { link.lanes[0].write(to, None, Some(Note::Refused(sequence).encode(channel)), None)? };
+    }
     if chan.freed.wrapping_sub(chan.freed_told) < SLOTS / 2 || !chan.opened || !link.lanes[0].has_room() {
         return Ok(false);
     }

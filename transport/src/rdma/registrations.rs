@@ -171,7 +171,8 @@ impl Registrations {
     pub(super) fn unpin(&mut self, ptr: *mut u8, len: usize) -> bool {
         let (start, end) = self.pages(ptr, len);
         let exact = |entry: &Entry| entry.pinned > 0 && entry.start <= start && end <= entry.end;
-        let found = self.order.iter().find(|(_, number)| self.entries[*number as usize].as_ref().is_some_and(exact));
+        let found =
+            self.order.iter().find(|(_, number)| self.entries[*number as usize].as_ref().is_some_and(exact));
         let Some(&(_, number)) = found else { return false };
         let Some(entry) = self.entries[number as usize].as_mut() else { return false };
         entry.pinned -= 1;
@@ -196,7 +197,8 @@ impl Registrations {
 
     fn find(&self, start: usize, end: usize) -> Option<u32> {
         let before = self.order.partition_point(|&(at, _)| at <= start);
-        let holds = |number: u32| self.entries[number as usize].as_ref().is_some_and(|entry| entry.end >= end);
+        let holds =
+            |number: u32| self.entries[number as usize].as_ref().is_some_and(|entry| entry.end >= end);
         self.order[..before].iter().rev().map(|&(_, number)| number).find(|&number| holds(number))
     }
 
@@ -224,7 +226,9 @@ impl Registrations {
         let region = match attempt(access) {
             // Memory that may only be read, such as a constant: to be sent from.
             Err(Error::Call { errno: libc::EFAULT | libc::EACCES, .. }) => attempt(Access::LOCAL_READ),
-            Err(Error::MemoryLock { .. } | Error::Call { errno: libc::ENOMEM, .. }) if self.drop_kept() => attempt(access),
+            Err(Error::MemoryLock { .. } | Error::Call { errno: libc::ENOMEM, .. }) if self.drop_kept() => {
+                attempt(access)
+            }
             other => other,
         };
         let number = self.insert(start, end, region?);
@@ -269,9 +273,11 @@ impl Registrations {
 
     fn evict(&mut self) -> bool {
         let idle = |entry: &&Entry| entry.users == 0 && entry.pinned == 0;
-        let oldest = self.entries.iter().enumerate().filter_map(|(at, e)| Some((at, e.as_ref().filter(idle)?)));
-        let Some((number, bytes)) =
-            oldest.min_by_key(|(_, entry)| entry.stamp).map(|(at, entry)| (at as u32, entry.end - entry.start))
+        let oldest =
+            self.entries.iter().enumerate().filter_map(|(at, e)| Some((at, e.as_ref().filter(idle)?)));
+        let Some((number, bytes)) = oldest
+            .min_by_key(|(_, entry)| entry.stamp)
+            .map(|(at, entry)| (at as u32, entry.end - entry.start))
         else {
             return false;
         };

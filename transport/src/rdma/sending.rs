@@ -27,7 +27,12 @@ const PATIENCE_LOOKS: u32 = 32;
 const BOUNCE_CHUNKS: u8 = 4;
 
 /// Tells the peer where a channel's block is, once.
-pub(super) fn open(link: &mut Link, chan: &mut Chan, channel: u8, hands: &Hands<'_>) -> Result<bool, Trouble> {
+pub(super) fn open(
+    link: &mut Link,
+    chan: &mut Chan,
+    channel: u8,
+    hands: &Hands<'_>,
+) -> Result<bool, Trouble> {
     if chan.opened || !link.lanes[0].has_room() {
         return Ok(false);
     }
@@ -43,7 +48,9 @@ pub(super) fn open(link: &mut Link, chan: &mut Chan, channel: u8, hands: &Hands<
     let local = Link::local_of(block, own_place(), Place::BYTES);
     let to = link.remote_entry(channel);
     // SAFETY: this part of the block is written once; the block outlives the lane.
-    unsafe { link.lanes[0].write(to, Some(local), Some(Note::Open.encode(channel)), Some(Settled::default()))? };
+    unsafe {
+        link.lanes[0].write(to, Some(local), Some(Note::Open.encode(channel)), Some(Settled::default()))?
+    };
     chan.opened = true;
     Ok(true)
 }
@@ -185,8 +192,15 @@ fn send_long(
     loop {
         let ours = chan.grants.front().copied().filter(|grant| grant.sequence == chan.send_sequence);
         let Some(grant) = ours else {
+            if chan.refused.take_if(|refused| *refused == chan.send_sequence as u16).is_some() {
+                hands.events.push(Event::Done(op.token));
+                return Ok(Step::Over);
+            }
             op.stalled += 1;
-            if !op.noticed && op.written == 0 && (sleeping || op.stalled > PATIENCE_LOOKS) && can_send_slot(link, chan)
+            if !op.noticed
+                && op.written == 0
+                && (sleeping || op.stalled > PATIENCE_LOOKS)
+                && can_send_slot(link, chan)
             {
                 send_slot(link, chan, channel, Kind::Notice, op, Settled::default())?;
                 hands.counters.notices += 1;
@@ -318,7 +332,14 @@ fn return_unused(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, 
         }
         let to = link.nowhere();
         // SAFETY: no memory.
-        unsafe { link.lanes[number].write(to, None, Some(Note::Returned.encode(channel)), Some(Settled::default()))? };
+        unsafe {
+            link.lanes[number].write(
+                to,
+                None,
+                Some(Note::Returned.encode(channel)),
+                Some(Settled::default()),
+            )?
+        };
         chan.grants.pop_front();
         chan.grant_written = 0;
         moved = true;

@@ -30,6 +30,8 @@ pub(super) enum Note {
     Filled,
     /// The oldest grant will not be filled, since its message has gone another way.
     Returned,
+    /// The long message that was announced, by the end of its number, is not what was expected.
+    Refused(u16),
     /// So many slots have been freed, counted from the beginning.
     Freed(u16),
     /// The channel's block is in the table.
@@ -48,6 +50,7 @@ impl Note {
             Self::Open => (5, 0),
             Self::Probe => (6, 0),
             Self::Returned => (7, 0),
+            Self::Refused(sequence) => (8, sequence),
         };
         kind << 24 | u32::from(channel) << 16 | u32::from(count)
     }
@@ -63,6 +66,7 @@ impl Note {
             5 => Self::Open,
             6 => Self::Probe,
             7 => Self::Returned,
+            8 => Self::Refused(bits as u16),
             _ => return None,
         };
         (usize::from(channel) < CHANNELS).then_some((note, channel))
@@ -199,11 +203,19 @@ mod tests {
 
     #[test]
     fn notes_survive_and_nonsense_does_not() {
-        for note in [Note::Slot, Note::Grant, Note::Filled, Note::Returned, Note::Freed(65_535), Note::Open] {
+        for note in [
+            Note::Slot,
+            Note::Refused(9),
+            Note::Grant,
+            Note::Filled,
+            Note::Returned,
+            Note::Freed(65_535),
+            Note::Open,
+        ] {
             assert_eq!(Note::decode(note.encode(63)), Some((note, 63)));
         }
         assert_eq!(Note::decode(0), None);
-        assert_eq!(Note::decode(8 << 24), None);
+        assert_eq!(Note::decode(9 << 24), None);
         assert_eq!(Note::decode(Note::Slot.encode(64)), None, "a channel that is not");
     }
 
