@@ -47,6 +47,11 @@ pub trait Subject: Sync {
         Duration::from_secs(30)
     }
 
+    /// Why it cannot be tested on this machine, if it cannot.
+    fn absent(&self) -> Option<String> {
+        None
+    }
+
     /// Cases that this transport need not pass, with the reason.
     fn exemptions(&self) -> &[(&'static str, &'static str)] {
         &[]
@@ -73,6 +78,9 @@ impl std::fmt::Debug for Case {
 /// # Panics
 /// If the promise is broken, or there is no such case.
 pub fn run(subject: &dyn Subject, name: &str) {
+    if let Some(why) = subject.absent() {
+        return skip(&why);
+    }
     if let Some((_, why)) = subject.exemptions().iter().find(|(exempt, _)| *exempt == name) {
         skip(why);
         return;
