@@ -8,6 +8,10 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
+
+from .backends import require
+from .session import leave
 
 
 class Team(Protocol):
@@ -58,33 +62,28 @@ class TorchTeam:
     """The default process group of torch.distributed; a launcher such as torchrun says who is who."""
 
     def __init__(self, backend: str) -> None:
-        import torch.distributed as dist
-
-        from .backends import require
-
         require(backend)
-        self._dist = dist
         dist.init_process_group(backend)
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 
     def broadcast(self, values: torch.Tensor) -> None:
-        self._dist.broadcast(values, src=0)
+        dist.broadcast(values, src=0)
 
     def average(self, values: torch.Tensor) -> None:
-        self._dist.all_reduce(values)  # and divide: Gloo's own AVG does the same
+        dist.all_reduce(values)  # and divide: Gloo's own AVG does the same
         values.div_(self.size)
 
     def barrier(self) -> None:
-        self._dist.barrier()
+        dist.barrier()
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.size
-        self._dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value)
         return values
 
     def close(self) -> None:
-        self._dist.destroy_process_group()
+        leave()
 
 
 class MpiTeam:
