@@ -67,8 +67,7 @@ def train(average: Callable[[nn.Module], None], images: data.Images, batch: int)
     return models.flat_weights(model), averaging / STEPS
 
 
-def main(fraction: float, batch: int) -> None:
-    images = data.load(None, fraction).train
+def main(images: data.Images, batch: int) -> None:
     reference: torch.Tensor | None = None
     for average in (one_by_one, all_at_once, all_started_then_awaited):
         weights, seconds = train(average, images, batch)
@@ -82,4 +81,4 @@ def main(fraction: float, batch: int) -> None:
 if __name__ == "__main__":
     options = parse(__doc__)
     with joined(options.backend):
-        main(options.fraction, options.batch)
+        main(data.load(options.data, options.fraction).train, options.batch)

@@ -21,9 +21,8 @@ from training.options import parse
 from training.session import joined
 
 
-def train(model_name: str, bucket_cap_mb: float, epochs: int, fraction: float, batch: int) -> None:
+def train(images: data.Images, model_name: str, bucket_cap_mb: float, epochs: int, batch: int) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    images = data.load(None, fraction).train
     inputs, labels = images.batch(slice(None))
     dataset = TensorDataset(inputs, labels)
     sampler = DistributedSampler(dataset, shuffle=True, drop_last=True)
@@ -56,4 +55,10 @@ if __name__ == "__main__":
         ("--bucket-cap-mb", {"type": float, "default": 25.0, "help": "megabytes per bucket; default: 25"}),
     )
     with joined(options.backend):
-        train(options.model, options.bucket_cap_mb, options.epochs, options.fraction, options.batch)
+        train(
+            data.load(options.data, options.fraction).train,
+            options.model,
+            options.bucket_cap_mb,
+            options.epochs,
+            options.batch,
+        )

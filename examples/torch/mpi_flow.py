@@ -27,9 +27,8 @@ from training.options import parse
 from training.session import joined
 
 
-def train(epochs: int, fraction: float, batch: int) -> None:
+def train(images: data.Images, epochs: int, batch: int) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    images = data.load(None, fraction).train
     model = models.build("mlp", seed=rank)
     for parameter in model.parameters():
         dist.broadcast(parameter.data, src=0)
@@ -68,4 +67,4 @@ def report(epoch: int, metrics: torch.Tensor) -> None:
 if __name__ == "__main__":
     options = parse(__doc__)
     with joined(options.backend):
-        train(options.epochs, options.fraction, options.batch)
+        train(data.load(options.data, options.fraction).train, options.epochs, options.batch)

@@ -71,8 +71,8 @@ def _digits() -> Dataset:
         from sklearn.datasets import load_digits
     except ImportError:
         raise SystemExit(
-            "no images: give --data FOLDER with the four idx files of MNIST or Fashion-MNIST, "
-            "or install Debian's package dataset-fashion-mnist, or scikit-learn for its digits"
+            "no images: give --data FOLDER with the four idx files of MNIST or Fashion-MNIST (examples/data has a "
+            "small set), or install Debian's package dataset-fashion-mnist, or scikit-learn for its digits"
         ) from None
     digits = load_digits()
     small = torch.from_numpy(digits.images).float().unsqueeze(1) * (255.0 / 16.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from .backends import BACKENDS
 
@@ -12,6 +13,7 @@ def parse(description: str | None, *more: tuple[str, dict]) -> argparse.Namespac
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     backends = [name for name in BACKENDS if name != "mpi"]
     parser.add_argument("--backend", default="kolo", choices=backends, help="default: kolo")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="four idx files, such as MNIST's, plain or .gz")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--fraction", type=float, default=1.0, help="of the images; default: 1.0")
     parser.add_argument("--batch", type=int, default=128, help="images per step, all ranks together")

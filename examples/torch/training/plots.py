@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Callable
 
 import matplotlib
 
@@ -30,7 +31,7 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
     models = list(dict.fromkeys(row.job.model for row in rows))
     distributed = [row for row in rows if row.job.backend != "none"]
     with plt.rc_context(STYLE):
-        written = [_bars(rows, models, folder / "epoch-time.svg", "seconds per epoch", lambda row: row.epoch_seconds, "{:.1f}")]
+        written = [_bars(rows, models, folder / "epoch-time.svg", "seconds per epoch", lambda row: row.epoch_seconds, "{:.3g}")]
         if distributed:
             share = lambda row: 100 * row.share  # noqa: E731
             written.append(_bars(distributed, models, folder / "communication.svg", "% of the epoch", share, "{:.1f}"))
@@ -46,7 +47,7 @@ def _save(figure: plt.Figure, path: Path) -> Path:
     return path
 
 
-def _bars(rows: list[Row], models: list[str], path: Path, unit: str, value, text: str) -> Path:
+def _bars(rows: list[Row], models: list[str], path: Path, unit: str, value: Callable[[Row], float], text: str) -> Path:
     """One panel per model, one horizontal bar per run."""
     longest = max(sum(row.job.model == model for row in rows) for model in models)
     figure, panels = plt.subplots(
@@ -93,12 +94,14 @@ def _scaling(rows: list[Row], models: list[str], path: Path) -> Path:
         below.set_ylim(bottom=0)
     panels[0][0].set_ylabel("speed-up")
     panels[1][0].set_ylabel("efficiency, %")
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
     return _save(figure, path)
 
 
 def _over_time(rows: list[Row], models: list[str], path: Path) -> Path:
-    """Loss above, accuracy below, over seconds of training."""
+    """Loss above, accuracy below, over seconds of training. Of a backend's two ways only `ddp`, if it ran."""
+    overlapped = {(row.job.backend, row.job.ranks) for row in rows if row.job.sync == "ddp"}
+    rows = [row for row in rows if row.job.sync != "flat" or (row.job.backend, row.job.ranks) not in overlapped]
     figure, panels = plt.subplots(
         2, len(models), figsize=(1.2 + 2.6 * len(models), 5.4), squeeze=False, sharex="col", layout="constrained"
     )
