@@ -251,7 +251,7 @@ impl Communicator {
         };
         let call = Call::check(&call, self.rank(), self.world_size())?;
         // SAFETY: the caller's promise.
-        unsafe { self.shared.run(&call) }
+        unsafe { self.shared.run(&call, self.shared.config.timeout) }
     }
 
     pub(super) fn expect_len(

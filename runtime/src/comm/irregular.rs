@@ -164,7 +164,7 @@ impl Communicator {
             placement: Placement::OutOfPlace,
         };
         // SAFETY: the caller's promise.
-        unsafe { self.shared.run(&call) }
+        unsafe { self.shared.run(&call, self.shared.config.timeout) }
     }
 
     fn expect_counts(&self, collective: Collective, what: &str, counts: &[usize]) -> Result<()> {

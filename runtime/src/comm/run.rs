@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
 
 use kolo_collectives::layout::Shape;
 use kolo_collectives::plan::{Collective, Cut, Placement};
@@ -28,22 +29,22 @@ pub(crate) struct Ticket {
 unsafe fn combine_nothing(_: *mut u8, _: *const u8, _: *const u8, _: usize) {}
 
 impl Shared {
-    /// Runs a call and waits for it.
+    /// Runs a call and waits for it, at most for `limit`.
     ///
     /// # Safety
     /// The buffers of the call are valid and not touched by anybody else until this returns.
-    pub(crate) unsafe fn run(&self, call: &Call) -> Result<()> {
+    pub(crate) unsafe fn run(&self, call: &Call, limit: Duration) -> Result<()> {
         let summary = call.summary(false);
         let mut core = self.core();
         let (waited, tag) = self.begin(&mut core, summary)?;
         let tiny = core.tiny.as_ref().and_then(|tiny| tiny.serves(call));
         let result = match tiny {
             // SAFETY: handed on.
-            Some(bytes) => unsafe { self.run_tiny(core, call, bytes, tag, waited) },
+            Some(bytes) => unsafe { self.run_tiny(core, call, bytes, tag, (waited, limit)) },
             None => {
                 // SAFETY: handed on.
                 match unsafe { self.launch(&mut core, call, tag, Mode::Blocking, None) } {
-                    Ok(id) => self.wait_for(core, id, waited, self.config.timeout).map(|mut core| {
+                    Ok(id) => self.wait_for(core, id, waited, limit).map(|mut core| {
                         core.engine.finish(id);
                         core
                     }),
@@ -108,7 +109,7 @@ impl Shared {
         call: &Call,
         bytes: usize,
         tag: u64,
-        waited: Waited,
+        (waited, limit): (Waited, Duration),
     ) -> Result<MutexGuard<'a, Core>> {
         let combine = self.combine(call)?;
         let mut watch: Option<(Attended<'_>, Watch<'_>)> = None;
@@ -137,8 +138,8 @@ impl Shared {
             }
             // Somebody may be waiting for an earlier operation of ours before coming here.
             let moved = core.engine.outstanding() > 0 && core.engine.turn();
-            let (_, watch) = watch
-                .get_or_insert_with(|| (Attended::new(self), Watch::new(self, waited, self.config.timeout)));
+            let (_, watch) =
+                watch.get_or_insert_with(|| (Attended::new(self), Watch::new(self, waited, limit)));
             core = watch
                 .pause(core, moved, |core| core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for()))?;
         }
