@@ -69,12 +69,13 @@ class Comparison:
     model: str
     label: str
     reference: str
+    """The other run's label."""
     largest_difference: float
     largest_weight: float
 
 
 def comparisons(weights: dict[tuple[str, str], tuple[Job, np.ndarray]]) -> list[Comparison]:
-    """Kolo's runs beside those of the other backends with as many ranks, and those beside the sequential run."""
+    """Kolo's runs beside those of the other backends with as many ranks; all distributed ones beside the sequential run."""
     found: list[Comparison] = []
     for (model, label), (job, ours) in weights.items():
         for (other_model, other_label), (other, theirs) in weights.items():

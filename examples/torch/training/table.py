@@ -30,7 +30,7 @@ def markdown(command: str, results: list[Result], rows: list[Row], compared: lis
         "counts what the backward pass does not hide. Waiting for slower ranks is in both.",
     ]
     if compared:
-        lines += ["", "The final weights are the same bits on all ranks of each run (asserted). Between runs:", ""]
+        lines += ["", "The final weights are the same bits on all ranks of each run (asserted). The largest difference of a weight between runs:", ""]
         lines += _differences(compared)
     return "\n".join(lines) + "\n"
 
@@ -59,12 +59,18 @@ def _figures(rows: list[Row]) -> list[str]:
 
 
 def _differences(compared: list[Comparison]) -> list[str]:
-    lines = [
-        "| model | run | beside | largest difference of a weight | largest weight |",
-        "| --- | --- | --- | ---: | ---: |",
-    ]
+    """One row per run, one column per kind of run beside it. If Kolo ran, only its rows."""
+    if any(item.label.startswith("kolo") for item in compared):
+        compared = [item for item in compared if item.label.startswith("kolo")]
+    cells: dict[tuple[str, str], dict[str, Comparison]] = {}
     for item in compared:
-        lines.append(
-            f"| {item.model} | {item.label} | {item.reference} | {item.largest_difference:.1e} | {item.largest_weight:.2f} |"
-        )
+        kind = item.reference.split()[0].rstrip(",")
+        cells.setdefault((item.model, item.label), {})[kind] = item
+    kinds = list(dict.fromkeys(kind for row in cells.values() for kind in row))
+    header = " | ".join(f"beside {kind}" for kind in kinds)
+    lines = [f"| model | run | {header} | largest weight |", f"| --- | --- | {'---: | ' * len(kinds)}---: |"]
+    for (model, label), row in cells.items():
+        distances = " | ".join(f"{row[kind].largest_difference:.1e}" if kind in row else "" for kind in kinds)
+        largest = max(item.largest_weight for item in row.values())
+        lines.append(f"| {model} | {label} | {distances} | {largest:.2f} |")
     return lines
