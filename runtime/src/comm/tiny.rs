@@ -62,6 +62,11 @@ pub(crate) struct Passage<'a> {
 }
 
 impl Passage<'_> {
+    /// How far it has come; grows with every exchange.
+    pub(crate) fn position(&self) -> usize {
+        self.at
+    }
+
     /// Bytes of each block in the exchange at hand.
     fn len(&self) -> usize {
         self.step.min(self.block - self.at)
