@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kolo::{Communicator, Config, Error, RawMessage};
+use kolo::{Cluster, Communicator, Config, Error, RawMessage};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::{Gate, bounded, within};
 
@@ -408,5 +408,57 @@ fn long_messages_take_their_place() {
                 assert_eq!(send.wait().expect("sent").len(), bytes);
             })
         });
+    }
+}
+
+#[test]
+fn a_source_that_has_left_does_not_end_a_receive_from_any() {
+    for arrangement in Arrangement::ALL {
+        bounded(&format!("{arrangement:?}"), move || {
+            arrangement.run(3, |comm| match comm.rank() {
+                0 => {
+                    let mut got = [0_u8];
+                    assert_eq!(comm.recv_any(&mut got).expect("the first"), 1);
+                    // Rank 1 leaves now; rank 2 sends once the question what the ranks do has been put.
+                    assert_eq!(comm.recv_any(&mut got).expect("the second"), 2);
+                    assert_eq!(got, [2]);
+                }
+                1 => comm.send(&[1_u8], 0).expect("sent"),
+                _ => {
+                    // As long as two questions are apart: it is not a state that is waited for, but time that passes.
+                    let until = std::time::Instant::now() + Duration::from_millis(700);
+                    while std::time::Instant::now() < until {
+                        std::thread::yield_now();
+                    }
+                    comm.send(&[2_u8], 0).expect("sent");
+                }
+            })
+        });
+    }
+}
+
+#[test]
+fn a_time_out_says_where_the_other_rank_is() {
+    // Rank 0 waits for a message, rank 1 for a collective; whoever gives up first names both.
+    for arrangement in Arrangement::ALL {
+        for impatient in 0..2 {
+            bounded(&format!("{arrangement:?}, rank {impatient}"), move || {
+                let config = |rank| Config {
+                    timeout: Duration::from_secs(if rank == impatient { 2 } else { 30 }),
+                    ..arrangement.config(rank)
+                };
+                let errors = Cluster::with_configs(2, config, |comm| {
+                    if comm.rank() == 0 {
+                        comm.recv_tagged(&mut [0_u8; 8], 1, 6).expect_err("never sent").to_string()
+                    } else {
+                        comm.all_reduce(&mut [1_u8; 8], kolo::ReduceOp::Sum).expect_err("alone").to_string()
+                    }
+                });
+                let text = &errors.expect("the ranks join")[impatient as usize];
+                for part in ["recv #1 of 8 bytes of u8 from rank 1 with tag 6", "all_reduce(8 x u8, sum)"] {
+                    assert!(text.contains(part), "{arrangement:?}: {text}");
+                }
+            });
+        }
     }
 }

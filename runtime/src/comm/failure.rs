@@ -273,7 +273,7 @@ impl Shared {
         let mut waiting_for: Vec<(u32, String)> =
             asked.iter().map(|(peer, status)| (*peer, self.standing(*peer, status.as_ref()))).collect();
         waiting_for.extend(peers.iter().skip(asked.len()).map(|peer| (*peer, "not asked".to_owned())));
-        if !culprit_is_known {
+        if !culprit_is_known && !waited.is_message() {
             // Those waited for are themselves waiting for somebody.
             let begin = Instant::now();
             let others = (0..self.world_size).filter(|rank| *rank != self.rank && !peers.contains(rank));
@@ -285,7 +285,7 @@ impl Shared {
                 }
             }
         }
-        if waited.summary.is_none() {
+        if waited.is_message() {
             let core = self.core();
             for (peer, standing) in &mut waiting_for {
                 let Some((tag, len, max)) = core.engine.stands_before(*peer) else { continue };
@@ -320,11 +320,16 @@ impl Shared {
 
     /// Nothing has moved for some time: asks the peers, and fails if one of them is somewhere else for good.
     pub(crate) fn examine(&self, waited: Waited, peers: &[u32]) -> Result<()> {
+        // Any one of them would do: it is over only if all have left.
+        let departed = |peer: u32| {
+            let has_left = |peer: &u32| self.membership.departed(*peer);
+            if waited.is_from_any() { peers.iter().all(has_left) } else { has_left(&peer) }
+        };
         for (peer, status) in self.ask(peers) {
             let first = status.and_then(|status| self.first_difference(peer, &status));
             let left = || {
                 let cause = "it has dropped its communicator or exited, and is not in this call".to_owned();
-                self.membership.departed(peer).then_some(Poison::PeerLost { peer, cause })
+                departed(peer).then_some(Poison::PeerLost { peer, cause })
             };
             if let Some(poison) = first.or_else(left) {
                 // A rank that fails says why before it leaves: that is the cause then.

@@ -124,6 +124,9 @@ impl<'a> Watch<'a> {
         }
         if idle >= STALL && self.asked_at.is_none_or(|at| now.saturating_duration_since(at) >= 4 * STALL) {
             self.asked_at = Some(now);
+            if self.waited.is_message() {
+                self.shared.membership.board().waits_in(Some(self.waited.to_string()));
+            }
             let peers = waiting_for(&core);
             drop(core);
             self.shared.examine(self.waited, &peers)?;
@@ -139,5 +142,13 @@ impl<'a> Watch<'a> {
             return None;
         }
         Some(flag.cause().is_some_and(|cause| super::failure::is_loss(&cause)))
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if self.asked_at.is_some() && self.waited.is_message() {
+            self.shared.membership.board().waits_in(None);
+        }
     }
 }
