@@ -553,14 +553,21 @@ fn a_time_out_says_where_the_other_rank_is() {
                     timeout: Duration::from_secs(if rank == impatient { 2 } else { 30 }),
                     ..arrangement.config(rank)
                 };
-                let errors = Cluster::with_configs(2, config, |comm| {
-                    if comm.rank() == 0 {
-                        comm.recv_tagged(&mut [0_u8; 8], 1, 6).expect_err("never sent").to_string()
-                    } else {
-                        comm.all_reduce(&mut [1_u8; 8], kolo::ReduceOp::Sum).expect_err("alone").to_string()
-                    }
-                });
-                let text = &errors.expect("the ranks join")[impatient as usize];
+                let attempt = || {
+                    let errors = Cluster::with_configs(2, config, |comm| {
+                        if comm.rank() == 0 {
+                            comm.recv_tagged(&mut [0_u8; 8], 1, 6).expect_err("never sent").to_string()
+                        } else {
+                            comm.all_reduce(&mut [1_u8; 8], kolo::ReduceOp::Sum)
+                                .expect_err("alone")
+                                .to_string()
+                        }
+                    });
+                    errors.expect("the ranks join").swap_remove(impatient as usize)
+                };
+                // On a machine that is busy with something else a rank may be too slow to answer.
+                let mut texts = std::iter::repeat_with(attempt).take(4);
+                let text = texts.find(|text| !text.contains("no answer")).expect("an answer");
                 for part in ["recv #1 of 8 bytes of u8 from rank 1 with tag 6", "all_reduce(8 x u8, sum)"] {
                     assert!(text.contains(part), "{arrangement:?}: {text}");
                 }
