@@ -91,6 +91,14 @@ fn called_by(rank: u32) -> String {
     format!("rank {rank} called ")
 }
 
+/// What asking the peers has brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Suspicion {
+    None,
+    /// A peer that is waited for has left.
+    HasLeft,
+}
+
 /// A message that came where another was expected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meeting {
@@ -318,8 +326,10 @@ impl Shared {
         }
     }
 
-    /// Nothing has moved for some time: asks the peers, and fails if one of them is somewhere else for good.
-    pub(crate) fn examine(&self, waited: Waited, peers: &[u32]) -> Result<()> {
+    /// Nothing has moved for some time: asks the peers, and fails if one of them is somewhere else for good. What a peer
+    /// sent before it left may have come since; so if one has left, that is only a suspicion, which the caller comes back
+    /// with if nothing moves.
+    pub(crate) fn examine(&self, waited: Waited, peers: &[u32], suspected: bool) -> Result<Suspicion> {
         // Any one of them would do: it is over only if all have left.
         let departed = |peer: u32| {
             let has_left = |peer: &u32| self.membership.departed(*peer);
@@ -331,7 +341,11 @@ impl Shared {
                 let cause = "it has dropped its communicator or exited, and is not in this call".to_owned();
                 departed(peer).then_some(Poison::PeerLost { peer, cause })
             };
-            if let Some(poison) = first.or_else(left) {
+            let gone = if first.is_none() { left() } else { None };
+            if gone.is_some() && !suspected {
+                return Ok(Suspicion::HasLeft);
+            }
+            if let Some(poison) = first.or(gone) {
                 // A rank that fails says why before it leaves: that is the cause then.
                 if !self.membership.abort_flag().is_raised() {
                     self.poison_with(poison);
@@ -339,7 +353,7 @@ impl Shared {
                 return Err(self.fail(waited));
             }
         }
-        Ok(())
+        Ok(Suspicion::None)
     }
 
     /// Gives up on purpose.
