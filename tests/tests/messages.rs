@@ -430,6 +430,39 @@ fn room_for_unexpected_messages_comes_back() {
 }
 
 #[test]
+fn room_that_comes_back_serves_those_who_wait() {
+    everywhere_with(
+        2,
+        |config| Config { unexpected_bytes: 100_000, timeout: Duration::from_secs(10), ..config },
+        |comm| {
+            if comm.rank() == 0 {
+                let sends: Vec<_> = (0..4)
+                    .map(|tag| comm.send_tagged_start(vec![tag as u8; 40_000], 1, tag).expect("started"))
+                    .collect();
+                comm.barrier().expect("the first two have been taken in, the third waits");
+                for send in sends {
+                    send.wait().expect("sent");
+                }
+            } else {
+                let last = comm.recv_tagged_start(vec![0_u8; 40_000], 0, 3).expect("started");
+                comm.barrier().expect("they are under way");
+                // Each look makes progress: after so many the third has come to the limit.
+                for _ in 0..2000 {
+                    assert!(!last.is_done(), "it is behind more than may be taken in");
+                }
+                let mut got = vec![0_u8; 40_000];
+                comm.recv_tagged(&mut got, 0, 0).expect("makes room for the third");
+                assert_eq!(last.wait().expect("behind the third"), [3; 40_000]);
+                for tag in 1..3 {
+                    comm.recv_tagged(&mut got, 0, tag).expect("received");
+                    assert_eq!(got, [tag as u8; 40_000]);
+                }
+            }
+        },
+    );
+}
+
+#[test]
 fn a_tagged_message_that_does_not_fit() {
     for arrangement in Arrangement::ALL {
         bounded(&format!("{arrangement:?}"), move || {
