@@ -90,6 +90,14 @@ fn called_by(rank: u32) -> String {
     format!("rank {rank} called ")
 }
 
+/// What asking the peers has brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Suspicion {
+    None,
+    /// A peer that is waited for has left.
+    HasLeft,
+}
+
 /// A message that came where another was expected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meeting {
@@ -272,7 +280,7 @@ impl Shared {
         let mut waiting_for: Vec<(u32, String)> =
             asked.iter().map(|(peer, status)| (*peer, self.standing(*peer, status.as_ref()))).collect();
         waiting_for.extend(peers.iter().skip(asked.len()).map(|peer| (*peer, "not asked".to_owned())));
-        if !culprit_is_known {
+        if !culprit_is_known && !waited.is_message() {
             // Those waited for are themselves waiting for somebody.
             let begin = Instant::now();
             let others = (0..self.world_size).filter(|rank| *rank != self.rank && !peers.contains(rank));
@@ -284,7 +292,7 @@ impl Shared {
                 }
             }
         }
-        if waited.summary.is_none() {
+        if waited.is_message() {
             let core = self.core();
             for (peer, standing) in &mut waiting_for {
                 let Some((tag, len, max)) = core.engine.stands_before(*peer) else { continue };
@@ -317,15 +325,26 @@ impl Shared {
         }
     }
 
-    /// Nothing has moved for some time: asks the peers, and fails if one of them is somewhere else for good.
-    pub(crate) fn examine(&self, waited: Waited, peers: &[u32]) -> Result<()> {
+    /// Nothing has moved for some time: asks the peers, and fails if one of them is somewhere else for good. What a peer
+    /// sent before it left may have come since; so if one has left, that is only a suspicion, which the caller comes back
+    /// with if nothing moves.
+    pub(crate) fn examine(&self, waited: Waited, peers: &[u32], suspected: bool) -> Result<Suspicion> {
+        // Any one of them would do: it is over only if all have left.
+        let departed = |peer: u32| {
+            let has_left = |peer: &u32| self.membership.departed(*peer);
+            if waited.is_from_any() { peers.iter().all(has_left) } else { has_left(&peer) }
+        };
         for (peer, status) in self.ask(peers) {
             let first = status.and_then(|status| self.first_difference(peer, &status));
             let left = || {
                 let cause = "it has dropped its communicator or exited, and is not in this call".to_owned();
-                self.membership.departed(peer).then_some(Poison::PeerLost { peer, cause })
+                departed(peer).then_some(Poison::PeerLost { peer, cause })
             };
-            if let Some(poison) = first.or_else(left) {
+            let gone = if first.is_none() { left() } else { None };
+            if gone.is_some() && !suspected {
+                return Ok(Suspicion::HasLeft);
+            }
+            if let Some(poison) = first.or(gone) {
                 // A rank that fails says why before it leaves: that is the cause then.
                 if !self.membership.abort_flag().is_raised() {
                     self.poison_with(poison);
@@ -333,7 +352,7 @@ impl Shared {
                 return Err(self.fail(waited));
             }
         }
-        Ok(())
+        Ok(Suspicion::None)
     }
 
     /// Gives up on purpose.
