@@ -16,8 +16,12 @@ use crate::wait;
 /// A control thread answers within a millisecond unless its process is stopped or its host swaps.
 pub(crate) const ANSWER_MAX: Duration = Duration::from_millis(200);
 
-/// How long a rank whose deadline has passed looks for the one that holds up all others.
-const SEARCH_MAX: Duration = Duration::from_secs(1);
+/// How long a rank whose deadline has passed waits for answers: its last word should name the right one, on a busy machine
+/// too.
+const LAST_ANSWER_MAX: Duration = Duration::from_secs(1);
+
+/// Ranks that are asked at once for the one that holds up all others.
+const SEARCHED_MAX: usize = 256;
 
 /// Ranks that a message to the others names: a text of a few lines.
 const NAMED_MAX: usize = 8;
@@ -269,7 +273,7 @@ impl Shared {
 
     /// A deadline has passed.
     pub(crate) fn time_out(&self, waited: Waited, after: Duration, peers: &[u32]) -> Error {
-        let asked = self.ask(peers);
+        let asked = self.ask(peers, LAST_ANSWER_MAX);
         // A rank inside an earlier operation waits for somebody itself.
         let holds_up = |status: &Option<Status>| {
             status
@@ -282,15 +286,11 @@ impl Shared {
         waiting_for.extend(peers.iter().skip(asked.len()).map(|peer| (*peer, "not asked".to_owned())));
         if !culprit_is_known && !waited.is_message() {
             // Those waited for are themselves waiting for somebody.
-            let begin = Instant::now();
             let others = (0..self.world_size).filter(|rank| *rank != self.rank && !peers.contains(rank));
-            for peer in others.take_while(|_| begin.elapsed() < SEARCH_MAX) {
-                let status = self.membership.ask(peer, ANSWER_MAX);
-                if holds_up(&status) {
-                    waiting_for.push((peer, self.standing(peer, status.as_ref())));
-                    break;
-                }
-            }
+            let others: Vec<u32> = others.take(SEARCHED_MAX).collect();
+            let answers = self.membership.ask_all(&others, LAST_ANSWER_MAX);
+            let culprit = others.into_iter().zip(answers).find(|(_, status)| holds_up(status));
+            waiting_for.extend(culprit.map(|(peer, status)| (peer, self.standing(peer, status.as_ref()))));
         }
         if waited.is_message() {
             let core = self.core();
@@ -334,7 +334,7 @@ impl Shared {
             let has_left = |peer: &u32| self.membership.departed(*peer);
             if waited.is_from_any() { peers.iter().all(has_left) } else { has_left(&peer) }
         };
-        for (peer, status) in self.ask(peers) {
+        for (peer, status) in self.ask(peers, ANSWER_MAX) {
             let first = status.and_then(|status| self.first_difference(peer, &status));
             let left = || {
                 let cause = "it has dropped its communicator or exited, and is not in this call".to_owned();
