@@ -50,6 +50,28 @@ impl Comm {
         self.finish(py, move || unsafe { communicator.call_raw_within(&call.get(), limit(seconds)) })
     }
 
+    /// As `start` and an immediate wait: matches what other ranks start.
+    #[allow(clippy::too_many_arguments, reason = "as above")]
+    #[pyo3(signature = (collective, input, output, count, data_type, op, factor, root, seconds, /))]
+    fn start_and_wait(
+        &self,
+        py: Python<'_>,
+        collective: u8,
+        input: usize,
+        output: usize,
+        count: usize,
+        data_type: u8,
+        op: u8,
+        factor: f64,
+        root: u32,
+        seconds: f64,
+    ) -> PyResult<()> {
+        let communicator = self.communicator()?;
+        let call = Addresses(raw(collective, input, output, count, data_type, op, factor, root)?);
+        // SAFETY: Python's promise, until this returns.
+        self.finish(py, move || unsafe { communicator.start_raw_and_wait(&call.get(), limit(seconds)) })
+    }
+
     /// Starts a collective; `owner` is kept until it is over.
     #[allow(clippy::too_many_arguments, reason = "as above")]
     #[pyo3(signature = (collective, input, output, count, data_type, op, factor, root, owner, /))]

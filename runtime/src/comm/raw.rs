@@ -35,6 +35,20 @@ impl Communicator {
         unsafe { self.shared.run(&call, limit) }
     }
 
+    /// As [`Communicator::start_raw`] and an immediate wait: matches what other ranks start, as a blocking call does not.
+    /// For bindings to interfaces in which some ranks may wait for an operation and others start it.
+    ///
+    /// # Errors
+    /// As [`Communicator::call_raw`].
+    ///
+    /// # Safety
+    /// As [`Communicator::call_raw`].
+    pub unsafe fn start_raw_and_wait(&self, call: &RawCall, limit: Duration) -> Result<()> {
+        let call = Call::check(call, self.rank(), self.world_size())?;
+        // SAFETY: the caller's promise.
+        unsafe { self.shared.start_and_wait(&call, limit) }
+    }
+
     /// Starts a collective on raw memory.
     ///
     /// # Errors

@@ -23,6 +23,18 @@ def test_works_overlap(ranks):
     run(ranks, body)
 
 
+def test_some_ranks_may_wait_where_others_start():
+    def body():
+        for length in (3, 100_000):
+            x = torch.ones(length)
+            work = dist.all_reduce(x, async_op=dist.get_rank() == 0)
+            if work is not None:
+                work.wait()
+            assert torch.all(x == 3)
+
+    run(3, body)
+
+
 def test_a_started_operation_needs_nobody_to_wait():
     def body():
         x = torch.ones(2_000_000)

@@ -10,9 +10,10 @@ import torch
 
 from .. import _kolo
 from ..errors import Error
+from .completion import Completion
 from .errors import translate
 from .transfers import Transfers
-from .work import Completion, Finished, KoloWork
+from .work import Finished, KoloWork
 
 _ZERO = timedelta(0)
 _is_profiling = torch.autograd._profiler_enabled
@@ -30,7 +31,7 @@ class Engine:
         self.comm = comm
         #: Limit of every operation that has none of its own.
         self.seconds = seconds
-        self.completion = Completion(f"kolo-futures-{name}")
+        self.completion = Completion(name)
         self.transfers = Transfers(self, name)
         #: Works since the start of coalescing; ``None`` outside.
         self.collected: list[KoloWork] | None = None
@@ -39,7 +40,7 @@ class Engine:
     def collective(self, name: str, arguments: tuple, opts, owner, outputs: list, after=None):
         """Runs a collective, or starts it if ``opts`` do not say that the caller waits.
 
-        ``arguments`` are those of ``Comm.run``; ``after`` is called once the outputs of Kolo are complete.
+        ``arguments`` are those of ``Comm.start``; ``after`` is called once the outputs of Kolo are complete.
         """
         if _is_profiling():
             with torch.profiler.record_function(f"kolo:{name}"):
@@ -50,7 +51,8 @@ class Engine:
         try:
             if opts is None or self.collected is not None or getattr(opts, "asyncOp", True):
                 return self.started((self.comm.start(*arguments, owner),), opts, outputs, after)
-            self.comm.run(*arguments, self.limit(opts))
+            # Not as a blocking call: in torch, other ranks may start what this one waits for.
+            self.comm.start_and_wait(*arguments, self.limit(opts))
         except Error as error:
             raise translate(error) from None
         if after is not None:

@@ -22,7 +22,7 @@ def all_reduce(engine, tensor: torch.Tensor, op: int, opts):
     own = torch.tensor([values.size(0)], dtype=torch.int64)
     entries = torch.empty(ranks, dtype=torch.int64)
     try:
-        engine.comm.run(ALL_GATHER, own.data_ptr(), entries.data_ptr(), 1, I64, SUM, 1.0, 0, limit)
+        engine.comm.start_and_wait(ALL_GATHER, own.data_ptr(), entries.data_ptr(), 1, I64, SUM, 1.0, 0, limit)
         counts = entries.tolist()
         all_indices = _gather(engine, indices, counts)
         all_values = _gather(engine, values, counts)
