@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run
+from group_ranks import run
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

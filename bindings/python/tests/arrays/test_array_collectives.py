@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ranks import run
+from array_ranks import run
 
 INTEGERS = ["int8", "uint8", "int32", "uint32", "int64", "uint64"]
 FLOATS = ["float16", "float32", "float64"]

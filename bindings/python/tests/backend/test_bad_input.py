@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import forked
-from ranks import join, run
+from group_ranks import join, run
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
