@@ -71,13 +71,12 @@ class KoloWork(dist.Work):
         return self._outputs
 
     def source_rank(self) -> int:
-        """The sender, for receives from any source."""
-        for work in self._works:
-            source = getattr(work, "source", None)
-            if source is not None:
-                self.wait()
-                return work.source
-        raise RuntimeError("only a receive has a source")
+        """The sender, for receives."""
+        self.wait()
+        source = self._works[0].wait(0.0) if len(self._works) == 1 else None
+        if source is None:
+            raise RuntimeError("only a receive has a source")
+        return source
 
     _source_rank = source_rank
 
