@@ -93,6 +93,21 @@ impl Shared {
         Ok(Ticket { id, waited })
     }
 
+    /// Starts a call and drives it at once, without a word to the helper.
+    ///
+    /// # Safety
+    /// As [`Shared::run`].
+    pub(crate) unsafe fn start_and_wait(&self, call: &Call, limit: Duration) -> Result<()> {
+        let mut core = self.core();
+        let (waited, tag) = self.begin(&mut core, call.summary(true))?;
+        // SAFETY: handed on.
+        let id = unsafe { self.launch(&mut core, call, tag, Mode::Asynchronous, None) }?;
+        let mut core = self.wait_for(core, id, waited, limit)?;
+        core.engine.finish(id);
+        self.end(&mut core, waited);
+        Ok(())
+    }
+
     /// Numbers and records a call.
     fn begin(&self, core: &mut Core, summary: Summary) -> Result<(Waited, u64)> {
         let sequence = core.sequence + 1;
