@@ -93,8 +93,12 @@ pub struct Config {
     pub segment_bytes: Option<usize>,
     /// `KOLO_WINDOW`: segments in flight; unset = chosen by the cost model.
     pub window: Option<usize>,
-    /// `KOLO_TINY_BYTES`: up to this many bytes per rank a call inside one host takes the tiny path; 0 = never.
-    pub tiny_bytes: usize,
+    /// `KOLO_TINY_BYTES`: up to this many bytes that a rank gives away, a call inside one host takes the tiny path;
+    /// 0 = never, unset = as measured, by collective and ranks.
+    pub tiny_bytes: Option<usize>,
+    /// `KOLO_UNEXPECTED_BYTES`: how many bytes of messages that no receive asks for yet are taken in, so that messages
+    /// behind them with other tags can be received. Beyond it they wait with their senders.
+    pub unexpected_bytes: usize,
     /// `KOLO_SPIN_US`: how long a waiting thread spins before it yields; unset = chosen by ranks per processor.
     pub spin: Option<Duration>,
 }
@@ -120,8 +124,9 @@ impl Default for Config {
             ib_library: None,
             segment_bytes: None,
             window: None,
-            // Beyond it, that every rank reduces everything costs more than the rounds that messages would take.
-            tiny_bytes: 32 << 10,
+            tiny_bytes: None,
+            // As much as a few large tensors that overtake each other; little beside the memory of a rank.
+            unexpected_bytes: 64 << 20,
             spin: None,
         }
     }
@@ -194,7 +199,10 @@ impl Config {
             config.window = Some(bytes("KOLO_WINDOW", &value)?.max(1));
         }
         if let Some(value) = get("KOLO_TINY_BYTES") {
-            config.tiny_bytes = bytes("KOLO_TINY_BYTES", &value)?;
+            config.tiny_bytes = Some(bytes("KOLO_TINY_BYTES", &value)?);
+        }
+        if let Some(value) = get("KOLO_UNEXPECTED_BYTES") {
+            config.unexpected_bytes = bytes("KOLO_UNEXPECTED_BYTES", &value)?;
         }
         if let Some(value) = get("KOLO_SPIN_US") {
             config.spin = Some(Duration::from_micros(bytes("KOLO_SPIN_US", &value)? as u64));
@@ -220,7 +228,7 @@ impl Config {
             Keep::Never => "never",
             Keep::Always => "always",
         };
-        let rows: [(&str, String); 20] = [
+        let rows: [(&str, String); 21] = [
             ("KOLO_TRANSPORT", transports),
             ("KOLO_ALGO", if self.algorithms.is_empty() { unset() } else { self.algorithms.clone() }),
             ("KOLO_DETERMINISM", determinism.to_owned()),
@@ -238,7 +246,8 @@ impl Config {
             ("KOLO_IBVERBS_LIB", self.ib_library.clone().unwrap_or_else(unset)),
             ("KOLO_SEGMENT_BYTES", self.segment_bytes.map_or_else(unset, |v| v.to_string())),
             ("KOLO_WINDOW", self.window.map_or_else(unset, |v| v.to_string())),
-            ("KOLO_TINY_BYTES", self.tiny_bytes.to_string()),
+            ("KOLO_TINY_BYTES", self.tiny_bytes.map_or_else(unset, |v| v.to_string())),
+            ("KOLO_UNEXPECTED_BYTES", self.unexpected_bytes.to_string()),
             ("KOLO_SPIN_US", self.spin.map_or_else(unset, |v| v.as_micros().to_string())),
             ("KOLO_JOB_SECRET", "(not shown)".to_owned()),
         ];

@@ -1,37 +1,13 @@
 //! Ids that a program passes on by its own means.
-//!
-//! An id holds where rank 0 will listen, and a secret. The port is kept free from the id's making until rank 0 has
-//! joined, by a socket that is bound and never listens: the kernel gives a port that is bound to nobody else, neither to
-//! a bind to port 0 nor to an outgoing connection; yet rank 0's own listener may bind it, since both sockets set
-//! `SO_REUSEADDR` and only one listens. So rank 0 may even be another process of this host than the one that made the
-//! id. Ranks that try before rank 0 listens are refused by the kernel, and try again.
 
 use std::ffi::{c_char, c_int};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::sync::{Mutex, PoisonError};
 
 use kolo_rs::Error;
-use kolo_rs::control::JobSecret;
-use kolo_rs::join::{JoinSpec, Locator};
-use socket2::{Domain, Protocol, Socket, Type};
+use kolo_rs::join::{self, JoinSpec, Reservation};
 
-use crate::abi::{UNIQUE_ID_BYTES, UniqueId};
+use crate::abi::UniqueId;
 use crate::checked;
-use crate::guard::{Outcome, guard, place, usage};
-
-const MAGIC: [u8; 8] = *b"kolo-id1";
-const SECRET_BYTES: usize = 32;
-
-// Layout: magic, port (little endian), secret, length of the host's name, name, zeros.
-const PORT_AT: usize = MAGIC.len();
-const SECRET_AT: usize = PORT_AT + 2;
-const LENGTH_AT: usize = SECRET_AT + SECRET_BYTES;
-const HOST_AT: usize = LENGTH_AT + 1;
-const HOST_MOST: usize = UNIQUE_ID_BYTES - HOST_AT;
-
-/// The ports kept for ids whose rank 0 has not joined yet. An id is plain bytes in the hands of C, so the socket can
-/// only be found by them.
-static RESERVED: Mutex<Vec<(UniqueId, Socket)>> = Mutex::new(Vec::new());
+use crate::guard::{Failure, Outcome, guard, place, usage};
 
 /// See `kolo.h`.
 #[unsafe(no_mangle)]
@@ -39,131 +15,25 @@ unsafe extern "C" fn koloGetUniqueId(id: *mut UniqueId, host: *const c_char) -> 
     guard("koloGetUniqueId", None, || {
         // SAFETY: the header's promise, for both pointers.
         let (to, host) = unsafe { (place("id", id)?, checked::text("host", host)?) };
-        let host = host.map_or_else(|| own_address().to_string(), str::to_owned);
-        let (port, socket) = reserve().map_err(|error| Error::system("reserving a port", error))?;
-        let mut secret = [0; SECRET_BYTES];
-        getrandom::fill(&mut secret).map_err(|error| {
-            Error::system("asking for random bytes", std::io::Error::other(error.to_string()))
-        })?;
-        let id = encode(&host, port, &secret)?;
-        RESERVED.lock().unwrap_or_else(PoisonError::into_inner).push((id, socket));
-        to.write(id);
+        to.write(UniqueId { bytes: join::UniqueId::new(host).map_err(argument)?.bytes });
         Ok(())
     })
 }
 
 /// How a rank joins by an id.
 pub(crate) fn join_spec(id: &UniqueId, world_size: u32, rank: u32) -> Outcome<JoinSpec> {
-    let broken = || usage("these 128 bytes are no id: pass on all of what koloGetUniqueId wrote, unchanged");
-    let bytes = &id.bytes;
-    let host = bytes[HOST_AT..].get(..bytes[LENGTH_AT] as usize).ok_or_else(broken)?;
-    let host = std::str::from_utf8(host).map_err(|_| broken())?;
-    let port = u16::from_le_bytes([bytes[PORT_AT], bytes[PORT_AT + 1]]);
-    if bytes[..MAGIC.len()] != MAGIC || host.is_empty() || port == 0 {
-        return Err(broken());
-    }
-    let locator = Locator::Tcp { host: host.to_owned(), port };
-    let mut spec = JoinSpec::new(rank, world_size, locator, "koloCommInitRank");
-    spec.secret = JobSecret::new(&bytes[SECRET_AT..LENGTH_AT]);
-    // Any URL brings the environment's settings for joining with it; where it leads does not matter here.
-    spec.liveness = JoinSpec::parse_url("tcp://localhost:1?rank=0&world_size=1")?.liveness;
-    Ok(spec)
+    join::UniqueId { bytes: id.bytes }.join_spec(world_size, rank).map_err(argument)
 }
 
-/// The socket that keeps the port of an id free, if this process made it. It can be taken once.
-pub(crate) fn take_reservation(id: &UniqueId) -> Option<Socket> {
-    let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
-    let at = reserved.iter().position(|(made, _)| made == id)?;
-    Some(reserved.swap_remove(at).1)
+/// What keeps the port of an id free, if this process made it. It can be taken once.
+pub(crate) fn take_reservation(id: &UniqueId) -> Option<Reservation> {
+    join::UniqueId { bytes: id.bytes }.take_reservation()
 }
 
-fn encode(host: &str, port: u16, secret: &[u8; SECRET_BYTES]) -> Outcome<UniqueId> {
-    if host.is_empty() || host.len() > HOST_MOST {
-        return Err(usage(format!(
-            "the host '{host}' has {} bytes; an id has room for 1 to {HOST_MOST}: use a short name or an address",
-            host.len()
-        )));
-    }
-    let mut bytes = [0; UNIQUE_ID_BYTES];
-    bytes[..PORT_AT].copy_from_slice(&MAGIC);
-    bytes[PORT_AT..SECRET_AT].copy_from_slice(&port.to_le_bytes());
-    bytes[SECRET_AT..LENGTH_AT].copy_from_slice(secret);
-    bytes[LENGTH_AT] = host.len() as u8; // at most HOST_MOST
-    bytes[HOST_AT..HOST_AT + host.len()].copy_from_slice(host.as_bytes());
-    Ok(UniqueId { bytes })
-}
-
-/// Binds a free port on all interfaces, as rank 0 will, without listening.
-fn reserve() -> std::io::Result<(u16, Socket)> {
-    let bind = |address: IpAddr| -> std::io::Result<Socket> {
-        let domain = if address.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
-        let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
-        if address.is_ipv6() {
-            socket.set_only_v6(false)?;
-        }
-        socket.set_reuse_address(true)?;
-        socket.bind(&SocketAddr::new(address, 0).into())?;
-        Ok(socket)
-    };
-    let any = Ipv6Addr::UNSPECIFIED.into();
-    // Some hosts have no IPv6.
-    let socket = bind(any).or_else(|_| bind(Ipv4Addr::UNSPECIFIED.into()))?;
-    let port = socket.local_addr()?.as_socket().map_or(0, |address| address.port());
-    Ok((port, socket))
-}
-
-/// The address that packets to far hosts leave from. "Connecting" a datagram socket asks the routing table and sends
-/// nothing; the addresses are those reserved for documentation.
-fn own_address() -> IpAddr {
-    let far: [(IpAddr, IpAddr); 2] = [
-        (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into()),
-        (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()),
-    ];
-    let by_route = far.into_iter().find_map(|(any, far)| {
-        let socket = UdpSocket::bind((any, 0)).ok()?;
-        socket.connect((far, 9)).ok()?;
-        Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_unspecified())
-    });
-    by_route.unwrap_or(Ipv4Addr::LOCALHOST.into())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_id_says_where_to_go() {
-        let id = encode("node7.example", 4711, &[5; SECRET_BYTES]).unwrap();
-        let spec = join_spec(&id, 4, 1).unwrap();
-        assert_eq!(spec.locator.to_string(), "tcp://node7.example:4711");
-        assert!(spec.secret.is_some());
-    }
-
-    #[test]
-    fn broken_ids_are_refused() {
-        let good = encode("node7", 4711, &[5; SECRET_BYTES]).unwrap();
-        for (at, byte) in [(0, b'x'), (LENGTH_AT, 0), (LENGTH_AT, 255), (HOST_AT, 0xff)] {
-            let mut bad = good;
-            bad.bytes[at] = byte;
-            assert!(join_spec(&bad, 4, 1).is_err(), "byte {at}");
-        }
-        let mut no_port = good;
-        no_port.bytes[PORT_AT..SECRET_AT].fill(0);
-        assert!(join_spec(&no_port, 4, 1).is_err());
-        assert!(encode("", 1, &[0; SECRET_BYTES]).is_err());
-        assert!(encode(&"x".repeat(HOST_MOST), 1, &[0; SECRET_BYTES]).is_ok());
-        assert!(encode(&"x".repeat(HOST_MOST + 1), 1, &[0; SECRET_BYTES]).is_err());
-    }
-
-    #[test]
-    fn a_reserved_port_is_rank_0s_alone() {
-        let (port, kept) = reserve().unwrap();
-        let rank_0 = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port))
-            .expect("it sets SO_REUSEADDR, as rank 0");
-        drop(rank_0);
-        let plain = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-        assert!(plain.bind(&any.into()).is_err(), "without SO_REUSEADDR the port is taken");
-        drop(kept);
+/// An id is an argument here, not a setting.
+fn argument(error: Error) -> Failure {
+    match &error {
+        Error::Configuration { setting, .. } if setting == "unique id" => usage(error.to_string()),
+        _ => error.into(),
     }
 }

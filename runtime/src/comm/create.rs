@@ -188,12 +188,12 @@ pub(crate) fn connect(
     let links = Links::new(endpoints, via);
     // The numbering of channels must be the same on all ranks, whichever transports each has in the end.
     let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
-    let engine = Engine::new(rank, links, channels);
+    let engine = Engine::new(rank, links, channels, config.unexpected_bytes);
     let model = model_for(&hosts, &cards);
     let planner = Planner::new(rank, Arc::clone(&hosts), model, &config, engine.channels_per_operation())?;
     let canonical = config.determinism == Determinism::Canonical;
     let tiny = flat
-        .filter(|_| config.tiny_bytes > 0 && config.algorithms.is_empty())
+        .filter(|_| config.tiny_bytes != Some(0) && config.algorithms.is_empty())
         .map(|flat| Tiny::new(flat, rank, members.len() as u32, config.tiny_bytes, canonical));
     let core = Core {
         engine,
@@ -260,14 +260,7 @@ fn open_endpoints(control: &Control, rank: u32, members: &[u32], config: &Config
     };
     let open = |kind| match kind {
         TransportKind::Shm => {
-            let info = control.peer_info();
-            let own = info[control.rank() as usize].host_key;
-            let local = members.iter().filter(|rank| info[**rank as usize].host_key == own).count();
-            let options = ShmOptions {
-                oversubscribed: local > usable_processors(),
-                host_key: config.host_id.clone(),
-                ..ShmOptions::default()
-            };
+            let options = ShmOptions { host_key: config.host_id.clone(), ..ShmOptions::default() };
             ShmEndpoint::new(rank, world_size, options).map(|endpoint| Opened::Shm(Box::new(endpoint)))
         }
         TransportKind::Rdma => {
@@ -476,7 +469,7 @@ const LOOPBACK_KERNEL_BYTES_PER_SECOND: f64 = 18e9;
 /// Settings that decide which messages are exchanged.
 fn agreed(config: &Config) -> String {
     format!(
-        "KOLO_ALGO={} KOLO_DETERMINISM={:?} KOLO_SEGMENT_BYTES={:?} KOLO_WINDOW={:?} KOLO_TINY_BYTES={} \
+        "KOLO_ALGO={} KOLO_DETERMINISM={:?} KOLO_SEGMENT_BYTES={:?} KOLO_WINDOW={:?} KOLO_TINY_BYTES={:?} \
          KOLO_TRANSPORT={:?}",
         config.algorithms,
         config.determinism,

@@ -1,9 +1,10 @@
 //! Calls on raw memory: what bindings and tools use.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Communicator, Ticket};
-use crate::call::{Call, RawCall};
+use crate::call::{Call, RawCall, RawCallV};
 use crate::error::Result;
 use crate::work::Work;
 
@@ -17,9 +18,21 @@ impl Communicator {
     /// The buffers are valid for the lengths that the collective defines, aligned for their type or not, and not touched
     /// by anybody else until this returns.
     pub unsafe fn call_raw(&self, call: &RawCall) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.call_raw_within(call, self.shared.config.timeout) }
+    }
+
+    /// As [`Communicator::call_raw`], with a time-out of its own.
+    ///
+    /// # Errors
+    /// As [`Communicator::call_raw`].
+    ///
+    /// # Safety
+    /// As [`Communicator::call_raw`].
+    pub unsafe fn call_raw_within(&self, call: &RawCall, limit: Duration) -> Result<()> {
         let call = Call::check(call, self.rank(), self.world_size())?;
         // SAFETY: the caller's promise.
-        unsafe { self.shared.run(&call) }
+        unsafe { self.shared.run_within(&call, limit) }
     }
 
     /// Starts a collective on raw memory.
@@ -31,7 +44,47 @@ impl Communicator {
     /// As [`Communicator::call_raw`], until the work is done, or its wait has returned an error. If the handle
     /// is dropped, until the communicator is.
     pub unsafe fn start_raw(&self, call: &RawCall) -> Result<Work<()>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.start_raw_keeping(call, ()) }
+    }
+
+    /// Starts a collective on raw memory that `owner` keeps alive: the operation owns it, and its wait gives it back. So
+    /// the handle may be dropped at any time.
+    ///
+    /// # Errors
+    /// As [`Communicator::call_raw`].
+    ///
+    /// # Safety
+    /// As [`Communicator::call_raw`] for as long as `owner` lives; it may be dropped by any thread.
+    pub unsafe fn start_raw_keeping<B: Send + 'static>(&self, call: &RawCall, owner: B) -> Result<Work<B>> {
         let call = Call::check(call, self.rank(), self.world_size())?;
+        // SAFETY: the caller's promise.
+        let ticket = unsafe { self.shared.start(&call, Some(Box::new(owner))) }?;
+        Ok(self.work(ticket))
+    }
+
+    /// Runs a collective with blocks of unequal length on raw memory and blocks until it is done.
+    ///
+    /// # Errors
+    /// As [`Communicator::call_raw`].
+    ///
+    /// # Safety
+    /// As [`Communicator::call_raw`], for the lengths that the counts add up to; input and output do not overlap.
+    pub unsafe fn call_raw_v(&self, call: &RawCallV<'_>) -> Result<()> {
+        let call = self.uneven_call(call)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.shared.run(&call) }
+    }
+
+    /// Starts a collective with blocks of unequal length on raw memory. The counts are copied.
+    ///
+    /// # Errors
+    /// As [`Communicator::call_raw`].
+    ///
+    /// # Safety
+    /// As [`Communicator::call_raw_v`], until what [`Communicator::start_raw`] says.
+    pub unsafe fn start_raw_v(&self, call: &RawCallV<'_>) -> Result<Work<()>> {
+        let call = self.uneven_call(call)?;
         // SAFETY: the caller's promise.
         let ticket = unsafe { self.shared.start(&call, Some(Box::new(()))) }?;
         Ok(self.work(ticket))

@@ -1,7 +1,7 @@
 //! This host's own addresses and what tells hosts apart.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
 use sha2::{Digest, Sha256};
 
@@ -49,6 +49,17 @@ pub(crate) fn own_addresses() -> Vec<IpAddr> {
     found.sort_by_key(|address| (address.is_loopback(), address.is_ipv6()));
     found.dedup();
     found
+}
+
+/// The address that packets to `far` leave from. "Connecting" a datagram socket asks the routing table and sends nothing.
+pub(crate) fn address_towards(far: IpAddr) -> Option<IpAddr> {
+    let any: IpAddr = match far {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((far, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_unspecified())
 }
 
 /// Local IPv4 addresses: leaves of the routing trie of type "host LOCAL".

@@ -7,11 +7,11 @@ use std::time::Instant;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 
-use super::addresses::own_addresses;
+use super::addresses::{address_towards, own_addresses};
 use super::file::Notice;
 use super::multicast::Group;
 use super::store::Store;
-use super::{JoinSpec, Locator, file, multicast};
+use super::{JoinSpec, Locator, board, file, multicast};
 use crate::control::{BIND_PATIENCE, Cookie, RETRY_MOST};
 use crate::error::{Error, Result};
 
@@ -63,6 +63,20 @@ pub(crate) async fn bind(spec: &JoinSpec, cookie: &Cookie) -> Result<Anchor> {
             publish_in_store(spec, &listener, (host, *port), &store_key(prefix), cookie).await?;
             Ok(Anchor { listener: Some(listener), published: None })
         }
+        Locator::Board(place) => {
+            let listener = bind_patiently(None, 0, &spec.source).await?;
+            let mut addresses = reachable_at(&listener)?;
+            let server = match place.served_by() {
+                // Which port does not matter for the route.
+                Some(host) => resolve(&host, 9).await.unwrap_or_default().first().map(SocketAddr::ip),
+                None => None,
+            };
+            if let Some(near) = server.and_then(address_towards) {
+                addresses.sort_by_key(|address| address.ip().is_loopback() || address.ip() != near);
+            }
+            board::publish(place, Notice::new(addresses, cookie).to_json()).await?;
+            Ok(Anchor { listener: Some(listener), published: None })
+        }
         Locator::Local(_) => Ok(Anchor { listener: None, published: None }),
     }
 }
@@ -93,6 +107,12 @@ pub(crate) async fn find(spec: &JoinSpec) -> Result<Advert, String> {
             let value = store.wait_and_get(&key).await.map_err(again)?;
             let notice = Notice::parse(&value).map_err(|e| format!("key {key} of the TCPStore: {e}"))?;
             let origin = format!("key {key} of the TCPStore (set by {})", notice.writer());
+            Ok(Advert { cookie: notice.cookie(), candidates: notice.addresses, origin })
+        }
+        Locator::Board(place) => {
+            let notice =
+                Notice::parse(&board::read(place).await?).map_err(|e| format!("{}: {e}", place.name()))?;
+            let origin = format!("{} (set by {})", place.name(), notice.writer());
             Ok(Advert { cookie: notice.cookie(), candidates: notice.addresses, origin })
         }
         Locator::Local(_) => Err("threads of one process meet without addresses".into()),

@@ -8,6 +8,7 @@
 //! the one that was meant. So a file left behind by an earlier job costs a failed attempt, nothing worse.
 
 mod addresses;
+mod board;
 mod env;
 mod file;
 mod launcher;
@@ -15,6 +16,7 @@ mod locate;
 mod multicast;
 mod nodelist;
 mod store;
+mod unique_id;
 mod url;
 
 use std::fmt;
@@ -27,8 +29,10 @@ use crate::control::{JobSecret, Liveness};
 use crate::error::{Error, Result};
 
 pub(crate) use addresses::{host_key, hostname};
+pub use board::Board;
 pub(crate) use env::process_environment;
 pub(crate) use locate::{Advert, bind, find};
+pub use unique_id::{Reservation, UNIQUE_ID_BYTES, UniqueId};
 
 /// How long ranks wait for each other by default: containers of one job may start minutes apart.
 pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(300);
@@ -95,6 +99,8 @@ pub enum Locator {
         /// Prefix of the keys, unique for this start of the job.
         prefix: String,
     },
+    /// Rank 0 publishes its address through something that the program brings along.
+    Board(Arc<dyn Board>),
     /// The ranks are threads of one process.
     Local(LocalMeeting),
 }
@@ -175,6 +181,7 @@ impl fmt::Display for Locator {
             Self::File { path } => write!(f, "file://{}", path.display()),
             Self::Multicast { group, port, job, .. } => write!(f, "multicast://{group}:{port}/{job}"),
             Self::Store { host, port, prefix } => write!(f, "the TCPStore at {host}:{port} (key {prefix})"),
+            Self::Board(board) => f.write_str(&board.name()),
             Self::Local(_) => f.write_str("within this process"),
         }
     }

@@ -1,0 +1,48 @@
+"""Kolo: collective communication for CPU clusters.
+
+:func:`init` joins the other processes of the job and gives a :class:`Communicator`, whose operations work on NumPy arrays
+and everything else that lends its memory. ``import kolo.torch`` makes Kolo a backend of ``torch.distributed``.
+"""
+
+from __future__ import annotations
+
+import os
+
+from . import _kolo
+from .communicator import Communicator, Work, get_unique_id, init
+from .errors import (
+    Aborted,
+    Configuration,
+    Error,
+    Join,
+    Mismatch,
+    PeerLost,
+    System,
+    Timeout,
+    Transport,
+    Unsupported,
+    Usage,
+)
+
+__version__: str = _kolo.VERSION
+
+__all__ = [
+    "Aborted",
+    "Communicator",
+    "Configuration",
+    "Error",
+    "Join",
+    "Mismatch",
+    "PeerLost",
+    "System",
+    "Timeout",
+    "Transport",
+    "Unsupported",
+    "Usage",
+    "Work",
+    "get_unique_id",
+    "init",
+]
+
+# A child made by fork must neither use nor free what its parent made.
+os.register_at_fork(after_in_child=_kolo.forked)

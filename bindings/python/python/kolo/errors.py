@@ -1,0 +1,90 @@
+"""What can go wrong.
+
+After :class:`Usage`, :class:`Configuration` and :class:`Unsupported` a communicator is as it was; after any other error in
+an operation it cannot be used any more, on any rank.
+"""
+
+from __future__ import annotations
+
+
+class Error(RuntimeError):
+    """Every error of Kolo. The text names ranks, operation and remedy; the attributes say the same to programs.
+
+    Attributes:
+        rank: The rank that raises, in the communicator concerned; ``None`` where there is no communicator yet.
+        operation: The call, such as ``"all_reduce(1024 x f32, sum)"``; ``None`` or empty outside operations.
+        sequence: Number of the operation in its communicator, from 1; ``None`` or 0 outside operations.
+        peer: The rank it is about: who called something else, who is lost, who is waited for; ``None`` if nobody.
+    """
+
+    rank: int | None
+    operation: str | None
+    sequence: int | None
+    peer: int | None
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        rank: int | None = None,
+        operation: str | None = None,
+        sequence: int | None = None,
+        peer: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.operation = operation
+        self.sequence = sequence
+        self.peer = peer
+
+    def __reduce__(self):
+        # So that an error keeps its attributes on its way out of a worker process.
+        return _rebuild, (type(self), str(self), self.rank, self.operation, self.sequence, self.peer)
+
+
+def _rebuild(kind, message, rank, operation, sequence, peer):
+    return kind(message, rank=rank, operation=operation, sequence=sequence, peer=peer)
+
+
+class Usage(Error, ValueError):
+    """A call that makes no sense: a root out of range, buffers of the wrong length. Nothing was sent."""
+
+
+class Configuration(Error, ValueError):
+    """A setting is missing or wrong."""
+
+
+class Join(Error):
+    """The ranks could not find each other, or do not agree on who is who."""
+
+
+class Mismatch(Error):
+    """The ranks called different things at the same point."""
+
+
+class PeerLost(Error, ConnectionError):
+    """A peer's process ended or its connection broke."""
+
+
+class Timeout(Error, TimeoutError):
+    """The deadline passed."""
+
+
+class Aborted(Error):
+    """The communicator was aborted earlier, by this rank or another."""
+
+
+class Unsupported(Error, NotImplementedError):
+    """A combination that is not supported, for a reason that waiting does not cure."""
+
+
+class Transport(Error):
+    """A transport failed in another way."""
+
+
+class System(Error, OSError):
+    """The operating system refused."""
+
+    def __str__(self) -> str:
+        # OSError would build its text from numbers that are not there.
+        return str(self.args[0]) if self.args else ""

@@ -1,0 +1,130 @@
+"""Operations on several tensors at once, and regions in which operations are collected."""
+
+from __future__ import annotations
+
+import torch
+
+from .engine import Engine
+from .errors import Usage
+from .operations import _operator, _options, _unfit
+from .tensors import check_devices, reduced_as, staged_to_reduce
+from .work import Finished, KoloWork
+from ..numbers import ALL_REDUCE
+
+#: Tensors below this size are joined into one: moving so many bytes twice takes less than one more operation.
+_JOINED_BYTES = 64 << 10
+
+
+class Coalesced:
+    """The coalesced forms; ``self._engine`` runs them."""
+
+    _engine: Engine
+
+    def allreduce_coalesced(self, tensors, opts=None, *_):
+        op, factor = _operator(opts)
+        check_devices(tensors)
+        calls, after = [], []
+        for part in _parts(tensors):
+            buffers = [staged_to_reduce(tensor) for tensor in part]
+            whole = buffers[0] if len(part) == 1 else torch.cat([buffer.reshape(-1) for buffer in buffers])
+            kind, count = reduced_as(whole, op)
+            calls.append(((ALL_REDUCE, whole.data_ptr(), whole.data_ptr(), count, kind, op, factor, 0), whole))
+            if len(part) > 1 or whole is not part[0]:
+                after.append((whole, part))
+        return self._together("all_reduce_coalesced", calls, opts, list(tensors), lambda: _split(after))
+
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None, *_):
+        ranks = self._engine.comm.world_size
+        for output, input in _pairs(outputs, inputs):
+            if output.numel() != input.numel() * ranks or output.dtype != input.dtype:
+                raise _unfit("all_gather_into_tensor", "output", output, "input", input, ranks)
+        made = [self._gathering(output, input, opts) for output, input in zip(outputs, inputs)]
+        return self._all_of("all_gather_coalesced", made, opts, outputs)
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None, *_):
+        ranks = self._engine.comm.world_size
+        for output, input in _pairs(outputs, inputs):
+            if input.numel() != output.numel() * ranks or output.dtype != input.dtype:
+                raise _unfit("reduce_scatter_tensor", "input", input, "output", output, ranks)
+        made = [self._scattering(output, input, opts) for output, input in zip(outputs, inputs)]
+        return self._all_of("reduce_scatter_coalesced", made, opts, outputs)
+
+    def allgather_coalesced(self, output_lists, inputs, opts=None, *_):
+        """``output_lists[r][i]`` gets the input i of rank r."""
+        works = []
+        for i, input in enumerate(inputs):
+            works.append(self.allgather([[outputs[i] for outputs in output_lists]], [input]))
+        return self._joined(works, opts, [tensor for outputs in output_lists for tensor in outputs])
+
+    def _all_of(self, name: str, made, opts, outputs):
+        if len(made) == 1:
+            return self._engine.collective(name, *made[0])
+        calls = [(arguments, owner) for arguments, _, owner, _, _ in made]
+        after = [after for *_, after in made if after is not None]
+        return self._together(name, calls, opts, list(outputs), lambda: [each() for each in after])
+
+    def _together(self, name: str, calls, opts, outputs, after):
+        if not calls:
+            return Finished()
+        return self._engine.several(name, calls, _options(opts), outputs, after)
+
+    def _joined(self, works, opts, outputs):
+        work = Several(self._engine, works, outputs)
+        if not getattr(opts, "asyncOp", True):
+            work.wait()
+        return work
+
+    # Regions: torch calls these around operations that it wants to be one.
+
+    def start_coalescing(self, *_) -> None:
+        if self._engine.collected is not None:
+            raise Usage("coalescing has been started already; end it first")
+        self._engine.collected = []
+
+    def end_coalescing(self, *_):
+        works, self._engine.collected = self._engine.collected or [], None
+        return Several(self._engine, works, [tensor for work in works for tensor in work._outputs])
+
+
+class Several(KoloWork):
+    """A work that is over when several are."""
+
+    def __init__(self, engine: Engine, works: list, outputs: list) -> None:
+        super().__init__(engine, (), outputs, None, engine.seconds)
+        self._all = works
+
+    def wait(self, *timeout) -> bool:
+        for work in self._all:
+            work.wait(*timeout)
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._all)
+
+    def exception(self):
+        return next((error for work in self._all if (error := work.exception()) is not None), None)
+
+
+def _pairs(outputs, inputs):
+    if len(outputs) != len(inputs):
+        raise Usage(f"{len(outputs)} outputs and {len(inputs)} inputs were given; they must be as many")
+    return zip(outputs, inputs)
+
+
+def _parts(tensors):
+    """Small tensors of one type together, large ones alone; in an order that depends on types and sizes only."""
+    small: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel() * tensor.element_size() < _JOINED_BYTES:
+            small.setdefault(tensor.dtype, []).append(tensor)
+        else:
+            yield [tensor]
+    yield from small.values()
+
+
+def _split(after) -> None:
+    for whole, part in after:
+        at = 0
+        for tensor in part:
+            tensor.copy_(whole.view(-1)[at : at + tensor.numel()].view(tensor.shape), non_blocking=True)
+            at += tensor.numel()

@@ -1,0 +1,192 @@
+"""Process groups.
+
+Torch asks for two classes. A :class:`KoloGroup` is what users hold: its methods run without torch's C++ in between and
+its works are ours. The :class:`KoloBackend` registered on it is what torch looks up by device, for coalescing, splitting
+and checkpoints; it stands alone where a group has different backends for different devices.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as TorchBackend
+
+from .. import _kolo
+from ..errors import Error
+from .board import StoreBoard
+from .coalesced import Coalesced
+from .engine import Engine
+from .errors import translate
+from .messages import Messages
+from .operations import Collectives
+
+
+class Operations(Collectives, Coalesced, Messages):
+    """Everything that a group and a backend do alike."""
+
+    _engine: Engine
+
+    # Torch renamed some operations in 2.14 and calls both names.
+    _allgather_base = all_gather_into_tensor = Collectives.all_gather_single
+    _reduce_scatter_base = reduce_scatter_tensor = Collectives.reduce_scatter_single
+    alltoall_base = Collectives.all_to_all_single
+    allgather_into_tensor_coalesced = Coalesced.all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = Coalesced.reduce_scatter_single_coalesced
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets the limit of every later operation that has none of its own."""
+        self._engine.seconds = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def abort(self) -> None:
+        """Gives up: every operation in progress on any rank, and every later one, fails. Returns at once."""
+        self._engine.abort("abort was called on the process group")
+
+    def shutdown(self) -> None:
+        """Leaves. Waits up to five seconds until what was started has left; may be called again."""
+        self._engine.close()
+
+    @property
+    def supports_splitting(self) -> bool:
+        return True
+
+    # False, though regions work: batch_isend_irecv then starts every message by itself, which is what it wants.
+    @property
+    def supports_coalescing(self) -> bool:
+        return False
+
+    @property
+    def supports_shrinking(self) -> bool:
+        return False
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return False
+
+    @property
+    def supports_window(self) -> bool:
+        return False
+
+    @property
+    def _supports_time_estimate(self) -> bool:
+        return False
+
+    def kolo_summary(self) -> str:
+        """One line: which transports are used, and why not others."""
+        return self._engine.comm.summary()
+
+
+class KoloBackend(Operations, TorchBackend):
+    """Kolo as the backend of some devices of a group."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.comm.rank, engine.comm.world_size)
+        self._engine = engine
+        self._options = TorchBackend.Options("kolo", timedelta(seconds=engine.seconds))
+
+    @property
+    def options(self) -> TorchBackend.Options:
+        return self._options
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "kolo"
+
+    name = getBackendName
+
+    def split(self, store, ranks: list[int], opts=None):
+        """The backend of a part of the ranks; ``None`` on the others."""
+        part = _part(self._engine, ranks, self._engine.seconds, "split")
+        return None if part is None else KoloBackend(part)
+
+
+class KoloGroup(Operations, dist.ProcessGroup):
+    """A process group that is Kolo's altogether."""
+
+    def __init__(self, store, engine: Engine) -> None:
+        super().__init__(store, engine.comm.rank, engine.comm.world_size)
+        self._engine = engine
+        # Torch keeps the C++ half only; the group keeps this one.
+        self._backend = KoloBackend(engine)
+        kind = dist.ProcessGroup.BackendType.CUSTOM
+        for device in ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]:
+            self._register_backend(torch.device(device), kind, self._backend)
+        self._set_default_backend(kind)
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "kolo"
+
+    _get_backend_name = getBackendName
+
+    def _start_coalescing(self, device) -> None:
+        self.start_coalescing(device)
+
+    def _end_coalescing(self, device):
+        return self.end_coalescing(device)
+
+    def split_group(
+        self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None
+    ) -> KoloGroup | None:
+        """A group of some of the ranks, made by these alone over the connections that there are."""
+        seconds = self._engine.seconds if timeout is None else timeout.total_seconds()
+        part = _part(self._engine, list(ranks), seconds, group_name or "split")
+        if part is None:
+            return None
+        name = group_name if group_name is not None else f"{self.group_name}:split:{'-'.join(map(str, ranks))}"
+        group = KoloGroup(dist.PrefixStore(f"{name}/", self.get_group_store()), part)
+        group._set_group_name(name)
+        group._set_group_desc(group_desc if group_desc is not None else f"{self.group_desc}:split")
+        return group
+
+
+def create(options, _pg_options=None) -> KoloGroup | KoloBackend:
+    """What torch calls for ``backend="kolo"``. Joins the other ranks; blocks until all are there."""
+    engine = _join(options)
+    if _is_mixed(sys._getframe(1)):
+        return KoloBackend(engine)
+    return KoloGroup(options.store, engine)
+
+
+def _join(options) -> Engine:
+    seconds = options.timeout.total_seconds()
+    name = options.group_id or "default"
+    ranks = list(options.global_ranks_in_group)
+    parent = _world_engine() if ranks else None
+    try:
+        if parent is not None:
+            return Engine(parent.comm.group(ranks), seconds, name)
+        settings = {"KOLO_TIMEOUT": str(seconds), "KOLO_JOIN_TIMEOUT": str(seconds)}
+        comm = _kolo.connect_board(StoreBoard(options.store), options.group_rank, options.group_size, settings)
+    except Error as error:
+        raise translate(error) from None
+    return Engine(comm, seconds, name)
+
+
+def _world_engine() -> Engine | None:
+    """The engine of the default group, if that is Kolo's: its connections then serve all groups."""
+    if not dist.is_initialized():
+        return None
+    engine = getattr(dist.group.WORLD, "_engine", None)
+    return engine if isinstance(engine, Engine) and not engine.comm.closed else None
+
+
+def _part(engine: Engine, ranks: list[int], seconds: float, name: str) -> Engine | None:
+    if engine.comm.rank not in ranks:
+        return None
+    try:
+        return Engine(engine.comm.group(ranks), seconds, name)
+    except Error as error:
+        raise translate(error) from None
+
+
+def _is_mixed(caller) -> bool:
+    """Whether the group that is being made has other backends for other devices.
+
+    A group of ours would then take the place of all of them, but torch's call does not say so; its frame does.
+    """
+    config = caller.f_locals.get("backend_config")
+    devices = getattr(config, "get_device_backend_map", dict)()
+    return len({str(backend) for backend in devices.values()}) > 1

@@ -1,0 +1,342 @@
+"""The operations of ``torch.distributed`` on a communicator.
+
+Each takes what torch passes: lists of tensors and an options object, or, called directly, a bare tensor and nothing.
+A call whose options say ``asyncOp=False`` blocks and returns ``None``; any other starts and returns a work.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+
+from ..numbers import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+    SUM,
+    U8,
+)
+from . import sparse
+from .engine import Engine
+from .errors import Usage
+from .tensors import (
+    NATIVE,
+    adjoining,
+    check_devices,
+    flat_room,
+    moved_as,
+    operator,
+    reduced_as,
+    room_for,
+    staged,
+    staged_to_reduce,
+)
+
+_SUM = (SUM, 1.0)
+
+
+class Collectives:
+    """Collectives; ``self._engine`` runs them."""
+
+    _engine: Engine
+
+    # Vectors.
+
+    def allreduce(self, tensors, opts=None, timeout=None):
+        tensor = _only(tensors, "all_reduce")
+        op, factor = _operator(opts)
+        if tensor.is_sparse:
+            return sparse.all_reduce(self._engine, tensor, op, _options(opts))
+        buffer = staged_to_reduce(tensor)
+        kind, count = reduced_as(buffer, op)
+        at = buffer.data_ptr()
+        after = None if buffer is tensor else lambda: tensor.copy_(buffer, non_blocking=True)
+        arguments = (ALL_REDUCE, at, at, count, kind, op, factor, 0)
+        return self._engine.collective("all_reduce", arguments, _options(opts), buffer, [tensor], after)
+
+    def broadcast(self, tensors, opts=None, timeout=None):
+        tensor = _only(tensors, "broadcast")
+        root = _root(opts)
+        buffer = staged(tensor) if self._engine.comm.rank == root else room_for(tensor)
+        kind, count = moved_as(buffer)
+        at = buffer.data_ptr()
+        after = None if buffer is tensor else lambda: tensor.copy_(buffer, non_blocking=True)
+        arguments = (BROADCAST, at, at, count, kind, SUM, 1.0, root)
+        return self._engine.collective("broadcast", arguments, _options(opts), buffer, [tensor], after)
+
+    def reduce(self, tensors, opts=None, *_):
+        tensor = _only(tensors, "reduce")
+        op, factor = _operator(opts)
+        root = _root(opts)
+        buffer = staged_to_reduce(tensor)
+        kind, count = reduced_as(buffer, op)
+        at = buffer.data_ptr()
+        if self._engine.comm.rank == root:
+            after = None if buffer is tensor else lambda: tensor.copy_(buffer, non_blocking=True)
+            arguments = (REDUCE, at, at, count, kind, op, factor, root)
+        else:
+            after = None
+            arguments = (REDUCE, at, 0, count, kind, op, factor, root)
+        return self._engine.collective("reduce", arguments, _options(opts), buffer, [tensor], after)
+
+    def barrier(self, opts=None, timeout=None):
+        arguments = (BARRIER, 0, 0, 0, U8, SUM, 1.0, 0)
+        if isinstance(opts, timedelta):
+            opts = None
+        return self._engine.collective("barrier", arguments, opts, None, [])
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier whose time-out names the ranks that did not come; all of them, whatever ``wait_all_ranks`` says."""
+        from torch._C._distributed_c10d import BarrierOptions
+
+        opts = BarrierOptions()
+        opts.asyncOp = False
+        if timeout is not None:
+            opts.timeout = timeout
+        self.barrier(opts)
+
+    # One block on one side, one per rank on the other, in one tensor.
+
+    def all_gather_single(self, output, input, opts=None, *_):
+        ranks = self._engine.comm.world_size
+        if output.numel() != input.numel() * ranks or output.dtype != input.dtype:
+            raise _unfit("all_gather_into_tensor", "output", output, "input", input, ranks)
+        return self._engine.collective("all_gather", *self._gathering(output, input, opts))
+
+    def reduce_scatter_single(self, output, input, opts=None, *_):
+        ranks = self._engine.comm.world_size
+        if input.numel() != output.numel() * ranks or output.dtype != input.dtype:
+            raise _unfit("reduce_scatter_tensor", "input", input, "output", output, ranks)
+        return self._engine.collective("reduce_scatter", *self._scattering(output, input, opts))
+
+    def all_to_all_single(self, output, input, output_split_sizes=(), input_split_sizes=(), opts=None, *_):
+        check_devices((output, input))
+        if output.dtype != input.dtype:
+            raise Usage(f"all_to_all_single: the input is {input.dtype}, the output {output.dtype}")
+        source, room = staged(input), room_for(output)
+        after = None if room is output else lambda: output.copy_(room, non_blocking=True)
+        kind, received = moved_as(room)
+        _, sent = moved_as(source)
+        ranks = self._engine.comm.world_size
+        if not output_split_sizes and not input_split_sizes:
+            if sent != received or sent % ranks:
+                raise Usage(
+                    f"all_to_all_single: an input of {input.numel()} and an output of {output.numel()} elements are not "
+                    f"{ranks} equal blocks each; give split sizes"
+                )
+            arguments = (ALL_TO_ALL, source.data_ptr(), room.data_ptr(), sent // ranks, kind, SUM, 1.0, 0)
+            return self._engine.collective(
+                "all_to_all", arguments, _options(opts), (source, room), [output], after
+            )
+        sends = _split_counts("input", source, sent, input_split_sizes, ranks)
+        receives = _split_counts("output", room, received, output_split_sizes, ranks)
+        arguments = (ALL_TO_ALL, source.data_ptr(), sends, room.data_ptr(), receives, kind, SUM, 1.0, 0)
+        return self._engine.irregular("all_to_all", arguments, _options(opts), [output], after)
+
+    # The same with a tensor per block.
+
+    def allgather(self, outputs, inputs, opts=None, *_):
+        outputs, input = _lists(outputs, inputs, "all_gather")
+        self._expect_per_rank("all_gather", "output", outputs)
+        check_devices((input, *outputs))
+        if any(output.numel() != input.numel() for output in outputs):
+            return self._allgather_uneven(outputs, input, opts)
+        if adjoining(outputs):
+            whole = outputs[0].as_strided((input.numel() * len(outputs),), (1,))
+            arguments, opts, owner, _, after = self._gathering(whole, input, opts)
+            return self._engine.collective("all_gather", arguments, opts, owner, outputs, after)
+        room = flat_room(outputs[0], input.numel() * len(outputs))
+        arguments, opts, owner, _, _ = self._gathering(room, input, opts)
+        return self._engine.collective("all_gather", arguments, opts, owner, outputs, _spread(room, outputs))
+
+    def _allgather_uneven(self, outputs, input, opts):
+        room = flat_room(outputs[0], sum(output.numel() for output in outputs))
+        source = staged(input)
+        kind, own = moved_as(source)
+        counts = [moved_as(output)[1] for output in outputs]
+        arguments = (ALL_GATHER, source.data_ptr(), [own], room.data_ptr(), counts, kind, SUM, 1.0, 0)
+        return self._engine.irregular("all_gather", arguments, _options(opts), outputs, _spread(room, outputs))
+
+    def reduce_scatter(self, outputs, inputs, opts=None, *_):
+        inputs, output = _lists(inputs, outputs, "reduce_scatter")
+        self._expect_per_rank("reduce_scatter", "input", inputs)
+        check_devices((output, *inputs))
+        if any(input.numel() != output.numel() for input in inputs):
+            return self._reduce_scatter_uneven(output, inputs, opts)
+        joined = torch.cat([input.reshape(-1) for input in inputs])
+        return self._engine.collective("reduce_scatter", *self._scattering(output, joined, opts))
+
+    def _reduce_scatter_uneven(self, output, inputs, opts):
+        op, factor = _operator(opts)
+        joined = staged_to_reduce(torch.cat([input.reshape(-1) for input in inputs]))
+        room = torch.empty(output.numel(), dtype=joined.dtype)
+        kind, _ = reduced_as(joined, op)
+        units = moved_as(joined)[1] // max(joined.numel(), 1)
+        counts = [input.numel() * units for input in inputs]
+        arguments = (
+            REDUCE_SCATTER,
+            joined.data_ptr(),
+            counts,
+            room.data_ptr(),
+            [output.numel() * units],
+            kind,
+            op,
+            factor,
+            0,
+        )
+        after = lambda: output.copy_(room.view(output.shape), non_blocking=True)  # noqa: E731
+        return self._engine.irregular("reduce_scatter", arguments, _options(opts), [output], after)
+
+    def alltoall(self, outputs, inputs, opts=None, *_):
+        self._expect_per_rank("all_to_all", "output", outputs)
+        self._expect_per_rank("all_to_all", "input", inputs)
+        check_devices((*outputs, *inputs))
+        joined = staged(torch.cat([input.reshape(-1) for input in inputs]))
+        room = flat_room(outputs[0], sum(output.numel() for output in outputs))
+        kind, _ = moved_as(joined)
+        sends = [moved_as(input)[1] for input in inputs]
+        receives = [moved_as(output)[1] for output in outputs]
+        arguments = (ALL_TO_ALL, joined.data_ptr(), sends, room.data_ptr(), receives, kind, SUM, 1.0, 0)
+        return self._engine.irregular("all_to_all", arguments, _options(opts), outputs, _spread(room, outputs))
+
+    def gather(self, outputs, inputs, opts=None, *_):
+        root = _root(opts)
+        input = _only(inputs, "gather")
+        source = staged(input)
+        kind, count = moved_as(source)
+        if self._engine.comm.rank != root:
+            arguments = (GATHER, source.data_ptr(), 0, count, kind, SUM, 1.0, root)
+            return self._engine.collective("gather", arguments, _options(opts), source, [])
+        outputs = _only(outputs, "gather")
+        self._expect_per_rank("gather", "output", outputs)
+        self._expect_alike("gather", input, outputs)
+        room = flat_room(outputs[0], input.numel() * len(outputs))
+        arguments = (GATHER, source.data_ptr(), room.data_ptr(), count, kind, SUM, 1.0, root)
+        return self._engine.collective(
+            "gather", arguments, _options(opts), (source, room), outputs, _spread(room, outputs)
+        )
+
+    def scatter(self, outputs, inputs, opts=None, *_):
+        root = _root(opts)
+        output = _only(outputs, "scatter")
+        room = room_for(output)
+        kind, count = moved_as(room)
+        after = None if room is output else lambda: output.copy_(room, non_blocking=True)
+        source = None
+        if self._engine.comm.rank == root:
+            inputs = _only(inputs, "scatter")
+            self._expect_per_rank("scatter", "input", inputs)
+            self._expect_alike("scatter", output, inputs)
+            source = staged(torch.cat([input.reshape(-1) for input in inputs]))
+        at = 0 if source is None else source.data_ptr()
+        arguments = (SCATTER, at, room.data_ptr(), count, kind, SUM, 1.0, root)
+        return self._engine.collective("scatter", arguments, _options(opts), (source, room), [output], after)
+
+    # Parts of calls.
+
+    def _gathering(self, output, input, opts) -> tuple:
+        check_devices((output, input))
+        source, room = staged(input), room_for(output)
+        kind, count = moved_as(source)
+        after = None if room is output else lambda: output.copy_(room, non_blocking=True)
+        arguments = (ALL_GATHER, source.data_ptr(), room.data_ptr(), count, kind, SUM, 1.0, 0)
+        return arguments, _options(opts), (source, room), [output], after
+
+    def _scattering(self, output, input, opts) -> tuple:
+        check_devices((output, input))
+        op, factor = _operator(opts)
+        source = staged_to_reduce(input)
+        fits = source.dtype == output.dtype
+        room = room_for(output) if fits else torch.empty(output.shape, dtype=source.dtype)
+        kind, _ = reduced_as(source, op)
+        _, count = moved_as(room)
+        after = None if room is output else lambda: output.copy_(room, non_blocking=True)
+        arguments = (REDUCE_SCATTER, source.data_ptr(), room.data_ptr(), count, kind, op, factor, 0)
+        return arguments, _options(opts), (source, room), [output], after
+
+    def _expect_per_rank(self, name: str, what: str, tensors) -> None:
+        ranks = self._engine.comm.world_size
+        if len(tensors) != ranks:
+            raise Usage(f"{name}: {len(tensors)} {what} tensors were given, one per rank is needed: {ranks}")
+        if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
+            raise Usage(f"{name}: the {what} tensors are of different types")
+
+    def _expect_alike(self, name: str, one, tensors) -> None:
+        check_devices((one, *tensors))
+        for rank, tensor in enumerate(tensors):
+            if tensor.numel() != one.numel() or tensor.dtype != one.dtype:
+                raise Usage(
+                    f"{name}: the tensor for rank {rank} has {tensor.numel()} elements of {tensor.dtype}, but this rank's "
+                    f"own has {one.numel()} of {one.dtype}; they must agree"
+                )
+
+
+def _only(tensors, name: str):
+    """The one tensor, or list of tensors, that torch wraps in a list."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise Usage(f"{name}: {len(tensors)} tensors were given; one per process is what Kolo works on")
+    return tensors[0]
+
+
+def _lists(many, one, name: str):
+    """The list of tensors and the single one, from either of the forms that torch passes."""
+    if isinstance(one, torch.Tensor):
+        return (many if isinstance(many[0], torch.Tensor) else many[0]), one
+    return _only(many, name), _only(one, name)
+
+
+def _operator(opts) -> tuple[int, float]:
+    if opts is None:
+        return _SUM
+    return operator(getattr(opts, "reduceOp", opts))
+
+
+def _options(opts):
+    """Options that tell a time-out; an operator, which direct calls may pass instead, does not."""
+    return opts if hasattr(opts, "timeout") else None
+
+
+def _root(opts) -> int:
+    if opts is None:
+        return 0
+    return opts if isinstance(opts, int) else opts.rootRank
+
+
+def _spread(room, outputs):
+    def spread() -> None:
+        parts = room.split([output.numel() for output in outputs])
+        for output, part in zip(outputs, parts):
+            output.copy_(part.view(output.shape), non_blocking=True)
+
+    return spread
+
+
+def _split_counts(what: str, tensor, count: int, sizes, ranks: int) -> list[int]:
+    """Kolo's counts from torch's sizes, which are along the first axis."""
+    rows = tensor.size(0) if tensor.dim() else 0
+    if not sizes:
+        if rows % ranks:
+            raise Usage(f"all_to_all_single: the {what} has {rows} rows, which are not {ranks} equal blocks")
+        return [count // ranks] * ranks
+    if len(sizes) != ranks or sum(sizes) != rows:
+        raise Usage(
+            f"all_to_all_single: {what} split sizes {list(sizes)} must be {ranks} that add up to the {rows} rows"
+        )
+    row = count // rows if rows else 0
+    return [size * row for size in sizes]
+
+
+def _unfit(name: str, long: str, many, short: str, one, ranks: int) -> Usage:
+    return Usage(
+        f"{name}: the {long} has {many.numel()} elements of {many.dtype}, the {short} {one.numel()} of {one.dtype}; the "
+        f"{long} must have {ranks} times as many of the same type"
+    )

@@ -1,0 +1,45 @@
+"""All-reduce of sparse tensors: everybody gathers everybody's entries and adds them up."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import Error
+from ..numbers import ALL_GATHER, AVG, I64, SUM
+from .errors import Unsupported, translate
+from .tensors import moved_as
+from .work import Finished
+
+
+def all_reduce(engine, tensor: torch.Tensor, op: int, opts):
+    """In place; blocks, since the number of entries must be known first."""
+    if op not in (SUM, AVG) or not tensor.device.type == "cpu":
+        raise Unsupported("sparse tensors can be all-reduced with SUM and AVG, on the CPU")
+    tensor_in = tensor.coalesce()
+    indices = tensor_in.indices().t().contiguous()
+    values = tensor_in.values().contiguous()
+    ranks, limit = engine.comm.world_size, engine.limit(opts)
+    own = torch.tensor([values.size(0)], dtype=torch.int64)
+    entries = torch.empty(ranks, dtype=torch.int64)
+    try:
+        engine.comm.run(ALL_GATHER, own.data_ptr(), entries.data_ptr(), 1, I64, SUM, 1.0, 0, limit)
+        counts = entries.tolist()
+        all_indices = _gather(engine, indices, counts)
+        all_values = _gather(engine, values, counts)
+    except Error as error:
+        raise translate(error) from None
+    total = torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape).coalesce()
+    if op == AVG:
+        total = total / ranks
+    tensor.copy_(total)
+    return Finished([tensor])
+
+
+def _gather(engine, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    room = torch.empty((sum(counts), *rows.shape[1:]), dtype=rows.dtype)
+    kind, _ = moved_as(rows)
+    width = moved_as(rows.new_empty((1, *rows.shape[1:])))[1]
+    own = [rows.size(0) * width]
+    elements = [count * width for count in counts]
+    engine.comm.run_v(ALL_GATHER, rows.data_ptr(), own, room.data_ptr(), elements, kind, SUM, 1.0, 0)
+    return room

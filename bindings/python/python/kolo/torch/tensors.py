@@ -1,0 +1,185 @@
+"""Types and memory of tensors.
+
+Kolo works on contiguous memory of the processor. A tensor that is there already is used in place; any other is staged: a
+contiguous copy takes part, and what came out is copied back when the operation is over.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed import ReduceOp
+
+from ..numbers import (
+    AVG,
+    BF16,
+    BIT_AND,
+    BIT_OR,
+    BIT_XOR,
+    BOOL,
+    F16,
+    F32,
+    F64,
+    I8,
+    I32,
+    I64,
+    MAX,
+    MIN,
+    PREMUL_SUM,
+    PROD,
+    SUM,
+    U8,
+    U32,
+    U64,
+)
+from .errors import Unsupported, Usage
+
+#: Types that Kolo reduces as they are.
+NATIVE: dict[torch.dtype, int] = {
+    torch.bool: BOOL,
+    torch.uint8: U8,
+    torch.int8: I8,
+    torch.uint32: U32,
+    torch.int32: I32,
+    torch.uint64: U64,
+    torch.int64: I64,
+    torch.float16: F16,
+    torch.bfloat16: BF16,
+    torch.float32: F32,
+    torch.float64: F64,
+}
+
+#: Types that are reduced in a wider one and rounded once, at the end. 16-bit integers wrap as they would by themselves.
+_WIDER: dict[torch.dtype, torch.dtype] = {
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    **{
+        getattr(torch, name): torch.float32
+        for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+        if hasattr(torch, name)
+    },
+}
+
+#: Complex numbers are pairs for everything that is linear.
+_PARTS: dict[torch.dtype, int] = {torch.complex64: F32, torch.complex128: F64}
+_LINEAR = frozenset((SUM, AVG, PREMUL_SUM))
+
+_OPS = {
+    ReduceOp.SUM: SUM,
+    ReduceOp.AVG: AVG,
+    ReduceOp.PRODUCT: PROD,
+    ReduceOp.MIN: MIN,
+    ReduceOp.MAX: MAX,
+    ReduceOp.BAND: BIT_AND,
+    ReduceOp.BOR: BIT_OR,
+    ReduceOp.BXOR: BIT_XOR,
+    ReduceOp.PREMUL_SUM: PREMUL_SUM,
+}
+#: By the numbers of torch's enumeration, which are quicker to look up.
+_OPS_BY_NUMBER = tuple(number for _, number in sorted((int(op), number) for op, number in _OPS.items()))
+
+
+def operator(op) -> tuple[int, float]:
+    """Kolo's number of torch's operator, and its factor."""
+    # Torch accepts the bare name of an operator too.
+    kind = getattr(op, "op", op)
+    number = _OPS_BY_NUMBER[int(kind)]
+    if number != PREMUL_SUM:
+        return number, 1.0
+    return number, float(op.factor)
+
+
+def check(tensor: torch.Tensor) -> None:
+    """Refuses what Kolo cannot read."""
+    if tensor.layout is not torch.strided:
+        raise Usage(f"a tensor of layout {tensor.layout}: Kolo moves dense tensors, and all-reduces sparse COO ones")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise Usage(f"a tensor on device '{tensor.device}': Kolo works on 'cpu' and, staged through the host, on 'cuda'")
+
+
+def check_devices(tensors) -> None:
+    """Refuses tensors of one operation that are on different devices."""
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise Usage(f"the tensors of one operation are on different devices: {names}; move them to one")
+
+
+def moved_as(tensor: torch.Tensor) -> tuple[int, int]:
+    """Kolo's type and number of elements for moving a tensor: its own where Kolo knows it, else bytes."""
+    number = NATIVE.get(tensor.dtype)
+    if number is not None:
+        return number, tensor.numel()
+    part = _PARTS.get(tensor.dtype)
+    if part is not None:
+        return part, 2 * tensor.numel()
+    return U8, tensor.numel() * tensor.element_size()
+
+
+def reduced_as(tensor: torch.Tensor, op: int) -> tuple[int, int]:
+    """The same for reducing it; ``tensor`` has gone through :func:`staged_to_reduce`."""
+    number = NATIVE.get(tensor.dtype)
+    if number is not None:
+        return number, tensor.numel()
+    part = _PARTS.get(tensor.dtype)
+    if part is not None and op in _LINEAR:
+        return part, 2 * tensor.numel()
+    raise Unsupported(f"this operator is not defined for {tensor.dtype}")
+
+
+def staged(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if Kolo can use it in place, else a contiguous copy in host memory."""
+    if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not _is_lazy(tensor):
+        return tensor
+    check(tensor)
+    return _to_host(tensor) if tensor.is_cuda else _resolved(tensor).contiguous()
+
+
+def staged_to_reduce(tensor: torch.Tensor) -> torch.Tensor:
+    """As :func:`staged`, in the type that is reduced."""
+    wider = _WIDER.get(tensor.dtype)
+    return staged(tensor) if wider is None else staged(tensor).to(wider)
+
+
+def room_for(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if Kolo can write it in place, else memory to be copied from by ``tensor.copy_``."""
+    if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not _is_lazy(tensor):
+        return tensor
+    check(tensor)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+
+
+def flat_room(tensor: torch.Tensor, elements: int) -> torch.Tensor:
+    """Memory for so many elements like those of ``tensor``."""
+    return torch.empty(elements, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+
+
+def adjoining(tensors) -> bool:
+    """Whether tensors of one length lie one behind the other in host memory, as the parts of one do."""
+    first = tensors[0]
+    if not first.is_cpu:
+        return False
+    at, step = first.data_ptr(), first.numel() * first.element_size()
+    for tensor in tensors:
+        if tensor.data_ptr() != at or not tensor.is_contiguous() or _is_lazy(tensor):
+            return False
+        at += step
+    # Memory that happens to adjoin may belong to several owners; parts of one share its storage.
+    storage = first.untyped_storage().data_ptr()
+    return all(tensor.untyped_storage().data_ptr() == storage for tensor in tensors)
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    # Kolo reads it from now on, so the stream that writes it must have got there.
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return copy
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether the memory holds the conjugate or the negative of the values."""
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_conj().resolve_neg()

@@ -1,0 +1,171 @@
+"""The handle that users of ``torch.distributed`` get, and the thread that completes futures."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ..errors import Error
+from .errors import translate
+
+_NO_TIMEOUT = timedelta(0)
+
+
+class KoloWork(dist.Work):
+    """An operation, or several that make one call.
+
+    It makes progress whether or not anybody waits. ``wait`` returns when the outputs are complete; on CUDA tensors it has
+    then queued the copies to the device on the current stream.
+    """
+
+    def __init__(self, engine, works: tuple, outputs: list, after, seconds: float) -> None:
+        super().__init__()
+        # Held so that its connections outlive the operation.
+        self._engine = engine
+        self._seconds = seconds
+        self._works = works
+        self._outputs = outputs
+        self._after = after
+        self._after_lock = threading.Lock() if after is not None else None
+        self._future = None
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Blocks until it is over. Raises a subclass of ``DistBackendError`` on failure and past the time-out."""
+        seconds = timeout.total_seconds() if timeout is not None and timeout > _NO_TIMEOUT else self._seconds
+        try:
+            for work in self._works:
+                work.wait(seconds)
+        except Error as error:
+            raise translate(error) from None
+        if self._after is not None:
+            self._finish()
+        return True
+
+    def _finish(self) -> None:
+        with self._after_lock:
+            after, self._after = self._after, None
+            if after is not None:
+                after()
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.done() for work in self._works)
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self):
+        for work in self._works:
+            error = work.exception() if work.done() else None
+            if error is not None:
+                return translate(error)
+        return None
+
+    def result(self) -> list:
+        self.wait()
+        return self._outputs
+
+    def source_rank(self) -> int:
+        """The sender, for receives from any source."""
+        for work in self._works:
+            source = getattr(work, "source", None)
+            if source is not None:
+                self.wait()
+                return work.source
+        raise RuntimeError("only a receive has a source")
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future:
+        """A future of the list of outputs; failing if the operation fails."""
+        if self._future is None:
+            devices = sorted({t.device for t in self._outputs if t.is_cuda}, key=str)
+            over = torch.futures.Future(devices=devices)
+            # An exception set on a future from Python ends DDP badly; one raised in a callback arrives well.
+            self._future = over.then(self._settle)
+            if self.is_completed():
+                over.set_result(None)
+            else:
+                self._engine.completion.add(self, over)
+        return self._future
+
+    def _settle(self, _over) -> list:
+        self.wait()
+        return self._outputs
+
+
+class Finished(dist.Work):
+    """What is over already."""
+
+    def __init__(self, outputs: list | None = None) -> None:
+        super().__init__()
+        self._outputs = [] if outputs is None else outputs
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self):
+        return None
+
+    def result(self) -> list:
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future:
+        over = torch.futures.Future(devices=sorted({t.device for t in self._outputs if t.is_cuda}, key=str))
+        over.set_result(self._outputs)
+        return over
+
+
+class Completion:
+    """Completes the futures of a group, in the order in which they were asked for, on a thread made by the first.
+
+    Waiting for an operation drives it, so this thread is the one that moves DDP's buckets while the backward pass runs.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: queue.SimpleQueue = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, work: KoloWork, over: torch.futures.Future) -> None:
+        with self._lock:
+            if self._thread is None:
+                # A daemon, since the interpreter would otherwise wait at exit for an operation that nobody ends.
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        self._queue.put((work, over))
+
+    def close(self, seconds: float) -> None:
+        """Ends the thread once its operations are over, which those of a closed or aborted communicator are."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self._queue.put(None)
+            thread.join(seconds)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            work, over = item
+            try:
+                work.wait()
+            except Exception:
+                pass  # whoever waits for the future is told by its callback
+            over.set_result(None)
+            # Not to be kept until the next one comes.
+            del item, work, over

@@ -1,0 +1,100 @@
+//! The ways to a first communicator.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kolo_rs::join::{JoinSpec, Locator, UNIQUE_ID_BYTES, UniqueId};
+use kolo_rs::{Communicator, Config, Error};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::board::PythonBoard;
+use crate::comm::Comm;
+use crate::errors::{exception, usage};
+
+/// `KOLO_*` settings that the program gives; they come before the environment's.
+type Settings = HashMap<String, String>;
+
+/// Joins as the environment says.
+#[pyfunction]
+pub(crate) fn connect_env(py: Python<'_>, settings: Settings) -> PyResult<Comm> {
+    connect(py, &settings, || JoinSpec::from_env(&lookup(&settings)))
+}
+
+/// Joins by a URL that says who this is, or leaves that to the environment.
+#[pyfunction]
+pub(crate) fn connect_url(py: Python<'_>, url: &str, settings: Settings) -> PyResult<Comm> {
+    connect(py, &settings, || JoinSpec::parse_url_with(url, &lookup(&settings)))
+}
+
+/// Joins by an id that was passed on by the program's own means.
+#[pyfunction]
+pub(crate) fn connect_id(
+    py: Python<'_>,
+    id: &[u8],
+    rank: u32,
+    world_size: u32,
+    settings: Settings,
+) -> PyResult<Comm> {
+    let bytes: [u8; UNIQUE_ID_BYTES] = id
+        .try_into()
+        .map_err(|_| usage(format!("the id has {} bytes, but ids have {UNIQUE_ID_BYTES}", id.len())))?;
+    let id = UniqueId { bytes };
+    let mut reserved = None;
+    let joined = connect(py, &settings, || {
+        let spec = id.join_spec(world_size, rank)?;
+        if rank == 0 {
+            // Kept until the runtime itself listens, given back in any case: an id serves once.
+            reserved = id.take_reservation();
+        }
+        Ok(spec)
+    });
+    drop(reserved);
+    joined
+}
+
+/// Joins through an object that hands rank 0's address to the others.
+#[pyfunction]
+pub(crate) fn connect_board(
+    py: Python<'_>,
+    board: Py<PyAny>,
+    rank: u32,
+    world_size: u32,
+    settings: Settings,
+) -> PyResult<Comm> {
+    connect(py, &settings, || {
+        let board = Arc::new(PythonBoard { object: board });
+        // Any URL brings the environment's settings for joining with it; where it leads does not matter here.
+        let url = format!("tcp://localhost:1?rank={rank}&world_size={world_size}");
+        let mut spec = JoinSpec::parse_url_with(&url, &lookup(&settings))?;
+        spec.locator = Locator::Board(board);
+        "init_process_group".clone_into(&mut spec.source);
+        Ok(spec)
+    })
+}
+
+/// An id of 128 bytes for [`connect_id`]; rank 0 must be on this host.
+#[pyfunction]
+#[pyo3(signature = (host=None))]
+pub(crate) fn unique_id<'py>(py: Python<'py>, host: Option<&str>) -> PyResult<Bound<'py, PyBytes>> {
+    let id = UniqueId::new(host).map_err(|error| exception(py, &error))?;
+    Ok(PyBytes::new(py, &id.bytes))
+}
+
+fn lookup(settings: &Settings) -> impl Fn(&str) -> Option<String> {
+    |name| settings.get(name).cloned().or_else(|| std::env::var(name).ok())
+}
+
+fn connect(
+    py: Python<'_>,
+    settings: &Settings,
+    spec: impl FnOnce() -> Result<JoinSpec, Error> + Send,
+) -> PyResult<Comm> {
+    let joined = py.detach(|| {
+        let config = Config::from_lookup(&lookup(settings))?;
+        let mut spec = spec()?;
+        spec.timeout = config.join_timeout;
+        Communicator::builder().config(config).join(spec).connect()
+    });
+    Ok(Comm::new(joined.map_err(|error| exception(py, &error))?))
+}

@@ -1,0 +1,41 @@
+//! The compiled half of the Python package `kolo`: communicators and works on raw addresses.
+//!
+//! Python (`python/kolo/`) finds addresses, lengths and types of what users pass, and keeps it alive; here one call runs
+//! one operation, with the interpreter's lock released.
+//!
+//! # Rules
+//! 1. An address that Python passes belongs to memory that lives until the call returns or, for started operations, as
+//!    long as the `owner` passed with it. The `SAFETY` comments call it "Python's promise"; only `kolo.communicator` and
+//!    `kolo.torch` call these functions, and `tests/test_lifetime.py` drops what they must keep.
+//! 2. Nothing waits with the interpreter's lock held.
+//! 3. No lock of ours is held while the interpreter's is waited for.
+//! 4. What was made before a fork is neither used nor freed in the child (`fork.rs`).
+
+mod board;
+mod comm;
+mod dlpack;
+mod errors;
+mod fork;
+mod irregular;
+mod join;
+mod numbers;
+mod work;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _kolo {
+    #[pymodule_export]
+    use crate::comm::Comm;
+    #[pymodule_export]
+    use crate::dlpack::dlpack;
+    #[pymodule_export]
+    use crate::fork::forked;
+    #[pymodule_export]
+    use crate::join::{connect_board, connect_env, connect_id, connect_url, unique_id};
+    #[pymodule_export]
+    use crate::work::Work;
+
+    #[pymodule_export]
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+}

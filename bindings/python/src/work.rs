@@ -1,0 +1,145 @@
+//! Handles of started operations.
+//!
+//! Several threads may wait for one work (a user's, and the one that completes futures): the first drives the operation,
+//! the others sleep until it tells them the outcome.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use kolo_rs::Error;
+use pyo3::prelude::*;
+
+use crate::errors::exception;
+use crate::fork::OfProcess;
+use crate::numbers::limit;
+
+/// What keeps the buffers of an operation alive.
+pub(crate) type Owner = Py<PyAny>;
+
+/// A started operation. It makes progress whether or not anybody waits.
+#[pyclass(frozen, module = "kolo._kolo")]
+#[derive(Debug)]
+pub(crate) struct Work {
+    inner: OfProcess<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    state: Mutex<State>,
+    over: Condvar,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Nobody waits.
+    Running(kolo_rs::Work<Owner>),
+    /// A thread waits and will tell.
+    Attended,
+    Over(Result<(), Error>),
+}
+
+impl Work {
+    pub(crate) fn new(work: kolo_rs::Work<Owner>) -> Self {
+        let state = Mutex::new(State::Running(work));
+        Self { inner: OfProcess::new(Inner { state, over: Condvar::new() }) }
+    }
+}
+
+#[pymethods]
+impl Work {
+    /// Waits for the end, at most `seconds`; raises as the blocking form of the call. Past its time-out the communicator
+    /// is aborted.
+    fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
+        let inner = self.inner.get()?;
+        let (outcome, owner) = py.detach(|| inner.wait(seconds));
+        drop(owner);
+        outcome.map_err(|error| exception(py, &error))
+    }
+
+    /// Whether it is over, well or not. Makes a little progress.
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        let inner = self.inner.get()?;
+        let (done, owner) = py.detach(|| inner.poll());
+        drop(owner);
+        Ok(done)
+    }
+
+    /// The exception it ended with, if it did.
+    fn exception(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let inner = self.inner.get()?;
+        let state = inner.state();
+        let State::Over(Err(error)) = &*state else { return Ok(None) };
+        let error = error.clone();
+        drop(state);
+        Ok(Some(exception(py, &error).into_value(py).into_any()))
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        // The runtime's lock must not be waited for with the interpreter's held. A work of before a fork is left alone.
+        if self.inner.get().is_ok() {
+            Python::attach(|py| py.detach(|| self.inner.get().map(Inner::forget).ok()));
+        }
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The outcome, and what may now be given back to Python.
+    fn wait(&self, seconds: f64) -> (Result<(), Error>, Option<Owner>) {
+        let deadline = Instant::now() + limit(seconds);
+        let mut state = self.state();
+        loop {
+            match std::mem::replace(&mut *state, State::Attended) {
+                State::Running(work) => {
+                    drop(state);
+                    return self.end(work.wait_within(deadline.saturating_duration_since(Instant::now())));
+                }
+                State::Attended => {
+                    state = self.over.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                State::Over(outcome) => {
+                    *state = State::Over(outcome.clone());
+                    return (outcome, None);
+                }
+            }
+        }
+    }
+
+    fn poll(&self) -> (bool, Option<Owner>) {
+        let mut state = self.state();
+        match std::mem::replace(&mut *state, State::Attended) {
+            State::Running(work) if work.is_done() => {
+                drop(state);
+                // It is over, so there is nothing to wait for but its outcome.
+                let (_, owner) = self.end(work.wait());
+                (true, owner)
+            }
+            other => {
+                let over = matches!(other, State::Over(_));
+                *state = other;
+                (over, None)
+            }
+        }
+    }
+
+    fn end(&self, ended: Result<Owner, Error>) -> (Result<(), Error>, Option<Owner>) {
+        let (outcome, owner) = match ended {
+            Ok(owner) => (Ok(()), Some(owner)),
+            Err(error) => (Err(error), None),
+        };
+        *self.state() = State::Over(outcome.clone());
+        self.over.notify_all();
+        (outcome, owner)
+    }
+
+    /// Lets go of an operation that nobody waited for; it goes on and frees what it owns at its end.
+    fn forget(&self) {
+        let state = std::mem::replace(&mut *self.state(), State::Attended);
+        drop(state);
+    }
+}

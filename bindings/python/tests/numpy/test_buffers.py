@@ -1,0 +1,102 @@
+"""Whatever lends its memory is used in place; what cannot be is refused with a reason."""
+
+import array
+
+import numpy as np
+import pytest
+from ranks import run
+
+import kolo
+
+
+def test_buffers_of_all_kinds():
+    def body(comm):
+        for make in (
+            lambda: array.array("d", [comm.rank + 1.0] * 4),
+            lambda: memoryview(array.array("d", [comm.rank + 1.0] * 4)),
+        ):
+            buffer = make()
+            comm.all_reduce(buffer)
+            assert list(buffer) == [3.0] * 4
+        text = bytearray(b"abc") if comm.rank == 0 else bytearray(3)
+        comm.broadcast(text)
+        assert text == b"abc"
+        # Read-only memory may be read.
+        gathered = bytearray(6)
+        comm.all_gather(b"xyz", gathered)
+        assert gathered == b"xyzxyz"
+        frozen = np.ones(3)
+        frozen.flags.writeable = False
+        out = np.empty(3)
+        comm.all_reduce(frozen, out=out)
+        assert np.all(out == 2)
+        comm.all_reduce(array.array("f"))
+        comm.all_reduce(np.empty((0, 3)))
+        x = np.array(5.0)
+        comm.all_reduce(x)
+        assert x == 10
+
+    run(2, body)
+
+
+def test_dlpack():
+    torch = pytest.importorskip("torch")
+
+    def body(comm):
+        x = torch.full((2, 3), comm.rank + 1.0, dtype=torch.bfloat16)
+        comm.all_reduce(x)
+        assert (x == 3).all()
+        with pytest.raises(kolo.Usage, match="not contiguous"):
+            comm.all_reduce(torch.ones(4, 4).t())
+        comm.all_reduce(torch.ones(4, 1)[:, 0])
+
+    run(2, body)
+
+
+def test_what_cannot_be_used_is_refused():
+    def body(comm):
+        def refused(match, call, kind=kolo.Usage):
+            with pytest.raises(kind, match=match) as caught:
+                call()
+            assert isinstance(caught.value, (ValueError, NotImplementedError))
+
+        refused("not contiguous", lambda: comm.all_reduce(np.ones((4, 4)).T[1:]))
+        refused("read-only", lambda: comm.broadcast(b"abc"))
+        frozen = np.ones(3)
+        frozen.flags.writeable = False
+        refused("read-only", lambda: comm.all_reduce(frozen))
+        refused("byte order", lambda: comm.all_reduce(np.ones(3, ">f4")))
+        refused("neither numbers nor bytes", lambda: comm.all_reduce(np.array([None])))
+        refused("nor the buffer protocol", lambda: comm.all_reduce([1, 2]))
+        refused("unknown operator 'mean'", lambda: comm.all_reduce(np.ones(3), "mean"))
+        refused("not defined for elements", lambda: comm.all_reduce(np.ones(3, "i2")), kolo.Unsupported)
+        refused("not defined for elements", lambda: comm.all_reduce(np.ones(3, "c8"), "max"), kolo.Unsupported)
+        refused("bit_and is not defined for f64", lambda: comm.all_reduce(np.ones(3), "bit_and"))
+        refused("must have 6", lambda: comm.all_gather(np.ones(3), np.ones(5)))
+        refused("must agree", lambda: comm.all_gather(np.ones(3), np.ones(6, "f4")))
+        refused("must agree", lambda: comm.all_reduce(np.ones(3), out=np.ones(4)))
+        refused("root 2 is out of range", lambda: comm.broadcast(np.ones(3), 2))
+        refused("ranks count from 0", lambda: comm.broadcast(np.ones(3), -1))
+        refused("one per rank is needed: 2", lambda: comm.all_gather_v(np.ones(3), np.ones(3), [3]))
+        refused("rank 7 is out of range", lambda: comm.send(np.ones(3), 7))
+        refused("overlap", lambda: overlapping(comm))
+        # Nothing of that was sent: the communicator is as it was.
+        x = np.ones(3)
+        comm.all_reduce(x)
+        assert np.all(x == 2)
+
+    def overlapping(comm):
+        x = np.ones(3)
+        comm.all_gather_v(x[: 2 - comm.rank], x, [2, 1])
+
+    run(2, body)
+
+
+def test_closed_communicators():
+    def body(comm):
+        comm.close()
+        comm.close()
+        with pytest.raises(kolo.Usage, match="closed"):
+            comm.barrier()
+
+    run(2, body)

@@ -1,0 +1,221 @@
+"""Every operation on every type against what NumPy computes."""
+
+import numpy as np
+import pytest
+from ranks import run
+
+INTEGERS = ["int8", "uint8", "int32", "uint32", "int64", "uint64"]
+FLOATS = ["float16", "float32", "float64"]
+MOVED = [*INTEGERS, *FLOATS, "bool", "int16", "uint16", "complex64", "complex128"]
+RANKS = [1, 2, 3, 4]
+LENGTHS = [0, 1, 5, 30_000]
+
+
+def data(rank, length, dtype):
+    """Small numbers, whose sums and products are exact in every type."""
+    values = (np.arange(length) * 7 + rank * 3) % 4
+    return values.astype(dtype)
+
+
+REDUCE = {
+    "sum": lambda parts: np.add.reduce(parts),
+    "prod": lambda parts: np.multiply.reduce(parts),
+    "min": lambda parts: np.minimum.reduce(parts),
+    "max": lambda parts: np.maximum.reduce(parts),
+    "bit_and": lambda parts: np.bitwise_and.reduce(parts),
+    "bit_or": lambda parts: np.bitwise_or.reduce(parts),
+    "bit_xor": lambda parts: np.bitwise_xor.reduce(parts),
+}
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_all_reduce(ranks):
+    def body(comm):
+        for dtype in [*INTEGERS, *FLOATS, "bool"]:
+            for op, expected in REDUCE.items():
+                if op.startswith("bit") and dtype in FLOATS:
+                    continue
+                for length in LENGTHS:
+                    parts = [data(r, length, dtype) for r in range(comm.world_size)]
+                    want = expected(np.stack(parts)).astype(dtype)
+                    got = parts[comm.rank].copy()
+                    assert comm.all_reduce(got, op) is got
+                    assert np.array_equal(got, want), (dtype, op, length)
+                    out = np.empty_like(got)
+                    comm.all_reduce(parts[comm.rank], op, out=out)
+                    assert np.array_equal(out, want), (dtype, op, length)
+
+    run(ranks, body)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_average_factor_and_complex(ranks):
+    def body(comm):
+        x = np.full(9, comm.rank, np.float64)
+        comm.all_reduce(x, "avg")
+        assert np.allclose(x, (comm.world_size - 1) / 2)
+        x = np.ones(9, np.float32)
+        comm.all_reduce(x, "premul_sum", factor=comm.rank + 1)
+        assert np.allclose(x, sum(range(1, comm.world_size + 1)))
+        z = np.full(5, 1 + 2j * comm.rank, np.complex64)
+        comm.all_reduce(z)
+        assert np.allclose(z, sum(1 + 2j * r for r in range(comm.world_size)))
+
+    run(ranks, body)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_moves(ranks):
+    def body(comm):
+        rank, ranks = comm.rank, comm.world_size
+        for dtype in MOVED:
+            for length in LENGTHS:
+                parts = [data(r, length, dtype) for r in range(ranks)]
+                whole = np.concatenate(parts) if length else np.empty(0, dtype)
+                assert np.array_equal(comm.all_gather(parts[rank]).ravel(), whole)
+                for root in {0, ranks - 1}:
+                    x = parts[rank].copy()
+                    comm.broadcast(x, root)
+                    assert np.array_equal(x, parts[root]), (dtype, length, root)
+                    got = comm.gather(parts[rank], root=root)
+                    assert (got is None) == (rank != root)
+                    assert got is None or np.array_equal(got.ravel(), whole)
+                    out = np.empty(length, dtype)
+                    comm.scatter(whole if rank == root else None, out, root)
+                    assert np.array_equal(out, parts[rank])
+                sent = np.concatenate([data(rank * ranks + s, length, dtype) for s in range(ranks)])
+                want = np.concatenate([data(r * ranks + rank, length, dtype) for r in range(ranks)])
+                assert np.array_equal(comm.all_to_all(sent), want)
+
+    run(ranks, body)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_reduce_reduce_scatter_and_prefixes(ranks):
+    def body(comm):
+        rank, ranks = comm.rank, comm.world_size
+        for dtype in ["int32", "float32", "float64", "uint8"]:
+            for length in LENGTHS:
+                parts = [data(r, length, dtype) for r in range(ranks)]
+                out = np.full(length, 9, dtype)
+                comm.reduce(parts[rank], "sum", ranks - 1, out=out)
+                want = np.add.reduce(np.stack(parts)).astype(dtype) if rank == ranks - 1 else np.full(length, 9, dtype)
+                assert np.array_equal(out, want)
+                x = parts[rank].copy()
+                comm.scan(x)
+                assert np.array_equal(x, np.add.reduce(np.stack(parts[: rank + 1])).astype(dtype))
+                x = parts[rank].copy()
+                comm.exscan(x, "max")
+                if rank:
+                    assert np.array_equal(x, np.maximum.reduce(np.stack(parts[:rank])))
+                blocks = [data(r, length * ranks, dtype) for r in range(ranks)]
+                out = np.empty(length, dtype)
+                comm.reduce_scatter(blocks[rank], out)
+                want = np.add.reduce(np.stack(blocks)).astype(dtype)[rank * length : (rank + 1) * length]
+                assert np.array_equal(out, want)
+
+    run(ranks, body)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_uneven_blocks(ranks):
+    def body(comm):
+        rank, ranks = comm.rank, comm.world_size
+        counts = [r * 3 for r in range(ranks)]
+        for dtype in ["float32", "int16", "complex64"]:
+            parts = [data(r, counts[r], dtype) for r in range(ranks)]
+            whole = np.concatenate(parts)
+            out = np.empty(len(whole), dtype)
+            comm.all_gather_v(parts[rank], out, counts)
+            assert np.array_equal(out, whole)
+            out = np.empty(len(whole), dtype) if rank == 0 else None
+            comm.gather_v(parts[rank], out, counts, 0)
+            assert rank or np.array_equal(out, whole)
+            out = np.empty(counts[rank], dtype)
+            comm.scatter_v(whole if rank == 0 else None, out, counts if rank == 0 else (), 0)
+            assert np.array_equal(out, parts[rank])
+            sends = [rank + s for s in range(ranks)]
+            receives = [r + rank for r in range(ranks)]
+            sent = np.full(sum(sends), rank, dtype)
+            out = np.empty(sum(receives), dtype)
+            comm.all_to_all_v(sent, sends, out, receives)
+            assert np.array_equal(out, np.repeat(np.arange(ranks), receives).astype(dtype))
+        ones = np.ones(sum(counts), np.float32)
+        out = np.empty(counts[rank], np.float32)
+        comm.reduce_scatter_v(ones, out, counts)
+        assert np.array_equal(out, np.full(counts[rank], ranks, np.float32))
+
+    run(ranks, body)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_started_operations_overlap_and_keep_their_buffers(ranks, transport):
+    def body(comm):
+        n = comm.world_size
+        works = [comm.all_reduce_start(np.full(100_000, i + comm.rank, np.float32)) for i in range(20)]
+        for i, work in enumerate(works):
+            assert np.all(work.wait() == sum(i + r for r in range(n)))
+            assert work.done()
+            work.wait()  # again
+        assert np.all(comm.all_gather_start(np.full(3, comm.rank)).wait() == np.arange(n)[:, None])
+        comm.barrier_start().wait()
+        out = np.empty(2)
+        assert np.all(comm.reduce_scatter_start(np.ones(2 * n), out).wait() == n)
+        comm.broadcast_start(out, 1).wait()
+        comm.all_to_all_start(np.arange(n)).wait()
+        comm.reduce_start(out).wait()
+        comm.scan_start(out).wait()
+        comm.exscan_start(out).wait()
+        comm.gather_start(out).wait()
+        comm.scatter_start(np.ones(2 * n) if comm.rank == 0 else None, out).wait()
+        # A work that nobody waits for goes on and frees what it owns.
+        comm.all_reduce_start(np.ones(1_000_000))
+        comm.barrier_start().wait()
+
+    run(ranks, body, settings={"transport": transport})
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_messages(ranks):
+    def body(comm):
+        right, left = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
+        got = np.empty(70_000)
+        comm.send_recv(np.full(70_000, comm.rank, np.float64), right, got, left)
+        assert np.all(got == left)
+        if comm.rank == 0:
+            comm.send(np.arange(3), 1)
+        elif comm.rank == 1:
+            assert np.array_equal(comm.recv(np.empty(3, np.int64), 0), np.arange(3))
+
+    run(ranks, body)
+
+
+def test_bfloat16_by_its_name():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+
+    def body(comm):
+        x = np.full(5, 1.5, ml_dtypes.bfloat16)
+        comm.all_reduce(x)
+        assert np.all(x.astype(np.float32) == 3)
+
+    run(2, body)
+
+
+def test_split_and_group():
+    def body(comm):
+        part = comm.split(comm.rank % 2, -comm.rank % 4)
+        assert part.world_size == 2
+        assert comm.split(None if comm.rank else 0) is None or comm.rank == 0
+        x = np.full(3, comm.rank)
+        part.all_reduce(x)
+        assert np.all(x == (2 if comm.rank % 2 == 0 else 4))
+        part.close()
+        if comm.rank in (1, 3):
+            group = comm.group([3, 1])
+            assert group.rank == (0 if comm.rank == 3 else 1)
+            x = np.full(3, comm.rank)
+            group.broadcast(x, 0)
+            assert np.all(x == 3)
+
+    run(4, body)

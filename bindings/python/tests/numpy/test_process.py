@@ -1,0 +1,120 @@
+"""Joining, forking, importing, and works that nobody keeps."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import harness
+import numpy as np
+import pytest
+from ranks import run
+
+import kolo
+
+
+def test_unique_ids():
+    id = kolo.get_unique_id("127.0.0.1")
+    assert len(id) == 128
+
+    def body(rank, ranks, folder):
+        with kolo.init(unique_id=id, rank=rank, world_size=ranks) as comm:
+            x = np.ones(2)
+            comm.all_reduce(x)
+            assert np.all(x == ranks)
+
+    harness.forked(3, body)
+
+
+def test_the_environment(monkeypatch):
+    def body(rank, ranks, folder):
+        os.environ.update(KOLO_RENDEZVOUS=f"file://{folder}/x", KOLO_RANK=str(rank), KOLO_WORLD_SIZE=str(ranks))
+        with kolo.init() as comm:
+            assert (comm.rank, comm.world_size, comm.local_rank) == (rank, ranks, rank)
+            assert comm.hosts == [0] * ranks
+            assert "KOLO_TRANSPORT=auto" in comm.settings()
+            assert {peer for peer, *_ in comm.routes()} == set(range(ranks)) - {rank}
+            assert f"rank {rank} of {ranks}" in comm.summary()
+            comm.barrier()
+            assert "barrier" in comm.recent()[0]
+
+    harness.forked(2, body)
+
+
+def test_a_fork_cannot_use_what_its_parent_made():
+    def body(comm):
+        child = os.fork()
+        if child == 0:
+            try:
+                comm.barrier()
+            except kolo.Usage as error:
+                right = "fork" in str(error)
+                del comm
+                gc.collect()
+                os._exit(0 if right else 1)
+            os._exit(2)
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+        comm.barrier()  # the parent goes on
+
+    run(2, body)
+
+
+def test_threads_wait_for_one_work():
+    def body(comm):
+        x = np.ones(1_000_000)
+        work = comm.all_reduce_start(x)
+        results = []
+        threads = [threading.Thread(target=lambda: results.append(work.wait()[0])) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == [2.0] * 4
+
+    run(2, body)
+
+
+def test_a_waiting_thread_lets_others_run(tmp_path):
+    flag = tmp_path / "flag"
+
+    def body(comm):
+        if comm.rank == 0:
+            waiting = threading.Thread(target=comm.barrier)
+            waiting.start()
+            flag.touch()
+            waiting.join()
+        else:
+            # Comes only once rank 0's main thread has run beside the one that waits.
+            while not flag.exists():
+                os.sched_yield()
+            comm.barrier()
+
+    run(2, body)
+
+
+def test_dropped_works_are_harmless():
+    def body(comm):
+        for _ in range(50):
+            comm.all_reduce_start(np.ones(100_000))
+            gc.collect()
+        comm.barrier_start().wait()
+
+    run(2, body)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts on /proc")
+def test_importing_is_quick_and_starts_nothing():
+    program = (
+        "import sys, time\n"
+        "before = time.perf_counter(); import kolo; took = time.perf_counter() - before\n"
+        "import os\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+        "assert len(os.listdir('/proc/self/task')) == 1\n"
+        "print(took * 1000)"
+    )
+    best = min(float(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout)
+               for _ in range(5))
+    print(f"import kolo: {best:.1f} ms")
+    assert best < 50

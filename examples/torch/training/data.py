@@ -1,0 +1,84 @@
+"""Real images, 28x28 and grey, in ten classes: from a folder, from Debian's package, or from scikit-learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .idx import find_idx, read_idx
+
+DEBIAN_PACKAGE = Path("/usr/share/datasets/fashion-mnist")
+IMAGE_SIZE = 28
+
+
+@dataclass(frozen=True)
+class Images:
+    """`pixels` are bytes of shape (images, 28, 28), `labels` whole numbers of shape (images,)."""
+
+    pixels: torch.Tensor
+    labels: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs between -1 and 1, and their labels."""
+        return self.pixels[indices].float().div_(127.5).sub_(1.0), self.labels[indices]
+
+    def fraction(self, part: float) -> "Images":
+        """The first images."""
+        count = max(1, round(len(self) * part))
+        return Images(self.pixels[:count], self.labels[:count])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images to train with and images to test with; `source` says where they are from."""
+
+    source: str
+    train: Images
+    test: Images
+
+
+def load(folder: Path | None, fraction: float = 1.0) -> Dataset:
+    """Loads `folder`, or the best set that this machine has."""
+    if folder is not None:
+        dataset = _idx_folder(folder, f"idx files in {folder}")
+    elif DEBIAN_PACKAGE.is_dir():
+        dataset = _idx_folder(DEBIAN_PACKAGE, "Fashion-MNIST, from Debian's package dataset-fashion-mnist")
+    else:
+        dataset = _digits()
+    return Dataset(dataset.source, dataset.train.fraction(fraction), dataset.test.fraction(fraction))
+
+
+def _idx_folder(folder: Path, source: str) -> Dataset:
+    def images(prefix: str) -> Images:
+        pixels = read_idx(find_idx(folder, f"{prefix}-images-idx3-ubyte"))
+        labels = read_idx(find_idx(folder, f"{prefix}-labels-idx1-ubyte"))
+        if pixels.shape[1:] != (IMAGE_SIZE, IMAGE_SIZE) or len(pixels) != len(labels):
+            raise ValueError(f"{folder}: {prefix} images {pixels.shape} do not go with labels {labels.shape}")
+        return Images(torch.from_numpy(pixels.copy()), torch.from_numpy(labels.astype(np.int64)))
+
+    return Dataset(source, images("train"), images("t10k"))
+
+
+def _digits() -> Dataset:
+    """scikit-learn's 1,797 digits of 8x8, enlarged; every sixth one is for testing."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise SystemExit(
+            "no images: give --data FOLDER with the four idx files of MNIST or Fashion-MNIST (examples/data has a "
+            "small set), or install Debian's package dataset-fashion-mnist, or scikit-learn for its digits"
+        ) from None
+    digits = load_digits()
+    small = torch.from_numpy(digits.images).float().unsqueeze(1) * (255.0 / 16.0)
+    large = torch.nn.functional.interpolate(small, size=(IMAGE_SIZE, IMAGE_SIZE), mode="bilinear")
+    pixels = large.squeeze(1).round().clamp(0, 255).to(torch.uint8)
+    labels = torch.from_numpy(digits.target.astype(np.int64))
+    testing = torch.arange(len(labels)) % 6 == 0
+    source = "digits of 8x8 bundled with scikit-learn, resized"
+    return Dataset(source, Images(pixels[~testing], labels[~testing]), Images(pixels[testing], labels[testing]))

@@ -1,0 +1,78 @@
+"""Starts the processes of a run: one for sequential ones, torchrun or mpirun for the others.
+
+No port is fixed: torchrun is started stand-alone and takes a free one, mpirun needs none.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from .job import Job, Result, load_result, save
+
+HERE = Path(__file__).resolve().parent.parent
+LAUNCHER_EXIT_SECONDS = 40  # torchrun gives its ranks 30 s
+
+
+class RunFailed(Exception):
+    """A run ended with an error; its own output says more."""
+
+
+def launch(job: Job, timeout_seconds: float) -> tuple[Result, np.ndarray]:
+    """Runs `job` to its end; gives its result and its final weights."""
+    with tempfile.TemporaryDirectory(prefix="kolo-study-") as folder:
+        job_path, result_path = Path(folder, "job.json"), Path(folder, "result.json")
+        save(job, job_path)
+        command = [*_launcher(job), "-m", "training.worker", str(job_path), str(result_path)]
+        environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": str(HERE)}
+        status = run_for(command, timeout_seconds, cwd=HERE, env=environment)
+        if status is None:
+            raise RunFailed(f"{job.model}, {job.label}: not finished after {timeout_seconds:.0f} s")
+        if status != 0:
+            raise RunFailed(f"{job.model}, {job.label}: exit status {status}")
+        return load_result(result_path), np.load(result_path.with_suffix(".npy"))
+
+
+def run_for(command: list[str], timeout_seconds: float, cwd: Path, env: dict[str, str]) -> int | None:
+    """The exit status of `command`; None if it took too long and was ended."""
+    process = subprocess.Popen(command, cwd=cwd, env=env)
+    try:
+        return process.wait(timeout_seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            process.terminate()  # launchers take their ranks with them
+            try:
+                process.wait(LAUNCHER_EXIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _launcher(job: Job) -> list[str]:
+    """The command up to and including the Python interpreter and its options."""
+    if job.backend == "none":
+        return [sys.executable]
+    if job.backend == "mpi":
+        return [*mpirun(job.ranks), sys.executable]
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.ranks}"]
+
+
+def mpirun(ranks: int) -> list[str]:
+    """mpirun with what each implementation wants for `ranks` on one host."""
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True).stdout
+    command = ["mpirun"]
+    if "Open MPI" in version or "OpenRTE" in version:
+        # Unbound, as the other backends' ranks are; waiting ranks yield if there are more of them than processors.
+        command += ["--oversubscribe", "--bind-to", "none"]
+        if ranks > (os.cpu_count() or 1):
+            command += ["--mca", "mpi_yield_when_idle", "1"]
+        if os.geteuid() == 0:
+            command += ["--allow-run-as-root"]
+    return [*command, "-n", str(ranks)]

@@ -1,0 +1,88 @@
+"""From the results of all rounds to one row per model and configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from .job import Epoch, Job, Result
+
+
+@dataclass(frozen=True)
+class Row:
+    """Medians over all epochs of all rounds, but for loss and accuracy, which are those after the last epoch."""
+
+    job: Job
+    parameters: int
+    epoch_seconds: float
+    fastest_seconds: float
+    speedup: float | None
+    """Over the sequential run with one thread; None if there is none."""
+    share: float
+    """Of the epoch's time that is spent waiting for gradients."""
+    loss: float
+    accuracy: float
+    epochs: list[Epoch]
+    """Of the first round."""
+
+    @property
+    def efficiency(self) -> float | None:
+        """Speed-up per rank, or per thread of a sequential run."""
+        return None if self.speedup is None else self.speedup / (self.job.ranks * self.job.threads)
+
+
+def rows(results: list[Result]) -> list[Row]:
+    """One row per model and configuration, in the order in which they first ran."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.job.model, result.job.label), []).append(result)
+    base = {
+        model: median(epoch.seconds for result in group for epoch in result.epochs)
+        for (model, _), group in groups.items()
+        if group[0].job.backend == "none" and group[0].job.threads == 1
+    }
+    return [_row(group, base.get(model)) for (model, _), group in groups.items()]
+
+
+def _row(group: list[Result], base: float | None) -> Row:
+    epochs = [epoch for result in group for epoch in result.epochs]
+    seconds = median(epoch.seconds for epoch in epochs)
+    return Row(
+        job=group[0].job,
+        parameters=group[0].parameters,
+        epoch_seconds=seconds,
+        fastest_seconds=min(epoch.seconds for epoch in epochs),
+        speedup=None if base is None else base / seconds,
+        share=median(epoch.waiting_seconds / epoch.seconds for epoch in epochs),
+        loss=group[0].epochs[-1].loss,
+        accuracy=group[0].epochs[-1].accuracy,
+        epochs=group[0].epochs,
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far the final weights of two runs with the same batches are apart."""
+
+    model: str
+    label: str
+    reference: str
+    """The other run's label."""
+    largest_difference: float
+    largest_weight: float
+
+
+def comparisons(weights: dict[tuple[str, str], tuple[Job, np.ndarray]]) -> list[Comparison]:
+    """Kolo's runs beside those of the other backends with as many ranks; all distributed ones beside the sequential run."""
+    found: list[Comparison] = []
+    for (model, label), (job, ours) in weights.items():
+        for (other_model, other_label), (other, theirs) in weights.items():
+            peers = job.backend == "kolo" and other.backend in ("gloo", "mpi") and job.ranks == other.ranks
+            peers = peers and (job.sync == other.sync or other.backend == "mpi")
+            alone = job.backend != "none" and other.backend == "none" and other.threads == 1
+            if model == other_model and (peers or alone):
+                distance = float(np.abs(ours - theirs).max())
+                found.append(Comparison(model, label, other_label, distance, float(np.abs(theirs).max())))
+    return found

@@ -1,0 +1,186 @@
+//! Ids that a program passes on by its own means.
+//!
+//! An id holds where rank 0 will listen, and a secret. The port is kept free from the id's making until rank 0 has
+//! joined, by a socket that is bound and never listens: the kernel gives a port that is bound to nobody else, neither to
+//! a bind to port 0 nor to an outgoing connection; yet rank 0's own listener may bind it, since both sockets set
+//! `SO_REUSEADDR` and only one listens. So rank 0 may even be another process of this host than the one that made the
+//! id. Ranks that try before rank 0 listens are refused by the kernel, and try again.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::addresses::address_towards;
+use super::{JoinSpec, Locator, env};
+use crate::control::JobSecret;
+use crate::error::{Error, Result};
+
+/// Bytes of a [`UniqueId`].
+pub const UNIQUE_ID_BYTES: usize = 128;
+
+const MAGIC: [u8; 8] = *b"kolo-id1";
+const SECRET_BYTES: usize = 32;
+
+// Layout: magic, port (little endian), secret, length of the host's name, name, zeros.
+const PORT_AT: usize = MAGIC.len();
+const SECRET_AT: usize = PORT_AT + 2;
+const LENGTH_AT: usize = SECRET_AT + SECRET_BYTES;
+const HOST_AT: usize = LENGTH_AT + 1;
+const HOST_MOST: usize = UNIQUE_ID_BYTES - HOST_AT;
+
+/// An id by which the ranks of one job find each other; a program makes one and passes its bytes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UniqueId {
+    /// What is to be passed on, unchanged.
+    pub bytes: [u8; UNIQUE_ID_BYTES],
+}
+
+/// Keeps the port of an id free until it is dropped.
+#[derive(Debug)]
+#[must_use = "the port is free for others once this is dropped"]
+pub struct Reservation {
+    _socket: Socket,
+}
+
+/// The ports kept for ids whose rank 0 has not joined yet. An id is plain bytes in the hands of the program, so the
+/// socket can only be found by them.
+static RESERVED: Mutex<Vec<(UniqueId, Socket)>> = Mutex::new(Vec::new());
+
+impl UniqueId {
+    /// Makes an id; rank 0 must join on this host. `host` is the name or address by which the others reach it, if the
+    /// one that packets to far hosts leave from is not right.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if the name of the host is too long, [`Error::System`] if there is no free port.
+    pub fn new(host: Option<&str>) -> Result<Self> {
+        let host = host.map_or_else(|| own_address().to_string(), str::to_owned);
+        let (port, socket) = reserve().map_err(|error| Error::system("reserving a port", error))?;
+        let mut secret = [0; SECRET_BYTES];
+        getrandom::fill(&mut secret).map_err(|error| {
+            Error::system("asking for random bytes", std::io::Error::other(error.to_string()))
+        })?;
+        let id = encode(&host, port, &secret)?;
+        RESERVED.lock().unwrap_or_else(PoisonError::into_inner).push((id, socket));
+        Ok(id)
+    }
+
+    /// How a rank joins by this id, with the environment's settings for joining.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if this is no id, or rank and world size make no sense.
+    pub fn join_spec(&self, world_size: u32, rank: u32) -> Result<JoinSpec> {
+        let broken = || {
+            Error::configuration(
+                "unique id",
+                format!("these {UNIQUE_ID_BYTES} bytes are no id"),
+                "Pass on all of what was made, unchanged",
+            )
+        };
+        let bytes = &self.bytes;
+        let host = bytes[HOST_AT..].get(..bytes[LENGTH_AT] as usize).ok_or_else(broken)?;
+        let host = std::str::from_utf8(host).map_err(|_| broken())?;
+        let port = u16::from_le_bytes([bytes[PORT_AT], bytes[PORT_AT + 1]]);
+        if bytes[..MAGIC.len()] != MAGIC || host.is_empty() || port == 0 {
+            return Err(broken());
+        }
+        let locator = Locator::Tcp { host: host.to_owned(), port };
+        let mut spec = JoinSpec::new(rank, world_size, locator, "a unique id");
+        env::apply_settings(&mut spec, &super::process_environment)?;
+        spec.secret = JobSecret::new(&bytes[SECRET_AT..LENGTH_AT]);
+        spec.check()?;
+        Ok(spec)
+    }
+
+    /// The port kept for this id, if this process made it. Rank 0 takes it, once, and drops it when it has joined or
+    /// failed to.
+    pub fn take_reservation(&self) -> Option<Reservation> {
+        let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = reserved.iter().position(|(made, _)| made == self)?;
+        Some(Reservation { _socket: reserved.swap_remove(at).1 })
+    }
+}
+
+fn encode(host: &str, port: u16, secret: &[u8; SECRET_BYTES]) -> Result<UniqueId> {
+    if host.is_empty() || host.len() > HOST_MOST {
+        return Err(Error::configuration(
+            "unique id",
+            format!("the host '{host}' has {} bytes; an id has room for 1 to {HOST_MOST}", host.len()),
+            "Use a short name or an address",
+        ));
+    }
+    let mut bytes = [0; UNIQUE_ID_BYTES];
+    bytes[..PORT_AT].copy_from_slice(&MAGIC);
+    bytes[PORT_AT..SECRET_AT].copy_from_slice(&port.to_le_bytes());
+    bytes[SECRET_AT..LENGTH_AT].copy_from_slice(secret);
+    bytes[LENGTH_AT] = host.len() as u8; // at most HOST_MOST
+    bytes[HOST_AT..HOST_AT + host.len()].copy_from_slice(host.as_bytes());
+    Ok(UniqueId { bytes })
+}
+
+/// Binds a free port on all interfaces, as rank 0 will, without listening.
+fn reserve() -> std::io::Result<(u16, Socket)> {
+    let bind = |address: IpAddr| -> std::io::Result<Socket> {
+        let domain = if address.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
+        let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+        if address.is_ipv6() {
+            socket.set_only_v6(false)?;
+        }
+        socket.set_reuse_address(true)?;
+        socket.bind(&SocketAddr::new(address, 0).into())?;
+        Ok(socket)
+    };
+    let any = Ipv6Addr::UNSPECIFIED.into();
+    // Some hosts have no IPv6.
+    let socket = bind(any).or_else(|_| bind(Ipv4Addr::UNSPECIFIED.into()))?;
+    let port = socket.local_addr()?.as_socket().map_or(0, |address| address.port());
+    Ok((port, socket))
+}
+
+/// The address that packets to far hosts leave from; the addresses are those reserved for documentation.
+fn own_address() -> IpAddr {
+    let far: [IpAddr; 2] =
+        [Ipv4Addr::new(192, 0, 2, 1).into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()];
+    far.into_iter().find_map(address_towards).unwrap_or(Ipv4Addr::LOCALHOST.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_says_where_to_go() {
+        let id = encode("node7.example", 4711, &[5; SECRET_BYTES]).unwrap();
+        let spec = id.join_spec(4, 1).unwrap();
+        assert_eq!(spec.locator.to_string(), "tcp://node7.example:4711");
+        assert!(spec.secret.is_some());
+    }
+
+    #[test]
+    fn broken_ids_are_refused() {
+        let good = encode("node7", 4711, &[5; SECRET_BYTES]).unwrap();
+        for (at, byte) in [(0, b'x'), (LENGTH_AT, 0), (LENGTH_AT, 255), (HOST_AT, 0xff)] {
+            let mut bad = good;
+            bad.bytes[at] = byte;
+            assert!(bad.join_spec(4, 1).is_err(), "byte {at}");
+        }
+        let mut no_port = good;
+        no_port.bytes[PORT_AT..SECRET_AT].fill(0);
+        assert!(no_port.join_spec(4, 1).is_err());
+        assert!(encode("", 1, &[0; SECRET_BYTES]).is_err());
+        assert!(encode(&"x".repeat(HOST_MOST), 1, &[0; SECRET_BYTES]).is_ok());
+        assert!(encode(&"x".repeat(HOST_MOST + 1), 1, &[0; SECRET_BYTES]).is_err());
+    }
+
+    #[test]
+    fn a_reserved_port_is_rank_0s_alone() {
+        let (port, kept) = reserve().unwrap();
+        let rank_0 = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+            .expect("it sets SO_REUSEADDR, as rank 0");
+        drop(rank_0);
+        let plain = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        assert!(plain.bind(&any.into()).is_err(), "without SO_REUSEADDR the port is taken");
+        drop(kept);
+    }
+}
