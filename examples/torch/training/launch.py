@@ -29,7 +29,8 @@ def launch(job: Job, timeout_seconds: float) -> tuple[Result, np.ndarray]:
         job_path, result_path = Path(folder, "job.json"), Path(folder, "result.json")
         save(job, job_path)
         command = [*_launcher(job), "-m", "training.worker", str(job_path), str(result_path)]
-        environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": str(HERE)}
+        paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": os.pathsep.join(paths)}
         status = run_for(command, timeout_seconds, cwd=HERE, env=environment)
         if status is None:
             raise RunFailed(f"{job.model}, {job.label}: not finished after {timeout_seconds:.0f} s")
