@@ -31,6 +31,30 @@ pub struct RawCall {
     pub root: u32,
 }
 
+/// A call with blocks of unequal length on raw memory, for bindings and tools: all-gather, reduce-scatter, gather, scatter
+/// or all-to-all. Blocks lie one behind the other; input and output do not overlap.
+#[derive(Clone, Copy, Debug)]
+pub struct RawCallV<'a> {
+    /// What to do.
+    pub collective: Collective,
+    /// Send buffer; may be null where this rank sends nothing.
+    pub input: *const u8,
+    /// Elements of each block of the input: one per rank for reduce-scatter, all-to-all and the root of a scatter; none on
+    /// its other ranks; else this rank's one.
+    pub input_counts: &'a [usize],
+    /// Receive buffer; may be null where this rank receives nothing.
+    pub output: *mut u8,
+    /// Elements of each block of the output: one per rank for all-gather, all-to-all and the root of a gather; none on its
+    /// other ranks; else this rank's one.
+    pub output_counts: &'a [usize],
+    /// Type of the elements.
+    pub data_type: DataType,
+    /// Operator, for reduce-scatter; else ignored.
+    pub op: ReduceOp,
+    /// Root, where the collective has one; else ignored.
+    pub root: u32,
+}
+
 /// Lengths of the blocks of a call.
 #[derive(Clone, Debug)]
 pub(crate) enum Counts {
@@ -182,11 +206,16 @@ impl fmt::Display for Summary {
 /// Name with the endings of the API: `_v` with unequal blocks, `_start` where the call was asynchronous.
 const fn full_name(collective: Collective, uneven: bool, asynchronous: bool) -> &'static str {
     match (collective, uneven, asynchronous) {
-        (Collective::AllGather, true, _) => "all_gather_v",
-        (Collective::ReduceScatter, true, _) => "reduce_scatter_v",
-        (Collective::Gather, true, _) => "gather_v",
-        (Collective::Scatter, true, _) => "scatter_v",
-        (Collective::AllToAll, true, _) => "all_to_all_v",
+        (Collective::AllGather, true, false) => "all_gather_v",
+        (Collective::ReduceScatter, true, false) => "reduce_scatter_v",
+        (Collective::Gather, true, false) => "gather_v",
+        (Collective::Scatter, true, false) => "scatter_v",
+        (Collective::AllToAll, true, false) => "all_to_all_v",
+        (Collective::AllGather, true, true) => "all_gather_v_start",
+        (Collective::ReduceScatter, true, true) => "reduce_scatter_v_start",
+        (Collective::Gather, true, true) => "gather_v_start",
+        (Collective::Scatter, true, true) => "scatter_v_start",
+        (Collective::AllToAll, true, true) => "all_to_all_v_start",
         (Collective::AllReduce, _, true) => "all_reduce_start",
         (Collective::AllGather, _, true) => "all_gather_start",
         (Collective::ReduceScatter, _, true) => "reduce_scatter_start",
@@ -207,9 +236,9 @@ pub(crate) const fn tag(communicator: u64, sequence: u64, signature: u64) -> u64
     mix(signature ^ mix(sequence) ^ communicator)
 }
 
-/// The same for point-to-point messages.
-pub(crate) const fn transfer_tag(communicator: u64, data_type: DataType) -> u64 {
-    mix(communicator ^ mix(data_type as u64 + 1))
+/// The same for point-to-point messages: the caller's tag, by which they are matched, in the lower half.
+pub(crate) const fn transfer_tag(communicator: u64, data_type: DataType, tag: u32) -> u64 {
+    mix(communicator ^ mix(data_type as u64 + 1)) & !0xffff_ffff | tag as u64
 }
 
 /// Spreads the bits of a number: the finaliser of SplitMix64 (Steele, Lea and Flood 2014).

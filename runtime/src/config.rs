@@ -6,12 +6,14 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use kolo_transport::rdma::Keep;
+
 use crate::error::{Error, Result};
 
 /// Which transports may be used, in order of preference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transports {
-    /// Shared memory between ranks of one host, TCP between hosts.
+    /// Shared memory between ranks of one host; between hosts RDMA where both ends have it, else TCP.
     Auto,
     /// Only these, the first that reaches a peer.
     Only(Vec<TransportKind>),
@@ -22,19 +24,22 @@ pub enum Transports {
 pub enum TransportKind {
     /// Shared memory inside a host.
     Shm,
+    /// InfiniBand, RoCE or soft-RoCE, through libibverbs.
+    Rdma,
     /// TCP over any network.
     Tcp,
 }
 
 impl TransportKind {
     /// All, in order of preference.
-    pub const ALL: [Self; 2] = [Self::Shm, Self::Tcp];
+    pub const ALL: [Self; 3] = [Self::Shm, Self::Rdma, Self::Tcp];
 
     /// Name as in `KOLO_TRANSPORT`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Shm => "shm",
+            Self::Rdma => "rdma",
             Self::Tcp => "tcp",
         }
     }
@@ -69,12 +74,31 @@ pub struct Config {
     pub host_id: Option<String>,
     /// `KOLO_SOCKET_CONGESTION`: TCP congestion control, or `system` to leave it alone.
     pub socket_congestion: Option<String>,
+    /// `KOLO_IB_HCA`: RDMA adapters by beginning of name, such as `mlx5_0,mlx5_1:1`; `=` in front makes names exact,
+    /// `^` excludes.
+    pub ib_adapters: Option<String>,
+    /// `KOLO_IB_GID_INDEX`: entry of the RDMA ports' tables of addresses; unset = RoCE v2 over IPv4 first.
+    pub ib_gid_index: Option<u8>,
+    /// `KOLO_IB_TC`: traffic class of RDMA packets, DSCP in the upper six bits.
+    pub ib_traffic_class: u8,
+    /// `KOLO_IB_SL`: service level of RDMA packets.
+    pub ib_service_level: u8,
+    /// `KOLO_IB_QPS`: RDMA queue pairs for long messages per pair of adapters.
+    pub ib_queue_pairs: u8,
+    /// `KOLO_IB_CACHE`: which registrations of buffers outlive their call.
+    pub ib_cache: Keep,
+    /// `KOLO_IBVERBS_LIB`: the file of libibverbs, if it is not to be found by its name.
+    pub ib_library: Option<String>,
     /// `KOLO_SEGMENT_BYTES`: bytes of a vector per segment; unset = chosen by the cost model.
     pub segment_bytes: Option<usize>,
     /// `KOLO_WINDOW`: segments in flight; unset = chosen by the cost model.
     pub window: Option<usize>,
-    /// `KOLO_TINY_BYTES`: up to this many bytes per rank a call inside one host takes the tiny path; 0 = never.
-    pub tiny_bytes: usize,
+    /// `KOLO_TINY_BYTES`: up to this many bytes that a rank gives away, a call inside one host takes the tiny path;
+    /// 0 = never, unset = as measured, by collective and ranks.
+    pub tiny_bytes: Option<usize>,
+    /// `KOLO_UNEXPECTED_BYTES`: how many bytes of messages that no receive asks for yet are taken in, so that messages
+    /// behind them with other tags can be received. Beyond it they wait with their senders.
+    pub unexpected_bytes: usize,
     /// `KOLO_SPIN_US`: how long a waiting thread spins before it yields; unset = chosen by ranks per processor.
     pub spin: Option<Duration>,
 }
@@ -91,10 +115,18 @@ impl Default for Config {
             socket_interfaces: None,
             host_id: None,
             socket_congestion: None,
+            ib_adapters: None,
+            ib_gid_index: None,
+            ib_traffic_class: 0,
+            ib_service_level: 0,
+            ib_queue_pairs: 1,
+            ib_cache: Keep::default(),
+            ib_library: None,
             segment_bytes: None,
             window: None,
-            // Beyond it, that every rank reduces everything costs more than the rounds that messages would take.
-            tiny_bytes: 32 << 10,
+            tiny_bytes: None,
+            // As much as a few large tensors that overtake each other; little beside the memory of a rank.
+            unexpected_bytes: 64 << 20,
             spin: None,
         }
     }
@@ -138,6 +170,28 @@ impl Config {
         config.host_id = get("KOLO_HOST_ID");
         config.socket_interfaces = get("KOLO_SOCKET_IFNAME");
         config.socket_congestion = get("KOLO_SOCKET_CONGESTION");
+        config.ib_adapters = get("KOLO_IB_HCA");
+        config.ib_library = get("KOLO_IBVERBS_LIB");
+        if let Some(value) = get("KOLO_IB_GID_INDEX") {
+            config.ib_gid_index = Some(small("KOLO_IB_GID_INDEX", &value, 255)?);
+        }
+        if let Some(value) = get("KOLO_IB_TC") {
+            config.ib_traffic_class = small("KOLO_IB_TC", &value, 255)?;
+        }
+        if let Some(value) = get("KOLO_IB_SL") {
+            config.ib_service_level = small("KOLO_IB_SL", &value, 15)?;
+        }
+        if let Some(value) = get("KOLO_IB_QPS") {
+            config.ib_queue_pairs = small("KOLO_IB_QPS", &value, 8)?.max(1);
+        }
+        if let Some(value) = get("KOLO_IB_CACHE") {
+            config.ib_cache = match value.as_str() {
+                "watched" => Keep::Watched,
+                "never" => Keep::Never,
+                "always" => Keep::Always,
+                _ => return Err(invalid("KOLO_IB_CACHE", &value, "watched, never or always")),
+            };
+        }
         if let Some(value) = get("KOLO_SEGMENT_BYTES") {
             config.segment_bytes = Some(bytes("KOLO_SEGMENT_BYTES", &value)?.max(1));
         }
@@ -145,7 +199,10 @@ impl Config {
             config.window = Some(bytes("KOLO_WINDOW", &value)?.max(1));
         }
         if let Some(value) = get("KOLO_TINY_BYTES") {
-            config.tiny_bytes = bytes("KOLO_TINY_BYTES", &value)?;
+            config.tiny_bytes = Some(bytes("KOLO_TINY_BYTES", &value)?);
+        }
+        if let Some(value) = get("KOLO_UNEXPECTED_BYTES") {
+            config.unexpected_bytes = bytes("KOLO_UNEXPECTED_BYTES", &value)?;
         }
         if let Some(value) = get("KOLO_SPIN_US") {
             config.spin = Some(Duration::from_micros(bytes("KOLO_SPIN_US", &value)? as u64));
@@ -166,7 +223,12 @@ impl Config {
             Determinism::Repeatable => "repeatable",
             Determinism::Canonical => "canonical",
         };
-        let rows: [(&str, String); 13] = [
+        let cache = match self.ib_cache {
+            Keep::Watched => "watched",
+            Keep::Never => "never",
+            Keep::Always => "always",
+        };
+        let rows: [(&str, String); 21] = [
             ("KOLO_TRANSPORT", transports),
             ("KOLO_ALGO", if self.algorithms.is_empty() { unset() } else { self.algorithms.clone() }),
             ("KOLO_DETERMINISM", determinism.to_owned()),
@@ -175,9 +237,17 @@ impl Config {
             ("KOLO_HOST_ID", self.host_id.clone().unwrap_or_else(unset)),
             ("KOLO_SOCKET_IFNAME", self.socket_interfaces.clone().unwrap_or_else(unset)),
             ("KOLO_SOCKET_CONGESTION", self.socket_congestion.clone().unwrap_or_else(unset)),
+            ("KOLO_IB_HCA", self.ib_adapters.clone().unwrap_or_else(unset)),
+            ("KOLO_IB_GID_INDEX", self.ib_gid_index.map_or_else(unset, |v| v.to_string())),
+            ("KOLO_IB_TC", self.ib_traffic_class.to_string()),
+            ("KOLO_IB_SL", self.ib_service_level.to_string()),
+            ("KOLO_IB_QPS", self.ib_queue_pairs.to_string()),
+            ("KOLO_IB_CACHE", cache.to_owned()),
+            ("KOLO_IBVERBS_LIB", self.ib_library.clone().unwrap_or_else(unset)),
             ("KOLO_SEGMENT_BYTES", self.segment_bytes.map_or_else(unset, |v| v.to_string())),
             ("KOLO_WINDOW", self.window.map_or_else(unset, |v| v.to_string())),
-            ("KOLO_TINY_BYTES", self.tiny_bytes.to_string()),
+            ("KOLO_TINY_BYTES", self.tiny_bytes.map_or_else(unset, |v| v.to_string())),
+            ("KOLO_UNEXPECTED_BYTES", self.unexpected_bytes.to_string()),
             ("KOLO_SPIN_US", self.spin.map_or_else(unset, |v| v.as_micros().to_string())),
             ("KOLO_JOB_SECRET", "(not shown)".to_owned()),
         ];
@@ -201,7 +271,7 @@ pub fn parse_transports(value: &str) -> Result<Transports> {
         let kind = TransportKind::ALL
             .into_iter()
             .find(|kind| kind.name() == name)
-            .ok_or_else(|| invalid("KOLO_TRANSPORT", name, "auto, or a list of shm and tcp"))?;
+            .ok_or_else(|| invalid("KOLO_TRANSPORT", name, "auto, or a list of shm, rdma and tcp"))?;
         if !list.contains(&kind) {
             list.push(kind);
         }
@@ -220,6 +290,11 @@ fn seconds(setting: &str, value: &str) -> Result<Duration> {
         .filter(|s| *s > 0.0)
         .and_then(|s| Duration::try_from_secs_f64(s).ok())
         .ok_or_else(|| invalid(setting, value, "a number of seconds above 0, such as 30 or 0.5"))
+}
+
+fn small(setting: &str, value: &str, most: u8) -> Result<u8> {
+    let number = value.parse::<u8>().ok().filter(|number| *number <= most);
+    number.ok_or_else(|| invalid(setting, value, &format!("a whole number up to {most}")))
 }
 
 fn bytes(setting: &str, value: &str) -> Result<usize> {
@@ -267,6 +342,9 @@ mod tests {
             ("KOLO_TIMEOUT", "-1"),
             ("KOLO_SEGMENT_BYTES", "99999999999G"),
             ("KOLO_WINDOW", "x"),
+            ("KOLO_IB_GID_INDEX", "256"),
+            ("KOLO_IB_SL", "16"),
+            ("KOLO_IB_CACHE", "yes"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
             assert!(text.contains(name) && text.contains("Use "), "{text}");

@@ -11,14 +11,15 @@ pub mod join;
 mod planner;
 mod recorder;
 pub mod reduce;
+mod ticks;
 pub mod types;
 pub mod verify;
 pub mod wait;
 mod work;
 
-pub use call::{RawCall, Summary};
+pub use call::{RawCall, RawCallV, Summary};
 pub use cluster::Cluster;
-pub use comm::{Batch, Builder, Communicator, Scope};
+pub use comm::{Batch, Builder, Communicator, RawMessage, Scope};
 pub use config::{Config, Determinism, TransportKind, Transports};
 pub use engine::Route;
 pub use error::{Context, Error, Result};

@@ -1,9 +1,10 @@
 //! The flight recorder: the last collectives of a communicator, for when something goes wrong.
 
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::call::Summary;
+use crate::ticks::{Tick, Ticks};
 
 /// Operations remembered: a few training steps of a large model, in well under 100 KiB.
 const LENGTH: usize = 512;
@@ -21,53 +22,74 @@ pub struct Record {
     pub took: Option<Duration>,
 }
 
+/// A record as it is kept.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    sequence: u64,
+    summary: Summary,
+    started: Tick,
+    ended: Option<Tick>,
+}
+
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    epoch: Instant,
-    records: Vec<Record>,
+    ticks: Ticks,
+    entries: Vec<Entry>,
 }
 
 impl Recorder {
     pub(crate) fn new() -> Self {
-        Self { epoch: Instant::now(), records: Vec::with_capacity(LENGTH) }
+        Self { ticks: Ticks::start(), entries: Vec::with_capacity(LENGTH) }
     }
 
+    #[inline]
     pub(crate) fn begin(&mut self, sequence: u64, summary: Summary) {
-        let record = Record { sequence, summary, started: self.epoch.elapsed(), took: None };
-        let slot = (sequence as usize - 1) % LENGTH;
-        if slot < self.records.len() {
-            self.records[slot] = record;
-        } else {
-            self.records.push(record);
+        let entry = Entry { sequence, summary, started: self.ticks.now(), ended: None };
+        match self.entries.get_mut(slot(sequence)) {
+            Some(old) => *old = entry,
+            None => self.entries.push(entry),
         }
     }
 
+    #[inline]
     pub(crate) fn end(&mut self, sequence: u64) {
-        let now = self.epoch.elapsed();
-        if let Some(record) = self.records.get_mut((sequence as usize - 1) % LENGTH)
-            && record.sequence == sequence
+        let now = self.ticks.now();
+        if let Some(entry) = self.entries.get_mut(slot(sequence))
+            && entry.sequence == sequence
         {
-            record.took = Some(now.saturating_sub(record.started));
+            entry.ended = Some(now);
         }
     }
 
-    /// The operation of a number, if it is still remembered.
-    pub(crate) fn find(&self, sequence: u64) -> Option<&Record> {
-        let slot = (sequence.checked_sub(1)? as usize) % LENGTH;
-        self.records.get(slot).filter(|record| record.sequence == sequence)
+    /// What was called under a number, if it is still remembered.
+    pub(crate) fn find(&self, sequence: u64) -> Option<Summary> {
+        let entry = self.entries.get(slot(sequence.max(1)))?;
+        (entry.sequence == sequence).then_some(entry.summary)
     }
 
-    /// The records, in no order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Record> {
-        self.records.iter()
+    /// Number and call of all that is remembered, in no order.
+    pub(crate) fn calls(&self) -> impl Iterator<Item = (u64, Summary)> {
+        self.entries.iter().map(|entry| (entry.sequence, entry.summary))
     }
 
     /// The records, oldest first.
     pub(crate) fn records(&self) -> Vec<Record> {
-        let mut records = self.records.clone();
+        let scale = self.ticks.scale();
+        let record = |entry: &Entry| Record {
+            sequence: entry.sequence,
+            summary: entry.summary,
+            started: scale.since_start(entry.started),
+            took: entry.ended.map(|ended| scale.between(entry.started, ended)),
+        };
+        let mut records: Vec<Record> = self.entries.iter().map(record).collect();
         records.sort_unstable_by_key(|record| record.sequence);
         records
     }
+}
+
+/// Where the record of an operation is kept. Numbers begin at 1.
+fn slot(sequence: u64) -> usize {
+    (sequence as usize - 1) % LENGTH
 }
 
 impl fmt::Display for Record {

@@ -94,7 +94,7 @@ impl FromStr for DataType {
 ///
 /// # Safety
 /// `TYPE` describes `Self` exactly: same size, no padding, and every bit pattern that Kolo can produce from valid
-/// values by the operators is a valid value.
+/// values by the operators is a valid value. So is the pattern of all zeros.
 pub unsafe trait Element: Copy + Send + Sync + 'static {
     /// Its description.
     const TYPE: DataType;
@@ -112,6 +112,18 @@ macro_rules! elements {
 }
 elements!(bool => Bool, u8 => U8, i8 => I8, u32 => U32, i32 => I32, u64 => U64, i64 => I64, f16 => F16,
     bf16 => BF16, f32 => F32, f64 => F64);
+
+/// A vector of zeros.
+pub(crate) fn zeros<T: Element>(len: usize) -> Vec<T> {
+    let mut vec = Vec::with_capacity(len);
+    // SAFETY: there is capacity for `len` elements, and zeros are a valid value by the contract of `Element` (test
+    // `zeros_are_elements`).
+    unsafe {
+        std::ptr::write_bytes(vec.as_mut_ptr(), 0, len);
+        vec.set_len(len);
+    }
+    vec
+}
 
 /// How values of the ranks are combined, element by element.
 ///
@@ -174,5 +186,18 @@ impl ReduceOp {
             Self::BitAnd | Self::BitOr | Self::BitXor => !data_type.is_float(),
             _ => true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_are_elements() {
+        assert_eq!(zeros::<bool>(3), [false; 3]);
+        assert_eq!(zeros::<f64>(2), [0.0; 2]);
+        assert_eq!(zeros::<bf16>(2), [bf16::ZERO; 2]);
+        assert!(zeros::<u64>(0).is_empty());
     }
 }

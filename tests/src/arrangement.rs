@@ -30,7 +30,7 @@ impl Arrangement {
             Self::Tiny => config.transports = Transports::Only(vec![TransportKind::Shm]),
             Self::Shm => {
                 config.transports = Transports::Only(vec![TransportKind::Shm]);
-                config.tiny_bytes = 0;
+                config.tiny_bytes = Some(0);
             }
             Self::Tcp => config.transports = Transports::Only(vec![TransportKind::Tcp]),
             Self::Hosts(ranks) => config.host_id = Some(format!("host-{}", rank / ranks)),

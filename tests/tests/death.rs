@@ -130,7 +130,8 @@ fn killed_between_messages_of_two_ranks() {
                 kill(&mut job, &format!("{arrangement:?}, ring of {elements} x f32"), 2, |text, what| {
                     assert!(text.contains("send #") || text.contains("recv #"), "{what}: {text}");
                     assert!(
-                        text.contains("bytes to rank") || text.contains("bytes from rank"),
+                        text.contains("bytes of")
+                            && (text.contains(" to rank") || text.contains(" from rank")),
                         "{what}: {text}"
                     );
                 });

@@ -77,7 +77,8 @@ fn a_receive_that_nobody_sends() {
                 let error = comm.recv(&mut [0_u8; 40], 1).expect_err("nothing is sent");
                 let text = error.to_string();
                 assert!(
-                    text.contains("recv #1 of 40 bytes from rank 1") && text.contains("waiting for rank 1"),
+                    text.contains("recv #1 of 40 bytes of u8 from rank 1")
+                        && text.contains("waiting for rank 1"),
                     "{text}"
                 );
             }

@@ -166,7 +166,7 @@ fn values_at_the_edge_do_not_panic() {
         |config| config.segment_bytes = Some(usize::MAX),
         |config| config.window = Some(usize::MAX),
         |config| config.window = Some(1),
-        |config| config.tiny_bytes = usize::MAX,
+        |config| config.tiny_bytes = Some(usize::MAX),
         |config| config.spin = Some(std::time::Duration::from_secs(3600)),
         |config| config.socket_congestion = Some("nonesuch".to_owned()),
     ];
@@ -199,7 +199,7 @@ fn settings_that_differ_across_ranks() {
         ("KOLO_DETERMINISM", |config| config.determinism = Determinism::Canonical),
         ("KOLO_SEGMENT_BYTES", |config| config.segment_bytes = Some(4096)),
         ("KOLO_WINDOW", |config| config.window = Some(7)),
-        ("KOLO_TINY_BYTES", |config| config.tiny_bytes = 3),
+        ("KOLO_TINY_BYTES", |config| config.tiny_bytes = Some(3)),
         ("KOLO_TRANSPORT", |config| {
             config.transports = Transports::Only(vec![TransportKind::Tcp, TransportKind::Shm])
         }),

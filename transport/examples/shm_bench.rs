@@ -21,7 +21,7 @@ use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kolo_transport::shm::{ShmEndpoint, ShmOptions, SingleCopy};
+use kolo_transport::shm::{Needs, ShmEndpoint, ShmOptions, SingleCopy};
 use kolo_transport::{Channel, Consumer, Endpoint, Event, Piece, Posted, Sink, Token};
 
 fn main() -> ExitCode {
@@ -85,7 +85,6 @@ fn child(rank: u32) {
     let options = ShmOptions {
         piece_bytes: number("SHM_BENCH_PIECE").unwrap_or(defaults.piece_bytes),
         ring_bytes: number("SHM_BENCH_RING").unwrap_or(defaults.ring_bytes),
-        oversubscribed: n as usize > thread::available_parallelism().map_or(1, usize::from),
         single_copy: number("SHM_BENCH_SINGLE").map_or(defaults.single_copy, SingleCopy::From),
         ..defaults
     };
@@ -296,14 +295,16 @@ fn synchronise(bench: &mut Bench) {
 
 fn flat(mut endpoint: ShmEndpoint, rank: u32) {
     let mut flat = endpoint.flat().expect("all on this host");
-    let oversubscribed = flat.is_oversubscribed();
+    let oversubscribed = flat.members() > thread::available_parallelism().map_or(1, usize::from);
     for len in [8, 48, 112, 1024, 16384] {
         let rounds = if oversubscribed { 1000 } else { 20_000 };
         let mut sum = 0u64;
         let (least, median) = measure(21, || {
             let start = Instant::now();
             for round in 0..rounds {
-                flat.publish(7, len, |to| to[..8].copy_from_slice(&u64::from(rank + round).to_le_bytes()));
+                let number = u64::from(rank + round).to_le_bytes();
+                assert_eq!(flat.is_free(len), Ok(true));
+                flat.publish(7, len, Needs::All, Some(|to: &mut [u8]| to[..8].copy_from_slice(&number)));
                 while !flat.poll().expect("agreed") {
                     if oversubscribed {
                         thread::yield_now();

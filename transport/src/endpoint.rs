@@ -17,6 +17,11 @@
 //! 7. Bytes from the wire or from shared memory are hostile until checked: no index, length or count from a peer
 //!    is used before it is bounded.
 //! 8. No allocation, lock or thread hop per message in steady state.
+//! 9. A transport that [looks ahead](Endpoint::looks_ahead) lets its owner match messages by tag: a receive posted with
+//!    [`Endpoint::post_recv_if`] takes the next message only if tag and length are its own. Meets it another, then it
+//!    and all receives behind it on that channel come back ([`Event::Returned`], in their order), and after them one
+//!    [`Event::Waiting`] tells what waits. Their memory may have been written to. The message stays where it is, whole,
+//!    for the next receive that is posted. Neither event ever comes out of a post.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU32;
@@ -92,6 +97,11 @@ pub enum Event {
     Done(Token),
     /// The operation failed; its memory is no longer touched.
     Failed(Token, Error),
+    /// A receive that was posted on condition did not fit, or was behind one that did not. It may be posted again.
+    Returned(Token),
+    /// The next message of a channel is another than the receives that were posted for it, or nothing is posted and
+    /// [`Endpoint::watch`] asked for it.
+    Waiting(Envelope),
     /// A peer is lost. Reported once, after the failures of its tokens.
     Down {
         /// Its rank.
@@ -99,6 +109,17 @@ pub enum Event {
         /// Why.
         cause: Error,
     },
+}
+
+/// What is known of a message before it is received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    /// The channel it has come on.
+    pub on: Channel,
+    /// Its tag.
+    pub tag: u64,
+    /// Its length in bytes, as the sender says.
+    pub len: u64,
 }
 
 /// What a transport can do, as data. The runtime never asks for a name.
@@ -210,6 +231,43 @@ pub trait Endpoint: Send + std::fmt::Debug {
         dst: Sink<'_>,
         token: Token,
     ) -> Result<Posted, Error>;
+
+    /// Whether [`Endpoint::post_recv_if`] and [`Endpoint::watch`] do what they say.
+    fn looks_ahead(&self) -> bool {
+        false
+    }
+
+    /// Posts a receive that is taken back if another message comes: see rule 9. A transport that does not look ahead
+    /// treats it as [`Endpoint::post_recv`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::post_recv`].
+    ///
+    /// # Safety
+    /// As [`Endpoint::post_recv`], until the token completes or comes back.
+    unsafe fn post_recv_if(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        dst: Sink<'_>,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.post_recv(on, tag, dst, token) }
+    }
+
+    /// Asks for one [`Event::Waiting`] about the next message of a channel on which nothing is posted for receiving.
+    /// A post there takes it back. The end of the connection is no event: whoever posts meets it.
+    ///
+    /// # Errors
+    /// If the transport does not look ahead, the peer is lost, or the channel is beyond [`Caps`].
+    fn watch(&mut self, on: Channel) -> Result<(), Error> {
+        let detail = "this transport cannot tell what waits on a channel";
+        Err(Error::new(crate::error::ErrorKind::Usage, self.caps().name, Some(on.peer), detail))
+    }
+
+    /// Takes [`Endpoint::watch`] back.
+    fn unwatch(&mut self, _on: Channel) {}
 
     /// Makes progress without blocking and appends what happened. Returns whether anything moved, bytes included.
     fn poll(&mut self, events: &mut Vec<Event>) -> bool;

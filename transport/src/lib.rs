@@ -1,16 +1,19 @@
-//! Bytes between two ranks: the transport trait, TCP and shared memory. Nothing about collectives.
+//! Bytes between two ranks: the transport trait, TCP, shared memory and RDMA. Nothing about collectives.
 
 pub mod conformance;
 mod endpoint;
 mod error;
+pub mod rdma;
 pub mod shm;
 mod sys;
 pub mod tcp;
 
 pub use endpoint::{
-    Armed, Caps, Channel, Consumer, Endpoint, Event, GRAIN_BYTES, ParkBy, Piece, Posted, Reach, Sink, Token,
+    Armed, Caps, Channel, Consumer, Endpoint, Envelope, Event, GRAIN_BYTES, ParkBy, Piece, Posted, Reach,
+    Sink, Token,
 };
 pub use error::{Error, ErrorKind};
+pub use rdma::{RdmaEndpoint, RdmaOptions};
 pub use shm::{ShmEndpoint, ShmOptions};
 pub use sys::futex::wait_word;
 pub use tcp::{TcpEndpoint, TcpOptions};

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kolo_transport::shm::{ShmEndpoint, ShmOptions, SingleCopy};
+use kolo_transport::shm::{Needs, ShmEndpoint, ShmOptions, SingleCopy};
 use kolo_transport::{
     Armed, Channel, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Sink, Token, wait_word,
 };
@@ -79,7 +79,7 @@ fn everybody_talks_to_everybody() {
 }
 
 #[test]
-fn flat_exchanges_spinning_and_oversubscribed() {
+fn flat_exchanges() {
     start("flat", 2).into_iter().for_each(Process::end);
     start("flat", 5).into_iter().for_each(Process::end);
 }
@@ -120,7 +120,7 @@ fn child() {
         Some(_) => SingleCopy::From(4096),
         None => SingleCopy::Auto,
     };
-    let options = ShmOptions { oversubscribed: n > 2, single_copy, ..ShmOptions::default() };
+    let options = ShmOptions { single_copy, ..ShmOptions::default() };
     let mut endpoint = ShmEndpoint::new(rank, n, options).expect("endpoint");
     let hex: String = endpoint.address().iter().map(|b| format!("{b:02x}")).collect();
     println!("ADDRESS {hex}");
@@ -203,9 +203,11 @@ fn flat(mut endpoint: ShmEndpoint) {
     for round in 0..2000u32 {
         let len = [8, 112, 113, 3000][round as usize % 4];
         let me = flat.member() as u32;
-        flat.publish(round.into(), len, |to| to.copy_from_slice(&pattern(round ^ me, len)));
+        assert_eq!(flat.is_free(len), Ok(true), "all have been seen in the round before");
+        let fill = |to: &mut [u8]| to.copy_from_slice(&pattern(round ^ me, len));
+        flat.publish(round.into(), len, Needs::All, Some(fill));
         while !flat.poll().expect("agreed") {
-            assert!(Instant::now() < deadline, "waited too long for {:?}", flat.waiting_for());
+            assert!(Instant::now() < deadline, "waited too long for {:?}", flat.waiting_for(0));
             if round % 3 == 0 {
                 let _ = flat.arm();
                 if !flat.poll().expect("agreed") {

@@ -133,7 +133,7 @@ typedef struct {
     int64_t segment_bytes;
     /** KOLO_WINDOW: segments in flight. Default: chosen by cost. */
     int64_t window;
-    /** KOLO_TINY_BYTES: up to this many bytes per rank, calls inside one host take a short cut; 0 = never. */
+    /** KOLO_TINY_BYTES: up to this many bytes given per rank, calls inside one host take a short cut; 0 = never. */
     int64_t tiny_bytes;
     /** KOLO_SPIN_US: microseconds that a waiting thread spins before it yields. */
     int64_t spin_us;
@@ -210,6 +210,13 @@ koloResult_t koloCommDestroy(koloComm_t *comm);
  * NULL). Returns at once. The communicator must still be destroyed.
  */
 koloResult_t koloCommAbort(koloComm_t comm, const char *reason);
+
+/**
+ * Writes into *result what the next call on the communicator would fail with, or KOLO_SUCCESS: for programs that are not
+ * inside a call and want to hear of a failure elsewhere. The message is then that of koloGetLastError(comm). Returns at
+ * once while all is well.
+ */
+koloResult_t koloCommGetAsyncError(koloComm_t comm, koloResult_t *result);
 
 /** Number of this rank, from 0. */
 koloResult_t koloCommRank(koloComm_t comm, int *rank);
@@ -333,7 +340,7 @@ koloResult_t koloExScan(koloComm_t comm, const void *input, void *output, size_t
 koloResult_t koloBarrier(koloComm_t comm);
 
 /*
- * Blocks of unequal length, one behind the other. `counts` has one entry per rank. Not in place, blocking only.
+ * Blocks of unequal length, one behind the other. `counts` has one entry per rank. Not in place.
  */
 
 /** Every rank gets the blocks of all ranks, counts[r] elements from rank r. All ranks pass the same counts. */
@@ -358,7 +365,7 @@ koloResult_t koloAllToAllV(koloComm_t comm, const void *input, const size_t *sen
 
 /* ----------------------------------------------------------------------------------------- Asynchronous calls -- */
 
-/** A collective in progress. */
+/** A collective, a send or a receive in progress. */
 typedef struct koloRequest *koloRequest_t;
 
 /*
@@ -388,6 +395,18 @@ koloResult_t koloExScanStart(koloComm_t comm, const void *input, void *output, s
                              koloRedOp_t op, koloRequest_t *request);
 koloResult_t koloBarrierStart(koloComm_t comm, koloRequest_t *request);
 
+/* Blocks of unequal length. The counts are copied and need not stay. */
+koloResult_t koloAllGatherVStart(koloComm_t comm, const void *input, void *output, const size_t *counts,
+                                 koloDataType_t type, koloRequest_t *request);
+koloResult_t koloReduceScatterVStart(koloComm_t comm, const void *input, void *output, const size_t *counts,
+                                     koloDataType_t type, koloRedOp_t op, koloRequest_t *request);
+koloResult_t koloGatherVStart(koloComm_t comm, const void *input, size_t input_count, void *output,
+                              const size_t *counts, koloDataType_t type, int root, koloRequest_t *request);
+koloResult_t koloScatterVStart(koloComm_t comm, const void *input, const size_t *counts, void *output,
+                               size_t output_count, koloDataType_t type, int root, koloRequest_t *request);
+koloResult_t koloAllToAllVStart(koloComm_t comm, const void *input, const size_t *send_counts, void *output,
+                                const size_t *recv_counts, koloDataType_t type, koloRequest_t *request);
+
 /**
  * Writes 1 into *done if the request is over, well or not, else 0. Makes a little progress; does not block. The result
  * and the memory of the request come from koloWait.
@@ -400,6 +419,12 @@ koloResult_t koloTest(koloRequest_t request, int *done);
  * the buffers are no longer touched. Succeeds at once if *request is NULL.
  */
 koloResult_t koloWait(koloRequest_t *request, int64_t timeout_ms);
+
+/**
+ * As koloWait, and writes into *source the rank whose message a request of koloRecvStart has received; KOLO_ANY_SOURCE for
+ * any other request. *source is left alone after an error.
+ */
+koloResult_t koloWaitSource(koloRequest_t *request, int64_t timeout_ms, int *source);
 
 /**
  * Frees a request without waiting; *request becomes NULL. The operation goes on: its buffers must stay until the
@@ -444,9 +469,15 @@ koloResult_t koloExplain(koloComm_t comm, const koloCall_t *call, char *text, si
 /* -------------------------------------------------------------------------------------------- Point to point -- */
 
 /*
- * The i-th send from one rank to another meets the i-th receive of that pair; there are no tags. Counts and types must
- * agree. Blocking: a ring of plain sends may wait for ever for its receives; use koloSendRecv or koloBatch there.
+ * A message has a tag; calls that take none use 0. The i-th send from one rank to another with some tag meets the i-th
+ * receive of that pair for that tag, whichever of the calls below makes them. Counts and types must agree. Messages that
+ * come before one with another tag that is asked for are taken into memory of the receiver, up to KOLO_UNEXPECTED_BYTES
+ * (an environment variable; 64 MiB if it is not set); beyond that they wait, and with them what was sent after them.
+ * Blocking: a ring of plain sends may wait for ever for its receives; use koloSendRecv, koloBatch or the Start forms.
  */
+
+/** In the place of the rank of a receive: the message of whichever rank sends one first. */
+#define KOLO_ANY_SOURCE (-1)
 
 /** Sends to rank `to`; returns once the input may be changed, which may be before it has been received. */
 koloResult_t koloSend(koloComm_t comm, const void *input, size_t count, koloDataType_t type, int to);
@@ -457,6 +488,25 @@ koloResult_t koloRecv(koloComm_t comm, void *output, size_t count, koloDataType_
 /** Sends and receives at the same time. */
 koloResult_t koloSendRecv(koloComm_t comm, const void *input, size_t send_count, int to, void *output,
                           size_t recv_count, int from, koloDataType_t type);
+
+/** As koloSend, with a tag. */
+koloResult_t koloSendTagged(koloComm_t comm, const void *input, size_t count, koloDataType_t type, int to,
+                            uint32_t tag);
+
+/**
+ * As koloRecv, of a message with this tag, from rank `from` or KOLO_ANY_SOURCE. Writes the rank that sent it into *source,
+ * which may be NULL.
+ */
+koloResult_t koloRecvTagged(koloComm_t comm, void *output, size_t count, koloDataType_t type, int from, uint32_t tag,
+                            int *source);
+
+/** Starts a send; see koloAllReduceStart. Any number of sends and receives may be in progress. */
+koloResult_t koloSendStart(koloComm_t comm, const void *input, size_t count, koloDataType_t type, int to, uint32_t tag,
+                           koloRequest_t *request);
+
+/** Starts a receive from rank `from` or KOLO_ANY_SOURCE; koloWaitSource tells who sent it. */
+koloResult_t koloRecvStart(koloComm_t comm, void *output, size_t count, koloDataType_t type, int from, uint32_t tag,
+                           koloRequest_t *request);
 
 /** What a transfer does. */
 typedef enum { KOLO_SEND = 0, KOLO_RECV = 1 } koloTransferKind_t;
@@ -474,6 +524,9 @@ typedef struct {
 
 /** Runs all the transfers together, whatever their order: no pattern of them deadlocks. Blocks until all are done. */
 koloResult_t koloBatch(koloComm_t comm, const koloTransfer_t *transfers, size_t count);
+
+/** Starts all the transfers, at least one; the request is over when all are. The list is copied, the buffers stay. */
+koloResult_t koloBatchStart(koloComm_t comm, const koloTransfer_t *transfers, size_t count, koloRequest_t *request);
 
 /* ---------------------------------------------------------------------------------------------------- Memory -- */
 

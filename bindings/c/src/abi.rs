@@ -78,6 +78,9 @@ pub(crate) const UNIQUE_ID_BYTES: usize = 128;
 /// `KOLO_UNSET`, `KOLO_NO_COLOR`
 pub(crate) const UNSET: i64 = -1;
 
+/// `KOLO_ANY_SOURCE`
+pub(crate) const ANY_SOURCE: c_int = -1;
+
 /// `koloResult_t`
 pub(crate) mod result {
     use std::ffi::c_int;

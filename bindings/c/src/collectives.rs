@@ -8,7 +8,7 @@ use crate::abi::{self, Versioned};
 use crate::checked;
 use crate::comm::Comm;
 use crate::guard::{Outcome, usage, with_comm};
-use crate::request::{Request, start};
+use crate::request::{Request, start_call};
 use crate::text::give_text;
 
 /// The arguments of a collective as C gives them.
@@ -78,7 +78,7 @@ macro_rules! collective {
             let arguments =
                 Arguments { collective, input, output, count, data_type, $($argument,)* $($left_out: $value),* };
             // SAFETY: the header's promise, for the communicator and for the buffers until the request is over.
-            unsafe { with_comm(stringify!($started), comm, |comm| start(comm, &arguments.call()?, request)) }
+            unsafe { with_comm(stringify!($started), comm, |comm| start_call(comm, &arguments.call()?, request)) }
         }
     };
 }
@@ -115,7 +115,7 @@ unsafe extern "C" fn koloBarrier(comm: *const Comm) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloBarrierStart(comm: *const Comm, request: *mut *mut Request) -> c_int {
     // SAFETY: the header's promise; there are no buffers.
-    unsafe { with_comm("koloBarrierStart", comm, |comm| start(comm, &BARRIER, request)) }
+    unsafe { with_comm("koloBarrierStart", comm, |comm| start_call(comm, &BARRIER, request)) }
 }
 
 /// See `kolo.h`.
@@ -133,7 +133,7 @@ unsafe extern "C" fn koloStart(
     request: *mut *mut Request,
 ) -> c_int {
     // SAFETY: the header's promise, for the communicator, the call and its buffers.
-    unsafe { with_comm("koloStart", comm, |comm| start(comm, &parse(call)?, request)) }
+    unsafe { with_comm("koloStart", comm, |comm| start_call(comm, &parse(call)?, request)) }
 }
 
 /// See `kolo.h`.

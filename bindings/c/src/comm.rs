@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use kolo_rs::Communicator;
 
-use crate::abi::UNSET;
+use crate::abi::{UNSET, result::SUCCESS};
 use crate::checked;
-use crate::guard::{LastError, Outcome, guard, place, take, usage, with_comm};
+use crate::guard::{Failure, LastError, Outcome, guard, place, take, usage, with_comm};
 use crate::text::give_text;
 
 /// What a `koloComm_t` points to.
@@ -97,6 +97,23 @@ unsafe extern "C" fn koloCommAbort(comm: *const Comm, reason: *const c_char) -> 
         with_comm("koloCommAbort", comm, |comm| {
             let reason = checked::text("reason", reason)?;
             comm.communicator.abort(reason.unwrap_or("koloCommAbort was called, without a reason"));
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommGetAsyncError(comm: *const Comm, result: *mut c_int) -> c_int {
+    // SAFETY: the header's promise, for both pointers.
+    unsafe {
+        with_comm("koloCommGetAsyncError", comm, |comm| {
+            let result = place("result", result)?;
+            let failure = comm.communicator.error().map(Failure::from);
+            result.write(failure.as_ref().map_or(SUCCESS, Failure::code));
+            if let Some(failure) = failure {
+                comm.last_error.set(&failure);
+            }
             Ok(())
         })
     }

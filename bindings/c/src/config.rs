@@ -53,7 +53,7 @@ pub(crate) unsafe fn resolve(given: *const abi::Config) -> Outcome<Config> {
         config.window = Some(segments as usize);
     }
     if let Some(bytes) = number("tiny_bytes", given.tiny_bytes, 0)? {
-        config.tiny_bytes = bytes as usize;
+        config.tiny_bytes = Some(bytes as usize);
     }
     if let Some(spin) = number("spin_us", given.spin_us, 0)? {
         config.spin = Some(Duration::from_micros(spin));

@@ -20,6 +20,19 @@ pub(crate) struct Failure {
     peer: Option<u32>,
 }
 
+impl Failure {
+    /// Says which of several transfers it is about.
+    pub(crate) fn in_part(mut self, number: usize) -> Self {
+        self.message = format!("transfer {number}: {}", self.message);
+        self
+    }
+
+    /// The `koloResult_t`.
+    pub(crate) const fn code(&self) -> c_int {
+        self.code
+    }
+}
+
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
 /// A call that makes no sense.
@@ -53,7 +66,7 @@ impl From<Error> for Failure {
 pub(crate) struct LastError(Mutex<Option<Failure>>);
 
 impl LastError {
-    fn set(&self, failure: &Failure) {
+    pub(crate) fn set(&self, failure: &Failure) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure.clone());
     }
 

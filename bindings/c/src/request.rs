@@ -1,4 +1,4 @@
-//! Handles of collectives in progress.
+//! Handles of what is in progress.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -6,29 +6,69 @@ use std::time::Duration;
 
 use kolo_rs::{RawCall, Work};
 
-use crate::abi::UNSET;
+use crate::abi::{ANY_SOURCE, UNSET};
 use crate::comm::Comm;
 use crate::guard::{LastError, Outcome, guard, place, take, usage};
 
 /// What a `koloRequest_t` points to.
 #[derive(Debug)]
 pub(crate) struct Request {
-    work: Work<()>,
+    work: Progress,
     last_error: Arc<LastError>,
+}
+
+/// What is in progress.
+#[derive(Debug)]
+pub(crate) enum Progress {
+    /// A collective, a send or a group of messages.
+    Plain(Work<()>),
+    /// A receive, which tells its source.
+    Recv(Work<u32>),
+}
+
+impl Progress {
+    fn is_done(&self) -> bool {
+        match self {
+            Self::Plain(work) => work.is_done(),
+            Self::Recv(work) => work.is_done(),
+        }
+    }
+
+    /// Waits, and gives the source of a receive.
+    fn wait(self, limit: Option<Duration>) -> Outcome<Option<u32>> {
+        Ok(match (self, limit) {
+            (Self::Plain(work), None) => work.wait().map(|()| None),
+            (Self::Plain(work), Some(limit)) => work.wait_within(limit).map(|()| None),
+            (Self::Recv(work), None) => work.wait().map(Some),
+            (Self::Recv(work), Some(limit)) => work.wait_within(limit).map(Some),
+        }?)
+    }
+}
+
+/// Starts something and gives out its handle.
+///
+/// # Safety
+/// `request` is null or valid.
+pub(crate) unsafe fn start(
+    comm: &Comm,
+    request: *mut *mut Request,
+    begin: impl FnOnce() -> Outcome<Progress>,
+) -> Outcome {
+    // SAFETY: the caller's promise.
+    let request = unsafe { place("request", request) }?;
+    request.write(std::ptr::null_mut());
+    let work = begin()?;
+    request.write(Box::into_raw(Box::new(Request { work, last_error: Arc::clone(&comm.last_error) })));
+    Ok(())
 }
 
 /// Starts a call and gives out its handle.
 ///
 /// # Safety
 /// The buffers of the call stay as `Communicator::start_raw` asks, which the header asks of C; `request` is null or valid.
-pub(crate) unsafe fn start(comm: &Comm, call: &RawCall, request: *mut *mut Request) -> Outcome {
+pub(crate) unsafe fn start_call(comm: &Comm, call: &RawCall, request: *mut *mut Request) -> Outcome {
     // SAFETY: the caller's promise.
-    let request = unsafe { place("request", request) }?;
-    request.write(std::ptr::null_mut());
-    // SAFETY: the caller's promise.
-    let work = unsafe { comm.communicator.start_raw(call) }?;
-    request.write(Box::into_raw(Box::new(Request { work, last_error: Arc::clone(&comm.last_error) })));
-    Ok(())
+    unsafe { start(comm, request, || Ok(Progress::Plain(comm.communicator.start_raw(call)?))) }
 }
 
 /// See `kolo.h`.
@@ -48,24 +88,53 @@ unsafe extern "C" fn koloTest(request: *const Request, done: *mut c_int) -> c_in
 /// See `kolo.h`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloWait(request: *mut *mut Request, timeout_ms: i64) -> c_int {
-    let mut last_error = None;
     // SAFETY: the header's promise.
+    unsafe { wait("koloWait", request, timeout_ms, |_| Ok(())) }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloWaitSource(
+    request: *mut *mut Request,
+    timeout_ms: i64,
+    source: *mut c_int,
+) -> c_int {
+    // SAFETY: the header's promise, for both pointers.
+    unsafe {
+        wait("koloWaitSource", request, timeout_ms, |from| {
+            let from = from.and_then(|from| c_int::try_from(from).ok());
+            place("source", source)?.write(from.unwrap_or(ANY_SOURCE));
+            Ok(())
+        })
+    }
+}
+
+/// # Safety
+/// `request` is null or points to null or a request that nobody else uses.
+unsafe fn wait(
+    function: &str,
+    request: *mut *mut Request,
+    timeout_ms: i64,
+    tell: impl FnOnce(Option<u32>) -> Outcome,
+) -> c_int {
+    let mut last_error = None;
+    // SAFETY: the caller's promise.
     let taken = unsafe { take("request", request) };
     if let Ok(Some(request)) = &taken {
         last_error = Some(Arc::clone(&request.last_error));
     }
-    guard("koloWait", last_error.as_deref(), || {
+    guard(function, last_error.as_deref(), || {
         let Some(request) = taken? else { return Ok(()) };
         if timeout_ms == UNSET {
-            return Ok(request.work.wait()?);
+            return tell(request.work.wait(None)?);
         }
         let limit = u64::try_from(timeout_ms).map(Duration::from_millis);
         // A wrong time-out must not leave C without the handle and with buffers in use.
         let Ok(limit) = limit else {
-            request.work.wait()?;
+            request.work.wait(None)?;
             return Err(usage(format!("timeout_ms is {timeout_ms}; use KOLO_UNSET or 0 and more")));
         };
-        Ok(request.work.wait_within(limit)?)
+        tell(request.work.wait(Some(limit))?)
     })
 }
 

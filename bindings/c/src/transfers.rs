@@ -2,12 +2,13 @@
 
 use std::ffi::{c_int, c_void};
 
-use kolo_rs::{Batch, DataType};
+use kolo_rs::{Batch, DataType, RawMessage};
 
-use crate::abi::Transfer;
+use crate::abi::{ANY_SOURCE, Transfer};
 use crate::checked;
 use crate::comm::Comm;
-use crate::guard::{Outcome, usage, with_comm};
+use crate::guard::{Outcome, place, usage, with_comm};
+use crate::request::{Progress, Request, start};
 
 /// `koloTransferKind_t`
 const SEND: c_int = 0;
@@ -61,6 +62,107 @@ unsafe extern "C" fn koloSendRecv(
 
 /// See `kolo.h`.
 #[unsafe(no_mangle)]
+unsafe extern "C" fn koloSendTagged(
+    comm: *const Comm,
+    input: *const c_void,
+    count: usize,
+    data_type: c_int,
+    to: c_int,
+    tag: u32,
+) -> c_int {
+    // SAFETY: the header's promise: the input stays while this blocks.
+    unsafe {
+        with_comm("koloSendTagged", comm, |comm| {
+            let to = checked::number("the other rank", to)?;
+            let message = message(input.cast_mut(), count, data_type, tag)?;
+            Ok(comm.communicator.batch().send_message(message, to).run()?)
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloRecvTagged(
+    comm: *const Comm,
+    output: *mut c_void,
+    count: usize,
+    data_type: c_int,
+    from: c_int,
+    tag: u32,
+    source: *mut c_int,
+) -> c_int {
+    // SAFETY: the header's promise, for both pointers.
+    unsafe {
+        with_comm("koloRecvTagged", comm, |comm| {
+            let message = message(output, count, data_type, tag)?;
+            let mut found = 0;
+            let batch = comm.communicator.batch();
+            if from == ANY_SOURCE {
+                batch.recv_any_message(message, &mut found).run()?;
+            } else {
+                found = checked::number("the other rank (KOLO_ANY_SOURCE for any)", from)?;
+                batch.recv_message(message, found).run()?;
+            }
+            if !source.is_null() {
+                place("source", source)?.write(c_int::try_from(found).unwrap_or(ANY_SOURCE));
+            }
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloSendStart(
+    comm: *const Comm,
+    input: *const c_void,
+    count: usize,
+    data_type: c_int,
+    to: c_int,
+    tag: u32,
+    request: *mut *mut Request,
+) -> c_int {
+    // SAFETY: the header's promise: the input stays until the request has been waited for.
+    unsafe {
+        with_comm("koloSendStart", comm, |comm| {
+            start(comm, request, || {
+                let to = checked::number("the other rank", to)?;
+                let message = message(input.cast_mut(), count, data_type, tag)?;
+                Ok(Progress::Plain(comm.communicator.send_raw_start(&message, to)?))
+            })
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloRecvStart(
+    comm: *const Comm,
+    output: *mut c_void,
+    count: usize,
+    data_type: c_int,
+    from: c_int,
+    tag: u32,
+    request: *mut *mut Request,
+) -> c_int {
+    // SAFETY: the header's promise: the output stays until the request has been waited for.
+    unsafe {
+        with_comm("koloRecvStart", comm, |comm| {
+            start(comm, request, || {
+                let message = message(output, count, data_type, tag)?;
+                Ok(Progress::Recv(if from == ANY_SOURCE {
+                    comm.communicator.recv_any_raw_start(&message)?
+                } else {
+                    let from = checked::number("the other rank (KOLO_ANY_SOURCE for any)", from)?;
+                    comm.communicator.recv_raw_start(&message, from)?
+                }))
+            })
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
 unsafe extern "C" fn koloBatch(comm: *const Comm, transfers: *const Transfer, count: usize) -> c_int {
     // SAFETY: the header's promise, for the list and all its buffers.
     unsafe {
@@ -68,12 +170,50 @@ unsafe extern "C" fn koloBatch(comm: *const Comm, transfers: *const Transfer, co
             if count == 0 {
                 return Ok(());
             }
-            if transfers.is_null() {
-                return Err(usage(format!("{count} transfers are announced, but transfers is NULL")));
-            }
-            run(comm, std::slice::from_raw_parts(transfers, count))
+            run(comm, list(transfers, count)?)
         })
     }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloBatchStart(
+    comm: *const Comm,
+    transfers: *const Transfer,
+    count: usize,
+    request: *mut *mut Request,
+) -> c_int {
+    // SAFETY: the header's promise: the buffers stay until the request has been waited for; the list is read now.
+    unsafe {
+        with_comm("koloBatchStart", comm, |comm| {
+            start(comm, request, || {
+                let batch = batch(comm, list(transfers, count)?)?;
+                Ok(Progress::Plain(batch.start()?))
+            })
+        })
+    }
+}
+
+/// # Safety
+/// `transfers` is null or leads to so many.
+unsafe fn list<'a>(transfers: *const Transfer, count: usize) -> Outcome<&'a [Transfer]> {
+    if transfers.is_null() {
+        return Err(usage(format!("{count} transfers are announced, but transfers is NULL")));
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(transfers, count) })
+}
+
+/// Checks the memory of a message.
+fn message(buffer: *mut c_void, count: usize, data_type: c_int, tag: u32) -> Outcome<RawMessage> {
+    let data_type: DataType = checked::data_type(data_type)?;
+    if buffer.is_null() && count > 0 {
+        return Err(usage(format!("there are {count} elements, but the buffer is NULL")));
+    }
+    let bytes = count
+        .checked_mul(data_type.size())
+        .ok_or_else(|| usage(format!("{count} elements are more than can be addressed")))?;
+    Ok(RawMessage { data: buffer.cast(), bytes, data_type, tag })
 }
 
 /// Checks all transfers, then runs them.
@@ -81,31 +221,34 @@ unsafe extern "C" fn koloBatch(comm: *const Comm, transfers: *const Transfer, co
 /// # Safety
 /// The buffers are as long as the transfers say, and nobody else uses them until this returns.
 unsafe fn run(comm: &Comm, transfers: &[Transfer]) -> Outcome {
+    // SAFETY: the caller's promise.
+    Ok(unsafe { batch(comm, transfers) }?.run()?)
+}
+
+/// Checks all transfers.
+///
+/// # Safety
+/// The buffers are as long as the transfers say, and nobody else uses them until what is made of the batch is over.
+unsafe fn batch<'a>(comm: &'a Comm, transfers: &[Transfer]) -> Outcome<Batch<'a>> {
     let mut batch = comm.communicator.batch();
     for (number, transfer) in transfers.iter().enumerate() {
         // SAFETY: the caller's promise.
-        batch = unsafe { add(batch, number, transfer) }?;
+        batch = unsafe { add(batch, transfer) }.map_err(|failure| failure.in_part(number))?;
     }
-    Ok(batch.run()?)
+    Ok(batch)
 }
 
 /// # Safety
-/// As [`run`].
-unsafe fn add<'a>(batch: Batch<'a>, number: usize, transfer: &Transfer) -> Outcome<Batch<'a>> {
-    let Transfer { kind, peer, buffer, count, .. } = *transfer;
-    let data_type: DataType = checked::data_type(transfer.data_type)?;
+/// As [`batch`].
+unsafe fn add<'a>(batch: Batch<'a>, transfer: &Transfer) -> Outcome<Batch<'a>> {
+    let Transfer { kind, peer, buffer, count, data_type } = *transfer;
+    let message = message(buffer, count, data_type, 0)?;
     let peer = checked::number("the other rank", peer)?;
-    if buffer.is_null() && count > 0 {
-        return Err(usage(format!("transfer {number} has {count} elements, but its buffer is NULL")));
-    }
-    let bytes = count.checked_mul(data_type.size()).ok_or_else(|| {
-        usage(format!("transfer {number}: {count} elements are more than can be addressed"))
-    })?;
     match kind {
         // SAFETY: the caller's promise.
-        SEND => Ok(unsafe { batch.send_raw(buffer.cast(), bytes, data_type, peer) }),
+        SEND => Ok(unsafe { batch.send_message(message, peer) }),
         // SAFETY: the caller's promise.
-        RECV => Ok(unsafe { batch.recv_raw(buffer.cast(), bytes, data_type, peer) }),
-        _ => Err(usage(format!("transfer {number} is of kind {kind}; use KOLO_SEND or KOLO_RECV"))),
+        RECV => Ok(unsafe { batch.recv_message(message, peer) }),
+        _ => Err(usage(format!("it is of kind {kind}; use KOLO_SEND or KOLO_RECV"))),
     }
 }

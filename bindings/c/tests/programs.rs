@@ -29,6 +29,11 @@ fn communicators_messages_and_memory() {
 }
 
 #[test]
+fn tags_sources_and_started_messages() {
+    in_both_ways("messages", 3, &[&[], &["tcp"]]);
+}
+
+#[test]
 fn wrong_arguments() {
     in_both_ways("usage", 1, &[&[]]);
 }
@@ -50,7 +55,7 @@ fn under_the_sanitizer() {
         println!("skipped: '{cc}' has no address sanitizer that works here");
         return;
     }
-    for (name, ranks) in [("usage", 1), ("communicators", 3), ("collectives", 3)] {
+    for (name, ranks) in [("usage", 1), ("communicators", 3), ("collectives", 3), ("messages", 3)] {
         run_ranks(&program(&cc, name, Link::Sanitized, folder.path()), ranks, &[]);
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kolo_collectives::model::{LinkClass, Model};
+use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions};
 use kolo_transport::shm::{ShmEndpoint, ShmOptions};
 use kolo_transport::tcp::{Congestion, TcpEndpoint, TcpOptions};
 use kolo_transport::{Endpoint, Reach};
@@ -107,7 +108,7 @@ pub(crate) fn connect(
             .iter()
             .map(|c| {
                 let address = match &c.endpoint {
-                    Ok(endpoint) => Ok(endpoint.address().to_vec()),
+                    Ok(endpoint) => Ok(endpoint.as_endpoint().address().to_vec()),
                     Err(because) => Err(because.clone()),
                 };
                 (c.kind.name().to_owned(), address)
@@ -129,7 +130,28 @@ pub(crate) fn connect(
         .map_err(|error| broken(rank, &error))?;
     check_agreement(rank, &cards)?;
     let hosts = host_indices(&cards);
-    let routes = choose_routes(rank, &mut candidates, &cards)?;
+    let mut routes = Vec::new();
+    for peer in (0..members.len() as u32).filter(|peer| *peer != rank) {
+        routes.push(choose_route(rank, peer, &mut candidates, &cards[peer as usize], Vec::new())?);
+    }
+    let rdma = TransportKind::Rdma.name();
+    let has_rdma =
+        |card: &Card| card.transports.iter().any(|(name, address)| name == rdma && address.is_ok());
+    if cards.iter().filter(|card| has_rdma(card)).count() > 1 {
+        let key = ExchangeKey { communicator: id, round: 1 };
+        let failed = try_paths(rank, &mut candidates, &routes, deadline);
+        let blob = postcard::to_stdvec(&failed).map_err(|error| broken(rank, &error))?;
+        let blobs = world.control.exchange(key, &members, blob, deadline)?;
+        let failed = failed_paths(rank, &blobs).map_err(|error| broken(rank, &error))?;
+        for route in &mut routes {
+            if let Some(why) = failed.get(&route.peer) {
+                let mut declined = std::mem::take(&mut route.declined);
+                declined.push((rdma.to_owned(), why.clone()));
+                let card = &cards[route.peer as usize];
+                *route = choose_route(rank, route.peer, &mut candidates, card, declined)?;
+            }
+        }
+    }
     let policy = policy(&hosts, &cards, &config);
     let mut flat = None;
     let mut endpoints: Vec<Box<dyn Endpoint>> = Vec::new();
@@ -149,6 +171,10 @@ pub(crate) fn connect(
                 }
                 endpoint
             }
+            Opened::Rdma(mut endpoint) => {
+                establish(&mut *endpoint, rank, deadline)?;
+                endpoint
+            }
             Opened::Tcp(mut endpoint) => {
                 establish(&mut *endpoint, rank, deadline)?;
                 endpoint
@@ -162,12 +188,12 @@ pub(crate) fn connect(
     let links = Links::new(endpoints, via);
     // The numbering of channels must be the same on all ranks, whichever transports each has in the end.
     let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
-    let engine = Engine::new(rank, links, channels);
+    let engine = Engine::new(rank, links, channels, config.unexpected_bytes);
     let model = model_for(&hosts, &cards);
     let planner = Planner::new(rank, Arc::clone(&hosts), model, &config, engine.channels_per_operation())?;
     let canonical = config.determinism == Determinism::Canonical;
     let tiny = flat
-        .filter(|_| config.tiny_bytes > 0 && config.algorithms.is_empty())
+        .filter(|_| config.tiny_bytes != Some(0) && config.algorithms.is_empty())
         .map(|flat| Tiny::new(flat, rank, members.len() as u32, config.tiny_bytes, canonical));
     let core = Core {
         engine,
@@ -198,31 +224,30 @@ struct Candidate {
 
 impl Candidate {
     fn channels_max(&self) -> Option<u16> {
-        let caps = match self.endpoint.as_ref().ok()? {
-            Opened::Shm(endpoint) => endpoint.caps(),
-            Opened::Tcp(endpoint) => endpoint.caps(),
-        };
-        Some(caps.channels_max)
+        Some(self.endpoint.as_ref().ok()?.as_endpoint().caps().channels_max)
     }
 }
 
 enum Opened {
     Shm(Box<ShmEndpoint>),
+    Rdma(Box<RdmaEndpoint>),
     Tcp(Box<TcpEndpoint>),
 }
 
 impl Opened {
-    fn address(&self) -> &[u8] {
+    fn as_endpoint(&self) -> &dyn Endpoint {
         match self {
-            Self::Shm(endpoint) => endpoint.address(),
-            Self::Tcp(endpoint) => endpoint.address(),
+            Self::Shm(endpoint) => &**endpoint,
+            Self::Rdma(endpoint) => &**endpoint,
+            Self::Tcp(endpoint) => &**endpoint,
         }
     }
 
-    fn introduce(&mut self, peer: u32, address: &[u8]) -> Result<Reach, kolo_transport::Error> {
+    fn as_endpoint_mut(&mut self) -> &mut dyn Endpoint {
         match self {
-            Self::Shm(endpoint) => endpoint.introduce(peer, address),
-            Self::Tcp(endpoint) => endpoint.introduce(peer, address),
+            Self::Shm(endpoint) => &mut **endpoint,
+            Self::Rdma(endpoint) => &mut **endpoint,
+            Self::Tcp(endpoint) => &mut **endpoint,
         }
     }
 }
@@ -235,80 +260,138 @@ fn open_endpoints(control: &Control, rank: u32, members: &[u32], config: &Config
     };
     let open = |kind| match kind {
         TransportKind::Shm => {
-            let info = control.peer_info();
-            let own = info[control.rank() as usize].host_key;
-            let local = members.iter().filter(|rank| info[**rank as usize].host_key == own).count();
-            let options = ShmOptions {
-                oversubscribed: local > usable_processors(),
-                host_key: config.host_id.clone(),
-                ..ShmOptions::default()
-            };
+            let options = ShmOptions { host_key: config.host_id.clone(), ..ShmOptions::default() };
             ShmEndpoint::new(rank, world_size, options).map(|endpoint| Opened::Shm(Box::new(endpoint)))
         }
+        TransportKind::Rdma => {
+            let options = rdma_options(control, config);
+            RdmaEndpoint::new(rank, world_size, options).map(|endpoint| Opened::Rdma(Box::new(endpoint)))
+        }
         TransportKind::Tcp => {
-            let options = TcpOptions {
-                cookie: control.job_cookie(),
-                interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),
-                congestion: match config.socket_congestion.as_deref() {
-                    None => Congestion::Auto,
-                    Some("system") => Congestion::System,
-                    Some(name) => Congestion::Named(name.to_owned()),
-                },
-                ..TcpOptions::default()
-            };
+            let options = tcp_options(control, config);
             TcpEndpoint::new(rank, world_size, options).map(|endpoint| Opened::Tcp(Box::new(endpoint)))
         }
     };
+    let info = control.peer_info();
+    let own = info[control.rank() as usize].host_key;
+    let one_host =
+        config.host_id.is_none() && members.iter().all(|rank| info[*rank as usize].host_key == own);
     kinds
         .into_iter()
-        .map(|kind| Candidate { kind, endpoint: open(kind).map_err(|error| error.to_string()) })
+        .map(|kind| {
+            // Adapters are not troubled for what shared memory will carry.
+            let idle = kind == TransportKind::Rdma && one_host && config.transports == Transports::Auto;
+            let endpoint = match idle {
+                true => Err("all ranks are on one host".to_owned()),
+                false => open(kind).map_err(|error| error.to_string()),
+            };
+            Candidate { kind, endpoint }
+        })
         .collect()
 }
 
-/// For each peer the first transport that both ends have and that reaches it. Both ends decide by the same facts.
-fn choose_routes(rank: u32, candidates: &mut [Candidate], cards: &[Card]) -> Result<Vec<Route>> {
-    let mut routes = Vec::new();
-    for (peer, card) in cards.iter().enumerate() {
-        let peer = peer as u32;
-        if peer == rank {
+fn tcp_options(control: &Control, config: &Config) -> TcpOptions {
+    TcpOptions {
+        cookie: control.job_cookie(),
+        interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),
+        congestion: match config.socket_congestion.as_deref() {
+            None => Congestion::Auto,
+            Some("system") => Congestion::System,
+            Some(name) => Congestion::Named(name.to_owned()),
+        },
+        ..TcpOptions::default()
+    }
+}
+
+fn rdma_options(control: &Control, config: &Config) -> RdmaOptions {
+    RdmaOptions {
+        library: config.ib_library.as_ref().map(Into::into),
+        adapters: config.ib_adapters.clone(),
+        gid_index: config.ib_gid_index,
+        traffic_class: config.ib_traffic_class,
+        service_level: config.ib_service_level,
+        queue_pairs: config.ib_queue_pairs,
+        keep: config.ib_cache,
+        side: tcp_options(control, config),
+        ..RdmaOptions::default()
+    }
+}
+
+/// The first transport that both ends have and that reaches the peer, of those not declined already. Both ends
+/// decide by the same facts.
+fn choose_route(
+    rank: u32,
+    peer: u32,
+    candidates: &mut [Candidate],
+    card: &Card,
+    mut declined: Vec<(String, String)>,
+) -> Result<Route> {
+    for candidate in candidates {
+        let name = candidate.kind.name();
+        if declined.iter().any(|(other, _)| other == name) {
             continue;
         }
-        let mut declined = Vec::new();
-        let mut chosen = None;
-        for candidate in candidates.iter_mut() {
-            let name = candidate.kind.name();
-            let theirs =
-                card.transports.iter().find(|(theirs, _)| theirs == name).map(|(_, address)| address);
-            let reach = match (&mut candidate.endpoint, theirs) {
-                (Err(because), _) => Reach::No { because: because.clone() },
-                (_, None) => Reach::No { because: format!("rank {peer} does not use it") },
-                (_, Some(Err(because))) => Reach::No { because: format!("rank {peer} has none: {because}") },
-                (Ok(endpoint), Some(Ok(address))) => {
-                    endpoint.introduce(peer, address).map_err(|source| Error::Transport {
-                        context: Context { rank, ..Context::default() },
-                        source: Box::new(source),
-                    })?
-                }
-            };
-            match reach {
-                Reach::Yes { how } => {
-                    chosen = Some((name, how));
-                    break;
-                }
-                Reach::No { because } => declined.push((name.to_owned(), because)),
+        let theirs = card.transports.iter().find(|(theirs, _)| theirs == name).map(|(_, address)| address);
+        let reach = match (&mut candidate.endpoint, theirs) {
+            (Err(because), _) => Reach::No { because: because.clone() },
+            (_, None) => Reach::No { because: format!("rank {peer} does not use it") },
+            (_, Some(Err(because))) => Reach::No { because: format!("rank {peer} has none: {because}") },
+            (Ok(endpoint), Some(Ok(address))) => {
+                endpoint.as_endpoint_mut().introduce(peer, address).map_err(|source| Error::Transport {
+                    context: Context { rank, ..Context::default() },
+                    source: Box::new(source),
+                })?
+            }
+        };
+        match reach {
+            Reach::Yes { how } => return Ok(Route { peer, transport: name, how, declined }),
+            Reach::No { because } => declined.push((name.to_owned(), because)),
+        }
+    }
+    let reasons: Vec<String> = declined.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+    Err(Error::Join {
+        rank: Some(rank),
+        problem: format!("no transport reaches rank {peer} ({})", reasons.join("; ")),
+        remedy: "Allow more of them with KOLO_TRANSPORT=auto, or mend the reason given".to_owned(),
+    })
+}
+
+/// Sends a message each way over every RDMA path before anything relies on it. Those that do not carry it, by peer.
+fn try_paths(
+    rank: u32,
+    candidates: &mut [Candidate],
+    routes: &[Route],
+    deadline: Instant,
+) -> Vec<(u32, String)> {
+    let kind = TransportKind::Rdma;
+    let peers: Vec<u32> =
+        routes.iter().filter(|route| route.transport == kind.name()).map(|route| route.peer).collect();
+    let endpoint = candidates.iter_mut().find_map(|candidate| match &mut candidate.endpoint {
+        Ok(Opened::Rdma(endpoint)) => Some(endpoint),
+        _ => None,
+    });
+    let Some(endpoint) = endpoint.filter(|_| !peers.is_empty()) else { return Vec::new() };
+    tracing::debug!(rank, ?peers, "trying RDMA paths");
+    endpoint.try_paths(&peers, deadline).into_iter().map(|(peer, error)| (peer, error.detail)).collect()
+}
+
+/// The peers of this rank that it, or they, could not reach.
+fn failed_paths(
+    rank: u32,
+    blobs: &[impl AsRef<[u8]>],
+) -> std::result::Result<HashMap<u32, String>, postcard::Error> {
+    let mut failed = HashMap::new();
+    for (from, blob) in blobs.iter().enumerate() {
+        let list: Vec<(u32, String)> = postcard::from_bytes(blob.as_ref())?;
+        for (peer, why) in list {
+            if from as u32 == rank {
+                failed.insert(peer, why);
+            } else if peer == rank {
+                failed.entry(from as u32).or_insert_with(|| format!("rank {from} says: {why}"));
             }
         }
-        let Some((transport, how)) = chosen else {
-            let reasons: Vec<String> = declined.iter().map(|(name, why)| format!("{name}: {why}")).collect();
-            return Err(Error::Join {
-                rank: Some(rank),
-                problem: format!("no transport reaches rank {peer} ({})", reasons.join("; ")),
-                remedy: "Allow more of them with KOLO_TRANSPORT=auto, or mend the reason given".to_owned(),
-            });
-        };
-        routes.push(Route { peer, transport, how, declined });
     }
-    Ok(routes)
+    Ok(failed)
 }
 
 fn establish(endpoint: &mut dyn Endpoint, rank: u32, deadline: Instant) -> Result<()> {
@@ -360,8 +443,14 @@ fn model_for(hosts: &[u32], cards: &[Card]) -> Model {
         card.transports.iter().any(|(name, address)| name == TransportKind::Shm.name() && address.is_ok())
     };
     let oversubscription = (ranks as f64 / processors as f64).max(1.0);
-    let mut model = Model { oversubscription, ..Model::TCP };
-    if !cards.iter().all(has_shm) {
+    let has_rdma = |card: &Card| {
+        card.transports.iter().any(|(name, address)| name == TransportKind::Rdma.name() && address.is_ok())
+    };
+    let rdma = cards.iter().all(has_rdma);
+    let mut model = Model { oversubscription, ..if rdma { Model::RDMA } else { Model::TCP } };
+    if rdma && !cards.iter().all(has_shm) {
+        model.intra = LinkClass::RDMA;
+    } else if !cards.iter().all(has_shm) {
         model.intra = LOOPBACK_TCP;
         model.memory_bytes_per_second = LOOPBACK_KERNEL_BYTES_PER_SECOND;
     }
@@ -380,7 +469,7 @@ const LOOPBACK_KERNEL_BYTES_PER_SECOND: f64 = 18e9;
 /// Settings that decide which messages are exchanged.
 fn agreed(config: &Config) -> String {
     format!(
-        "KOLO_ALGO={} KOLO_DETERMINISM={:?} KOLO_SEGMENT_BYTES={:?} KOLO_WINDOW={:?} KOLO_TINY_BYTES={} \
+        "KOLO_ALGO={} KOLO_DETERMINISM={:?} KOLO_SEGMENT_BYTES={:?} KOLO_WINDOW={:?} KOLO_TINY_BYTES={:?} \
          KOLO_TRANSPORT={:?}",
         config.algorithms,
         config.determinism,

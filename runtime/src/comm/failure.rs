@@ -1,16 +1,15 @@
 //! From what the transports and the control plane report to the error a caller gets, the same on every rank.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::time::{Duration, Instant};
 
 use kolo_transport::ErrorKind;
 
 use super::shared::{Core, Shared};
 use super::waited::Waited;
-use crate::call;
+use crate::call::{self, Summary};
 use crate::control::{AbortCause, AbortKind, Past, Status};
 use crate::error::{Context, Error, Result};
-use crate::recorder::Record;
 use crate::types::DataType;
 use crate::wait;
 
@@ -76,6 +75,14 @@ impl Poison {
             Self::Aborted { by, reason } => AbortCause::new(*by, AbortKind::User, reason),
             Self::Transport(error) => AbortCause::new(rank, AbortKind::User, error.to_string()),
         }
+    }
+}
+
+/// The caller's tag of a point-to-point message, for texts.
+fn tagged(tag: u64) -> String {
+    match crate::engine::label(tag) {
+        0 => String::new(),
+        label => format!(" with tag {label}"),
     }
 }
 
@@ -171,7 +178,7 @@ impl Shared {
                 let theirs = reason.strip_prefix(&called_by(by)).unwrap_or(&reason).to_owned();
                 Poison::Mismatch { peer: by, theirs, ours: String::new(), sequence }
             }
-            AbortKind::Mismatch => match core.recorder.find(sequence).map(|own| own.summary.to_string()) {
+            AbortKind::Mismatch => match core.recorder.find(sequence).map(|own| own.to_string()) {
                 Some(ours) if ours != operation => {
                     Poison::Mismatch { peer: by, theirs: operation, ours, sequence }
                 }
@@ -189,7 +196,7 @@ impl Shared {
             let expected = expected_len.unwrap_or_default();
             format!("{ours} with a message of {} bytes where {expected} were expected", met.len)
         } else if let Some(data_type) = self.transfer_type(met.tag) {
-            format!("send of {} bytes of {data_type}", met.len)
+            format!("send of {} bytes of {data_type}{}", met.len, tagged(met.tag))
         } else {
             // The peer's control thread answers even while the peer waits; it may also have failed first, and left.
             match self.membership.ask(peer, Duration::from_millis(500)) {
@@ -210,25 +217,28 @@ impl Shared {
     fn own_call(&self, tag: Option<u64>, len: Option<u64>, waited: Waited) -> (u64, String) {
         let core = self.core();
         let is_it =
-            |record: &&Record| tag == Some(call::tag(self.id, record.sequence, record.summary.signature()));
-        if let Some(record) = core.recorder.iter().find(is_it) {
-            return (record.sequence, record.summary.to_string());
+            |(sequence, own): &(u64, Summary)| tag == Some(call::tag(self.id, *sequence, own.signature()));
+        if let Some((sequence, own)) = core.recorder.calls().find(is_it) {
+            return (sequence, own.to_string());
         }
         match (tag.and_then(|tag| self.transfer_type(tag)), len) {
-            (Some(data_type), Some(len)) => (0, format!("recv of {len} bytes of {data_type}")),
+            (Some(data_type), Some(len)) => {
+                let tagged = tag.map_or_else(String::new, tagged);
+                (0, format!("recv of {len} bytes of {data_type}{tagged}"))
+            }
             _ => (waited.sequence, waited.to_string()),
         }
     }
 
     fn transfer_type(&self, tag: u64) -> Option<DataType> {
-        DataType::ALL.into_iter().find(|data_type| call::transfer_tag(self.id, *data_type) == tag)
+        DataType::ALL.into_iter().find(|data_type| call::transfer_tag(self.id, *data_type, tag as u32) == tag)
     }
 
     /// The first call that differs between this rank and a peer, of those that both remember.
     fn first_difference(&self, peer: u32, status: &Status) -> Option<Poison> {
         let core = self.core();
         status.recent.iter().find_map(|theirs| {
-            let ours = core.recorder.find(theirs.sequence)?.summary;
+            let ours = core.recorder.find(theirs.sequence)?;
             (ours.signature() != theirs.signature).then(|| Poison::Mismatch {
                 peer,
                 theirs: theirs.description.clone(),
@@ -272,6 +282,17 @@ impl Shared {
                     waiting_for.push((peer, self.standing(peer, status.as_ref())));
                     break;
                 }
+            }
+        }
+        if waited.summary.is_none() {
+            let core = self.core();
+            for (peer, standing) in &mut waiting_for {
+                let Some((tag, len, max)) = core.engine.stands_before(*peer) else { continue };
+                let _ = write!(
+                    standing,
+                    "; before it stands a message of {len} bytes with tag {tag}, which nobody receives and for which \
+                     KOLO_UNEXPECTED_BYTES={max} has no room"
+                );
             }
         }
         if self.membership.abort_flag().is_raised() {

@@ -1,18 +1,24 @@
 //! Communicators: the public face of the runtime.
 
+mod batch;
 mod collectives;
 mod create;
 mod failure;
 mod helper;
 mod irregular;
+mod messages;
 mod point_to_point;
 mod raw;
 mod run;
 mod scope;
+mod scope_messages;
 mod shared;
 mod start;
+mod start_irregular;
+mod start_messages;
 mod subset;
 mod tiny;
+mod typed;
 mod waited;
 mod watch;
 
@@ -21,8 +27,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+pub use batch::Batch;
 pub use create::Builder;
-pub use point_to_point::Batch;
+pub use messages::RawMessage;
 pub(crate) use run::Ticket;
 pub use scope::Scope;
 pub(crate) use shared::Shared;
@@ -33,7 +40,7 @@ use crate::call::{Call, RawCall};
 use crate::config::Config;
 use crate::control::PeerInfo;
 use crate::engine::Route;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::recorder::Record;
 
 /// A group of ranks that communicate.
@@ -158,13 +165,22 @@ impl Communicator {
     pub fn explain(&self, call: &RawCall) -> Result<String> {
         let call = Call::check(call, self.rank(), self.world_size())?;
         let core = self.shared.core();
-        if let Some(bytes) = core.tiny.as_ref().and_then(|tiny| tiny.serves(&call)) {
+        if let Some((bytes, exchanges)) = core.tiny.as_ref().and_then(|tiny| tiny.shape(&call)) {
+            let how_often = if exchanges == 1 { "one exchange" } else { &format!("{exchanges} exchanges") };
+            let limit = core.tiny.as_ref().map_or(0, |tiny| tiny.bytes_max(call.collective));
             return Ok(format!(
-                "tiny: one exchange of {bytes} bytes per rank over shared memory (up to KOLO_TINY_BYTES = {})",
-                self.shared.config.tiny_bytes
+                "tiny: {bytes} bytes per rank in {how_often} over shared memory (up to {limit} bytes; KOLO_TINY_BYTES)"
             ));
         }
         core.planner.explain(&call).map(|choice| describe(&choice))
+    }
+
+    /// Why the communicator cannot be used any more, if that is so: the error that its next call would give. For programs
+    /// that are not inside a call and want to hear of a failure elsewhere. Moves nothing; returns within a second, and at
+    /// once while all is well.
+    #[must_use]
+    pub fn error(&self) -> Option<Error> {
+        self.shared.standing_error()
     }
 
     /// Gives up: every call in progress on any rank, and every later one, fails with `reason`. Returns at once.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Communicator, Ticket};
-use crate::call::{Call, RawCall};
+use crate::call::{Call, RawCall, RawCallV};
 use crate::error::Result;
 use crate::work::Work;
 
@@ -32,7 +32,7 @@ impl Communicator {
     pub unsafe fn call_raw_within(&self, call: &RawCall, limit: Duration) -> Result<()> {
         let call = Call::check(call, self.rank(), self.world_size())?;
         // SAFETY: the caller's promise.
-        unsafe { self.shared.run(&call, limit) }
+        unsafe { self.shared.run_within(&call, limit) }
     }
 
     /// Starts a collective on raw memory.
@@ -60,6 +60,33 @@ impl Communicator {
         let call = Call::check(call, self.rank(), self.world_size())?;
         // SAFETY: the caller's promise.
         let ticket = unsafe { self.shared.start(&call, Some(Box::new(owner))) }?;
+        Ok(self.work(ticket))
+    }
+
+    /// Runs a collective with blocks of unequal length on raw memory and blocks until it is done.
+    ///
+    /// # Errors
+    /// As [`Communicator::call_raw`].
+    ///
+    /// # Safety
+    /// As [`Communicator::call_raw`], for the lengths that the counts add up to; input and output do not overlap.
+    pub unsafe fn call_raw_v(&self, call: &RawCallV<'_>) -> Result<()> {
+        let call = self.uneven_call(call)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.shared.run(&call) }
+    }
+
+    /// Starts a collective with blocks of unequal length on raw memory. The counts are copied.
+    ///
+    /// # Errors
+    /// As [`Communicator::call_raw`].
+    ///
+    /// # Safety
+    /// As [`Communicator::call_raw_v`], until what [`Communicator::start_raw`] says.
+    pub unsafe fn start_raw_v(&self, call: &RawCallV<'_>) -> Result<Work<()>> {
+        let call = self.uneven_call(call)?;
+        // SAFETY: the caller's promise.
+        let ticket = unsafe { self.shared.start(&call, Some(Box::new(()))) }?;
         Ok(self.work(ticket))
     }
 

@@ -18,6 +18,10 @@ use crate::error::{Error, Result};
 use crate::reduce::{Combine, kernel};
 use crate::types::ReduceOp;
 
+/// Polls of a tiny exchange before the wait is watched, where spinning is wanted: about a microsecond, which is what most
+/// exchanges take.
+const POLLS_FIRST: u32 = 64;
+
 /// An asynchronous operation that was started.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket {
@@ -29,29 +33,36 @@ pub(crate) struct Ticket {
 unsafe fn combine_nothing(_: *mut u8, _: *const u8, _: *const u8, _: usize) {}
 
 impl Shared {
+    /// Runs a call and waits for it, as long as the settings say.
+    ///
+    /// # Safety
+    /// As [`Shared::run_within`].
+    pub(crate) unsafe fn run(&self, call: &Call) -> Result<()> {
+        // SAFETY: handed on.
+        unsafe { self.run_within(call, self.config.timeout) }
+    }
+
     /// Runs a call and waits for it, at most for `limit`.
     ///
     /// # Safety
     /// The buffers of the call are valid and not touched by anybody else until this returns.
-    pub(crate) unsafe fn run(&self, call: &Call, limit: Duration) -> Result<()> {
+    pub(crate) unsafe fn run_within(&self, call: &Call, limit: Duration) -> Result<()> {
         let summary = call.summary(false);
         let mut core = self.core();
         let (waited, tag) = self.begin(&mut core, summary)?;
-        let tiny = core.tiny.as_ref().and_then(|tiny| tiny.serves(call));
-        let result = match tiny {
+        let result = if core.tiny.as_ref().is_some_and(|tiny| tiny.serves(call)) {
             // SAFETY: handed on.
-            Some(bytes) => unsafe { self.run_tiny(core, call, bytes, tag, (waited, limit)) },
-            None => {
-                // SAFETY: handed on.
-                match unsafe { self.launch(&mut core, call, tag, Mode::Blocking, None) } {
-                    Ok(id) => self.wait_for(core, id, waited, limit).map(|mut core| {
-                        core.engine.finish(id);
-                        core
-                    }),
-                    Err(error) => {
-                        drop(core);
-                        Err(error)
-                    }
+            unsafe { self.run_tiny(core, call, tag, (waited, limit)) }
+        } else {
+            // SAFETY: handed on.
+            match unsafe { self.launch(&mut core, call, tag, Mode::Blocking, None) } {
+                Ok(id) => self.wait_for(core, id, waited, limit).map(|mut core| {
+                    core.engine.finish(id);
+                    core
+                }),
+                Err(error) => {
+                    drop(core);
+                    Err(error)
                 }
             }
         };
@@ -99,42 +110,40 @@ impl Shared {
     }
 
     pub(crate) fn end(&self, core: &mut Core, waited: Waited) {
-        core.recorder.end(waited.sequence);
-        self.membership.board().finish(waited.sequence);
+        // Messages are not numbered among the collectives.
+        if waited.summary.is_some() {
+            core.recorder.end(waited.sequence);
+            self.membership.board().finish(waited.sequence);
+        }
     }
 
     unsafe fn run_tiny<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
         call: &Call,
-        bytes: usize,
         tag: u64,
         (waited, limit): (Waited, Duration),
     ) -> Result<MutexGuard<'a, Core>> {
         let combine = self.combine(call)?;
         let mut watch: Option<(Attended<'_>, Watch<'_>)> = None;
-        if let Some(tiny) = &mut core.tiny {
-            tiny.enqueue(waited.sequence);
-        }
-        let mut published = false;
+        let mut polls = if self.policy.spin.is_zero() { 0 } else { POLLS_FIRST };
+        let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
+        let mut passage = tiny.enter(call, combine, tag);
         loop {
             let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
-            if !published && tiny.is_turn_of(waited.sequence) {
-                // SAFETY: handed on.
-                unsafe { tiny.publish(call, bytes, tag) };
-                published = true;
-            }
-            match if published { tiny.poll() } else { Ok(false) } {
-                Ok(true) => {
-                    // SAFETY: handed on; all have published.
-                    unsafe { tiny.finish(call, bytes, combine) };
-                    return Ok(core);
-                }
+            // SAFETY: handed on.
+            match unsafe { tiny.advance(&mut passage) } {
+                Ok(true) => return Ok(core),
                 Ok(false) => {}
                 Err(mismatch) => {
                     drop(core);
                     return Err(self.tiny_mismatch(mismatch, waited));
                 }
+            }
+            if polls > 0 && !self.is_wanted() && core.engine.outstanding() == 0 {
+                polls -= 1;
+                std::hint::spin_loop();
+                continue;
             }
             // Somebody may be waiting for an earlier operation of ours before coming here.
             let moved = core.engine.outstanding() > 0 && core.engine.turn();
@@ -146,7 +155,7 @@ impl Shared {
     }
 
     fn tiny_mismatch(&self, found: FlatMismatch, waited: Waited) -> Error {
-        let met = Meeting { tag: found.tag, len: found.len as u64, expected: None };
+        let met = Meeting { tag: found.tag, len: 0, expected: None };
         let poison = self.mismatch(found.member as u32, met, waited);
         self.poison_with(poison);
         self.fail(waited)

@@ -165,6 +165,23 @@ impl Shared {
         Ok(())
     }
 
+    /// The error that the next call would give, once what was sent before has had its time.
+    pub(crate) fn standing_error(&self) -> Option<Error> {
+        const ASKED: Waited = Waited::other("");
+        let known = self.poison.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let core = self.core();
+        let poison = match (known, self.membership.abort_flag().cause()) {
+            (Some(poison), _) => poison,
+            (None, Some(cause)) => self.adopt(&core, &cause),
+            (None, None) => {
+                let failed = core.engine.failure().is_some();
+                drop(core);
+                return failed.then(|| self.fail(ASKED));
+            }
+        };
+        Some(poison.error(self.context(ASKED), self.rank))
+    }
+
     /// Drives until `id` is done. The engine no longer touches the caller's memory when this returns.
     pub(crate) fn wait_for<'a>(
         &'a self,

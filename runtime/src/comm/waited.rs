@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::call::Summary;
+use crate::types::DataType;
 
 /// What is being waited for.
 #[derive(Clone, Copy, Debug)]
@@ -19,8 +20,18 @@ pub(crate) struct Waited {
 pub(crate) struct Message {
     /// Its number among those of this rank, from 1; ranks need not agree on it.
     pub(crate) number: u64,
-    /// The other end and the bytes, if it is not a group.
-    pub(crate) single: Option<(u32, usize)>,
+    /// What it is, if it is not a group.
+    pub(crate) single: Option<Single>,
+}
+
+/// One send or receive.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Single {
+    /// The other end; `None` for a receive from any source.
+    pub(crate) peer: Option<u32>,
+    pub(crate) bytes: usize,
+    pub(crate) data_type: DataType,
+    pub(crate) tag: u32,
 }
 
 impl Waited {
@@ -43,9 +54,14 @@ impl fmt::Display for Waited {
             (Some(summary), _) => summary.fmt(f),
             (None, Some(Message { number, single })) => {
                 write!(f, "{} #{number}", self.label)?;
-                let Some((peer, bytes)) = single else { return Ok(()) };
+                let Some(Single { peer, bytes, data_type, tag }) = single else { return Ok(()) };
                 let way = if self.label == "send" { "to" } else { "from" };
-                write!(f, " of {bytes} bytes {way} rank {peer}")
+                write!(f, " of {bytes} bytes of {data_type} {way} ")?;
+                match peer {
+                    Some(peer) => write!(f, "rank {peer}"),
+                    None => f.write_str("any rank"),
+                }?;
+                if tag == 0 { Ok(()) } else { write!(f, " with tag {tag}") }
             }
             (None, None) => f.write_str(self.label),
         }

@@ -153,7 +153,10 @@ impl StatusBoard {
     /// An operation is finished.
     #[inline]
     pub fn finish(&self, sequence: u64) {
-        self.finished.fetch_max(sequence, Ordering::Relaxed);
+        // Only the executor writes, under its own lock: no need for a read-modify-write. Calls may end out of turn.
+        if sequence > self.finished.load(Ordering::Relaxed) {
+            self.finished.store(sequence, Ordering::Relaxed);
+        }
     }
 
     /// Sequence number of the operation started last.

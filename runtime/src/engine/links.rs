@@ -63,6 +63,40 @@ impl Links {
         unsafe { endpoint.post_recv(on, tag, dst, token) }
     }
 
+    /// # Safety
+    /// As [`Endpoint::post_recv_if`].
+    pub(crate) unsafe fn post_recv_if(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        dst: Sink<'_>,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        let endpoint = self.endpoint(on.peer)?;
+        // SAFETY: the caller's promise, handed on.
+        unsafe { endpoint.post_recv_if(on, tag, dst, token) }
+    }
+
+    pub(crate) fn watch(&mut self, on: Channel) -> Result<(), Error> {
+        self.endpoint(on.peer)?.watch(on)
+    }
+
+    pub(crate) fn unwatch(&mut self, on: Channel) {
+        if let Ok(endpoint) = self.endpoint(on.peer) {
+            endpoint.unwatch(on);
+        }
+    }
+
+    /// A transport that cannot tell messages apart before they are received, if there is one.
+    pub(crate) fn short_sighted(&self) -> Option<&'static str> {
+        self.endpoints.iter().find(|endpoint| !endpoint.looks_ahead()).map(|endpoint| endpoint.caps().name)
+    }
+
+    /// Number of ranks, this one included.
+    pub(crate) fn ranks(&self) -> usize {
+        self.via.len()
+    }
+
     pub(crate) fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         let mut moved = false;
         for endpoint in &mut self.endpoints {

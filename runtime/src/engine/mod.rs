@@ -5,14 +5,17 @@
 //! rest in equal *groups* of consecutive channels. Blocking calls use group 0, one after the other. The k-th asynchronous
 //! call uses group `1 + k mod (GROUPS - 1)`; a call whose group is busy is queued behind it.
 
+mod inbox;
 mod links;
 mod local;
+mod matching;
 mod memory;
 mod operation;
 #[cfg(test)]
 mod tests;
 mod token;
 mod transfers;
+mod unexpected;
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -21,12 +24,13 @@ use kolo_transport::{Armed, Error, ErrorKind, Event, ParkBy};
 
 pub(crate) use links::Links;
 pub use links::Route;
+pub(crate) use matching::label;
 pub(crate) use memory::Buffers;
 pub(crate) use operation::Job;
 use operation::Operation;
 pub(crate) use token::Kind;
 use token::{MOST_SLOTS, Name, TRANSFER};
-pub(crate) use transfers::TransferJob;
+pub(crate) use transfers::{ANY_SOURCE, TransferJob};
 use transfers::{TRANSFER_CHANNEL, Transfers};
 
 /// Channel groups per pair: one for blocking calls and three for asynchronous ones. Three in flight keep a link busy
@@ -81,8 +85,10 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// An engine that uses channels below `channels_max`, the same number on all ranks.
-    pub(crate) fn new(rank: u32, links: Links, channels_max: u16) -> Self {
+    /// An engine that uses channels below `channels_max`, the same number on all ranks, and takes in messages that
+    /// nobody has asked for up to `unexpected_max` bytes.
+    pub(crate) fn new(rank: u32, links: Links, channels_max: u16, unexpected_max: usize) -> Self {
+        let transfers = Transfers::new(rank, links.ranks(), unexpected_max);
         Self {
             links,
             channels_max,
@@ -90,7 +96,7 @@ impl Engine {
             free: Vec::new(),
             groups: Default::default(),
             asynchronous_calls: 0,
-            transfers: Transfers::new(rank),
+            transfers,
             events: Vec::with_capacity(64),
             running: 0,
             failure: None,
@@ -171,11 +177,19 @@ impl Engine {
             match event {
                 Event::Done(token) => self.completed(Name::of(token)),
                 Event::Failed(_, error) => self.fail(error),
+                Event::Returned(token) => self.transfers.came_back(Name::of(token)),
+                Event::Waiting(envelope) => self.transfers.waits(envelope),
                 // A peer may leave whenever it likes; it matters to those who still expect something from it.
                 Event::Down { peer, cause } => tracing::debug!(peer, %cause, "connection closed"),
             }
         }
         self.events = events;
+        // Only now, since each event tells how things stood before anything else was posted.
+        if self.failure.is_none()
+            && let Err(error) = self.transfers.settle(&mut self.links)
+        {
+            self.fail(error);
+        }
         true
     }
 
@@ -248,6 +262,7 @@ impl Engine {
         self.failure.get_or_insert_with(|| cause.clone());
         self.links.abort(cause, &mut self.events);
         self.events.clear();
+        self.transfers.abort();
     }
 
     /// Ranks that something outstanding waits for.
@@ -259,8 +274,27 @@ impl Engine {
                 let slot = group.front().copied().unwrap_or(slot);
                 self.slots[slot as usize].operation.waiting_for()
             }
-            Id::Transfer { slot, .. } => vec![self.transfers.peer(slot)],
+            Id::Transfer { slot, .. } => self.transfers.waiting_for(slot),
         }
+    }
+
+    /// Where the message of a transfer that is done came from, or went to.
+    pub(crate) fn other_end(&self, id: Id) -> Option<u32> {
+        match id {
+            Id::Operation { .. } => None,
+            Id::Transfer { slot, .. } => Some(self.transfers.peer(slot)),
+        }
+    }
+
+    /// Tag and length of the message that stands before those of a rank that are waited for, and the bytes that may be
+    /// taken in at most.
+    pub(crate) fn stands_before(&self, peer: u32) -> Option<(u32, u64, usize)> {
+        self.transfers.stands_before(peer)
+    }
+
+    /// A transport by which messages cannot be received from any source, if there is one.
+    pub(crate) fn short_sighted(&self) -> Option<&'static str> {
+        self.links.short_sighted()
     }
 
     /// Bytes of staging held for operations.
@@ -303,9 +337,7 @@ impl Engine {
 
     fn completed(&mut self, name: Name) {
         if name.instance == TRANSFER {
-            if self.transfers.is_current(name.slot, name.generation) {
-                self.transfers.completed(name.slot);
-            }
+            self.transfers.done(name);
             return;
         }
         let entry = &mut self.slots[name.slot as usize];

@@ -167,7 +167,7 @@ fn engines(ranks: u32) -> Vec<Engine> {
         .map(|rank| {
             let endpoint: Box<dyn Endpoint> = Box::new(Memory::new(rank, Arc::clone(&queues)));
             let links = Links::new(vec![endpoint], (0..ranks).map(|peer| (peer != rank).then_some(0)));
-            Engine::new(rank, links, 64)
+            Engine::new(rank, links, 64, 1 << 20)
         })
         .collect()
 }

@@ -25,10 +25,27 @@ pub(crate) const MOST_SLOTS: usize = 65_000;
 
 const _: () = assert!(MOST_SLOTS <= u16::MAX as usize);
 
+/// The lane of a transfer that takes in a message before anybody asks for it.
+const STORE: u16 = 1;
+
 /// Marks point-to-point transfers; no operation has so many segments in flight.
 pub(crate) const TRANSFER: u8 = u8::MAX;
 
 impl Name {
+    /// The receive that takes in a message of `peer` before anybody asks for it; there is one at a time for each.
+    pub(crate) const fn of_store(peer: u32) -> Self {
+        let (slot, generation) = ((peer >> 16) as u16, peer as u16);
+        Self { slot, generation, instance: TRANSFER, lane: STORE, kind: Kind::Recv }
+    }
+
+    /// The peer, if it is such a receive.
+    pub(crate) const fn store(self) -> Option<u32> {
+        if self.instance == TRANSFER && self.lane == STORE {
+            return Some((self.slot as u32) << 16 | self.generation as u32);
+        }
+        None
+    }
+
     /// 16 bits slot, 16 generation, 8 instance, 16 lane, 8 kind.
     pub(crate) fn token(self) -> Token {
         Token(

@@ -1,18 +1,24 @@
-//! Point-to-point messages: `send` and `recv`, matched per pair in the order of the calls.
+//! Point-to-point messages: `send` and `recv`.
 //!
-//! All transfers between two ranks share one channel, so the i-th send to a rank meets its i-th receive. Messages to
-//! oneself never reach a transport: they are matched here, by the same rule.
+//! All transfers between two ranks share one channel. Which receive gets which message: see [`super::matching`].
+//! Messages to oneself never reach a transport: they are matched here, by the same rule.
 
 use std::any::Any;
 use std::collections::VecDeque;
 
-use kolo_transport::{Channel, Error, ErrorKind, Piece, Posted, Sink};
+use kolo_transport::{Channel, Error, ErrorKind, Piece, Posted};
 
+use super::inbox::Inbox;
 use super::links::Links;
+use super::matching::label;
 use super::token::{Kind, MOST_SLOTS, Name, TRANSFER};
+use super::unexpected::Allowance;
 
 /// The channel index that transfers use; operations use higher ones.
 pub(crate) const TRANSFER_CHANNEL: u16 = 0;
+
+/// In the place of a rank: a receive takes from whoever comes first.
+pub(crate) const ANY_SOURCE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -22,21 +28,32 @@ enum Phase {
 }
 
 #[derive(Debug)]
-struct Transfer {
+pub(super) struct Transfer {
     phase: Phase,
     generation: u16,
     forgotten: bool,
-    peer: u32,
-    tag: u64,
-    piece: Piece,
+    /// [`ANY_SOURCE`] until a receive from there has its message.
+    pub(super) peer: u32,
+    pub(super) tag: u64,
+    /// Counts the calls.
+    pub(super) order: u64,
+    pub(super) piece: Piece,
     keep: Option<Box<dyn Any + Send>>,
+}
+
+impl Transfer {
+    pub(super) const fn name(&self, slot: u16, kind: Kind) -> Name {
+        Name { slot, generation: self.generation, instance: TRANSFER, lane: 0, kind }
+    }
 }
 
 /// Where a message goes or comes from, and its memory.
 #[derive(Debug)]
 pub(crate) struct TransferJob {
     pub(crate) kind: Kind,
+    /// Or [`ANY_SOURCE`] for a receive.
     pub(crate) peer: u32,
+    /// The label, by which messages are matched, in the lower half; what must agree beside it in the upper.
     pub(crate) tag: u64,
     pub(crate) memory: Piece,
     pub(crate) keep: Option<Box<dyn Any + Send>>,
@@ -45,28 +62,46 @@ pub(crate) struct TransferJob {
 /// All transfers of a communicator.
 #[derive(Debug)]
 pub(crate) struct Transfers {
-    rank: u32,
+    pub(super) rank: u32,
     /// Boxed, so that the endpoints may keep pointers to the pieces.
     #[expect(clippy::vec_box, reason = "the addresses must stay when the vector grows")]
-    slots: Vec<Box<Transfer>>,
+    pub(super) slots: Vec<Box<Transfer>>,
     free: Vec<u16>,
-    sends_to_self: VecDeque<u16>,
-    recvs_from_self: VecDeque<u16>,
     active: usize,
+    calls: u64,
+    pub(super) sends_to_self: VecDeque<u16>,
+    /// By rank.
+    pub(super) inboxes: Vec<Inbox>,
+    /// Receives from any source, in the order of the calls.
+    pub(super) anyone: VecDeque<u16>,
+    /// The rank whose stream a receive from any source looks at first.
+    pub(super) next_source: u32,
+    /// Ranks whose inboxes are to be looked at.
+    pub(super) dirty: Vec<u32>,
+    pub(super) allowance: Allowance,
+    /// Whether a message could not be taken in for want of room.
+    pub(super) held_up: bool,
 }
 
 // SAFETY: as for operations: the memory of a transfer stays valid and untouched while it runs.
 unsafe impl Send for Transfers {}
 
 impl Transfers {
-    pub(crate) fn new(rank: u32) -> Self {
+    /// `unexpected_max` bounds the bytes of messages taken in before anybody asks for them.
+    pub(crate) fn new(rank: u32, ranks: usize, unexpected_max: usize) -> Self {
         Self {
             rank,
             slots: Vec::new(),
             free: Vec::new(),
-            sends_to_self: VecDeque::new(),
-            recvs_from_self: VecDeque::new(),
             active: 0,
+            calls: 0,
+            sends_to_self: VecDeque::new(),
+            inboxes: std::iter::repeat_with(Inbox::default).take(ranks.max(rank as usize + 1)).collect(),
+            anyone: VecDeque::new(),
+            next_source: 0,
+            dirty: Vec::new(),
+            allowance: Allowance::new(unexpected_max),
+            held_up: false,
         }
     }
 
@@ -97,6 +132,7 @@ impl Transfers {
                     forgotten: false,
                     peer: 0,
                     tag: 0,
+                    order: 0,
                     piece: Piece { ptr: std::ptr::null_mut(), len: 0 },
                     keep: None,
                 }));
@@ -108,33 +144,31 @@ impl Transfers {
         (transfer.phase, transfer.forgotten) = (Phase::Posted, false);
         (transfer.peer, transfer.tag, transfer.piece, transfer.keep) =
             (job.peer, job.tag, job.memory, job.keep);
-        let name =
-            Name { slot, generation: transfer.generation, instance: TRANSFER, lane: 0, kind: job.kind };
+        self.calls += 1;
+        transfer.order = self.calls;
+        let name = transfer.name(slot, job.kind);
         self.active += 1;
-        if job.peer == self.rank {
-            match job.kind {
-                Kind::Send => self.sends_to_self.push_back(slot),
-                Kind::Recv => self.recvs_from_self.push_back(slot),
+        match job.kind {
+            Kind::Recv => self.start_recv(slot, links)?,
+            Kind::Send if job.peer == self.rank => {
+                self.sends_to_self.push_back(slot);
+                self.match_self()?;
+                self.settle(links)?;
             }
-            self.match_self()?;
-            return Ok((slot, name.generation));
-        }
-        let on = Channel { peer: job.peer, index: TRANSFER_CHANNEL };
-        let pieces = std::slice::from_ref(&self.slots[slot as usize].piece);
-        let pieces = if job.memory.len == 0 { &pieces[..0] } else { pieces };
-        // SAFETY: the piece is boxed and not changed while posted; the memory is valid by the caller's promise.
-        let posted = unsafe {
-            match job.kind {
-                Kind::Send => links.post_send(on, job.tag, pieces, name.token()),
-                Kind::Recv => links.post_recv(on, job.tag, Sink::Place(pieces), name.token()),
+            Kind::Send => {
+                let on = Channel { peer: job.peer, index: TRANSFER_CHANNEL };
+                let pieces = pieces_of(&self.slots[slot as usize].piece);
+                // SAFETY: the piece is boxed and not changed while posted; the memory is valid by the caller's promise.
+                if unsafe { links.post_send(on, job.tag, pieces, name.token()) }? == Posted::Done {
+                    self.completed(slot);
+                }
             }
-        }?;
-        if posted == Posted::Done {
-            self.completed(slot);
         }
         Ok((slot, name.generation))
     }
 
+    /// A transfer is over.
+    #[inline]
     pub(crate) fn completed(&mut self, slot: u16) {
         let transfer = &mut self.slots[slot as usize];
         transfer.phase = Phase::Done;
@@ -173,27 +207,57 @@ impl Transfers {
         keep
     }
 
-    fn match_self(&mut self) -> Result<(), Error> {
-        while let (Some(send), Some(recv)) = (self.sends_to_self.front(), self.recvs_from_self.front()) {
-            let (send, recv) = (*send, *recv);
-            let (from, to) = (&self.slots[send as usize], &self.slots[recv as usize]);
-            if from.piece.len != to.piece.len || from.tag != to.tag {
-                let kind = ErrorKind::Mismatch {
-                    expected_tag: to.tag,
-                    tag: from.tag,
-                    expected_len: to.piece.len as u64,
-                    len: from.piece.len as u64,
-                };
-                return Err(Error::new(kind, "kolo", Some(self.rank), "a message to oneself does not fit"));
+    /// What came of a token of a transfer: nothing, if it is an earlier one's.
+    pub(crate) fn done(&mut self, name: Name) {
+        if let Some(peer) = name.store() {
+            self.stored(peer);
+        } else if self.is_current(name.slot, name.generation) {
+            match name.kind {
+                Kind::Send => self.completed(name.slot),
+                Kind::Recv => self.received(name.slot),
             }
-            // SAFETY: both are valid by the promise of `start`; a caller that sends from the memory it receives
-            // into at the same time gets the copy it asked for, hence `copy`.
-            unsafe { to.piece.ptr.copy_from(from.piece.ptr, from.piece.len) };
-            self.sends_to_self.pop_front();
-            self.recvs_from_self.pop_front();
-            self.completed(send);
-            self.completed(recv);
         }
-        Ok(())
     }
+
+    /// A receive came back from the transport.
+    pub(crate) fn came_back(&mut self, name: Name) {
+        if self.is_current(name.slot, name.generation) {
+            self.returned(name.slot);
+        }
+    }
+
+    /// Ranks of which one is to act before a transfer can be over.
+    pub(crate) fn waiting_for(&self, slot: u16) -> Vec<u32> {
+        match self.peer(slot) {
+            ANY_SOURCE => (0..self.inboxes.len() as u32).filter(|rank| *rank != self.rank).collect(),
+            peer => vec![peer],
+        }
+    }
+
+    /// Label and length of the message that stands before those of a rank that are waited for, and the bytes that may be
+    /// taken in at most.
+    pub(crate) fn stands_before(&self, peer: u32) -> Option<(u32, u64, usize)> {
+        let head = self.inboxes.get(peer as usize)?.head?;
+        Some((label(head.tag), head.len, self.allowance.max()))
+    }
+
+    /// Forgets what waits: the links have been aborted, and memory may go.
+    pub(crate) fn abort(&mut self) {
+        self.sends_to_self.clear();
+        self.anyone.clear();
+        self.dirty.clear();
+        self.inboxes.iter_mut().for_each(Inbox::clear);
+    }
+}
+
+/// The pieces of a message: none if it is empty.
+pub(super) fn pieces_of(piece: &Piece) -> &[Piece] {
+    let pieces = std::slice::from_ref(piece);
+    if piece.len == 0 { &pieces[..0] } else { pieces }
+}
+
+/// A message met a receive of another type or length.
+pub(super) fn misfit(peer: u32, expected_tag: u64, expected_len: usize, tag: u64, len: u64) -> Error {
+    let kind = ErrorKind::Mismatch { expected_tag, tag, expected_len: expected_len as u64, len };
+    Error::new(kind, "kolo", Some(peer), "a message does not fit the receive that it is for")
 }

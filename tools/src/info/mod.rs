@@ -100,7 +100,7 @@ fn collect(config: &Config, probe: bool) -> Report {
 
 /// Each transport, tried out between two ranks; and those that this build or machine does not have.
 fn transports(config: &Config, probe: bool) -> Vec<Transport> {
-    let mut transports: Vec<Transport> = TransportKind::ALL
+    TransportKind::ALL
         .into_iter()
         .map(|kind| {
             let (works, detail) = if probe {
@@ -113,17 +113,7 @@ fn transports(config: &Config, probe: bool) -> Vec<Transport> {
             };
             Transport { name: kind.name(), works, detail }
         })
-        .collect();
-    if TransportKind::ALL.iter().all(|kind| kind.name() != "rdma") {
-        let devices = entries("/sys/class/infiniband");
-        let found = if devices.is_empty() { "no devices here either".into() } else { devices.join(", ") };
-        transports.push(Transport {
-            name: "rdma",
-            works: Some(false),
-            detail: format!("not in this build; {found}"),
-        });
-    }
-    transports
+        .collect()
 }
 
 fn try_out(config: &Config, kind: TransportKind) -> Result<String> {

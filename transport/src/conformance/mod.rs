@@ -18,6 +18,7 @@
 mod allocator;
 mod failure;
 mod flow;
+mod look_ahead;
 mod message;
 mod messages;
 mod namespaces;
@@ -46,6 +47,11 @@ pub trait Subject: Sync {
         Duration::from_secs(30)
     }
 
+    /// Why it cannot be tested on this machine, if it cannot.
+    fn absent(&self) -> Option<String> {
+        None
+    }
+
     /// Cases that this transport need not pass, with the reason.
     fn exemptions(&self) -> &[(&'static str, &'static str)] {
         &[]
@@ -72,6 +78,9 @@ impl std::fmt::Debug for Case {
 /// # Panics
 /// If the promise is broken, or there is no such case.
 pub fn run(subject: &dyn Subject, name: &str) {
+    if let Some(why) = subject.absent() {
+        return skip(&why);
+    }
     if let Some((_, why)) = subject.exemptions().iter().find(|(exempt, _)| *exempt == name) {
         skip(why);
         return;
@@ -125,6 +134,15 @@ cases! {
         peer_lost_is_for_ever,
         done_sends_survive_their_sender,
     }
+    look_ahead {
+        receives_that_do_not_fit_come_back,
+        another_length_comes_back_too,
+        messages_can_be_matched_by_tag,
+        a_watched_message_is_told_and_stays,
+        a_watch_can_be_taken_back,
+        a_watch_keeps_the_owner_awake,
+        a_watch_outlives_its_peer,
+    }
     waiting {
         sleepers_wake_by_descriptor,
         sleepers_wake_by_word,
@@ -148,6 +166,9 @@ macro_rules! conformance {
             steady_state_does_not_allocate flushed_means_gone
             mismatched_tag mismatched_length abort_gives_all_memory_back abandon_concerns_one_peer
             peer_lost_in_the_middle peer_lost_is_for_ever done_sends_survive_their_sender
+            receives_that_do_not_fit_come_back another_length_comes_back_too messages_can_be_matched_by_tag
+            a_watched_message_is_told_and_stays a_watch_can_be_taken_back a_watch_keeps_the_owner_awake
+            a_watch_outlives_its_peer
             sleepers_wake_by_descriptor sleepers_wake_by_word sleepers_wake_for_room
             sleepers_wake_by_any_of_many_channels
             idle_ends_do_not_hold_up_sleep

@@ -12,6 +12,9 @@ use super::{Subject, skip};
 /// # Panics
 /// If a promise is broken in any process.
 pub fn across_namespaces(subject: &dyn Subject, test: &str) {
+    if let Some(why) = subject.absent() {
+        return skip(&why);
+    }
     if play_a_part(subject) {
         return;
     }

@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Instant;
 
-use super::Subject;
 use super::message::Shape;
 use super::pattern::Random;
 use super::world::World;
+use super::{Subject, skip};
 use crate::endpoint::Reach;
 use crate::error::ErrorKind;
 
@@ -37,6 +37,9 @@ pub(super) enum Scenario {
 /// # Panics
 /// If a promise is broken in any process.
 pub fn across_processes(subject: &dyn Subject, test: &str) {
+    if let Some(why) = subject.absent() {
+        return skip(&why);
+    }
     if play_a_part(subject) {
         return;
     }

@@ -116,6 +116,29 @@ impl Endpoint for Sabotaged {
         unsafe { self.inner.post_recv(on, tag, dst, token) }
     }
 
+    fn looks_ahead(&self) -> bool {
+        self.inner.looks_ahead()
+    }
+
+    unsafe fn post_recv_if(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        dst: Sink<'_>,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        // SAFETY: the caller's obligation, unchanged.
+        unsafe { self.inner.post_recv_if(on, tag, dst, token) }
+    }
+
+    fn watch(&mut self, on: Channel) -> Result<(), Error> {
+        self.inner.watch(on)
+    }
+
+    fn unwatch(&mut self, on: Channel) {
+        self.inner.unwatch(on);
+    }
+
     fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         self.polls = self.polls.wrapping_add(1);
         if let Fault::Slow(every) = self.fault
@@ -139,7 +162,7 @@ impl Endpoint for Sabotaged {
         while at < events.len() {
             let done = match events[at] {
                 Event::Done(token) => Some(token),
-                Event::Failed(..) | Event::Down { .. } => None,
+                Event::Failed(..) | Event::Returned(_) | Event::Waiting(_) | Event::Down { .. } => None,
             };
             match (self.fault, done) {
                 (Fault::TwiceDone(number), Some(token)) if self.count() == number => {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Subject;
 use super::message::{Memory, Shape};
-use crate::endpoint::{Channel, Endpoint, Event, Posted, Reach, Token};
+use crate::endpoint::{Channel, Endpoint, Envelope, Event, Posted, Reach, Token};
 use crate::error::{Error, ErrorKind};
 
 /// How an operation stands.
@@ -14,12 +14,15 @@ pub(super) enum Outcome {
     Pending,
     Done,
     Failed(Error),
+    /// It was posted on condition, and came back.
+    Returned,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Send,
     Recv,
+    RecvIf,
 }
 
 #[derive(Debug)]
@@ -37,6 +40,13 @@ struct Op {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket(usize);
 
+impl Ticket {
+    /// The one of the world's n-th post, from 0.
+    pub(super) const fn nth(n: usize) -> Self {
+        Self(n)
+    }
+}
+
 /// Added to tokens, so that a transport that takes them for small numbers is found out.
 const TOKEN_BASE: u64 = 0xfeed_0000_0000_0000;
 
@@ -47,6 +57,10 @@ pub(super) struct World {
     ops: Vec<Op>,
     /// (who says so, whom) in order.
     pub(super) downs: Vec<(u32, u32)>,
+    /// (who was told, what waits there) in order.
+    pub(super) waiting: Vec<(u32, Envelope)>,
+    /// What came back, in order.
+    pub(super) returned: Vec<Ticket>,
     events: Vec<Event>,
     pending: usize,
     deadline: Instant,
@@ -78,7 +92,16 @@ impl World {
     pub(super) fn new(subject: &dyn Subject, world_size: u32) -> Self {
         let ends = endpoints(subject, world_size).into_iter().map(Some).collect();
         let deadline = Instant::now() + subject.patience();
-        Self { ends, ops: Vec::new(), downs: Vec::new(), events: Vec::new(), pending: 0, deadline }
+        Self {
+            ends,
+            ops: Vec::new(),
+            downs: Vec::new(),
+            waiting: Vec::new(),
+            returned: Vec::new(),
+            events: Vec::new(),
+            pending: 0,
+            deadline,
+        }
     }
 
     /// The world as seen from the process of one rank.
@@ -86,7 +109,16 @@ impl World {
         let mut ends: Vec<_> = (0..world_size).map(|_| None).collect();
         ends[rank as usize] = Some(end);
         let deadline = Instant::now() + subject.patience();
-        Self { ends, ops: Vec::new(), downs: Vec::new(), events: Vec::new(), pending: 0, deadline }
+        Self {
+            ends,
+            ops: Vec::new(),
+            downs: Vec::new(),
+            waiting: Vec::new(),
+            returned: Vec::new(),
+            events: Vec::new(),
+            pending: 0,
+            deadline,
+        }
     }
 
     pub(super) fn end(&mut self, rank: u32) -> &mut dyn Endpoint {
@@ -114,6 +146,11 @@ impl World {
         self.post(rank, Channel { peer, index }, tag, Direction::Recv, Memory::target(shape))
     }
 
+    /// Posts a receive at `rank` from `peer` that takes no other message.
+    pub(super) fn recv_if(&mut self, rank: u32, peer: u32, index: u16, tag: u64, shape: Shape) -> Ticket {
+        self.post(rank, Channel { peer, index }, tag, Direction::RecvIf, Memory::target(shape))
+    }
+
     /// Both ends of a message.
     pub(super) fn exchange(&mut self, from: u32, to: u32, index: u16, tag: u64, shape: Shape) -> [Ticket; 2] {
         let recv = self.recv(to, from, index, tag, shape.clone());
@@ -136,6 +173,7 @@ impl World {
                     end.post_send(on, tag, &*pieces, token)
                 }
                 Direction::Recv => end.post_recv(on, tag, op.memory.sink(), token),
+                Direction::RecvIf => end.post_recv_if(on, tag, op.memory.sink(), token),
             }
         };
         match posted {
@@ -181,6 +219,11 @@ impl World {
                     let ticket = self.ticket(rank, token);
                     self.fail(ticket, error);
                 }
+                Event::Returned(token) => {
+                    let ticket = self.ticket(rank, token);
+                    self.take_back(ticket);
+                }
+                Event::Waiting(envelope) => self.waiting.push((rank, envelope)),
                 Event::Down { peer, cause } => {
                     assert!(!self.downs.contains(&(rank, peer)), "{rank} reports {peer} down twice: {cause}");
                     let open = self.ops.iter().any(|op| {
@@ -206,15 +249,26 @@ impl World {
         assert!(pending, "operation {} completes twice: {:?}, then done", ticket.0, op.outcome);
         op.outcome = Outcome::Done;
         self.pending -= 1;
-        if op.direction == Direction::Recv
+        if op.direction != Direction::Send
             && let Some(fault) = op.memory.fault()
         {
             panic!("rank {}, {:?}, operation {}: {fault}", op.rank, op.on, ticket.0);
         }
-        if op.direction == Direction::Recv {
+        if op.direction != Direction::Send {
             // Long suites of large messages would add up. A source may still be read by mistake, and that show.
             op.memory = Memory::target(Shape::new(0, 0));
         }
+    }
+
+    fn take_back(&mut self, ticket: Ticket) {
+        let op = &mut self.ops[ticket.0];
+        let pending = matches!(op.outcome, Outcome::Pending);
+        assert!(pending, "operation {} comes back after its end: {:?}", ticket.0, op.outcome);
+        assert_eq!(op.direction, Direction::RecvIf, "operation {} was not posted on condition", ticket.0);
+        op.outcome = Outcome::Returned;
+        op.fingerprint = Some(op.memory.fingerprint());
+        self.pending -= 1;
+        self.returned.push(ticket);
     }
 
     fn fail(&mut self, ticket: Ticket, error: Error) {
@@ -275,7 +329,11 @@ impl World {
     pub(super) fn finish(&mut self, what: &str) {
         self.wait(what, |world| world.pending == 0);
         for (number, op) in self.ops.iter().enumerate() {
-            assert!(matches!(op.outcome, Outcome::Done), "operation {number}: {:?}", op.outcome);
+            assert!(
+                matches!(op.outcome, Outcome::Done | Outcome::Returned),
+                "operation {number}: {:?}",
+                op.outcome
+            );
         }
     }
 

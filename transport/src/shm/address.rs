@@ -5,9 +5,9 @@ use super::host::{Host, NAME_BYTES};
 /// First bytes of every blob.
 const MAGIC: [u8; 4] = *b"KSHM";
 /// Layout of the blob, of the greetings and of the shared memory: they change together.
-pub(crate) const VERSION: u32 = 2;
-/// magic, version, boot, namespace, uid, pid, name, cookie, beacon
-const BYTES: usize = 4 + 4 + 16 + 8 + 4 + 4 + NAME_BYTES + 16 + 8;
+pub(crate) const VERSION: u32 = 3;
+/// magic, version, boot, namespace, uid, pid, name, cookie, beacon, whether it is registered
+const BYTES: usize = 4 + 4 + 16 + 8 + 4 + 4 + NAME_BYTES + 16 + 8 + 1;
 
 /// What a rank tells all others about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub(crate) struct Address {
     pub(crate) cookie: [u8; 16],
     /// Where the cookie lies in the process's own memory.
     pub(crate) beacon: u64,
+    /// Whether others may rely on [`Fences::Asymmetric`](crate::sys::fences::Fences).
+    pub(crate) is_registered: bool,
 }
 
 impl Address {
@@ -36,6 +38,7 @@ impl Address {
         out.extend_from_slice(&self.name);
         out.extend_from_slice(&self.cookie);
         out.extend_from_slice(&self.beacon.to_le_bytes());
+        out.push(self.is_registered.into());
         out
     }
 
@@ -56,7 +59,7 @@ impl Address {
             rest = tail;
         };
         let (mut boot, mut namespace, mut uid, mut pid) = ([0; 16], [0; 8], [0; 4], [0; 4]);
-        let (mut name, mut cookie, mut beacon) = ([0; NAME_BYTES], [0; 16], [0; 8]);
+        let (mut name, mut cookie, mut beacon, mut registered) = ([0; NAME_BYTES], [0; 16], [0; 8], [0; 1]);
         field(&mut boot);
         field(&mut namespace);
         field(&mut uid);
@@ -64,6 +67,7 @@ impl Address {
         field(&mut name);
         field(&mut cookie);
         field(&mut beacon);
+        field(&mut registered);
         Ok(Self {
             host: Host { boot, namespace: u64::from_le_bytes(namespace) },
             uid: u32::from_le_bytes(uid),
@@ -71,6 +75,7 @@ impl Address {
             name,
             cookie,
             beacon: u64::from_le_bytes(beacon),
+            is_registered: registered != [0],
         })
     }
 
@@ -101,6 +106,7 @@ mod tests {
             name: [b'n'; NAME_BYTES],
             cookie: [9; 16],
             beacon: 0x7fff_1234_5678,
+            is_registered: true,
         }
     }
 

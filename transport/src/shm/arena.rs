@@ -1,33 +1,40 @@
 //! What all ranks of a host share: doorbells, the abort word, and the flat exchange area.
 //!
 //! ```text
-//! page 0          version, members, how the flat exchange waits; then, 128 bytes apart: abort word, arrivals,
-//!                 epoch, bell, sleepers (the last four belong to the flat exchange)
+//! page 0          version, members; then, 128 bytes apart: abort word; bell and sleepers of the flat exchange
 //! desks           256 bytes per member: its doorbell, its mail counter, whether it left; its announcement
-//! flat lines      two lines of 128 bytes per member
-//! flat buffers    two buffers of [`FLAT_MAX`] bytes per member
+//! flat lines      [`FLAT_DEPTH`] lines of 128 bytes per member
+//! flat buffers    [`FLAT_DEPTH`] short buffers and two long ones per member
 //! ```
 //!
 //! # Doorbells
 //! A member is `AWAKE`, or asleep on its doorbell word, or asleep on its descriptor. Only the member itself says
 //! that it sleeps; anybody may turn that into `AWAKE`, and whoever did so wakes it. To sleep it (1) says so, (2)
-//! has a full fence, (3) looks once more whether there is something to do, (4) sleeps while the word says asleep.
-//! A peer (1) publishes, (2) has a full fence, (3) looks at the doorbell. Of two fences one comes first, so
-//! either the member sees what was published, or the peer sees that it must wake it.
+//! has a heavy fence, (3) looks once more whether there is something to do, (4) sleeps while the word says asleep.
+//! A peer (1) publishes, (2) has a light fence, (3) looks at the doorbell. Of a heavy and a light fence one comes first
+//! (see [`Fences`]), so either the member sees what was published, or the peer sees that it must wake it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::address::VERSION;
 use crate::endpoint::ParkBy;
+use crate::sys::fences::Fences;
 use crate::sys::map::Mapping;
 use crate::sys::{futex, memfd};
 
 /// Longest flat exchange per member, in bytes. With two buffers for each of 8 members that is 1 MiB, the share of a
 /// second-level cache; beyond, the plans that reduce in pieces win anyway.
 pub const FLAT_MAX: usize = 64 * 1024;
+
+/// Rounds of the flat exchange that a member may be ahead of another. A root that broadcasts in a loop then waits for the
+/// others once in so many calls.
+pub(crate) const FLAT_DEPTH: usize = 8;
+
+/// Longest payload that has a buffer in each of [`FLAT_DEPTH`] rounds: 64 KiB of them per member.
+pub(crate) const FLAT_SHORT: usize = 8 * 1024;
 
 /// Most members of one arena.
 pub(crate) const MEMBERS_MAX: u32 = 4096;
@@ -36,14 +43,13 @@ const LINE: usize = 128;
 const PAGE: usize = 4096;
 const VERSION_AT: usize = 0;
 const MEMBERS_AT: usize = 4;
-const OVERSUBSCRIBED_AT: usize = 8;
 const ABORT_AT: usize = LINE;
-const ARRIVALS_AT: usize = 2 * LINE;
-const EPOCH_AT: usize = 3 * LINE;
-const BELL_AT: usize = 4 * LINE;
-const SLEEPERS_AT: usize = 5 * LINE;
+const BELL_AT: usize = 2 * LINE;
+const SLEEPERS_AT: usize = 3 * LINE;
 const DESKS_AT: usize = PAGE;
 const DESK_BYTES: usize = 2 * LINE;
+/// Flat buffers of one member.
+const BUFFER_BYTES: usize = FLAT_DEPTH * FLAT_SHORT + 2 * FLAT_MAX;
 
 const AWAKE: u32 = 0;
 /// Value of a doorbell whose owner sleeps on the word itself.
@@ -66,26 +72,26 @@ pub(crate) enum Wake {
 pub(crate) struct Arena {
     map: Arc<Mapping>,
     members: u32,
+    fences: Fences,
 }
 
 impl Arena {
     /// Creates the memory. The descriptor is for the other members.
-    pub(crate) fn create(members: u32, oversubscribed: bool) -> io::Result<(Self, OwnedFd)> {
+    pub(crate) fn create(members: u32, fences: Fences) -> io::Result<(Self, OwnedFd)> {
         assert!((1..=MEMBERS_MAX).contains(&members), "{members} members");
         let bytes = arena_bytes(members);
         let fd = memfd::create_sealed("kolo-arena", bytes)?;
-        let arena = Self { map: Arc::new(Mapping::new(&fd, bytes)?), members };
-        arena.word(VERSION_AT).store(VERSION, Ordering::Relaxed);
+        let arena = Self { map: Arc::new(Mapping::new(&fd, bytes)?), members, fences };
         arena.word(MEMBERS_AT).store(members, Ordering::Relaxed);
-        arena.word(OVERSUBSCRIBED_AT).store(oversubscribed.into(), Ordering::Release);
+        arena.word(VERSION_AT).store(VERSION, Ordering::Release);
         Ok((arena, fd))
     }
 
     /// Maps what the leader has handed over.
-    pub(crate) fn open(fd: impl AsFd, members: u32) -> io::Result<Self> {
+    pub(crate) fn open(fd: impl AsFd, members: u32, fences: Fences) -> io::Result<Self> {
         let bytes = arena_bytes(members);
         memfd::check_sealed(&fd, bytes)?;
-        let arena = Self { map: Arc::new(Mapping::new(fd, bytes)?), members };
+        let arena = Self { map: Arc::new(Mapping::new(fd, bytes)?), members, fences };
         let (version, said) = (arena.word(VERSION_AT), arena.word(MEMBERS_AT));
         if version.load(Ordering::Acquire) != VERSION || said.load(Ordering::Relaxed) != members {
             return Err(io::Error::other("the leader's arena is of another version or group"));
@@ -98,9 +104,9 @@ impl Arena {
         self.members
     }
 
-    /// Whether the leader said that there are more local ranks than processors.
-    pub(crate) fn is_oversubscribed(&self) -> bool {
-        self.word(OVERSUBSCRIBED_AT).load(Ordering::Relaxed) != 0
+    /// How the members order what they publish and who sleeps.
+    pub(crate) fn fences(&self) -> Fences {
+        self.fences
     }
 
     /// The abort word; 0 = no abort.
@@ -108,25 +114,17 @@ impl Arena {
         self.word(ABORT_AT)
     }
 
-    /// Arrivals of all rounds of the oversubscribed flat exchange.
-    pub(crate) fn arrivals(&self) -> &AtomicU64 {
-        self.map.atomic(ARRIVALS_AT)
-    }
-
-    /// Rounds of the oversubscribed flat exchange that are complete, mod 2^32.
-    pub(crate) fn epoch(&self) -> &AtomicU32 {
-        self.word(EPOCH_AT)
-    }
-
-    /// Wakes those asleep in a flat exchange, if there are any. A full fence is inside.
+    /// Wakes those asleep in a flat exchange, if there are any. A light fence is inside.
+    #[inline]
     pub(crate) fn ring_bell(&self) {
-        fence(Ordering::SeqCst);
+        self.fences.light();
         if self.sleepers().load(Ordering::Relaxed) > 0 {
             self.ring_bell_always();
         }
     }
 
     /// Wakes those asleep in a flat exchange, and those about to be.
+    #[cold]
     pub(crate) fn ring_bell_always(&self) {
         self.bell().fetch_add(1, Ordering::SeqCst);
         futex::wake_all(self.bell());
@@ -163,14 +161,14 @@ impl Arena {
         (self.map.atomic(at), self.map.atomic(at + 8))
     }
 
-    /// Says that a member is about to sleep. A full fence is inside.
+    /// Says that a member is about to sleep. A heavy fence is inside.
     pub(crate) fn fall_asleep(&self, member: u32, by: ParkBy) {
         let state = match by {
             ParkBy::Word => ASLEEP_WORD,
             ParkBy::Fd => ASLEEP_FD,
         };
         self.doorbell(member).store(state, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        self.fences.heavy();
     }
 
     /// Says that a member is up.
@@ -178,7 +176,7 @@ impl Arena {
         self.doorbell(member).store(AWAKE, Ordering::Release);
     }
 
-    /// Wakes a member if it sleeps. After publishing, and after a full fence.
+    /// Wakes a member if it sleeps. After publishing, and after a light fence.
     #[inline]
     pub(crate) fn wake(&self, member: u32) -> Wake {
         let doorbell = self.doorbell(member);
@@ -197,18 +195,20 @@ impl Arena {
         }
     }
 
-    /// Offset of a member's flat line for rounds of the given parity.
-    pub(crate) fn flat_line(&self, member: u32, parity: usize) -> *mut u8 {
-        assert!(member < self.members && parity < 2);
-        let index = parity * self.members as usize + member as usize;
-        self.map.bytes(lines_at(self.members) + index * LINE, LINE)
+    /// The flat lines: those of all members for round 0 mod [`FLAT_DEPTH`], then those for round 1, and so on.
+    pub(crate) fn flat_lines(&self) -> *mut u8 {
+        self.map.bytes(lines_at(self.members), FLAT_DEPTH * self.members as usize * LINE)
     }
 
-    /// A member's flat buffer for rounds of the given parity: [`FLAT_MAX`] bytes.
-    pub(crate) fn flat_buffer(&self, member: u32, parity: usize) -> *mut u8 {
-        assert!(member < self.members && parity < 2);
-        let index = 2 * member as usize + parity;
-        self.map.bytes(buffers_at(self.members) + index * FLAT_MAX, FLAT_MAX)
+    /// A member's flat buffer for a payload of `len` bytes in the given round.
+    pub(crate) fn flat_buffer(&self, member: u32, round: u64, len: usize) -> *mut u8 {
+        assert!(member < self.members && len <= FLAT_MAX);
+        let at = if len <= FLAT_SHORT {
+            round as usize % FLAT_DEPTH * FLAT_SHORT
+        } else {
+            FLAT_DEPTH * FLAT_SHORT + round as usize % 2 * FLAT_MAX
+        };
+        self.map.bytes(buffers_at(self.members) + member as usize * BUFFER_BYTES + at, len)
     }
 
     fn desk(&self, member: u32) -> usize {
@@ -226,9 +226,9 @@ fn lines_at(members: u32) -> usize {
 }
 
 fn buffers_at(members: u32) -> usize {
-    (lines_at(members) + 2 * members as usize * LINE).next_multiple_of(PAGE)
+    (lines_at(members) + FLAT_DEPTH * members as usize * LINE).next_multiple_of(PAGE)
 }
 
 fn arena_bytes(members: u32) -> usize {
-    buffers_at(members) + 2 * members as usize * FLAT_MAX
+    buffers_at(members) + members as usize * BUFFER_BYTES
 }

@@ -28,7 +28,7 @@ use super::options::{Budget, ShmOptions, SingleCopy};
 use super::pages::Pages;
 use super::peer::{NO_LANE, Peer};
 use super::progress::received;
-use super::recv_lane::RecvLane;
+use super::recv_lane::{RecvLane, Wanted};
 use super::remote::{Beacon, FAR_RUNS};
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
@@ -215,6 +215,57 @@ impl ShmEndpoint {
         is_short && lane.may_offer() && is_worth_it()
     }
 
+    /// Hands a receive to its lane.
+    ///
+    /// # Safety
+    /// As [`Endpoint::post_recv`].
+    unsafe fn hand_recv(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        dst: Sink<'_>,
+        token: Token,
+        conditional: bool,
+    ) -> Result<Posted, Error> {
+        let peer = self.peer_for_post(on)?;
+        let expected = match dst {
+            Sink::Place(pieces) => total(pieces),
+            Sink::Consume { len, .. } => (len <= isize::MAX as usize).then_some(len),
+        };
+        let Some(len) = expected else { return Err(too_long(on.peer)) };
+        let wanted = Wanted { tag, len, conditional };
+        self.check_can_receive(peer)?;
+        let id = self.recv_lane(peer, on.index)?;
+        let lane = &mut self.recv_lanes[id as usize];
+        self.pending -= usize::from(std::mem::take(&mut lane.is_watched));
+        let deferred = &mut self.deferred;
+        let mut is_right = true;
+        let done = |token, verdict: Result<(), ErrorKind>| {
+            is_right = verdict.is_ok();
+            if !is_right {
+                deferred.push_back(received(token, verdict, on.peer));
+            }
+        };
+        // SAFETY: the caller's promise is the one that the lane asks for.
+        match unsafe { lane.hand(wanted, dst, token, self.options.ring_bytes, done) } {
+            Handed::Over => {
+                self.ring_doorbell(peer);
+                Ok(if is_right { Posted::Done } else { Posted::Pending })
+            }
+            Handed::Queued { moved } => {
+                self.pending += 1;
+                if !lane.is_listed && lane.ring.is_some() {
+                    lane.is_listed = true;
+                    self.busy_recvs.push(id);
+                }
+                if moved {
+                    self.ring_doorbell(peer);
+                }
+                Ok(Posted::Pending)
+            }
+        }
+    }
+
     /// Lane for receiving on a channel, made on first use.
     fn recv_lane(&mut self, peer: usize, channel: u16) -> Result<u32, Error> {
         let known = self.peers[peer].recv_lanes[usize::from(channel)];
@@ -227,7 +278,7 @@ impl ShmEndpoint {
             Err(error) if error.kind == ErrorKind::PeerLost => self.look_soon = true,
             other => other?,
         }
-        let mut lane = RecvLane::new(peer, self.peers[peer].remote);
+        let mut lane = RecvLane::new(peer, channel, self.peers[peer].remote);
         if let Some(inward) = &self.peers[peer].inward {
             lane.ring = (channel < inward.segment.channels()).then(|| inward.segment.consumer(channel));
         }
@@ -305,40 +356,44 @@ impl Endpoint for ShmEndpoint {
         dst: Sink<'_>,
         token: Token,
     ) -> Result<Posted, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.hand_recv(on, tag, dst, token, false) }
+    }
+
+    fn looks_ahead(&self) -> bool {
+        true
+    }
+
+    unsafe fn post_recv_if(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        dst: Sink<'_>,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.hand_recv(on, tag, dst, token, true) }
+    }
+
+    fn watch(&mut self, on: Channel) -> Result<(), Error> {
         let peer = self.peer_for_post(on)?;
-        let expected = match dst {
-            Sink::Place(pieces) => total(pieces),
-            Sink::Consume { len, .. } => (len <= isize::MAX as usize).then_some(len),
-        };
-        let Some(expected) = expected else { return Err(too_long(on.peer)) };
         self.check_can_receive(peer)?;
         let id = self.recv_lane(peer, on.index)?;
         let lane = &mut self.recv_lanes[id as usize];
-        let deferred = &mut self.deferred;
-        let mut is_right = true;
-        let done = |token, verdict: Result<(), ErrorKind>| {
-            is_right = verdict.is_ok();
-            if !is_right {
-                deferred.push_back(received(token, verdict, on.peer));
-            }
-        };
-        // SAFETY: the caller's promise is the one that the lane asks for.
-        match unsafe { lane.hand(tag, dst, expected, token, self.options.ring_bytes, done) } {
-            Handed::Over => {
-                self.ring_doorbell(peer);
-                Ok(if is_right { Posted::Done } else { Posted::Pending })
-            }
-            Handed::Queued { moved } => {
-                self.pending += 1;
-                if !lane.is_listed && lane.ring.is_some() {
-                    lane.is_listed = true;
-                    self.busy_recvs.push(id);
-                }
-                if moved {
-                    self.ring_doorbell(peer);
-                }
-                Ok(Posted::Pending)
-            }
+        self.pending += usize::from(!std::mem::replace(&mut lane.is_watched, true));
+        if !lane.is_listed && lane.ring.is_some() {
+            lane.is_listed = true;
+            self.busy_recvs.push(id);
+        }
+        Ok(())
+    }
+
+    fn unwatch(&mut self, on: Channel) {
+        let Ok(peer) = self.peer_for_post(on) else { return };
+        let id = self.peers[peer].recv_lanes[usize::from(on.index)];
+        if id != NO_LANE {
+            let lane = &mut self.recv_lanes[id as usize];
+            self.pending -= usize::from(std::mem::take(&mut lane.is_watched));
         }
     }
 

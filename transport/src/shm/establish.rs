@@ -24,6 +24,7 @@ use super::remote::{Beacon, Remote};
 use super::ring::{CELLS, INLINE_BYTES};
 use crate::endpoint::{Caps, Reach};
 use crate::error::{Error, ErrorKind};
+use crate::sys::fences::Fences;
 use crate::sys::unix;
 
 /// Name of the transport in errors and capabilities.
@@ -67,6 +68,7 @@ impl ShmEndpoint {
             name: host::random_name().map_err(random)?,
             cookie,
             beacon: beacon.address(),
+            is_registered: Fences::register(),
         };
         let listener = unix::listen(&address.name).map_err(|e| system("a UNIX socket to listen on", e))?;
         let bell = unix::datagram(&address.bell_name()).map_err(|e| system("a UNIX datagram socket", e))?;
@@ -145,9 +147,15 @@ impl ShmEndpoint {
         Ok(())
     }
 
+    /// The same on all members: each knows all addresses.
+    fn fences(&self) -> Fences {
+        let everybody = self.identity.is_registered && self.peers.iter().all(|p| p.address.is_registered);
+        if everybody { Fences::Asymmetric } else { Fences::Symmetric }
+    }
+
     /// Creates the arena and serves it until every member has it.
     fn lead(&mut self, members: u32, deadline: Instant) -> Result<Arena, Error> {
-        let (arena, fd) = Arena::create(members, self.options.oversubscribed)
+        let (arena, fd) = Arena::create(members, self.fences())
             .map_err(|e| Error::system(NAME, None, "creating the memory shared by this host's ranks", e))?;
         let mut waiting: Vec<u32> = self.peers.iter().map(|p| p.rank).collect();
         while !waiting.is_empty() {
@@ -245,7 +253,7 @@ impl ShmEndpoint {
             let detail = format!("rank {} did not answer with an arena for {members} members", leader.rank);
             return Err(Error::new(ErrorKind::Corrupt, NAME, rank, detail));
         };
-        Arena::open(&fd, members).map_err(|e| system("mapping the shared arena", e))
+        Arena::open(&fd, members, self.fences()).map_err(|e| system("mapping the shared arena", e))
     }
 }
 

@@ -1,40 +1,39 @@
-//! The tiny path: an all-gather of a few cache lines among all ranks of one host.
+//! The tiny path: exchanges of a few kilobytes among all ranks of one host.
 //!
 //! # A round
-//! Every member publishes one payload of at most [`FLAT_MAX`] bytes, and then waits until it has seen all others
-//! publish theirs. Small payloads lie in the line that carries the flag, so a round costs each member one line
+//! Every member publishes one payload of at most [`FLAT_MAX`] bytes, or only that it is there, and waits for those
+//! members whose payload it needs ([`Needs`]): for everybody in an all-reduce, for the root in a broadcast, for nobody
+//! where it only gives. Small payloads lie in the line that carries the flag, so a round costs each member one line
 //! transfer per peer.
 //!
 //! ```text
-//! line:   0  word     round (mod 2^32, in the upper half) | length
-//!         8  tag
+//! line:   0  word     round (mod 2^24, in the upper bits) | digest of tag and length
+//!         8  tag      for error texts
 //!        16  payload  up to 112 bytes, of which 48 share the line with the word
 //! ```
 //! A longer payload lies in the member's buffer. The word is stored last with release, and loaded with acquire.
 //!
-//! # Why two lines and two buffers are enough
-//! Round `k` uses those of parity `k mod 2`. Only the member itself writes them.
-//! 1. A member publishes round `k + 1` only after it has seen every member publish round `k`
-//!    ([`Flat::publish`] insists), and after it has done with the payloads of round `k`: [`Flat::payload`] borrows
-//!    the `Flat` that `publish` needs for itself.
-//! 2. So when member `m` writes round `k + 2`, over its round `k`, it has seen everybody publish round `k + 1`;
-//!    hence everybody is done with round `k`, and nobody reads what `m` overwrites.
-//! 3. A line that is polled in round `k` therefore holds round `k - 2` or `k`, never `k + 2`: comparing for
-//!    equality is enough. Rounds are compared mod 2^32, and differ by 2 at most.
+//! # Why a few lines and buffers are enough
+//! With D = [`FLAT_DEPTH`], round `k` uses the lines and short buffers `k mod D` and the long buffers `k mod 2`. Only
+//! the member itself writes them.
+//! 1. A member publishes round `k` only after it has done with the payloads of all rounds before: [`Flat::payload`]
+//!    borrows the `Flat` that [`Flat::publish`] needs for itself.
+//! 2. It publishes round `k` only after it has seen everybody publish round `k - D + 1`, or `k - 1` if its payload is
+//!    long ([`Flat::is_free`]). So everybody is done with the round whose line or buffer it overwrites.
+//! 3. A member that looks for round `r` at somebody's line finds `r - D` or `r` or `r + D`. Not later, by rule 2,
+//!    because it looks for all rounds in turn and has not published round `r + D` itself. Rounds are compared mod 2^24.
+//! 4. Tags and lengths must agree. A member that finds `r` compares the digests, which came with the round in one load:
+//!    the line may be overwritten at any time if this member was not needed. One that finds `r + D` need not compare,
+//!    since then the other has: by rule 2 it has seen this one's round `r + 1`, and `r` before.
 //!
-//! # Two ways to wait
-//! *Spinning*: each member looks at the lines of the others, with plain loads only. *Oversubscribed*, when there are
-//! more members than processors: the members also count themselves in one word, and the last to arrive moves one
-//! epoch word, which is all that the others look at; so a member that is scheduled before its peers have arrived
-//! touches one line and yields. By rule 1 nobody arrives in round `k + 1` before all have arrived in round `k`, so
-//! the count lies in `n (k - 1) ..= n k` during round `k`, and the last is who makes it `n k`.
-//!
-//! Either way a member may sleep on the bell: see [`Flat::arm`]. The argument is that of the doorbells.
+//! # Sleeping
+//! A member that waits may sleep on the bell, which everybody who publishes rings if there are sleepers: see
+//! [`Flat::arm`]. The argument is that of the doorbells.
 
 use std::slice;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::arena::{Arena, FLAT_MAX};
+use super::arena::{Arena, FLAT_DEPTH, FLAT_MAX, FLAT_SHORT};
 use super::board::Board;
 use super::endpoint::ShmEndpoint;
 
@@ -49,20 +48,31 @@ pub const FLAT_INLINE: usize = LINE_BYTES - LINE_PAYLOAD;
 pub struct FlatMismatch {
     /// Who, as an index into [`Flat::ranks`].
     pub member: usize,
-    /// The tag it published.
+    /// The tag it published, or one of a later round if it has gone on.
     pub tag: u64,
-    /// The length it published, in bytes.
-    pub len: usize,
+}
+
+/// Whose payload a member needs before its part in a round is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// Everybody's.
+    All,
+    /// That of one member.
+    Only(usize),
+    /// That of the members before this one.
+    Below(usize),
+    /// Nobody's: it only gives.
+    Nobody,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Between rounds.
     Idle,
-    /// Published, not all seen.
-    Waiting { tag: u64, len: usize },
-    /// All seen, payloads may be read.
-    Complete { len: usize },
+    /// Published, not all seen that are needed.
+    Waiting { needs: Needs, len: usize },
+    /// All seen that are needed, their payloads may be read.
+    Complete { needs: Needs, len: usize },
 }
 
 /// One member's part in flat exchanges. All ranks of the communicator are members, in rank order.
@@ -72,19 +82,20 @@ pub struct Flat {
     board: Board,
     ranks: Vec<u32>,
     member: u32,
-    is_oversubscribed: bool,
-    /// Lines of all members for the two parities.
-    lines: [*mut u8; 2],
+    /// Lines of all members for all rounds mod [`FLAT_DEPTH`].
+    lines: *mut u8,
     /// The current round, or the last one between rounds. The first is 1.
     round: u64,
     state: State,
-    /// Members below this were seen in the current round.
-    seen: u32,
+    /// The last round that each member was seen to have published, of those looked for.
+    seen: Vec<u64>,
+    /// Everybody was seen to have published so much.
+    all_seen: u64,
     /// What the bell was when the owner said that it would sleep.
     armed_at: Option<u32>,
 }
 
-// SAFETY: the pointers go into the arena's mapping, which `arena` keeps alive and which belongs to no thread.
+// SAFETY: the pointer goes into the arena's mapping, which `arena` keeps alive and which belongs to no thread.
 unsafe impl Send for Flat {}
 
 impl ShmEndpoint {
@@ -99,15 +110,15 @@ impl ShmEndpoint {
         let board = self.board()?;
         self.is_flat_taken = true;
         Some(Flat {
-            lines: [arena.flat_line(0, 0), arena.flat_line(0, 1)],
-            is_oversubscribed: arena.is_oversubscribed(),
+            lines: arena.flat_lines(),
             arena,
             board,
+            seen: vec![0; self.members.len()],
             ranks: self.members.clone(),
             member: self.member,
             round: 0,
             state: State::Idle,
-            seen: 0,
+            all_seen: 0,
             armed_at: None,
         })
     }
@@ -132,93 +143,129 @@ impl Flat {
         &self.ranks
     }
 
-    /// Whether the group waits the oversubscribed way.
-    #[must_use]
-    pub fn is_oversubscribed(&self) -> bool {
-        self.is_oversubscribed
-    }
-
     /// The abort word and the announcements of the group.
     #[must_use]
     pub fn board(&self) -> &Board {
         &self.board
     }
 
-    /// Starts a round: `fill` writes this member's payload of `len` bytes, all of them or those that matter (what it
-    /// leaves is old). Tag and length are what all members must agree on.
-    ///
-    /// # Panics
-    /// If `len` is beyond [`FLAT_MAX`], or the previous round was not finished.
-    #[inline]
-    pub fn publish(&mut self, tag: u64, len: usize, fill: impl FnOnce(&mut [u8])) {
-        assert!(len <= FLAT_MAX, "a flat exchange of {len} bytes; at most {FLAT_MAX}");
-        assert!(self.state == State::Idle, "the previous flat round is not finished: {:?}", self.state);
-        self.round += 1;
-        let to = self.payload_ptr(self.member, len);
-        // SAFETY: `payload_ptr` gives `len` bytes of this member's own memory, which nobody else writes, and which
-        // nobody reads in this round before the word below is stored (module, 2). A peer that breaks the protocol
-        // can read torn bytes, and hurts only itself; one that writes here garbles payload, and nothing else.
-        fill(unsafe { slice::from_raw_parts_mut(to, len) });
-        let line = self.line(self.member);
-        word_at(line, LINE_TAG).store(tag, Ordering::Relaxed);
-        let word = self.round << 32 | len as u64;
-        word_at(line, 0).store(word, Ordering::Release);
-        self.state = State::Waiting { tag, len };
-        self.seen = 0;
-        if self.is_oversubscribed {
-            self.arrive();
-        } else {
-            self.arena.ring_bell();
-        }
-    }
-
-    fn arrive(&self) {
-        let before = self.arena.arrivals().fetch_add(1, Ordering::AcqRel);
-        if before.wrapping_add(1) == self.round.wrapping_mul(self.ranks.len() as u64) {
-            self.arena.epoch().store(self.round as u32, Ordering::Release);
-            self.arena.ring_bell();
-        }
-    }
-
-    /// Whether all members have published this round. Never blocks; remembers whom it has seen.
+    /// Whether the next round can be published with a payload of `len` bytes. Never blocks. False while somebody is so
+    /// far behind that it may still read what would be overwritten.
     ///
     /// # Errors
-    /// If a member published another tag or length. The round is then over for good: no later one can start.
+    /// If a member published another tag or length in an earlier round. The exchange is then over for good.
+    #[inline]
+    pub fn is_free(&mut self, len: usize) -> Result<bool, FlatMismatch> {
+        let least = self.least_seen(len);
+        Ok(self.all_seen >= least || self.see_all(least)?)
+    }
+
+    /// What everybody must have published before this member publishes the next round.
+    fn least_seen(&self, len: usize) -> u64 {
+        if len <= FLAT_SHORT { (self.round + 2).saturating_sub(FLAT_DEPTH as u64) } else { self.round }
+    }
+
+    /// Starts a round of payloads of `len` bytes. `fill` writes this member's, all of it or what matters (what it
+    /// leaves is old); a member that has nothing to give passes none. Tag and length are what all must agree on.
+    ///
+    /// # Panics
+    /// If `len` is beyond [`FLAT_MAX`], the previous round was not finished, or [`Flat::is_free`] was not asked or has
+    /// not said yes for the length of what is filled in (0 for none).
+    #[inline]
+    pub fn publish<F: FnOnce(&mut [u8])>(&mut self, tag: u64, len: usize, needs: Needs, fill: Option<F>) {
+        assert!(len <= FLAT_MAX, "a flat exchange of {len} bytes; at most {FLAT_MAX}");
+        assert!(self.state == State::Idle, "the previous flat round is not finished: {:?}", self.state);
+        let given = if fill.is_some() { len } else { 0 };
+        assert!(self.all_seen >= self.least_seen(given), "somebody may still read what would be overwritten");
+        self.round += 1;
+        if let Some(fill) = fill {
+            let to = self.payload_ptr(self.member, len);
+            // SAFETY: `payload_ptr` gives `len` bytes of this member's own memory, which nobody else writes, and which
+            // nobody reads in this round before the word below is stored (module, 2). A peer that breaks the protocol
+            // can read torn bytes, and hurts only itself; one that writes here garbles payload, and nothing else.
+            fill(unsafe { slice::from_raw_parts_mut(to, len) });
+        }
+        let line = self.line(self.member, self.round);
+        word_at(line, LINE_TAG).store(tag, Ordering::Relaxed);
+        word_at(line, 0).store(word_of(self.round, tag, len), Ordering::Release);
+        self.seen[self.member as usize] = self.round;
+        self.state = State::Waiting { needs, len };
+        self.arena.ring_bell();
+    }
+
+    /// Whether all have published this round that are needed. Never blocks; remembers whom it has seen.
+    ///
+    /// # Errors
+    /// If a member published another tag or length. The exchange is then over for good.
     #[inline]
     pub fn poll(&mut self) -> Result<bool, FlatMismatch> {
-        let (tag, len) = match self.state {
-            State::Waiting { tag, len } => (tag, len),
-            State::Complete { .. } => return Ok(true),
-            State::Idle => return Ok(false),
+        let State::Waiting { needs, len } = self.state else {
+            return Ok(matches!(self.state, State::Complete { .. }));
         };
-        if self.is_oversubscribed && self.arena.epoch().load(Ordering::Acquire) != self.round as u32 {
-            return Ok(false);
+        let is_complete = match needs {
+            Needs::All => self.see_all(self.round)?,
+            Needs::Only(member) => self.see(member, self.round)?,
+            Needs::Below(end) => {
+                let mut member = 0;
+                while member < end && self.see(member, self.round)? {
+                    member += 1;
+                }
+                member == end
+            }
+            Needs::Nobody => true,
+        };
+        if is_complete {
+            self.state = State::Complete { needs, len };
         }
-        while self.seen < self.ranks.len() as u32 {
-            let line = self.line(self.seen);
-            let word = word_at(line, 0).load(Ordering::Acquire);
-            if (word >> 32) as u32 != self.round as u32 {
+        Ok(is_complete)
+    }
+
+    #[inline]
+    fn see_all(&mut self, round: u64) -> Result<bool, FlatMismatch> {
+        for member in 0..self.ranks.len() {
+            if !self.see(member, round)? {
                 return Ok(false);
             }
-            let (their_tag, their_len) =
-                (word_at(line, LINE_TAG).load(Ordering::Relaxed), word as u32 as usize);
-            if their_tag != tag || their_len != len {
-                return Err(FlatMismatch { member: self.seen as usize, tag: their_tag, len: their_len });
-            }
-            self.seen += 1;
         }
-        self.state = State::Complete { len };
+        self.all_seen = round;
+        Ok(true)
+    }
+
+    /// Whether a member has published a round; looks at those before it too.
+    #[inline]
+    fn see(&mut self, member: usize, upto: u64) -> Result<bool, FlatMismatch> {
+        while self.seen[member] < upto {
+            let round = self.seen[member] + 1;
+            let line = self.line(member as u32, round);
+            let word = word_at(line, 0).load(Ordering::Acquire);
+            let ahead = rounds_ahead(word, round);
+            if ahead < 0 {
+                return Ok(false);
+            }
+            if ahead == 0 && word != word_at(self.line(self.member, round), 0).load(Ordering::Relaxed) {
+                return Err(FlatMismatch { member, tag: word_at(line, LINE_TAG).load(Ordering::Relaxed) });
+            }
+            self.seen[member] = round;
+        }
         Ok(true)
     }
 
     /// What a member published in this round, this one included.
     ///
     /// # Panics
-    /// Unless [`Flat::poll`] has said that the round is complete, and it is not finished.
+    /// Unless [`Flat::poll`] has said that the round is complete, it is not finished, and this is one of the members
+    /// that were [needed](Needs) or this one itself.
     #[must_use]
     #[inline]
     pub fn payload(&self, member: usize) -> &[u8] {
-        let State::Complete { len } = self.state else { panic!("the flat round is not complete") };
+        let State::Complete { needs, len } = self.state else { panic!("the flat round is not complete") };
+        let is_needed = match needs {
+            Needs::All => true,
+            Needs::Only(other) => member == other,
+            Needs::Below(end) => member < end,
+            Needs::Nobody => false,
+        };
+        assert!(is_needed || member == self.member as usize, "member {member} was not waited for");
         assert!(member < self.ranks.len(), "member {member} of {}", self.ranks.len());
         let from = self.payload_ptr(member as u32, len);
         // SAFETY: `len` bytes of the member's memory for this round, visible through the acquire of its word. It
@@ -232,21 +279,29 @@ impl Flat {
     ///
     /// # Panics
     /// Unless the round is complete.
+    #[inline]
     pub fn finish(&mut self) {
         assert!(matches!(self.state, State::Complete { .. }), "the flat round is not complete");
         self.state = State::Idle;
     }
 
-    /// Members that have not published this round yet, for error texts.
+    /// Members that are waited for, for error texts: in a round, those that are needed and have not published it;
+    /// between rounds, those that are so far behind that a payload of `len` bytes cannot be published.
     #[must_use]
-    pub fn waiting_for(&self) -> Vec<usize> {
-        if !matches!(self.state, State::Waiting { .. }) {
-            return Vec::new();
-        }
-        let is_late = |m: &usize| {
-            (word_at(self.line(*m as u32), 0).load(Ordering::Acquire) >> 32) as u32 != self.round as u32
+    pub fn waiting_for(&self, len: usize) -> Vec<usize> {
+        let all = 0..self.ranks.len();
+        let (round, among) = match self.state {
+            State::Idle => (self.least_seen(len), all),
+            State::Waiting { needs: Needs::All, .. } => (self.round, all),
+            State::Waiting { needs: Needs::Only(member), .. } => (self.round, member..member + 1),
+            State::Waiting { needs: Needs::Below(end), .. } => (self.round, 0..end),
+            State::Waiting { needs: Needs::Nobody, .. } | State::Complete { .. } => return Vec::new(),
         };
-        (0..self.ranks.len()).filter(is_late).collect()
+        let is_late = |m: &usize| {
+            let word = word_at(self.line(*m as u32, round), 0).load(Ordering::Acquire);
+            self.seen[*m] < round && rounds_ahead(word, round) < 0
+        };
+        among.filter(is_late).collect()
     }
 
     /// Declares that the owner is about to sleep, and gives the word to sleep on while it holds the value (with
@@ -257,7 +312,7 @@ impl Flat {
         let bell = self.arena.bell();
         let value = *self.armed_at.get_or_insert_with(|| {
             self.arena.sleepers().fetch_add(1, Ordering::SeqCst);
-            fence(Ordering::SeqCst);
+            self.arena.fences().heavy();
             bell.load(Ordering::Acquire)
         });
         (bell, value)
@@ -270,18 +325,21 @@ impl Flat {
         }
     }
 
-    fn line(&self, member: u32) -> *mut u8 {
+    #[inline]
+    fn line(&self, member: u32, round: u64) -> *mut u8 {
         debug_assert!((member as usize) < self.ranks.len());
-        // SAFETY: the lines of all members lie one after another, and `member` is one of them.
-        unsafe { self.lines[(self.round & 1) as usize].add(member as usize * LINE_BYTES) }
+        let index = round as usize % FLAT_DEPTH * self.ranks.len() + member as usize;
+        // SAFETY: the lines of all members for each of the rounds lie one after another, and `member` is one of them.
+        unsafe { self.lines.add(index * LINE_BYTES) }
     }
 
+    #[inline]
     fn payload_ptr(&self, member: u32, len: usize) -> *mut u8 {
         if len <= FLAT_INLINE {
             // SAFETY: inside the line.
-            unsafe { self.line(member).add(LINE_PAYLOAD) }
+            unsafe { self.line(member, self.round).add(LINE_PAYLOAD) }
         } else {
-            self.arena.flat_buffer(member, (self.round & 1) as usize)
+            self.arena.flat_buffer(member, self.round, len)
         }
     }
 }
@@ -292,7 +350,25 @@ impl Drop for Flat {
     }
 }
 
+/// Bits of a word that hold the round.
+const ROUND_BITS: u32 = 24;
+
+/// What a member publishes: the round, and a digest of what all must agree on.
+#[inline]
+fn word_of(round: u64, tag: u64, len: usize) -> u64 {
+    // Multiplications by odd numbers (of the golden ratio and of Steele and Vigna's mixers) spread both over the upper bits.
+    let digest = tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (len as u64).wrapping_mul(0xd134_2543_de82_ef95);
+    round << (64 - ROUND_BITS) | digest >> ROUND_BITS
+}
+
+/// How many rounds a word is ahead of a round.
+#[inline]
+fn rounds_ahead(word: u64, round: u64) -> i64 {
+    (word & !(u64::MAX >> ROUND_BITS)).wrapping_sub(round << (64 - ROUND_BITS)) as i64 >> (64 - ROUND_BITS)
+}
+
 /// The word at `offset` of a flat line.
+#[inline]
 fn word_at<'a>(line: *mut u8, offset: usize) -> &'a AtomicU64 {
     // SAFETY: every caller passes a line of its arena, aligned to 128 bytes, and one of two constant offsets; the
     // reference is used within the statement, while the arena is borrowed; these words are reached as atomics only.

@@ -13,7 +13,7 @@ use super::establish::{NAME, NO_PEER};
 use super::hello::{Hello, Purpose};
 use super::lobby::{Caller, EPOLL_LOBBY};
 use super::peer::{Fate, Inward, NO_LANE, Outward};
-use super::progress::received;
+use super::progress::{give_back, received};
 use super::recv_lane::Trouble;
 use super::segment::{Geometry, Segment};
 use crate::endpoint::Event;
@@ -148,7 +148,7 @@ impl ShmEndpoint {
             }
             let lane = &mut self.recv_lanes[id as usize];
             lane.ring = Some(segment.consumer(channel));
-            if !lane.is_idle() && !lane.is_listed {
+            if lane.has_work() && !lane.is_listed {
                 lane.is_listed = true;
                 self.busy_recvs.push(id);
             }
@@ -348,6 +348,10 @@ impl ShmEndpoint {
                     Ok(true) => {}
                     // What the peer took back is not there.
                     Ok(false) | Err(Trouble::Gone | Trouble::Unreadable(_)) => break,
+                    Err(Trouble::Unfit) => {
+                        give_back(lane, rank, &mut self.pending, events);
+                        break;
+                    }
                     Err(Trouble::Corrupt(_)) => return (true, true),
                 }
             }
@@ -384,7 +388,9 @@ impl ShmEndpoint {
         }
         self.fail_sends(peer, &cause, events);
         for id in self.peers[peer].recv_lanes.iter().filter(|id| **id != NO_LANE) {
-            self.recv_lanes[*id as usize].fail_all(|token| {
+            let lane = &mut self.recv_lanes[*id as usize];
+            self.pending -= usize::from(std::mem::take(&mut lane.is_watched));
+            lane.fail_all(|token| {
                 self.pending -= 1;
                 events.push(Event::Failed(token, cause.clone()));
             });

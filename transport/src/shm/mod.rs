@@ -10,7 +10,7 @@
 //! | `lane`, `recv_lane`, `cursor`, `copy` | messages that wait on a channel |
 //! | `segment`, `ring` | one sender's memory to one receiver, and the ring of a channel in it |
 //! | `offer`, `pages`, `remote`, `pull` | long messages, read straight from their sender's memory |
-//! | `flat` | the tiny path: an all-gather of a few cache lines |
+//! | `flat` | the tiny path: exchanges of a few kilobytes among all members at once |
 //!
 //! `unsafe` is confined to `ring`, `lane`, `recv_lane`, `cursor`, `copy`, `remote`, `pull`, `pages`, `flat` and `sys::map`; `endpoint` only passes its caller's
 //! promises on.
@@ -20,7 +20,8 @@
 //! brought nothing, `arm` again (which gives the word or the descriptor once more and changes nothing), sleep,
 //! `disarm`. The word lies in shared memory: sleep on it with [`wait_word`](crate::wait_word), not with a private futex.
 //!
-//! *Tiny collectives*: [`ShmEndpoint::flat`] once, then for each round [`Flat::publish`], [`Flat::poll`] until true,
+//! *Tiny collectives*: [`ShmEndpoint::flat`] once, then for each round [`Flat::is_free`] until true, [`Flat::publish`],
+//! [`Flat::poll`] until true,
 //! [`Flat::payload`] of everybody, [`Flat::finish`]; asleep with [`Flat::arm`] in the same way. Rounds and messages
 //! are independent of each other.
 //!
@@ -62,6 +63,6 @@ mod tests;
 pub use arena::FLAT_MAX;
 pub use board::Board;
 pub use endpoint::ShmEndpoint;
-pub use flat::{FLAT_INLINE, Flat, FlatMismatch};
+pub use flat::{FLAT_INLINE, Flat, FlatMismatch, Needs};
 pub use host::probe;
 pub use options::{ShmOptions, SingleCopy};

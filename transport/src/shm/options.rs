@@ -11,9 +11,6 @@ pub struct ShmOptions {
     pub ring_bytes: usize,
     /// Bound on the staging that this rank creates for all of its sending, in bytes.
     pub staging_max: usize,
-    /// Whether there are more local ranks than processors for them. Decides how [`Flat`](super::Flat) waits; the
-    /// lowest local rank's word counts for the group.
-    pub oversubscribed: bool,
     /// Whether long messages are read straight from their sender's memory.
     pub single_copy: SingleCopy,
     /// Stands for the identity of the host, instead of the kernel's boot id and network namespace. Ranks with
@@ -99,7 +96,6 @@ impl Default for ShmOptions {
             piece_bytes: PIECE_BYTES,
             ring_bytes: RING_BYTES,
             staging_max: STAGING_MAX,
-            oversubscribed: false,
             single_copy: SingleCopy::Auto,
             host_key: None,
         }

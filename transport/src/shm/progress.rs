@@ -1,13 +1,14 @@
 //! Progress: moving pieces, and waking those who wait for them.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use super::arena::Wake;
 use super::endpoint::ShmEndpoint;
 use super::establish::NAME;
 use super::peer::Peer;
-use super::recv_lane::Trouble;
-use crate::endpoint::{Event, Token};
+use super::recv_lane::{RecvLane, Trouble};
+use super::ring::Corrupt;
+use crate::endpoint::{Channel, Envelope, Event, Token};
 use crate::error::{Error, ErrorKind};
 use crate::sys::unix;
 
@@ -21,8 +22,16 @@ impl ShmEndpoint {
     /// Looks at a peer's doorbell after something was published for it or freed.
     #[inline]
     pub(super) fn ring_doorbell(&self, peer: usize) {
-        fence(Ordering::SeqCst);
+        self.fence();
         self.ring_doorbell_after_fence(peer);
+    }
+
+    /// Before a look at doorbells.
+    #[inline]
+    fn fence(&self) {
+        if let Some(arena) = &self.arena {
+            arena.fences().light();
+        }
     }
 
     #[inline]
@@ -114,10 +123,20 @@ impl ShmEndpoint {
                     any = true;
                     Self::mark_dirty(&mut self.dirty, &mut self.peers, lane.peer);
                 }
+                Ok(false) if lane.is_watched => {
+                    any |= tell_waiting(lane, rank, &mut self.pending, events).unwrap_or_else(|error| {
+                        trouble = Some((lane.peer, Trouble::Corrupt(error)));
+                        false
+                    });
+                }
                 Ok(false) => {}
+                Err(Trouble::Unfit) => {
+                    any = true;
+                    give_back(lane, rank, &mut self.pending, events);
+                }
                 Err(error) => trouble = Some((lane.peer, error)),
             }
-            if lane.is_idle() {
+            if !lane.has_work() {
                 lane.is_listed = false;
                 self.busy_recvs.swap_remove(i);
             } else {
@@ -125,7 +144,7 @@ impl ShmEndpoint {
             }
         }
         if !self.dirty.is_empty() {
-            fence(Ordering::SeqCst);
+            self.fence();
             while let Some(peer) = self.dirty.pop() {
                 self.peers[peer as usize].is_dirty = false;
                 self.ring_doorbell_after_fence(peer as usize);
@@ -158,8 +177,33 @@ impl ShmEndpoint {
                               memory, choose to have it copied";
                 Error::system(NAME, rank, detail, error)
             }
+            Trouble::Unfit => return,
         };
         self.lose(peer, cause, true, events);
+    }
+}
+
+/// Tells of the message that waits in a watched lane, if one does.
+fn tell_waiting(
+    lane: &mut RecvLane,
+    rank: u32,
+    pending: &mut usize,
+    events: &mut Vec<Event>,
+) -> Result<bool, Corrupt> {
+    let Some((tag, len)) = lane.envelope()? else { return Ok(false) };
+    *pending -= usize::from(std::mem::take(&mut lane.is_watched));
+    events.push(Event::Waiting(Envelope { on: Channel { peer: rank, index: lane.channel }, tag, len }));
+    Ok(true)
+}
+
+/// Returns the receives of a lane, of which the first does not fit what has come, and tells what that is.
+pub(super) fn give_back(lane: &mut RecvLane, rank: u32, pending: &mut usize, events: &mut Vec<Event>) {
+    lane.take_back(|token| {
+        *pending -= 1;
+        events.push(Event::Returned(token));
+    });
+    if let Ok(Some((tag, len))) = lane.envelope() {
+        events.push(Event::Waiting(Envelope { on: Channel { peer: rank, index: lane.channel }, tag, len }));
     }
 }
 

@@ -31,6 +31,8 @@ struct Incoming {
     arrived: Option<(u64, u64)>,
     received: u64,
     target: Target,
+    /// Whether it goes back if another message comes.
+    conditional: bool,
     /// Of an offered message.
     pull: Option<Pull>,
     token: Token,
@@ -49,12 +51,23 @@ pub(crate) enum Trouble {
     Gone,
     /// The sender offered memory that the kernel does not let us read.
     Unreadable(io::Error),
+    /// Not with the channel: the first receive does not fit what has come, and was posted on condition.
+    Unfit,
 }
 
 impl From<Corrupt> for Trouble {
     fn from(corrupt: Corrupt) -> Self {
         Self::Corrupt(corrupt)
     }
+}
+
+/// What a receive expects.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) tag: u64,
+    pub(crate) len: usize,
+    /// Whether it goes back if another message comes.
+    pub(crate) conditional: bool,
 }
 
 /// How a receive ended.
@@ -65,6 +78,7 @@ pub(crate) type Verdict = Result<(), ErrorKind>;
 pub(crate) struct RecvLane {
     /// Index of the peer in the endpoint's table.
     pub(crate) peer: usize,
+    pub(crate) channel: u16,
     /// Whether the endpoint's list of busy lanes has this one.
     pub(crate) is_listed: bool,
     /// Set once the peer has brought its segment.
@@ -72,23 +86,26 @@ pub(crate) struct RecvLane {
     /// The peer's memory, if this side reads it.
     remote: Option<Remote>,
     queue: VecDeque<Incoming>,
+    /// Whether the envelope of the next message is wanted though nothing is posted.
+    pub(crate) is_watched: bool,
 }
 
 impl RecvLane {
-    pub(crate) fn new(peer: usize, remote: Option<Remote>) -> Self {
-        Self { peer, is_listed: false, ring: None, remote, queue: VecDeque::new() }
+    pub(crate) fn new(peer: usize, channel: u16, remote: Option<Remote>) -> Self {
+        let queue = VecDeque::new();
+        Self { peer, channel, is_listed: false, ring: None, remote, queue, is_watched: false }
     }
 
-    /// Takes a receive of `expected` bytes, and serves it with what has arrived, up to about `budget` bytes: a sender
-    /// that keeps pace must not keep the owner here. A verdict comes through `done`, with [`Handed::Over`].
+    /// Takes a receive, and serves it with what has arrived, up to about `budget` bytes: a sender
+    /// that keeps pace must not keep the owner here. A verdict comes through `done`, with [`Handed::Over`]. A
+    /// `conditional` one that does not fit what has come stays in the queue until [`RecvLane::advance`] says so.
     ///
     /// # Safety
-    /// As [`Endpoint::post_recv`](crate::Endpoint::post_recv); `expected` is the length of the sink.
+    /// As [`Endpoint::post_recv`](crate::Endpoint::post_recv); `len` is the length of the sink.
     pub(crate) unsafe fn hand(
         &mut self,
-        tag: u64,
+        Wanted { tag, len: expected, conditional }: Wanted,
         sink: Sink<'_>,
-        expected: usize,
         token: Token,
         budget: usize,
         done: impl FnOnce(Token, Verdict),
@@ -97,11 +114,12 @@ impl RecvLane {
             Sink::Place(pieces) => Target::Place(Cursor::new(pieces)),
             Sink::Consume { consumer, .. } => Target::Consume(consumer),
         };
-        let mut message = Incoming { tag, expected, arrived: None, received: 0, target, pull: None, token };
+        let mut message =
+            Incoming { tag, expected, arrived: None, received: 0, target, conditional, pull: None, token };
         let mut moved = 0;
         if let (true, Some(ring)) = (self.queue.is_empty(), &mut self.ring) {
             while moved < budget {
-                // SAFETY: the caller's promise. A corrupt ring is found again, and reported, by `advance`.
+                // SAFETY: the caller's promise. What is wrong is found again, and reported, by `advance`.
                 match unsafe { take_next(ring, self.remote.as_ref(), &mut message) } {
                     Ok(Some(_)) if message.is_over() => {
                         done(token, message.verdict());
@@ -146,6 +164,24 @@ impl RecvLane {
     /// Whether nothing waits here.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.is_empty()
+    }
+
+    /// Whether there is anything to look for here.
+    pub(crate) fn has_work(&self) -> bool {
+        self.is_watched || !self.queue.is_empty()
+    }
+
+    /// Takes the receives back of which [`RecvLane::advance`] said [`Trouble::Unfit`].
+    pub(crate) fn take_back(&mut self, mut returned: impl FnMut(Token)) {
+        for message in self.queue.drain(..) {
+            returned(message.token);
+        }
+    }
+
+    /// Tag and length of the next message, if it is there. Only while nothing is posted.
+    pub(crate) fn envelope(&mut self) -> Result<Option<(u64, u64)>, Corrupt> {
+        let Some(ring) = &mut self.ring else { return Ok(None) };
+        Ok(ring.peek()?.map(|_| ring.envelope()))
     }
 
     /// Gives up everything that waits.
@@ -195,6 +231,12 @@ unsafe fn take_next(
         return unsafe { pull_some(ring, remote, message).map(Some) };
     }
     let Some(arrival) = ring.peek()? else { return Ok(None) };
+    if message.conditional && message.arrived.is_none() {
+        let (tag, total) = ring.envelope();
+        if message.is_other(tag, total) {
+            return Err(Trouble::Unfit);
+        }
+    }
     if arrival.is_offer {
         let (tag, total) = ring.envelope();
         if message.arrived.is_some() {

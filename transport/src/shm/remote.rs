@@ -159,7 +159,15 @@ mod tests {
 
     fn address(beacon: &Beacon, cookie: [u8; 16], pid: u32) -> Address {
         let host = Host { boot: [0; 16], namespace: 0 };
-        Address { host, uid: 0, pid, name: [0; NAME_BYTES], cookie, beacon: beacon.address() }
+        Address {
+            host,
+            uid: 0,
+            pid,
+            name: [0; NAME_BYTES],
+            cookie,
+            beacon: beacon.address(),
+            is_registered: false,
+        }
     }
 
     #[test]

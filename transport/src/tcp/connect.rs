@@ -182,8 +182,13 @@ impl TcpEndpoint {
     /// not dial any more). Only when nobody is at the door.
     fn miss_the_gone(&mut self, events: &mut Vec<Event>) -> bool {
         let thorough = self.tick.is_multiple_of(GONE_TICKS) || self.armed;
-        let gone =
-            self.awaited.iter().map(|&number| self.links[number as usize].channel.peer).find(|&peer| {
+        let gone = self
+            .awaited
+            .iter()
+            .map(|&number| &self.links[number as usize])
+            .filter(|link| link.has_tokens())
+            .map(|link| link.channel.peer)
+            .find(|&peer| {
                 self.peers[peer as usize].links.iter().filter_map(|&n| self.links.get(n as usize)).any(
                     |link| {
                         let State::Open(socket) = &link.state else { return false };
@@ -202,7 +207,8 @@ impl TcpEndpoint {
         for &number in &self.peers[peer as usize].links {
             let Some(link) = self.links.get_mut(number as usize) else { continue };
             if let State::Open(socket) = &link.state {
-                let _ = link.inbound.progress(socket, peer, &mut self.work, usize::MAX, true, events);
+                let on = link.channel;
+                let _ = link.inbound.progress(socket, on, &mut self.work, usize::MAX, true, events);
             }
         }
         self.close_peer(peer, &cause, events);
@@ -221,6 +227,7 @@ impl TcpEndpoint {
         for &number in &known.links {
             let Some(link) = self.links.get_mut(number as usize) else { continue };
             link.state = State::Gone;
+            link.inbound.watched = false;
             let sends = link.outbound.queue.drain(..).map(|send| send.token);
             let recvs = link.inbound.queue.drain(..).map(|recv| recv.token);
             events.extend(sends.chain(recvs).map(|token| Event::Failed(token, cause.clone())));

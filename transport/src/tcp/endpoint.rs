@@ -198,6 +198,36 @@ impl TcpEndpoint {
         Ok(number)
     }
 
+    /// Queues a receive.
+    ///
+    /// # Safety
+    /// As [`Endpoint::post_recv`].
+    unsafe fn enqueue_recv(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        dst: Sink<'_>,
+        token: Token,
+        conditional: bool,
+    ) -> Result<Posted, Error> {
+        let number = self.link(on)?;
+        let (landing, len) = match dst {
+            Sink::Place(list) => {
+                let (pieces, total) = Pieces::new(list);
+                (Landing::Place(pieces), total)
+            }
+            Sink::Consume { len, consumer } => {
+                (Landing::Eat(Eater::new(consumer)), Some(len).filter(|&len| len <= MESSAGE_MAX))
+            }
+        };
+        let len = len.ok_or_else(|| too_long(on.peer))?;
+        let inbound = &mut self.links[number as usize].inbound;
+        inbound.watched = false;
+        inbound.queue.push_back(Recv { token, tag, len, landing, conditional });
+        self.enlist(number);
+        Ok(Posted::Pending)
+    }
+
     /// Notes that a link has something pending, and gets it connected.
     fn enlist(&mut self, number: u32) {
         let link = &mut self.links[number as usize];
@@ -291,20 +321,36 @@ impl Endpoint for TcpEndpoint {
         dst: Sink<'_>,
         token: Token,
     ) -> Result<Posted, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_recv(on, tag, dst, token, false) }
+    }
+
+    fn looks_ahead(&self) -> bool {
+        true
+    }
+
+    unsafe fn post_recv_if(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        dst: Sink<'_>,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_recv(on, tag, dst, token, true) }
+    }
+
+    fn watch(&mut self, on: Channel) -> Result<(), Error> {
         let number = self.link(on)?;
-        let (landing, len) = match dst {
-            Sink::Place(list) => {
-                let (pieces, total) = Pieces::new(list);
-                (Landing::Place(pieces), total)
-            }
-            Sink::Consume { len, consumer } => {
-                (Landing::Eat(Eater::new(consumer)), Some(len).filter(|&len| len <= MESSAGE_MAX))
-            }
-        };
-        let len = len.ok_or_else(|| too_long(on.peer))?;
-        self.links[number as usize].inbound.queue.push_back(Recv { token, tag, len, landing });
+        self.links[number as usize].inbound.watched = true;
         self.enlist(number);
-        Ok(Posted::Pending)
+        Ok(())
+    }
+
+    fn unwatch(&mut self, on: Channel) {
+        if let Ok(number) = self.link(on) {
+            self.links[number as usize].inbound.watched = false;
+        }
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> bool {

@@ -7,6 +7,10 @@
 //! If a header is another than the receive expects, the bytes behind it went to wrong places: they are collected
 //! from there in the order of the stream into the `stash`, the payload of the mismatched message is dropped, and
 //! the stream goes on from the stash until that is empty. So a mismatch costs its token, not the channel.
+//!
+//! If that receive was posted on condition, all that are posted go back instead, and the message is *held*: its header
+//! is kept, and its payload waits, in stash and socket, for the next receive. A header that is watched for is read, and
+//! the message held, without any receive.
 
 use std::collections::VecDeque;
 
@@ -18,7 +22,7 @@ use super::memory::{Cursor, Eater, Pieces};
 use super::outbound::{BATCH, BURST_BYTES};
 use super::socket::{self, Stop};
 use super::wire::{HEADER_BYTES, Header};
-use crate::endpoint::{Event, GRAIN_BYTES, Token};
+use crate::endpoint::{Channel, Envelope, Event, GRAIN_BYTES, Token};
 use crate::error::{Error, ErrorKind};
 
 /// Where a message goes.
@@ -35,6 +39,8 @@ pub(super) struct Recv {
     pub(super) tag: u64,
     pub(super) len: usize,
     pub(super) landing: Landing,
+    /// Whether it goes back if another message comes.
+    pub(super) conditional: bool,
 }
 
 /// Why receiving stopped.
@@ -67,6 +73,10 @@ pub(super) struct Inbound {
     grain_bytes: usize,
     /// Number of the front message.
     sequence: u32,
+    /// Whether the header of the next message is wanted though nothing is posted.
+    pub(super) watched: bool,
+    /// Whether the front header is of a message that waits for a receive.
+    held: bool,
     /// Bytes of a mismatched payload still to drop.
     skip: u64,
     /// Bytes read too far, and where they begin.
@@ -87,6 +97,8 @@ impl Default for Inbound {
             grain: [0; GRAIN_BYTES],
             grain_bytes: 0,
             sequence: 0,
+            watched: false,
+            held: false,
             skip: 0,
             stash: Vec::new(),
             stash_start: 0,
@@ -101,7 +113,7 @@ impl Inbound {
     pub(super) fn progress(
         &mut self,
         socket: &Socket,
-        peer: u32,
+        on: Channel,
         work: &mut Workspace,
         budget: usize,
         exhaust: bool,
@@ -112,15 +124,20 @@ impl Inbound {
             if let Some(what) = self.corrupt {
                 return (total, Halt::Corrupt(what));
             }
-            if self.queue.is_empty() {
+            if self.queue.is_empty() && !self.watched {
                 return (total, Halt::Idle);
             }
             if total >= budget {
                 return (total, Halt::Budget);
             }
-            let (moved, wanted) = if self.stash_start < self.stash.len() {
+            let (moved, wanted) = if self.held {
+                // A receive was posted for the message since its header came, or it is asked for again.
+                self.held = false;
+                self.corrupt = self.settle(on, events).err();
+                (0, 0)
+            } else if self.has_stash() {
                 let moved = self.unstash(work);
-                self.corrupt = self.settle(peer, events).err();
+                self.corrupt = self.settle(on, events).err();
                 (moved, moved)
             } else if self.skip > 0 {
                 match self.drop_payload(socket, work) {
@@ -132,17 +149,26 @@ impl Inbound {
                 let wanted = work.io.bytes();
                 match socket::recv(socket, &mut work.io) {
                     Ok(moved) => {
-                        self.corrupt = self.account(moved, peer, work, events).err();
+                        self.corrupt = self.account(moved, on, work, events).err();
                         (moved, wanted)
                     }
                     Err(stop) => return (total, stop.into()),
                 }
             };
             total += moved;
-            if moved < wanted && !exhaust && self.corrupt.is_none() {
+            if moved < wanted && !exhaust && self.corrupt.is_none() && !self.has_stash() {
                 return (total, Halt::Blocked);
             }
         }
+    }
+
+    /// Whether there is something to do without the socket.
+    pub(super) fn is_ready(&self) -> bool {
+        self.held || self.has_stash()
+    }
+
+    fn has_stash(&self) -> bool {
+        self.stash_start < self.stash.len()
     }
 
     /// What the peer's end of stream cuts short, for people.
@@ -159,10 +185,10 @@ impl Inbound {
     /// Fills the list with what the posted receives expect next.
     fn ask(&mut self, work: &mut Workspace, budget: usize) {
         work.io.clear();
-        let Some(front) = self.queue.front() else { return };
         if self.header_bytes < HEADER_BYTES {
             work.io.push_target(&mut self.header[self.header_bytes..]);
         }
+        let Some(front) = self.queue.front() else { return };
         let left = front.len - self.payload_bytes;
         match &front.landing {
             Landing::Eat(_) => {
@@ -194,10 +220,14 @@ impl Inbound {
     fn account(
         &mut self,
         mut left: usize,
-        peer: u32,
+        on: Channel,
         work: &mut Workspace,
         events: &mut Vec<Event>,
     ) -> Result<(), &'static str> {
+        if self.queue.is_empty() {
+            self.header_bytes += left;
+            return self.settle(on, events);
+        }
         let mut at = 0;
         while left > 0 {
             let Some(front) = self.queue.front() else { return Err("more bytes than asked for") };
@@ -212,9 +242,9 @@ impl Inbound {
                 if self.header_bytes < HEADER_BYTES {
                     return Ok(());
                 }
-                if let Some(len) = self.differs()? {
+                if let Some(header) = self.differs()? {
                     self.stash_rest(at, left, work);
-                    self.reject(len, peer, events);
+                    self.refuse(header, on, events);
                     return Ok(());
                 }
             }
@@ -286,7 +316,7 @@ impl Inbound {
             }
         }
         self.stash_start += bytes;
-        if self.stash_start == self.stash.len() {
+        if !self.has_stash() {
             // It may be large, and is rarely needed again.
             self.stash = Vec::new();
             self.stash_start = 0;
@@ -294,14 +324,19 @@ impl Inbound {
         bytes
     }
 
-    /// Checks and completes the front message after bytes came out of the stash.
-    fn settle(&mut self, peer: u32, events: &mut Vec<Event>) -> Result<(), &'static str> {
-        if self.skip == 0 && self.header_bytes == HEADER_BYTES && !self.queue.is_empty() {
-            if let Some(len) = self.differs()? {
-                self.reject(len, peer, events);
-            } else {
-                self.complete(events);
+    /// Checks and completes the front message after bytes came out of the stash, or holds it.
+    fn settle(&mut self, on: Channel, events: &mut Vec<Event>) -> Result<(), &'static str> {
+        if self.skip > 0 || self.header_bytes < HEADER_BYTES {
+            return Ok(());
+        }
+        if self.queue.is_empty() {
+            if self.watched {
+                self.hold(self.envelope()?, on, events);
             }
+        } else if let Some(header) = self.differs()? {
+            self.refuse(header, on, events);
+        } else {
+            self.complete(events);
         }
         Ok(())
     }
@@ -316,14 +351,36 @@ impl Inbound {
         Ok((moved, wanted))
     }
 
-    /// Whether the header differs from the front receive; if so, the length that it tells.
-    fn differs(&self) -> Result<Option<Header>, &'static str> {
+    /// The front header, which is complete.
+    fn envelope(&self) -> Result<Header, &'static str> {
         let header = Header::decode(&self.header).ok_or("bytes that are no message header")?;
         if header.sequence != self.sequence {
             return Err("a message out of sequence");
         }
+        Ok(header)
+    }
+
+    /// The front header if it is of another message than the front receive.
+    fn differs(&self) -> Result<Option<Header>, &'static str> {
+        let header = self.envelope()?;
         let same = self.queue.front().is_some_and(|r| r.tag == header.tag && r.len as u64 == header.len);
         Ok((!same).then_some(header))
+    }
+
+    /// Meets a message that is not the front receive's: of which nothing has been taken in but the header.
+    fn refuse(&mut self, header: Header, on: Channel, events: &mut Vec<Event>) {
+        if self.queue.front().is_some_and(|front| front.conditional) {
+            events.extend(self.queue.drain(..).map(|recv| Event::Returned(recv.token)));
+            self.hold(header, on, events);
+        } else {
+            self.reject(header, on.peer, events);
+        }
+    }
+
+    /// Lets the front message wait for the next receive.
+    fn hold(&mut self, header: Header, on: Channel, events: &mut Vec<Event>) {
+        (self.held, self.watched) = (true, false);
+        events.push(Event::Waiting(Envelope { on, tag: header.tag, len: header.len }));
     }
 
     /// Fails the front receive; its payload will be dropped.

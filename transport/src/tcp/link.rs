@@ -73,6 +73,11 @@ impl Link {
     }
 
     pub(super) fn has_work(&self) -> bool {
+        self.inbound.watched || self.has_tokens()
+    }
+
+    /// Whether something is posted and not over.
+    pub(super) fn has_tokens(&self) -> bool {
         !self.inbound.queue.is_empty() || !self.outbound.queue.is_empty()
     }
 }

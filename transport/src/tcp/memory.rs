@@ -15,7 +15,7 @@ pub(super) const IO_PIECES: usize = 64;
 
 /// A list of pieces that a token keeps alive.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pieces {
+pub(crate) struct Pieces {
     first: *const Piece,
     count: usize,
 }
@@ -26,14 +26,14 @@ unsafe impl Send for Pieces {}
 
 /// A place in a [`Pieces`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Cursor {
+pub(crate) struct Cursor {
     piece: usize,
     offset: usize,
 }
 
 impl Pieces {
     /// The pieces, and their total length; `None` if that overflows what a slice may be long.
-    pub(super) fn new(list: &[Piece]) -> (Self, Option<usize>) {
+    pub(crate) fn new(list: &[Piece]) -> (Self, Option<usize>) {
         let total = list
             .iter()
             .try_fold(0usize, |sum, piece| sum.checked_add(piece.len))
@@ -69,7 +69,7 @@ impl Pieces {
     }
 
     /// Moves `at` on by `bytes`, which are there.
-    pub(super) fn advance(&self, at: &mut Cursor, mut bytes: usize) {
+    pub(crate) fn advance(&self, at: &mut Cursor, mut bytes: usize) {
         let list = self.list();
         while bytes > 0 {
             let left = list[at.piece].len - at.offset;
@@ -92,6 +92,50 @@ impl Pieces {
             done += len;
         });
         self.advance(at, bytes.len());
+    }
+
+    /// The piece at `at`, and how much of it is before `at`; none at the end. Empty pieces are passed over.
+    pub(crate) fn piece(&self, at: &mut Cursor) -> Option<(Piece, usize)> {
+        let list = self.list();
+        while at.piece < list.len() && list[at.piece].len == at.offset {
+            *at = Cursor { piece: at.piece + 1, offset: 0 };
+        }
+        list.get(at.piece).map(|piece| (*piece, at.offset))
+    }
+
+    /// The shortest piece that is not empty, in bytes, and the number of those.
+    pub(crate) fn shortest(&self) -> (usize, usize) {
+        let lens = self.list().iter().map(|piece| piece.len).filter(|&len| len > 0);
+        lens.fold((usize::MAX, 0), |(least, count), len| (least.min(len), count + 1))
+    }
+
+    /// Copies `len` bytes from `from` into the pieces at `at`, and moves on.
+    ///
+    /// # Safety
+    /// `from` has so many bytes, in memory that is not the caller's.
+    pub(crate) unsafe fn fill_raw(&self, at: &mut Cursor, from: *const u8, len: usize) {
+        let mut done = 0;
+        self.walk(*at, len, |ptr, len| {
+            // SAFETY: ptr..ptr + len lies in a piece of a posted receive; `from` is the caller's promise, and
+            // `walk` stays within its length.
+            unsafe { std::ptr::copy_nonoverlapping(from.add(done), ptr, len) };
+            done += len;
+        });
+        self.advance(at, len);
+    }
+
+    /// Copies `len` bytes of the pieces at `at` to `to`, and moves on.
+    ///
+    /// # Safety
+    /// As [`Pieces::fill_raw`], the other way round.
+    pub(crate) unsafe fn copy_raw(&self, at: &mut Cursor, to: *mut u8, len: usize) {
+        let mut done = 0;
+        self.walk(*at, len, |ptr, len| {
+            // SAFETY: ptr..ptr + len lies in a piece of a posted send; `to` is the caller's promise.
+            unsafe { std::ptr::copy_nonoverlapping(ptr, to.add(done), len) };
+            done += len;
+        });
+        self.advance(at, len);
     }
 
     /// Appends `len` bytes from `at` on to `out`.
@@ -121,14 +165,26 @@ impl Pieces {
 
 /// A consumer that a token keeps alive.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Eater(Consumer);
+pub(crate) struct Eater(Consumer);
 
 // SAFETY: as for `Pieces`: the context is lent until the token completes, wherever the endpoint lives.
 unsafe impl Send for Eater {}
 
 impl Eater {
-    pub(super) fn new(consumer: Consumer) -> Self {
+    pub(crate) fn new(consumer: Consumer) -> Self {
         Self(consumer)
+    }
+
+    /// Feeds `len` bytes at `data`, bytes `offset..` of the message.
+    ///
+    /// # Safety
+    /// They are there and do not change during the call.
+    pub(crate) unsafe fn eat_raw(&self, offset: usize, data: *const u8, len: usize) {
+        if len > 0 {
+            // SAFETY: the context is valid until the token completes (see the module); `data` is the caller's
+            // promise.
+            unsafe { (self.0.call)(self.0.context, offset, data, len) }
+        }
     }
 
     /// Feeds bytes `offset..` of the message.

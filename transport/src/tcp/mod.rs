@@ -33,7 +33,7 @@ mod endpoint;
 mod inbound;
 mod interfaces;
 mod link;
-mod memory;
+pub(crate) mod memory;
 mod options;
 mod outbound;
 mod park;

@@ -88,7 +88,7 @@ fn error_of_recv(end: &mut TcpEndpoint, others: &mut [TcpEndpoint], on: Channel)
         end.poll(&mut events);
         events.drain(..).find_map(|event| match event {
             Event::Failed(Token(9), error) => Some(error),
-            Event::Failed(..) | Event::Done(_) | Event::Down { .. } => None,
+            _ => None,
         })
     })
 }

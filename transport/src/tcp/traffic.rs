@@ -37,8 +37,10 @@ impl TcpEndpoint {
         let mut at = 0;
         while at < self.listed.len() {
             let number = self.listed[at];
+            let before = events.len();
             match self.serve(number, asked, events) {
-                Ok(bytes) => moved |= bytes > 0,
+                // A message without payload, or one that was not taken, brings an event and no byte.
+                Ok(bytes) => moved |= bytes > 0 || events.len() > before,
                 Err(cause) => {
                     self.lose(self.links[number as usize].channel.peer, cause, events);
                     moved = true;
@@ -82,14 +84,17 @@ impl TcpEndpoint {
         let State::Open(socket) = &link.state else { return Ok(0) };
         let channel = link.channel;
         let mut total = 0;
-        if !link.inbound.queue.is_empty() && (link.readable || !asked) {
+        let wanted = link.inbound.watched || !link.inbound.queue.is_empty();
+        if wanted && (link.readable || link.inbound.is_ready() || !asked) {
             let (bytes, halt) =
-                link.inbound.progress(socket, channel.peer, &mut self.work, budget, exhaust, events);
+                link.inbound.progress(socket, channel, &mut self.work, budget, exhaust, events);
             total += bytes;
             match halt {
                 Halt::Idle | Halt::Budget => {}
                 // The end of the stream may have been announced together with its last bytes.
                 Halt::Blocked => link.readable = link.hung_up,
+                // Whoever posts a receive meets the end again.
+                Halt::Closed(_) if link.inbound.queue.is_empty() => link.inbound.watched = false,
                 Halt::Closed(source) => return Err(closed(channel, &link.inbound.position(), source)),
                 Halt::Corrupt(what) => {
                     let detail = format!("channel {}: {what}", channel.index);

@@ -70,7 +70,7 @@ proptest! {
                     Landing::Place(Pieces::new(&lists[posted]).0)
                 };
                 let (token, tag) = (Token(posted as u64), posted as u64);
-                inbound.queue.push_back(Recv { token, tag, len, landing });
+                inbound.queue.push_back(Recv { token, tag, len, landing, conditional: false });
                 posted += 1;
             }
             let chunk = chunks[turn % chunks.len()].min(stream.len() - sent);
@@ -78,7 +78,7 @@ proptest! {
             sent += there.write(&stream[sent..sent + chunk]).unwrap_or(0);
             turn += 1;
             let exhaust = turn % 2 == 0;
-            let (_, halt) = inbound.progress(&here, 0, &mut work, budget, exhaust, &mut events);
+            let (_, halt) = inbound.progress(&here, Channel { peer: 0, index: 0 }, &mut work, budget, exhaust, &mut events);
             let corrupt = matches!(halt, Halt::Corrupt(_) | Halt::Closed(_));
             prop_assert!(!corrupt, "{:?}", halt);
             prop_assert!(turn < 2_000_000, "stuck: {:?}", inbound);
@@ -94,7 +94,7 @@ proptest! {
                     prop_assert_eq!(token.0, number as u64);
                     prop_assert!(sent != len || wrong_tag, "{}", error);
                 }
-                Event::Down { .. } => prop_assert!(false),
+                Event::Down { .. } | Event::Returned(_) | Event::Waiting(_) => prop_assert!(false),
             }
         }
     }

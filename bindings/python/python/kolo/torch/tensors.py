@@ -80,7 +80,8 @@ _OPS_BY_NUMBER = tuple(number for _, number in sorted((int(op), number) for op, 
 
 def operator(op) -> tuple[int, float]:
     """Kolo's number of torch's operator, and its factor."""
-    kind = op.op if isinstance(op, ReduceOp) else op
+    # Torch accepts the bare name of an operator too.
+    kind = getattr(op, "op", op)
     number = _OPS_BY_NUMBER[int(kind)]
     if number != PREMUL_SUM:
         return number, 1.0

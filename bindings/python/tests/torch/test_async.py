@@ -1,0 +1,93 @@
+"""Works and futures."""
+
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_works_overlap(ranks):
+    def body():
+        me, n = dist.get_rank(), dist.get_world_size()
+        tensors = [torch.full((50_000,), float(i + me)) for i in range(30)]
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        for i, (work, tensor) in enumerate(zip(works, tensors)):
+            assert work.wait() is True
+            assert work.is_completed() and work.is_success() and work.exception() is None
+            assert torch.all(tensor == sum(i + r for r in range(n)))
+            assert work.result()[0] is tensor
+
+    run(ranks, body)
+
+
+def test_a_started_operation_needs_nobody_to_wait():
+    def body():
+        x = torch.ones(2_000_000)
+        work = dist.all_reduce(x, async_op=True)
+        # Polls only: the helper of every rank drives.
+        while not work.is_completed():
+            pass
+        assert torch.all(x == 2)
+
+    run(2, body)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_futures(ranks):
+    def body():
+        n = dist.get_world_size()
+        x = torch.ones(100_000)
+        future = dist.all_reduce(x, async_op=True).get_future()
+        doubled = future.then(lambda over: over.value()[0] * 2)
+        assert torch.all(doubled.wait() == 2 * n)
+        assert future.wait()[0] is x
+        y = torch.ones(3, 4).t()
+        work = dist.all_reduce(y, async_op=True)
+        seen = threading.Event()
+        work.get_future().add_done_callback(lambda _: seen.set())
+        assert torch.all(work.get_future().wait()[0] == n)
+        assert seen.wait(10)
+        futures = [dist.all_reduce(torch.ones(1000), async_op=True).get_future() for _ in range(20)]
+        for future in reversed(futures):
+            assert torch.all(future.wait()[0] == n)
+        assert torch.futures.collect_all(futures).wait()
+        # Of what blocks anyway, too.
+        out = torch.empty(2 * n)
+        work = dist.all_to_all_single(out, torch.ones(2 * n), [2] * n, [2] * n, async_op=True)
+        assert work.get_future().wait()[0] is out
+
+    run(ranks, body)
+
+
+def test_works_may_be_dropped():
+    def body():
+        for _ in range(100):
+            dist.all_reduce(torch.ones(10_000), async_op=True)
+        dist.barrier(async_op=True).wait()
+
+    run(2, body)
+
+
+def test_destroying_with_works_outstanding():
+    def body():
+        x = torch.ones(1_000_000)
+        works = [dist.all_reduce(x, async_op=True) for _ in range(5)]
+        futures = [work.get_future() for work in works[:2]]
+        dist.destroy_process_group()
+        assert all(future.done() for future in futures)
+
+    run(2, body, end=False)
+
+
+def test_profiler_events():
+    def body():
+        with torch.profiler.profile() as profile:
+            dist.all_reduce(torch.ones(3))
+            dist.all_reduce(torch.ones(3), async_op=True).wait()
+        names = [event.name for event in profile.events()]
+        assert names.count("kolo:all_reduce") == 2
+
+    run(2, body)

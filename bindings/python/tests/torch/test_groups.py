@@ -1,0 +1,190 @@
+"""Groups, objects, barriers, and what torch asks of a backend."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run
+from torch.distributed.device_mesh import init_device_mesh
+
+
+def test_new_groups():
+    def body():
+        me = dist.get_rank()
+        evens, odds = dist.new_group([0, 2]), dist.new_group([1, 3])
+        mine = evens if me % 2 == 0 else odds
+        x = torch.full((3,), float(me))
+        dist.all_reduce(x, group=mine)
+        assert torch.all(x == (2 if me % 2 == 0 else 4))
+        x = torch.full((3,), float(me))
+        dist.broadcast(x, src=mine is evens and 2 or 3, group=mine)
+        assert torch.all(x == (2 if me % 2 == 0 else 3))
+        assert dist.get_backend(mine) == "kolo" and dist.get_world_size(mine) == 2
+        again = dist.new_group([0, 2])
+        if me in (0, 2):
+            dist.barrier(again)
+        reverse = dist.new_group([3, 1], use_local_synchronization=False)
+        if me in (1, 3):
+            x = torch.tensor([float(me)])
+            dist.broadcast(x, group_src=0, group=reverse)
+            dist.destroy_process_group(reverse)
+        local = dist.new_group([0, 1], use_local_synchronization=True) if me < 2 else None
+        if me < 2:
+            dist.barrier(local)
+        mine, _ = dist.new_subgroups(2)
+        dist.barrier(mine)
+
+    run(4, body)
+
+
+def test_split_group():
+    def body():
+        me = dist.get_rank()
+        part = dist.split_group(split_ranks=[[0, 1], [2, 3]], group_desc="half")
+        x = torch.full((3,), float(me))
+        dist.all_reduce(x, group=part)
+        assert torch.all(x == (1 if me < 2 else 5))
+        part = dist.split_group(split_ranks=[[0, 3]])
+        assert (part is dist.GroupMember.NON_GROUP_MEMBER) == (me in (1, 2))
+        if me in (0, 3):
+            work = dist.all_reduce(torch.ones(2), group=part, async_op=True)
+            assert work.wait()
+
+    run(4, body)
+
+
+def test_a_kolo_group_beside_gloo():
+    def body():
+        group = dist.new_group(backend="kolo")
+        x = torch.ones(3)
+        dist.all_reduce(x, group=group)
+        dist.all_reduce(x)
+        assert torch.all(x == 4)
+
+    run(2, body, backend="gloo")
+
+
+def test_several_backends():
+    def body():
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        assert torch.all(x == 2)
+        work = dist.all_reduce(x, async_op=True)
+        work.wait()
+        assert torch.all(x == 4)
+        dist.barrier()
+        everybody = [None, None]
+        dist.all_gather_object(everybody, dist.get_rank())
+        assert everybody == [0, 1]
+
+    run(2, body, backend="cpu:kolo,cuda:gloo")
+
+
+def test_objects():
+    def body():
+        me, n = dist.get_rank(), dist.get_world_size()
+        everybody = [None] * n
+        dist.all_gather_object(everybody, {"rank": me, "pad": "x" * me * 1000})
+        assert [one["rank"] for one in everybody] == list(range(n))
+        gathered = [None] * n if me == 1 else None
+        dist.gather_object(("from", me), gathered, dst=1)
+        assert gathered is None or gathered == [("from", r) for r in range(n)]
+        objects = [1, "two", [3]] if me == 0 else [None] * 3
+        dist.broadcast_object_list(objects, src=0)
+        assert objects == [1, "two", [3]]
+        out = [None]
+        dist.scatter_object_list(out, [f"for {r}" for r in range(n)] if me == 0 else None, src=0)
+        assert out == [f"for {me}"]
+        if me == 0:
+            dist.send_object_list([{"a": 1}], dst=1)
+        elif me == 1:
+            received = [None]
+            dist.recv_object_list(received, src=0)
+            assert received == [{"a": 1}]
+
+    run(3, body)
+
+
+def test_barriers_and_timeouts_can_be_set():
+    def body():
+        dist.barrier()
+        dist.barrier(async_op=True).wait(timedelta(seconds=5))
+        dist.monitored_barrier(timeout=timedelta(seconds=10))
+        dist.monitored_barrier(wait_all_ranks=True)
+        group = dist.group.WORLD
+        group.set_timeout(timedelta(seconds=20))
+        assert group._engine.seconds == 20
+        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=30)
+
+    run(3, body)
+
+
+def test_direct_calls_without_options():
+    """DDP's communication hooks call the group itself."""
+
+    def body():
+        group = dist.group.WORLD
+        x = torch.ones(2)
+        group.allreduce(x).wait()
+        group.allreduce([x], dist.ReduceOp.MAX).wait()
+        group.broadcast(x, 0).wait()
+        group.barrier().wait()
+        out = [torch.empty(2), torch.empty(2)]
+        group.allgather(out, x).wait()
+        group.allgather([out], [x]).wait()
+        group._allgather_base(torch.empty(4), x).wait()
+        group._reduce_scatter_base(x, torch.ones(4)).wait()
+        group.alltoall_base(torch.empty(4), torch.ones(4), [], []).wait()
+        group.reduce(x, 0).wait()
+
+    run(2, body)
+
+
+def test_device_mesh():
+    def body():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
+        x = torch.tensor([float(dist.get_rank())])
+        dist.all_reduce(x, group=mesh.get_group("shard"))
+        assert x.item() == (1 if dist.get_rank() < 2 else 5)
+        dist.all_reduce(x, group=mesh["replica"].get_group())
+        assert x.item() == 6
+
+    run(4, body)
+
+
+@pytest.mark.parametrize("level", ["INFO", "DETAIL"])
+def test_debug_levels(level, monkeypatch):
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", level)
+
+    def body():
+        dist.set_debug_level_from_env()
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        dist.all_reduce(x, async_op=True).wait()
+
+    run(2, body)
+
+
+def test_groups_come_and_go():
+    """Nothing is left behind: no thread, no descriptor."""
+    import os
+
+    def used():
+        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+    def body():
+        def once():
+            group = dist.new_group()
+            work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
+            work.get_future().wait()
+            dist.destroy_process_group(group)
+
+        once()
+        before = used()
+        for _ in range(10):
+            once()
+        after = used()
+        assert after[0] <= before[0] and after[1] <= before[1], (before, after)
+
+    run(2, body)

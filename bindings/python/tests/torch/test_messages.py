@@ -1,0 +1,85 @@
+"""Messages between two ranks."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run
+
+DTYPES = [torch.float32, torch.bfloat16, torch.int16, torch.bool, torch.complex64, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_send_and_receive(dtype):
+    def body():
+        x = (torch.arange(6) % 2).to(dtype).reshape(2, 3)
+        if dist.get_rank() == 0:
+            dist.send(x, 1)
+            dist.send(x.t(), 1)
+        else:
+            y = torch.zeros(2, 3, dtype=dtype)
+            assert dist.recv(y, 0) == 0
+            assert torch.equal(y.view(torch.uint8), x.view(torch.uint8))
+            base = torch.zeros(2, 3, dtype=dtype)
+            dist.recv(base.t(), 0)
+            assert torch.equal(base.view(torch.uint8), x.view(torch.uint8))
+
+    run(2, body)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_exchanges_do_not_deadlock(ranks):
+    def body():
+        me, n = dist.get_rank(), dist.get_world_size()
+        for length in (1, 1_000_000):
+            received = torch.empty(length)
+            works = [
+                dist.isend(torch.full((length,), float(me)), (me + 1) % n),
+                dist.irecv(received, (me - 1) % n),
+            ]
+            for work in works:
+                work.wait()
+            assert torch.all(received == (me - 1) % n)
+
+    run(ranks, body)
+
+
+def test_batches():
+    def body():
+        me, n = dist.get_rank(), dist.get_world_size()
+        received = [torch.empty(1000) for _ in range(n)]
+        ops = []
+        for peer in range(n):
+            if peer != me:
+                ops.append(dist.P2POp(dist.isend, torch.full((1000,), float(me)), peer))
+                ops.append(dist.P2POp(dist.irecv, received[peer], peer))
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        assert all(torch.all(received[peer] == peer) for peer in range(n) if peer != me)
+
+    run(3, body)
+
+
+def test_messages_keep_their_order():
+    def body():
+        if dist.get_rank() == 0:
+            for work in [dist.isend(torch.tensor([float(i)]), 1) for i in range(50)]:
+                work.wait()
+        else:
+            received = [torch.empty(1) for _ in range(50)]
+            for work in [dist.irecv(tensor, 0) for tensor in received]:
+                work.wait()
+            assert [int(tensor) for tensor in received] == list(range(50))
+
+    run(2, body)
+
+
+def test_what_was_sent_before_destroying_arrives():
+    def body():
+        if dist.get_rank() == 0:
+            dist.isend(torch.ones(300_000), 1)
+        else:
+            x = torch.zeros(300_000)
+            dist.recv(x, 0)
+            assert torch.all(x == 1)
+
+    run(2, body)

@@ -1,0 +1,162 @@
+//! Starting sends and receives, singly or together: what all their forms share.
+
+use std::any::Any;
+use std::sync::{Arc, MutexGuard};
+
+use kolo_transport::Piece;
+
+use super::Communicator;
+use super::run::Ticket;
+use super::shared::Core;
+use super::waited::{Message, Single, Waited};
+use crate::call::transfer_tag;
+use crate::engine::{ANY_SOURCE, Kind, TransferJob};
+use crate::error::{Error, Result};
+use crate::types::{DataType, Element};
+
+/// Memory of a message, for bindings and tools.
+#[derive(Clone, Copy, Debug)]
+pub struct RawMessage {
+    /// First byte; any alignment, and null if there are none.
+    pub data: *mut u8,
+    /// Number of bytes.
+    pub bytes: usize,
+    /// Type of the elements, which must be the same at both ends.
+    pub data_type: DataType,
+    /// Tells the messages of a pair of ranks apart: a receive takes only messages with its own tag.
+    pub tag: u32,
+}
+
+impl RawMessage {
+    pub(super) fn of<T: Element>(data: &[T], tag: u32) -> Self {
+        let data_type = T::TYPE;
+        Self { data: data.as_ptr().cast_mut().cast(), bytes: size_of_val(data), data_type, tag }
+    }
+
+    pub(super) fn of_mut<T: Element>(data: &mut [T], tag: u32) -> Self {
+        Self { data: data.as_mut_ptr().cast(), bytes: size_of_val(data), data_type: T::TYPE, tag }
+    }
+}
+
+/// A message and its other end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Transfer {
+    pub(super) kind: Kind,
+    /// `None` for a receive from any source.
+    pub(super) peer: Option<u32>,
+    pub(super) message: RawMessage,
+}
+
+impl Transfer {
+    pub(super) const fn send(message: RawMessage, to: u32) -> Self {
+        Self { kind: Kind::Send, peer: Some(to), message }
+    }
+
+    pub(super) const fn recv(message: RawMessage, from: u32) -> Self {
+        Self { kind: Kind::Recv, peer: Some(from), message }
+    }
+
+    pub(super) const fn recv_any(message: RawMessage) -> Self {
+        Self { kind: Kind::Recv, peer: None, message }
+    }
+}
+
+impl Communicator {
+    /// Posts transfers, in their order, and gives a ticket for each.
+    ///
+    /// # Safety
+    /// The memory of the messages is valid, that of receives not touched by anybody else and that of sends not written,
+    /// until the transfers are done or the communicator has been aborted.
+    pub(super) unsafe fn post<'a>(
+        &'a self,
+        transfers: &[Transfer],
+        mut keep: Option<Box<dyn Any + Send>>,
+    ) -> Result<(MutexGuard<'a, Core>, Vec<Ticket>)> {
+        let shared = &self.shared;
+        let label = match transfers {
+            [Transfer { kind: Kind::Send, .. }] => "send",
+            [Transfer { kind: Kind::Recv, .. }] => "recv",
+            _ => "grouped send and recv",
+        };
+        for transfer in transfers {
+            if let Some(peer) = transfer.peer.filter(|peer| *peer >= shared.world_size) {
+                let problem =
+                    format!("rank {peer} is out of range: ranks are 0 to {}", shared.world_size - 1);
+                return Err(self.usage(label, problem));
+            }
+        }
+        let single = match transfers {
+            [transfer] => {
+                let RawMessage { bytes, data_type, tag, .. } = transfer.message;
+                Some(Single { peer: transfer.peer, bytes, data_type, tag })
+            }
+            _ => None,
+        };
+        let mut core = shared.core();
+        let waited = Waited::transfer(label, Message { number: core.messages + 1, single });
+        shared.check_usable(&core, waited)?;
+        if !core.engine.has_room_for_transfers(transfers.len()) {
+            let problem = "more than 65000 sends and receives would be outstanding; use smaller groups";
+            return Err(self.usage(label, problem.to_owned()));
+        }
+        if transfers.iter().any(|transfer| transfer.peer.is_none())
+            && let Some(transport) = core.engine.short_sighted()
+        {
+            let problem = format!(
+                "the transport {transport} cannot receive from any source; name the source, or use KOLO_TRANSPORT=shm,tcp"
+            );
+            return Err(Error::Unsupported { context: shared.context(waited), problem });
+        }
+        core.messages += 1;
+        let mut tickets = Vec::with_capacity(transfers.len());
+        for Transfer { kind, peer, message } in transfers {
+            let tag = transfer_tag(shared.id, message.data_type, message.tag);
+            let memory = Piece { ptr: message.data, len: message.bytes };
+            let peer = peer.unwrap_or(ANY_SOURCE);
+            let job = TransferJob { kind: *kind, peer, tag, memory, keep: keep.take() };
+            // SAFETY: the caller's promise; an error only returns after the engine was aborted.
+            match unsafe { core.engine.transfer(job) } {
+                Ok(id) => tickets.push(Ticket { id, waited }),
+                Err(error) => {
+                    core.engine.note_failure(error);
+                    drop(core);
+                    return Err(shared.fail(waited));
+                }
+            }
+        }
+        Ok((core, tickets))
+    }
+
+    /// Posts transfers that the helper drives.
+    ///
+    /// # Safety
+    /// As [`Communicator::post`].
+    pub(super) unsafe fn start_transfers(
+        &self,
+        transfers: &[Transfer],
+        keep: Option<Box<dyn Any + Send>>,
+    ) -> Result<Vec<Ticket>> {
+        // SAFETY: the caller's promise.
+        let (core, tickets) = unsafe { self.post(transfers, keep) }?;
+        let pending = tickets.iter().any(|ticket| !core.engine.is_done(ticket.id));
+        drop(core);
+        if pending {
+            Arc::clone(&self.shared).call_helper();
+        }
+        Ok(tickets)
+    }
+
+    /// Posts one transfer that the helper drives.
+    ///
+    /// # Safety
+    /// As [`Communicator::post`].
+    pub(super) unsafe fn start_transfer(
+        &self,
+        transfer: Transfer,
+        keep: Option<Box<dyn Any + Send>>,
+    ) -> Result<Ticket> {
+        // SAFETY: the caller's promise.
+        let tickets = unsafe { self.start_transfers(&[transfer], keep) }?;
+        Ok(tickets[0])
+    }
+}

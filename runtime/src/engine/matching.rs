@@ -1,0 +1,396 @@
+//! Which receive gets which message.
+//!
+//! # The rule
+//! That of MPI (MPI-4.1, 3.5): a receive names a source, or any, and a label, the lower half of the tag; messages of one
+//! rank are looked at in the order in which they were sent, and each goes to the earliest receive that names its source
+//! and label. Only then are type (the upper half of the tag) and length compared; a difference is an error.
+//!
+//! # How
+//! A transport's channel knows neither labels nor sources, only a next message. So receives are posted there in the
+//! order of the calls, on condition that they fit: the usual case, in which nothing is looked at twice and messages land
+//! in their place. If another message comes, the receives come back and the message waits (rule 9 of the transport). It
+//! goes to the first receive that it fits; if there is none it is taken into memory of ours ([`super::unexpected`]), as
+//! far as the allowance goes, so that the message behind it can be looked at.
+//!
+//! A receive from any source is posted nowhere: while there is one, the streams on which nothing is posted are watched.
+//! A receive that names its source is not posted while an earlier one from any source might want the same message.
+
+use kolo_transport::{Channel, Envelope, Error, ErrorKind, Piece, Sink};
+
+use super::links::Links;
+use super::token::{Kind, Name};
+use super::transfers::{ANY_SOURCE, TRANSFER_CHANNEL, Transfers, misfit, pieces_of};
+use super::unexpected::Stored;
+
+/// What matching goes by: the label that the caller gave. The rest of a tag says type and communicator.
+pub(crate) const fn label(tag: u64) -> u32 {
+    tag as u32
+}
+
+/// Where a receive waits.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Inbox(usize),
+    Anyone(usize),
+}
+
+impl Transfers {
+    /// A receive was called.
+    pub(super) fn start_recv(&mut self, slot: u16, links: &mut Links) -> Result<(), Error> {
+        let peer = self.slots[slot as usize].peer;
+        if peer == ANY_SOURCE {
+            return self.start_recv_any(slot, links);
+        }
+        let inbox = &mut self.inboxes[peer as usize];
+        if peer == self.rank {
+            inbox.waiting.push_back(slot);
+            return self.match_self();
+        }
+        if inbox.is_plain() && self.anyone.is_empty() {
+            return self.post(slot, peer, true, links);
+        }
+        if !self.take_stored(peer, slot)? {
+            self.inboxes[peer as usize].waiting.push_back(slot);
+            self.look_at(peer);
+        }
+        self.settle(links)
+    }
+
+    fn start_recv_any(&mut self, slot: u16, links: &mut Links) -> Result<(), Error> {
+        let tag = self.slots[slot as usize].tag;
+        let first_of = |inbox: &super::inbox::Inbox| {
+            inbox.stored.iter().find(|stored| label(stored.tag) == label(tag)).map(|stored| stored.arrival)
+        };
+        let oldest = (0..self.inboxes.len())
+            .filter_map(|peer| first_of(&self.inboxes[peer]).map(|arrival| (arrival, peer as u32)))
+            .min();
+        if let Some((_, peer)) = oldest {
+            self.slots[slot as usize].peer = peer;
+            self.take_stored(peer, slot)?;
+            return self.settle(links);
+        }
+        let arriving = (0..self.inboxes.len()).find(|peer| {
+            let storing = &self.inboxes[*peer].storing;
+            storing.as_ref().is_some_and(|s| s.claimed.is_none() && label(s.tag) == label(tag))
+        });
+        if let Some(peer) = arriving {
+            self.slots[slot as usize].peer = peer as u32;
+            self.take_stored(peer as u32, slot)?;
+            return self.settle(links);
+        }
+        self.anyone.push_back(slot);
+        self.match_self()?;
+        // In turn, so that one busy rank does not keep the others out.
+        let ranks = self.inboxes.len() as u32;
+        for i in 0..ranks {
+            if self.anyone.is_empty() {
+                break;
+            }
+            self.look_at((self.next_source + i) % ranks);
+            self.settle(links)?;
+        }
+        Ok(())
+    }
+
+    /// A receive from `peer` that was posted is over.
+    #[inline]
+    pub(super) fn received(&mut self, slot: u16) {
+        let peer = self.slots[slot as usize].peer;
+        self.completed(slot);
+        self.one_less_posted(peer);
+    }
+
+    /// A message that nobody had asked for is there.
+    pub(super) fn stored(&mut self, peer: u32) {
+        let Some(mut stored) = self.inboxes[peer as usize].storing.take() else { return };
+        match stored.claimed {
+            Some(slot) => self.deliver(slot, &stored),
+            None => {
+                stored.arrival = self.allowance.arrival();
+                self.inboxes[peer as usize].stored.push_back(stored);
+            }
+        }
+        self.one_less_posted(peer);
+    }
+
+    /// A receive has come back from the transport.
+    pub(super) fn returned(&mut self, slot: u16) {
+        let Some(peer) = self.slots.get(slot as usize).map(|transfer| transfer.peer) else { return };
+        let order = self.slots[slot as usize].order;
+        let slots = &self.slots;
+        let Some(inbox) = self.inboxes.get_mut(peer as usize) else { return };
+        let at = inbox.waiting.partition_point(|other| slots[*other as usize].order < order);
+        inbox.waiting.insert(at, slot);
+        inbox.posted -= 1;
+        inbox.narrow = true;
+        self.look_at(peer);
+    }
+
+    /// A message waits at the transport.
+    pub(super) fn waits(&mut self, envelope: Envelope) {
+        if let Some(inbox) = self.inboxes.get_mut(envelope.on.peer as usize) {
+            inbox.head = Some(envelope);
+            inbox.watched = false;
+            self.look_at(envelope.on.peer);
+        }
+    }
+
+    /// Does for the streams that stirred what can be done.
+    #[inline]
+    pub(super) fn settle(&mut self, links: &mut Links) -> Result<(), Error> {
+        while let Some(peer) = self.dirty.pop() {
+            self.inboxes[peer as usize].dirty = false;
+            self.attend(peer, links)?;
+        }
+        Ok(())
+    }
+
+    fn look_at(&mut self, peer: u32) {
+        let inbox = &mut self.inboxes[peer as usize];
+        if !inbox.dirty && peer != self.rank {
+            inbox.dirty = true;
+            self.dirty.push(peer);
+        }
+    }
+
+    #[inline]
+    fn one_less_posted(&mut self, peer: u32) {
+        let inbox = &mut self.inboxes[peer as usize];
+        inbox.posted -= 1;
+        if !self.anyone.is_empty() || inbox.narrow || !inbox.waiting.is_empty() {
+            self.look_at(peer);
+        }
+    }
+
+    /// Matches the message at the head of a rank's stream, and posts what may be posted.
+    fn attend(&mut self, peer: u32, links: &mut Links) -> Result<(), Error> {
+        loop {
+            if let Some(head) = self.inboxes[peer as usize].head {
+                let Some(place) = self.find(peer, head.tag) else {
+                    if self.store(peer, head, links)? {
+                        continue;
+                    }
+                    return Ok(());
+                };
+                let slot = self.remove(peer, place);
+                let transfer = &mut self.slots[slot as usize];
+                transfer.peer = peer;
+                if transfer.tag != head.tag || transfer.piece.len as u64 != head.len {
+                    return Err(misfit(peer, transfer.tag, transfer.piece.len, head.tag, head.len));
+                }
+                self.inboxes[peer as usize].head = None;
+                self.post(slot, peer, false, links)?;
+                continue;
+            }
+            self.inboxes[peer as usize].calm_down();
+            match self.next_to_post(peer) {
+                Some(slot) => {
+                    self.inboxes[peer as usize].waiting.pop_front();
+                    self.post(slot, peer, true, links)?;
+                }
+                None => return self.watch(peer, links),
+            }
+        }
+    }
+
+    /// The first receive of a rank that may be posted before its message is seen.
+    fn next_to_post(&self, peer: u32) -> Option<u16> {
+        let inbox = &self.inboxes[peer as usize];
+        let slot = *inbox.waiting.front()?;
+        let (order, tag) = (self.slots[slot as usize].order, self.slots[slot as usize].tag);
+        let rivals = |other: &u16| {
+            let other = &self.slots[*other as usize];
+            other.order < order && label(other.tag) == label(tag)
+        };
+        let may = (!inbox.narrow || inbox.posted == 0) && !self.anyone.iter().any(rivals);
+        may.then_some(slot)
+    }
+
+    /// The earliest receive that gets a message of `peer`.
+    fn find(&self, peer: u32, tag: u64) -> Option<Place> {
+        let wants = |slot: &u16| label(self.slots[*slot as usize].tag) == label(tag);
+        let order = |slot: u16| self.slots[slot as usize].order;
+        let waiting = &self.inboxes[peer as usize].waiting;
+        let named = waiting.iter().position(wants);
+        let any = self.anyone.iter().position(wants);
+        match (named, any) {
+            (Some(named), Some(any)) if order(self.anyone[any]) < order(waiting[named]) => {
+                Some(Place::Anyone(any))
+            }
+            (Some(named), _) => Some(Place::Inbox(named)),
+            (None, any) => any.map(Place::Anyone),
+        }
+    }
+
+    fn remove(&mut self, peer: u32, place: Place) -> u16 {
+        let slot = match place {
+            Place::Inbox(at) => self.inboxes[peer as usize].waiting.remove(at),
+            Place::Anyone(at) => self.anyone.remove(at),
+        };
+        if let Place::Anyone(_) = place {
+            self.next_source = peer + 1;
+            // Receives that had to wait for this one may go on; what is watched for nobody is watched no more.
+            for other in 0..self.inboxes.len() as u32 {
+                let inbox = &self.inboxes[other as usize];
+                if !inbox.waiting.is_empty() || (inbox.watched && self.anyone.is_empty()) {
+                    self.look_at(other);
+                }
+            }
+        }
+        slot.expect("a position that was just found")
+    }
+
+    /// Takes in a message that nobody has asked for, if somebody waits for what is behind it and the allowance lasts.
+    fn store(&mut self, peer: u32, head: Envelope, links: &mut Links) -> Result<bool, Error> {
+        if self.inboxes[peer as usize].waiting.is_empty() && self.anyone.is_empty() {
+            return Ok(false);
+        }
+        let Some(len) = self.allowance.take(head.len) else {
+            self.held_up = true;
+            return Ok(false);
+        };
+        let stored = Stored::new(head.tag, len);
+        let pieces = pieces_of(stored.piece());
+        let on = Channel { peer, index: TRANSFER_CHANNEL };
+        let token = Name::of_store(peer).token();
+        // SAFETY: the piece is boxed and its memory with it; the inbox keeps both until the token completes, and an engine
+        // drops its links before its transfers.
+        let posted = unsafe { links.post_recv(on, head.tag, Sink::Place(pieces), token) };
+        match posted {
+            Ok(posted) => {
+                let inbox = &mut self.inboxes[peer as usize];
+                inbox.head = None;
+                inbox.posted += 1;
+                inbox.storing = Some(stored);
+                if posted == kolo_transport::Posted::Done {
+                    self.stored(peer);
+                }
+                Ok(true)
+            }
+            Err(error) => {
+                self.allowance.give_back(len);
+                // A peer that has left takes its messages along; that ends a call only if it wants one of them.
+                let left =
+                    error.kind == ErrorKind::PeerLost && self.inboxes[peer as usize].waiting.is_empty();
+                if left { Ok(false) } else { Err(error) }
+            }
+        }
+    }
+
+    /// Watches a stream if a receive from any source may find something there, or stops it.
+    fn watch(&mut self, peer: u32, links: &mut Links) -> Result<(), Error> {
+        let inbox = &mut self.inboxes[peer as usize];
+        let on = Channel { peer, index: TRANSFER_CHANNEL };
+        let wanted = !self.anyone.is_empty() && inbox.posted == 0;
+        if wanted == inbox.watched {
+            return Ok(());
+        }
+        if !wanted {
+            inbox.watched = false;
+            // A post takes the watch back by itself.
+            if inbox.posted == 0 {
+                links.unwatch(on);
+            }
+            return Ok(());
+        }
+        match links.watch(on) {
+            Ok(()) => inbox.watched = true,
+            // The others may still send.
+            Err(error) if error.kind == ErrorKind::PeerLost => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Gives a receive the first message that was taken in for its label, if there is one.
+    fn take_stored(&mut self, peer: u32, slot: u16) -> Result<bool, Error> {
+        let (tag, len) = (self.slots[slot as usize].tag, self.slots[slot as usize].piece.len);
+        let inbox = &mut self.inboxes[peer as usize];
+        let fits = |stored: &Stored| {
+            if stored.tag == tag && stored.bytes().len() == len {
+                return Ok(());
+            }
+            Err(misfit(peer, tag, len, stored.tag, stored.bytes().len() as u64))
+        };
+        if let Some(at) = inbox.stored.iter().position(|stored| label(stored.tag) == label(tag)) {
+            fits(&inbox.stored[at])?;
+            if let Some(stored) = inbox.stored.remove(at) {
+                self.deliver(slot, &stored);
+            }
+            return Ok(true);
+        }
+        match &mut inbox.storing {
+            Some(stored) if stored.claimed.is_none() && label(stored.tag) == label(tag) => {
+                fits(stored)?;
+                stored.claimed = Some(slot);
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Copies a message that was taken in to where it belongs.
+    fn deliver(&mut self, slot: u16, stored: &Stored) {
+        let Piece { ptr, len } = self.slots[slot as usize].piece;
+        debug_assert_eq!(len, stored.bytes().len(), "compared when it was claimed");
+        // SAFETY: the receive is not over, so its memory is valid by the promise of `start`, and as long as the message;
+        // that lies in memory of ours.
+        unsafe { ptr.copy_from_nonoverlapping(stored.bytes().as_ptr(), len) };
+        self.allowance.give_back(len);
+        self.completed(slot);
+        if std::mem::take(&mut self.held_up) {
+            for peer in 0..self.inboxes.len() as u32 {
+                if self.inboxes[peer as usize].head.is_some() {
+                    self.look_at(peer);
+                }
+            }
+        }
+    }
+
+    /// Posts a receive; on condition, unless it is known to fit.
+    fn post(&mut self, slot: u16, peer: u32, conditional: bool, links: &mut Links) -> Result<(), Error> {
+        let on = Channel { peer, index: TRANSFER_CHANNEL };
+        let transfer = &self.slots[slot as usize];
+        let token = transfer.name(slot, Kind::Recv).token();
+        let sink = Sink::Place(pieces_of(&transfer.piece));
+        // SAFETY: the piece is boxed and not changed while posted; the memory is valid by the promise of `start`.
+        let posted = unsafe {
+            if conditional {
+                links.post_recv_if(on, transfer.tag, sink, token)
+            } else {
+                links.post_recv(on, transfer.tag, sink, token)
+            }
+        }?;
+        let inbox = &mut self.inboxes[peer as usize];
+        inbox.posted += 1;
+        inbox.watched = false;
+        if posted == kolo_transport::Posted::Done {
+            self.received(slot);
+        }
+        Ok(())
+    }
+
+    /// Matches what this rank sends to itself.
+    pub(super) fn match_self(&mut self) -> Result<(), Error> {
+        let mut at = 0;
+        while let Some(&send) = self.sends_to_self.get(at) {
+            let Some(place) = self.find(self.rank, self.slots[send as usize].tag) else {
+                at += 1;
+                continue;
+            };
+            let recv = self.remove(self.rank, place);
+            self.slots[recv as usize].peer = self.rank;
+            let (from, to) = (&self.slots[send as usize], &self.slots[recv as usize]);
+            if from.piece.len != to.piece.len || from.tag != to.tag {
+                return Err(misfit(self.rank, to.tag, to.piece.len, from.tag, from.piece.len as u64));
+            }
+            // SAFETY: both are valid by the promise of `start`; a caller that sends from the memory it receives
+            // into at the same time gets the copy it asked for, hence `copy`.
+            unsafe { to.piece.ptr.copy_from(from.piece.ptr, from.piece.len) };
+            self.sends_to_self.remove(at);
+            self.completed(send);
+            self.completed(recv);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,571 @@
+//! The endpoint: what the owner calls.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use kolo_verbs::{MemoryRegion, ProtectionDomain};
+use rustix::event::epoll;
+
+use super::NAME;
+use super::address::Address;
+use super::channel::{BLOCK_BYTES, CHUNK_BYTES, Chan, Landing, RecvOp, SendOp, Way};
+use super::link::{Link, Stage};
+use super::options::{Keep, RdmaOptions};
+use super::progress::{Hands, pump};
+use super::rails::{self, Rail};
+use super::registrations::Registrations;
+use super::side::{News, Side};
+use super::stats::Counters;
+use super::watch::Watch;
+use super::wire::{CHANNELS, EAGER_BYTES, GRANTS};
+use super::{reach, receiving, sending};
+use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
+use crate::error::{Error, ErrorKind};
+use crate::tcp::memory::{Cursor, Eater, Pieces};
+
+/// Longest message. Writes are cut into shorter ones, so this is what a slice may be long.
+const MESSAGE_MAX: usize = isize::MAX as usize;
+
+/// What is known of a rank.
+#[derive(Debug, Default)]
+pub(super) struct Peer {
+    // The queue pairs go before the memory of the channels.
+    pub(super) link: Option<Box<Link>>,
+    pub(super) channels: Vec<Option<Box<Chan>>>,
+    pub(super) address: Option<Address>,
+    /// Rails that reach each other: this side's, the peer's.
+    pub(super) pairs: Vec<(u8, u8)>,
+    pub(super) started: bool,
+    pub(super) probe_by: Option<Instant>,
+    /// Channels with something pending, and those of which something was heard; a bit each.
+    pub(super) busy: u64,
+    pub(super) touched: u64,
+    pub(super) down: Option<Error>,
+    /// Whether the owner knows.
+    pub(super) told: bool,
+}
+
+/// One rank's end of RDMA. See the module for how it works.
+#[derive(Debug)]
+pub struct RdmaEndpoint {
+    // The order of dropping: links, then what they were made of. See `Peer` for the order in there.
+    pub(super) peers: Vec<Peer>,
+    pub(super) registrations: Vec<Registrations>,
+    pub(super) rails: Vec<Rail>,
+    pub(super) side: Side,
+    caps: Caps,
+    pub(super) rank: u32,
+    pub(super) options: RdmaOptions,
+    passed_over: Vec<String>,
+    address: Vec<u8>,
+    /// Peers with queue pairs that are connected.
+    pub(super) live: Vec<u32>,
+    /// Peers that are needed and not connected yet.
+    pub(super) connecting: u32,
+    pub(super) counters: Counters,
+    /// What happened outside of a poll.
+    pub(super) backlog: Vec<Event>,
+    pub(super) news: Vec<News>,
+    epoll: OwnedFd,
+    side_watched: bool,
+    pub(super) armed: bool,
+    pub(super) side_due: bool,
+    pub(super) tick: u32,
+    aborted: bool,
+}
+
+impl RdmaEndpoint {
+    /// Opens the endpoint of `rank` among `world_size`.
+    ///
+    /// # Errors
+    /// If the rank is out of range, or RDMA cannot be used: no library, no device, no port that is up, no such GID,
+    /// too little memory that may be locked. The error says which, and what to do.
+    pub fn new(rank: u32, world_size: u32, options: RdmaOptions) -> Result<Self, Error> {
+        if rank >= world_size {
+            let detail = format!("rank {rank} in a world of {world_size}");
+            return Err(Error::new(ErrorKind::Usage, NAME, None, detail));
+        }
+        let (rails, passed_over) = rails::open(&options)?;
+        let side = Side::new(rank, world_size, options.side.clone())?;
+        let address = Address::of(&rails, side.address()).encode();
+        if address.len() > 1024 {
+            let detail =
+                "more network interfaces than an address has room for; choose with KOLO_SOCKET_IFNAME";
+            return Err(Error::new(ErrorKind::Usage, NAME, None, detail));
+        }
+        let system = |what: &'static str| {
+            move |error: rustix::io::Errno| Error::system(NAME, None, what, error.into())
+        };
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("creating an epoll descriptor"))?;
+        for rail in &rails {
+            let data = epoll::EventData::new_u64(0);
+            epoll::add(&epoll, &rail.channel, data, epoll::EventFlags::IN)
+                .map_err(system("watching a completion channel"))?;
+        }
+        let watch = match options.keep {
+            Keep::Watched => Watch::start().map(Arc::new),
+            Keep::Never | Keep::Always => None,
+        };
+        let registrations = rails
+            .iter()
+            .map(|rail| Registrations::new(rail.domain.clone(), &options, watch.clone()))
+            .collect();
+        let peer = || Peer { channels: (0..CHANNELS).map(|_| None).collect(), ..Peer::default() };
+        Ok(Self {
+            peers: (0..world_size).map(|_| peer()).collect(),
+            registrations,
+            rails,
+            side,
+            caps: Caps {
+                name: NAME,
+                channels_max: CHANNELS as u16,
+                message_max: MESSAGE_MAX,
+                // Before the connection is there, and while all slots are in use, a short send waits too.
+                eager_max: 0,
+                staging_per_channel: BLOCK_BYTES + GRANTS as usize * CHUNK_BYTES,
+                park_word: false,
+                park_fd: true,
+                in_place: true,
+            },
+            rank,
+            options,
+            passed_over,
+            address,
+            live: Vec::new(),
+            connecting: 0,
+            counters: Counters::default(),
+            backlog: Vec::new(),
+            news: Vec::new(),
+            epoll,
+            side_watched: false,
+            armed: false,
+            side_due: false,
+            tick: 0,
+            aborted: false,
+        })
+    }
+
+    /// Connects to these peers now rather than on first use, and has a message go each way over every path; they do
+    /// the same at about the same time. Blocks until it is known, or `deadline`. Those that it failed with are given
+    /// up.
+    pub fn try_paths(&mut self, peers: &[u32], deadline: Instant) -> Vec<(u32, Error)> {
+        let mut failed = Vec::new();
+        let mut events = Vec::new();
+        for &peer in peers {
+            if let Err(error) = self.start(peer) {
+                self.lose(peer, error, &mut events);
+            }
+        }
+        let by = deadline.min(Instant::now() + self.options.probe_timeout);
+        let is_open = |peer: &Peer| {
+            peer.down.is_none() && peer.link.as_ref().is_none_or(|link| link.stage != Stage::Up)
+        };
+        while peers.iter().any(|&peer| is_open(&self.peers[peer as usize])) && Instant::now() < by {
+            if !self.progress(&mut events) {
+                std::thread::yield_now();
+            }
+        }
+        for &number in peers {
+            if is_open(&self.peers[number as usize]) {
+                let words = format!("no packet came through within {:?}", self.options.probe_timeout);
+                let error = Error::new(ErrorKind::Timeout, NAME, Some(number), words);
+                self.lose(number, error, &mut events);
+            }
+            if let Some(error) = &self.peers[number as usize].down {
+                failed.push((number, error.clone()));
+            }
+        }
+        failed
+    }
+
+    /// The adapters used, each in a line: name, port, address, MTU, rate, NUMA node.
+    #[must_use]
+    pub fn adapters(&self) -> Vec<String> {
+        self.rails.iter().map(Rail::describe).collect()
+    }
+
+    /// Adapters that are there and not used, each with the reason.
+    #[must_use]
+    pub fn passed_over(&self) -> &[String] {
+        &self.passed_over
+    }
+
+    /// What becomes of registrations of the caller's memory that nobody uses any more.
+    #[must_use]
+    pub fn registration_policy(&self) -> &'static str {
+        self.registrations.first().map_or("", Registrations::describe)
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let mut all = self.counters;
+        for registrations in &self.registrations {
+            let of = registrations.counters;
+            all.cache.hits += of.hits;
+            all.cache.misses += of.misses;
+            all.cache.evicted += of.evicted;
+            all.cache.invalidated += of.invalidated;
+        }
+        all
+    }
+
+    /// Registers memory with all adapters until [`RdmaEndpoint::deregister`]: messages from and to it need no
+    /// registration of their own.
+    ///
+    /// # Errors
+    /// If the memory is not mapped, or no more may be locked; the error says what to do.
+    ///
+    /// # Safety
+    /// The memory stays mapped until then, or until the endpoint is dropped.
+    pub unsafe fn register(&mut self, memory: Piece) -> Result<(), Error> {
+        for at in 0..self.registrations.len() {
+            // SAFETY: the caller's promise.
+            if let Err(error) = unsafe { self.registrations[at].pin(memory.ptr, memory.len) } {
+                for earlier in &mut self.registrations[..at] {
+                    earlier.unpin(memory.ptr, memory.len);
+                }
+                return Err(Error::new(
+                    ErrorKind::System,
+                    NAME,
+                    None,
+                    format!("registering memory: {error}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a registration by [`RdmaEndpoint::register`]. Returns whether there was one.
+    pub fn deregister(&mut self, memory: Piece) -> bool {
+        self.registrations.iter_mut().fold(false, |any, cache| cache.unpin(memory.ptr, memory.len) | any)
+    }
+
+    /// Whether messages from and to this memory need no registration now.
+    #[must_use]
+    pub fn is_registered(&self, memory: Piece) -> bool {
+        self.registrations.iter().all(|cache| cache.holds(memory.ptr, memory.len))
+    }
+
+    /// The adapters' protection domains, for regions that are made elsewhere: of a dma-buf, such as a GPU's memory.
+    pub fn domains(&self) -> impl Iterator<Item = &ProtectionDomain> {
+        self.rails.iter().map(|rail| &rail.domain)
+    }
+
+    /// Takes regions made of [`RdmaEndpoint::domains`], one of each and in that order, as the registration of the
+    /// addresses that they cover; [`RdmaEndpoint::deregister`] ends it.
+    ///
+    /// # Panics
+    /// If their number is another.
+    pub fn adopt(&mut self, regions: Vec<MemoryRegion>) {
+        assert_eq!(regions.len(), self.registrations.len(), "one region per adapter");
+        for (cache, region) in self.registrations.iter_mut().zip(regions) {
+            cache.adopt(region);
+        }
+    }
+
+    fn usable(&self, on: Channel) -> Result<(), Error> {
+        let usage = |what: String| Err(Error::new(ErrorKind::Usage, NAME, Some(on.peer), what));
+        if on.peer as usize >= self.peers.len() {
+            return usage(format!("no such rank in a world of {}", self.peers.len()));
+        }
+        if on.peer == self.rank {
+            return usage("a rank has no channel to itself".into());
+        }
+        if usize::from(on.index) >= CHANNELS {
+            return usage(format!("channel {} of at most {CHANNELS}", on.index));
+        }
+        Ok(())
+    }
+
+    /// The channel, made on first use, and what else an operation on it needs.
+    fn parts<'a>(&'a mut self, on: Channel, events: &'a mut Vec<Event>) -> (&'a mut Peer, Hands<'a>) {
+        let peer = &mut self.peers[on.peer as usize];
+        peer.channels[usize::from(on.index)].get_or_insert_with(|| Box::new(Chan::new()));
+        let hands = Hands {
+            rails: &self.rails,
+            registrations: &mut self.registrations,
+            counters: &mut self.counters,
+            options: &self.options,
+            events,
+        };
+        (peer, hands)
+    }
+
+    /// With the next poll.
+    fn say_down(&mut self, peer: u32) {
+        let mut backlog = std::mem::take(&mut self.backlog);
+        self.tell_down(peer, &mut backlog);
+        self.backlog = backlog;
+    }
+
+    /// A post met trouble that concerns the peer as a whole; the token is spent, the rest is told by a poll.
+    fn refuse(&mut self, peer: u32, trouble: super::progress::Trouble) -> Error {
+        let error = trouble.words(peer, &self.way_to(peer));
+        let mut backlog = std::mem::take(&mut self.backlog);
+        self.lose(peer, error.clone(), &mut backlog);
+        self.backlog = backlog;
+        Error { kind: ErrorKind::PeerLost, ..error }
+    }
+}
+
+impl Endpoint for RdmaEndpoint {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn address(&self) -> &[u8] {
+        &self.address
+    }
+
+    fn introduce(&mut self, peer: u32, address: &[u8]) -> Result<Reach, Error> {
+        if peer == self.rank || peer as usize >= self.peers.len() {
+            let detail = format!("no such peer in a world of {}", self.peers.len());
+            return Err(Error::new(ErrorKind::Usage, NAME, Some(peer), detail));
+        }
+        let address = Address::decode(address).map_err(|what| {
+            Error::new(ErrorKind::Corrupt, NAME, Some(peer), format!("the peer's address: {what}"))
+        })?;
+        if let Reach::No { because } = self.side.introduce(peer, &address.side)? {
+            return Ok(Reach::No { because: format!("the connection beside it: {because}") });
+        }
+        let pairs = match reach::pairs(&self.rails, &address.rails) {
+            Ok(pairs) => pairs,
+            Err(because) => return Ok(Reach::No { because }),
+        };
+        let how = pairs
+            .iter()
+            .map(|&(ours, theirs)| {
+                let (ours, theirs) = (&self.rails[usize::from(ours)], &address.rails[usize::from(theirs)]);
+                let mtu = ours.path.mtu.min(theirs.mtu).bytes();
+                format!("{} {} to {}, {}, MTU {mtu}", ours.device, ours.gid, theirs.gid, ours.kind)
+            })
+            .collect::<Vec<_>>()
+            .join("; ");
+        let known = &mut self.peers[peer as usize];
+        known.address = Some(address);
+        known.pairs = pairs;
+        if known.channels.iter().flatten().any(|chan| !chan.is_idle()) {
+            self.start(peer)?;
+        }
+        Ok(Reach::Yes { how })
+    }
+
+    fn establish(&mut self, deadline: Instant) -> Result<(), Error> {
+        // Queue pairs are made on first use.
+        self.side.establish(deadline)
+    }
+
+    unsafe fn post_send(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        src: &[Piece],
+        token: Token,
+    ) -> Result<Posted, Error> {
+        self.usable(on)?;
+        if let Some(cause) = self.peers[on.peer as usize].down.clone() {
+            self.say_down(on.peer);
+            return Err(cause);
+        }
+        let (pieces, total) = Pieces::new(src);
+        let len = total.ok_or_else(|| too_long(on.peer))?;
+        self.start(on.peer)?;
+        let channel = on.index as u8;
+        let mut events = std::mem::take(&mut self.backlog);
+        let (peer, mut hands) = self.parts(on, &mut events);
+        let mut op = SendOp {
+            token,
+            tag,
+            len,
+            pieces,
+            cursor: Cursor::default(),
+            written: 0,
+            noticed: false,
+            held: None,
+            stalled: 0,
+        };
+        let up = peer.link.as_deref_mut().filter(|link| link.stage == Stage::Up);
+        let mut result = Ok(Posted::Pending);
+        let mut trouble = None;
+        if let Some(chan) = peer.channels[usize::from(channel)].as_deref_mut() {
+            if let Some(link) = up {
+                result = sending::send_now(link, chan, channel, &mut op, &mut hands);
+                if matches!(result, Ok(Posted::Pending)) {
+                    chan.sends.push_back(op);
+                    if chan.sends.len() == 1 && len > EAGER_BYTES {
+                        trouble = sending::pump(link, chan, channel, false, &mut hands).err();
+                    }
+                }
+            } else {
+                chan.sends.push_back(op);
+            }
+        }
+        if matches!(result, Ok(Posted::Pending)) {
+            peer.busy |= 1 << channel;
+            peer.touched |= 1 << channel;
+        }
+        self.backlog = events;
+        if let Some(trouble) = trouble {
+            // Posted all the same: it fails with the others of this peer.
+            let _ = self.refuse(on.peer, trouble);
+        }
+        result.map_err(|trouble| self.refuse(on.peer, trouble))
+    }
+
+    unsafe fn post_recv(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        dst: Sink<'_>,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        self.usable(on)?;
+        let (landing, len) = match dst {
+            Sink::Place(list) => {
+                let (pieces, total) = Pieces::new(list);
+                (Landing::Place { pieces, cursor: Cursor::default() }, total)
+            }
+            Sink::Consume { len, consumer } => {
+                (Landing::Eat(Eater::new(consumer)), Some(len).filter(|&len| len <= MESSAGE_MAX))
+            }
+        };
+        let len = len.ok_or_else(|| too_long(on.peer))?;
+        let down = self.peers[on.peer as usize].down.clone();
+        if down.is_none() {
+            self.start(on.peer)?;
+        }
+        let channel = on.index as u8;
+        let mut events = std::mem::take(&mut self.backlog);
+        let (peer, mut hands) = self.parts(on, &mut events);
+        let mut op = RecvOp {
+            token,
+            tag,
+            len,
+            landing,
+            way: Way::Open,
+            granted: 0,
+            granted_to: Cursor::default(),
+            filled: 0,
+        };
+        let Some(chan) = peer.channels[usize::from(channel)].as_deref_mut() else {
+            return Err(too_long(on.peer));
+        };
+        let mut result = receiving::receive_now(chan, on.peer, &mut op);
+        if matches!(result, Ok(Ok(Posted::Pending))) {
+            if let Some(cause) = down {
+                result = Ok(Err(cause));
+            } else {
+                chan.recvs.push_back(op);
+                peer.busy |= 1 << channel;
+                if let Some(link) = peer.link.as_deref_mut().filter(|link| link.stage == Stage::Up)
+                    && len > EAGER_BYTES
+                    && let Err(trouble) = receiving::grant(link, chan, channel, &mut hands)
+                {
+                    // Posted all the same: it fails with the others of this peer.
+                    self.backlog = events;
+                    let _ = self.refuse(on.peer, trouble);
+                    return Ok(Posted::Pending);
+                }
+            }
+        }
+        peer.touched |= 1 << channel;
+        let refused = matches!(result, Ok(Err(_))) && peer.down.is_some();
+        self.backlog = events;
+        if refused {
+            self.say_down(on.peer);
+        }
+        match result {
+            Ok(result) => result,
+            Err(trouble) => Err(self.refuse(on.peer, trouble)),
+        }
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
+        self.progress(events)
+    }
+
+    fn arm(&mut self, _by: ParkBy) -> Armed<'_> {
+        let unsettled = |peer: &Peer| peer.link.as_ref().is_some_and(|link| !link.is_flushed());
+        let waits = |peer: &Peer| peer.started && peer.down.is_none() && (peer.busy != 0 || unsettled(peer));
+        if !self.peers.iter().any(waits) && self.backlog.is_empty() {
+            return Armed::Idle;
+        }
+        let mut events = std::mem::take(&mut self.backlog);
+        for at in 0..self.live.len() {
+            let number = self.live[at];
+            let peer = &mut self.peers[number as usize];
+            let mut hands = Hands {
+                rails: &self.rails,
+                registrations: &mut self.registrations,
+                counters: &mut self.counters,
+                options: &self.options,
+                events: &mut events,
+            };
+            if peer.link.as_ref().is_some_and(|link| link.stage == Stage::Up) {
+                let due = peer.busy;
+                // A poll follows, and meets the same.
+                let _ = pump(number, peer, due, true, &mut hands);
+            }
+            // If the device is gone the poll that follows says so.
+            let _ = peer.link.as_ref().map(|link| link.wake_for(true));
+        }
+        self.backlog = events;
+        self.armed = true;
+        self.side_due = true;
+        if let Armed::Fd(fd) = self.side.arm()
+            && !self.side_watched
+        {
+            let data = epoll::EventData::new_u64(1);
+            self.side_watched = epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN).is_ok();
+        }
+        Armed::Fd(self.epoll.as_fd())
+    }
+
+    fn disarm(&mut self) {
+        if !std::mem::take(&mut self.armed) {
+            return;
+        }
+        for rail in &self.rails {
+            while let Ok(Some(_)) = rail.channel.take_event() {}
+        }
+        self.side.disarm();
+        self.side_due = true;
+    }
+
+    fn abandon(&mut self, peer: u32, cause: &Error, events: &mut Vec<Event>) {
+        self.close(peer, cause, events);
+        self.peers[peer as usize].told = true;
+    }
+
+    fn abort(&mut self, cause: &Error, events: &mut Vec<Event>) {
+        self.aborted = true;
+        for peer in 0..self.peers.len() as u32 {
+            if peer != self.rank {
+                self.close(peer, cause, events);
+                self.peers[peer as usize].told = true;
+            }
+        }
+    }
+
+    fn is_flushed(&self) -> bool {
+        self.peers.iter().all(|peer| {
+            peer.link.as_ref().is_none_or(|link| link.is_flushed())
+                && peer.channels.iter().flatten().all(|chan| chan.sends.is_empty())
+        })
+    }
+}
+
+impl Drop for RdmaEndpoint {
+    fn drop(&mut self) {
+        if !self.aborted && !std::thread::panicking() {
+            self.farewell();
+        }
+    }
+}
+
+fn too_long(peer: u32) -> Error {
+    Error::new(ErrorKind::Usage, NAME, Some(peer), "a message longer than memory")
+}

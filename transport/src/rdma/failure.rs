@@ -1,0 +1,163 @@
+//! Giving peers up, and leaving.
+
+use std::time::{Duration, Instant};
+
+use super::channel::Chan;
+use super::endpoint::RdmaEndpoint;
+use super::lane::Settled;
+use super::link::{Link, Stage};
+use super::progress::{Hands, drain};
+use super::receiving;
+use crate::endpoint::Event;
+use crate::error::{Error, ErrorKind};
+
+/// How long leaving may take: for a round trip to each peer's adapter, after which all that it waits for has been
+/// acknowledged. Soft-RoCE under load needs some ms.
+const FAREWELL: Duration = Duration::from_millis(50);
+
+impl RdmaEndpoint {
+    /// A peer is lost. What has arrived is still delivered; whatever needs more of the peer fails.
+    pub(super) fn lose(&mut self, number: u32, error: Error, events: &mut Vec<Event>) {
+        if self.peers[number as usize].down.is_some() {
+            return;
+        }
+        // What cannot be used any more is a loss, whatever it came from; a mistake of the peer's stays one.
+        let cause = match error.kind {
+            ErrorKind::Corrupt => error,
+            _ => Error { kind: ErrorKind::PeerLost, ..error },
+        };
+        let answers = number < self.rank;
+        let peer = &mut self.peers[number as usize];
+        if let Some(link) = peer.link.as_deref_mut() {
+            let mut hands = Hands {
+                rails: &self.rails,
+                registrations: &mut self.registrations,
+                counters: &mut self.counters,
+                options: &self.options,
+                events,
+            };
+            // Trouble is expected; what comes before it counts.
+            let _ = drain(link, &mut peer.channels, &mut peer.touched, answers, &mut hands);
+            for chan in peer.channels.iter_mut().flatten() {
+                let _ = receiving::pump(chan, number, &mut hands);
+            }
+        }
+        let peer = &mut self.peers[number as usize];
+        // Whoever is through may leave: that is news only to those who want something of it, now or later.
+        let needed = peer.channels.iter().flatten().any(|chan| !chan.is_idle())
+            || peer.link.as_ref().is_some_and(|link| !link.is_flushed());
+        self.close(number, &cause, events);
+        if needed {
+            self.tell_down(number, events);
+        }
+    }
+
+    /// Reports the loss of a peer, once.
+    pub(super) fn tell_down(&mut self, number: u32, events: &mut Vec<Event>) {
+        let peer = &mut self.peers[number as usize];
+        if let Some(cause) = peer.down.clone().filter(|_| !std::mem::replace(&mut peer.told, true)) {
+            events.push(Event::Down { peer: number, cause });
+        }
+    }
+
+    /// Fails all that involves a peer, and lets go of everything.
+    pub(super) fn close(&mut self, number: u32, cause: &Error, events: &mut Vec<Event>) {
+        let peer = &mut self.peers[number as usize];
+        if peer.down.is_some() {
+            return;
+        }
+        peer.down = Some(cause.clone());
+        if peer.started
+            && peer.link.as_ref().is_none_or(|link| link.stage != Stage::Up)
+            && peer.probe_by.is_some()
+            || peer.started && peer.link.as_ref().is_none_or(|link| link.stage == Stage::Greeted)
+        {
+            self.connecting = self.connecting.saturating_sub(1);
+        }
+        self.live.retain(|&live| live != number);
+        let fail = |token| Event::Failed(token, cause.clone());
+        let mut loose: Vec<(u8, Settled)> = Vec::new();
+        let mut long_rails = Vec::new();
+        if let Some(mut link) = peer.link.take() {
+            long_rails =
+                (0..peer.channels.len()).map(|at| link.lanes[link.long_lane(at as u8)].rail).collect();
+            for lane in &mut link.lanes {
+                let rail = lane.rail;
+                loose.extend(lane.take_all().into_iter().map(|settled| (rail, settled)));
+            }
+            // From here on the adapter touches nothing of it.
+            drop(link);
+        }
+        for (rail, settled) in loose {
+            if let Some(held) = settled.held {
+                self.registrations[usize::from(rail)].release(held);
+            }
+            events.extend(settled.token.map(fail));
+        }
+        for (at, entry) in peer.channels.iter_mut().enumerate() {
+            let Some(chan) = entry.as_deref_mut() else { continue };
+            let rail = long_rails.get(at).copied().map_or(0, usize::from);
+            for op in chan.sends.drain(..) {
+                if let Some((held, ..)) = op.held {
+                    self.registrations[rail].release(held);
+                }
+                events.push(fail(op.token));
+            }
+            for granted in chan.granted.drain(..) {
+                if let Some(held) = granted.held {
+                    self.registrations[rail].release(held);
+                }
+            }
+            events.extend(chan.recvs.drain(..).map(|op| fail(op.token)));
+            // What has arrived may still be asked for.
+            if !has_arrivals(chan) {
+                *entry = None;
+            }
+        }
+        self.side.abandon(number, cause);
+    }
+
+    /// Waits until every peer's adapter has answered once more: what it had sent before, and its answers to what it
+    /// got, have then left this host. Without it a peer that is a little behind would count as deserted.
+    pub(super) fn farewell(&mut self) {
+        let mut asked: Vec<u32> = Vec::new();
+        for &number in &self.live {
+            let Some(link) = self.peers[number as usize].link.as_deref_mut() else { continue };
+            if link.stage == Stage::Up && ask(link) {
+                asked.push(number);
+            }
+        }
+        let deadline = Instant::now() + FAREWELL;
+        let mut events = Vec::new();
+        while !asked.is_empty() && Instant::now() < deadline {
+            asked.retain(|&number| {
+                let peer = &mut self.peers[number as usize];
+                let Some(link) = peer.link.as_deref_mut() else { return false };
+                let mut hands = Hands {
+                    rails: &self.rails,
+                    registrations: &mut self.registrations,
+                    counters: &mut self.counters,
+                    options: &self.options,
+                    events: &mut events,
+                };
+                let done = drain(link, &mut peer.channels, &mut peer.touched, false, &mut hands);
+                done.is_ok() && !link.is_flushed()
+            });
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Has the peer's adapter acknowledge on every lane.
+fn ask(link: &mut Link) -> bool {
+    let to = link.nowhere();
+    link.lanes.iter_mut().all(|lane| {
+        // SAFETY: no memory.
+        lane.has_room() && unsafe { lane.write(to, None, None, Some(Settled::default())) }.is_ok()
+    })
+}
+
+/// Whether messages lie in slots that nobody has asked for yet.
+fn has_arrivals(chan: &Chan) -> bool {
+    chan.arrived != chan.freed && chan.block.is_some()
+}

@@ -1,0 +1,221 @@
+//! A queue pair, and what is under way on it.
+
+use std::collections::VecDeque;
+
+use kolo_verbs::{
+    Access, Address, CompletionQueue, Error, Flags, Local, Operation, QueuePair, QueuePairSpec, Reliability,
+    Remote, Report, Send,
+};
+
+use super::rails::Rail;
+use super::registrations::Use;
+use crate::endpoint::Token;
+
+/// Requests that are reported at least one in so many: their slots of the queue are free again only then.
+const UNREPORTED_MAX: u64 = 32;
+
+/// Names of requests: this bit for receives; the lane; the count.
+const RECEIVE: u64 = 1 << 63;
+const LANE_SHIFT: u32 = 48;
+
+/// Bytes asked for within a request: a header and a few cache lines. More makes the entries of the queue larger.
+const INLINE_BYTES: u32 = 192;
+
+/// What a completed request gives back.
+#[derive(Debug, Default)]
+pub(super) struct Settled {
+    /// It was so long.
+    pub(super) bytes: usize,
+    /// The region it was read from.
+    pub(super) held: Option<Use>,
+    /// The piece of the bounce buffer it was read from.
+    pub(super) chunk: Option<u8>,
+    /// The message that is over with it.
+    pub(super) token: Option<Token>,
+}
+
+#[derive(Debug)]
+struct Posted {
+    count: u64,
+    settled: Settled,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pair: QueuePair,
+    /// Where it is in the link, which its requests are named by.
+    number: u8,
+    /// Of this side.
+    pub(super) rail: u8,
+    first_packet: u32,
+    depth: u64,
+    inline_bytes: usize,
+    posted: u64,
+    reaped: u64,
+    reported: u64,
+    under_way: VecDeque<Posted>,
+    pub(super) bytes_under_way: usize,
+    /// Whether a packet of the peer's has come through it.
+    pub(super) probed: bool,
+}
+
+/// Whose request has completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Request {
+    Receive { lane: u8 },
+    Send { lane: u8, count: u64 },
+}
+
+impl Request {
+    pub(super) fn of(id: u64) -> Self {
+        let lane = (id >> LANE_SHIFT) as u8 & 0x7f;
+        if id & RECEIVE != 0 {
+            Self::Receive { lane }
+        } else {
+            Self::Send { lane, count: id & ((1 << LANE_SHIFT) - 1) }
+        }
+    }
+}
+
+impl Lane {
+    /// Makes it, binds it to its port and posts `receives` of the `receive_depth` receives.
+    pub(super) fn new(
+        number: u8,
+        (rail_number, rail): (u8, &Rail),
+        queue: &CompletionQueue,
+        (send_depth, receive_depth): (u32, u32),
+        receives: u32,
+    ) -> Result<Self, Error> {
+        let spec = |inline_bytes| QueuePairSpec {
+            send_queue: queue,
+            receive_queue: queue,
+            send_depth,
+            receive_depth,
+            send_pieces: 1,
+            receive_pieces: 1,
+            inline_bytes,
+        };
+        // Not all adapters copy bytes into requests, and there is no asking how many.
+        let pair = match rail.domain.queue_pair(&spec(INLINE_BYTES)) {
+            Err(_) => rail.domain.queue_pair(&spec(0))?,
+            made => made?,
+        };
+        pair.initialize(&rail.path, Access::REMOTE_WRITE)?;
+        let first_packet = getrandom::u32().unwrap_or(std::process::id()) & 0xff_ffff;
+        let lane = Self {
+            inline_bytes: pair.capacity().inline_bytes as usize,
+            pair,
+            number,
+            rail: rail_number,
+            first_packet,
+            depth: send_depth.into(),
+            posted: 0,
+            reaped: 0,
+            reported: 0,
+            under_way: VecDeque::with_capacity(send_depth as usize),
+            bytes_under_way: 0,
+            probed: false,
+        };
+        lane.post_receives(receives)?;
+        Ok(lane)
+    }
+
+    pub(super) fn address(&self, rail: &Rail) -> Address {
+        Address {
+            number: self.pair.number(),
+            first_packet: self.first_packet,
+            lid: rail.lid,
+            mtu: rail.path.mtu,
+            gid: rail.gid,
+        }
+    }
+
+    pub(super) fn connect(&self, rail: &Rail, peer: &Address) -> Result<(), Error> {
+        self.pair.connect(&rail.path, self.first_packet, peer, &Reliability::default())
+    }
+
+    /// Receives for notes: without memory.
+    pub(super) fn post_receives(&self, count: u32) -> Result<(), Error> {
+        let id = RECEIVE | u64::from(self.number) << LANE_SHIFT;
+        for _ in 0..count {
+            // SAFETY: no memory.
+            unsafe { self.pair.post_receive(id, &[])? };
+        }
+        Ok(())
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.posted - self.reaped < self.depth
+    }
+
+    /// Whether all that ends a message has been acknowledged.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.under_way.is_empty()
+    }
+
+    /// Writes `local` to `to`, then tells the peer if there is a note. What has to be settled afterwards is handed
+    /// over; without that, the completion may never be reported.
+    ///
+    /// # Safety
+    /// The memory of `local` stays as it is until the peer has acknowledged it, which `settled` or an answer says,
+    /// or the lane is dropped.
+    pub(super) unsafe fn write(
+        &mut self,
+        to: Remote,
+        local: Option<Local>,
+        note: Option<u32>,
+        settled: Option<Settled>,
+    ) -> Result<(), Error> {
+        let bytes = local.map_or(0, |local| local.bytes() as usize);
+        let count = self.posted;
+        let reported = settled.is_some() || count - self.reported >= UNREPORTED_MAX;
+        let list = local.as_slice();
+        let request = Send {
+            id: u64::from(self.number) << LANE_SHIFT | count,
+            operation: match note {
+                Some(note) => Operation::WriteWithImmediate(to, note),
+                None => Operation::Write(to),
+            },
+            local: list,
+            report: if reported { Report::Yes } else { Report::No },
+            flags: if bytes > 0 && bytes <= self.inline_bytes { Flags::INLINE } else { Flags::NONE },
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.pair.post_send(&request)? };
+        self.posted += 1;
+        if reported {
+            self.reported = count;
+        }
+        if let Some(settled) = settled {
+            self.bytes_under_way += settled.bytes;
+            self.under_way.push_back(Posted { count, settled });
+        }
+        Ok(())
+    }
+
+    /// The request of that count has completed, and so have all before it.
+    pub(super) fn reap(&mut self, count: u64) -> bool {
+        if count < self.reaped || count >= self.posted {
+            return false;
+        }
+        self.reaped = count + 1;
+        true
+    }
+
+    /// What is to be settled, one after the other.
+    pub(super) fn settle(&mut self) -> Option<Settled> {
+        let first = self.under_way.front()?;
+        if first.count >= self.reaped {
+            return None;
+        }
+        let posted = self.under_way.pop_front()?;
+        self.bytes_under_way -= posted.settled.bytes;
+        Some(posted.settled)
+    }
+
+    /// Takes all that was under way, of a lane that is given up.
+    pub(super) fn take_all(&mut self) -> VecDeque<Settled> {
+        self.under_way.drain(..).map(|posted| posted.settled).collect()
+    }
+}

@@ -1,0 +1,221 @@
+//! The queue pairs to one peer, and how they are connected.
+//!
+//! The lower rank makes its queue pairs and says so in its hello; the higher connects its own to them and answers
+//! with its hello; the lower connects too, and sends a probe over each: a note with a full packet behind it. The
+//! higher answers each with one of its own. A lane carries messages when a probe of the peer's has come through it;
+//! so nothing of a plan goes where packets of that size do not get through in both directions.
+
+use kolo_verbs::{Access, CompletionQueue, Error, Local, PinnedBuffer, Remote, Wake};
+
+use super::hello::{Hello, LANES_MAX, LaneHello};
+use super::lane::{Lane, Settled};
+use super::options::RdmaOptions;
+use super::rails::Rail;
+use super::wire::{CHANNELS, GRANTS, Note, Place, SLOTS};
+
+/// Notes about one channel that may come on lane 0 while none is taken: slots, grants, slots freed (told of at every
+/// half of them, so three), a refusal, and some to spare.
+const NOTES_PER_CHANNEL: u32 = SLOTS + GRANTS + 6;
+
+/// Notes that may come before any channel is open: one per channel, and a probe.
+const NOTES_AT_FIRST: u32 = CHANNELS as u32 + 4;
+
+/// Requests under way for what is short: half of what all channels could have; the rest waits.
+const SHORT_DEPTH: u32 = 512;
+
+/// Requests under way for what is long.
+const LONG_DEPTH: u32 = 64;
+
+/// The table of the channels' blocks, and a packet for probes.
+const ENTRY_BYTES: usize = 16;
+const PROBE_AT: usize = CHANNELS * ENTRY_BYTES;
+const PROBE_BYTES: usize = 4096;
+const TABLE_BYTES: usize = PROBE_AT + PROBE_BYTES;
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Waiting for the peer's hello.
+    Greeted,
+    /// Waiting for its probes.
+    Probing,
+    /// It carries messages.
+    Up,
+}
+
+/// A peer's queue pairs. Lane 0 carries what is short, the others what is long.
+#[derive(Debug)]
+pub(super) struct Link {
+    // Dropped before the memory.
+    pub(super) lanes: Vec<Lane>,
+    /// One per rail, with the rail's number.
+    pub(super) queues: Vec<(u8, CompletionQueue)>,
+    /// Written by the peer: its half; then this side's, as it is sent.
+    pub(super) table: PinnedBuffer,
+    pub(super) remote_table: Place,
+    pub(super) stage: Stage,
+    /// Staging to send from, per lane; there from the first use on.
+    pub(super) bounce: Vec<Option<Bounce>>,
+}
+
+/// Memory that long messages are copied into which cannot be read where they are.
+#[derive(Debug)]
+pub(super) struct Bounce {
+    pub(super) memory: PinnedBuffer,
+    pub(super) free: u8,
+}
+
+impl Link {
+    /// Makes the queue pairs. `cookie` comes back from the completion channels.
+    pub(super) fn new(
+        rails: &[Rail],
+        pairs: &[(u8, u8)],
+        options: &RdmaOptions,
+        cookie: usize,
+    ) -> Result<Self, Error> {
+        let long = (pairs.len() * usize::from(options.queue_pairs.max(1))).min(LANES_MAX - 1);
+        let ours = pairs.iter().cycle().take(long).map(|&(ours, _)| ours);
+        let all: Vec<u8> = pairs.iter().take(1).map(|&(ours, _)| ours).chain(ours).collect();
+        Self::on_rails(rails, &all, cookie)
+    }
+
+    fn on_rails(rails: &[Rail], all: &[u8], cookie: usize) -> Result<Self, Error> {
+        let mut queues: Vec<(u8, CompletionQueue)> = Vec::new();
+        let mut lanes = Vec::new();
+        let share = (CHANNELS as u32).div_ceil(all.len() as u32 - 1);
+        for (number, &rail) in all.iter().enumerate() {
+            let (sends, receives) = match number {
+                0 => (SHORT_DEPTH, NOTES_AT_FIRST + CHANNELS as u32 * NOTES_PER_CHANNEL),
+                _ => (LONG_DEPTH, 2 + share * GRANTS),
+            };
+            let opened = &rails[usize::from(rail)];
+            let queue = match queues.iter().find(|(of, _)| *of == rail) {
+                Some((_, queue)) => queue.clone(),
+                None => {
+                    // For all lanes of the link that are on this rail.
+                    let on_it = all.iter().enumerate().filter(|(_, of)| **of == rail);
+                    let depth = on_it.map(|(number, _)| match number {
+                        0 => SHORT_DEPTH + NOTES_AT_FIRST + CHANNELS as u32 * NOTES_PER_CHANNEL,
+                        _ => LONG_DEPTH + 2 + share * GRANTS,
+                    });
+                    let made =
+                        opened.context().completion_queue(depth.sum(), Some(&opened.channel), cookie)?;
+                    queues.push((rail, made.clone()));
+                    made
+                }
+            };
+            let first = if number == 0 { NOTES_AT_FIRST } else { 2 };
+            lanes.push(Lane::new(number as u8, (rail, opened), &queue, (sends, receives), first)?);
+        }
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let table = rails[usize::from(all[0])].domain.allocate(2 * TABLE_BYTES, access)?;
+        let bounce = lanes.iter().map(|_| None).collect();
+        let remote_table = Place { address: 0, key: 0 };
+        Ok(Self { lanes, queues, table, remote_table, stage: Stage::Greeted, bounce })
+    }
+
+    /// The answer to a hello: the queue pairs that it asks for, connected. Else what to tell the peer.
+    pub(super) fn answer(rails: &[Rail], hello: &Hello, cookie: usize) -> Result<Self, String> {
+        let Hello::Link { lanes, .. } = hello else { return Err("no hello".into()) };
+        if lanes.iter().any(|lane| usize::from(lane.theirs) >= rails.len()) {
+            return Err(format!("it asks for an adapter beyond the {} here", rails.len()));
+        }
+        let all: Vec<u8> = lanes.iter().map(|lane| lane.theirs).collect();
+        let mut link = Self::on_rails(rails, &all, cookie).map_err(|error| error.to_string())?;
+        link.connect(rails, hello)?;
+        Ok(link)
+    }
+
+    /// Connects this side's queue pairs to the peer's.
+    pub(super) fn connect(&mut self, rails: &[Rail], hello: &Hello) -> Result<(), String> {
+        let Hello::Link { table, lanes } = hello else { return Err("no hello".into()) };
+        if lanes.len() != self.lanes.len() {
+            return Err(format!("{} queue pairs there, {} here", lanes.len(), self.lanes.len()));
+        }
+        self.remote_table = *table;
+        for (lane, theirs) in self.lanes.iter().zip(lanes) {
+            if lane.rail != theirs.theirs {
+                return Err("the ends pair their adapters differently".into());
+            }
+            lane.connect(&rails[usize::from(lane.rail)], &theirs.address)
+                .map_err(|error| error.to_string())?;
+        }
+        self.stage = Stage::Probing;
+        Ok(())
+    }
+
+    /// What the peer is told. `theirs` says with which of its rails each of this side's is paired.
+    pub(super) fn hello(&self, rails: &[Rail], theirs: impl Fn(usize, u8) -> u8) -> Hello {
+        let place = self.table.region().remote(0);
+        let lanes = self.lanes.iter().enumerate().map(|(number, lane)| LaneHello {
+            ours: lane.rail,
+            theirs: theirs(number, lane.rail),
+            address: lane.address(&rails[usize::from(lane.rail)]),
+        });
+        Hello::Link { table: Place { address: place.address, key: place.key }, lanes: lanes.collect() }
+    }
+
+    /// Sends a probe over a lane. Only the first has memory of the peer's to write to; the others' are empty.
+    pub(super) fn probe(&mut self, number: usize, mtu_bytes: usize) -> Result<(), Error> {
+        let at = TABLE_BYTES + PROBE_AT;
+        let note = Some(Note::Probe.encode(0));
+        let (local, to) = match number {
+            0 => (Some(self.table.region().local(at, mtu_bytes.min(PROBE_BYTES))), self.remote_probe()),
+            _ => (None, self.nowhere()),
+        };
+        // SAFETY: the table lives until the lanes are gone, and this part of it is not written.
+        unsafe { self.lanes[number].write(to, local, note, Some(Settled::default())) }
+    }
+
+    fn remote_probe(&self) -> Remote {
+        Remote {
+            address: self.remote_table.address.wrapping_add(PROBE_AT as u64),
+            key: self.remote_table.key,
+        }
+    }
+
+    /// For notes that come without bytes: the peer checks no address then.
+    pub(super) fn nowhere(&self) -> Remote {
+        Remote { address: self.remote_table.address, key: self.remote_table.key }
+    }
+
+    /// Where the peer's table has the place of a channel's block.
+    pub(super) fn remote_entry(&self, channel: u8) -> Remote {
+        let at = u64::from(channel) * ENTRY_BYTES as u64;
+        Remote { address: self.remote_table.address.wrapping_add(at), key: self.remote_table.key }
+    }
+
+    /// What the peer wrote of a channel's block.
+    pub(super) fn entry(&self, channel: u8) -> Place {
+        let mut bytes = [0; Place::BYTES];
+        self.table.read(usize::from(channel) * ENTRY_BYTES, &mut bytes);
+        Place::decode(&bytes)
+    }
+
+    /// The lane of a channel's long messages.
+    pub(super) fn long_lane(&self, channel: u8) -> usize {
+        1 + usize::from(channel) % (self.lanes.len() - 1)
+    }
+
+    /// Makes room for the notes of one more channel.
+    pub(super) fn make_room(&self, channel: u8) -> Result<(), Error> {
+        self.lanes[0].post_receives(NOTES_PER_CHANNEL)?;
+        self.lanes[self.long_lane(channel)].post_receives(GRANTS)
+    }
+
+    /// Has the next completions wake the owner, if it is going to sleep.
+    pub(super) fn wake_for(&self, sleep: bool) -> Result<(), Error> {
+        match sleep {
+            true => self.queues.iter().try_for_each(|(_, queue)| queue.request_event(Wake::Any)),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn is_flushed(&self) -> bool {
+        self.lanes.iter().all(Lane::is_flushed)
+    }
+
+    pub(super) fn local_of(memory: &PinnedBuffer, at: usize, len: usize) -> Local {
+        memory.region().local(at, len)
+    }
+}

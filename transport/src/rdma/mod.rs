@@ -1,0 +1,54 @@
+//! Bytes between two ranks over RDMA: InfiniBand, RoCE, soft-RoCE.
+//!
+//! # How it works
+//!
+//! * **libibverbs is found at run time** (crate `kolo-verbs`). Where it is not, or no adapter works, making an endpoint
+//!   fails with what is missing and what to do.
+//! * **A link per peer**: one queue pair for what is short, at least one per pair of adapters for what is long; all
+//!   channels to the peer share them. Connected on first use, over a TCP connection beside it, whose end is also the
+//!   news that the peer is gone: adapters notice that much later or never.
+//! * **Short messages** are written into slots of the receiver's, of which each channel has its own: so a channel
+//!   nobody reads holds up no other. The sender knows how many are free.
+//! * **Long messages** are asked for: the receiver writes grants (address, key, length, and what it expects) to the
+//!   sender, ahead of time; the sender writes straight from the caller's memory into the caller's memory and tells
+//!   with the last bytes. What is consumed, or cannot be registered, goes through staging of the receiver's.
+//! * **Whoever calls drives.** No thread, no lock; a poll is a look at memory. The side connection is looked at now
+//!   and then.
+//!
+//! # Rules that the files below rely on
+//!
+//! 1. Every note takes a receive of the queue pair; it is posted anew when the note is taken. There are as many as
+//!    notes can be under way: each kind is bounded per channel by slots and grants, so none ever finds none.
+//! 2. Each grant is answered once, filled or not, in order. So its place is written again only after the peer has
+//!    read it.
+//! 3. A slot of this side's half of a block is written again only when the peer has freed its own.
+//! 4. The adapter has let go of memory when a request is settled, or the lane is dropped. Links are dropped before
+//!    the memory of channels, and before tokens fail.
+//! 5. What comes from a peer is parsed in `wire`, `hello` and `address`, and bounded there or where it is counted.
+
+mod address;
+mod channel;
+mod endpoint;
+mod failure;
+mod hello;
+mod lane;
+mod link;
+mod options;
+mod progress;
+mod rails;
+mod reach;
+mod receiving;
+mod registrations;
+mod sending;
+mod side;
+mod stats;
+mod watch;
+mod wire;
+
+pub use endpoint::RdmaEndpoint;
+pub use options::{Keep, RdmaOptions};
+pub use registrations::CacheCounters;
+pub use stats::Counters;
+
+/// The transport's name, in errors and capabilities.
+pub(crate) const NAME: &str = "rdma";

@@ -1,0 +1,403 @@
+//! Polling: completions, notes, channels, the side connection.
+
+use std::time::Instant;
+
+use kolo_verbs::{Blame, Completion, Failure};
+
+use super::channel::Chan;
+use super::endpoint::{Peer, RdmaEndpoint};
+use super::hello::Hello;
+use super::lane::Request;
+use super::link::{Link, Stage};
+use super::options::RdmaOptions;
+use super::rails::Rail;
+use super::registrations::Registrations;
+use super::side::News;
+use super::stats::Counters;
+use super::wire::{GRANTS, Grant, Note, SLOTS};
+use super::{NAME, receiving, sending};
+use crate::endpoint::Event;
+use crate::error::{Error, ErrorKind};
+
+/// Polls between two looks at the side connection, a system call: it says nothing but that a peer is gone.
+const SIDE_EVERY: u32 = 256;
+
+/// Polls between two looks at channels of which nothing is heard.
+const QUIET_EVERY: u32 = 64;
+
+/// Completions taken at a time.
+const BATCH: usize = 16;
+
+/// What both halves of a channel need beside it.
+pub(super) struct Hands<'a> {
+    pub(super) rails: &'a [Rail],
+    pub(super) registrations: &'a mut [Registrations],
+    pub(super) counters: &'a mut Counters,
+    pub(super) options: &'a RdmaOptions,
+    pub(super) events: &'a mut Vec<Event>,
+}
+
+/// Why a peer is given up.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// A call failed.
+    Verbs(kolo_verbs::Error),
+    /// A request failed, on a queue pair.
+    Failed(u32, Failure),
+    /// The peer sent what no peer of this version sends.
+    Corrupt(&'static str),
+}
+
+impl From<kolo_verbs::Error> for Trouble {
+    fn from(error: kolo_verbs::Error) -> Self {
+        Self::Verbs(error)
+    }
+}
+
+impl Trouble {
+    /// In plain words: who, which queue pair, between which adapters, and what to do.
+    pub(super) fn words(self, peer: u32, way: &str) -> Error {
+        let (kind, detail) = match self {
+            Self::Verbs(error) => (ErrorKind::System, format!("{error} ({way})")),
+            Self::Failed(number, failure) => {
+                let kind = match failure.status.blame() {
+                    Blame::Path | Blame::Consequence => ErrorKind::PeerLost,
+                    _ => ErrorKind::System,
+                };
+                (kind, format!("queue pair {number} ({way}) failed: {failure}"))
+            }
+            Self::Corrupt(what) => (ErrorKind::Corrupt, format!("the peer sent something else than {what}")),
+        };
+        Error::new(kind, NAME, Some(peer), detail)
+    }
+}
+
+impl RdmaEndpoint {
+    /// One round: completions and channels of all links, and now and then the side connection.
+    pub(super) fn progress(&mut self, events: &mut Vec<Event>) -> bool {
+        self.tick = self.tick.wrapping_add(1);
+        let mut moved = !self.backlog.is_empty();
+        events.append(&mut self.backlog);
+        if self.connecting > 0 || self.side_due || self.tick.is_multiple_of(SIDE_EVERY) {
+            self.side_due = false;
+            moved |= self.look_aside(events);
+        }
+        let quiet = self.tick.is_multiple_of(QUIET_EVERY);
+        let mut at = 0;
+        while at < self.live.len() {
+            let peer = self.live[at];
+            match self.step(peer, quiet, events) {
+                Ok(some) => moved |= some,
+                Err(trouble) => {
+                    let error = trouble.words(peer, &self.way_to(peer));
+                    self.lose(peer, error, events);
+                    moved = true;
+                }
+            }
+            // A peer that was lost is not in the list any more.
+            if self.live.get(at) == Some(&peer) {
+                at += 1;
+            }
+        }
+        moved
+    }
+
+    /// The completions of a peer's queues, and what follows from them.
+    fn step(&mut self, number: u32, quiet: bool, events: &mut Vec<Event>) -> Result<bool, Trouble> {
+        let answers = number < self.rank;
+        let peer = &mut self.peers[number as usize];
+        let Some(link) = peer.link.as_deref_mut() else { return Ok(false) };
+        let mut hands = Hands {
+            rails: &self.rails,
+            registrations: &mut self.registrations,
+            counters: &mut self.counters,
+            options: &self.options,
+            events,
+        };
+        let mut moved = drain(link, &mut peer.channels, &mut peer.touched, answers, &mut hands)?;
+        if link.stage == Stage::Probing {
+            if link.lanes.iter().all(|lane| lane.probed) {
+                link.stage = Stage::Up;
+                peer.touched = u64::MAX;
+                self.connecting -= 1;
+            } else if peer.probe_by.is_some_and(|by| !link.is_flushed() && Instant::now() > by) {
+                self.connecting -= 1;
+                peer.probe_by = None;
+                return Err(Trouble::Corrupt(
+                    "an acknowledgement of the first packet: it does not get through; look at the route, the GIDs, \
+                     the MTU of switches, and firewalls on UDP port 4791",
+                ));
+            }
+        }
+        if link.stage != Stage::Up {
+            return Ok(moved);
+        }
+        let due = if quiet { peer.busy | peer.touched } else { peer.touched };
+        if due != 0 {
+            peer.touched = 0;
+            moved |= pump(number, peer, due, false, &mut hands)?;
+        }
+        Ok(moved)
+    }
+
+    /// What the side connection has to say.
+    fn look_aside(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut news = std::mem::take(&mut self.news);
+        let mut moved = self.side.poll(|item| news.push(item));
+        for item in news.drain(..) {
+            moved = true;
+            match item {
+                News::Hello(peer, Ok(hello)) => {
+                    if let Err(error) = self.meet(peer, &hello) {
+                        self.lose(peer, error, events);
+                    }
+                }
+                News::Hello(peer, Err(what)) => {
+                    let trouble = Trouble::Corrupt("a hello");
+                    let error = trouble.words(peer, what);
+                    self.lose(peer, error, events);
+                }
+                News::Gone(peer, error) => self.lose(peer, error, events),
+            }
+        }
+        self.news = news;
+        moved
+    }
+
+    /// A peer's hello is here: connects.
+    fn meet(&mut self, number: u32, hello: &Hello) -> Result<(), Error> {
+        let failed = |kind, words: String| Error::new(kind, NAME, Some(number), words);
+        if let Hello::Refusal(words) = hello {
+            return Err(failed(
+                ErrorKind::System,
+                format!("the peer cannot connect its queue pairs: {words}"),
+            ));
+        }
+        // From now on its end is news.
+        self.side.listen(number)?;
+        let peer = &mut self.peers[number as usize];
+        if peer.down.is_some() {
+            return Ok(());
+        }
+        peer.probe_by = Some(Instant::now() + self.options.probe_timeout);
+        if number < self.rank {
+            let Hello::Link { lanes, .. } = hello else { return Ok(()) };
+            match Link::answer(&self.rails, hello, number as usize) {
+                Ok(link) => {
+                    let answer = link.hello(&self.rails, |at, _| lanes[at].ours);
+                    link.wake_for(self.armed)
+                        .map_err(|error| failed(ErrorKind::System, error.to_string()))?;
+                    peer.link = Some(Box::new(link));
+                    self.live.push(number);
+                    self.side.greet(number, &answer)?;
+                }
+                Err(words) => {
+                    let refusal = Hello::Refusal(words.clone());
+                    self.side.greet(number, &refusal)?;
+                    return Err(failed(ErrorKind::System, words));
+                }
+            }
+            return Ok(());
+        }
+        let Some(link) = peer.link.as_deref_mut() else { return Ok(()) };
+        if link.stage != Stage::Greeted {
+            return Err(failed(ErrorKind::Corrupt, "the peer said hello twice".into()));
+        }
+        link.connect(&self.rails, hello).map_err(|words| failed(ErrorKind::System, words))?;
+        // The owner may be about to sleep, and did not know of these queues when it said so.
+        link.wake_for(self.armed).map_err(|error| failed(ErrorKind::System, error.to_string()))?;
+        for lane in 0..link.lanes.len() {
+            link.probe(lane, probe_bytes(hello, lane, &self.rails))
+                .map_err(|error| failed(ErrorKind::System, error.to_string()))?;
+        }
+        self.live.push(number);
+        Ok(())
+    }
+
+    /// Sees to it that a peer that is introduced and needed gets connected.
+    pub(super) fn start(&mut self, number: u32) -> Result<(), Error> {
+        let peer = &mut self.peers[number as usize];
+        if peer.started || peer.address.is_none() || peer.down.is_some() {
+            return Ok(());
+        }
+        peer.started = true;
+        self.connecting += 1;
+        if number > self.rank {
+            let failed = |error: kolo_verbs::Error| {
+                Error::new(ErrorKind::System, NAME, Some(number), format!("making queue pairs: {error}"))
+            };
+            let link = Link::new(&self.rails, &peer.pairs, &self.options, number as usize).map_err(failed)?;
+            let pairs = peer.pairs.clone();
+            let theirs =
+                |_: usize, ours: u8| pairs.iter().find(|pair| pair.0 == ours).map_or(0, |pair| pair.1);
+            let hello = link.hello(&self.rails, theirs);
+            peer.link = Some(Box::new(link));
+            self.side.listen(number)?;
+            self.side.greet(number, &hello)?;
+        } else {
+            self.side.listen(number)?;
+        }
+        Ok(())
+    }
+
+    /// For messages: "rxe0 10.77.0.1 to 10.77.0.2".
+    pub(super) fn way_to(&self, number: u32) -> String {
+        let peer = &self.peers[number as usize];
+        let Some((ours, theirs)) = peer.pairs.first() else { return "no way".into() };
+        let there = peer.address.as_ref().and_then(|address| address.rails.get(usize::from(*theirs)));
+        let there = there.map_or_else(String::new, |rail| rail.gid.to_string());
+        let rail = &self.rails[usize::from(*ours)];
+        format!("{} {} to {there}", rail.device, rail.gid)
+    }
+}
+
+/// A packet as long as the path carries.
+fn probe_bytes(hello: &Hello, lane: usize, rails: &[Rail]) -> usize {
+    let Hello::Link { lanes, .. } = hello else { return 0 };
+    let theirs = lanes[lane].address.mtu;
+    let ours = rails.get(usize::from(lanes[lane].theirs)).map_or(theirs, |rail| rail.path.mtu);
+    theirs.min(ours).bytes() as usize
+}
+
+/// Takes all completions of a link. `answers` says that this side answers probes.
+pub(super) fn drain(
+    link: &mut Link,
+    channels: &mut [Option<Box<Chan>>],
+    touched: &mut u64,
+    answers: bool,
+    hands: &mut Hands<'_>,
+) -> Result<bool, Trouble> {
+    let mut moved = false;
+    for at in 0..link.queues.len() {
+        loop {
+            let mut batch = [Completion::default(); BATCH];
+            let count = link.queues[at].1.poll(&mut batch)?;
+            for completion in &batch[..count] {
+                moved = true;
+                if let Err(failure) = completion.result() {
+                    // What was posted behind a failure comes back too, and says nothing.
+                    if failure.status.blame() == Blame::Consequence {
+                        continue;
+                    }
+                    return Err(Trouble::Failed(completion.queue_pair(), failure));
+                }
+                match Request::of(completion.id()) {
+                    Request::Send { lane, count } => {
+                        settle(link, lane, count, hands)?;
+                        *touched = u64::MAX;
+                    }
+                    Request::Receive { lane } => {
+                        link.lanes[usize::from(lane)].post_receives(1)?;
+                        let note = completion.immediate().and_then(Note::decode);
+                        let (note, channel) = note.ok_or(Trouble::Corrupt("a note"))?;
+                        *touched |= 1 << channel;
+                        hear(link, channels, usize::from(lane), note, channel, answers, hands)?;
+                    }
+                }
+            }
+            if count < BATCH {
+                break;
+            }
+        }
+    }
+    Ok(moved)
+}
+
+/// Requests up to this one are done.
+fn settle(link: &mut Link, lane: u8, count: u64, hands: &mut Hands<'_>) -> Result<(), Trouble> {
+    let number = usize::from(lane);
+    if !link.lanes.get_mut(number).is_some_and(|lane| lane.reap(count)) {
+        return Err(Trouble::Corrupt("a completion"));
+    }
+    let rail = usize::from(link.lanes[number].rail);
+    while let Some(settled) = link.lanes[number].settle() {
+        if let Some(held) = settled.held {
+            hands.registrations[rail].release(held);
+        }
+        if let Some((chunk, bounce)) = settled.chunk.zip(link.bounce[number].as_mut()) {
+            bounce.free |= 1 << chunk;
+        }
+        if let Some(token) = settled.token {
+            hands.events.push(Event::Done(token));
+        }
+    }
+    Ok(())
+}
+
+/// What a note says.
+fn hear(
+    link: &mut Link,
+    channels: &mut [Option<Box<Chan>>],
+    lane: usize,
+    note: Note,
+    channel: u8,
+    answers: bool,
+    hands: &mut Hands<'_>,
+) -> Result<(), Trouble> {
+    if note == Note::Probe {
+        if answers && !link.lanes[lane].probed {
+            link.probe(lane, 0)?;
+        }
+        link.lanes[lane].probed = true;
+        return Ok(());
+    }
+    let entry = &mut channels[usize::from(channel)];
+    if note == Note::Open {
+        let chan = entry.get_or_insert_with(|| Box::new(Chan::new()));
+        chan.remote = Some(link.entry(channel));
+        return Ok(());
+    }
+    let Some(chan) = entry.as_deref_mut().filter(|chan| chan.opened) else {
+        return Err(Trouble::Corrupt("a note of a channel that it knows"));
+    };
+    match note {
+        Note::Slot => {
+            if chan.arrived.wrapping_sub(chan.freed) >= SLOTS {
+                return Err(Trouble::Corrupt("as many messages as there is room for"));
+            }
+            chan.arrived = chan.arrived.wrapping_add(1);
+        }
+        Note::Grant => {
+            let mut bytes = [0; Grant::BYTES];
+            chan.block().read(super::channel::grant_at(chan.grants_seen), &mut bytes);
+            let grant = Grant::decode(&bytes).ok_or(Trouble::Corrupt("a grant"))?;
+            if chan.grants.len() >= GRANTS as usize {
+                return Err(Trouble::Corrupt("as many grants as there is room for"));
+            }
+            chan.grants_seen = chan.grants_seen.wrapping_add(1);
+            chan.grants.push_back(grant);
+        }
+        Note::Filled => receiving::answered(link, chan, channel, true, hands)?,
+        Note::Refused(sequence) => chan.refused = Some(sequence),
+        Note::Returned => receiving::answered(link, chan, channel, false, hands)?,
+        Note::Freed(count) => receiving::free_slots(chan, count)?,
+        Note::Open | Note::Probe => {}
+    }
+    Ok(())
+}
+
+/// Moves the channels named by `due`, and notes which have something pending still.
+pub(super) fn pump(
+    number: u32,
+    peer: &mut Peer,
+    due: u64,
+    sleeping: bool,
+    hands: &mut Hands<'_>,
+) -> Result<bool, Trouble> {
+    let Some(link) = peer.link.as_deref_mut() else { return Ok(false) };
+    let mut moved = false;
+    let mut left = due;
+    while left != 0 {
+        let channel = left.trailing_zeros() as u8;
+        left &= left - 1;
+        let Some(chan) = peer.channels[usize::from(channel)].as_deref_mut() else { continue };
+        moved |= sending::open(link, chan, channel, hands)?;
+        moved |= receiving::pump(chan, number, hands)?;
+        moved |= receiving::grant(link, chan, channel, hands)?;
+        moved |= sending::pump(link, chan, channel, sleeping, hands)?;
+        moved |= receiving::tell(link, chan, channel)?;
+        let pending = !chan.is_idle() || !chan.opened || !chan.grants.is_empty();
+        peer.busy = peer.busy & !(1 << channel) | u64::from(pending) << channel;
+    }
+    Ok(moved)
+}

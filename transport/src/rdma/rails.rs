@@ -1,0 +1,228 @@
+//! The adapters of this side that are used, opened: which, through which port and address, and why not the others.
+
+use std::ffi::OsStr;
+use std::net::{IpAddr, Ipv6Addr, UdpSocket};
+
+use kolo_verbs::{
+    Absence, CompletionChannel, Context, DeviceReport, Gid, GidEntry, GidKind, Library, LinkLayer,
+    MemoryLock, Path, Port, PortReport, Probe, ProtectionDomain, probe_library,
+};
+
+use super::NAME;
+use super::options::RdmaOptions;
+use crate::error::{Error, ErrorKind};
+
+/// Ports used at most: what fits into an address.
+pub(super) const RAILS_MAX: usize = 4;
+
+/// What the first few connected channels lock. Less than that is refused at once rather than in the middle.
+const LOCKED_BYTES_LEAST: u64 = 4 << 20;
+
+/// One port of one adapter, opened. Rails of one adapter share nothing but the kernel's device.
+#[derive(Debug)]
+pub(super) struct Rail {
+    pub(super) device: String,
+    pub(super) domain: ProtectionDomain,
+    pub(super) channel: CompletionChannel,
+    pub(super) path: Path,
+    pub(super) lid: u16,
+    pub(super) gid: Gid,
+    pub(super) kind: GidKind,
+    pub(super) rate_mbps: Option<u32>,
+    pub(super) numa_node: Option<u32>,
+}
+
+impl Rail {
+    pub(super) fn context(&self) -> &Context {
+        self.domain.context()
+    }
+
+    /// For the summary: "rxe0 port 1, 10.77.0.1 (GID 1, RoCE v2), MTU 4096, 2.5 Gbit/s".
+    pub(super) fn describe(&self) -> String {
+        let Path { port, gid_index, mtu, .. } = self.path;
+        let rate =
+            self.rate_mbps.map(|rate| format!(", {} Gbit/s", f64::from(rate) / 1e3)).unwrap_or_default();
+        let node = self.numa_node.map(|node| format!(", NUMA node {node}")).unwrap_or_default();
+        format!(
+            "{} port {port}, {} (GID {gid_index}, {}), MTU {}{rate}{node}",
+            self.device,
+            self.gid,
+            self.kind,
+            mtu.bytes()
+        )
+    }
+}
+
+/// Opens all that is admitted and works. Beside the rails, what was passed over, and why.
+pub(super) fn open(options: &RdmaOptions) -> Result<(Vec<Rail>, Vec<String>), Error> {
+    let refuse = |detail: String| Error::new(ErrorKind::System, NAME, None, detail);
+    let absent = |absence: Absence| refuse(format!("{absence}; {}", absence.remedy()));
+    let name = options.library.as_deref().unwrap_or(OsStr::new(kolo_verbs::LIBRARY_NAME));
+    let library = Library::open_file(name).map_err(absent)?;
+    let reports = match probe_library(&library) {
+        Probe::Ready(reports) => reports,
+        Probe::Absent(absence) => return Err(absent(absence)),
+    };
+    MemoryLock::current().check(LOCKED_BYTES_LEAST).map_err(refuse)?;
+    let filter = Filter::new(options.adapters.as_deref().unwrap_or(""));
+    let (mut rails, mut passed) = (Vec::new(), Vec::new());
+    let devices = library.devices().map_err(absent)?;
+    for report in &reports {
+        if let Some(trouble) = &report.trouble {
+            passed.push(format!("{}: {trouble}; {}", report.name, trouble.remedy()));
+            continue;
+        }
+        for port in &report.ports {
+            let number = port.port.number;
+            if !filter.admits(&report.name, number) {
+                passed.push(format!("{} port {number}: excluded by KOLO_IB_HCA", report.name));
+                continue;
+            }
+            let opened = choose(port, options).and_then(|(path, entry)| {
+                let device = devices.find(&report.name).ok_or("the device is gone")?;
+                rail(report, &port.port, device.open().map_err(words)?, path, &entry)
+            });
+            match opened {
+                Ok(_) if rails.len() == RAILS_MAX => {
+                    passed.push(format!("{} port {number}: enough", report.name))
+                }
+                Ok(rail) => rails.push(rail),
+                Err(because) => passed.push(format!("{} port {number}: {because}", report.name)),
+            }
+        }
+    }
+    if rails.is_empty() {
+        return Err(refuse(format!("no RDMA adapter can be used: {}", passed.join("; "))));
+    }
+    Ok((rails, passed))
+}
+
+fn words(error: kolo_verbs::Error) -> String {
+    error.to_string()
+}
+
+fn rail(
+    report: &DeviceReport,
+    port: &Port,
+    context: Context,
+    path: Path,
+    entry: &GidEntry,
+) -> Result<Rail, String> {
+    let channel = context.completion_channel().map_err(words)?;
+    Ok(Rail {
+        device: report.name.clone(),
+        domain: context.protection_domain().map_err(words)?,
+        channel,
+        path,
+        lid: port.lid,
+        gid: entry.gid,
+        kind: entry.kind,
+        rate_mbps: port.rate_mbps,
+        numa_node: report.numa_node,
+    })
+}
+
+/// The way out of a port: the address asked for, else the best that belongs to this network namespace.
+fn choose(report: &PortReport, options: &RdmaOptions) -> Result<(Path, GidEntry), String> {
+    let Some(mut path) = report.path() else {
+        let state = report.port.state;
+        return Err(match report.port.is_active() {
+            true => "it is active but has no address; give its network interface one".into(),
+            false => format!("it is {state}; bring its network interface up, or plug the cable"),
+        });
+    };
+    let entry = match options.gid_index {
+        Some(index) => {
+            let known = || {
+                let used: Vec<String> =
+                    report.gids.iter().map(|e| format!("{} ({}, {})", e.index, e.gid, e.kind)).collect();
+                format!("its GID {index} is empty; KOLO_IB_GID_INDEX may be one of {}", used.join(", "))
+            };
+            let entry = report.gids.iter().find(|entry| entry.index == index).ok_or_else(known)?;
+            is_here(entry).map_err(|why| format!("GID {index} ({}): {why}", entry.gid))?;
+            entry
+        }
+        None => {
+            let here: Vec<GidEntry> =
+                report.gids.iter().filter(|entry| is_here(entry).is_ok()).cloned().collect();
+            let best = GidEntry::best(&here).map(|best| best.index);
+            let found = report.gids.iter().find(|entry| Some(entry.index) == best);
+            found.ok_or("its network interface is in another network namespace, or has no IP address")?
+        }
+    };
+    path.gid_index = entry.index;
+    path.global = report.port.link_layer == LinkLayer::Ethernet;
+    path.traffic_class = options.traffic_class;
+    path.service_level = options.service_level;
+    Ok((path, entry.clone()))
+}
+
+/// Whether packets can leave from this address: RDMA devices are seen from every network namespace, and work from
+/// the one of their network interface only.
+fn is_here(entry: &GidEntry) -> Result<(), String> {
+    if entry.kind == GidKind::Infiniband {
+        return Ok(());
+    }
+    let address = ip(entry.gid);
+    if let IpAddr::V6(address) = address
+        && (address.segments()[0] & 0xffc0) == 0xfe80
+    {
+        return entry.netdev.as_ref().map(|_| ()).ok_or_else(|| "its interface is not here".into());
+    }
+    UdpSocket::bind((address, 0)).map(|_| ()).map_err(|_| "not an address of this network namespace".into())
+}
+
+/// The address behind a RoCE GID.
+pub(super) fn ip(gid: Gid) -> IpAddr {
+    match gid.ipv4() {
+        Some(address) => IpAddr::V4(address),
+        None => IpAddr::V6(Ipv6Addr::from(gid.0)),
+    }
+}
+
+/// The list of `KOLO_IB_HCA`.
+struct Filter {
+    exact: bool,
+    exclude: bool,
+    entries: Vec<(String, Option<u8>)>,
+}
+
+impl Filter {
+    fn new(text: &str) -> Self {
+        let text = text.trim();
+        let (exclude, text) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
+        let (exact, text) = text.strip_prefix('=').map_or((false, text), |rest| (true, rest));
+        let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+        let entries = entries
+            .map(|entry| match entry.split_once(':') {
+                Some((name, port)) => (name.to_owned(), port.parse().ok()),
+                None => (entry.to_owned(), None),
+            })
+            .collect();
+        Self { exact, exclude, entries }
+    }
+
+    fn admits(&self, name: &str, port: u8) -> bool {
+        let listed = self.entries.iter().any(|(entry, wanted)| {
+            let same = if self.exact { name == entry } else { name.starts_with(entry.as_str()) };
+            same && wanted.is_none_or(|wanted| wanted == port)
+        });
+        self.entries.is_empty() || listed != self.exclude
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adapters_are_chosen_as_users_of_nccl_expect() {
+        let admits = |list: &str, name: &str, port| Filter::new(list).admits(name, port);
+        assert!(admits("", "mlx5_0", 1));
+        assert!(admits("mlx5", "mlx5_0", 1) && !admits("mlx5", "rxe0", 1));
+        assert!(admits("=mlx5_1", "mlx5_1", 1) && !admits("=mlx5_1", "mlx5_10", 1));
+        assert!(!admits("^mlx5_3", "mlx5_3", 1) && admits("^mlx5_3", "mlx5_4", 1));
+        assert!(admits("mlx5_0:2", "mlx5_0", 2) && !admits("mlx5_0:2", "mlx5_0", 1));
+        assert!(!admits("^=mlx5_1,rxe", "mlx5_1", 1) && admits("^=mlx5_1,rxe", "rxe0", 1));
+    }
+}

@@ -1,0 +1,311 @@
+//! The receiver's half of a channel.
+//!
+//! Messages are taken in their order. Short ones lie in slots; for long ones this side offers memory, as soon as they
+//! are posted and up to a few stretches ahead: the caller's own where it can be registered, else staging.
+
+use kolo_verbs::Remote;
+
+use super::NAME;
+use super::channel::{CHUNK_BYTES, Chan, Granted, Landing, RecvOp, Way, grant_at, own};
+use super::link::Link;
+use super::progress::{Hands, Trouble};
+use super::sending::remote;
+use super::wire::{EAGER_BYTES, GRANTS, Grant, Header, Kind, Note, SLOTS};
+use crate::endpoint::{Event, Posted};
+use crate::error::{Error, ErrorKind};
+
+/// Pieces of the caller's memory that are shorter are received through staging.
+const PIECE_BYTES_MIN: usize = 16 << 10;
+
+/// A receive whose message is there already, past an empty queue. An error is the token's.
+pub(super) fn receive_now(
+    chan: &mut Chan,
+    peer: u32,
+    op: &mut RecvOp,
+) -> Result<Result<Posted, Error>, Trouble> {
+    if !chan.recvs.is_empty() {
+        return Ok(Ok(Posted::Pending));
+    }
+    let sequence = chan.recv_sequence;
+    Ok(match take_slot(chan, peer, op, sequence)? {
+        Taken::Nothing => Ok(Posted::Pending),
+        Taken::Done => {
+            chan.recv_sequence = sequence.wrapping_add(1);
+            Ok(Posted::Done)
+        }
+        Taken::Failed(error) => {
+            chan.recv_sequence = sequence.wrapping_add(1);
+            Err(error)
+        }
+    })
+}
+
+enum Taken {
+    Nothing,
+    Done,
+    Failed(Error),
+}
+
+/// Looks at the oldest slot for the receive at the head of the queue.
+fn take_slot(chan: &mut Chan, peer: u32, op: &mut RecvOp, sequence: u32) -> Result<Taken, Trouble> {
+    loop {
+        let header = match chan.arrival() {
+            None => return Ok(Taken::Nothing),
+            Some(None) => return Err(Trouble::Corrupt("the header of a message")),
+            Some(Some(header)) => header,
+        };
+        free_slots(chan, header.freed)?;
+        let ahead = header.sequence.wrapping_sub(sequence) as i32;
+        if ahead > 0 {
+            return Ok(Taken::Nothing);
+        }
+        let matches = header.tag == op.tag && header.len == op.len as u64;
+        // What a notice tells may have happened meanwhile: the message it announced has come by grants.
+        let taken = match (ahead, header.kind) {
+            (0, kind) if !matches => {
+                // Where grants are out the sender learns from them.
+                if kind == Kind::Notice && op.granted == 0 {
+                    chan.refuse = Some(sequence as u16);
+                }
+                Some(Taken::Failed(mismatch(peer, op, &header)))
+            }
+            (0, Kind::Message) => {
+                deliver(op, chan.arrived_message(), 0, op.len);
+                Some(Taken::Done)
+            }
+            (_, Kind::Notice) => None,
+            (_, Kind::Message) => return Err(Trouble::Corrupt("the number of a message")),
+        };
+        chan.freed = chan.freed.wrapping_add(1);
+        if let Some(taken) = taken {
+            return Ok(taken);
+        }
+    }
+}
+
+fn mismatch(peer: u32, op: &RecvOp, header: &Header) -> Error {
+    let kind = ErrorKind::Mismatch {
+        expected_tag: op.tag,
+        tag: header.tag,
+        expected_len: op.len as u64,
+        len: header.len,
+    };
+    Error::new(kind, NAME, Some(peer), "the message is not what was posted")
+}
+
+/// Hands `len` bytes at `from` to the caller.
+fn deliver(op: &mut RecvOp, from: *const u8, offset: usize, len: usize) {
+    match &mut op.landing {
+        // SAFETY: so many bytes lie in a slot or a piece of staging, which a well-behaved peer leaves alone now; one
+        // that does not changes no more than the bytes.
+        Landing::Place { pieces, cursor } => unsafe { pieces.fill_raw(cursor, from, len) },
+        // SAFETY: as above.
+        Landing::Eat(eater) => unsafe { eater.eat_raw(offset, from, len) },
+    }
+}
+
+/// The peer has freed slots, by its count.
+pub(super) fn free_slots(chan: &mut Chan, count: u16) -> Result<(), Trouble> {
+    let newly = u32::from(count.wrapping_sub(chan.slots_freed as u16));
+    let outstanding = chan.slots_sent.wrapping_sub(chan.slots_freed);
+    // Headers and notes overtake each other in being looked at, so an older count is no mistake.
+    if newly <= outstanding {
+        chan.slots_freed = chan.slots_freed.wrapping_add(newly);
+        return Ok(());
+    }
+    let older = u32::from((chan.slots_freed as u16).wrapping_sub(count));
+    if older <= 2 * SLOTS { Ok(()) } else { Err(Trouble::Corrupt("a count of freed slots")) }
+}
+
+/// Takes what has arrived, and completes what is complete.
+pub(super) fn pump(chan: &mut Chan, peer: u32, hands: &mut Hands<'_>) -> Result<bool, Trouble> {
+    let mut moved = false;
+    while let Some(mut op) = chan.recvs.pop_front() {
+        let sequence = chan.recv_sequence;
+        let freed = chan.freed;
+        let taken = match op.len > 0 && op.filled == op.len {
+            true => Taken::Done,
+            false => match take_slot(chan, peer, &mut op, sequence) {
+                Ok(taken) => taken,
+                Err(trouble) => {
+                    // It fails with all others of this peer.
+                    chan.recvs.push_front(op);
+                    return Err(trouble);
+                }
+            },
+        };
+        moved |= freed != chan.freed;
+        match taken {
+            Taken::Nothing => {
+                chan.recvs.push_front(op);
+                break;
+            }
+            Taken::Done => hands.events.push(Event::Done(op.token)),
+            Taken::Failed(error) => hands.events.push(Event::Failed(op.token, error)),
+        }
+        chan.recv_sequence = sequence.wrapping_add(1);
+        moved = true;
+    }
+    Ok(moved)
+}
+
+/// The oldest grant has been filled, or given back unused.
+pub(super) fn answered(
+    link: &Link,
+    chan: &mut Chan,
+    channel: u8,
+    used: bool,
+    hands: &mut Hands<'_>,
+) -> Result<(), Trouble> {
+    let Some(granted) = chan.granted.pop_front() else {
+        return Err(Trouble::Corrupt("it filled what was not granted"));
+    };
+    let rail = usize::from(link.lanes[link.long_lane(channel)].rail);
+    let at = granted.sequence.wrapping_sub(chan.recv_sequence) as usize;
+    // A message that failed is not in the queue any more.
+    if let Some(op) = chan.recvs.get_mut(at).filter(|_| used) {
+        let offset = op.filled;
+        op.filled += granted.len;
+        match (granted.chunk, &chan.staging) {
+            (Some(chunk), Some(staging)) => {
+                let from = staging.as_ptr().wrapping_add(usize::from(chunk) * CHUNK_BYTES);
+                deliver(op, from, offset, granted.len);
+                match op.landing {
+                    Landing::Place { .. } => hands.counters.received_staged_bytes += granted.len as u64,
+                    Landing::Eat(_) => hands.counters.received_eaten_bytes += granted.len as u64,
+                }
+            }
+            _ => hands.counters.received_in_place_bytes += granted.len as u64,
+        }
+    }
+    if let Some(chunk) = granted.chunk {
+        chan.chunks_free |= 1 << chunk;
+    }
+    if let Some(held) = granted.held {
+        hands.registrations[rail].release(held);
+    }
+    Ok(())
+}
+
+/// Offers memory for the long messages that are posted.
+pub(super) fn grant(
+    link: &mut Link,
+    chan: &mut Chan,
+    channel: u8,
+    hands: &mut Hands<'_>,
+) -> Result<bool, Trouble> {
+    let mut moved = false;
+    if chan.remote.is_none() || !chan.opened {
+        return Ok(false);
+    }
+    let mut at = 0;
+    while at < chan.recvs.len() && chan.granted.len() < GRANTS as usize && link.lanes[0].has_room() {
+        let sequence = chan.recv_sequence.wrapping_add(at as u32);
+        let Some(mut op) = chan.recvs.remove(at) else { break };
+        let granted = match op.len > EAGER_BYTES && op.granted < op.len {
+            true => grant_one(link, chan, channel, &mut op, sequence, hands),
+            false => Ok(Granting::Complete),
+        };
+        chan.recvs.insert(at, op);
+        match granted? {
+            Granting::Complete => at += 1,
+            Granting::More => moved = true,
+            Granting::Blocked => break,
+        }
+    }
+    Ok(moved)
+}
+
+enum Granting {
+    Complete,
+    More,
+    Blocked,
+}
+
+fn grant_one(
+    link: &mut Link,
+    chan: &mut Chan,
+    channel: u8,
+    op: &mut RecvOp,
+    sequence: u32,
+    hands: &mut Hands<'_>,
+) -> Result<Granting, Trouble> {
+    let rail = usize::from(link.lanes[link.long_lane(channel)].rail);
+    if op.way == Way::Open {
+        op.way = way(op);
+    }
+    let left = op.len - op.granted;
+    let (to, len, chunk, held) = match (op.way, &op.landing) {
+        (Way::Direct, Landing::Place { pieces, .. }) => {
+            let Some((piece, offset)) = pieces.piece(&mut op.granted_to) else {
+                return Ok(Granting::Blocked);
+            };
+            // SAFETY: the caller's memory stays mapped until the token completes; the use is given back before.
+            let held = match unsafe { hands.registrations[rail].acquire(piece.ptr, piece.len) } {
+                Ok(held) => held,
+                // What was possible for its first piece is not any more: the rest goes through staging.
+                Err(_) if op.granted == 0 => {
+                    op.way = Way::Staged;
+                    return Ok(Granting::More);
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let len = (piece.len - offset).min(u32::MAX as usize & !4095);
+            pieces.advance(&mut op.granted_to, len);
+            let address = piece.ptr.wrapping_add(offset).expose_provenance() as u64;
+            (Remote { address, key: held.remote_key }, len, None, Some(held))
+        }
+        _ => {
+            let Some(chunk) = chan.chunk(&hands.rails[rail].domain)? else { return Ok(Granting::Blocked) };
+            let Some(staging) = &chan.staging else { return Ok(Granting::Blocked) };
+            let to = staging.region().remote(usize::from(chunk) * CHUNK_BYTES);
+            (to, left.min(CHUNK_BYTES), Some(chunk), None)
+        }
+    };
+    let grant = Grant {
+        sequence,
+        key: to.key,
+        address: to.address,
+        len: len as u64,
+        message_len: op.len as u64,
+        tag: op.tag,
+    };
+    let at = grant_at(chan.grants_sent);
+    let Some(block) = &mut chan.block else { return Ok(Granting::Blocked) };
+    block.write(own(at), &grant.encode());
+    let local = Link::local_of(block, own(at), Grant::BYTES);
+    // SAFETY: written again only when the grant before it in this place was answered.
+    unsafe {
+        link.lanes[0].write(remote(chan.remote, at), Some(local), Some(Note::Grant.encode(channel)), None)?
+    };
+    chan.grants_sent = chan.grants_sent.wrapping_add(1);
+    op.granted += len;
+    chan.granted.push_back(Granted { sequence, len, chunk, held });
+    Ok(Granting::More)
+}
+
+/// How a message is received, by the shape of its memory. Whether that can be registered shows when it is.
+fn way(op: &RecvOp) -> Way {
+    let Landing::Place { pieces, .. } = &op.landing else { return Way::Staged };
+    let (shortest, count) = pieces.shortest();
+    if count > 1 && shortest < PIECE_BYTES_MIN { Way::Staged } else { Way::Direct }
+}
+
+/// Tells the peer what it is to know: slots that were freed, when half of them have been since it was told; a message
+/// that is not wanted.
+pub(super) fn tell(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, Trouble> {
+    if let Some(sequence) = chan.refuse.take_if(|_| link.lanes[0].has_room()) {
+        let to = link.nowhere();
+        // SAFETY: no memory.
+        unsafe { link.lanes[0].write(to, None, Some(Note::Refused(sequence).encode(channel)), None)? };
+    }
+    if chan.freed.wrapping_sub(chan.freed_told) < SLOTS / 2 || !chan.opened || !link.lanes[0].has_room() {
+        return Ok(false);
+    }
+    let note = Note::Freed(chan.freed as u16).encode(channel);
+    let to = link.nowhere();
+    // SAFETY: no memory.
+    unsafe { link.lanes[0].write(to, None, Some(note), None)? };
+    chan.freed_told = chan.freed;
+    Ok(true)
+}

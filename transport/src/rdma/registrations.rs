@@ -1,0 +1,321 @@
+//! The caller's memory, registered with an adapter: a cache of regions.
+//!
+//! # Rules
+//!
+//! 1. A region covers whole pages. It is found by any range within it.
+//! 2. Who uses a region holds a [`Use`], which is neither copied nor dropped silently: it is given back to the cache.
+//!    A region in use is never deregistered.
+//! 3. What nobody uses is kept only if its memory cannot change below it unnoticed: the registration pins pages, not
+//!    addresses, so that memory unmapped and mapped anew at the same address is not the memory that the adapter
+//!    reads and writes. It is kept if the caller said so ([`Keep::Always`], or an explicit registration), or if the
+//!    kernel tells of such changes ([`Keep::Watched`]; see `watch`).
+//! 4. Kept are at most so many regions and bytes; the least recently used goes first.
+
+use std::sync::Arc;
+
+use kolo_verbs::{Access, Error, MemoryRegion, ProtectionDomain};
+
+use super::options::{Keep, RdmaOptions};
+use super::watch::Watch;
+
+/// A region that is in use.
+#[derive(Debug)]
+#[must_use = "to be given back to the cache"]
+pub(super) struct Use {
+    number: u32,
+    pub(super) local_key: u32,
+    pub(super) remote_key: u32,
+}
+
+#[derive(Debug)]
+struct Entry {
+    start: usize,
+    end: usize,
+    region: MemoryRegion,
+    users: u32,
+    /// By an explicit registration; how many of them.
+    pinned: u32,
+    /// Whether it may stay when nobody uses it.
+    keep: bool,
+    /// When it was last asked for, in look-ups.
+    stamp: u64,
+}
+
+/// What the cache has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheCounters {
+    /// Look-ups that found a region.
+    pub hits: u64,
+    /// Look-ups that registered one.
+    pub misses: u64,
+    /// Regions let go of because of the bounds.
+    pub evicted: u64,
+    /// Regions let go of because their memory changed.
+    pub invalidated: u64,
+}
+
+/// The regions of one adapter.
+#[derive(Debug)]
+pub(super) struct Registrations {
+    domain: ProtectionDomain,
+    policy: Keep,
+    regions_max: usize,
+    bytes_max: usize,
+    page: usize,
+    /// By number.
+    entries: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    /// Starts and numbers, sorted.
+    order: Vec<(usize, u32)>,
+    kept_bytes: usize,
+    stamp: u64,
+    watch: Option<Arc<Watch>>,
+    seen: u64,
+    pub(super) counters: CacheCounters,
+}
+
+const REMOTE: Access = Access::REMOTE_WRITE;
+
+impl Registrations {
+    pub(super) fn new(domain: ProtectionDomain, options: &RdmaOptions, watch: Option<Arc<Watch>>) -> Self {
+        let (policy, regions_max, bytes_max) = (options.keep, options.cache_regions, options.cache_bytes);
+        Self {
+            domain,
+            policy,
+            regions_max,
+            bytes_max,
+            page: rustix::param::page_size(),
+            entries: Vec::new(),
+            free: Vec::new(),
+            order: Vec::new(),
+            kept_bytes: 0,
+            stamp: 0,
+            watch,
+            seen: 0,
+            counters: CacheCounters::default(),
+        }
+    }
+
+    /// Whether regions outlive their use, for the summary.
+    pub(super) fn describe(&self) -> &'static str {
+        match (self.policy, &self.watch) {
+            (Keep::Always, _) => "kept, as the caller promises not to unmap",
+            (Keep::Watched, Some(_)) => "kept, and let go of when the kernel tells that memory changed",
+            (Keep::Watched, None) => "not kept, since the kernel has no userfaultfd for this process",
+            (Keep::Never, _) => "not kept",
+        }
+    }
+
+    /// A region around these bytes.
+    ///
+    /// # Safety
+    /// The bytes stay mapped until the use is given back, and no reference that excludes others exists to what a
+    /// peer may write.
+    pub(super) unsafe fn acquire(&mut self, ptr: *mut u8, len: usize) -> Result<Use, Error> {
+        self.heed();
+        let (start, end) = self.pages(ptr, len);
+        if let Some(number) = self.find(start, end) {
+            self.counters.hits += 1;
+            return Ok(self.take(number));
+        }
+        self.counters.misses += 1;
+        // SAFETY: the caller's promise; pages are mapped whole.
+        let number = unsafe { self.register(start, end)? };
+        Ok(self.take(number))
+    }
+
+    /// One more use of the same region.
+    pub(super) fn again(&mut self, of: &Use) -> Use {
+        self.take(of.number)
+    }
+
+    /// Gives a use back.
+    pub(super) fn release(&mut self, given: Use) {
+        let Some(entry) = self.entries[given.number as usize].as_mut() else { return };
+        entry.users -= 1;
+        if entry.users == 0 && entry.pinned == 0 {
+            if entry.keep && (self.policy == Keep::Always || self.watch.is_some()) {
+                self.kept_bytes += entry.end - entry.start;
+                self.shrink();
+            } else {
+                self.forget(given.number);
+            }
+        }
+    }
+
+    /// Registers memory until [`Registrations::unpin`].
+    ///
+    /// # Safety
+    /// It stays mapped until then.
+    pub(super) unsafe fn pin(&mut self, ptr: *mut u8, len: usize) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        let held = unsafe { self.acquire(ptr, len)? };
+        if let Some(entry) = self.entries[held.number as usize].as_mut() {
+            entry.pinned += 1;
+        }
+        self.release(held);
+        Ok(())
+    }
+
+    /// Takes a region made elsewhere, such as of a dma-buf, as registered for the addresses that it has.
+    pub(super) fn adopt(&mut self, region: MemoryRegion) {
+        let start = region.address() as usize;
+        let end = start + region.len();
+        let number = self.insert(start, end, region);
+        if let Some(entry) = self.entries[number as usize].as_mut() {
+            entry.pinned = 1;
+        }
+    }
+
+    /// Ends an explicit registration of these bytes. Returns whether there was one.
+    pub(super) fn unpin(&mut self, ptr: *mut u8, len: usize) -> bool {
+        let (start, end) = self.pages(ptr, len);
+        let exact = |entry: &Entry| entry.pinned > 0 && entry.start <= start && end <= entry.end;
+        let found =
+            self.order.iter().find(|(_, number)| self.entries[*number as usize].as_ref().is_some_and(exact));
+        let Some(&(_, number)) = found else { return false };
+        let Some(entry) = self.entries[number as usize].as_mut() else { return false };
+        entry.pinned -= 1;
+        entry.keep = false;
+        if entry.pinned == 0 && entry.users == 0 {
+            self.forget(number);
+        }
+        true
+    }
+
+    /// Whether these bytes are registered now.
+    pub(super) fn holds(&self, ptr: *mut u8, len: usize) -> bool {
+        let (start, end) = self.pages(ptr, len);
+        self.find(start, end).is_some()
+    }
+
+    fn pages(&self, ptr: *mut u8, len: usize) -> (usize, usize) {
+        let start = ptr.addr() & !(self.page - 1);
+        let end = ptr.addr().saturating_add(len).div_ceil(self.page).saturating_mul(self.page);
+        (start, end.max(start + self.page))
+    }
+
+    fn find(&self, start: usize, end: usize) -> Option<u32> {
+        let before = self.order.partition_point(|&(at, _)| at <= start);
+        let holds =
+            |number: u32| self.entries[number as usize].as_ref().is_some_and(|entry| entry.end >= end);
+        self.order[..before].iter().rev().map(|&(_, number)| number).find(|&number| holds(number))
+    }
+
+    fn take(&mut self, number: u32) -> Use {
+        self.stamp += 1;
+        let entry = self.entries[number as usize].as_mut().expect("a region that was found");
+        if entry.users == 0 && entry.pinned == 0 && entry.keep && entry.stamp > 0 {
+            self.kept_bytes = self.kept_bytes.saturating_sub(entry.end - entry.start);
+        }
+        entry.users += 1;
+        entry.stamp = self.stamp;
+        Use { number, local_key: entry.region.local_key(), remote_key: entry.region.remote_key() }
+    }
+
+    /// # Safety
+    /// As [`Registrations::acquire`].
+    unsafe fn register(&mut self, start: usize, end: usize) -> Result<u32, Error> {
+        let first = std::ptr::with_exposed_provenance_mut::<u8>(start);
+        let access = Access::LOCAL_WRITE | REMOTE | Access::RELAXED_ORDERING;
+        let domain = self.domain.clone();
+        let attempt = |access| {
+            // SAFETY: the caller's promise.
+            unsafe { domain.register(first, end - start, access) }
+        };
+        let region = match attempt(access) {
+            // Memory that may only be read, such as a constant: to be sent from.
+            Err(Error::Call { errno: libc::EFAULT | libc::EACCES, .. }) => attempt(Access::LOCAL_READ),
+            Err(Error::MemoryLock { .. } | Error::Call { errno: libc::ENOMEM, .. }) if self.drop_kept() => {
+                attempt(access)
+            }
+            other => other,
+        };
+        let number = self.insert(start, end, region?);
+        // Only now: a page that was never touched is made while pinning, and a watch would have to do that. Nothing
+        // is missed, since the caller leaves the memory mapped for as long as it is in use.
+        let watched = self.watch.as_ref().is_some_and(|watch| watch.add(start, end));
+        if let Some(entry) = self.entries[number as usize].as_mut() {
+            entry.keep = watched || self.policy == Keep::Always;
+        }
+        Ok(number)
+    }
+
+    fn insert(&mut self, start: usize, end: usize, region: MemoryRegion) -> u32 {
+        let entry = Entry { start, end, region, users: 0, pinned: 0, keep: false, stamp: 0 };
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            self.entries.len() as u32 - 1
+        });
+        self.entries[number as usize] = Some(entry);
+        let at = self.order.partition_point(|&(other, _)| other <= start);
+        self.order.insert(at, (start, number));
+        number
+    }
+
+    /// Deregisters a region that nobody uses.
+    fn forget(&mut self, number: u32) {
+        let Some(entry) = self.entries[number as usize].take() else { return };
+        self.order.retain(|&(_, other)| other != number);
+        self.free.push(number);
+        // Its memory stays watched: another region may cover the same pages. That costs nothing until it changes.
+        drop(entry);
+    }
+
+    /// Lets go of the least recently used until the bounds hold.
+    fn shrink(&mut self) {
+        while self.kept_bytes > self.bytes_max || self.order.len() > self.regions_max {
+            if !self.evict() {
+                return;
+            }
+        }
+    }
+
+    fn evict(&mut self) -> bool {
+        let idle = |entry: &&Entry| entry.users == 0 && entry.pinned == 0;
+        let oldest =
+            self.entries.iter().enumerate().filter_map(|(at, e)| Some((at, e.as_ref().filter(idle)?)));
+        let Some((number, bytes)) = oldest
+            .min_by_key(|(_, entry)| entry.stamp)
+            .map(|(at, entry)| (at as u32, entry.end - entry.start))
+        else {
+            return false;
+        };
+        self.kept_bytes = self.kept_bytes.saturating_sub(bytes);
+        self.counters.evicted += 1;
+        self.forget(number);
+        true
+    }
+
+    /// Lets go of all that nobody uses; for when no more can be locked.
+    fn drop_kept(&mut self) -> bool {
+        let mut any = false;
+        while self.evict() {
+            any = true;
+        }
+        any
+    }
+
+    /// Takes in what the kernel has told.
+    fn heed(&mut self) {
+        let Some(watch) = &self.watch else { return };
+        if watch.changes() == self.seen {
+            return;
+        }
+        let watch = Arc::clone(watch);
+        self.seen = watch.changes();
+        watch.changed_since(|start, end| {
+            for at in 0..self.entries.len() {
+                let Some(entry) = self.entries[at].as_mut() else { continue };
+                if entry.start < end && start < entry.end && entry.pinned == 0 {
+                    self.counters.invalidated += 1;
+                    entry.keep = false;
+                    if entry.users == 0 {
+                        self.kept_bytes = self.kept_bytes.saturating_sub(entry.end - entry.start);
+                        self.forget(at as u32);
+                    }
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,348 @@
+//! The sender's half of a channel.
+//!
+//! Short messages go into the peer's slots as long as it has free ones, and are over for the caller at once. Long
+//! ones wait for grants, and are over when the adapter says that the peer has them. A long message that finds no
+//! grant tells the peer what it is, but only when it has waited for a while or this side goes to sleep: nearly
+//! always the receiver is only a little late, and only a mismatch needs it.
+
+use kolo_verbs::{Access, Remote};
+
+use super::channel::{CHUNK_BYTES, Chan, SendOp, own, own_place, slot_at};
+use super::lane::Settled;
+use super::link::{Bounce, Link};
+use super::progress::{Hands, Trouble};
+use super::wire::{EAGER_BYTES, Grant, Header, Kind, Note, Place, SLOTS};
+use crate::endpoint::{Event, Posted};
+
+/// Shorter runs of the caller's memory are copied together: registering and a request of their own cost more.
+const RUN_BYTES_MIN: usize = 16 << 10;
+
+/// Bytes of a request: short enough that several are under way within the window.
+const REQUEST_BYTES: usize = 256 << 10;
+
+/// Looks at a long message without a grant before the peer is told of it.
+const PATIENCE_LOOKS: u32 = 32;
+
+/// Pieces of a lane's bounce buffer.
+const BOUNCE_CHUNKS: u8 = 4;
+
+/// Tells the peer where a channel's block is, once.
+pub(super) fn open(
+    link: &mut Link,
+    chan: &mut Chan,
+    channel: u8,
+    hands: &Hands<'_>,
+) -> Result<bool, Trouble> {
+    if chan.opened || !link.lanes[0].has_room() {
+        return Ok(false);
+    }
+    if chan.block.is_none() {
+        let rail = &hands.rails[usize::from(link.lanes[0].rail)];
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        chan.block = Some(rail.domain.allocate(super::channel::BLOCK_BYTES, access)?);
+        link.make_room(channel)?;
+    }
+    let Some(block) = &mut chan.block else { return Ok(false) };
+    let place = block.region().remote(0);
+    block.write(own_place(), &Place { address: place.address, key: place.key }.encode());
+    let local = Link::local_of(block, own_place(), Place::BYTES);
+    let to = link.remote_entry(channel);
+    // SAFETY: this part of the block is written once; the block outlives the lane.
+    unsafe {
+        link.lanes[0].write(to, Some(local), Some(Note::Open.encode(channel)), Some(Settled::default()))?
+    };
+    chan.opened = true;
+    Ok(true)
+}
+
+/// Whether a slot may be sent now.
+fn can_send_slot(link: &Link, chan: &Chan) -> bool {
+    chan.opened
+        && chan.remote.is_some()
+        && chan.slots_sent.wrapping_sub(chan.slots_freed) < SLOTS
+        && link.lanes[0].has_room()
+}
+
+/// Sends a slot: `header`, and with it the message if it is one.
+fn send_slot(
+    link: &mut Link,
+    chan: &mut Chan,
+    channel: u8,
+    kind: Kind,
+    op: &mut SendOp,
+    settled: Settled,
+) -> Result<(), Trouble> {
+    let at = slot_at(chan.slots_sent);
+    let header = Header {
+        sequence: chan.send_sequence,
+        kind,
+        len: op.len as u64,
+        tag: op.tag,
+        freed: chan.freed as u16,
+    };
+    let Some(block) = &mut chan.block else { return Ok(()) };
+    block.write(own(at), &header.encode());
+    let len = if kind == Kind::Message { op.len } else { 0 };
+    // SAFETY: a slot has room for the longest short message. It was last sent when the peer had not freed it yet,
+    // and so the adapter is done with it; the caller's pieces are alive as long as the operation.
+    unsafe { op.pieces.copy_raw(&mut op.cursor, block.as_ptr().add(own(at) + Header::BYTES), len) };
+    let local = Link::local_of(block, own(at), Header::BYTES + len);
+    let to = remote(chan.remote, at);
+    // SAFETY: written again only after the peer has freed the slot.
+    unsafe { link.lanes[0].write(to, Some(local), Some(Note::Slot.encode(channel)), Some(settled))? };
+    chan.slots_sent = chan.slots_sent.wrapping_add(1);
+    chan.freed_told = chan.freed;
+    Ok(())
+}
+
+pub(super) fn remote(place: Option<Place>, at: usize) -> Remote {
+    let place = place.unwrap_or(Place { address: 0, key: 0 });
+    Remote { address: place.address.wrapping_add(at as u64), key: place.key }
+}
+
+/// A message that may go at once, past an empty queue.
+pub(super) fn send_now(
+    link: &mut Link,
+    chan: &mut Chan,
+    channel: u8,
+    op: &mut SendOp,
+    hands: &mut Hands<'_>,
+) -> Result<Posted, Trouble> {
+    if op.len > EAGER_BYTES || !chan.sends.is_empty() || !can_send_slot(link, chan) {
+        return Ok(Posted::Pending);
+    }
+    send_slot(link, chan, channel, Kind::Message, op, Settled::default())?;
+    hands.counters.short_messages += 1;
+    chan.send_sequence = chan.send_sequence.wrapping_add(1);
+    Ok(Posted::Done)
+}
+
+/// Sends what can be sent. `sleeping` says that this side will not look again for a while.
+pub(super) fn pump(
+    link: &mut Link,
+    chan: &mut Chan,
+    channel: u8,
+    sleeping: bool,
+    hands: &mut Hands<'_>,
+) -> Result<bool, Trouble> {
+    let mut moved = false;
+    loop {
+        moved |= return_unused(link, chan, channel)?;
+        let Some(mut op) = chan.sends.pop_front() else { return Ok(moved) };
+        let step = if op.len <= EAGER_BYTES {
+            send_short(link, chan, channel, &mut op, hands)
+        } else {
+            send_long(link, chan, channel, &mut op, sleeping, hands)
+        };
+        match step {
+            Err(trouble) => {
+                // It fails with all others of this peer.
+                chan.sends.push_front(op);
+                return Err(trouble);
+            }
+            Ok(Step::Over) => {
+                if let Some((held, ..)) = op.held.take() {
+                    let rail = link.lanes[link.long_lane(channel)].rail;
+                    hands.registrations[usize::from(rail)].release(held);
+                }
+                chan.send_sequence = chan.send_sequence.wrapping_add(1);
+                moved = true;
+            }
+            Ok(Step::Blocked { moved: some }) => {
+                chan.sends.push_front(op);
+                return Ok(moved | some);
+            }
+        }
+    }
+}
+
+enum Step {
+    /// The message needs nothing more of this half.
+    Over,
+    Blocked {
+        moved: bool,
+    },
+}
+
+fn send_short(
+    link: &mut Link,
+    chan: &mut Chan,
+    channel: u8,
+    op: &mut SendOp,
+    hands: &mut Hands<'_>,
+) -> Result<Step, Trouble> {
+    if !can_send_slot(link, chan) {
+        return Ok(Step::Blocked { moved: false });
+    }
+    send_slot(link, chan, channel, Kind::Message, op, Settled::default())?;
+    hands.counters.short_messages += 1;
+    hands.events.push(Event::Done(op.token));
+    Ok(Step::Over)
+}
+
+fn send_long(
+    link: &mut Link,
+    chan: &mut Chan,
+    channel: u8,
+    op: &mut SendOp,
+    sleeping: bool,
+    hands: &mut Hands<'_>,
+) -> Result<Step, Trouble> {
+    let mut moved = false;
+    loop {
+        let ours = chan.grants.front().copied().filter(|grant| grant.sequence == chan.send_sequence);
+        let Some(grant) = ours else {
+            if chan.refused.take_if(|refused| *refused == chan.send_sequence as u16).is_some() {
+                hands.events.push(Event::Done(op.token));
+                return Ok(Step::Over);
+            }
+            op.stalled += 1;
+            if !op.noticed
+                && op.written == 0
+                && (sleeping || op.stalled > PATIENCE_LOOKS)
+                && can_send_slot(link, chan)
+            {
+                send_slot(link, chan, channel, Kind::Notice, op, Settled::default())?;
+                hands.counters.notices += 1;
+                op.noticed = true;
+                moved = true;
+            }
+            return Ok(Step::Blocked { moved });
+        };
+        if grant.tag != op.tag || grant.message_len != op.len as u64 {
+            // The receiver expects something else; it is told what this is, and gets no bytes of it.
+            if !op.noticed {
+                if !can_send_slot(link, chan) {
+                    return Ok(Step::Blocked { moved });
+                }
+                send_slot(link, chan, channel, Kind::Notice, op, Settled::default())?;
+            }
+            hands.events.push(Event::Done(op.token));
+            return Ok(Step::Over);
+        }
+        if grant.len - chan.grant_written as u64 > (op.len - op.written) as u64 {
+            return Err(Trouble::Corrupt("it granted more than the message is long"));
+        }
+        if !send_request(link, chan, channel, op, &grant, hands)? {
+            return Ok(Step::Blocked { moved });
+        }
+        moved = true;
+        if op.written == op.len {
+            hands.counters.long_messages += 1;
+            return Ok(Step::Over);
+        }
+    }
+}
+
+/// Writes one run of a message into a grant. False if there is no room for it now.
+fn send_request(
+    link: &mut Link,
+    chan: &mut Chan,
+    channel: u8,
+    op: &mut SendOp,
+    grant: &Grant,
+    hands: &mut Hands<'_>,
+) -> Result<bool, Trouble> {
+    let number = link.long_lane(channel);
+    let lane = &mut link.lanes[number];
+    if !lane.has_room() || lane.bytes_under_way >= hands.options.in_flight_bytes {
+        return Ok(false);
+    }
+    let room = (grant.len as usize - chan.grant_written).min(REQUEST_BYTES);
+    let Some((piece, offset)) = op.pieces.piece(&mut op.cursor) else {
+        return Err(Trouble::Corrupt("a message ended before its grants"));
+    };
+    let run = (piece.len - offset).min(room);
+    let rail = usize::from(lane.rail);
+    let mut settled = Settled::default();
+    let in_place = (run >= RUN_BYTES_MIN || run == room) && hold(op, piece.ptr, piece.len, rail, hands);
+    let local = if in_place && let Some((held, ..)) = &op.held {
+        settled.held = Some(hands.registrations[rail].again(held));
+        let key = held.local_key;
+        settled.bytes = run;
+        op.pieces.advance(&mut op.cursor, run);
+        hands.counters.sent_in_place_bytes += run as u64;
+        kolo_verbs::Local::new(piece.ptr.wrapping_add(offset).expose_provenance() as u64, run as u32, key)
+    } else {
+        if link.bounce[number].is_none() {
+            let len = usize::from(BOUNCE_CHUNKS) * CHUNK_BYTES;
+            let memory = hands.rails[rail].domain.allocate(len, Access::LOCAL_WRITE)?;
+            link.bounce[number] = Some(Bounce { memory, free: (1 << BOUNCE_CHUNKS) - 1 });
+        }
+        let Some(bounce) = link.bounce[number].as_mut().filter(|bounce| bounce.free != 0) else {
+            return Ok(false);
+        };
+        let chunk = bounce.free.trailing_zeros() as u8;
+        bounce.free &= !(1 << chunk);
+        let at = usize::from(chunk) * CHUNK_BYTES;
+        let bytes = room.min(CHUNK_BYTES);
+        // SAFETY: a free piece of the buffer is nobody else's; the caller's pieces are alive.
+        unsafe { op.pieces.copy_raw(&mut op.cursor, bounce.memory.as_ptr().add(at), bytes) };
+        settled.chunk = Some(chunk);
+        settled.bytes = bytes;
+        hands.counters.sent_staged_bytes += bytes as u64;
+        Link::local_of(&bounce.memory, at, bytes)
+    };
+    let bytes = settled.bytes;
+    let to = Remote { address: grant.address.wrapping_add(chan.grant_written as u64), key: grant.key };
+    let full = chan.grant_written + bytes == grant.len as usize;
+    let last = op.written + bytes == op.len;
+    settled.token = last.then_some(op.token);
+    let note = full.then(|| Note::Filled.encode(channel));
+    // SAFETY: the caller's memory until the token completes, which `settled` says; a piece of the bounce buffer until
+    // it is settled. Both outlive the lane: see `progress`.
+    unsafe { link.lanes[number].write(to, Some(local), note, Some(settled))? };
+    op.written += bytes;
+    chan.grant_written += bytes;
+    if full {
+        chan.grants.pop_front();
+        chan.grant_written = 0;
+    }
+    Ok(true)
+}
+
+/// Sees to it that the operation holds the region of this piece.
+fn hold(op: &mut SendOp, ptr: *mut u8, len: usize, rail: usize, hands: &mut Hands<'_>) -> bool {
+    let registrations = &mut hands.registrations[rail];
+    if let Some((held, start, size)) = op.held.take() {
+        if (start, size) == (ptr.addr(), len) {
+            op.held = Some((held, start, size));
+            return true;
+        }
+        registrations.release(held);
+    }
+    // SAFETY: the caller's memory stays mapped until the token completes, and uses are given back before.
+    match unsafe { registrations.acquire(ptr, len) } {
+        Ok(held) => {
+            op.held = Some((held, ptr.addr(), len));
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+/// Gives back grants for messages that have gone another way: each is answered, so that both ends count alike.
+fn return_unused(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, Trouble> {
+    let mut moved = false;
+    let number = link.long_lane(channel);
+    while let Some(grant) = chan.grants.front() {
+        let behind = (grant.sequence.wrapping_sub(chan.send_sequence) as i32) < 0;
+        if !behind || !link.lanes[number].has_room() {
+            break;
+        }
+        let to = link.nowhere();
+        // SAFETY: no memory.
+        unsafe {
+            link.lanes[number].write(
+                to,
+                None,
+                Some(Note::Returned.encode(channel)),
+                Some(Settled::default()),
+            )?
+        };
+        chan.grants.pop_front();
+        chan.grant_written = 0;
+        moved = true;
+    }
+    Ok(moved)
+}

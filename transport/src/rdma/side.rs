@@ -1,0 +1,148 @@
+//! The side connection: TCP beside RDMA. It carries one hello each way per peer, and its end is the end of the peer,
+//! of which the adapters know nothing.
+
+use std::time::Instant;
+
+use super::NAME;
+use super::hello::{HELLO_BYTES, Hello};
+use crate::endpoint::{Armed, Channel, Endpoint, Event, ParkBy, Piece, Posted, Sink, Token};
+use crate::error::{Error, ErrorKind};
+use crate::tcp::{TcpEndpoint, TcpOptions};
+
+/// Hellos are tagged so that a side connection is not taken for anything else.
+const TAG: u64 = 0x4b4f_4c4f_5244_4d41;
+
+/// Memory of the hellos to and from one peer; it does not move while the connection has it.
+#[derive(Debug)]
+struct Mail {
+    out: Box<[u8; HELLO_BYTES]>,
+    back: Box<[u8; HELLO_BYTES]>,
+    out_piece: Box<[Piece; 1]>,
+    back_piece: Box<[Piece; 1]>,
+    greeted: bool,
+}
+
+// SAFETY: the pieces point to the boxes beside them, which move along.
+unsafe impl Send for Mail {}
+
+/// What has happened.
+#[derive(Debug)]
+pub(super) enum News {
+    /// A peer's hello is here.
+    Hello(u32, Result<Hello, &'static str>),
+    /// A peer is gone.
+    Gone(u32, Error),
+}
+
+/// The side connections to all peers.
+#[derive(Debug)]
+pub(super) struct Side {
+    // Dropped before the mail.
+    tcp: TcpEndpoint,
+    mail: Vec<Option<Mail>>,
+    events: Vec<Event>,
+}
+
+impl Side {
+    pub(super) fn new(rank: u32, world_size: u32, options: TcpOptions) -> Result<Self, Error> {
+        let tcp = TcpEndpoint::new(rank, world_size, options)?;
+        Ok(Self { tcp, mail: (0..world_size).map(|_| None).collect(), events: Vec::new() })
+    }
+
+    pub(super) fn address(&self) -> &[u8] {
+        self.tcp.address()
+    }
+
+    pub(super) fn introduce(&mut self, peer: u32, address: &[u8]) -> Result<crate::endpoint::Reach, Error> {
+        self.tcp.introduce(peer, address)
+    }
+
+    pub(super) fn establish(&mut self, deadline: Instant) -> Result<(), Error> {
+        self.tcp.establish(deadline)
+    }
+
+    /// Waits for a peer's hello.
+    pub(super) fn listen(&mut self, peer: u32) -> Result<(), Error> {
+        let mail = self.mail(peer);
+        let sink: *const [Piece; 1] = &raw const *mail.back_piece;
+        let token = Token(u64::from(peer) << 1 | 1);
+        // SAFETY: piece and memory are boxes of `mail`, which is kept until after the endpoint is dropped; nobody
+        // else looks at them before the token completes.
+        let posted = unsafe { self.tcp.post_recv(on(peer), TAG, Sink::Place(&*sink), token)? };
+        if posted == Posted::Done {
+            self.events.push(Event::Done(token));
+        }
+        Ok(())
+    }
+
+    /// Sends this side's hello; once per peer.
+    pub(super) fn greet(&mut self, peer: u32, hello: &Hello) -> Result<(), Error> {
+        let mail = self.mail(peer);
+        assert!(!mail.greeted, "a peer is greeted once");
+        mail.greeted = true;
+        hello.encode(&mut mail.out);
+        let source: *const [Piece; 1] = &raw const *mail.out_piece;
+        // SAFETY: as above; the memory is not written again.
+        let _ = unsafe { self.tcp.post_send(on(peer), TAG, &*source, Token(u64::from(peer) << 1))? };
+        Ok(())
+    }
+
+    /// Makes progress, and tells what happened.
+    pub(super) fn poll(&mut self, mut each: impl FnMut(News)) -> bool {
+        let mut events = std::mem::take(&mut self.events);
+        let moved = self.tcp.poll(&mut events);
+        for event in events.drain(..) {
+            match event {
+                Event::Done(Token(token)) if token & 1 == 1 => {
+                    let peer = (token >> 1) as u32;
+                    let Some(mail) = &self.mail[peer as usize] else { continue };
+                    each(News::Hello(peer, Hello::decode(&mail.back)));
+                }
+                // Nothing here is posted on condition or watched.
+                Event::Done(_) | Event::Returned(_) | Event::Waiting(_) => {}
+                Event::Failed(Token(token), error) => each(News::Gone((token >> 1) as u32, lost(error))),
+                Event::Down { peer, cause } => each(News::Gone(peer, lost(cause))),
+            }
+        }
+        self.events = events;
+        moved
+    }
+
+    pub(super) fn arm(&mut self) -> Armed<'_> {
+        self.tcp.arm(ParkBy::Fd)
+    }
+
+    pub(super) fn disarm(&mut self) {
+        self.tcp.disarm();
+    }
+
+    /// Closes the connection to a peer, by which it learns that it was given up.
+    pub(super) fn abandon(&mut self, peer: u32, cause: &Error) {
+        let mut events = Vec::new();
+        self.tcp.abandon(peer, cause, &mut events);
+    }
+
+    fn mail(&mut self, peer: u32) -> &mut Mail {
+        self.mail[peer as usize].get_or_insert_with(|| {
+            let (mut out, mut back) = (Box::new([0; HELLO_BYTES]), Box::new([0; HELLO_BYTES]));
+            let piece = |bytes: &mut [u8; HELLO_BYTES]| {
+                Box::new([Piece { ptr: bytes.as_mut_ptr(), len: HELLO_BYTES }])
+            };
+            let (out_piece, back_piece) = (piece(&mut out), piece(&mut back));
+            Mail { out, back, out_piece, back_piece, greeted: false }
+        })
+    }
+}
+
+fn on(peer: u32) -> Channel {
+    Channel { peer, index: 0 }
+}
+
+fn lost(error: Error) -> Error {
+    Error {
+        kind: ErrorKind::PeerLost,
+        transport: NAME,
+        detail: format!("the connection beside it ended: {}", error.detail),
+        ..error
+    }
+}
