@@ -75,13 +75,16 @@ class Comparison:
 
 
 def comparisons(weights: dict[tuple[str, str], tuple[Job, np.ndarray]]) -> list[Comparison]:
-    """Kolo's runs beside those of the other backends with as many ranks; all distributed ones beside the sequential run."""
+    """Kolo's runs beside those of the other backends with as many ranks, and every run beside the sequential one.
+
+    Two sequential runs that differ in their number of threads are the yardstick: they, too, only add in another order.
+    """
     found: list[Comparison] = []
     for (model, label), (job, ours) in weights.items():
         for (other_model, other_label), (other, theirs) in weights.items():
             peers = job.backend == "kolo" and other.backend in ("gloo", "mpi") and job.ranks == other.ranks
             peers = peers and (job.sync == other.sync or other.backend == "mpi")
-            alone = job.backend != "none" and other.backend == "none" and other.threads == 1
+            alone = other.backend == "none" and other.threads == 1 and label != other_label
             if model == other_model and (peers or alone):
                 distance = float(np.abs(ours - theirs).max())
                 found.append(Comparison(model, label, other_label, distance, float(np.abs(theirs).max())))

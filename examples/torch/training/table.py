@@ -30,7 +30,9 @@ def markdown(command: str, results: list[Result], rows: list[Row], compared: lis
         "counts what the backward pass does not hide. Waiting for slower ranks is in both.",
     ]
     if compared:
-        lines += ["", "The final weights are the same bits on all ranks of each run (asserted). The largest difference of a weight between runs:", ""]
+        lines += ["", "The final weights are the same bits on all ranks of each run (asserted). "
+                  "The largest difference of a weight between runs, which grows with every step, since sums in another "
+                  "order are rounded differently; one thread beside two is the yardstick:", ""]
         lines += _differences(compared)
     return "\n".join(lines) + "\n"
 
@@ -59,9 +61,9 @@ def _figures(rows: list[Row]) -> list[str]:
 
 
 def _differences(compared: list[Comparison]) -> list[str]:
-    """One row per run, one column per kind of run beside it. If Kolo ran, only its rows."""
+    """One row per run, one column per kind of run beside it. If Kolo ran, only its rows and the yardstick's."""
     if any(item.label.startswith("kolo") for item in compared):
-        compared = [item for item in compared if item.label.startswith("kolo")]
+        compared = [item for item in compared if item.label.startswith(("kolo", "sequential"))]
     cells: dict[tuple[str, str], dict[str, Comparison]] = {}
     for item in compared:
         kind = item.reference.split()[0].rstrip(",")
