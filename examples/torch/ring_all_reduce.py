@@ -1,7 +1,7 @@
 """Our own ring all-reduce from isend and irecv, as tutorials teach it, beside the library's.
 
-The vector is cut into as many blocks as there are ranks. In the first half every rank passes a block on and adds the one that
-arrives, so that after size-1 steps each block is complete on one rank. In the second half the complete blocks go round.
+The vector is cut into as many blocks as there are ranks. In the first half every rank passes a block on and adds the
+one that arrives, so that after size-1 steps each block is complete on one rank. In the second half they go round.
 
     torchrun --standalone --nproc-per-node 4 ring_all_reduce.py --backend kolo
 """
@@ -68,7 +68,8 @@ def main() -> None:
         assert torch.equal(ours, theirs), f"rank {rank}: {length} numbers: the ring's sum is wrong"
         ring, library = seconds(ring_all_reduce, vector), seconds(dist.all_reduce, vector)
         if rank == 0:
-            print(f"{length:>8} numbers, {size} ranks: equal; ring {ring * 1e6:.0f} us, all_reduce {library * 1e6:.0f} us", flush=True)
+            times = f"ring {ring * 1e6:.0f} us, all_reduce {library * 1e6:.0f} us"
+            print(f"{length:>8} numbers, {size} ranks: equal; {times}", flush=True)
 
 
 if __name__ == "__main__":

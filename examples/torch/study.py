@@ -1,7 +1,7 @@
 """Sequential against data-parallel training, with Gloo, MPI and Kolo, on real images.
 
-Trains three models (MLP, CNN, RNN) with one and two threads, then with 2 and 4 ranks over each backend, in turn, and writes
-results.json, a table (results.md) and plots. Every run starts from the same weights and takes the same batches.
+Trains three models (MLP, CNN, RNN) with one and two threads, then with 2 and 4 ranks over each backend, in turn, and
+writes results.json, a table (results.md) and plots. Every run starts from the same weights and takes the same batches.
 
     python study.py                                    all of it
     python study.py --fraction 0.05 --epochs 1         a quick pass
@@ -17,12 +17,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
 from training import data, models
 from training.backends import BACKENDS, why_not
 from training.job import Job, Result
-from training.launch import RunFailed, launch
+from training.launch import RunFailed, Weights, launch
 from training.summary import comparisons, rows
 from training.table import markdown
 
@@ -43,10 +41,12 @@ def parse() -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", metavar="FOLDER", help="four idx files, such as MNIST's, plain or .gz")
-    parser.add_argument("--models", type=names(tuple(models.MODELS)), default=list(models.MODELS), help="default: mlp,cnn,rnn")
+    parser.add_argument("--models", type=names(tuple(models.MODELS)), default=list(models.MODELS),
+                        help="default: mlp,cnn,rnn")
     parser.add_argument("--backends", type=names(BACKENDS), default=list(BACKENDS), help="default: gloo,mpi,kolo")
     parser.add_argument("--ranks", type=numbers, default=[2, 4], help="default: 2,4")
-    parser.add_argument("--threads", type=numbers, default=[1, 2], help="of the sequential runs; default: 1,2; '' for none")
+    parser.add_argument("--threads", type=numbers, default=[1, 2],
+                        help="of the sequential runs; default: 1,2; '' for none")
     parser.add_argument("--sync", type=names(("ddp", "flat")), default=["ddp", "flat"],
                         help="how Gloo and Kolo average gradients; MPI is always flat; default: ddp,flat")
     parser.add_argument("--epochs", type=int, default=5)
@@ -91,7 +91,9 @@ def plan(arguments: argparse.Namespace) -> list[Job]:
     return jobs
 
 
-def write(arguments: argparse.Namespace, results: list[Result], weights: dict[tuple[str, str], tuple[Job, np.ndarray]]) -> None:
+def write(
+    arguments: argparse.Namespace, results: list[Result], weights: dict[tuple[str, str], tuple[Job, Weights]]
+) -> None:
     """Everything so far, so that a run cut short leaves what it has."""
     table = rows(results)
     compared = comparisons(weights)
@@ -117,14 +119,14 @@ def main() -> None:
         if reason := why_not(backend):
             raise SystemExit(f"{reason}; choose others with --backends")
     dataset = data.load(Path(arguments.data) if arguments.data else None, arguments.fraction)
-    print(f"Data: {dataset.source}: {len(dataset.train):,} images to train with, {len(dataset.test):,} to test with")
+    print(f"Data: {dataset.source}: {len(dataset.train):,} images, and {len(dataset.test):,} to test with")
     for model in arguments.models:
         print(f"{model}: {models.parameter_count(models.build(model, arguments.seed)):,} parameters")
     sys.stdout.flush()
     arguments.out.mkdir(parents=True, exist_ok=True)
     jobs = plan(arguments)
     results: list[Result] = []
-    weights: dict[tuple[str, str], tuple[Job, np.ndarray]] = {}
+    weights: dict[tuple[str, str], tuple[Job, Weights]] = {}
     for number, job in enumerate(jobs, start=1):
         print(f"[{number}/{len(jobs)}]", end=" ", file=sys.stderr, flush=True)
         try:

@@ -20,7 +20,7 @@ from training.idx import read_idx  # noqa: E402
 IMAGES = HERE.parent / "data"  # 2,000 of them, part of the repository
 LIMIT_SECONDS = 120
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-RANK_SUM_TOLERANCE = 1e-4
+ROUNDING = 1e-6  # of weights below 1, after ten steps
 
 backends = pytest.mark.parametrize(
     "backend",
@@ -74,7 +74,7 @@ def test_ring_all_reduce(backend: str) -> None:
 
 
 def test_study(tmp_path: Path) -> None:
-    """The final weights of all backends are those of the sequential run, but for rounding."""
+    """The weights after ten steps of all backends are those of the sequential run, but for rounding."""
     present = [name for name in BACKENDS if why_not(name) is None]
     run(
         *[sys.executable, "study.py", "--data", str(IMAGES), "--epochs", "1", "--fraction", "0.5", "--models", "mlp"],
@@ -83,7 +83,7 @@ def test_study(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "results.json").read_text())
     assert len(content["results"]) == 1 + len(present)
     assert content["comparisons"]
-    assert all(item["largest_difference"] < RANK_SUM_TOLERANCE for item in content["comparisons"]), content
+    assert all(item["early"] < ROUNDING for item in content["comparisons"]), content["comparisons"]
     assert "| mlp, 235,146 |" in (tmp_path / "results.md").read_text()
 
 

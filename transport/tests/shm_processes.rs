@@ -22,8 +22,18 @@ struct Process {
 }
 
 impl Process {
-    fn start(scenario: &str, rank: u32, n: u32) -> Self {
-        let mut child = Command::new(env::current_exe().expect("this program"))
+    /// `launcher` is a command and its arguments that start this program, or nothing.
+    fn start(launcher: &[&str], scenario: &str, rank: u32, n: u32) -> Self {
+        let program = env::current_exe().expect("this program");
+        let mut command = match launcher.split_first() {
+            Some((first, rest)) => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
+        let mut child = command
             .args(["--exact", "child", "--nocapture", "--test-threads=1"])
             .env("SHM_TEST_SCENARIO", scenario)
             .env("SHM_TEST_RANK", rank.to_string())
@@ -64,7 +74,11 @@ impl Process {
 }
 
 fn start(scenario: &str, n: u32) -> Vec<Process> {
-    let mut processes: Vec<_> = (0..n).map(|rank| Process::start(scenario, rank, n)).collect();
+    start_by(&[], scenario, n)
+}
+
+fn start_by(launcher: &[&str], scenario: &str, n: u32) -> Vec<Process> {
+    let mut processes: Vec<_> = (0..n).map(|rank| Process::start(launcher, scenario, rank, n)).collect();
     let addresses: Vec<_> = processes.iter_mut().map(|p| p.hear("ADDRESS")).collect();
     for process in &mut processes {
         process.tell(&addresses.join(" "));
@@ -76,6 +90,19 @@ fn start(scenario: &str, n: u32) -> Vec<Process> {
 fn everybody_talks_to_everybody() {
     start("talk", 3).into_iter().for_each(Process::end);
     start("talk-single", 3).into_iter().for_each(Process::end);
+}
+
+/// Containers that share a network namespace but have processes of their own, such as those of a pod.
+#[test]
+fn processes_that_do_not_see_each_other_talk() {
+    const APART: [&str; 3] = ["unshare", "--pid", "--fork"];
+    let can = Command::new(APART[0]).args(&APART[1..]).arg("true").stderr(Stdio::null()).status();
+    if !can.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: no new PID namespace can be made here");
+        return;
+    }
+    start_by(&APART, "talk", 3).into_iter().for_each(Process::end);
+    start_by(&APART, "flat", 3).into_iter().for_each(Process::end);
 }
 
 #[test]

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,19 +24,29 @@ class RunFailed(Exception):
     """A run ended with an error; its own output says more."""
 
 
-def launch(job: Job, timeout_seconds: float) -> tuple[Result, np.ndarray]:
-    """Runs `job` to its end; gives its result and its final weights."""
+@dataclass(frozen=True)
+class Weights:
+    """All weights of a model, after a few steps (loop.EARLY_STEPS) and at the end."""
+
+    early: np.ndarray
+    final: np.ndarray
+
+
+def launch(job: Job, timeout_seconds: float) -> tuple[Result, Weights]:
+    """Runs `job` to its end."""
     with tempfile.TemporaryDirectory(prefix="kolo-study-") as folder:
         job_path, result_path = Path(folder, "job.json"), Path(folder, "result.json")
         save(job, job_path)
         command = [*_launcher(job), "-m", "training.worker", str(job_path), str(result_path)]
-        environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": str(HERE)}
+        paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": os.pathsep.join(paths)}
         status = run_for(command, timeout_seconds, cwd=HERE, env=environment)
         if status is None:
             raise RunFailed(f"{job.model}, {job.label}: not finished after {timeout_seconds:.0f} s")
         if status != 0:
             raise RunFailed(f"{job.model}, {job.label}: exit status {status}")
-        return load_result(result_path), np.load(result_path.with_suffix(".npy"))
+        with np.load(result_path.with_suffix(".npz")) as saved:
+            return load_result(result_path), Weights(saved["early"], saved["final"])
 
 
 def run_for(command: list[str], timeout_seconds: float, cwd: Path, env: dict[str, str]) -> int | None:

@@ -10,16 +10,21 @@ from torch import nn
 
 from .data import Dataset, Images
 from .job import Epoch, Job
+from .models import flat_weights
 from .progress import Progress
 from .synchronise import Synchroniser
 from .team import Team
 
 MOMENTUM = 0.9
 TEST_BATCH = 1000
+EARLY_STEPS = 10
+"""After so many steps weights are put aside: few enough that rounding has not grown yet."""
 
 
-def train(job: Job, dataset: Dataset, sync: Synchroniser, team: Team, progress: Progress) -> Iterator[Epoch]:
-    """Yields after every epoch."""
+def train(
+    job: Job, dataset: Dataset, sync: Synchroniser, team: Team, progress: Progress, early: list[torch.Tensor]
+) -> Iterator[Epoch]:
+    """Yields after every epoch. Puts the weights after a few steps into `early`."""
     optimiser = torch.optim.SGD(sync.module.parameters(), lr=job.learning_rate, momentum=MOMENTUM)
     steps = steps_per_epoch(job, dataset.train)
     for epoch in range(job.epochs):
@@ -36,6 +41,8 @@ def train(job: Job, dataset: Dataset, sync: Synchroniser, team: Team, progress: 
             optimiser.step()
             loss_sum += loss.item()
             progress.advance()
+            if epoch == 0 and step + 1 == min(EARLY_STEPS, steps):
+                early.append(flat_weights(sync.module))
         seconds = time.perf_counter() - start
         correct = _correct(sync.module, dataset.test, team)
         per_rank = team.gather((seconds, waited, loss_sum / steps, correct))

@@ -31,7 +31,8 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
     models = list(dict.fromkeys(row.job.model for row in rows))
     distributed = [row for row in rows if row.job.backend != "none"]
     with plt.rc_context(STYLE):
-        written = [_bars(rows, models, folder / "epoch-time.svg", "seconds per epoch", lambda row: row.epoch_seconds, "{:.3g}")]
+        seconds = lambda row: row.epoch_seconds  # noqa: E731
+        written = [_bars(rows, models, folder / "epoch-time.svg", "seconds per epoch", seconds, "{:.3g}")]
         if distributed:
             share = lambda row: 100 * row.share  # noqa: E731
             written.append(_bars(distributed, models, folder / "communication.svg", "% of the epoch", share, "{:.1f}"))
@@ -51,7 +52,7 @@ def _bars(rows: list[Row], models: list[str], path: Path, unit: str, value: Call
     """One panel per model, one horizontal bar per run."""
     longest = max(sum(row.job.model == model for row in rows) for model in models)
     figure, panels = plt.subplots(
-        1, len(models), figsize=(1.6 + 2.6 * len(models), 0.9 + 0.26 * longest), squeeze=False, layout="constrained"
+        1, len(models), squeeze=False, layout="constrained", figsize=(1.6 + 2.6 * len(models), 0.9 + 0.26 * longest)
     )
     for number, (panel, model) in enumerate(zip(panels[0], models)):
         mine = [row for row in rows if row.job.model == model]
@@ -72,7 +73,8 @@ def _scaling(rows: list[Row], models: list[str], path: Path) -> Path:
     kinds = list(dict.fromkeys((row.job.backend, row.job.sync) for row in rows if row.job.backend != "none"))
     ranks = sorted({1, *(row.job.ranks for row in rows if row.job.backend != "none")})
     figure, panels = plt.subplots(
-        2, len(models), figsize=(1.2 + 2.6 * len(models), 5.2), squeeze=False, sharex=True, sharey="row", layout="constrained"
+        2, len(models), squeeze=False, sharex=True, sharey="row", layout="constrained",
+        figsize=(1.2 + 2.6 * len(models), 5.2),
     )
     for column, model in enumerate(models):
         above, below = panels[0][column], panels[1][column]
@@ -84,7 +86,8 @@ def _scaling(rows: list[Row], models: list[str], path: Path) -> Path:
             mine.sort(key=lambda row: row.job.ranks)
             counts = [1, *(row.job.ranks for row in mine)]
             speedups = [1.0, *(row.speedup or 0.0 for row in mine)]
-            look = {"color": COLOURS[backend], "marker": "o", "markersize": 3.5, "linestyle": "-" if sync == "ddp" else "--"}
+            line = "-" if sync == "ddp" else "--"
+            look = {"color": COLOURS[backend], "marker": "o", "markersize": 3.5, "linestyle": line}
             above.plot(counts, speedups, label=f"{backend} {sync}", **look)
             below.plot(counts, [100 * s / c for s, c in zip(speedups, counts)], **look)
         above.set_title(model.upper())
@@ -99,7 +102,10 @@ def _scaling(rows: list[Row], models: list[str], path: Path) -> Path:
 
 
 def _over_time(rows: list[Row], models: list[str], path: Path) -> Path:
-    """Loss above, accuracy below, over seconds of training. Of a backend's two ways only `ddp`, if it ran."""
+    """Loss above, accuracy below, over time. Of a backend's two ways only `ddp`, if it ran.
+
+    Every epoch counts with the median time of the run's epochs, so that one disturbance does not shift what follows.
+    """
     overlapped = {(row.job.backend, row.job.ranks) for row in rows if row.job.sync == "ddp"}
     rows = [row for row in rows if row.job.sync != "flat" or (row.job.backend, row.job.ranks) not in overlapped]
     figure, panels = plt.subplots(
@@ -110,7 +116,7 @@ def _over_time(rows: list[Row], models: list[str], path: Path) -> Path:
         for row in (row for row in rows if row.job.model == model):
             _learning(above, below, row)
         above.set_title(model.upper())
-        below.set_xlabel("seconds of training")
+        below.set_xlabel("seconds of training (median epochs)")
     panels[0][0].set_ylabel("training loss")
     panels[1][0].set_ylabel("test accuracy, %")
     handles, labels = panels[0][0].get_legend_handles_labels()
@@ -119,10 +125,7 @@ def _over_time(rows: list[Row], models: list[str], path: Path) -> Path:
 
 
 def _learning(above: Axes, below: Axes, row: Row) -> None:
-    seconds, total = [], 0.0
-    for epoch in row.epochs:
-        total += epoch.seconds
-        seconds.append(total)
+    seconds = [row.epoch_seconds * (number + 1) for number in range(len(row.epochs))]
     many = row.job.ranks * row.job.threads
     look = {
         "color": COLOURS[row.job.backend],

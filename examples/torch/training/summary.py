@@ -8,6 +8,7 @@ from statistics import median
 import numpy as np
 
 from .job import Epoch, Job, Result
+from .launch import Weights
 
 
 @dataclass(frozen=True)
@@ -64,25 +65,34 @@ def _row(group: list[Result], base: float | None) -> Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far the final weights of two runs with the same batches are apart."""
+    """How far the weights of two runs with the same batches are apart: the largest difference of one."""
 
     model: str
     label: str
     reference: str
     """The other run's label."""
-    largest_difference: float
+    early: float
+    """After a few steps."""
+    final: float
     largest_weight: float
 
 
-def comparisons(weights: dict[tuple[str, str], tuple[Job, np.ndarray]]) -> list[Comparison]:
-    """Kolo's runs beside those of the other backends with as many ranks; all distributed ones beside the sequential run."""
+def comparisons(weights: dict[tuple[str, str], tuple[Job, Weights]]) -> list[Comparison]:
+    """Kolo's runs beside those of the other backends with as many ranks, and every run beside the sequential one.
+
+    Two sequential runs that differ in their number of threads are the yardstick: they, too, only add in another order.
+    """
     found: list[Comparison] = []
     for (model, label), (job, ours) in weights.items():
         for (other_model, other_label), (other, theirs) in weights.items():
             peers = job.backend == "kolo" and other.backend in ("gloo", "mpi") and job.ranks == other.ranks
             peers = peers and (job.sync == other.sync or other.backend == "mpi")
-            alone = job.backend != "none" and other.backend == "none" and other.threads == 1
+            alone = other.backend == "none" and other.threads == 1 and label != other_label
             if model == other_model and (peers or alone):
-                distance = float(np.abs(ours - theirs).max())
-                found.append(Comparison(model, label, other_label, distance, float(np.abs(theirs).max())))
+                early, final = _distance(ours.early, theirs.early), _distance(ours.final, theirs.final)
+                found.append(Comparison(model, label, other_label, early, final, float(np.abs(theirs.final).max())))
     return found
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max())

@@ -1,11 +1,12 @@
 """How gradients are made equal on all ranks, and how long a rank waits for that.
 
 `Flat`: after the backward pass all gradients are copied into one vector, which is all-reduced and divided by the number
-of ranks. Nothing overlaps. The wait is the time inside that call: of the transfer, and of waiting for slower ranks. The copies
-are not counted.
+of ranks. Nothing overlaps. The wait is the time inside that call: of the transfer, and of waiting for slower ranks. The
+copies are not counted.
 
-`Ddp`: DistributedDataParallel all-reduces buckets of gradients while the backward pass goes on. The wait is what the backward
-pass does not hide: from the moment this rank's last gradient is there until `backward` returns with all of them averaged.
+`Ddp`: DistributedDataParallel all-reduces buckets of gradients while the backward pass goes on. The wait is what the
+backward pass does not hide: from the moment this rank's last gradient is there until `backward` returns with all of
+them averaged.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import platform
 import torch
 
 from .job import Result
+from .loop import EARLY_STEPS
 from .summary import Comparison, Row
 
 
@@ -19,18 +20,26 @@ def markdown(command: str, results: list[Result], rows: list[Row], compared: lis
         "",
         f"`{command}`",
         "",
-        f"{first.source}: {first.images:,} images, {first.job.epochs} epochs of {first.steps} steps, {first.job.batch} "
-        f"images per step over all ranks, {rounds} round{'s' if rounds > 1 else ''}. {_machine()}. Each rank has one thread.",
+        f"{first.source}: {first.images:,} images, {_count(first.job.epochs, 'epoch')} of {first.steps} steps, "
+        f"{first.job.batch} images per step over all ranks, {_count(rounds, 'round')}. {_machine()}. "
+        "Each rank has one thread.",
         "",
         *_figures(rows),
         "",
         "Times are medians over all epochs. Speed-up is over the sequential run with one thread, efficiency is "
         "speed-up per rank or thread. Communication is the part of an epoch that a rank spends waiting for gradients: "
-        "`flat` is one blocking all-reduce of all gradients after the backward pass; `ddp` is DistributedDataParallel, and "
-        "counts what the backward pass does not hide. Waiting for slower ranks is in both.",
+        "`flat` is one blocking all-reduce of all gradients after the backward pass; `ddp` is "
+        "DistributedDataParallel, and counts what the backward pass does not hide. Waiting for slower ranks, and for a "
+        "turn on the processor, is in both.",
     ]
     if compared:
-        lines += ["", "The final weights are the same bits on all ranks of each run (asserted). The largest difference of a weight between runs:", ""]
+        lines += [
+            "",
+            "The final weights are the same bits on all ranks of each run (asserted). The largest difference of a "
+            f"weight between runs, after {EARLY_STEPS} steps and at the end: sums in another order are rounded "
+            "differently, and training makes more of it with every step. Two threads beside one are the yardstick.",
+            "",
+        ]
         lines += _differences(compared)
     return "\n".join(lines) + "\n"
 
@@ -59,9 +68,9 @@ def _figures(rows: list[Row]) -> list[str]:
 
 
 def _differences(compared: list[Comparison]) -> list[str]:
-    """One row per run, one column per kind of run beside it. If Kolo ran, only its rows."""
+    """One row per run, one column per kind of run beside it. If Kolo ran, only its rows and the yardstick's."""
     if any(item.label.startswith("kolo") for item in compared):
-        compared = [item for item in compared if item.label.startswith("kolo")]
+        compared = [item for item in compared if item.label.startswith(("kolo", "sequential"))]
     cells: dict[tuple[str, str], dict[str, Comparison]] = {}
     for item in compared:
         kind = item.reference.split()[0].rstrip(",")
@@ -70,7 +79,15 @@ def _differences(compared: list[Comparison]) -> list[str]:
     header = " | ".join(f"beside {kind}" for kind in kinds)
     lines = [f"| model | run | {header} | largest weight |", f"| --- | --- | {'---: | ' * len(kinds)}---: |"]
     for (model, label), row in cells.items():
-        distances = " | ".join(f"{row[kind].largest_difference:.1e}" if kind in row else "" for kind in kinds)
+        distances = " | ".join(_distances(row[kind]) if kind in row else "" for kind in kinds)
         largest = max(item.largest_weight for item in row.values())
         lines.append(f"| {model} | {label} | {distances} | {largest:.2f} |")
     return lines
+
+
+def _distances(item: Comparison) -> str:
+    return "; ".join(f"{distance:.0e}" if distance else "0" for distance in (item.early, item.final))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

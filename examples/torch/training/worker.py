@@ -20,15 +20,16 @@ from .synchronise import synchroniser
 from .team import Team, form
 
 
-def run(job: Job, team: Team) -> tuple[Result, torch.Tensor]:
-    """Trains; gives the result and the weights."""
+def run(job: Job, team: Team) -> tuple[Result, dict[str, torch.Tensor]]:
+    """Trains; gives the result, and the weights after a few steps and at the end."""
     torch.set_num_threads(job.threads)
     dataset = data.load(Path(job.data) if job.data else None, job.fraction)
     # Only rank 0's weights matter: the others get them by broadcast.
     model = models.build(job.model, job.seed + team.rank)
     steps = steps_per_epoch(job, dataset.train)
     progress = Progress(f"{job.model}  {job.label}", job.epochs * steps, enabled=team.rank == 0)
-    epochs = list(train(job, dataset, synchroniser(job.sync, model, team), team, progress))
+    early: list[torch.Tensor] = []
+    epochs = list(train(job, dataset, synchroniser(job.sync, model, team), team, progress, early))
     weights = models.flat_weights(model)
     digests = team.gather(hashlib.sha256(weights.numpy().tobytes()).hexdigest())
     assert len(set(digests)) == 1, f"weights differ between ranks: {digests}"
@@ -42,7 +43,7 @@ def run(job: Job, team: Team) -> tuple[Result, torch.Tensor]:
         weights_sha256=digests[0],
         epochs=epochs,
     )
-    return result, weights
+    return result, {"early": early[0], "final": weights}
 
 
 def main() -> None:
@@ -51,7 +52,7 @@ def main() -> None:
     team = form(job.backend)
     result, weights = run(job, team)
     if team.rank == 0:
-        np.save(result_path.with_suffix(".npy"), weights.numpy())
+        np.savez(result_path.with_suffix(".npz"), **{name: values.numpy() for name, values in weights.items()})
         save(result, result_path)
     team.close()
 

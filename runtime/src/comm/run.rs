@@ -146,6 +146,7 @@ impl Shared {
         let mut passage = tiny.enter(call, combine, tag);
         loop {
             let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
+            let before = passage.position();
             // SAFETY: handed on.
             match unsafe { tiny.advance(&mut passage) } {
                 Ok(true) => return Ok(core),
@@ -161,7 +162,8 @@ impl Shared {
                 continue;
             }
             // Somebody may be waiting for an earlier operation of ours before coming here.
-            let moved = core.engine.outstanding() > 0 && core.engine.turn();
+            let turned = core.engine.outstanding() > 0 && core.engine.turn();
+            let moved = turned || passage.position() > before;
             let (_, watch) =
                 watch.get_or_insert_with(|| (Attended::new(self), Watch::new(self, waited, limit)));
             core = watch

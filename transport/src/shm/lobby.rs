@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::epoll;
 
 use super::hello::{HELLO_BYTES, Hello};
-use crate::sys::unix;
+use crate::sys::{credentials, unix};
 
 /// Silent visitors kept at most. A peer's greeting is sent with one call right after connecting, so an honest
 /// visitor is silent only between those two calls of its own.
@@ -78,7 +78,7 @@ impl Lobby {
         }
         for _ in 0..ACCEPTS_MAX {
             let Ok(stream) = unix::accept(&self.listener) else { return };
-            if unix::peer_uid(&stream).ok() != Some(self.uid) {
+            if credentials::peer_uid(&stream).ok() != Some(self.uid) {
                 continue;
             }
             let mut visitor = Visitor { stream, buffer: [0; HELLO_BYTES], filled: 0, fd: None };

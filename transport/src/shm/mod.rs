@@ -12,7 +12,7 @@
 //! | `offer`, `pages`, `remote`, `pull` | long messages, read straight from their sender's memory |
 //! | `flat` | the tiny path: exchanges of a few kilobytes among all members at once |
 //!
-//! `unsafe` is confined to `ring`, `lane`, `recv_lane`, `cursor`, `copy`, `remote`, `pull`, `pages`, `flat` and `sys::map`; `endpoint` only passes its caller's
+//! `unsafe` is confined to `ring`, `lane`, `recv_lane`, `cursor`, `copy`, `remote`, `pull`, `pages`, `flat`, `sys::map` and `sys::credentials`; `endpoint` only passes its caller's
 //! promises on.
 //!
 //! # How an owner waits

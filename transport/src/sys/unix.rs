@@ -42,11 +42,6 @@ pub(crate) fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
     Ok(rustix::net::accept_with(listener, FLAGS)?)
 }
 
-/// The user at the other end of a stream, as the kernel knows it.
-pub(crate) fn peer_uid(stream: impl AsFd) -> io::Result<u32> {
-    Ok(rustix::net::sockopt::socket_peercred(stream)?.uid.as_raw())
-}
-
 /// Sends an empty datagram to a named socket.
 pub(crate) fn nudge(from: impl AsFd, name: &[u8]) -> io::Result<()> {
     rustix::net::sendto(from, &[1], SendFlags::NOSIGNAL, &SocketAddrUnix::new_abstract_name(name)?)?;

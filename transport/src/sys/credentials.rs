@@ -1,0 +1,30 @@
+//! Who is at the other end of a UNIX stream.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// The user at the other end, as the kernel knows it.
+///
+/// Not by way of rustix, whose `UCred` holds a process number that cannot be 0: the kernel says 0 for a process in a
+/// PID namespace that this one does not see, as containers of one host are for each other.
+pub(crate) fn peer_uid(stream: impl AsFd) -> io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `peer` is `len` bytes of plain numbers, which the kernel fills at most; both outlive the call.
+    let status = unsafe {
+        libc::getsockopt(
+            stream.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut len,
+        )
+    };
+    if status != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if len as usize != size_of::<libc::ucred>() {
+        return Err(io::Error::other("the kernel tells only a part of who the peer is"));
+    }
+    Ok(peer.uid)
+}
