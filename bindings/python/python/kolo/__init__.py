@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from . import _kolo
-from .communicator import Communicator, Work, get_unique_id, init
+from .communicator import Communicator
 from .errors import (
     Aborted,
     Configuration,
@@ -23,6 +23,8 @@ from .errors import (
     Unsupported,
     Usage,
 )
+from .joining import get_unique_id, init
+from .work import Work
 
 __version__: str = _kolo.VERSION
 

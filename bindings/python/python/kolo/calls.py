@@ -1,0 +1,162 @@
+"""How calls are made: from what users pass to the arguments of the compiled half."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import _kolo, memory
+from .errors import Usage
+from .memory import NOTHING, Memory
+from .numbers import ALL_GATHER, ALL_TO_ALL, BARRIER, BROADCAST, GATHER, REDUCE_SCATTER, SCATTER, SUM
+from .work import Call, Work, operator
+
+#: Elements of the block of each rank.
+Counts = Sequence[int]
+
+
+class Calls:
+    """What :class:`kolo.Communicator` is built on."""
+
+    __slots__ = ()
+
+    _comm: _kolo.Comm
+    timeout: float
+
+    def _run(self, call: Call) -> None:
+        self._comm.run(*call.arguments, self.timeout)
+
+    def _start(self, call: Call, out) -> Work:
+        return Work(self._comm.start(*call.arguments, call.owner), out, self.timeout)
+
+    def _vector(self, collective: int, buffer, out, op: str, factor: float, root: int = 0) -> tuple[Call, object]:
+        in_place = out is None or out is buffer
+        out = buffer if in_place else out
+        input = memory.find("the buffer", buffer, in_place)
+        output = input if in_place else memory.find("out", out, True)
+        number = operator(op)
+        if collective != BROADCAST:
+            input.check_op(number)
+        if input.count != output.count or input.type != output.type:
+            raise Usage(
+                f"the input has {input.elements} elements of '{input.name}', out has {output.elements} of "
+                f"'{output.name}'; they must agree"
+            )
+        return Call(collective, input, output, input.count, number, factor, root), out
+
+    def _blocks(
+        self, collective: int, input, out, op: str = "sum", factor: float = 1.0, root: int = 0
+    ) -> tuple[Call, object]:
+        from_, to = memory.find("the input", input, False), memory.find("out", out, True)
+        number = operator(op)
+        if collective == REDUCE_SCATTER:
+            from_.check_op(number)
+        ranks = self.world_size
+        count = from_.count if collective in (ALL_GATHER, GATHER) else to.count
+        if collective == ALL_TO_ALL:
+            count = from_.count // ranks
+        needs_from = count if collective in (ALL_GATHER, GATHER) else count * ranks
+        needs_to = count if collective in (REDUCE_SCATTER, SCATTER) else count * ranks
+        self._expect("the input", from_, needs_from)
+        self._expect("out", to, needs_to)
+        self._same_type(from_, to)
+        return Call(collective, from_, to, count, number, factor, root), out
+
+    def _gather(self, input, out, root: int) -> tuple[Call, object]:
+        if self.rank == root:
+            return self._blocks(GATHER, input, self._room(input, out, self.world_size), root=root)
+        from_ = memory.find("the input", input, False)
+        return Call(GATHER, from_, NOTHING, from_.count, SUM, 1.0, root), None
+
+    def _scatter(self, input, out, root: int) -> tuple[Call, object]:
+        if self.rank == root:
+            return self._blocks(SCATTER, input, out, root=root)
+        to = memory.find("out", out, True)
+        return Call(SCATTER, NOTHING, to, to.count, SUM, 1.0, root), out
+
+    def _all_gather_v(self, input, out, counts):
+        own = self._count("counts", counts)
+        return self._uneven(ALL_GATHER, input, [own], out, counts)
+
+    def _reduce_scatter_v(self, input, out, counts, op, factor):
+        own = self._count("counts", counts)
+        return self._uneven(REDUCE_SCATTER, input, counts, out, [own], op, factor)
+
+    def _gather_v(self, input, out, counts, root):
+        if self.rank != root:
+            return self._uneven(GATHER, input, None, None, (), root=root)
+        return self._uneven(GATHER, input, [self._count("counts", counts)], out, counts, root=root)
+
+    def _scatter_v(self, input, out, counts, root):
+        if self.rank != root:
+            return self._uneven(SCATTER, None, (), out, None, root=root)
+        return self._uneven(SCATTER, input, counts, out, [self._count("counts", counts)], root=root)
+
+    def _all_to_all_v(self, input, send_counts, out, recv_counts):
+        self._count("send_counts", send_counts)
+        self._count("recv_counts", recv_counts)
+        return self._uneven(ALL_TO_ALL, input, send_counts, out, recv_counts)
+
+    def _uneven(self, collective, input, input_counts, out, output_counts, op="sum", factor=1.0, root=0):
+        """The arguments of a v-form, and its output. Counts of ``None`` are one block, as long as the buffer."""
+        from_ = NOTHING if input is None else memory.find("the input", input, False)
+        to = NOTHING if out is None else memory.find("out", out, True)
+        number = operator(op)
+        if collective == REDUCE_SCATTER:
+            from_.check_op(number)
+        if from_ is not NOTHING and to is not NOTHING:
+            self._same_type(from_, to)
+        like = to if from_ is NOTHING else from_
+        inputs = [from_.count] if input_counts is None else [count * like.units for count in input_counts]
+        outputs = [to.count] if output_counts is None else [count * like.units for count in output_counts]
+        self._expect("the input", from_, sum(inputs))
+        self._expect("out", to, sum(outputs))
+        arguments = (collective, from_.address, inputs, to.address, outputs, like.type, number, factor, root)
+        return arguments, (from_.owner, to.owner), out
+
+    def _run_v(self, arguments, _owner, out):
+        self._comm.run_v(*arguments, self.timeout)
+        return out
+
+    def _start_v(self, arguments, owner, out) -> Work:
+        return Work(self._comm.start_v(*arguments, owner), out, self.timeout)
+
+    def _transfer(self, send: bool, buffer, peer: int | None, tag: int) -> tuple[tuple, Memory]:
+        found = memory.find("the buffer", buffer, not send)
+        for what, value in (("the other rank", peer), ("tag", tag)):
+            if value is not None and not 0 <= value <= 0xFFFF_FFFF:
+                raise Usage(f"{what} is {value}, but must be 0 or more, and below 2^32")
+        return (send, peer, found.address, found.count * memory.SIZES[found.type], found.type, tag), found
+
+    def _start_transfer(self, send: bool, buffer, peer: int | None, tag: int) -> Work:
+        transfer, found = self._transfer(send, buffer, peer, tag)
+        return Work(self._comm.start_transfer(transfer, found.owner), buffer, self.timeout)
+
+    def _room(self, input, out, blocks: int):
+        """``out``, or a new array with room for so many blocks like ``input``."""
+        if out is not None:
+            return out
+        try:
+            import numpy
+        except ImportError:
+            raise Usage("without NumPy, out must be given") from None
+        input = numpy.asarray(input)
+        return numpy.empty(input.shape if blocks == 1 else (blocks, *input.shape), input.dtype)
+
+    def _count(self, what: str, counts: Counts) -> int:
+        if len(counts) != self.world_size:
+            raise Usage(f"{len(counts)} {what} were given, one per rank is needed: {self.world_size}")
+        return counts[self.rank]
+
+    @staticmethod
+    def _expect(what: str, found: Memory, count: int) -> None:
+        if found.count != count:
+            expected = count / found.units
+            raise Usage(f"{what} has {found.elements} elements, but must have {expected:g}")
+
+    @staticmethod
+    def _same_type(one: Memory, other: Memory) -> None:
+        if one.type != other.type or one.units != other.units:
+            raise Usage(f"the input holds elements of '{one.name}', out of '{other.name}'; they must agree")
+
+
+BARRIER_CALL = Call(BARRIER, NOTHING, NOTHING, 0, SUM, 1.0, 0)
