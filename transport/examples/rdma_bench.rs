@@ -1,17 +1,20 @@
 //! What RDMA costs through Kolo's transport, for comparison with perftest in the same guest.
 //!
-//! `cargo run --release -p kolo-transport --example rdma_bench`. Two processes, both polling without sleep. Prints lines
+//! `cargo run --release -p kolo-transport --example rdma_bench`. Two processes, which poll for latency, and for
+//! throughput sleep after a while, as Kolo does: soft-RoCE needs the processors. Prints lines
 //! of `name value`: half a round trip in microseconds (median), MB/s one way and both ways (median of rounds), and
 //! what was copied on the way.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kolo_transport::rdma::Keep;
 use kolo_transport::{
-    Channel, Endpoint, Event, Piece, Posted, RdmaEndpoint, RdmaOptions, Reach, Sink, Token,
+    Armed, Channel, Endpoint, Event, ParkBy, Piece, Posted, RdmaEndpoint, RdmaOptions, Reach, Sink, Token,
 };
+use rustix::event::{PollFd, PollFlags};
 
 const ROUNDS: usize = 7;
 const TURNS: usize = 1000;
@@ -93,6 +96,24 @@ fn wait(end: &mut RdmaEndpoint, mut open: usize) {
     }
 }
 
+/// Polls for a while, then sleeps until something has happened.
+fn rest(end: &mut RdmaEndpoint, events: &mut Vec<Event>) {
+    for _ in 0..100 {
+        if end.poll(events) && !events.is_empty() {
+            return;
+        }
+    }
+    if let Armed::Fd(fd) = end.arm(ParkBy::Fd) {
+        let fd = fd.as_raw_fd();
+        if !end.poll(events) {
+            // SAFETY: the endpoint keeps it open.
+            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+            let _ = rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], None);
+        }
+    }
+    end.disarm();
+}
+
 fn post(end: &mut RdmaEndpoint, rank: u32, piece: &[Piece; 1], send: bool) -> usize {
     let on = Channel { peer: 1 - rank, index: 0 };
     // SAFETY: the buffer outlives the waits, which see all tokens complete; what it holds does not matter.
@@ -138,14 +159,17 @@ fn stream(end: &mut RdmaEndpoint, rank: u32, bytes: &mut [u8], total: usize, bot
         let mut events = Vec::with_capacity(64);
         for _ in 0..count {
             while open >= WINDOW * directions.len() {
-                end.poll(&mut events);
+                rest(end, &mut events);
                 open -= events.drain(..).inspect(|event| assert!(matches!(event, Event::Done(_)))).count();
             }
             for &send in directions {
                 open += post(end, rank, &piece, send);
             }
         }
-        wait(end, open);
+        while open > 0 {
+            rest(end, &mut events);
+            open -= events.drain(..).inspect(|event| assert!(matches!(event, Event::Done(_)))).count();
+        }
         rounds.push(start.elapsed());
     }
     rounds.sort();
