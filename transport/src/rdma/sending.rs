@@ -18,7 +18,7 @@ use crate::endpoint::{Event, Posted};
 const RUN_BYTES_MIN: usize = 16 << 10;
 
 /// Bytes of a request: short enough that several are under way within the window.
-const REQUEST_BYTES: usize = 256 << 10;
+const REQUEST_BYTES: usize = 512 << 10;
 
 /// Looks at a long message without a grant before the peer is told of it.
 const PATIENCE_LOOKS: u32 = 32;
