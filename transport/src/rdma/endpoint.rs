@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use kolo_verbs::{MemoryRegion, ProtectionDomain};
@@ -73,6 +74,8 @@ pub struct RdmaEndpoint {
     pub(super) side_due: bool,
     pub(super) tick: u32,
     aborted: bool,
+    /// Whether the owner wants to know that everything is acknowledged.
+    pub(super) flush_wanted: AtomicBool,
 }
 
 impl RdmaEndpoint {
@@ -144,6 +147,7 @@ impl RdmaEndpoint {
             side_due: false,
             tick: 0,
             aborted: false,
+            flush_wanted: AtomicBool::new(false),
         })
     }
 
@@ -373,6 +377,7 @@ impl Endpoint for RdmaEndpoint {
         let (pieces, total) = Pieces::new(src);
         let len = total.ok_or_else(|| too_long(on.peer))?;
         self.start(on.peer)?;
+        *self.flush_wanted.get_mut() = false;
         let channel = on.index as u8;
         let mut events = std::mem::take(&mut self.backlog);
         let (peer, mut hands) = self.parts(on, &mut events);
@@ -488,7 +493,10 @@ impl Endpoint for RdmaEndpoint {
     }
 
     fn arm(&mut self, _by: ParkBy) -> Armed<'_> {
-        let unsettled = |peer: &Peer| peer.link.as_ref().is_some_and(|link| !link.is_flushed());
+        let flush = *self.flush_wanted.get_mut();
+        let unsettled = |peer: &Peer| {
+            peer.link.as_ref().is_some_and(|link| !link.is_settled() || flush && !link.is_flushed())
+        };
         let waits = |peer: &Peer| peer.started && peer.down.is_none() && (peer.busy != 0 || unsettled(peer));
         if !self.peers.iter().any(waits) && self.backlog.is_empty() {
             return Armed::Idle;
@@ -508,6 +516,9 @@ impl Endpoint for RdmaEndpoint {
                 let due = peer.busy;
                 // A poll follows, and meets the same.
                 let _ = pump(number, peer, due, true, &mut hands);
+            }
+            if let Some(link) = peer.link.as_deref_mut().filter(|_| flush) {
+                let _ = link.flush();
             }
             // If the device is gone the poll that follows says so.
             let _ = peer.link.as_ref().map(|link| link.wake_for(true));
@@ -551,6 +562,8 @@ impl Endpoint for RdmaEndpoint {
     }
 
     fn is_flushed(&self) -> bool {
+        // What is not known yet the next polls find out.
+        self.flush_wanted.store(true, Ordering::Relaxed);
         self.peers.iter().all(|peer| {
             peer.link.as_ref().is_none_or(|link| link.is_flushed())
                 && peer.channels.iter().flatten().all(|chan| chan.sends.is_empty())

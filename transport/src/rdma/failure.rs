@@ -45,7 +45,7 @@ impl RdmaEndpoint {
         let peer = &mut self.peers[number as usize];
         // Whoever is through may leave: that is news only to those who want something of it, now or later.
         let needed = peer.channels.iter().flatten().any(|chan| !chan.is_idle())
-            || peer.link.as_ref().is_some_and(|link| !link.is_flushed());
+            || peer.link.as_ref().is_some_and(|link| !link.is_settled());
         self.close(number, &cause, events);
         if needed {
             self.tell_down(number, events);
@@ -141,7 +141,7 @@ impl RdmaEndpoint {
                     events: &mut events,
                 };
                 let done = drain(link, &mut peer.channels, &mut peer.touched, false, &mut hands);
-                done.is_ok() && !link.is_flushed()
+                done.is_ok() && !link.is_settled()
             });
             std::thread::yield_now();
         }

@@ -14,6 +14,9 @@ use crate::endpoint::Token;
 /// Requests that are reported at least one in so many: their slots of the queue are free again only then.
 const UNREPORTED_MAX: u64 = 32;
 
+/// Receives posted anew at a time. So many less than there might be are there at worst.
+pub(super) const RECEIVES_AT_ONCE: u32 = 8;
+
 /// Names of requests: this bit for receives; the lane; the count.
 const RECEIVE: u64 = 1 << 63;
 const LANE_SHIFT: u32 = 48;
@@ -56,6 +59,8 @@ pub(super) struct Lane {
     reported: u64,
     under_way: VecDeque<Posted>,
     pub(super) bytes_under_way: usize,
+    /// Receives to be posted anew.
+    taken: u32,
     /// Whether a packet of the peer's has come through it.
     pub(super) probed: bool,
 }
@@ -115,6 +120,7 @@ impl Lane {
             reported: 0,
             under_way: VecDeque::with_capacity(send_depth as usize),
             bytes_under_way: 0,
+            taken: 0,
             probed: false,
         };
         lane.post_receives(receives)?;
@@ -135,6 +141,16 @@ impl Lane {
         self.pair.connect(&rail.path, self.first_packet, peer, &Reliability::default())
     }
 
+    /// A receive was taken; they are posted anew by some at a time.
+    pub(super) fn receive_taken(&mut self) -> Result<(), Error> {
+        self.taken += 1;
+        if self.taken < RECEIVES_AT_ONCE {
+            return Ok(());
+        }
+        let count = std::mem::take(&mut self.taken);
+        self.post_receives(count)
+    }
+
     /// Receives for notes: without memory.
     pub(super) fn post_receives(&self, count: u32) -> Result<(), Error> {
         let id = RECEIVE | u64::from(self.number) << LANE_SHIFT;
@@ -149,9 +165,14 @@ impl Lane {
         self.posted - self.reaped < self.depth
     }
 
-    /// Whether all that ends a message has been acknowledged.
-    pub(super) fn is_flushed(&self) -> bool {
+    /// Whether nothing is under way whose end will be reported.
+    pub(super) fn is_settled(&self) -> bool {
         self.under_way.is_empty()
+    }
+
+    /// Whether the peer has acknowledged everything, as far as has been reported.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.reaped == self.posted
     }
 
     /// Writes `local` to `to`, then tells the peer if there is a note. What has to be settled afterwards is handed

@@ -8,7 +8,7 @@
 use kolo_verbs::{Access, CompletionQueue, Error, Local, PinnedBuffer, Remote, Wake};
 
 use super::hello::{Hello, LANES_MAX, LaneHello};
-use super::lane::{Lane, Settled};
+use super::lane::{Lane, RECEIVES_AT_ONCE, Settled};
 use super::options::RdmaOptions;
 use super::rails::Rail;
 use super::wire::{CHANNELS, GRANTS, Note, Place, SLOTS};
@@ -18,7 +18,10 @@ use super::wire::{CHANNELS, GRANTS, Note, Place, SLOTS};
 const NOTES_PER_CHANNEL: u32 = SLOTS + GRANTS + 6;
 
 /// Notes that may come before any channel is open: one per channel, and a probe.
-const NOTES_AT_FIRST: u32 = CHANNELS as u32 + 4;
+const NOTES_AT_FIRST: u32 = CHANNELS as u32 + 4 + RECEIVES_AT_ONCE;
+
+/// The same for the other lanes.
+const LONG_NOTES_AT_FIRST: u32 = 2 + RECEIVES_AT_ONCE;
 
 /// Requests under way for what is short: half of what all channels could have; the rest waits.
 const SHORT_DEPTH: u32 = 512;
@@ -86,7 +89,7 @@ impl Link {
         for (number, &rail) in all.iter().enumerate() {
             let (sends, receives) = match number {
                 0 => (SHORT_DEPTH, NOTES_AT_FIRST + CHANNELS as u32 * NOTES_PER_CHANNEL),
-                _ => (LONG_DEPTH, 2 + share * GRANTS),
+                _ => (LONG_DEPTH, LONG_NOTES_AT_FIRST + share * GRANTS),
             };
             let opened = &rails[usize::from(rail)];
             let queue = match queues.iter().find(|(of, _)| *of == rail) {
@@ -96,7 +99,7 @@ impl Link {
                     let on_it = all.iter().enumerate().filter(|(_, of)| **of == rail);
                     let depth = on_it.map(|(number, _)| match number {
                         0 => SHORT_DEPTH + NOTES_AT_FIRST + CHANNELS as u32 * NOTES_PER_CHANNEL,
-                        _ => LONG_DEPTH + 2 + share * GRANTS,
+                        _ => LONG_DEPTH + LONG_NOTES_AT_FIRST + share * GRANTS,
                     });
                     let made =
                         opened.context().completion_queue(depth.sum(), Some(&opened.channel), cookie)?;
@@ -104,7 +107,7 @@ impl Link {
                     made
                 }
             };
-            let first = if number == 0 { NOTES_AT_FIRST } else { 2 };
+            let first = if number == 0 { NOTES_AT_FIRST } else { LONG_NOTES_AT_FIRST };
             lanes.push(Lane::new(number as u8, (rail, opened), &queue, (sends, receives), first)?);
         }
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -211,8 +214,24 @@ impl Link {
         }
     }
 
+    pub(super) fn is_settled(&self) -> bool {
+        self.lanes.iter().all(Lane::is_settled)
+    }
+
     pub(super) fn is_flushed(&self) -> bool {
         self.lanes.iter().all(Lane::is_flushed)
+    }
+
+    /// Short messages are not reported one by one. An empty request behind them is.
+    pub(super) fn flush(&mut self) -> Result<(), Error> {
+        let to = self.nowhere();
+        for lane in &mut self.lanes {
+            if !lane.is_flushed() && lane.is_settled() && lane.has_room() {
+                // SAFETY: no memory.
+                unsafe { lane.write(to, None, None, Some(Settled::default()))? };
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn local_of(memory: &PinnedBuffer, at: usize, len: usize) -> Local {

@@ -1,5 +1,6 @@
 //! Polling: completions, notes, channels, the side connection.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use kolo_verbs::{Blame, Completion, Failure};
@@ -120,7 +121,7 @@ impl RdmaEndpoint {
                 link.stage = Stage::Up;
                 peer.touched = u64::MAX;
                 self.connecting -= 1;
-            } else if peer.probe_by.is_some_and(|by| !link.is_flushed() && Instant::now() > by) {
+            } else if peer.probe_by.is_some_and(|by| !link.is_settled() && Instant::now() > by) {
                 self.connecting -= 1;
                 peer.probe_by = None;
                 return Err(Trouble::Corrupt(
@@ -131,6 +132,9 @@ impl RdmaEndpoint {
         }
         if link.stage != Stage::Up {
             return Ok(moved);
+        }
+        if quiet && self.flush_wanted.load(Ordering::Relaxed) {
+            link.flush()?;
         }
         let due = if quiet { peer.busy | peer.touched } else { peer.touched };
         if due != 0 {
@@ -287,7 +291,7 @@ pub(super) fn drain(
                         *touched = u64::MAX;
                     }
                     Request::Receive { lane } => {
-                        link.lanes[usize::from(lane)].post_receives(1)?;
+                        link.lanes[usize::from(lane)].receive_taken()?;
                         let note = completion.immediate().and_then(Note::decode);
                         let (note, channel) = note.ok_or(Trouble::Corrupt("a note"))?;
                         *touched |= 1 << channel;

@@ -18,7 +18,7 @@ use crate::endpoint::{Event, Posted};
 const RUN_BYTES_MIN: usize = 16 << 10;
 
 /// Bytes of a request: short enough that several are under way within the window.
-const REQUEST_BYTES: usize = 256 << 10;
+const REQUEST_BYTES: usize = 512 << 10;
 
 /// Looks at a long message without a grant before the peer is told of it.
 const PATIENCE_LOOKS: u32 = 32;
@@ -70,7 +70,6 @@ fn send_slot(
     channel: u8,
     kind: Kind,
     op: &mut SendOp,
-    settled: Settled,
 ) -> Result<(), Trouble> {
     let at = slot_at(chan.slots_sent);
     let header = Header {
@@ -89,7 +88,7 @@ fn send_slot(
     let local = Link::local_of(block, own(at), Header::BYTES + len);
     let to = remote(chan.remote, at);
     // SAFETY: written again only after the peer has freed the slot.
-    unsafe { link.lanes[0].write(to, Some(local), Some(Note::Slot.encode(channel)), Some(settled))? };
+    unsafe { link.lanes[0].write(to, Some(local), Some(Note::Slot.encode(channel)), None)? };
     chan.slots_sent = chan.slots_sent.wrapping_add(1);
     chan.freed_told = chan.freed;
     Ok(())
@@ -111,7 +110,7 @@ pub(super) fn send_now(
     if op.len > EAGER_BYTES || !chan.sends.is_empty() || !can_send_slot(link, chan) {
         return Ok(Posted::Pending);
     }
-    send_slot(link, chan, channel, Kind::Message, op, Settled::default())?;
+    send_slot(link, chan, channel, Kind::Message, op)?;
     hands.counters.short_messages += 1;
     chan.send_sequence = chan.send_sequence.wrapping_add(1);
     Ok(Posted::Done)
@@ -174,7 +173,7 @@ fn send_short(
     if !can_send_slot(link, chan) {
         return Ok(Step::Blocked { moved: false });
     }
-    send_slot(link, chan, channel, Kind::Message, op, Settled::default())?;
+    send_slot(link, chan, channel, Kind::Message, op)?;
     hands.counters.short_messages += 1;
     hands.events.push(Event::Done(op.token));
     Ok(Step::Over)
@@ -202,7 +201,7 @@ fn send_long(
                 && (sleeping || op.stalled > PATIENCE_LOOKS)
                 && can_send_slot(link, chan)
             {
-                send_slot(link, chan, channel, Kind::Notice, op, Settled::default())?;
+                send_slot(link, chan, channel, Kind::Notice, op)?;
                 hands.counters.notices += 1;
                 op.noticed = true;
                 moved = true;
@@ -215,7 +214,7 @@ fn send_long(
                 if !can_send_slot(link, chan) {
                     return Ok(Step::Blocked { moved });
                 }
-                send_slot(link, chan, channel, Kind::Notice, op, Settled::default())?;
+                send_slot(link, chan, channel, Kind::Notice, op)?;
             }
             hands.events.push(Event::Done(op.token));
             return Ok(Step::Over);
