@@ -121,6 +121,24 @@ fn killed_with_asynchronous_operations() {
 }
 
 #[test]
+fn killed_with_receives_posted() {
+    within(LIMIT, "receives", || {
+        for arrangement in Arrangement::ALL {
+            for elements in ["10", "300000"] {
+                let mut job = start(arrangement, 3, &["receives", elements]);
+                job.expect_all("@running");
+                kill(&mut job, &format!("{arrangement:?}, receives of {elements} x f32"), 2, |text, what| {
+                    assert!(
+                        text.contains("recv #4") && text.contains("from any rank with tag 3"),
+                        "{what}: {text}"
+                    );
+                });
+            }
+        }
+    });
+}
+
+#[test]
 fn killed_between_messages_of_two_ranks() {
     within(LIMIT, "messages", || {
         for arrangement in Arrangement::ALL {

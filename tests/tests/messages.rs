@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kolo::{Communicator, Config, Error, RawMessage};
+use kolo::{Cluster, Communicator, Config, Error, RawMessage};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::{Gate, bounded, within};
 
@@ -261,6 +261,112 @@ fn started_groups_on_raw_memory() {
     });
 }
 
+/// SplitMix64: the same numbers on all ranks.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ x >> 31) % limit as u64) as usize
+    }
+}
+
+/// Messages from everybody to everybody, with few tags, received in another order and in all ways there are.
+#[test]
+fn random_traffic() {
+    const TAGS: usize = 4;
+    // Receives from any source take messages of this tag alone, so that what they get is known as a set.
+    const ANY: u32 = 99;
+    everywhere(4, |comm| {
+        for seed in 0..4 {
+            let mut random = Random(seed);
+            let me = comm.rank();
+            let messages: Vec<(u32, u32, u32, usize)> = (0..300)
+                .map(|_| {
+                    let longest = [2, 40, 2_000, 60_000][random.below(4)];
+                    let tag = if random.below(5) == 0 { ANY } else { random.below(TAGS) as u32 };
+                    (random.below(4) as u32, random.below(4) as u32, tag, random.below(longest))
+                })
+                .collect();
+            let body = |number: usize| contents(messages[number].0, 0, number, messages[number].3 + 1);
+            let mut own = Random(seed << 8 | u64::from(me));
+            // Per source and tag in order; which of them is next is drawn.
+            let mut streams: Vec<Vec<usize>> = Vec::new();
+            for from in 0..4 {
+                for tag in 0..TAGS as u32 {
+                    let of = |number: &usize| {
+                        let (source, to, with, _) = messages[*number];
+                        (source, to, with) == (from, me, tag)
+                    };
+                    streams.push((0..messages.len()).rev().filter(of).collect());
+                }
+            }
+            let mut to_send: Vec<usize> =
+                (0..messages.len()).rev().filter(|number| messages[*number].0 == me).collect();
+            let (mut sends, mut receives, mut anys) = (Vec::new(), Vec::new(), Vec::new());
+            while !to_send.is_empty() || streams.iter().any(|stream| !stream.is_empty()) {
+                if let Some(number) = to_send.pop() {
+                    let (_, to, tag, _) = messages[number];
+                    sends.push(comm.send_tagged_start(body(number), to, tag).expect("started"));
+                }
+                let at = own.below(streams.len());
+                if let Some(number) = streams[at].pop() {
+                    let (from, _, tag, len) = messages[number];
+                    let buffer = vec![0; len + 1];
+                    let work = comm.recv_tagged_start(buffer, from, tag).expect("started");
+                    receives.push((number, work));
+                    if receives.len() > 5 {
+                        let (number, work) = receives.remove(own.below(5));
+                        if to_send.is_empty() {
+                            assert_eq!(work.wait().expect("received"), body(number), "message {number}");
+                        } else {
+                            // Waiting now might be for a message that its sender has not come to yet.
+                            receives.push((number, work));
+                        }
+                    }
+                }
+            }
+            // All of one length, since which comes first is not known.
+            for (source, to, tag, _) in &messages {
+                if *source == me && *tag == ANY {
+                    sends.push(comm.send_tagged_start(vec![me; 77], *to, ANY + 1).expect("started"));
+                }
+                if *to == me && *tag == ANY {
+                    anys.push(comm.recv_any_tagged_start(vec![0; 77], ANY + 1).expect("started"));
+                }
+            }
+            let mut expected: Vec<u32> =
+                messages.iter().filter(|m| m.1 == me && m.2 == ANY).map(|m| m.0).collect();
+            let mut sources: Vec<u32> = anys
+                .into_iter()
+                .map(|work| {
+                    let (got, source) = work.wait().expect("received");
+                    assert_eq!(got, vec![source; 77]);
+                    source
+                })
+                .collect();
+            expected.sort_unstable();
+            sources.sort_unstable();
+            assert_eq!(sources, expected);
+            for (number, work) in receives {
+                assert_eq!(work.wait().expect("received"), body(number), "message {number}");
+            }
+            for (number, (from, to, tag, len)) in messages.iter().enumerate() {
+                if *to == me && *tag == ANY {
+                    let mut got = vec![0; len + 1];
+                    comm.recv_tagged(&mut got, *from, ANY).expect("received");
+                    assert_eq!(got, body(number), "message {number}");
+                }
+            }
+            for work in sends {
+                work.wait().expect("sent");
+            }
+        }
+    });
+}
+
 #[test]
 fn unexpected_messages_are_bounded() {
     let small = |config| Config { unexpected_bytes: 100_000, timeout: Duration::from_secs(2), ..config };
@@ -317,6 +423,39 @@ fn room_for_unexpected_messages_comes_back() {
                         );
                     }
                     comm.send(&[0_u8], 0).expect("sent");
+                }
+            }
+        },
+    );
+}
+
+#[test]
+fn room_that_comes_back_serves_those_who_wait() {
+    everywhere_with(
+        2,
+        |config| Config { unexpected_bytes: 100_000, timeout: Duration::from_secs(10), ..config },
+        |comm| {
+            if comm.rank() == 0 {
+                let sends: Vec<_> = (0..4)
+                    .map(|tag| comm.send_tagged_start(vec![tag as u8; 40_000], 1, tag).expect("started"))
+                    .collect();
+                comm.barrier().expect("the first two have been taken in, the third waits");
+                for send in sends {
+                    send.wait().expect("sent");
+                }
+            } else {
+                let last = comm.recv_tagged_start(vec![0_u8; 40_000], 0, 3).expect("started");
+                comm.barrier().expect("they are under way");
+                // Each look makes progress: after so many the third has come to the limit.
+                for _ in 0..2000 {
+                    assert!(!last.is_done(), "it is behind more than may be taken in");
+                }
+                let mut got = vec![0_u8; 40_000];
+                comm.recv_tagged(&mut got, 0, 0).expect("makes room for the third");
+                assert_eq!(last.wait().expect("behind the third"), [3; 40_000]);
+                for tag in 1..3 {
+                    comm.recv_tagged(&mut got, 0, tag).expect("received");
+                    assert_eq!(got, [tag as u8; 40_000]);
                 }
             }
         },
@@ -408,5 +547,64 @@ fn long_messages_take_their_place() {
                 assert_eq!(send.wait().expect("sent").len(), bytes);
             })
         });
+    }
+}
+
+#[test]
+fn a_source_that_has_left_does_not_end_a_receive_from_any() {
+    for arrangement in Arrangement::ALL {
+        bounded(&format!("{arrangement:?}"), move || {
+            arrangement.run(3, |comm| match comm.rank() {
+                0 => {
+                    let mut got = [0_u8];
+                    assert_eq!(comm.recv_any(&mut got).expect("the first"), 1);
+                    // Rank 1 leaves now; rank 2 sends once the question what the ranks do has been put.
+                    assert_eq!(comm.recv_any(&mut got).expect("the second"), 2);
+                    assert_eq!(got, [2]);
+                }
+                1 => comm.send(&[1_u8], 0).expect("sent"),
+                _ => {
+                    // As long as two questions are apart: it is not a state that is waited for, but time that passes.
+                    let until = std::time::Instant::now() + Duration::from_millis(700);
+                    while std::time::Instant::now() < until {
+                        std::thread::yield_now();
+                    }
+                    comm.send(&[2_u8], 0).expect("sent");
+                }
+            })
+        });
+    }
+}
+
+#[test]
+fn a_time_out_says_where_the_other_rank_is() {
+    // Rank 0 waits for a message, rank 1 for a collective; whoever gives up first names both.
+    for arrangement in Arrangement::ALL {
+        for impatient in 0..2 {
+            bounded(&format!("{arrangement:?}, rank {impatient}"), move || {
+                let config = |rank| Config {
+                    timeout: Duration::from_secs(if rank == impatient { 2 } else { 30 }),
+                    ..arrangement.config(rank)
+                };
+                let attempt = || {
+                    let errors = Cluster::with_configs(2, config, |comm| {
+                        if comm.rank() == 0 {
+                            comm.recv_tagged(&mut [0_u8; 8], 1, 6).expect_err("never sent").to_string()
+                        } else {
+                            comm.all_reduce(&mut [1_u8; 8], kolo::ReduceOp::Sum)
+                                .expect_err("alone")
+                                .to_string()
+                        }
+                    });
+                    errors.expect("the ranks join").swap_remove(impatient as usize)
+                };
+                // On a machine that is busy with something else a rank may be too slow to answer.
+                let mut texts = std::iter::repeat_with(attempt).take(4);
+                let text = texts.find(|text| !text.contains("no answer")).expect("an answer");
+                for part in ["recv #1 of 8 bytes of u8 from rank 1 with tag 6", "all_reduce(8 x u8, sum)"] {
+                    assert!(text.contains(part), "{arrangement:?}: {text}");
+                }
+            });
+        }
     }
 }

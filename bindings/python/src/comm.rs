@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kolo_rs::{Communicator, DataType, Error, RawCall};
+use kolo_rs::{Communicator, Error};
 use pyo3::prelude::*;
 
+use crate::calls::{Addresses, Irregular, Message, Transfer, raw};
 use crate::errors::{exception, usage};
 use crate::fork::OfProcess;
-use crate::irregular::{self, Irregular};
-use crate::numbers::{self, limit};
-use crate::work::{Owner, Work};
+use crate::numbers::limit;
+use crate::work::{Owner, Progress, Work};
 
 /// A communicator. See `kolo.communicator`, which wraps it.
 #[pyclass(frozen, module = "kolo._kolo")]
@@ -22,9 +22,6 @@ pub(crate) struct Comm {
     #[pyo3(get)]
     world_size: u32,
 }
-
-/// One send or receive of a batch: whether it is a send, the peer, the address, the bytes, the type.
-type Transfer = (bool, u32, usize, usize, u8);
 
 #[pymethods]
 impl Comm {
@@ -50,6 +47,28 @@ impl Comm {
         self.finish(py, move || unsafe { communicator.call_raw_within(&call.get(), limit(seconds)) })
     }
 
+    /// As `start` and an immediate wait: matches what other ranks start.
+    #[allow(clippy::too_many_arguments, reason = "as above")]
+    #[pyo3(signature = (collective, input, output, count, data_type, op, factor, root, seconds, /))]
+    fn start_and_wait(
+        &self,
+        py: Python<'_>,
+        collective: u8,
+        input: usize,
+        output: usize,
+        count: usize,
+        data_type: u8,
+        op: u8,
+        factor: f64,
+        root: u32,
+        seconds: f64,
+    ) -> PyResult<()> {
+        let communicator = self.communicator()?;
+        let call = Addresses(raw(collective, input, output, count, data_type, op, factor, root)?);
+        // SAFETY: Python's promise, until this returns.
+        self.finish(py, move || unsafe { communicator.start_raw_and_wait(&call.get(), limit(seconds)) })
+    }
+
     /// Starts a collective; `owner` is kept until it is over.
     #[allow(clippy::too_many_arguments, reason = "as above")]
     #[pyo3(signature = (collective, input, output, count, data_type, op, factor, root, owner, /))]
@@ -69,12 +88,13 @@ impl Comm {
         let communicator = self.communicator()?;
         let call = Addresses(raw(collective, input, output, count, data_type, op, factor, root)?);
         // SAFETY: Python's promise, for as long as the owner lives.
-        self.finish(py, move || unsafe { communicator.start_raw_keeping(&call.get(), owner) }).map(Work::new)
+        self.finish(py, move || unsafe { communicator.start_raw_keeping(&call.get(), owner) })
+            .map(|work| Work::new(Progress::Plain(work)))
     }
 
-    /// Runs a collective with blocks of unequal length.
+    /// Runs a collective with blocks of unequal length and blocks until it is done.
     #[allow(clippy::too_many_arguments, reason = "as above")]
-    #[pyo3(signature = (collective, input, input_counts, output, output_counts, data_type, op, factor, root, /))]
+    #[pyo3(signature = (collective, input, input_counts, output, output_counts, data_type, op, factor, root, seconds, /))]
     fn run_v(
         &self,
         py: Python<'_>,
@@ -87,45 +107,94 @@ impl Comm {
         op: u8,
         factor: f64,
         root: u32,
+        seconds: f64,
     ) -> PyResult<()> {
         let communicator = self.communicator()?;
-        let call = Irregular {
-            collective: numbers::collective(collective)?,
-            input,
-            input_counts,
-            output,
-            output_counts,
-            data_type: numbers::data_type(data_type)?,
-            op: numbers::op(op, factor)?,
-            root,
-        };
+        let sides = [(input, input_counts), (output, output_counts)];
+        let call = Irregular::new(collective, sides, data_type, op, factor, root)?;
         // SAFETY: Python's promise, until this returns.
-        self.finish(py, move || unsafe { irregular::run(&communicator, &call) })
+        self.finish(py, move || unsafe { communicator.call_raw_v_within(&call.get(), limit(seconds)) })
     }
 
-    /// Runs sends and receives together; blocks until all are done.
-    #[pyo3(signature = (transfers, /))]
-    fn transfer(&self, py: Python<'_>, transfers: Vec<Transfer>) -> PyResult<()> {
+    /// Starts a collective with blocks of unequal length; `owner` is kept until it is over.
+    #[allow(clippy::too_many_arguments, reason = "as above")]
+    #[pyo3(signature = (collective, input, input_counts, output, output_counts, data_type, op, factor, root, owner, /))]
+    fn start_v(
+        &self,
+        py: Python<'_>,
+        collective: u8,
+        input: usize,
+        input_counts: Vec<usize>,
+        output: usize,
+        output_counts: Vec<usize>,
+        data_type: u8,
+        op: u8,
+        factor: f64,
+        root: u32,
+        owner: Owner,
+    ) -> PyResult<Work> {
         let communicator = self.communicator()?;
-        let transfers = transfers
-            .into_iter()
-            .map(|(send, peer, at, bytes, data_type)| {
-                Ok((send, peer, at, bytes, numbers::data_type(data_type)?))
-            })
-            .collect::<PyResult<Vec<(bool, u32, usize, usize, DataType)>>>()?;
+        let sides = [(input, input_counts), (output, output_counts)];
+        let call = Irregular::new(collective, sides, data_type, op, factor, root)?;
+        // SAFETY: Python's promise, for as long as the owner lives.
+        let work = self.finish(py, move || unsafe { communicator.start_raw_v_keeping(&call.get(), owner) });
+        Ok(Work::new(Progress::Plain(work?)))
+    }
+
+    /// Runs sends and receives together and blocks until all are done; the sources of the receives, in order.
+    #[pyo3(signature = (transfers, seconds, /))]
+    fn transfer(&self, py: Python<'_>, transfers: Vec<Transfer>, seconds: f64) -> PyResult<Vec<Option<u32>>> {
+        let communicator = self.communicator()?;
+        let messages = transfers.into_iter().map(Message::new).collect::<PyResult<Vec<_>>>()?;
         self.finish(py, move || {
+            let mut sources = vec![None; messages.len()];
+            let mut found = vec![0; messages.len()];
             let mut batch = communicator.batch();
-            for (send, peer, at, bytes, data_type) in transfers {
+            for ((message, source), found) in messages.iter().zip(&mut sources).zip(&mut found) {
+                let memory = message.memory();
                 // SAFETY: Python's promise, until this returns.
                 batch = unsafe {
-                    match send {
-                        true => batch.send_raw(at as *const u8, bytes, data_type, peer),
-                        false => batch.recv_raw(at as *mut u8, bytes, data_type, peer),
+                    match (message.send, message.peer) {
+                        (true, peer) => batch.send_message(memory, peer.unwrap_or(u32::MAX)),
+                        (false, Some(peer)) => {
+                            *source = Some(peer);
+                            batch.recv_message(memory, peer)
+                        }
+                        (false, None) => batch.recv_any_message(memory, found),
                     }
                 };
             }
-            batch.run()
+            batch.run_within(limit(seconds))?;
+            let any = |message: &Message, found: u32| (!message.send).then_some(found);
+            Ok(sources
+                .into_iter()
+                .zip(messages.iter().zip(found))
+                .map(|(source, (message, found))| source.or_else(|| any(message, found)))
+                .collect())
         })
+    }
+
+    /// Starts a send or receive; `owner` is kept until it is over.
+    #[pyo3(signature = (transfer, owner, /))]
+    fn start_transfer(&self, py: Python<'_>, transfer: Transfer, owner: Owner) -> PyResult<Work> {
+        let communicator = self.communicator()?;
+        let message = Message::new(transfer)?;
+        let started = self.finish(py, move || {
+            let memory = message.memory();
+            // SAFETY: Python's promise, for as long as the owner lives.
+            unsafe {
+                match message.send {
+                    true => {
+                        let to = message.peer.unwrap_or(u32::MAX);
+                        communicator.send_raw_keeping(&memory, to, owner).map(Progress::Plain)
+                    }
+                    false => {
+                        communicator.recv_raw_keeping(&memory, message.peer, owner).map(Progress::Receive)
+                    }
+                }
+            }
+        });
+        started.map(Work::new)
     }
 
     /// The ranks that give the same color, ordered by key and then by rank; `None` for those that give none.
@@ -244,39 +313,4 @@ impl Drop for Comm {
             Python::attach(|py| py.detach(|| drop(last)));
         }
     }
-}
-
-/// A call whose buffers are Python's, so that they may be used by the thread that asked, without its interpreter's lock.
-#[derive(Clone, Copy)]
-struct Addresses(RawCall);
-
-// SAFETY: pointers are sent between threads no more than the closure that runs on the calling thread is.
-unsafe impl Send for Addresses {}
-
-impl Addresses {
-    fn get(self) -> RawCall {
-        self.0
-    }
-}
-
-#[allow(clippy::too_many_arguments, reason = "as its callers")]
-fn raw(
-    collective: u8,
-    input: usize,
-    output: usize,
-    count: usize,
-    data_type: u8,
-    op: u8,
-    factor: f64,
-    root: u32,
-) -> PyResult<RawCall> {
-    Ok(RawCall {
-        collective: numbers::collective(collective)?,
-        input: input as *const u8,
-        output: output as *mut u8,
-        count,
-        data_type: numbers::data_type(data_type)?,
-        op: numbers::op(op, factor)?,
-        root,
-    })
 }

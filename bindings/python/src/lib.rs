@@ -12,11 +12,11 @@
 //! 4. What was made before a fork is neither used nor freed in the child (`fork.rs`).
 
 mod board;
+mod calls;
 mod comm;
 mod dlpack;
 mod errors;
 mod fork;
-mod irregular;
 mod join;
 mod numbers;
 mod work;

@@ -4,7 +4,7 @@
 //! the others sleep until it tells them the outcome.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_rs::Error;
 use pyo3::prelude::*;
@@ -32,15 +32,39 @@ struct Inner {
 #[derive(Debug)]
 enum State {
     /// Nobody waits.
-    Running(kolo_rs::Work<Owner>),
+    Running(Progress),
     /// A thread waits and will tell.
     Attended,
-    Over(Result<(), Error>),
+    /// The source of a receive, or what went wrong.
+    Over(Result<Option<u32>, Error>),
+}
+
+/// What runs.
+#[derive(Debug)]
+pub(crate) enum Progress {
+    Plain(kolo_rs::Work<Owner>),
+    Receive(kolo_rs::Work<(Owner, u32)>),
+}
+
+impl Progress {
+    fn is_done(&self) -> bool {
+        match self {
+            Self::Plain(work) => work.is_done(),
+            Self::Receive(work) => work.is_done(),
+        }
+    }
+
+    fn wait_within(self, limit: Duration) -> Result<(Owner, Option<u32>), Error> {
+        match self {
+            Self::Plain(work) => work.wait_within(limit).map(|owner| (owner, None)),
+            Self::Receive(work) => work.wait_within(limit).map(|(owner, source)| (owner, Some(source))),
+        }
+    }
 }
 
 impl Work {
-    pub(crate) fn new(work: kolo_rs::Work<Owner>) -> Self {
-        let state = Mutex::new(State::Running(work));
+    pub(crate) fn new(progress: Progress) -> Self {
+        let state = Mutex::new(State::Running(progress));
         Self { inner: OfProcess::new(Inner { state, over: Condvar::new() }) }
     }
 }
@@ -49,7 +73,8 @@ impl Work {
 impl Work {
     /// Waits for the end, at most `seconds`; raises as the blocking form of the call. Past its time-out the communicator
     /// is aborted.
-    fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
+    /// Returns the source of a receive, else `None`.
+    fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<Option<u32>> {
         let inner = self.inner.get()?;
         let (outcome, owner) = py.detach(|| inner.wait(seconds));
         drop(owner);
@@ -90,7 +115,7 @@ impl Inner {
     }
 
     /// The outcome, and what may now be given back to Python.
-    fn wait(&self, seconds: f64) -> (Result<(), Error>, Option<Owner>) {
+    fn wait(&self, seconds: f64) -> (Result<Option<u32>, Error>, Option<Owner>) {
         let deadline = Instant::now() + limit(seconds);
         let mut state = self.state();
         loop {
@@ -116,7 +141,7 @@ impl Inner {
             State::Running(work) if work.is_done() => {
                 drop(state);
                 // It is over, so there is nothing to wait for but its outcome.
-                let (_, owner) = self.end(work.wait());
+                let (_, owner) = self.end(work.wait_within(Duration::ZERO));
                 (true, owner)
             }
             other => {
@@ -127,9 +152,9 @@ impl Inner {
         }
     }
 
-    fn end(&self, ended: Result<Owner, Error>) -> (Result<(), Error>, Option<Owner>) {
+    fn end(&self, ended: Result<(Owner, Option<u32>), Error>) -> (Result<Option<u32>, Error>, Option<Owner>) {
         let (outcome, owner) = match ended {
-            Ok(owner) => (Ok(()), Some(owner)),
+            Ok((owner, source)) => (Ok(source), Some(owner)),
             Err(error) => (Err(error), None),
         };
         *self.state() = State::Over(outcome.clone());

@@ -16,8 +16,12 @@ use crate::wait;
 /// A control thread answers within a millisecond unless its process is stopped or its host swaps.
 pub(crate) const ANSWER_MAX: Duration = Duration::from_millis(200);
 
-/// How long a rank whose deadline has passed looks for the one that holds up all others.
-const SEARCH_MAX: Duration = Duration::from_secs(1);
+/// How long a rank whose deadline has passed waits for answers: its last word should name the right one, on a busy machine
+/// too.
+const LAST_ANSWER_MAX: Duration = Duration::from_secs(1);
+
+/// Ranks that are asked at once for the one that holds up all others.
+const SEARCHED_MAX: usize = 256;
 
 /// Ranks that a message to the others names: a text of a few lines.
 const NAMED_MAX: usize = 8;
@@ -88,6 +92,14 @@ fn tagged(tag: u64) -> String {
 
 fn called_by(rank: u32) -> String {
     format!("rank {rank} called ")
+}
+
+/// What asking the peers has brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Suspicion {
+    None,
+    /// A peer that is waited for has left.
+    HasLeft,
 }
 
 /// A message that came where another was expected.
@@ -261,7 +273,7 @@ impl Shared {
 
     /// A deadline has passed.
     pub(crate) fn time_out(&self, waited: Waited, after: Duration, peers: &[u32]) -> Error {
-        let asked = self.ask(peers);
+        let asked = self.ask(peers, LAST_ANSWER_MAX);
         // A rank inside an earlier operation waits for somebody itself.
         let holds_up = |status: &Option<Status>| {
             status
@@ -272,19 +284,15 @@ impl Shared {
         let mut waiting_for: Vec<(u32, String)> =
             asked.iter().map(|(peer, status)| (*peer, self.standing(*peer, status.as_ref()))).collect();
         waiting_for.extend(peers.iter().skip(asked.len()).map(|peer| (*peer, "not asked".to_owned())));
-        if !culprit_is_known {
+        if !culprit_is_known && !waited.is_message() {
             // Those waited for are themselves waiting for somebody.
-            let begin = Instant::now();
             let others = (0..self.world_size).filter(|rank| *rank != self.rank && !peers.contains(rank));
-            for peer in others.take_while(|_| begin.elapsed() < SEARCH_MAX) {
-                let status = self.membership.ask(peer, ANSWER_MAX);
-                if holds_up(&status) {
-                    waiting_for.push((peer, self.standing(peer, status.as_ref())));
-                    break;
-                }
-            }
+            let others: Vec<u32> = others.take(SEARCHED_MAX).collect();
+            let answers = self.membership.ask_all(&others, LAST_ANSWER_MAX);
+            let culprit = others.into_iter().zip(answers).find(|(_, status)| holds_up(status));
+            waiting_for.extend(culprit.map(|(peer, status)| (peer, self.standing(peer, status.as_ref()))));
         }
-        if waited.summary.is_none() {
+        if waited.is_message() {
             let core = self.core();
             for (peer, standing) in &mut waiting_for {
                 let Some((tag, len, max)) = core.engine.stands_before(*peer) else { continue };
@@ -317,15 +325,26 @@ impl Shared {
         }
     }
 
-    /// Nothing has moved for some time: asks the peers, and fails if one of them is somewhere else for good.
-    pub(crate) fn examine(&self, waited: Waited, peers: &[u32]) -> Result<()> {
-        for (peer, status) in self.ask(peers) {
+    /// Nothing has moved for some time: asks the peers, and fails if one of them is somewhere else for good. What a peer
+    /// sent before it left may have come since; so if one has left, that is only a suspicion, which the caller comes back
+    /// with if nothing moves.
+    pub(crate) fn examine(&self, waited: Waited, peers: &[u32], suspected: bool) -> Result<Suspicion> {
+        // Any one of them would do: it is over only if all have left.
+        let departed = |peer: u32| {
+            let has_left = |peer: &u32| self.membership.departed(*peer);
+            if waited.is_from_any() { peers.iter().all(has_left) } else { has_left(&peer) }
+        };
+        for (peer, status) in self.ask(peers, ANSWER_MAX) {
             let first = status.and_then(|status| self.first_difference(peer, &status));
             let left = || {
                 let cause = "it has dropped its communicator or exited, and is not in this call".to_owned();
-                self.membership.departed(peer).then_some(Poison::PeerLost { peer, cause })
+                departed(peer).then_some(Poison::PeerLost { peer, cause })
             };
-            if let Some(poison) = first.or_else(left) {
+            let gone = if first.is_none() { left() } else { None };
+            if gone.is_some() && !suspected {
+                return Ok(Suspicion::HasLeft);
+            }
+            if let Some(poison) = first.or(gone) {
                 // A rank that fails says why before it leaves: that is the cause then.
                 if !self.membership.abort_flag().is_raised() {
                     self.poison_with(poison);
@@ -333,7 +352,7 @@ impl Shared {
                 return Err(self.fail(waited));
             }
         }
-        Ok(())
+        Ok(Suspicion::None)
     }
 
     /// Gives up on purpose.

@@ -35,6 +35,20 @@ impl Communicator {
         unsafe { self.shared.run_within(&call, limit) }
     }
 
+    /// As [`Communicator::start_raw`] and an immediate wait: matches what other ranks start, as a blocking call does not.
+    /// For bindings to interfaces in which some ranks may wait for an operation and others start it.
+    ///
+    /// # Errors
+    /// As [`Communicator::call_raw`].
+    ///
+    /// # Safety
+    /// As [`Communicator::call_raw`].
+    pub unsafe fn start_raw_and_wait(&self, call: &RawCall, limit: Duration) -> Result<()> {
+        let call = Call::check(call, self.rank(), self.world_size())?;
+        // SAFETY: the caller's promise.
+        unsafe { self.shared.start_and_wait(&call, limit) }
+    }
+
     /// Starts a collective on raw memory.
     ///
     /// # Errors
@@ -71,9 +85,21 @@ impl Communicator {
     /// # Safety
     /// As [`Communicator::call_raw`], for the lengths that the counts add up to; input and output do not overlap.
     pub unsafe fn call_raw_v(&self, call: &RawCallV<'_>) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.call_raw_v_within(call, self.shared.config.timeout) }
+    }
+
+    /// As [`Communicator::call_raw_v`], with a time-out of its own.
+    ///
+    /// # Errors
+    /// As [`Communicator::call_raw`].
+    ///
+    /// # Safety
+    /// As [`Communicator::call_raw_v`].
+    pub unsafe fn call_raw_v_within(&self, call: &RawCallV<'_>, limit: Duration) -> Result<()> {
         let call = self.uneven_call(call)?;
         // SAFETY: the caller's promise.
-        unsafe { self.shared.run(&call) }
+        unsafe { self.shared.run_within(&call, limit) }
     }
 
     /// Starts a collective with blocks of unequal length on raw memory. The counts are copied.
@@ -84,9 +110,25 @@ impl Communicator {
     /// # Safety
     /// As [`Communicator::call_raw_v`], until what [`Communicator::start_raw`] says.
     pub unsafe fn start_raw_v(&self, call: &RawCallV<'_>) -> Result<Work<()>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.start_raw_v_keeping(call, ()) }
+    }
+
+    /// As [`Communicator::start_raw_v`], on memory that `owner` keeps alive; see [`Communicator::start_raw_keeping`].
+    ///
+    /// # Errors
+    /// As [`Communicator::call_raw`].
+    ///
+    /// # Safety
+    /// As [`Communicator::call_raw_v`] for as long as `owner` lives; it may be dropped by any thread.
+    pub unsafe fn start_raw_v_keeping<B: Send + 'static>(
+        &self,
+        call: &RawCallV<'_>,
+        owner: B,
+    ) -> Result<Work<B>> {
         let call = self.uneven_call(call)?;
         // SAFETY: the caller's promise.
-        let ticket = unsafe { self.shared.start(&call, Some(Box::new(()))) }?;
+        let ticket = unsafe { self.shared.start(&call, Some(Box::new(owner))) }?;
         Ok(self.work(ticket))
     }
 

@@ -93,6 +93,21 @@ impl Shared {
         Ok(Ticket { id, waited })
     }
 
+    /// Starts a call and drives it at once, without a word to the helper.
+    ///
+    /// # Safety
+    /// As [`Shared::run`].
+    pub(crate) unsafe fn start_and_wait(&self, call: &Call, limit: Duration) -> Result<()> {
+        let mut core = self.core();
+        let (waited, tag) = self.begin(&mut core, call.summary(true))?;
+        // SAFETY: handed on.
+        let id = unsafe { self.launch(&mut core, call, tag, Mode::Asynchronous, None) }?;
+        let mut core = self.wait_for(core, id, waited, limit)?;
+        core.engine.finish(id);
+        self.end(&mut core, waited);
+        Ok(())
+    }
+
     /// Numbers and records a call.
     fn begin(&self, core: &mut Core, summary: Summary) -> Result<(Waited, u64)> {
         let sequence = core.sequence + 1;
@@ -131,6 +146,7 @@ impl Shared {
         let mut passage = tiny.enter(call, combine, tag);
         loop {
             let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
+            let before = passage.position();
             // SAFETY: handed on.
             match unsafe { tiny.advance(&mut passage) } {
                 Ok(true) => return Ok(core),
@@ -146,7 +162,8 @@ impl Shared {
                 continue;
             }
             // Somebody may be waiting for an earlier operation of ours before coming here.
-            let moved = core.engine.outstanding() > 0 && core.engine.turn();
+            let turned = core.engine.outstanding() > 0 && core.engine.turn();
+            let moved = turned || passage.position() > before;
             let (_, watch) =
                 watch.get_or_insert_with(|| (Attended::new(self), Watch::new(self, waited, limit)));
             core = watch

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::{Armed, ErrorKind, ParkBy};
 
-use super::failure::{ANSWER_MAX, Poison};
+use super::failure::Poison;
 use super::tiny::Tiny;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
@@ -269,8 +269,13 @@ impl Shared {
     }
 
     /// Asks some peers what they are doing.
-    pub(crate) fn ask(&self, peers: &[u32]) -> Vec<(u32, Option<crate::control::Status>)> {
-        peers.iter().take(PEERS_ASKED).map(|peer| (*peer, self.membership.ask(*peer, ANSWER_MAX))).collect()
+    pub(crate) fn ask(
+        &self,
+        peers: &[u32],
+        patience: Duration,
+    ) -> Vec<(u32, Option<crate::control::Status>)> {
+        let peers = &peers[..peers.len().min(PEERS_ASKED)];
+        peers.iter().copied().zip(self.membership.ask_all(peers, patience)).collect()
     }
 }
 

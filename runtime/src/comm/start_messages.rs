@@ -117,6 +117,45 @@ impl Communicator {
         unsafe { self.recv_source_start(Transfer::recv_any(*message)) }
     }
 
+    /// As [`Communicator::send_raw_start`], on memory that `owner` keeps alive: the send owns it, and its wait gives it back.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`].
+    ///
+    /// # Safety
+    /// The memory is valid and not written for as long as `owner` lives; it may be dropped by any thread.
+    pub unsafe fn send_raw_keeping<B: Send + 'static>(
+        &self,
+        message: &RawMessage,
+        to: u32,
+        owner: B,
+    ) -> Result<Work<B>> {
+        // SAFETY: the caller's promise.
+        let ticket = unsafe { self.start_transfer(Transfer::send(*message, to), Some(Box::new(owner))) }?;
+        Ok(self.work(ticket))
+    }
+
+    /// Starts a receive into memory that `owner` keeps alive, from `from` or from whichever rank sends first; the work
+    /// gives the owner back, and the source.
+    ///
+    /// # Errors
+    /// As [`Communicator::recv_any`].
+    ///
+    /// # Safety
+    /// The memory is valid and not touched by anybody else for as long as `owner` lives; it may be dropped by any thread.
+    pub unsafe fn recv_raw_keeping<B: Send + 'static>(
+        &self,
+        message: &RawMessage,
+        from: Option<u32>,
+        owner: B,
+    ) -> Result<Work<(B, u32)>> {
+        let transfer = from.map_or(Transfer::recv_any(*message), |from| Transfer::recv(*message, from));
+        // SAFETY: the caller's promise.
+        let ticket = unsafe { self.start_transfer(transfer, Some(Box::new(owner))) }?;
+        let result = |kept: Kept, source: Option<u32>| Some((*kept.downcast::<B>().ok()?, source?));
+        Ok(Work::extracting(Arc::clone(&self.shared), ticket, result))
+    }
+
     unsafe fn recv_source_start(&self, transfer: Transfer) -> Result<Work<u32>> {
         // SAFETY: the caller's promise.
         let ticket = unsafe { self.start_transfer(transfer, Some(Box::new(()))) }?;

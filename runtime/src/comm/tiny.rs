@@ -62,6 +62,11 @@ pub(crate) struct Passage<'a> {
 }
 
 impl Passage<'_> {
+    /// How far it has come; grows with every exchange.
+    pub(crate) fn position(&self) -> usize {
+        self.at
+    }
+
     /// Bytes of each block in the exchange at hand.
     fn len(&self) -> usize {
         self.step.min(self.block - self.at)
@@ -122,9 +127,8 @@ impl Tiny {
         match collective {
             // Nobody copies more, nor computes more, than over messages.
             _ if self.members <= 2 => 4 << 20,
-            Collective::Broadcast | Collective::AllGather | Collective::Gather | Collective::Barrier => {
-                1 << 20
-            }
+            Collective::AllGather | Collective::Gather => 2 << 20,
+            Collective::Broadcast | Collective::Barrier => 1 << 20,
             Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll => FLAT_MAX,
             // Everybody reduces everything.
             Collective::AllReduce | Collective::Reduce | Collective::Scan | Collective::ExScan => 32 << 10,

@@ -43,6 +43,16 @@ impl Waited {
         Self { summary: None, sequence: 0, label, message: Some(message) }
     }
 
+    /// Whether it is a send, a receive or a group of them.
+    pub(crate) const fn is_message(&self) -> bool {
+        self.message.is_some()
+    }
+
+    /// Whether one of several ranks is enough for it to end.
+    pub(crate) const fn is_from_any(&self) -> bool {
+        matches!(self.message, Some(Message { single: Some(Single { peer: None, .. }), .. }))
+    }
+
     pub(crate) const fn other(label: &'static str) -> Self {
         Self { summary: None, sequence: 0, label, message: None }
     }

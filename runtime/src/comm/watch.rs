@@ -4,6 +4,7 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::failure::Suspicion;
 use super::shared::{Core, Shared};
 use super::waited::Waited;
 use crate::error::Result;
@@ -48,6 +49,8 @@ pub(crate) struct Watch<'a> {
     started: Option<Instant>,
     moved_at: Option<Instant>,
     asked_at: Option<Instant>,
+    /// When a peer that is waited for was first seen to have left.
+    suspected_at: Option<Instant>,
     /// Turns since deadline and abort flag were looked at.
     turns: u32,
 }
@@ -62,6 +65,7 @@ impl<'a> Watch<'a> {
             started: None,
             moved_at: None,
             asked_at: None,
+            suspected_at: None,
             turns: 0,
         }
     }
@@ -77,6 +81,7 @@ impl<'a> Watch<'a> {
         let mut next = if moved {
             self.pacer.moved();
             self.moved_at = None;
+            self.suspected_at = None;
             Next::Poll
         } else {
             self.pacer.idle()
@@ -122,11 +127,21 @@ impl<'a> Watch<'a> {
             drop(core);
             return Err(self.shared.time_out(self.waited, self.limit, &peers));
         }
-        if idle >= STALL && self.asked_at.is_none_or(|at| now.saturating_duration_since(at) >= 4 * STALL) {
+        let since = |at: Instant| now.saturating_duration_since(at);
+        let is_due = match self.suspected_at {
+            // What it sent before it left has had its time.
+            Some(at) => since(at) >= LOSS_GRACE,
+            None => idle >= STALL && self.asked_at.is_none_or(|at| since(at) >= 4 * STALL),
+        };
+        if is_due {
             self.asked_at = Some(now);
+            if self.waited.is_message() {
+                self.shared.membership.board().waits_in(Some(self.waited.to_string()));
+            }
             let peers = waiting_for(&core);
             drop(core);
-            self.shared.examine(self.waited, &peers)?;
+            let found = self.shared.examine(self.waited, &peers, self.suspected_at.is_some())?;
+            self.suspected_at = (found == Suspicion::HasLeft).then(Instant::now);
             return Ok(self.shared.core());
         }
         Ok(core)
@@ -139,5 +154,13 @@ impl<'a> Watch<'a> {
             return None;
         }
         Some(flag.cause().is_some_and(|cause| super::failure::is_loss(&cause)))
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if self.asked_at.is_some() && self.waited.is_message() {
+            self.shared.membership.board().waits_in(None);
+        }
     }
 }

@@ -57,6 +57,8 @@ pub struct Status {
     pub signature: u64,
     /// The operation started last: "all_reduce(1024 x f32, sum)".
     pub description: String,
+    /// The send or receive, or group of them, in which it has been waiting for long.
+    pub waits_in: Option<String>,
     /// The operations started last, oldest first: ranks that are some calls apart can still compare.
     pub recent: Vec<Past>,
     /// No operation was started or finished for at least this long (in steps of the heartbeat interval).
@@ -76,12 +78,17 @@ pub struct Past {
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.started == 0 {
+        if let (0, Some(message)) = (self.started, &self.waits_in) {
+            write!(f, "waits in {message}")?;
+        } else if self.started == 0 {
             f.write_str("has not called anything yet")?;
         } else if self.finished >= self.started {
             write!(f, "finished #{} {}", self.started, self.description)?;
         } else {
             write!(f, "is in #{} {}", self.started, self.description)?;
+        }
+        if let Some(message) = self.waits_in.as_ref().filter(|_| self.started > 0) {
+            write!(f, ", and waits in {message}")?;
         }
         if self.unchanged_ms >= 1000 {
             write!(f, ", unchanged for {} s", self.unchanged_ms / 1000)?;
@@ -100,6 +107,7 @@ const REMEMBERED: usize = 16;
 pub struct StatusBoard {
     finished: AtomicU64,
     recent: Mutex<Recent>,
+    waits_in: Mutex<Option<String>>,
     seen: Mutex<Option<Seen>>,
 }
 
@@ -159,6 +167,11 @@ impl StatusBoard {
         }
     }
 
+    /// A send or receive has been waiting for long, or does so no more. Costs nothing while messages flow.
+    pub fn waits_in(&self, message: Option<String>) {
+        *self.waits_in.lock().unwrap_or_else(PoisonError::into_inner) = message;
+    }
+
     /// Sequence number of the operation started last.
     #[must_use]
     pub fn started(&self) -> u64 {
@@ -190,6 +203,7 @@ impl StatusBoard {
             finished,
             signature: current.signature,
             description: if current.started == 0 { String::new() } else { current.activity.to_string() },
+            waits_in: self.waits_in.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             recent,
             unchanged_ms: u64::try_from(self.observe(now).as_millis()).unwrap_or(u64::MAX),
         }
@@ -234,5 +248,10 @@ mod tests {
         assert_eq!((later.signature, later.started, later.finished), (99, 5, 0));
         board.finish(5);
         assert_eq!(board.status_at(now).to_string(), "finished #5 broadcast(7 x f32, root 2)");
+        board.waits_in(Some("recv #3 from rank 1".to_owned()));
+        let text = board.status_at(now).to_string();
+        assert_eq!(text, "finished #5 broadcast(7 x f32, root 2), and waits in recv #3 from rank 1");
+        board.waits_in(None);
+        assert!(!board.status_at(now).to_string().contains("recv"));
     }
 }

@@ -63,26 +63,38 @@ impl Membership {
     /// `None` if none comes in time, the member is gone, or it has not registered this communicator.
     #[must_use]
     pub fn ask(&self, member: u32, timeout: Duration) -> Option<Status> {
+        self.ask_all(&[member], timeout).pop().flatten()
+    }
+
+    /// As [`Membership::ask`], of several members at once: none waits for another's answer.
+    #[must_use]
+    pub fn ask_all(&self, members: &[u32], timeout: Duration) -> Vec<Option<Status>> {
         let until = Instant::now() + timeout;
         let shared = self.control.shared();
-        let target = *self.members.get(member as usize)?;
         let mut state = shared.lock();
-        if state.hub != HubStanding::Open {
-            return None;
-        }
-        let ticket = state.next_ticket;
-        state.next_ticket += 1;
-        state.answers.insert(ticket, None);
-        drop(state);
-        shared.send(&ToHub::Ask { ticket, target, communicator: self.communicator });
-        let mut state = shared.lock();
-        loop {
-            let answered = matches!(state.answers.get(&ticket), Some(Some(_)));
-            if answered || state.hub != HubStanding::Open || Instant::now() >= until {
-                return state.answers.remove(&ticket).flatten().flatten();
+        let first = state.next_ticket;
+        state.next_ticket += members.len() as u64;
+        let tickets = first..state.next_ticket;
+        if state.hub == HubStanding::Open {
+            state.answers.extend(tickets.clone().map(|ticket| (ticket, None)));
+            drop(state);
+            for (ticket, member) in tickets.clone().zip(members) {
+                // Whoever is not a member has no answer.
+                if let Some(target) = self.members.get(*member as usize).copied() {
+                    shared.send(&ToHub::Ask { ticket, target, communicator: self.communicator });
+                }
             }
-            state = shared.wait(state, until);
+            state = shared.lock();
+            loop {
+                let is_answered = |ticket| matches!(state.answers.get(&ticket), Some(Some(_)));
+                let is_over = state.hub != HubStanding::Open || Instant::now() >= until;
+                if is_over || tickets.clone().all(is_answered) {
+                    break;
+                }
+                state = shared.wait(state, until);
+            }
         }
+        tickets.map(|ticket| state.answers.remove(&ticket).flatten().flatten()).collect()
     }
 
     /// This rank's own status, to be kept by whoever runs its operations.

@@ -80,13 +80,12 @@ impl Transfers {
         }
         self.anyone.push_back(slot);
         self.match_self()?;
-        // In turn, so that one busy rank does not keep the others out.
-        let ranks = self.inboxes.len() as u32;
-        for i in 0..ranks {
+        // One busy rank does not keep the others out: messages that wait are taken before the next poll tells of more.
+        for peer in 0..self.inboxes.len() as u32 {
             if self.anyone.is_empty() {
                 break;
             }
-            self.look_at((self.next_source + i) % ranks);
+            self.look_at(peer);
             self.settle(links)?;
         }
         Ok(())
@@ -228,7 +227,6 @@ impl Transfers {
             Place::Anyone(at) => self.anyone.remove(at),
         };
         if let Place::Anyone(_) = place {
-            self.next_source = peer + 1;
             // Receives that had to wait for this one may go on; what is watched for nobody is watched no more.
             for other in 0..self.inboxes.len() as u32 {
                 let inbox = &self.inboxes[other as usize];

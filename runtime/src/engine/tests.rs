@@ -29,6 +29,15 @@ struct Memory {
     sent: VecDeque<Token>,
 }
 
+#[test]
+fn a_transport_that_cannot_look_ahead_is_named() {
+    let endpoint: Box<dyn Endpoint> = Box::new(Memory::new(0, Arc::default()));
+    let engine = Engine::new(0, Links::new(vec![endpoint], [None, Some(0)]), 64, 0);
+    assert_eq!(engine.short_sighted(), Some("memory"));
+    let engine = Engine::new(0, Links::new(Vec::new(), [None]), 64, 0);
+    assert_eq!(engine.short_sighted(), None, "a rank alone has only itself to receive from");
+}
+
 #[derive(Debug)]
 enum Destination {
     Pieces(Vec<Piece>),

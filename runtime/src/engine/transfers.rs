@@ -74,8 +74,6 @@ pub(crate) struct Transfers {
     pub(super) inboxes: Vec<Inbox>,
     /// Receives from any source, in the order of the calls.
     pub(super) anyone: VecDeque<u16>,
-    /// The rank whose stream a receive from any source looks at first.
-    pub(super) next_source: u32,
     /// Ranks whose inboxes are to be looked at.
     pub(super) dirty: Vec<u32>,
     pub(super) allowance: Allowance,
@@ -98,7 +96,6 @@ impl Transfers {
             sends_to_self: VecDeque::new(),
             inboxes: std::iter::repeat_with(Inbox::default).take(ranks.max(rank as usize + 1)).collect(),
             anyone: VecDeque::new(),
-            next_source: 0,
             dirty: Vec::new(),
             allowance: Allowance::new(unexpected_max),
             held_up: false,

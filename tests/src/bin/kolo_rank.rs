@@ -33,6 +33,7 @@ fn main() {
         "ready" => comm.barrier(),
         "ring" => ring(&comm, number(1)),
         "pair" => pair(&comm, number(1)),
+        "receives" => receives(&comm, number(1)),
         "child" => child(&comm, number(1)),
         "async" => asynchronous(&comm, number(1)),
         _ => panic!("unknown task {task:?}"),
@@ -94,6 +95,22 @@ fn pair(comm: &Communicator, elements: usize) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Posts receives of every kind for messages that nobody sends, and waits for them.
+fn receives(comm: &Communicator, elements: usize) -> Result<()> {
+    let right = (comm.rank() + 1) % comm.world_size();
+    let named = comm.recv_tagged_start(vec![0.0_f32; elements], right, 1)?;
+    // One that is in the way, so that the receive before it has come back from the transport, and one behind it.
+    comm.send_tagged_start(vec![1.0_f32; elements], right, 2).map(drop)?;
+    let left = (comm.rank() + comm.world_size() - 1) % comm.world_size();
+    let mut got = vec![0.0_f32; elements];
+    comm.recv_tagged(&mut got, left, 2)?;
+    let any = comm.recv_any_tagged_start(got, 3)?;
+    comm.barrier()?;
+    report("@running");
+    any.wait().map(drop)?;
+    named.wait().map(drop)
 }
 
 /// All ranks but the first use a communicator of their own until something fails.

@@ -20,7 +20,7 @@ use crate::endpoint::Event;
 use crate::error::{Error, ErrorKind};
 
 /// Polls between two looks at the side connection, a system call: it says nothing but that a peer is gone.
-const SIDE_EVERY: u32 = 256;
+const SIDE_EVERY: u32 = 1024;
 
 /// Polls between two looks at channels of which nothing is heard.
 const QUIET_EVERY: u32 = 64;

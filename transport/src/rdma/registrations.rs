@@ -299,12 +299,13 @@ impl Registrations {
     /// Takes in what the kernel has told.
     fn heed(&mut self) {
         let Some(watch) = &self.watch else { return };
-        if watch.changes() == self.seen {
+        let now = watch.changes();
+        if now == self.seen {
             return;
         }
         let watch = Arc::clone(watch);
-        self.seen = watch.changes();
-        watch.changed_since(|start, end| {
+        let seen = std::mem::replace(&mut self.seen, now);
+        watch.changed(seen, now, |start, end| {
             for at in 0..self.entries.len() {
                 let Some(entry) = self.entries[at].as_mut() else { continue };
                 if entry.start < end && start < entry.end && entry.pinned == 0 {

@@ -16,7 +16,8 @@
 //! # Rules that the files below rely on
 //!
 //! 1. Nothing is read from a socket beyond the posted receives, and never past the last of them. So bytes that
-//!    nobody asked for stay in the kernel. (The one exception: behind a mismatched message; see `inbound`.)
+//!    nobody asked for stay in the kernel. (The exceptions: behind a message that does not fit, and the header of one
+//!    that is watched for; see `inbound`.)
 //! 2. A connection is closed by this side only when the endpoint is dropped, or the peer abandoned or lost.
 //!    So end of stream means that the peer's endpoint is gone, and whatever it had sent has been read before.
 //! 3. End of stream harms only tokens that need the peer: a rank that is through with its work may leave early.

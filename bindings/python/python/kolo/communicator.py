@@ -261,49 +261,72 @@ class Communicator:
         """Starts a barrier: the work is done once every rank has started it."""
         return self._start(_BARRIER, None)
 
-    # Blocks of unequal length, one behind the other; counts are in elements. They block.
+    # Blocks of unequal length, one behind the other; counts are in elements.
 
     def all_gather_v(self, input, out, counts: _Counts):
         """As :meth:`all_gather` with ``counts[r]`` elements of rank r. All ranks pass the same counts."""
-        own = self._count("counts", counts)
-        return self._run_v(ALL_GATHER, input, [own], out, counts)
+        return self._run_v(*self._all_gather_v(input, out, counts))
+
+    def all_gather_v_start(self, input, out, counts: _Counts) -> Work:
+        """Starts :meth:`all_gather_v`."""
+        return self._start_v(*self._all_gather_v(input, out, counts))
 
     def reduce_scatter_v(self, input, out, counts: _Counts, op: str = "sum", *, factor: float = 1.0):
         """As :meth:`reduce_scatter` with ``counts[r]`` elements in block r. All ranks pass the same counts."""
-        own = self._count("counts", counts)
-        return self._run_v(REDUCE_SCATTER, input, counts, out, [own], op, factor)
+        return self._run_v(*self._reduce_scatter_v(input, out, counts, op, factor))
+
+    def reduce_scatter_v_start(self, input, out, counts: _Counts, op: str = "sum", *, factor: float = 1.0) -> Work:
+        """Starts :meth:`reduce_scatter_v`."""
+        return self._start_v(*self._reduce_scatter_v(input, out, counts, op, factor))
 
     def gather_v(self, input, out=None, counts: _Counts = (), root: int = 0):
         """As :meth:`gather` with ``counts[r]`` elements of rank r; ``out`` and ``counts`` are used on rank ``root``."""
-        at_root = self.rank == root
-        own = [self._count("counts", counts)] if at_root else None
-        return self._run_v(GATHER, input, own, out if at_root else None, counts if at_root else (), root=root)
+        return self._run_v(*self._gather_v(input, out, counts, root))
+
+    def gather_v_start(self, input, out=None, counts: _Counts = (), root: int = 0) -> Work:
+        """Starts :meth:`gather_v`."""
+        return self._start_v(*self._gather_v(input, out, counts, root))
 
     def scatter_v(self, input, out, counts: _Counts = (), root: int = 0):
         """As :meth:`scatter` with ``counts[r]`` elements for rank r; ``input`` and ``counts`` are used on rank ``root``."""
-        at_root = self.rank == root
-        own = [self._count("counts", counts)] if at_root else None
-        return self._run_v(SCATTER, input if at_root else None, counts if at_root else (), out, own, root=root)
+        return self._run_v(*self._scatter_v(input, out, counts, root))
+
+    def scatter_v_start(self, input, out, counts: _Counts = (), root: int = 0) -> Work:
+        """Starts :meth:`scatter_v`."""
+        return self._start_v(*self._scatter_v(input, out, counts, root))
 
     def all_to_all_v(self, input, send_counts: _Counts, out, recv_counts: _Counts):
         """As :meth:`all_to_all` with ``send_counts[s]`` elements to rank s and ``recv_counts[r]`` from rank r."""
-        self._count("send_counts", send_counts)
-        self._count("recv_counts", recv_counts)
-        return self._run_v(ALL_TO_ALL, input, send_counts, out, recv_counts)
+        return self._run_v(*self._all_to_all_v(input, send_counts, out, recv_counts))
 
-    # Messages between two ranks. The i-th send from one rank to another meets the i-th receive of that pair.
+    def all_to_all_v_start(self, input, send_counts: _Counts, out, recv_counts: _Counts) -> Work:
+        """Starts :meth:`all_to_all_v`."""
+        return self._start_v(*self._all_to_all_v(input, send_counts, out, recv_counts))
 
-    def send(self, buffer, to: int) -> None:
+    # Messages between two ranks. The i-th send from one rank to another with a tag meets the i-th receive of that pair
+    # with that tag, blocking or started.
+
+    def send(self, buffer, to: int, tag: int = 0) -> None:
         """Sends to rank ``to``; blocks until the buffer may be changed, which may be before it has been received."""
-        self._comm.transfer([self._transfer(True, buffer, to)[0]])
+        self._comm.transfer([self._transfer(True, buffer, to, tag)[0]], self.timeout)
 
-    def recv(self, buffer, source: int):
-        """Receives exactly as many elements as ``buffer`` has from rank ``source``."""
-        self._comm.transfer([self._transfer(False, buffer, source)[0]])
-        return buffer
+    def send_start(self, buffer, to: int, tag: int = 0) -> Work:
+        """Starts :meth:`send`."""
+        return self._start_transfer(True, buffer, to, tag)
+
+    def recv(self, buffer, source: int | None = None, tag: int = 0) -> int:
+        """Receives exactly as many elements as ``buffer`` has from rank ``source``, or from whichever sends first.
+
+        Returns the source.
+        """
+        return self._comm.transfer([self._transfer(False, buffer, source, tag)[0]], self.timeout)[0]
+
+    def recv_start(self, buffer, source: int | None = None, tag: int = 0) -> Work:
+        """Starts :meth:`recv`; :attr:`Work.source` is known when it is over."""
+        return self._start_transfer(False, buffer, source, tag)
 
     def send_recv(self, send, to: int, recv, source: int):
-        """Sends and receives at the same time, so that rings and exchanges cannot deadlock."""
+        """Sends and receives at the same time, so that rings and exchanges cannot deadlock. Returns what was received."""
         return self.batch([("send", send, to), ("recv", recv, source)])[1]
 
     def batch(self, transfers: Sequence[tuple[str, object, int]]) -> list:
@@ -315,8 +338,8 @@ class Communicator:
         for kind, buffer, peer in transfers:
             if kind not in ("send", "recv"):
                 raise Usage(f"a transfer of kind '{kind}'; use 'send' or 'recv'")
-            found.append(self._transfer(kind == "send", buffer, peer))
-        self._comm.transfer([transfer for transfer, _ in found])
+            found.append(self._transfer(kind == "send", buffer, peer, 0))
+        self._comm.transfer([transfer for transfer, _ in found], self.timeout)
         return [buffer for _, buffer, _ in transfers]
 
     # Communicators of some of the ranks, and the end.
@@ -403,7 +426,31 @@ class Communicator:
         to = memory.find("out", out, True)
         return Call(SCATTER, NOTHING, to, to.count, SUM, 1.0, root), out
 
-    def _run_v(self, collective, input, input_counts, out, output_counts, op="sum", factor=1.0, root=0):
+    def _all_gather_v(self, input, out, counts):
+        own = self._count("counts", counts)
+        return self._uneven(ALL_GATHER, input, [own], out, counts)
+
+    def _reduce_scatter_v(self, input, out, counts, op, factor):
+        own = self._count("counts", counts)
+        return self._uneven(REDUCE_SCATTER, input, counts, out, [own], op, factor)
+
+    def _gather_v(self, input, out, counts, root):
+        if self.rank != root:
+            return self._uneven(GATHER, input, None, None, (), root=root)
+        return self._uneven(GATHER, input, [self._count("counts", counts)], out, counts, root=root)
+
+    def _scatter_v(self, input, out, counts, root):
+        if self.rank != root:
+            return self._uneven(SCATTER, None, (), out, None, root=root)
+        return self._uneven(SCATTER, input, counts, out, [self._count("counts", counts)], root=root)
+
+    def _all_to_all_v(self, input, send_counts, out, recv_counts):
+        self._count("send_counts", send_counts)
+        self._count("recv_counts", recv_counts)
+        return self._uneven(ALL_TO_ALL, input, send_counts, out, recv_counts)
+
+    def _uneven(self, collective, input, input_counts, out, output_counts, op="sum", factor=1.0, root=0):
+        """The arguments of a v-form, and its output. Counts of ``None`` are one block, as long as the buffer."""
         from_ = NOTHING if input is None else memory.find("the input", input, False)
         to = NOTHING if out is None else memory.find("out", out, True)
         number = operator(op)
@@ -411,20 +458,31 @@ class Communicator:
             from_.check_op(number)
         if from_ is not NOTHING and to is not NOTHING:
             self._same_type(from_, to)
-        units = (to if from_ is NOTHING else from_).units
-        inputs = [from_.count] if input_counts is None else [count * units for count in input_counts]
-        outputs = [to.count] if output_counts is None else [count * units for count in output_counts]
+        like = to if from_ is NOTHING else from_
+        inputs = [from_.count] if input_counts is None else [count * like.units for count in input_counts]
+        outputs = [to.count] if output_counts is None else [count * like.units for count in output_counts]
         self._expect("the input", from_, sum(inputs))
         self._expect("out", to, sum(outputs))
-        self._comm.run_v(
-            collective, from_.address, inputs, to.address, outputs, (to if from_ is NOTHING else from_).type, number,
-            factor, root,
-        )
+        arguments = (collective, from_.address, inputs, to.address, outputs, like.type, number, factor, root)
+        return arguments, (from_.owner, to.owner), out
+
+    def _run_v(self, arguments, _owner, out):
+        self._comm.run_v(*arguments, self.timeout)
         return out
 
-    def _transfer(self, send: bool, buffer, peer: int) -> tuple[tuple[bool, int, int, int, int], Memory]:
+    def _start_v(self, arguments, owner, out) -> Work:
+        return Work(self._comm.start_v(*arguments, owner), out, self.timeout)
+
+    def _transfer(self, send: bool, buffer, peer: int | None, tag: int) -> tuple[tuple, Memory]:
         found = memory.find("the buffer", buffer, not send)
-        return (send, peer, found.address, found.count * memory.SIZES[found.type], found.type), found
+        for what, value in (("the other rank", peer), ("tag", tag)):
+            if value is not None and not 0 <= value <= 0xFFFF_FFFF:
+                raise Usage(f"{what} is {value}, but must be 0 or more, and below 2^32")
+        return (send, peer, found.address, found.count * memory.SIZES[found.type], found.type, tag), found
+
+    def _start_transfer(self, send: bool, buffer, peer: int | None, tag: int) -> Work:
+        transfer, found = self._transfer(send, buffer, peer, tag)
+        return Work(self._comm.start_transfer(transfer, found.owner), buffer, self.timeout)
 
     def _room(self, input, out, blocks: int):
         """``out``, or a new array with room for so many blocks like ``input``."""

@@ -98,4 +98,83 @@ proptest! {
             }
         }
     }
+
+    /// However the stream is cut: receives that do not fit come back in order, and the message that they met is whole.
+    #[test]
+    fn receives_that_come_back_cost_nothing(
+        cases in proptest::collection::vec((0u64..4, prop_oneof![0usize..100, 0usize..40_000], any::<bool>()), 1..25),
+        chunks in proptest::collection::vec(prop_oneof![1usize..50, 1usize..30_000], 1..12),
+        posted_ahead in 1usize..8,
+        first in 0u64..4,
+        budget in prop_oneof![1usize..100, Just(1usize << 20)],
+    ) {
+        const ON: Channel = Channel { peer: 3, index: 5 };
+        let (mut there, here) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+        here.set_nonblocking(true).unwrap();
+        there.set_nonblocking(true).unwrap();
+        let mut stream = Vec::new();
+        for (number, &(tag, len, _)) in cases.iter().enumerate() {
+            stream.extend(Header { tag, len: len as u64, sequence: number as u32 }.encode());
+            stream.extend(payload(number, len));
+        }
+        let mut targets: Vec<Vec<u8>> =
+            cases.iter().map(|&(_, len, eaten)| if eaten { Vec::new() } else { vec![0; len] }).collect();
+        let pieces: Vec<[Piece; 1]> =
+            targets.iter_mut().map(|target| [Piece { ptr: target.as_mut_ptr(), len: target.len() }]).collect();
+        let contexts: Vec<*mut ()> = targets.iter_mut().map(|target| std::ptr::from_mut(target).cast()).collect();
+        let recv = |number: usize, conditional| {
+            let (tag, len, eaten) = cases[number];
+            let landing = if eaten {
+                Landing::Eat(Eater::new(Consumer { call: collect, context: contexts[number] }))
+            } else {
+                Landing::Place(Pieces::new(&pieces[number]).0)
+            };
+            Recv { token: Token(number as u64), tag, len, landing, conditional }
+        };
+        // One tag after the other; what is sent in another order is met on the way.
+        let mut wanted: VecDeque<usize> = (0..4)
+            .flat_map(|i| (0..cases.len()).map(move |number| (i, number)))
+            .filter(|&(i, number)| cases[number].0 == (first + i) % 4)
+            .map(|(_, number)| number)
+            .collect();
+        let (mut inbound, mut work, mut events) = (Inbound::default(), Workspace::new(), Vec::new());
+        let (mut posted, mut done, mut sent, mut turn) = (VecDeque::new(), 0, 0, 0);
+        while done < cases.len() {
+            while posted.len() < posted_ahead && let Some(number) = wanted.pop_front() {
+                inbound.queue.push_back(recv(number, true));
+                posted.push_back(number);
+            }
+            let chunk = chunks[turn % chunks.len()].min(stream.len() - sent);
+            sent += there.write(&stream[sent..sent + chunk]).unwrap_or(0);
+            turn += 1;
+            let (_, halt) = inbound.progress(&here, ON, &mut work, budget, turn % 2 == 0, &mut events);
+            let corrupt = matches!(halt, Halt::Corrupt(_) | Halt::Closed(_));
+            prop_assert!(!corrupt, "{:?}", halt);
+            prop_assert!(turn < 2_000_000, "stuck: {:?}", inbound);
+            let mut returned = Vec::new();
+            for event in events.drain(..) {
+                match event {
+                    Event::Done(token) => {
+                        prop_assert_eq!(Some(token.0 as usize), posted.pop_front());
+                        done += 1;
+                    }
+                    Event::Returned(token) => returned.push(token.0 as usize),
+                    Event::Waiting(Envelope { on, tag, len }) => {
+                        prop_assert_eq!(on, ON);
+                        prop_assert!(posted.drain(..).eq(returned.iter().copied()), "all that are posted, in order");
+                        returned.drain(..).rev().for_each(|number| wanted.push_front(number));
+                        let at = wanted.iter().position(|&number| cases[number].0 == tag).expect("one is left");
+                        let number = wanted.remove(at).expect("just found");
+                        prop_assert_eq!(len, cases[number].1 as u64);
+                        inbound.queue.push_back(recv(number, false));
+                        posted.push_back(number);
+                    }
+                    other => prop_assert!(false, "{:?}", other),
+                }
+            }
+        }
+        for (number, &(_, len, _)) in cases.iter().enumerate() {
+            prop_assert_eq!(&targets[number], &payload(number, len));
+        }
+    }
 }

@@ -10,9 +10,9 @@ import torch
 
 from .. import _kolo
 from ..errors import Error
+from .completion import Completion
 from .errors import translate
-from .transfers import Transfers
-from .work import Completion, Finished, KoloWork
+from .work import KoloWork
 
 _ZERO = timedelta(0)
 _is_profiling = torch.autograd._profiler_enabled
@@ -24,14 +24,13 @@ _JOIN_SECONDS = 5.0
 class Engine:
     """One communicator in use by torch."""
 
-    __slots__ = ("comm", "seconds", "completion", "transfers", "collected", "__weakref__")
+    __slots__ = ("comm", "seconds", "completion", "collected", "__weakref__")
 
     def __init__(self, comm: _kolo.Comm, seconds: float, name: str) -> None:
         self.comm = comm
         #: Limit of every operation that has none of its own.
         self.seconds = seconds
-        self.completion = Completion(f"kolo-futures-{name}")
-        self.transfers = Transfers(self, name)
+        self.completion = Completion(name)
         #: Works since the start of coalescing; ``None`` outside.
         self.collected: list[KoloWork] | None = None
         _live.add(self)
@@ -39,7 +38,7 @@ class Engine:
     def collective(self, name: str, arguments: tuple, opts, owner, outputs: list, after=None):
         """Runs a collective, or starts it if ``opts`` do not say that the caller waits.
 
-        ``arguments`` are those of ``Comm.run``; ``after`` is called once the outputs of Kolo are complete.
+        ``arguments`` are those of ``Comm.start``; ``after`` is called once the outputs of Kolo are complete.
         """
         if _is_profiling():
             with torch.profiler.record_function(f"kolo:{name}"):
@@ -50,7 +49,8 @@ class Engine:
         try:
             if opts is None or self.collected is not None or getattr(opts, "asyncOp", True):
                 return self.started((self.comm.start(*arguments, owner),), opts, outputs, after)
-            self.comm.run(*arguments, self.limit(opts))
+            # Not as a blocking call: in torch, other ranks may start what this one waits for.
+            self.comm.start_and_wait(*arguments, self.limit(opts))
         except Error as error:
             raise translate(error) from None
         if after is not None:
@@ -64,21 +64,21 @@ class Engine:
                 works = tuple(self.comm.start(*arguments, owner) for arguments, owner in calls)
             except Error as error:
                 raise translate(error) from None
-            work = self.started(works, opts, outputs, after)
-            if not getattr(opts, "asyncOp", True) and self.collected is None:
-                work.wait()
-            return work
+            return self._waited_for(self.started(works, opts, outputs, after), opts)
 
-    def irregular(self, name: str, arguments: tuple, opts, outputs: list, after=None):
-        """Runs a collective with blocks of unequal length."""
+    def _waited_for(self, work: KoloWork, opts) -> KoloWork:
+        if self.collected is None and not getattr(opts, "asyncOp", True):
+            work.wait()
+        return work
+
+    def irregular(self, name: str, arguments: tuple, opts, owner, outputs: list, after=None):
+        """Runs or starts a collective with blocks of unequal length; ``arguments`` are those of ``Comm.start_v``."""
         with torch.profiler.record_function(f"kolo:{name}"):
             try:
-                self.comm.run_v(*arguments)
+                works = (self.comm.start_v(*arguments, owner),)
             except Error as error:
                 raise translate(error) from None
-            if after is not None:
-                after()
-            return Finished(outputs)
+            return self._waited_for(self.started(works, opts, outputs, after), opts)
 
     def started(self, works: tuple, opts, outputs: list, after) -> KoloWork:
         work = KoloWork(self, works, outputs, after, self.limit(opts))
@@ -99,7 +99,6 @@ class Engine:
 
     def close(self) -> None:
         """Leaves the group; waits a little until what was started has left."""
-        self.transfers.close(_JOIN_SECONDS)
         self.comm.close()
         self.completion.close(_JOIN_SECONDS)
         _live.discard(self)

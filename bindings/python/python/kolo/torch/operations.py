@@ -138,7 +138,7 @@ class Collectives:
         sends = _split_counts("input", source, sent, input_split_sizes, ranks)
         receives = _split_counts("output", room, received, output_split_sizes, ranks)
         arguments = (ALL_TO_ALL, source.data_ptr(), sends, room.data_ptr(), receives, kind, SUM, 1.0, 0)
-        return self._engine.irregular("all_to_all", arguments, _options(opts), [output], after)
+        return self._engine.irregular("all_to_all", arguments, _options(opts), (source, room), [output], after)
 
     # The same with a tensor per block.
 
@@ -162,7 +162,8 @@ class Collectives:
         kind, own = moved_as(source)
         counts = [moved_as(output)[1] for output in outputs]
         arguments = (ALL_GATHER, source.data_ptr(), [own], room.data_ptr(), counts, kind, SUM, 1.0, 0)
-        return self._engine.irregular("all_gather", arguments, _options(opts), outputs, _spread(room, outputs))
+        owner = (source, room)
+        return self._engine.irregular("all_gather", arguments, _options(opts), owner, outputs, _spread(room, outputs))
 
     def reduce_scatter(self, outputs, inputs, opts=None, *_):
         inputs, output = _lists(inputs, outputs, "reduce_scatter")
@@ -192,7 +193,7 @@ class Collectives:
             0,
         )
         after = lambda: output.copy_(room.view(output.shape), non_blocking=True)  # noqa: E731
-        return self._engine.irregular("reduce_scatter", arguments, _options(opts), [output], after)
+        return self._engine.irregular("reduce_scatter", arguments, _options(opts), (joined, room), [output], after)
 
     def alltoall(self, outputs, inputs, opts=None, *_):
         self._expect_per_rank("all_to_all", "output", outputs)
@@ -204,7 +205,8 @@ class Collectives:
         sends = [moved_as(input)[1] for input in inputs]
         receives = [moved_as(output)[1] for output in outputs]
         arguments = (ALL_TO_ALL, joined.data_ptr(), sends, room.data_ptr(), receives, kind, SUM, 1.0, 0)
-        return self._engine.irregular("all_to_all", arguments, _options(opts), outputs, _spread(room, outputs))
+        owner = (joined, room)
+        return self._engine.irregular("all_to_all", arguments, _options(opts), owner, outputs, _spread(room, outputs))
 
     def gather(self, outputs, inputs, opts=None, *_):
         root = _root(opts)

@@ -22,10 +22,10 @@ def all_reduce(engine, tensor: torch.Tensor, op: int, opts):
     own = torch.tensor([values.size(0)], dtype=torch.int64)
     entries = torch.empty(ranks, dtype=torch.int64)
     try:
-        engine.comm.run(ALL_GATHER, own.data_ptr(), entries.data_ptr(), 1, I64, SUM, 1.0, 0, limit)
+        engine.comm.start_and_wait(ALL_GATHER, own.data_ptr(), entries.data_ptr(), 1, I64, SUM, 1.0, 0, limit)
         counts = entries.tolist()
-        all_indices = _gather(engine, indices, counts)
-        all_values = _gather(engine, values, counts)
+        all_indices = _gather(engine, indices, counts, limit)
+        all_values = _gather(engine, values, counts, limit)
     except Error as error:
         raise translate(error) from None
     total = torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape).coalesce()
@@ -35,11 +35,12 @@ def all_reduce(engine, tensor: torch.Tensor, op: int, opts):
     return Finished([tensor])
 
 
-def _gather(engine, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+def _gather(engine, rows: torch.Tensor, counts: list[int], limit: float) -> torch.Tensor:
     room = torch.empty((sum(counts), *rows.shape[1:]), dtype=rows.dtype)
     kind, _ = moved_as(rows)
     width = moved_as(rows.new_empty((1, *rows.shape[1:])))[1]
     own = [rows.size(0) * width]
     elements = [count * width for count in counts]
-    engine.comm.run_v(ALL_GATHER, rows.data_ptr(), own, room.data_ptr(), elements, kind, SUM, 1.0, 0)
+    arguments = (ALL_GATHER, rows.data_ptr(), own, room.data_ptr(), elements, kind, SUM, 1.0, 0)
+    engine.comm.start_v(*arguments, (rows, room)).wait(limit)
     return room

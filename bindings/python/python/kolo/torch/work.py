@@ -1,8 +1,7 @@
-"""The handle that users of ``torch.distributed`` get, and the thread that completes futures."""
+"""The handles that users of ``torch.distributed`` get."""
 
 from __future__ import annotations
 
-import queue
 import threading
 from datetime import timedelta
 
@@ -72,13 +71,12 @@ class KoloWork(dist.Work):
         return self._outputs
 
     def source_rank(self) -> int:
-        """The sender, for receives from any source."""
-        for work in self._works:
-            source = getattr(work, "source", None)
-            if source is not None:
-                self.wait()
-                return work.source
-        raise RuntimeError("only a receive has a source")
+        """The sender, for receives."""
+        self.wait()
+        source = self._works[0].wait(0.0) if len(self._works) == 1 else None
+        if source is None:
+            raise RuntimeError("only a receive has a source")
+        return source
 
     _source_rank = source_rank
 
@@ -131,41 +129,3 @@ class Finished(dist.Work):
         return over
 
 
-class Completion:
-    """Completes the futures of a group, in the order in which they were asked for, on a thread made by the first.
-
-    Waiting for an operation drives it, so this thread is the one that moves DDP's buckets while the backward pass runs.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._queue: queue.SimpleQueue = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def add(self, work: KoloWork, over: torch.futures.Future) -> None:
-        with self._lock:
-            if self._thread is None:
-                # A daemon, since the interpreter would otherwise wait at exit for an operation that nobody ends.
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-        self._queue.put((work, over))
-
-    def close(self, seconds: float) -> None:
-        """Ends the thread once its operations are over, which those of a closed or aborted communicator are."""
-        with self._lock:
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            self._queue.put(None)
-            thread.join(seconds)
-
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            work, over = item
-            try:
-                work.wait()
-            except Exception:
-                pass  # whoever waits for the future is told by its callback
-            over.set_result(None)
-            # Not to be kept until the next one comes.
-            del item, work, over

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run
+from group_ranks import run
 from torch.distributed.device_mesh import init_device_mesh
 
 

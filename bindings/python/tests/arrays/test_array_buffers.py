@@ -4,7 +4,7 @@ import array
 
 import numpy as np
 import pytest
-from ranks import run
+from array_ranks import run
 
 import kolo
 

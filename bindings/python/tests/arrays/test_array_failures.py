@@ -7,7 +7,7 @@ import signal
 import harness
 import numpy as np
 import pytest
-from ranks import run
+from array_ranks import run
 
 import kolo
 

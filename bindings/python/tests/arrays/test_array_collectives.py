@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ranks import run
+from array_ranks import run
 
 INTEGERS = ["int8", "uint8", "int32", "uint32", "int64", "uint64"]
 FLOATS = ["float16", "float32", "float64"]
@@ -140,8 +140,17 @@ def test_uneven_blocks(ranks):
             out = np.empty(sum(receives), dtype)
             comm.all_to_all_v(sent, sends, out, receives)
             assert np.array_equal(out, np.repeat(np.arange(ranks), receives).astype(dtype))
+            out = np.empty(len(whole), dtype)
+            assert np.array_equal(comm.all_gather_v_start(parts[rank], out, counts).wait(), whole)
+            out = np.empty(sum(receives), dtype)
+            comm.all_to_all_v_start(sent, sends, out, receives).wait()
+            assert np.array_equal(out, np.repeat(np.arange(ranks), receives).astype(dtype))
+            comm.gather_v_start(parts[rank], whole if rank == 0 else None, counts, 0).wait()
+            out = np.empty(counts[rank], dtype)
+            assert np.array_equal(comm.scatter_v_start(whole, out, counts, 0).wait(), parts[rank])
         ones = np.ones(sum(counts), np.float32)
         out = np.empty(counts[rank], np.float32)
+        comm.reduce_scatter_v_start(ones, out, counts).wait()
         comm.reduce_scatter_v(ones, out, counts)
         assert np.array_equal(out, np.full(counts[rank], ranks, np.float32))
 
@@ -186,9 +195,43 @@ def test_messages(ranks):
         if comm.rank == 0:
             comm.send(np.arange(3), 1)
         elif comm.rank == 1:
-            assert np.array_equal(comm.recv(np.empty(3, np.int64), 0), np.arange(3))
+            received = np.empty(3, np.int64)
+            assert comm.recv(received, 0) == 0
+            assert np.array_equal(received, np.arange(3))
 
     run(ranks, body)
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_tags_any_source_and_started_messages(transport):
+    def body(comm):
+        n = comm.world_size
+        if comm.rank == 0:
+            sources = set()
+            for _ in range(n - 1):
+                x = np.empty(2)
+                source = comm.recv(x)
+                assert np.all(x == source)
+                sources.add(source)
+            assert sources == set(range(1, n))
+            # By tag, in another order than they were sent.
+            late, early = np.empty(1), np.empty(1)
+            comm.recv(late, 1, tag=2)
+            comm.recv(early, 1, tag=1)
+            assert (early[0], late[0]) == (1, 2)
+            work = comm.recv_start(np.empty(3), tag=9)
+            assert np.all(work.wait() == 7) and work.source == 2
+        else:
+            comm.send(np.full(2, float(comm.rank)), 0)
+            if comm.rank == 1:
+                works = [comm.send_start(np.array([float(tag)]), 0, tag) for tag in (1, 2)]
+                for work in works:
+                    work.wait()
+            if comm.rank == 2:
+                comm.send_start(np.full(3, 7.0), 0, 9)
+        comm.barrier()
+
+    run(3, body, settings={"transport": transport})
 
 
 def test_bfloat16_by_its_name():

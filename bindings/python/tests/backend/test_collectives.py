@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run
+from group_ranks import run
 from torch.distributed import ReduceOp
 
 INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]

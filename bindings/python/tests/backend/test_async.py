@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run
+from group_ranks import run
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -21,6 +21,18 @@ def test_works_overlap(ranks):
             assert work.result()[0] is tensor
 
     run(ranks, body)
+
+
+def test_some_ranks_may_wait_where_others_start():
+    def body():
+        for length in (3, 100_000):
+            x = torch.ones(length)
+            work = dist.all_reduce(x, async_op=dist.get_rank() == 0)
+            if work is not None:
+                work.wait()
+            assert torch.all(x == 3)
+
+    run(3, body)
 
 
 def test_a_started_operation_needs_nobody_to_wait():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run
+from group_ranks import run
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int16, torch.bool, torch.complex64, torch.float8_e5m2]
 
@@ -41,6 +41,38 @@ def test_exchanges_do_not_deadlock(ranks):
             assert torch.all(received == (me - 1) % n)
 
     run(ranks, body)
+
+
+def test_any_source_and_tags():
+    def body():
+        me, n = dist.get_rank(), dist.get_world_size()
+        if me == 0:
+            sources = set()
+            for _ in range(n - 1):
+                x = torch.empty(2, 3).t()
+                source = dist.recv(x)
+                assert torch.all(x == source)
+                sources.add(source)
+            assert sources == set(range(1, n))
+            late, early = torch.empty(1), torch.empty(1)
+            dist.recv(late, 1, tag=2)
+            dist.recv(early, 1, tag=1)
+            assert (early.item(), late.item()) == (1, 2)
+        else:
+            dist.send(torch.full((3, 2), float(me)), 0)
+            if me == 1:
+                works = [dist.isend(torch.tensor([float(tag)]), 0, tag=tag) for tag in (1, 2)]
+                for work in works:
+                    assert work.wait() and work.is_completed()
+        group = dist.new_group([2, 1])
+        if me in (1, 2):
+            x = torch.tensor([float(me)])
+            if me == 2:
+                dist.send(x, 1, group=group)
+            else:
+                assert dist.recv(x, group=group) == 2 and x.item() == 2
+
+    run(3, body)
 
 
 def test_batches():

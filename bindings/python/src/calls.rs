@@ -1,0 +1,129 @@
+//! Calls on addresses, on their way to where the interpreter's lock is not held.
+
+use kolo_rs::{Collective, DataType, RawCall, RawCallV, RawMessage, ReduceOp};
+use pyo3::prelude::*;
+
+use crate::errors::usage;
+use crate::numbers;
+
+/// A collective with equal blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Addresses(pub(crate) RawCall);
+
+// SAFETY: the closure that carries it runs on the calling thread; pyo3 asks for `Send` so that nothing bound to the
+// interpreter's lock gets in, which addresses are not.
+unsafe impl Send for Addresses {}
+
+impl Addresses {
+    pub(crate) fn get(self) -> RawCall {
+        self.0
+    }
+}
+
+/// A collective with equal blocks, parsed.
+#[allow(clippy::too_many_arguments, reason = "as its callers")]
+pub(crate) fn raw(
+    collective: u8,
+    input: usize,
+    output: usize,
+    count: usize,
+    data_type: u8,
+    op: u8,
+    factor: f64,
+    root: u32,
+) -> PyResult<RawCall> {
+    Ok(RawCall {
+        collective: numbers::collective(collective)?,
+        input: input as *const u8,
+        output: output as *mut u8,
+        count,
+        data_type: numbers::data_type(data_type)?,
+        op: numbers::op(op, factor)?,
+        root,
+    })
+}
+
+/// A collective with blocks of unequal length, parsed.
+#[derive(Debug)]
+pub(crate) struct Irregular {
+    collective: Collective,
+    input: (usize, Vec<usize>),
+    output: (usize, Vec<usize>),
+    data_type: DataType,
+    op: ReduceOp,
+    root: u32,
+}
+
+impl Irregular {
+    /// `sides` are input and output, each an address and counts.
+    pub(crate) fn new(
+        collective: u8,
+        sides: [(usize, Vec<usize>); 2],
+        data_type: u8,
+        op: u8,
+        factor: f64,
+        root: u32,
+    ) -> PyResult<Self> {
+        let data_type = numbers::data_type(data_type)?;
+        let [input, output] = sides;
+        let bytes = |(_, counts): &(usize, Vec<usize>)| {
+            let add = |sum: usize, count: &usize| sum.checked_add(count.checked_mul(data_type.size())?);
+            let sum = counts.iter().try_fold(0, add);
+            sum.ok_or_else(|| usage("the counts add up to more than can be addressed"))
+        };
+        let (reads, writes) = (bytes(&input)?, bytes(&output)?);
+        let ends = (input.0.saturating_add(reads), output.0.saturating_add(writes));
+        if reads > 0 && writes > 0 && input.0 < ends.1 && output.0 < ends.0 {
+            return Err(usage(
+                "input and output overlap, which is not possible with blocks of unequal length",
+            ));
+        }
+        let collective = numbers::collective(collective)?;
+        Ok(Self { collective, input, output, data_type, op: numbers::op(op, factor)?, root })
+    }
+
+    pub(crate) fn get(&self) -> RawCallV<'_> {
+        RawCallV {
+            collective: self.collective,
+            input: self.input.0 as *const u8,
+            input_counts: &self.input.1,
+            output: self.output.0 as *mut u8,
+            output_counts: &self.output.1,
+            data_type: self.data_type,
+            op: self.op,
+            root: self.root,
+        }
+    }
+}
+
+/// A message as Python gives it: whether it is sent, the other end or `None` for any, address, bytes, type, tag.
+pub(crate) type Transfer = (bool, Option<u32>, usize, usize, u8, u32);
+
+/// A message, parsed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Message {
+    pub(crate) send: bool,
+    pub(crate) peer: Option<u32>,
+    address: usize,
+    bytes: usize,
+    data_type: DataType,
+    tag: u32,
+}
+
+impl Message {
+    pub(crate) fn new((send, peer, address, bytes, data_type, tag): Transfer) -> PyResult<Self> {
+        if send && peer.is_none() {
+            return Err(usage("a send needs the rank to send to"));
+        }
+        Ok(Self { send, peer, address, bytes, data_type: numbers::data_type(data_type)?, tag })
+    }
+
+    pub(crate) fn memory(&self) -> RawMessage {
+        RawMessage {
+            data: self.address as *mut u8,
+            bytes: self.bytes,
+            data_type: self.data_type,
+            tag: self.tag,
+        }
+    }
+}

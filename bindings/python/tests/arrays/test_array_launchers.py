@@ -1,0 +1,45 @@
+"""A program for arrays under the launchers that Kolo knows by itself."""
+
+import shutil
+
+import pytest
+from harness import programs, python
+from launchers import PROGRAMS, Hosts, free_port, mpirun
+
+PROGRAM = PROGRAMS / "array_sum.py"
+
+
+def test_plain_processes():
+    port = str(free_port())
+    environments = [
+        {"RANK": str(r), "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": port} for r in range(3)
+    ]
+    for rank, end in enumerate(programs([python(PROGRAM)] * 3, environments)):
+        assert f"rank {rank} of 3: 6" in end.text
+
+
+def test_mpirun():
+    launcher = mpirun(3)
+    if launcher is None:
+        pytest.skip("there is no mpirun")
+    [end] = programs([launcher + python(PROGRAM)], [{}])
+    assert all(f"rank {rank} of 3: 6" in end.text for rank in range(3))
+
+
+def test_srun():
+    if shutil.which("srun") is None:
+        pytest.skip("there is no srun")
+    [end] = programs([["srun", "-n", "2", *python(PROGRAM)]], [{}])
+    assert all(f"rank {rank} of 2: 3" in end.text for rank in range(2))
+
+
+def test_two_hosts():
+    why_not = Hosts.why_not()
+    if why_not is not None:
+        pytest.skip(why_not)
+    with Hosts(2) as net:
+        environments = [
+            {"RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": net.address(0), "MASTER_PORT": "29500"} for r in range(2)
+        ]
+        ended = programs([net.on(host, python(PROGRAM)) for host in range(2)], environments)
+        assert all("tcp to 1 rank" in end.text for end in ended), ended

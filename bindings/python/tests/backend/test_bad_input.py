@@ -1,0 +1,236 @@
+"""What goes wrong is an exception that says what happened, on every rank, within the time-out; and the process ends."""
+
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import forked
+from group_ranks import join, run
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import kolo
+import kolo.torch
+
+#: Seconds that news of a failure may take, on a machine where other tests run.
+SOON = 20
+
+
+def refused(match, call):
+    with pytest.raises(dist.DistBackendError, match=match) as caught:
+        call()
+    assert isinstance(caught.value, (kolo.Usage, kolo.Unsupported)), caught.value
+
+
+def test_tensors_on_different_or_unknown_devices():
+    def body():
+        here, elsewhere = torch.ones(2), torch.ones(2, device="meta")
+        refused("different devices: cpu, meta", lambda: dist.all_gather([here, elsewhere], here))
+        refused("different devices", lambda: dist.all_gather_into_tensor(torch.ones(4, device="meta"), here))
+        refused("different devices", lambda: dist.all_to_all_single(here, elsewhere))
+        refused("on device 'meta'", lambda: dist.group.WORLD.allreduce([elsewhere]))
+        refused("layout torch.sparse_coo", lambda: dist.group.WORLD.broadcast([torch.ones(2).to_sparse()], 0))
+        dist.barrier()
+
+    run(2, body)
+
+
+def test_types_that_an_operator_is_not_defined_for():
+    def body():
+        refused("bit_and is not defined for f32", lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND))
+        refused("avg is not defined for bool", lambda: dist.all_reduce(torch.ones(2).bool(), dist.ReduceOp.AVG))
+        refused("complex", lambda: dist.group.WORLD.allreduce([torch.ones(2, dtype=torch.cfloat)], dist.ReduceOp.MAX))
+        dist.barrier()
+
+    run(2, body)
+
+
+def test_lengths_that_do_not_fit_on_one_rank():
+    def body():
+        x = torch.ones(3)
+        refused("2 times as many", lambda: dist.all_gather_into_tensor(torch.ones(5), x))
+        refused("2 times as many", lambda: dist.reduce_scatter_tensor(torch.ones(2), x))
+        refused("give split sizes", lambda: dist.all_to_all_single(torch.ones(3), x))
+        refused("add up to the 3 rows", lambda: dist.all_to_all_single(torch.ones(3), x, [1, 1], [1, 2]))
+        refused("one per rank", lambda: dist.group.WORLD.allgather([[x]], [x]))
+        refused("must agree", lambda: dist.group.WORLD.gather([[x, torch.ones(4)]], [x], _root_options(dist.get_rank())))
+        refused("root 5 is out of range", lambda: dist.group.WORLD.broadcast([x], 5))
+        dist.barrier()
+
+    def _root_options(root):
+        options = dist.GatherOptions()
+        options.rootRank = root
+        return options
+
+    run(2, body)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("what", ["length", "type", "operation", "root", "operator"])
+def test_ranks_that_do_not_agree(what, asynchronous):
+    def body():
+        me = dist.get_rank()
+        odd = me == 1
+        with pytest.raises(dist.DistBackendError) as caught:
+            if what == "length":
+                work = dist.all_reduce(torch.ones(5 if odd else 4), async_op=asynchronous)
+            elif what == "type":
+                work = dist.all_reduce(torch.ones(4, dtype=torch.int32 if odd else torch.float32), async_op=asynchronous)
+            elif what == "operation":
+                operation = dist.broadcast if odd else dist.reduce
+                work = operation(torch.ones(4), 0, async_op=asynchronous)
+            elif what == "root":
+                work = dist.broadcast(torch.ones(4), int(odd), async_op=asynchronous)
+            else:
+                op = dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM
+                work = dist.all_reduce(torch.ones(4), op, async_op=asynchronous)
+            if work is not None:
+                work.wait()
+            # A rank whose part was done before any message met one that does not fit learns of it at a later call.
+            for _ in range(8):
+                dist.barrier()
+        text = str(caught.value)
+        assert isinstance(caught.value, (kolo.Mismatch, kolo.Aborted)), text
+        assert f"rank {me}" in text and text.count("called") >= 1, text
+
+    run(3, body, seconds=SOON)
+
+
+def test_a_rank_that_is_missing_at_the_start():
+    def body(rank, ranks, folder):
+        with pytest.raises(dist.DistBackendError) as caught:
+            join(rank, ranks + 1, folder, seconds=2)
+        assert isinstance(caught.value, kolo.Join)
+        assert "2" in str(caught.value) and "rank" in str(caught.value), caught.value
+
+    forked(2, body, limit=SOON)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("how", ["killed", "exits"])
+def test_a_rank_that_dies_during_the_backward_pass(victim, how):
+    def body():
+        me = dist.get_rank()
+        net = DistributedDataParallel(nn.Sequential(*[nn.Linear(50, 50) for _ in range(4)]), bucket_cap_mb=0.01)
+        steps = []
+
+        def die(_gradient):
+            if me == victim and len(steps) == 3:
+                os.kill(os.getpid(), signal.SIGKILL) if how == "killed" else os._exit(9)
+
+        net.module[1].weight.register_hook(die)
+        with pytest.raises(RuntimeError) as caught:
+            for _ in range(1000):
+                steps.append(None)
+                net(torch.ones(3, 50)).sum().backward()
+        assert f"rank {victim}" in str(caught.value), caught.value
+        print(caught.value)
+
+    ended = run(3, body, check=False, limit=SOON)
+    codes = [end.code for end in ended]
+    assert codes.pop(victim) in (-signal.SIGKILL, 9), ended
+    assert codes == [0, 0], ended
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_time_outs(asynchronous):
+    def body():
+        store = dist.distributed_c10d._get_default_store()
+        dist.barrier()
+        if dist.get_rank() == 2:
+            store.get("over")  # instead of coming
+            return
+        with pytest.raises(dist.DistBackendError) as caught:
+            work = dist.all_reduce(torch.ones(4), async_op=asynchronous)
+            if work is not None:
+                work.wait()
+        text = str(caught.value)
+        assert "rank 2" in text or "Timed out" in text, text
+        assert isinstance(caught.value, (kolo.Timeout, kolo.Aborted)), text
+        store.set("over", "")
+
+    run(3, body, seconds=1.5, limit=SOON)
+
+
+def test_a_time_out_of_one_wait():
+    def body():
+        store = dist.distributed_c10d._get_default_store()
+        if dist.get_rank() == 1:
+            store.get("over")
+            return
+        from datetime import timedelta
+
+        work = dist.all_reduce(torch.ones(4), async_op=True)
+        with pytest.raises(kolo.torch.Timeout, match="after 0.5 s"):
+            work.wait(timedelta(seconds=0.5))
+        assert isinstance(work.exception(), dist.DistBackendError) and not work.is_success()
+        with pytest.raises(dist.DistBackendError):
+            dist.barrier()
+        store.set("over", "")
+
+    run(2, body, limit=SOON)
+
+
+def test_a_monitored_barrier_names_who_is_absent():
+    def body():
+        from datetime import timedelta
+
+        store = dist.distributed_c10d._get_default_store()
+        if dist.get_rank() in (1, 3):
+            store.get("over")
+            return
+        with pytest.raises(dist.DistBackendError) as caught:
+            dist.monitored_barrier(timeout=timedelta(seconds=1))
+        assert "rank 1" in str(caught.value) or "rank 3" in str(caught.value), caught.value
+        store.set("over", "")
+
+    run(4, body, limit=SOON)
+
+
+def test_failed_futures_raise():
+    def body():
+        dist.barrier()
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        future = dist.all_reduce(torch.ones(100_000), async_op=True).get_future()
+        with pytest.raises(RuntimeError, match="rank 1"):
+            future.wait()
+
+    codes = [end.code for end in run(2, body, check=False, limit=SOON)]
+    assert codes == [0, -signal.SIGKILL]
+
+
+def test_aborting():
+    def body():
+        dist.barrier()
+        if dist.get_rank() == 0:
+            dist.group.WORLD.abort()
+            with pytest.raises(dist.DistBackendError):
+                dist.barrier()
+        else:
+            with pytest.raises(dist.DistBackendError, match="aborted by rank 0"):
+                for _ in range(1_000_000):
+                    dist.barrier()
+
+    run(3, body, limit=SOON)
+
+
+def test_a_fork_cannot_use_the_group():
+    def body():
+        dist.all_reduce(torch.ones(2))
+        child = os.fork()
+        if child == 0:
+            try:
+                dist.all_reduce(torch.ones(2))
+            except dist.DistBackendError as error:
+                os._exit(0 if "fork" in str(error) else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        # Workers of a data loader are forks that leave the group alone.
+        loader = torch.utils.data.DataLoader(torch.arange(8.0), batch_size=4, num_workers=2)
+        assert sum(batch.sum() for batch in loader) == 28
+        dist.all_reduce(torch.ones(2))
+
+    run(2, body, limit=SOON)

@@ -1,0 +1,93 @@
+"""One program, unchanged, under every launcher, on one host and on several."""
+
+import importlib.metadata
+import shutil
+
+import pytest
+import torch
+from harness import programs, python
+from launchers import PROGRAMS, Hosts, free_port, mpirun, torchrun
+
+PROGRAM = PROGRAMS / "torch_sum.py"
+
+
+def torch_finds_kolo() -> bool:
+    version = tuple(map(int, torch.__version__.split(".")[:2]))
+    # Where torch is new enough to look, Python is new enough to be asked so.
+    return version >= (2, 14) and any(
+        point.name == "kolo" for point in importlib.metadata.entry_points(group="torch.distributed.backends")
+    )
+
+
+pytestmark = pytest.mark.skipif(
+    not torch_finds_kolo(),
+    reason="the program leaves it to torch to find Kolo, which takes torch 2.14 and an installed wheel",
+)
+
+
+def expect(text: str, ranks: int, *words: str) -> None:
+    total = ranks * (ranks + 1) // 2
+    for rank in range(ranks):
+        line = next((line for line in text.splitlines() if line.find(f"rank {rank} of {ranks}: {total};") >= 0), None)
+        assert line is not None, text
+        assert all(word in line for word in words), line
+
+
+def test_plain_processes():
+    port = str(free_port())
+    environments = [
+        {"RANK": str(r), "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": port} for r in range(3)
+    ]
+    ended = programs([python(PROGRAM)] * 3, environments)
+    expect("".join(end.text for end in ended), 3, "shm")
+
+
+def test_torchrun():
+    [end] = programs([torchrun("--standalone", "--nproc-per-node", "3", str(PROGRAM))], [{}])
+    expect(end.text, 3, "shm")
+
+
+def test_torchrun_over_tcp():
+    command = torchrun("--standalone", "--nproc-per-node", "2", str(PROGRAM))
+    [end] = programs([command], [{"KOLO_TRANSPORT": "tcp"}])
+    expect(end.text, 2, "tcp")
+
+
+def test_mpirun(tmp_path):
+    launcher = mpirun(3)
+    if launcher is None:
+        pytest.skip("there is no mpirun")
+    [end] = programs([launcher + python(PROGRAM)], [{"MEET": f"file://{tmp_path}/meet"}])
+    expect(end.text, 3)
+
+
+def test_srun(tmp_path):
+    if shutil.which("srun") is None:
+        pytest.skip("there is no srun")
+    [end] = programs([["srun", "-n", "2", *python(PROGRAM)]], [{"MEET": f"file://{tmp_path}/meet"}])
+    expect(end.text, 2)
+
+
+def hosts(count):
+    why_not = Hosts.why_not()
+    if why_not is not None:
+        pytest.skip(why_not)
+    return Hosts(count)
+
+
+def test_torchrun_on_two_hosts():
+    with hosts(2) as net:
+        # Nobody else is in these namespaces, so any port is free.
+        place = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", net.address(0), "--master-port", "29500"]
+        commands = [net.on(host, torchrun(*place, "--node-rank", str(host), str(PROGRAM))) for host in range(2)]
+        ended = programs(commands, [{}, {}])
+        expect("".join(end.text for end in ended), 4, "shm to 1 rank", "tcp to 2 rank")
+
+
+def test_plain_processes_on_three_hosts():
+    with hosts(3) as net:
+        environments = [
+            {"RANK": str(r), "WORLD_SIZE": "3", "MASTER_ADDR": net.address(0), "MASTER_PORT": "29500"} for r in range(3)
+        ]
+        ended = programs([net.on(host, python(PROGRAM)) for host in range(3)], environments)
+        expect("".join(end.text for end in ended), 3, "tcp")
