@@ -132,8 +132,9 @@ impl Handover {
     pub fn introduce(&mut self, rank: u32, peers: &[(u32, &[u8])]) -> Result<(), Error> {
         self.rank = rank;
         for (peer, address) in peers {
-            let address = Address::decode(address)
-                .ok_or_else(|| Error::new(ErrorKind::Corrupt, NAME, Some(*peer), "not an address of memory"))?;
+            let address = Address::decode(address).ok_or_else(|| {
+                Error::new(ErrorKind::Corrupt, NAME, Some(*peer), "not an address of memory")
+            })?;
             self.peers.push(Peer { rank: *peer, address, given: None, memory: None });
         }
         Ok(())
@@ -178,13 +179,15 @@ impl Handover {
             };
             let known = |peer: &&mut Peer| peer.rank == rank && peer.address.cookie == from;
             let Some(peer) = self.peers.iter_mut().find(known) else { continue };
-            let (true, true, Some(fd)) = (to == self.address.cookie, theirs == bytes as u64, caller.fd) else {
+            let (true, true, Some(fd)) = (to == self.address.cookie, theirs == bytes as u64, caller.fd)
+            else {
                 continue;
             };
-            let map = memfd::check_sealed(&fd, bytes).and_then(|()| Mapping::new(&fd, bytes)).and_then(|map| {
-                map.back()?;
-                Ok(map)
-            });
+            let map =
+                memfd::check_sealed(&fd, bytes).and_then(|()| Mapping::new(&fd, bytes)).and_then(|map| {
+                    map.back()?;
+                    Ok(map)
+                });
             let map = map.map_err(|e| Error::system(NAME, Some(rank), "mapping a peer's memory", e))?;
             peer.memory = Some(SharedMemory { map, is_shared: true });
         }
