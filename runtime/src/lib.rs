@@ -19,7 +19,7 @@ mod work;
 
 pub use call::{RawCall, RawCallV, Summary};
 pub use cluster::Cluster;
-pub use comm::{Batch, Builder, Communicator, RawMessage, Scope};
+pub use comm::{Batch, Builder, Communicator, RawMessage, Scope, Symmetric};
 pub use config::{Config, Determinism, TransportKind, Transports};
 pub use engine::Route;
 pub use error::{Context, Error, Result};

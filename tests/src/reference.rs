@@ -36,29 +36,50 @@ impl Case {
     /// # Panics
     /// If the operator is not defined for the type.
     pub fn run(&self, comm: &Communicator) -> Result<u64> {
+        let (inputs, outputs) = self.bytes(comm);
+        self.run_in(comm, &mut vec![UNTOUCHED; inputs], &mut vec![UNTOUCHED; outputs])
+    }
+
+    /// Bytes of this rank's input and output.
+    #[must_use]
+    pub fn bytes(&self, comm: &Communicator) -> (usize, usize) {
+        let (inputs, outputs) = blocks(self.collective, comm.rank() == self.root, comm.world_size() as usize);
+        let block = self.count * self.data_type.size();
+        (inputs * block, outputs * block)
+    }
+
+    /// As [`Case::run`], in memory of the caller's that is as long as [`Case::bytes`] says.
+    ///
+    /// # Errors
+    /// What the call returns.
+    ///
+    /// # Panics
+    /// As [`Case::run`], and if the memory is not as long.
+    pub fn run_in(&self, comm: &Communicator, input: &mut [u8], output: &mut [u8]) -> Result<u64> {
         let (rank, ranks) = (comm.rank() as usize, comm.world_size() as usize);
         let size = self.data_type.size();
         let data =
             Problem::new(self.data_type, self.op, comm.world_size(), SEED).expect("a defined operator");
         let (inputs, outputs) = blocks(self.collective, rank == self.root as usize, ranks);
         let block = self.count * size;
-        let mut input = vec![UNTOUCHED; inputs * block];
-        self.fill(&data, rank, &mut input);
-        let mut output = vec![UNTOUCHED; outputs * block];
-        let before = input.clone();
+        assert_eq!((input.len(), output.len()), (inputs * block, outputs * block), "the wrong memory");
+        input.fill(UNTOUCHED);
+        output.fill(UNTOUCHED);
+        self.fill(&data, rank, input);
+        let before = input.to_vec();
         // In place: the shorter buffer lies in the longer one, at this rank's block.
         let at = rank * block;
         let (from, to) = match (self.in_place, self.collective) {
             (false, _) => (input.as_ptr(), output.as_mut_ptr()),
             (true, Collective::AllGather | Collective::Gather) if outputs > 0 => {
-                output[at..at + block].copy_from_slice(&input);
+                output[at..at + block].copy_from_slice(input);
                 (output[at..].as_ptr(), output.as_mut_ptr())
             }
             (true, Collective::ReduceScatter | Collective::Scatter) if inputs > 0 => {
                 (input.as_ptr(), input[at..].as_mut_ptr())
             }
             (true, _) if inputs > 0 && outputs > 0 => {
-                output.copy_from_slice(&input);
+                output.copy_from_slice(input);
                 (output.as_ptr(), output.as_mut_ptr())
             }
             (true, _) => (input.as_ptr(), output.as_mut_ptr()),
@@ -83,7 +104,7 @@ impl Case {
         }
         // Out of place the input must be as it was; in place it may, but for reduce-scatter's other blocks.
         let input_changed = !self.in_place && input != before;
-        Ok(self.wrong(&data, rank, ranks, &output) + u64::from(input_changed))
+        Ok(self.wrong(&data, rank, ranks, output) + u64::from(input_changed))
     }
 
     fn fill(&self, data: &Problem, rank: usize, input: &mut [u8]) {

@@ -82,6 +82,19 @@ fn killed_in_long_messages() {
 }
 
 #[test]
+fn killed_in_symmetric_buffers() {
+    for elements in ["10000", "30000000"] {
+        within(LIMIT, elements, move || {
+            for victim in [2, 0, 3] {
+                let mut job = start(Arrangement::Tiny, 4, &["direct", elements]);
+                job.expect_all("@running");
+                kill(&mut job, &format!("symmetric, {elements} x f32"), victim, names_the_operation);
+            }
+        });
+    }
+}
+
+#[test]
 fn killed_while_idle() {
     within(LIMIT, "idle", || {
         for arrangement in Arrangement::ALL {

@@ -2,10 +2,11 @@
 //!
 //! Everything above this file is written against [`Comm`], so that it is tested without a cluster.
 
+use std::ops::DerefMut;
 use std::sync::Mutex;
 
 use kolo::join::JoinSpec;
-use kolo::{Cluster, Collective, Communicator, Config, DataType, RawCall, ReduceOp, Work};
+use kolo::{Cluster, Collective, Communicator, Config, DataType, RawCall, ReduceOp, Symmetric, Work};
 use kolo_collectives::Task;
 use kolo_collectives::overrides::{Overrides, Rule};
 
@@ -106,12 +107,21 @@ pub(crate) trait Comm {
     /// Returns when all ranks have called.
     fn barrier(&self) -> Result<()>;
 
+    /// Zeroed memory of `bytes` bytes that the ranks of a host reach directly. All ranks call.
+    fn symmetric(&self, bytes: usize) -> Result<Box<dyn Memory>>;
+
     /// Everybody's bytes, by rank. Lengths may differ.
     fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
 
     /// The communicator of the ranks that pass the same colour, in the same order.
     fn split(&self, colour: u32) -> Result<Box<dyn Comm>>;
 }
+
+/// Memory to measure on.
+pub(crate) trait Memory: DerefMut<Target = [u8]> + std::fmt::Debug {}
+
+impl Memory for Vec<u8> {}
+impl Memory for Symmetric<u8> {}
 
 /// What a rank does with its communicator.
 pub(crate) type Body<'a> = &'a (dyn Fn(Box<dyn Comm>) -> Result<()> + Sync);
@@ -283,6 +293,10 @@ impl Comm for Communicator {
 
     fn barrier(&self) -> Result<()> {
         Ok(Self::barrier(self)?)
+    }
+
+    fn symmetric(&self, bytes: usize) -> Result<Box<dyn Memory>> {
+        Ok(Box::new(self.alloc_raw(bytes)?))
     }
 
     fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {

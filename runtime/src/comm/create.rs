@@ -12,6 +12,7 @@ use kolo_transport::{Endpoint, Reach};
 use serde::{Deserialize, Serialize};
 
 use super::Communicator;
+use super::direct::Direct;
 use super::shared::{Core, Shared, World};
 use super::tiny::Tiny;
 use crate::call::mix;
@@ -199,10 +200,12 @@ pub(crate) fn connect(
         engine,
         planner,
         tiny,
+        direct: Direct::new(rank, members.len() as u32, canonical),
         recorder: Recorder::new(),
         sequence: 0,
         messages: 0,
         children: 0,
+        allocations: 0,
         groups: HashMap::new(),
         closed: false,
     };

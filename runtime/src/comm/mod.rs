@@ -3,6 +3,7 @@
 mod batch;
 mod collectives;
 mod create;
+mod direct;
 mod failure;
 mod helper;
 mod irregular;
@@ -10,6 +11,7 @@ mod messages;
 mod point_to_point;
 mod raw;
 mod run;
+mod run_direct;
 mod scope;
 mod scope_messages;
 mod shared;
@@ -17,6 +19,7 @@ mod start;
 mod start_irregular;
 mod start_messages;
 mod subset;
+mod symmetric;
 mod tiny;
 mod typed;
 mod waited;
@@ -33,6 +36,7 @@ pub use messages::RawMessage;
 pub(crate) use run::Ticket;
 pub use scope::Scope;
 pub(crate) use shared::Shared;
+pub use symmetric::Symmetric;
 
 use kolo_collectives::select::Choice;
 
@@ -165,14 +169,15 @@ impl Communicator {
     pub fn explain(&self, call: &RawCall) -> Result<String> {
         let call = Call::check(call, self.rank(), self.world_size())?;
         let core = self.shared.core();
+        let direct = core.direct.describe(&call).map_or_else(String::new, |direct| direct + "\n");
         if let Some((bytes, exchanges)) = core.tiny.as_ref().and_then(|tiny| tiny.shape(&call)) {
             let how_often = if exchanges == 1 { "one exchange" } else { &format!("{exchanges} exchanges") };
             let limit = core.tiny.as_ref().map_or(0, |tiny| tiny.bytes_max(call.collective));
             return Ok(format!(
-                "tiny: {bytes} bytes per rank in {how_often} over shared memory (up to {limit} bytes; KOLO_TINY_BYTES)"
+                "{direct}tiny: {bytes} bytes per rank in {how_often} over shared memory (up to {limit} bytes; KOLO_TINY_BYTES)"
             ));
         }
-        core.planner.explain(&call).map(|choice| describe(&choice))
+        core.planner.explain(&call).map(|choice| direct + &describe(&choice))
     }
 
     /// Why the communicator cannot be used any more, if that is so: the error that its next call would give. For programs

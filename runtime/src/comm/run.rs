@@ -20,7 +20,7 @@ use crate::types::ReduceOp;
 
 /// Polls of a tiny exchange before the wait is watched, where spinning is wanted: about a microsecond, which is what most
 /// exchanges take.
-const POLLS_FIRST: u32 = 64;
+pub(super) const POLLS_FIRST: u32 = 64;
 
 /// An asynchronous operation that was started.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +50,16 @@ impl Shared {
         let summary = call.summary(false);
         let mut core = self.core();
         let (waited, tag) = self.begin(&mut core, summary)?;
+        if core.direct.considers(call) {
+            // SAFETY: handed on.
+            match unsafe { self.run_direct(core, call, tag, (waited, limit)) }? {
+                (mut core, true) => {
+                    self.end(&mut core, waited);
+                    return Ok(());
+                }
+                (undecided, false) => core = undecided,
+            }
+        }
         let result = if core.tiny.as_ref().is_some_and(|tiny| tiny.serves(call)) {
             // SAFETY: handed on.
             unsafe { self.run_tiny(core, call, tag, (waited, limit)) }
@@ -171,7 +181,7 @@ impl Shared {
         }
     }
 
-    fn tiny_mismatch(&self, found: FlatMismatch, waited: Waited) -> Error {
+    pub(super) fn tiny_mismatch(&self, found: FlatMismatch, waited: Waited) -> Error {
         let met = Meeting { tag: found.tag, len: 0, expected: None };
         let poison = self.mismatch(found.member as u32, met, waited);
         self.poison_with(poison);
@@ -226,7 +236,7 @@ impl Shared {
         Ok(unsafe { core.engine.start(job, mode) })
     }
 
-    fn combine(&self, call: &Call) -> Result<Combine> {
+    pub(super) fn combine(&self, call: &Call) -> Result<Combine> {
         if !reduces(call.collective) {
             return Ok(combine_nothing);
         }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::{Armed, ErrorKind, ParkBy};
 
+use super::direct::Direct;
 use super::failure::Poison;
 use super::tiny::Tiny;
 use super::waited::Waited;
@@ -31,6 +32,8 @@ pub(crate) struct Core {
     pub(crate) engine: Engine,
     pub(crate) planner: Planner,
     pub(crate) tiny: Option<Tiny>,
+    /// Symmetric buffers; none unless there is `tiny`.
+    pub(crate) direct: Direct,
     pub(crate) recorder: Recorder,
     /// Number of the last collective that was started, from 1.
     pub(crate) sequence: u64,
@@ -38,6 +41,8 @@ pub(crate) struct Core {
     pub(crate) messages: u64,
     /// Splits and groups made so far.
     pub(crate) children: u64,
+    /// Symmetric buffers made so far.
+    pub(crate) allocations: u64,
     /// Uses of each list of ranks given to `group`.
     pub(crate) groups: std::collections::HashMap<u64, u64>,
     pub(crate) closed: bool,

@@ -87,10 +87,10 @@ impl Communicator {
         Ok(core.children)
     }
 
-    fn unreadable(&self, error: &dyn std::fmt::Display) -> Error {
+    pub(super) fn unreadable(&self, error: &dyn std::fmt::Display) -> Error {
         Error::Join {
             rank: Some(self.rank()),
-            problem: format!("a rank's part of the split could not be read: {error}"),
+            problem: format!("a rank's part of a split or allocation could not be read: {error}"),
             remedy: "Use the same version of Kolo on all ranks".to_owned(),
         }
     }

@@ -153,11 +153,53 @@ impl Tiny {
     /// Takes a turn for a call that this path serves.
     pub(crate) fn enter<'a>(&mut self, call: &'a Call, combine: Combine, tag: u64) -> Passage<'a> {
         let Counts::Even(count) = call.counts else { unreachable!("`serves` takes even counts only") };
-        self.turns += 1;
+        self.take_turn();
         let block = if call.collective == Collective::Barrier { 0 } else { count * call.data_type.size() };
         let blocks = self.blocks(call.collective);
         let step = if block * blocks <= FLAT_MAX { block } else { FLAT_MAX / blocks / GRAIN * GRAIN };
         Passage { call, combine, tag, turn: self.turns, block, blocks, step, at: 0 }
+    }
+
+    /// A turn, in the order of calls.
+    pub(super) fn take_turn(&mut self) -> u64 {
+        self.turns += 1;
+        self.turns
+    }
+
+    /// Whether a turn has come.
+    pub(super) fn has_turn(&self, turn: u64) -> bool {
+        turn == self.turns_over + 1
+    }
+
+    /// Ends the turn at hand.
+    pub(super) fn end_turn(&mut self) {
+        self.turns_over += 1;
+    }
+
+    /// Moves an exchange of everybody's `words` (as many on all ranks) on as far as it goes; true once all are there. The
+    /// caller has the turn, looks at [`heard`](Self::heard) and then calls [`end_exchange`](Self::end_exchange).
+    pub(super) fn exchange(&mut self, tag: u64, words: &[u8]) -> Result<bool, FlatMismatch> {
+        if !matches!(self.step, Step::Published) {
+            let fill = (!words.is_empty()).then_some(|slot: &mut [u8]| slot.copy_from_slice(words));
+            if !self.flat.is_free(words.len())? {
+                self.step = Step::Queued(words.len());
+                return Ok(false);
+            }
+            self.flat.publish(tag, words.len(), Needs::All, fill);
+            self.step = Step::Published;
+        }
+        self.flat.poll()
+    }
+
+    /// What a member gave in a complete exchange.
+    pub(super) fn heard(&self, member: usize) -> &[u8] {
+        self.flat.payload(member)
+    }
+
+    /// Ends a complete exchange.
+    pub(super) fn end_exchange(&mut self) {
+        self.flat.finish();
+        self.step = Step::Idle;
     }
 
     /// Moves a call on as far as it goes, and tells whether it is through.
@@ -166,7 +208,7 @@ impl Tiny {
     /// The buffers of the call are valid.
     #[inline]
     pub(crate) unsafe fn advance(&mut self, passage: &mut Passage<'_>) -> Result<bool, FlatMismatch> {
-        if passage.turn != self.turns_over + 1 {
+        if !self.has_turn(passage.turn) {
             return Ok(false);
         }
         loop {
@@ -190,7 +232,7 @@ impl Tiny {
             self.step = Step::Idle;
             passage.at += passage.len();
             if passage.at == passage.block {
-                self.turns_over += 1;
+                self.end_turn();
                 return Ok(true);
             }
         }
@@ -400,7 +442,7 @@ const GRAIN: usize = 128;
 ///
 /// # Safety
 /// Payloads hold `count` elements in `bytes` bytes; `len` is at least 2.
-unsafe fn tree(
+pub(super) unsafe fn tree(
     combine: Combine,
     count: usize,
     bytes: usize,

@@ -102,6 +102,19 @@ impl<'a> Watch<'a> {
         })
     }
 
+    /// Between two pieces of work that nobody else is needed for. Gives way, and fails at the deadline or once the
+    /// communicator is aborted: others' parts of the same operation will not come then.
+    pub(crate) fn between_pieces(&mut self, core: MutexGuard<'a, Core>) -> Result<MutexGuard<'a, Core>> {
+        self.pacer.moved();
+        self.moved_at = None;
+        if self.abort_cause().is_some() {
+            drop(core);
+            return Err(self.shared.fail(self.waited));
+        }
+        let core = self.check(core, |_| Vec::new())?;
+        Ok(if self.shared.is_wanted() { self.give_way(core) } else { core })
+    }
+
     fn give_way(&self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
         drop(core);
         std::thread::yield_now();

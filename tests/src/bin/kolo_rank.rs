@@ -26,6 +26,7 @@ fn main() {
     let task = arguments.first().map_or("", String::as_str);
     let result = match task {
         "loop" => forever(&comm, number(1)),
+        "direct" => directly(&comm, number(1)),
         "idle" => idle(&comm, number(1)),
         "exit" => leave_abruptly(&comm, number(1)),
         "early" => leave_early(&comm, number(1)),
@@ -52,6 +53,28 @@ fn forever(comm: &Communicator, elements: usize) -> Result<()> {
     for turn in 0.. {
         data.fill(1.0);
         comm.all_reduce(&mut data, ReduceOp::Sum)?;
+        if turn == 3 {
+            report("@running");
+        }
+    }
+    Ok(())
+}
+
+/// All-reduces in symmetric memory until something fails; what comes back must then stay as it is.
+fn directly(comm: &Communicator, elements: usize) -> Result<()> {
+    let mut data = comm.alloc::<f32>(elements)?;
+    for turn in 0.. {
+        data.fill(1.0);
+        if let Err(error) = comm.all_reduce(&mut data, ReduceOp::Sum) {
+            data.fill(5.0);
+            let until = Instant::now() + std::time::Duration::from_millis(20);
+            while Instant::now() < until {
+                if data.iter().any(|value| *value != 5.0) {
+                    report("@overwritten");
+                }
+            }
+            return Err(error);
+        }
         if turn == 3 {
             report("@running");
         }

@@ -101,6 +101,12 @@ pub(crate) struct PerfArgs {
     /// 1: wait and barrier after each operation; 2: wait only; 3: barrier after each iteration, not timed
     #[arg(short = 'z', long, value_name = "0..3", default_value = "0", help_heading = HOW)]
     pub blocking: String,
+    /// 2: symmetric buffers, which ranks of a host reach directly; 1: accepted, transports register buffers by themselves
+    #[arg(short = 'R', long = "local_register", value_name = "0..2", default_value = "0", help_heading = HOW)]
+    pub local_register: String,
+    /// As -R 2
+    #[arg(long, help_heading = HOW)]
+    pub symmetric: bool,
     /// Seconds before an operation is given up; 0 for the library's own limit
     #[arg(short = 'T', long, value_name = "SECONDS", default_value = "0", help_heading = HOW)]
     pub timeout: String,
@@ -145,9 +151,6 @@ pub(crate) struct PerfArgs {
     /// Accepted: there are no CUDA graphs
     #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value = "0", help_heading = CUDA)]
     pub cudagraph: String,
-    /// Accepted: buffers are registered when a transport gains by it
-    #[arg(short = 'R', long = "local_register", value_name = "0..2", default_value = "0", help_heading = CUDA)]
-    pub local_register: String,
     /// Accepted: there are no thread blocks
     #[arg(short = 'x', long = "cta_policy", value_name = "0..2", help_heading = CUDA)]
     pub cta_policy: Option<String>,

@@ -7,7 +7,7 @@ use super::choice::{NamedOp, NamedType};
 use super::data::Inputs;
 use super::pieces::{Skew, pieces};
 use super::test::{Counts, Test};
-use crate::backend::{Call, Comm, Incoming, Outgoing};
+use crate::backend::{Call, Comm, Incoming, Memory, Outgoing};
 use crate::error::{CliError, Result};
 
 /// Buffers start at a page, so that measurements do not depend on where the allocator put them.
@@ -83,6 +83,18 @@ impl Buffers {
     pub(crate) fn new(max_bytes: u64, unalign_bytes: u64) -> Result<Self> {
         let (len, shift) = (max_bytes as usize, unalign_bytes as usize);
         Ok(Self { send: Region::new(len, shift)?, receive: Region::new(len, shift)?, max_bytes: len })
+    }
+
+    /// As [`Buffers::new`], in memory that the ranks of `comm` reach directly. All of them call.
+    pub(crate) fn symmetric(comm: &dyn Comm, max_bytes: u64, unalign_bytes: u64) -> Result<Self> {
+        let (len, shift) = (max_bytes as usize, unalign_bytes as usize);
+        // It starts at a page.
+        let region = || {
+            let mut memory = comm.symmetric(len + shift)?;
+            memory.fill(1);
+            Ok(Region { memory, range: shift..shift + len })
+        };
+        Ok(Self { send: region()?, receive: region()?, max_bytes: len })
     }
 
     /// How many operations fit side by side: iterations go through them in turn, so that caches do not help.
@@ -299,7 +311,7 @@ impl Buffers {
 /// Memory that starts at a page, or a little after one on request.
 #[derive(Debug)]
 struct Region {
-    memory: Vec<u8>,
+    memory: Box<dyn Memory>,
     range: Range<usize>,
 }
 
@@ -316,7 +328,7 @@ impl Region {
         // Not 0: pages of zeros could all be the same one.
         memory.resize(total, 1);
         let start = memory.as_ptr().align_offset(ALIGNMENT_BYTES) + shift;
-        Ok(Self { memory, range: start..start + len })
+        Ok(Self { memory: Box::new(memory), range: start..start + len })
     }
 
     fn bytes(&self) -> &[u8] {

@@ -63,7 +63,11 @@ fn run_on(
     };
     let max_bytes = agree_on_size(&bench, console)?;
     let widest = settings.types.iter().map(|element| element.data_type.size() as u64).max().unwrap_or(1);
-    bench.buffers = Buffers::new(max_bytes, settings.unalign * widest)?;
+    bench.buffers = if settings.symmetric {
+        Buffers::symmetric(group, max_bytes, settings.unalign * widest)?
+    } else {
+        Buffers::new(max_bytes, settings.unalign * widest)?
+    };
     let resident_with_buffers = machine::resident_bytes();
 
     let mut rows = Vec::new();

@@ -116,6 +116,8 @@ pub(crate) struct Settings {
     pub size_given: bool,
     pub step: Step,
     pub unalign: u64,
+    /// Whether the buffers are symmetric ones.
+    pub symmetric: bool,
     pub ops: Vec<NamedOp>,
     pub types: Vec<NamedType>,
     pub root: Root,
@@ -171,6 +173,7 @@ impl Settings {
             size_given: args.maxbytes.is_some(),
             step: step(args)?,
             unalign: count("-u", &args.unalign, 0)?,
+            symmetric: args.symmetric || integer("-R", &args.local_register)? == 2,
             ops: if test.shows_op() { ops } else { vec![NamedOp::Sum] },
             types,
             root: root(&args.root)?,
@@ -367,13 +370,15 @@ fn without_effect(args: &PerfArgs) -> Result<Vec<String>> {
     for (option, text, neutral, why) in [
         ("-G", &args.cudagraph, 0, "there are no CUDA graphs on host memory"),
         ("-y", &args.stream_null, 0, "there are no streams on host memory"),
-        ("-R", &args.local_register, 0, "transports register buffers by themselves"),
         ("-D", &args.device_implementation, 0, "there are no device kernels on host memory"),
         ("-V", &args.device_cta_count, 16, "there are no thread blocks on host memory"),
     ] {
         if integer(option, text)? != neutral {
             remarks.push(format!("# {option} {text} has no effect: {why}"));
         }
+    }
+    if integer("-R", &args.local_register)? == 1 {
+        remarks.push("# -R 1 has no effect: transports register buffers by themselves".to_owned());
     }
     if let Some(text) = &args.cta_policy {
         remarks.push(format!("# -x {text} has no effect: there are no thread blocks on host memory"));

@@ -14,7 +14,7 @@ pub(crate) const STREAMING_BYTES: usize = 16 << 20;
 /// # Safety
 /// As [`std::ptr::copy_nonoverlapping`].
 #[cfg(target_arch = "x86_64")]
-pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
+pub unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
     use std::ptr;
 
     let head = to.align_offset(64).min(len);
@@ -82,7 +82,7 @@ unsafe fn stream_lines_wide(mut from: *const u8, mut to: *mut u8, lines: usize) 
 /// # Safety
 /// As [`std::ptr::copy_nonoverlapping`].
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
+pub unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
 }

@@ -23,6 +23,11 @@ pub(crate) enum Purpose {
         /// Bytes set aside for each ring.
         ring_max: u32,
     },
+    /// A rank shares memory of its program's; the descriptor comes along.
+    Memory {
+        /// Its length.
+        bytes: u64,
+    },
 }
 
 /// A greeting. Both cookies show that the caller has the addresses of both ends.
@@ -43,6 +48,7 @@ impl Hello {
             Purpose::AskArena => (1u32, 0, 0),
             Purpose::Arena { members } => (2, members, 0),
             Purpose::Segment { channels, ring_max } => (3, channels, ring_max),
+            Purpose::Memory { bytes } => (4, bytes as u32, (bytes >> 32) as u32),
         };
         let mut out = [0; HELLO_BYTES];
         for (i, word) in [MAGIC, VERSION, kind, self.rank, a, b].into_iter().enumerate() {
@@ -65,6 +71,7 @@ impl Hello {
             1 => Purpose::AskArena,
             2 => Purpose::Arena { members: word(4) },
             3 => Purpose::Segment { channels: word(4), ring_max: word(5) },
+            4 => Purpose::Memory { bytes: u64::from(word(4)) | u64::from(word(5)) << 32 },
             _ => return None,
         };
         let mut to = [0; 16];
@@ -85,6 +92,7 @@ mod tests {
             Purpose::AskArena,
             Purpose::Arena { members: 5 },
             Purpose::Segment { channels: 64, ring_max: 131_072 },
+            Purpose::Memory { bytes: 5 << 40 | 4096 },
         ] {
             let hello = Hello { purpose, rank: 3, to: [1; 16], from: [2; 16] };
             assert_eq!(Hello::decode(&hello.encode()), Some(hello));

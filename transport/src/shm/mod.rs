@@ -10,9 +10,11 @@
 //! | `lane`, `recv_lane`, `cursor`, `copy` | messages that wait on a channel |
 //! | `segment`, `ring` | one sender's memory to one receiver, and the ring of a channel in it |
 //! | `offer`, `pages`, `remote`, `pull` | long messages, read straight from their sender's memory |
+//! | `handover` | memory of the program, which all members map |
 //! | `flat` | the tiny path: exchanges of a few kilobytes among all members at once |
 //!
-//! `unsafe` is confined to `ring`, `lane`, `recv_lane`, `cursor`, `copy`, `remote`, `pull`, `pages`, `flat`, `sys::map` and `sys::credentials`; `endpoint` only passes its caller's
+//! `unsafe` is confined to `ring`, `lane`, `recv_lane`, `cursor`, `copy`, `remote`, `pull`, `pages`, `flat`, `handover`,
+//! `sys::map` and `sys::credentials`; `endpoint` only passes its caller's
 //! promises on.
 //!
 //! # How an owner waits
@@ -42,6 +44,7 @@ mod cursor;
 mod endpoint;
 mod establish;
 mod flat;
+mod handover;
 mod hello;
 mod host;
 mod lane;
@@ -62,7 +65,9 @@ mod tests;
 
 pub use arena::FLAT_MAX;
 pub use board::Board;
+pub use copy::copy_streaming;
 pub use endpoint::ShmEndpoint;
 pub use flat::{FLAT_INLINE, Flat, FlatMismatch, Needs};
+pub use handover::{Handover, SharedMemory};
 pub use host::probe;
 pub use options::{ShmOptions, SingleCopy};

@@ -45,6 +45,16 @@ impl Mapping {
         Ok(Self { base, bytes })
     }
 
+    /// Fresh zeroes that no other process sees.
+    pub(crate) fn private(bytes: usize) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: as in `new`.
+        let base =
+            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), bytes, protection, MapFlags::PRIVATE)? };
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mapped at null"))?;
+        Ok(Self { base, bytes })
+    }
+
     /// Address of `offset..offset + len`.
     ///
     /// # Panics
@@ -67,6 +77,61 @@ impl Mapping {
         // concurrent writer uses atomics too (or is hostile, and then only the value is garbage); the reference
         // lives no longer than the mapping.
         unsafe { &*at }
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Asks for huge pages, and has the kernel back all of it now. Kernels that know neither leave it to first touch.
+    pub(crate) fn back(&self) -> io::Result<()> {
+        let at = self.base.as_ptr().cast();
+        // SAFETY: the range is the mapping; neither changes contents.
+        let populated = unsafe {
+            let _ = rustix::mm::madvise(at, self.bytes, Advice::LinuxHugepage);
+            rustix::mm::madvise(at, self.bytes, Advice::LinuxPopulateWrite)
+        };
+        match populated {
+            Err(errno) if errno != rustix::io::Errno::INVAL => Err(errno.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the pages of a shared mapping back, for all who map the file: what is there reads as zeroes then.
+    pub(crate) fn discard(&self) {
+        // SAFETY: the range is the mapping, and its owner no longer reads it. Refusal only delays the return until
+        // the last mapping goes.
+        let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxRemove) };
+    }
+
+    /// Replaces a range of whole pages by private copies, which the other mappings of the file no longer reach. What
+    /// others write meanwhile is in the copy or not.
+    ///
+    /// # Panics
+    /// If the range is not inside the mapping or not of whole pages.
+    pub(crate) fn take_private(&self, offset: usize, len: usize) -> io::Result<()> {
+        /// Copied at a time: bounds what is needed beside the copy itself.
+        const PIECE_BYTES: usize = 2 << 20;
+        let page = rustix::param::page_size();
+        assert!(offset.is_multiple_of(page) && len.is_multiple_of(page), "{offset} and {len} are not pages");
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        for at in (0..len).step_by(PIECE_BYTES) {
+            let piece = PIECE_BYTES.min(len - at);
+            let to = self.bytes(offset + at, piece);
+            // SAFETY: the copy goes to a fresh mapping, which then takes the place of a range inside this one: the
+            // addresses stay mapped throughout, and hold the same bytes. Both are plain memory without invariants.
+            unsafe {
+                let copy = rustix::mm::mmap_anonymous(ptr::null_mut(), piece, protection, MapFlags::PRIVATE)?;
+                ptr::copy_nonoverlapping(to.cast_const(), copy.cast::<u8>(), piece);
+                let flags = rustix::mm::MremapFlags::MAYMOVE;
+                if let Err(errno) = rustix::mm::mremap_fixed(copy, piece, piece, flags, to.cast()) {
+                    let _ = rustix::mm::munmap(copy, piece);
+                    return Err(errno.into());
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Asks the kernel to back a range now rather than on first touch. A hint: refusal is not an error.

@@ -1,0 +1,83 @@
+//! Symmetric allocations: this rank's memory, and where the others' is mapped here.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kolo_transport::shm::SharedMemory;
+
+/// This rank's memory of an allocation, shared by the handle of the program and the communicator.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    memory: SharedMemory,
+    /// Bytes asked for.
+    used: usize,
+    is_retired: AtomicBool,
+}
+
+impl Lease {
+    pub(crate) fn new(memory: SharedMemory, used: usize) -> Self {
+        Self { memory, used, is_retired: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn memory(&self) -> &SharedMemory {
+        &self.memory
+    }
+
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    /// The program is done with it: the pages go back to the system, the addresses once all ranks are done.
+    pub(crate) fn retire(&self) {
+        self.is_retired.store(true, Ordering::Release);
+        self.memory.discard();
+    }
+}
+
+/// An allocation as one rank sees it.
+#[derive(Debug)]
+pub(crate) struct Window {
+    id: u64,
+    own: Arc<Lease>,
+    /// By rank; none for this one.
+    peers: Vec<Option<SharedMemory>>,
+}
+
+impl Window {
+    /// `id` is not 0 and the same on all ranks; memories are equally long.
+    pub(crate) fn new(id: u64, own: Arc<Lease>, peers: Vec<Option<SharedMemory>>) -> Self {
+        Self { id, own, peers }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn own(&self) -> &Arc<Lease> {
+        &self.own
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        !self.own.is_retired.load(Ordering::Acquire)
+    }
+
+    /// Where a piece of this rank's memory begins in it, if it lies in it.
+    pub(super) fn offset_of(&self, at: *const u8, len: usize) -> Option<usize> {
+        let offset = at.addr().checked_sub(self.own.memory.base().addr())?;
+        let end = offset.checked_add(len)?;
+        (end <= self.own.used && self.is_live()).then_some(offset)
+    }
+
+    /// Where `len` bytes at an offset of a rank's memory are mapped here, if they are inside.
+    pub(super) fn at(&self, rank: usize, offset: u64, len: usize) -> Option<*mut u8> {
+        let memory = self.peers.get(rank)?.as_ref().unwrap_or(&self.own.memory);
+        let offset = usize::try_from(offset).ok()?;
+        let is_inside = offset.checked_add(len)? <= memory.bytes();
+        is_inside.then(|| memory.base().wrapping_add(offset))
+    }
+}
+
+/// Bytes of a page.
+pub(super) fn page_size() -> usize {
+    rustix::param::page_size()
+}

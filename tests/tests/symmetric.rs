@@ -1,0 +1,324 @@
+//! Symmetric buffers: the direct path gives what every other path gives, ends as every other path ends, and leaves nothing
+//! behind.
+
+use std::time::{Duration, Instant};
+
+use kolo::{Cluster, Collective, Communicator, Config, DataType, Error, RawCall, ReduceOp, Symmetric};
+use kolo_tests::arrangement::{Arrangement, canonical};
+use kolo_tests::reference::{Case, is_defined, reduces};
+use kolo_tests::system;
+use kolo_tests::watchdog::bounded;
+
+const OPS: [ReduceOp; 12] = [
+    ReduceOp::Sum,
+    ReduceOp::Prod,
+    ReduceOp::Min,
+    ReduceOp::Max,
+    ReduceOp::Avg,
+    ReduceOp::PremulSum(2.0),
+    ReduceOp::BitAnd,
+    ReduceOp::BitOr,
+    ReduceOp::BitXor,
+    ReduceOp::LogicalAnd,
+    ReduceOp::LogicalOr,
+    ReduceOp::LogicalXor,
+];
+
+/// Collectives that the direct path serves.
+const SERVED: [Collective; 7] = [
+    Collective::AllReduce,
+    Collective::Reduce,
+    Collective::ReduceScatter,
+    Collective::AllGather,
+    Collective::Broadcast,
+    Collective::Scatter,
+    Collective::AllToAll,
+];
+
+/// Elements of a vector that is long enough to look for the direct path in every type: odd, and no whole pages.
+const LONG: usize = 20_011;
+
+/// What `explain` says of an all-reduce in place on some memory.
+fn explained(comm: &Communicator, memory: &mut [u8]) -> String {
+    let at = memory.as_mut_ptr();
+    let call = RawCall {
+        collective: Collective::AllReduce,
+        input: at,
+        output: at,
+        count: memory.len(),
+        data_type: DataType::U8,
+        op: ReduceOp::Sum,
+        root: 0,
+    };
+    comm.explain(&call).unwrap()
+}
+
+/// Runs cases in two symmetric buffers, at offsets of each rank's own; says how many went directly.
+fn run_all(comm: &Communicator, cases: &[Case], spread: usize) -> usize {
+    let longest = cases.iter().map(|case| {
+        let (input, output) = case.bytes(comm);
+        // The root of some has less to do elsewhere.
+        input.max(output).max(case.count * case.data_type.size() * comm.world_size() as usize)
+    });
+    let room = longest.max().unwrap_or(0) + 9 * spread + 64;
+    let (mut inputs, mut outputs): (Symmetric<u8>, Symmetric<u8>) =
+        (comm.alloc(room).unwrap(), comm.alloc_raw(room).unwrap());
+    let mut direct = 0;
+    for (i, case) in cases.iter().enumerate() {
+        let (input, output) = case.bytes(comm);
+        let (from, to) = (spread * comm.rank() as usize, spread * ((comm.rank() as usize + i) % 9));
+        outputs.fill(0x77);
+        let wrong = case
+            .run_in(comm, &mut inputs[from..from + input], &mut outputs[to..to + output])
+            .unwrap_or_else(|error| panic!("{case:?}: {error}"));
+        assert_eq!(wrong, 0, "{case:?} on rank {} of {}", comm.rank(), comm.world_size());
+        let spilt = outputs[..to].iter().chain(&outputs[to + output..]).any(|byte| *byte != 0x77);
+        assert!(!spilt, "{case:?} wrote beside its output");
+        direct += usize::from(explained(comm, &mut outputs).contains("asked went so"));
+    }
+    direct
+}
+
+#[test]
+fn every_served_collective_from_1_to_9_ranks() {
+    for ranks in 1..=9 {
+        let mut cases = Vec::new();
+        for collective in SERVED {
+            for in_place in [false, true] {
+                for root in [0, ranks - 1] {
+                    // One block of all, or a vector, is long.
+                    let data_type = DataType::ALL[cases.len() % DataType::ALL.len()];
+                    let op = ReduceOp::Sum;
+                    cases.push(Case { collective, data_type, op, count: LONG, root, in_place });
+                }
+            }
+        }
+        for spread in [0, 8, 4096] {
+            let direct = Arrangement::Tiny.run(ranks, |comm| run_all(&comm, &cases, spread));
+            // All but all-to-all in place.
+            let expected = if ranks == 1 { 0 } else { cases.len() - 2 };
+            assert!(direct.iter().all(|n| *n >= expected), "{ranks} ranks: {direct:?} of {expected}");
+        }
+    }
+}
+
+#[test]
+fn every_type_with_every_operator_at_odd_addresses() {
+    let mut cases = Vec::new();
+    for data_type in DataType::ALL {
+        for op in OPS {
+            let fit = |c: &Collective| reduces(*c) && is_defined(*c, op, data_type);
+            for collective in SERVED.into_iter().filter(fit) {
+                let in_place = cases.len() % 2 == 0;
+                cases.push(Case { collective, data_type, op, count: LONG, root: 1, in_place });
+            }
+        }
+    }
+    for ranks in [2, 5] {
+        for spread in [0, 13] {
+            let direct = Arrangement::Tiny.run(ranks, |comm| run_all(&comm, &cases, spread));
+            assert!(direct.iter().all(|n| *n == cases.len()), "{direct:?} of {}", cases.len());
+        }
+    }
+}
+
+/// Values whose sum depends on the order.
+fn rough(comm: &Communicator, data: &mut [f32]) {
+    for (i, value) in data.iter_mut().enumerate() {
+        *value = 1.0 / (1.0 + (i as f32) + 7.0 * comm.rank() as f32);
+    }
+}
+
+#[test]
+fn canonical_results_are_those_of_every_other_path() {
+    for ranks in [2, 3, 6, 8] {
+        let sums = |arrangement: Arrangement, is_symmetric: bool| {
+            arrangement.run_with(ranks, canonical, |comm| {
+                let mut symmetric = comm.alloc::<f32>(LONG).unwrap();
+                let mut private = vec![0.0; LONG];
+                let data = if is_symmetric { &mut symmetric[..] } else { &mut private[..] };
+                rough(&comm, data);
+                comm.all_reduce(data, ReduceOp::Sum).unwrap();
+                data.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+            })
+        };
+        let want = sums(Arrangement::Tcp, false);
+        assert!(sums(Arrangement::Tiny, true) == want, "{ranks} ranks, direct");
+        assert!(sums(Arrangement::Tiny, false) == want, "{ranks} ranks, private");
+        assert!(sums(Arrangement::Hosts(2), true) == want, "{ranks} ranks, several hosts");
+    }
+}
+
+#[test]
+fn all_take_another_way_if_one_has_private_memory() {
+    Arrangement::Tiny.run(3, |comm| {
+        let mut symmetric = comm.alloc::<u32>(LONG).unwrap();
+        for odd_one in 0..4 {
+            let mut private = vec![0; LONG];
+            let data = if comm.rank() == odd_one { &mut private[..] } else { &mut symmetric[..] };
+            data.fill(comm.rank() + 1);
+            comm.all_reduce(data, ReduceOp::Sum).unwrap();
+            assert!(data.iter().all(|value| *value == 6));
+            let mut bytes = comm.alloc_raw(LONG).unwrap();
+            let said = explained(&comm, &mut bytes);
+            if odd_one < 3 {
+                assert!(
+                    said.contains(&format!("rank {odd_one}'s input is not in a symmetric buffer")),
+                    "{said}"
+                );
+            } else {
+                assert!(said.contains("each rank reduces a slice"), "{said}");
+            }
+            let said = explained(&comm, &mut vec![0; LONG]);
+            assert!(said.starts_with("not direct: the input is not in a symmetric buffer"), "{said}");
+        }
+    });
+}
+
+#[test]
+fn two_communicators_and_a_split() {
+    Arrangement::Tiny.run(4, |comm| {
+        let part = comm.split(Some(comm.rank() % 2), 0).unwrap().unwrap();
+        let (mut of_all, mut of_part) = (comm.alloc::<u64>(LONG).unwrap(), part.alloc::<u64>(LONG).unwrap());
+        for _ in 0..3 {
+            of_all.fill(u64::from(comm.rank()));
+            of_part.fill(u64::from(comm.rank()));
+            comm.all_reduce(&mut of_all, ReduceOp::Sum).unwrap();
+            part.all_reduce(&mut of_part, ReduceOp::Sum).unwrap();
+            assert!(of_all.iter().all(|value| *value == 6));
+            assert!(of_part.iter().all(|value| *value == if comm.rank() % 2 == 0 { 2 } else { 4 }));
+            // Memory of the other communicator is private memory to this one.
+            of_part.fill(1);
+            comm.all_reduce(&mut of_part, ReduceOp::Sum).unwrap();
+            assert!(of_part.iter().all(|value| *value == 4));
+        }
+    });
+}
+
+#[test]
+fn buffers_outlive_the_communicator_and_work_everywhere() {
+    for arrangement in Arrangement::ALL {
+        let buffers = arrangement.run(3, |comm| {
+            let mut data = comm.alloc::<i32>(LONG).unwrap();
+            assert!(data.iter().all(|value| *value == 0));
+            data.fill(2);
+            comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            comm.scope(|scope| scope.all_reduce(&mut data, ReduceOp::Max)).unwrap();
+            let empty = comm.alloc::<f64>(0).unwrap();
+            assert!(empty.is_empty());
+            data
+        });
+        assert!(buffers.iter().all(|data| data.iter().all(|value| *value == 6)), "{arrangement:?}");
+    }
+}
+
+#[test]
+fn different_sizes_are_refused_and_nothing_is_lost() {
+    Arrangement::Tiny.run(3, |comm| {
+        let error = comm.alloc::<u8>(1000 + usize::from(comm.rank() == 1)).unwrap_err();
+        assert!(matches!(error, Error::Usage { .. }), "{error}");
+        assert!(error.to_string().contains("1001"), "{error}");
+        assert!(comm.alloc::<u64>(usize::MAX / 4).is_err());
+        assert_eq!(comm.alloc::<u8>(1000).unwrap().len(), 1000);
+        comm.barrier().unwrap();
+    });
+}
+
+/// Bytes of memory files that this process maps and uses, and how many such mappings there are.
+fn shared_memory() -> (usize, usize) {
+    let (_, resident) = system::resident_bytes();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    (resident as usize, maps.lines().filter(|line| line.contains("memfd:kolo-memory")).count())
+}
+
+#[test]
+fn memory_comes_back() {
+    const BYTES: usize = 4 << 20;
+    Cluster::with_config(2, &Config::default(), |comm| {
+        let mut before = (0, 0);
+        for turn in 0..30 {
+            let mut data = comm.alloc::<f32>(BYTES / 4).unwrap();
+            data.fill(1.0);
+            comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data[BYTES / 4 - 1], 2.0);
+            drop(data);
+            comm.barrier().unwrap();
+            if turn == 3 {
+                before = shared_memory();
+            }
+            comm.barrier().unwrap();
+        }
+        comm.barrier().unwrap();
+        let after = shared_memory();
+        assert!(after.0 <= before.0 + BYTES / 2, "{before:?}, then {after:?}");
+        // Other tests of this process have mappings too, but not thirty allocations of two ranks each.
+        assert!(after.1 < before.1 + 40, "{before:?}, then {after:?}");
+        comm.barrier().unwrap();
+    })
+    .unwrap();
+}
+
+/// What the ranks of a communicator call at the same time.
+fn clash(name: &'static str, call: fn(&Communicator, &mut [i32]) -> kolo::Result<()>) {
+    bounded(name, move || {
+        let results = Arrangement::Tiny.run(3, |comm| {
+            let mut data = comm.alloc::<i32>(LONG).unwrap();
+            let begin = Instant::now();
+            let result = call(&comm, &mut data).and_then(|()| comm.barrier());
+            (result, begin.elapsed())
+        });
+        for (rank, (result, took)) in results.into_iter().enumerate() {
+            let error = result.expect_err("they do not match");
+            // A rank that is not part of it hears of it.
+            let is_told = matches!(error, Error::Mismatch { .. } | Error::Aborted { .. });
+            assert!(is_told && error.to_string().contains(" called "), "{name}, rank {rank}: {error}");
+            assert!(took < Duration::from_secs(2), "{name}, rank {rank}: {took:?}");
+        }
+    });
+}
+
+#[test]
+fn calls_that_do_not_match_are_noticed() {
+    clash("lengths", |comm, data| comm.all_reduce(&mut data[usize::from(comm.rank() == 2)..], ReduceOp::Sum));
+    clash("operators", |comm, data| {
+        comm.all_reduce(data, if comm.rank() == 1 { ReduceOp::Min } else { ReduceOp::Max })
+    });
+    clash("collectives", |comm, data| {
+        if comm.rank() == 0 { comm.all_reduce(data, ReduceOp::Sum) } else { comm.broadcast(data, 1) }
+    });
+    clash("long and short", |comm, data| {
+        let len = if comm.rank() == 0 { LONG } else { 10 };
+        comm.all_reduce(&mut data[..len], ReduceOp::Sum)
+    });
+    clash("blocking and not", |comm, data| {
+        if comm.rank() > 0 {
+            return comm.all_reduce(data, ReduceOp::Sum);
+        }
+        comm.scope(|scope| scope.all_reduce(data, ReduceOp::Sum))
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_waited_for_until_the_deadline() {
+    let short = |mut config: Config| {
+        config.timeout = Duration::from_millis(300);
+        config
+    };
+    let errors = Arrangement::Tiny.run_with(3, short, |comm| {
+        let mut data = comm.alloc::<i32>(LONG).unwrap();
+        data.fill(7);
+        let begin = Instant::now();
+        if comm.rank() == 0 {
+            std::thread::sleep(Duration::from_millis(600));
+        }
+        let result = comm.all_reduce(&mut data, ReduceOp::Sum);
+        assert!(begin.elapsed() < Duration::from_secs(3));
+        // What the caller gets back is its own again.
+        data.fill(3);
+        comm.abort("over");
+        drop(comm);
+        assert!(data.iter().all(|value| *value == 3));
+        result.unwrap_err()
+    });
+    assert!(errors.iter().any(|error| matches!(error, Error::Timeout { .. })), "{errors:?}");
+}
