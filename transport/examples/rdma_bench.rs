@@ -50,7 +50,11 @@ fn main() {
 
 fn open(rank: u32) -> RdmaEndpoint {
     // Buffers live as long as the endpoint here.
-    let options = RdmaOptions { keep: Keep::Always, ..RdmaOptions::default() };
+    let mut options = RdmaOptions { keep: Keep::Always, ..RdmaOptions::default() };
+    // To try other windows.
+    if let Some(bytes) = std::env::var("IN_FLIGHT_BYTES").ok().and_then(|text| text.parse().ok()) {
+        options.in_flight_bytes = bytes;
+    }
     RdmaEndpoint::new(rank, 2, options).unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -206,12 +206,14 @@ impl Chan {
 
     /// The header of the oldest slot that has a message; `Some(None)` if it is none.
     pub(super) fn arrival(&self) -> Option<Option<Header>> {
-        if self.arrived == self.freed {
-            return None;
-        }
+        (self.arrived != self.freed).then(|| self.header(self.freed))
+    }
+
+    /// The header of a slot; none if it is not one.
+    pub(super) fn header(&self, count: u32) -> Option<Header> {
         let mut bytes = [0; Header::BYTES];
-        self.block().read(slot_at(self.freed), &mut bytes);
-        Some(Header::decode(&bytes))
+        self.block().read(slot_at(count), &mut bytes);
+        Header::decode(&bytes)
     }
 
     /// Where the message of the oldest slot is.

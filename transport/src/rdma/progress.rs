@@ -359,6 +359,9 @@ fn hear(
             if chan.arrived.wrapping_sub(chan.freed) >= SLOTS {
                 return Err(Trouble::Corrupt("as many messages as there is room for"));
             }
+            // Now, not when the message is taken: counts of freed slots come in order then.
+            let header = chan.header(chan.arrived).ok_or(Trouble::Corrupt("the header of a message"))?;
+            receiving::free_slots(chan, header.freed)?;
             chan.arrived = chan.arrived.wrapping_add(1);
         }
         Note::Grant => {

@@ -54,7 +54,6 @@ fn take_slot(chan: &mut Chan, peer: u32, op: &mut RecvOp, sequence: u32) -> Resu
             Some(None) => return Err(Trouble::Corrupt("the header of a message")),
             Some(Some(header)) => header,
         };
-        free_slots(chan, header.freed)?;
         let ahead = header.sequence.wrapping_sub(sequence) as i32;
         if ahead > 0 {
             return Ok(Taken::Nothing);
@@ -108,13 +107,12 @@ fn deliver(op: &mut RecvOp, from: *const u8, offset: usize, len: usize) {
 pub(super) fn free_slots(chan: &mut Chan, count: u16) -> Result<(), Trouble> {
     let newly = u32::from(count.wrapping_sub(chan.slots_freed as u16));
     let outstanding = chan.slots_sent.wrapping_sub(chan.slots_freed);
-    // Headers and notes overtake each other in being looked at, so an older count is no mistake.
-    if newly <= outstanding {
-        chan.slots_freed = chan.slots_freed.wrapping_add(newly);
-        return Ok(());
+    // Headers and notes come over one lane, and so in order.
+    if newly > outstanding {
+        return Err(Trouble::Corrupt("a count of freed slots"));
     }
-    let older = u32::from((chan.slots_freed as u16).wrapping_sub(count));
-    if older <= 2 * SLOTS { Ok(()) } else { Err(Trouble::Corrupt("a count of freed slots")) }
+    chan.slots_freed = chan.slots_freed.wrapping_add(newly);
+    Ok(())
 }
 
 /// Takes what has arrived, and completes what is complete.
