@@ -89,7 +89,7 @@ impl Buffers {
     pub(crate) fn symmetric(comm: &dyn Comm, max_bytes: u64, unalign_bytes: u64) -> Result<Self> {
         let (len, shift) = (max_bytes as usize, unalign_bytes as usize);
         // It starts at a page.
-        let region = || {
+        let region = || -> Result<Region> {
             let mut memory = comm.symmetric(len + shift)?;
             memory.fill(1);
             Ok(Region { memory, range: shift..shift + len })

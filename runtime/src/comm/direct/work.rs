@@ -16,7 +16,7 @@ const PIECE_BYTES: usize = 128 << 10;
 
 /// Bytes of each buffer handled at a time: what was reduced is still in the first-level cache when it is copied to
 /// the other outputs.
-const BLOCK_BYTES: usize = 8 << 10;
+const BLOCK_BYTES: usize = 16 << 10;
 
 /// Calls that touch at least so much memory write what they have not read with streaming stores, as the transport does.
 const STREAMING_BYTES: usize = 32 << 20;
