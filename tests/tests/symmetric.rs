@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use kolo::{Cluster, Collective, Communicator, Config, DataType, Error, RawCall, ReduceOp, Symmetric};
+use kolo::{Collective, Communicator, Config, DataType, Error, RawCall, ReduceOp, Symmetric};
 use kolo_tests::arrangement::{Arrangement, canonical};
+use kolo_tests::processes::{Job, environment};
 use kolo_tests::reference::{Case, is_defined, reduces};
-use kolo_tests::system;
-use kolo_tests::watchdog::bounded;
+use kolo_tests::watchdog::{bounded, within};
 
 const OPS: [ReduceOp; 12] = [
     ReduceOp::Sum,
@@ -162,7 +162,7 @@ fn canonical_results_are_those_of_every_other_path() {
 
 #[test]
 fn all_take_another_way_if_one_has_private_memory() {
-    Arrangement::Tiny.run(3, |comm| {
+    Arrangement::Tiny.run_with(3, any_length, |comm| {
         let mut symmetric = comm.alloc::<u32>(LONG).unwrap();
         for odd_one in 0..4 {
             let mut private = vec![0; LONG];
@@ -235,38 +235,22 @@ fn different_sizes_are_refused_and_nothing_is_lost() {
     });
 }
 
-/// Bytes of memory files that this process maps and uses, and how many such mappings there are.
-fn shared_memory() -> (usize, usize) {
-    let (_, resident) = system::resident_bytes();
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    (resident as usize, maps.lines().filter(|line| line.contains("memfd:kolo-memory")).count())
-}
-
 #[test]
 fn memory_comes_back() {
-    const BYTES: usize = 4 << 20;
-    Cluster::with_config(2, &Config::default(), |comm| {
-        let mut before = (0, 0);
-        for turn in 0..30 {
-            let mut data = comm.alloc::<f32>(BYTES / 4).unwrap();
-            data.fill(1.0);
-            comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-            assert_eq!(data[BYTES / 4 - 1], 2.0);
-            drop(data);
-            comm.barrier().unwrap();
-            if turn == 3 {
-                before = shared_memory();
-            }
-            comm.barrier().unwrap();
+    within(Duration::from_secs(50), "allocations", || {
+        let bytes = 4 << 20;
+        let program = env!("CARGO_BIN_EXE_kolo_rank");
+        let settings = |rank| environment(Arrangement::Tiny, rank);
+        let mut job = Job::start(program, 2, 2, &["allocate", &bytes.to_string()], settings);
+        for rank in &mut job.ranks {
+            let line = rank.expect("@memory ");
+            let numbers: Vec<u64> = line.split(' ').map(|number| number.parse().unwrap()).collect();
+            let [before, mappings_before, after, mappings_after] = numbers[..] else { panic!("{line}") };
+            assert!(after <= before + bytes / 2, "{line}");
+            assert!(mappings_after <= mappings_before, "{line}");
         }
-        comm.barrier().unwrap();
-        let after = shared_memory();
-        assert!(after.0 <= before.0 + BYTES / 2, "{before:?}, then {after:?}");
-        // Other tests of this process have mappings too, but not thirty allocations of two ranks each.
-        assert!(after.1 < before.1 + 40, "{before:?}, then {after:?}");
-        comm.barrier().unwrap();
-    })
-    .unwrap();
+        assert!(job.ended().iter().all(|ended| *ended));
+    });
 }
 
 /// What the ranks of a communicator call at the same time.

@@ -256,30 +256,32 @@ impl Direct {
         let Counts::Even(count) = call.counts else { unreachable!("only even counts are considered") };
         let block = count * call.data_type.size();
         let is_root = self.rank == call.root as usize;
-        let (reads, read_len, written_len) = match call.collective {
-            Collective::AllReduce => (true, block, block),
-            Collective::Reduce => (true, block, if is_root { block } else { 0 }),
-            Collective::Broadcast => (is_root, block, block),
-            Collective::Scatter => (is_root, block * self.members, 0),
-            Collective::AllGather => (true, block, 0),
-            _ => (true, block * self.members, 0),
+        let all = block * self.members;
+        // Bytes that others read, and that others write.
+        let (read, written) = match call.collective {
+            Collective::AllReduce => (Some(block), Some(block)),
+            Collective::Reduce => (Some(block), is_root.then_some(block)),
+            Collective::Broadcast => (is_root.then_some(block), Some(block)),
+            Collective::Scatter => (is_root.then_some(all), None),
+            Collective::AllGather => (Some(block), None),
+            _ => (Some(all), None),
         };
         let mut claim = Claim::default();
         if let ReduceOp::PremulSum(factor) = call.op {
             claim.factor = factor;
         }
         claim.is_in_place = call.placement == Placement::InPlace;
-        if reads {
-            claim.input = self.locate(plan::input_of(call), read_len).map(|(_, place)| place);
+        if let Some(len) = read {
+            claim.input = self.locate(plan::input_of(call), len).map(|(_, place)| place);
         }
         let mut exposure = None;
-        if written_len > 0
-            && let Some((window, place)) = self.locate(call.output, written_len)
+        if let Some(len) = written
+            && let Some((window, place)) = self.locate(call.output, len)
         {
             let lease = window.own();
             claim.output = Some(place);
-            claim.owns_last_page = place.offset as usize + written_len >= lease.used();
-            let pages = claim.pages_within(place, written_len);
+            claim.owns_last_page = place.offset as usize + len >= lease.used();
+            let pages = claim.pages_within(place, len);
             let (offset, len) = (place.offset as usize + pages.start, pages.len());
             let len = len.next_multiple_of(memory::page_size());
             exposure = (len > 0).then(|| Exposure { lease: Arc::clone(lease), offset, len });
