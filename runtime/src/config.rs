@@ -96,6 +96,9 @@ pub struct Config {
     /// `KOLO_TINY_BYTES`: up to this many bytes that a rank gives away, a call inside one host takes the tiny path;
     /// 0 = never, unset = as measured, by collective and ranks.
     pub tiny_bytes: Option<usize>,
+    /// `KOLO_DIRECT_BYTES`: from this length of the longer buffer on, blocking calls look whether all ranks' buffers are
+    /// symmetric, once there are such buffers; unset = as measured, by collective.
+    pub direct_bytes: Option<usize>,
     /// `KOLO_UNEXPECTED_BYTES`: how many bytes of messages that no receive asks for yet are taken in, so that messages
     /// behind them with other tags can be received. Beyond it they wait with their senders.
     pub unexpected_bytes: usize,
@@ -125,6 +128,7 @@ impl Default for Config {
             segment_bytes: None,
             window: None,
             tiny_bytes: None,
+            direct_bytes: None,
             // As much as a few large tensors that overtake each other; little beside the memory of a rank.
             unexpected_bytes: 64 << 20,
             spin: None,
@@ -201,6 +205,9 @@ impl Config {
         if let Some(value) = get("KOLO_TINY_BYTES") {
             config.tiny_bytes = Some(bytes("KOLO_TINY_BYTES", &value)?);
         }
+        if let Some(value) = get("KOLO_DIRECT_BYTES") {
+            config.direct_bytes = Some(bytes("KOLO_DIRECT_BYTES", &value)?);
+        }
         if let Some(value) = get("KOLO_UNEXPECTED_BYTES") {
             config.unexpected_bytes = bytes("KOLO_UNEXPECTED_BYTES", &value)?;
         }
@@ -228,7 +235,7 @@ impl Config {
             Keep::Never => "never",
             Keep::Always => "always",
         };
-        let rows: [(&str, String); 21] = [
+        let rows: [(&str, String); 22] = [
             ("KOLO_TRANSPORT", transports),
             ("KOLO_ALGO", if self.algorithms.is_empty() { unset() } else { self.algorithms.clone() }),
             ("KOLO_DETERMINISM", determinism.to_owned()),
@@ -247,6 +254,7 @@ impl Config {
             ("KOLO_SEGMENT_BYTES", self.segment_bytes.map_or_else(unset, |v| v.to_string())),
             ("KOLO_WINDOW", self.window.map_or_else(unset, |v| v.to_string())),
             ("KOLO_TINY_BYTES", self.tiny_bytes.map_or_else(unset, |v| v.to_string())),
+            ("KOLO_DIRECT_BYTES", self.direct_bytes.map_or_else(unset, |v| v.to_string())),
             ("KOLO_UNEXPECTED_BYTES", self.unexpected_bytes.to_string()),
             ("KOLO_SPIN_US", self.spin.map_or_else(unset, |v| v.as_micros().to_string())),
             ("KOLO_JOB_SECRET", "(not shown)".to_owned()),

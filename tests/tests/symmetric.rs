@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use kolo::{Cluster, Collective, Communicator, Config, DataType, Error, RawCall, ReduceOp, Symmetric};
+use kolo::{Collective, Communicator, Config, DataType, Error, RawCall, ReduceOp, Symmetric};
 use kolo_tests::arrangement::{Arrangement, canonical};
+use kolo_tests::processes::{Job, environment};
 use kolo_tests::reference::{Case, is_defined, reduces};
-use kolo_tests::system;
-use kolo_tests::watchdog::bounded;
+use kolo_tests::watchdog::{bounded, within};
 
 const OPS: [ReduceOp; 12] = [
     ReduceOp::Sum,
@@ -37,6 +37,12 @@ const SERVED: [Collective; 7] = [
 
 /// Elements of a vector that is long enough to look for the direct path in every type: odd, and no whole pages.
 const LONG: usize = 20_011;
+
+/// Any length may go directly.
+fn any_length(mut config: Config) -> Config {
+    config.direct_bytes = Some(0);
+    config
+}
 
 /// What `explain` says of an all-reduce in place on some memory.
 fn explained(comm: &Communicator, memory: &mut [u8]) -> String {
@@ -74,7 +80,7 @@ fn run_all(comm: &Communicator, cases: &[Case], spread: usize) -> usize {
         assert_eq!(wrong, 0, "{case:?} on rank {} of {}", comm.rank(), comm.world_size());
         let spilt = outputs[..to].iter().chain(&outputs[to + output..]).any(|byte| *byte != 0x77);
         assert!(!spilt, "{case:?} wrote beside its output");
-        direct += usize::from(explained(comm, &mut outputs).contains("asked went so"));
+        direct += usize::from(explained(comm, &mut outputs).contains("asked went so: each"));
     }
     direct
 }
@@ -93,11 +99,16 @@ fn every_served_collective_from_1_to_9_ranks() {
                 }
             }
         }
-        for spread in [0, 8, 4096] {
-            let direct = Arrangement::Tiny.run(ranks, |comm| run_all(&comm, &cases, spread));
-            // All but all-to-all in place.
-            let expected = if ranks == 1 { 0 } else { cases.len() - 2 };
-            assert!(direct.iter().all(|n| *n >= expected), "{ranks} ranks: {direct:?} of {expected}");
+        let short: Vec<Case> =
+            cases.iter().flat_map(|case| [0, 1, 1031].map(|count| Case { count, ..*case })).collect();
+        for cases in [cases, short] {
+            for spread in [0, 8, 4096] {
+                let direct =
+                    Arrangement::Tiny.run_with(ranks, any_length, |comm| run_all(&comm, &cases, spread));
+                // All but all-to-all in place.
+                let expected = if ranks == 1 { 0 } else { cases.len() / 14 * 13 };
+                assert!(direct.iter().all(|n| *n == expected), "{ranks} ranks: {direct:?} of {expected}");
+            }
         }
     }
 }
@@ -116,7 +127,7 @@ fn every_type_with_every_operator_at_odd_addresses() {
     }
     for ranks in [2, 5] {
         for spread in [0, 13] {
-            let direct = Arrangement::Tiny.run(ranks, |comm| run_all(&comm, &cases, spread));
+            let direct = Arrangement::Tiny.run_with(ranks, any_length, |comm| run_all(&comm, &cases, spread));
             assert!(direct.iter().all(|n| *n == cases.len()), "{direct:?} of {}", cases.len());
         }
     }
@@ -151,7 +162,7 @@ fn canonical_results_are_those_of_every_other_path() {
 
 #[test]
 fn all_take_another_way_if_one_has_private_memory() {
-    Arrangement::Tiny.run(3, |comm| {
+    Arrangement::Tiny.run_with(3, any_length, |comm| {
         let mut symmetric = comm.alloc::<u32>(LONG).unwrap();
         for odd_one in 0..4 {
             let mut private = vec![0; LONG];
@@ -224,38 +235,22 @@ fn different_sizes_are_refused_and_nothing_is_lost() {
     });
 }
 
-/// Bytes of memory files that this process maps and uses, and how many such mappings there are.
-fn shared_memory() -> (usize, usize) {
-    let (_, resident) = system::resident_bytes();
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    (resident as usize, maps.lines().filter(|line| line.contains("memfd:kolo-memory")).count())
-}
-
 #[test]
 fn memory_comes_back() {
-    const BYTES: usize = 4 << 20;
-    Cluster::with_config(2, &Config::default(), |comm| {
-        let mut before = (0, 0);
-        for turn in 0..30 {
-            let mut data = comm.alloc::<f32>(BYTES / 4).unwrap();
-            data.fill(1.0);
-            comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-            assert_eq!(data[BYTES / 4 - 1], 2.0);
-            drop(data);
-            comm.barrier().unwrap();
-            if turn == 3 {
-                before = shared_memory();
-            }
-            comm.barrier().unwrap();
+    within(Duration::from_secs(50), "allocations", || {
+        let bytes = 4 << 20;
+        let program = env!("CARGO_BIN_EXE_kolo_rank");
+        let settings = |rank| environment(Arrangement::Tiny, rank);
+        let mut job = Job::start(program, 2, 2, &["allocate", &bytes.to_string()], settings);
+        for rank in &mut job.ranks {
+            let line = rank.expect("@memory ");
+            let numbers: Vec<u64> = line.split(' ').map(|number| number.parse().unwrap()).collect();
+            let [before, mappings_before, after, mappings_after] = numbers[..] else { panic!("{line}") };
+            assert!(after <= before + bytes / 2, "{line}");
+            assert!(mappings_after <= mappings_before, "{line}");
         }
-        comm.barrier().unwrap();
-        let after = shared_memory();
-        assert!(after.0 <= before.0 + BYTES / 2, "{before:?}, then {after:?}");
-        // Other tests of this process have mappings too, but not thirty allocations of two ranks each.
-        assert!(after.1 < before.1 + 40, "{before:?}, then {after:?}");
-        comm.barrier().unwrap();
-    })
-    .unwrap();
+        assert!(job.ended().iter().all(|ended| *ended));
+    });
 }
 
 /// What the ranks of a communicator call at the same time.

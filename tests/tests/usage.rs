@@ -194,12 +194,13 @@ fn values_at_the_edge_do_not_panic() {
 #[test]
 fn settings_that_differ_across_ranks() {
     type Change = fn(&mut Config);
-    let change: [(&str, Change); 6] = [
+    let change: [(&str, Change); 7] = [
         ("KOLO_ALGO", |config| config.algorithms = "ring".to_owned()),
         ("KOLO_DETERMINISM", |config| config.determinism = Determinism::Canonical),
         ("KOLO_SEGMENT_BYTES", |config| config.segment_bytes = Some(4096)),
         ("KOLO_WINDOW", |config| config.window = Some(7)),
         ("KOLO_TINY_BYTES", |config| config.tiny_bytes = Some(3)),
+        ("KOLO_DIRECT_BYTES", |config| config.direct_bytes = Some(3)),
         ("KOLO_TRANSPORT", |config| {
             config.transports = Transports::Only(vec![TransportKind::Tcp, TransportKind::Shm])
         }),

@@ -539,6 +539,21 @@ koloResult_t koloMemAlloc(void **memory, size_t bytes);
 /** Frees what koloMemAlloc gave. Nothing happens for NULL. */
 koloResult_t koloMemFree(void *memory);
 
+/**
+ * Memory for buffers, zeroed and aligned to pages, that all ranks of a host reach directly ("symmetric"). Collective: all
+ * ranks call it with the same number of bytes (else KOLO_USAGE on all), and it blocks until all have. Blocking calls on
+ * this communicator in which all ranks' buffers lie in such memory, at whatever offsets, copy nothing in between:
+ * all-reduce and reduce with inputs and outputs in it; reduce-scatter, all-gather, scatter, broadcast and all-to-all (not
+ * in place) with inputs in it. Everything else works on it as on plain memory. *memory is NULL after an error.
+ */
+koloResult_t koloCommMemAlloc(koloComm_t comm, void **memory, size_t bytes);
+
+/**
+ * Gives back what koloCommMemAlloc gave; each rank when it likes, while no call uses the memory. Nothing happens for
+ * NULL. What is not given back goes with koloCommDestroy.
+ */
+koloResult_t koloCommMemFree(koloComm_t comm, void *memory);
+
 /** Memory made known to a communicator. */
 typedef struct koloRegistration *koloRegistration_t;
 

@@ -8,6 +8,7 @@ use kolo_rs::Communicator;
 use crate::abi::{UNSET, result::SUCCESS};
 use crate::checked;
 use crate::guard::{Failure, LastError, Outcome, guard, place, take, usage, with_comm};
+use crate::memory::Lent;
 use crate::text::give_text;
 
 /// What a `koloComm_t` points to.
@@ -16,12 +17,14 @@ pub(crate) struct Comm {
     pub(crate) communicator: Communicator,
     /// Shared with the requests of this communicator.
     pub(crate) last_error: Arc<LastError>,
+    /// Goes with the communicator.
+    pub(crate) lent: Lent,
 }
 
 impl Comm {
     /// A new handle.
     pub(crate) fn handle(communicator: Communicator) -> *mut Self {
-        Box::into_raw(Box::new(Self { communicator, last_error: Arc::default() }))
+        Box::into_raw(Box::new(Self { communicator, last_error: Arc::default(), lent: Lent::default() }))
     }
 }
 

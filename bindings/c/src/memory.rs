@@ -1,6 +1,10 @@
 //! Memory for buffers. Today it is aligned and nothing more; a transport that pins memory will do so behind these calls.
 
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, PoisonError};
+
+use kolo_rs::Symmetric;
 
 use crate::comm::Comm;
 use crate::guard::{guard, place, take, usage, with_comm};
@@ -38,6 +42,41 @@ unsafe extern "C" fn koloMemFree(memory: *mut c_void) -> c_int {
         unsafe { libc::free(memory) };
         Ok(())
     })
+}
+
+/// Symmetric buffers of a communicator that C has not freed, by address.
+pub(crate) type Lent = Mutex<HashMap<usize, Symmetric<u8>>>;
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommMemAlloc(comm: *const Comm, memory: *mut *mut c_void, bytes: usize) -> c_int {
+    // SAFETY: the header's promise, for both pointers.
+    unsafe {
+        with_comm("koloCommMemAlloc", comm, |comm| {
+            let memory = place("memory", memory)?;
+            memory.write(std::ptr::null_mut());
+            let mut found = comm.communicator.alloc_raw(bytes)?;
+            let at = found.as_mut_ptr();
+            comm.lent.lock().unwrap_or_else(PoisonError::into_inner).insert(at.expose_provenance(), found);
+            memory.write(at.cast());
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommMemFree(comm: *const Comm, memory: *mut c_void) -> c_int {
+    // SAFETY: the header's promise; the memory is only looked up by its address.
+    unsafe {
+        with_comm("koloCommMemFree", comm, |comm| {
+            let known = comm.lent.lock().unwrap_or_else(PoisonError::into_inner).remove(&memory.addr());
+            if known.is_none() && !memory.is_null() {
+                return Err(usage(format!("{memory:?} is not memory of this communicator")));
+            }
+            Ok(())
+        })
+    }
 }
 
 /// What a `koloRegistration_t` points to.

@@ -200,7 +200,7 @@ pub(crate) fn connect(
         engine,
         planner,
         tiny,
-        direct: Direct::new(rank, members.len() as u32, canonical),
+        direct: Direct::new(rank, members.len() as u32, config.direct_bytes, canonical),
         recorder: Recorder::new(),
         sequence: 0,
         messages: 0,
@@ -473,12 +473,13 @@ const LOOPBACK_KERNEL_BYTES_PER_SECOND: f64 = 18e9;
 fn agreed(config: &Config) -> String {
     format!(
         "KOLO_ALGO={} KOLO_DETERMINISM={:?} KOLO_SEGMENT_BYTES={:?} KOLO_WINDOW={:?} KOLO_TINY_BYTES={:?} \
-         KOLO_TRANSPORT={:?}",
+         KOLO_DIRECT_BYTES={:?} KOLO_TRANSPORT={:?}",
         config.algorithms,
         config.determinism,
         config.segment_bytes,
         config.window,
         config.tiny_bytes,
+        config.direct_bytes,
         config.transports
     )
 }

@@ -45,8 +45,9 @@ impl Communicator {
     /// ranks are on one host over shared memory and the buffers that others would reach are symmetric: the inputs, and
     /// for all-reduce and reduce the outputs. Slices of a buffer will do, at different offsets on different ranks; so will
     /// different buffers. Other calls (with lengths of their own per rank, asynchronous, point to point, on several hosts,
-    /// with `KOLO_TINY_BYTES=0` or `KOLO_ALGO`) take their usual way. As long as symmetric buffers exist, every other
-    /// blocking collective of 16 KiB or more asks first, which costs one exchange of a line per rank.
+    /// with `KOLO_TINY_BYTES=0` or `KOLO_ALGO`) take their usual way. Once symmetric buffers
+    /// exist, such calls of 32 KiB or more (128 and 256 KiB for those that reduce nothing; `KOLO_DIRECT_BYTES`) on any
+    /// memory ask first, which costs one exchange of a line per rank.
     ///
     /// Its memory counts as shared memory of the process, and is backed by pages when this returns.
     ///

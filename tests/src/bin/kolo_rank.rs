@@ -26,6 +26,7 @@ fn main() {
     let task = arguments.first().map_or("", String::as_str);
     let result = match task {
         "loop" => forever(&comm, number(1)),
+        "allocate" => allocate(&comm, number(1)),
         "direct" => directly(&comm, number(1)),
         "idle" => idle(&comm, number(1)),
         "exit" => leave_abruptly(&comm, number(1)),
@@ -80,6 +81,32 @@ fn directly(comm: &Communicator, elements: usize) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Makes, uses and drops symmetric buffers again and again; reports shared memory in use and mappings of such buffers,
+/// early and at the end.
+fn allocate(comm: &Communicator, bytes: usize) -> Result<()> {
+    let used = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let mappings = maps.lines().filter(|line| line.contains("memfd:kolo-memory")).count();
+        (system::resident_bytes().1, mappings)
+    };
+    let mut before = (0, 0);
+    for turn in 0..30 {
+        let mut data = comm.alloc::<f32>(bytes / 4)?;
+        data.fill(1.0);
+        comm.all_reduce(&mut data, ReduceOp::Sum)?;
+        assert_eq!(data[bytes / 4 - 1], 2.0, "two ranks");
+        drop(data);
+        comm.barrier()?;
+        if turn == 3 {
+            before = used();
+        }
+        comm.barrier()?;
+    }
+    let after = used();
+    report(&format!("@memory {} {} {} {}", before.0, before.1, after.0, after.1));
+    comm.barrier()
 }
 
 /// Sends to the right and receives from the left until something fails.

@@ -221,6 +221,36 @@ static void several_at_once(void) {
         for (size_t i = 0; i < COUNT; i++) CHECK(buffers[k][i] == total((size_t)k + i, size));
 }
 
+/* Memory that all ranks reach directly; each uses it at an offset of its own. */
+static void symmetric(void) {
+    enum { LENGTH = 50001 };
+    void *memory = NULL, *left_alone = NULL;
+    char text[2000];
+
+    FAILS(koloCommMemAlloc(comm, &memory, 100 + (size_t)rank), KOLO_USAGE, "bytes");
+    CHECK(memory == NULL);
+    OK(koloCommMemAlloc(comm, &memory, (LENGTH + 100) * sizeof(int)));
+    OK(koloCommMemAlloc(comm, &left_alone, 1));
+    CHECK((uintptr_t)memory % 4096 == 0);
+    int *numbers = (int *)memory + 7 * rank;
+    for (int i = 0; i < LENGTH; i++) {
+        CHECK(numbers[i] == 0);
+        numbers[i] = i + rank;
+    }
+    OK(koloAllReduce(comm, numbers, numbers, LENGTH, KOLO_INT32, KOLO_SUM));
+    for (int i = 0; i < LENGTH; i++) CHECK(numbers[i] == size * i + size * (size - 1) / 2);
+
+    koloCall_t call = KOLO_CALL_INITIALIZER;
+    call.collective = KOLO_ALL_REDUCE, call.input = numbers, call.output = numbers;
+    call.count = LENGTH, call.type = KOLO_INT32, call.op = KOLO_SUM;
+    OK(koloExplain(comm, &call, text, sizeof text, NULL));
+    CHECK(strstr(text, "each rank reduces a slice") != NULL);
+
+    OK(koloCommMemFree(comm, memory));
+    FAILS(koloCommMemFree(comm, memory), KOLO_USAGE, "not memory of this communicator");
+    OK(koloCommMemFree(comm, NULL));
+}
+
 int main(void) {
     OK(koloCommInitEnv(&comm, NULL));
     OK(koloCommRank(comm, &rank));
@@ -234,6 +264,7 @@ int main(void) {
     types();
     by_value();
     several_at_once();
+    symmetric();
     OK(koloBarrier(comm));
     OK(koloCommDestroy(&comm));
     CHECK(comm == NULL);
