@@ -347,7 +347,7 @@ impl<'a> Bill<'a> {
                 let width = if matches!(reach, Reach::Host) { width } else { width.min(self.width) };
                 let waits = (count / width).ceil().max(1.0)
                     * self.weigh(reach, |class| self.model.latency_seconds(class));
-                time += waits + transfer.max(work) + transfer.min(work) / count;
+                time += waits + together(reach, transfer, work, count);
             }
         }
         self.path += time;
@@ -363,7 +363,7 @@ impl<'a> Bill<'a> {
                 let transfer = self.transfer(reach, count * bytes);
                 // One end of each message only, but for the last one.
                 let work = self.work(reach, (count + 1.0) / 2.0, count * bytes, reduces);
-                time += transfer.max(work) + transfer.min(work) / count;
+                time += together(reach, transfer, work, count);
                 latency = latency.max(self.weigh(reach, |class| self.model.latency_seconds(class)));
             }
         }
@@ -376,9 +376,8 @@ impl<'a> Bill<'a> {
         if messages > 0 {
             let transfer = self.transfer(Reach::Host, count * bytes);
             let work = self.work(Reach::Host, count, count * bytes, reduces);
-            self.path += self.model.latency_seconds(&self.model.intra)
-                + transfer.max(work)
-                + transfer.min(work) / count;
+            self.path +=
+                self.model.latency_seconds(&self.model.intra) + together(Reach::Host, transfer, work, count);
         }
     }
 
@@ -438,5 +437,13 @@ impl<'a> Bill<'a> {
         let full = if self.p > 2 { 2.0 } else { 1.0 };
         self.transfer(reach, full * n);
         self.work(reach, 2.0 * full, n, true);
+    }
+}
+/// Time of `count` messages one behind the other. Between hosts the processor works while the link does, and only the last
+/// message's work is in the open; inside a host the processor is the link.
+fn together(reach: Reach, transfer: f64, work: f64, count: f64) -> f64 {
+    match reach {
+        Reach::Host => transfer + work,
+        Reach::Network(_) | Reach::Mixed(_) => transfer.max(work) + transfer.min(work) / count,
     }
 }
