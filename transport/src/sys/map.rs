@@ -122,7 +122,9 @@ impl Mapping {
             // SAFETY: the copy goes to a fresh mapping, which then takes the place of a range inside this one: the
             // addresses stay mapped throughout, and hold the same bytes. Both are plain memory without invariants.
             unsafe {
-                let copy = rustix::mm::mmap_anonymous(ptr::null_mut(), piece, protection, MapFlags::PRIVATE)?;
+                // Backed at once, rather than by a fault for each page.
+                let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
+                let copy = rustix::mm::mmap_anonymous(ptr::null_mut(), piece, protection, flags)?;
                 ptr::copy_nonoverlapping(to.cast_const(), copy.cast::<u8>(), piece);
                 let flags = rustix::mm::MremapFlags::MAYMOVE;
                 if let Err(errno) = rustix::mm::mremap_fixed(copy, piece, piece, flags, to.cast()) {
