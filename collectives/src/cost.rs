@@ -42,7 +42,7 @@ pub fn seconds(algorithm: Algorithm, task: &Task, flow: Flow, model: &Model) -> 
     let one_way =
         task.collective.is_rooted() || matches!(task.collective, Collective::Scan | Collective::ExScan);
     let turn = if one_way { 0.0 } else { path / f64::from(flow.window.max(1)) };
-    path.max(busy) + (segments - 1) as f64 * busy.max(turn)
+    model.call_seconds + path.max(busy) + (segments - 1) as f64 * busy.max(turn)
 }
 
 /// Bytes of scratch that the plan takes per byte of a segment, on the rank that needs most.

@@ -34,6 +34,8 @@ pub struct Model {
     pub oversubscription: f64,
     /// What a message waits until its receiver gets the processor, for each other rank that shares it.
     pub switch_seconds: f64,
+    /// What a call takes apart from its messages.
+    pub call_seconds: f64,
 }
 
 impl LinkClass {
@@ -67,6 +69,8 @@ impl Model {
         oversubscription: 1.0,
         // A wake-up and a context switch.
         switch_seconds: 5e-6,
+        // The same for all algorithms, so that it decides nothing; `kolo tune` measures it.
+        call_seconds: 0.0,
     };
 
     /// Shared memory within hosts, RDMA between them.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use kolo_transport::rdma::Keep;
 
 use crate::error::{Error, Result};
+use crate::profile::Loaded;
 
 /// Which transports may be used, in order of preference.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,6 +105,8 @@ pub struct Config {
     pub unexpected_bytes: usize,
     /// `KOLO_SPIN_US`: how long a waiting thread spins before it yields; unset = chosen by ranks per processor.
     pub spin: Option<Duration>,
+    /// `KOLO_PROFILE`: the file with the constants of the cost model that `kolo tune` measured; unset = built-in ones.
+    pub profile: Option<Loaded>,
 }
 
 impl Default for Config {
@@ -132,6 +135,7 @@ impl Default for Config {
             // As much as a few large tensors that overtake each other; little beside the memory of a rank.
             unexpected_bytes: 64 << 20,
             spin: None,
+            profile: None,
         }
     }
 }
@@ -214,6 +218,7 @@ impl Config {
         if let Some(value) = get("KOLO_SPIN_US") {
             config.spin = Some(Duration::from_micros(bytes("KOLO_SPIN_US", &value)? as u64));
         }
+        config.profile = get("KOLO_PROFILE").map(Loaded::read).transpose()?;
         Ok(config)
     }
 
@@ -222,6 +227,7 @@ impl Config {
     pub fn settings(&self) -> String {
         let mut out = String::new();
         let unset = || "(chosen at run time)".to_owned();
+        let built_in = || "(built-in constants)".to_owned();
         let transports = match &self.transports {
             Transports::Auto => "auto".to_owned(),
             Transports::Only(list) => list.iter().map(|t| t.name()).collect::<Vec<_>>().join(","),
@@ -257,6 +263,10 @@ impl Config {
             ("KOLO_DIRECT_BYTES", self.direct_bytes.map_or_else(unset, |v| v.to_string())),
             ("KOLO_UNEXPECTED_BYTES", self.unexpected_bytes.to_string()),
             ("KOLO_SPIN_US", self.spin.map_or_else(unset, |v| v.as_micros().to_string())),
+            (
+                "KOLO_PROFILE",
+                self.profile.as_ref().map_or_else(built_in, |loaded| loaded.path.display().to_string()),
+            ),
             ("KOLO_JOB_SECRET", "(not shown)".to_owned()),
         ];
         for (name, value) in rows {
@@ -353,9 +363,10 @@ mod tests {
             ("KOLO_IB_GID_INDEX", "256"),
             ("KOLO_IB_SL", "16"),
             ("KOLO_IB_CACHE", "yes"),
+            ("KOLO_PROFILE", "/nowhere/profile.toml"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
-            assert!(text.contains(name) && text.contains("Use "), "{text}");
+            assert!(text.contains(name) && (text.contains("Use ") || text.contains("kolo tune")), "{text}");
         }
     }
 }

@@ -9,6 +9,7 @@ mod engine;
 pub mod error;
 pub mod join;
 mod planner;
+pub mod profile;
 mod recorder;
 pub mod reduce;
 mod ticks;

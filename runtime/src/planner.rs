@@ -129,6 +129,11 @@ impl Planner {
         Ok(planned)
     }
 
+    /// The constants of the selection.
+    pub(crate) const fn model(&self) -> &Model {
+        &self.model
+    }
+
     /// The selection for a call, with the losers: what `explain` prints.
     pub(crate) fn explain(&self, call: &Call) -> Result<Choice> {
         let key = self.key(call);

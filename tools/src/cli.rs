@@ -9,7 +9,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::error::{CliError, Result};
 use crate::perf::args::PerfArgs;
 use crate::perf::test::Test;
-use crate::{explain, info, launch, sim};
+use crate::{explain, info, launch, sim, tune};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -18,6 +18,7 @@ Examples:
   kolo info                                  what this machine offers, and what is missing
   kolo explain all_reduce --ranks 12 --bytes 1M
   kolo sim all_reduce --cluster cluster.toml --bytes 64M
+  kolo tune                                  measure this machine, for KOLO_PROFILE
 
 Called as all_reduce_perf, all_gather_perf and so on (also with a suffix such as _mpi), it is that \
 program of nccl-tests. `kolo COMMAND --help` has more examples.";
@@ -43,6 +44,8 @@ pub(crate) enum Command {
     Explain(explain::ExplainArgs),
     /// Simulate a collective on a described cluster
     Sim(sim::SimArgs),
+    /// Measure this machine and write a profile for KOLO_PROFILE
+    Tune(tune::TuneArgs),
     /// Write the manual pages
     #[command(hide = true)]
     Man {

@@ -1,4 +1,4 @@
-//! The `kolo` command: perf, run, info, explain, sim.
+//! The `kolo` command: perf, run, info, explain, sim, tune.
 
 mod backend;
 mod cli;
@@ -11,6 +11,7 @@ mod man;
 mod perf;
 mod planning;
 mod sim;
+mod tune;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
             Command::Info(args) => info::run(args),
             Command::Explain(args) => explain::run(args),
             Command::Sim(args) => sim::run(args),
+            Command::Tune(args) => tune::run(args),
             Command::Man { directory } => man::run(directory.as_deref()),
         },
         Err(Stop::Text(text)) => {

@@ -41,7 +41,15 @@ mod tests {
         pages.sort();
         assert_eq!(
             pages,
-            ["kolo-explain.1", "kolo-info.1", "kolo-perf.1", "kolo-run.1", "kolo-sim.1", "kolo.1"]
+            [
+                "kolo-explain.1",
+                "kolo-info.1",
+                "kolo-perf.1",
+                "kolo-run.1",
+                "kolo-sim.1",
+                "kolo-tune.1",
+                "kolo.1"
+            ]
         );
         let perf = fs::read_to_string(directory.path().join("kolo-perf.1")).unwrap();
         assert!(perf.contains("minbytes") && perf.contains("Examples"));

@@ -97,7 +97,8 @@ impl<'a> Engine<'a> {
     pub(super) fn run(mut self) -> Timing {
         for rank in 0..self.ranks.len() {
             let late = self.cluster.stragglers.iter().filter(|late| late.rank as usize == rank);
-            let start = late.map(|late| late.delay_seconds).fold(0.0, f64::max);
+            let late = late.map(|late| late.delay_seconds).fold(0.0, f64::max);
+            let start = self.cluster.model.call_seconds + late;
             self.ranks[rank].finished = start;
             for slot in 0..self.window {
                 self.begin(rank, slot, start);

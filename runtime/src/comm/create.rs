@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kolo_collectives::model::{LinkClass, Model};
 use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions};
 use kolo_transport::shm::{ShmEndpoint, ShmOptions};
 use kolo_transport::tcp::{Congestion, TcpEndpoint, TcpOptions};
@@ -13,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Communicator;
 use super::direct::Direct;
+use super::model::{Facts, model_for};
 use super::shared::{Core, Shared, World};
 use super::tiny::Tiny;
 use crate::call::mix;
@@ -190,7 +190,7 @@ pub(crate) fn connect(
     // The numbering of channels must be the same on all ranks, whichever transports each has in the end.
     let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
     let engine = Engine::new(rank, links, channels, config.unexpected_bytes);
-    let model = model_for(&hosts, &cards);
+    let model = model_for(facts(&hosts, &cards), config.profile.as_ref().map(|loaded| &loaded.profile));
     let planner = Planner::new(rank, Arc::clone(&hosts), model, &config, engine.channels_per_operation())?;
     let canonical = config.determinism == Determinism::Canonical;
     let tiny = flat
@@ -439,50 +439,33 @@ fn fullest(hosts: &[u32], cards: &[Card]) -> (usize, usize) {
         .unwrap_or((1, 1))
 }
 
-/// The constants that the selection goes by: the same on all ranks, so from what all ranks said.
-fn model_for(hosts: &[u32], cards: &[Card]) -> Model {
+/// What decides the constants of the selection.
+fn facts(hosts: &[u32], cards: &[Card]) -> Facts {
     let (ranks, processors) = fullest(hosts, cards);
-    let has_shm = |card: &Card| {
-        card.transports.iter().any(|(name, address)| name == TransportKind::Shm.name() && address.is_ok())
+    let all_have = |kind: TransportKind| {
+        let has = |card: &Card| card.transports.iter().any(|(name, at)| name == kind.name() && at.is_ok());
+        cards.iter().all(has)
     };
-    let oversubscription = (ranks as f64 / processors as f64).max(1.0);
-    let has_rdma = |card: &Card| {
-        card.transports.iter().any(|(name, address)| name == TransportKind::Rdma.name() && address.is_ok())
-    };
-    let rdma = cards.iter().all(has_rdma);
-    let mut model = Model { oversubscription, ..if rdma { Model::RDMA } else { Model::TCP } };
-    if rdma && !cards.iter().all(has_shm) {
-        model.intra = LinkClass::RDMA;
-    } else if !cards.iter().all(has_shm) {
-        model.intra = LOOPBACK_TCP;
-        model.memory_bytes_per_second = LOOPBACK_KERNEL_BYTES_PER_SECOND;
+    Facts {
+        shm: all_have(TransportKind::Shm),
+        rdma: all_have(TransportKind::Rdma),
+        oversubscription: (ranks as f64 / processors as f64).max(1.0),
     }
-    // Inside a host processors do the moving, so ranks that share one share its speed.
-    model.intra.bytes_per_second /= oversubscription;
-    model
 }
-
-/// TCP between processes of one host: system calls of 2.6 us at each end, wake-ups included, and what the kernel copies per
-/// second. From all-gathers of 512 bytes among 2, 4 and 8 ranks on 2 processors: 6 us; in rounds of the logarithm 34 and 104,
-/// direct 38 and 175, around a ring 47 and 200.
-const LOOPBACK_TCP: LinkClass =
-    LinkClass { latency_seconds: 0.7e-6, overhead_seconds: 2.6e-6, bytes_per_second: 3e9 };
-
-/// What the kernel moves over loopback with two processors, in and out each counted: 9 GB/s measured.
-const LOOPBACK_KERNEL_BYTES_PER_SECOND: f64 = 18e9;
 
 /// Settings that decide which messages are exchanged.
 fn agreed(config: &Config) -> String {
     format!(
         "KOLO_ALGO={} KOLO_DETERMINISM={:?} KOLO_SEGMENT_BYTES={:?} KOLO_WINDOW={:?} KOLO_TINY_BYTES={:?} \
-         KOLO_DIRECT_BYTES={:?} KOLO_TRANSPORT={:?}",
+         KOLO_DIRECT_BYTES={:?} KOLO_TRANSPORT={:?} KOLO_PROFILE={}",
         config.algorithms,
         config.determinism,
         config.segment_bytes,
         config.window,
         config.tiny_bytes,
         config.direct_bytes,
-        config.transports
+        config.transports,
+        config.profile.as_ref().map_or_else(|| "none".to_owned(), |loaded| loaded.profile.digest())
     )
 }
 

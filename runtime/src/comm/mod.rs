@@ -8,6 +8,7 @@ mod failure;
 mod helper;
 mod irregular;
 mod messages;
+mod model;
 mod point_to_point;
 mod raw;
 mod run;
@@ -38,6 +39,7 @@ pub use scope::Scope;
 pub(crate) use shared::Shared;
 pub use symmetric::Symmetric;
 
+use kolo_collectives::model::Model;
 use kolo_collectives::select::Choice;
 
 use crate::call::{Call, RawCall};
@@ -132,6 +134,12 @@ impl Communicator {
         &self.shared.config
     }
 
+    /// The constants that algorithms are chosen by: built-in ones, or those of `KOLO_PROFILE`; the same on all ranks.
+    #[must_use]
+    pub fn model(&self) -> Model {
+        *self.shared.core().planner.model()
+    }
+
     /// One line per transport: which ranks are reached by it and why.
     #[must_use]
     pub fn summary(&self) -> String {
@@ -177,7 +185,12 @@ impl Communicator {
                 "{direct}tiny: {bytes} bytes per rank in {how_often} over shared memory (up to {limit} bytes; KOLO_TINY_BYTES)"
             ));
         }
-        core.planner.explain(&call).map(|choice| direct + &describe(&choice))
+        let constants = self.config().profile.as_ref().map_or_else(
+            || "built-in".to_owned(),
+            |loaded| format!("profile {} ({})", loaded.path.display(), loaded.profile.digest()),
+        );
+        let choice = core.planner.explain(&call)?;
+        Ok(format!("{direct}{}\n  constants: {constants}", describe(&choice)))
     }
 
     /// Why the communicator cannot be used any more, if that is so: the error that its next call would give. For programs

@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::Communicator;
 use super::create::{child_id, connect};
 use super::waited::Waited;
+use crate::config::Config;
 use crate::control::ExchangeKey;
 use crate::error::{Error, Result};
 use crate::join::MOST_PATIENCE;
@@ -68,6 +69,18 @@ impl Communicator {
         let number = GROUP_NUMBERS + *uses;
         drop(core);
         self.subset(ranks, number, list)
+    }
+
+    /// A communicator of the same ranks with other settings, for comparisons. All ranks call it, with settings that agree.
+    /// Blocks until all have.
+    ///
+    /// # Errors
+    /// As [`Communicator::from_env`].
+    pub fn duplicate(&self, config: Config) -> Result<Self> {
+        let number = self.next_child()?;
+        let shared = &self.shared;
+        let id = child_id(shared.id, number, u64::MAX);
+        connect(Arc::clone(&shared.world), id, Arc::clone(&shared.members), self.rank(), config)
     }
 
     fn subset(&self, ranks: &[u32], number: u64, color: u64) -> Result<Self> {

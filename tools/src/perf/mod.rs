@@ -26,7 +26,7 @@ pub(crate) mod args;
 mod budget;
 mod buffers;
 mod choice;
-mod console;
+pub(crate) mod console;
 mod data;
 mod environment;
 mod json;

@@ -1,0 +1,350 @@
+//! A profile: what communication costs on a machine, as `kolo tune` measured it.
+//!
+//! A TOML file that `KOLO_PROFILE` names. The planner takes its constants in place of the built-in ones. Since all ranks
+//! must choose alike, they compare digests of their profiles when they join; the file may lie in different places.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use kolo_collectives::model::{LinkClass, Model};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::error::{Error, Result};
+
+/// The version of the format that this build writes and reads.
+pub const VERSION: u32 = 1;
+
+/// What communication costs on a machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Of the format: [`VERSION`].
+    pub version: u32,
+    /// What was measured, for people.
+    pub machine: String,
+    /// Bytes that a rank copies per second.
+    pub copy_bytes_per_second: f64,
+    /// Shared memory between ranks of one host.
+    pub shm: TransportProfile,
+    /// TCP between ranks of one host.
+    pub tcp: TransportProfile,
+    /// Between hosts. `kolo tune` cannot measure it from one host; without it, the built-in constants serve.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkProfile>,
+}
+
+/// What a transport costs inside a host.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TransportProfile {
+    /// Seconds that a call takes apart from its messages.
+    pub call_seconds: f64,
+    /// Seconds from the posting of an empty message to its arrival, without the processor time at either end.
+    pub latency_seconds: f64,
+    /// Seconds of processor time per message, at each end.
+    pub overhead_seconds: f64,
+    /// Bytes per second of one rank's link, one way.
+    pub bytes_per_second: f64,
+    /// Bytes per second that the host moves for all its ranks, each byte counted going in and coming out.
+    pub host_bytes_per_second: f64,
+    /// Bytes per second that a rank reduces as they arrive, over what it takes to receive them.
+    pub reduce_bytes_per_second: f64,
+    /// Seconds that a message waits for its receiver to get the processor, for each other rank that shares it.
+    pub switch_seconds: f64,
+}
+
+/// What the network between hosts costs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkProfile {
+    /// Seconds from the posting of an empty message to its arrival, without the processor time at either end.
+    pub latency_seconds: f64,
+    /// Seconds of processor time per message, at each end.
+    pub overhead_seconds: f64,
+    /// Bytes per second of one rank's link, each direction.
+    pub bytes_per_second: f64,
+    /// Bytes per second of a host's interfaces, each direction, shared by its ranks.
+    pub host_bytes_per_second: f64,
+}
+
+/// A profile that was read from a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// Where it was.
+    pub path: PathBuf,
+    /// What it says.
+    pub profile: Profile,
+}
+
+impl Loaded {
+    /// Reads the file that `KOLO_PROFILE` names.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if it cannot be read, or as [`Profile::parse`].
+    pub fn read(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| refused(&path, &format!("it cannot be read: {error}")))?;
+        let profile = Profile::parse(&text).map_err(|problem| refused(&path, &problem))?;
+        Ok(Self { path, profile })
+    }
+}
+
+impl Profile {
+    /// Reads a profile.
+    ///
+    /// # Errors
+    /// In words: another version, a missing or unknown field, a number that means nothing.
+    pub fn parse(text: &str) -> std::result::Result<Self, String> {
+        /// Of the file, whatever else is in it: other versions have other fields.
+        #[derive(Deserialize)]
+        struct Version {
+            version: u32,
+        }
+        let in_a_line = |error: toml::de::Error| {
+            let at = error.span().map_or(0, |span| text[..span.start].lines().count().max(1));
+            let what = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
+            if at > 0 { format!("line {at}: {what}") } else { what }
+        };
+        let Version { version } = toml::from_str(text).map_err(in_a_line)?;
+        if version != VERSION {
+            return Err(format!("it has version {version}, and this build reads version {VERSION}"));
+        }
+        let profile: Self = toml::from_str(text).map_err(in_a_line)?;
+        match profile.numbers().into_iter().find(|number| !number.is_plausible()) {
+            None => Ok(profile),
+            Some(number) => Err(number.complaint()),
+        }
+    }
+
+    /// The file: with comments, and numbers that read back as they are.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        let mut out = format!(
+            "# What communication costs on this machine, as `kolo tune` measured it. Used where KOLO_PROFILE names this \
+             file,\n# which must say the same on all ranks. Times in seconds, rates in bytes per second.\n\
+             version = {}\nmachine = {}\n",
+            self.version,
+            serde_json::Value::String(self.machine.replace(char::is_control, " "))
+        );
+        let mut table = None;
+        for number in self.numbers() {
+            if number.table != table {
+                table = number.table;
+                let _ = writeln!(out, "\n[{}]", table.unwrap_or_default());
+            }
+            let _ = writeln!(out, "{} = {:e}", number.name, number.value);
+        }
+        out
+    }
+
+    /// Sixteen digits that are the same for profiles with the same constants, and only for those.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        let mut hash = Sha256::new();
+        hash.update(self.version.to_le_bytes());
+        for number in self.numbers() {
+            hash.update(number.table.unwrap_or_default());
+            hash.update(number.name);
+            hash.update(number.value.to_le_bytes());
+        }
+        hash.finalize().iter().take(8).fold(String::new(), |out, byte| format!("{out}{byte:02x}"))
+    }
+
+    /// Puts the constants into a model whose ranks meet on a host over `transport`.
+    #[must_use]
+    pub fn apply(&self, inside: Inside, model: Model) -> Model {
+        let host = match inside {
+            Inside::Shm => &self.shm,
+            Inside::Tcp => &self.tcp,
+        };
+        let mut model = Model {
+            intra: LinkClass {
+                latency_seconds: host.latency_seconds,
+                overhead_seconds: host.overhead_seconds,
+                bytes_per_second: host.bytes_per_second,
+            },
+            call_seconds: host.call_seconds,
+            memory_bytes_per_second: host.host_bytes_per_second,
+            reduce_bytes_per_second: host.reduce_bytes_per_second,
+            copy_bytes_per_second: self.copy_bytes_per_second,
+            switch_seconds: host.switch_seconds,
+            ..model
+        };
+        if let Some(network) = &self.network {
+            model.inter = LinkClass {
+                latency_seconds: network.latency_seconds,
+                overhead_seconds: network.overhead_seconds,
+                bytes_per_second: network.bytes_per_second,
+            };
+            model.nic_bytes_per_second = network.host_bytes_per_second;
+        }
+        model
+    }
+
+    /// Every number, in the order of the file.
+    fn numbers(&self) -> Vec<Number> {
+        let number = |table, name, value| Number { table, name, value };
+        let mut all = vec![number(None, "copy_bytes_per_second", self.copy_bytes_per_second)];
+        for (table, of) in [("shm", &self.shm), ("tcp", &self.tcp)] {
+            let table = Some(table);
+            all.extend([
+                number(table, "call_seconds", of.call_seconds),
+                number(table, "latency_seconds", of.latency_seconds),
+                number(table, "overhead_seconds", of.overhead_seconds),
+                number(table, "bytes_per_second", of.bytes_per_second),
+                number(table, "host_bytes_per_second", of.host_bytes_per_second),
+                number(table, "reduce_bytes_per_second", of.reduce_bytes_per_second),
+                number(table, "switch_seconds", of.switch_seconds),
+            ]);
+        }
+        if let Some(of) = &self.network {
+            let table = Some("network");
+            all.extend([
+                number(table, "latency_seconds", of.latency_seconds),
+                number(table, "overhead_seconds", of.overhead_seconds),
+                number(table, "bytes_per_second", of.bytes_per_second),
+                number(table, "host_bytes_per_second", of.host_bytes_per_second),
+            ]);
+        }
+        all
+    }
+}
+
+/// What ranks of a host meet over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inside {
+    /// Shared memory.
+    Shm,
+    /// TCP.
+    Tcp,
+}
+
+/// A number of a profile.
+#[derive(Clone, Copy, Debug)]
+struct Number {
+    table: Option<&'static str>,
+    name: &'static str,
+    value: f64,
+}
+
+/// Longest time that a message or a call may be said to take, in seconds: a link to the moon takes less than three.
+const TIME_MAX: f64 = 10.0;
+
+/// Rates that a rank may be said to have, in bytes per second: from a modem to more than any memory.
+const RATES: std::ops::RangeInclusive<f64> = 1e3..=1e15;
+
+impl Number {
+    fn is_rate(&self) -> bool {
+        self.name.ends_with("bytes_per_second")
+    }
+
+    fn is_plausible(&self) -> bool {
+        if self.is_rate() { RATES.contains(&self.value) } else { (0.0..=TIME_MAX).contains(&self.value) }
+    }
+
+    fn complaint(&self) -> String {
+        let place = self.table.map_or_else(String::new, |table| format!("{table}."));
+        let allowed = if self.is_rate() {
+            format!("a rate from {:e} to {:e} bytes per second", RATES.start(), RATES.end())
+        } else {
+            format!("a time from 0 to {TIME_MAX} seconds")
+        };
+        format!("{place}{} is {}, and must be {allowed}", self.name, self.value)
+    }
+}
+
+fn refused(path: &Path, problem: &str) -> Error {
+    Error::configuration(
+        "KOLO_PROFILE",
+        format!("{} is no profile: {problem}", path.display()),
+        "Write one with `kolo tune --out FILE`, or leave the variable out to have the built-in constants",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> Profile {
+        let of = |factor: f64| TransportProfile {
+            call_seconds: 0.1e-6 * factor,
+            latency_seconds: 0.3e-6 * factor,
+            overhead_seconds: 0.1e-6 * factor,
+            bytes_per_second: 1.1e10 / factor,
+            host_bytes_per_second: 3e10 / factor,
+            reduce_bytes_per_second: 2e10,
+            switch_seconds: 3e-6,
+        };
+        Profile {
+            version: VERSION,
+            machine: "two \"fast\" processors".into(),
+            copy_bytes_per_second: 1.0 / 3.0 * 1e10,
+            shm: of(1.0),
+            tcp: of(10.0),
+            network: None,
+        }
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let network = NetworkProfile {
+            latency_seconds: 1e-5,
+            overhead_seconds: 0.0,
+            bytes_per_second: 3e9,
+            host_bytes_per_second: 3e9,
+        };
+        for profile in [example(), Profile { network: Some(network), ..example() }] {
+            let text = profile.to_toml();
+            assert_eq!(Profile::parse(&text), Ok(profile), "{text}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let good = example().to_toml();
+        for (from, to, expected) in [
+            ("version = 1", "version = 7", "version 7, and this build reads version 1"),
+            ("version = 1\n", "", "missing field `version`"),
+            ("call_seconds = 1e-7\n", "", "missing field `call_seconds`"),
+            ("machine = ", "mashine = ", "unknown field `mashine`"),
+            ("bytes_per_second = 1.1e10", "bytes_per_second = -3", "shm.bytes_per_second is -3"),
+            ("bytes_per_second = 1.1e10", "bytes_per_second = nan", "shm.bytes_per_second is NaN"),
+            (
+                "latency_seconds = 3e-7",
+                "latency_seconds = 60.0",
+                "shm.latency_seconds is 60, and must be a time",
+            ),
+            ("latency_seconds = 3e-7", "latency_seconds = \"fast\"", "invalid type: string"),
+            ("[tcp]", "[udp]", "unknown field `udp`"),
+            ("[tcp]", "]", "line 1"),
+        ] {
+            assert!(good.contains(from), "{from}:\n{good}");
+            let problem = Profile::parse(&good.replacen(from, to, 1)).unwrap_err();
+            assert!(problem.contains(expected) && !problem.contains('\n'), "{to}: {problem}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_names_variable_and_remedy() {
+        let text = Loaded::read("/nowhere/profile.toml").unwrap_err().to_string();
+        assert!(text.contains("KOLO_PROFILE") && text.contains("kolo tune"), "{text}");
+    }
+
+    #[test]
+    fn digests_tell_constants_apart_and_nothing_else() {
+        let same = Profile { machine: "another".into(), ..example() };
+        let other = Profile { copy_bytes_per_second: 1e10, ..example() };
+        assert_eq!(example().digest(), same.digest());
+        assert_ne!(example().digest(), other.digest());
+        assert_eq!(example().digest().len(), 16);
+    }
+
+    #[test]
+    fn each_transport_has_its_own_constants() {
+        let model = example().apply(Inside::Tcp, Model::TCP);
+        assert_eq!((model.intra.latency_seconds, model.inter), (3e-6, LinkClass::TCP));
+        assert_eq!(example().apply(Inside::Shm, Model::RDMA).intra.latency_seconds, 0.3e-6);
+    }
+}

@@ -1,0 +1,153 @@
+//! From measured times to the constants of a profile.
+
+use kolo::profile::TransportProfile;
+
+use super::fit::{Line, fit};
+use super::probe::{Crowd, Pair};
+use crate::error::{CliError, Result};
+
+/// The lines behind a profile, for people to judge it by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Lines {
+    /// One way, by bytes.
+    pub one_way: Line,
+    /// Both ways at once, by bytes.
+    pub exchange: Line,
+    /// Both ways with a reduction, and back; by bytes.
+    pub reduce: Line,
+    /// By messages.
+    pub burst: Line,
+}
+
+/// Of what a message takes when nothing else goes on, the processors' part at both ends is at most this.
+const WORK_SHARE_MAX: f64 = 0.9;
+
+/// Reducing what arrives costs at least this share of receiving it: no processor does it for nothing.
+const REDUCE_SHARE_MIN: f64 = 0.02;
+
+impl Lines {
+    /// Through what was measured.
+    pub(crate) fn through(pair: &Pair) -> Result<Self> {
+        let line = |samples: &[_]| {
+            fit(samples).ok_or_else(|| {
+                CliError::failure("the times measured make no sense", "Try again when the machine is quiet")
+            })
+        };
+        Ok(Self {
+            one_way: line(&pair.one_way)?,
+            exchange: line(&pair.exchange)?,
+            reduce: line(&pair.reduce)?,
+            burst: line(&pair.burst)?,
+        })
+    }
+}
+
+/// The constants of a transport.
+///
+/// By the model an exchange between two ranks takes call + s + n / link, with s = latency + 2 overhead, or the host's
+/// bandwidth if that is less: n bytes each way are written and read, 4 n in all. A ring all-reduce of 2 n takes call + 2 s,
+/// the bytes twice, and the reduction of n once.
+pub(crate) fn transport(lines: &Lines, crowd: Option<(Crowd, f64)>, default_switch: f64) -> TransportProfile {
+    let Lines { one_way, exchange, reduce, burst } = lines;
+    // The lines cross zero at a step more, so their difference is a step; never more than all, nor nothing.
+    let step = (reduce.fixed - exchange.fixed).clamp(0.2 * exchange.fixed, exchange.fixed);
+    let overhead_seconds = burst.each.min(WORK_SHARE_MAX * step / 2.0);
+    let latency_seconds = step - 2.0 * overhead_seconds;
+    let per_byte = exchange.each.max(one_way.each);
+    let reduced = (reduce.each - 2.0 * exchange.each).max(REDUCE_SHARE_MIN * exchange.each);
+    let call_seconds = exchange.fixed - step;
+    let switch_seconds = crowd.map_or(default_switch, |(crowd, oversubscription)| {
+        let steps = f64::from(crowd.ranks - 1);
+        let each = (crowd.ring_seconds - call_seconds) / steps;
+        let without = latency_seconds + 2.0 * overhead_seconds * oversubscription;
+        ((each - without) / (oversubscription - 1.0)).max(0.0)
+    });
+    TransportProfile {
+        call_seconds,
+        latency_seconds,
+        overhead_seconds,
+        bytes_per_second: 1.0 / one_way.each,
+        host_bytes_per_second: 4.0 / per_byte,
+        reduce_bytes_per_second: 1.0 / reduced,
+        switch_seconds,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tune::fit::Sample;
+
+    /// What a machine with these constants would have measured.
+    fn measured(of: &TransportProfile) -> Pair {
+        let step = of.latency_seconds + 2.0 * of.overhead_seconds;
+        let (link, host) = (1.0 / of.bytes_per_second, 4.0 / of.host_bytes_per_second);
+        let by_size = |time: &dyn Fn(f64) -> f64| {
+            (3..24)
+                .step_by(3)
+                .map(|bits| f64::from(1 << bits))
+                .map(|n| Sample { amount: n, seconds: time(n) })
+                .collect()
+        };
+        Pair {
+            one_way: by_size(&|n| of.call_seconds + step + n * link),
+            exchange: by_size(&|n| of.call_seconds + step + n * host.max(link)),
+            reduce: by_size(&|n| {
+                of.call_seconds + 2.0 * step + n * (2.0 * host.max(link) + 1.0 / of.reduce_bytes_per_second)
+            }),
+            burst: by_size(&|n| of.latency_seconds + of.overhead_seconds * (n + 1.0)),
+            copy_seconds: 1e-10,
+        }
+    }
+
+    #[test]
+    fn constants_are_found_again() {
+        let truth = TransportProfile {
+            call_seconds: 0.2e-6,
+            latency_seconds: 0.4e-6,
+            overhead_seconds: 0.1e-6,
+            bytes_per_second: 1e10,
+            host_bytes_per_second: 2.5e10,
+            reduce_bytes_per_second: 3e10,
+            switch_seconds: 2e-6,
+        };
+        let crowd = Crowd { ranks: 4, ring_seconds: 0.2e-6 + 3.0 * (0.4e-6 + 0.4e-6 + 2e-6) };
+        let found = transport(&Lines::through(&measured(&truth)).unwrap(), Some((crowd, 2.0)), 5e-6);
+        for (found, truth) in [
+            (found.call_seconds, truth.call_seconds),
+            (found.latency_seconds, truth.latency_seconds),
+            (found.overhead_seconds, truth.overhead_seconds),
+            (found.bytes_per_second, truth.bytes_per_second),
+            (found.host_bytes_per_second, truth.host_bytes_per_second),
+            (found.reduce_bytes_per_second, truth.reduce_bytes_per_second),
+            (found.switch_seconds, truth.switch_seconds),
+        ] {
+            assert!((found / truth - 1.0).abs() < 1e-3, "{found} {truth}");
+        }
+    }
+
+    #[test]
+    fn no_constant_is_negative_whatever_was_measured() {
+        let wild = |seed: u32| {
+            (1..8_u32)
+                .map(|i| Sample {
+                    amount: f64::from(1 << (3 * i)),
+                    seconds: 1e-6 * f64::from((i * 2_654_435 + seed * 40_503) % 97 + 1),
+                })
+                .collect::<Vec<_>>()
+        };
+        for seed in 0..50 {
+            let pair = Pair {
+                one_way: wild(seed),
+                exchange: wild(seed + 1),
+                reduce: wild(seed + 2),
+                burst: wild(seed + 3),
+                copy_seconds: 1e-10,
+            };
+            let found = transport(&Lines::through(&pair).unwrap(), None, 5e-6);
+            assert!(
+                found.latency_seconds >= 0.0 && found.overhead_seconds >= 0.0 && found.call_seconds >= 0.0
+            );
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! `kolo tune`: measures this machine and writes the constants of the cost model as a profile.
+//!
+//! The command starts itself once per rank, as `kolo perf` does, for each *part* of the work: a transport between two ranks,
+//! then between more ranks than processors. Rank 0 of a part leaves what it found in a file.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use kolo::join::JoinSpec;
+use kolo::profile::{Profile, VERSION};
+use kolo::{Communicator, Config, TransportKind, Transports};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{CliError, EXIT_FAILURE, Result};
+use crate::info::machine;
+use crate::launch;
+use crate::perf::console::Console;
+use derive::Lines;
+use probe::{Crowd, Pair};
+
+mod derive;
+mod fit;
+mod probe;
+mod report;
+mod timing;
+
+/// More ranks than this are not started to find out what sharing a processor costs: on large machines ranks seldom do.
+const CROWD_MAX: u32 = 32;
+
+/// What waiting for the processor costs where it was not measured, in seconds: a wake-up and a context switch.
+const SWITCH_SECONDS: f64 = 5e-6;
+
+const EXAMPLES: &str = "\
+Examples:
+  kolo tune                                   measure; writes the user's profile and says where
+  kolo tune --out cluster.toml                to a file that all hosts see
+  KOLO_PROFILE=cluster.toml kolo perf all_reduce
+
+Let nothing else run meanwhile. All ranks of a job must be given profiles that say the same.";
+
+/// Options of `kolo tune`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct TuneArgs {
+    /// Where to write the profile [default: kolo/profile.toml under XDG_CONFIG_HOME or ~/.config]
+    #[arg(short, long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// The part of the work that this process is a rank of
+    #[arg(long, hide = true, value_enum, requires = "part_file")]
+    part: Option<Part>,
+    /// Where rank 0 of a part leaves what it found
+    #[arg(long, hide = true, value_name = "FILE")]
+    part_file: Option<PathBuf>,
+    /// The transport of a part
+    #[arg(long, hide = true, value_name = "NAME", default_value = "shm")]
+    part_transport: String,
+}
+
+/// A part of the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Between two ranks.
+    Pair,
+    /// Between more ranks than processors.
+    Crowd,
+}
+
+/// Runs `kolo tune`.
+pub(crate) fn run(args: &TuneArgs) -> Result<ExitCode> {
+    if let (Some(part), Some(file)) = (args.part, &args.part_file) {
+        return take_part(part, args, file);
+    }
+    let path = args.out.clone().map_or_else(default_path, Ok)?;
+    let mut console = Console::stdout();
+    let (profile, lines) = measure(&mut console)?;
+    write(&path, &profile)?;
+    console.lines(&report::profile(&profile, &lines))?;
+    console.line(&format!("\nWritten to {0}. To use it: export KOLO_PROFILE={0}", path.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `kolo/profile.toml` under the user's directory for settings.
+fn default_path() -> Result<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let directory = variable("XDG_CONFIG_HOME").or_else(|| Some(variable("HOME")?.join(".config")));
+    directory.map(|directory| directory.join("kolo/profile.toml")).ok_or_else(|| {
+        CliError::usage("neither XDG_CONFIG_HOME nor HOME says where settings go", "Name a file with --out")
+    })
+}
+
+fn write(path: &Path, profile: &Profile) -> Result<()> {
+    let written = match path.parent() {
+        Some(directory) if !directory.as_os_str().is_empty() => fs::create_dir_all(directory),
+        _ => Ok(()),
+    };
+    written
+        .and_then(|()| fs::write(path, profile.to_toml()))
+        .map_err(|error| CliError::system(format!("{} cannot be written", path.display()), &error))
+}
+
+fn measure(console: &mut Console) -> Result<(Profile, Vec<(TransportKind, Lines)>)> {
+    let processors = machine::usable_cpus() as u32;
+    let crowd_ranks = Some((2 * processors).max(3)).filter(|ranks| *ranks <= CROWD_MAX);
+    let kinds = [TransportKind::Shm, TransportKind::Tcp];
+    console.begin(kinds.len() * (1 + usize::from(crowd_ranks.is_some())));
+    let mut found = Vec::new();
+    for kind in kinds {
+        console.doing(|| format!("{}, 2 ranks", kind.name()));
+        let pair: Pair = start(2, Part::Pair, kind)?;
+        console.advance();
+        let crowd = match crowd_ranks {
+            Some(ranks) => {
+                console.doing(|| format!("{}, {ranks} ranks", kind.name()));
+                let crowd: Crowd = start(ranks, Part::Crowd, kind)?;
+                console.advance();
+                Some((crowd, f64::from(ranks) / f64::from(processors)))
+            }
+            None => None,
+        };
+        let lines = Lines::through(&pair)?;
+        let constants = derive::transport(&lines, crowd, SWITCH_SECONDS);
+        found.push((kind, pair.copy_seconds, constants, lines));
+    }
+    console.end();
+    let [(_, copy_seconds, shm, _), (_, _, tcp, _)] = found[..] else {
+        return Err(CliError::failure("a transport was not measured", "Please report this as a bug"));
+    };
+    let profile = Profile {
+        version: VERSION,
+        machine: format!("{}, {} processor(s)", machine::cpu_model(), processors),
+        copy_bytes_per_second: 1.0 / copy_seconds,
+        shm,
+        tcp,
+        network: None,
+    };
+    Ok((profile, found.into_iter().map(|(kind, _, _, lines)| (kind, lines)).collect()))
+}
+
+/// Starts the ranks of a part, and returns what they found.
+fn start<T: DeserializeOwned>(ranks: u32, part: Part, kind: TransportKind) -> Result<T> {
+    let directory = tempfile::tempdir()
+        .map_err(|error| CliError::system("a temporary directory cannot be made", &error))?;
+    let file = directory.path().join("found.json");
+    let part = part.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+    let extra = [
+        OsString::from("--part"),
+        part.into(),
+        "--part-transport".into(),
+        kind.name().into(),
+        "--part-file".into(),
+        file.clone().into(),
+    ];
+    launch::run_self(ranks, &extra, i32::from(EXIT_FAILURE))?;
+    let found = fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    found.ok_or_else(|| {
+        CliError::failure(
+            format!("{ranks} ranks over {} could not be measured", kind.name()),
+            "What they said is above; `kolo info` tries the transports out",
+        )
+    })
+}
+
+/// One rank of a part.
+fn take_part(part: Part, args: &TuneArgs, file: &Path) -> Result<ExitCode> {
+    let transports = kolo::config::parse_transports(&args.part_transport)?;
+    let comm = join(transports)?;
+    match part {
+        Part::Pair => leave(&comm, file, &probe::pair(&comm)?)?,
+        Part::Crowd => leave(&comm, file, &probe::crowd(&comm)?)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Joins the other ranks, with nothing that would bend what is measured.
+fn join(transports: Transports) -> Result<Communicator> {
+    let config = Config { transports, algorithms: String::new(), profile: None, ..Config::from_env()? };
+    Ok(Communicator::builder().config(config).join(JoinSpec::from_process_env()?).connect()?)
+}
+
+fn leave(comm: &Communicator, file: &Path, found: &impl Serialize) -> Result<()> {
+    if comm.rank() == 0 {
+        let bytes = serde_json::to_vec(found).unwrap_or_default();
+        fs::write(file, bytes)
+            .map_err(|error| CliError::system("what was found cannot be written", &error))?;
+    }
+    // Nobody leaves while others are at work.
+    Ok(comm.barrier()?)
+}

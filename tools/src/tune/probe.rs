@@ -1,0 +1,116 @@
+//! What one transport is asked, on every rank: the raw times that a profile is made of.
+
+use std::time::Instant;
+
+use kolo::{Collective, Communicator, Config};
+use serde::{Deserialize, Serialize};
+
+use super::fit::{Sample, median};
+use super::timing::{Buffers, call, in_turn};
+use crate::error::Result;
+
+/// From what fits a cache line to what no cache holds.
+const SIZES: [usize; 11] =
+    [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+
+/// Messages sent in a row.
+const BURSTS: [usize; 4] = [1, 8, 32, 64];
+
+/// Rounds, the middle one of which counts.
+const ROUNDS: usize = 7;
+
+/// Bytes of a copy: twice the caches of a core.
+const COPY_BYTES: usize = 8 << 20;
+
+/// Between two ranks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Pair {
+    /// A message one way, by bytes.
+    pub one_way: Vec<Sample>,
+    /// A message each way at the same time, by bytes of one.
+    pub exchange: Vec<Sample>,
+    /// An exchange in which halves are reduced, and one in which the results go back; by bytes of a half.
+    pub reduce: Vec<Sample>,
+    /// Messages of 8 bytes one way, by their number.
+    pub burst: Vec<Sample>,
+    /// Seconds to copy a byte, on all ranks at once.
+    pub copy_seconds: f64,
+}
+
+/// Between more ranks than there are processors.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Crowd {
+    /// How many.
+    pub ranks: u32,
+    /// Seconds of an all-gather round the ring, of 8 bytes from each.
+    pub ring_seconds: f64,
+}
+
+/// The same ranks with an algorithm of their own, and without the tiny path: what is measured are messages.
+fn forced(comm: &Communicator, algorithm: &str) -> Result<Communicator> {
+    let config = Config { algorithms: algorithm.to_owned(), tiny_bytes: Some(0), ..comm.config().clone() };
+    Ok(comm.duplicate(config)?)
+}
+
+/// Measures between two ranks.
+pub(crate) fn pair(comm: &Communicator) -> Result<Pair> {
+    let direct = forced(comm, "all_gather:ring,broadcast:binomial")?;
+    let ring = forced(comm, "all_reduce:ring")?;
+    let mut buffers = Buffers::new(2 * SIZES[SIZES.len() - 1]);
+    let mut found = Pair::default();
+    for bytes in SIZES {
+        let whole = 2 * bytes;
+        let times = in_turn(comm, 3, ROUNDS, |thing, number| match thing {
+            0 => call(&direct, Collective::Broadcast, bytes, number, &mut buffers),
+            1 => call(&direct, Collective::AllGather, whole, number, &mut buffers),
+            _ => call(&ring, Collective::AllReduce, whole, number, &mut buffers),
+        })?;
+        let sample = |seconds| Sample { amount: bytes as f64, seconds };
+        found.one_way.push(sample(times[0]));
+        found.exchange.push(sample(times[1]));
+        found.reduce.push(sample(times[2]));
+    }
+    let times = in_turn(comm, BURSTS.len(), ROUNDS, |thing, number| burst(comm, BURSTS[thing], number))?;
+    found.burst =
+        BURSTS.iter().zip(times).map(|(count, seconds)| Sample { amount: *count as f64, seconds }).collect();
+    found.copy_seconds = copy_seconds(comm)?;
+    Ok(found)
+}
+
+/// `count` messages from one rank to the other, and the next time back.
+fn burst(comm: &Communicator, count: usize, number: usize) -> Result<()> {
+    let sends = comm.rank() as usize == number % 2;
+    let peer = 1 - comm.rank();
+    let mut words = vec![1_u64; count];
+    let mut batch = comm.batch();
+    for word in &mut words {
+        let word = std::slice::from_mut(word);
+        batch = if sends { batch.send(word, peer) } else { batch.recv(word, peer) };
+    }
+    Ok(batch.run()?)
+}
+
+fn copy_seconds(comm: &Communicator) -> Result<f64> {
+    let from = vec![1_u8; COPY_BYTES];
+    let mut to = vec![2_u8; COPY_BYTES];
+    let mut times = Vec::new();
+    for _ in 0..=ROUNDS {
+        comm.barrier()?;
+        let began = Instant::now();
+        to.copy_from_slice(std::hint::black_box(&from));
+        std::hint::black_box(&mut to);
+        times.push(began.elapsed().as_secs_f64() / COPY_BYTES as f64);
+    }
+    Ok(median(&mut times))
+}
+
+/// Measures between more ranks than processors.
+pub(crate) fn crowd(comm: &Communicator) -> Result<Crowd> {
+    let ring = forced(comm, "all_gather:ring")?;
+    let ranks = comm.world_size();
+    let mut buffers = Buffers::new(8 * ranks as usize);
+    let times = in_turn(comm, 1, ROUNDS, |_, number| {
+        call(&ring, Collective::AllGather, 8 * ranks as usize, number, &mut buffers)
+    })?;
+    Ok(Crowd { ranks, ring_seconds: times[0] })
+}

@@ -1,0 +1,97 @@
+//! Timing collectives on all ranks together.
+
+use std::time::Instant;
+
+use kolo::{Collective, Communicator, ReduceOp};
+
+use super::fit::median;
+use crate::error::{CliError, Result};
+
+/// What a round of one thing measured should take: many wake-ups, little of a person's patience.
+const ROUND_SECONDS: f64 = 3e-3;
+
+/// Calls in a round, at most.
+const CALLS_MAX: usize = 200;
+
+/// Memory that calls read and write: all pages are there, and sums of what it holds are no slower than others.
+#[derive(Debug)]
+pub(crate) struct Buffers {
+    input: Vec<f32>,
+    output: Vec<f32>,
+}
+
+impl Buffers {
+    /// For calls of up to `bytes` bytes, as [`call`] counts them.
+    pub(crate) fn new(bytes: usize) -> Self {
+        let some = vec![1.0; bytes.div_ceil(4).max(64)];
+        Self { input: some.clone(), output: some }
+    }
+}
+
+/// Runs a collective of `bytes` bytes: of the vector, or of the blocks of all ranks together. In place but for reduce_scatter
+/// and all_to_all. `number` counts calls: broadcasts go round the ranks backwards, so that the next root is as far from the
+/// last one as can be, and waits for it.
+pub(crate) fn call(
+    comm: &Communicator,
+    collective: Collective,
+    bytes: usize,
+    number: usize,
+    buffers: &mut Buffers,
+) -> Result<()> {
+    let ranks = comm.world_size() as usize;
+    let block = (bytes / 4 / ranks).max(1);
+    let vector = (bytes / 4).max(1);
+    let Buffers { input, output } = buffers;
+    match collective {
+        Collective::AllReduce => comm.all_reduce(&mut output[..vector], ReduceOp::Sum)?,
+        Collective::AllGather => comm.all_gather_in_place(&mut output[..block * ranks])?,
+        Collective::ReduceScatter => {
+            comm.reduce_scatter(&input[..block * ranks], &mut output[..block], ReduceOp::Sum)?;
+        }
+        Collective::Broadcast => {
+            let root = (ranks - number % ranks) % ranks;
+            comm.broadcast(&mut output[..vector], root as u32)?;
+        }
+        Collective::AllToAll => comm.all_to_all(&input[..block * ranks], &mut output[..block * ranks])?,
+        other => {
+            return Err(CliError::failure(format!("{other} is not measured"), "Please report this as a bug"));
+        }
+    }
+    Ok(())
+}
+
+/// Seconds that each of several things takes, in turn over several rounds: the median of the rounds, in each of which the
+/// slowest rank counts. The same on all ranks. `run(i, n)` does thing i for the n-th time; `control` is for agreement.
+pub(crate) fn in_turn(
+    control: &Communicator,
+    things: usize,
+    rounds: usize,
+    mut run: impl FnMut(usize, usize) -> Result<()>,
+) -> Result<Vec<f64>> {
+    let mut time = |thing: usize, calls: usize| -> Result<f64> {
+        control.barrier()?;
+        let began = Instant::now();
+        for number in 0..calls {
+            run(thing, number)?;
+        }
+        let own = began.elapsed().as_secs_f64() / calls as f64;
+        let mut all = vec![0.0; control.world_size() as usize];
+        control.all_gather(&[own], &mut all)?;
+        Ok(all.into_iter().fold(0.0, f64::max))
+    };
+    let mut calls = Vec::with_capacity(things);
+    for thing in 0..things {
+        // The first call makes connections and plans. Whole turns of broadcasts.
+        let world = control.world_size() as usize;
+        time(thing, world)?;
+        let each = time(thing, if things > 1 { world } else { 2 * world })?;
+        calls.push(((ROUND_SECONDS / each) as usize).clamp(1, CALLS_MAX).next_multiple_of(world));
+    }
+    let mut times = vec![Vec::with_capacity(rounds); things];
+    for _ in 0..rounds {
+        for thing in 0..things {
+            times[thing].push(time(thing, calls[thing])?);
+        }
+    }
+    Ok(times.iter_mut().map(|times| median(times)).collect())
+}
