@@ -20,11 +20,15 @@ mod work;
 
 pub use call::{RawCall, RawCallV, Summary};
 pub use cluster::Cluster;
-pub use comm::{Batch, Builder, Communicator, RawMessage, Scope, Symmetric};
+pub use comm::{
+    Batch, Builder, Communicator, RawMessage, RegisteredBuffer, Registration, Scope, Stable, Standing,
+    Symmetric,
+};
 pub use config::{Config, Determinism, TransportKind, Transports};
 pub use engine::Route;
 pub use error::{Context, Error, Result};
 pub use kolo_collectives::plan::Collective;
+pub use kolo_transport::MemoryCounters;
 pub use recorder::Record;
 pub use types::{DataType, Element, ReduceOp};
 pub use work::Work;

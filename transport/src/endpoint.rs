@@ -28,6 +28,7 @@ use std::sync::atomic::AtomicU32;
 use std::time::Instant;
 
 use crate::error::Error;
+use crate::memory::{Backing, MemoryCounters, Registered};
 
 /// A FIFO between this rank and `peer`, in both directions. `index` is small and dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -268,6 +269,27 @@ pub trait Endpoint: Send + std::fmt::Debug {
 
     /// Takes [`Endpoint::watch`] back.
     fn unwatch(&mut self, _on: Channel) {}
+
+    /// Registers memory until [`Endpoint::deregister`] or the end of this endpoint: messages from and to it need no
+    /// registration of their own.
+    ///
+    /// # Errors
+    /// If it cannot be registered; nothing is then.
+    ///
+    /// # Safety
+    /// The memory stays mapped, as it is, for as long; it is what `backing` says.
+    unsafe fn register(&mut self, memory: Piece, backing: Backing<'_>) -> Result<Registered, Error> {
+        let _ = (memory, backing);
+        Ok(Registered::NotNeeded("the processor copies; no device needs to know the memory"))
+    }
+
+    /// Ends a registration of exactly this memory.
+    fn deregister(&mut self, _memory: Piece) {}
+
+    /// What was done with the caller's memory so far. All zero where nothing is registered.
+    fn memory_counters(&self) -> MemoryCounters {
+        MemoryCounters::default()
+    }
 
     /// Makes progress without blocking and appends what happened. Returns whether anything moved, bytes included.
     fn poll(&mut self, events: &mut Vec<Event>) -> bool;

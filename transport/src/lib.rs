@@ -3,6 +3,7 @@
 pub mod conformance;
 mod endpoint;
 mod error;
+mod memory;
 pub mod rdma;
 pub mod shm;
 mod sys;
@@ -13,6 +14,7 @@ pub use endpoint::{
     Sink, Token,
 };
 pub use error::{Error, ErrorKind};
+pub use memory::{Backing, MemoryCounters, Registered};
 pub use rdma::{RdmaEndpoint, RdmaOptions};
 pub use shm::{ShmEndpoint, ShmOptions};
 pub use sys::futex::wait_word;

@@ -558,8 +558,9 @@ koloResult_t koloCommMemFree(koloComm_t comm, void *memory);
 typedef struct koloRegistration *koloRegistration_t;
 
 /**
- * Makes memory known that will be used often. Shared memory and TCP have no use for it and do nothing; a transport that
- * pins memory would do so here. Local. The memory must stay until koloCommDeregister.
+ * Makes memory known that will be used often. Shared memory and TCP have no use for it and do nothing; RDMA pins it, once
+ * rather than with each message. Local. The memory must stay, mapped as it is, until koloCommDeregister or
+ * koloCommDestroy, whichever is first. KOLO_TRANSPORT if it cannot be pinned, with what to do about it.
  */
 koloResult_t koloCommRegister(koloComm_t comm, void *memory, size_t bytes, koloRegistration_t *registration);
 

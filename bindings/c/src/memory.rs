@@ -1,4 +1,4 @@
-//! Memory for buffers. Today it is aligned and nothing more; a transport that pins memory will do so behind these calls.
+//! Memory for buffers: aligned, and registered with the transports that pin memory where that is asked for.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use kolo_rs::Symmetric;
 
 use crate::comm::Comm;
-use crate::guard::{guard, place, take, usage, with_comm};
+use crate::guard::{guard, place, take, with_comm};
 
 /// Pages everywhere Kolo runs, or a multiple: what transports pin and map is whole pages.
 const ALIGNMENT: usize = 4096;
@@ -81,10 +81,7 @@ unsafe extern "C" fn koloCommMemFree(comm: *const Comm, memory: *mut c_void) -> 
 
 /// What a `koloRegistration_t` points to.
 #[derive(Debug)]
-pub(crate) struct Registration {
-    memory: *mut c_void,
-    bytes: usize,
-}
+pub(crate) struct Registration(#[expect(dead_code, reason = "kept for its end")] kolo_rs::Registration);
 
 /// See `kolo.h`.
 #[unsafe(no_mangle)]
@@ -94,15 +91,13 @@ unsafe extern "C" fn koloCommRegister(
     bytes: usize,
     registration: *mut *mut Registration,
 ) -> c_int {
-    // SAFETY: the header's promise, for all pointers; the memory itself is not touched.
+    // SAFETY: the header's promise, for all pointers, and that the memory stays until it is deregistered.
     unsafe {
-        with_comm("koloCommRegister", comm, |_| {
+        with_comm("koloCommRegister", comm, |comm| {
             let registration = place("registration", registration)?;
             registration.write(std::ptr::null_mut());
-            if memory.is_null() || bytes == 0 {
-                return Err(usage(format!("{bytes} bytes at {memory:?} are no memory to register")));
-            }
-            registration.write(Box::into_raw(Box::new(Registration { memory, bytes })));
+            let made = comm.communicator.register_raw(memory.cast(), bytes)?;
+            registration.write(Box::into_raw(Box::new(Registration(made))));
             Ok(())
         })
     }
@@ -114,10 +109,8 @@ unsafe extern "C" fn koloCommDeregister(comm: *const Comm, registration: *mut *m
     // SAFETY: the header's promise, for both pointers.
     unsafe {
         with_comm("koloCommDeregister", comm, |_| {
-            // From `koloCommRegister`. There is nothing to undo in any transport yet.
-            if let Some(known) = take("registration", registration)? {
-                debug_assert!(!known.memory.is_null() && known.bytes > 0, "as registered");
-            }
+            // From `koloCommRegister`. Dropping it ends it.
+            drop(take("registration", registration)?);
             Ok(())
         })
     }

@@ -1,6 +1,9 @@
 //! The endpoints of a communicator, and which of them leads to which peer.
 
-use kolo_transport::{Armed, Channel, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Sink, Token};
+use kolo_transport::{
+    Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, MemoryCounters, ParkBy, Piece, Posted,
+    Registered, Sink, Token,
+};
 
 /// How one peer is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,6 +88,42 @@ impl Links {
         if let Ok(endpoint) = self.endpoint(on.peer) {
             endpoint.unwatch(on);
         }
+    }
+
+    /// Registers memory with all endpoints, or with none; says of each what came of it.
+    ///
+    /// # Safety
+    /// As [`Endpoint::register`].
+    pub(crate) unsafe fn register(
+        &mut self,
+        memory: Piece,
+        backing: Backing<'_>,
+    ) -> Result<Vec<(&'static str, Option<&'static str>)>, Error> {
+        let mut standing = Vec::with_capacity(self.endpoints.len());
+        for at in 0..self.endpoints.len() {
+            let name = self.endpoints[at].caps().name;
+            // SAFETY: the caller's promise.
+            match unsafe { self.endpoints[at].register(memory, backing) } {
+                Ok(Registered::Yes) => standing.push((name, None)),
+                Ok(Registered::NotNeeded(because)) => standing.push((name, Some(because))),
+                Err(error) => {
+                    self.endpoints[..at].iter_mut().for_each(|earlier| earlier.deregister(memory));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(standing)
+    }
+
+    pub(crate) fn deregister(&mut self, memory: Piece) {
+        self.endpoints.iter_mut().for_each(|endpoint| endpoint.deregister(memory));
+    }
+
+    pub(crate) fn memory_counters(&self) -> MemoryCounters {
+        self.endpoints.iter().fold(MemoryCounters::default(), |mut all, endpoint| {
+            all += endpoint.memory_counters();
+            all
+        })
     }
 
     /// A transport that cannot tell messages apart before they are received, if there is one.

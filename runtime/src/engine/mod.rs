@@ -20,7 +20,7 @@ mod unexpected;
 use std::any::Any;
 use std::collections::VecDeque;
 
-use kolo_transport::{Armed, Error, ErrorKind, Event, ParkBy};
+use kolo_transport::{Armed, Backing, Error, ErrorKind, Event, MemoryCounters, ParkBy, Piece};
 
 pub(crate) use links::Links;
 pub use links::Route;
@@ -191,6 +191,29 @@ impl Engine {
             self.fail(error);
         }
         true
+    }
+
+    /// Registers memory with the transports; says of each what came of it.
+    ///
+    /// # Safety
+    /// As [`kolo_transport::Endpoint::register`].
+    pub(crate) unsafe fn register(
+        &mut self,
+        memory: Piece,
+        backing: Backing<'_>,
+    ) -> Result<Vec<(&'static str, Option<&'static str>)>, Error> {
+        // SAFETY: handed on.
+        unsafe { self.links.register(memory, backing) }
+    }
+
+    /// Ends a registration.
+    pub(crate) fn deregister(&mut self, memory: Piece) {
+        self.links.deregister(memory);
+    }
+
+    /// What the transports have done with memory.
+    pub(crate) fn memory_counters(&self) -> MemoryCounters {
+        self.links.memory_counters()
     }
 
     /// Operations and transfers that are not done.

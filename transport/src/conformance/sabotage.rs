@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
+use crate::memory::{Backing, MemoryCounters, Registered};
 
 /// What is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,5 +204,18 @@ impl Endpoint for Sabotaged {
 
     fn is_flushed(&self) -> bool {
         self.inner.is_flushed()
+    }
+
+    unsafe fn register(&mut self, memory: Piece, backing: Backing<'_>) -> Result<Registered, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.register(memory, backing) }
+    }
+
+    fn deregister(&mut self, memory: Piece) {
+        self.inner.deregister(memory);
+    }
+
+    fn memory_counters(&self) -> MemoryCounters {
+        self.inner.memory_counters()
     }
 }

@@ -93,6 +93,8 @@ pub(super) struct RecvOp {
     pub(super) token: Token,
     pub(super) tag: u64,
     pub(super) len: usize,
+    /// Whether it goes back if another message comes.
+    pub(super) conditional: bool,
     pub(super) landing: Landing,
     pub(super) way: Way,
     /// Bytes granted, and the place in the pieces behind them.
@@ -111,6 +113,8 @@ pub(super) struct Granted {
     pub(super) chunk: Option<u8>,
     /// The region, if it is the caller's memory.
     pub(super) held: Option<Use>,
+    /// Whether its receive has gone back: the peer answers it, unused.
+    pub(super) dead: bool,
 }
 
 /// A channel. Counters wrap.
@@ -141,6 +145,10 @@ pub(super) struct Chan {
     pub(super) grants_sent: u32,
     /// A long message that the peer is to be told is not wanted.
     pub(super) refuse: Option<u16>,
+    /// Whether the owner wants to know of the next message though nothing is posted.
+    pub(super) watched: bool,
+    /// Whether the first receive does not fit the message that is there, and is about to go back.
+    pub(super) unfit: bool,
 
     /// The peer's block, once it has said where.
     pub(super) remote: Option<Place>,
@@ -172,6 +180,8 @@ impl Chan {
             granted: VecDeque::with_capacity(GRANTS as usize),
             grants_sent: 0,
             refuse: None,
+            watched: false,
+            unfit: false,
             remote: None,
             opened: false,
             block: None,

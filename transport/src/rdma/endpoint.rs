@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use kolo_verbs::{MemoryRegion, ProtectionDomain};
 use rustix::event::epoll;
 
 use super::NAME;
 use super::address::Address;
 use super::channel::{BLOCK_BYTES, CHUNK_BYTES, Chan, Landing, RecvOp, SendOp, Way};
+use super::failure::Arrived;
 use super::link::{Link, Stage};
 use super::options::{Keep, RdmaOptions};
 use super::progress::{Hands, pump};
@@ -23,6 +23,7 @@ use super::wire::{CHANNELS, EAGER_BYTES, GRANTS};
 use super::{reach, receiving, sending};
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
+use crate::memory::{Backing, MemoryCounters, Registered};
 use crate::tcp::memory::{Cursor, Eater, Pieces};
 
 /// Longest message. Writes are cut into shorter ones, so this is what a slice may be long.
@@ -68,6 +69,8 @@ pub struct RdmaEndpoint {
     /// What happened outside of a poll.
     pub(super) backlog: Vec<Event>,
     pub(super) news: Vec<News>,
+    /// Peers that are lost and of which something that has arrived is asked for.
+    pub(super) late: Vec<u32>,
     epoll: OwnedFd,
     side_watched: bool,
     pub(super) armed: bool,
@@ -141,6 +144,7 @@ impl RdmaEndpoint {
             counters: Counters::default(),
             backlog: Vec::new(),
             news: Vec::new(),
+            late: Vec::new(),
             epoll,
             side_watched: false,
             armed: false,
@@ -196,80 +200,6 @@ impl RdmaEndpoint {
         &self.passed_over
     }
 
-    /// What becomes of registrations of the caller's memory that nobody uses any more.
-    #[must_use]
-    pub fn registration_policy(&self) -> &'static str {
-        self.registrations.first().map_or("", Registrations::describe)
-    }
-
-    /// What it has done so far.
-    #[must_use]
-    pub fn counters(&self) -> Counters {
-        let mut all = self.counters;
-        for registrations in &self.registrations {
-            let of = registrations.counters;
-            all.cache.hits += of.hits;
-            all.cache.misses += of.misses;
-            all.cache.evicted += of.evicted;
-            all.cache.invalidated += of.invalidated;
-        }
-        all
-    }
-
-    /// Registers memory with all adapters until [`RdmaEndpoint::deregister`]: messages from and to it need no
-    /// registration of their own.
-    ///
-    /// # Errors
-    /// If the memory is not mapped, or no more may be locked; the error says what to do.
-    ///
-    /// # Safety
-    /// The memory stays mapped until then, or until the endpoint is dropped.
-    pub unsafe fn register(&mut self, memory: Piece) -> Result<(), Error> {
-        for at in 0..self.registrations.len() {
-            // SAFETY: the caller's promise.
-            if let Err(error) = unsafe { self.registrations[at].pin(memory.ptr, memory.len) } {
-                for earlier in &mut self.registrations[..at] {
-                    earlier.unpin(memory.ptr, memory.len);
-                }
-                return Err(Error::new(
-                    ErrorKind::System,
-                    NAME,
-                    None,
-                    format!("registering memory: {error}"),
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    /// Ends a registration by [`RdmaEndpoint::register`]. Returns whether there was one.
-    pub fn deregister(&mut self, memory: Piece) -> bool {
-        self.registrations.iter_mut().fold(false, |any, cache| cache.unpin(memory.ptr, memory.len) | any)
-    }
-
-    /// Whether messages from and to this memory need no registration now.
-    #[must_use]
-    pub fn is_registered(&self, memory: Piece) -> bool {
-        self.registrations.iter().all(|cache| cache.holds(memory.ptr, memory.len))
-    }
-
-    /// The adapters' protection domains, for regions that are made elsewhere: of a dma-buf, such as a GPU's memory.
-    pub fn domains(&self) -> impl Iterator<Item = &ProtectionDomain> {
-        self.rails.iter().map(|rail| &rail.domain)
-    }
-
-    /// Takes regions made of [`RdmaEndpoint::domains`], one of each and in that order, as the registration of the
-    /// addresses that they cover; [`RdmaEndpoint::deregister`] ends it.
-    ///
-    /// # Panics
-    /// If their number is another.
-    pub fn adopt(&mut self, regions: Vec<MemoryRegion>) {
-        assert_eq!(regions.len(), self.registrations.len(), "one region per adapter");
-        for (cache, region) in self.registrations.iter_mut().zip(regions) {
-            cache.adopt(region);
-        }
-    }
-
     fn usable(&self, on: Channel) -> Result<(), Error> {
         let usage = |what: String| Err(Error::new(ErrorKind::Usage, NAME, Some(on.peer), what));
         if on.peer as usize >= self.peers.len() {
@@ -296,6 +226,91 @@ impl RdmaEndpoint {
             events,
         };
         (peer, hands)
+    }
+
+    /// Takes a receive, on condition or not.
+    ///
+    /// # Safety
+    /// As [`Endpoint::post_recv`].
+    unsafe fn enqueue_recv(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        dst: Sink<'_>,
+        token: Token,
+        conditional: bool,
+    ) -> Result<Posted, Error> {
+        self.usable(on)?;
+        let (landing, len) = match dst {
+            Sink::Place(list) => {
+                let (pieces, total) = Pieces::new(list);
+                (Landing::Place { pieces, cursor: Cursor::default() }, total)
+            }
+            Sink::Consume { len, consumer } => {
+                (Landing::Eat(Eater::new(consumer)), Some(len).filter(|&len| len <= MESSAGE_MAX))
+            }
+        };
+        let len = len.ok_or_else(|| too_long(on.peer))?;
+        let down = self.peers[on.peer as usize].down.clone();
+        if down.is_none() {
+            self.start(on.peer)?;
+        }
+        let channel = on.index as u8;
+        let mut events = std::mem::take(&mut self.backlog);
+        let (peer, mut hands) = self.parts(on, &mut events);
+        let mut op = RecvOp {
+            token,
+            tag,
+            len,
+            conditional,
+            landing,
+            way: Way::Open,
+            granted: 0,
+            granted_to: Cursor::default(),
+            filled: 0,
+        };
+        let Some(chan) = peer.channels[usize::from(channel)].as_deref_mut() else {
+            return Err(too_long(on.peer));
+        };
+        chan.watched = false;
+        let mut late = false;
+        let mut result = receiving::receive_now(chan, on.peer, &mut op);
+        if matches!(result, Ok(Ok(Posted::Pending))) {
+            if let Some(cause) = down {
+                // It may be another's message that is there.
+                if chan.unfit {
+                    chan.recvs.push_back(op);
+                    late = true;
+                } else {
+                    result = Ok(Err(cause));
+                }
+            } else {
+                chan.recvs.push_back(op);
+                peer.busy |= 1 << channel;
+                if let Some(link) = peer.link.as_deref_mut().filter(|link| link.stage == Stage::Up)
+                    && len > EAGER_BYTES
+                    && let Err(trouble) = receiving::grant(link, chan, channel, &mut hands)
+                {
+                    // Posted all the same: it fails with the others of this peer.
+                    self.backlog = events;
+                    let _ = self.refuse(on.peer, trouble);
+                    return Ok(Posted::Pending);
+                }
+            }
+        }
+        peer.touched |= 1 << channel;
+        let refused = matches!(result, Ok(Err(_))) && peer.down.is_some();
+        self.backlog = events;
+        if late {
+            self.late.push(on.peer);
+        }
+        if refused {
+            self.say_down(on.peer);
+        }
+        match result {
+            Ok(result) => result,
+            Err(trouble) => Err(self.refuse(on.peer, trouble)),
+        }
     }
 
     /// With the next poll.
@@ -351,7 +366,7 @@ impl Endpoint for RdmaEndpoint {
         let known = &mut self.peers[peer as usize];
         known.address = Some(address);
         known.pairs = pairs;
-        if known.channels.iter().flatten().any(|chan| !chan.is_idle()) {
+        if known.channels.iter().flatten().any(|chan| !chan.is_idle() || chan.watched) {
             self.start(peer)?;
         }
         Ok(Reach::Yes { how })
@@ -427,64 +442,71 @@ impl Endpoint for RdmaEndpoint {
         dst: Sink<'_>,
         token: Token,
     ) -> Result<Posted, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_recv(on, tag, dst, token, false) }
+    }
+
+    fn looks_ahead(&self) -> bool {
+        true
+    }
+
+    unsafe fn post_recv_if(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        dst: Sink<'_>,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_recv(on, tag, dst, token, true) }
+    }
+
+    fn watch(&mut self, on: Channel) -> Result<(), Error> {
         self.usable(on)?;
-        let (landing, len) = match dst {
-            Sink::Place(list) => {
-                let (pieces, total) = Pieces::new(list);
-                (Landing::Place { pieces, cursor: Cursor::default() }, total)
-            }
-            Sink::Consume { len, consumer } => {
-                (Landing::Eat(Eater::new(consumer)), Some(len).filter(|&len| len <= MESSAGE_MAX))
-            }
-        };
-        let len = len.ok_or_else(|| too_long(on.peer))?;
         let down = self.peers[on.peer as usize].down.clone();
         if down.is_none() {
             self.start(on.peer)?;
         }
-        let channel = on.index as u8;
-        let mut events = std::mem::take(&mut self.backlog);
-        let (peer, mut hands) = self.parts(on, &mut events);
-        let mut op = RecvOp {
-            token,
-            tag,
-            len,
-            landing,
-            way: Way::Open,
-            granted: 0,
-            granted_to: Cursor::default(),
-            filled: 0,
-        };
-        let Some(chan) = peer.channels[usize::from(channel)].as_deref_mut() else {
-            return Err(too_long(on.peer));
-        };
-        let mut result = receiving::receive_now(chan, on.peer, &mut op);
-        if matches!(result, Ok(Ok(Posted::Pending))) {
-            if let Some(cause) = down {
-                result = Ok(Err(cause));
-            } else {
-                chan.recvs.push_back(op);
-                peer.busy |= 1 << channel;
-                if let Some(link) = peer.link.as_deref_mut().filter(|link| link.stage == Stage::Up)
-                    && len > EAGER_BYTES
-                    && let Err(trouble) = receiving::grant(link, chan, channel, &mut hands)
-                {
-                    // Posted all the same: it fails with the others of this peer.
-                    self.backlog = events;
-                    let _ = self.refuse(on.peer, trouble);
-                    return Ok(Posted::Pending);
-                }
+        let peer = &mut self.peers[on.peer as usize];
+        let chan = peer.channels[usize::from(on.index)].get_or_insert_with(|| Box::new(Chan::new()));
+        if let Some(cause) = down {
+            if chan.arrival().is_none() {
+                return Err(cause);
             }
+            self.late.push(on.peer);
         }
-        peer.touched |= 1 << channel;
-        let refused = matches!(result, Ok(Err(_))) && peer.down.is_some();
-        self.backlog = events;
-        if refused {
-            self.say_down(on.peer);
+        chan.watched = true;
+        peer.busy |= 1 << on.index;
+        peer.touched |= 1 << on.index;
+        Ok(())
+    }
+
+    fn unwatch(&mut self, on: Channel) {
+        let Some(peer) = self.peers.get_mut(on.peer as usize) else { return };
+        if let Some(Some(chan)) = peer.channels.get_mut(usize::from(on.index)) {
+            chan.watched = false;
+            // Whether it is busy still is for the next poll to say.
+            peer.touched |= 1 << on.index;
         }
-        match result {
-            Ok(result) => result,
-            Err(trouble) => Err(self.refuse(on.peer, trouble)),
+    }
+
+    unsafe fn register(&mut self, memory: Piece, backing: Backing<'_>) -> Result<Registered, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.register_backed(memory, backing)? };
+        Ok(Registered::Yes)
+    }
+
+    fn deregister(&mut self, memory: Piece) {
+        self.unpin(memory);
+    }
+
+    fn memory_counters(&self) -> MemoryCounters {
+        let of = self.counters();
+        MemoryCounters {
+            in_place_bytes: of.sent_in_place_bytes + of.received_in_place_bytes + of.received_eaten_bytes,
+            staged_bytes: of.sent_staged_bytes + of.received_staged_bytes,
+            registrations: of.cache.misses,
+            cache_hits: of.cache.hits,
         }
     }
 
@@ -498,7 +520,7 @@ impl Endpoint for RdmaEndpoint {
             peer.link.as_ref().is_some_and(|link| !link.is_settled() || flush && !link.is_flushed())
         };
         let waits = |peer: &Peer| peer.started && peer.down.is_none() && (peer.busy != 0 || unsettled(peer));
-        if !self.peers.iter().any(waits) && self.backlog.is_empty() {
+        if !self.peers.iter().any(waits) && self.backlog.is_empty() && self.late.is_empty() {
             return Armed::Idle;
         }
         let mut events = std::mem::take(&mut self.backlog);
@@ -547,7 +569,7 @@ impl Endpoint for RdmaEndpoint {
     }
 
     fn abandon(&mut self, peer: u32, cause: &Error, events: &mut Vec<Event>) {
-        self.close(peer, cause, events);
+        self.close(peer, cause, Arrived::Fails, events);
         self.peers[peer as usize].told = true;
     }
 
@@ -555,7 +577,7 @@ impl Endpoint for RdmaEndpoint {
         self.aborted = true;
         for peer in 0..self.peers.len() as u32 {
             if peer != self.rank {
-                self.close(peer, cause, events);
+                self.close(peer, cause, Arrived::Fails, events);
                 self.peers[peer as usize].told = true;
             }
         }

@@ -8,12 +8,21 @@ use super::lane::Settled;
 use super::link::{Link, Stage};
 use super::progress::{Hands, drain};
 use super::receiving;
-use crate::endpoint::Event;
+use crate::endpoint::{Channel, Event};
 use crate::error::{Error, ErrorKind};
 
 /// How long leaving may take: for a round trip to each peer's adapter, after which all that it waits for has been
 /// acknowledged. Soft-RoCE under load needs some ms.
 const FAREWELL: Duration = Duration::from_millis(50);
+
+/// What becomes of messages that are there when a peer is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrived {
+    /// Receives that they fit are complete.
+    Counts,
+    /// All receives fail.
+    Fails,
+}
 
 impl RdmaEndpoint {
     /// A peer is lost. What has arrived is still delivered; whatever needs more of the peer fails.
@@ -38,15 +47,16 @@ impl RdmaEndpoint {
             };
             // Trouble is expected; what comes before it counts.
             let _ = drain(link, &mut peer.channels, &mut peer.touched, answers, &mut hands);
-            for chan in peer.channels.iter_mut().flatten() {
-                let _ = receiving::pump(chan, number, &mut hands);
+            for (at, chan) in peer.channels.iter_mut().enumerate() {
+                let on = Channel { peer: number, index: at as u16 };
+                let _ = chan.as_deref_mut().map(|chan| receiving::pump(chan, on, hands.events));
             }
         }
         let peer = &mut self.peers[number as usize];
         // Whoever is through may leave: that is news only to those who want something of it, now or later.
         let needed = peer.channels.iter().flatten().any(|chan| !chan.is_idle())
             || peer.link.as_ref().is_some_and(|link| !link.is_settled());
-        self.close(number, &cause, events);
+        self.close(number, &cause, Arrived::Counts, events);
         if needed {
             self.tell_down(number, events);
         }
@@ -61,7 +71,7 @@ impl RdmaEndpoint {
     }
 
     /// Fails all that involves a peer, and lets go of everything.
-    pub(super) fn close(&mut self, number: u32, cause: &Error, events: &mut Vec<Event>) {
+    pub(super) fn close(&mut self, number: u32, cause: &Error, arrived: Arrived, events: &mut Vec<Event>) {
         let peer = &mut self.peers[number as usize];
         if peer.down.is_some() {
             return;
@@ -108,13 +118,39 @@ impl RdmaEndpoint {
                     self.registrations[rail].release(held);
                 }
             }
+            if arrived == Arrived::Counts {
+                let on = Channel { peer: number, index: at as u16 };
+                receiving::serve_late(chan, on, cause, events);
+            }
             events.extend(chan.recvs.drain(..).map(|op| fail(op.token)));
+            (chan.watched, chan.unfit) = (false, false);
             // What has arrived may still be asked for.
             if !has_arrivals(chan) {
                 *entry = None;
             }
         }
         self.side.abandon(number, cause);
+    }
+
+    /// Receives posted, or channels watched, after their peer was lost: what had arrived is theirs still.
+    pub(super) fn serve_the_late(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut any = false;
+        while let Some(number) = self.late.pop() {
+            any = true;
+            let peer = &mut self.peers[number as usize];
+            let Some(cause) = peer.down.clone() else { continue };
+            let before = events.len();
+            for (at, chan) in peer.channels.iter_mut().enumerate() {
+                let on = Channel { peer: number, index: at as u16 };
+                if let Some(chan) = chan.as_deref_mut() {
+                    receiving::serve_late(chan, on, &cause, events);
+                }
+            }
+            if events[before..].iter().any(|event| matches!(event, Event::Failed(..))) {
+                self.tell_down(number, events);
+            }
+        }
+        any
     }
 
     /// Waits until every peer's adapter has answered once more: what it had sent before, and its answers to what it

@@ -33,6 +33,7 @@ mod failure;
 mod hello;
 mod lane;
 mod link;
+mod memory;
 mod options;
 mod progress;
 mod rails;

@@ -17,7 +17,7 @@ use super::side::News;
 use super::stats::Counters;
 use super::wire::{GRANTS, Grant, Note, SLOTS};
 use super::{NAME, receiving, sending};
-use crate::endpoint::Event;
+use crate::endpoint::{Channel, Event};
 use crate::error::{Error, ErrorKind};
 
 /// Polls between two looks at the side connection, a system call: it says nothing but that a peer is gone.
@@ -84,6 +84,7 @@ impl RdmaEndpoint {
             moved |= self.look_aside(events);
         }
         let quiet = self.tick.is_multiple_of(QUIET_EVERY);
+        moved |= self.serve_the_late(events);
         let mut at = 0;
         while at < self.live.len() {
             let peer = self.live[at];
@@ -399,11 +400,11 @@ pub(super) fn pump(
         left &= left - 1;
         let Some(chan) = peer.channels[usize::from(channel)].as_deref_mut() else { continue };
         moved |= sending::open(link, chan, channel, hands)?;
-        moved |= receiving::pump(chan, number, hands)?;
+        moved |= receiving::pump(chan, Channel { peer: number, index: channel.into() }, hands.events)?;
         moved |= receiving::grant(link, chan, channel, hands)?;
         moved |= sending::pump(link, chan, channel, sleeping, hands)?;
         moved |= receiving::tell(link, chan, channel)?;
-        let pending = !chan.is_idle() || !chan.opened || !chan.grants.is_empty();
+        let pending = !chan.is_idle() || chan.watched || !chan.opened || !chan.grants.is_empty();
         peer.busy = peer.busy & !(1 << channel) | u64::from(pending) << channel;
     }
     Ok(moved)

@@ -11,7 +11,7 @@ use super::link::Link;
 use super::progress::{Hands, Trouble};
 use super::sending::remote;
 use super::wire::{EAGER_BYTES, GRANTS, Grant, Header, Kind, Note, SLOTS};
-use crate::endpoint::{Event, Posted};
+use crate::endpoint::{Channel, Envelope, Event, Posted};
 use crate::error::{Error, ErrorKind};
 
 /// Pieces of the caller's memory that are shorter are received through staging.
@@ -28,7 +28,8 @@ pub(super) fn receive_now(
     }
     let sequence = chan.recv_sequence;
     Ok(match take_slot(chan, peer, op, sequence)? {
-        Taken::Nothing => Ok(Posted::Pending),
+        // What does not fit is told by a poll.
+        Taken::Nothing | Taken::Unfit(_) => Ok(Posted::Pending),
         Taken::Done => {
             chan.recv_sequence = sequence.wrapping_add(1);
             Ok(Posted::Done)
@@ -44,6 +45,8 @@ enum Taken {
     Nothing,
     Done,
     Failed(Error),
+    /// Another message is there, and the receive was posted on condition.
+    Unfit(Header),
 }
 
 /// Looks at the oldest slot for the receive at the head of the queue.
@@ -61,6 +64,10 @@ fn take_slot(chan: &mut Chan, peer: u32, op: &mut RecvOp, sequence: u32) -> Resu
         let matches = header.tag == op.tag && header.len == op.len as u64;
         // What a notice tells may have happened meanwhile: the message it announced has come by grants.
         let taken = match (ahead, header.kind) {
+            (0, _) if !matches && op.conditional => {
+                chan.unfit = true;
+                return Ok(Taken::Unfit(header));
+            }
             (0, kind) if !matches => {
                 // Where grants are out the sender learns from them.
                 if kind == Kind::Notice && op.granted == 0 {
@@ -116,14 +123,14 @@ pub(super) fn free_slots(chan: &mut Chan, count: u16) -> Result<(), Trouble> {
 }
 
 /// Takes what has arrived, and completes what is complete.
-pub(super) fn pump(chan: &mut Chan, peer: u32, hands: &mut Hands<'_>) -> Result<bool, Trouble> {
+pub(super) fn pump(chan: &mut Chan, on: Channel, events: &mut Vec<Event>) -> Result<bool, Trouble> {
     let mut moved = false;
     while let Some(mut op) = chan.recvs.pop_front() {
         let sequence = chan.recv_sequence;
         let freed = chan.freed;
         let taken = match op.len > 0 && op.filled == op.len {
             true => Taken::Done,
-            false => match take_slot(chan, peer, &mut op, sequence) {
+            false => match take_slot(chan, on.peer, &mut op, sequence) {
                 Ok(taken) => taken,
                 Err(trouble) => {
                     // It fails with all others of this peer.
@@ -138,13 +145,68 @@ pub(super) fn pump(chan: &mut Chan, peer: u32, hands: &mut Hands<'_>) -> Result<
                 chan.recvs.push_front(op);
                 break;
             }
-            Taken::Done => hands.events.push(Event::Done(op.token)),
-            Taken::Failed(error) => hands.events.push(Event::Failed(op.token, error)),
+            Taken::Unfit(header) => {
+                chan.recvs.push_front(op);
+                give_back(chan, on, &header, events);
+                return Ok(true);
+            }
+            Taken::Done => events.push(Event::Done(op.token)),
+            Taken::Failed(error) => events.push(Event::Failed(op.token, error)),
         }
         chan.recv_sequence = sequence.wrapping_add(1);
         moved = true;
     }
-    Ok(moved)
+    Ok(moved | watch(chan, on, events)?)
+}
+
+/// All receives go back, since another message than the first expects is there, and waits. The sender of a long one has
+/// compared tags too, or will: it answers what was granted for them, and writes nothing there.
+fn give_back(chan: &mut Chan, on: Channel, header: &Header, events: &mut Vec<Event>) {
+    chan.granted.iter_mut().for_each(|granted| granted.dead = true);
+    events.extend(chan.recvs.drain(..).map(|op| Event::Returned(op.token)));
+    events.push(waiting(on, header));
+    chan.unfit = false;
+}
+
+/// Tells of the message that waits in a channel that is watched.
+fn watch(chan: &mut Chan, on: Channel, events: &mut Vec<Event>) -> Result<bool, Trouble> {
+    while chan.watched && chan.recvs.is_empty() {
+        let header = match chan.arrival() {
+            None => return Ok(false),
+            Some(None) => return Err(Trouble::Corrupt("the header of a message")),
+            Some(Some(header)) => header,
+        };
+        match (header.sequence.wrapping_sub(chan.recv_sequence) as i32, header.kind) {
+            (0, _) => {
+                chan.watched = false;
+                events.push(waiting(on, &header));
+                return Ok(true);
+            }
+            // Of a message that has come by grants meanwhile.
+            (..0, Kind::Notice) => chan.freed = chan.freed.wrapping_add(1),
+            (1.., _) => return Ok(false),
+            (..0, Kind::Message) => return Err(Trouble::Corrupt("the number of a message")),
+        }
+    }
+    Ok(false)
+}
+
+fn waiting(on: Channel, header: &Header) -> Event {
+    Event::Waiting(Envelope { on, tag: header.tag, len: header.len })
+}
+
+/// Serves a channel whose peer is gone: what has arrived is still delivered, or goes back; the rest fails. An
+/// announcement of a long message is worth nothing any more.
+pub(super) fn serve_late(chan: &mut Chan, on: Channel, cause: &Error, events: &mut Vec<Event>) {
+    while let Some(Some(Header { kind: Kind::Notice, .. })) = chan.arrival() {
+        chan.freed = chan.freed.wrapping_add(1);
+    }
+    if chan.block.is_some() && pump(chan, on, events).is_err() {
+        // It is lost already, and nothing that comes after nonsense counts.
+        chan.arrived = chan.freed;
+    }
+    (chan.watched, chan.unfit) = (false, false);
+    events.extend(chan.recvs.drain(..).map(|op| Event::Failed(op.token, cause.clone())));
 }
 
 /// The oldest grant has been filled, or given back unused.
@@ -159,6 +221,9 @@ pub(super) fn answered(
         return Err(Trouble::Corrupt("it filled what was not granted"));
     };
     let rail = usize::from(link.lanes[link.long_lane(channel)].rail);
+    if granted.dead && used {
+        return Err(Trouble::Corrupt("it filled what was granted for another message"));
+    }
     let at = granted.sequence.wrapping_sub(chan.recv_sequence) as usize;
     // A message that failed is not in the queue any more.
     if let Some(op) = chan.recvs.get_mut(at).filter(|_| used) {
@@ -193,7 +258,7 @@ pub(super) fn grant(
     hands: &mut Hands<'_>,
 ) -> Result<bool, Trouble> {
     let mut moved = false;
-    if chan.remote.is_none() || !chan.opened {
+    if chan.remote.is_none() || !chan.opened || chan.unfit {
         return Ok(false);
     }
     let mut at = 0;
@@ -204,8 +269,11 @@ pub(super) fn grant(
             true => grant_one(link, chan, channel, &mut op, sequence, hands),
             false => Ok(Granting::Complete),
         };
+        let conditional = op.conditional;
         chan.recvs.insert(at, op);
         match granted? {
+            // Whether what is behind it is the next message is known only when its own has come.
+            Granting::Complete if conditional => break,
             Granting::Complete => at += 1,
             Granting::More => moved = true,
             Granting::Blocked => break,
@@ -267,6 +335,7 @@ fn grant_one(
         len: len as u64,
         message_len: op.len as u64,
         tag: op.tag,
+        conditional: op.conditional,
     };
     let at = grant_at(chan.grants_sent);
     let Some(block) = &mut chan.block else { return Ok(Granting::Blocked) };
@@ -278,7 +347,7 @@ fn grant_one(
     };
     chan.grants_sent = chan.grants_sent.wrapping_add(1);
     op.granted += len;
-    chan.granted.push_back(Granted { sequence, len, chunk, held });
+    chan.granted.push_back(Granted { sequence, len, chunk, held, dead: false });
     Ok(Granting::More)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! # Rules
 //!
-//! 1. A region covers whole pages. It is found by any range within it.
+//! 1. A region covers whole pages, but for those of a dma-buf. It is found by any range within it.
 //! 2. Who uses a region holds a [`Use`], which is neither copied nor dropped silently: it is given back to the cache.
 //!    A region in use is never deregistered.
 //! 3. What nobody uses is kept only if its memory cannot change below it unnoticed: the registration pins pages, not
@@ -113,12 +113,12 @@ impl Registrations {
     /// peer may write.
     pub(super) unsafe fn acquire(&mut self, ptr: *mut u8, len: usize) -> Result<Use, Error> {
         self.heed();
-        let (start, end) = self.pages(ptr, len);
-        if let Some(number) = self.find(start, end) {
+        if let Some(number) = self.find(ptr, len) {
             self.counters.hits += 1;
             return Ok(self.take(number));
         }
         self.counters.misses += 1;
+        let (start, end) = self.pages(ptr, len);
         // SAFETY: the caller's promise; pages are mapped whole.
         let number = unsafe { self.register(start, end)? };
         Ok(self.take(number))
@@ -162,6 +162,7 @@ impl Registrations {
         let start = region.address() as usize;
         let end = start + region.len();
         let number = self.insert(start, end, region);
+        self.counters.misses += 1;
         if let Some(entry) = self.entries[number as usize].as_mut() {
             entry.pinned = 1;
         }
@@ -169,11 +170,14 @@ impl Registrations {
 
     /// Ends an explicit registration of these bytes. Returns whether there was one.
     pub(super) fn unpin(&mut self, ptr: *mut u8, len: usize) -> bool {
-        let (start, end) = self.pages(ptr, len);
-        let exact = |entry: &Entry| entry.pinned > 0 && entry.start <= start && end <= entry.end;
-        let found =
-            self.order.iter().find(|(_, number)| self.entries[*number as usize].as_ref().is_some_and(exact));
-        let Some(&(_, number)) = found else { return false };
+        let (start, end) = (ptr.addr(), ptr.addr().saturating_add(len));
+        let size = |&(_, number): &(usize, u32)| {
+            let entry = self.entries[number as usize].as_ref()?;
+            let holds = entry.pinned > 0 && entry.start <= start && end <= entry.end;
+            holds.then_some((entry.end - entry.start, number))
+        };
+        // The smallest, so that one around it stays for whoever asked for that.
+        let Some((_, number)) = self.order.iter().filter_map(size).min() else { return false };
         let Some(entry) = self.entries[number as usize].as_mut() else { return false };
         entry.pinned -= 1;
         entry.keep = false;
@@ -185,8 +189,7 @@ impl Registrations {
 
     /// Whether these bytes are registered now.
     pub(super) fn holds(&self, ptr: *mut u8, len: usize) -> bool {
-        let (start, end) = self.pages(ptr, len);
-        self.find(start, end).is_some()
+        self.find(ptr, len).is_some()
     }
 
     fn pages(&self, ptr: *mut u8, len: usize) -> (usize, usize) {
@@ -195,7 +198,8 @@ impl Registrations {
         (start, end.max(start + self.page))
     }
 
-    fn find(&self, start: usize, end: usize) -> Option<u32> {
+    fn find(&self, ptr: *mut u8, len: usize) -> Option<u32> {
+        let (start, end) = (ptr.addr(), ptr.addr().saturating_add(len));
         let before = self.order.partition_point(|&(at, _)| at <= start);
         let holds =
             |number: u32| self.entries[number as usize].as_ref().is_some_and(|entry| entry.end >= end);

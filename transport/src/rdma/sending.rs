@@ -208,7 +208,24 @@ fn send_long(
             }
             return Ok(Step::Blocked { moved });
         };
-        if grant.tag != op.tag || grant.message_len != op.len as u64 {
+        let differs = grant.tag != op.tag || grant.message_len != op.len as u64;
+        if differs && grant.conditional {
+            // It stays here, and the receiver is told what it is.
+            if !op.noticed {
+                if !can_send_slot(link, chan) {
+                    return Ok(Step::Blocked { moved });
+                }
+                send_slot(link, chan, channel, Kind::Notice, op)?;
+                hands.counters.notices += 1;
+                op.noticed = true;
+            }
+            if !return_first(link, chan, channel)? {
+                return Ok(Step::Blocked { moved });
+            }
+            moved = true;
+            continue;
+        }
+        if differs {
             // The receiver expects something else; it is told what this is, and gets no bytes of it.
             if !op.noticed {
                 if !can_send_slot(link, chan) {
@@ -323,25 +340,27 @@ fn hold(op: &mut SendOp, ptr: *mut u8, len: usize, rail: usize, hands: &mut Hand
 /// Gives back grants for messages that have gone another way: each is answered, so that both ends count alike.
 fn return_unused(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, Trouble> {
     let mut moved = false;
-    let number = link.long_lane(channel);
     while let Some(grant) = chan.grants.front() {
         let behind = (grant.sequence.wrapping_sub(chan.send_sequence) as i32) < 0;
-        if !behind || !link.lanes[number].has_room() {
+        if !behind || !return_first(link, chan, channel)? {
             break;
         }
-        let to = link.nowhere();
-        // SAFETY: no memory.
-        unsafe {
-            link.lanes[number].write(
-                to,
-                None,
-                Some(Note::Returned.encode(channel)),
-                Some(Settled::default()),
-            )?
-        };
-        chan.grants.pop_front();
-        chan.grant_written = 0;
         moved = true;
     }
     Ok(moved)
+}
+
+/// Gives the first grant back. False if there is no room for it now.
+fn return_first(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, Trouble> {
+    let number = link.long_lane(channel);
+    if !link.lanes[number].has_room() {
+        return Ok(false);
+    }
+    let note = Some(Note::Returned.encode(channel));
+    let to = link.nowhere();
+    // SAFETY: no memory.
+    unsafe { link.lanes[number].write(to, None, note, Some(Settled::default()))? };
+    chan.grants.pop_front();
+    chan.grant_written = 0;
+    Ok(true)
 }

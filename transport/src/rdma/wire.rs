@@ -138,10 +138,12 @@ pub(super) struct Grant {
     /// What the receiver expects of the whole message.
     pub(super) message_len: u64,
     pub(super) tag: u64,
+    /// Whether a message that it is not for stays with its sender, until it is granted for.
+    pub(super) conditional: bool,
 }
 
 impl Grant {
-    pub(super) const BYTES: usize = 40;
+    pub(super) const BYTES: usize = 41;
 
     pub(super) fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -151,6 +153,7 @@ impl Grant {
         bytes[16..24].copy_from_slice(&self.len.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.message_len.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.tag.to_le_bytes());
+        bytes[40] = u8::from(self.conditional);
         bytes
     }
 
@@ -162,8 +165,9 @@ impl Grant {
             len: u64_at(bytes, 16),
             message_len: u64_at(bytes, 24),
             tag: u64_at(bytes, 32),
+            conditional: bytes[40] == 1,
         };
-        (grant.len > 0 && grant.len <= grant.message_len).then_some(grant)
+        (bytes[40] <= 1 && grant.len > 0 && grant.len <= grant.message_len).then_some(grant)
     }
 }
 
@@ -227,9 +231,13 @@ mod tests {
         let notice = Header { len: 1 << 40, kind: Kind::Notice, ..header };
         assert_eq!(Header::decode(&notice.encode()), Some(notice));
         assert_eq!(Header::decode(&[0; Header::BYTES]), None);
-        let grant = Grant { sequence: 1, key: 2, address: 3, len: 4, message_len: 5, tag: 6 };
+        let grant =
+            Grant { sequence: 1, key: 2, address: 3, len: 4, message_len: 5, tag: 6, conditional: true };
         assert_eq!(Grant::decode(&grant.encode()), Some(grant));
         assert_eq!(Grant::decode(&Grant { len: 6, ..grant }.encode()), None);
+        let mut nonsense = grant.encode();
+        nonsense[40] = 2;
+        assert_eq!(Grant::decode(&nonsense), None);
         assert_eq!(Grant::decode(&Grant { len: 0, ..grant }.encode()), None);
     }
 }

@@ -1,0 +1,50 @@
+//! The caller's memory, made known to a transport ahead of time; and what a transport has done with memory.
+
+use std::os::fd::BorrowedFd;
+
+/// What is behind a range of addresses.
+#[derive(Clone, Copy, Debug)]
+pub enum Backing<'a> {
+    /// Memory of this process, as any.
+    Pages,
+    /// Memory that another driver exports, such as a GPU's: the range begins at `offset` of this dma-buf. The descriptor
+    /// may be closed when the call has returned.
+    DmaBuf {
+        /// Names the memory.
+        descriptor: BorrowedFd<'a>,
+        /// In bytes; at the same place of its page as the first address.
+        offset: u64,
+    },
+}
+
+/// What came of making memory known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Registered {
+    /// It is registered, until [`Endpoint::deregister`](crate::Endpoint::deregister).
+    Yes,
+    /// The transport has no use for it, for this reason.
+    NotNeeded(&'static str),
+}
+
+/// What a transport has done with the caller's memory since its beginning: so that zero-copy is a number and no claim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryCounters {
+    /// Bytes of messages that went straight from, or into, the caller's memory, or were consumed where they arrived.
+    pub in_place_bytes: u64,
+    /// Bytes of messages that were copied through staging of the transport's, of messages long enough to count.
+    pub staged_bytes: u64,
+    /// Registrations made, explicit ones included.
+    pub registrations: u64,
+    /// Messages' ranges found registered already.
+    pub cache_hits: u64,
+}
+
+impl std::ops::AddAssign for MemoryCounters {
+    fn add_assign(&mut self, other: Self) {
+        self.in_place_bytes += other.in_place_bytes;
+        self.staged_bytes += other.staged_bytes;
+        self.registrations += other.registrations;
+        self.cache_hits += other.cache_hits;
+    }
+}

@@ -1,0 +1,97 @@
+//! Memory that is registered once: the endpoint's share.
+
+use kolo_verbs::{Access, ProtectionDomain};
+
+use super::NAME;
+use super::endpoint::RdmaEndpoint;
+use super::registrations::Registrations;
+use super::stats::Counters;
+use crate::endpoint::Piece;
+use crate::error::{Error, ErrorKind};
+use crate::memory::Backing;
+
+impl RdmaEndpoint {
+    /// What becomes of registrations of the caller's memory that nobody uses any more.
+    #[must_use]
+    pub fn registration_policy(&self) -> &'static str {
+        self.registrations.first().map_or("", Registrations::describe)
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let mut all = self.counters;
+        for registrations in &self.registrations {
+            let of = registrations.counters;
+            all.cache.hits += of.hits;
+            all.cache.misses += of.misses;
+            all.cache.evicted += of.evicted;
+            all.cache.invalidated += of.invalidated;
+        }
+        all
+    }
+
+    /// Registers memory with all adapters, or with none.
+    ///
+    /// # Safety
+    /// As [`Endpoint::register`](crate::Endpoint::register).
+    pub(super) unsafe fn register_backed(
+        &mut self,
+        memory: Piece,
+        backing: Backing<'_>,
+    ) -> Result<(), Error> {
+        for at in 0..self.registrations.len() {
+            // SAFETY: the caller's promise.
+            if let Err(error) = unsafe { self.register_with(at, memory, backing) } {
+                for earlier in &mut self.registrations[..at] {
+                    earlier.unpin(memory.ptr, memory.len);
+                }
+                let rail = self.rails[at].describe();
+                let words = format!("registering memory with {rail}: {error}");
+                return Err(Error::new(ErrorKind::System, NAME, None, words));
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`RdmaEndpoint::register_backed`].
+    unsafe fn register_with(
+        &mut self,
+        at: usize,
+        memory: Piece,
+        backing: Backing<'_>,
+    ) -> Result<(), kolo_verbs::Error> {
+        let cache = &mut self.registrations[at];
+        match backing {
+            // SAFETY: the caller's promise.
+            Backing::Pages => unsafe { cache.pin(memory.ptr, memory.len) },
+            Backing::DmaBuf { descriptor, offset } => {
+                let address = memory.ptr.expose_provenance() as u64;
+                let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+                let domain = &self.rails[at].domain;
+                // SAFETY: the caller's promise.
+                let region =
+                    unsafe { domain.register_dma_buf(descriptor, offset, memory.len, address, access)? };
+                cache.adopt(region);
+                Ok(())
+            }
+        }
+    }
+
+    /// Ends an explicit registration. Returns whether there was one.
+    pub(super) fn unpin(&mut self, memory: Piece) -> bool {
+        self.registrations.iter_mut().fold(false, |any, cache| cache.unpin(memory.ptr, memory.len) | any)
+    }
+
+    /// Whether messages from and to this memory need no registration now.
+    #[must_use]
+    pub fn is_registered(&self, memory: Piece) -> bool {
+        self.registrations.iter().all(|cache| cache.holds(memory.ptr, memory.len))
+    }
+
+    /// The adapters' protection domains, for regions that are made elsewhere: of a dma-buf, such as a GPU's memory.
+    pub fn domains(&self) -> impl Iterator<Item = &ProtectionDomain> {
+        self.rails.iter().map(|rail| &rail.domain)
+    }
+}
