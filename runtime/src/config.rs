@@ -241,7 +241,7 @@ impl Config {
             Keep::Never => "never",
             Keep::Always => "always",
         };
-        let rows: [(&str, String); 22] = [
+        let rows = [
             ("KOLO_TRANSPORT", transports),
             ("KOLO_ALGO", if self.algorithms.is_empty() { unset() } else { self.algorithms.clone() }),
             ("KOLO_DETERMINISM", determinism.to_owned()),
