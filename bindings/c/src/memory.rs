@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use kolo_rs::Symmetric;
 
 use crate::comm::Comm;
-use crate::guard::{guard, place, take, with_comm};
+use crate::guard::{guard, place, take, usage, with_comm};
 
 /// Pages everywhere Kolo runs, or a multiple: what transports pin and map is whole pages.
 const ALIGNMENT: usize = 4096;
