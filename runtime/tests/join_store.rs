@@ -160,7 +160,9 @@ fn an_absent_store_is_named() {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
     for rank in [0, 1] {
         let locator = Locator::Store { host: "127.0.0.1".into(), port, prefix: "x".into() };
-        let spec = JoinSpec { timeout: SHORT, ..JoinSpec::new(rank, 2, locator, "a test") };
+        // Long enough for one refusal to come on a busy machine.
+        let timeout = Duration::from_secs(2);
+        let spec = JoinSpec { timeout, ..JoinSpec::new(rank, 2, locator, "a test") };
         let error = Control::join(&spec, &ControlRuntime::new().unwrap()).unwrap_err().to_string();
         assert!(error.contains("efused") && error.contains(&port.to_string()), "{error}");
     }
