@@ -45,6 +45,31 @@ pub fn seconds(algorithm: Algorithm, task: &Task, flow: Flow, model: &Model) -> 
     model.call_seconds + path.max(busy) + (segments - 1) as f64 * busy.max(turn)
 }
 
+/// Bytes that the buffers of a host's ranks take for a call of `bytes`: of the vector, or of the longest block.
+#[must_use]
+pub fn footprint_bytes(task: &Task, bytes: u64) -> f64 {
+    use Collective as C;
+    let p = f64::from(task.world_size);
+    let (input, output) = match task.collective {
+        C::AllGather => (1.0, p),
+        C::ReduceScatter => (p, 1.0),
+        C::AllToAll => (p, p),
+        // Blocks of all ranks on the root, one on the others.
+        C::Gather | C::Scatter => (1.0, 1.0),
+        C::Barrier => (0.0, 0.0),
+        C::AllReduce | C::Broadcast | C::Reduce | C::Scan | C::ExScan => (1.0, 1.0),
+    };
+    let shared = task.placement == Placement::InPlace || task.collective == C::Broadcast;
+    let each = if shared { f64::max(input, output) } else { input + output };
+    let hosts = task.hosts.as_ref().map_or(1, |hosts| {
+        let mut names = hosts.to_vec();
+        names.sort_unstable();
+        names.dedup();
+        names.len().max(1) as u32
+    });
+    each * bytes as f64 * f64::from(task.world_size.div_ceil(hosts))
+}
+
 /// Bytes of scratch that the plan takes per byte of a segment, on the rank that needs most.
 #[must_use]
 pub fn scratch_factor(algorithm: Algorithm, task: &Task) -> f64 {

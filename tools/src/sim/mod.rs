@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use kolo_collectives::cost::footprint_bytes;
 use kolo_collectives::plan::{Collective, Plan};
 use kolo_collectives::simulate::{Cluster, Timing, simulate, simulate_symmetric};
 use kolo_collectives::{Algorithm, Task};
@@ -134,6 +135,13 @@ fn simulated_text(args: &SimArgs) -> Result<(String, bool)> {
     Ok((out, outcome.timing.stuck.is_empty()))
 }
 
+/// Seconds that the simulator gives a call on a cluster, segments and window as the runtime would choose them.
+pub(crate) fn seconds(call: &CallArgs, cluster: Cluster) -> Result<f64> {
+    let task = call.task(cluster.hosts_of_ranks())?;
+    let described = Described { cluster, segment_given: false, window_given: false };
+    Ok(simulate_one(call, &described, &task, call.algo, Patience::Long)?.timing.seconds)
+}
+
 fn simulate_one(
     call: &CallArgs,
     described: &Described,
@@ -145,6 +153,8 @@ fn simulate_one(
     let choice = choose(call, task, &described.cluster.model)?;
     let task = task.clone().with_params(choice.params);
     let mut cluster = described.cluster.clone();
+    let footprint = footprint_bytes(&task, call.selection_bytes(task.world_size));
+    cluster.model = cluster.model.with_footprint(footprint);
     if !described.segment_given {
         cluster.segment_bytes = choice.segment_bytes.max(1);
     }

@@ -26,6 +26,18 @@ impl Buffers {
         let some = vec![1.0; bytes.div_ceil(4).max(64)];
         Self { input: some.clone(), output: some }
     }
+
+    /// Where input and output of [`call`] lie, for one who asks what would be done; `own` is where a rank's block begins, in
+    /// bytes.
+    pub(crate) fn places(&self, collective: Collective, own: usize) -> (*const u8, *mut u8) {
+        let output = self.output.as_ptr().cast::<u8>();
+        let input = match collective {
+            Collective::AllReduce | Collective::Broadcast => output,
+            Collective::AllGather => output.wrapping_add(own),
+            _ => self.input.as_ptr().cast(),
+        };
+        (input, output.cast_mut())
+    }
 }
 
 /// Runs a collective of `bytes` bytes: of the vector, or of the blocks of all ranks together. In place but for reduce_scatter
