@@ -102,6 +102,11 @@ enum Reach {
     Mixed(f64),
 }
 
+/// Exchanges with all ranks of a host at a time, instead of with one after the other, where ranks share processors. Measured
+/// with 4 ranks on 2 processors, from 256 KiB to 64 MiB: all-reduce, all-gather and reduce-scatter over TCP 1.16 to 1.65
+/// times as long as round the ring, over shared memory 1.17 to 1.28 times as long as by halving.
+const CROWDED: f64 = 1.3;
+
 struct Bill<'a> {
     model: &'a Model,
     /// Ranks, hosts, and ranks on a host.
@@ -366,7 +371,9 @@ impl<'a> Bill<'a> {
         let mut time = 0.0;
         for (reach, count) in [(Reach::Host, near), (Reach::Network(1.0), far)] {
             if count > 0.0 {
-                let transfer = self.transfer(reach, count * bytes);
+                // Who has several messages at a time to move, with others on the same processor, finds none in its cache.
+                let crowded = if matches!(reach, Reach::Host) { self.crowded(count) } else { 1.0 };
+                let transfer = self.transfer(reach, count * bytes * crowded);
                 // The processor works while the link does; only the last message's work is in the open.
                 let work = self.work(reach, count, count * bytes, reduces);
                 let width = if matches!(reach, Reach::Host) { width } else { width.min(self.width) };
@@ -376,6 +383,11 @@ impl<'a> Bill<'a> {
             }
         }
         self.path += time;
+    }
+
+    /// How much longer `messages` at a time take inside a host than one after the other.
+    fn crowded(&self, messages: f64) -> f64 {
+        if self.model.oversubscription > 1.0 && messages > 1.0 { CROWDED } else { 1.0 }
     }
 
     /// One rank sends to, or receives from, all others; the others have next to nothing to do.
