@@ -45,6 +45,31 @@ pub fn seconds(algorithm: Algorithm, task: &Task, flow: Flow, model: &Model) -> 
     model.call_seconds + path.max(busy) + (segments - 1) as f64 * busy.max(turn)
 }
 
+/// Bytes that the buffers of a host's ranks take for a call of `bytes`: of the vector, or of the longest block.
+#[must_use]
+pub fn footprint_bytes(task: &Task, bytes: u64) -> f64 {
+    use Collective as C;
+    let p = f64::from(task.world_size);
+    let (input, output) = match task.collective {
+        C::AllGather => (1.0, p),
+        C::ReduceScatter => (p, 1.0),
+        C::AllToAll => (p, p),
+        // Blocks of all ranks on the root, one on the others.
+        C::Gather | C::Scatter => (1.0, 1.0),
+        C::Barrier => (0.0, 0.0),
+        C::AllReduce | C::Broadcast | C::Reduce | C::Scan | C::ExScan => (1.0, 1.0),
+    };
+    let shared = task.placement == Placement::InPlace || task.collective == C::Broadcast;
+    let each = if shared { f64::max(input, output) } else { input + output };
+    let hosts = task.hosts.as_ref().map_or(1, |hosts| {
+        let mut names = hosts.to_vec();
+        names.sort_unstable();
+        names.dedup();
+        names.len().max(1) as u32
+    });
+    each * bytes as f64 * f64::from(task.world_size.div_ceil(hosts))
+}
+
 /// Bytes of scratch that the plan takes per byte of a segment, on the rank that needs most.
 #[must_use]
 pub fn scratch_factor(algorithm: Algorithm, task: &Task) -> f64 {
@@ -76,6 +101,11 @@ enum Reach {
     /// meets both kinds in that proportion.
     Mixed(f64),
 }
+
+/// Exchanges with all ranks of a host at a time, instead of with one after the other, where ranks share processors. Measured
+/// with 4 ranks on 2 processors, from 256 KiB to 64 MiB: all-reduce, all-gather and reduce-scatter over TCP 1.16 to 1.65
+/// times as long as round the ring, over shared memory 1.17 to 1.28 times as long as by halving.
+const CROWDED: f64 = 1.3;
 
 struct Bill<'a> {
     model: &'a Model,
@@ -341,7 +371,9 @@ impl<'a> Bill<'a> {
         let mut time = 0.0;
         for (reach, count) in [(Reach::Host, near), (Reach::Network(1.0), far)] {
             if count > 0.0 {
-                let transfer = self.transfer(reach, count * bytes);
+                // Who has several messages at a time to move, with others on the same processor, finds none in its cache.
+                let crowded = if matches!(reach, Reach::Host) { self.crowded(count) } else { 1.0 };
+                let transfer = self.transfer(reach, count * bytes * crowded);
                 // The processor works while the link does; only the last message's work is in the open.
                 let work = self.work(reach, count, count * bytes, reduces);
                 let width = if matches!(reach, Reach::Host) { width } else { width.min(self.width) };
@@ -351,6 +383,11 @@ impl<'a> Bill<'a> {
             }
         }
         self.path += time;
+    }
+
+    /// How much longer `messages` at a time take inside a host than one after the other.
+    fn crowded(&self, messages: f64) -> f64 {
+        if self.model.oversubscription > 1.0 && messages > 1.0 { CROWDED } else { 1.0 }
     }
 
     /// One rank sends to, or receives from, all others; the others have next to nothing to do.

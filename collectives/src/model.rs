@@ -36,6 +36,10 @@ pub struct Model {
     pub switch_seconds: f64,
     /// What a call takes apart from its messages.
     pub call_seconds: f64,
+    /// Bytes of the ranks' buffers that a host's caches hold.
+    pub cache_bytes: f64,
+    /// Inside a host, a byte that they do not hold takes so many times as long to move; at least 1.
+    pub beyond_cache_factor: f64,
 }
 
 impl LinkClass {
@@ -71,10 +75,25 @@ impl Model {
         switch_seconds: 5e-6,
         // The same for all algorithms, so that it decides nothing; `kolo tune` measures it.
         call_seconds: 0.0,
+        // Machines differ too much: without a measurement, the rates above are taken to hold at all sizes.
+        cache_bytes: 32e6,
+        beyond_cache_factor: 1.0,
     };
 
     /// Shared memory within hosts, RDMA between them.
     pub const RDMA: Self = Self { inter: LinkClass::RDMA, nic_bytes_per_second: 25e9, ..Self::TCP };
+
+    /// The model for calls whose buffers take so many bytes on a host.
+    #[must_use]
+    pub fn with_footprint(&self, bytes: f64) -> Self {
+        let beyond = (1.0 - self.cache_bytes / bytes.max(1.0)).max(0.0);
+        let factor = 1.0 + (self.beyond_cache_factor - 1.0) * beyond;
+        let mut model = *self;
+        model.intra.bytes_per_second /= factor;
+        model.memory_bytes_per_second /= factor;
+        model.copy_bytes_per_second /= factor;
+        model
+    }
 
     /// Latency on a class of links, as the ranks of this machine see it.
     pub(crate) fn latency_seconds(&self, class: &LinkClass) -> f64 {

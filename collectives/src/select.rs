@@ -7,7 +7,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::Algorithm;
-use crate::cost::{Flow, scratch_factor, seconds};
+use crate::cost::{Flow, footprint_bytes, scratch_factor, seconds};
 use crate::model::Model;
 use crate::plan::Collective;
 use crate::rounds::ceil_log2;
@@ -126,6 +126,7 @@ pub fn select(
     force: Option<Algorithm>,
 ) -> Result<Choice, SelectError> {
     let bytes = if task.collective == Collective::Barrier { 0 } else { bytes };
+    let model = &model.with_footprint(footprint_bytes(task, bytes));
     let mut candidates: Vec<(f64, Algorithm, Params, Flow)> = Vec::new();
     let mut unfit: Vec<(Algorithm, String)> = Vec::new();
     for algorithm in Algorithm::ALL {

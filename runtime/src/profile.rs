@@ -52,6 +52,10 @@ pub struct TransportProfile {
     pub reduce_bytes_per_second: f64,
     /// Seconds that a message waits for its receiver to get the processor, for each other rank that shares it.
     pub switch_seconds: f64,
+    /// Bytes of the ranks' buffers that the host's caches hold.
+    pub cache_bytes: f64,
+    /// A byte that they do not hold takes so many times as long to move; at least 1.
+    pub beyond_cache_factor: f64,
 }
 
 /// What the network between hosts costs.
@@ -170,6 +174,8 @@ impl Profile {
             reduce_bytes_per_second: host.reduce_bytes_per_second,
             copy_bytes_per_second: self.copy_bytes_per_second,
             switch_seconds: host.switch_seconds,
+            cache_bytes: host.cache_bytes,
+            beyond_cache_factor: host.beyond_cache_factor,
             ..model
         };
         if let Some(network) = &self.network {
@@ -197,6 +203,8 @@ impl Profile {
                 number(table, "host_bytes_per_second", of.host_bytes_per_second),
                 number(table, "reduce_bytes_per_second", of.reduce_bytes_per_second),
                 number(table, "switch_seconds", of.switch_seconds),
+                number(table, "cache_bytes", of.cache_bytes),
+                number(table, "beyond_cache_factor", of.beyond_cache_factor),
             ]);
         }
         if let Some(of) = &self.network {
@@ -235,23 +243,36 @@ const TIME_MAX: f64 = 10.0;
 /// Rates that a rank may be said to have, in bytes per second: from a modem to more than any memory.
 const RATES: std::ops::RangeInclusive<f64> = 1e3..=1e15;
 
+/// Bytes that caches may be said to hold.
+const SIZES: std::ops::RangeInclusive<f64> = 1.0..=1e15;
+
+/// How much slower memory may be said to be than caches.
+const FACTORS: std::ops::RangeInclusive<f64> = 1.0..=1e3;
+
 impl Number {
-    fn is_rate(&self) -> bool {
-        self.name.ends_with("bytes_per_second")
+    fn allowed(&self) -> (std::ops::RangeInclusive<f64>, &'static str) {
+        match self.name {
+            rate if rate.ends_with("bytes_per_second") => (RATES, "bytes per second"),
+            time if time.ends_with("_seconds") => (0.0..=TIME_MAX, "seconds"),
+            size if size.ends_with("_bytes") => (SIZES, "bytes"),
+            _ => (FACTORS, "times"),
+        }
     }
 
     fn is_plausible(&self) -> bool {
-        if self.is_rate() { RATES.contains(&self.value) } else { (0.0..=TIME_MAX).contains(&self.value) }
+        self.allowed().0.contains(&self.value)
     }
 
     fn complaint(&self) -> String {
         let place = self.table.map_or_else(String::new, |table| format!("{table}."));
-        let allowed = if self.is_rate() {
-            format!("a rate from {:e} to {:e} bytes per second", RATES.start(), RATES.end())
-        } else {
-            format!("a time from 0 to {TIME_MAX} seconds")
-        };
-        format!("{place}{} is {}, and must be {allowed}", self.name, self.value)
+        let (range, unit) = self.allowed();
+        format!(
+            "{place}{} is {}, and must be {:e} to {:e} {unit}",
+            self.name,
+            self.value,
+            range.start(),
+            range.end()
+        )
     }
 }
 
@@ -276,6 +297,8 @@ mod tests {
             host_bytes_per_second: 3e10 / factor,
             reduce_bytes_per_second: 2e10,
             switch_seconds: 3e-6,
+            cache_bytes: 3.2e7,
+            beyond_cache_factor: 2.0,
         };
         Profile {
             version: VERSION,
@@ -314,9 +337,10 @@ mod tests {
             (
                 "latency_seconds = 3e-7",
                 "latency_seconds = 60.0",
-                "shm.latency_seconds is 60, and must be a time",
+                "shm.latency_seconds is 60, and must be 0e0 to 1e1 seconds",
             ),
             ("latency_seconds = 3e-7", "latency_seconds = \"fast\"", "invalid type: string"),
+            ("factor = 2e0", "factor = 0.5", "shm.beyond_cache_factor is 0.5"),
             ("[tcp]", "[udp]", "unknown field `udp`"),
             ("[tcp]", "]", "line 1"),
         ] {

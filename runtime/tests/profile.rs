@@ -12,6 +12,8 @@ fn profile(latency_seconds: f64) -> Profile {
         host_bytes_per_second: 3e10,
         reduce_bytes_per_second: 2e10,
         switch_seconds: 3e-6,
+        cache_bytes: 3.2e7,
+        beyond_cache_factor: 2.0,
     };
     Profile {
         version: VERSION,

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
+use kolo::profile::{Inside, Loaded};
 use kolo_collectives::check::{self, Options};
 use kolo_collectives::model::Model;
 use kolo_collectives::plan::Plan;
@@ -92,9 +93,10 @@ fn explain(args: &ExplainArgs) -> Result<String> {
     }
     let per_host = args.ranks / args.hosts;
     let task = args.call.task((0..args.ranks).map(|rank| rank / per_host).collect())?;
-    let choice = choose(&args.call, &task, &args.network.model())?;
+    let profile = kolo::Config::from_env()?.profile;
+    let choice = choose(&args.call, &task, &with_profile(args.network.model(), profile.as_ref()))?;
     let tuned = task.clone().with_params(choice.params);
-    let mut out = heading(args, &choice);
+    let mut out = heading(args, &choice, profile.as_ref());
     let _ = writeln!(out, "\n{}", losers(&choice));
     let _ = writeln!(out, "{}", proof(args, &tuned, choice.algorithm, choice.segment_bytes)?);
     if !args.no_steps {
@@ -111,7 +113,12 @@ pub(crate) fn choose(call: &CallArgs, task: &Task, model: &Model) -> Result<Choi
     })
 }
 
-fn heading(args: &ExplainArgs, choice: &Choice) -> String {
+/// The constants of a profile, where there is one, for ranks that share memory inside a host.
+pub(crate) fn with_profile(model: Model, profile: Option<&Loaded>) -> Model {
+    profile.map_or(model, |loaded| loaded.profile.apply(Inside::Shm, model))
+}
+
+fn heading(args: &ExplainArgs, choice: &Choice, profile: Option<&Loaded>) -> String {
     let call = &args.call;
     let block = call.selection_bytes(args.ranks);
     let blocks = if has_block_per_rank(call.collective) {
@@ -133,6 +140,13 @@ fn heading(args: &ExplainArgs, choice: &Choice) -> String {
         ("algorithm", choice.algorithm.to_string()),
         ("from", choice.algorithm.source().to_owned()),
         ("why", choice.reason.clone()),
+        (
+            "constants",
+            profile.map_or_else(
+                || "built-in (KOLO_PROFILE names none)".to_owned(),
+                |loaded| format!("{} ({})", loaded.path.display(), loaded.profile.digest()),
+            ),
+        ),
         ("expected", human_seconds(choice.cost_seconds)),
         (
             "segments",

@@ -91,7 +91,7 @@ fn collect(config: &Config, probe: bool) -> Report {
     let interfaces = network::interfaces().unwrap_or_default();
     Report {
         transports: transports(config, probe),
-        sections: vec![host(), processors(), memory(), limits(), tcp()],
+        sections: vec![host(), processors(), memory(), limits(), tcp(), costs(config)],
         remarks: remarks(&interfaces),
         interfaces,
         settings: config.settings().lines().map(str::to_owned).collect(),
@@ -248,6 +248,19 @@ fn tcp() -> Section {
             ("receive buffer", setting("tcp_rmem").replace('\t', " ")),
         ],
     }
+}
+
+/// What the planner goes by.
+fn costs(config: &Config) -> Section {
+    let facts = match &config.profile {
+        None => vec![("profile", "none: built-in constants. `kolo tune` writes one".to_owned())],
+        Some(loaded) => vec![
+            ("profile", loaded.path.display().to_string()),
+            ("measured on", loaded.profile.machine.clone()),
+            ("digest", format!("{} (the same on all ranks)", loaded.profile.digest())),
+        ],
+    };
+    Section { title: "cost model", facts }
 }
 
 /// What will surprise.

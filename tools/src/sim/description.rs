@@ -6,6 +6,7 @@ use kolo_collectives::simulate::Cluster;
 
 use super::SimArgs;
 use crate::error::{CliError, Result};
+use crate::explain::with_profile;
 use crate::planning::CallArgs;
 
 /// A description to start from.
@@ -55,7 +56,11 @@ pub(super) struct Described {
 /// Reads the description, puts the options over it, and checks what comes out.
 pub(super) fn describe(args: &SimArgs, call: &CallArgs) -> Result<Described> {
     let (mut cluster, table) = match &args.cluster {
-        None => (Cluster { model: args.network.model(), ..Cluster::default() }, toml::Table::new()),
+        None => {
+            let profile = kolo::Config::from_env()?.profile;
+            let model = with_profile(args.network.model(), profile.as_ref());
+            (Cluster { model, ..Cluster::default() }, toml::Table::new())
+        }
         Some(path) => {
             let text = fs::read_to_string(path)
                 .map_err(|error| CliError::system(format!("{} cannot be read", path.display()), &error))?;
@@ -97,6 +102,8 @@ pub(super) fn describe(args: &SimArgs, call: &CallArgs) -> Result<Described> {
         model.nic_bytes_per_second,
         model.memory_bytes_per_second,
         model.oversubscription,
+        model.cache_bytes,
+        model.beyond_cache_factor,
     ];
     let times =
         [model.intra, model.inter].map(|class| [class.latency_seconds, class.overhead_seconds]).concat();

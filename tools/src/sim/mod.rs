@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use kolo_collectives::cost::footprint_bytes;
 use kolo_collectives::plan::{Collective, Plan};
 use kolo_collectives::simulate::{Cluster, Timing, simulate, simulate_symmetric};
 use kolo_collectives::{Algorithm, Task};
@@ -21,9 +22,13 @@ use report::{critical_path, proof, stuck, summary, traffic};
 
 mod description;
 mod report;
+mod scale;
 
 /// Plans of all ranks together may take this much memory: a ring of 4000 ranks does.
 const MAX_PLAN_BYTES: usize = 2 << 30;
+
+/// On a page of many simulations: a second's worth.
+const MAX_LISTED_STEPS: usize = 3_000_000;
 
 /// In a comparison: steps of all ranks and segments together, a few seconds' worth.
 const MAX_COMPARED_STEPS: usize = 20_000_000;
@@ -32,7 +37,9 @@ const EXAMPLES: &str = "\
 Examples:
   kolo sim all_reduce --cluster cluster.toml --bytes 64M
   kolo sim all_reduce --hosts 128 --ranks-per-host 8 --network rdma --bytes 1G --compare
-  kolo sim --example > cluster.toml";
+  kolo sim --example > cluster.toml
+  KOLO_PROFILE=profile.toml kolo sim all_reduce --ranks-per-host 4 --compare     with measured constants
+  kolo sim --scale > docs/scale.md";
 
 /// Options of `kolo sim`.
 #[derive(Args, Debug)]
@@ -64,11 +71,16 @@ pub(crate) struct SimArgs {
     /// Print a description of a cluster to start from
     #[arg(long, exclusive = true)]
     example: bool,
+    /// Print tables for 64 to 4096 ranks at 10, 100 and 400 Gb/s: the page docs/scale.md
+    #[arg(long, exclusive = true)]
+    scale: bool,
 }
 
 /// How long somebody waits for one simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Patience {
+    /// It is one of very many.
+    None,
     /// It is one of many.
     Short,
     /// It is what was asked for.
@@ -94,7 +106,11 @@ enum Plans {
 
 /// Runs `kolo sim`.
 pub(crate) fn run(args: &SimArgs) -> Result<ExitCode> {
-    let (text, okay) = if args.example { (EXAMPLE_FILE.to_owned(), true) } else { simulated_text(args)? };
+    let (text, okay) = match (args.example, args.scale) {
+        (true, _) => (EXAMPLE_FILE.to_owned(), true),
+        (_, true) => (scale::page()?, true),
+        _ => simulated_text(args)?,
+    };
     std::io::stdout()
         .write_all(text.as_bytes())
         .map_err(|error| CliError::system("standard output cannot be written", &error))?;
@@ -134,6 +150,13 @@ fn simulated_text(args: &SimArgs) -> Result<(String, bool)> {
     Ok((out, outcome.timing.stuck.is_empty()))
 }
 
+/// Seconds that the simulator gives a call on a cluster, segments and window as the runtime would choose them.
+pub(crate) fn seconds(call: &CallArgs, cluster: Cluster) -> Result<f64> {
+    let task = call.task(cluster.hosts_of_ranks())?;
+    let described = Described { cluster, segment_given: false, window_given: false };
+    Ok(simulate_one(call, &described, &task, call.algo, Patience::Long)?.timing.seconds)
+}
+
 fn simulate_one(
     call: &CallArgs,
     described: &Described,
@@ -145,6 +168,8 @@ fn simulate_one(
     let choice = choose(call, task, &described.cluster.model)?;
     let task = task.clone().with_params(choice.params);
     let mut cluster = described.cluster.clone();
+    let footprint = footprint_bytes(&task, call.selection_bytes(task.world_size));
+    cluster.model = cluster.model.with_footprint(footprint);
     if !described.segment_given {
         cluster.segment_bytes = choice.segment_bytes.max(1);
     }
@@ -155,7 +180,12 @@ fn simulate_one(
     let steps: usize = first.lanes.iter().map(|lane| lane.len()).sum();
     let segments = (call.selection_bytes(task.world_size) as usize).div_ceil(cluster.segment_bytes).max(1);
     let steps = steps.saturating_mul(segments).saturating_mul(task.world_size as usize);
-    if patience == Patience::Short && steps > MAX_COMPARED_STEPS {
+    let steps_max = match patience {
+        Patience::None => MAX_LISTED_STEPS,
+        Patience::Short => MAX_COMPARED_STEPS,
+        Patience::Long => usize::MAX,
+    };
+    if steps > steps_max {
         return Err(CliError::usage(
             format!("{} million steps take long: ask for it alone with --algo", steps / 1_000_000),
             "Or simulate less",

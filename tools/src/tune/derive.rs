@@ -2,7 +2,7 @@
 
 use kolo::profile::TransportProfile;
 
-use super::fit::{Line, fit};
+use super::fit::{Line, fit, fit_bent};
 use super::probe::{Crowd, Pair};
 use crate::error::{CliError, Result};
 
@@ -23,21 +23,21 @@ pub(crate) struct Lines {
 const WORK_SHARE_MAX: f64 = 0.9;
 
 /// Reducing what arrives costs at least this share of receiving it: no processor does it for nothing.
-const REDUCE_SHARE_MIN: f64 = 0.02;
+const REDUCE_SHARE_MIN: f64 = 0.05;
+
+/// Where the caches were not seen to end: what a large processor has. It does not matter then.
+const CACHE_BYTES: f64 = 32e6;
 
 impl Lines {
     /// Through what was measured.
     pub(crate) fn through(pair: &Pair) -> Result<Self> {
-        let line = |samples: &[_]| {
-            fit(samples).ok_or_else(|| {
-                CliError::failure("the times measured make no sense", "Try again when the machine is quiet")
-            })
-        };
+        let senseless =
+            || CliError::failure("the times measured make no sense", "Try again when the machine is quiet");
         Ok(Self {
-            one_way: line(&pair.one_way)?,
-            exchange: line(&pair.exchange)?,
-            reduce: line(&pair.reduce)?,
-            burst: line(&pair.burst)?,
+            one_way: fit_bent(&pair.one_way).ok_or_else(senseless)?,
+            exchange: fit_bent(&pair.exchange).ok_or_else(senseless)?,
+            reduce: fit_bent(&pair.reduce).ok_or_else(senseless)?,
+            burst: fit(&pair.burst).ok_or_else(senseless)?,
         })
     }
 }
@@ -70,6 +70,9 @@ pub(crate) fn transport(lines: &Lines, crowd: Option<(Crowd, f64)>, default_swit
         host_bytes_per_second: 4.0 / per_byte,
         reduce_bytes_per_second: 1.0 / reduced,
         switch_seconds,
+        // An exchange of n bytes on two ranks has buffers of 4 n.
+        cache_bytes: if exchange.knee.is_finite() { 4.0 * exchange.knee } else { CACHE_BYTES },
+        beyond_cache_factor: 1.0 + exchange.beyond / exchange.each,
     }
 }
 
@@ -82,6 +85,8 @@ mod tests {
     fn measured(of: &TransportProfile) -> Pair {
         let step = of.latency_seconds + 2.0 * of.overhead_seconds;
         let (link, host) = (1.0 / of.bytes_per_second, 4.0 / of.host_bytes_per_second);
+        let beyond =
+            |n: f64| 1.0 + (of.beyond_cache_factor - 1.0) * (1.0 - of.cache_bytes / (4.0 * n)).max(0.0);
         let by_size = |time: &dyn Fn(f64) -> f64| {
             (3..24)
                 .step_by(3)
@@ -91,9 +96,11 @@ mod tests {
         };
         Pair {
             one_way: by_size(&|n| of.call_seconds + step + n * link),
-            exchange: by_size(&|n| of.call_seconds + step + n * host.max(link)),
+            exchange: by_size(&|n| of.call_seconds + step + n * host.max(link) * beyond(n)),
             reduce: by_size(&|n| {
-                of.call_seconds + 2.0 * step + n * (2.0 * host.max(link) + 1.0 / of.reduce_bytes_per_second)
+                of.call_seconds
+                    + 2.0 * step
+                    + n * (2.0 * host.max(link) * beyond(n) + 1.0 / of.reduce_bytes_per_second)
             }),
             burst: by_size(&|n| of.latency_seconds + of.overhead_seconds * (n + 1.0)),
             copy_seconds: 1e-10,
@@ -110,6 +117,8 @@ mod tests {
             host_bytes_per_second: 2.5e10,
             reduce_bytes_per_second: 3e10,
             switch_seconds: 2e-6,
+            cache_bytes: f64::from(1 << 20),
+            beyond_cache_factor: 1.5,
         };
         let crowd = Crowd { ranks: 4, ring_seconds: 0.2e-6 + 3.0 * (0.4e-6 + 0.4e-6 + 2e-6) };
         let found = transport(&Lines::through(&measured(&truth)).unwrap(), Some((crowd, 2.0)), 5e-6);
@@ -121,6 +130,8 @@ mod tests {
             (found.host_bytes_per_second, truth.host_bytes_per_second),
             (found.reduce_bytes_per_second, truth.reduce_bytes_per_second),
             (found.switch_seconds, truth.switch_seconds),
+            (found.cache_bytes, truth.cache_bytes),
+            (found.beyond_cache_factor, truth.beyond_cache_factor),
         ] {
             assert!((found / truth - 1.0).abs() < 1e-3, "{found} {truth}");
         }

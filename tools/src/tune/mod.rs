@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use kolo::join::JoinSpec;
 use kolo::profile::{Profile, VERSION};
-use kolo::{Communicator, Config, TransportKind, Transports};
+use kolo::{Communicator, Config, TransportKind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -19,14 +19,18 @@ use crate::error::{CliError, EXIT_FAILURE, Result};
 use crate::info::machine;
 use crate::launch;
 use crate::perf::console::Console;
+use check::{COLLECTIVES, Checked};
 use derive::Lines;
 use probe::{Crowd, Pair};
+use verdict::Case;
 
+mod check;
 mod derive;
 mod fit;
 mod probe;
 mod report;
 mod timing;
+mod verdict;
 
 /// More ranks than this are not started to find out what sharing a processor costs: on large machines ranks seldom do.
 const CROWD_MAX: u32 = 32;
@@ -39,6 +43,8 @@ Examples:
   kolo tune                                   measure; writes the user's profile and says where
   kolo tune --out cluster.toml                to a file that all hosts see
   KOLO_PROFILE=cluster.toml kolo perf all_reduce
+  KOLO_PROFILE=cluster.toml kolo tune --check             is the best algorithm chosen, and predicted? takes minutes
+  kolo tune --check --ranks 2 --transport shm --verbose
 
 Let nothing else run meanwhile. All ranks of a job must be given profiles that say the same.";
 
@@ -49,6 +55,18 @@ pub(crate) struct TuneArgs {
     /// Where to write the profile [default: kolo/profile.toml under XDG_CONFIG_HOME or ~/.config]
     #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Measure no constants, but what is chosen beside what could be, and the simulator beside both
+    #[arg(long, conflicts_with = "out")]
+    check: bool,
+    /// In a check, these numbers of ranks
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [2, 4, 8], requires = "check")]
+    ranks: Vec<u32>,
+    /// In a check, these transports
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = ["shm".to_owned(), "tcp".to_owned()], requires = "check")]
+    transport: Vec<String>,
+    /// In a check, show every point
+    #[arg(short, long, requires = "check")]
+    verbose: bool,
     /// The part of the work that this process is a rank of
     #[arg(long, hide = true, value_enum, requires = "part_file")]
     part: Option<Part>,
@@ -58,6 +76,9 @@ pub(crate) struct TuneArgs {
     /// The transport of a part
     #[arg(long, hide = true, value_name = "NAME", default_value = "shm")]
     part_transport: String,
+    /// The collective of a part
+    #[arg(long, hide = true, value_name = "NUMBER", default_value = "0")]
+    part_collective: usize,
 }
 
 /// A part of the work.
@@ -67,12 +88,17 @@ enum Part {
     Pair,
     /// Between more ranks than processors.
     Crowd,
+    /// What is chosen for a collective, and what could be.
+    Check,
 }
 
 /// Runs `kolo tune`.
 pub(crate) fn run(args: &TuneArgs) -> Result<ExitCode> {
     if let (Some(part), Some(file)) = (args.part, &args.part_file) {
         return take_part(part, args, file);
+    }
+    if args.check {
+        return check(args);
     }
     let path = args.out.clone().map_or_else(default_path, Ok)?;
     let mut console = Console::stdout();
@@ -110,12 +136,12 @@ fn measure(console: &mut Console) -> Result<(Profile, Vec<(TransportKind, Lines)
     let mut found = Vec::new();
     for kind in kinds {
         console.doing(|| format!("{}, 2 ranks", kind.name()));
-        let pair: Pair = start(2, Part::Pair, kind)?;
+        let pair: Pair = start(2, Part::Pair, kind, 0)?;
         console.advance();
         let crowd = match crowd_ranks {
             Some(ranks) => {
                 console.doing(|| format!("{}, {ranks} ranks", kind.name()));
-                let crowd: Crowd = start(ranks, Part::Crowd, kind)?;
+                let crowd: Crowd = start(ranks, Part::Crowd, kind, 0)?;
                 console.advance();
                 Some((crowd, f64::from(ranks) / f64::from(processors)))
             }
@@ -140,8 +166,42 @@ fn measure(console: &mut Console) -> Result<(Profile, Vec<(TransportKind, Lines)
     Ok((profile, found.into_iter().map(|(kind, _, _, lines)| (kind, lines)).collect()))
 }
 
+fn check(args: &TuneArgs) -> Result<ExitCode> {
+    let mut kinds = Vec::new();
+    for name in &args.transport {
+        let kind = TransportKind::ALL.into_iter().find(|kind| kind.name() == name);
+        kinds.push(kind.ok_or_else(|| {
+            CliError::usage(format!("there is no transport '{name}'"), "Use shm, tcp or rdma")
+        })?);
+    }
+    if let Some(ranks) = args.ranks.iter().find(|ranks| !(2..=1024).contains(*ranks)) {
+        return Err(CliError::usage(format!("{ranks} ranks cannot be checked"), "Use 2 to 1024"));
+    }
+    let profile = Config::from_env()?.profile;
+    let mut console = Console::stdout();
+    console.line(&match &profile {
+        Some(loaded) => format!("constants of {} ({})\n", loaded.path.display(), loaded.profile.digest()),
+        None => "built-in constants; KOLO_PROFILE names none\n".to_owned(),
+    })?;
+    console.begin(kinds.len() * args.ranks.len() * COLLECTIVES.len());
+    let mut cases = Vec::new();
+    for kind in kinds {
+        for ranks in args.ranks.iter().copied() {
+            for (number, collective) in COLLECTIVES.into_iter().enumerate() {
+                console.doing(|| format!("{}, {ranks} ranks, {collective}", kind.name()));
+                let checked: Checked = start(ranks, Part::Check, kind, number)?;
+                cases.push(Case { kind, ranks, collective, checked });
+                console.advance();
+            }
+        }
+    }
+    console.end();
+    console.lines(&verdict::lines(&cases, args.verbose))?;
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Starts the ranks of a part, and returns what they found.
-fn start<T: DeserializeOwned>(ranks: u32, part: Part, kind: TransportKind) -> Result<T> {
+fn start<T: DeserializeOwned>(ranks: u32, part: Part, kind: TransportKind, collective: usize) -> Result<T> {
     let directory = tempfile::tempdir()
         .map_err(|error| CliError::system("a temporary directory cannot be made", &error))?;
     let file = directory.path().join("found.json");
@@ -151,6 +211,8 @@ fn start<T: DeserializeOwned>(ranks: u32, part: Part, kind: TransportKind) -> Re
         part.into(),
         "--part-transport".into(),
         kind.name().into(),
+        "--part-collective".into(),
+        collective.to_string().into(),
         "--part-file".into(),
         file.clone().into(),
     ];
@@ -167,17 +229,22 @@ fn start<T: DeserializeOwned>(ranks: u32, part: Part, kind: TransportKind) -> Re
 /// One rank of a part.
 fn take_part(part: Part, args: &TuneArgs, file: &Path) -> Result<ExitCode> {
     let transports = kolo::config::parse_transports(&args.part_transport)?;
-    let comm = join(transports)?;
+    let environment = Config::from_env()?;
+    // Constants that are checked are those in force; those that are measured come from nowhere else.
+    let profile = environment.profile.clone().filter(|_| part == Part::Check);
+    let comm = join(Config { transports, algorithms: String::new(), profile, ..environment })?;
     match part {
         Part::Pair => leave(&comm, file, &probe::pair(&comm)?)?,
         Part::Crowd => leave(&comm, file, &probe::crowd(&comm)?)?,
+        Part::Check => {
+            let collective = COLLECTIVES[args.part_collective.min(COLLECTIVES.len() - 1)];
+            leave(&comm, file, &check::run(&comm, collective)?)?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Joins the other ranks, with nothing that would bend what is measured.
-fn join(transports: Transports) -> Result<Communicator> {
-    let config = Config { transports, algorithms: String::new(), profile: None, ..Config::from_env()? };
+fn join(config: Config) -> Result<Communicator> {
     Ok(Communicator::builder().config(config).join(JoinSpec::from_process_env()?).connect()?)
 }
 

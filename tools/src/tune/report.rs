@@ -27,6 +27,12 @@ pub(super) fn profile(profile: &Profile, lines: &[(TransportKind, Lines)]) -> Ve
             [shm.reduce_bytes_per_second, tcp.reduce_bytes_per_second].map(giga),
             "GB/s",
         ),
+        ("caches", [shm.cache_bytes, tcp.cache_bytes].map(|bytes| format!("{:.1}", bytes / 1e6)), "MB"),
+        (
+            "cost of a byte beyond them",
+            [shm.beyond_cache_factor, tcp.beyond_cache_factor].map(|f| format!("{f:.2}")),
+            "times",
+        ),
         ("copy", [profile.copy_bytes_per_second; 2].map(giga), "GB/s"),
     ] {
         let [shm, tcp] = of;

@@ -26,6 +26,18 @@ impl Buffers {
         let some = vec![1.0; bytes.div_ceil(4).max(64)];
         Self { input: some.clone(), output: some }
     }
+
+    /// Where input and output of [`call`] lie, for one who asks what would be done; `own` is where a rank's block begins, in
+    /// bytes.
+    pub(crate) fn places(&self, collective: Collective, own: usize) -> (*const u8, *mut u8) {
+        let output = self.output.as_ptr().cast::<u8>();
+        let input = match collective {
+            Collective::AllReduce | Collective::Broadcast => output,
+            Collective::AllGather => output.wrapping_add(own),
+            _ => self.input.as_ptr().cast(),
+        };
+        (input, output.cast_mut())
+    }
 }
 
 /// Runs a collective of `bytes` bytes: of the vector, or of the blocks of all ranks together. In place but for reduce_scatter
@@ -79,13 +91,18 @@ pub(crate) fn in_turn(
         control.all_gather(&[own], &mut all)?;
         Ok(all.into_iter().fold(0.0, f64::max))
     };
+    let world = control.world_size() as usize;
     let mut calls = Vec::with_capacity(things);
     for thing in 0..things {
-        // The first call makes connections and plans. Whole turns of broadcasts.
-        let world = control.world_size() as usize;
-        time(thing, world)?;
-        let each = time(thing, if things > 1 { world } else { 2 * world })?;
-        calls.push(((ROUND_SECONDS / each) as usize).clamp(1, CALLS_MAX).next_multiple_of(world));
+        // The first calls make connections and plans, and of short ones a few more tell how long they take. Broadcasts go
+        // whole turns where they are short.
+        let mut each = time(thing, 1)?;
+        if each < ROUND_SECONDS {
+            time(thing, world)?;
+            each = time(thing, world)?;
+        }
+        let count = ((ROUND_SECONDS / each) as usize).clamp(1, CALLS_MAX);
+        calls.push(if count < world { count } else { count.next_multiple_of(world) });
     }
     let mut times = vec![Vec::with_capacity(rounds); things];
     for _ in 0..rounds {

@@ -1,0 +1,121 @@
+//! `kolo sim --scale`: what the simulator says of worlds that nobody has at hand, as a page.
+
+use std::fmt::Write as _;
+
+use kolo_collectives::model::{LinkClass, Model};
+use kolo_collectives::plan::Collective;
+use kolo_collectives::simulate::Cluster;
+
+use super::{Described, Patience, simulate_one};
+use crate::error::Result;
+use crate::explain::choose;
+use crate::perf::human_bytes;
+use crate::planning::{CallArgs, human_seconds};
+
+const RANKS: [u32; 4] = [64, 256, 1024, 4096];
+const RANKS_PER_HOST: u32 = 8;
+const GIGABITS: [u32; 3] = [10, 100, 400];
+const SIZES: [u64; 3] = [1 << 10, 1 << 20, 256 << 20];
+const COLLECTIVES: [Collective; 5] = [
+    Collective::AllReduce,
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::Broadcast,
+    Collective::AllToAll,
+];
+
+const HEAD: &str = "\
+# Scale, on paper
+
+What the simulator says of 64 to 4096 ranks, 8 on each host, with one network interface per host of 10, 100 or 400 Gb/s.
+Made by
+
+```sh
+kolo sim --scale > docs/scale.md
+```
+
+with the built-in constants: inside a host shared memory; between hosts the latencies of TCP (10 Gb/s) and RDMA (100 and
+400 Gb/s), see `collectives/src/model.rs`. Sizes are those of `kolo perf`: of the vector, or of the blocks of all ranks together,
+in place but for reduce_scatter and all_to_all; blocks hold one element at least. Bandwidths are bus bandwidths as
+nccl-tests defines them. What the simulator leaves out: congestion inside the network, and everything else that runs. How near
+it comes on one machine, `kolo tune --check` says.
+
+Times marked * are those of the cost model: with so many steps the simulation would take long. `kolo sim` runs it on request.
+";
+
+/// The page.
+pub(super) fn page() -> Result<String> {
+    let mut out = HEAD.to_owned();
+    for collective in COLLECTIVES {
+        let _ = writeln!(out, "\n## {collective}");
+        for bytes in SIZES {
+            let _ = writeln!(out, "\n{}\n", human_bytes(bytes as f64));
+            let speeds = GIGABITS.map(|gigabits| format!(" {gigabits} Gb/s |")).concat();
+            let _ = writeln!(out, "| ranks |{speeds}\n| ---: |{}", " --- |".repeat(GIGABITS.len()));
+            for ranks in RANKS {
+                let mut row = format!("| {ranks} |");
+                for gigabits in GIGABITS {
+                    let _ = write!(row, " {} |", cell(collective, bytes, ranks, gigabits)?);
+                }
+                let _ = writeln!(out, "{row}");
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// A network of so many gigabits per second, all of which one rank can use.
+fn model(gigabits: u32) -> Model {
+    let bytes_per_second = f64::from(gigabits) * 1e9 / 8.0;
+    let class = if gigabits <= 10 { LinkClass::TCP } else { LinkClass::RDMA };
+    Model {
+        inter: LinkClass { bytes_per_second, ..class },
+        nic_bytes_per_second: bytes_per_second,
+        ..Model::TCP
+    }
+}
+
+fn cell(collective: Collective, bytes: u64, ranks: u32, gigabits: u32) -> Result<String> {
+    let in_place = !matches!(collective, Collective::ReduceScatter | Collective::AllToAll);
+    let mut call =
+        CallArgs { collective, bytes, root: 0, in_place, element_bytes: 4, algo: None, canonical: false };
+    let least = call.element_bytes * u64::from(ranks);
+    if call.selection_bytes(ranks) < call.element_bytes {
+        call.bytes = least;
+    }
+    let hosts = ranks / RANKS_PER_HOST;
+    let cluster =
+        Cluster { hosts, ranks_per_host: RANKS_PER_HOST, model: model(gigabits), ..Cluster::default() };
+    let task = call.task(cluster.hosts_of_ranks())?;
+    let choice = choose(&call, &task, &cluster.model)?;
+    let described = Described { cluster, segment_given: false, window_given: false };
+    let simulated = simulate_one(&call, &described, &task, Some(choice.algorithm), Patience::None);
+    let (seconds, mark) =
+        simulated.map_or((choice.cost_seconds, "*"), |outcome| (outcome.timing.seconds, ""));
+    let bus = bus_share(collective, ranks) * call.bytes as f64 / seconds / 1e9;
+    Ok(format!("{} {}{mark}, {bus:.3} GB/s", choice.algorithm, human_seconds(seconds)))
+}
+
+/// What nccl-tests multiplies the bandwidth of an algorithm by to get that of the bus.
+fn bus_share(collective: Collective, ranks: u32) -> f64 {
+    let p = f64::from(ranks);
+    match collective {
+        Collective::AllReduce => 2.0 * (p - 1.0) / p,
+        Collective::Broadcast => 1.0,
+        _ => (p - 1.0) / p,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_bandwidth_takes_less_time_and_no_link_carries_more_than_it_can() {
+        let of = |gigabits| cell(Collective::AllReduce, 256 << 20, 64, gigabits).unwrap();
+        let bus = |text: String| text.split(' ').rev().nth(1).unwrap().parse::<f64>().unwrap();
+        let (slow, fast) = (bus(of(10)), bus(of(100)));
+        // A host's ranks add up what they have before it goes out: the bus may show some more than the interface.
+        assert!(slow > 0.5 && slow < 2.5 && fast > slow, "{slow} {fast}");
+    }
+}

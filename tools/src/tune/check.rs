@@ -1,0 +1,124 @@
+//! `kolo tune --check`, on every rank: times what could be chosen beside what is chosen.
+
+use kolo::{Collective, Communicator, Config, DataType, RawCall, ReduceOp};
+use kolo_collectives::model::Model;
+use kolo_collectives::plan::Placement;
+use kolo_collectives::select::{Order, select};
+use kolo_collectives::{Algorithm, Task};
+use serde::{Deserialize, Serialize};
+
+use super::timing::{Buffers, call, in_turn};
+use crate::error::Result;
+use crate::planning::has_block_per_rank;
+
+/// From one word to what no cache holds.
+const SIZES: [usize; 9] = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20];
+
+/// Rounds, the middle one of which counts.
+const ROUNDS: usize = 5;
+
+/// What is expected to take this many times as long as the best is not timed.
+const HOPELESS: f64 = 8.0;
+
+/// What is timed beside the algorithms: the exchange inside a host that needs no plan.
+pub(super) const TINY: &str = "tiny";
+
+/// The collectives that are checked.
+pub(super) const COLLECTIVES: [Collective; 5] = [
+    Collective::AllReduce,
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::Broadcast,
+    Collective::AllToAll,
+];
+
+/// What one collective took on some ranks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Checked {
+    /// The constants in force.
+    pub model: Model,
+    /// By size.
+    pub points: Vec<Point>,
+}
+
+/// What one size took.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Point {
+    /// Of the vector, or of the blocks of all ranks together.
+    pub bytes: u64,
+    /// What Kolo chooses, by name.
+    pub chosen: String,
+    /// Seconds that each candidate takes, by name.
+    pub seconds: Vec<(String, f64)>,
+}
+
+impl Point {
+    /// Seconds of the chosen one, and name and seconds of the best one.
+    pub(super) fn verdict(&self) -> Option<(f64, &str, f64)> {
+        let chosen = self.seconds.iter().find(|(name, _)| *name == self.chosen)?.1;
+        let (best, seconds) = self.seconds.iter().min_by(|a, b| a.1.total_cmp(&b.1))?;
+        Some((chosen, best, *seconds))
+    }
+}
+
+/// How [`call`] places its buffers.
+pub(super) const fn is_in_place(collective: Collective) -> bool {
+    !matches!(collective, Collective::ReduceScatter | Collective::AllToAll)
+}
+
+/// Times a collective.
+pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked> {
+    let ranks = comm.world_size();
+    let mut task = Task::new(collective, ranks);
+    if is_in_place(collective) {
+        task.placement = Placement::InPlace;
+    }
+    let with = |config: Config| -> Result<Communicator> { Ok(comm.duplicate(config)?) };
+    let mut candidates = Vec::new();
+    for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| algorithm.supports(&task).is_ok()) {
+        let algorithms = format!("{collective}:{algorithm}");
+        let forced = with(Config { algorithms, ..comm.config().clone() })?;
+        candidates.push((algorithm.name().to_owned(), Some(algorithm), forced));
+    }
+    let has_tiny = comm.routes().iter().all(|route| route.transport == "shm");
+    if has_tiny {
+        let tiny = with(Config { tiny_bytes: Some(1 << 30), ..comm.config().clone() })?;
+        candidates.push((TINY.to_owned(), None, tiny));
+    }
+    let mut buffers = Buffers::new(SIZES[SIZES.len() - 1]);
+    let mut points = Vec::new();
+    for bytes in SIZES {
+        let block = if has_block_per_rank(collective) { (bytes / ranks as usize).max(4) } else { bytes };
+        let expected = |algorithm: Algorithm| {
+            select(&task, block as u64, 4, false, Order::Any, &comm.model(), Some(algorithm))
+                .map_or(f64::INFINITY, |choice| choice.cost_seconds)
+        };
+        let costs: Vec<f64> =
+            candidates.iter().map(|(_, algorithm, _)| algorithm.map_or(0.0, expected)).collect();
+        let least = costs.iter().copied().filter(|cost| *cost > 0.0).fold(f64::INFINITY, f64::min);
+        let chosen = chosen(comm, collective, block, &buffers)?;
+        let worthy: Vec<_> = candidates
+            .iter()
+            .zip(&costs)
+            .filter(|((name, ..), cost)| **cost <= HOPELESS * least || *name == chosen)
+            .map(|(candidate, _)| candidate)
+            .collect();
+        let seconds = in_turn(comm, worthy.len(), ROUNDS, |thing, number| {
+            call(&worthy[thing].2, collective, bytes, number, &mut buffers)
+        })?;
+        let names = worthy.iter().map(|(name, ..)| name.clone());
+        points.push(Point { bytes: bytes as u64, chosen, seconds: names.zip(seconds).collect() });
+    }
+    Ok(Checked { model: comm.model(), points })
+}
+
+/// What Kolo chooses: the first word of its explanation.
+fn chosen(comm: &Communicator, collective: Collective, block: usize, buffers: &Buffers) -> Result<String> {
+    let (input, output) = buffers.places(collective, block * comm.rank() as usize);
+    let count = (block / 4).max(1);
+    let call =
+        RawCall { collective, input, output, count, data_type: DataType::F32, op: ReduceOp::Sum, root: 0 };
+    let text = comm.explain(&call)?;
+    let line = text.lines().find(|line| line.starts_with(TINY) || line.contains(": ")).unwrap_or_default();
+    Ok(line.split(':').next().unwrap_or_default().to_owned())
+}
