@@ -3,6 +3,7 @@
 //! Precedence: what the program sets in code, over `KOLO_*` environment variables, over the defaults here. The
 //! environment is read in [`Config::from_lookup`] and nowhere else.
 
+use kolo_gdr::Wish;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -85,6 +86,8 @@ pub struct Config {
     pub ib_service_level: u8,
     /// `KOLO_IB_QPS`: RDMA queue pairs for long messages per pair of adapters.
     pub ib_queue_pairs: u8,
+    /// `KOLO_GDR`: whether adapters reach the memory of GPUs themselves.
+    pub gdr: Wish,
     /// `KOLO_IB_CACHE`: which registrations of buffers outlive their call.
     pub ib_cache: Keep,
     /// `KOLO_IBVERBS_LIB`: the file of libibverbs, if it is not to be found by its name.
@@ -120,6 +123,7 @@ impl Default for Config {
             ib_traffic_class: 0,
             ib_service_level: 0,
             ib_queue_pairs: 1,
+            gdr: Wish::default(),
             ib_cache: Keep::default(),
             ib_library: None,
             segment_bytes: None,
@@ -184,6 +188,9 @@ impl Config {
         if let Some(value) = get("KOLO_IB_QPS") {
             config.ib_queue_pairs = small("KOLO_IB_QPS", &value, 8)?.max(1);
         }
+        if let Some(value) = get("KOLO_GDR") {
+            config.gdr = value.parse().map_err(|expected| invalid("KOLO_GDR", &value, expected))?;
+        }
         if let Some(value) = get("KOLO_IB_CACHE") {
             config.ib_cache = match value.as_str() {
                 "watched" => Keep::Watched,
@@ -228,7 +235,7 @@ impl Config {
             Keep::Never => "never",
             Keep::Always => "always",
         };
-        let rows: [(&str, String); 21] = [
+        let rows: [(&str, String); 22] = [
             ("KOLO_TRANSPORT", transports),
             ("KOLO_ALGO", if self.algorithms.is_empty() { unset() } else { self.algorithms.clone() }),
             ("KOLO_DETERMINISM", determinism.to_owned()),
@@ -242,6 +249,7 @@ impl Config {
             ("KOLO_IB_TC", self.ib_traffic_class.to_string()),
             ("KOLO_IB_SL", self.ib_service_level.to_string()),
             ("KOLO_IB_QPS", self.ib_queue_pairs.to_string()),
+            ("KOLO_GDR", self.gdr.to_string()),
             ("KOLO_IB_CACHE", cache.to_owned()),
             ("KOLO_IBVERBS_LIB", self.ib_library.clone().unwrap_or_else(unset)),
             ("KOLO_SEGMENT_BYTES", self.segment_bytes.map_or_else(unset, |v| v.to_string())),
@@ -344,6 +352,7 @@ mod tests {
             ("KOLO_WINDOW", "x"),
             ("KOLO_IB_GID_INDEX", "256"),
             ("KOLO_IB_SL", "16"),
+            ("KOLO_GDR", "yes"),
             ("KOLO_IB_CACHE", "yes"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
