@@ -3,6 +3,7 @@
 //! Precedence: what the program sets in code, over `KOLO_*` environment variables, over the defaults here. The
 //! environment is read in [`Config::from_lookup`] and nowhere else.
 
+use kolo_gdr::Wish;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -86,6 +87,8 @@ pub struct Config {
     pub ib_service_level: u8,
     /// `KOLO_IB_QPS`: RDMA queue pairs for long messages per pair of adapters.
     pub ib_queue_pairs: u8,
+    /// `KOLO_GDR`: whether adapters reach the memory of GPUs themselves.
+    pub gdr: Wish,
     /// `KOLO_IB_CACHE`: which registrations of buffers outlive their call.
     pub ib_cache: Keep,
     /// `KOLO_IBVERBS_LIB`: the file of libibverbs, if it is not to be found by its name.
@@ -126,6 +129,7 @@ impl Default for Config {
             ib_traffic_class: 0,
             ib_service_level: 0,
             ib_queue_pairs: 1,
+            gdr: Wish::default(),
             ib_cache: Keep::default(),
             ib_library: None,
             segment_bytes: None,
@@ -192,6 +196,9 @@ impl Config {
         if let Some(value) = get("KOLO_IB_QPS") {
             config.ib_queue_pairs = small("KOLO_IB_QPS", &value, 8)?.max(1);
         }
+        if let Some(value) = get("KOLO_GDR") {
+            config.gdr = value.parse().map_err(|expected| invalid("KOLO_GDR", &value, expected))?;
+        }
         if let Some(value) = get("KOLO_IB_CACHE") {
             config.ib_cache = match value.as_str() {
                 "watched" => Keep::Watched,
@@ -255,6 +262,7 @@ impl Config {
             ("KOLO_IB_TC", self.ib_traffic_class.to_string()),
             ("KOLO_IB_SL", self.ib_service_level.to_string()),
             ("KOLO_IB_QPS", self.ib_queue_pairs.to_string()),
+            ("KOLO_GDR", self.gdr.to_string()),
             ("KOLO_IB_CACHE", cache.to_owned()),
             ("KOLO_IBVERBS_LIB", self.ib_library.clone().unwrap_or_else(unset)),
             ("KOLO_SEGMENT_BYTES", self.segment_bytes.map_or_else(unset, |v| v.to_string())),
@@ -362,6 +370,7 @@ mod tests {
             ("KOLO_WINDOW", "x"),
             ("KOLO_IB_GID_INDEX", "256"),
             ("KOLO_IB_SL", "16"),
+            ("KOLO_GDR", "yes"),
             ("KOLO_IB_CACHE", "yes"),
             ("KOLO_PROFILE", "/nowhere/profile.toml"),
         ] {

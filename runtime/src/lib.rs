@@ -28,6 +28,7 @@ pub use config::{Config, Determinism, TransportKind, Transports};
 pub use engine::Route;
 pub use error::{Context, Error, Result};
 pub use kolo_collectives::plan::Collective;
+pub use kolo_gdr::Wish as GpuDirectWish;
 pub use kolo_transport::MemoryCounters;
 pub use recorder::Record;
 pub use types::{DataType, Element, ReduceOp};

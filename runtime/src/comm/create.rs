@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Communicator;
 use super::direct::Direct;
+use super::gpu_direct;
 use super::model::{Facts, model_for};
 use super::shared::{Core, Shared, World};
 use super::tiny::Tiny;
@@ -155,6 +156,7 @@ pub(crate) fn connect(
     }
     let policy = policy(&hosts, &cards, &config);
     let mut flat = None;
+    let mut gpu_direct = None;
     let mut endpoints: Vec<Box<dyn Endpoint>> = Vec::new();
     let mut index_of = Vec::new();
     for candidate in candidates {
@@ -173,6 +175,11 @@ pub(crate) fn connect(
                 endpoint
             }
             Opened::Rdma(mut endpoint) => {
+                if id == WORLD {
+                    let line = gpu_direct::plan(&config, &endpoint)?;
+                    tracing::info!("GPU memory: {line}");
+                    gpu_direct = Some(line);
+                }
                 establish(&mut *endpoint, rank, deadline)?;
                 endpoint
             }
@@ -208,6 +215,7 @@ pub(crate) fn connect(
         allocations: 0,
         groups: HashMap::new(),
         closed: false,
+        gpu_direct,
     };
     let shared = Shared::new(rank, id, members, hosts, routes, config, policy, world, membership, core);
     let communicator = Communicator { shared: Arc::new(shared) };

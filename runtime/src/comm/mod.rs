@@ -5,6 +5,7 @@ mod collectives;
 mod create;
 mod direct;
 mod failure;
+mod gpu_direct;
 mod helper;
 mod irregular;
 mod messages;

@@ -46,6 +46,8 @@ pub(crate) struct Core {
     /// Uses of each list of ranks given to `group`.
     pub(crate) groups: std::collections::HashMap<u64, u64>,
     pub(crate) closed: bool,
+    /// How adapters reach a GPU's memory, if there are any.
+    pub(crate) gpu_direct: Option<String>,
 }
 
 #[derive(Debug)]

@@ -131,7 +131,8 @@ fn try_out(config: &Config, kind: TransportKind) -> Result<String> {
         }
         let each = began.elapsed() / PROBE_BARRIERS;
         let how = comm.routes().first().map_or_else(String::new, |route| route.how.clone());
-        Ok(format!("works: {how}; a barrier of two ranks takes {:.1} us", each.as_secs_f64() * 1e6))
+        let gpus = comm.gpu_direct().map_or_else(String::new, |line| format!("; memory of GPUs: {line}"));
+        Ok(format!("works: {how}; a barrier of two ranks takes {:.1} us{gpus}", each.as_secs_f64() * 1e6))
     })?;
     results.into_iter().next().unwrap_or_else(|| Ok("works".into()))
 }

@@ -1,6 +1,6 @@
 //! Memory that is registered once: the endpoint's share.
 
-use kolo_verbs::{Access, ProtectionDomain};
+use kolo_verbs::{Access, DmaBufSupport};
 
 use super::NAME;
 use super::endpoint::RdmaEndpoint;
@@ -84,14 +84,23 @@ impl RdmaEndpoint {
         self.registrations.iter_mut().fold(false, |any, cache| cache.unpin(memory.ptr, memory.len) | any)
     }
 
+    /// Whether all adapters take memory of other drivers, such as a GPU's, as dma-bufs.
+    ///
+    /// # Errors
+    /// Which does not, and why.
+    pub fn takes_dma_bufs(&self) -> Result<(), String> {
+        self.rails.iter().try_for_each(|rail| match rail.domain.dma_buf_support() {
+            DmaBufSupport::Yes => Ok(()),
+            DmaBufSupport::NotInLibrary => {
+                Err("libibverbs is too old for dma-bufs (rdma-core 34 or newer)".into())
+            }
+            DmaBufSupport::NotInDriver => Err(format!("the driver of {} takes no dma-bufs", rail.device)),
+        })
+    }
+
     /// Whether messages from and to this memory need no registration now.
     #[must_use]
     pub fn is_registered(&self, memory: Piece) -> bool {
         self.registrations.iter().all(|cache| cache.holds(memory.ptr, memory.len))
-    }
-
-    /// The adapters' protection domains, for regions that are made elsewhere: of a dma-buf, such as a GPU's memory.
-    pub fn domains(&self) -> impl Iterator<Item = &ProtectionDomain> {
-        self.rails.iter().map(|rail| &rail.domain)
     }
 }

@@ -1,0 +1,236 @@
+//! Which way is taken: the rules, and the questions that they ask.
+
+use super::path::{DmaBuf, Flush, Path, Plan, Refused, Ruled, Wish};
+
+/// What the drivers of a GPU and of the adapter beside it say. An error is a reason in plain words.
+pub trait Drivers {
+    /// Whether there is a GPU's driver at all.
+    ///
+    /// # Errors
+    /// That it is not installed, or does not start.
+    fn driver(&self) -> Result<(), String>;
+
+    /// Whether the GPU takes part in GPUDirect at all, by either way.
+    ///
+    /// # Errors
+    /// That it does not: consumer models, virtual machines.
+    fn gpu_direct(&self) -> Result<(), String>;
+
+    /// Whether the GPU's driver exports memory.
+    ///
+    /// # Errors
+    /// That it is too old, or the device cannot.
+    fn exports(&self, how: DmaBuf) -> Result<(), String>;
+
+    /// Whether the GPU asks for a mapping for PCIe: where it and the processor share a coherent link.
+    fn wants_pcie(&self) -> bool;
+
+    /// Whether every adapter's driver and library register dma-bufs.
+    ///
+    /// # Errors
+    /// Which does not.
+    fn registers(&self) -> Result<(), String>;
+
+    /// Whether a module for peer memory is loaded.
+    ///
+    /// # Errors
+    /// Which was looked for.
+    fn peer_memory(&self) -> Result<(), String>;
+
+    /// Whether an adapter's writes are seen by the GPU in their order without anybody's doing.
+    fn orders_writes(&self) -> bool;
+
+    /// Whether the driver has a call that flushes such writes, and the device supports it.
+    fn flushes(&self) -> bool;
+}
+
+/// Which way is taken.
+///
+/// # Errors
+/// If the adapter is required to reach the memory, and cannot.
+pub fn decide(wish: Wish, drivers: &dyn Drivers) -> Result<Plan, Refused> {
+    let mut ruled_out = Vec::new();
+    if wish == Wish::Off {
+        ruled_out.push(Ruled { way: "direct", because: "KOLO_GDR=off".to_owned() });
+        return Ok(staged(ruled_out));
+    }
+    if let Err(because) = drivers.driver().and_then(|()| drivers.gpu_direct()) {
+        // Neither way is there then.
+        ruled_out.push(Ruled { way: "direct", because });
+    } else {
+        match dma_buf(drivers) {
+            Ok(how) => return Ok(direct(Path::DmaBuf(how), drivers, ruled_out)),
+            Err(because) => ruled_out.push(Ruled { way: "dma-buf", because }),
+        }
+        match drivers.peer_memory() {
+            Ok(()) => return Ok(direct(Path::PeerMemory, drivers, ruled_out)),
+            Err(because) => ruled_out.push(Ruled { way: "peer memory", because }),
+        }
+    }
+    match wish {
+        Wish::Require => Err(Refused { ruled_out }),
+        Wish::Auto | Wish::Off => Ok(staged(ruled_out)),
+    }
+}
+
+/// How memory is exported.
+fn dma_buf(drivers: &dyn Drivers) -> Result<DmaBuf, String> {
+    let how = match drivers.wants_pcie() && drivers.exports(DmaBuf::Pcie).is_ok() {
+        true => DmaBuf::Pcie,
+        // Works too, by way of the processor.
+        false => drivers.exports(DmaBuf::Plain).map(|()| DmaBuf::Plain)?,
+    };
+    drivers.registers().map(|()| how)
+}
+
+fn direct(path: Path, drivers: &dyn Drivers, ruled_out: Vec<Ruled>) -> Plan {
+    let flush = match (drivers.orders_writes(), drivers.flushes()) {
+        (true, _) => Flush::NotNeeded,
+        (false, true) => Flush::Driver,
+        (false, false) => Flush::ReadBack,
+    };
+    Plan { path, flush, ruled_out }
+}
+
+fn staged(ruled_out: Vec<Ruled>) -> Plan {
+    // The copy from the host to the GPU is the GPU's own, and ordered.
+    Plan { path: Path::Staged, flush: Flush::NotNeeded, ruled_out }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A table where everything works, and what does not is named.
+    #[derive(Clone, Default)]
+    struct Fake {
+        no_driver: bool,
+        no_gpu_direct: bool,
+        no_export: bool,
+        no_export_for_pcie: bool,
+        coherent: bool,
+        no_registering: bool,
+        no_peer_memory: bool,
+        ordered: bool,
+        no_flush: bool,
+    }
+
+    fn unless(lacking: bool, because: &str) -> Result<(), String> {
+        if lacking { Err(because.to_owned()) } else { Ok(()) }
+    }
+
+    impl Drivers for Fake {
+        fn driver(&self) -> Result<(), String> {
+            unless(self.no_driver, "no libcuda")
+        }
+        fn gpu_direct(&self) -> Result<(), String> {
+            unless(self.no_gpu_direct, "not this model")
+        }
+        fn exports(&self, how: DmaBuf) -> Result<(), String> {
+            match how {
+                DmaBuf::Plain => unless(self.no_export, "old driver"),
+                DmaBuf::Pcie => unless(self.no_export_for_pcie, "driver before 12.8"),
+            }
+        }
+        fn wants_pcie(&self) -> bool {
+            self.coherent
+        }
+        fn registers(&self) -> Result<(), String> {
+            unless(self.no_registering, "rxe0 takes none")
+        }
+        fn peer_memory(&self) -> Result<(), String> {
+            unless(self.no_peer_memory, "nvidia_peermem is not loaded")
+        }
+        fn orders_writes(&self) -> bool {
+            self.ordered
+        }
+        fn flushes(&self) -> bool {
+            !self.no_flush
+        }
+    }
+
+    fn taken(wish: Wish, table: &Fake) -> (Path, Flush, String) {
+        let plan = decide(wish, table).expect("not refused");
+        (plan.path, plan.flush, plan.to_string())
+    }
+
+    #[test]
+    fn dma_bufs_come_first() {
+        for wish in [Wish::Auto, Wish::Require] {
+            let (path, flush, text) = taken(wish, &Fake::default());
+            assert_eq!((path, flush), (Path::DmaBuf(DmaBuf::Plain), Flush::Driver));
+            assert_eq!(text, "dma-buf; flushed by the GPU's driver");
+        }
+    }
+
+    #[test]
+    fn coherent_gpus_are_mapped_for_pcie_where_the_driver_can() {
+        let table = Fake { coherent: true, ..Fake::default() };
+        assert_eq!(taken(Wish::Auto, &table).0, Path::DmaBuf(DmaBuf::Pcie));
+        let table = Fake { no_export_for_pcie: true, ..table };
+        assert_eq!(taken(Wish::Auto, &table).0, Path::DmaBuf(DmaBuf::Plain));
+        let table = Fake { no_export_for_pcie: true, ..Fake::default() };
+        assert_eq!(taken(Wish::Auto, &table).0, Path::DmaBuf(DmaBuf::Plain), "nobody asked for it");
+    }
+
+    #[test]
+    fn flushing_is_left_out_only_where_writes_are_ordered() {
+        let ordered = Fake { ordered: true, no_flush: true, ..Fake::default() };
+        assert_eq!(taken(Wish::Auto, &ordered).1, Flush::NotNeeded);
+        let (_, flush, text) = taken(Wish::Auto, &Fake { no_flush: true, ..Fake::default() });
+        assert_eq!((flush, text.as_str()), (Flush::ReadBack, "dma-buf; flushed by reading back"));
+    }
+
+    #[test]
+    fn peer_memory_comes_second_with_the_reason() {
+        for (table, reason) in [
+            (Fake { no_export: true, ..Fake::default() }, "not dma-buf: old driver"),
+            (Fake { no_registering: true, ..Fake::default() }, "not dma-buf: rxe0 takes none"),
+            (
+                Fake { no_export: true, coherent: true, no_export_for_pcie: true, ..Fake::default() },
+                "old driver",
+            ),
+        ] {
+            for wish in [Wish::Auto, Wish::Require] {
+                let (path, flush, text) = taken(wish, &table);
+                assert_eq!((path, flush), (Path::PeerMemory, Flush::Driver));
+                assert!(text.starts_with("peer memory; ") && text.ends_with(reason), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn staging_comes_last_with_all_reasons_and_is_refused_on_demand() {
+        let cases = [
+            (Fake { no_driver: true, ..Fake::default() }, "not direct: no libcuda"),
+            (Fake { no_gpu_direct: true, ..Fake::default() }, "not direct: not this model"),
+            (
+                Fake { no_registering: true, no_peer_memory: true, ..Fake::default() },
+                "not dma-buf: rxe0 takes none; not peer memory: nvidia_peermem is not loaded",
+            ),
+        ];
+        for (table, reasons) in cases {
+            let (path, flush, text) = taken(Wish::Auto, &table);
+            assert_eq!((path, flush), (Path::Staged, Flush::NotNeeded));
+            assert_eq!(text, format!("staged through pinned host memory; {reasons}"));
+            let text = decide(Wish::Require, &table).expect_err("refused").to_string();
+            assert_eq!(
+                text,
+                format!("KOLO_GDR=require, and the adapter cannot reach the GPU's memory; {reasons}")
+            );
+        }
+    }
+
+    #[test]
+    fn off_is_off() {
+        let (path, _, text) = taken(Wish::Off, &Fake::default());
+        assert_eq!(
+            (path, text.as_str()),
+            (Path::Staged, "staged through pinned host memory; not direct: KOLO_GDR=off")
+        );
+        for wish in [Wish::Auto, Wish::Require, Wish::Off] {
+            assert_eq!(wish.to_string().parse(), Ok(wish));
+        }
+        assert_eq!("on".parse::<Wish>(), Err("auto, require or off"));
+    }
+}
