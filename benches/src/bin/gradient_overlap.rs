@@ -1,6 +1,6 @@
 //! How much of the communication of a training step hides behind its computation, and what processor time it costs.
 //!
-//! `kolo run -n 2 -- overlap` makes the 161 gradients of ResNet-50 (He et al. 2016; 25.6 million numbers, 102 MB), last layer
+//! `kolo run -n 2 -- gradient_overlap` makes the 161 gradients of ResNet-50 (He et al. 2016; 25.6 million numbers, 102 MB), last layer
 //! first, and all-reduces each as soon as it is there, or buckets of them as DistributedDataParallel does. It prints, as
 //! the median of several steps on the slowest rank:
 //!
