@@ -91,7 +91,6 @@ impl Model {
         let mut model = *self;
         model.intra.bytes_per_second /= factor;
         model.memory_bytes_per_second /= factor;
-        model.copy_bytes_per_second /= factor;
         model
     }
 

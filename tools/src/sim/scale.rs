@@ -40,6 +40,9 @@ in place but for reduce_scatter and all_to_all; blocks hold one element at least
 nccl-tests defines them. What the simulator leaves out: congestion inside the network, and everything else that runs. How near
 it comes on one machine, `kolo tune --check` says.
 
+From 100 Gb/s on, long vectors are held up by the memory of a host (100 GB/s in the model, shared by 8 ranks), so that 400 Gb/s
+do little for them; a profile with a larger `host_bytes_per_second` says otherwise.
+
 Times marked * are those of the cost model: with so many steps the simulation would take long. `kolo sim` runs it on request.
 ";
 

@@ -22,8 +22,8 @@ pub(crate) struct Lines {
 /// Of what a message takes when nothing else goes on, the processors' part at both ends is at most this.
 const WORK_SHARE_MAX: f64 = 0.9;
 
-/// Reducing what arrives costs at least this share of receiving it: no processor does it for nothing.
-const REDUCE_SHARE_MIN: f64 = 0.05;
+/// Reducing what arrives costs at least this share of copying it: it is in the cache, but no processor does it for nothing.
+const REDUCE_SHARE_MIN: f64 = 0.5;
 
 /// Where the caches were not seen to end: what a large processor has. It does not matter then.
 const CACHE_BYTES: f64 = 32e6;
@@ -47,21 +47,38 @@ impl Lines {
 /// By the model an exchange between two ranks takes call + s + n / link, with s = latency + 2 overhead, or the host's
 /// bandwidth if that is less: n bytes each way are written and read, 4 n in all. A ring all-reduce of 2 n takes call + 2 s,
 /// the bytes twice, and the reduction of n once.
-pub(crate) fn transport(lines: &Lines, crowd: Option<(Crowd, f64)>, default_switch: f64) -> TransportProfile {
+///
+/// Where each of p ranks has only a part 1 / q of a processor, an all-gather takes p - 1 waits of w = latency + (q - 1) switch
+/// round the ring, one if all messages go at once, and p - 1 times 2 q overhead in either form.
+pub(crate) fn transport(
+    lines: &Lines,
+    copy_seconds: f64,
+    crowd: Option<(Crowd, f64)>,
+    default_switch: f64,
+) -> TransportProfile {
     let Lines { one_way, exchange, reduce, burst } = lines;
     // The lines cross zero at a step more, so their difference is a step; never more than all, nor nothing.
     let step = (reduce.fixed - exchange.fixed).clamp(0.2 * exchange.fixed, exchange.fixed);
-    let overhead_seconds = burst.each.min(WORK_SHARE_MAX * step / 2.0);
-    let latency_seconds = step - 2.0 * overhead_seconds;
-    let per_byte = exchange.each.max(one_way.each);
-    let reduced = (reduce.each - 2.0 * exchange.each).max(REDUCE_SHARE_MIN * exchange.each);
     let call_seconds = exchange.fixed - step;
-    let switch_seconds = crowd.map_or(default_switch, |(crowd, oversubscription)| {
-        let steps = f64::from(crowd.ranks - 1);
-        let each = (crowd.ring_seconds - call_seconds) / steps;
-        let without = latency_seconds + 2.0 * overhead_seconds * oversubscription;
-        ((each - without) / (oversubscription - 1.0)).max(0.0)
+    let wait_and_overhead = crowd.map(|(crowd, share)| {
+        let messages = f64::from(crowd.ranks - 1);
+        let wait = ((crowd.ring_seconds - crowd.direct_seconds) / (messages - 1.0)).max(0.0);
+        (wait, (crowd.direct_seconds - call_seconds - wait) / messages / (2.0 * share))
     });
+    // Messages to one rank in a row share system calls, those to several do not.
+    let overhead = wait_and_overhead.map_or(burst.each, |(_, overhead)| overhead.max(burst.each));
+    let overhead_seconds = overhead.min(WORK_SHARE_MAX * step / 2.0);
+    let latency_seconds = step - 2.0 * overhead_seconds;
+    let switch_seconds = match (crowd, wait_and_overhead) {
+        // What the overhead was not allowed to take is waiting too.
+        (Some((_, share)), Some((wait, overhead))) => {
+            let rest = 2.0 * share * (overhead - overhead_seconds).max(0.0);
+            ((wait + rest - latency_seconds) / (share - 1.0)).max(0.0)
+        }
+        _ => default_switch,
+    };
+    let per_byte = exchange.each.max(one_way.each);
+    let reduced = (reduce.each - 2.0 * exchange.each).max(REDUCE_SHARE_MIN * copy_seconds);
     TransportProfile {
         call_seconds,
         latency_seconds,
@@ -120,8 +137,12 @@ mod tests {
             cache_bytes: f64::from(1 << 20),
             beyond_cache_factor: 1.5,
         };
-        let crowd = Crowd { ranks: 4, ring_seconds: 0.2e-6 + 3.0 * (0.4e-6 + 0.4e-6 + 2e-6) };
-        let found = transport(&Lines::through(&measured(&truth)).unwrap(), Some((crowd, 2.0)), 5e-6);
+        let crowd = Crowd {
+            ranks: 4,
+            ring_seconds: 0.2e-6 + 3.0 * (0.4e-6 + 0.4e-6 + 2e-6),
+            direct_seconds: 0.2e-6 + 0.4e-6 + 2e-6 + 3.0 * 0.4e-6,
+        };
+        let found = transport(&Lines::through(&measured(&truth)).unwrap(), 4e-11, Some((crowd, 2.0)), 5e-6);
         for (found, truth) in [
             (found.call_seconds, truth.call_seconds),
             (found.latency_seconds, truth.latency_seconds),
@@ -155,7 +176,7 @@ mod tests {
                 burst: wild(seed + 3),
                 copy_seconds: 1e-10,
             };
-            let found = transport(&Lines::through(&pair).unwrap(), None, 5e-6);
+            let found = transport(&Lines::through(&pair).unwrap(), 1e-10, None, 5e-6);
             assert!(
                 found.latency_seconds >= 0.0 && found.overhead_seconds >= 0.0 && found.call_seconds >= 0.0
             );

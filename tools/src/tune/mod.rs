@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use kolo::join::JoinSpec;
 use kolo::profile::{Profile, VERSION};
-use kolo::{Communicator, Config, TransportKind};
+use kolo::{Collective, Communicator, Config, TransportKind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -64,6 +64,9 @@ pub(crate) struct TuneArgs {
     /// In a check, these transports
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = ["shm".to_owned(), "tcp".to_owned()], requires = "check")]
     transport: Vec<String>,
+    /// In a check, these collectives [default: all five that are checked]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "check")]
+    collective: Vec<String>,
     /// In a check, show every point
     #[arg(short, long, requires = "check")]
     verbose: bool,
@@ -148,7 +151,7 @@ fn measure(console: &mut Console) -> Result<(Profile, Vec<(TransportKind, Lines)
             None => None,
         };
         let lines = Lines::through(&pair)?;
-        let constants = derive::transport(&lines, crowd, SWITCH_SECONDS);
+        let constants = derive::transport(&lines, pair.copy_seconds, crowd, SWITCH_SECONDS);
         found.push((kind, pair.copy_seconds, constants, lines));
     }
     console.end();
@@ -177,17 +180,27 @@ fn check(args: &TuneArgs) -> Result<ExitCode> {
     if let Some(ranks) = args.ranks.iter().find(|ranks| !(2..=1024).contains(*ranks)) {
         return Err(CliError::usage(format!("{ranks} ranks cannot be checked"), "Use 2 to 1024"));
     }
+    let mut wanted: Vec<_> = COLLECTIVES.into_iter().enumerate().collect();
+    if !args.collective.is_empty() {
+        wanted.retain(|(_, collective)| args.collective.iter().any(|name| name == collective.name()));
+    }
+    if wanted.is_empty() {
+        return Err(CliError::usage(
+            format!("{} are not checked", args.collective.join(", ")),
+            format!("Use some of {}", COLLECTIVES.map(Collective::name).join(", ")),
+        ));
+    }
     let profile = Config::from_env()?.profile;
     let mut console = Console::stdout();
     console.line(&match &profile {
         Some(loaded) => format!("constants of {} ({})\n", loaded.path.display(), loaded.profile.digest()),
         None => "built-in constants; KOLO_PROFILE names none\n".to_owned(),
     })?;
-    console.begin(kinds.len() * args.ranks.len() * COLLECTIVES.len());
+    console.begin(kinds.len() * args.ranks.len() * wanted.len());
     let mut cases = Vec::new();
     for kind in kinds {
         for ranks in args.ranks.iter().copied() {
-            for (number, collective) in COLLECTIVES.into_iter().enumerate() {
+            for (number, collective) in wanted.iter().copied() {
                 console.doing(|| format!("{}, {ranks} ranks, {collective}", kind.name()));
                 let checked: Checked = start(ranks, Part::Check, kind, number)?;
                 cases.push(Case { kind, ranks, collective, checked });

@@ -19,8 +19,8 @@ const BURSTS: [usize; 4] = [1, 2, 4, 8];
 /// Rounds, the middle one of which counts.
 const ROUNDS: usize = 7;
 
-/// Bytes of a copy: twice the caches of a core.
-const COPY_BYTES: usize = 8 << 20;
+/// Bytes of a copy: those of a long segment.
+const COPY_BYTES: usize = 4 << 20;
 
 /// Between two ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -44,6 +44,8 @@ pub(crate) struct Crowd {
     pub ranks: u32,
     /// Seconds of an all-gather round the ring, of 8 bytes from each.
     pub ring_seconds: f64,
+    /// Seconds of the same with all messages at once.
+    pub direct_seconds: f64,
 }
 
 /// The same ranks with an algorithm of their own, and without the tiny path: what is measured are messages.
@@ -106,11 +108,11 @@ fn copy_seconds(comm: &Communicator) -> Result<f64> {
 
 /// Measures between more ranks than processors.
 pub(crate) fn crowd(comm: &Communicator) -> Result<Crowd> {
-    let ring = forced(comm, "all_gather:ring")?;
+    let forms = [forced(comm, "all_gather:ring")?, forced(comm, "all_gather:direct")?];
     let ranks = comm.world_size();
     let mut buffers = Buffers::new(8 * ranks as usize);
-    let times = in_turn(comm, 1, ROUNDS, |_, number| {
-        call(&ring, Collective::AllGather, 8 * ranks as usize, number, &mut buffers)
+    let times = in_turn(comm, forms.len(), ROUNDS, |thing, number| {
+        call(&forms[thing], Collective::AllGather, 8 * ranks as usize, number, &mut buffers)
     })?;
-    Ok(Crowd { ranks, ring_seconds: times[0] })
+    Ok(Crowd { ranks, ring_seconds: times[0], direct_seconds: times[1] })
 }
