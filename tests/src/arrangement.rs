@@ -11,7 +11,7 @@ pub enum Arrangement {
     Tiny,
     /// Shared memory, messages only.
     Shm,
-    /// TCP between all.
+    /// TCP between all, or RDMA in its place.
     Tcp,
     /// Ranks dealt out to hosts of the given number of ranks, in order: shared memory inside, TCP between.
     Hosts(u32),
@@ -32,7 +32,7 @@ impl Arrangement {
                 config.transports = Transports::Only(vec![TransportKind::Shm]);
                 config.tiny_bytes = Some(0);
             }
-            Self::Tcp => config.transports = Transports::Only(vec![TransportKind::Tcp]),
+            Self::Tcp => config.transports = Transports::Only(vec![network()]),
             Self::Hosts(ranks) => config.host_id = Some(format!("host-{}", rank / ranks)),
         }
         config
@@ -58,6 +58,14 @@ impl Arrangement {
     ) -> Vec<R> {
         Cluster::with_configs(ranks, |rank| change(self.config(rank)), body)
             .unwrap_or_else(|error| panic!("{self:?}, {ranks} ranks: {error}"))
+    }
+}
+
+/// TCP; in a guest of tests/softroce that says so, RDMA takes its place, and all tests of the network are tests of that.
+fn network() -> TransportKind {
+    match std::env::var_os("KOLO_TESTS_OVER_RDMA") {
+        Some(_) => TransportKind::Rdma,
+        None => TransportKind::Tcp,
     }
 }
 

@@ -9,25 +9,24 @@ use rustix::event::epoll;
 
 use super::NAME;
 use super::address::Address;
-use super::channel::{BLOCK_BYTES, CHUNK_BYTES, Chan, Landing, RecvOp, SendOp, Way};
+use super::channel::{BLOCK_BYTES, CHUNK_BYTES, Chan};
 use super::failure::Arrived;
 use super::link::{Link, Stage};
 use super::options::{Keep, RdmaOptions};
 use super::progress::{Hands, pump};
 use super::rails::{self, Rail};
+use super::reach;
 use super::registrations::Registrations;
 use super::side::{News, Side};
 use super::stats::Counters;
 use super::watch::Watch;
-use super::wire::{CHANNELS, EAGER_BYTES, GRANTS};
-use super::{reach, receiving, sending};
+use super::wire::{CHANNELS, GRANTS};
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Backing, MemoryCounters, Registered};
-use crate::tcp::memory::{Cursor, Eater, Pieces};
 
 /// Longest message. Writes are cut into shorter ones, so this is what a slice may be long.
-const MESSAGE_MAX: usize = isize::MAX as usize;
+pub(super) const MESSAGE_MAX: usize = isize::MAX as usize;
 
 /// What is known of a rank.
 #[derive(Debug, Default)]
@@ -199,135 +198,6 @@ impl RdmaEndpoint {
     pub fn passed_over(&self) -> &[String] {
         &self.passed_over
     }
-
-    fn usable(&self, on: Channel) -> Result<(), Error> {
-        let usage = |what: String| Err(Error::new(ErrorKind::Usage, NAME, Some(on.peer), what));
-        if on.peer as usize >= self.peers.len() {
-            return usage(format!("no such rank in a world of {}", self.peers.len()));
-        }
-        if on.peer == self.rank {
-            return usage("a rank has no channel to itself".into());
-        }
-        if usize::from(on.index) >= CHANNELS {
-            return usage(format!("channel {} of at most {CHANNELS}", on.index));
-        }
-        Ok(())
-    }
-
-    /// The channel, made on first use, and what else an operation on it needs.
-    fn parts<'a>(&'a mut self, on: Channel, events: &'a mut Vec<Event>) -> (&'a mut Peer, Hands<'a>) {
-        let peer = &mut self.peers[on.peer as usize];
-        peer.channels[usize::from(on.index)].get_or_insert_with(|| Box::new(Chan::new()));
-        let hands = Hands {
-            rails: &self.rails,
-            registrations: &mut self.registrations,
-            counters: &mut self.counters,
-            options: &self.options,
-            events,
-        };
-        (peer, hands)
-    }
-
-    /// Takes a receive, on condition or not.
-    ///
-    /// # Safety
-    /// As [`Endpoint::post_recv`].
-    unsafe fn enqueue_recv(
-        &mut self,
-        on: Channel,
-        tag: u64,
-        dst: Sink<'_>,
-        token: Token,
-        conditional: bool,
-    ) -> Result<Posted, Error> {
-        self.usable(on)?;
-        let (landing, len) = match dst {
-            Sink::Place(list) => {
-                let (pieces, total) = Pieces::new(list);
-                (Landing::Place { pieces, cursor: Cursor::default() }, total)
-            }
-            Sink::Consume { len, consumer } => {
-                (Landing::Eat(Eater::new(consumer)), Some(len).filter(|&len| len <= MESSAGE_MAX))
-            }
-        };
-        let len = len.ok_or_else(|| too_long(on.peer))?;
-        let down = self.peers[on.peer as usize].down.clone();
-        if down.is_none() {
-            self.start(on.peer)?;
-        }
-        let channel = on.index as u8;
-        let mut events = std::mem::take(&mut self.backlog);
-        let (peer, mut hands) = self.parts(on, &mut events);
-        let mut op = RecvOp {
-            token,
-            tag,
-            len,
-            conditional,
-            landing,
-            way: Way::Open,
-            granted: 0,
-            granted_to: Cursor::default(),
-            filled: 0,
-        };
-        let Some(chan) = peer.channels[usize::from(channel)].as_deref_mut() else {
-            return Err(too_long(on.peer));
-        };
-        chan.watched = false;
-        let mut late = false;
-        let mut result = receiving::receive_now(chan, on.peer, &mut op);
-        if matches!(result, Ok(Ok(Posted::Pending))) {
-            if let Some(cause) = down {
-                // It may be another's message that is there.
-                if chan.unfit {
-                    chan.recvs.push_back(op);
-                    late = true;
-                } else {
-                    result = Ok(Err(cause));
-                }
-            } else {
-                chan.recvs.push_back(op);
-                peer.busy |= 1 << channel;
-                if let Some(link) = peer.link.as_deref_mut().filter(|link| link.stage == Stage::Up)
-                    && len > EAGER_BYTES
-                    && let Err(trouble) = receiving::grant(link, chan, channel, &mut hands)
-                {
-                    // Posted all the same: it fails with the others of this peer.
-                    self.backlog = events;
-                    let _ = self.refuse(on.peer, trouble);
-                    return Ok(Posted::Pending);
-                }
-            }
-        }
-        peer.touched |= 1 << channel;
-        let refused = matches!(result, Ok(Err(_))) && peer.down.is_some();
-        self.backlog = events;
-        if late {
-            self.late.push(on.peer);
-        }
-        if refused {
-            self.say_down(on.peer);
-        }
-        match result {
-            Ok(result) => result,
-            Err(trouble) => Err(self.refuse(on.peer, trouble)),
-        }
-    }
-
-    /// With the next poll.
-    fn say_down(&mut self, peer: u32) {
-        let mut backlog = std::mem::take(&mut self.backlog);
-        self.tell_down(peer, &mut backlog);
-        self.backlog = backlog;
-    }
-
-    /// A post met trouble that concerns the peer as a whole; the token is spent, the rest is told by a poll.
-    fn refuse(&mut self, peer: u32, trouble: super::progress::Trouble) -> Error {
-        let error = trouble.words(peer, &self.way_to(peer));
-        let mut backlog = std::mem::take(&mut self.backlog);
-        self.lose(peer, error.clone(), &mut backlog);
-        self.backlog = backlog;
-        Error { kind: ErrorKind::PeerLost, ..error }
-    }
 }
 
 impl Endpoint for RdmaEndpoint {
@@ -384,55 +254,8 @@ impl Endpoint for RdmaEndpoint {
         src: &[Piece],
         token: Token,
     ) -> Result<Posted, Error> {
-        self.usable(on)?;
-        if let Some(cause) = self.peers[on.peer as usize].down.clone() {
-            self.say_down(on.peer);
-            return Err(cause);
-        }
-        let (pieces, total) = Pieces::new(src);
-        let len = total.ok_or_else(|| too_long(on.peer))?;
-        self.start(on.peer)?;
-        *self.flush_wanted.get_mut() = false;
-        let channel = on.index as u8;
-        let mut events = std::mem::take(&mut self.backlog);
-        let (peer, mut hands) = self.parts(on, &mut events);
-        let mut op = SendOp {
-            token,
-            tag,
-            len,
-            pieces,
-            cursor: Cursor::default(),
-            written: 0,
-            noticed: false,
-            held: None,
-            stalled: 0,
-        };
-        let up = peer.link.as_deref_mut().filter(|link| link.stage == Stage::Up);
-        let mut result = Ok(Posted::Pending);
-        let mut trouble = None;
-        if let Some(chan) = peer.channels[usize::from(channel)].as_deref_mut() {
-            if let Some(link) = up {
-                result = sending::send_now(link, chan, channel, &mut op, &mut hands);
-                if matches!(result, Ok(Posted::Pending)) {
-                    chan.sends.push_back(op);
-                    if chan.sends.len() == 1 && len > EAGER_BYTES {
-                        trouble = sending::pump(link, chan, channel, false, &mut hands).err();
-                    }
-                }
-            } else {
-                chan.sends.push_back(op);
-            }
-        }
-        if matches!(result, Ok(Posted::Pending)) {
-            peer.busy |= 1 << channel;
-            peer.touched |= 1 << channel;
-        }
-        self.backlog = events;
-        if let Some(trouble) = trouble {
-            // Posted all the same: it fails with the others of this peer.
-            let _ = self.refuse(on.peer, trouble);
-        }
-        result.map_err(|trouble| self.refuse(on.peer, trouble))
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_send(on, tag, src, token) }
     }
 
     unsafe fn post_recv(
@@ -462,32 +285,11 @@ impl Endpoint for RdmaEndpoint {
     }
 
     fn watch(&mut self, on: Channel) -> Result<(), Error> {
-        self.usable(on)?;
-        let down = self.peers[on.peer as usize].down.clone();
-        if down.is_none() {
-            self.start(on.peer)?;
-        }
-        let peer = &mut self.peers[on.peer as usize];
-        let chan = peer.channels[usize::from(on.index)].get_or_insert_with(|| Box::new(Chan::new()));
-        if let Some(cause) = down {
-            if chan.arrival().is_none() {
-                return Err(cause);
-            }
-            self.late.push(on.peer);
-        }
-        chan.watched = true;
-        peer.busy |= 1 << on.index;
-        peer.touched |= 1 << on.index;
-        Ok(())
+        self.watch_channel(on)
     }
 
     fn unwatch(&mut self, on: Channel) {
-        let Some(peer) = self.peers.get_mut(on.peer as usize) else { return };
-        if let Some(Some(chan)) = peer.channels.get_mut(usize::from(on.index)) {
-            chan.watched = false;
-            // Whether it is busy still is for the next poll to say.
-            peer.touched |= 1 << on.index;
-        }
+        self.unwatch_channel(on);
     }
 
     unsafe fn register(&mut self, memory: Piece, backing: Backing<'_>) -> Result<Registered, Error> {
@@ -599,8 +401,4 @@ impl Drop for RdmaEndpoint {
             self.farewell();
         }
     }
-}
-
-fn too_long(peer: u32) -> Error {
-    Error::new(ErrorKind::Usage, NAME, Some(peer), "a message longer than memory")
 }

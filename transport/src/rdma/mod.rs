@@ -35,6 +35,7 @@ mod lane;
 mod link;
 mod memory;
 mod options;
+mod posting;
 mod progress;
 mod rails;
 mod reach;

@@ -12,7 +12,7 @@ pub enum Keep {
     /// it does not, none.
     #[default]
     Watched,
-    /// None but those made by [`RdmaEndpoint::register`](super::RdmaEndpoint::register).
+    /// None but those made by [`Endpoint::register`](crate::Endpoint::register).
     Never,
     /// All, within the bounds. The caller promises that no buffer is unmapped while the endpoint lives: memory that
     /// the allocator gave back and got anew at the same address would be read and written where it was before.
