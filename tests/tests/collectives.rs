@@ -75,6 +75,31 @@ fn long_messages_run_in_segments() {
     }
 }
 
+/// Inside a host, results that are too long for the caches are written past them.
+#[test]
+fn very_long_results_are_the_same() {
+    for ranks in [2, 3] {
+        // Together the buffers are longer than 32 MiB.
+        let cases = [
+            (Collective::Broadcast, 17 << 20),
+            (Collective::AllGather, 6 << 20),
+            (Collective::AllToAll, 5 << 20),
+        ]
+        .into_iter()
+        .flat_map(|(collective, bytes)| [(collective, bytes, false), (collective, bytes, true)])
+        .map(|(collective, bytes, in_place)| Case {
+            collective,
+            data_type: DataType::U8,
+            op: ReduceOp::Sum,
+            count: bytes + 3,
+            root: ranks - 1,
+            in_place,
+        })
+        .collect::<Vec<_>>();
+        Arrangement::Tiny.run(ranks, |comm| run_all(&comm, &cases));
+    }
+}
+
 #[test]
 fn every_type_with_every_operator() {
     let mut cases = Vec::new();
