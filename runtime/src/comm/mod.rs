@@ -181,12 +181,8 @@ impl Communicator {
         let call = Call::check(call, self.rank(), self.world_size())?;
         let core = self.shared.core();
         let direct = core.direct.describe(&call).map_or_else(String::new, |direct| direct + "\n");
-        if let Some((bytes, exchanges)) = core.tiny.as_ref().and_then(|tiny| tiny.shape(&call)) {
-            let how_often = if exchanges == 1 { "one exchange" } else { &format!("{exchanges} exchanges") };
-            let limit = core.tiny.as_ref().map_or(0, |tiny| tiny.bytes_max(call.collective));
-            return Ok(format!(
-                "{direct}tiny: {bytes} bytes per rank in {how_often} over shared memory (up to {limit} bytes; KOLO_TINY_BYTES)"
-            ));
+        if let Some(tiny) = core.tiny.as_ref().and_then(|tiny| tiny.describe(&call)) {
+            return Ok(direct + &tiny);
         }
         let constants = self.config().profile.as_ref().map_or_else(
             || "built-in".to_owned(),

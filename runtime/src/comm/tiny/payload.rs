@@ -1,0 +1,185 @@
+//! What is published in an exchange, and what each rank makes of what all have published.
+
+use std::ops::Range;
+
+use kolo_collectives::plan::{Collective, Placement};
+use kolo_transport::shm::Needs;
+
+use super::passage::{Passage, place};
+use super::{Tiny, tree};
+use crate::call::{Call, reduces};
+use crate::reduce::{divide, scale};
+use crate::types::ReduceOp;
+
+impl Tiny {
+    /// Publishes this rank's contribution to the exchange at hand.
+    ///
+    /// # Safety
+    /// It is as long as the collective defines.
+    pub(super) unsafe fn publish(&mut self, passage: &Passage<'_>, own: Option<*const u8>) {
+        let (call, (at, len), block) = (passage.call, passage.part(), passage.block);
+        let (rank, members, skips_own) = (self.rank, self.members, !self.reads_own_back(call));
+        let fill = own.map(|own| {
+            move |slot: &mut [u8]| {
+                let mut put = |to: usize, from: usize, len: usize| {
+                    let to = slot[to..][..len].as_mut_ptr();
+                    // SAFETY: a part of a contribution, by the shape of the call.
+                    unsafe {
+                        match call.op {
+                            ReduceOp::PremulSum(factor) if reduces(call.collective) => {
+                                scale(call.data_type, to, own.add(from), len / call.data_type.size(), factor);
+                            }
+                            _ => own.add(from).copy_to_nonoverlapping(to, len),
+                        }
+                    }
+                };
+                match call.collective {
+                    Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll => {
+                        let others = (0..members).filter(|i| !skips_own || *i != rank);
+                        others.for_each(|i| put(place(call.collective, rank, i) * len, i * block + at, len));
+                    }
+                    _ => put(0, at, len),
+                }
+            }
+        });
+        self.flat.publish(passage.tag, passage.published(), self.needs(call), fill);
+    }
+
+    /// Whom this rank waits for.
+    fn needs(&self, call: &Call) -> Needs {
+        let (root, rank) = (call.root as usize, self.rank);
+        match call.collective {
+            Collective::Broadcast | Collective::Scatter if rank == root => Needs::Nobody,
+            Collective::Broadcast | Collective::Scatter => Needs::Only(root),
+            Collective::Reduce | Collective::Gather if rank != root => Needs::Nobody,
+            Collective::Scan | Collective::ExScan => Needs::Below(rank),
+            _ => Needs::All,
+        }
+    }
+
+    /// Computes this rank's result from what was published in the exchange at hand.
+    ///
+    /// # Safety
+    /// The buffers of the call are valid, and all that is needed has been published.
+    pub(super) unsafe fn take(&mut self, passage: &Passage<'_>) {
+        let (call, (at, len)) = (passage.call, passage.part());
+        let (rank, root, members) = (self.rank, call.root as usize, self.members);
+        // SAFETY: for the whole block: outputs are as long as the collective defines; payloads are as long as published.
+        unsafe {
+            match call.collective {
+                Collective::AllReduce => self.reduce(passage, 0, 0..members),
+                Collective::Reduce if rank == root => self.reduce(passage, 0, 0..members),
+                Collective::ReduceScatter => self.reduce(passage, rank, 0..members),
+                Collective::Scan => self.reduce(passage, 0, 0..rank + 1),
+                Collective::ExScan if rank > 0 => self.reduce(passage, 0, 0..rank),
+                // The root's output is its input, or a buffer of its own.
+                Collective::Broadcast if rank == root => {
+                    if call.placement == Placement::OutOfPlace && len > 0 {
+                        call.output.add(at).copy_from_nonoverlapping(call.input.add(at), len);
+                    }
+                }
+                Collective::Broadcast => self.fetch(passage, root, 0, call.output.add(at)),
+                Collective::Scatter => self.fetch(passage, root, rank, call.output.add(at)),
+                Collective::AllGather => self.fetch_all(passage, 0),
+                Collective::Gather if rank == root => self.fetch_all(passage, 0),
+                Collective::AllToAll => self.fetch_all(passage, rank),
+                Collective::Reduce | Collective::Gather | Collective::ExScan | Collective::Barrier => {}
+            }
+        }
+    }
+
+    /// Where this rank's contribution lies; `None` where it contributes nothing but its presence.
+    pub(super) fn contribution(&self, call: &Call) -> Option<*const u8> {
+        let in_place = call.placement == Placement::InPlace;
+        match call.collective {
+            Collective::Barrier => None,
+            Collective::Broadcast | Collective::Scatter if self.rank != call.root as usize => None,
+            // In place, the input of these is a part of the output.
+            Collective::AllGather | Collective::Gather | Collective::ReduceScatter | Collective::Scatter => {
+                Some(call.input)
+            }
+            _ if in_place => Some(call.output.cast_const()),
+            _ => Some(call.input),
+        }
+    }
+
+    /// Whether this rank takes its own contribution from what it published, and not from where it came from. The latter is
+    /// quicker, since what was just written for others is on its way to them; but it may be scaled, or be overwritten in
+    /// place: by the time it is this rank's turn, the output holds the sum of at least two ranks before.
+    fn reads_own_back(&self, call: &Call) -> bool {
+        let is_scaled = matches!(call.op, ReduceOp::PremulSum(_));
+        reduces(call.collective) && (is_scaled || (call.placement == Placement::InPlace && self.rank >= 2))
+    }
+
+    /// Where part `index` of what a member published lies.
+    unsafe fn source(&self, passage: &Passage<'_>, member: usize, index: usize) -> *const u8 {
+        let (call, (at, len)) = (passage.call, passage.part());
+        match self.contribution(call) {
+            Some(own) if member == self.rank && !self.reads_own_back(call) => {
+                // SAFETY: inside the contribution, by the shape of the call.
+                unsafe { own.add(index * passage.block + at) }
+            }
+            _ => {
+                let place = place(call.collective, member, index);
+                self.flat.payload(member)[place * len..][..len].as_ptr()
+            }
+        }
+    }
+
+    /// Puts part `index` of what each member published into this member's block of the output.
+    unsafe fn fetch_all(&self, passage: &Passage<'_>, index: usize) {
+        let (at, _) = passage.part();
+        for member in 0..self.members {
+            // SAFETY: the output has a block for each member.
+            unsafe {
+                let to = passage.call.output.add(member * passage.block + at);
+                self.fetch(passage, member, index, to);
+            }
+        }
+    }
+
+    /// Copies part `index` of what a member published, unless it is there already: in place.
+    unsafe fn fetch(&self, passage: &Passage<'_>, member: usize, index: usize, to: *mut u8) {
+        // SAFETY: the caller's promise for `to`; input and output are the same memory or do not overlap.
+        unsafe {
+            let from = self.source(passage, member, index);
+            if from != to.cast_const() {
+                passage.copy(from, to, passage.part().1);
+            }
+        }
+    }
+
+    /// Reduces part `index` of what the given members published into the output.
+    unsafe fn reduce(&mut self, passage: &Passage<'_>, index: usize, members: Range<usize>) {
+        let Passage { call, combine, .. } = *passage;
+        let (at, bytes) = passage.part();
+        let count = bytes / call.data_type.size();
+        let mut scratch = std::mem::take(&mut self.scratch);
+        // SAFETY: for the whole block: the output has room for `bytes`, and sources are as long.
+        unsafe {
+            let output = call.output.add(at);
+            let (first, len) = (members.start, members.len());
+            let payload = |member: usize| self.source(passage, member, index);
+            if len == 1 {
+                let from = payload(first);
+                if from != output.cast_const() {
+                    output.copy_from_nonoverlapping(from, bytes);
+                }
+            } else if self.canonical && len > 2 {
+                let leaves = 1 << len.ilog2();
+                scratch.resize(leaves * bytes, 0);
+                tree(combine, count, bytes, |leaf| payload(first + leaf), len, &mut scratch);
+                output.copy_from_nonoverlapping(scratch.as_ptr(), bytes);
+            } else {
+                combine(output, payload(first), payload(first + 1), count);
+                for member in first + 2..first + len {
+                    combine(output, output, payload(member), count);
+                }
+            }
+            if matches!(call.op, ReduceOp::Avg) {
+                divide(call.data_type, output, count, self.members as u32);
+            }
+        }
+        self.scratch = scratch;
+    }
+}
