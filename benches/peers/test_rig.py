@@ -11,7 +11,7 @@ from rig import markdown, mpi, options, processes, ratios, svg
 
 def record(library, number, micros, size=1024, foreign=0.0, collective="all_reduce", ranks=4):
     return {"kind": "point", "library": library, "round": number, "transport": "shm", "ranks": ranks,
-            "collective": collective, "bytes": size, "median_us": micros, "foreign": foreign}
+            "collective": collective, "bytes": size, "median_us": micros, "cpu_us": micros * ranks, "foreign": foreign}
 
 
 class Options(unittest.TestCase):
@@ -40,6 +40,18 @@ class Ratios(unittest.TestCase):
         turn = {"kind": "turn", "round": 1, "transport": "shm", "ranks": 4, "collectives": ["all_reduce"]}
         records = [record("kolo", 1, 10), record("a", 1, 20), turn, record("kolo", 2, 1)]
         self.assertEqual([kept["round"] for kept in ratios.complete(records)], [1, 1])
+
+    def test_processor_time_is_compared_with_the_thriftiest_peer(self):
+        sleeper = dict(record("b", 1, 90, size=1000), cpu_us=10)
+        (point,) = ratios.points([record("kolo", 1, 5, size=1000), record("a", 1, 20, size=1000), sleeper])
+        self.assertEqual((point.best, point.thriftiest, point.thrift), ("a", "b", 0.5))
+        self.assertAlmostEqual(point.processor_seconds("kolo"), 20.0)
+
+    def test_records_without_processor_time_have_none(self):
+        (point,) = ratios.points([{name: value for name, value in record(library, 1, 10).items() if name != "cpu_us"}
+                                  for library in ("kolo", "a")])
+        self.assertEqual((point.processors, point.ratio), ({}, 1.0))
+        self.assertTrue(math.isnan(point.thrift))
 
     def test_no_peer_means_no_ratio(self):
         (point,) = ratios.points([record("kolo", 1, 10)])
@@ -70,6 +82,15 @@ class Pages(unittest.TestCase):
                                 for size in (8, 1024)])
         drawn = svg.draw("title <&>", {"kolo": "Kolo", "a": "A"}, points)
         self.assertEqual(len(minidom.parseString(drawn).getElementsByTagName("polyline")), 4)
+
+
+class ProcessorTime(unittest.TestCase):
+    def test_the_section_has_every_point_over_tcp(self):
+        records = [dict(record(library, 1, micros, 1 << 30), transport=transport)
+                   for library, micros in (("kolo", 10**6), ("a", 3 * 10**6)) for transport in ("tcp", "shm")]
+        text = markdown.processor_time(ratios.points(records))
+        self.assertIn("| 4 | 1024 MiB | 3.73 | 11.2 | 3.00 |", text)
+        self.assertIn("a peer needs less in 0 of 1", text)
 
 
 class Launchers(unittest.TestCase):
