@@ -6,7 +6,9 @@ import time
 import unittest
 from xml.dom import minidom
 
-from rig import markdown, mpi, options, processes, ratios, svg
+from rig import markdown, mpi, namespace, options, processes, ratios, svg
+from rig.peer import Launch, Library
+from rig.schedule import Schedule
 
 
 def record(library, number, micros, size=1024, foreign=0.0, collective="all_reduce", ranks=4):
@@ -100,6 +102,32 @@ class Launchers(unittest.TestCase):
         for flavour, (text, version) in told.items():
             found = next(name for name, pattern in mpi.FLAVOURS.items() if pattern.search(text))
             self.assertEqual((found, mpi.FLAVOURS[found].search(text)[1]), (flavour, version))
+
+
+class Namespaces(unittest.TestCase):
+    def setUp(self):
+        try:
+            self.namespace = namespace.Namespace()
+        except namespace.Missing as why:
+            self.skipTest(f"no network namespace: {why}")
+
+    def test_a_namespace_has_reno_and_a_loopback_interface_that_is_counted(self):
+        self.assertEqual(self.namespace.told("cat", namespace.SETTING), "reno\n")
+        before = self.namespace.loopback_bytes()
+        send = "import socket; s = socket.socket(type=socket.SOCK_DGRAM); s.sendto(bytes(1000), ('127.0.0.1', 9))"
+        self.namespace.told(sys.executable, "-c", send)
+        self.assertGreaterEqual(self.namespace.loopback_bytes() - before, 1000)
+
+    def test_peers_run_inside_and_kolo_outside(self):
+        show = ["sh", "-c", f"cat {namespace.SETTING} >&2; exit 1", "-"]
+        libraries = [Library(name, name, lambda ranks, transport: Launch(show)) for name in ("kolo", "a")]
+        told = []
+        chosen = options.parse(["--transports", "tcp-reno", "--ranks", "2", "--collectives", "barrier", "--rounds", "1"])
+        Schedule(chosen, libraries, [], told.append, self.namespace).run()
+        reasons = {one["library"]: one["reason"] for one in told if one["kind"] == "failure"}
+        with open(namespace.SETTING) as setting:
+            self.assertIn(setting.read().strip(), reasons["kolo"])
+        self.assertIn("reno", reasons["a"])
 
 
 class Processes(unittest.TestCase):

@@ -5,7 +5,8 @@ from collections import Counter
 from .options import COLLECTIVES
 from .ratios import geometric_mean, means
 
-TRANSPORTS = {"shm": "shared memory", "tcp": "TCP on loopback"}
+TRANSPORTS = {"shm": "shared memory", "tcp": "TCP on loopback",
+              "tcp-reno": "TCP on loopback, the peers in a namespace with reno"}
 
 
 def render(meta, all_points, failures, plots):
