@@ -14,7 +14,7 @@ pub enum Unit {
     Micros,
     /// More is better; 10^9 bytes.
     GigabytesPerSecond,
-    /// Less is better.
+    /// What Kolo takes of what it may.
     Mebibytes,
 }
 
@@ -33,17 +33,24 @@ pub struct Row<'a> {
     pub possible: f64,
     /// Kolo's.
     pub kolo: f64,
-    /// The share of the limit that is wanted, where one is: 1 is the limit itself.
+    /// The share of the limit that is wanted, where one is: at least so much, but of memory at most. 1 is the limit itself.
     pub target: Option<f64>,
 }
 
 impl Row<'_> {
-    /// How much of what is possible Kolo does: 1 is all of it.
+    /// How much of what is possible Kolo does, or how much of what it may take it takes: 1 is all of it.
     #[must_use]
     pub fn share(&self) -> f64 {
         match self.unit {
-            Unit::Micros | Unit::Mebibytes => self.possible / self.kolo,
-            Unit::GigabytesPerSecond => self.kolo / self.possible,
+            Unit::Micros => self.possible / self.kolo,
+            Unit::GigabytesPerSecond | Unit::Mebibytes => self.kolo / self.possible,
+        }
+    }
+
+    fn meets(&self, target: f64) -> bool {
+        match self.unit {
+            Unit::Micros | Unit::GigabytesPerSecond => self.share() >= target,
+            Unit::Mebibytes => self.share() <= target,
         }
     }
 }
@@ -57,7 +64,7 @@ impl fmt::Display for Row<'_> {
         };
         let target = match self.target {
             None => String::new(),
-            Some(target) if self.share() >= target => format!("{:.0}%", target * 100.0),
+            Some(target) if self.meets(target) => format!("{:.0}%", target * 100.0),
             Some(target) => format!("{:.0}%: missed", target * 100.0),
         };
         write!(
@@ -106,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_is_better_for_rates_only() {
+    fn a_share_tells_how_near_the_limit_is_and_the_target_which_side_is_meant() {
         let row = |unit, possible, kolo| Row {
             what: "all_reduce",
             ranks: 2,
@@ -124,7 +131,11 @@ mod tests {
             row(Unit::Micros, 0.3, 600.0).to_string(),
             "| all_reduce | 2 | 32 MiB | 0.300 us | 600 us | 0% | 80%: missed |"
         );
-        assert!((row(Unit::Mebibytes, 32.0, 16.0).share() - 2.0).abs() < 1e-9);
+        assert_eq!(
+            row(Unit::Mebibytes, 32.0, 16.0).to_string(),
+            "| all_reduce | 2 | 32 MiB | 32.0 MiB | 16.0 MiB | 50% | 80% |"
+        );
+        assert!(row(Unit::Mebibytes, 32.0, 33.0).to_string().ends_with("80%: missed |"));
     }
 
     #[test]
