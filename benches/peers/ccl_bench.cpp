@@ -93,17 +93,17 @@ public:
     int least = seconds < slow_seconds ? min_samples : min_slow_samples;
     int samples = int(std::clamp(options.budget_seconds / (double(batch) * seconds), double(least), double(max_samples)));
     std::vector<double> best(samples), next(samples);
-    double foreign = attempt(name, bytes, batch, best);
+    double processors, cost, foreign = attempt(name, bytes, batch, best, processors);
     int attempts = 1;
     for (; foreign > disturbed && attempts <= options.retries && seconds < slow_seconds; attempts++) {
-      double again = attempt(name, bytes, batch, next);
-      if (again < foreign) foreign = again, best = next;
+      double again = attempt(name, bytes, batch, next, cost);
+      if (again < foreign) foreign = again, processors = cost, best = next;
     }
     if (rank) return;
     printf("{\"collective\":\"%s\",\"ranks\":%d,\"bytes\":%zu,\"batch\":%ld,\"samples\":%d,\"median_us\":%.3f,"
-           "\"min_us\":%.3f,\"p95_us\":%.3f,\"foreign\":%.3f,\"attempts\":%d}\n",
+           "\"min_us\":%.3f,\"p95_us\":%.3f,\"cpu_us\":%.3f,\"foreign\":%.3f,\"attempts\":%d}\n",
            name.c_str(), ranks, bytes, batch, samples, (best[(samples - 1) / 2] + best[samples / 2]) / 2 * 1e6,
-           best[0] * 1e6, best[std::min(samples - 1, samples * 95 / 100)] * 1e6, foreign, attempts);
+           best[0] * 1e6, best[std::min(samples - 1, samples * 95 / 100)] * 1e6, processors * 1e6, foreign, attempts);
     fflush(stdout);
   }
 
@@ -201,8 +201,9 @@ private:
     return seconds;
   }
 
-  // Takes the samples, sorted, and returns the share of the machine that others used meanwhile.
-  double attempt(const std::string &name, size_t bytes, long batch, std::vector<double> &samples) {
+  // Takes the samples, sorted, and returns the share of the machine that others used meanwhile. In processors: what an
+  // operation cost in seconds of processors, of all ranks together.
+  double attempt(const std::string &name, size_t bytes, long batch, std::vector<double> &samples, double &processors) {
     double machine = machine_seconds(), ours = -seconds_of(CLOCK_PROCESS_CPUTIME_ID), start = now();
     ccl::barrier(comm).wait();
     for (double &sample : samples) sample = timed(name, bytes, batch);
@@ -210,6 +211,7 @@ private:
     ours += seconds_of(CLOCK_PROCESS_CPUTIME_ID);
     double busy = machine_seconds() - machine, wall = now() - start;
     over_ranks(&ours, 1, ccl::reduction::sum);
+    processors = ours / (double(samples.size()) * double(batch));
     over_ranks(samples.data(), samples.size(), ccl::reduction::max);
     std::sort(samples.begin(), samples.end());
     // The greatest over the ranks, since all must decide alike whether to try again.

@@ -120,7 +120,8 @@ class Bench:
         return seconds
 
     def attempt(self, once, batch, samples):
-        """Sorted samples, and the share of the machine that others used meanwhile."""
+        """Sorted samples; the share of the machine that others used meanwhile; and what an operation cost in seconds of
+        processors, of all ranks together."""
         machine, process, start = machine_seconds(), time.process_time(), time.perf_counter()
         self.dist.barrier()
         times = [self.timed(once, batch) for _ in range(samples)]
@@ -131,7 +132,7 @@ class Bench:
         times = sorted(self.over_ranks(times, self.dist.ReduceOp.MAX))
         foreign = self.torch.tensor([max(0.0, (busy - ours) / wall / os.cpu_count())])
         self.dist.broadcast(foreign, 0)  # all ranks must decide alike whether to try again
-        return times, float(foreign[0])
+        return times, float(foreign[0]), ours / (samples * batch)
 
     def point(self, name, size):
         once = self.operation(name, size)
@@ -144,20 +145,20 @@ class Bench:
             batch = -(-batch // self.ranks) * self.ranks
         wanted = int(self.options.budget_ms * 1e-3 / (batch * seconds))
         samples = min(MAX_SAMPLES, max(MIN_SAMPLES if seconds < SLOW_SECONDS else MIN_SLOW_SAMPLES, wanted))
-        best, foreign = self.attempt(once, batch, samples)
+        best, foreign, processors = self.attempt(once, batch, samples)
         attempts = 1
         while foreign > DISTURBED and attempts <= self.options.retries and seconds < SLOW_SECONDS:
-            times, share = self.attempt(once, batch, samples)
+            times, share, cost = self.attempt(once, batch, samples)
             attempts += 1
             if share < foreign:
-                best, foreign = times, share
+                best, foreign, processors = times, share, cost
         if self.rank == 0:
             median = (best[(samples - 1) // 2] + best[samples // 2]) / 2
             print(json.dumps({
                 "collective": name, "ranks": self.ranks, "bytes": size, "batch": batch, "samples": samples,
                 "median_us": round(median * 1e6, 3), "min_us": round(best[0] * 1e6, 3),
                 "p95_us": round(best[min(samples - 1, samples * 95 // 100)] * 1e6, 3),
-                "foreign": round(foreign, 3), "attempts": attempts,
+                "cpu_us": round(processors * 1e6, 3), "foreign": round(foreign, 3), "attempts": attempts,
             }), flush=True)
 
     def run(self):

@@ -144,8 +144,10 @@ static int ascending(const void *a, const void *b) {
   return (left > right) - (left < right);
 }
 
-// Takes the samples, sorted, and returns the share of the machine that others used meanwhile.
-static double attempt(enum operation operation, size_t bytes, long batch, int samples, double *slowest) {
+// Takes the samples, sorted, and returns the share of the machine that others used meanwhile. In *processors: what an
+// operation cost in seconds of processors, of all ranks together.
+static double attempt(enum operation operation, size_t bytes, long batch, int samples, double *slowest,
+                      double *processors) {
   static double own[MAX_SAMPLES];
   double machine = machine_seconds(), process = process_seconds(), start = MPI_Wtime();
   MPI_Barrier(MPI_COMM_WORLD);
@@ -154,6 +156,7 @@ static double attempt(enum operation operation, size_t bytes, long batch, int sa
   double mine = process_seconds() - process, ours;
   double busy = machine_seconds() - machine, wall = MPI_Wtime() - start;
   MPI_Allreduce(&mine, &ours, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+  *processors = ours / ((double)samples * (double)batch);
   MPI_Allreduce(own, slowest, samples, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   qsort(slowest, (size_t)samples, sizeof *slowest, ascending);
   double foreign = (busy - ours) / wall / (double)sysconf(_SC_NPROCESSORS_ONLN);
@@ -172,22 +175,24 @@ static void point(enum operation operation, size_t bytes) {
   double wanted = budget_seconds / ((double)batch * seconds);
   int least = seconds < SLOW_SECONDS ? MIN_SAMPLES : MIN_SLOW_SAMPLES;
   int samples = wanted < least ? least : wanted > MAX_SAMPLES ? MAX_SAMPLES : (int)wanted;
-  double foreign = attempt(operation, bytes, batch, samples, best);
+  double processors, cost, foreign = attempt(operation, bytes, batch, samples, best, &processors);
   int attempts = 1;
   while (foreign > DISTURBED && attempts <= retries && seconds < SLOW_SECONDS) {
-    double again = attempt(operation, bytes, batch, samples, next);
+    double again = attempt(operation, bytes, batch, samples, next, &cost);
     attempts++;
     if (again < foreign) {
       foreign = again;
+      processors = cost;
       memcpy(best, next, sizeof best);
     }
   }
   if (rank) return;
   int high = samples * 95 / 100;
   printf("{\"collective\":\"%s\",\"ranks\":%d,\"bytes\":%zu,\"batch\":%ld,\"samples\":%d,\"median_us\":%.3f,"
-         "\"min_us\":%.3f,\"p95_us\":%.3f,\"foreign\":%.3f,\"attempts\":%d}\n",
+         "\"min_us\":%.3f,\"p95_us\":%.3f,\"cpu_us\":%.3f,\"foreign\":%.3f,\"attempts\":%d}\n",
          NAMES[operation], ranks, bytes, batch, samples, (best[(samples - 1) / 2] + best[samples / 2]) / 2 * 1e6,
-         best[0] * 1e6, best[high < samples ? high : samples - 1] * 1e6, foreign, attempts);
+         best[0] * 1e6, best[high < samples ? high : samples - 1] * 1e6, processors * 1e6, foreign,
+         attempts);
   fflush(stdout);
 }
 

@@ -6,12 +6,14 @@ import time
 import unittest
 from xml.dom import minidom
 
-from rig import markdown, mpi, options, processes, ratios, svg
+from rig import markdown, mpi, namespace, options, processes, ratios, svg
+from rig.peer import Launch, Library
+from rig.schedule import Schedule
 
 
 def record(library, number, micros, size=1024, foreign=0.0, collective="all_reduce", ranks=4):
     return {"kind": "point", "library": library, "round": number, "transport": "shm", "ranks": ranks,
-            "collective": collective, "bytes": size, "median_us": micros, "foreign": foreign}
+            "collective": collective, "bytes": size, "median_us": micros, "cpu_us": micros * ranks, "foreign": foreign}
 
 
 class Options(unittest.TestCase):
@@ -40,6 +42,18 @@ class Ratios(unittest.TestCase):
         turn = {"kind": "turn", "round": 1, "transport": "shm", "ranks": 4, "collectives": ["all_reduce"]}
         records = [record("kolo", 1, 10), record("a", 1, 20), turn, record("kolo", 2, 1)]
         self.assertEqual([kept["round"] for kept in ratios.complete(records)], [1, 1])
+
+    def test_processor_time_is_compared_with_the_thriftiest_peer(self):
+        sleeper = dict(record("b", 1, 90, size=1000), cpu_us=10)
+        (point,) = ratios.points([record("kolo", 1, 5, size=1000), record("a", 1, 20, size=1000), sleeper])
+        self.assertEqual((point.best, point.thriftiest, point.thrift), ("a", "b", 0.5))
+        self.assertAlmostEqual(point.processor_seconds("kolo"), 20.0)
+
+    def test_records_without_processor_time_have_none(self):
+        (point,) = ratios.points([{name: value for name, value in record(library, 1, 10).items() if name != "cpu_us"}
+                                  for library in ("kolo", "a")])
+        self.assertEqual((point.processors, point.ratio), ({}, 1.0))
+        self.assertTrue(math.isnan(point.thrift))
 
     def test_no_peer_means_no_ratio(self):
         (point,) = ratios.points([record("kolo", 1, 10)])
@@ -72,6 +86,15 @@ class Pages(unittest.TestCase):
         self.assertEqual(len(minidom.parseString(drawn).getElementsByTagName("polyline")), 4)
 
 
+class ProcessorTime(unittest.TestCase):
+    def test_the_section_has_every_point_over_tcp(self):
+        records = [dict(record(library, 1, micros, 1 << 30), transport=transport)
+                   for library, micros in (("kolo", 10**6), ("a", 3 * 10**6)) for transport in ("tcp", "shm")]
+        text = markdown.processor_time(ratios.points(records))
+        self.assertIn("| 4 | 1024 MiB | 3.73 | 11.2 | 3.00 |", text)
+        self.assertIn("a peer needs less in 0 of 1", text)
+
+
 class Launchers(unittest.TestCase):
     def test_flavours(self):
         told = {"openmpi": ("mpirun (Open MPI) 5.0.11\n", "5.0.11"), "mpich": ("HYDRA:\n Version:   4.0.2\n", "4.0.2"),
@@ -79,6 +102,32 @@ class Launchers(unittest.TestCase):
         for flavour, (text, version) in told.items():
             found = next(name for name, pattern in mpi.FLAVOURS.items() if pattern.search(text))
             self.assertEqual((found, mpi.FLAVOURS[found].search(text)[1]), (flavour, version))
+
+
+class Namespaces(unittest.TestCase):
+    def setUp(self):
+        try:
+            self.namespace = namespace.Namespace()
+        except namespace.Missing as why:
+            self.skipTest(f"no network namespace: {why}")
+
+    def test_a_namespace_has_reno_and_a_loopback_interface_that_is_counted(self):
+        self.assertEqual(self.namespace.told("cat", namespace.SETTING), "reno\n")
+        before = self.namespace.loopback_bytes()
+        send = "import socket; s = socket.socket(type=socket.SOCK_DGRAM); s.sendto(bytes(1000), ('127.0.0.1', 9))"
+        self.namespace.told(sys.executable, "-c", send)
+        self.assertGreaterEqual(self.namespace.loopback_bytes() - before, 1000)
+
+    def test_peers_run_inside_and_kolo_outside(self):
+        show = ["sh", "-c", f"cat {namespace.SETTING} >&2; exit 1", "-"]
+        libraries = [Library(name, name, lambda ranks, transport: Launch(show)) for name in ("kolo", "a")]
+        told = []
+        chosen = options.parse(["--transports", "tcp-reno", "--ranks", "2", "--collectives", "barrier", "--rounds", "1"])
+        Schedule(chosen, libraries, [], told.append, self.namespace).run()
+        reasons = {one["library"]: one["reason"] for one in told if one["kind"] == "failure"}
+        with open(namespace.SETTING) as setting:
+            self.assertIn(setting.read().strip(), reasons["kolo"])
+        self.assertIn("reno", reasons["a"])
 
 
 class Processes(unittest.TestCase):

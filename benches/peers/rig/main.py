@@ -7,6 +7,7 @@ import sys
 from statistics import median
 
 from . import gloo, kolo, machine, markdown, mpi, oneccl, options, places, processes, ratios, svg
+from .namespace import Missing, Namespace
 from .schedule import Schedule
 
 
@@ -52,6 +53,7 @@ def measure(chosen, libraries, missing, records):
     # Being ended is like being interrupted: programs are ended too, and the table is written.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     prefix, shield = processes.shield(chosen.shield)
+    namespace = reno_namespace(chosen, missing)
     print(f"libraries: {', '.join(library.title for library in libraries)}; shield: {shield}", flush=True)
     meta = {"kind": "meta", "machine": machine.describe(), "shield": shield, "missing": missing,
             "libraries": {library.name: library.title for library in libraries}}
@@ -64,11 +66,25 @@ def measure(chosen, libraries, missing, records):
         sink(meta)
         completed = None
         try:
-            completed = Schedule(chosen, libraries, prefix, sink).run()
+            completed = Schedule(chosen, libraries, prefix, sink, namespace).run()
         except KeyboardInterrupt:
             print("run: interrupted; the table holds what there is", file=sys.stderr)
         finally:
             sink({"kind": "end", "complete": completed == chosen.rounds, "load_after": round(os.getloadavg()[0], 1)})
+
+
+def reno_namespace(chosen, missing):
+    """The namespace for the peers, if one is asked for. Where there is none, its transport class is left out, and said to
+    be."""
+    if options.RENO not in chosen.transports:
+        return None
+    try:
+        return Namespace()
+    except Missing as why:
+        print(f"run: {options.RENO} is left out: {why}", file=sys.stderr)
+        missing[f"All peers over {options.RENO}"] = f"no network namespace: {why}"
+        chosen.transports = [transport for transport in chosen.transports if transport != options.RENO]
+        return None
 
 
 def report(chosen, path):

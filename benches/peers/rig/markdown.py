@@ -3,14 +3,16 @@ import math
 from collections import Counter
 
 from .options import COLLECTIVES
-from .ratios import means
+from .ratios import geometric_mean, means
 
-TRANSPORTS = {"shm": "shared memory", "tcp": "TCP on loopback"}
+TRANSPORTS = {"shm": "shared memory", "tcp": "TCP on loopback",
+              "tcp-reno": "TCP on loopback, the peers in a namespace with reno"}
 
 
 def render(meta, all_points, failures, plots):
     compared = [point for point in all_points if not math.isnan(point.ratio)]
-    parts = [HEAD, how(meta), summary(meta, compared), misses(meta, compared), absent(meta, failures)]
+    parts = [HEAD, how(meta), summary(meta, compared), misses(meta, compared), processor_time(all_points),
+             absent(meta, failures)]
     parts += [section(meta, collective, all_points, plots) for collective in COLLECTIVES]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -91,6 +93,34 @@ def misses(meta, compared):
     text += [f"| {point.transport} | {point.collective} | {point.ranks} | {human_size(point)} "
              f"| {human_time(point.kolo)} | {human_time(point.times[point.best])} | {point.best} | {point.ratio:.2f} "
              f"| {point.low:.2f}–{point.high:.2f} |" for point in lost]
+    return "\n".join(text)
+
+
+def processor_time(all_points):
+    """What all_reduce over TCP costs."""
+    rows = [point for point in all_points
+            if point.collective == "all_reduce" and point.transport != "shm" and "kolo" in point.processors]
+    if not rows:
+        return ""
+    text = ["## Processor time", "",
+            "Seconds of processors, in user mode and in the kernel and of all ranks together, for each GB (10^9 bytes of "
+            "the vector) all-reduced. Ratio = the thriftiest peer's / Kolo's; more than 1: Kolo needs less."]
+    for transport, title in TRANSPORTS.items():
+        mine = sorted((point for point in rows if point.transport == transport), key=lambda p: (p.ranks, p.bytes))
+        if not mine:
+            continue
+        names = sorted({name for point in mine for name in point.processors} - {"kolo"})
+        text += ["", f"| {title}: ranks | size | kolo | {' | '.join(names)} | ratio |",
+                 "|---:|---:|" + "---:|" * (len(names) + 2)]
+        for point in mine:
+            costs = [point.processor_seconds(name) if name in point.processors else None for name in ["kolo", *names]]
+            cells = ["" if cost is None else f"{cost:,.0f}" if cost >= 100 else f"{cost:.3g}" for cost in costs]
+            ratio = "" if math.isnan(point.thrift) else f"{point.thrift:.2f}"
+            text.append(f"| {point.ranks} | {human_size(point)} | {' | '.join(cells)} | {ratio} |")
+        ratios = [point.thrift for point in mine if not math.isnan(point.thrift)]
+        if ratios:
+            text += ["", f"Geometric mean {geometric_mean(ratios):.2f}; a peer needs less in "
+                         f"{sum(ratio < 1 for ratio in ratios)} of {len(ratios)}."]
     return "\n".join(text)
 
 

@@ -8,6 +8,8 @@ COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_t
 KIB, MIB = 1 << 10, 1 << 20
 QUICK_SIZES = [8, KIB, 32 * KIB, 512 * KIB, 8 * MIB, 128 * MIB]
 FULL_SIZES = [8 * 4**power for power in range(13)] + [256 * MIB]
+# A transport class: TCP, with the peers in a namespace of their own.
+RENO = "tcp-reno"
 UNITS = {"K": KIB, "M": MIB, "G": 1 << 30}
 
 
@@ -31,7 +33,9 @@ def parse(arguments=None):
     parser.add_argument("--ranks", type=listing(int), default=[2, 4, 8])
     parser.add_argument("--collectives", type=listing(str), default=COLLECTIVES)
     parser.add_argument("--sizes", type=listing(size), help="bytes; 32K, 8M and the like are understood")
-    parser.add_argument("--transports", type=listing(str), default=["shm", "tcp"])
+    parser.add_argument("--transports", type=listing(str), default=["shm", "tcp"],
+                        help="of shm, tcp and tcp-reno: over TCP, with the peers in a network namespace that has reno, "
+                             "and Kolo as it comes; needs root")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--peers", type=listing(str), help="only these, by the names that --list shows")
     parser.add_argument("--list", action="store_true", help="say which peers are there and which are not, and end")
@@ -52,7 +56,7 @@ def parse(arguments=None):
     options.sizes = sorted(options.sizes or (FULL_SIZES if options.full else QUICK_SIZES))
     options.rounds = options.rounds or (5 if options.full else 3)
     options.budget_ms = options.budget_ms or (120 if options.full else 60)
-    unknown = set(options.collectives) - set(COLLECTIVES) | set(options.transports) - {"shm", "tcp"}
+    unknown = set(options.collectives) - set(COLLECTIVES) | set(options.transports) - {"shm", "tcp", RENO}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     return options

@@ -30,6 +30,7 @@ class Point:
     collective: str
     bytes: int
     times: dict  # library -> median over the rounds
+    processors: dict  # library -> processor time of all ranks for one operation, median over the rounds
     best: str = ""
     ratio: float = float("nan")
     low: float = float("nan")  # least and greatest ratio of a round
@@ -43,6 +44,22 @@ class Point:
     def bandwidth(self, library):
         """Bus bandwidth in GB/s."""
         return self.bytes * bus_factor(self.collective, self.ranks) / self.times[library] / 1e3
+
+    def processor_seconds(self, library):
+        """Of all ranks together, for each GB (10^9 bytes) of the operation."""
+        return self.processors[library] / self.bytes * 1e3
+
+    @property
+    def thriftiest(self):
+        """The peer that needs the least of the processors, which need not be the fastest one."""
+        return min((library for library in self.processors if library != "kolo"), key=self.processors.get, default=None)
+
+    @property
+    def thrift(self):
+        """The thriftiest peer's processor time over Kolo's; not a number where one of the two is not known."""
+        if self.thriftiest is None or not self.processors.get("kolo"):
+            return float("nan")
+        return self.processors[self.thriftiest] / self.processors["kolo"]
 
 
 def complete(records):
@@ -65,7 +82,9 @@ def points(records):
 
 def point(key, libraries):
     kept = {library: calm(rounds) for library, rounds in libraries.items()}
-    found = Point(*key, {library: median(r["median_us"] for r in rounds) for library, rounds in kept.items()})
+    found = Point(*key, {library: median(r["median_us"] for r in rounds) for library, rounds in kept.items()},
+                  {library: median(r["cpu_us"] for r in rounds) for library, rounds in kept.items()
+                   if all("cpu_us" in r for r in rounds)})
     found.disturbed = any(r["foreign"] > DISTURBED for rounds in kept.values() for r in rounds)
     peers = [library for library in kept if library != "kolo"]
     if not peers or "kolo" not in kept:

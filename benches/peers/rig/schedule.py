@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from . import machine, processes
+from .options import RENO
 from .peer import oversubscribed
 
 # A library that failed this often in a combination of transport and ranks is not tried again there.
@@ -12,8 +13,9 @@ FAILURES = 2
 
 
 class Schedule:
-    def __init__(self, options, libraries, prefix, sink):
+    def __init__(self, options, libraries, prefix, sink, namespace=None):
         self.options, self.libraries, self.prefix, self.sink = options, libraries, prefix, sink
+        self.namespace = namespace
         self.failures = {}
         self.end = time.monotonic() + options.minutes * 60 if options.minutes else float("inf")
 
@@ -25,7 +27,7 @@ class Schedule:
                     yield transport, ranks, collectives
 
     def takes_part(self, library, transport, ranks):
-        if transport not in library.transports:
+        if underneath(transport) not in library.transports:
             return False
         if library.never_yields and oversubscribed(ranks) and not self.options.full:
             key = (library.name, transport, ranks)
@@ -61,14 +63,18 @@ class Schedule:
     def program(self, number, library, transport, ranks, collectives):
         """One library, one collective or all of them, all sizes."""
         collective = ",".join(collectives)
-        launch = library.launch(ranks, transport)
+        launch = library.launch(ranks, underneath(transport))
+        # Kolo runs as it comes: it does not leave congestion control to the system.
+        namespace = self.namespace if transport == RENO and library.name != "kolo" else None
+        loopback_bytes = namespace.loopback_bytes if namespace else machine.loopback_bytes
         # A real-time process that never yields would keep its processor for a whole slice at every wait.
         hogs = library.never_yields and oversubscribed(ranks)
-        command = [*([] if hogs else self.prefix), *launch.command, "--collectives", collective, "--sizes",
+        prefix = [*([] if hogs else self.prefix), *(namespace.prefix if namespace else [])]
+        command = [*prefix, *launch.command, "--collectives", collective, "--sizes",
                    ",".join(map(str, self.options.sizes)), "--budget-ms", str(self.options.budget_ms)]
-        wire, started = machine.loopback_bytes(), time.monotonic()
+        wire, started = loopback_bytes(), time.monotonic()
         status, output, errors = processes.run(command, launch.environment, self.options.timeout)
-        wire = machine.loopback_bytes() - wire
+        wire = loopback_bytes() - wire
         for leftover in launch.leftovers:
             Path(leftover).unlink(missing_ok=True)
         base = {"round": number, "library": library.name, "transport": transport}
@@ -76,7 +82,7 @@ class Schedule:
                    "seconds": round(time.monotonic() - started, 2)})
         points = [json.loads(line) for line in output.splitlines() if line.startswith("{") and line.endswith("}")]
         least = sum(least_traffic(point) for point in points)
-        honest = transport != "tcp" or wire >= least
+        honest = underneath(transport) != "tcp" or wire >= least
         for point in points if honest else []:
             self.sink({"kind": "point", **base, **point})
         expected = sum(1 if one == "barrier" else len(self.options.sizes) for one in collectives)
@@ -86,6 +92,11 @@ class Schedule:
             why = (reason(status, errors, self.options.timeout) if honest else
                    f"only {wire} bytes went over the loopback interface instead of {least:.0f}: this was not TCP")
             self.sink({"kind": "failure", **base, "ranks": ranks, "collective": collective, "reason": why})
+
+
+def underneath(transport):
+    """What a library is told to use."""
+    return "tcp" if transport == RENO else transport
 
 
 def least_traffic(point):

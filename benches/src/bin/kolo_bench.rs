@@ -113,9 +113,11 @@ struct Bench {
     turn: usize,
 }
 
-/// The samples of one attempt in ascending order, in seconds per operation, and how disturbed it was.
+/// The samples of one attempt in ascending order, in seconds per operation; what an operation cost in seconds of
+/// processors, of all ranks together; and how disturbed it was.
 struct Attempt {
     samples: Vec<f64>,
+    processor_seconds: f64,
     foreign: f64,
 }
 
@@ -236,7 +238,8 @@ impl Bench {
         // All ranks must decide alike whether to try again.
         let mut foreign = [((busy - ours[0]) / wall / processors).max(0.0)];
         self.comm.broadcast(&mut foreign, 0)?;
-        Ok(Attempt { samples: times, foreign: foreign[0] })
+        let processor_seconds = ours[0] / (samples * batch) as f64;
+        Ok(Attempt { samples: times, processor_seconds, foreign: foreign[0] })
     }
 
     /// Measures one point and prints it on rank 0.
@@ -267,12 +270,13 @@ impl Bench {
             let micros = |index: usize| best.samples[index.min(samples - 1)] * 1e6;
             println!(
                 "{{\"collective\":\"{}\",\"ranks\":{},\"bytes\":{bytes},\"batch\":{batch},\"samples\":{samples},\
-                 \"median_us\":{:.3},\"min_us\":{:.3},\"p95_us\":{:.3},\"foreign\":{:.3},\"attempts\":{attempts}}}",
+                 \"median_us\":{:.3},\"min_us\":{:.3},\"p95_us\":{:.3},\"cpu_us\":{:.3},\"foreign\":{:.3},\"attempts\":{attempts}}}",
                 operation.name(),
                 self.ranks,
                 (micros((samples - 1) / 2) + micros(samples / 2)) / 2.0,
                 micros(0),
                 micros(samples * 95 / 100),
+                best.processor_seconds * 1e6,
                 best.foreign,
             );
         }

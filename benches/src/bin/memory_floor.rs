@@ -1,18 +1,44 @@
-//! How near all-reduce comes to what memory permits: `kolo run -n 2 -- memory_floor`.
+//! How near all-reduce comes to what memory permits: `kolo run -n 2 -- memory_floor [MiB ...]`.
 //!
 //! An all-reduce of S bytes on n ranks must read n S and write n S bytes of memory, S of each per rank. The floor is that
 //! traffic without anything else: each rank adds the halves of its own buffer into each other, with nobody to wait for.
-//! Floor, symmetric and private buffers are measured in turn in the same run, in memory of the same kind; the times are
-//! the slowest rank's, and medians.
+//! Symmetric buffers are measured by it. Private ones are measured by a plain program that takes them through shared
+//! staging (`kolo_benches::staged`), whose ranks stay on a processor, as it suits them. All are run in turn, in memory of the same kind; the times are the slowest rank's,
+//! and medians.
 
 use std::error::Error;
 use std::time::Instant;
 
 use kolo::reduce::kernel;
 use kolo::{Communicator, DataType, ReduceOp};
+use kolo_benches::limit::{HEAD, Row, Unit, median};
+use kolo_benches::processors;
+use kolo_benches::staged::Staged;
 
 /// Handled at a time by the floor's second form: stays in the first-level cache.
 const BLOCK: usize = 8 << 10;
+
+/// Blocks of the staged program: which is better depends on ranks and machine, and the better one counts.
+const STAGED_BLOCKS: [usize; 2] = [128 << 10, 512 << 10];
+
+/// Of the floor, that symmetric buffers are to reach with one processor for each rank.
+const SYMMETRIC_SHARE: f64 = 0.8;
+/// The lengths from which on the targets hold: that, and to be as fast as the staged program.
+const SYMMETRIC_FROM: usize = 64 << 20;
+const STAGED_FROM: usize = 32 << 20;
+
+/// What is measured in turn.
+#[derive(Clone, Copy)]
+enum Kind {
+    FusedFloor,
+    BlockedFloor,
+    Symmetric,
+    Staged(usize),
+    Private,
+}
+
+const KINDS: [Kind; 6] =
+    [Kind::FusedFloor, Kind::BlockedFloor, Kind::Symmetric, Kind::Staged(0), Kind::Staged(1), Kind::Private];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut sizes: Vec<usize> = Vec::new();
@@ -23,61 +49,74 @@ fn main() -> Result<(), Box<dyn Error>> {
         sizes = (0..=8).map(|power| 1 << (20 + power)).collect();
     }
     let comm = Communicator::from_env()?;
+    let staged = [Staged::new(&comm, STAGED_BLOCKS[0])?, Staged::new(&comm, STAGED_BLOCKS[1])?];
+    let ranks = comm.world_size();
     if comm.rank() == 0 {
-        println!("{} ranks; microseconds, and the floor's time as a share of each", comm.world_size());
-        println!("| MiB | floor | symmetric | | private | |");
-        println!("| ---: | ---: | ---: | ---: | ---: | ---: |");
+        println!("{HEAD}");
     }
     for bytes in sizes {
-        let [floor, symmetric, private] = measure(&comm, bytes)?;
-        if comm.rank() == 0 {
-            let share = |time: f64| 100.0 * floor / time;
-            println!(
-                "| {} | {floor:.0} | {symmetric:.0} | {:.0}% | {private:.0} | {:.0}% |",
-                bytes >> 20,
-                share(symmetric),
-                share(private)
-            );
+        let [fused, blocked, symmetric, one, other, private] = measure(&comm, &staged, bytes)?;
+        if comm.rank() != 0 {
+            continue;
         }
+        let row = |what, possible, kolo, target| {
+            println!("{}", Row { what, ranks, bytes, unit: Unit::Micros, possible, kolo, target });
+        };
+        let own_processor = ranks as usize <= std::thread::available_parallelism()?.get();
+        let target = (own_processor && bytes >= SYMMETRIC_FROM).then_some(SYMMETRIC_SHARE);
+        row("memory traffic: all_reduce, symmetric buffers", fused.min(blocked), symmetric, target);
+        let target = (bytes >= STAGED_FROM).then_some(1.0);
+        row("plain staging: all_reduce, private buffers", one.min(other), private, target);
     }
     Ok(())
 }
 
-/// Medians of the floor, of symmetric and of private buffers, in microseconds.
-fn measure(comm: &Communicator, bytes: usize) -> kolo::Result<[f64; 3]> {
+/// Medians in microseconds, in the order of [`KINDS`].
+fn measure(
+    comm: &Communicator,
+    staged: &[Staged; 2],
+    bytes: usize,
+) -> Result<[f64; KINDS.len()], Box<dyn Error>> {
     let mut shared = comm.alloc::<f32>(bytes / 4)?;
     let mut own = vec![1.0_f32; bytes / 4];
+    let allowed = processors::allowed()?;
+    let home = allowed[comm.rank() as usize % allowed.len()];
     shared.fill(1.0);
     let rounds = ((1 << 30) / bytes).clamp(15, 200);
-    let mut times = [const { Vec::new() }; 4];
+    let mut times = [const { Vec::new() }; KINDS.len()];
     for round in 0..=rounds {
-        for (kind, times) in times.iter_mut().enumerate() {
+        for (kind, times) in KINDS.iter().zip(&mut times) {
             // Sums that grow without bound would become slow infinities.
-            if kind == 2 || kind == 3 {
-                if kind == 2 { &mut shared[..] } else { &mut own[..] }.fill(0.0);
+            match kind {
+                Kind::Symmetric => shared.fill(0.0),
+                Kind::Staged(_) | Kind::Private => own.fill(0.0),
+                Kind::FusedFloor | Kind::BlockedFloor => {}
+            }
+            if matches!(kind, Kind::Staged(_)) {
+                processors::pin(home)?;
             }
             comm.barrier()?;
             let begin = Instant::now();
-            match kind {
-                0 => fused(&mut shared),
-                1 => blocked(&mut shared),
-                2 => comm.all_reduce(&mut shared, ReduceOp::Sum)?,
-                _ => comm.all_reduce(&mut own, ReduceOp::Sum)?,
+            match *kind {
+                Kind::FusedFloor => fused(&mut shared),
+                Kind::BlockedFloor => blocked(&mut shared),
+                Kind::Symmetric => comm.all_reduce(&mut shared, ReduceOp::Sum)?,
+                Kind::Staged(which) => staged[which].all_reduce(&mut own),
+                Kind::Private => comm.all_reduce(&mut own, ReduceOp::Sum)?,
             }
             // With more ranks than processors each does its part when it is its turn.
             comm.barrier()?;
             let mut took = [begin.elapsed().as_secs_f64() * 1e6];
+            if matches!(kind, Kind::Staged(_)) {
+                processors::allow(&allowed)?;
+            }
             comm.all_reduce(&mut took, ReduceOp::Max)?;
             if round > 0 {
                 times.push(took[0]);
             }
         }
     }
-    let [fused, blocked, symmetric, private] = times.map(|mut times| {
-        times.sort_by(f64::total_cmp);
-        times[times.len() / 2]
-    });
-    Ok([fused.min(blocked), symmetric, private])
+    Ok(times.map(median))
 }
 
 /// Both halves become their sum, in one loop.

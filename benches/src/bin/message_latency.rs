@@ -1,26 +1,43 @@
-//! Half the round trip of an 8-byte message between two ranks, beside that over a bare socket: the best of many batches,
-//! since whatever else runs on the machine only adds to it.
+//! How near the smallest operations between two ranks come to what the machine permits: `message_latency`.
 //!
-//! `message_latency` prints one line per way of sending.
+//! - Half the round trip of an 8-byte message, beside that over a bare socket or with a bare flag in memory: the best of
+//!   many batches, since whatever else runs on the machine only adds to it.
+//! - All-reduce of 8 bytes in shared memory beside half the round trip of the flag, batch by batch in turn on two threads
+//!   with a processor each: the host of a virtual machine may move processors farther apart at any time. Medians.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use kolo::{Cluster, Communicator, Config, Result, TransportKind, Transports};
+use kolo::{Cluster, Communicator, Config, ReduceOp, Result, TransportKind, Transports};
+use kolo_benches::bare_flag::BareFlag;
+use kolo_benches::limit::{HEAD, Row, Unit, median};
+use kolo_benches::processors;
 
 const BATCHES: usize = 300;
 const ROUND_TRIPS: u32 = 100;
 
+/// Of a message, over a bare blocking socket's time, that Kolo's may take.
+const SOCKETS_MAX: f64 = 1.15;
+/// Of an all-reduce, over a bare flag's time, that Kolo's may take.
+const FLAGS_MAX: f64 = 2.0;
+
+/// Time of a batch.
+fn batch(mut round_trip: impl FnMut()) -> Duration {
+    let begin = Instant::now();
+    (0..ROUND_TRIPS).for_each(|_| round_trip());
+    begin.elapsed()
+}
+
+/// Microseconds of one of the batch.
+fn micros(batch: Duration) -> f64 {
+    batch.as_secs_f64() * 1e6 / f64::from(ROUND_TRIPS)
+}
+
 /// Best time of a batch, as microseconds for one way.
 fn best(mut round_trip: impl FnMut()) -> f64 {
-    let batch = || {
-        let begin = Instant::now();
-        (0..ROUND_TRIPS).for_each(|_| round_trip());
-        begin.elapsed()
-    };
-    let best = std::iter::repeat_with(batch).take(BATCHES).min().unwrap_or(Duration::ZERO);
-    best.as_secs_f64() * 1e6 / f64::from(2 * ROUND_TRIPS)
+    let batches = std::iter::repeat_with(|| batch(&mut round_trip)).take(BATCHES);
+    micros(batches.min().unwrap_or(Duration::ZERO)) / 2.0
 }
 
 /// Two threads, a connection without delay, blocking or spinning.
@@ -80,18 +97,94 @@ fn over_kolo(
     Ok(times[0])
 }
 
+/// One way of a bare flag, best of many batches.
+fn bare_flag(places: [usize; 2]) -> std::io::Result<f64> {
+    let flag = BareFlag::default();
+    std::thread::scope(|scope| {
+        let mut answers = flag.side(1);
+        let other = scope.spawn(move || {
+            processors::pin(places[1])?;
+            (0..BATCHES * ROUND_TRIPS as usize).for_each(|_| answers.round_trip());
+            Ok(())
+        });
+        // On a thread of its own too, so that this one stays free to go where it likes.
+        let mut begins = flag.side(0);
+        let one = scope.spawn(move || {
+            processors::pin(places[0])?;
+            Ok(best(|| begins.round_trip()))
+        });
+        other.join().expect("no panic").and(one.join().expect("no panic"))
+    })
+}
+
+/// Medians of one way of a bare flag and of an all-reduce of 8 bytes, in turn.
+fn flag_and_all_reduce(places: [usize; 2]) -> std::result::Result<[f64; 2], Box<dyn std::error::Error>> {
+    let config = Config { transports: Transports::Only(vec![TransportKind::Shm]), ..Config::from_env()? };
+    let flag = BareFlag::default();
+    let times = Cluster::with_config(2, &config, |comm| {
+        let me = comm.rank() as usize;
+        processors::pin(places[me])?;
+        let (mut side, mut data, mut times) = (flag.side(me), [1.0_f64], [const { Vec::new() }; 2]);
+        for _ in 0..BATCHES {
+            comm.barrier().expect("both are there");
+            times[0].push(micros(batch(|| side.round_trip())) / 2.0);
+            times[1].push(micros(batch(|| {
+                data = [0.0];
+                comm.all_reduce(&mut data, ReduceOp::Sum).expect("both are there");
+            })));
+        }
+        Ok::<_, std::io::Error>(times.map(median))
+    })?;
+    Ok(times.into_iter().next().expect("rank 0")?)
+}
+
+fn row(what: &str, possible: f64, kolo: f64, target: Option<f64>) {
+    println!("{}", Row { what, ranks: 2, bytes: 8, unit: Unit::Micros, possible, kolo, target });
+}
+
+/// Lines for each way of sending, beside some limits. The target is for plain messages, and of the first limit.
+fn messages<const N: usize>(
+    kind: TransportKind,
+    limits: [&str; N],
+    possible: [f64; N],
+    target: Option<f64>,
+) -> Result<()> {
+    let lines = |way: &str, kolo: f64, target: Option<f64>| {
+        for (index, (limit, possible)) in limits.iter().zip(possible).enumerate() {
+            let what = format!("{limit}: {}, {way}", kind.name());
+            row(&what, possible, kolo, target.filter(|_| index == 0));
+        }
+    };
+    lines("send and recv", over_kolo(kind, |c, m, to| c.send(m, to), |c, m, from| c.recv(m, from))?, target);
+    let tagged = over_kolo(kind, |c, m, to| c.send_tagged(m, to, 9), |c, m, from| c.recv_tagged(m, from, 9))?;
+    lines("with a tag", tagged, None);
+    let any = over_kolo(kind, |c, m, to| c.send(m, to), |c, m, _| c.recv_any(m).map(drop))?;
+    lines("from any source", any, None);
+    Ok(())
+}
+
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
-    println!("bare socket, blocking  {:6.2} us", bare_socket(false)?);
-    println!("bare socket, spinning  {:6.2} us", bare_socket(true)?);
-    for kind in [TransportKind::Tcp, TransportKind::Shm] {
-        let name = kind.name();
-        let plain = over_kolo(kind, |c, m, to| c.send(m, to), |c, m, from| c.recv(m, from))?;
-        println!("{name}, send and recv     {plain:6.2} us");
-        let tagged =
-            over_kolo(kind, |c, m, to| c.send_tagged(m, to, 9), |c, m, from| c.recv_tagged(m, from, 9))?;
-        println!("{name}, with a tag        {tagged:6.2} us");
-        let any = over_kolo(kind, |c, m, to| c.send(m, to), |c, m, _| c.recv_any(m).map(drop))?;
-        println!("{name}, from any source   {any:6.2} us");
+    println!("{HEAD}");
+    let places = match processors::allowed()?[..] {
+        [one, other, ..] => Some([one, other]),
+        _ => None,
+    };
+    let (blocking, spinning) = (bare_socket(false)?, bare_socket(true)?);
+    messages(
+        TransportKind::Tcp,
+        ["bare blocking socket", "bare spinning socket"],
+        [blocking, spinning],
+        Some(1.0 / SOCKETS_MAX),
+    )?;
+    match places {
+        Some(places) => {
+            messages(TransportKind::Shm, ["bare flag"], [bare_flag(places)?], None)?;
+            let [flag, all_reduce] = flag_and_all_reduce(places)?;
+            row("bare flag: shm, all_reduce", flag, all_reduce, Some(1.0 / FLAGS_MAX));
+        }
+        None => eprintln!(
+            "message_latency: a bare flag needs two processors; there is one, so nothing about memory"
+        ),
     }
     Ok(())
 }
