@@ -81,6 +81,7 @@ fn very_long_results_are_the_same() {
     for ranks in [2, 3] {
         // Together the buffers are longer than 32 MiB.
         let cases = [
+            (Collective::AllReduce, 12 << 20),
             (Collective::Broadcast, 17 << 20),
             (Collective::AllGather, 6 << 20),
             (Collective::AllToAll, 5 << 20),

@@ -4,7 +4,7 @@
 //! page 0          version, members; then, 128 bytes apart: abort word; bell and sleepers of the flat exchange
 //! desks           256 bytes per member: its doorbell, its mail counter, whether it left; its announcement
 //! flat lines      [`FLAT_DEPTH`] lines of 128 bytes per member
-//! flat buffers    [`FLAT_DEPTH`] short buffers and [`FLAT_LONGS`] long ones per member
+//! flat buffers    [`FLAT_DEPTH`] short buffers, [`FLAT_LONGS`] long ones and [`FLAT_GREATS`] great ones per member
 //! ```
 //!
 //! # Doorbells
@@ -26,7 +26,10 @@ use crate::sys::map::Mapping;
 use crate::sys::{futex, memfd};
 
 /// Longest flat exchange per member, in bytes. What is longer takes several.
-pub const FLAT_MAX: usize = 64 * 1024;
+pub const FLAT_MAX: usize = 640 * 1024;
+
+/// Longest flat exchange for which a member has several buffers. Theirs stay in a second-level cache.
+pub const FLAT_LONG: usize = 64 * 1024;
 
 /// Rounds of the flat exchange that a member may be ahead of another. A root that broadcasts in a loop then waits for the
 /// others once in so many calls.
@@ -39,6 +42,9 @@ pub(crate) const FLAT_SHORT: usize = 8 * 1024;
 /// as often (broadcast to 4 ranks on 2 processors: 32 KiB 1.25, 512 KiB 1.35, 8 MiB 1.15 times as fast); the caches
 /// do not hold much more of them.
 pub(crate) const FLAT_LONGS: usize = 4;
+
+/// Buffers of a member for what is longer still.
+pub(crate) const FLAT_GREATS: usize = 2;
 
 /// Most members of one arena.
 pub(crate) const MEMBERS_MAX: u32 = 4096;
@@ -53,7 +59,7 @@ const SLEEPERS_AT: usize = 3 * LINE;
 const DESKS_AT: usize = PAGE;
 const DESK_BYTES: usize = 2 * LINE;
 /// Flat buffers of one member.
-const BUFFER_BYTES: usize = FLAT_DEPTH * FLAT_SHORT + FLAT_LONGS * FLAT_MAX;
+const BUFFER_BYTES: usize = FLAT_DEPTH * FLAT_SHORT + FLAT_LONGS * FLAT_LONG + FLAT_GREATS * FLAT_MAX;
 
 const AWAKE: u32 = 0;
 /// Value of a doorbell whose owner sleeps on the word itself.
@@ -209,8 +215,10 @@ impl Arena {
         assert!(member < self.members && len <= FLAT_MAX);
         let at = if len <= FLAT_SHORT {
             round as usize % FLAT_DEPTH * FLAT_SHORT
+        } else if len <= FLAT_LONG {
+            FLAT_DEPTH * FLAT_SHORT + round as usize % FLAT_LONGS * FLAT_LONG
         } else {
-            FLAT_DEPTH * FLAT_SHORT + round as usize % FLAT_LONGS * FLAT_MAX
+            FLAT_DEPTH * FLAT_SHORT + FLAT_LONGS * FLAT_LONG + round as usize % FLAT_GREATS * FLAT_MAX
         };
         self.map.bytes(buffers_at(self.members) + member as usize * BUFFER_BYTES + at, len)
     }

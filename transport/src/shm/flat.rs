@@ -14,12 +14,12 @@
 //! A longer payload lies in the member's buffer. The word is stored last with release, and loaded with acquire.
 //!
 //! # Why a few lines and buffers are enough
-//! With D = [`FLAT_DEPTH`] and L = [`FLAT_LONGS`], round `k` uses the lines and short buffers `k mod D` and the long
-//! buffers `k mod L`. Only the member itself writes them.
+//! With D = [`FLAT_DEPTH`], round `k` uses the lines `k mod D`, and of as many buffers as there are for its length, d, the
+//! one `k mod d`. Only the member itself writes them.
 //! 1. A member publishes round `k` only after it has done with the payloads of all rounds before: [`Flat::payload`]
 //!    borrows the `Flat` that [`Flat::publish`] needs for itself.
-//! 2. It publishes round `k` only after it has seen everybody publish round `k - D + 1`, or `k - L + 1` if its payload
-//!    is long ([`Flat::is_free`]). So everybody is done with the round whose line or buffer it overwrites.
+//! 2. It publishes round `k` only after it has seen everybody publish round `k - D + 1`, or `k - d + 1` if it fills a
+//!    buffer ([`Flat::is_free`]). So everybody is done with the round whose line or buffer it overwrites.
 //! 3. A member that looks for round `r` at somebody's line finds `r - D` or `r` or `r + D`. Not later, by rule 2,
 //!    because it looks for all rounds in turn and has not published round `r + D` itself. Rounds are compared mod 2^24.
 //! 4. Tags and lengths must agree. A member that finds `r` compares the digests, which came with the round in one load:
@@ -33,7 +33,7 @@
 use std::slice;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::arena::{Arena, FLAT_DEPTH, FLAT_LONGS, FLAT_MAX, FLAT_SHORT};
+use super::arena::{Arena, FLAT_DEPTH, FLAT_GREATS, FLAT_LONG, FLAT_LONGS, FLAT_MAX, FLAT_SHORT};
 use super::board::Board;
 use super::endpoint::ShmEndpoint;
 
@@ -162,7 +162,13 @@ impl Flat {
 
     /// What everybody must have published before this member publishes the next round.
     fn least_seen(&self, len: usize) -> u64 {
-        let depth = if len <= FLAT_SHORT { FLAT_DEPTH } else { FLAT_LONGS };
+        let depth = if len <= FLAT_SHORT {
+            FLAT_DEPTH
+        } else if len <= FLAT_LONG {
+            FLAT_LONGS
+        } else {
+            FLAT_GREATS
+        };
         (self.round + 2).saturating_sub(depth as u64)
     }
 

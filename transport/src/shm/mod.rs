@@ -63,7 +63,7 @@ mod segment;
 #[cfg(test)]
 mod tests;
 
-pub use arena::FLAT_MAX;
+pub use arena::{FLAT_LONG, FLAT_MAX};
 pub use board::Board;
 pub use copy::copy_streaming;
 pub use endpoint::ShmEndpoint;

@@ -11,6 +11,9 @@ use crate::call::{Call, reduces};
 use crate::reduce::{divide, scale};
 use crate::types::ReduceOp;
 
+/// Bytes of each payload that are reduced at a time.
+const FOLD_BYTES: usize = 4 << 10;
+
 impl Tiny {
     /// Publishes this rank's contribution to the exchange at hand.
     ///
@@ -106,7 +109,7 @@ impl Tiny {
     /// Whether this rank takes its own contribution from what it published, and not from where it came from. The latter is
     /// quicker, since what was just written for others is on its way to them; but it may be scaled, or be overwritten in
     /// place: by the time it is this rank's turn, the output holds the sum of at least two ranks before.
-    fn reads_own_back(&self, call: &Call) -> bool {
+    pub(super) fn reads_own_back(&self, call: &Call) -> bool {
         let is_scaled = matches!(call.op, ReduceOp::PremulSum(_));
         reduces(call.collective) && (is_scaled || (call.placement == Placement::InPlace && self.rank >= 2))
     }
@@ -151,35 +154,68 @@ impl Tiny {
 
     /// Reduces part `index` of what the given members published into the output.
     unsafe fn reduce(&mut self, passage: &Passage<'_>, index: usize, members: Range<usize>) {
-        let Passage { call, combine, .. } = *passage;
-        let (at, bytes) = passage.part();
-        let count = bytes / call.data_type.size();
+        let (at, len) = passage.part();
         let mut scratch = std::mem::take(&mut self.scratch);
-        // SAFETY: for the whole block: the output has room for `bytes`, and sources are as long.
+        // SAFETY: the output has room for the part, and sources are as long.
         unsafe {
-            let output = call.output.add(at);
-            let (first, len) = (members.start, members.len());
-            let payload = |member: usize| self.source(passage, member, index);
-            if len == 1 {
-                let from = payload(first);
-                if from != output.cast_const() {
-                    output.copy_from_nonoverlapping(from, bytes);
-                }
-            } else if self.canonical && len > 2 {
-                let leaves = 1 << len.ilog2();
-                scratch.resize(leaves * bytes, 0);
-                tree(combine, count, bytes, |leaf| payload(first + leaf), len, &mut scratch);
-                output.copy_from_nonoverlapping(scratch.as_ptr(), bytes);
-            } else {
-                combine(output, payload(first), payload(first + 1), count);
-                for member in first + 2..first + len {
-                    combine(output, output, payload(member), count);
-                }
-            }
-            if matches!(call.op, ReduceOp::Avg) {
-                divide(call.data_type, output, count, self.members as u32);
-            }
+            let output = passage.call.output.add(at);
+            self.fold(
+                passage,
+                output,
+                len,
+                members,
+                |member| self.source(passage, member, index),
+                &mut scratch,
+            );
         }
         self.scratch = scratch;
+    }
+
+    /// Reduces `bytes` bytes that the given members have at `payload` into `output`, which may be the payload of one of
+    /// the first two.
+    ///
+    /// # Safety
+    /// All are valid for as much.
+    pub(super) unsafe fn fold(
+        &self,
+        passage: &Passage<'_>,
+        output: *mut u8,
+        bytes: usize,
+        members: Range<usize>,
+        payload: impl Fn(usize) -> *const u8,
+        scratch: &mut Vec<u8>,
+    ) {
+        let Passage { call, combine, .. } = *passage;
+        let size = call.data_type.size();
+        let (first, len) = (members.start, members.len());
+        // What is computed stays in the first-level cache while the ranks' payloads pass through it.
+        for at in (0..bytes).step_by(FOLD_BYTES) {
+            let bytes = FOLD_BYTES.min(bytes - at);
+            let count = bytes / size;
+            // SAFETY: for the whole block: the caller's promise, and scratch of the size that the tree asks for.
+            unsafe {
+                let output = output.add(at);
+                let payload = |member: usize| payload(member).add(at);
+                if len == 1 {
+                    let from = payload(first);
+                    if from != output.cast_const() {
+                        output.copy_from_nonoverlapping(from, bytes);
+                    }
+                } else if self.canonical && len > 2 {
+                    let leaves = 1 << len.ilog2();
+                    scratch.resize(leaves * bytes, 0);
+                    tree(combine, count, bytes, |leaf| payload(first + leaf), len, scratch);
+                    output.copy_from_nonoverlapping(scratch.as_ptr(), bytes);
+                } else {
+                    combine(output, payload(first), payload(first + 1), count);
+                    for member in first + 2..first + len {
+                        combine(output, output, payload(member), count);
+                    }
+                }
+                if matches!(call.op, ReduceOp::Avg) {
+                    divide(call.data_type, output, count, self.members as u32);
+                }
+            }
+        }
     }
 }

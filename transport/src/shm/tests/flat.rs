@@ -3,7 +3,7 @@
 use std::thread;
 
 use super::*;
-use crate::shm::{FLAT_INLINE, FLAT_MAX, Flat, FlatMismatch, Needs};
+use crate::shm::{FLAT_INLINE, FLAT_LONG, FLAT_MAX, Flat, FlatMismatch, Needs};
 use crate::wait_word;
 
 fn flats(n: u32) -> Vec<Flat> {
@@ -41,7 +41,8 @@ fn round(flat: &mut Flat, asleep: bool, number: usize, len: usize, gives: bool, 
     wait(flat, asleep, Flat::poll);
 }
 
-const LENS: [usize; 10] = [0, 1, 8, 48, FLAT_INLINE, FLAT_INLINE + 1, 4096, 8192, 8193, FLAT_MAX];
+const LENS: [usize; 12] =
+    [0, 1, 8, 48, FLAT_INLINE, FLAT_INLINE + 1, 4096, 8192, 8193, FLAT_LONG, FLAT_LONG + 1, FLAT_MAX];
 
 fn rounds(n: u32, asleep: bool) {
     thread::scope(|scope| {
@@ -128,7 +129,7 @@ fn members_run_ahead_of_those_they_do_not_need() {
 #[test]
 fn a_member_runs_ahead_so_far_and_no_further() {
     let mut flats = flats(3);
-    for (len, rounds) in [(8, 7), (8192, 7), (8193, 3)] {
+    for (len, rounds) in [(8, 7), (8192, 7), (8193, 3), (FLAT_LONG + 1, 1)] {
         for number in 0..rounds {
             assert_eq!(flats[0].is_free(len), Ok(true), "{len} bytes, round {number}");
             flats[0].publish(1, len, Needs::Nobody, Some(|_: &mut [u8]| ()));

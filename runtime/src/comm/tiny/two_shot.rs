@@ -1,0 +1,136 @@
+//! All-reduce in two shots: of each part of the vector, every rank reduces a slice, and publishes that with the next part.
+//!
+//! Once would do for the ranks' waits and cost each rank the reduction of everything. Here a byte is copied in once, read
+//! by the one rank that reduces it, and its sum is copied out once by everybody, all of it in the caches; the vector itself
+//! is read and written once. Exchange `e` carries part `e` of everybody's vector, and the slices that everybody has
+//! reduced of part `e - 1`, so a vector of `m` parts takes `m + 1` exchanges:
+//!
+//! ```text
+//! payload of rank r:   part e of its vector        | its slice of the sum of part e - 1
+//! after the exchange:  sums of part e - 1 -> output; slice r of part e, of all ranks, reduced -> output
+//! ```
+//! This is the direct reduce-scatter and all-gather through a stage in shared memory, with both halves in one exchange.
+
+use std::ops::Range;
+
+use kolo_collectives::plan::Collective;
+use kolo_transport::shm::Needs;
+
+use super::Tiny;
+use super::limits::MEMBERS_MAX;
+use super::passage::{GRAIN, Passage, part_max};
+use crate::call::Call;
+use crate::reduce::scale;
+use crate::types::ReduceOp;
+
+/// Longest vector that everybody reduces as a whole, with more than two ranks.
+pub(super) const ONE_SHOT_MAX: usize = 32 << 10;
+
+/// How a part is shared out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shots {
+    members: usize,
+    /// Bytes of a whole part: with a slice of the one before, it fits an exchange.
+    pub(super) step: usize,
+}
+
+impl Shots {
+    /// How a call takes two shots, if it does. With two ranks, each would still read everything.
+    pub(super) fn of(call: &Call, block: usize, members: usize) -> Option<Self> {
+        let serves = call.collective == Collective::AllReduce
+            && block > ONE_SHOT_MAX
+            && (3..=MEMBERS_MAX).contains(&members);
+        let slice = part_max(members) / (members + 1) / GRAIN * GRAIN;
+        serves.then_some(Self { members, step: slice * members })
+    }
+
+    /// The longest slice of a part of `len` bytes.
+    fn slice(self, len: usize) -> usize {
+        len.div_ceil(self.members).next_multiple_of(GRAIN)
+    }
+
+    /// What a member reduces of a part of `len` bytes.
+    fn share(self, member: usize, len: usize) -> Range<usize> {
+        let slice = self.slice(len);
+        (member * slice).min(len)..((member + 1) * slice).min(len)
+    }
+
+    /// Where in a payload the slices begin, after a part of `len` bytes.
+    fn sums_at(len: usize) -> usize {
+        len.next_multiple_of(GRAIN)
+    }
+
+    /// Bytes that each rank publishes in the exchange at hand; those of short slices include some that mean nothing.
+    pub(super) fn published(self, passage: &Passage<'_>) -> usize {
+        let (_, len) = passage.part();
+        passage.part_before().map_or(len, |(_, before)| Self::sums_at(len) + self.slice(before))
+    }
+}
+
+impl Tiny {
+    /// Publishes this rank's part at hand, and its slice of the sum of the one before.
+    ///
+    /// # Safety
+    /// As [`Tiny::publish`], of `own`; the output holds the slice.
+    pub(super) unsafe fn publish_shots(&mut self, passage: &Passage<'_>, shots: Shots, own: *const u8) {
+        let (call, (at, len), rank) = (passage.call, passage.part(), self.rank);
+        let fill = |slot: &mut [u8]| {
+            // SAFETY: for the whole block: parts of the vectors, by the shape of the call.
+            unsafe {
+                let part = slot[..len].as_mut_ptr();
+                match call.op {
+                    // Only the sums of the last part are left.
+                    _ if len == 0 => {}
+                    // Only the sums of the last part are left.
+                    _ if len == 0 => {}
+                    ReduceOp::PremulSum(factor) => {
+                        scale(call.data_type, part, own.add(at), len / call.data_type.size(), factor);
+                    }
+                    _ => own.add(at).copy_to_nonoverlapping(part, len),
+                }
+                if let Some((at, before)) = passage.part_before()
+                    && let share = shots.share(rank, before)
+                    && !share.is_empty()
+                {
+                    let sums = slot[Shots::sums_at(len)..][..share.len()].as_mut_ptr();
+                    call.output.add(at + share.start).copy_to_nonoverlapping(sums, share.len());
+                }
+            }
+        };
+        self.flat.publish(passage.tag, passage.published(), Needs::All, Some(fill));
+    }
+
+    /// Takes the others' sums of the part before, and reduces this rank's slice of the part at hand.
+    ///
+    /// # Safety
+    /// As [`Tiny::take`].
+    pub(super) unsafe fn take_shots(&mut self, passage: &Passage<'_>, shots: Shots) {
+        let (call, (at, len)) = (passage.call, passage.part());
+        if let Some((at, before)) = passage.part_before() {
+            for member in (0..self.members).filter(|member| *member != self.rank) {
+                let share = shots.share(member, before);
+                let sums = &self.flat.payload(member)[Shots::sums_at(len)..][..share.len()];
+                if !share.is_empty() {
+                    // SAFETY: inside the vector, by the shape of the call.
+                    unsafe { passage.copy(sums.as_ptr(), call.output.add(at + share.start), share.len()) };
+                }
+            }
+        }
+        let share = shots.share(self.rank, len);
+        if share.is_empty() {
+            return;
+        }
+        let own = self.contribution(call).filter(|_| !self.reads_own_back(call));
+        let mut scratch = std::mem::take(&mut self.scratch);
+        // SAFETY: for the whole block: inside the vectors, by the shape of the call, and inside the payloads.
+        unsafe {
+            let payload = |member: usize| match own {
+                Some(own) if member == self.rank => own.add(at + share.start),
+                _ => self.flat.payload(member)[share.clone()].as_ptr(),
+            };
+            let output = call.output.add(at + share.start);
+            self.fold(passage, output, share.len(), 0..self.members, payload, &mut scratch);
+        }
+        self.scratch = scratch;
+    }
+}
