@@ -5,6 +5,7 @@ use std::fmt;
 use kolo_collectives::plan::{Collective, Placement};
 
 use crate::control::Activity;
+use crate::engine::Sides;
 use crate::error::{Context, Error, Result};
 use crate::types::{DataType, ReduceOp};
 
@@ -75,6 +76,8 @@ pub(crate) struct Call {
     pub(crate) op: ReduceOp,
     pub(crate) root: u32,
     pub(crate) placement: Placement,
+    /// The GPUs whose memory the buffers are; found out for calls on raw memory.
+    pub(crate) sides: Sides,
 }
 
 /// What tells one call from another, for messages and the flight recorder.
@@ -111,6 +114,7 @@ impl Call {
             op: raw.op,
             root: if raw.collective.is_rooted() { raw.root } else { 0 },
             placement: placement(raw, rank, world_size),
+            sides: Sides::default(),
         };
         let fail = |problem: String| {
             let operation = call.summary(false).to_string();
@@ -261,7 +265,7 @@ pub(crate) const fn reduces(collective: Collective) -> bool {
 }
 
 /// Whether a rank reads its input and writes its output.
-const fn touches(collective: Collective, is_root: bool) -> (bool, bool) {
+pub(crate) const fn touches(collective: Collective, is_root: bool) -> (bool, bool) {
     match collective {
         Collective::Broadcast => (is_root, true),
         Collective::Reduce | Collective::Gather => (true, is_root),

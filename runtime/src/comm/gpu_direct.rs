@@ -1,5 +1,7 @@
 //! How adapters reach a GPU's memory, as far as a communicator has to do with it.
 
+use std::ffi::OsStr;
+
 use kolo_gdr::{Cuda, decide};
 use kolo_transport::rdma::RdmaEndpoint;
 
@@ -22,7 +24,7 @@ impl Communicator {
 /// [`Error::Configuration`] if `KOLO_GDR=require` cannot be had.
 pub(super) fn plan(config: &Config, endpoint: &RdmaEndpoint) -> Result<String> {
     // The first that the process sees: launchers deal GPUs out by making only one visible.
-    let table = Cuda::open(0, None, endpoint.takes_dma_bufs());
+    let table = Cuda::open(0, config.cuda_library.as_ref().map(OsStr::new), endpoint.takes_dma_bufs());
     let plan = decide(config.gdr, &table).map_err(|refused| {
         Error::configuration(
             "KOLO_GDR",

@@ -107,13 +107,22 @@ impl Communicator {
             );
             return Err(Error::Unsupported { context: shared.context(waited), problem });
         }
+        let gpus = transfers
+            .iter()
+            .map(|transfer| shared.gpu_of(transfer.message.data, waited))
+            .collect::<Result<Vec<_>>>()?;
+        let staged = gpus.iter().flatten().count() as u64;
+        if staged > 0 {
+            shared.allow(shared.staged_because(&core), &core, waited)?;
+            core.gpu_counters.staged_calls += staged;
+        }
         core.messages += 1;
         let mut tickets = Vec::with_capacity(transfers.len());
-        for Transfer { kind, peer, message } in transfers {
+        for (Transfer { kind, peer, message }, gpu) in transfers.iter().zip(gpus) {
             let tag = transfer_tag(shared.id, message.data_type, message.tag);
             let memory = Piece { ptr: message.data, len: message.bytes };
             let peer = peer.unwrap_or(ANY_SOURCE);
-            let job = TransferJob { kind: *kind, peer, tag, memory, keep: keep.take() };
+            let job = TransferJob { kind: *kind, peer, tag, memory, gpu, keep: keep.take() };
             // SAFETY: the caller's promise; an error only returns after the engine was aborted.
             match unsafe { core.engine.transfer(job) } {
                 Ok(id) => tickets.push(Ticket { id, waited }),

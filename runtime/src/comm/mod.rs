@@ -1,11 +1,13 @@
 //! Communicators: the public face of the runtime.
 
 mod batch;
+mod bounce;
 mod collectives;
 mod create;
 mod direct;
 mod failure;
 mod gpu_direct;
+mod gpu_memory;
 mod helper;
 mod irregular;
 mod messages;
@@ -35,6 +37,7 @@ use std::time::{Duration, Instant};
 
 pub use batch::Batch;
 pub use create::Builder;
+pub use gpu_memory::{GpuCounters, GpuPath, Staged};
 pub use messages::RawMessage;
 pub use registration::{RegisteredBuffer, Registration, Stable, Standing};
 pub(crate) use run::Ticket;
@@ -45,12 +48,13 @@ pub use symmetric::Symmetric;
 use kolo_collectives::model::Model;
 use kolo_collectives::select::Choice;
 
-use crate::call::{Call, RawCall};
+use crate::call::RawCall;
 use crate::config::Config;
 use crate::control::PeerInfo;
 use crate::engine::Route;
 use crate::error::{Error, Result};
 use crate::recorder::Record;
+use waited::Waited;
 
 /// A group of ranks that communicate.
 ///
@@ -178,14 +182,16 @@ impl Communicator {
     /// # Errors
     /// [`crate::Error::Usage`] or [`crate::Error::Unsupported`] as the call itself.
     pub fn explain(&self, call: &RawCall) -> Result<String> {
-        let call = Call::check(call, self.rank(), self.world_size())?;
+        let call = self.checked(call)?;
         let core = self.shared.core();
+        let path = self.shared.gpu_path(&core, &call, Waited::call(call.summary(false), 0))?;
+        let memory = path.map_or_else(String::new, |path| format!("\n  memory: {path}"));
         let direct = core.direct.describe(&call).map_or_else(String::new, |direct| direct + "\n");
         if let Some((bytes, exchanges)) = core.tiny.as_ref().and_then(|tiny| tiny.shape(&call)) {
             let how_often = if exchanges == 1 { "one exchange" } else { &format!("{exchanges} exchanges") };
             let limit = core.tiny.as_ref().map_or(0, |tiny| tiny.bytes_max(call.collective));
             return Ok(format!(
-                "{direct}tiny: {bytes} bytes per rank in {how_often} over shared memory (up to {limit} bytes; KOLO_TINY_BYTES)"
+                "{direct}tiny: {bytes} bytes per rank in {how_often} over shared memory (up to {limit} bytes; KOLO_TINY_BYTES){memory}"
             ));
         }
         let constants = self.config().profile.as_ref().map_or_else(
@@ -193,7 +199,7 @@ impl Communicator {
             |loaded| format!("profile {} ({})", loaded.path.display(), loaded.profile.digest()),
         );
         let choice = core.planner.explain(&call)?;
-        Ok(format!("{direct}{}\n  constants: {constants}", describe(&choice)))
+        Ok(format!("{direct}{}\n  constants: {constants}{memory}", describe(&choice)))
     }
 
     /// Why the communicator cannot be used any more, if that is so: the error that its next call would give. For programs

@@ -8,8 +8,10 @@ use kolo_collectives::layout::Shape;
 use kolo_collectives::plan::{Collective, Cut, Placement};
 use kolo_transport::shm::FlatMismatch;
 
-use super::failure::Meeting;
+use super::bounce::Bounce;
+use super::failure::{Meeting, Poison};
 use super::shared::{Core, Shared};
+use super::tiny::Passage;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
 use crate::call::{self, Call, Counts, Summary, reduces};
@@ -49,7 +51,7 @@ impl Shared {
     pub(crate) unsafe fn run_within(&self, call: &Call, limit: Duration) -> Result<()> {
         let summary = call.summary(false);
         let mut core = self.core();
-        let (waited, tag) = self.begin(&mut core, summary)?;
+        let (waited, tag) = self.begin(&mut core, call, summary)?;
         if core.direct.considers(call) {
             // SAFETY: handed on.
             match unsafe { self.run_direct(core, call, tag, (waited, limit)) }? {
@@ -62,7 +64,7 @@ impl Shared {
         }
         let result = if core.tiny.as_ref().is_some_and(|tiny| tiny.serves(call)) {
             // SAFETY: handed on.
-            unsafe { self.run_tiny(core, call, tag, (waited, limit)) }
+            unsafe { self.run_tiny_anywhere(core, call, tag, (waited, limit)) }
         } else {
             // SAFETY: handed on.
             match unsafe { self.launch(&mut core, call, tag, Mode::Blocking, None) } {
@@ -92,7 +94,7 @@ impl Shared {
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Ticket> {
         let mut core = self.core();
-        let (waited, tag) = self.begin(&mut core, call.summary(true))?;
+        let (waited, tag) = self.begin(&mut core, call, call.summary(true))?;
         // SAFETY: handed on.
         let id = unsafe { self.launch(&mut core, call, tag, Mode::Asynchronous, keep) }?;
         let pending = !core.engine.is_done(id);
@@ -109,7 +111,7 @@ impl Shared {
     /// As [`Shared::run`].
     pub(crate) unsafe fn start_and_wait(&self, call: &Call, limit: Duration) -> Result<()> {
         let mut core = self.core();
-        let (waited, tag) = self.begin(&mut core, call.summary(true))?;
+        let (waited, tag) = self.begin(&mut core, call, call.summary(true))?;
         // SAFETY: handed on.
         let id = unsafe { self.launch(&mut core, call, tag, Mode::Asynchronous, None) }?;
         let mut core = self.wait_for(core, id, waited, limit)?;
@@ -119,7 +121,7 @@ impl Shared {
     }
 
     /// Numbers and records a call.
-    fn begin(&self, core: &mut Core, summary: Summary) -> Result<(Waited, u64)> {
+    fn begin(&self, core: &mut Core, call: &Call, summary: Summary) -> Result<(Waited, u64)> {
         let sequence = core.sequence + 1;
         let waited = Waited::call(summary, sequence);
         self.check_usable(core, waited)?;
@@ -127,9 +129,11 @@ impl Shared {
             let problem = "too many asynchronous operations are outstanding; wait for some of them";
             return Err(Error::Usage { context: self.context(waited), problem: problem.to_owned() });
         }
+        let path = self.gpu_path(core, call, waited)?;
+        core.gpu_counters.staged_calls += u64::from(path.is_some());
         core.sequence = sequence;
         let signature = summary.signature();
-        core.recorder.begin(sequence, summary);
+        core.recorder.begin(sequence, summary, path);
         self.membership.board().start(sequence, signature, summary.activity());
         Ok((waited, call::tag(self.id, sequence, signature)))
     }
@@ -142,7 +146,11 @@ impl Shared {
         }
     }
 
-    unsafe fn run_tiny<'a>(
+    /// Runs a call of the tiny path, whosever memory it is on.
+    ///
+    /// # Safety
+    /// As [`Shared::run_within`].
+    unsafe fn run_tiny_anywhere<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
         call: &Call,
@@ -150,10 +158,52 @@ impl Shared {
         (waited, limit): (Waited, Duration),
     ) -> Result<MutexGuard<'a, Core>> {
         let combine = self.combine(call)?;
+        let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
+        if call.sides.any().is_none() {
+            let passage = tiny.enter(call, combine, tag);
+            // SAFETY: handed on.
+            return unsafe { self.run_tiny(core, passage, (waited, limit)) };
+        }
+        let mut bounce = core.bounces.pop().unwrap_or_else(Bounce::new);
+        let bounced = match bounce.prepare(call, self.rank, self.world_size) {
+            Ok(bounced) => bounced,
+            Err(error) => {
+                drop(core);
+                self.poison_with(Poison::Transport(error));
+                return Err(self.fail(waited));
+            }
+        };
+        // The turn is taken before anything that may let another call in.
+        let Some(tiny) = &mut core.tiny else { unreachable!("as above") };
+        let passage = tiny.enter(&bounced.call, combine, tag);
+        let _attended = Attended::new(self);
+        let mut watch = Watch::new(self, waited, limit);
+        if let Some(part) = bounced.load {
+            core.gpu_counters.loaded_bytes += part.2 as u64;
+            // SAFETY: handed on.
+            core = unsafe { self.carry(core, &mut bounce, part, &mut watch, waited) }?;
+        }
+        // SAFETY: the buffers are the caller's or those of the bounce, which is kept until the end.
+        core = unsafe { self.run_tiny(core, passage, (waited, limit)) }?;
+        if let Some(part) = bounced.store {
+            core.gpu_counters.stored_bytes += part.2 as u64;
+            // SAFETY: handed on.
+            core = unsafe { self.carry(core, &mut bounce, part, &mut watch, waited) }?;
+        }
+        core.bounces.push(bounce);
+        Ok(core)
+    }
+
+    /// # Safety
+    /// As [`Shared::run_within`], for the buffers of the passage's call.
+    unsafe fn run_tiny<'a>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        mut passage: Passage<'_>,
+        (waited, limit): (Waited, Duration),
+    ) -> Result<MutexGuard<'a, Core>> {
         let mut watch: Option<(Attended<'_>, Watch<'_>)> = None;
         let mut polls = if self.policy.spin.is_zero() { 0 } else { POLLS_FIRST };
-        let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
-        let mut passage = tiny.enter(call, combine, tag);
         loop {
             let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
             let before = passage.position();
@@ -222,6 +272,7 @@ impl Shared {
             plan: planned.plan,
             shape,
             buffers,
+            sides: call.sides.clone(),
             data_type: call.data_type,
             combine: self.combine(call)?,
             premultiply,
