@@ -148,6 +148,30 @@ impl Call {
         Ok(call)
     }
 
+    /// Bytes of a rank's input and output; 0 where it has none.
+    pub(crate) fn bytes(&self, rank: u32, world_size: u32) -> (usize, usize) {
+        let size = self.data_type.size();
+        let count = match &self.counts {
+            Counts::Even(count) => *count,
+            Counts::Uneven { input, output } => {
+                return (input.iter().sum::<usize>() * size, output.iter().sum::<usize>() * size);
+            }
+        };
+        let (is_root, all) = (usize::from(rank == self.root), world_size as usize);
+        let (inputs, outputs) = match self.collective {
+            Collective::AllReduce | Collective::Scan | Collective::ExScan => (1, 1),
+            Collective::AllGather => (1, all),
+            Collective::ReduceScatter => (all, 1),
+            Collective::Broadcast => (is_root, 1),
+            Collective::Reduce => (1, is_root),
+            Collective::Gather => (1, is_root * all),
+            Collective::Scatter => (is_root * all, 1),
+            Collective::AllToAll => (all, all),
+            Collective::Barrier => (0, 0),
+        };
+        (inputs * count * size, outputs * count * size)
+    }
+
     pub(crate) fn summary(&self, asynchronous: bool) -> Summary {
         Summary {
             collective: self.collective,

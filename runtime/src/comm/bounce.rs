@@ -12,7 +12,7 @@ use super::failure::Poison;
 use super::shared::{Core, Shared};
 use super::waited::Waited;
 use super::watch::Watch;
-use crate::call::{Call, Counts};
+use crate::call::Call;
 use crate::engine::{Sides, Staging, failed};
 use crate::error::Result;
 
@@ -46,7 +46,7 @@ impl Bounce {
 
     /// Makes room for the buffers of a call that are a GPU's, and a call on that room.
     pub(super) fn prepare(&mut self, call: &Call, rank: u32, members: u32) -> Result<Bounced, Error> {
-        let (input, output) = lengths(call, rank, members as usize);
+        let (input, output) = call.bytes(rank, members);
         let in_place = call.placement == Placement::InPlace;
         let mut bounced = Bounced { call: call.clone(), load: None, store: None };
         bounced.call.sides = Sides::default();
@@ -116,23 +116,4 @@ impl Shared {
         self.poison_with(Poison::Transport(failed(words)));
         Err(self.fail(waited))
     }
-}
-
-/// Bytes of a rank's input and output; 0 where it has none.
-fn lengths(call: &Call, rank: u32, members: usize) -> (usize, usize) {
-    let Counts::Even(count) = call.counts else { unreachable!("the tiny path serves even counts only") };
-    let is_root = usize::from(rank == call.root);
-    let (inputs, outputs) = match call.collective {
-        Collective::AllReduce | Collective::Scan | Collective::ExScan => (1, 1),
-        Collective::AllGather => (1, members),
-        Collective::ReduceScatter => (members, 1),
-        Collective::Broadcast => (is_root, 1),
-        Collective::Reduce => (1, is_root),
-        Collective::Gather => (1, is_root * members),
-        Collective::Scatter => (is_root * members, 1),
-        Collective::AllToAll => (members, members),
-        Collective::Barrier => (0, 0),
-    };
-    let block = count * call.data_type.size();
-    (inputs * block, outputs * block)
 }

@@ -14,6 +14,7 @@ use super::Communicator;
 use super::direct::Direct;
 use super::gpu_direct;
 use super::gpu_memory;
+use super::gpu_regions::Regions;
 use super::model::{Facts, model_for};
 use super::shared::{Core, Shared, World};
 use super::tiny::Tiny;
@@ -177,11 +178,11 @@ pub(crate) fn connect(
                 endpoint
             }
             Opened::Rdma(mut endpoint) => {
+                let plan = gpu_direct::plan(&config, &endpoint)?;
                 if id == WORLD {
-                    let line = gpu_direct::plan(&config, &endpoint)?;
-                    tracing::info!("GPU memory: {line}");
-                    gpu_direct = Some(line);
+                    tracing::info!("GPU memory: {plan}");
                 }
+                gpu_direct = Some(plan);
                 establish(&mut *endpoint, rank, deadline)?;
                 endpoint
             }
@@ -218,6 +219,7 @@ pub(crate) fn connect(
         groups: HashMap::new(),
         closed: false,
         gpu_direct,
+        gpu_regions: Regions::default(),
         gpu_counters: gpu_memory::GpuCounters::default(),
         bounces: Vec::new(),
         bouncing: 0,

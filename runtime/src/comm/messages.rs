@@ -10,7 +10,7 @@ use super::run::Ticket;
 use super::shared::Core;
 use super::waited::{Message, Single, Waited};
 use crate::call::transfer_tag;
-use crate::engine::{ANY_SOURCE, Kind, TransferJob};
+use crate::engine::{ANY_SOURCE, Kind, Reach, TransferJob};
 use crate::error::{Error, Result};
 use crate::types::{DataType, Element};
 
@@ -107,14 +107,18 @@ impl Communicator {
             );
             return Err(Error::Unsupported { context: shared.context(waited), problem });
         }
-        let gpus = transfers
-            .iter()
-            .map(|transfer| shared.gpu_of(transfer.message.data, waited))
-            .collect::<Result<Vec<_>>>()?;
-        let staged = gpus.iter().flatten().count() as u64;
-        if staged > 0 {
-            shared.allow(shared.staged_because(&core), &core, waited)?;
-            core.gpu_counters.staged_calls += staged;
+        let mut gpus = Vec::with_capacity(transfers.len());
+        for Transfer { peer, message, .. } in transfers {
+            let gpu = shared.gpu_of(message.data, waited)?;
+            let reach = match &gpu {
+                Some(gpu) => {
+                    let buffer = (gpu, message.data.cast_const(), message.bytes);
+                    let path = shared.message_path(&mut core, *peer, buffer, waited)?;
+                    core.reach(path)
+                }
+                None => Reach::Staged,
+            };
+            gpus.push(gpu.map(|gpu| (gpu, reach)));
         }
         core.messages += 1;
         let mut tickets = Vec::with_capacity(transfers.len());

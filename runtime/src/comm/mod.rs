@@ -8,6 +8,7 @@ mod direct;
 mod failure;
 mod gpu_direct;
 mod gpu_memory;
+mod gpu_regions;
 mod helper;
 mod irregular;
 mod messages;
@@ -54,7 +55,6 @@ use crate::control::PeerInfo;
 use crate::engine::Route;
 use crate::error::{Error, Result};
 use crate::recorder::Record;
-use waited::Waited;
 
 /// A group of ranks that communicate.
 ///
@@ -184,8 +184,10 @@ impl Communicator {
     pub fn explain(&self, call: &RawCall) -> Result<String> {
         let call = self.checked(call)?;
         let core = self.shared.core();
-        let path = self.shared.gpu_path(&core, &call, Waited::call(call.summary(false), 0))?;
-        let memory = path.map_or_else(String::new, |path| format!("\n  memory: {path}"));
+        let memory = match self.shared.foreseen(&core, &call) {
+            Some(path) => format!("\n  memory: {path}"),
+            None => String::new(),
+        };
         let direct = core.direct.describe(&call).map_or_else(String::new, |direct| direct + "\n");
         if let Some((bytes, exchanges)) = core.tiny.as_ref().and_then(|tiny| tiny.shape(&call)) {
             let how_often = if exchanges == 1 { "one exchange" } else { &format!("{exchanges} exchanges") };

@@ -10,12 +10,13 @@ use kolo_transport::shm::FlatMismatch;
 
 use super::bounce::Bounce;
 use super::failure::{Meeting, Poison};
+use super::gpu_memory::GpuPath;
 use super::shared::{Core, Shared};
 use super::tiny::Passage;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
 use crate::call::{self, Call, Counts, Summary, reduces};
-use crate::engine::{Buffers, Id, Job, Mode};
+use crate::engine::{Buffers, Id, Job, Mode, Reach, Sides};
 use crate::error::{Error, Result};
 use crate::reduce::{Combine, kernel};
 use crate::types::ReduceOp;
@@ -29,6 +30,14 @@ pub(super) const POLLS_FIRST: u32 = 64;
 pub(crate) struct Ticket {
     pub(crate) id: Id,
     pub(crate) waited: Waited,
+}
+
+/// A call that is numbered and recorded.
+struct Begun {
+    waited: Waited,
+    tag: u64,
+    /// How it is carried out, if it is on a GPU's memory.
+    path: Option<GpuPath>,
 }
 
 /// Stands in where nothing is reduced.
@@ -51,7 +60,7 @@ impl Shared {
     pub(crate) unsafe fn run_within(&self, call: &Call, limit: Duration) -> Result<()> {
         let summary = call.summary(false);
         let mut core = self.core();
-        let (waited, tag) = self.begin(&mut core, call, summary)?;
+        let Begun { waited, tag, path } = self.begin(&mut core, call, summary)?;
         if core.direct.considers(call) {
             // SAFETY: handed on.
             match unsafe { self.run_direct(core, call, tag, (waited, limit)) }? {
@@ -67,7 +76,7 @@ impl Shared {
             unsafe { self.run_tiny_anywhere(core, call, tag, (waited, limit)) }
         } else {
             // SAFETY: handed on.
-            match unsafe { self.launch(&mut core, call, tag, Mode::Blocking, None) } {
+            match unsafe { self.launch(&mut core, call, (tag, path), Mode::Blocking, None) } {
                 Ok(id) => self.wait_for(core, id, waited, limit).map(|mut core| {
                     core.engine.finish(id);
                     core
@@ -94,9 +103,9 @@ impl Shared {
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Ticket> {
         let mut core = self.core();
-        let (waited, tag) = self.begin(&mut core, call, call.summary(true))?;
+        let Begun { waited, tag, path } = self.begin(&mut core, call, call.summary(true))?;
         // SAFETY: handed on.
-        let id = unsafe { self.launch(&mut core, call, tag, Mode::Asynchronous, keep) }?;
+        let id = unsafe { self.launch(&mut core, call, (tag, path), Mode::Asynchronous, keep) }?;
         let pending = !core.engine.is_done(id);
         drop(core);
         if pending {
@@ -111,9 +120,9 @@ impl Shared {
     /// As [`Shared::run`].
     pub(crate) unsafe fn start_and_wait(&self, call: &Call, limit: Duration) -> Result<()> {
         let mut core = self.core();
-        let (waited, tag) = self.begin(&mut core, call, call.summary(true))?;
+        let Begun { waited, tag, path } = self.begin(&mut core, call, call.summary(true))?;
         // SAFETY: handed on.
-        let id = unsafe { self.launch(&mut core, call, tag, Mode::Asynchronous, None) }?;
+        let id = unsafe { self.launch(&mut core, call, (tag, path), Mode::Asynchronous, None) }?;
         let mut core = self.wait_for(core, id, waited, limit)?;
         core.engine.finish(id);
         self.end(&mut core, waited);
@@ -121,7 +130,7 @@ impl Shared {
     }
 
     /// Numbers and records a call.
-    fn begin(&self, core: &mut Core, call: &Call, summary: Summary) -> Result<(Waited, u64)> {
+    fn begin(&self, core: &mut Core, call: &Call, summary: Summary) -> Result<Begun> {
         let sequence = core.sequence + 1;
         let waited = Waited::call(summary, sequence);
         self.check_usable(core, waited)?;
@@ -130,12 +139,11 @@ impl Shared {
             return Err(Error::Usage { context: self.context(waited), problem: problem.to_owned() });
         }
         let path = self.gpu_path(core, call, waited)?;
-        core.gpu_counters.staged_calls += u64::from(path.is_some());
         core.sequence = sequence;
         let signature = summary.signature();
         core.recorder.begin(sequence, summary, path);
         self.membership.board().start(sequence, signature, summary.activity());
-        Ok((waited, call::tag(self.id, sequence, signature)))
+        Ok(Begun { waited, tag: call::tag(self.id, sequence, signature), path })
     }
 
     pub(crate) fn end(&self, core: &mut Core, waited: Waited) {
@@ -242,7 +250,7 @@ impl Shared {
         &self,
         core: &mut Core,
         call: &Call,
-        tag: u64,
+        (tag, path): (u64, Option<GpuPath>),
         mode: Mode,
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Id> {
@@ -272,7 +280,7 @@ impl Shared {
             plan: planned.plan,
             shape,
             buffers,
-            sides: call.sides.clone(),
+            sides: Sides { reach: path.map_or(Reach::Staged, |path| core.reach(path)), ..call.sides.clone() },
             data_type: call.data_type,
             combine: self.combine(call)?,
             premultiply,

@@ -18,6 +18,7 @@ use super::bounce::Bounce;
 use super::direct::Direct;
 use super::failure::Poison;
 use super::gpu_memory::GpuCounters;
+use super::gpu_regions::Regions;
 use super::tiny::Tiny;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
@@ -50,7 +51,9 @@ pub(crate) struct Core {
     pub(crate) groups: std::collections::HashMap<u64, u64>,
     pub(crate) closed: bool,
     /// How adapters reach a GPU's memory, if there are any.
-    pub(crate) gpu_direct: Option<String>,
+    pub(crate) gpu_direct: Option<kolo_gdr::Plan>,
+    /// What of it they reach.
+    pub(crate) gpu_regions: Regions,
     pub(crate) gpu_counters: GpuCounters,
     /// For calls of the tiny path on a GPU's memory: those that are not in use.
     pub(crate) bounces: Vec<Bounce>,

@@ -1,17 +1,19 @@
-//! Messages from and to a GPU's memory, carried through pinned memory of the host.
+//! Messages from and to a GPU's memory: carried through pinned memory of the host, or straight where adapters reach it.
 //!
-//! A message is one post at the transport, so what carries it is as long as it. A send is posted once its bytes are here, and
+//! A message is one post at the transport, so memory that carries one is as long as it. A send is posted once its bytes are here, and
 //! what is sent to the same rank after it waits until then, since messages are matched in the order in which they were sent. A
-//! receive is over once its bytes are there.
+//! receive is over once its bytes are there. Where adapters reach the memory, a receive is over once it is flushed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kolo_gdr::Gpu;
-use kolo_transport::{Error, Piece};
+use kolo_transport::{Error, Mover, Piece};
 
-use super::copies::{CopyLines, Mark, Way};
+use super::copies::{CopyLines, Mark, Way, failed};
 use super::links::Links;
+use super::operation::Reach;
+use super::porter::Porter;
 use super::staging::Staging;
 use super::token::Kind;
 use super::transfers::Transfers;
@@ -25,7 +27,10 @@ pub(super) struct Carried {
     gpu: Arc<Gpu>,
     /// The caller's memory.
     there: Piece,
-    here: Staging,
+    /// None where adapters reach the caller's memory.
+    here: Option<Staging>,
+    /// Where they do, whether what they write is to be flushed.
+    flush: bool,
     stage: Stage,
 }
 
@@ -81,9 +86,21 @@ impl Carriers {
 
 impl Transfers {
     /// Gives a transfer memory of the host in the place of a GPU's, and starts to load it if it is a send.
-    pub(super) fn carry(&mut self, slot: u16, gpu: Arc<Gpu>, copies: &mut CopyLines) -> Result<(), Error> {
+    pub(super) fn carry(
+        &mut self,
+        slot: u16,
+        (gpu, reach): (Arc<Gpu>, Reach),
+        copies: &mut CopyLines,
+    ) -> Result<(), Error> {
         let transfer = &mut *self.slots[slot as usize];
         let there = transfer.piece;
+        if let Reach::Direct { flush } = reach {
+            if transfer.kind == Kind::Recv {
+                let carried = Carried { gpu, there, here: None, flush, stage: Stage::Here };
+                transfer.carried = Some(Box::new(carried));
+            }
+            return Ok(());
+        }
         let mut here = self.carriers.take(there.len);
         here.pin(&gpu)?;
         transfer.piece.ptr = here.ptr();
@@ -96,7 +113,7 @@ impl Transfers {
             unsafe { copies.start(Way::Load, &gpu, part, mark) }?;
             stage = Stage::Loading;
         }
-        transfer.carried = Some(Box::new(Carried { gpu, there, here, stage }));
+        transfer.carried = Some(Box::new(Carried { gpu, there, here: Some(here), flush: false, stage }));
         Ok(())
     }
 
@@ -145,7 +162,15 @@ impl Transfers {
         while let Some(slot) = self.carriers.arrived.pop() {
             let transfer = &mut *self.slots[slot as usize];
             let Some(carried) = &mut transfer.carried else { continue };
-            let part = [(carried.here.ptr().cast_const(), carried.there.ptr, carried.there.len)];
+            let Some(here) = &carried.here else {
+                if carried.flush {
+                    copies.flush(&carried.gpu)?;
+                }
+                self.put_down(slot);
+                self.completed(slot);
+                continue;
+            };
+            let part = [(here.ptr().cast_const(), carried.there.ptr, carried.there.len)];
             let mark = Mark::Transfer { slot, generation: transfer.generation };
             // SAFETY: as in `carry`.
             unsafe { copies.start(Way::Store, &carried.gpu, part, mark) }?;
@@ -154,9 +179,27 @@ impl Transfers {
         Ok(())
     }
 
+    /// Puts a message that is in memory of ours where a receive wants it.
+    ///
+    /// # Safety
+    /// The receive is not over, and as long as the message.
+    pub(super) unsafe fn put(&mut self, slot: u16, from: *const u8) -> Result<(), Error> {
+        let transfer = &self.slots[slot as usize];
+        let Piece { ptr, len } = transfer.piece;
+        let gpu = transfer.carried.as_ref().filter(|carried| carried.here.is_none()).map(|c| &c.gpu);
+        let Some(gpu) = gpu else {
+            // SAFETY: the caller's promise. Who sends to itself from the memory it receives into gets the copy that it asked
+            // for, hence `copy`.
+            unsafe { ptr.copy_from(from, len) };
+            return Ok(());
+        };
+        // SAFETY: the caller's promise.
+        unsafe { Porter::new(gpu)?.store(from, ptr, len) }.map_err(failed)
+    }
+
     fn put_down(&mut self, slot: u16) {
         if let Some(carried) = self.slots[slot as usize].carried.take() {
-            self.carriers.give_back(carried.here);
+            carried.here.into_iter().for_each(|memory| self.carriers.give_back(memory));
         }
     }
 }

@@ -15,6 +15,8 @@ use super::memory::Part;
 pub(crate) enum Mark {
     /// A segment: its input is here, or its output there.
     Segment { slot: u16, generation: u16, instance: u8 },
+    /// A copy within a GPU's memory, or from or to scratch: a step of a lane.
+    Step { slot: u16, generation: u16, instance: u8, lane: u16 },
     /// A message.
     Transfer { slot: u16, generation: u16 },
 }
@@ -25,6 +27,8 @@ pub(crate) enum Way {
     Load,
     /// To the GPU.
     Store,
+    /// Where the plan says: a step.
+    Step,
 }
 
 /// The copies of an engine.
@@ -34,6 +38,7 @@ pub(crate) struct CopyLines {
     /// Bytes copied from GPUs, and to them.
     pub(crate) loaded_bytes: u64,
     pub(crate) stored_bytes: u64,
+    pub(crate) flushes: u64,
 }
 
 impl CopyLines {
@@ -67,8 +72,15 @@ impl CopyLines {
         match way {
             Way::Load => self.loaded_bytes += bytes,
             Way::Store => self.stored_bytes += bytes,
+            Way::Step => {}
         }
         Ok(())
+    }
+
+    /// Makes what adapters have written to a GPU's memory visible to it.
+    pub(crate) fn flush(&mut self, gpu: &Gpu) -> Result<(), Error> {
+        self.flushes += 1;
+        gpu.flush().map_err(failed)
     }
 
     /// Whether something is under way.

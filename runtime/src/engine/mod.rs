@@ -13,6 +13,7 @@ mod local;
 mod matching;
 mod memory;
 mod operation;
+mod porter;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -32,7 +33,8 @@ pub use links::Route;
 pub(crate) use matching::label;
 pub(crate) use memory::Buffers;
 use operation::Operation;
-pub(crate) use operation::{Job, Sides};
+pub(crate) use operation::{Job, Reach, Sides};
+pub(crate) use porter::Porter;
 pub(crate) use staging::Staging;
 pub(crate) use token::Kind;
 use token::{MOST_SLOTS, Name, TRANSFER};
@@ -217,6 +219,13 @@ impl Engine {
                         self.went_on(slot, result);
                     }
                 }
+                Ok(Some(Mark::Step { slot, generation, instance, lane })) => {
+                    if self.is_running(slot, generation) {
+                        let operation = &mut self.slots[slot as usize].operation;
+                        let result = operation.step_copied(instance, lane, &mut self.links, &mut self.copies);
+                        self.went_on(slot, result);
+                    }
+                }
                 Ok(Some(Mark::Transfer { slot, generation })) => {
                     if self.transfers.is_current(slot, generation)
                         && let Err(error) = self.transfers.copied(slot, &mut self.links)
@@ -245,9 +254,9 @@ impl Engine {
         self.copies.is_busy()
     }
 
-    /// Bytes copied from GPUs' memory, and to it.
-    pub(crate) fn copied_bytes(&self) -> (u64, u64) {
-        (self.copies.loaded_bytes, self.copies.stored_bytes)
+    /// Bytes copied from GPUs' memory, and to it, and how often it was flushed.
+    pub(crate) fn copied(&self) -> (u64, u64, u64) {
+        (self.copies.loaded_bytes, self.copies.stored_bytes, self.copies.flushes)
     }
 
     /// Registers memory with the transports; says of each what came of it.
@@ -430,7 +439,9 @@ impl Engine {
 
     fn completed(&mut self, name: Name) {
         if name.instance == TRANSFER {
-            self.transfers.done(name);
+            if let Err(error) = self.transfers.done(name) {
+                self.fail(error);
+            }
             return;
         }
         if !self.is_running(name.slot, name.generation) || self.failure.is_some() {

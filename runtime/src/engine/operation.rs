@@ -10,6 +10,9 @@
 //! so those of one segment overlap with the messages of the others. Such an operation may have fewer instances than the
 //! window, so that its scratch stays within [`PINNED_BYTES`]; segments keep their sub-channels, which other ranks count on.
 //!
+//! Where adapters reach that memory by themselves, there are no mirrors: pieces name it, and a copy that is a step of the plan
+//! is the GPU's. What adapters wrote is flushed before such a copy, and before the operation is done.
+//!
 //! # Who may touch what
 //! The endpoints hold raw pointers into an instance between a post and its completion: to pieces, to the reducer of
 //! the lane, to scratch. Rules:
@@ -23,14 +26,14 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 
 use kolo_collectives::layout::Shape;
-use kolo_collectives::plan::{Action, Blocks, Channel as PlanChannel, Placement, Plan};
+use kolo_collectives::plan::{Action, Blocks, Channel as PlanChannel, Placement, Plan, Space};
 use kolo_gdr::Gpu;
 use kolo_transport::{Channel, Consumer, Error, Piece, Posted, Sink};
 
 use super::copies::{CopyLines, Mark, Way};
 use super::links::Links;
 use super::local::{self, Reducer};
-use super::memory::{Binding, Buffers, Mirrored};
+use super::memory::{Binding, Buffers, Mirrored, Part};
 use super::staging::Staging;
 use super::token::{Kind, Name};
 use crate::reduce::Combine;
@@ -46,6 +49,17 @@ const PINNED_BYTES: usize = 32 << 20;
 pub(crate) struct Sides {
     pub(crate) input: Option<Arc<Gpu>>,
     pub(crate) output: Option<Arc<Gpu>>,
+    pub(crate) reach: Reach,
+}
+
+/// How messages get from and to a GPU's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Through pinned memory of the host.
+    #[default]
+    Staged,
+    /// Adapters reach it; what they write is flushed by the driver if that is needed.
+    Direct { flush: bool },
 }
 
 impl Sides {
@@ -133,6 +147,8 @@ pub(crate) struct Operation {
     tag: u64,
     keep: Option<Box<dyn Any + Send>>,
     instances: Vec<Instance>,
+    /// Whether adapters may have written what the GPU does not see yet.
+    unflushed: bool,
     /// How many of them there are at most: the segments of an instance lie so far apart.
     stride: usize,
     /// Instances that have segments left.
@@ -162,6 +178,7 @@ impl Operation {
             tag: 0,
             keep: None,
             instances: Vec::new(),
+            unflushed: false,
             stride: 1,
             running: 0,
         }
@@ -192,8 +209,11 @@ impl Operation {
     ) -> Result<bool, Error> {
         let element_bytes = job.data_type.size();
         let scaled = job.premultiply.is_some() && has_input(&job.plan);
-        let mirrored =
-            Mirrored { input: scaled || job.sides.input.is_some(), output: job.sides.output.is_some() };
+        let is_staged = job.sides.reach == Reach::Staged;
+        let mirrored = Mirrored {
+            input: scaled || (is_staged && job.sides.input.is_some()),
+            output: is_staged && job.sides.output.is_some(),
+        };
         let reusable = self
             .binding
             .as_ref()
@@ -212,6 +232,7 @@ impl Operation {
         self.channel_base = job.channel_base;
         self.tag = job.tag;
         self.keep = job.keep;
+        self.unflushed = false;
         let Some(binding) = &self.binding else { unreachable!("set above") };
         // The stride of sub-channels must be the same on all ranks; the number of segments need not be.
         self.window = job.window.max(1) as u16;
@@ -242,10 +263,37 @@ impl Operation {
             Kind::Recv => {
                 lane.receiving = false;
                 lane.cursor += 1;
+                self.unflushed = true;
             }
         }
         self.run_instance(u16::from(name.instance), links, copies)?;
         Ok(self.running == 0)
+    }
+
+    /// Handles the end of a copy that is a step. Returns whether the operation is done.
+    pub(crate) fn step_copied(
+        &mut self,
+        instance: u8,
+        lane: u16,
+        links: &mut Links,
+        copies: &mut CopyLines,
+    ) -> Result<bool, Error> {
+        let state = &mut self.instances[instance as usize].lanes[lane as usize];
+        state.receiving = false;
+        state.cursor += 1;
+        self.run_instance(u16::from(instance), links, copies)?;
+        Ok(self.running == 0)
+    }
+
+    /// Makes what was received into a GPU's memory visible to it.
+    fn flush(&mut self, copies: &mut CopyLines) -> Result<(), Error> {
+        if self.sides.reach == (Reach::Direct { flush: true })
+            && std::mem::take(&mut self.unflushed)
+            && let Some(gpu) = self.sides.any()
+        {
+            copies.flush(gpu)?;
+        }
+        Ok(())
     }
 
     /// Handles the end of the copies of an instance. Returns whether the operation is done.
@@ -298,7 +346,7 @@ impl Operation {
             match self.instances[index as usize].phase {
                 Phase::Idle | Phase::Loading | Phase::Storing => return Ok(()),
                 Phase::Running => {
-                    if !self.run_lanes(index, links)? {
+                    if !self.run_lanes(index, links, copies)? {
                         return Ok(());
                     }
                     self.end_segment(index, copies)?;
@@ -308,7 +356,7 @@ impl Operation {
                     if self.binding.as_ref().is_none_or(|b| next >= b.layout.segments()) {
                         self.instances[index as usize].phase = Phase::Idle;
                         self.running -= 1;
-                        return Ok(());
+                        return if self.running == 0 { self.flush(copies) } else { Ok(()) };
                     }
                     self.begin_segment(index, next, copies)?;
                 }
@@ -384,14 +432,34 @@ impl Operation {
         Ok(())
     }
 
+    /// Has the GPU do a copy that is a step of a lane.
+    fn start_step(
+        &mut self,
+        index: u16,
+        lane: usize,
+        parts: Vec<Part>,
+        copies: &mut CopyLines,
+    ) -> Result<(), Error> {
+        self.flush(copies)?;
+        let Some(gpu) = self.sides.any() else { unreachable!("adapters reach a GPU's memory") };
+        let (slot, generation, instance) = (self.slot, self.generation, index as u8);
+        let mark = Mark::Step { slot, generation, instance, lane: lane as u16 };
+        // SAFETY: valid by `start`, the scratch pinned; the checker proves that they do not overlap, and that nothing else
+        // touches them before the step is over; the engine settles copies before it gives an operation up.
+        unsafe { copies.start(Way::Step, gpu, parts, mark) }?;
+        // As a receive does, it ends with a word from elsewhere.
+        self.instances[index as usize].lanes[lane].receiving = true;
+        Ok(())
+    }
+
     /// Advances all lanes as far as they go. Returns whether the segment is done.
-    fn run_lanes(&mut self, index: u16, links: &mut Links) -> Result<bool, Error> {
+    fn run_lanes(&mut self, index: u16, links: &mut Links, copies: &mut CopyLines) -> Result<bool, Error> {
         let lanes = self.instances[index as usize].lanes.len();
         loop {
             let (mut moved, mut done) = (false, true);
             for lane in 0..lanes {
                 let before = self.instances[index as usize].lanes[lane].cursor;
-                done &= self.run_lane(index, lane, links)?;
+                done &= self.run_lane(index, lane, links, copies)?;
                 moved |= self.instances[index as usize].lanes[lane].cursor != before;
             }
             // A lane that moved may have let another one go on; with a single lane there is no other.
@@ -402,7 +470,13 @@ impl Operation {
     }
 
     /// Advances one lane as far as it goes. Returns whether it is done, sends included.
-    fn run_lane(&mut self, index: u16, lane: usize, links: &mut Links) -> Result<bool, Error> {
+    fn run_lane(
+        &mut self,
+        index: u16,
+        lane: usize,
+        links: &mut Links,
+        copies: &mut CopyLines,
+    ) -> Result<bool, Error> {
         let Some(binding) = &self.binding else { return Ok(true) };
         let steps = &binding.plan.lanes[lane];
         let instance = &mut self.instances[index as usize];
@@ -497,7 +571,12 @@ impl Operation {
                     }
                 }
                 Action::Copy { src, dst } => {
+                    let in_scratch = src.space == Space::Scratch && dst.space == Space::Scratch;
                     let (src, dst) = (place(src), place(dst));
+                    if self.sides.reach != Reach::Staged && !in_scratch {
+                        let parts = local::parts(&instance.pieces[src], &instance.pieces[dst]);
+                        return self.start_step(index, lane, parts, copies).map(|()| false);
+                    }
                     // SAFETY: valid by `start`; the checker proves that they do not overlap.
                     unsafe { local::copy(&instance.pieces[src], &instance.pieces[dst]) };
                     Posted::Done
@@ -519,6 +598,7 @@ impl Operation {
                 }
             };
             let state = &mut instance.lanes[lane];
+            self.unflushed |= peer_of(&step.action).is_some();
             match posted {
                 Posted::Done => state.cursor += 1,
                 Posted::Pending => {

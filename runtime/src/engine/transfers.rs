@@ -15,6 +15,7 @@ use super::copies::CopyLines;
 use super::inbox::Inbox;
 use super::links::Links;
 use super::matching::label;
+use super::operation::Reach;
 use super::token::{Kind, MOST_SLOTS, Name, TRANSFER};
 use super::unexpected::Allowance;
 
@@ -64,8 +65,8 @@ pub(crate) struct TransferJob {
     /// The label, by which messages are matched, in the lower half; what must agree beside it in the upper.
     pub(crate) tag: u64,
     pub(crate) memory: Piece,
-    /// Whose memory that is, if not the host's.
-    pub(crate) gpu: Option<Arc<Gpu>>,
+    /// Whose memory that is, if not the host's, and who reaches it.
+    pub(crate) gpu: Option<(Arc<Gpu>, Reach)>,
     pub(crate) keep: Option<Box<dyn Any + Send>>,
 }
 
@@ -239,15 +240,17 @@ impl Transfers {
     }
 
     /// What came of a token of a transfer: nothing, if it is an earlier one's.
-    pub(crate) fn done(&mut self, name: Name) {
+    pub(crate) fn done(&mut self, name: Name) -> Result<(), Error> {
         if let Some(peer) = name.store() {
-            self.stored(peer);
-        } else if self.is_current(name.slot, name.generation) {
+            return self.stored(peer);
+        }
+        if self.is_current(name.slot, name.generation) {
             match name.kind {
                 Kind::Send => self.completed(name.slot),
                 Kind::Recv => self.received(name.slot),
             }
         }
+        Ok(())
     }
 
     /// A receive came back from the transport.

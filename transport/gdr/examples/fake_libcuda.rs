@@ -35,6 +35,7 @@ struct Allocation {
     inside: usize,
     file: c_int,
     managed: bool,
+    id: u64,
 }
 
 enum Item {
@@ -46,6 +47,8 @@ enum Item {
 struct State {
     started: bool,
     allocations: Vec<Allocation>,
+    /// Addresses that were given back, with their lengths: for the GPU's memory alone, as the real ones are.
+    places: Vec<(usize, usize)>,
     pinned: HashMap<usize, usize>,
     streams: HashMap<usize, VecDeque<Item>>,
     /// What asking gives, by event; none while it is on its way in a stream.
@@ -234,24 +237,29 @@ unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut usize) -> c_int {
 
 fn allocate(bytes: usize, managed: bool) -> Result<usize, c_int> {
     let mapped = bytes.max(1).next_multiple_of(PAGE);
-    // SAFETY: a memory file of its own, and two mappings of it at places of the kernel's choice.
+    // SAFETY: a memory file of its own, and two mappings of it: at a place that is ours, and at one of the kernel's choice.
     unsafe {
         let file = libc::memfd_create(c"device".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC);
         if file < 0 || libc::ftruncate(file, mapped as i64) != 0 {
             return Err(OUT_OF_MEMORY);
         }
         libc::fcntl(file, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK);
-        let map = |protection| {
-            let at = std::ptr::null_mut();
-            libc::mmap(at, mapped, protection, libc::MAP_SHARED, file, 0)
+        let mut state = state();
+        let place = state.places.iter().position(|(_, len)| *len == mapped);
+        let place = place.map(|at| state.places.swap_remove(at).0);
+        let map = |at: Option<usize>, protection| {
+            let fixed = if at.is_some() { libc::MAP_FIXED } else { 0 };
+            libc::mmap(at.unwrap_or(0) as *mut c_void, mapped, protection, libc::MAP_SHARED | fixed, file, 0)
         };
         let open = libc::PROT_READ | libc::PROT_WRITE;
-        let (start, inside) = (map(if managed { open } else { libc::PROT_NONE }), map(open));
+        let start = map(place, if managed { open } else { libc::PROT_NONE });
+        let inside = map(None, open);
         if start == libc::MAP_FAILED || inside == libc::MAP_FAILED {
             return Err(OUT_OF_MEMORY);
         }
         let (start, inside) = (start as usize, inside as usize);
-        state().allocations.push(Allocation { start, bytes: mapped, inside, file, managed });
+        let id = state.name() as u64;
+        state.allocations.push(Allocation { start, bytes: mapped, inside, file, managed, id });
         Ok(start)
     }
 }
@@ -291,9 +299,11 @@ extern "C" fn cuMemFree_v2(address: c_ulonglong) -> c_int {
         return INVALID_VALUE;
     };
     let a = state.allocations.swap_remove(at);
-    // SAFETY: mapped and opened when it was allocated, and given back once.
+    state.places.push((a.start, a.bytes));
+    // SAFETY: mapped and opened when it was allocated, and given back once; its address stays taken.
     unsafe {
-        libc::munmap(a.start as *mut c_void, a.bytes);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+        libc::mmap(a.start as *mut c_void, a.bytes, libc::PROT_NONE, flags, -1, 0);
         libc::munmap(a.inside as *mut c_void, a.bytes);
         libc::close(a.file);
     }
@@ -341,6 +351,11 @@ unsafe extern "C" fn cuPointerGetAttributes(
     for at in 0..count as usize {
         // SAFETY: as many as the caller says.
         let (which, value) = unsafe { (*which.add(at), *values.add(at)) };
+        if which == 7 {
+            // SAFETY: a place for 64 bits.
+            unsafe { value.cast::<u64>().write_unaligned(found.map_or(0, |a| a.id)) };
+            continue;
+        }
         let known = match (which, found) {
             (2, Some(_)) => 2,
             (8, Some(a)) => c_uint::from(a.managed),
@@ -431,7 +446,7 @@ extern "C" fn cuStreamDestroy_v2(stream: usize) -> c_int {
 extern "C" fn cuStreamSynchronize(stream: usize) -> c_int {
     let mut state = state();
     while state.step(stream) {}
-    0
+    if std::mem::take(&mut state.failed) { ILLEGAL_ADDRESS } else { 0 }
 }
 
 /// # Safety

@@ -132,18 +132,28 @@ impl<T> Copies<T> {
         }))
     }
 
-    /// Blocks until nothing is under way any more, whatever became of it; forgets the marks.
-    pub fn settle(&mut self) {
+    /// Blocks until nothing is under way any more; forgets the marks.
+    ///
+    /// # Errors
+    /// If a copy failed; nothing is under way then either.
+    pub fn finish(&mut self) -> Result<(), String> {
         if self.under_way.is_empty() && !self.unmarked {
-            return;
+            return Ok(());
         }
-        let _ = self.gpu.within(|library| {
+        let result = self.gpu.within(|library| {
             let synchronize = library.need(library.functions.synchronize_stream)?;
-            // SAFETY: our stream. What it says of the copies is no news to whoever gives them up.
-            library.check("waiting for copies", unsafe { synchronize(self.stream) })
+            // SAFETY: our stream.
+            let code = unsafe { synchronize(self.stream) };
+            library.check(&format!("copying from or to GPU {}", self.gpu.number()), code)
         });
         self.unmarked = false;
         self.idle_events.extend(self.under_way.drain(..).map(|(event, _)| event));
+        result
+    }
+
+    /// As [`Copies::finish`], for whoever gives the copies up: what became of them is no news.
+    pub fn settle(&mut self) {
+        let _ = self.finish();
     }
 }
 

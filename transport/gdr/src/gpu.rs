@@ -11,6 +11,7 @@ use crate::path::DmaBuf;
 
 // Numbers of cuda.h.
 const MEMORY_TYPE: c_int = 2;
+const BUFFER_ID: c_int = 7;
 const IS_MANAGED: c_int = 8;
 const DEVICE_ORDINAL: c_int = 9;
 const TYPE_DEVICE: c_uint = 2;
@@ -128,18 +129,24 @@ impl Gpu {
         result
     }
 
-    /// Start and length of the allocation that an address is in.
+    /// The allocation that an address is in.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn allocation(&self, address: *const u8) -> Result<(u64, usize), String> {
+    pub fn allocation(&self, address: *const u8) -> Result<Allocation, String> {
         self.within(|library| {
             let range = library.need(library.functions.address_range)?;
-            let (mut start, mut len) = (0, 0);
-            // SAFETY: writes one address and one length.
-            let code = unsafe { range(&raw mut start, &raw mut len, address.addr() as Address) };
-            library.check("looking up an allocation", code)?;
-            Ok((start, len))
+            let ask = library.need(library.functions.pointer_attributes)?;
+            let mut found = Allocation { start: 0, bytes: 0, id: 0 };
+            let (mut which, mut value) = (BUFFER_ID, (&raw mut found.id).cast::<c_void>());
+            // SAFETY: for the whole block: writes an address, a length, and a number of 64 bits.
+            unsafe {
+                let code = range(&raw mut found.start, &raw mut found.bytes, address.addr() as Address);
+                library.check("looking up an allocation", code)?;
+                let code = ask(1, &raw mut which, &raw mut value, address.addr() as Address);
+                library.check("looking up an allocation", code)?;
+            }
+            Ok(found)
         })
     }
 
@@ -209,6 +216,17 @@ impl Drop for Gpu {
             unsafe { release(self.device) };
         }
     }
+}
+
+/// A piece of a GPU's memory that was allocated at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Its address.
+    pub start: u64,
+    /// Its length.
+    pub bytes: usize,
+    /// No other allocation of this process has, or had, the same.
+    pub id: u64,
 }
 
 /// A range of a GPU's memory as a dma-buf.

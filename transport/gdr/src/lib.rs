@@ -18,7 +18,7 @@
 //! the GPU sees the bytes. So whoever is told of a message must not start a kernel that reads it before a *flush*
 //! ([`Flush`]): a call of the driver, where it has one; a read over the same way back, by RDMA; or none, where the device says
 //! that its writes are in order for all readers. The flush comes between the completion and the event that tells of
-//! the message, once per message and not per write.
+//! the message, and before the GPU itself copies what came: once for all that an operation has received, not per write.
 
 mod copies;
 mod cuda;
@@ -30,5 +30,5 @@ mod path;
 pub use copies::Copies;
 pub use cuda::Cuda;
 pub use decide::{Drivers, decide};
-pub use gpu::{DeviceRange, Driver, Gpu, Pinned};
+pub use gpu::{Allocation, DeviceRange, Driver, Gpu, Pinned};
 pub use path::{DmaBuf, Flush, Path, Plan, Refused, Ruled, Wish};

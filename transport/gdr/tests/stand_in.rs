@@ -62,8 +62,9 @@ fn memory_is_told_apart_and_exported_by_pages() {
     assert_eq!(driver.owner(allocate(10, true)), Ok(None), "the host reaches managed memory too");
 
     let gpu = driver.gpu(0).expect("there is one");
-    let (start, bytes) = gpu.allocation(memory.wrapping_add(5000)).expect("known");
-    assert_eq!((start, bytes), (memory as u64, 12_288));
+    let found = gpu.allocation(memory.wrapping_add(5000)).expect("known");
+    assert_eq!((found.start, found.bytes), (memory as u64, 12_288));
+    assert_ne!(gpu.allocation(allocate(10_000, false)).expect("known").id, found.id);
     let inside = memory as u64 + 4096 + 0x234;
     match gpu.export(inside, 100, DmaBuf::Plain) {
         Ok(range) => assert_eq!(range.offset, 0x234),
