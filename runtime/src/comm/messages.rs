@@ -14,7 +14,7 @@ use crate::engine::{ANY_SOURCE, Kind, Reach, TransferJob};
 use crate::error::{Error, Result};
 use crate::types::{DataType, Element};
 
-/// Memory of a message, for bindings and tools.
+/// Memory of a message, for bindings and tools: of the host, or of a GPU, as for [`RawCall`](crate::RawCall).
 #[derive(Clone, Copy, Debug)]
 pub struct RawMessage {
     /// First byte; any alignment, and null if there are none.

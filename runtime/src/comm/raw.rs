@@ -1,8 +1,4 @@
 //! Calls on raw memory: what bindings and tools use.
-//!
-//! Buffers may be memory of an NVIDIA GPU, named by the address that CUDA gives (`CUdeviceptr`), on any ranks and for any of
-//! the buffers. The caller has synchronised the streams that wrote the input or use the output; when a call has returned, or
-//! the wait for it, its output is visible to all streams. Managed memory counts as the host's.
 
 use std::sync::Arc;
 use std::time::Duration;

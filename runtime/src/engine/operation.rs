@@ -674,3 +674,17 @@ fn send_peer(action: &Action) -> Option<u32> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::instances_within;
+
+    #[test]
+    fn instances_stay_within_the_bound_and_divide_the_window() {
+        assert_eq!(instances_within(100, 0, 12), 12);
+        assert_eq!(instances_within(100, 10, 12), 6);
+        assert_eq!(instances_within(100, 30, 12), 3);
+        assert_eq!(instances_within(100, 30, 7), 1);
+        assert_eq!(instances_within(100, 101, 12), 1, "one segment goes in any case");
+    }
+}
