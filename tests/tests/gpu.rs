@@ -310,6 +310,19 @@ fn what_was_done_is_said() {
     }
 }
 
+#[test]
+fn communicators_split_off_another_know_it_too() {
+    Arrangement::Shm.run_with(4, with_gpu, |comm| {
+        let half = comm.split(Some(comm.rank() % 2), 0).expect("split").expect("a part");
+        let case = |collective| {
+            let (data_type, op, count) = (DataType::F32, ReduceOp::Sum, 1000);
+            Case { collective, data_type, op, count, root: 1, in_place: false }
+        };
+        run_all(&half, &[case(Collective::AllReduce), case(Collective::Broadcast)]);
+        assert!(half.gpu_counters().staged_calls > 0 && comm.gpu_counters().staged_calls == 0);
+    });
+}
+
 /// Where others' buffers are symmetric, a rank with a GPU's memory makes all go another way.
 #[test]
 fn symmetric_buffers_meet_a_gpu() {

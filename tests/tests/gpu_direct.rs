@@ -5,7 +5,7 @@ use kolo::{
     Cluster, Collective, Communicator, Config, DataType, GpuDirectWish, GpuPath, RawCall, RawCallV,
     RawMessage, ReduceOp, Staged, TransportKind, Transports,
 };
-use kolo_tests::gpu::{Count, DeviceMemory, OnGpu, count, run, with_gpu};
+use kolo_tests::gpu::{Count, DeviceMemory, OnGpu, count, fail_copy_after, run, with_gpu};
 use kolo_tests::reference::{Case, reduces};
 
 /// Whether adapters must take dma-bufs, or must not.
@@ -65,6 +65,7 @@ fn what_is_not_reduced_is_never_copied_through_the_host() {
             if takes_dma_bufs() {
                 assert_eq!((copied, counters.staged_calls), (0, 0), "bytes copied, calls staged");
                 assert!(counters.direct_calls > 0 && counters.flushes > 0, "{counters:?}");
+                assert!(count(Count::Flushes) >= counters.flushes as i64, "the driver was told");
                 assert!(comm.memory_counters().in_place_bytes > 1 << 20, "{:?}", comm.memory_counters());
             } else {
                 assert!(copied > 0 && counters.direct_calls == 0, "{counters:?}");
@@ -181,6 +182,36 @@ fn memory_that_comes_back_at_the_same_address() {
             assert!(count(Count::Exports) >= 5, "each allocation is exported anew");
         }
     });
+}
+
+/// What is too short for an adapter to fetch the driver copies; where it cannot, the call says so.
+#[test]
+fn a_copy_of_a_short_message_fails() {
+    over_rdma(2, GpuDirectWish::Auto, |comm| {
+        let memory = DeviceMemory::new(100);
+        let call = RawCall {
+            collective: Collective::Broadcast,
+            input: memory.address(),
+            output: memory.address(),
+            count: 100,
+            data_type: DataType::U8,
+            op: ReduceOp::Sum,
+            root: 0,
+        };
+        // SAFETY: for the whole block: as long as the call says.
+        let broadcast = || unsafe { comm.call_raw(&call) };
+        broadcast().expect("the driver copies");
+        comm.barrier().expect("both are here");
+        if comm.rank() == 0 {
+            fail_copy_after(0);
+        }
+        comm.barrier().expect("both know");
+        // The root may be done before the other fails; the next call fails then.
+        let result = broadcast().and_then(|()| comm.barrier()).and_then(|()| comm.barrier());
+        let text = result.expect_err("a copy fails").to_string();
+        assert!(text.contains("illegal memory access"), "{text}");
+    });
+    fail_copy_after(-1);
 }
 
 /// Adapters that take no dma-bufs: an error where they are required.

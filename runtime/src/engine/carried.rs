@@ -52,11 +52,18 @@ pub(super) struct Carriers {
     /// Receives whose bytes are here.
     arrived: Vec<u16>,
     spare: Vec<Staging>,
+    /// By the GPU's number: for messages that wait here for a receive into memory that adapters reach.
+    porters: Vec<(u32, Porter)>,
 }
 
 impl Carriers {
     pub(super) fn new(ranks: usize) -> Self {
-        Self { turns: vec![VecDeque::new(); ranks], arrived: Vec::new(), spare: Vec::new() }
+        Self {
+            turns: vec![VecDeque::new(); ranks],
+            arrived: Vec::new(),
+            spare: Vec::new(),
+            porters: Vec::new(),
+        }
     }
 
     pub(super) fn clear(&mut self) {
@@ -76,6 +83,18 @@ impl Carriers {
         if kept + memory.bytes() <= SPARE_BYTES {
             self.spare.push(memory);
         }
+    }
+
+    fn porter(&mut self, gpu: &Arc<Gpu>) -> Result<&Porter, Error> {
+        let known = self.porters.iter().position(|(number, _)| *number == gpu.number());
+        let at = match known {
+            Some(at) => at,
+            None => {
+                self.porters.push((gpu.number(), Porter::new(gpu)?));
+                self.porters.len() - 1
+            }
+        };
+        Ok(&self.porters[at].1)
     }
 
     /// Bytes kept for later.
@@ -194,7 +213,7 @@ impl Transfers {
             return Ok(());
         };
         // SAFETY: the caller's promise.
-        unsafe { Porter::new(gpu)?.store(from, ptr, len) }.map_err(failed)
+        unsafe { self.carriers.porter(gpu)?.store(from, ptr, len) }.map_err(failed)
     }
 
     fn put_down(&mut self, slot: u16) {

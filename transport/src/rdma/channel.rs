@@ -108,6 +108,8 @@ pub(super) struct RecvOp {
     pub(super) filled: usize,
     /// As for a send.
     pub(super) movers: Option<Arc<Movers>>,
+    /// Why some of it could not be put where it belongs.
+    pub(super) failed: Option<crate::error::Error>,
 }
 
 /// A grant that the peer has not filled yet.

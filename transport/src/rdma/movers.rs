@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::progress::Trouble;
+use super::NAME;
+use crate::error::{Error, ErrorKind};
 use crate::memory::Mover;
 
 /// Ranges of such memory. An operation keeps the list as it was when it was posted.
@@ -33,7 +34,7 @@ impl Movers {
         from: *const u8,
         to: *mut u8,
         len: usize,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), Error> {
         let find = |at: usize| {
             let ranges = this.map_or(&[][..], |movers| &movers.0);
             ranges.iter().find(|(start, end, _)| (*start..*end).contains(&at)).map(|(.., mover)| mover)
@@ -41,13 +42,18 @@ impl Movers {
         // SAFETY: for the whole block: the caller's promise.
         unsafe {
             if let Some(mover) = find(from.addr()) {
-                return mover.load(from, to, len).map_err(Trouble::Mover);
+                return mover.load(from, to, len).map_err(failed);
             }
             if let Some(mover) = find(to.addr()) {
-                return mover.store(from, to, len).map_err(Trouble::Mover);
+                return mover.store(from, to, len).map_err(failed);
             }
             from.copy_to_nonoverlapping(to, len);
         }
         Ok(())
     }
+}
+
+/// It is the one message's affair: the peer has no part in it.
+fn failed(words: String) -> Error {
+    Error::new(ErrorKind::System, NAME, None, format!("a GPU's driver: {words}"))
 }

@@ -118,6 +118,7 @@ impl RdmaEndpoint {
             granted_to: Cursor::default(),
             filled: 0,
             movers,
+            failed: None,
         };
         let Some(chan) = peer.channels[usize::from(channel)].as_deref_mut() else {
             return Err(too_long(on.peer));
@@ -231,6 +232,9 @@ impl RdmaEndpoint {
 
     /// A post met trouble that concerns the peer as a whole; the token is spent, the rest is told by a poll.
     fn refuse(&mut self, peer: u32, trouble: Trouble) -> Error {
+        if let Trouble::Message(error) = trouble {
+            return error;
+        }
         let error = trouble.words(peer, &self.way_to(peer));
         let mut backlog = std::mem::take(&mut self.backlog);
         self.lose(peer, error.clone(), &mut backlog);

@@ -102,7 +102,8 @@ fn collect(op: &mut SendOp, to: *mut u8, len: usize) -> Result<(), Trouble> {
     op.pieces.each_run(&mut op.cursor, len, |from, at, len| {
         if result.is_ok() {
             // SAFETY: the caller's pieces are alive as long as the operation; the place is the caller's of this function.
-            result = unsafe { Movers::copy(movers, from, to.wrapping_add(at), len) };
+            let copied = unsafe { Movers::copy(movers, from, to.wrapping_add(at), len) };
+            result = copied.map_err(Trouble::Message);
         }
     });
     result
@@ -148,6 +149,14 @@ pub(super) fn pump(
             send_long(link, chan, channel, &mut op, sleeping, hands)
         };
         match step {
+            Err(Trouble::Message(error)) => {
+                if let Some((held, ..)) = op.held.take() {
+                    let rail = link.lanes[link.long_lane(channel)].rail;
+                    hands.registrations[usize::from(rail)].release(held);
+                }
+                hands.events.push(Event::Failed(op.token, error));
+                return Ok(true);
+            }
             Err(trouble) => {
                 // It fails with all others of this peer.
                 chan.sends.push_front(op);
