@@ -68,6 +68,20 @@ impl Memory {
         }
     }
 
+    /// Whether an output block holds data of this rank's before the operation.
+    #[must_use]
+    pub fn starts_in_output(&self, block: u32) -> bool {
+        use Collective as C;
+        self.placement == Placement::InPlace
+            && match self.collective {
+                C::AllReduce | C::Reduce | C::Scan | C::ExScan | C::AllToAll => true,
+                C::Broadcast => self.is_root(),
+                C::AllGather => block == self.rank,
+                C::Gather => self.is_root() && block == self.rank,
+                C::ReduceScatter | C::Scatter | C::Barrier => false,
+            }
+    }
+
     /// The name under which the bytes of `blocks` are known when two names exist: the longer buffer's.
     #[must_use]
     pub fn physical(&self, blocks: Blocks) -> Blocks {

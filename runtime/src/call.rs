@@ -5,6 +5,7 @@ use std::fmt;
 use kolo_collectives::plan::{Collective, Placement};
 
 use crate::control::Activity;
+use crate::engine::Sides;
 use crate::error::{Context, Error, Result};
 use crate::types::{DataType, ReduceOp};
 
@@ -13,6 +14,10 @@ use crate::types::{DataType, ReduceOp};
 /// `count` is what NCCL calls so: elements of the vector for all-reduce, reduce, broadcast and scans; elements of one
 /// rank's block for the others. Input and output share memory if the pointers say so, as NCCL defines it: equal for the
 /// vector collectives and all-to-all, the rank's own block of the longer buffer for the others.
+///
+/// Buffers may be memory of an NVIDIA GPU, named by the address that CUDA gives (a `CUdeviceptr` is one, as a number), on any
+/// ranks and for any of the buffers. The caller has synchronised the streams that wrote the input or use the output; when the
+/// call or the wait for it has returned, all streams see the output. Managed memory counts as the host's.
 #[derive(Clone, Copy, Debug)]
 pub struct RawCall {
     /// What to do.
@@ -75,6 +80,8 @@ pub(crate) struct Call {
     pub(crate) op: ReduceOp,
     pub(crate) root: u32,
     pub(crate) placement: Placement,
+    /// The GPUs whose memory the buffers are; found out for calls on raw memory.
+    pub(crate) sides: Sides,
 }
 
 /// What tells one call from another, for messages and the flight recorder.
@@ -111,6 +118,7 @@ impl Call {
             op: raw.op,
             root: if raw.collective.is_rooted() { raw.root } else { 0 },
             placement: placement(raw, rank, world_size),
+            sides: Sides::default(),
         };
         let fail = |problem: String| {
             let operation = call.summary(false).to_string();
@@ -142,6 +150,30 @@ impl Call {
             return fail("a null pointer was given for a buffer that is not empty".to_owned());
         }
         Ok(call)
+    }
+
+    /// Bytes of a rank's input and output; 0 where it has none.
+    pub(crate) fn bytes(&self, rank: u32, world_size: u32) -> (usize, usize) {
+        let size = self.data_type.size();
+        let count = match &self.counts {
+            Counts::Even(count) => *count,
+            Counts::Uneven { input, output } => {
+                return (input.iter().sum::<usize>() * size, output.iter().sum::<usize>() * size);
+            }
+        };
+        let (is_root, all) = (usize::from(rank == self.root), world_size as usize);
+        let (inputs, outputs) = match self.collective {
+            Collective::AllReduce | Collective::Scan | Collective::ExScan => (1, 1),
+            Collective::AllGather => (1, all),
+            Collective::ReduceScatter => (all, 1),
+            Collective::Broadcast => (is_root, 1),
+            Collective::Reduce => (1, is_root),
+            Collective::Gather => (1, is_root * all),
+            Collective::Scatter => (is_root * all, 1),
+            Collective::AllToAll => (all, all),
+            Collective::Barrier => (0, 0),
+        };
+        (inputs * count * size, outputs * count * size)
     }
 
     pub(crate) fn summary(&self, asynchronous: bool) -> Summary {
@@ -261,7 +293,7 @@ pub(crate) const fn reduces(collective: Collective) -> bool {
 }
 
 /// Whether a rank reads its input and writes its output.
-const fn touches(collective: Collective, is_root: bool) -> (bool, bool) {
+pub(crate) const fn touches(collective: Collective, is_root: bool) -> (bool, bool) {
     match collective {
         Collective::Broadcast => (is_root, true),
         Collective::Reduce | Collective::Gather => (true, is_root),

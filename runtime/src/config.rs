@@ -89,6 +89,8 @@ pub struct Config {
     pub ib_queue_pairs: u8,
     /// `KOLO_GDR`: whether adapters reach the memory of GPUs themselves.
     pub gdr: Wish,
+    /// `KOLO_CUDA_LIBRARY`: the file of libcuda, if it is not to be found by its name.
+    pub cuda_library: Option<String>,
     /// `KOLO_IB_CACHE`: which registrations of buffers outlive their call.
     pub ib_cache: Keep,
     /// `KOLO_IBVERBS_LIB`: the file of libibverbs, if it is not to be found by its name.
@@ -130,6 +132,7 @@ impl Default for Config {
             ib_service_level: 0,
             ib_queue_pairs: 1,
             gdr: Wish::default(),
+            cuda_library: None,
             ib_cache: Keep::default(),
             ib_library: None,
             segment_bytes: None,
@@ -184,6 +187,7 @@ impl Config {
         config.socket_congestion = get("KOLO_SOCKET_CONGESTION");
         config.ib_adapters = get("KOLO_IB_HCA");
         config.ib_library = get("KOLO_IBVERBS_LIB");
+        config.cuda_library = get("KOLO_CUDA_LIBRARY");
         if let Some(value) = get("KOLO_IB_GID_INDEX") {
             config.ib_gid_index = Some(small("KOLO_IB_GID_INDEX", &value, 255)?);
         }
@@ -263,6 +267,7 @@ impl Config {
             ("KOLO_IB_SL", self.ib_service_level.to_string()),
             ("KOLO_IB_QPS", self.ib_queue_pairs.to_string()),
             ("KOLO_GDR", self.gdr.to_string()),
+            ("KOLO_CUDA_LIBRARY", self.cuda_library.clone().unwrap_or_else(unset)),
             ("KOLO_IB_CACHE", cache.to_owned()),
             ("KOLO_IBVERBS_LIB", self.ib_library.clone().unwrap_or_else(unset)),
             ("KOLO_SEGMENT_BYTES", self.segment_bytes.map_or_else(unset, |v| v.to_string())),

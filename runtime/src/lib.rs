@@ -21,8 +21,8 @@ mod work;
 pub use call::{RawCall, RawCallV, Summary};
 pub use cluster::Cluster;
 pub use comm::{
-    Batch, Builder, Communicator, RawMessage, RegisteredBuffer, Registration, Scope, Stable, Standing,
-    Symmetric,
+    Batch, Builder, Communicator, GpuCounters, GpuPath, RawMessage, RegisteredBuffer, Registration, Scope,
+    Stable, Staged, Standing, Symmetric,
 };
 pub use config::{Config, Determinism, TransportKind, Transports};
 pub use engine::Route;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::call::Summary;
+use crate::comm::GpuPath;
 use crate::ticks::{Tick, Ticks};
 
 /// Operations remembered: a few training steps of a large model, in well under 100 KiB.
@@ -20,6 +21,8 @@ pub struct Record {
     pub started: Duration,
     /// How long it took; `None` while it runs.
     pub took: Option<Duration>,
+    /// How it was carried out, if it was on a GPU's memory.
+    pub gpu: Option<GpuPath>,
 }
 
 /// A record as it is kept.
@@ -29,6 +32,7 @@ struct Entry {
     summary: Summary,
     started: Tick,
     ended: Option<Tick>,
+    gpu: Option<GpuPath>,
 }
 
 #[derive(Debug)]
@@ -43,8 +47,8 @@ impl Recorder {
     }
 
     #[inline]
-    pub(crate) fn begin(&mut self, sequence: u64, summary: Summary) {
-        let entry = Entry { sequence, summary, started: self.ticks.now(), ended: None };
+    pub(crate) fn begin(&mut self, sequence: u64, summary: Summary, gpu: Option<GpuPath>) {
+        let entry = Entry { sequence, summary, started: self.ticks.now(), ended: None, gpu };
         match self.entries.get_mut(slot(sequence)) {
             Some(old) => *old = entry,
             None => self.entries.push(entry),
@@ -80,6 +84,7 @@ impl Recorder {
             summary: entry.summary,
             started: scale.since_start(entry.started),
             took: entry.ended.map(|ended| scale.between(entry.started, ended)),
+            gpu: entry.gpu,
         };
         let mut records: Vec<Record> = self.entries.iter().map(record).collect();
         records.sort_unstable_by_key(|record| record.sequence);
@@ -96,8 +101,9 @@ impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "#{} at {:.6} s: {}", self.sequence, self.started.as_secs_f64(), self.summary)?;
         match self.took {
-            Some(took) => write!(f, ", {:.1} us", took.as_secs_f64() * 1e6),
-            None => f.write_str(", not finished"),
+            Some(took) => write!(f, ", {:.1} us", took.as_secs_f64() * 1e6)?,
+            None => f.write_str(", not finished")?,
         }
+        self.gpu.map_or(Ok(()), |path| write!(f, "; {path}"))
     }
 }

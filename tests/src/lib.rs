@@ -2,6 +2,7 @@
 //! can be killed, and deadlines that turn a hang into a failure.
 
 pub mod arrangement;
+pub mod gpu;
 pub mod processes;
 pub mod reference;
 pub mod system;

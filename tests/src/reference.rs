@@ -20,6 +20,9 @@ pub struct Case {
     pub in_place: bool,
 }
 
+/// A buffer: where it begins, and how many bytes it has.
+pub type Memory = (*mut u8, usize);
+
 /// Fills bytes that nobody wrote.
 const UNTOUCHED: u8 = 0xA5;
 
@@ -56,6 +59,25 @@ impl Case {
     /// # Panics
     /// As [`Case::run`], and if the memory is not as long.
     pub fn run_in(&self, comm: &Communicator, input: &mut [u8], output: &mut [u8]) -> Result<u64> {
+        // SAFETY: the buffers are as long as the collective defines, and live until the call returns.
+        self.run_by(comm, input, output, |call, _| unsafe { comm.call_raw(call) })
+    }
+
+    /// As [`Case::run_in`], with somebody else to make the call: on these buffers (input and output), or on copies of them
+    /// that are copied back.
+    ///
+    /// # Errors
+    /// What the call returns.
+    ///
+    /// # Panics
+    /// As [`Case::run_in`].
+    pub fn run_by(
+        &self,
+        comm: &Communicator,
+        input: &mut [u8],
+        output: &mut [u8],
+        make: impl FnOnce(&RawCall, [Memory; 2]) -> Result<()>,
+    ) -> Result<u64> {
         let (rank, ranks) = (comm.rank() as usize, comm.world_size() as usize);
         let size = self.data_type.size();
         let data =
@@ -94,8 +116,7 @@ impl Case {
             op,
             root: self.root,
         };
-        // SAFETY: the vectors are as long as the collective defines, and live until the call returns.
-        unsafe { comm.call_raw(&call)? };
+        make(&call, [(input.as_mut_ptr(), input.len()), (output.as_mut_ptr(), output.len())])?;
         let inside_input =
             self.in_place && matches!(self.collective, Collective::ReduceScatter | Collective::Scatter);
         if inside_input && inputs > 0 {

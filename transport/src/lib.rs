@@ -14,7 +14,7 @@ pub use endpoint::{
     Sink, Token,
 };
 pub use error::{Error, ErrorKind};
-pub use memory::{Backing, MemoryCounters, Registered};
+pub use memory::{Backing, MemoryCounters, Mover, Registered};
 pub use rdma::{RdmaEndpoint, RdmaOptions};
 pub use shm::{ShmEndpoint, ShmOptions};
 pub use sys::futex::wait_word;

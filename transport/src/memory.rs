@@ -1,6 +1,8 @@
 //! The caller's memory, made known to a transport ahead of time; and what a transport has done with memory.
 
+use std::fmt;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// What is behind a range of addresses.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +17,34 @@ pub enum Backing<'a> {
         /// In bytes; at the same place of its page as the first address.
         offset: u64,
     },
+    /// Memory that the processor cannot look at, such as a GPU's.
+    Device {
+        /// As for [`Backing::DmaBuf`]; none where a kernel module lets adapters find such memory by its address.
+        export: Option<(BorrowedFd<'a>, u64)>,
+        /// Who copies what is too short to be registered for.
+        mover: &'a Arc<dyn Mover>,
+    },
+}
+
+/// Copies from and to memory that the processor cannot look at.
+pub trait Mover: fmt::Debug + Send + Sync {
+    /// Copies from such memory to the host's. Blocks until it is done: some microseconds.
+    ///
+    /// # Errors
+    /// In plain words.
+    ///
+    /// # Safety
+    /// Both are valid for so many bytes, and not touched by anybody else until this returns.
+    unsafe fn load(&self, from: *const u8, to: *mut u8, len: usize) -> Result<(), String>;
+
+    /// Copies from the host's memory to such. Blocks as [`Mover::load`] does.
+    ///
+    /// # Errors
+    /// In plain words.
+    ///
+    /// # Safety
+    /// As [`Mover::load`].
+    unsafe fn store(&self, from: *const u8, to: *mut u8, len: usize) -> Result<(), String>;
 }
 
 /// What came of making memory known.

@@ -24,8 +24,8 @@
  *             calls of one communicator in the same order, and a communicator, request or block of memory must not be
  *             destroyed while another call uses it. koloCommAbort may run beside any other call.
  * Counts      Elements, never bytes. Sizes named "bytes" are bytes.
- * Buffers     Plain memory of any alignment. They may be the same (in place) where it says so below; they must not
- *             overlap otherwise.
+ * Buffers     Plain memory of any alignment, or memory of an NVIDIA GPU by its address, whose streams the caller has
+ *             synchronised. They may be the same (in place) where it says so below; they must not overlap otherwise.
  * fork        A process that has a communicator must not go on using it in a child made by fork.
  */
 #ifndef KOLO_H

@@ -157,18 +157,9 @@ impl Cells {
 
 /// What output block `block` holds before the operation.
 fn initial(memory: &Memory, block: u32) -> Option<Value> {
-    use Collective as C;
-    if memory.placement == Placement::OutOfPlace {
-        return None;
-    }
-    let rank = memory.rank;
-    match memory.collective {
-        C::AllReduce | C::Reduce | C::Scan | C::ExScan | C::AllToAll => Some(Value::leaf(rank, block)),
-        C::Broadcast if rank == memory.root => Some(Value::leaf(rank, block)),
-        C::AllGather if block == rank => Some(Value::leaf(rank, 0)),
-        C::Gather if rank == memory.root && block == rank => Some(Value::leaf(rank, 0)),
-        _ => None,
-    }
+    let (rank, collective) = (memory.rank, memory.collective);
+    let index = if matches!(collective, Collective::AllGather | Collective::Gather) { 0 } else { block };
+    memory.starts_in_output(block).then(|| Value::leaf(rank, index))
 }
 
 /// Contributions, whatever the order they were added up in.

@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::Communicator;
 use super::direct::Direct;
 use super::gpu_direct;
+use super::gpu_memory;
+use super::gpu_regions::Regions;
 use super::model::{Facts, model_for};
 use super::shared::{Core, Shared, World};
 use super::tiny::Tiny;
@@ -103,6 +105,7 @@ pub(crate) fn connect(
     config: Config,
 ) -> Result<Communicator> {
     let deadline = Instant::now() + config.join_timeout.min(MOST_PATIENCE);
+    let driver = gpu_memory::driver(&config)?;
     let membership = world.control.register(id, Arc::clone(&members));
     let mut candidates = open_endpoints(&world.control, rank, &members, &config);
     let card = Card {
@@ -175,11 +178,11 @@ pub(crate) fn connect(
                 endpoint
             }
             Opened::Rdma(mut endpoint) => {
+                let plan = gpu_direct::plan(&config, &endpoint)?;
                 if id == WORLD {
-                    let line = gpu_direct::plan(&config, &endpoint)?;
-                    tracing::info!("GPU memory: {line}");
-                    gpu_direct = Some(line);
+                    tracing::info!("GPU memory: {plan}");
                 }
+                gpu_direct = Some(plan);
                 establish(&mut *endpoint, rank, deadline)?;
                 endpoint
             }
@@ -216,8 +219,13 @@ pub(crate) fn connect(
         groups: HashMap::new(),
         closed: false,
         gpu_direct,
+        gpu_regions: Regions::default(),
+        gpu_counters: gpu_memory::GpuCounters::default(),
+        bounces: Vec::new(),
+        bouncing: 0,
     };
-    let shared = Shared::new(rank, id, members, hosts, routes, config, policy, world, membership, core);
+    let shared =
+        Shared::new(rank, id, members, hosts, routes, config, policy, world, membership, driver, core);
     let communicator = Communicator { shared: Arc::new(shared) };
     tracing::info!("{}", communicator.summary());
     Ok(communicator)

@@ -1,6 +1,8 @@
 //! How adapters reach a GPU's memory, as far as a communicator has to do with it.
 
-use kolo_gdr::{Cuda, decide};
+use std::ffi::OsStr;
+
+use kolo_gdr::{Cuda, Plan, decide};
 use kolo_transport::rdma::RdmaEndpoint;
 
 use super::Communicator;
@@ -9,26 +11,25 @@ use crate::error::{Error, Result};
 
 impl Communicator {
     /// How the RDMA adapters of this communicator reach the memory of this rank's GPU, and why not better, in a line. None
-    /// if no peer is reached by RDMA, and for communicators split off another.
+    /// if no peer is reached by RDMA.
     #[must_use]
     pub fn gpu_direct(&self) -> Option<String> {
-        self.shared.core().gpu_direct.clone()
+        self.shared.core().gpu_direct.as_ref().map(ToString::to_string)
     }
 }
 
-/// Decides, and says so.
+/// Decides.
 ///
 /// # Errors
 /// [`Error::Configuration`] if `KOLO_GDR=require` cannot be had.
-pub(super) fn plan(config: &Config, endpoint: &RdmaEndpoint) -> Result<String> {
+pub(super) fn plan(config: &Config, endpoint: &RdmaEndpoint) -> Result<Plan> {
     // The first that the process sees: launchers deal GPUs out by making only one visible.
-    let table = Cuda::open(0, None, endpoint.takes_dma_bufs());
-    let plan = decide(config.gdr, &table).map_err(|refused| {
+    let table = Cuda::open(0, config.cuda_library.as_ref().map(OsStr::new), endpoint.takes_dma_bufs());
+    decide(config.gdr, &table).map_err(|refused| {
         Error::configuration(
             "KOLO_GDR",
             refused.to_string(),
             "KOLO_GDR=auto stages through memory of the host",
         )
-    })?;
-    Ok(plan.to_string())
+    })
 }

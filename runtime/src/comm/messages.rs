@@ -10,11 +10,11 @@ use super::run::Ticket;
 use super::shared::Core;
 use super::waited::{Message, Single, Waited};
 use crate::call::transfer_tag;
-use crate::engine::{ANY_SOURCE, Kind, TransferJob};
+use crate::engine::{ANY_SOURCE, Kind, Reach, TransferJob};
 use crate::error::{Error, Result};
 use crate::types::{DataType, Element};
 
-/// Memory of a message, for bindings and tools.
+/// Memory of a message, for bindings and tools: of the host, or of a GPU, as for [`RawCall`](crate::RawCall).
 #[derive(Clone, Copy, Debug)]
 pub struct RawMessage {
     /// First byte; any alignment, and null if there are none.
@@ -107,13 +107,26 @@ impl Communicator {
             );
             return Err(Error::Unsupported { context: shared.context(waited), problem });
         }
+        let mut gpus = Vec::with_capacity(transfers.len());
+        for Transfer { peer, message, .. } in transfers {
+            let gpu = shared.gpu_of(message.data, waited)?;
+            let reach = match &gpu {
+                Some(gpu) => {
+                    let buffer = (gpu, message.data.cast_const(), message.bytes);
+                    let path = shared.message_path(&mut core, *peer, buffer, waited)?;
+                    core.reach(path)
+                }
+                None => Reach::Staged,
+            };
+            gpus.push(gpu.map(|gpu| (gpu, reach)));
+        }
         core.messages += 1;
         let mut tickets = Vec::with_capacity(transfers.len());
-        for Transfer { kind, peer, message } in transfers {
+        for (Transfer { kind, peer, message }, gpu) in transfers.iter().zip(gpus) {
             let tag = transfer_tag(shared.id, message.data_type, message.tag);
             let memory = Piece { ptr: message.data, len: message.bytes };
             let peer = peer.unwrap_or(ANY_SOURCE);
-            let job = TransferJob { kind: *kind, peer, tag, memory, keep: keep.take() };
+            let job = TransferJob { kind: *kind, peer, tag, memory, gpu, keep: keep.take() };
             // SAFETY: the caller's promise; an error only returns after the engine was aborted.
             match unsafe { core.engine.transfer(job) } {
                 Ok(id) => tickets.push(Ticket { id, waited }),

@@ -1,11 +1,14 @@
 //! Communicators: the public face of the runtime.
 
 mod batch;
+mod bounce;
 mod collectives;
 mod create;
 mod direct;
 mod failure;
 mod gpu_direct;
+mod gpu_memory;
+mod gpu_regions;
 mod helper;
 mod irregular;
 mod messages;
@@ -35,6 +38,7 @@ use std::time::{Duration, Instant};
 
 pub use batch::Batch;
 pub use create::Builder;
+pub use gpu_memory::{GpuCounters, GpuPath, Staged};
 pub use messages::RawMessage;
 pub use registration::{RegisteredBuffer, Registration, Stable, Standing};
 pub(crate) use run::Ticket;
@@ -45,7 +49,7 @@ pub use symmetric::Symmetric;
 use kolo_collectives::model::Model;
 use kolo_collectives::select::Choice;
 
-use crate::call::{Call, RawCall};
+use crate::call::RawCall;
 use crate::config::Config;
 use crate::control::PeerInfo;
 use crate::engine::Route;
@@ -178,18 +182,22 @@ impl Communicator {
     /// # Errors
     /// [`crate::Error::Usage`] or [`crate::Error::Unsupported`] as the call itself.
     pub fn explain(&self, call: &RawCall) -> Result<String> {
-        let call = Call::check(call, self.rank(), self.world_size())?;
+        let call = self.checked(call)?;
         let core = self.shared.core();
+        let memory = match self.shared.foreseen(&core, &call) {
+            Some(path) => format!("\n  memory: {path}"),
+            None => String::new(),
+        };
         let direct = core.direct.describe(&call).map_or_else(String::new, |direct| direct + "\n");
         if let Some(tiny) = core.tiny.as_ref().and_then(|tiny| tiny.describe(&call)) {
-            return Ok(direct + &tiny);
+            return Ok(direct + &tiny + &memory);
         }
         let constants = self.config().profile.as_ref().map_or_else(
             || "built-in".to_owned(),
             |loaded| format!("profile {} ({})", loaded.path.display(), loaded.profile.digest()),
         );
         let choice = core.planner.explain(&call)?;
-        Ok(format!("{direct}{}\n  constants: {constants}", describe(&choice)))
+        Ok(format!("{direct}{}\n  constants: {constants}{memory}", describe(&choice)))
     }
 
     /// Why the communicator cannot be used any more, if that is so: the error that its next call would give. For programs

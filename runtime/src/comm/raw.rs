@@ -30,7 +30,7 @@ impl Communicator {
     /// # Safety
     /// As [`Communicator::call_raw`].
     pub unsafe fn call_raw_within(&self, call: &RawCall, limit: Duration) -> Result<()> {
-        let call = Call::check(call, self.rank(), self.world_size())?;
+        let call = self.checked(call)?;
         // SAFETY: the caller's promise.
         unsafe { self.shared.run_within(&call, limit) }
     }
@@ -44,7 +44,7 @@ impl Communicator {
     /// # Safety
     /// As [`Communicator::call_raw`].
     pub unsafe fn start_raw_and_wait(&self, call: &RawCall, limit: Duration) -> Result<()> {
-        let call = Call::check(call, self.rank(), self.world_size())?;
+        let call = self.checked(call)?;
         // SAFETY: the caller's promise.
         unsafe { self.shared.start_and_wait(&call, limit) }
     }
@@ -71,7 +71,7 @@ impl Communicator {
     /// # Safety
     /// As [`Communicator::call_raw`] for as long as `owner` lives; it may be dropped by any thread.
     pub unsafe fn start_raw_keeping<B: Send + 'static>(&self, call: &RawCall, owner: B) -> Result<Work<B>> {
-        let call = Call::check(call, self.rank(), self.world_size())?;
+        let call = self.checked(call)?;
         // SAFETY: the caller's promise.
         let ticket = unsafe { self.shared.start(&call, Some(Box::new(owner))) }?;
         Ok(self.work(ticket))
@@ -97,7 +97,8 @@ impl Communicator {
     /// # Safety
     /// As [`Communicator::call_raw_v`].
     pub unsafe fn call_raw_v_within(&self, call: &RawCallV<'_>, limit: Duration) -> Result<()> {
-        let call = self.uneven_call(call)?;
+        let mut call = self.uneven_call(call)?;
+        self.shared.locate(&mut call)?;
         // SAFETY: the caller's promise.
         unsafe { self.shared.run_within(&call, limit) }
     }
@@ -126,10 +127,18 @@ impl Communicator {
         call: &RawCallV<'_>,
         owner: B,
     ) -> Result<Work<B>> {
-        let call = self.uneven_call(call)?;
+        let mut call = self.uneven_call(call)?;
+        self.shared.locate(&mut call)?;
         // SAFETY: the caller's promise.
         let ticket = unsafe { self.shared.start(&call, Some(Box::new(owner))) }?;
         Ok(self.work(ticket))
+    }
+
+    /// Checks a call, and finds out whose memory its buffers are.
+    pub(super) fn checked(&self, call: &RawCall) -> Result<Call> {
+        let mut call = Call::check(call, self.rank(), self.world_size())?;
+        self.shared.locate(&mut call)?;
+        Ok(call)
     }
 
     pub(crate) fn work<B: 'static>(&self, ticket: Ticket) -> Work<B> {

@@ -8,12 +8,15 @@ use kolo_collectives::layout::Shape;
 use kolo_collectives::plan::{Collective, Cut, Placement};
 use kolo_transport::shm::FlatMismatch;
 
-use super::failure::Meeting;
+use super::bounce::Bounce;
+use super::failure::{Meeting, Poison};
+use super::gpu_memory::GpuPath;
 use super::shared::{Core, Shared};
+use super::tiny::Passage;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
 use crate::call::{self, Call, Counts, Summary, reduces};
-use crate::engine::{Buffers, Id, Job, Mode};
+use crate::engine::{Buffers, Id, Job, Mode, Reach, Sides};
 use crate::error::{Error, Result};
 use crate::reduce::{Combine, kernel};
 use crate::types::ReduceOp;
@@ -27,6 +30,14 @@ pub(super) const POLLS_FIRST: u32 = 64;
 pub(crate) struct Ticket {
     pub(crate) id: Id,
     pub(crate) waited: Waited,
+}
+
+/// A call that is numbered and recorded.
+struct Begun {
+    waited: Waited,
+    tag: u64,
+    /// How it is carried out, if it is on a GPU's memory.
+    path: Option<GpuPath>,
 }
 
 /// Stands in where nothing is reduced.
@@ -49,7 +60,7 @@ impl Shared {
     pub(crate) unsafe fn run_within(&self, call: &Call, limit: Duration) -> Result<()> {
         let summary = call.summary(false);
         let mut core = self.core();
-        let (waited, tag) = self.begin(&mut core, summary)?;
+        let Begun { waited, tag, path } = self.begin(&mut core, call, summary)?;
         if core.direct.considers(call) {
             // SAFETY: handed on.
             match unsafe { self.run_direct(core, call, tag, (waited, limit)) }? {
@@ -62,10 +73,10 @@ impl Shared {
         }
         let result = if core.tiny.as_ref().is_some_and(|tiny| tiny.serves(call)) {
             // SAFETY: handed on.
-            unsafe { self.run_tiny(core, call, tag, (waited, limit)) }
+            unsafe { self.run_tiny_anywhere(core, call, tag, (waited, limit)) }
         } else {
             // SAFETY: handed on.
-            match unsafe { self.launch(&mut core, call, tag, Mode::Blocking, None) } {
+            match unsafe { self.launch(&mut core, call, (tag, path), Mode::Blocking, None) } {
                 Ok(id) => self.wait_for(core, id, waited, limit).map(|mut core| {
                     core.engine.finish(id);
                     core
@@ -92,9 +103,9 @@ impl Shared {
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Ticket> {
         let mut core = self.core();
-        let (waited, tag) = self.begin(&mut core, call.summary(true))?;
+        let Begun { waited, tag, path } = self.begin(&mut core, call, call.summary(true))?;
         // SAFETY: handed on.
-        let id = unsafe { self.launch(&mut core, call, tag, Mode::Asynchronous, keep) }?;
+        let id = unsafe { self.launch(&mut core, call, (tag, path), Mode::Asynchronous, keep) }?;
         let pending = !core.engine.is_done(id);
         drop(core);
         if pending {
@@ -109,9 +120,9 @@ impl Shared {
     /// As [`Shared::run`].
     pub(crate) unsafe fn start_and_wait(&self, call: &Call, limit: Duration) -> Result<()> {
         let mut core = self.core();
-        let (waited, tag) = self.begin(&mut core, call.summary(true))?;
+        let Begun { waited, tag, path } = self.begin(&mut core, call, call.summary(true))?;
         // SAFETY: handed on.
-        let id = unsafe { self.launch(&mut core, call, tag, Mode::Asynchronous, None) }?;
+        let id = unsafe { self.launch(&mut core, call, (tag, path), Mode::Asynchronous, None) }?;
         let mut core = self.wait_for(core, id, waited, limit)?;
         core.engine.finish(id);
         self.end(&mut core, waited);
@@ -119,7 +130,7 @@ impl Shared {
     }
 
     /// Numbers and records a call.
-    fn begin(&self, core: &mut Core, summary: Summary) -> Result<(Waited, u64)> {
+    fn begin(&self, core: &mut Core, call: &Call, summary: Summary) -> Result<Begun> {
         let sequence = core.sequence + 1;
         let waited = Waited::call(summary, sequence);
         self.check_usable(core, waited)?;
@@ -127,11 +138,12 @@ impl Shared {
             let problem = "too many asynchronous operations are outstanding; wait for some of them";
             return Err(Error::Usage { context: self.context(waited), problem: problem.to_owned() });
         }
+        let path = self.gpu_path(core, call, waited)?;
         core.sequence = sequence;
         let signature = summary.signature();
-        core.recorder.begin(sequence, summary);
+        core.recorder.begin(sequence, summary, path);
         self.membership.board().start(sequence, signature, summary.activity());
-        Ok((waited, call::tag(self.id, sequence, signature)))
+        Ok(Begun { waited, tag: call::tag(self.id, sequence, signature), path })
     }
 
     pub(crate) fn end(&self, core: &mut Core, waited: Waited) {
@@ -142,7 +154,11 @@ impl Shared {
         }
     }
 
-    unsafe fn run_tiny<'a>(
+    /// Runs a call of the tiny path, whosever memory it is on.
+    ///
+    /// # Safety
+    /// As [`Shared::run_within`].
+    unsafe fn run_tiny_anywhere<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
         call: &Call,
@@ -150,10 +166,52 @@ impl Shared {
         (waited, limit): (Waited, Duration),
     ) -> Result<MutexGuard<'a, Core>> {
         let combine = self.combine(call)?;
+        let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
+        if call.sides.any().is_none() {
+            let passage = tiny.enter(call, combine, tag);
+            // SAFETY: handed on.
+            return unsafe { self.run_tiny(core, passage, (waited, limit)) };
+        }
+        let mut bounce = core.bounces.pop().unwrap_or_else(Bounce::new);
+        let bounced = match bounce.prepare(call, self.rank, self.world_size) {
+            Ok(bounced) => bounced,
+            Err(error) => {
+                drop(core);
+                self.poison_with(Poison::Transport(error));
+                return Err(self.fail(waited));
+            }
+        };
+        // The turn is taken before anything that may let another call in.
+        let Some(tiny) = &mut core.tiny else { unreachable!("as above") };
+        let passage = tiny.enter(&bounced.call, combine, tag);
+        let _attended = Attended::new(self);
+        let mut watch = Watch::new(self, waited, limit);
+        if let Some(part) = bounced.load {
+            core.gpu_counters.loaded_bytes += part.2 as u64;
+            // SAFETY: handed on.
+            core = unsafe { self.carry(core, &mut bounce, part, &mut watch, waited) }?;
+        }
+        // SAFETY: the buffers are the caller's or those of the bounce, which is kept until the end.
+        core = unsafe { self.run_tiny(core, passage, (waited, limit)) }?;
+        if let Some(part) = bounced.store {
+            core.gpu_counters.stored_bytes += part.2 as u64;
+            // SAFETY: handed on.
+            core = unsafe { self.carry(core, &mut bounce, part, &mut watch, waited) }?;
+        }
+        core.bounces.push(bounce);
+        Ok(core)
+    }
+
+    /// # Safety
+    /// As [`Shared::run_within`], for the buffers of the passage's call.
+    unsafe fn run_tiny<'a>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        mut passage: Passage<'_>,
+        (waited, limit): (Waited, Duration),
+    ) -> Result<MutexGuard<'a, Core>> {
         let mut watch: Option<(Attended<'_>, Watch<'_>)> = None;
         let mut polls = if self.policy.spin.is_zero() { 0 } else { POLLS_FIRST };
-        let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
-        let mut passage = tiny.enter(call, combine, tag);
         loop {
             let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
             let before = passage.position();
@@ -192,7 +250,7 @@ impl Shared {
         &self,
         core: &mut Core,
         call: &Call,
-        tag: u64,
+        (tag, path): (u64, Option<GpuPath>),
         mode: Mode,
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Id> {
@@ -222,6 +280,7 @@ impl Shared {
             plan: planned.plan,
             shape,
             buffers,
+            sides: Sides { reach: path.map_or(Reach::Staged, |path| core.reach(path)), ..call.sides.clone() },
             data_type: call.data_type,
             combine: self.combine(call)?,
             premultiply,

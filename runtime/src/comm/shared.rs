@@ -11,10 +11,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use kolo_gdr::Driver;
 use kolo_transport::{Armed, ErrorKind, ParkBy};
 
+use super::bounce::Bounce;
 use super::direct::Direct;
 use super::failure::Poison;
+use super::gpu_memory::GpuCounters;
+use super::gpu_regions::Regions;
 use super::tiny::Tiny;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
@@ -47,7 +51,14 @@ pub(crate) struct Core {
     pub(crate) groups: std::collections::HashMap<u64, u64>,
     pub(crate) closed: bool,
     /// How adapters reach a GPU's memory, if there are any.
-    pub(crate) gpu_direct: Option<String>,
+    pub(crate) gpu_direct: Option<kolo_gdr::Plan>,
+    /// What of it they reach.
+    pub(crate) gpu_regions: Regions,
+    pub(crate) gpu_counters: GpuCounters,
+    /// For calls of the tiny path on a GPU's memory: those that are not in use.
+    pub(crate) bounces: Vec<Bounce>,
+    /// How many of them wait for copies.
+    pub(crate) bouncing: usize,
 }
 
 #[derive(Debug)]
@@ -64,6 +75,8 @@ pub(crate) struct Shared {
     pub(crate) policy: Policy,
     pub(crate) world: Arc<World>,
     pub(crate) membership: Membership,
+    /// The GPUs' driver, if there is one.
+    pub(crate) driver: Option<Driver>,
     core: Mutex<Core>,
     /// Threads that want the core.
     wanting: AtomicU32,
@@ -94,6 +107,9 @@ impl Drop for World {
 /// such as pairs that exchange messages, would otherwise go on until their first pause.
 const LOSS_CALLS: Duration = Duration::from_millis(250);
 
+/// Between two looks at copies that nobody tells of: about what a segment takes.
+const COPY_NAP: Duration = Duration::from_micros(50);
+
 /// Peers asked per question: enough to find a culprit, few enough to be answered at once.
 const PEERS_ASKED: usize = 4;
 
@@ -109,6 +125,7 @@ impl Shared {
         policy: Policy,
         world: Arc<World>,
         membership: Membership,
+        driver: Option<Driver>,
         core: Core,
     ) -> Self {
         Self {
@@ -122,6 +139,7 @@ impl Shared {
             policy,
             world,
             membership,
+            driver,
             core: Mutex::new(core),
             wanting: AtomicU32::new(0),
             drivers: AtomicUsize::new(0),
@@ -218,6 +236,12 @@ impl Shared {
 
     /// Sleeps until an endpoint has something, or briefly.
     pub(crate) fn sleep<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        if core.engine.is_copying() || core.bouncing > 0 {
+            // Nothing tells of the end of a copy.
+            drop(core);
+            wait::sleep(COPY_NAP);
+            return self.core();
+        }
         let by = core.engine.park_by();
         let mut words: Vec<(*const AtomicU32, u32)> = Vec::new();
         let mut fds: Vec<RawFd> = Vec::new();

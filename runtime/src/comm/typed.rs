@@ -6,6 +6,7 @@ use kolo_collectives::plan::{Collective, Placement};
 
 use super::Communicator;
 use crate::call::{Call, Counts, RawCall, RawCallV};
+use crate::engine::Sides;
 use crate::error::Result;
 use crate::types::{Element, ReduceOp};
 
@@ -224,6 +225,7 @@ impl Communicator {
             }
         }
         Ok(Call {
+            sides: Sides::default(),
             collective,
             input: raw.input,
             output: raw.output,

@@ -2,6 +2,7 @@
 
 use kolo_transport::Piece;
 
+use super::memory::Part;
 use crate::reduce::Combine;
 
 /// Copies `src` to `dst`, whose lengths are equal in all.
@@ -13,6 +14,13 @@ pub(crate) unsafe fn copy(src: &[Piece], dst: &[Piece]) {
         // SAFETY: `zip` stays inside the pieces; validity and no overlap are the caller's promise.
         unsafe { to.copy_from_nonoverlapping(from, len) }
     });
+}
+
+/// The copies (from, to, bytes) of `src` to `dst`, whose lengths are equal in all.
+pub(crate) fn parts(src: &[Piece], dst: &[Piece]) -> Vec<Part> {
+    let mut parts = Vec::with_capacity(src.len().max(dst.len()));
+    zip(src, dst, |from, to, len| parts.push((from.cast_const(), to, len)));
+    parts
 }
 
 /// `dst = a op b`, where all three have the same length in all.

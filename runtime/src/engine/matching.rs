@@ -15,7 +15,7 @@
 //! A receive from any source is posted nowhere: while there is one, the streams on which nothing is posted are watched.
 //! A receive that names its source is not posted while an earlier one from any source might want the same message.
 
-use kolo_transport::{Channel, Envelope, Error, ErrorKind, Piece, Sink};
+use kolo_transport::{Channel, Envelope, Error, ErrorKind, Sink};
 
 use super::links::Links;
 use super::token::{Kind, Name};
@@ -100,16 +100,17 @@ impl Transfers {
     }
 
     /// A message that nobody had asked for is there.
-    pub(super) fn stored(&mut self, peer: u32) {
-        let Some(mut stored) = self.inboxes[peer as usize].storing.take() else { return };
+    pub(super) fn stored(&mut self, peer: u32) -> Result<(), Error> {
+        let Some(mut stored) = self.inboxes[peer as usize].storing.take() else { return Ok(()) };
         match stored.claimed {
-            Some(slot) => self.deliver(slot, &stored),
+            Some(slot) => self.deliver(slot, &stored)?,
             None => {
                 stored.arrival = self.allowance.arrival();
                 self.inboxes[peer as usize].stored.push_back(stored);
             }
         }
         self.one_less_posted(peer);
+        Ok(())
     }
 
     /// A receive has come back from the transport.
@@ -261,7 +262,7 @@ impl Transfers {
                 inbox.posted += 1;
                 inbox.storing = Some(stored);
                 if posted == kolo_transport::Posted::Done {
-                    self.stored(peer);
+                    self.stored(peer)?;
                 }
                 Ok(true)
             }
@@ -313,7 +314,7 @@ impl Transfers {
         if let Some(at) = inbox.stored.iter().position(|stored| label(stored.tag) == label(tag)) {
             fits(&inbox.stored[at])?;
             if let Some(stored) = inbox.stored.remove(at) {
-                self.deliver(slot, &stored);
+                self.deliver(slot, &stored)?;
             }
             return Ok(true);
         }
@@ -328,12 +329,11 @@ impl Transfers {
     }
 
     /// Copies a message that was taken in to where it belongs.
-    fn deliver(&mut self, slot: u16, stored: &Stored) {
-        let Piece { ptr, len } = self.slots[slot as usize].piece;
+    fn deliver(&mut self, slot: u16, stored: &Stored) -> Result<(), Error> {
+        let len = self.slots[slot as usize].piece.len;
         debug_assert_eq!(len, stored.bytes().len(), "compared when it was claimed");
-        // SAFETY: the receive is not over, so its memory is valid by the promise of `start`, and as long as the message;
-        // that lies in memory of ours.
-        unsafe { ptr.copy_from_nonoverlapping(stored.bytes().as_ptr(), len) };
+        // SAFETY: the receive is not over, so its memory is valid by the promise of `start`, and as long as the message.
+        unsafe { self.put(slot, stored.bytes().as_ptr()) }?;
         self.allowance.give_back(len);
         self.completed(slot);
         if std::mem::take(&mut self.held_up) {
@@ -343,6 +343,7 @@ impl Transfers {
                 }
             }
         }
+        Ok(())
     }
 
     /// Posts a receive; on condition, unless it is known to fit.
@@ -382,9 +383,9 @@ impl Transfers {
             if from.piece.len != to.piece.len || from.tag != to.tag {
                 return Err(misfit(self.rank, to.tag, to.piece.len, from.tag, from.piece.len as u64));
             }
-            // SAFETY: both are valid by the promise of `start`; a caller that sends from the memory it receives
-            // into at the same time gets the copy it asked for, hence `copy`.
-            unsafe { to.piece.ptr.copy_from(from.piece.ptr, from.piece.len) };
+            let from = from.piece.ptr.cast_const();
+            // SAFETY: both are valid by the promise of `start`, and what is sent to oneself is in the host's memory.
+            unsafe { self.put(recv, from) }?;
             self.sends_to_self.remove(at);
             self.completed(send);
             self.completed(recv);

@@ -1,7 +1,8 @@
 //! Where blocks lie in memory: a plan bound to the caller's buffers.
+//!
+//! A buffer may be *mirrored*: then the plan works on a copy of one segment of it, which lies in scratch. The copies are made
+//! from what the plan reads, before, and to what it writes, after. Where input and output share memory, so do their mirrors.
 
-use std::alloc::{Layout as AllocLayout, alloc, dealloc, handle_alloc_error};
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use kolo_collectives::layout::{Extent, Layout, Shape};
@@ -24,6 +25,21 @@ pub(crate) struct Buffers {
 // SAFETY: these are addresses; whoever uses them answers for the memory (see the contract of `Engine::start`).
 unsafe impl Send for Buffers {}
 
+/// Which of the caller's buffers a plan works on a copy of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mirrored {
+    pub(crate) input: bool,
+    pub(crate) output: bool,
+}
+
+/// Where in an instance's scratch the copy of a buffer is.
+#[derive(Debug)]
+struct Mirror {
+    base: usize,
+    /// Byte offset of each block from the base; empty where blocks lie side by side, as in the buffer.
+    offsets: Box<[usize]>,
+}
+
 /// A plan with a layout: what can be computed once for many runs of the same call.
 #[derive(Debug)]
 pub(crate) struct Binding {
@@ -34,24 +50,31 @@ pub(crate) struct Binding {
     pub(crate) element_bytes: usize,
     /// Byte offset of each scratch block in an instance's scratch, valid for every segment.
     scratch_offsets: Box<[usize]>,
-    /// Byte offset of each input block in an instance's staged input, if there is one.
-    staged_offsets: Box<[usize]>,
-    /// Bytes of scratch per instance, staged input included.
+    memory: Memory,
+    mirrored: Mirrored,
+    input_mirror: Option<Mirror>,
+    output_mirror: Option<Mirror>,
+    /// Blocks of mirrored buffers that hold data which the plan reads.
+    loads: Box<[Blocks]>,
+    /// Blocks of mirrored buffers that the plan writes.
+    stores: Box<[Blocks]>,
+    /// Bytes of scratch per instance, mirrors included.
     pub(crate) scratch_bytes: usize,
     /// Most pieces that all steps of one segment can need together.
     pub(crate) pieces_max: usize,
 }
 
 impl Binding {
-    /// Binds a plan. With `staged_input`, input blocks are read from a copy in scratch.
+    /// Binds a plan.
     pub(crate) fn new(
         plan: Arc<Plan>,
         shape: Shape,
         segment_elements: usize,
         element_bytes: usize,
-        staged_input: bool,
+        mirrored: Mirrored,
     ) -> Self {
         let layout = Layout::new(&plan, shape.clone(), segment_elements);
+        let memory = Memory::of(&plan);
         // Segment 0 is the longest one of every block.
         let mut bytes = 0;
         let mut place = |elements: usize| {
@@ -61,13 +84,22 @@ impl Binding {
         };
         let scratch_offsets =
             (0..plan.scratch.len() as u32).map(|b| place(layout.block(Space::Scratch, b, 0).len)).collect();
-        let staged_offsets = if staged_input {
-            (0..Memory::of(&plan).input_blocks())
-                .map(|b| place(layout.block(Space::Input, b, 0).len))
-                .collect()
-        } else {
-            Box::default()
+        let side_by_side = matches!(shape, Shape::Vector { .. }) || layout.segments() == 1;
+        let mut mirror = |space, blocks: u32| {
+            let has_name = |block: &u32| memory.physical(Blocks::one(space, *block)).space == space;
+            let lens = (0..blocks).map(|block| match has_name(&block) {
+                true => layout.block(space, block, 0).len,
+                // Its bytes are the other buffer's.
+                false => 0,
+            });
+            if side_by_side {
+                return Mirror { base: place(lens.sum()), offsets: Box::default() };
+            }
+            Mirror { base: 0, offsets: lens.map(&mut place).collect() }
         };
+        let input_mirror = mirrored.input.then(|| mirror(Space::Input, memory.input_blocks()));
+        let output_mirror = mirrored.output.then(|| mirror(Space::Output, memory.output_blocks()));
+        let (loads, stores) = touched(&plan, memory, mirrored);
         let pieces_max = plan.lanes.iter().flatten().map(|step| pieces_of(&step.action)).sum();
         Self {
             plan,
@@ -76,15 +108,20 @@ impl Binding {
             segment_elements,
             element_bytes,
             scratch_offsets,
-            staged_offsets,
+            memory,
+            mirrored,
+            input_mirror,
+            output_mirror,
+            loads,
+            stores,
             scratch_bytes: bytes,
             pieces_max,
         }
     }
 
-    /// Whether input blocks are read from a copy in scratch.
-    pub(crate) fn is_staged(&self) -> bool {
-        !self.staged_offsets.is_empty()
+    /// Whether any buffer is mirrored.
+    pub(crate) fn is_mirrored(&self) -> bool {
+        self.mirrored != Mirrored::default()
     }
 
     /// Whether this binding serves a call with these parameters too.
@@ -94,13 +131,13 @@ impl Binding {
         shape: &Shape,
         segment_elements: usize,
         element_bytes: usize,
-        staged_input: bool,
+        mirrored: Mirrored,
     ) -> bool {
         Arc::ptr_eq(&self.plan, plan)
             && self.shape == *shape
             && self.segment_elements == segment_elements
             && self.element_bytes == element_bytes
-            && self.is_staged() == staged_input
+            && self.mirrored == mirrored
     }
 
     /// Appends the memory of consecutive blocks in one segment, adjacent blocks merged, empty ones left out.
@@ -126,19 +163,43 @@ impl Binding {
             }
         };
         let size = self.element_bytes;
-        match blocks.space {
-            Space::Scratch => self.each_compact(blocks, segment, &self.scratch_offsets, scratch, &mut push),
-            Space::Input if self.is_staged() => {
-                self.each_compact(blocks, segment, &self.staged_offsets, scratch, &mut push);
-            }
-            Space::Input | Space::Output => {
-                let base = if blocks.space == Space::Input { buffers.input } else { buffers.output };
-                self.layout.extents(blocks, segment, |Extent { offset, len }| {
-                    push(base.wrapping_add(offset * size), len * size);
-                });
-            }
+        let blocks = if self.is_mirrored() { self.memory.physical(blocks) } else { blocks };
+        match self.home(blocks.space, segment, buffers, scratch) {
+            Home::Table(offsets) => self.each_compact(blocks, segment, offsets, scratch, &mut push),
+            Home::Buffer(base) => self.layout.extents(blocks, segment, |Extent { offset, len }| {
+                push(base.wrapping_add(offset * size), len * size);
+            }),
         }
         bytes
+    }
+
+    /// How blocks of a space are found.
+    fn home(&self, space: Space, segment: usize, buffers: Buffers, scratch: *mut u8) -> Home<'_> {
+        let (mirror, buffer) = match space {
+            Space::Scratch => return Home::Table(&self.scratch_offsets),
+            Space::Input => (&self.input_mirror, buffers.input),
+            Space::Output => (&self.output_mirror, buffers.output),
+        };
+        match mirror {
+            None => Home::Buffer(buffer),
+            Some(Mirror { base, offsets }) if offsets.is_empty() => {
+                // As if it were the whole buffer, of which only this segment is there.
+                let start = self.layout.block(space, 0, segment).offset * self.element_bytes;
+                Home::Buffer(scratch.wrapping_add(*base).wrapping_sub(start))
+            }
+            Some(Mirror { offsets, .. }) => Home::Table(offsets),
+        }
+    }
+
+    /// The memory of one block in one segment, as the plan sees it.
+    fn place(&self, block: Blocks, segment: usize, buffers: Buffers, scratch: *mut u8) -> Piece {
+        let block = if self.is_mirrored() { self.memory.physical(block) } else { block };
+        let Extent { offset, len } = self.layout.block(block.space, block.first, segment);
+        let ptr = match self.home(block.space, segment, buffers, scratch) {
+            Home::Table(offsets) => scratch.wrapping_add(offsets[block.first as usize]),
+            Home::Buffer(base) => base.wrapping_add(offset * self.element_bytes),
+        };
+        Piece { ptr, len: len * self.element_bytes }
     }
 
     fn each_compact(
@@ -157,38 +218,128 @@ impl Binding {
         }
     }
 
-    /// Calls `each(from, to, bytes)` for the memory that the staged copy of one segment's input is made from.
-    pub(crate) fn each_staged(
+    /// Whether a segment's mirrors are made from something.
+    pub(crate) fn has_loads(&self) -> bool {
+        !self.loads.is_empty()
+    }
+
+    /// Whether a segment's mirrors are copied back.
+    pub(crate) fn has_stores(&self) -> bool {
+        !self.stores.is_empty()
+    }
+
+    /// The copies (from, to, bytes) from the caller's buffers that make the mirrors of a segment.
+    pub(crate) fn loads(
         &self,
         segment: usize,
         buffers: Buffers,
         scratch: *mut u8,
-        mut each: impl FnMut(*const u8, *mut u8, usize),
-    ) {
-        for (block, offset) in self.staged_offsets.iter().enumerate() {
-            let extent = self.layout.block(Space::Input, block as u32, segment);
-            if extent.len > 0 {
-                each(
-                    buffers.input.wrapping_add(extent.offset * self.element_bytes),
-                    scratch.wrapping_add(*offset),
-                    extent.len * self.element_bytes,
-                );
-            }
-        }
+    ) -> impl Iterator<Item = Part> {
+        let parts = self.loads.iter().map(move |block| {
+            let Piece { ptr, len } = self.place(*block, segment, buffers, scratch);
+            (self.original(*block, segment, buffers).cast_const(), ptr, len)
+        });
+        Merged { parts, pending: None }
     }
 
-    /// Calls `each(memory, bytes)` for all of the output that one segment covers.
-    pub(crate) fn each_output(&self, segment: usize, buffers: Buffers, mut each: impl FnMut(*mut u8, usize)) {
-        for block in 0..Memory::of(&self.plan).output_blocks() {
-            let extent = self.layout.block(Space::Output, block, segment);
-            if extent.len > 0 {
-                each(
-                    buffers.output.wrapping_add(extent.offset * self.element_bytes),
-                    extent.len * self.element_bytes,
-                );
+    /// The copies (from, to, bytes) of what a segment has written in its mirrors to the caller's buffers.
+    pub(crate) fn stores(
+        &self,
+        segment: usize,
+        buffers: Buffers,
+        scratch: *mut u8,
+    ) -> impl Iterator<Item = Part> {
+        let parts = self.stores.iter().map(move |block| {
+            let Piece { ptr, len } = self.place(*block, segment, buffers, scratch);
+            (ptr.cast_const(), self.original(*block, segment, buffers), len)
+        });
+        Merged { parts, pending: None }
+    }
+
+    /// Where a block of one segment lies in the caller's buffer.
+    fn original(&self, block: Blocks, segment: usize, buffers: Buffers) -> *mut u8 {
+        let base = if block.space == Space::Input { buffers.input } else { buffers.output };
+        let Extent { offset, .. } = self.layout.block(block.space, block.first, segment);
+        base.wrapping_add(offset * self.element_bytes)
+    }
+
+    /// Calls `each(memory, bytes)` for all of the output that one segment covers, as the plan sees it.
+    pub(crate) fn each_output(
+        &self,
+        segment: usize,
+        buffers: Buffers,
+        scratch: *mut u8,
+        mut each: impl FnMut(*mut u8, usize),
+    ) {
+        for block in 0..self.memory.output_blocks() {
+            let Piece { ptr, len } = self.place(Blocks::one(Space::Output, block), segment, buffers, scratch);
+            if len > 0 {
+                each(ptr, len);
             }
         }
     }
+}
+
+/// How blocks are found.
+enum Home<'a> {
+    /// By a table of offsets in scratch.
+    Table(&'a [usize]),
+    /// As the layout says, from here.
+    Buffer(*mut u8),
+}
+
+/// A copy: from, to, bytes.
+pub(crate) type Part = (*const u8, *mut u8, usize);
+
+/// Copies that follow each other on both sides, as one; empty ones left out.
+struct Merged<I> {
+    parts: I,
+    pending: Option<Part>,
+}
+
+impl<I: Iterator<Item = Part>> Iterator for Merged<I> {
+    type Item = Part;
+
+    fn next(&mut self) -> Option<Part> {
+        for part in self.parts.by_ref().filter(|part| part.2 > 0) {
+            match &mut self.pending {
+                Some((from, to, len))
+                    if from.wrapping_add(*len) == part.0 && to.wrapping_add(*len) == part.1 =>
+                {
+                    *len += part.2;
+                }
+                Some(_) => return self.pending.replace(part),
+                None => self.pending = Some(part),
+            }
+        }
+        self.pending.take()
+    }
+}
+
+/// Blocks of mirrored buffers that hold data and are read, and those that are written.
+fn touched(plan: &Plan, memory: Memory, mirrored: Mirrored) -> (Box<[Blocks]>, Box<[Blocks]>) {
+    let of_mirror = |blocks: Blocks| {
+        let singles = (blocks.first..blocks.end()).map(move |b| Blocks::one(blocks.space, b));
+        singles.map(move |block| memory.physical(block)).filter(move |block| match block.space {
+            Space::Input => mirrored.input,
+            Space::Output => mirrored.output,
+            Space::Scratch => false,
+        })
+    };
+    let collect = |blocks: Vec<Blocks>| {
+        let mut blocks = blocks;
+        blocks.sort_unstable_by_key(|block| (block.space, block.first));
+        blocks.dedup();
+        blocks.into_boxed_slice()
+    };
+    if mirrored == Mirrored::default() {
+        return Default::default();
+    }
+    let actions = || plan.lanes.iter().flatten().map(|step| &step.action);
+    let holds = |block: &Blocks| block.space == Space::Input || memory.starts_in_output(block.first);
+    let reads = actions().flat_map(Action::reads).flatten().flat_map(of_mirror).filter(holds);
+    let writes = actions().filter_map(Action::writes).flat_map(of_mirror);
+    (collect(reads.collect()), collect(writes.collect()))
 }
 
 fn pieces_of(action: &Action) -> usize {
@@ -200,57 +351,5 @@ fn pieces_of(action: &Action) -> usize {
         Action::Copy { src, dst } => count(src) + count(dst),
         Action::Reduce { a, b, dst } => count(a) + count(b) + count(dst),
         Action::Signal { .. } | Action::WaitSignal { .. } => 0,
-    }
-}
-
-/// Page-aligned memory that grows and is reused.
-#[derive(Debug)]
-pub(crate) struct Staging {
-    ptr: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: Staging owns its allocation; nothing else refers to it but through its owner.
-unsafe impl Send for Staging {}
-
-impl Staging {
-    const ALIGN: usize = 4096;
-
-    pub(crate) const fn new() -> Self {
-        Self { ptr: NonNull::dangling(), bytes: 0 }
-    }
-
-    /// Makes sure of at least `bytes`; the contents are lost when it grows.
-    pub(crate) fn reserve(&mut self, bytes: usize) {
-        if bytes <= self.bytes {
-            return;
-        }
-        *self = Self::new();
-        let layout = Self::layout(bytes);
-        // SAFETY: the size is not zero, since it is above `self.bytes`.
-        let ptr = unsafe { alloc(layout) };
-        self.ptr = NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout));
-        self.bytes = bytes;
-    }
-
-    pub(crate) fn ptr(&self) -> *mut u8 {
-        self.ptr.as_ptr()
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    fn layout(bytes: usize) -> AllocLayout {
-        AllocLayout::from_size_align(bytes, Self::ALIGN).expect("staging is far below isize::MAX")
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        if self.bytes > 0 {
-            // SAFETY: allocated in `reserve` with the same layout.
-            unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.bytes)) };
-        }
     }
 }

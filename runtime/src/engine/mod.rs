@@ -5,12 +5,16 @@
 //! rest in equal *groups* of consecutive channels. Blocking calls use group 0, one after the other. The k-th asynchronous
 //! call uses group `1 + k mod (GROUPS - 1)`; a call whose group is busy is queued behind it.
 
+mod carried;
+mod copies;
 mod inbox;
 mod links;
 mod local;
 mod matching;
 mod memory;
 mod operation;
+mod porter;
+mod staging;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -22,12 +26,16 @@ use std::collections::VecDeque;
 
 use kolo_transport::{Armed, Backing, Error, ErrorKind, Event, MemoryCounters, ParkBy, Piece};
 
+pub(crate) use copies::failed;
+use copies::{CopyLines, Mark};
 pub(crate) use links::Links;
 pub use links::Route;
 pub(crate) use matching::label;
 pub(crate) use memory::Buffers;
-pub(crate) use operation::Job;
 use operation::Operation;
+pub(crate) use operation::{Job, Reach, Sides};
+pub(crate) use porter::Porter;
+pub(crate) use staging::Staging;
 pub(crate) use token::Kind;
 use token::{MOST_SLOTS, Name, TRANSFER};
 pub(crate) use transfers::{ANY_SOURCE, TransferJob};
@@ -71,7 +79,9 @@ struct Slot {
 /// Runs operations and transfers over the links of one communicator.
 #[derive(Debug)]
 pub(crate) struct Engine {
+    // The order of dropping: links and copies, then the memory that they use.
     links: Links,
+    copies: CopyLines,
     channels_max: u16,
     slots: Vec<Slot>,
     free: Vec<u16>,
@@ -91,6 +101,7 @@ impl Engine {
         let transfers = Transfers::new(rank, links.ranks(), unexpected_max);
         Self {
             links,
+            copies: CopyLines::default(),
             channels_max,
             slots: Vec::new(),
             free: Vec::new(),
@@ -162,13 +173,14 @@ impl Engine {
     /// As [`Engine::start`].
     pub(crate) unsafe fn transfer(&mut self, job: TransferJob) -> Result<Id, Error> {
         // SAFETY: handed on.
-        let (slot, generation) = unsafe { self.transfers.start(job, &mut self.links) }?;
+        let (slot, generation) = unsafe { self.transfers.start(job, &mut self.links, &mut self.copies) }?;
         Ok(Id::Transfer { slot, generation })
     }
 
     /// One bounded turn: polls the links and advances what they completed. Returns whether anything moved.
     pub(crate) fn turn(&mut self) -> bool {
-        let moved = self.links.poll(&mut self.events);
+        let copied = self.copies.is_busy() && self.take_copied();
+        let moved = self.links.poll(&mut self.events) || copied;
         if self.events.is_empty() {
             return moved;
         }
@@ -190,7 +202,61 @@ impl Engine {
         {
             self.fail(error);
         }
+        self.store_arrived();
         true
+    }
+
+    /// Goes on with what waited for copies that are done. Returns whether there was any.
+    fn take_copied(&mut self) -> bool {
+        let mut any = false;
+        while self.failure.is_none() {
+            match self.copies.poll() {
+                Ok(None) => break,
+                Ok(Some(Mark::Segment { slot, generation, instance })) => {
+                    if self.is_running(slot, generation) {
+                        let operation = &mut self.slots[slot as usize].operation;
+                        let result = operation.copied(instance, &mut self.links, &mut self.copies);
+                        self.went_on(slot, result);
+                    }
+                }
+                Ok(Some(Mark::Step { slot, generation, instance, lane })) => {
+                    if self.is_running(slot, generation) {
+                        let operation = &mut self.slots[slot as usize].operation;
+                        let result = operation.step_copied(instance, lane, &mut self.links, &mut self.copies);
+                        self.went_on(slot, result);
+                    }
+                }
+                Ok(Some(Mark::Transfer { slot, generation })) => {
+                    if self.transfers.is_current(slot, generation)
+                        && let Err(error) = self.transfers.copied(slot, &mut self.links)
+                    {
+                        self.fail(error);
+                    }
+                    self.store_arrived();
+                }
+                Err(error) => self.fail(error),
+            }
+            any = true;
+        }
+        any
+    }
+
+    fn store_arrived(&mut self) {
+        if self.failure.is_none()
+            && let Err(error) = self.transfers.store_arrived(&mut self.copies)
+        {
+            self.fail(error);
+        }
+    }
+
+    /// Whether copies are under way that nobody tells of unless asked.
+    pub(crate) fn is_copying(&self) -> bool {
+        self.copies.is_busy()
+    }
+
+    /// Bytes copied from GPUs' memory, and to it, and how often it was flushed.
+    pub(crate) fn copied(&self) -> (u64, u64, u64) {
+        (self.copies.loaded_bytes, self.copies.stored_bytes, self.copies.flushes)
     }
 
     /// Registers memory with the transports; says of each what came of it.
@@ -284,6 +350,7 @@ impl Engine {
     pub(crate) fn abort(&mut self, cause: &Error) {
         self.failure.get_or_insert_with(|| cause.clone());
         self.links.abort(cause, &mut self.events);
+        self.copies.settle();
         self.events.clear();
         self.transfers.abort();
     }
@@ -322,7 +389,8 @@ impl Engine {
 
     /// Bytes of staging held for operations.
     pub(crate) fn staging_bytes(&self) -> usize {
-        self.slots.iter().map(|slot| slot.operation.staging_bytes()).sum()
+        let of_operations: usize = self.slots.iter().map(|slot| slot.operation.staging_bytes()).sum();
+        of_operations + self.transfers.carriers.spare_bytes()
     }
 
     /// Whether the links could be dropped without losing anything that was reported done.
@@ -351,29 +419,37 @@ impl Engine {
         let entry = &mut self.slots[slot as usize];
         entry.phase = Phase::Running;
         // SAFETY: handed on.
-        match unsafe { entry.operation.start(job, &mut self.links) } {
+        let result = unsafe { entry.operation.start(job, &mut self.links, &mut self.copies) };
+        self.went_on(slot, result);
+    }
+
+    /// What came of moving an operation.
+    fn went_on(&mut self, slot: u16, is_done: Result<bool, Error>) {
+        match is_done {
             Ok(false) => {}
             Ok(true) => self.done(slot),
             Err(error) => self.fail(error),
         }
     }
 
+    fn is_running(&self, slot: u16, generation: u16) -> bool {
+        let entry = &self.slots[slot as usize];
+        matches!(entry.phase, Phase::Running) && entry.operation.generation() == generation
+    }
+
     fn completed(&mut self, name: Name) {
         if name.instance == TRANSFER {
-            self.transfers.done(name);
+            if let Err(error) = self.transfers.done(name) {
+                self.fail(error);
+            }
             return;
         }
-        let entry = &mut self.slots[name.slot as usize];
-        let current =
-            matches!(entry.phase, Phase::Running) && entry.operation.generation() == name.generation;
-        if !current || self.failure.is_some() {
+        if !self.is_running(name.slot, name.generation) || self.failure.is_some() {
             return;
         }
-        match entry.operation.completed(name, &mut self.links) {
-            Ok(false) => {}
-            Ok(true) => self.done(name.slot),
-            Err(error) => self.fail(error),
-        }
+        let operation = &mut self.slots[name.slot as usize].operation;
+        let result = operation.completed(name, &mut self.links, &mut self.copies);
+        self.went_on(name.slot, result);
     }
 
     /// An operation is done: the next one of its group may start.

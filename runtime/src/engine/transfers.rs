@@ -5,12 +5,17 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
+use kolo_gdr::Gpu;
 use kolo_transport::{Channel, Error, ErrorKind, Piece, Posted};
 
+use super::carried::{Carried, Carriers};
+use super::copies::CopyLines;
 use super::inbox::Inbox;
 use super::links::Links;
 use super::matching::label;
+use super::operation::Reach;
 use super::token::{Kind, MOST_SLOTS, Name, TRANSFER};
 use super::unexpected::Allowance;
 
@@ -21,7 +26,7 @@ pub(crate) const TRANSFER_CHANNEL: u16 = 0;
 pub(crate) const ANY_SOURCE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     Free,
     Posted,
     Done,
@@ -29,15 +34,19 @@ enum Phase {
 
 #[derive(Debug)]
 pub(super) struct Transfer {
-    phase: Phase,
-    generation: u16,
+    pub(super) phase: Phase,
+    pub(super) generation: u16,
     forgotten: bool,
     /// [`ANY_SOURCE`] until a receive from there has its message.
     pub(super) peer: u32,
     pub(super) tag: u64,
     /// Counts the calls.
     pub(super) order: u64,
+    pub(super) kind: Kind,
+    /// What the transport reads or writes: the caller's memory, or that of `carried`.
     pub(super) piece: Piece,
+    /// If the caller's memory is a GPU's.
+    pub(super) carried: Option<Box<Carried>>,
     keep: Option<Box<dyn Any + Send>>,
 }
 
@@ -56,6 +65,8 @@ pub(crate) struct TransferJob {
     /// The label, by which messages are matched, in the lower half; what must agree beside it in the upper.
     pub(crate) tag: u64,
     pub(crate) memory: Piece,
+    /// Whose memory that is, if not the host's, and who reaches it.
+    pub(crate) gpu: Option<(Arc<Gpu>, Reach)>,
     pub(crate) keep: Option<Box<dyn Any + Send>>,
 }
 
@@ -79,6 +90,7 @@ pub(crate) struct Transfers {
     pub(super) allowance: Allowance,
     /// Whether a message could not be taken in for want of room.
     pub(super) held_up: bool,
+    pub(super) carriers: Carriers,
 }
 
 // SAFETY: as for operations: the memory of a transfer stays valid and untouched while it runs.
@@ -95,6 +107,7 @@ impl Transfers {
             calls: 0,
             sends_to_self: VecDeque::new(),
             inboxes: std::iter::repeat_with(Inbox::default).take(ranks.max(rank as usize + 1)).collect(),
+            carriers: Carriers::new(ranks.max(rank as usize + 1)),
             anyone: VecDeque::new(),
             dirty: Vec::new(),
             allowance: Allowance::new(unexpected_max),
@@ -114,8 +127,13 @@ impl Transfers {
     /// Posts a transfer; its slot and generation name it from then on.
     ///
     /// # Safety
-    /// The memory is valid until the transfer is done or the links have been aborted.
-    pub(crate) unsafe fn start(&mut self, job: TransferJob, links: &mut Links) -> Result<(u16, u16), Error> {
+    /// The memory is valid until the transfer is done or the links have been aborted and the copies settled.
+    pub(crate) unsafe fn start(
+        &mut self,
+        job: TransferJob,
+        links: &mut Links,
+        copies: &mut CopyLines,
+    ) -> Result<(u16, u16), Error> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => {
@@ -130,7 +148,9 @@ impl Transfers {
                     peer: 0,
                     tag: 0,
                     order: 0,
+                    kind: job.kind,
                     piece: Piece { ptr: std::ptr::null_mut(), len: 0 },
+                    carried: None,
                     keep: None,
                 }));
                 slot
@@ -141,32 +161,47 @@ impl Transfers {
         (transfer.phase, transfer.forgotten) = (Phase::Posted, false);
         (transfer.peer, transfer.tag, transfer.piece, transfer.keep) =
             (job.peer, job.tag, job.memory, job.keep);
+        (transfer.kind, transfer.carried) = (job.kind, None);
         self.calls += 1;
         transfer.order = self.calls;
-        let name = transfer.name(slot, job.kind);
+        let generation = transfer.generation;
         self.active += 1;
+        if let Some(gpu) = job.gpu.filter(|_| job.memory.len > 0) {
+            self.carry(slot, gpu, copies)?;
+        }
         match job.kind {
             Kind::Recv => self.start_recv(slot, links)?,
-            Kind::Send if job.peer == self.rank => {
-                self.sends_to_self.push_back(slot);
-                self.match_self()?;
-                self.settle(links)?;
-            }
-            Kind::Send => {
-                let on = Channel { peer: job.peer, index: TRANSFER_CHANNEL };
-                let pieces = pieces_of(&self.slots[slot as usize].piece);
-                // SAFETY: the piece is boxed and not changed while posted; the memory is valid by the caller's promise.
-                if unsafe { links.post_send(on, job.tag, pieces, name.token()) }? == Posted::Done {
-                    self.completed(slot);
-                }
-            }
+            Kind::Send if self.waits_for_turn(slot) => {}
+            Kind::Send => self.start_send(slot, links)?,
         }
-        Ok((slot, name.generation))
+        self.store_arrived(copies)?;
+        Ok((slot, generation))
     }
 
-    /// A transfer is over.
+    /// Posts a send whose turn it is.
+    pub(super) fn start_send(&mut self, slot: u16, links: &mut Links) -> Result<(), Error> {
+        let transfer = &self.slots[slot as usize];
+        if transfer.peer == self.rank {
+            self.sends_to_self.push_back(slot);
+            self.match_self()?;
+            return self.settle(links);
+        }
+        let on = Channel { peer: transfer.peer, index: TRANSFER_CHANNEL };
+        let token = transfer.name(slot, Kind::Send).token();
+        let (tag, pieces) = (transfer.tag, pieces_of(&transfer.piece));
+        // SAFETY: the piece is boxed and not changed while posted; the memory is valid by the promise of `start`.
+        if unsafe { links.post_send(on, tag, pieces, token) }? == Posted::Done {
+            self.completed(slot);
+        }
+        Ok(())
+    }
+
+    /// A transfer is over, but for what it has to bring to a GPU.
     #[inline]
     pub(crate) fn completed(&mut self, slot: u16) {
+        if self.slots[slot as usize].carried.is_some() && self.unload(slot) {
+            return;
+        }
         let transfer = &mut self.slots[slot as usize];
         transfer.phase = Phase::Done;
         self.active -= 1;
@@ -205,15 +240,17 @@ impl Transfers {
     }
 
     /// What came of a token of a transfer: nothing, if it is an earlier one's.
-    pub(crate) fn done(&mut self, name: Name) {
+    pub(crate) fn done(&mut self, name: Name) -> Result<(), Error> {
         if let Some(peer) = name.store() {
-            self.stored(peer);
-        } else if self.is_current(name.slot, name.generation) {
+            return self.stored(peer);
+        }
+        if self.is_current(name.slot, name.generation) {
             match name.kind {
                 Kind::Send => self.completed(name.slot),
                 Kind::Recv => self.received(name.slot),
             }
         }
+        Ok(())
     }
 
     /// A receive came back from the transport.
@@ -243,6 +280,7 @@ impl Transfers {
         self.sends_to_self.clear();
         self.anyone.clear();
         self.dirty.clear();
+        self.carriers.clear();
         self.inboxes.iter_mut().for_each(Inbox::clear);
     }
 }

@@ -10,9 +10,11 @@
 //! | [`OWN_PLACE_AT`] | [`BLOCK_BYTES`] | this side | where this block is, as it is sent |
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use kolo_verbs::{Error, PinnedBuffer, ProtectionDomain};
 
+use super::movers::Movers;
 use super::registrations::Use;
 use super::wire::{EAGER_BYTES, GRANTS, Grant, Header, Place, SLOTS};
 use crate::endpoint::Token;
@@ -67,6 +69,8 @@ pub(super) struct SendOp {
     pub(super) held: Option<(Use, usize, usize)>,
     /// How often it was looked at without a grant.
     pub(super) stalled: u32,
+    /// If some of its memory may be such that the processor cannot look at it.
+    pub(super) movers: Option<Arc<Movers>>,
 }
 
 /// What a received message goes into.
@@ -102,6 +106,10 @@ pub(super) struct RecvOp {
     pub(super) granted_to: Cursor,
     /// Bytes that have arrived.
     pub(super) filled: usize,
+    /// As for a send.
+    pub(super) movers: Option<Arc<Movers>>,
+    /// Why some of it could not be put where it belongs.
+    pub(super) failed: Option<crate::error::Error>,
 }
 
 /// A grant that the peer has not filled yet.

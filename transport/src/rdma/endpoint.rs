@@ -12,6 +12,7 @@ use super::address::Address;
 use super::channel::{BLOCK_BYTES, CHUNK_BYTES, Chan};
 use super::failure::Arrived;
 use super::link::{Link, Stage};
+use super::movers::Movers;
 use super::options::{Keep, RdmaOptions};
 use super::progress::{Hands, pump};
 use super::rails::{self, Rail};
@@ -53,6 +54,8 @@ pub struct RdmaEndpoint {
     // The order of dropping: links, then what they were made of. See `Peer` for the order in there.
     pub(super) peers: Vec<Peer>,
     pub(super) registrations: Vec<Registrations>,
+    /// None while there is no memory that needs them.
+    pub(super) movers: Option<Arc<Movers>>,
     pub(super) rails: Vec<Rail>,
     pub(super) side: Side,
     caps: Caps,
@@ -121,6 +124,7 @@ impl RdmaEndpoint {
         Ok(Self {
             peers: (0..world_size).map(|_| peer()).collect(),
             registrations,
+            movers: None,
             rails,
             side,
             caps: Caps {

@@ -1,5 +1,7 @@
 //! Memory that is registered once: the endpoint's share.
 
+use std::sync::Arc;
+
 use kolo_verbs::{Access, DmaBufSupport};
 
 use super::NAME;
@@ -51,6 +53,10 @@ impl RdmaEndpoint {
                 return Err(Error::new(ErrorKind::System, NAME, None, words));
             }
         }
+        if let Backing::Device { mover, .. } = backing {
+            let movers = self.movers.get_or_insert_default();
+            Arc::make_mut(movers).add(memory.ptr.addr(), memory.len, mover);
+        }
         Ok(())
     }
 
@@ -65,8 +71,11 @@ impl RdmaEndpoint {
         let cache = &mut self.registrations[at];
         match backing {
             // SAFETY: the caller's promise.
-            Backing::Pages => unsafe { cache.pin(memory.ptr, memory.len) },
-            Backing::DmaBuf { descriptor, offset } => {
+            Backing::Pages | Backing::Device { export: None, .. } => unsafe {
+                cache.pin(memory.ptr, memory.len)
+            },
+            Backing::DmaBuf { descriptor, offset }
+            | Backing::Device { export: Some((descriptor, offset)), .. } => {
                 let address = memory.ptr.expose_provenance() as u64;
                 let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
                 let domain = &self.rails[at].domain;
@@ -81,6 +90,13 @@ impl RdmaEndpoint {
 
     /// Ends an explicit registration. Returns whether there was one.
     pub(super) fn unpin(&mut self, memory: Piece) -> bool {
+        if let Some(movers) = &mut self.movers {
+            let ranges = Arc::make_mut(movers);
+            ranges.remove(memory.ptr.addr(), memory.len);
+            if ranges.is_empty() {
+                self.movers = None;
+            }
+        }
         self.registrations.iter_mut().fold(false, |any, cache| cache.unpin(memory.ptr, memory.len) | any)
     }
 

@@ -34,6 +34,7 @@ mod hello;
 mod lane;
 mod link;
 mod memory;
+mod movers;
 mod options;
 mod posting;
 mod progress;

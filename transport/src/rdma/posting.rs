@@ -33,6 +33,7 @@ impl RdmaEndpoint {
         self.start(on.peer)?;
         *self.flush_wanted.get_mut() = false;
         let channel = on.index as u8;
+        let movers = self.movers.clone();
         let mut events = std::mem::take(&mut self.backlog);
         let (peer, mut hands) = self.parts(on, &mut events);
         let mut op = SendOp {
@@ -45,6 +46,7 @@ impl RdmaEndpoint {
             noticed: false,
             held: None,
             stalled: 0,
+            movers,
         };
         let up = peer.link.as_deref_mut().filter(|link| link.stage == Stage::Up);
         let mut result = Ok(Posted::Pending);
@@ -102,6 +104,7 @@ impl RdmaEndpoint {
             self.start(on.peer)?;
         }
         let channel = on.index as u8;
+        let movers = self.movers.clone();
         let mut events = std::mem::take(&mut self.backlog);
         let (peer, mut hands) = self.parts(on, &mut events);
         let mut op = RecvOp {
@@ -114,6 +117,8 @@ impl RdmaEndpoint {
             granted: 0,
             granted_to: Cursor::default(),
             filled: 0,
+            movers,
+            failed: None,
         };
         let Some(chan) = peer.channels[usize::from(channel)].as_deref_mut() else {
             return Err(too_long(on.peer));
@@ -227,6 +232,9 @@ impl RdmaEndpoint {
 
     /// A post met trouble that concerns the peer as a whole; the token is spent, the rest is told by a poll.
     fn refuse(&mut self, peer: u32, trouble: Trouble) -> Error {
+        if let Trouble::Message(error) = trouble {
+            return error;
+        }
         let error = trouble.words(peer, &self.way_to(peer));
         let mut backlog = std::mem::take(&mut self.backlog);
         self.lose(peer, error.clone(), &mut backlog);

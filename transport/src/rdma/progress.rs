@@ -47,6 +47,8 @@ pub(super) enum Trouble {
     Failed(u32, Failure),
     /// The peer sent what no peer of this version sends.
     Corrupt(&'static str),
+    /// A message could not be copied from where it is: its own affair, and not the peer's.
+    Message(Error),
 }
 
 impl From<kolo_verbs::Error> for Trouble {
@@ -60,6 +62,7 @@ impl Trouble {
     pub(super) fn words(self, peer: u32, way: &str) -> Error {
         let (kind, detail) = match self {
             Self::Verbs(error) => (ErrorKind::System, format!("{error} ({way})")),
+            Self::Message(error) => return error,
             Self::Failed(number, failure) => {
                 let kind = match failure.status.blame() {
                     Blame::Path | Blame::Consequence => ErrorKind::PeerLost,

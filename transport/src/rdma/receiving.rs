@@ -8,6 +8,7 @@ use kolo_verbs::Remote;
 use super::NAME;
 use super::channel::{CHUNK_BYTES, Chan, Granted, Landing, RecvOp, Way, grant_at, own};
 use super::link::Link;
+use super::movers::Movers;
 use super::progress::{Hands, Trouble};
 use super::sending::remote;
 use super::wire::{EAGER_BYTES, GRANTS, Grant, Header, Kind, Note, SLOTS};
@@ -75,10 +76,10 @@ fn take_slot(chan: &mut Chan, peer: u32, op: &mut RecvOp, sequence: u32) -> Resu
                 }
                 Some(Taken::Failed(mismatch(peer, op, &header)))
             }
-            (0, Kind::Message) => {
-                deliver(op, chan.arrived_message(), 0, op.len);
-                Some(Taken::Done)
-            }
+            (0, Kind::Message) => Some(match deliver(op, chan.arrived_message(), 0, op.len) {
+                Ok(()) => Taken::Done,
+                Err(error) => Taken::Failed(error),
+            }),
             (_, Kind::Notice) => None,
             (_, Kind::Message) => return Err(Trouble::Corrupt("the number of a message")),
         };
@@ -100,14 +101,21 @@ fn mismatch(peer: u32, op: &RecvOp, header: &Header) -> Error {
 }
 
 /// Hands `len` bytes at `from` to the caller.
-fn deliver(op: &mut RecvOp, from: *const u8, offset: usize, len: usize) {
+fn deliver(op: &mut RecvOp, from: *const u8, offset: usize, len: usize) -> Result<(), Error> {
+    let mut result = Ok(());
+    let movers = op.movers.as_deref();
     match &mut op.landing {
-        // SAFETY: so many bytes lie in a slot or a piece of staging, which a well-behaved peer leaves alone now; one
-        // that does not changes no more than the bytes.
-        Landing::Place { pieces, cursor } => unsafe { pieces.fill_raw(cursor, from, len) },
+        Landing::Place { pieces, cursor } => pieces.each_run(cursor, len, |to, at, len| {
+            if result.is_ok() {
+                // SAFETY: so many bytes lie in a slot or a piece of staging, which a well-behaved peer leaves alone now; one
+                // that does not changes no more than the bytes. The caller's pieces are alive as long as the operation.
+                result = unsafe { Movers::copy(movers, from.wrapping_add(at), to, len) };
+            }
+        }),
         // SAFETY: as above.
         Landing::Eat(eater) => unsafe { eater.eat_raw(offset, from, len) },
     }
+    result
 }
 
 /// The peer has freed slots, by its count.
@@ -129,7 +137,7 @@ pub(super) fn pump(chan: &mut Chan, on: Channel, events: &mut Vec<Event>) -> Res
         let sequence = chan.recv_sequence;
         let freed = chan.freed;
         let taken = match op.len > 0 && op.filled == op.len {
-            true => Taken::Done,
+            true => op.failed.take().map_or(Taken::Done, Taken::Failed),
             false => match take_slot(chan, on.peer, &mut op, sequence) {
                 Ok(taken) => taken,
                 Err(trouble) => {
@@ -232,7 +240,9 @@ pub(super) fn answered(
         match (granted.chunk, &chan.staging) {
             (Some(chunk), Some(staging)) => {
                 let from = staging.as_ptr().wrapping_add(usize::from(chunk) * CHUNK_BYTES);
-                deliver(op, from, offset, granted.len);
+                if let Err(error) = deliver(op, from, offset, granted.len) {
+                    op.failed.get_or_insert(error);
+                }
                 match op.landing {
                     Landing::Place { .. } => hands.counters.received_staged_bytes += granted.len as u64,
                     Landing::Eat(_) => hands.counters.received_eaten_bytes += granted.len as u64,

@@ -10,6 +10,7 @@ use kolo_verbs::{Access, Remote};
 use super::channel::{CHUNK_BYTES, Chan, SendOp, own, own_place, slot_at};
 use super::lane::Settled;
 use super::link::{Bounce, Link};
+use super::movers::Movers;
 use super::progress::{Hands, Trouble};
 use super::wire::{EAGER_BYTES, Grant, Header, Kind, Note, Place, SLOTS};
 use crate::endpoint::{Event, Posted};
@@ -82,9 +83,9 @@ fn send_slot(
     let Some(block) = &mut chan.block else { return Ok(()) };
     block.write(own(at), &header.encode());
     let len = if kind == Kind::Message { op.len } else { 0 };
-    // SAFETY: a slot has room for the longest short message. It was last sent when the peer had not freed it yet,
-    // and so the adapter is done with it; the caller's pieces are alive as long as the operation.
-    unsafe { op.pieces.copy_raw(&mut op.cursor, block.as_ptr().add(own(at) + Header::BYTES), len) };
+    // A slot has room for the longest short message. It was last sent when the peer had not freed it yet, and so the
+    // adapter is done with it.
+    collect(op, block.as_ptr().wrapping_add(own(at) + Header::BYTES), len)?;
     let local = Link::local_of(block, own(at), Header::BYTES + len);
     let to = remote(chan.remote, at);
     // SAFETY: written again only after the peer has freed the slot.
@@ -92,6 +93,20 @@ fn send_slot(
     chan.slots_sent = chan.slots_sent.wrapping_add(1);
     chan.freed_told = chan.freed;
     Ok(())
+}
+
+/// Copies the next `len` bytes of a message to `to`, which is memory of ours with room for them.
+fn collect(op: &mut SendOp, to: *mut u8, len: usize) -> Result<(), Trouble> {
+    let mut result = Ok(());
+    let movers = op.movers.as_deref();
+    op.pieces.each_run(&mut op.cursor, len, |from, at, len| {
+        if result.is_ok() {
+            // SAFETY: the caller's pieces are alive as long as the operation; the place is the caller's of this function.
+            let copied = unsafe { Movers::copy(movers, from, to.wrapping_add(at), len) };
+            result = copied.map_err(Trouble::Message);
+        }
+    });
+    result
 }
 
 pub(super) fn remote(place: Option<Place>, at: usize) -> Remote {
@@ -134,6 +149,14 @@ pub(super) fn pump(
             send_long(link, chan, channel, &mut op, sleeping, hands)
         };
         match step {
+            Err(Trouble::Message(error)) => {
+                if let Some((held, ..)) = op.held.take() {
+                    let rail = link.lanes[link.long_lane(channel)].rail;
+                    hands.registrations[usize::from(rail)].release(held);
+                }
+                hands.events.push(Event::Failed(op.token, error));
+                return Ok(true);
+            }
             Err(trouble) => {
                 // It fails with all others of this peer.
                 chan.sends.push_front(op);
@@ -292,8 +315,8 @@ fn send_request(
         bounce.free &= !(1 << chunk);
         let at = usize::from(chunk) * CHUNK_BYTES;
         let bytes = room.min(CHUNK_BYTES);
-        // SAFETY: a free piece of the buffer is nobody else's; the caller's pieces are alive.
-        unsafe { op.pieces.copy_raw(&mut op.cursor, bounce.memory.as_ptr().add(at), bytes) };
+        // A free piece of the buffer is nobody else's.
+        collect(op, bounce.memory.as_ptr().wrapping_add(at), bytes)?;
         settled.chunk = Some(chunk);
         settled.bytes = bytes;
         hands.counters.sent_staged_bytes += bytes as u64;

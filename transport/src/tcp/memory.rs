@@ -109,30 +109,12 @@ impl Pieces {
         lens.fold((usize::MAX, 0), |(least, count), len| (least.min(len), count + 1))
     }
 
-    /// Copies `len` bytes from `from` into the pieces at `at`, and moves on.
-    ///
-    /// # Safety
-    /// `from` has so many bytes, in memory that is not the caller's.
-    pub(crate) unsafe fn fill_raw(&self, at: &mut Cursor, from: *const u8, len: usize) {
+    /// Calls `each(address, bytes from the first, bytes)` for the runs that make up `len` bytes from `at` on, and moves on.
+    /// The addresses lie in pieces of a posted message, which are alive.
+    pub(crate) fn each_run(&self, at: &mut Cursor, len: usize, mut each: impl FnMut(*mut u8, usize, usize)) {
         let mut done = 0;
         self.walk(*at, len, |ptr, len| {
-            // SAFETY: ptr..ptr + len lies in a piece of a posted receive; `from` is the caller's promise, and
-            // `walk` stays within its length.
-            unsafe { std::ptr::copy_nonoverlapping(from.add(done), ptr, len) };
-            done += len;
-        });
-        self.advance(at, len);
-    }
-
-    /// Copies `len` bytes of the pieces at `at` to `to`, and moves on.
-    ///
-    /// # Safety
-    /// As [`Pieces::fill_raw`], the other way round.
-    pub(crate) unsafe fn copy_raw(&self, at: &mut Cursor, to: *mut u8, len: usize) {
-        let mut done = 0;
-        self.walk(*at, len, |ptr, len| {
-            // SAFETY: ptr..ptr + len lies in a piece of a posted send; `to` is the caller's promise.
-            unsafe { std::ptr::copy_nonoverlapping(ptr, to.add(done), len) };
+            each(ptr, done, len);
             done += len;
         });
         self.advance(at, len);

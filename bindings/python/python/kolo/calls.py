@@ -139,6 +139,8 @@ class Calls:
             import numpy
         except ImportError:
             raise Usage("without NumPy, out must be given") from None
+        if getattr(input, "__cuda_array_interface__", None) is not None:
+            raise Usage("the input is on a GPU, where Kolo makes no arrays; out must be given")
         input = numpy.asarray(input)
         return numpy.empty(input.shape if blocks == 1 else (blocks, *input.shape), input.dtype)
 

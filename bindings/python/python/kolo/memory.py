@@ -1,7 +1,8 @@
 """From what users pass to address, length and type, without a copy.
 
 The limited API that one wheel for all Pythons is built on has no buffer protocol before 3.11. So the address comes from
-``__array_interface__`` (NumPy), from ``__dlpack__`` (everybody else with arrays), or from ``ctypes`` (plain buffers).
+``__array_interface__`` (NumPy), ``__cuda_array_interface__`` or ``__dlpack__`` (everybody else with arrays), or from
+``ctypes`` (plain buffers).
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _FORMATS = {"?": "b", "e": "f", "f": "f", "d": "f", "c": "u", **dict.fromkeys("b
 
 #: DLPack's type codes.
 _DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 4: "bf", 5: "c", 6: "b"}
-_DLPACK_CPU, _DLPACK_PINNED = 1, 3
+#: The processor, a GPU, pinned memory of either, and managed memory.
+_DLPACK_DEVICES = (1, 2, 3, 13)
 
 
 class Memory:
@@ -81,6 +83,10 @@ def find(what: str, obj: object, writable: bool) -> Memory:
     interface = getattr(obj, "__array_interface__", None)
     if interface is not None:
         return _from_interface(what, obj, interface, writable)
+    # The same with an address on a GPU.
+    interface = getattr(obj, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _from_interface(what, obj, interface, writable)
     if hasattr(obj, "__dlpack__"):
         return _from_dlpack(what, obj)
     return _from_buffer(what, obj, writable)
@@ -89,7 +95,7 @@ def find(what: str, obj: object, writable: bool) -> Memory:
 def _from_interface(what: str, obj: object, interface: dict, writable: bool) -> Memory:
     typestr = interface["typestr"]
     if interface.get("strides") is not None:
-        raise Usage(f"{what} is not contiguous; pass numpy.ascontiguousarray of it")
+        raise Usage(f"{what} is not contiguous; pass numpy.ascontiguousarray of it, or the like")
     order, kind = typestr[0], typestr[1:]
     if order not in (_NATIVE, "|", "="):
         raise Usage(f"{what} has elements in the other byte order ('{typestr}'); convert it first")
@@ -110,8 +116,8 @@ def _from_interface(what: str, obj: object, interface: dict, writable: bool) -> 
 
 def _from_dlpack(what: str, obj) -> Memory:
     device, _ = obj.__dlpack_device__()
-    if device not in (_DLPACK_CPU, _DLPACK_PINNED):
-        raise Usage(f"{what} is not in the memory of the processor; copy it there first")
+    if device not in _DLPACK_DEVICES:
+        raise Usage(f"{what} is neither in the memory of the processor nor in that of an NVIDIA GPU; copy it there first")
     capsule = obj.__dlpack__()
     address, shape, strides, code, bits, lanes = _kolo.dlpack(capsule)
     elements = 1

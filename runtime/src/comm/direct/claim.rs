@@ -9,6 +9,7 @@ pub(super) const CLAIM_BYTES: usize = 48;
 
 const IN_PLACE: u64 = 1;
 const OWNS_LAST_PAGE: u64 = 2;
+const ON_GPU: u64 = 4;
 
 /// A place in an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub(super) struct Claim {
     pub(super) input: Option<Place>,
     pub(super) output: Option<Place>,
     pub(super) is_in_place: bool,
+    /// Whether a buffer is a GPU's memory, which the processor cannot look at.
+    pub(super) is_on_gpu: bool,
     /// Whether nothing of the allocation follows the output in its last page.
     pub(super) owns_last_page: bool,
     /// What the values are multiplied by before a pre-multiplied sum.
@@ -34,6 +37,7 @@ pub(super) struct Claim {
 impl Claim {
     pub(super) fn encode(&self) -> [u8; CLAIM_BYTES] {
         let flags = if self.is_in_place { IN_PLACE } else { 0 }
+            | if self.is_on_gpu { ON_GPU } else { 0 }
             | if self.owns_last_page { OWNS_LAST_PAGE } else { 0 };
         let place = |place: Option<Place>| place.map_or((0, 0), |place| (place.window, place.offset));
         let (input, output) = (place(self.input), place(self.output));
@@ -60,6 +64,7 @@ impl Claim {
             input: place(1),
             output: place(3),
             is_in_place: word(0) & IN_PLACE != 0,
+            is_on_gpu: word(0) & ON_GPU != 0,
             owns_last_page: word(0) & OWNS_LAST_PAGE != 0,
             factor: f64::from_bits(word(5)),
         }
@@ -86,6 +91,7 @@ mod tests {
             input: Some(Place { window: 3, offset: 1 << 40 }),
             output: None,
             is_in_place: true,
+            is_on_gpu: true,
             owns_last_page: false,
             factor: -0.5,
         };

@@ -271,6 +271,10 @@ impl Direct {
             claim.factor = factor;
         }
         claim.is_in_place = call.placement == Placement::InPlace;
+        claim.is_on_gpu = call.sides.any().is_some();
+        if claim.is_on_gpu {
+            return (claim, None);
+        }
         if let Some(len) = read {
             claim.input = self.locate(plan::input_of(call), len).map(|(_, place)| place);
         }

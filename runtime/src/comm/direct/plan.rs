@@ -48,6 +48,9 @@ pub(super) fn plan(
     claims: &[Claim],
 ) -> Result<Result<(Job, &'static str), String>, Fault> {
     for (member, claim) in claims.iter().enumerate() {
+        if claim.is_on_gpu {
+            return Ok(Err(format!("rank {member}'s memory is a GPU's")));
+        }
         if let Some(what) = lacks(call, member, claim) {
             return Ok(Err(format!("rank {member}'s {what} is not in a symmetric buffer")));
         }

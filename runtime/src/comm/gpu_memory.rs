@@ -1,0 +1,252 @@
+//! Calls on a GPU's memory: which buffers are such, and how they are carried out.
+//!
+//! Each rank decides for itself: plans, segments and messages are the same whatever the memory, so ranks need not agree.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::sync::Arc;
+
+use kolo_gdr::{Driver, Flush, Gpu, Path, Wish};
+
+use super::Communicator;
+use super::shared::{Core, Shared};
+use super::waited::Waited;
+use crate::call::{Call, reduces, touches};
+use crate::config::{Config, TransportKind};
+use crate::engine::{Reach, Route, Sides};
+use crate::error::{Error, Result};
+
+/// How a call on a GPU's memory is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuPath {
+    /// Adapters reach it by themselves.
+    Direct,
+    /// Through pinned memory of the host, for this reason.
+    Staged(Staged),
+}
+
+/// Why memory of a GPU is copied through the host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Staged {
+    /// The processor reduces.
+    Reduces,
+    /// A message goes to the rank that sends it.
+    ToItself,
+    /// Adapters do not reach the memory; [`Communicator::gpu_direct`] says why.
+    NoPath,
+    /// The driver has no call that makes what adapters wrote visible to the GPU.
+    NoFlush,
+    /// Some rank that matters is not reached by RDMA.
+    NotRdma,
+    /// One buffer is a GPU's, and the other the host's.
+    Mixed,
+    /// A driver refused to register this buffer; the log says in what words.
+    Refused,
+}
+
+impl fmt::Display for Staged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Reduces => "the processor reduces",
+            Self::ToItself => "a rank sends it to itself",
+            Self::NoPath => "adapters do not reach it",
+            Self::NoFlush => "the GPU's driver does not flush what adapters write",
+            Self::NotRdma => "not all ranks are reached by RDMA",
+            Self::Mixed => "only one of the buffers is a GPU's",
+            Self::Refused => "a driver does not register the buffer",
+        })
+    }
+}
+
+impl fmt::Display for GpuPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Direct => f.write_str("a GPU's memory, reached by the adapters"),
+            Self::Staged(why) => write!(f, "a GPU's memory, copied through the host's: {why}"),
+        }
+    }
+}
+
+/// What was done with memory of GPUs, for calls on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GpuCounters {
+    /// Collectives and messages whose bytes adapters took and put where they belong.
+    pub direct_calls: u64,
+    /// How often what adapters had written was flushed.
+    pub flushes: u64,
+    /// Collectives and messages whose bytes were copied through the host's memory.
+    pub staged_calls: u64,
+    /// Bytes copied from GPUs for that.
+    pub loaded_bytes: u64,
+    /// Bytes copied to GPUs for that.
+    pub stored_bytes: u64,
+}
+
+impl Communicator {
+    /// What was done with memory of GPUs so far.
+    #[must_use]
+    pub fn gpu_counters(&self) -> GpuCounters {
+        let core = self.shared.core();
+        let (loaded, stored, flushes) = core.engine.copied();
+        let mut counters = core.gpu_counters;
+        counters.loaded_bytes += loaded;
+        counters.stored_bytes += stored;
+        counters.flushes += flushes;
+        counters
+    }
+}
+
+/// The library of the GPUs' driver, if there is one.
+///
+/// # Errors
+/// [`Error::Configuration`] if one was named that is none.
+pub(super) fn driver(config: &Config) -> Result<Option<Driver>> {
+    let named = config.cuda_library.as_deref();
+    match (Driver::load(named.map(OsStr::new)), named) {
+        (Ok(driver), _) => Ok(Some(driver)),
+        (Err(_), None) => Ok(None),
+        (Err(problem), Some(_)) => {
+            Err(Error::configuration("KOLO_CUDA_LIBRARY", problem, "Name the file of a libcuda, or none"))
+        }
+    }
+}
+
+impl Shared {
+    /// The GPU whose memory this is, if it is one's.
+    pub(super) fn gpu_of(&self, address: *const u8, waited: Waited) -> Result<Option<Arc<Gpu>>> {
+        let Some(driver) = self.driver.as_ref().filter(|_| !address.is_null()) else { return Ok(None) };
+        let found = driver.owner(address).and_then(|number| number.map(|n| driver.gpu(n)).transpose());
+        found.map_err(|words| Error::Unsupported {
+            context: self.context(waited),
+            problem: format!("whose memory {address:?} is: {words}"),
+        })
+    }
+
+    /// Notes in a call on raw memory which buffers are a GPU's.
+    pub(super) fn locate(&self, call: &mut Call) -> Result<()> {
+        if self.driver.is_none() {
+            return Ok(());
+        }
+        let waited = Waited::call(call.summary(false), 0);
+        let (reads, writes) = touches(call.collective, self.rank == call.root);
+        let input = if reads { self.gpu_of(call.input, waited)? } else { None };
+        let output = match writes {
+            true if reads && call.input == call.output.cast_const() => input.clone(),
+            true => self.gpu_of(call.output, waited)?,
+            false => None,
+        };
+        call.sides = Sides { input, output, ..Sides::default() };
+        Ok(())
+    }
+
+    /// How a call is carried out, if it is on a GPU's memory; registers what it needs.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if adapters must reach the memory by themselves, and do not.
+    pub(super) fn gpu_path(&self, core: &mut Core, call: &Call, waited: Waited) -> Result<Option<GpuPath>> {
+        let Some(path) = self.foreseen(core, call) else { return Ok(None) };
+        let (input, output) = call.bytes(self.rank, self.world_size);
+        let buffers =
+            [(&call.sides.input, call.input, input), (&call.sides.output, call.output.cast_const(), output)];
+        let buffers = buffers.into_iter().filter_map(|(gpu, at, len)| Some((gpu.as_ref()?, at, len)));
+        self.settle_path(core, path, buffers, waited).map(Some)
+    }
+
+    /// How a message from or to a GPU's memory is carried out; registers what it needs.
+    ///
+    /// # Errors
+    /// As [`Shared::gpu_path`].
+    pub(super) fn message_path(
+        &self,
+        core: &mut Core,
+        peer: Option<u32>,
+        buffer: (&Arc<Gpu>, *const u8, usize),
+        waited: Waited,
+    ) -> Result<GpuPath> {
+        let reached = |route: &Route| route.transport == TransportKind::Rdma.name();
+        let concerned = |route: &&Route| peer.is_none_or(|peer| route.peer == peer);
+        let path = match peer {
+            Some(peer) if peer == self.rank => GpuPath::Staged(Staged::ToItself),
+            _ => direct_or(core, self.routes.iter().filter(concerned).all(reached)),
+        };
+        self.settle_path(core, path, [buffer], waited)
+    }
+
+    /// How a call will be carried out as far as can be told beforehand, if it is on a GPU's memory.
+    pub(super) fn foreseen(&self, core: &Core, call: &Call) -> Option<GpuPath> {
+        call.sides.any()?;
+        let (reads, writes) = touches(call.collective, self.rank == call.root);
+        let is_mixed = (reads && call.sides.input.is_none()) || (writes && call.sides.output.is_none());
+        Some(if reduces(call.collective) {
+            GpuPath::Staged(Staged::Reduces)
+        } else if is_mixed {
+            GpuPath::Staged(Staged::Mixed)
+        } else {
+            direct_or(core, self.routes.iter().all(|route| route.transport == TransportKind::Rdma.name()))
+        })
+    }
+
+    fn settle_path<'a>(
+        &self,
+        core: &mut Core,
+        mut path: GpuPath,
+        buffers: impl IntoIterator<Item = (&'a Arc<Gpu>, *const u8, usize)>,
+        waited: Waited,
+    ) -> Result<GpuPath> {
+        let mut words = String::new();
+        if path == GpuPath::Direct {
+            let Core { engine, gpu_regions, gpu_direct, .. } = core;
+            let by = gpu_direct.as_ref().map_or(Path::Staged, |plan| plan.path);
+            for (gpu, at, len) in buffers.into_iter().filter(|(.., len)| *len > 0) {
+                if let Err(refused) = gpu_regions.reach(engine, gpu, at, len, by) {
+                    tracing::warn!(rank = self.rank, "GPU memory is staged: {refused}");
+                    words = format!(" ({refused})");
+                    path = GpuPath::Staged(Staged::Refused);
+                    break;
+                }
+            }
+        }
+        match path {
+            GpuPath::Direct => core.gpu_counters.direct_calls += 1,
+            GpuPath::Staged(why) => {
+                let excepted = matches!(why, Staged::Reduces | Staged::ToItself);
+                if self.config.gdr == Wish::Require && !excepted {
+                    return Err(Error::Unsupported {
+                        context: self.context(waited),
+                        problem: format!(
+                            "KOLO_GDR=require, and a GPU's memory would be copied through the host's: {why}{words}; \
+                             KOLO_GDR=auto allows it"
+                        ),
+                    });
+                }
+                core.gpu_counters.staged_calls += 1;
+            }
+        }
+        Ok(path)
+    }
+}
+
+impl Core {
+    /// What a path is to the engine.
+    pub(super) fn reach(&self, path: GpuPath) -> Reach {
+        match path {
+            GpuPath::Direct => {
+                let flush = self.gpu_direct.as_ref().is_none_or(|plan| plan.flush != Flush::NotNeeded);
+                Reach::Direct { flush }
+            }
+            GpuPath::Staged(_) => Reach::Staged,
+        }
+    }
+}
+
+/// Direct if adapters can, and reach all that they would have to.
+fn direct_or(core: &Core, all_reached: bool) -> GpuPath {
+    match &core.gpu_direct {
+        Some(plan) if plan.path == Path::Staged => GpuPath::Staged(Staged::NoPath),
+        Some(plan) if plan.flush == Flush::ReadBack => GpuPath::Staged(Staged::NoFlush),
+        Some(_) if all_reached => GpuPath::Direct,
+        _ => GpuPath::Staged(Staged::NotRdma),
+    }
+}

@@ -1,0 +1,230 @@
+//! Messages from and to a GPU's memory: carried through pinned memory of the host, or straight where adapters reach it.
+//!
+//! A message is one post at the transport, so memory that carries one is as long as it. A send is posted once its bytes are here, and
+//! what is sent to the same rank after it waits until then, since messages are matched in the order in which they were sent. A
+//! receive is over once its bytes are there. Where adapters reach the memory, a receive is over once it is flushed.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use kolo_gdr::Gpu;
+use kolo_transport::{Error, Mover, Piece};
+
+use super::copies::{CopyLines, Mark, Way, failed};
+use super::links::Links;
+use super::operation::Reach;
+use super::porter::Porter;
+use super::staging::Staging;
+use super::token::Kind;
+use super::transfers::Transfers;
+
+/// Pinned memory that is kept for later messages: pinning costs more than copying, and a host may lock only so much.
+const SPARE_BYTES: usize = 32 << 20;
+
+/// A message on its way between a GPU and the transport.
+#[derive(Debug)]
+pub(super) struct Carried {
+    gpu: Arc<Gpu>,
+    /// The caller's memory.
+    there: Piece,
+    /// None where adapters reach the caller's memory.
+    here: Option<Staging>,
+    /// Where they do, whether what they write is to be flushed.
+    flush: bool,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// A send that is on its way from the GPU.
+    Loading,
+    /// At the transport, or on the way there.
+    Here,
+    /// A receive that is on its way to the GPU.
+    Storing,
+}
+
+/// What carries messages, and who waits for it.
+#[derive(Debug)]
+pub(super) struct Carriers {
+    /// Sends in the order of the calls, by rank: none while nothing is loaded for that rank.
+    turns: Vec<VecDeque<u16>>,
+    /// Receives whose bytes are here.
+    arrived: Vec<u16>,
+    spare: Vec<Staging>,
+    /// By the GPU's number: for messages that wait here for a receive into memory that adapters reach.
+    porters: Vec<(u32, Porter)>,
+}
+
+impl Carriers {
+    pub(super) fn new(ranks: usize) -> Self {
+        Self {
+            turns: vec![VecDeque::new(); ranks],
+            arrived: Vec::new(),
+            spare: Vec::new(),
+            porters: Vec::new(),
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.turns.iter_mut().for_each(VecDeque::clear);
+        self.arrived.clear();
+    }
+
+    fn take(&mut self, bytes: usize) -> Staging {
+        let fits = self.spare.iter().position(|memory| memory.bytes() >= bytes);
+        let mut memory = fits.map_or_else(Staging::new, |at| self.spare.swap_remove(at));
+        memory.reserve(bytes);
+        memory
+    }
+
+    fn give_back(&mut self, memory: Staging) {
+        let kept: usize = self.spare.iter().map(Staging::bytes).sum();
+        if kept + memory.bytes() <= SPARE_BYTES {
+            self.spare.push(memory);
+        }
+    }
+
+    fn porter(&mut self, gpu: &Arc<Gpu>) -> Result<&Porter, Error> {
+        let known = self.porters.iter().position(|(number, _)| *number == gpu.number());
+        let at = match known {
+            Some(at) => at,
+            None => {
+                self.porters.push((gpu.number(), Porter::new(gpu)?));
+                self.porters.len() - 1
+            }
+        };
+        Ok(&self.porters[at].1)
+    }
+
+    /// Bytes kept for later.
+    pub(super) fn spare_bytes(&self) -> usize {
+        self.spare.iter().map(Staging::bytes).sum()
+    }
+}
+
+impl Transfers {
+    /// Gives a transfer memory of the host in the place of a GPU's, and starts to load it if it is a send.
+    pub(super) fn carry(
+        &mut self,
+        slot: u16,
+        (gpu, reach): (Arc<Gpu>, Reach),
+        copies: &mut CopyLines,
+    ) -> Result<(), Error> {
+        let transfer = &mut *self.slots[slot as usize];
+        let there = transfer.piece;
+        if let Reach::Direct { flush } = reach {
+            if transfer.kind == Kind::Recv {
+                let carried = Carried { gpu, there, here: None, flush, stage: Stage::Here };
+                transfer.carried = Some(Box::new(carried));
+            }
+            return Ok(());
+        }
+        let mut here = self.carriers.take(there.len);
+        here.pin(&gpu)?;
+        transfer.piece.ptr = here.ptr();
+        let mut stage = Stage::Here;
+        if transfer.kind == Kind::Send {
+            let part = [(there.ptr.cast_const(), here.ptr(), there.len)];
+            let mark = Mark::Transfer { slot, generation: transfer.generation };
+            // SAFETY: the memory is valid by the promise of `start`; ours is pinned and kept with the transfer, which is
+            // not over before the mark is back, and an abort settles copies first.
+            unsafe { copies.start(Way::Load, &gpu, part, mark) }?;
+            stage = Stage::Loading;
+        }
+        transfer.carried = Some(Box::new(Carried { gpu, there, here: Some(here), flush: false, stage }));
+        Ok(())
+    }
+
+    /// Whether a send has to wait: for its bytes, or for sends before it that wait for theirs. It is queued then.
+    pub(super) fn waits_for_turn(&mut self, slot: u16) -> bool {
+        let transfer = &self.slots[slot as usize];
+        let turns = &mut self.carriers.turns[transfer.peer as usize];
+        let waits = !turns.is_empty() || transfer.is_loading();
+        if waits {
+            turns.push_back(slot);
+        }
+        waits
+    }
+
+    /// The copy of a message is done.
+    pub(super) fn copied(&mut self, slot: u16, links: &mut Links) -> Result<(), Error> {
+        let Some(carried) = &mut self.slots[slot as usize].carried else { return Ok(()) };
+        if std::mem::replace(&mut carried.stage, Stage::Here) == Stage::Storing {
+            self.put_down(slot);
+            self.completed(slot);
+            return Ok(());
+        }
+        let peer = self.slots[slot as usize].peer as usize;
+        while let Some(first) = self.carriers.turns[peer].front().copied() {
+            if self.slots[first as usize].is_loading() {
+                break;
+            }
+            self.carriers.turns[peer].pop_front();
+            self.start_send(first, links)?;
+        }
+        Ok(())
+    }
+
+    /// The transport is done with a message that was carried. Returns whether it is still to go to the GPU.
+    pub(super) fn unload(&mut self, slot: u16) -> bool {
+        if self.slots[slot as usize].kind == Kind::Send {
+            self.put_down(slot);
+            return false;
+        }
+        self.carriers.arrived.push(slot);
+        true
+    }
+
+    /// Starts to bring what has arrived to where it belongs.
+    pub(super) fn store_arrived(&mut self, copies: &mut CopyLines) -> Result<(), Error> {
+        while let Some(slot) = self.carriers.arrived.pop() {
+            let transfer = &mut *self.slots[slot as usize];
+            let Some(carried) = &mut transfer.carried else { continue };
+            let Some(here) = &carried.here else {
+                if carried.flush {
+                    copies.flush(&carried.gpu)?;
+                }
+                self.put_down(slot);
+                self.completed(slot);
+                continue;
+            };
+            let part = [(here.ptr().cast_const(), carried.there.ptr, carried.there.len)];
+            let mark = Mark::Transfer { slot, generation: transfer.generation };
+            // SAFETY: as in `carry`.
+            unsafe { copies.start(Way::Store, &carried.gpu, part, mark) }?;
+            carried.stage = Stage::Storing;
+        }
+        Ok(())
+    }
+
+    /// Puts a message that is in memory of ours where a receive wants it.
+    ///
+    /// # Safety
+    /// The receive is not over, and as long as the message.
+    pub(super) unsafe fn put(&mut self, slot: u16, from: *const u8) -> Result<(), Error> {
+        let transfer = &self.slots[slot as usize];
+        let Piece { ptr, len } = transfer.piece;
+        let gpu = transfer.carried.as_ref().filter(|carried| carried.here.is_none()).map(|c| &c.gpu);
+        let Some(gpu) = gpu else {
+            // SAFETY: the caller's promise. Who sends to itself from the memory it receives into gets the copy that it asked
+            // for, hence `copy`.
+            unsafe { ptr.copy_from(from, len) };
+            return Ok(());
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.carriers.porter(gpu)?.store(from, ptr, len) }.map_err(failed)
+    }
+
+    fn put_down(&mut self, slot: u16) {
+        if let Some(carried) = self.slots[slot as usize].carried.take() {
+            carried.here.into_iter().for_each(|memory| self.carriers.give_back(memory));
+        }
+    }
+}
+
+impl super::transfers::Transfer {
+    fn is_loading(&self) -> bool {
+        self.carried.as_ref().is_some_and(|carried| carried.stage == Stage::Loading)
+    }
+}

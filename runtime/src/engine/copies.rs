@@ -1,0 +1,110 @@
+//! Copies between the caller's memory on a GPU and ours on the host: started here, and asked about at every turn.
+//!
+//! There are two streams per GPU, one for each direction, since its engines copy both ways at once. All that an engine copies
+//! in one direction goes in one order, so whoever asks for the first mark knows of all.
+
+use std::sync::Arc;
+
+use kolo_gdr::{Copies, Gpu};
+use kolo_transport::{Error, ErrorKind};
+
+use super::memory::Part;
+
+/// What a copy is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// A segment: its input is here, or its output there.
+    Segment { slot: u16, generation: u16, instance: u8 },
+    /// A copy within a GPU's memory, or from or to scratch: a step of a lane.
+    Step { slot: u16, generation: u16, instance: u8, lane: u16 },
+    /// A message.
+    Transfer { slot: u16, generation: u16 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// From the GPU.
+    Load,
+    /// To the GPU.
+    Store,
+    /// Where the plan says: a step.
+    Step,
+}
+
+/// The copies of an engine.
+#[derive(Debug, Default)]
+pub(crate) struct CopyLines {
+    lines: Vec<(Way, Copies<Mark>)>,
+    /// Bytes copied from GPUs, and to them.
+    pub(crate) loaded_bytes: u64,
+    pub(crate) stored_bytes: u64,
+    pub(crate) flushes: u64,
+}
+
+impl CopyLines {
+    /// Starts copies; the mark comes back when they are done.
+    ///
+    /// # Safety
+    /// The memory of the parts is valid, that of the host pinned, and it stays so and otherwise untouched until then, or until
+    /// this was settled.
+    pub(crate) unsafe fn start(
+        &mut self,
+        way: Way,
+        gpu: &Arc<Gpu>,
+        parts: impl IntoIterator<Item = Part>,
+        mark: Mark,
+    ) -> Result<(), Error> {
+        let known = self
+            .lines
+            .iter()
+            .position(|(other, copies)| *other == way && copies.gpu().number() == gpu.number());
+        let at = match known {
+            Some(at) => at,
+            None => {
+                self.lines.push((way, Copies::new(gpu).map_err(failed)?));
+                self.lines.len() - 1
+            }
+        };
+        let mut bytes = 0;
+        let parts = parts.into_iter().inspect(|part| bytes += part.2 as u64);
+        // SAFETY: the caller's promise.
+        unsafe { self.lines[at].1.start(parts, mark) }.map_err(failed)?;
+        match way {
+            Way::Load => self.loaded_bytes += bytes,
+            Way::Store => self.stored_bytes += bytes,
+            Way::Step => {}
+        }
+        Ok(())
+    }
+
+    /// Makes what adapters have written to a GPU's memory visible to it.
+    pub(crate) fn flush(&mut self, gpu: &Gpu) -> Result<(), Error> {
+        self.flushes += 1;
+        gpu.flush().map_err(failed)
+    }
+
+    /// Whether something is under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.lines.iter().any(|(_, copies)| !copies.is_idle())
+    }
+
+    /// The next mark that has come back.
+    pub(crate) fn poll(&mut self) -> Result<Option<Mark>, Error> {
+        for (_, copies) in &mut self.lines {
+            if let Some(mark) = copies.poll().map_err(failed)? {
+                return Ok(Some(mark));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Blocks until nothing is under way; forgets all marks.
+    pub(crate) fn settle(&mut self) {
+        self.lines.iter_mut().for_each(|(_, copies)| copies.settle());
+    }
+}
+
+/// What the GPU's driver says, as an error of the engine.
+pub(crate) fn failed(words: String) -> Error {
+    Error::new(ErrorKind::System, "GPU memory", None, words)
+}

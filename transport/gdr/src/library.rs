@@ -1,0 +1,143 @@
+//! libcuda, found at run time: its functions as far as we call them, and its errors in words.
+//!
+//! A table of our own rather than a binding of all of CUDA: each function may be missing in an older driver, which is then
+//! a reason and not a failure of the whole.
+
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::fmt;
+use std::mem;
+use std::os::unix::ffi::OsStrExt;
+
+/// What is loaded if nothing else is named: the driver's own library, not the toolkit's.
+const LIBRARY: &str = "libcuda.so.1";
+
+/// What every function returns; 0 is success.
+pub(crate) type Code = c_int;
+/// An address as the driver takes it: of a GPU's memory, or of the host's.
+pub(crate) type Address = c_ulonglong;
+/// A context, stream or event.
+pub(crate) type Handle = *mut c_void;
+
+/// A function, or its name if the library lacks it.
+pub(crate) type Found<F> = Result<F, &'static CStr>;
+
+/// One row for each function: our name, the library's, and what it takes.
+macro_rules! functions {
+    ($($name:ident = $symbol:literal ($($argument:ty),*);)*) => {
+        pub(crate) struct Functions {
+            $(pub(crate) $name: Found<unsafe extern "C" fn($($argument),*) -> Code>,)*
+        }
+
+        impl Functions {
+            /// # Safety
+            /// `find` gives the addresses of functions of libcuda, or null.
+            unsafe fn load(find: impl Fn(&CStr) -> *mut c_void) -> Self {
+                Self {
+                    $($name: match find($symbol) {
+                        found if found.is_null() => Err($symbol),
+                        // SAFETY: the driver keeps the types of its functions for ever: another type has another name.
+                        found => Ok(unsafe {
+                            mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> Code>(found)
+                        }),
+                    },)*
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    init = c"cuInit" (c_uint);
+    error_text = c"cuGetErrorString" (Code, *mut *const c_char);
+    version = c"cuDriverGetVersion" (*mut c_int);
+    device = c"cuDeviceGet" (*mut c_int, c_int);
+    device_attribute = c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
+    retain_context = c"cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
+    release_context = c"cuDevicePrimaryCtxRelease_v2" (c_int);
+    push_context = c"cuCtxPushCurrent_v2" (Handle);
+    pop_context = c"cuCtxPopCurrent_v2" (*mut Handle);
+    pointer_attributes = c"cuPointerGetAttributes" (c_uint, *mut c_int, *mut *mut c_void, Address);
+    address_range = c"cuMemGetAddressRange_v2" (*mut Address, *mut usize, Address);
+    register_host = c"cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    unregister_host = c"cuMemHostUnregister" (*mut c_void);
+    copy = c"cuMemcpyAsync" (Address, Address, usize, Handle);
+    create_stream = c"cuStreamCreate" (*mut Handle, c_uint);
+    destroy_stream = c"cuStreamDestroy_v2" (Handle);
+    synchronize_stream = c"cuStreamSynchronize" (Handle);
+    create_event = c"cuEventCreate" (*mut Handle, c_uint);
+    destroy_event = c"cuEventDestroy_v2" (Handle);
+    record_event = c"cuEventRecord" (Handle, Handle);
+    query_event = c"cuEventQuery" (Handle);
+    export = c"cuMemGetHandleForAddressRange" (*mut c_void, Address, usize, c_int, c_ulonglong);
+    flush = c"cuFlushGPUDirectRDMAWrites" (c_int, c_int);
+}
+
+/// The driver's library. It is never unloaded, so what is found in it stays.
+pub(crate) struct Library {
+    pub(crate) functions: Functions,
+    shown: String,
+}
+
+impl Library {
+    /// Loads it; starts nothing.
+    pub(crate) fn load(named: Option<&OsStr>) -> Result<Self, String> {
+        let named = named.unwrap_or(OsStr::new(LIBRARY));
+        let shown = named.display().to_string();
+        let name = CString::new(named.as_bytes()).map_err(|_| format!("{shown} is no name of a file"))?;
+        // SAFETY: a terminated text.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            return Err(format!("{shown} cannot be loaded: no GPU's driver is installed"));
+        }
+        // SAFETY: a loaded library and terminated texts.
+        let functions = unsafe { Functions::load(|symbol| libc::dlsym(handle, symbol.as_ptr())) };
+        let library = Self { functions, shown };
+        library.need(library.functions.init)?;
+        Ok(library)
+    }
+
+    /// A function, or that there is none.
+    pub(crate) fn need<F>(&self, function: Found<F>) -> Result<F, String> {
+        function.map_err(|name| format!("{} has no {}", self.shown, name.to_string_lossy()))
+    }
+
+    /// Starts the driver, for this process; may be called more than once.
+    pub(crate) fn start(&self) -> Result<(), String> {
+        let init = self.need(self.functions.init)?;
+        // SAFETY: takes no pointer.
+        self.check("starting the GPU's driver", unsafe { init(0) })
+    }
+
+    /// The driver's name for a GPU.
+    pub(crate) fn device(&self, number: u32) -> Result<c_int, String> {
+        let device = self.need(self.functions.device)?;
+        let number = c_int::try_from(number).map_err(|_| format!("GPU {number}: no such number"))?;
+        let mut found = 0;
+        // SAFETY: writes one int.
+        self.check(&format!("GPU {number}"), unsafe { device(&raw mut found, number) })?;
+        Ok(found)
+    }
+
+    /// What a code means.
+    pub(crate) fn check(&self, what: &str, code: Code) -> Result<(), String> {
+        if code == 0 {
+            return Ok(());
+        }
+        let mut text: *const c_char = std::ptr::null();
+        if let Ok(error_text) = self.functions.error_text {
+            // SAFETY: writes one pointer, to text that lasts.
+            unsafe { error_text(code, &raw mut text) };
+        }
+        match text.is_null() {
+            true => Err(format!("{what}: CUDA's error {code}")),
+            // SAFETY: not null, so a text that the driver keeps.
+            false => Err(format!("{what}: {}", unsafe { CStr::from_ptr(text) }.to_string_lossy())),
+        }
+    }
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Library").field("shown", &self.shown).finish_non_exhaustive()
+    }
+}
