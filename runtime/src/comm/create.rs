@@ -92,6 +92,8 @@ struct Card {
     processors: u32,
     /// Channels per peer that all transports of this rank offer.
     channels: u16,
+    /// Whether this rank has a GPU's driver, so that its buffers may be a GPU's.
+    has_gpus: bool,
     /// Settings that must agree, as text.
     agreed: String,
 }
@@ -122,6 +124,7 @@ pub(crate) fn connect(
         host: (world.control.peer_info()[world.control.rank() as usize].host_key, config.host_id.clone()),
         processors: usable_processors() as u32,
         channels: candidates.iter().filter_map(Candidate::channels_max).min().unwrap_or(u16::MAX),
+        has_gpus: driver.is_some(),
         agreed: agreed(&config),
     };
     let blob = postcard::to_stdvec(&card).map_err(|error| broken(rank, &error))?;
@@ -203,9 +206,10 @@ pub(crate) fn connect(
     let model = model_for(facts(&hosts, &cards), config.profile.as_ref().map(|loaded| &loaded.profile));
     let planner = Planner::new(rank, Arc::clone(&hosts), model, &config, engine.channels_per_operation())?;
     let canonical = config.determinism == Determinism::Canonical;
-    let tiny = flat
-        .filter(|_| config.tiny_bytes != Some(0) && config.algorithms.is_empty())
-        .map(|flat| Tiny::new(flat, rank, members.len() as u32, config.tiny_bytes, canonical));
+    let tiny = flat.filter(|_| config.tiny_bytes != Some(0) && config.algorithms.is_empty()).map(|flat| {
+        let has_gpus = cards.iter().any(|card| card.has_gpus);
+        Tiny::new(flat, rank, members.len() as u32, config.tiny_bytes, has_gpus, canonical)
+    });
     let core = Core {
         engine,
         planner,

@@ -12,6 +12,10 @@ use crate::call::{Call, Counts};
 /// 546 / 659, 128 MiB 8.7 / 21.5 ms; all_gather 8 ranks 8 MiB 0.9 / 1.65 ms, 128 MiB 22 / 43.
 const STREAMING_BYTES: usize = 32 << 20;
 
+/// Longest contribution where buffers may be a GPU's. On this path those are copied to and from the host as a whole; a plan
+/// copies them segment by segment, and meanwhile communicates.
+const GPU_BYTES: usize = 1 << 20;
+
 /// Most ranks with which long calls share out slices of a part.
 pub(super) const MEMBERS_MAX: usize = 64;
 
@@ -24,7 +28,7 @@ impl Tiny {
     }
 
     /// Longest contribution of a rank, in bytes, with which a collective takes this path; none if any does. Unless it was set,
-    /// that is where the plans begin to win. Measured on 2 processors; ratios of the times, plan / this path:
+    /// that is where the plans begin to win, or [`GPU_BYTES`]. Measured on 2 processors; ratios of the times, plan / this path:
     ///
     /// | bytes given | 32 KiB | 128 KiB | 512 KiB | 2 MiB | 8 MiB | 32 MiB | 128 MiB |
     /// | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
@@ -41,9 +45,14 @@ impl Tiny {
     /// | all_to_all, 4 ranks | 1.0 | 0.9 | 1.0 | 1.0 | 1.3 | | 0.9 |
     /// | all_to_all, 8 ranks | 1.0 | 1.3 | 1.5 | 1.1 | 1.3 | | 1.3 |
     fn bytes_max(&self, collective: Collective) -> Option<usize> {
-        if self.bytes_max.is_some() {
-            return self.bytes_max;
+        match (self.bytes_max, self.quicker_upto(collective)) {
+            (Some(set), _) => Some(set),
+            (None, most) if self.has_gpus => Some(most.unwrap_or(GPU_BYTES).min(GPU_BYTES)),
+            (None, most) => most,
         }
+    }
+
+    fn quicker_upto(&self, collective: Collective) -> Option<usize> {
         match collective {
             // Nobody copies more, nor computes more, than over messages.
             _ if self.members <= 2 => None,

@@ -31,6 +31,8 @@ pub(crate) struct Tiny {
     members: usize,
     /// Longest contribution on this path, if it was set.
     bytes_max: Option<usize>,
+    /// Whether buffers may be a GPU's, on any rank.
+    has_gpus: bool,
     canonical: bool,
     step: Step,
     /// Turns given out: threads of one rank may call while another one's exchange is not over.
@@ -58,6 +60,7 @@ impl Tiny {
         rank: u32,
         members: u32,
         bytes_max: Option<usize>,
+        has_gpus: bool,
         canonical: bool,
     ) -> Self {
         Self {
@@ -65,6 +68,7 @@ impl Tiny {
             rank: rank as usize,
             members: members as usize,
             bytes_max,
+            has_gpus,
             canonical,
             step: Step::Idle,
             turns: 0,
