@@ -212,8 +212,7 @@ impl RdmaEndpoint {
         // The owner may be about to sleep, and did not know of these queues when it said so.
         link.wake_for(self.armed).map_err(|error| failed(ErrorKind::System, error.to_string()))?;
         for lane in 0..link.lanes.len() {
-            link.probe(lane, probe_bytes(hello, lane, &self.rails))
-                .map_err(|error| failed(ErrorKind::System, error.to_string()))?;
+            link.probe(lane).map_err(|error| failed(ErrorKind::System, error.to_string()))?;
         }
         self.live.push(number);
         Ok(())
@@ -254,14 +253,6 @@ impl RdmaEndpoint {
         let rail = &self.rails[usize::from(*ours)];
         format!("{} {} to {there}", rail.device, rail.gid)
     }
-}
-
-/// A packet as long as the path carries.
-fn probe_bytes(hello: &Hello, lane: usize, rails: &[Rail]) -> usize {
-    let Hello::Link { lanes, .. } = hello else { return 0 };
-    let theirs = lanes[lane].address.mtu;
-    let ours = rails.get(usize::from(lanes[lane].theirs)).map_or(theirs, |rail| rail.path.mtu);
-    theirs.min(ours).bytes() as usize
 }
 
 /// Takes all completions of a link. `answers` says that this side answers probes.
@@ -341,7 +332,7 @@ fn hear(
 ) -> Result<(), Trouble> {
     if note == Note::Probe {
         if answers && !link.lanes[lane].probed {
-            link.probe(lane, 0)?;
+            link.probe(lane)?;
         }
         link.lanes[lane].probed = true;
         return Ok(());
