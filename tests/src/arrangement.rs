@@ -63,10 +63,14 @@ impl Arrangement {
 
 /// TCP; in a guest of tests/softroce that says so, RDMA takes its place, and all tests of the network are tests of that.
 fn network() -> TransportKind {
-    match std::env::var_os("KOLO_TESTS_OVER_RDMA") {
-        Some(_) => TransportKind::Rdma,
-        None => TransportKind::Tcp,
-    }
+    if in_guest() { TransportKind::Rdma } else { TransportKind::Tcp }
+}
+
+/// Whether this is such a guest, where a page fault costs a hundred times what it costs elsewhere: tests of much memory
+/// take less.
+#[must_use]
+pub fn in_guest() -> bool {
+    std::env::var_os("KOLO_TESTS_OVER_RDMA").is_some()
 }
 
 /// Settings for the canonical order.

@@ -1,14 +1,17 @@
 //! What RDMA costs through Kolo's transport, for comparison with perftest in the same guest.
 //!
 //! `cargo run --release -p kolo-transport --example rdma_bench`. Two processes, which poll for latency, and for
-//! throughput sleep after a while, as Kolo does: soft-RoCE needs the processors. Prints lines
-//! of `name value`: half a round trip in microseconds (median), MB/s one way and both ways (median of rounds), and
-//! what was copied on the way.
+//! throughput wait as the runtime does (spin, yield, sleep). Prints lines of `name value`: half a round trip in
+//! microseconds (median), MB/s one way and both ways (median of rounds), allocations per message, and what was copied on
+//! the way. With `turns N` it does nothing but N round trips: two of those under `strace -f -c` tell the system calls of a
+//! message.
 
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use kolo_transport::rdma::Keep;
 use kolo_transport::{
@@ -20,7 +23,42 @@ const ROUNDS: usize = 7;
 const TURNS: usize = 1000;
 /// Messages posted ahead.
 const WINDOW: usize = 8;
-const SIZES: [usize; 4] = [64 << 10, 1 << 20, 4 << 20, 16 << 20];
+/// As the runtime waits where each rank has a processor. Neither end may do nothing but spin: soft-RoCE's workers need the
+/// processors, and one that shares its own with a spinning process moves a tenth now and then.
+const SPIN: Duration = Duration::from_micros(50);
+const YIELD_UNTIL: Duration = Duration::from_millis(2);
+/// Polls between two looks at the clock.
+const POLLS_PER_CLOCK_READ: u32 = 32;
+const SIZES: [usize; 3] = [64 << 10, 1 << 20, 4 << 20];
+
+/// Counts what is allocated.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: hands everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Round trips to do and nothing else, if the arguments say so.
+fn turns_only() -> Option<usize> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let at = arguments.iter().position(|argument| argument == "turns")?;
+    Some(arguments[at + 1].parse().expect("a number of turns"))
+}
 
 fn main() {
     if std::env::args().nth(1).as_deref() == Some("second") {
@@ -35,6 +73,7 @@ fn main() {
     let exe = std::env::current_exe().expect("own binary");
     let mut second = Command::new(exe)
         .arg("second")
+        .args(std::env::args().skip(1))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -50,11 +89,7 @@ fn main() {
 
 fn open(rank: u32) -> RdmaEndpoint {
     // Buffers live as long as the endpoint here.
-    let mut options = RdmaOptions { keep: Keep::Always, ..RdmaOptions::default() };
-    // To try other windows.
-    if let Some(bytes) = std::env::var("IN_FLIGHT_BYTES").ok().and_then(|text| text.parse().ok()) {
-        options.in_flight_bytes = bytes;
-    }
+    let options = RdmaOptions { keep: Keep::Always, ..RdmaOptions::default() };
     RdmaEndpoint::new(rank, 2, options).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -67,14 +102,23 @@ fn run(end: &mut RdmaEndpoint, rank: u32, peer: &[u8]) {
         }
     };
     let mut buffer = vec![rank as u8; SIZES[SIZES.len() - 1]];
+    if let Some(turns) = turns_only() {
+        let _ = ping_pong(end, rank, &mut buffer[..8], turns);
+        return;
+    }
     for len in [8, 4096] {
-        let (half, _) = ping_pong(end, rank, &mut buffer[..len]);
+        let _ = ping_pong(end, rank, &mut buffer[..len], TURNS / 10);
+        let (half, allocations) = ping_pong(end, rank, &mut buffer[..len], TURNS);
         say(&format!("latency_us_{len}"), half);
+        say(&format!("allocations_per_message_{len}"), allocations);
     }
     for len in SIZES {
-        let bytes = (32 << 20).max(4 * len);
-        say(&format!("one_way_MBps_{len}"), stream(end, rank, &mut buffer[..len], bytes, false));
-        say(&format!("both_ways_MBps_{len}"), stream(end, rank, &mut buffer[..len], bytes, true));
+        let bytes = 16 << 20;
+        let (rate, _) = stream(end, rank, &mut buffer[..len], bytes, false);
+        say(&format!("one_way_MBps_{len}"), rate);
+        let (rate, allocations) = stream(end, rank, &mut buffer[..len], bytes, true);
+        say(&format!("both_ways_MBps_{len}"), rate);
+        say(&format!("allocations_per_message_{len}"), allocations);
     }
     let piece = Piece { ptr: buffer.as_mut_ptr(), len: buffer.len() };
     let began = Instant::now();
@@ -85,14 +129,13 @@ fn run(end: &mut RdmaEndpoint, rank: u32, peer: &[u8]) {
     if rank == 0 {
         println!("# {:?}", end.counters());
     }
-    let _ = ping_pong(end, rank, &mut buffer[..8]);
+    let _ = ping_pong(end, rank, &mut buffer[..8], 1);
 }
 
 /// Waits until so many operations are over.
-fn wait(end: &mut RdmaEndpoint, mut open: usize) {
-    let mut events = Vec::with_capacity(64);
+fn wait(end: &mut RdmaEndpoint, mut open: usize, events: &mut Vec<Event>) {
     while open > 0 {
-        end.poll(&mut events);
+        end.poll(events);
         for event in events.drain(..) {
             assert!(matches!(event, Event::Done(_)), "{event:?}");
             open -= 1;
@@ -100,11 +143,22 @@ fn wait(end: &mut RdmaEndpoint, mut open: usize) {
     }
 }
 
-/// Polls for a while, then sleeps until something has happened.
-fn rest(end: &mut RdmaEndpoint, events: &mut Vec<Event>, polls: usize) {
-    for _ in 0..polls {
+/// Spins, then yields, then sleeps until something has happened.
+fn rest(end: &mut RdmaEndpoint, events: &mut Vec<Event>) {
+    let mut began = None;
+    for poll in 1u32.. {
         if end.poll(events) && !events.is_empty() {
             return;
+        }
+        if !poll.is_multiple_of(POLLS_PER_CLOCK_READ) {
+            std::hint::spin_loop();
+            continue;
+        }
+        let idle = began.get_or_insert_with(Instant::now).elapsed();
+        if idle >= YIELD_UNTIL {
+            break;
+        } else if idle >= SPIN {
+            std::thread::yield_now();
         }
     }
     if let Armed::Fd(fd) = end.arm(ParkBy::Fd) {
@@ -130,28 +184,30 @@ fn post(end: &mut RdmaEndpoint, rank: u32, piece: &[Piece; 1], send: bool) -> us
     usize::from(posted.expect("post") == Posted::Pending)
 }
 
-fn ping_pong(end: &mut RdmaEndpoint, rank: u32, bytes: &mut [u8]) -> (f64, f64) {
+/// Half a round trip in microseconds, the median; allocations per message.
+fn ping_pong(end: &mut RdmaEndpoint, rank: u32, bytes: &mut [u8], count: usize) -> (f64, f64) {
     let piece = [Piece { ptr: bytes.as_mut_ptr(), len: bytes.len() }];
-    let mut turns = Vec::with_capacity(TURNS);
+    let (mut turns, mut events) = (Vec::with_capacity(count), Vec::with_capacity(64));
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
     let (began, first) = (Instant::now(), ticks());
-    for _ in 0..TURNS {
+    for _ in 0..count {
         let start = ticks();
         if rank == 0 {
             let open = post(end, rank, &piece, true);
-            wait(end, open);
+            wait(end, open, &mut events);
         }
         let open = post(end, rank, &piece, false);
-        wait(end, open);
+        wait(end, open, &mut events);
         if rank == 1 {
             let open = post(end, rank, &piece, true);
-            wait(end, open);
+            wait(end, open, &mut events);
         }
         turns.push(ticks() - start);
     }
     let us_per_tick = began.elapsed().as_secs_f64() * 1e6 / (ticks() - first) as f64;
+    let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
     turns.sort_unstable();
-    let us = |ticks: u64| ticks as f64 * us_per_tick / 2.0;
-    (us(turns[TURNS / 2]), us(turns[0]))
+    (turns[count / 2] as f64 * us_per_tick / 2.0, allocations as f64 / (2 * count) as f64)
 }
 
 /// A clock that costs nothing to read: in a guest the system's is a system call, which would be part of what is
@@ -164,20 +220,22 @@ fn ticks() -> u64 {
     return std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64);
 }
 
-fn stream(end: &mut RdmaEndpoint, rank: u32, bytes: &mut [u8], total: usize, both: bool) -> f64 {
+/// MB/s, the median of the rounds; allocations per message in all rounds but the first.
+fn stream(end: &mut RdmaEndpoint, rank: u32, bytes: &mut [u8], total: usize, both: bool) -> (f64, f64) {
     let piece = [Piece { ptr: bytes.as_mut_ptr(), len: bytes.len() }];
     let count = total / bytes.len();
-    // As in perftest, who sends polls, and who only receives leaves the processor to the adapter's software.
-    let polls = if rank == 0 && !both { usize::MAX } else { 100 };
     let directions: &[bool] = if both { &[true, false] } else { &[rank == 0] };
-    let mut rounds = Vec::with_capacity(ROUNDS);
-    for _ in 0..ROUNDS {
+    let (mut rounds, mut events) = (Vec::with_capacity(ROUNDS), Vec::with_capacity(64));
+    let mut before = 0;
+    for round in 0..ROUNDS {
+        if round == 1 {
+            before = ALLOCATIONS.load(Ordering::Relaxed);
+        }
         let start = Instant::now();
         let mut open = 0;
-        let mut events = Vec::with_capacity(64);
         for _ in 0..count {
             while open >= WINDOW * directions.len() {
-                rest(end, &mut events, polls);
+                rest(end, &mut events);
                 open -= events.drain(..).inspect(|event| assert!(matches!(event, Event::Done(_)))).count();
             }
             for &send in directions {
@@ -185,13 +243,16 @@ fn stream(end: &mut RdmaEndpoint, rank: u32, bytes: &mut [u8], total: usize, bot
             }
         }
         while open > 0 {
-            rest(end, &mut events, polls);
+            rest(end, &mut events);
             open -= events.drain(..).inspect(|event| assert!(matches!(event, Event::Done(_)))).count();
         }
         rounds.push(start.elapsed());
     }
-    rounds.sort();
-    (directions.len() * count * bytes.len()) as f64 / rounds[ROUNDS / 2].as_secs_f64() / 1e6
+    let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    rounds.sort_unstable();
+    let messages = directions.len() * count;
+    let rate = (messages * bytes.len()) as f64 / rounds[ROUNDS / 2].as_secs_f64() / 1e6;
+    (rate, allocations as f64 / ((ROUNDS - 1) * messages) as f64)
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -132,6 +132,40 @@ fn long_messages_between_registered_buffers_are_not_copied() {
     }
 }
 
+/// The receiver does nothing after it has posted, so each message must find its own memory granted.
+#[test]
+fn long_messages_with_tags_do_not_wait_for_those_before_them() {
+    const BYTES: usize = 64 << 10;
+    let Some(mut ends) = ends(&RdmaOptions::default()) else { return };
+    let (mut from, mut to) = (vec![7u8; 3 * BYTES], vec![0u8; 3 * BYTES]);
+    transfer(&mut ends, &mut from[..8], &mut to[..8]);
+    for (at, memory) in to.chunks_mut(BYTES).enumerate() {
+        let target = [Piece { ptr: memory.as_mut_ptr(), len: BYTES }];
+        let (tag, token) = (at as u64, Token(10 + at as u64));
+        // SAFETY: the buffer outlives `finish`.
+        let posted =
+            unsafe { ends[1].post_recv_if(Channel { peer: 0, index: 0 }, tag, Sink::Place(&target), token) };
+        assert_eq!(posted.expect("receive"), Posted::Pending);
+    }
+    let mut open = 0;
+    for (at, memory) in from.chunks_mut(BYTES).enumerate() {
+        let source = [Piece { ptr: memory.as_mut_ptr(), len: BYTES }];
+        // SAFETY: the buffer outlives the loop below.
+        let posted =
+            unsafe { ends[0].post_send(Channel { peer: 1, index: 0 }, at as u64, &source, Token(at as u64)) };
+        open += usize::from(posted.expect("send") == Posted::Pending);
+    }
+    let (deadline, mut events) = (Instant::now() + Duration::from_secs(30), Vec::new());
+    while open > 0 {
+        assert!(Instant::now() < deadline, "{open} messages wait for the receiver");
+        ends[0].poll(&mut events);
+        open -=
+            events.drain(..).inspect(|event| assert!(matches!(event, Event::Done(_)), "{event:?}")).count();
+    }
+    finish(&mut ends, 3);
+    assert!(from == to);
+}
+
 #[test]
 fn a_reduction_reads_what_was_received_where_it_is() {
     unsafe fn count(context: *mut (), _offset: usize, _data: *const u8, len: usize) {

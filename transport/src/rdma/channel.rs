@@ -139,6 +139,8 @@ pub(super) struct Chan {
     /// Bytes of the first that are written.
     pub(super) grant_written: usize,
     pub(super) grants_seen: u32,
+    /// The generation of the last grant on condition that was given back.
+    pub(super) void: Option<u8>,
     /// A long message that the peer does not want, by the end of its number.
     pub(super) refused: Option<u16>,
 
@@ -151,6 +153,8 @@ pub(super) struct Chan {
     pub(super) freed_told: u32,
     pub(super) granted: VecDeque<Granted>,
     pub(super) grants_sent: u32,
+    /// How often receives that had been granted for have gone back, wrapping.
+    pub(super) generation: u8,
     /// A long message that the peer is to be told is not wanted.
     pub(super) refuse: Option<u16>,
     /// Whether the owner wants to know of the next message though nothing is posted.
@@ -179,6 +183,7 @@ impl Chan {
             grants: VecDeque::with_capacity(GRANTS as usize),
             grant_written: 0,
             grants_seen: 0,
+            void: None,
             refused: None,
             recvs: VecDeque::new(),
             recv_sequence: 0,
@@ -187,6 +192,7 @@ impl Chan {
             freed_told: 0,
             granted: VecDeque::with_capacity(GRANTS as usize),
             grants_sent: 0,
+            generation: 0,
             refuse: None,
             watched: false,
             unfit: false,
@@ -200,6 +206,11 @@ impl Chan {
 
     pub(super) fn is_idle(&self) -> bool {
         self.sends.is_empty() && self.recvs.is_empty()
+    }
+
+    /// Whether a grant was made before the receiver knew what one that was given back has told this side.
+    pub(super) fn is_void(&self, grant: &Grant) -> bool {
+        grant.conditional && self.void == Some(grant.generation)
     }
 
     /// The block of an open channel.

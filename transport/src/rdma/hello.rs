@@ -11,13 +11,14 @@ pub(super) const HELLO_BYTES: usize = 512;
 /// Queue pairs of a link at most: one for what is short, the others for what is long.
 pub(super) const LANES_MAX: usize = 9;
 
-const LANE_BYTES: usize = 2 + Address::BYTES;
+const PROBE_AT: usize = 2 + Address::BYTES;
+const LANE_BYTES: usize = PROBE_AT + Place::BYTES;
 const HEAD_BYTES: usize = 4 + Place::BYTES;
 const WORDS_MAX: usize = HELLO_BYTES - HEAD_BYTES - 2;
 
 const _: () = assert!(HEAD_BYTES + LANES_MAX * LANE_BYTES <= HELLO_BYTES && RAILS_MAX < LANES_MAX);
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// A queue pair of the sender's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub(super) struct LaneHello {
     /// The receiver's rail that it is to be connected with.
     pub(super) theirs: u8,
     pub(super) address: Address,
+    /// Where a probe may be written.
+    pub(super) probe: Place,
 }
 
 /// One end of a link; or why there will be none.
@@ -48,7 +51,8 @@ impl Hello {
                 for (lane, bytes) in lanes.iter().zip(into[HEAD_BYTES..].chunks_exact_mut(LANE_BYTES)) {
                     bytes[0] = lane.ours;
                     bytes[1] = lane.theirs;
-                    bytes[2..].copy_from_slice(&lane.address.to_bytes());
+                    bytes[2..PROBE_AT].copy_from_slice(&lane.address.to_bytes());
+                    bytes[PROBE_AT..].copy_from_slice(&lane.probe.encode());
                 }
             }
             Self::Refusal(words) => {
@@ -77,11 +81,13 @@ impl Hello {
                 place.copy_from_slice(&bytes[4..HEAD_BYTES]);
                 let lane = |bytes: &[u8]| {
                     let mut address = [0; Address::BYTES];
-                    address.copy_from_slice(&bytes[2..]);
+                    address.copy_from_slice(&bytes[2..PROBE_AT]);
                     let address = Address::from_bytes(&address).ok_or("the address of a queue pair")?;
                     let rails = usize::from(bytes[0]).max(bytes[1].into());
                     (rails < RAILS_MAX).then_some(()).ok_or("the number of an adapter")?;
-                    Ok(LaneHello { ours: bytes[0], theirs: bytes[1], address })
+                    let mut probe = [0; Place::BYTES];
+                    probe.copy_from_slice(&bytes[PROBE_AT..]);
+                    Ok(LaneHello { ours: bytes[0], theirs: bytes[1], address, probe: Place::decode(&probe) })
                 };
                 let lanes =
                     body.chunks_exact(LANE_BYTES).take(count).map(lane).collect::<Result<_, &str>>()?;
@@ -104,7 +110,8 @@ mod tests {
     #[test]
     fn hellos_survive_and_nonsense_does_not() {
         let address = Address { number: 17, first_packet: 5, lid: 0, mtu: Mtu::Bytes1024, gid: Gid([1; 16]) };
-        let lane = LaneHello { ours: 0, theirs: 3, address };
+        let probe = Place { address: 1 << 41, key: 78 };
+        let lane = LaneHello { ours: 0, theirs: 3, address, probe };
         let hello = Hello::Link { table: Place { address: 1 << 40, key: 77 }, lanes: vec![lane; 3] };
         let mut bytes = [0; HELLO_BYTES];
         hello.encode(&mut bytes);

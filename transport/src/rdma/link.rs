@@ -2,7 +2,7 @@
 //!
 //! The lower rank makes its queue pairs and says so in its hello; the higher connects its own to them and answers
 //! with its hello; the lower connects too, and sends a probe over each: a note with a full packet behind it. The
-//! higher answers each with one of its own. A lane carries messages when a probe of the peer's has come through it;
+//! higher answers each with one of its own, as long. A lane carries messages when a probe of the peer's has come through it;
 //! so nothing of a plan goes where packets of that size do not get through in both directions.
 
 use kolo_verbs::{Access, CompletionQueue, Error, Local, PinnedBuffer, Remote, Wake};
@@ -29,11 +29,12 @@ const SHORT_DEPTH: u32 = 512;
 /// Requests under way for what is long.
 const LONG_DEPTH: u32 = 64;
 
-/// The table of the channels' blocks, and a packet for probes.
+/// The table of the channels' blocks.
 const ENTRY_BYTES: usize = 16;
-const PROBE_AT: usize = CHANNELS * ENTRY_BYTES;
+const TABLE_BYTES: usize = CHANNELS * ENTRY_BYTES;
+
+/// The longest packet that there is.
 const PROBE_BYTES: usize = 4096;
-const TABLE_BYTES: usize = PROBE_AT + PROBE_BYTES;
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +57,10 @@ pub(super) struct Link {
     /// Written by the peer: its half; then this side's, as it is sent.
     pub(super) table: PinnedBuffer,
     pub(super) remote_table: Place,
+    /// One per rail, as the queues: room for the peer's probes, then what this side's are.
+    probe_memory: Vec<PinnedBuffer>,
+    /// Where each lane's probe goes, and how long it is; known when the lanes are connected.
+    probes: Vec<(Remote, usize)>,
     pub(super) stage: Stage,
     /// Staging to send from, per lane; there from the first use on.
     pub(super) bounce: Vec<Option<Bounce>>,
@@ -113,8 +118,13 @@ impl Link {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let table = rails[usize::from(all[0])].domain.allocate(2 * TABLE_BYTES, access)?;
         let bounce = lanes.iter().map(|_| None).collect();
+        let probe_memory = queues
+            .iter()
+            .map(|(rail, _)| rails[usize::from(*rail)].domain.allocate(2 * PROBE_BYTES, access))
+            .collect::<Result<_, _>>()?;
         let remote_table = Place { address: 0, key: 0 };
-        Ok(Self { lanes, queues, table, remote_table, stage: Stage::Greeted, bounce })
+        let probes = Vec::new();
+        Ok(Self { lanes, queues, table, remote_table, probe_memory, probes, stage: Stage::Greeted, bounce })
     }
 
     /// The answer to a hello: the queue pairs that it asks for, connected. Else what to tell the peer.
@@ -140,8 +150,12 @@ impl Link {
             if lane.rail != theirs.theirs {
                 return Err("the ends pair their adapters differently".into());
             }
-            lane.connect(&rails[usize::from(lane.rail)], &theirs.address)
-                .map_err(|error| error.to_string())?;
+            let rail = &rails[usize::from(lane.rail)];
+            lane.connect(rail, &theirs.address).map_err(|error| error.to_string())?;
+            // As long as the path carries.
+            let bytes = rail.path.mtu.min(theirs.address.mtu).bytes() as usize;
+            let Place { address, key } = theirs.probe;
+            self.probes.push((Remote { address, key }, bytes.min(PROBE_BYTES)));
         }
         self.stage = Stage::Probing;
         Ok(())
@@ -149,32 +163,27 @@ impl Link {
 
     /// What the peer is told. `theirs` says with which of its rails each of this side's is paired.
     pub(super) fn hello(&self, rails: &[Rail], theirs: impl Fn(usize, u8) -> u8) -> Hello {
-        let place = self.table.region().remote(0);
         let lanes = self.lanes.iter().enumerate().map(|(number, lane)| LaneHello {
             ours: lane.rail,
             theirs: theirs(number, lane.rail),
             address: lane.address(&rails[usize::from(lane.rail)]),
+            probe: place_of(self.probe_memory(lane.rail)),
         });
-        Hello::Link { table: Place { address: place.address, key: place.key }, lanes: lanes.collect() }
+        Hello::Link { table: place_of(&self.table), lanes: lanes.collect() }
     }
 
-    /// Sends a probe over a lane. Only the first has memory of the peer's to write to; the others' are empty.
-    pub(super) fn probe(&mut self, number: usize, mtu_bytes: usize) -> Result<(), Error> {
-        let at = TABLE_BYTES + PROBE_AT;
+    /// Sends a probe over a lane that is connected: a packet as long as its path carries.
+    pub(super) fn probe(&mut self, number: usize) -> Result<(), Error> {
+        let (to, bytes) = self.probes[number];
+        let local = self.probe_memory(self.lanes[number].rail).region().local(PROBE_BYTES, bytes);
         let note = Some(Note::Probe.encode(0));
-        let (local, to) = match number {
-            0 => (Some(self.table.region().local(at, mtu_bytes.min(PROBE_BYTES))), self.remote_probe()),
-            _ => (None, self.nowhere()),
-        };
-        // SAFETY: the table lives until the lanes are gone, and this part of it is not written.
-        unsafe { self.lanes[number].write(to, local, note, Some(Settled::default())) }
+        // SAFETY: the memory lives until the lanes are gone, and this part of it is not written.
+        unsafe { self.lanes[number].write(to, Some(local), note, Some(Settled::default())) }
     }
 
-    fn remote_probe(&self) -> Remote {
-        Remote {
-            address: self.remote_table.address.wrapping_add(PROBE_AT as u64),
-            key: self.remote_table.key,
-        }
+    fn probe_memory(&self, rail: u8) -> &PinnedBuffer {
+        let at = self.queues.iter().position(|(of, _)| *of == rail);
+        &self.probe_memory[at.expect("each lane's rail has a queue")]
     }
 
     /// For notes that come without bytes: the peer checks no address then.
@@ -237,4 +246,9 @@ impl Link {
     pub(super) fn local_of(memory: &PinnedBuffer, at: usize, len: usize) -> Local {
         memory.region().local(at, len)
     }
+}
+
+fn place_of(memory: &PinnedBuffer) -> Place {
+    let Remote { address, key } = memory.region().remote(0);
+    Place { address, key }
 }

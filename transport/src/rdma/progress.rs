@@ -20,8 +20,9 @@ use super::{NAME, receiving, sending};
 use crate::endpoint::{Channel, Event};
 use crate::error::{Error, ErrorKind};
 
-/// Polls between two looks at the side connection, a system call: it says nothing but that a peer is gone.
-const SIDE_EVERY: u32 = 1024;
+/// Polls between two looks at the side connection, some system calls: it says nothing but that a peer is gone, which the
+/// control plane tells too. 2 ms where nothing is going on, and hardly ever beside a message. Who goes to sleep looks then.
+const SIDE_EVERY: u32 = 1 << 16;
 
 /// Polls between two looks at channels of which nothing is heard.
 const QUIET_EVERY: u32 = 64;
@@ -82,11 +83,13 @@ impl RdmaEndpoint {
         self.tick = self.tick.wrapping_add(1);
         let mut moved = !self.backlog.is_empty();
         events.append(&mut self.backlog);
-        if self.connecting > 0 || self.side_due || self.tick.is_multiple_of(SIDE_EVERY) {
+        let quiet = self.tick.is_multiple_of(QUIET_EVERY);
+        // Who waits for the last acknowledgements polls seldom, and waits in vain for those of a peer that has left.
+        let leaving = quiet && self.flush_wanted.load(Ordering::Relaxed);
+        if self.connecting > 0 || self.side_due || leaving || self.tick.is_multiple_of(SIDE_EVERY) {
             self.side_due = false;
             moved |= self.look_aside(events);
         }
-        let quiet = self.tick.is_multiple_of(QUIET_EVERY);
         moved |= self.serve_the_late(events);
         let mut at = 0;
         while at < self.live.len() {
@@ -215,8 +218,7 @@ impl RdmaEndpoint {
         // The owner may be about to sleep, and did not know of these queues when it said so.
         link.wake_for(self.armed).map_err(|error| failed(ErrorKind::System, error.to_string()))?;
         for lane in 0..link.lanes.len() {
-            link.probe(lane, probe_bytes(hello, lane, &self.rails))
-                .map_err(|error| failed(ErrorKind::System, error.to_string()))?;
+            link.probe(lane).map_err(|error| failed(ErrorKind::System, error.to_string()))?;
         }
         self.live.push(number);
         Ok(())
@@ -257,14 +259,6 @@ impl RdmaEndpoint {
         let rail = &self.rails[usize::from(*ours)];
         format!("{} {} to {there}", rail.device, rail.gid)
     }
-}
-
-/// A packet as long as the path carries.
-fn probe_bytes(hello: &Hello, lane: usize, rails: &[Rail]) -> usize {
-    let Hello::Link { lanes, .. } = hello else { return 0 };
-    let theirs = lanes[lane].address.mtu;
-    let ours = rails.get(usize::from(lanes[lane].theirs)).map_or(theirs, |rail| rail.path.mtu);
-    theirs.min(ours).bytes() as usize
 }
 
 /// Takes all completions of a link. `answers` says that this side answers probes.
@@ -344,7 +338,7 @@ fn hear(
 ) -> Result<(), Trouble> {
     if note == Note::Probe {
         if answers && !link.lanes[lane].probed {
-            link.probe(lane, 0)?;
+            link.probe(lane)?;
         }
         link.lanes[lane].probed = true;
         return Ok(());

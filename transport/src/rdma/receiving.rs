@@ -2,6 +2,17 @@
 //!
 //! Messages are taken in their order. Short ones lie in slots; for long ones this side offers memory, as soon as they
 //! are posted and up to a few stretches ahead: the caller's own where it can be registered, else staging.
+//!
+//! # Ahead on condition
+//!
+//! A receive on condition goes back with all behind it when another message comes, and what was granted for them is void:
+//! the sender must fill none of it. It does not know yet what this side knows, but finds out by itself:
+//!
+//! 1. Grants are made in the order of the messages, and behind a receive on condition only if that was granted for too. So
+//!    the first grant that is void is for the very message that did not fit.
+//! 2. The sender meets it before the others, sees that its message is another one (or a short one, which is never granted
+//!    for), and gives it back.
+//! 3. From then on it gives back all grants of the same generation. Those made later are of the next.
 
 use kolo_verbs::Remote;
 
@@ -170,6 +181,11 @@ pub(super) fn pump(chan: &mut Chan, on: Channel, events: &mut Vec<Event>) -> Res
 /// All receives go back, since another message than the first expects is there, and waits. The sender of a long one has
 /// compared tags too, or will: it answers what was granted for them, and writes nothing there.
 fn give_back(chan: &mut Chan, on: Channel, header: &Header, events: &mut Vec<Event>) {
+    // Not by `granted`: the sender may have answered all of them before its word of the message came. Each generation has
+    // been granted in, so few of them are under way, and the number may wrap.
+    if chan.recvs.iter().any(|op| op.granted > 0) {
+        chan.generation = chan.generation.wrapping_add(1);
+    }
     chan.granted.iter_mut().for_each(|granted| granted.dead = true);
     events.extend(chan.recvs.drain(..).map(|op| Event::Returned(op.token)));
     events.push(waiting(on, header));
@@ -275,15 +291,16 @@ pub(super) fn grant(
     while at < chan.recvs.len() && chan.granted.len() < GRANTS as usize && link.lanes[0].has_room() {
         let sequence = chan.recv_sequence.wrapping_add(at as u32);
         let Some(mut op) = chan.recvs.remove(at) else { break };
-        let granted = match op.len > EAGER_BYTES && op.granted < op.len {
+        let long = op.len > EAGER_BYTES;
+        let granted = match long && op.granted < op.len {
             true => grant_one(link, chan, channel, &mut op, sequence, hands),
             false => Ok(Granting::Complete),
         };
         let conditional = op.conditional;
         chan.recvs.insert(at, op);
         match granted? {
-            // Whether what is behind it is the next message is known only when its own has come.
-            Granting::Complete if conditional => break,
+            // Nothing tells the sender whether its next message is this one, so nothing is granted behind it.
+            Granting::Complete if conditional && !long => break,
             Granting::Complete => at += 1,
             Granting::More => moved = true,
             Granting::Blocked => break,
@@ -346,6 +363,7 @@ fn grant_one(
         message_len: op.len as u64,
         tag: op.tag,
         conditional: op.conditional,
+        generation: chan.generation,
     };
     let at = grant_at(chan.grants_sent);
     let Some(block) = &mut chan.block else { return Ok(Granting::Blocked) };

@@ -212,7 +212,8 @@ fn send_long(
 ) -> Result<Step, Trouble> {
     let mut moved = false;
     loop {
-        let ours = chan.grants.front().copied().filter(|grant| grant.sequence == chan.send_sequence);
+        let ours = |grant: &Grant| grant.sequence == chan.send_sequence && !chan.is_void(grant);
+        let ours = chan.grants.front().copied().filter(ours);
         let Some(grant) = ours else {
             if chan.refused.take_if(|refused| *refused == chan.send_sequence as u16).is_some() {
                 hands.events.push(Event::Done(op.token));
@@ -245,6 +246,7 @@ fn send_long(
             if !return_first(link, chan, channel)? {
                 return Ok(Step::Blocked { moved });
             }
+            return_unused(link, chan, channel)?;
             moved = true;
             continue;
         }
@@ -360,12 +362,13 @@ fn hold(op: &mut SendOp, ptr: *mut u8, len: usize, rail: usize, hands: &mut Hand
     }
 }
 
-/// Gives back grants for messages that have gone another way: each is answered, so that both ends count alike.
+/// Gives back grants for messages that have gone another way, and those that are void with them: each is answered, so that
+/// both ends count alike.
 fn return_unused(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, Trouble> {
     let mut moved = false;
     while let Some(grant) = chan.grants.front() {
         let behind = (grant.sequence.wrapping_sub(chan.send_sequence) as i32) < 0;
-        if !behind || !return_first(link, chan, channel)? {
+        if !(behind || chan.is_void(grant)) || !return_first(link, chan, channel)? {
             break;
         }
         moved = true;
@@ -383,7 +386,9 @@ fn return_first(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, T
     let to = link.nowhere();
     // SAFETY: no memory.
     unsafe { link.lanes[number].write(to, None, note, Some(Settled::default()))? };
-    chan.grants.pop_front();
+    if let Some(grant) = chan.grants.pop_front().filter(|grant| grant.conditional) {
+        chan.void = Some(grant.generation);
+    }
     chan.grant_written = 0;
     Ok(true)
 }

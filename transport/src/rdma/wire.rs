@@ -140,10 +140,12 @@ pub(super) struct Grant {
     pub(super) tag: u64,
     /// Whether a message that it is not for stays with its sender, until it is granted for.
     pub(super) conditional: bool,
+    /// How often receives had gone back when it was made: those that had been granted for then are void together.
+    pub(super) generation: u8,
 }
 
 impl Grant {
-    pub(super) const BYTES: usize = 41;
+    pub(super) const BYTES: usize = 42;
 
     pub(super) fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -154,6 +156,7 @@ impl Grant {
         bytes[24..32].copy_from_slice(&self.message_len.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.tag.to_le_bytes());
         bytes[40] = u8::from(self.conditional);
+        bytes[41] = self.generation;
         bytes
     }
 
@@ -166,6 +169,7 @@ impl Grant {
             message_len: u64_at(bytes, 24),
             tag: u64_at(bytes, 32),
             conditional: bytes[40] == 1,
+            generation: bytes[41],
         };
         (bytes[40] <= 1 && grant.len > 0 && grant.len <= grant.message_len).then_some(grant)
     }
@@ -231,8 +235,16 @@ mod tests {
         let notice = Header { len: 1 << 40, kind: Kind::Notice, ..header };
         assert_eq!(Header::decode(&notice.encode()), Some(notice));
         assert_eq!(Header::decode(&[0; Header::BYTES]), None);
-        let grant =
-            Grant { sequence: 1, key: 2, address: 3, len: 4, message_len: 5, tag: 6, conditional: true };
+        let grant = Grant {
+            sequence: 1,
+            key: 2,
+            address: 3,
+            len: 4,
+            message_len: 5,
+            tag: 6,
+            conditional: true,
+            generation: 7,
+        };
         assert_eq!(Grant::decode(&grant.encode()), Some(grant));
         assert_eq!(Grant::decode(&Grant { len: 6, ..grant }.encode()), None);
         let mut nonsense = grant.encode();

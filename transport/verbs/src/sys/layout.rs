@@ -1,7 +1,7 @@
 //! Sizes and offsets of the mirrors on x86-64, as numbers that the real headers gave (`c/layout.c` prints them).
 //!
 //! A wrong mirror does not compile. 64-bit ARM has the same integers but another `pthread_mutex_t`; there the
-//! comparison in `tests/layout.rs` is the check.
+//! comparison in `tests/layout.rs` is the check. `oracle/` compares with the crate rdma-sys.
 
 use std::mem::{offset_of, size_of};
 
