@@ -22,6 +22,7 @@ use crate::config::Config;
 use crate::control::{AbortCause, Control, Membership};
 use crate::engine::{Engine, Id, Route};
 use crate::error::{Context, Error, Result};
+use crate::home::Home;
 use crate::planner::Planner;
 use crate::recorder::Recorder;
 use crate::wait::{self, Policy, SLEEP_MAX};
@@ -48,6 +49,8 @@ pub(crate) struct Core {
     pub(crate) closed: bool,
     /// How adapters reach a GPU's memory, if there are any.
     pub(crate) gpu_direct: Option<String>,
+    /// Where this rank runs, if processors are shared.
+    pub(crate) home: Option<Home>,
 }
 
 #[derive(Debug)]
@@ -82,6 +85,8 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) control: Control,
+    /// That this rank comes back to, if processors are shared. Communicators split off must not have another one.
+    pub(crate) processor: OnceLock<Option<usize>>,
 }
 
 impl Drop for World {
