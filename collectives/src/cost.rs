@@ -75,7 +75,7 @@ pub fn footprint_bytes(task: &Task, bytes: u64) -> f64 {
 pub fn scratch_factor(algorithm: Algorithm, task: &Task) -> f64 {
     let p = f64::from(task.world_size);
     match (algorithm, task.collective) {
-        (Algorithm::Circulant, Collective::ReduceScatter) => p / 2.0,
+        (Algorithm::Circulant | Algorithm::Halving, Collective::ReduceScatter) => p / 2.0,
         (Algorithm::Ring, Collective::ReduceScatter) => p,
         (Algorithm::Direct, Collective::AllToAll) if task.placement == Placement::InPlace => p,
         (Algorithm::Bruck, Collective::AllToAll) => 2.0 * p,
@@ -168,9 +168,21 @@ impl<'a> Bill<'a> {
                 self.copy(n * f64::from(p - 1));
             }
             (A::RecursiveDoubling, C::AllReduce) => self.doubling(n, n, true),
+            (A::RecursiveDoubling, C::Barrier) => self.doubling(0.0, 0.0, false),
             (A::RecursiveDoubling, _) => {
                 for round in 0..rounds {
                     self.exchange(self.circle(1 << round), 1.0, n, true);
+                }
+            }
+            (A::Halving, C::ReduceScatter | C::AllGather) => {
+                for round in 0..rounds {
+                    let blocks = f64::from(1_u32 << round);
+                    self.exchange(
+                        self.partner(1 << round),
+                        1.0,
+                        n * blocks,
+                        task.collective == C::ReduceScatter,
+                    );
                 }
             }
             (A::Halving, _) => {
