@@ -12,6 +12,7 @@
 //! All inputs are the same on all ranks.
 
 use crate::Algorithm;
+use crate::meeting::{Meeting, Weight};
 use crate::model::{LinkClass, Model};
 use crate::plan::{Collective, Placement};
 use crate::rounds::{ceil_log2, floor_log2, halvings};
@@ -75,7 +76,7 @@ pub fn footprint_bytes(task: &Task, bytes: u64) -> f64 {
 pub fn scratch_factor(algorithm: Algorithm, task: &Task) -> f64 {
     let p = f64::from(task.world_size);
     match (algorithm, task.collective) {
-        (Algorithm::Circulant, Collective::ReduceScatter) => p / 2.0,
+        (Algorithm::Circulant | Algorithm::Halving, Collective::ReduceScatter) => p / 2.0,
         (Algorithm::Ring, Collective::ReduceScatter) => p,
         (Algorithm::Direct, Collective::AllToAll) if task.placement == Placement::InPlace => p,
         (Algorithm::Bruck, Collective::AllToAll) => 2.0 * p,
@@ -101,16 +102,6 @@ enum Reach {
     /// meets both kinds in that proportion.
     Mixed(f64),
 }
-
-/// Exchanges with all ranks of a host at a time, instead of with one after the other, where ranks share processors. Measured
-/// with 4 ranks on 2 processors, from 256 KiB to 64 MiB: all-reduce, all-gather and reduce-scatter over TCP 1.16 to 1.65
-/// times as long as round the ring, over shared memory 1.17 to 1.28 times as long as by halving.
-const CROWDED: f64 = 1.3;
-
-/// Exchanges with another rank in each round, instead of always the same two neighbours, where ranks of a host share
-/// processors. Measured as above: over TCP halving and circulant take 1.17 to 1.8 times as long as the ring from 2 MiB on;
-/// over shared memory they do not.
-const CHANGING: f64 = 1.2;
 
 struct Bill<'a> {
     model: &'a Model,
@@ -168,9 +159,17 @@ impl<'a> Bill<'a> {
                 self.copy(n * f64::from(p - 1));
             }
             (A::RecursiveDoubling, C::AllReduce) => self.doubling(n, n, true),
+            (A::RecursiveDoubling, C::Barrier) => self.doubling(0.0, 0.0, false),
             (A::RecursiveDoubling, _) => {
                 for round in 0..rounds {
-                    self.exchange(self.circle(1 << round), 1.0, n, true);
+                    self.exchange(Meeting::Circle, self.circle(1 << round), 1.0, n, true);
+                }
+            }
+            (A::Halving, C::ReduceScatter | C::AllGather) => {
+                for round in 0..rounds {
+                    let blocks = f64::from(1_u32 << round);
+                    let reduces = task.collective == C::ReduceScatter;
+                    self.exchange(Meeting::Pairs, self.partner(1 << round), 1.0, n * blocks, reduces);
                 }
             }
             (A::Halving, _) => {
@@ -185,13 +184,19 @@ impl<'a> Bill<'a> {
             (A::Circulant | A::Bruck, C::AllGather) => self.circulant(p, n, false, None),
             // Two ranks have no rounds: all blocks go one after the other.
             (A::Circulant, collective) if p == 2 => {
-                self.exchange(self.circle(1), f64::from(parts), n, collective == C::Reduce);
+                self.exchange(Meeting::Pairs, self.circle(1), f64::from(parts), n, collective == C::Reduce);
             }
             (A::Circulant, collective) => {
                 let skips = halvings(p);
                 for round in (0..parts - 1 + rounds).rev() {
                     let reach = self.circle(skips[(round % rounds) as usize + 1]);
-                    self.exchange(reach, 1.0, n / f64::from(parts), collective == C::Reduce);
+                    self.exchange(
+                        Meeting::Pipeline,
+                        reach,
+                        1.0,
+                        n / f64::from(parts),
+                        collective == C::Reduce,
+                    );
                 }
             }
             (A::Ring, C::AllReduce) => {
@@ -202,13 +207,16 @@ impl<'a> Bill<'a> {
             (A::Tree, _) => self.tree(n),
             (A::Binomial, C::Broadcast | C::Reduce) => {
                 for round in 0..rounds {
-                    self.exchange(self.branch(1 << round), 1.0, n, task.collective == C::Reduce);
+                    let (meeting, reach) = (Meeting::OneWay(self.branches(round)), self.branch(1 << round));
+                    self.exchange(meeting, reach, 1.0, n, task.collective == C::Reduce);
                 }
             }
             (A::Binomial, _) => {
                 for round in 0..rounds {
                     let blocks = (1_u32 << round).min(p - (1 << round));
-                    self.exchange(self.branch(1 << round), 1.0, n * f64::from(blocks), false);
+                    // The longer the messages, the fewer they are.
+                    let meeting = Meeting::OneWay(self.branches(rounds - 1 - round));
+                    self.exchange(meeting, self.branch(1 << round), 1.0, n * f64::from(blocks), false);
                 }
                 self.copy(n);
             }
@@ -231,19 +239,19 @@ impl<'a> Bill<'a> {
                 self.copy(2.0 * n * f64::from(p));
                 for round in 0..rounds {
                     self.copy(2.0 * moved);
-                    self.exchange(self.circle(1 << round), 1.0, moved, false);
+                    self.exchange(Meeting::Circle, self.circle(1 << round), 1.0, moved, false);
                 }
             }
             (A::Dissemination, _) => {
                 for round in 0..rounds {
-                    self.exchange(self.circle(1 << round), 1.0, 0.0, false);
+                    self.exchange(Meeting::Circle, self.circle(1 << round), 1.0, 0.0, false);
                 }
             }
             (A::Chain, collective) => {
                 let busy = (self.link, self.interface, self.memory, self.processor);
                 for _ in 0..p - 1 {
                     (self.link, self.interface, self.memory, self.processor) = busy;
-                    self.exchange(self.circle(1), 1.0, n, collective != C::Broadcast);
+                    self.exchange(Meeting::Pipeline, self.circle(1), 1.0, n, collective != C::Broadcast);
                 }
             }
             (A::Hierarchical, C::AllReduce) => {
@@ -257,12 +265,12 @@ impl<'a> Bill<'a> {
             (A::Hierarchical, C::ReduceScatter) => {
                 self.local_wave((self.local - 1) * self.hosts, n, true);
                 for _ in 0..self.hosts - 1 {
-                    self.exchange(Reach::Network(1.0), 1.0, n, true);
+                    self.exchange(Meeting::Pairs, Reach::Network(1.0), 1.0, n, true);
                 }
             }
             (A::Hierarchical, _) => {
                 for _ in 0..self.hosts - 1 {
-                    self.exchange(Reach::Network(1.0), 1.0, n, false);
+                    self.exchange(Meeting::Pairs, Reach::Network(1.0), 1.0, n, false);
                 }
                 self.local_wave((self.local - 1) * self.hosts, n, false);
             }
@@ -272,14 +280,14 @@ impl<'a> Bill<'a> {
                 let both = matches!(collective, C::AllReduce | C::Barrier);
                 let n = if collective == C::Barrier { 0.0 } else { n };
                 for _ in 0..ceil_log2(self.local) {
-                    self.exchange(Reach::Host, 1.0, n, reduces);
+                    self.exchange(Meeting::Pairs, Reach::Host, 1.0, n, reduces);
                     if both {
-                        self.exchange(Reach::Host, 1.0, n, false);
+                        self.exchange(Meeting::Pairs, Reach::Host, 1.0, n, false);
                     }
                 }
                 let fold = if self.hosts.is_power_of_two() || collective != C::AllReduce { 0 } else { 1 };
                 for _ in 0..ceil_log2(self.hosts) + fold {
-                    self.exchange(one, 1.0, n, reduces);
+                    self.exchange(Meeting::Pairs, one, 1.0, n, reduces);
                 }
             }
         }
@@ -305,33 +313,27 @@ impl<'a> Bill<'a> {
         }
     }
 
+    /// The share of the ranks that a round of a binomial tree concerns, when `round` rounds were before it.
+    fn branches(&self, round: u32) -> f64 {
+        (f64::from(2_u32 << round) / f64::from(self.p)).min(1.0)
+    }
+
     /// How far partners are whose numbers differ in one bit: they share a host if that bit is low.
     fn partner(&self, distance: u32) -> Reach {
         if self.hosts == 1 || distance < self.local { Reach::Host } else { Reach::Network(1.0) }
     }
 
     /// All ranks send and receive `messages` messages, `bytes` in all, and go on when they have.
-    fn exchange(&mut self, reach: Reach, messages: f64, bytes: f64, reduces: bool) {
-        let changing = match reach {
-            Reach::Host if self.model.oversubscription > 1.0 && self.p > 2 && self.has_system_calls() => {
-                CHANGING
-            }
-            _ => 1.0,
-        };
-        self.round(reach, messages, (bytes, bytes * changing), reduces);
-    }
-
-    /// Whether messages inside a host go through the kernel: nothing else takes that long.
-    fn has_system_calls(&self) -> bool {
-        self.model.intra.overhead_seconds >= 1e-6
-    }
-
-    /// As [`Self::exchange`]; of the bytes, the second number is what they are worth to the links.
-    fn round(&mut self, reach: Reach, messages: f64, bytes: (f64, f64), reduces: bool) {
-        let latency = self.weigh(reach, |class| self.model.latency_seconds(class));
-        let transfer = self.transfer(reach, bytes.1);
-        let work = self.work(reach, messages, bytes.0, reduces);
+    fn exchange(&mut self, meeting: Meeting, reach: Reach, messages: f64, bytes: f64, reduces: bool) {
+        let Weight { turns, processors, links } = self.weight(meeting, reach, bytes);
+        let latency = turns * self.weigh(reach, |class| self.model.latency_seconds(class));
+        let transfer = self.transfer(reach, bytes * links);
+        let work = self.work(reach, turns * processors * messages, processors * bytes, reduces);
         self.path += latency + transfer + work;
+    }
+
+    fn weight(&self, meeting: Meeting, reach: Reach, bytes: f64) -> Weight {
+        if matches!(reach, Reach::Host) { meeting.weight(self.model, self.p, bytes) } else { Weight::ONE }
     }
 
     /// The processor's part of sending and receiving.
@@ -400,23 +402,17 @@ impl<'a> Bill<'a> {
         let mut time = 0.0;
         for (reach, count) in [(Reach::Host, near), (Reach::Network(1.0), far)] {
             if count > 0.0 {
-                // Who has several messages at a time to move, with others on the same processor, finds none in its cache.
-                let crowded = if matches!(reach, Reach::Host) { self.crowded(count) } else { 1.0 };
-                let transfer = self.transfer(reach, count * bytes * crowded);
-                // The processor works while the link does; only the last message's work is in the open.
-                let work = self.work(reach, count, count * bytes, reduces);
                 let width = if matches!(reach, Reach::Host) { width } else { width.min(self.width) };
+                let Weight { turns, links, .. } = self.weight(Meeting::Crowd(count.min(width)), reach, bytes);
+                let transfer = self.transfer(reach, count * bytes * links);
+                // The processor works while the link does; only the last message's work is in the open.
+                let work = self.work(reach, count * turns, count * bytes, reduces);
                 let waits = (count / width).ceil().max(1.0)
                     * self.weigh(reach, |class| self.model.latency_seconds(class));
                 time += waits + together(reach, transfer, work, count);
             }
         }
         self.path += time;
-    }
-
-    /// How much longer `messages` at a time take inside a host than one after the other.
-    fn crowded(&self, messages: f64) -> f64 {
-        if self.model.oversubscription > 1.0 && messages > 1.0 { CROWDED } else { 1.0 }
     }
 
     /// One rank sends to, or receives from, all others; the others have next to nothing to do.
@@ -426,9 +422,11 @@ impl<'a> Bill<'a> {
         let (mut time, mut latency) = (0.0, 0.0_f64);
         for (reach, count) in [(Reach::Host, near), (Reach::Network(1.0 / f64::from(self.local)), far)] {
             if count > 0.0 {
-                let transfer = self.transfer(reach, count * bytes);
+                let Weight { processors, links, .. } = self.weight(Meeting::Fan, reach, bytes);
+                let transfer = self.transfer(reach, count * bytes * links);
                 // One end of each message only, but for the last one.
-                let work = self.work(reach, (count + 1.0) / 2.0, count * bytes, reduces);
+                let messages = (count + 1.0) / 2.0;
+                let work = self.work(reach, messages * processors, count * bytes * processors, reduces);
                 time += together(reach, transfer, work, count);
                 latency = latency.max(self.weigh(reach, |class| self.model.latency_seconds(class)));
             }
@@ -451,16 +449,16 @@ impl<'a> Bill<'a> {
     /// `whole`, after folding ranks that have no partner.
     fn doubling(&mut self, whole: f64, first: f64, reduces: bool) {
         if !self.p.is_power_of_two() && whole > 0.0 {
-            self.exchange(self.partner(1), 1.0, whole, reduces);
+            self.exchange(Meeting::Pairs, self.partner(1), 1.0, whole, reduces);
             // In and out are different directions of the link, and the way back is taken by some ranks only.
             let busy = (self.link, self.interface, self.memory, self.processor);
-            self.exchange(self.partner(1), 1.0, whole, false);
+            self.exchange(Meeting::Pairs, self.partner(1), 1.0, whole, false);
             (self.link, self.interface, self.memory, self.processor) = busy;
         }
         let halves = first < whole || whole == 0.0;
         for round in 0..floor_log2(self.p) {
             let bytes = if halves { first / f64::from(1_u32 << round) } else { first };
-            self.exchange(self.partner(1 << round), 1.0, bytes, reduces);
+            self.exchange(Meeting::Pairs, self.partner(1 << round), 1.0, bytes, reduces);
         }
     }
 
@@ -470,14 +468,15 @@ impl<'a> Bill<'a> {
             let reach = share.map_or_else(|| self.circle(active[1]), Reach::Network);
             // A range that wraps is two messages, on some rank of every round.
             let messages = if active[0] - active[1] > 1 { 2.0 } else { 1.0 };
-            self.exchange(reach, messages, f64::from(active[0] - active[1]) * block, reduces);
+            let bytes = f64::from(active[0] - active[1]) * block;
+            self.exchange(Meeting::Circle, reach, messages, bytes, reduces);
         }
     }
 
     fn ring(&mut self, rounds: u32, channels: f64, block: f64, reduces: bool) {
         let reach = self.circle(1);
         for _ in 0..rounds {
-            self.round(reach, channels, (block, block), reduces);
+            self.exchange(Meeting::Neighbours, reach, channels, block, reduces);
         }
     }
 
@@ -494,8 +493,8 @@ impl<'a> Bill<'a> {
         let busy = (self.link, self.interface, self.memory, self.processor);
         for (reach, levels) in [(Reach::Host, inner), (one, outer)] {
             for _ in 0..levels {
-                self.exchange(reach, 1.5, 0.75 * n, true);
-                self.exchange(reach, 1.5, 0.75 * n, false);
+                self.exchange(Meeting::Pairs, reach, 1.5, 0.75 * n, true);
+                self.exchange(Meeting::Pairs, reach, 1.5, 0.75 * n, false);
             }
         }
         (self.link, self.interface, self.memory, self.processor) = busy;

@@ -43,6 +43,7 @@ mod generators;
 mod group;
 mod hosts;
 pub mod layout;
+mod meeting;
 pub mod memory;
 pub mod model;
 pub mod overrides;

@@ -94,6 +94,11 @@ impl Model {
         model
     }
 
+    /// Whether messages inside a host go through the kernel: nothing else takes a microsecond.
+    pub(crate) fn has_system_calls(&self) -> bool {
+        self.intra.overhead_seconds >= 1e-6
+    }
+
     /// Latency on a class of links, as the ranks of this machine see it.
     pub(crate) fn latency_seconds(&self, class: &LinkClass) -> f64 {
         class.latency_seconds + (self.oversubscription - 1.0).max(0.0) * self.switch_seconds

@@ -240,15 +240,27 @@ fn tune(
     }
     let mut best: Option<(f64, Params, Flow)> = None;
     for segment_bytes in sizes {
-        let params = Params { parts: parts(algorithm, task, segment_bytes.min(bytes), model), ..task.params };
-        let tuned = Task { params, ..task.clone() };
-        let flow = Flow { bytes, segment_bytes, window: if segment_bytes >= bytes { 1 } else { window } };
-        let cost = seconds(algorithm, &tuned, flow, model);
-        if best.as_ref().is_none_or(|(least, ..)| cost < *least) {
-            best = Some((cost, params, flow));
+        let parts = parts(algorithm, task, segment_bytes.min(bytes), model);
+        for width in widths(algorithm, task, model) {
+            let params = Params { parts, width, ..task.params };
+            let tuned = Task { params, ..task.clone() };
+            let flow = Flow { bytes, segment_bytes, window: if segment_bytes >= bytes { 1 } else { window } };
+            let cost = seconds(algorithm, &tuned, flow, model);
+            if best.as_ref().is_none_or(|(least, ..)| cost < *least) {
+                best = Some((cost, params, flow));
+            }
         }
     }
     best.unwrap_or_else(|| unreachable!("there is at least one size"))
+}
+
+/// Exchanges in flight: as the task has them, or one after the other where ranks that share processors get in each other's
+/// way.
+fn widths(algorithm: Algorithm, task: &Task, model: &Model) -> impl Iterator<Item = u16> {
+    let exchanges = algorithm == Algorithm::Direct && task.collective == Collective::AllToAll;
+    let shared = model.oversubscription > 1.0 && model.has_system_calls();
+    let takes_turns = exchanges && shared && task.params.width > 1;
+    std::iter::once(task.params.width).chain(takes_turns.then_some(1))
 }
 
 /// Blocks for the pipelined circulant broadcast: parts - 1 + q rounds of alpha + (n / parts) beta are least at

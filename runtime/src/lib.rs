@@ -7,6 +7,7 @@ pub mod config;
 pub mod control;
 mod engine;
 pub mod error;
+mod home;
 pub mod join;
 mod planner;
 pub mod profile;

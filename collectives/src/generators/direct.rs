@@ -63,7 +63,12 @@ fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32) {
     for lane in lanes(task, task.world_size - 1) {
         b.lane(0);
         for distance in lane.map(|exchange| exchange + 1) {
-            let (to, from) = (task.ahead(rank, distance), task.behind(rank, distance));
+            // In pairs where all have a partner: nobody waits for a rank that waits for a third one.
+            let (to, from) = if task.world_size.is_power_of_two() {
+                (rank ^ distance, rank ^ distance)
+            } else {
+                (task.ahead(rank, distance), task.behind(rank, distance))
+            };
             b.send(to, Blocks::one(Space::Input, to));
             b.recv(from, Blocks::one(Space::Output, from));
         }

@@ -1,44 +1,64 @@
-//! Halving and doubling in canonical order: large all-reduces whose bits do not depend on anything but p.
+//! Exchanges in pairs of ranks that differ in one bit, with halves of what they share: all-reduce, reduce-scatter and
+//! all-gather.
 //!
-//! Rabenseifner, "Optimization of collective reduction operations" (2004), but with the distance doubling while
-//! the vector halves: in round k, ranks that differ in bit k exchange halves of what they still share, and the
-//! exchanges are undone in reverse order. 2 log2 p rounds, 2 n (p-1)/p bytes. Nearest partners add first, so
+//! The all-reduce is that of Rabenseifner, "Optimization of collective reduction operations" (2004), but with the distance
+//! doubling while the vector halves: in round k, ranks that differ in bit k exchange halves of what they still share, and
+//! the exchanges are undone in reverse order. 2 log2 p rounds, 2 n (p-1)/p bytes. Nearest partners add first, so
 //! every element is the balanced binary tree over the ranks: canonical order. When p is not a power of two the
 //! first ranks pair up before, which costs two rounds and n bytes each way on those ranks. With ranks
 //! contiguous on hosts the large exchanges stay within a host.
+//!
+//! Reduce-scatter and all-gather are those of Thakur, Rabenseifner and Gropp (2005), for powers of two. The distance halves
+//! with the blocks, so that these always lie side by side and every round is a single message each way.
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
 use crate::generators::copy_own;
-use crate::plan::{Blocks, Collective, Cut, Plan, Space};
+use crate::plan::{Blocks, Collective, Cut, Like, Placement, Plan, Space};
 use crate::rounds::{Fold, floor_log2};
 use crate::task::Task;
 
 pub(crate) fn supports(task: &Task) -> Result<(), String> {
     match task.collective {
         Collective::AllReduce => Ok(()),
+        Collective::ReduceScatter | Collective::AllGather if task.world_size.is_power_of_two() => Ok(()),
+        Collective::ReduceScatter | Collective::AllGather => {
+            Err(format!("halving of blocks per rank needs a power of two ranks, not {}", task.world_size))
+        }
         other => Err(format!("halving has no form for {other:?}")),
     }
 }
 
 pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
     let p = task.world_size;
+    let cut = match task.collective {
+        Collective::AllReduce => Cut::Vector { parts: 1 << floor_log2(p) },
+        _ => Cut::PerRank,
+    };
+    let mut b = PlanBuilder::new(task, Algorithm::Halving, rank, cut);
+    b.lane(0);
+    match task.collective {
+        _ if p == 1 => copy_own(&mut b, task, 0, 1),
+        Collective::AllReduce => all_reduce(&mut b, task, rank),
+        Collective::ReduceScatter => reduce_scatter(&mut b, task, rank),
+        _ => all_gather(&mut b, task, rank),
+    }
+    b.finish()
+}
+
+fn all_reduce(b: &mut PlanBuilder, task: &Task, rank: u32) {
+    let p = task.world_size;
     let rounds = floor_log2(p);
     let parts = 1 << rounds;
-    let mut b = PlanBuilder::new(task, Algorithm::Halving, rank, Cut::Vector { parts });
-    b.lane(0);
     let (own, output) = (task.own_blocks(0, parts), Blocks::range(Space::Output, 0, parts));
     let (index, extra) = match Fold::of(rank, p) {
         Fold::Extra { partner } => {
             b.send(partner, own);
             b.recv(partner, output);
-            return b.finish();
+            return;
         }
         Fold::Active { index, extra } => (index, extra),
     };
-    if p == 1 {
-        copy_own(&mut b, task, 0, 1);
-    }
     let mut sum = own.space;
     if let Some(extra) = extra {
         b.recv_reduce(extra, own, output);
@@ -64,5 +84,51 @@ pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
     if let Some(extra) = extra {
         b.send(extra, output);
     }
-    b.finish()
+}
+
+/// The partial sums of the blocks that this rank still adds up lie in scratch, in the order of the blocks.
+fn reduce_scatter(b: &mut PlanBuilder, task: &Task, rank: u32) {
+    let output = Blocks::one(Space::Output, 0);
+    let mut size = task.world_size / 2;
+    // Block 0 of what is at hand is block `first` of the world.
+    let mut first = 0;
+    let mut at_hand = Blocks::range(Space::Input, 0, task.world_size);
+    while size > 0 {
+        let peer = rank ^ size;
+        let (keep, give) = if rank & size == 0 { (0, size) } else { (size, 0) };
+        let part = |offset: u32| Blocks::range(at_hand.space, at_hand.first + offset, size);
+        b.send(peer, part(give));
+        first += keep;
+        let sum = if size > 1 && at_hand.space == Space::Input {
+            b.scratch_range((first..first + size).map(Like::Input))
+        } else if size > 1 {
+            part(keep)
+        } else {
+            output
+        };
+        // In place, the own block of the input is the output.
+        let own = task.placement == Placement::InPlace && at_hand.space == Space::Input && size == 1;
+        b.recv_reduce(peer, if own { output } else { part(keep) }, sum);
+        at_hand = sum;
+        size /= 2;
+    }
+}
+
+fn all_gather(b: &mut PlanBuilder, task: &Task, rank: u32) {
+    let own = Blocks::one(Space::Output, rank);
+    let mut size = 1;
+    while size < task.world_size {
+        let peer = rank ^ size;
+        let first = rank & !(size - 1);
+        if size == 1 && task.out_of_place() {
+            // From where it lies: the copy is off the critical path.
+            let input = Blocks::one(Space::Input, 0);
+            b.send(peer, input);
+            b.copy(input, own);
+        } else {
+            b.send(peer, Blocks::range(Space::Output, first, size));
+        }
+        b.recv(peer, Blocks::range(Space::Output, first ^ size, size));
+        size *= 2;
+    }
 }

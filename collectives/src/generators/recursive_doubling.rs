@@ -1,10 +1,10 @@
-//! Recursive doubling: all-reduce of whole vectors in log2 p rounds, and scans.
+//! Recursive doubling: all-reduce of whole vectors in log2 p rounds, barrier, and scans.
 //!
 //! Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005). In
 //! round k, ranks that differ in bit k exchange all they have and both reduce: log2 p rounds, n bytes each.
 //! When p is not a power of two, the first ranks pair up first ([`Fold`]), for two rounds more. The sum of an
-//! element is the balanced tree over the ranks, on all ranks and for all sizes: canonical order. The scans are
-//! those of Hillis and Steele (1986), ceil(log2 p) rounds.
+//! element is the balanced tree over the ranks, on all ranks and for all sizes: canonical order. The barrier
+//! is the same without data, for powers of two. The scans are those of Hillis and Steele (1986), ceil(log2 p) rounds.
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
@@ -16,6 +16,10 @@ use crate::task::Task;
 pub(crate) fn supports(task: &Task) -> Result<(), String> {
     match task.collective {
         Collective::AllReduce | Collective::Scan | Collective::ExScan => Ok(()),
+        Collective::Barrier if task.world_size.is_power_of_two() => Ok(()),
+        Collective::Barrier => {
+            Err(format!("a barrier by doubling needs a power of two ranks, not {}", task.world_size))
+        }
         other => Err(format!("recursive doubling has no form for {other:?}")),
     }
 }
@@ -28,6 +32,7 @@ pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
             let group = Group::world(task.world_size, rank);
             all_reduce_core(&mut b, task, &group, task.own_blocks(0, 1));
         }
+        Collective::Barrier => barrier(&mut b, task.world_size, rank),
         Collective::Scan => scan(&mut b, task, rank, 0, task.own_blocks(0, 1)),
         _ => exclusive_scan(&mut b, task, rank),
     }
@@ -92,6 +97,15 @@ pub(crate) fn all_reduce_core(b: &mut PlanBuilder, task: &Task, group: &Group, o
     }
     if let Some(extra) = extra {
         b.send(group.rank(extra), output);
+    }
+}
+
+/// In pairs: nobody waits for a rank that waits for a third one.
+fn barrier(b: &mut PlanBuilder, p: u32, rank: u32) {
+    for round in 0..floor_log2(p) {
+        let peer = rank ^ (1 << round);
+        b.signal(peer);
+        b.wait_signal(peer);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Making a communicator: endpoints, routes, and what the ranks must agree on.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions};
@@ -23,6 +23,7 @@ use crate::config::{Config, Determinism, TransportKind, Transports};
 use crate::control::{Control, ControlRuntime, ExchangeKey};
 use crate::engine::{Engine, Links, Route};
 use crate::error::{Context, Error, Result};
+use crate::home::{self, Home};
 use crate::join::{JoinSpec, MOST_PATIENCE};
 use crate::planner::Planner;
 use crate::recorder::Recorder;
@@ -73,7 +74,7 @@ impl Builder {
         let control = Control::join(&spec, &runtime)?;
         let members: Arc<[u32]> = (0..control.world_size()).collect();
         let rank = control.rank();
-        let world = Arc::new(World { control });
+        let world = Arc::new(World { control, processor: OnceLock::new() });
         connect(world, WORLD, members, rank, config)
     }
 }
@@ -90,6 +91,8 @@ struct Card {
     host: (u64, Option<String>),
     /// Processors this rank may use.
     processors: u32,
+    /// Ranks of a host with the same number may run on the same ones.
+    affinity: u64,
     /// Channels per peer that all transports of this rank offer.
     channels: u16,
     /// Whether this rank has a GPU's driver, so that its buffers may be a GPU's.
@@ -123,6 +126,7 @@ pub(crate) fn connect(
             .collect(),
         host: (world.control.peer_info()[world.control.rank() as usize].host_key, config.host_id.clone()),
         processors: usable_processors() as u32,
+        affinity: home::affinity(),
         channels: candidates.iter().filter_map(Candidate::channels_max).min().unwrap_or(u16::MAX),
         has_gpus: driver.is_some(),
         agreed: agreed(&config),
@@ -161,6 +165,7 @@ pub(crate) fn connect(
         }
     }
     let policy = policy(&hosts, &cards, &config);
+    let processor = *world.processor.get_or_init(|| assign_processor(rank as usize, &hosts, &cards));
     let mut flat = None;
     let mut gpu_direct = None;
     let mut endpoints: Vec<Box<dyn Endpoint>> = Vec::new();
@@ -227,6 +232,7 @@ pub(crate) fn connect(
         gpu_counters: gpu_memory::GpuCounters::default(),
         bounces: Vec::new(),
         bouncing: 0,
+        home: processor.map(Home::new),
     };
     let shared =
         Shared::new(rank, id, members, hosts, routes, config, policy, world, membership, driver, core);
@@ -442,6 +448,13 @@ fn host_indices(cards: &[Card]) -> Arc<[u32]> {
 fn policy(hosts: &[u32], cards: &[Card], config: &Config) -> Policy {
     let (ranks, processors) = fullest(hosts, cards);
     Policy::for_host(ranks, processors, config.spin)
+}
+
+/// The processor that this rank comes back to, among those of its host that may run on the same ones.
+fn assign_processor(rank: usize, hosts: &[u32], cards: &[Card]) -> Option<usize> {
+    let same = |other: &usize| hosts[*other] == hosts[rank] && cards[*other].affinity == cards[rank].affinity;
+    let place = (0..rank).filter(same).count();
+    home::assign(place, (0..cards.len()).filter(same).count())
 }
 
 fn fullest(hosts: &[u32], cards: &[Card]) -> (usize, usize) {

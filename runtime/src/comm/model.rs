@@ -26,6 +26,8 @@ pub(super) fn model_for(facts: Facts, profile: Option<&Profile>) -> Model {
     } else if !shm {
         model.intra = LOOPBACK_TCP;
         model.memory_bytes_per_second = LOOPBACK_KERNEL_BYTES_PER_SECOND;
+        model.copy_bytes_per_second = LOOPBACK_COPY_BYTES_PER_SECOND;
+        model.switch_seconds = LOOPBACK_SWITCH_SECONDS;
     }
     // Inside a host processors do the moving, so ranks that share one share its speed.
     model.intra.bytes_per_second /= oversubscription;
@@ -33,10 +35,16 @@ pub(super) fn model_for(facts: Facts, profile: Option<&Profile>) -> Model {
 }
 
 /// TCP between processes of one host: system calls of 2.6 us at each end, wake-ups included, and what the kernel copies per
-/// second. From all-gathers of 512 bytes among 2, 4 and 8 ranks on 2 processors: 6 us; in rounds of the logarithm 34 and 104,
-/// direct 38 and 175, around a ring 47 and 200.
+/// second. From all-gathers of 8 bytes and 512 KiB among 2, 4 and 8 ranks on 2 processors: 6 us; round the ring 47 and 201,
+/// direct 38 and 215, in pairs 25 and 75; 36, 135 and 430 us.
 const LOOPBACK_TCP: LinkClass =
-    LinkClass { latency_seconds: 0.7e-6, overhead_seconds: 2.6e-6, bytes_per_second: 3e9 };
+    LinkClass { latency_seconds: 0.7e-6, overhead_seconds: 2.6e-6, bytes_per_second: 6.5e9 };
 
-/// What the kernel moves over loopback with two processors, in and out each counted: 9 GB/s measured.
-const LOOPBACK_KERNEL_BYTES_PER_SECOND: f64 = 18e9;
+/// What a rank waits for each other one on its processor: they yield, and nobody sleeps. From the same.
+const LOOPBACK_SWITCH_SECONDS: f64 = 3.5e-6;
+
+/// What the kernel moves over loopback with two processors, in and out each counted: 13 GB/s measured.
+const LOOPBACK_KERNEL_BYTES_PER_SECOND: f64 = 26e9;
+
+/// Copies of what an all-to-all by Bruck packs, which lies in the nearest caches where that form is of use.
+const LOOPBACK_COPY_BYTES_PER_SECOND: f64 = 30e9;

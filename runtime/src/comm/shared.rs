@@ -26,6 +26,7 @@ use crate::config::Config;
 use crate::control::{AbortCause, Control, Membership};
 use crate::engine::{Engine, Id, Route};
 use crate::error::{Context, Error, Result};
+use crate::home::Home;
 use crate::planner::Planner;
 use crate::recorder::Recorder;
 use crate::wait::{self, Policy, SLEEP_MAX};
@@ -59,6 +60,8 @@ pub(crate) struct Core {
     pub(crate) bounces: Vec<Bounce>,
     /// How many of them wait for copies.
     pub(crate) bouncing: usize,
+    /// Where this rank runs, if processors are shared.
+    pub(crate) home: Option<Home>,
 }
 
 #[derive(Debug)]
@@ -95,6 +98,8 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) control: Control,
+    /// That this rank comes back to, if processors are shared. Communicators split off must not have another one.
+    pub(crate) processor: OnceLock<Option<usize>>,
 }
 
 impl Drop for World {

@@ -53,6 +53,8 @@ pub(crate) struct Watch<'a> {
     suspected_at: Option<Instant>,
     /// Turns since deadline and abort flag were looked at.
     turns: u32,
+    /// Whether this thread has come back to its processor, unless it was moved since.
+    at_home: bool,
 }
 
 impl<'a> Watch<'a> {
@@ -67,6 +69,7 @@ impl<'a> Watch<'a> {
             asked_at: None,
             suspected_at: None,
             turns: 0,
+            at_home: false,
         }
     }
 
@@ -94,6 +97,11 @@ impl<'a> Watch<'a> {
             return Ok(if self.shared.is_wanted() { self.give_way(core) } else { core });
         }
         self.turns = 0;
+        if !std::mem::replace(&mut self.at_home, next != Next::Sleep)
+            && let Some(home) = &mut core.home
+        {
+            home.come_back();
+        }
         core = self.check(core, waiting_for)?;
         Ok(match next {
             Next::Sleep => self.shared.sleep(core),
