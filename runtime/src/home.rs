@@ -7,7 +7,7 @@
 //!
 //! So each of these ranks has a processor to come back to, dealt out in turn. It is not bound to it: the affinity mask
 //! is narrowed and put back at once, so that the scheduler may move the thread whenever it sees fit, and threads started
-//! from it inherit what it had. Where somebody else keeps that processor busy the rank soon stops trying.
+//! from it inherit what it had. Where somebody else keeps that processor busy, a rank that is held up there leaves.
 
 use std::time::{Duration, Instant};
 
@@ -15,15 +15,18 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 
 use crate::call::mix;
 
-/// Coming back takes 10 to 30 us, and among ranks that yield a turn of each; a stranger holds on to a processor for a slice,
-/// which is 3 ms or more.
-const ARRIVAL_MAX: Duration = Duration::from_millis(1);
+/// Coming back takes 10 to 30 us, and the others of a short call take their turns in as much; somebody else holds on to a
+/// processor for a slice or until the next tick, which is 1 to 4 ms.
+pub(crate) const TURN_MAX: Duration = Duration::from_millis(1);
 
-/// How long a rank stays away after it has met a stranger for the first time; twice as long each further time.
+/// How long a rank stays away after it was held up; twice as long each time until there has been peace.
 const FIRST_ABSENCE: Duration = Duration::from_millis(10);
 
 /// Longest absence.
 const ABSENCE_MAX: Duration = Duration::from_secs(10);
+
+/// So long after an absence without being held up again.
+const PEACE: Duration = Duration::from_secs(1);
 
 /// What a rank tells of the processors it may run on: the same number means the same ones.
 pub(crate) fn affinity() -> u64 {
@@ -45,7 +48,7 @@ fn deal(processors: &[usize], place: usize, ranks: usize) -> Option<usize> {
 #[derive(Debug)]
 pub(crate) struct Home {
     processor: usize,
-    /// The last absence; zero after an arrival without delay.
+    /// The last absence.
     absence: Duration,
     absent_until: Option<Instant>,
 }
@@ -55,38 +58,53 @@ impl Home {
         Self { processor, absence: Duration::ZERO, absent_until: None }
     }
 
-    /// Brings the calling thread there, if it is elsewhere and may run there.
+    /// Brings the calling thread there, if it is elsewhere and may run there, and nobody has held it up lately.
     pub(crate) fn come_back(&mut self) {
         if sched_getcpu() == self.processor {
             return;
         }
         let start = Instant::now();
-        if self.absent_until.is_none_or(|until| start >= until) && self.travel() {
-            self.arrived(start, Instant::now());
+        if self.absent_until.is_none_or(|until| start >= until) && self.travel(true) {
+            let end = Instant::now();
+            if end - start > TURN_MAX {
+                self.held_up(end);
+            }
         }
     }
 
-    /// Nothing depends on it: what the system does not allow stays as it is.
-    fn travel(&self) -> bool {
+    /// The rank gave its processor to others and got it back late: it leaves, and stays away for a while.
+    pub(crate) fn held_up(&mut self, now: Instant) {
+        if self.note(now) {
+            self.travel(false);
+        }
+    }
+
+    /// Decides on an absence, unless there is one already.
+    fn note(&mut self, now: Instant) -> bool {
+        if self.absent_until.is_some_and(|until| now < until) {
+            return false;
+        }
+        let again = self.absent_until.is_some_and(|until| now < until + PEACE);
+        self.absence = if again { (2 * self.absence).min(ABSENCE_MAX) } else { FIRST_ABSENCE };
+        self.absent_until = Some(now + self.absence);
+        true
+    }
+
+    /// Goes there, or anywhere else. Nothing depends on it: what the system does not allow stays as it is.
+    fn travel(&self, home: bool) -> bool {
         // Somebody may have bound the thread since.
         let Ok(mask) = sched_getaffinity(None) else { return false };
-        let mut home = CpuSet::new();
-        home.set(self.processor);
-        if !mask.is_set(self.processor) || sched_setaffinity(None, &home).is_err() {
+        let mut narrow = if home { CpuSet::new() } else { mask };
+        if home {
+            narrow.set(self.processor);
+        } else {
+            narrow.unset(self.processor);
+        }
+        if !mask.is_set(self.processor) || narrow.count() == 0 || sched_setaffinity(None, &narrow).is_err() {
             return false;
         }
         let _ = sched_setaffinity(None, &mask);
         true
-    }
-
-    fn arrived(&mut self, start: Instant, end: Instant) {
-        if end - start < ARRIVAL_MAX {
-            self.absence = Duration::ZERO;
-            self.absent_until = None;
-        } else {
-            self.absence = (2 * self.absence).clamp(FIRST_ABSENCE, ABSENCE_MAX);
-            self.absent_until = Some(end + self.absence);
-        }
     }
 }
 
@@ -116,7 +134,7 @@ mod tests {
         let mask = sched_getaffinity(None).expect("a mask");
         for processor in processors() {
             let mut home = Home::new(processor);
-            assert!(home.travel());
+            assert!(home.travel(true));
             assert_eq!(sched_getaffinity(None).expect("a mask"), mask);
             home.come_back();
         }
@@ -129,7 +147,7 @@ mod tests {
             let mut only = CpuSet::new();
             only.set(here);
             sched_setaffinity(None, &only).expect("own processor");
-            assert!(!Home::new(here + 1).travel());
+            assert!(!Home::new(here + 1).travel(true) && !Home::new(here).travel(false));
             assert_eq!(sched_getaffinity(None).expect("a mask"), only);
         })
         .join()
@@ -137,15 +155,18 @@ mod tests {
     }
 
     #[test]
-    fn who_meets_a_stranger_stays_away_longer_each_time() {
+    fn who_is_held_up_stays_away_longer_each_time_until_there_is_peace() {
         let mut home = Home::new(0);
         let start = Instant::now();
-        let slow = start + 3 * ARRIVAL_MAX;
-        home.arrived(start, slow);
-        assert_eq!(home.absent_until, Some(slow + FIRST_ABSENCE));
-        home.arrived(start, slow);
-        assert_eq!(home.absent_until, Some(slow + 2 * FIRST_ABSENCE));
-        home.arrived(start, start + ARRIVAL_MAX / 10);
-        assert_eq!((home.absence, home.absent_until), (Duration::ZERO, None));
+        assert!(home.note(start));
+        assert_eq!(home.absent_until, Some(start + FIRST_ABSENCE));
+        assert!(!home.note(start + FIRST_ABSENCE / 2));
+        assert_eq!(home.absent_until, Some(start + FIRST_ABSENCE));
+        let again = start + 2 * FIRST_ABSENCE;
+        assert!(home.note(again));
+        assert_eq!(home.absent_until, Some(again + 2 * FIRST_ABSENCE));
+        let later = again + 2 * PEACE;
+        assert!(home.note(later));
+        assert_eq!(home.absent_until, Some(later + FIRST_ABSENCE));
     }
 }

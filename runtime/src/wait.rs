@@ -68,13 +68,14 @@ pub struct Pacer {
     polls: u32,
     idle_since: Option<Instant>,
     now: Option<Instant>,
+    turn: Duration,
 }
 
 impl Pacer {
     /// Starts a wait.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
-        Self { policy, polls: 0, idle_since: None, now: None }
+        Self { policy, polls: 0, idle_since: None, now: None, turn: Duration::ZERO }
     }
 
     /// Call after a poll that moved something.
@@ -82,6 +83,7 @@ impl Pacer {
         self.polls = 0;
         self.idle_since = None;
         self.now = None;
+        self.turn = Duration::ZERO;
     }
 
     /// Call after a poll that moved nothing; spins or yields as the policy says.
@@ -93,6 +95,7 @@ impl Pacer {
             return Next::Poll;
         }
         let now = Instant::now();
+        self.turn = self.now.map_or(Duration::ZERO, |before| now - before);
         self.now = Some(now);
         let age = now - *self.idle_since.get_or_insert(now);
         if age < self.policy.spin {
@@ -103,6 +106,12 @@ impl Pacer {
         } else {
             Next::Sleep
         }
+    }
+
+    /// The time between the last two looks at the clock, with what others did meanwhile; zero after something has moved.
+    #[must_use]
+    pub fn turn(&self) -> Duration {
+        self.turn
     }
 
     /// The time of the last look at the clock.

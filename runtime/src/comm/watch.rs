@@ -8,6 +8,7 @@ use super::failure::Suspicion;
 use super::shared::{Core, Shared};
 use super::waited::Waited;
 use crate::error::Result;
+use crate::home::{Home, TURN_MAX};
 use crate::wait::{Next, Pacer};
 
 /// How long a stalled wait lasts before the peers are asked what they are doing, and between further questions.
@@ -19,6 +20,9 @@ const LOSS_GRACE: Duration = Duration::from_millis(50);
 
 /// Turns that move something, between two looks at deadline and abort flag: a turn takes some microseconds.
 const TURNS_PER_CHECK: u32 = 1024;
+
+/// Calls of less than so many bytes are over when all ranks of a processor have had some turns of microseconds.
+const SHORT_BYTES: usize = 64 << 10;
 
 /// Counts a thread that drives for itself, so that the helper stands back.
 #[derive(Debug)]
@@ -55,6 +59,8 @@ pub(crate) struct Watch<'a> {
     turns: u32,
     /// Whether this thread has come back to its processor, unless it was moved since.
     at_home: bool,
+    /// Whether no rank needs a processor for long.
+    is_short: bool,
 }
 
 impl<'a> Watch<'a> {
@@ -70,6 +76,9 @@ impl<'a> Watch<'a> {
             suspected_at: None,
             turns: 0,
             at_home: false,
+            is_short: waited.summary.is_some_and(|call| {
+                call.count.is_some_and(|count| count * call.data_type.size() < SHORT_BYTES)
+            }),
         }
     }
 
@@ -97,10 +106,8 @@ impl<'a> Watch<'a> {
             return Ok(if self.shared.is_wanted() { self.give_way(core) } else { core });
         }
         self.turns = 0;
-        if !std::mem::replace(&mut self.at_home, next != Next::Sleep)
-            && let Some(home) = &mut core.home
-        {
-            home.come_back();
+        if let Some(home) = &mut core.home {
+            self.stay_at(home, next);
         }
         core = self.check(core, waiting_for)?;
         Ok(match next {
@@ -108,6 +115,16 @@ impl<'a> Watch<'a> {
             _ if self.shared.is_wanted() => self.give_way(core),
             _ => core,
         })
+    }
+
+    /// Comes back to this rank's processor before the first pause, and after a sleep; and notices if others do not share it.
+    fn stay_at(&mut self, home: &mut Home, next: Next) {
+        let came_back = std::mem::replace(&mut self.at_home, next != Next::Sleep);
+        if !came_back {
+            home.come_back();
+        } else if self.is_short && self.pacer.turn() > TURN_MAX {
+            home.held_up(self.pacer.now());
+        }
     }
 
     /// Between two pieces of work that nobody else is needed for. Gives way, and fails at the deadline or once the
