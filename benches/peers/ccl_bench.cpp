@@ -89,7 +89,7 @@ public:
     fill(bytes, 0);
     double seconds = estimate(name, bytes);
     long batch = long(sample_seconds / seconds) + 1;
-    if (name == "broadcast" && batch > 1) batch = (batch + ranks - 1) / ranks * ranks;
+    if (name == "broadcast" && seconds < slow_seconds) batch = (batch + ranks - 1) / ranks * ranks;
     int least = seconds < slow_seconds ? min_samples : min_slow_samples;
     int samples = int(std::clamp(options.budget_seconds / (double(batch) * seconds), double(least), double(max_samples)));
     std::vector<double> best(samples), next(samples);

@@ -141,7 +141,7 @@ class Bench:
         self.fill(size, 0)
         seconds = self.estimate(once)
         batch = int(SAMPLE_SECONDS / seconds) + 1
-        if name == "broadcast" and batch > 1:
+        if name == "broadcast" and seconds < SLOW_SECONDS:
             batch = -(-batch // self.ranks) * self.ranks
         wanted = int(self.options.budget_ms * 1e-3 / (batch * seconds))
         samples = min(MAX_SAMPLES, max(MIN_SAMPLES if seconds < SLOW_SECONDS else MIN_SLOW_SAMPLES, wanted))

@@ -116,7 +116,7 @@ static double estimate(enum operation operation, size_t bytes, long *batch) {
     if (again < seconds) seconds = again;
   }
   *batch = (long)(SAMPLE_SECONDS / seconds) + 1;
-  if (operation == BROADCAST && *batch > 1) *batch = (*batch + ranks - 1) / ranks * ranks;
+  if (operation == BROADCAST && seconds < SLOW_SECONDS) *batch = (*batch + ranks - 1) / ranks * ranks;
   return seconds;
 }
 

@@ -209,7 +209,7 @@ impl Bench {
             seconds = seconds.min(again);
         }
         let mut batch = (SAMPLE_SECONDS / seconds) as usize + 1;
-        if operation == Operation::Broadcast && batch > 1 {
+        if operation == Operation::Broadcast && seconds < SLOW_SECONDS {
             batch = batch.next_multiple_of(self.ranks);
         }
         Ok((batch, seconds))
