@@ -5,7 +5,7 @@ use std::fmt;
 use kolo_collectives::plan::{Collective, Placement};
 
 use crate::control::Activity;
-use crate::engine::Sides;
+use crate::engine::{Reach, Sides};
 use crate::error::{Context, Error, Result};
 use crate::types::{DataType, ReduceOp};
 
@@ -80,8 +80,8 @@ pub(crate) struct Call {
     pub(crate) op: ReduceOp,
     pub(crate) root: u32,
     pub(crate) placement: Placement,
-    /// The GPUs whose memory the buffers are; found out for calls on raw memory.
-    pub(crate) sides: Sides,
+    /// The GPUs whose memory the buffers are; found out for calls on raw memory. Apart, since few calls have any.
+    pub(crate) gpus: Option<Box<Sides>>,
 }
 
 /// What tells one call from another, for messages and the flight recorder.
@@ -118,7 +118,7 @@ impl Call {
             op: raw.op,
             root: if raw.collective.is_rooted() { raw.root } else { 0 },
             placement: placement(raw, rank, world_size),
-            sides: Sides::default(),
+            gpus: None,
         };
         let fail = |problem: String| {
             let operation = call.summary(false).to_string();
@@ -150,6 +150,12 @@ impl Call {
             return fail("a null pointer was given for a buffer that is not empty".to_owned());
         }
         Ok(call)
+    }
+
+    /// The GPUs whose memory the buffers are.
+    pub(crate) fn sides(&self) -> &Sides {
+        static NONE: Sides = Sides { input: None, output: None, reach: Reach::Staged };
+        self.gpus.as_deref().unwrap_or(&NONE)
     }
 
     /// Bytes of a rank's input and output; 0 where it has none.

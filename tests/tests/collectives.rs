@@ -168,6 +168,29 @@ fn canonical_results_depend_on_nothing() {
     }
 }
 
+/// The same where ranks share a long reduction out.
+#[test]
+fn canonical_results_of_long_calls_depend_on_nothing_either() {
+    for (ranks, count) in [(3, 20_003), (4, 400_003), (5, 70_001)] {
+        let mut seen: Vec<(String, Vec<u32>)> = Vec::new();
+        for arrangement in Arrangement::ALL {
+            let results = arrangement.run_with(ranks, canonical, |comm| {
+                let value = |i: usize| 1.0_f32 / (1.0 + (i as f32) + 7.0 * comm.rank() as f32);
+                let input: Vec<f32> = (0..count).map(value).collect();
+                let (mut data, mut output) = (input.clone(), vec![0.0_f32; count]);
+                comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                comm.all_reduce_into(&input, &mut output, ReduceOp::Sum).unwrap();
+                assert!(data == output, "in place and not, rank {}", comm.rank());
+                data.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            });
+            seen.extend(results.into_iter().map(|bits| (format!("{arrangement:?}"), bits)));
+        }
+        for (name, bits) in &seen {
+            assert!(*bits == seen[0].1, "{ranks} ranks: {name} differs from {}", seen[0].0);
+        }
+    }
+}
+
 #[test]
 fn v_forms() {
     for arrangement in Arrangement::ALL {

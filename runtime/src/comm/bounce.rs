@@ -13,7 +13,7 @@ use super::shared::{Core, Shared};
 use super::waited::Waited;
 use super::watch::Watch;
 use crate::call::Call;
-use crate::engine::{Sides, Staging, failed};
+use crate::engine::{Staging, failed};
 use crate::error::Result;
 
 /// Starts of buffers: two cache lines.
@@ -49,8 +49,8 @@ impl Bounce {
         let (input, output) = call.bytes(rank, members);
         let in_place = call.placement == Placement::InPlace;
         let mut bounced = Bounced { call: call.clone(), load: None, store: None };
-        bounced.call.sides = Sides::default();
-        let Some(gpu) = call.sides.any() else { return Ok(bounced) };
+        bounced.call.gpus = None;
+        let Some(gpu) = call.sides().any() else { return Ok(bounced) };
         // In place, one buffer lies in the other.
         let room = if in_place { input.max(output) } else { input.next_multiple_of(ALIGN) + output };
         self.memory.reserve(room.max(1));
@@ -66,11 +66,11 @@ impl Bounce {
         } else {
             (start, start.wrapping_add(input.next_multiple_of(ALIGN)))
         };
-        if call.sides.input.is_some() {
+        if call.sides().input.is_some() {
             bounced.call.input = from;
             bounced.load = Some((call.input, from, input)).filter(|part| part.2 > 0);
         }
-        if call.sides.output.is_some() {
+        if call.sides().output.is_some() {
             bounced.call.output = to;
             let left_alone = call.collective == Collective::ExScan && rank == 0;
             bounced.store =

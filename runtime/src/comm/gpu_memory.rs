@@ -137,7 +137,9 @@ impl Shared {
             true => self.gpu_of(call.output, waited)?,
             false => None,
         };
-        call.sides = Sides { input, output, ..Sides::default() };
+        if input.is_some() || output.is_some() {
+            call.gpus = Some(Box::new(Sides { input, output, ..Sides::default() }));
+        }
         Ok(())
     }
 
@@ -148,8 +150,10 @@ impl Shared {
     pub(super) fn gpu_path(&self, core: &mut Core, call: &Call, waited: Waited) -> Result<Option<GpuPath>> {
         let Some(path) = self.foreseen(core, call) else { return Ok(None) };
         let (input, output) = call.bytes(self.rank, self.world_size);
-        let buffers =
-            [(&call.sides.input, call.input, input), (&call.sides.output, call.output.cast_const(), output)];
+        let buffers = [
+            (&call.sides().input, call.input, input),
+            (&call.sides().output, call.output.cast_const(), output),
+        ];
         let buffers = buffers.into_iter().filter_map(|(gpu, at, len)| Some((gpu.as_ref()?, at, len)));
         self.settle_path(core, path, buffers, waited).map(Some)
     }
@@ -176,9 +180,9 @@ impl Shared {
 
     /// How a call will be carried out as far as can be told beforehand, if it is on a GPU's memory.
     pub(super) fn foreseen(&self, core: &Core, call: &Call) -> Option<GpuPath> {
-        call.sides.any()?;
+        call.gpus.as_deref()?.any()?;
         let (reads, writes) = touches(call.collective, self.rank == call.root);
-        let is_mixed = (reads && call.sides.input.is_none()) || (writes && call.sides.output.is_none());
+        let is_mixed = (reads && call.sides().input.is_none()) || (writes && call.sides().output.is_none());
         Some(if reduces(call.collective) {
             GpuPath::Staged(Staged::Reduces)
         } else if is_mixed {

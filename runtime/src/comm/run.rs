@@ -138,7 +138,7 @@ impl Shared {
             let problem = "too many asynchronous operations are outstanding; wait for some of them";
             return Err(Error::Usage { context: self.context(waited), problem: problem.to_owned() });
         }
-        let path = self.gpu_path(core, call, waited)?;
+        let path = if call.gpus.is_none() { None } else { self.gpu_path(core, call, waited)? };
         core.sequence = sequence;
         let signature = summary.signature();
         core.recorder.begin(sequence, summary, path);
@@ -158,6 +158,7 @@ impl Shared {
     ///
     /// # Safety
     /// As [`Shared::run_within`].
+    #[inline]
     unsafe fn run_tiny_anywhere<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
@@ -165,13 +166,30 @@ impl Shared {
         tag: u64,
         (waited, limit): (Waited, Duration),
     ) -> Result<MutexGuard<'a, Core>> {
+        if call.gpus.is_some() {
+            // SAFETY: handed on.
+            return unsafe { self.run_tiny_bounced(core, call, tag, (waited, limit)) };
+        }
         let combine = self.combine(call)?;
         let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
-        if call.sides.any().is_none() {
-            let passage = tiny.enter(call, combine, tag);
-            // SAFETY: handed on.
-            return unsafe { self.run_tiny(core, passage, (waited, limit)) };
-        }
+        let mut passage = tiny.enter(call, combine, tag);
+        // SAFETY: handed on.
+        unsafe { self.run_tiny(core, &mut passage, (waited, limit)) }
+    }
+
+    /// Runs a call of the tiny path on copies of a GPU's memory.
+    ///
+    /// # Safety
+    /// As [`Shared::run_within`].
+    #[cold]
+    unsafe fn run_tiny_bounced<'a>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        call: &Call,
+        tag: u64,
+        (waited, limit): (Waited, Duration),
+    ) -> Result<MutexGuard<'a, Core>> {
+        let combine = self.combine(call)?;
         let mut bounce = core.bounces.pop().unwrap_or_else(Bounce::new);
         let bounced = match bounce.prepare(call, self.rank, self.world_size) {
             Ok(bounced) => bounced,
@@ -183,7 +201,7 @@ impl Shared {
         };
         // The turn is taken before anything that may let another call in.
         let Some(tiny) = &mut core.tiny else { unreachable!("as above") };
-        let passage = tiny.enter(&bounced.call, combine, tag);
+        let mut passage = tiny.enter(&bounced.call, combine, tag);
         let _attended = Attended::new(self);
         let mut watch = Watch::new(self, waited, limit);
         if let Some(part) = bounced.load {
@@ -192,7 +210,7 @@ impl Shared {
             core = unsafe { self.carry(core, &mut bounce, part, &mut watch, waited) }?;
         }
         // SAFETY: the buffers are the caller's or those of the bounce, which is kept until the end.
-        core = unsafe { self.run_tiny(core, passage, (waited, limit)) }?;
+        core = unsafe { self.run_tiny(core, &mut passage, (waited, limit)) }?;
         if let Some(part) = bounced.store {
             core.gpu_counters.stored_bytes += part.2 as u64;
             // SAFETY: handed on.
@@ -204,10 +222,11 @@ impl Shared {
 
     /// # Safety
     /// As [`Shared::run_within`], for the buffers of the passage's call.
+    #[inline]
     unsafe fn run_tiny<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
-        mut passage: Passage<'_>,
+        passage: &mut Passage<'_>,
         (waited, limit): (Waited, Duration),
     ) -> Result<MutexGuard<'a, Core>> {
         let mut watch: Option<(Attended<'_>, Watch<'_>)> = None;
@@ -216,7 +235,7 @@ impl Shared {
             let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
             let before = passage.position();
             // SAFETY: handed on.
-            match unsafe { tiny.advance(&mut passage) } {
+            match unsafe { tiny.advance(passage) } {
                 Ok(true) => return Ok(core),
                 Ok(false) => {}
                 Err(mismatch) => {
@@ -280,7 +299,10 @@ impl Shared {
             plan: planned.plan,
             shape,
             buffers,
-            sides: Sides { reach: path.map_or(Reach::Staged, |path| core.reach(path)), ..call.sides.clone() },
+            sides: Sides {
+                reach: path.map_or(Reach::Staged, |path| core.reach(path)),
+                ..call.sides().clone()
+            },
             data_type: call.data_type,
             combine: self.combine(call)?,
             premultiply,

@@ -6,7 +6,6 @@ use kolo_collectives::plan::{Collective, Placement};
 
 use super::Communicator;
 use crate::call::{Call, Counts, RawCall, RawCallV};
-use crate::engine::Sides;
 use crate::error::Result;
 use crate::types::{Element, ReduceOp};
 
@@ -225,7 +224,7 @@ impl Communicator {
             }
         }
         Ok(Call {
-            sides: Sides::default(),
+            gpus: None,
             collective,
             input: raw.input,
             output: raw.output,

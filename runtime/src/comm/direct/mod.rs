@@ -271,7 +271,7 @@ impl Direct {
             claim.factor = factor;
         }
         claim.is_in_place = call.placement == Placement::InPlace;
-        claim.is_on_gpu = call.sides.any().is_some();
+        claim.is_on_gpu = call.gpus.is_some();
         if claim.is_on_gpu {
             return (claim, None);
         }

@@ -21,6 +21,7 @@ pub(super) const MEMBERS_MAX: usize = 64;
 
 impl Tiny {
     /// Whether a call is one for this path. The same answer on all ranks.
+    #[inline]
     pub(crate) fn serves(&self, call: &Call) -> bool {
         let Counts::Even(count) = call.counts else { return false };
         let given = blocks(call.collective, self.members) * count * call.data_type.size();
@@ -44,6 +45,7 @@ impl Tiny {
     /// | all_gather, 8 ranks | 1.0 | 1.8 | 2.4 | 2.1 | 2.9 | | 2.6 |
     /// | all_to_all, 4 ranks | 1.0 | 0.9 | 1.0 | 1.0 | 1.3 | | 0.9 |
     /// | all_to_all, 8 ranks | 1.0 | 1.3 | 1.5 | 1.1 | 1.3 | | 1.3 |
+    #[inline]
     fn bytes_max(&self, collective: Collective) -> Option<usize> {
         match (self.bytes_max, self.quicker_upto(collective)) {
             (Some(set), _) => Some(set),
@@ -52,6 +54,7 @@ impl Tiny {
         }
     }
 
+    #[inline]
     fn quicker_upto(&self, collective: Collective) -> Option<usize> {
         match collective {
             // Nobody copies more, nor computes more, than over messages.
@@ -92,6 +95,7 @@ impl Tiny {
     }
 
     /// Whether the ranks' buffers are together too long for the caches, so that results had better go past them.
+    #[inline]
     pub(super) fn streams(&self, call: &Call, block: usize) -> bool {
         let blocks_touched = match call.collective {
             Collective::Broadcast => self.members,

@@ -34,17 +34,19 @@ pub(crate) struct Passage<'a> {
 }
 
 impl<'a> Passage<'a> {
+    #[inline]
     pub(super) fn new(call: &'a Call, combine: Combine, tag: u64, members: usize) -> Self {
         let (block, blocks) = (block(call), blocks(call.collective, members));
-        let shots = Shots::of(call, block, members);
-        let step = match shots {
-            Some(shots) => shots.step,
-            None if block * blocks <= FLAT_LONG => block,
-            None => (part_max(members) / blocks / GRAIN * GRAIN).max(GRAIN),
+        // Most calls are short, and what is worked out here divides a lot.
+        let (shots, step, exchanges) = match Shots::of(call, block, members) {
+            // The sums of a part come with the next one.
+            Some(shots) => (Some(shots), shots.step, block.div_ceil(shots.step) + 1),
+            None if block * blocks <= FLAT_LONG => (None, block, 1),
+            None => {
+                let step = (part_max(members) / blocks / GRAIN * GRAIN).max(GRAIN);
+                (None, step, block.div_ceil(step))
+            }
         };
-        let parts = if step == 0 { 1 } else { block.div_ceil(step) };
-        // The sums of a part come with the next one.
-        let exchanges = parts + usize::from(shots.is_some());
         Self {
             call,
             combine,
@@ -61,17 +63,20 @@ impl<'a> Passage<'a> {
     }
 
     /// How far it has come; grows with every exchange.
+    #[inline]
     pub(crate) fn position(&self) -> usize {
         self.exchange
     }
 
     /// Goes on to the next exchange; tells whether there is none.
+    #[inline]
     pub(super) fn is_over_after_this(&mut self) -> bool {
         self.exchange += 1;
         self.exchange == self.exchanges
     }
 
     /// Where in its block the part at hand is, and how many bytes of each block belong to it: none once only sums are left.
+    #[inline]
     pub(super) fn part(&self) -> (usize, usize) {
         self.part_at(self.exchange)
     }
@@ -81,6 +86,7 @@ impl<'a> Passage<'a> {
         self.exchange.checked_sub(1).map(|before| self.part_at(before))
     }
 
+    #[inline]
     fn part_at(&self, index: usize) -> (usize, usize) {
         let at = index * self.step;
         (at, self.step.min(self.block.saturating_sub(at)))
@@ -90,6 +96,7 @@ impl<'a> Passage<'a> {
     ///
     /// # Safety
     /// As [`std::ptr::copy_nonoverlapping`].
+    #[inline]
     pub(super) unsafe fn copy(&self, from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -102,6 +109,7 @@ impl<'a> Passage<'a> {
     }
 
     /// Bytes that a rank publishes in the exchange at hand.
+    #[inline]
     pub(super) fn published(&self) -> usize {
         match self.shots {
             Some(shots) => shots.published(self),
@@ -111,6 +119,7 @@ impl<'a> Passage<'a> {
 }
 
 /// Bytes of the vector, or of one rank's block.
+#[inline]
 pub(super) fn block(call: &Call) -> usize {
     let Counts::Even(count) = call.counts else { unreachable!("`serves` takes even counts only") };
     if call.collective == Collective::Barrier { 0 } else { count * call.data_type.size() }
@@ -127,6 +136,7 @@ pub(super) fn part_max(members: usize) -> usize {
 }
 
 /// Blocks that each rank publishes.
+#[inline]
 pub(super) fn blocks(collective: Collective, members: usize) -> usize {
     match collective {
         Collective::ReduceScatter => members,
@@ -137,6 +147,7 @@ pub(super) fn blocks(collective: Collective, members: usize) -> usize {
 }
 
 /// Where among what a member publishes the block for another lies.
+#[inline]
 pub(super) fn place(collective: Collective, member: usize, block: usize) -> usize {
     let is_left_out = matches!(collective, Collective::Scatter | Collective::AllToAll);
     if is_left_out && block > member { block - 1 } else { block }

@@ -19,6 +19,7 @@ impl Tiny {
     ///
     /// # Safety
     /// It is as long as the collective defines.
+    #[inline]
     pub(super) unsafe fn publish(&mut self, passage: &Passage<'_>, own: Option<*const u8>) {
         let (call, (at, len), block) = (passage.call, passage.part(), passage.block);
         let (rank, members, skips_own) = (self.rank, self.members, !self.reads_own_back(call));
@@ -49,6 +50,7 @@ impl Tiny {
     }
 
     /// Whom this rank waits for.
+    #[inline]
     fn needs(&self, call: &Call) -> Needs {
         let (root, rank) = (call.root as usize, self.rank);
         match call.collective {
@@ -64,6 +66,7 @@ impl Tiny {
     ///
     /// # Safety
     /// The buffers of the call are valid, and all that is needed has been published.
+    #[inline]
     pub(super) unsafe fn take(&mut self, passage: &Passage<'_>) {
         let (call, (at, len)) = (passage.call, passage.part());
         let (rank, root, members) = (self.rank, call.root as usize, self.members);
@@ -92,6 +95,7 @@ impl Tiny {
     }
 
     /// Where this rank's contribution lies; `None` where it contributes nothing but its presence.
+    #[inline]
     pub(super) fn contribution(&self, call: &Call) -> Option<*const u8> {
         let in_place = call.placement == Placement::InPlace;
         match call.collective {
@@ -109,14 +113,22 @@ impl Tiny {
     /// Whether this rank takes its own contribution from what it published, and not from where it came from. The latter is
     /// quicker, since what was just written for others is on its way to them; but it may be scaled, or be overwritten in
     /// place: by the time it is this rank's turn, the output holds the sum of at least two ranks before.
+    #[inline]
     pub(super) fn reads_own_back(&self, call: &Call) -> bool {
         let is_scaled = matches!(call.op, ReduceOp::PremulSum(_));
         reduces(call.collective) && (is_scaled || (call.placement == Placement::InPlace && self.rank >= 2))
     }
 
     /// Where part `index` of what a member published lies.
-    unsafe fn source(&self, passage: &Passage<'_>, member: usize, index: usize) -> *const u8 {
-        let (call, (at, len)) = (passage.call, passage.part());
+    #[inline]
+    unsafe fn source(
+        &self,
+        passage: &Passage<'_>,
+        (at, len): (usize, usize),
+        member: usize,
+        index: usize,
+    ) -> *const u8 {
+        let call = passage.call;
         match self.contribution(call) {
             Some(own) if member == self.rank && !self.reads_own_back(call) => {
                 // SAFETY: inside the contribution, by the shape of the call.
@@ -130,6 +142,7 @@ impl Tiny {
     }
 
     /// Puts part `index` of what each member published into this member's block of the output.
+    #[inline]
     unsafe fn fetch_all(&self, passage: &Passage<'_>, index: usize) {
         let (at, _) = passage.part();
         for member in 0..self.members {
@@ -142,17 +155,20 @@ impl Tiny {
     }
 
     /// Copies part `index` of what a member published, unless it is there already: in place.
+    #[inline]
     unsafe fn fetch(&self, passage: &Passage<'_>, member: usize, index: usize, to: *mut u8) {
         // SAFETY: the caller's promise for `to`; input and output are the same memory or do not overlap.
         unsafe {
-            let from = self.source(passage, member, index);
+            let part = passage.part();
+            let from = self.source(passage, part, member, index);
             if from != to.cast_const() {
-                passage.copy(from, to, passage.part().1);
+                passage.copy(from, to, part.1);
             }
         }
     }
 
     /// Reduces part `index` of what the given members published into the output.
+    #[inline]
     unsafe fn reduce(&mut self, passage: &Passage<'_>, index: usize, members: Range<usize>) {
         let (at, len) = passage.part();
         let mut scratch = std::mem::take(&mut self.scratch);
@@ -164,7 +180,7 @@ impl Tiny {
                 output,
                 len,
                 members,
-                |member| self.source(passage, member, index),
+                |member| self.source(passage, (at, len), member, index),
                 &mut scratch,
             );
         }
@@ -176,6 +192,7 @@ impl Tiny {
     ///
     /// # Safety
     /// All are valid for as much.
+    #[inline]
     pub(super) unsafe fn fold(
         &self,
         passage: &Passage<'_>,

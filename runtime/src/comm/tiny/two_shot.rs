@@ -36,12 +36,15 @@ pub(super) struct Shots {
 
 impl Shots {
     /// How a call takes two shots, if it does. With two ranks, each would still read everything.
+    #[inline]
     pub(super) fn of(call: &Call, block: usize, members: usize) -> Option<Self> {
         let serves = call.collective == Collective::AllReduce
             && block > ONE_SHOT_MAX
             && (3..=MEMBERS_MAX).contains(&members);
-        let slice = part_max(members) / (members + 1) / GRAIN * GRAIN;
-        serves.then_some(Self { members, step: slice * members })
+        serves.then(|| {
+            let slice = part_max(members) / (members + 1) / GRAIN * GRAIN;
+            Self { members, step: slice * members }
+        })
     }
 
     /// The longest slice of a part of `len` bytes.
