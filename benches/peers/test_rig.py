@@ -6,7 +6,7 @@ import time
 import unittest
 from xml.dom import minidom
 
-from rig import markdown, mpi, namespace, options, processes, ratios, svg
+from rig import markdown, mpi, namespace, options, placement, processes, ratios, svg
 from rig.peer import Launch, Library
 from rig.schedule import Schedule
 
@@ -22,6 +22,34 @@ class Options(unittest.TestCase):
 
     def test_full_reaches_256_mib(self):
         self.assertEqual(options.parse(["--full"]).sizes[-2:], [128 << 20, 256 << 20])
+
+
+def turn(number, *flags, ranks=2):
+    noted = {"flag_ns": list(flags)} if flags else {}
+    return {"kind": "turn", "round": number, "transport": "shm", "ranks": ranks, "collectives": ["all_reduce"], **noted}
+
+
+class Placement(unittest.TestCase):
+    def rounds(self, *turns):
+        return sorted(number for number, *_ in placement.comparable(list(turns)))
+
+    def test_turns_of_one_kind_are_compared_and_the_most_common_kind_counts(self):
+        near, far, moved = (40, 41, 40), (150, 160, 155), (40, 40, 155)
+        self.assertEqual(self.rounds(turn(1, *near), turn(2, *far), turn(3, *far), turn(4, *moved)), [2, 3])
+        self.assertEqual(self.rounds(turn(1, *near), turn(2, *moved), turn(3, *moved)), [1])
+
+    def test_nothing_is_left_out_for_want_of_knowledge_or_of_better(self):
+        self.assertEqual(self.rounds(turn(1), turn(2)), [1, 2])
+        self.assertEqual(self.rounds(turn(1, 40, 45), turn(2, 50, 44)), [1, 2])
+        self.assertEqual(self.rounds(turn(1, 40, 150), turn(2, 150, 40)), [1, 2])
+
+    def test_combinations_choose_for_themselves(self):
+        kept = placement.comparable([turn(1, 40, 40), turn(1, 150, 150, ranks=4)])
+        self.assertEqual({ranks for _, _, ranks, _ in kept}, {2, 4})
+
+    def test_the_page_says_so(self):
+        self.assertIn("near each other in 1 turns, far apart in 1, and moved during 0", placement.told([turn(1, 40), turn(2, 150)]))
+        self.assertEqual(placement.told([turn(1, 40), turn(2, 41)]), "")
 
 
 class Ratios(unittest.TestCase):

@@ -6,7 +6,7 @@ import signal
 import sys
 from statistics import median
 
-from . import gloo, kolo, machine, markdown, mpi, oneccl, options, places, processes, ratios, svg
+from . import gloo, kolo, machine, markdown, mpi, oneccl, options, placement, places, processes, ratios, svg
 from .namespace import Missing, Namespace
 from .schedule import Schedule
 
@@ -54,6 +54,7 @@ def measure(chosen, libraries, missing, records):
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     prefix, shield = processes.shield(chosen.shield)
     namespace = reno_namespace(chosen, missing)
+    probe = placement.Probe(chosen.kolo_dir.resolve() / "flag_distance", prefix)
     print(f"libraries: {', '.join(library.title for library in libraries)}; shield: {shield}", flush=True)
     meta = {"kind": "meta", "machine": machine.describe(), "shield": shield, "missing": missing,
             "libraries": {library.name: library.title for library in libraries}}
@@ -66,7 +67,7 @@ def measure(chosen, libraries, missing, records):
         sink(meta)
         completed = None
         try:
-            completed = Schedule(chosen, libraries, prefix, sink, namespace).run()
+            completed = Schedule(chosen, libraries, prefix, sink, namespace, probe).run()
         except KeyboardInterrupt:
             print("run: interrupted; the table holds what there is", file=sys.stderr)
         finally:
@@ -91,7 +92,7 @@ def report(chosen, path):
     with open(path) as file:
         records = [json.loads(line) for line in file]
     of_kind = {kind: [record for record in records if record["kind"] == kind]
-               for kind in ("meta", "point", "failure", "end")}
+               for kind in ("meta", "point", "failure", "turn", "end")}
     of_kind["point"] = ratios.complete(records)
     if not of_kind["point"]:
         print("run: nothing was measured", file=sys.stderr)
@@ -101,6 +102,7 @@ def report(chosen, path):
     meta |= {"rounds": max(record["round"] for record in of_kind["point"]),
              "complete": any(end["complete"] for end in of_kind["end"]),
              "load_after": of_kind["end"][-1]["load_after"] if of_kind["end"] else "an unknown one",
+             "placement": placement.told(of_kind["turn"]),
              "foreign_median": median(shares),
              "foreign_disturbed": sum(share > ratios.DISTURBED for share in shares) / len(shares)}
     found = ratios.points(of_kind["point"])

@@ -35,6 +35,8 @@ def how(meta):
         f"Load average {machine['load_before']} before and {meta['load_after']} after. {foreign(meta)}",
         f"- Libraries: {', '.join(meta['libraries'].values())}.",
     ]
+    if meta.get("placement"):
+        lines.append(f"- {meta['placement']}")
     if not meta["complete"]:
         lines.append("- **This run was cut short.** Combinations of transport and ranks that not every library had "
                      "been through are left out.")

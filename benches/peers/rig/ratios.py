@@ -4,6 +4,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from statistics import median
 
+from . import placement
+
 # Bytes on the wire over bytes of the operation, as nccl-tests counts them.
 WHOLE, PART = ("broadcast",), ("reduce_scatter", "all_gather", "all_to_all")
 # A point in which others used more of the machine is left out where there is a better one.
@@ -63,9 +65,9 @@ class Point:
 
 
 def complete(records):
-    """The points of turns that came to their end: in the others not every library was measured."""
-    turns = {(turn["round"], turn["transport"], turn["ranks"], collective)
-             for turn in records if turn["kind"] == "turn" for collective in turn["collectives"]}
+    """The points of turns that came to their end: in the others not every library was measured. And of those only the ones
+    that may be compared: see placement."""
+    turns = placement.comparable([turn for turn in records if turn["kind"] == "turn"])
     return [record for record in records if record["kind"] == "point"
             and (record["round"], record["transport"], record["ranks"], record["collective"]) in turns]
 

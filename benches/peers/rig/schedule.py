@@ -13,9 +13,9 @@ FAILURES = 2
 
 
 class Schedule:
-    def __init__(self, options, libraries, prefix, sink, namespace=None):
+    def __init__(self, options, libraries, prefix, sink, namespace=None, probe=None):
         self.options, self.libraries, self.prefix, self.sink = options, libraries, prefix, sink
-        self.namespace = namespace
+        self.namespace, self.probe = namespace, probe
         self.failures = {}
         self.end = time.monotonic() + options.minutes * 60 if options.minutes else float("inf")
 
@@ -48,17 +48,23 @@ class Schedule:
                 first = (number + index) % max(len(libraries), 1)
                 order = libraries[first:] + libraries[:first]
                 order = order[::-1] if number % 2 else order
+                flags = [self.flag()]
                 for library in order:
                     if time.monotonic() > self.end:
                         print(f"out of time in round {number}", flush=True)
                         return number - 1
                     self.program(number, library, transport, ranks, collectives)
+                    flags.append(self.flag())
                 # Without this record the combination does not count: not everybody had a turn.
                 self.sink({"kind": "turn", "round": number, "transport": transport, "ranks": ranks,
-                           "collectives": collectives})
+                           "collectives": collectives,
+                           **({} if None in flags else {"flag_ns": flags})})
             print(f"round {number} of {self.options.rounds}: {time.monotonic() - started:.0f} s, "
                   f"load {os.getloadavg()[0]:.1f}", flush=True)
         return self.options.rounds
+
+    def flag(self):
+        return self.probe.nanoseconds() if self.probe else None
 
     def program(self, number, library, transport, ranks, collectives):
         """One library, one collective or all of them, all sizes."""
