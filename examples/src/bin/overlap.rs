@@ -29,11 +29,15 @@ fn overlap(ranks: &Communicator) -> Result<()> {
     let (expected, blocking) = one_after_another(ranks)?;
     ranks.barrier()?;
     let (sums, overlapped) = at_the_same_time(ranks)?;
-    if sums != expected {
-        return Err(format!("rank {}: the sums differ", ranks.rank()).into());
+    let difference = greatest_difference(&sums, &expected);
+    // Blocking and started calls may add in another order.
+    if difference > 1e-6 {
+        return Err(format!("rank {}: the sums differ by {difference:e}", ranks.rank()).into());
     }
     if ranks.rank() == 0 {
-        println!("{BUCKETS} buckets of {} KiB, the same sums both times", LEN >> 8);
+        let rounding =
+            if difference == 0.0 { "" } else { " but for rounding (KOLO_DETERMINISM=canonical: none)" };
+        println!("{BUCKETS} buckets of {} KiB, the same sums both times{rounding}", LEN >> 8);
         println!("one after another: {:6.1} ms", 1e3 * blocking.as_secs_f64());
         println!("at the same time:  {:6.1} ms", 1e3 * overlapped.as_secs_f64());
     }
@@ -59,6 +63,12 @@ fn at_the_same_time(ranks: &Communicator) -> Result<(Vec<Vec<f32>>, Duration)> {
     }
     let sums = works.into_iter().map(|work| Ok(work.wait()?)).collect::<Result<_>>()?;
     Ok((sums, start.elapsed()))
+}
+
+/// Of two values, as a share of them.
+fn greatest_difference(sums: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
+    let pairs = sums.iter().flatten().zip(expected.iter().flatten());
+    pairs.map(|(a, b)| (a - b).abs() / b.abs()).fold(0.0, f32::max)
 }
 
 /// Some work: a bucket's values on a rank.
