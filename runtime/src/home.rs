@@ -11,7 +11,7 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::call::mix;
 
@@ -60,7 +60,7 @@ impl Home {
 
     /// Brings the calling thread there, if it is elsewhere and may run there, and nobody has held it up lately.
     pub(crate) fn come_back(&mut self) {
-        if sched_getcpu() == self.processor {
+        if here() == Some(self.processor) {
             return;
         }
         let start = Instant::now();
@@ -106,6 +106,13 @@ impl Home {
         let _ = sched_setaffinity(None, &mask);
         true
     }
+}
+
+/// The processor that the calling thread runs on. Not by rustix, which panics where the vDSO has no such function: in
+/// user-mode Linux.
+fn here() -> Option<usize> {
+    // SAFETY: takes nothing, and changes nothing.
+    usize::try_from(unsafe { libc::sched_getcpu() }).ok()
 }
 
 /// The processors of the calling thread's affinity mask; none where it cannot be read.
