@@ -15,10 +15,11 @@ use super::shared::{Core, Shared};
 use super::tiny::Passage;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
-use crate::call::{self, Call, Counts, Summary, reduces};
+use crate::call::{self, Call, Counts, reduces};
 use crate::engine::{Buffers, Id, Job, Mode, Reach, Sides};
 use crate::error::{Error, Result};
 use crate::reduce::{Combine, kernel};
+use crate::summary::Summary;
 use crate::types::ReduceOp;
 
 /// Polls of a tiny exchange before the wait is watched, where spinning is wanted: about a microsecond, which is what most
@@ -140,15 +141,15 @@ impl Shared {
         }
         let path = if call.gpus.is_none() { None } else { self.gpu_path(core, call, waited)? };
         core.sequence = sequence;
-        let signature = summary.signature();
+        let label = summary.label();
         core.recorder.begin(sequence, summary, path);
-        self.membership.board().start(sequence, signature, summary.activity());
-        Ok(Begun { waited, tag: call::tag(self.id, sequence, signature), path })
+        self.membership.board().start(sequence, label);
+        Ok(Begun { waited, tag: call::tag(self.id, sequence, label.signature()), path })
     }
 
     pub(crate) fn end(&self, core: &mut Core, waited: Waited) {
         // Messages are not numbered among the collectives.
-        if waited.summary.is_some() {
+        if waited.summary().is_some() {
             core.recorder.end(waited.sequence);
             self.membership.board().finish(waited.sequence);
         }
