@@ -175,7 +175,7 @@ impl Shared {
         let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
         let mut passage = tiny.enter(call, combine, tag);
         // SAFETY: handed on.
-        unsafe { self.run_tiny(core, &mut passage, (waited, limit)) }
+        unsafe { self.run_tiny(core, call, &mut passage, (waited, limit)) }
     }
 
     /// Runs a call of the tiny path on copies of a GPU's memory.
@@ -211,7 +211,7 @@ impl Shared {
             core = unsafe { self.carry(core, &mut bounce, part, &mut watch, waited) }?;
         }
         // SAFETY: the buffers are the caller's or those of the bounce, which is kept until the end.
-        core = unsafe { self.run_tiny(core, &mut passage, (waited, limit)) }?;
+        core = unsafe { self.run_tiny(core, &bounced.call, &mut passage, (waited, limit)) }?;
         if let Some(part) = bounced.store {
             core.gpu_counters.stored_bytes += part.2 as u64;
             // SAFETY: handed on.
@@ -222,12 +222,13 @@ impl Shared {
     }
 
     /// # Safety
-    /// As [`Shared::run_within`], for the buffers of the passage's call.
+    /// As [`Shared::run_within`]; the passage is the call's.
     #[inline]
     unsafe fn run_tiny<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
-        passage: &mut Passage<'_>,
+        call: &Call,
+        passage: &mut Passage,
         (waited, limit): (Waited, Duration),
     ) -> Result<MutexGuard<'a, Core>> {
         let mut watch: Option<(Attended<'_>, Watch<'_>)> = None;
@@ -236,7 +237,7 @@ impl Shared {
             let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
             let before = passage.position();
             // SAFETY: handed on.
-            match unsafe { tiny.advance(passage) } {
+            match unsafe { tiny.advance(call, passage) } {
                 Ok(true) => return Ok(core),
                 Ok(false) => {}
                 Err(mismatch) => {

@@ -78,7 +78,7 @@ impl Tiny {
     }
 
     /// Takes a turn for a call that this path serves.
-    pub(crate) fn enter<'a>(&mut self, call: &'a Call, combine: Combine, tag: u64) -> Passage<'a> {
+    pub(crate) fn enter(&mut self, call: &Call, combine: Combine, tag: u64) -> Passage {
         let mut passage = Passage::new(call, combine, tag, self.members);
         passage.turn = self.take_turn();
         passage.streams = self.streams(call, passage.block);
@@ -130,14 +130,18 @@ impl Tiny {
     /// Moves a call on, by one exchange at most, and tells whether it is through.
     ///
     /// # Safety
-    /// The buffers of the call are valid.
+    /// The call is the one that entered, and its buffers are valid.
     #[inline]
-    pub(crate) unsafe fn advance(&mut self, passage: &mut Passage<'_>) -> Result<bool, FlatMismatch> {
+    pub(crate) unsafe fn advance(
+        &mut self,
+        call: &Call,
+        passage: &mut Passage,
+    ) -> Result<bool, FlatMismatch> {
         if !self.has_turn(passage.turn) {
             return Ok(false);
         }
         if !matches!(self.step, Step::Published) {
-            let own = self.contribution(passage.call);
+            let own = self.contribution(call);
             let given = if own.is_some() { passage.published() } else { 0 };
             if !self.flat.is_free(given)? {
                 self.step = Step::Queued(given);
@@ -146,8 +150,8 @@ impl Tiny {
             // SAFETY: handed on.
             unsafe {
                 match (passage.shots, own) {
-                    (Some(shots), Some(own)) => self.publish_shots(passage, shots, own),
-                    _ => self.publish(passage, own),
+                    (Some(shots), Some(own)) => self.publish_shots(call, passage, shots, own),
+                    _ => self.publish(call, passage, own),
                 }
             }
             self.step = Step::Published;
@@ -158,8 +162,8 @@ impl Tiny {
         // SAFETY: handed on; all that is needed has been published.
         unsafe {
             match passage.shots {
-                Some(shots) => self.take_shots(passage, shots),
-                None => self.take(passage),
+                Some(shots) => self.take_shots(call, passage, shots),
+                None => self.take(call, passage),
             }
         }
         self.end_exchange();

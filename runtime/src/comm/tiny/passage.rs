@@ -1,4 +1,4 @@
-//! A call on its way through the exchange, and how it is cut into parts.
+//! How far a call has come on its way through the exchange, and how it is cut into parts.
 
 use kolo_collectives::plan::Collective;
 use kolo_transport::shm::{FLAT_LONG, FLAT_MAX, copy_streaming};
@@ -10,10 +10,9 @@ use crate::reduce::Combine;
 /// Parts of a block begin at multiples of this: two cache lines, and a whole number of elements of any type.
 pub(super) const GRAIN: usize = 128;
 
-/// A call on its way through the exchange.
+/// How far a call has come on its way through the exchange.
 #[derive(Debug)]
-pub(crate) struct Passage<'a> {
-    pub(super) call: &'a Call,
+pub(crate) struct Passage {
     pub(super) combine: Combine,
     pub(super) tag: u64,
     pub(super) turn: u64,
@@ -33,9 +32,9 @@ pub(crate) struct Passage<'a> {
     pub(super) streams: bool,
 }
 
-impl<'a> Passage<'a> {
+impl Passage {
     #[inline]
-    pub(super) fn new(call: &'a Call, combine: Combine, tag: u64, members: usize) -> Self {
+    pub(super) fn new(call: &Call, combine: Combine, tag: u64, members: usize) -> Self {
         let (block, blocks) = (block(call), blocks(call.collective, members));
         // Most calls are short, and what is worked out here divides a lot.
         let (shots, step, exchanges) = match Shots::of(call, block, members) {
@@ -47,19 +46,7 @@ impl<'a> Passage<'a> {
                 (None, step, block.div_ceil(step))
             }
         };
-        Self {
-            call,
-            combine,
-            tag,
-            turn: 0,
-            block,
-            blocks,
-            step,
-            shots,
-            exchange: 0,
-            exchanges,
-            streams: false,
-        }
+        Self { combine, tag, turn: 0, block, blocks, step, shots, exchange: 0, exchanges, streams: false }
     }
 
     /// How far it has come; grows with every exchange.

@@ -20,8 +20,8 @@ impl Tiny {
     /// # Safety
     /// It is as long as the collective defines.
     #[inline]
-    pub(super) unsafe fn publish(&mut self, passage: &Passage<'_>, own: Option<*const u8>) {
-        let (call, (at, len), block) = (passage.call, passage.part(), passage.block);
+    pub(super) unsafe fn publish(&mut self, call: &Call, passage: &Passage, own: Option<*const u8>) {
+        let ((at, len), block) = (passage.part(), passage.block);
         let (rank, members, skips_own) = (self.rank, self.members, !self.reads_own_back(call));
         let fill = own.map(|own| {
             move |slot: &mut [u8]| {
@@ -67,28 +67,28 @@ impl Tiny {
     /// # Safety
     /// The buffers of the call are valid, and all that is needed has been published.
     #[inline]
-    pub(super) unsafe fn take(&mut self, passage: &Passage<'_>) {
-        let (call, (at, len)) = (passage.call, passage.part());
+    pub(super) unsafe fn take(&mut self, call: &Call, passage: &Passage) {
+        let (at, len) = passage.part();
         let (rank, root, members) = (self.rank, call.root as usize, self.members);
         // SAFETY: for the whole block: outputs are as long as the collective defines; payloads are as long as published.
         unsafe {
             match call.collective {
-                Collective::AllReduce => self.reduce(passage, 0, 0..members),
-                Collective::Reduce if rank == root => self.reduce(passage, 0, 0..members),
-                Collective::ReduceScatter => self.reduce(passage, rank, 0..members),
-                Collective::Scan => self.reduce(passage, 0, 0..rank + 1),
-                Collective::ExScan if rank > 0 => self.reduce(passage, 0, 0..rank),
+                Collective::AllReduce => self.reduce(call, passage, 0, 0..members),
+                Collective::Reduce if rank == root => self.reduce(call, passage, 0, 0..members),
+                Collective::ReduceScatter => self.reduce(call, passage, rank, 0..members),
+                Collective::Scan => self.reduce(call, passage, 0, 0..rank + 1),
+                Collective::ExScan if rank > 0 => self.reduce(call, passage, 0, 0..rank),
                 // The root's output is its input, or a buffer of its own.
                 Collective::Broadcast if rank == root => {
                     if call.placement == Placement::OutOfPlace && len > 0 {
                         call.output.add(at).copy_from_nonoverlapping(call.input.add(at), len);
                     }
                 }
-                Collective::Broadcast => self.fetch(passage, root, 0, call.output.add(at)),
-                Collective::Scatter => self.fetch(passage, root, rank, call.output.add(at)),
-                Collective::AllGather => self.fetch_all(passage, 0),
-                Collective::Gather if rank == root => self.fetch_all(passage, 0),
-                Collective::AllToAll => self.fetch_all(passage, rank),
+                Collective::Broadcast => self.fetch(call, passage, root, 0, call.output.add(at)),
+                Collective::Scatter => self.fetch(call, passage, root, rank, call.output.add(at)),
+                Collective::AllGather => self.fetch_all(call, passage, 0),
+                Collective::Gather if rank == root => self.fetch_all(call, passage, 0),
+                Collective::AllToAll => self.fetch_all(call, passage, rank),
                 Collective::Reduce | Collective::Gather | Collective::ExScan | Collective::Barrier => {}
             }
         }
@@ -123,12 +123,12 @@ impl Tiny {
     #[inline]
     unsafe fn source(
         &self,
-        passage: &Passage<'_>,
+        call: &Call,
+        passage: &Passage,
         (at, len): (usize, usize),
         member: usize,
         index: usize,
     ) -> *const u8 {
-        let call = passage.call;
         match self.contribution(call) {
             Some(own) if member == self.rank && !self.reads_own_back(call) => {
                 // SAFETY: inside the contribution, by the shape of the call.
@@ -143,24 +143,24 @@ impl Tiny {
 
     /// Puts part `index` of what each member published into this member's block of the output.
     #[inline]
-    unsafe fn fetch_all(&self, passage: &Passage<'_>, index: usize) {
+    unsafe fn fetch_all(&self, call: &Call, passage: &Passage, index: usize) {
         let (at, _) = passage.part();
         for member in 0..self.members {
             // SAFETY: the output has a block for each member.
             unsafe {
-                let to = passage.call.output.add(member * passage.block + at);
-                self.fetch(passage, member, index, to);
+                let to = call.output.add(member * passage.block + at);
+                self.fetch(call, passage, member, index, to);
             }
         }
     }
 
     /// Copies part `index` of what a member published, unless it is there already: in place.
     #[inline]
-    unsafe fn fetch(&self, passage: &Passage<'_>, member: usize, index: usize, to: *mut u8) {
+    unsafe fn fetch(&self, call: &Call, passage: &Passage, member: usize, index: usize, to: *mut u8) {
         // SAFETY: the caller's promise for `to`; input and output are the same memory or do not overlap.
         unsafe {
             let part = passage.part();
-            let from = self.source(passage, part, member, index);
+            let from = self.source(call, passage, part, member, index);
             if from != to.cast_const() {
                 passage.copy(from, to, part.1);
             }
@@ -169,18 +169,19 @@ impl Tiny {
 
     /// Reduces part `index` of what the given members published into the output.
     #[inline]
-    unsafe fn reduce(&mut self, passage: &Passage<'_>, index: usize, members: Range<usize>) {
+    unsafe fn reduce(&mut self, call: &Call, passage: &Passage, index: usize, members: Range<usize>) {
         let (at, len) = passage.part();
         let mut scratch = std::mem::take(&mut self.scratch);
         // SAFETY: the output has room for the part, and sources are as long.
         unsafe {
-            let output = passage.call.output.add(at);
+            let output = call.output.add(at);
             self.fold(
+                call,
                 passage,
                 output,
                 len,
                 members,
-                |member| self.source(passage, (at, len), member, index),
+                |member| self.source(call, passage, (at, len), member, index),
                 &mut scratch,
             );
         }
@@ -195,14 +196,15 @@ impl Tiny {
     #[inline]
     pub(super) unsafe fn fold(
         &self,
-        passage: &Passage<'_>,
+        call: &Call,
+        passage: &Passage,
         output: *mut u8,
         bytes: usize,
         members: Range<usize>,
         payload: impl Fn(usize) -> *const u8,
         scratch: &mut Vec<u8>,
     ) {
-        let Passage { call, combine, .. } = *passage;
+        let combine = passage.combine;
         let size = call.data_type.size();
         let (first, len) = (members.start, members.len());
         // What is computed stays in the first-level cache while the ranks' payloads pass through it.

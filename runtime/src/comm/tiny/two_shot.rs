@@ -64,7 +64,7 @@ impl Shots {
     }
 
     /// Bytes that each rank publishes in the exchange at hand; those of short slices include some that mean nothing.
-    pub(super) fn published(self, passage: &Passage<'_>) -> usize {
+    pub(super) fn published(self, passage: &Passage) -> usize {
         let (_, len) = passage.part();
         passage.part_before().map_or(len, |(_, before)| Self::sums_at(len) + self.slice(before))
     }
@@ -75,15 +75,19 @@ impl Tiny {
     ///
     /// # Safety
     /// As [`Tiny::publish`], of `own`; the output holds the slice.
-    pub(super) unsafe fn publish_shots(&mut self, passage: &Passage<'_>, shots: Shots, own: *const u8) {
-        let (call, (at, len), rank) = (passage.call, passage.part(), self.rank);
+    pub(super) unsafe fn publish_shots(
+        &mut self,
+        call: &Call,
+        passage: &Passage,
+        shots: Shots,
+        own: *const u8,
+    ) {
+        let ((at, len), rank) = (passage.part(), self.rank);
         let fill = |slot: &mut [u8]| {
             // SAFETY: for the whole block: parts of the vectors, by the shape of the call.
             unsafe {
                 let part = slot[..len].as_mut_ptr();
                 match call.op {
-                    // Only the sums of the last part are left.
-                    _ if len == 0 => {}
                     // Only the sums of the last part are left.
                     _ if len == 0 => {}
                     ReduceOp::PremulSum(factor) => {
@@ -107,8 +111,8 @@ impl Tiny {
     ///
     /// # Safety
     /// As [`Tiny::take`].
-    pub(super) unsafe fn take_shots(&mut self, passage: &Passage<'_>, shots: Shots) {
-        let (call, (at, len)) = (passage.call, passage.part());
+    pub(super) unsafe fn take_shots(&mut self, call: &Call, passage: &Passage, shots: Shots) {
+        let (at, len) = passage.part();
         if let Some((at, before)) = passage.part_before() {
             for member in (0..self.members).filter(|member| *member != self.rank) {
                 let share = shots.share(member, before);
@@ -132,7 +136,7 @@ impl Tiny {
                 _ => self.flat.payload(member)[share.clone()].as_ptr(),
             };
             let output = call.output.add(at + share.start);
-            self.fold(passage, output, share.len(), 0..self.members, payload, &mut scratch);
+            self.fold(call, passage, output, share.len(), 0..self.members, payload, &mut scratch);
         }
         self.scratch = scratch;
     }
