@@ -131,13 +131,13 @@ impl Shared {
     }
 
     /// Numbers and records a call.
+    #[inline]
     fn begin(&self, core: &mut Core, call: &Call, summary: Summary) -> Result<Begun> {
         let sequence = core.sequence + 1;
         let waited = Waited::call(summary, sequence);
         self.check_usable(core, waited)?;
         if !core.engine.has_room() {
-            let problem = "too many asynchronous operations are outstanding; wait for some of them";
-            return Err(Error::Usage { context: self.context(waited), problem: problem.to_owned() });
+            return Err(self.too_many(waited));
         }
         let path = if call.gpus.is_none() { None } else { self.gpu_path(core, call, waited)? };
         core.sequence = sequence;
@@ -147,6 +147,13 @@ impl Shared {
         Ok(Begun { waited, tag: call::tag(self.id, sequence, label.signature()), path })
     }
 
+    #[cold]
+    fn too_many(&self, waited: Waited) -> Error {
+        let problem = "too many asynchronous operations are outstanding; wait for some of them";
+        Error::Usage { context: self.context(waited), problem: problem.to_owned() }
+    }
+
+    #[inline]
     pub(crate) fn end(&self, core: &mut Core, waited: Waited) {
         // Messages are not numbered among the collectives.
         if waited.summary().is_some() {
@@ -260,6 +267,7 @@ impl Shared {
         }
     }
 
+    #[cold]
     pub(super) fn tiny_mismatch(&self, found: FlatMismatch, waited: Waited) -> Error {
         let met = Meeting { tag: found.tag, len: 0, expected: None };
         let poison = self.mismatch(found.member as u32, met, waited);
@@ -319,6 +327,7 @@ impl Shared {
         Ok(unsafe { core.engine.start(job, mode) })
     }
 
+    #[inline]
     pub(super) fn combine(&self, call: &Call) -> Result<Combine> {
         if !reduces(call.collective) {
             return Ok(combine_nothing);

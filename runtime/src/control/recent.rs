@@ -59,12 +59,15 @@ impl Recent {
     pub(super) fn all(&self) -> Vec<Start> {
         loop {
             let upto = self.begun.load(Ordering::Acquire);
+            if upto == 0 {
+                return Vec::new();
+            }
             let first = upto.saturating_sub(SLOTS - 1);
             let mut found: Vec<Start> = (first..upto).map(|n| self.read(n)).collect();
             fence(Ordering::Acquire);
             let now = self.begun.load(Ordering::Relaxed);
             let lost = (now + 1).saturating_sub(SLOTS).saturating_sub(first);
-            if upto == 0 || lost < found.len() as u64 {
+            if lost < found.len() as u64 {
                 found.drain(..lost as usize);
                 return found;
             }
