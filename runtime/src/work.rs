@@ -55,7 +55,7 @@ impl<B: 'static> Work<B> {
         let mut core = self.shared.core();
         let is_done = |engine: &Engine| self.tickets().all(|ticket| engine.is_done(ticket.id));
         is_done(&core.engine) || {
-            core.engine.turn();
+            core.turn();
             is_done(&core.engine) || core.engine.failure().is_some()
         }
     }

@@ -256,3 +256,26 @@ fn asynchronous_calls_in_another_order() {
         });
     }
 }
+
+#[test]
+fn a_blocking_call_behind_a_started_one_that_does_not_match() {
+    for arrangement in Arrangement::ALL {
+        bounded(&format!("{arrangement:?}"), move || {
+            let errors = arrangement.run(3, |comm| {
+                let start = Instant::now();
+                let elements = if comm.rank() == 1 { 70_000 } else { 3 };
+                let work = comm.all_reduce_start(vec![1_i32; elements], ReduceOp::Sum).expect("started");
+                let error = comm.barrier().and_then(|()| work.wait()).expect_err("another length");
+                assert!(start.elapsed() < SOON, "{:?}: {error}", start.elapsed());
+                error
+            });
+            for error in &errors {
+                let text = error.to_string();
+                assert!(
+                    text.contains("70000") && text.contains("all_reduce_start"),
+                    "{arrangement:?}: {text}"
+                );
+            }
+        });
+    }
+}

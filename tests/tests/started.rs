@@ -1,6 +1,8 @@
 //! Every collective in its started forms, owned, in a scope and raw, beside the blocking form.
 
-use kolo::{Collective, Communicator, DataType, RawCallV, ReduceOp, Result};
+use std::time::Duration;
+
+use kolo::{Collective, Communicator, DataType, RawCall, RawCallV, ReduceOp, Result};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::bounded;
 
@@ -204,5 +206,38 @@ fn raw_v_forms_check_their_lists() {
         refused(RawCallV { collective: Collective::Gather, root: 3, ..call }, "root 3");
         refused(RawCallV { output_counts: &[usize::MAX, 1, 1], ..call }, "addressed");
         refused(RawCallV { input: std::ptr::null(), input_counts: &[5], ..call }, "null");
+    });
+}
+
+#[test]
+fn some_ranks_wait_at_once() {
+    everywhere(|comm, count| {
+        let mut sums = vec![numbers(comm, count); 4];
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let data = sum.as_mut_ptr();
+            let call = RawCall {
+                collective: Collective::AllReduce,
+                input: data.cast(),
+                output: data.cast(),
+                count,
+                data_type: DataType::I64,
+                op: SUM,
+                root: 0,
+            };
+            // SAFETY: the vector outlives the call, and the work, which is waited for.
+            unsafe {
+                if i % RANKS as usize == comm.rank() as usize {
+                    comm.start_raw_and_wait(&call, Duration::from_secs(60)).expect("done");
+                } else {
+                    comm.start_raw(&call).expect("started").wait().expect("done");
+                }
+            }
+        }
+        let own = numbers(comm, count);
+        let wanted = blocking(count, |o| {
+            o.copy_from_slice(&own);
+            comm.all_reduce(o, SUM)
+        });
+        assert!(sums.iter().all(|sum| *sum == wanted), "{count} elements");
     });
 }

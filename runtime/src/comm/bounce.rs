@@ -99,7 +99,7 @@ impl Shared {
         core.bouncing += 1;
         while result.is_ok() && !copies.is_idle() {
             result = copies.poll().map(|_| ());
-            let turned = core.engine.outstanding() > 0 && core.engine.turn();
+            let turned = core.engine.outstanding() > 0 && core.turn();
             core = match watch.pause(core, turned, |_| Vec::new()) {
                 Ok(core) => core,
                 Err(error) => {

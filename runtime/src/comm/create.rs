@@ -15,6 +15,7 @@ use super::direct::Direct;
 use super::gpu_direct;
 use super::gpu_memory;
 use super::gpu_regions::Regions;
+use super::line::Line;
 use super::model::{Facts, model_for};
 use super::shared::{Core, Shared, World};
 use super::tiny::Tiny;
@@ -219,6 +220,7 @@ pub(crate) fn connect(
         engine,
         planner,
         tiny,
+        line: Line::default(),
         direct: Direct::new(rank, members.len() as u32, config.direct_bytes, canonical),
         recorder: Recorder::new(),
         sequence: 0,

@@ -11,6 +11,7 @@ mod gpu_memory;
 mod gpu_regions;
 mod helper;
 mod irregular;
+mod line;
 mod messages;
 mod model;
 mod point_to_point;
@@ -257,7 +258,7 @@ impl Shared {
                 self.release_links(&cause);
                 return;
             }
-            if core.engine.turn() {
+            if core.turn() {
                 pacer.moved();
             } else {
                 drop(core);

@@ -106,7 +106,14 @@ impl Shared {
         let mut core = self.core();
         let Begun { waited, tag, path } = self.begin(&mut core, call, call.summary(true))?;
         // SAFETY: handed on.
-        let id = unsafe { self.launch(&mut core, call, (tag, path), Mode::Asynchronous, keep) }?;
+        let id = unsafe {
+            if core.lines_up(call) {
+                let combine = self.combine(call)?;
+                core.line_up(call, combine, tag, keep)
+            } else {
+                self.launch(&mut core, call, (tag, path), Mode::Asynchronous, keep)?
+            }
+        };
         let pending = !core.engine.is_done(id);
         drop(core);
         if pending {
@@ -122,10 +129,16 @@ impl Shared {
     pub(crate) unsafe fn start_and_wait(&self, call: &Call, limit: Duration) -> Result<()> {
         let mut core = self.core();
         let Begun { waited, tag, path } = self.begin(&mut core, call, call.summary(true))?;
-        // SAFETY: handed on.
-        let id = unsafe { self.launch(&mut core, call, (tag, path), Mode::Asynchronous, None) }?;
-        let mut core = self.wait_for(core, id, waited, limit)?;
-        core.engine.finish(id);
+        let mut core = if core.lines_up(call) {
+            // SAFETY: handed on.
+            unsafe { self.run_tiny_anywhere(core, call, tag, (waited, limit)) }?
+        } else {
+            // SAFETY: handed on.
+            let id = unsafe { self.launch(&mut core, call, (tag, path), Mode::Asynchronous, None) }?;
+            let mut core = self.wait_for(core, id, waited, limit)?;
+            core.engine.finish(id);
+            core
+        };
         self.end(&mut core, waited);
         Ok(())
     }
@@ -258,7 +271,11 @@ impl Shared {
                 continue;
             }
             // Somebody may be waiting for an earlier operation of ours before coming here.
-            let turned = core.engine.outstanding() > 0 && core.engine.turn();
+            let turned = core.engine.outstanding() > 0 && core.turn();
+            if core.line.is_stuck(&core.engine) {
+                drop(core);
+                return Err(self.fail(waited));
+            }
             let moved = turned || passage.position() > before;
             let (_, watch) =
                 watch.get_or_insert_with(|| (Attended::new(self), Watch::new(self, waited, limit)));

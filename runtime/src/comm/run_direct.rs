@@ -70,7 +70,7 @@ impl Shared {
                 continue;
             }
             // Somebody may be waiting for an earlier operation of ours before coming here.
-            let moved = core.engine.outstanding() > 0 && core.engine.turn();
+            let moved = core.engine.outstanding() > 0 && core.turn();
             let (_, watch) =
                 watch.get_or_insert_with(|| (Attended::new(self), Watch::new(self, waited, limit)));
             if step == Step::Works {

@@ -7,8 +7,8 @@
 //! for it, and while it sleeps.
 
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use kolo_gdr::Driver;
@@ -19,6 +19,8 @@ use super::direct::Direct;
 use super::failure::Poison;
 use super::gpu_memory::GpuCounters;
 use super::gpu_regions::Regions;
+use super::helper::Helper;
+use super::line::Line;
 use super::tiny::Tiny;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
@@ -37,6 +39,8 @@ pub(crate) struct Core {
     pub(crate) engine: Engine,
     pub(crate) planner: Planner,
     pub(crate) tiny: Option<Tiny>,
+    /// Started calls that take it.
+    pub(crate) line: Line,
     /// Symmetric buffers; none unless there is `tiny`.
     pub(crate) direct: Direct,
     pub(crate) recorder: Recorder,
@@ -85,10 +89,7 @@ pub(crate) struct Shared {
     wanting: AtomicU32,
     /// Threads that drive the engine for themselves.
     pub(crate) drivers: AtomicUsize,
-    /// Whether the communicator is being dropped.
-    pub(crate) leaving: AtomicBool,
-    pub(crate) helper_wake: Condvar,
-    pub(crate) helper_state: Mutex<super::helper::State>,
+    pub(crate) helper: Helper,
     poison: Mutex<Option<Poison>>,
     /// When a call first saw that a member is lost.
     loss_seen: OnceLock<Instant>,
@@ -148,9 +149,7 @@ impl Shared {
             core: Mutex::new(core),
             wanting: AtomicU32::new(0),
             drivers: AtomicUsize::new(0),
-            leaving: AtomicBool::new(false),
-            helper_wake: Condvar::new(),
-            helper_state: Mutex::default(),
+            helper: Helper::default(),
             poison: Mutex::new(None),
             loss_seen: OnceLock::new(),
         }
@@ -236,7 +235,7 @@ impl Shared {
         let attended = Attended::new(self);
         let mut watch = Watch::new(self, waited, limit);
         loop {
-            let moved = core.engine.turn();
+            let moved = core.turn();
             if core.engine.is_done(id) {
                 drop(attended);
                 return Ok(core);
@@ -245,7 +244,7 @@ impl Shared {
                 drop(core);
                 return Err(self.fail(waited));
             }
-            core = watch.pause(core, moved, |core| core.engine.waiting_for(id))?;
+            core = watch.pause(core, moved, |core| core.waiting_for(id))?;
         }
     }
 
@@ -267,7 +266,7 @@ impl Shared {
         });
         let tiny = core.tiny.as_mut().and_then(|tiny| tiny.arm());
         words.extend(tiny);
-        if core.engine.turn() || core.tiny.as_mut().is_some_and(|tiny| tiny.has_arrived()) {
+        if core.turn() || core.tiny.as_mut().is_some_and(|tiny| tiny.has_arrived()) {
             core.engine.disarm();
             disarm_tiny(&mut core);
             return core;

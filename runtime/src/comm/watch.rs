@@ -30,15 +30,15 @@ pub(crate) struct Attended<'a>(&'a Shared);
 
 impl<'a> Attended<'a> {
     pub(crate) fn new(shared: &'a Shared) -> Self {
-        shared.drivers.fetch_add(1, Ordering::Relaxed);
+        shared.drivers.fetch_add(1, Ordering::SeqCst);
         Self(shared)
     }
 }
 
 impl Drop for Attended<'_> {
     fn drop(&mut self) {
-        if self.0.drivers.fetch_sub(1, Ordering::Release) == 1 {
-            self.0.wake_helper();
+        if self.0.drivers.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.helper.look();
         }
     }
 }

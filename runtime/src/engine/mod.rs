@@ -64,6 +64,8 @@ enum Phase {
     Free,
     Queued(Box<Job>),
     Running,
+    /// Somebody else carries it out.
+    Elsewhere,
     Done,
 }
 
@@ -134,12 +136,7 @@ impl Engine {
             }
         };
         job.channel_base = TRANSFER_CHANNEL + 1 + group * self.channels_per_operation();
-        let slot = self.free.pop().unwrap_or_else(|| {
-            let slot = self.slots.len() as u16;
-            let operation = Box::new(Operation::new(slot));
-            self.slots.push(Slot { phase: Phase::Free, group, forgotten: false, operation });
-            slot
-        });
+        let slot = self.take_slot();
         let queue = &mut self.groups[group as usize];
         queue.push_back(slot);
         let first = queue.len() == 1;
@@ -155,6 +152,42 @@ impl Engine {
             entry.phase = Phase::Queued(Box::new(job));
         }
         Id::Operation { slot, generation }
+    }
+
+    /// Keeps a slot for a started operation that somebody else carries out, and [`concludes`](Self::conclude).
+    pub(crate) fn admit(&mut self, keep: Option<Box<dyn Any + Send>>) -> Id {
+        let slot = self.take_slot();
+        let entry = &mut self.slots[slot as usize];
+        (entry.phase, entry.forgotten) = (Phase::Elsewhere, false);
+        let generation = entry.operation.stand_in(keep);
+        self.running += 1;
+        Id::Operation { slot, generation }
+    }
+
+    /// An operation is done that was carried out elsewhere.
+    pub(crate) fn conclude(&mut self, id: Id) {
+        if let Id::Operation { slot, .. } = id
+            && self.is_elsewhere(id)
+        {
+            self.over(slot);
+        }
+    }
+
+    /// Whether somebody else carries it out, and is not done with it.
+    pub(crate) fn is_elsewhere(&self, id: Id) -> bool {
+        match id {
+            Id::Operation { slot, .. } => matches!(self.slots[slot as usize].phase, Phase::Elsewhere),
+            Id::Transfer { .. } => false,
+        }
+    }
+
+    fn take_slot(&mut self) -> u16 {
+        self.free.pop().unwrap_or_else(|| {
+            let slot = self.slots.len() as u16;
+            let operation = Box::new(Operation::new(slot));
+            self.slots.push(Slot { phase: Phase::Free, group: 0, forgotten: false, operation });
+            slot
+        })
     }
 
     /// Whether one more operation can be outstanding, or done and not yet asked for.
@@ -293,7 +326,7 @@ impl Engine {
             Id::Operation { slot, generation } => {
                 let entry = &self.slots[slot as usize];
                 match entry.phase {
-                    Phase::Queued(_) => false,
+                    Phase::Queued(_) | Phase::Elsewhere => false,
                     Phase::Running => entry.operation.generation() != generation,
                     Phase::Done | Phase::Free => true,
                 }
@@ -454,20 +487,25 @@ impl Engine {
 
     /// An operation is done: the next one of its group may start.
     fn done(&mut self, slot: u16) {
-        let entry = &mut self.slots[slot as usize];
-        entry.phase = Phase::Done;
-        self.running -= 1;
-        let group = &mut self.groups[entry.group as usize];
+        let group = &mut self.groups[self.slots[slot as usize].group as usize];
         debug_assert_eq!(group.front(), Some(&slot));
         group.pop_front();
         let next = group.front().copied();
-        if std::mem::take(&mut entry.forgotten) {
-            drop(self.finish(Id::Operation { slot, generation: 0 }));
-        }
+        self.over(slot);
         let Some(next) = next else { return };
         if let Phase::Queued(job) = std::mem::replace(&mut self.slots[next as usize].phase, Phase::Running) {
             // SAFETY: the promise made to `start` for this job still holds, as it is not done.
             unsafe { self.launch(next, *job) };
+        }
+    }
+
+    /// The slot waits for whoever asks for the result, if anybody will.
+    fn over(&mut self, slot: u16) {
+        let entry = &mut self.slots[slot as usize];
+        entry.phase = Phase::Done;
+        self.running -= 1;
+        if std::mem::take(&mut entry.forgotten) {
+            drop(self.finish(Id::Operation { slot, generation: 0 }));
         }
     }
 

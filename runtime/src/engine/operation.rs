@@ -193,6 +193,13 @@ impl Operation {
         self.instances.iter().map(|i| i.scratch.bytes()).sum()
     }
 
+    /// Takes the next generation for an operation that somebody else carries out, and keeps what is kept for it.
+    pub(crate) fn stand_in(&mut self, keep: Option<Box<dyn Any + Send>>) -> u16 {
+        self.keep = keep;
+        self.generation = self.generation.wrapping_add(1);
+        self.generation
+    }
+
     pub(crate) fn take_keep(&mut self) -> Option<Box<dyn Any + Send>> {
         self.keep.take()
     }

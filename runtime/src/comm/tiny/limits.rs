@@ -28,6 +28,13 @@ impl Tiny {
         self.bytes_max(call.collective).is_none_or(|most| given <= most)
     }
 
+    /// Whether a call is one for this path when it is started too. Where buffers may be a GPU's it is not: plans copy those
+    /// segment by segment, without anybody's waiting for a copy.
+    #[inline]
+    pub(crate) fn serves_started(&self, call: &Call) -> bool {
+        !self.has_gpus && self.serves(call)
+    }
+
     /// Longest contribution of a rank, in bytes, with which a collective takes this path; none if any does. Unless it was set,
     /// that is where the plans begin to win, or [`GPU_BYTES`]. Measured on 2 processors; ratios of the times, plan / this path:
     ///

@@ -49,6 +49,11 @@ impl Passage {
         Self { combine, tag, turn: 0, block, blocks, step, shots, exchange: 0, exchanges, streams: false }
     }
 
+    /// What all ranks' calls must agree on.
+    pub(crate) fn tag(&self) -> u64 {
+        self.tag
+    }
+
     /// How far it has come; grows with every exchange.
     #[inline]
     pub(crate) fn position(&self) -> usize {
