@@ -18,7 +18,7 @@ use super::watch::{Attended, Watch};
 use crate::call::{self, Call, Counts, reduces};
 use crate::engine::{Buffers, Id, Job, Mode, Reach, Sides};
 use crate::error::{Error, Result};
-use crate::reduce::{Combine, kernel};
+use crate::reduce::{Combine, combine_fn, kernel};
 use crate::summary::Summary;
 use crate::types::ReduceOp;
 
@@ -72,25 +72,36 @@ impl Shared {
                 (undecided, false) => core = undecided,
             }
         }
-        let result = if core.tiny.as_ref().is_some_and(|tiny| tiny.serves(call)) {
-            // SAFETY: handed on.
-            unsafe { self.run_tiny_anywhere(core, call, tag, (waited, limit)) }
-        } else {
-            // SAFETY: handed on.
-            match unsafe { self.launch(&mut core, call, (tag, path), Mode::Blocking, None) } {
-                Ok(id) => self.wait_for(core, id, waited, limit).map(|mut core| {
-                    core.engine.finish(id);
-                    core
-                }),
-                Err(error) => {
-                    drop(core);
-                    Err(error)
-                }
+        let serves = core.tiny.as_ref().is_some_and(|tiny| tiny.serves(call));
+        // SAFETY: handed on.
+        let mut core = unsafe {
+            if serves {
+                self.run_tiny_anywhere(core, call, tag, (&waited, limit))
+            } else {
+                self.run_planned(core, call, (tag, path), (waited, limit))
             }
-        };
-        let mut core = result?;
-        self.end(&mut core, waited);
+        }?;
+        self.end_call(&mut core, waited.sequence);
         Ok(())
+    }
+
+    /// Runs a call by its plan.
+    ///
+    /// # Safety
+    /// As [`Shared::run_within`].
+    #[inline(never)]
+    unsafe fn run_planned<'a>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        call: &Call,
+        (tag, path): (u64, Option<GpuPath>),
+        (waited, limit): (Waited, Duration),
+    ) -> Result<MutexGuard<'a, Core>> {
+        // SAFETY: handed on.
+        let id = unsafe { self.launch(&mut core, call, (tag, path), Mode::Blocking, None) }?;
+        let mut core = self.wait_for(core, id, waited, limit)?;
+        core.engine.finish(id);
+        Ok(core)
     }
 
     /// Starts a call; `keep` lives until it is done.
@@ -131,7 +142,7 @@ impl Shared {
         let Begun { waited, tag, path } = self.begin(&mut core, call, call.summary(true))?;
         let mut core = if core.lines_up(call) {
             // SAFETY: handed on.
-            unsafe { self.run_tiny_anywhere(core, call, tag, (waited, limit)) }?
+            unsafe { self.run_tiny_anywhere(core, call, tag, (&waited, limit)) }?
         } else {
             // SAFETY: handed on.
             let id = unsafe { self.launch(&mut core, call, (tag, path), Mode::Asynchronous, None) }?;
@@ -144,7 +155,7 @@ impl Shared {
     }
 
     /// Numbers and records a call.
-    #[inline]
+    #[inline(always)]
     fn begin(&self, core: &mut Core, call: &Call, summary: Summary) -> Result<Begun> {
         let sequence = core.sequence + 1;
         let waited = Waited::call(summary, sequence);
@@ -166,13 +177,17 @@ impl Shared {
         Error::Usage { context: self.context(waited), problem: problem.to_owned() }
     }
 
-    #[inline]
     pub(crate) fn end(&self, core: &mut Core, waited: Waited) {
         // Messages are not numbered among the collectives.
         if waited.summary().is_some() {
-            core.recorder.end(waited.sequence);
-            self.membership.board().finish(waited.sequence);
+            self.end_call(core, waited.sequence);
         }
+    }
+
+    #[inline]
+    fn end_call(&self, core: &mut Core, sequence: u64) {
+        core.recorder.end(sequence);
+        self.membership.board().finish(sequence);
     }
 
     /// Runs a call of the tiny path, whosever memory it is on.
@@ -185,11 +200,11 @@ impl Shared {
         mut core: MutexGuard<'a, Core>,
         call: &Call,
         tag: u64,
-        (waited, limit): (Waited, Duration),
+        (waited, limit): (&Waited, Duration),
     ) -> Result<MutexGuard<'a, Core>> {
         if call.gpus.is_some() {
             // SAFETY: handed on.
-            return unsafe { self.run_tiny_bounced(core, call, tag, (waited, limit)) };
+            return unsafe { self.run_tiny_bounced(core, call, tag, (*waited, limit)) };
         }
         let combine = self.combine(call)?;
         let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
@@ -231,7 +246,7 @@ impl Shared {
             core = unsafe { self.carry(core, &mut bounce, part, &mut watch, waited) }?;
         }
         // SAFETY: the buffers are the caller's or those of the bounce, which is kept until the end.
-        core = unsafe { self.run_tiny(core, &bounced.call, &mut passage, (waited, limit)) }?;
+        core = unsafe { self.run_tiny(core, &bounced.call, &mut passage, (&waited, limit)) }?;
         if let Some(part) = bounced.store {
             core.gpu_counters.stored_bytes += part.2 as u64;
             // SAFETY: handed on.
@@ -249,38 +264,65 @@ impl Shared {
         mut core: MutexGuard<'a, Core>,
         call: &Call,
         passage: &mut Passage,
-        (waited, limit): (Waited, Duration),
+        (waited, limit): (&Waited, Duration),
     ) -> Result<MutexGuard<'a, Core>> {
-        let mut watch: Option<(Attended<'_>, Watch<'_>)> = None;
         let mut polls = if self.policy.spin.is_zero() { 0 } else { POLLS_FIRST };
         loop {
             let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
-            let before = passage.position();
             // SAFETY: handed on.
             match unsafe { tiny.advance(call, passage) } {
                 Ok(true) => return Ok(core),
                 Ok(false) => {}
                 Err(mismatch) => {
                     drop(core);
-                    return Err(self.tiny_mismatch(mismatch, waited));
+                    return Err(self.tiny_mismatch(mismatch, *waited));
                 }
             }
-            if polls > 0 && !self.is_wanted() && core.engine.outstanding() == 0 {
-                polls -= 1;
-                std::hint::spin_loop();
-                continue;
+            if polls == 0 || self.is_wanted() || core.engine.outstanding() > 0 {
+                break;
             }
+            polls -= 1;
+            std::hint::spin_loop();
+        }
+        // SAFETY: handed on.
+        unsafe { self.run_tiny_watched(core, call, passage, (*waited, limit)) }
+    }
+
+    /// The same for what takes longer, or has others to care for.
+    ///
+    /// # Safety
+    /// As [`Shared::run_tiny`].
+    #[inline(never)]
+    unsafe fn run_tiny_watched<'a>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        call: &Call,
+        passage: &mut Passage,
+        (waited, limit): (Waited, Duration),
+    ) -> Result<MutexGuard<'a, Core>> {
+        let _attended = Attended::new(self);
+        let mut watch = Watch::new(self, waited, limit);
+        let mut moved = false;
+        loop {
             // Somebody may be waiting for an earlier operation of ours before coming here.
-            let turned = core.engine.outstanding() > 0 && core.turn();
+            moved |= core.engine.outstanding() > 0 && core.turn();
             if core.line.is_stuck(&core.engine) {
                 drop(core);
                 return Err(self.fail(waited));
             }
-            let moved = turned || passage.position() > before;
-            let (_, watch) =
-                watch.get_or_insert_with(|| (Attended::new(self), Watch::new(self, waited, limit)));
             core = watch
                 .pause(core, moved, |core| core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for()))?;
+            let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
+            let before = passage.position();
+            // SAFETY: handed on.
+            match unsafe { tiny.advance(call, passage) } {
+                Ok(true) => return Ok(core),
+                Ok(false) => moved = passage.position() > before,
+                Err(mismatch) => {
+                    drop(core);
+                    return Err(self.tiny_mismatch(mismatch, waited));
+                }
+            }
         }
     }
 
@@ -349,10 +391,12 @@ impl Shared {
         if !reduces(call.collective) {
             return Ok(combine_nothing);
         }
-        let kernel = kernel(call.data_type, call.op).map_err(|problem| Error::Unsupported {
-            context: self.context(Waited::call(call.summary(false), 0)),
-            problem: problem.to_string(),
-        })?;
-        Ok(kernel.as_fn())
+        combine_fn(call.data_type, call.op).ok_or_else(|| self.no_kernel(call))
+    }
+
+    #[cold]
+    fn no_kernel(&self, call: &Call) -> Error {
+        let problem = kernel(call.data_type, call.op).err().map_or_else(String::new, |why| why.to_string());
+        Error::Unsupported { context: self.context(Waited::call(call.summary(false), 0)), problem }
     }
 }

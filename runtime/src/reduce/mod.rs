@@ -97,9 +97,13 @@ impl std::error::Error for Unsupported {}
 ///
 /// # Errors
 /// [`Unsupported::Operator`] where [`ReduceOp::supports`] says no.
-#[inline]
 pub fn kernel(data_type: DataType, op: ReduceOp) -> Result<Kernel, Unsupported> {
     look_up(Isa::best(), data_type, op)
+}
+
+/// The function of the best kernel; none where there is no kernel. For each call, so it does no more than it must.
+pub(crate) fn combine_fn(data_type: DataType, op: ReduceOp) -> Option<Combine> {
+    if op.supports(data_type) { table::combine(Isa::best(), data_type, op) } else { None }
 }
 
 /// The kernel compiled for one instruction set; for tests and benchmarks.

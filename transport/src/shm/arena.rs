@@ -146,6 +146,7 @@ impl Arena {
     }
 
     /// How many sleep on the bell, or are about to.
+    #[inline]
     pub(crate) fn sleepers(&self) -> &AtomicU32 {
         self.word(SLEEPERS_AT)
     }
@@ -228,6 +229,7 @@ impl Arena {
         DESKS_AT + member as usize * DESK_BYTES
     }
 
+    #[inline]
     fn word(&self, offset: usize) -> &AtomicU32 {
         self.map.atomic(offset)
     }

@@ -70,9 +70,9 @@ enum State {
     /// Between rounds.
     Idle,
     /// Published, not all seen that are needed.
-    Waiting { needs: Needs, len: usize },
+    Waiting,
     /// All seen that are needed, their payloads may be read.
-    Complete { needs: Needs, len: usize },
+    Complete,
 }
 
 /// One member's part in flat exchanges. All ranks of the communicator are members, in rank order.
@@ -87,6 +87,9 @@ pub struct Flat {
     /// The current round, or the last one between rounds. The first is 1.
     round: u64,
     state: State,
+    /// Of the current round: who is needed, and how long payloads are.
+    needs: Needs,
+    len: usize,
     /// The last round that each member was seen to have published, of those looked for.
     seen: Vec<u64>,
     /// Everybody was seen to have published so much.
@@ -118,6 +121,8 @@ impl ShmEndpoint {
             member: self.member,
             round: 0,
             state: State::Idle,
+            needs: Needs::Nobody,
+            len: 0,
             all_seen: 0,
             armed_at: None,
         })
@@ -196,7 +201,7 @@ impl Flat {
         word_at(line, LINE_TAG).store(tag, Ordering::Relaxed);
         word_at(line, 0).store(word_of(self.round, tag, len), Ordering::Release);
         self.seen[self.member as usize] = self.round;
-        self.state = State::Waiting { needs, len };
+        (self.state, self.needs, self.len) = (State::Waiting, needs, len);
         self.arena.ring_bell();
     }
 
@@ -206,10 +211,10 @@ impl Flat {
     /// If a member published another tag or length. The exchange is then over for good.
     #[inline]
     pub fn poll(&mut self) -> Result<bool, FlatMismatch> {
-        let State::Waiting { needs, len } = self.state else {
-            return Ok(matches!(self.state, State::Complete { .. }));
-        };
-        let is_complete = match needs {
+        if self.state != State::Waiting {
+            return Ok(self.state == State::Complete);
+        }
+        let is_complete = match self.needs {
             Needs::All => self.see_all(self.round)?,
             Needs::Only(member) => self.see(member, self.round)?,
             Needs::Below(end) => {
@@ -222,14 +227,14 @@ impl Flat {
             Needs::Nobody => true,
         };
         if is_complete {
-            self.state = State::Complete { needs, len };
+            self.state = State::Complete;
         }
         Ok(is_complete)
     }
 
     #[inline]
     fn see_all(&mut self, round: u64) -> Result<bool, FlatMismatch> {
-        for member in 0..self.ranks.len() {
+        for member in 0..self.seen.len() {
             if !self.see(member, round)? {
                 return Ok(false);
             }
@@ -245,12 +250,17 @@ impl Flat {
             let round = self.seen[member] + 1;
             let line = self.line(member as u32, round);
             let word = word_at(line, 0).load(Ordering::Acquire);
-            let ahead = rounds_ahead(word, round);
-            if ahead < 0 {
-                return Ok(false);
-            }
-            if ahead == 0 && word != word_at(self.line(self.member, round), 0).load(Ordering::Relaxed) {
-                return Err(FlatMismatch { member, tag: word_at(line, LINE_TAG).load(Ordering::Relaxed) });
+            if word != word_at(self.line(self.member, round), 0).load(Ordering::Relaxed) {
+                let ahead = rounds_ahead(word, round);
+                if ahead < 0 {
+                    return Ok(false);
+                }
+                if ahead == 0 {
+                    return Err(FlatMismatch {
+                        member,
+                        tag: word_at(line, LINE_TAG).load(Ordering::Relaxed),
+                    });
+                }
             }
             self.seen[member] = round;
         }
@@ -265,8 +275,8 @@ impl Flat {
     #[must_use]
     #[inline]
     pub fn payload(&self, member: usize) -> &[u8] {
-        let State::Complete { needs, len } = self.state else { panic!("the flat round is not complete") };
-        let is_needed = match needs {
+        assert!(self.state == State::Complete, "the flat round is not complete");
+        let is_needed = match self.needs {
             Needs::All => true,
             Needs::Only(other) => member == other,
             Needs::Below(end) => member < end,
@@ -274,12 +284,12 @@ impl Flat {
         };
         assert!(is_needed || member == self.member as usize, "member {member} was not waited for");
         assert!(member < self.ranks.len(), "member {member} of {}", self.ranks.len());
-        let from = self.payload_ptr(member as u32, len);
+        let from = self.payload_ptr(member as u32, self.len);
         // SAFETY: `len` bytes of the member's memory for this round, visible through the acquire of its word. It
         // does not write there before this member publishes the next round (module, 2), for which the borrow of
         // `self` must have ended. A peer of this user that breaks the protocol can change these bytes meanwhile:
         // they are plain integers without invariants.
-        unsafe { slice::from_raw_parts(from, len) }
+        unsafe { slice::from_raw_parts(from, self.len) }
     }
 
     /// Ends a complete round. The payloads may then no longer be read.
@@ -288,7 +298,7 @@ impl Flat {
     /// Unless the round is complete.
     #[inline]
     pub fn finish(&mut self) {
-        assert!(matches!(self.state, State::Complete { .. }), "the flat round is not complete");
+        assert!(self.state == State::Complete, "the flat round is not complete");
         self.state = State::Idle;
     }
 
@@ -297,12 +307,12 @@ impl Flat {
     #[must_use]
     pub fn waiting_for(&self, len: usize) -> Vec<usize> {
         let all = 0..self.ranks.len();
-        let (round, among) = match self.state {
-            State::Idle => (self.least_seen(len), all),
-            State::Waiting { needs: Needs::All, .. } => (self.round, all),
-            State::Waiting { needs: Needs::Only(member), .. } => (self.round, member..member + 1),
-            State::Waiting { needs: Needs::Below(end), .. } => (self.round, 0..end),
-            State::Waiting { needs: Needs::Nobody, .. } | State::Complete { .. } => return Vec::new(),
+        let (round, among) = match (self.state, self.needs) {
+            (State::Idle, _) => (self.least_seen(len), all),
+            (State::Waiting, Needs::All) => (self.round, all),
+            (State::Waiting, Needs::Only(member)) => (self.round, member..member + 1),
+            (State::Waiting, Needs::Below(end)) => (self.round, 0..end),
+            (State::Waiting, Needs::Nobody) | (State::Complete, _) => return Vec::new(),
         };
         let is_late = |m: &usize| {
             let word = word_at(self.line(*m as u32, round), 0).load(Ordering::Acquire);

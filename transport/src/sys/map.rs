@@ -59,6 +59,7 @@ impl Mapping {
     ///
     /// # Panics
     /// If the range is not inside the mapping: offsets come from constants and checked geometry only.
+    #[inline]
     pub(crate) fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
         let end = offset.checked_add(len).expect("offset overflows");
         assert!(end <= self.bytes, "range {offset}..{end} is beyond a mapping of {} bytes", self.bytes);
@@ -70,6 +71,7 @@ impl Mapping {
     ///
     /// # Panics
     /// If it is not inside the mapping or not aligned.
+    #[inline]
     pub(crate) fn atomic<T: Atomic>(&self, offset: usize) -> &T {
         let at = self.bytes(offset, size_of::<T>()).cast::<T>();
         assert!(at.is_aligned(), "offset {offset} is not aligned");

@@ -13,6 +13,7 @@ mod payload;
 mod tree;
 mod two_shot;
 
+use std::cell::RefCell;
 use std::sync::atomic::AtomicU32;
 
 use kolo_transport::shm::{Flat, FlatMismatch, Needs};
@@ -40,7 +41,7 @@ pub(crate) struct Tiny {
     /// Turns that are over; the call that has the next one has the exchange.
     turns_over: u64,
     /// For the canonical tree: its partial results.
-    scratch: Vec<u8>,
+    scratch: RefCell<Vec<u8>>,
 }
 
 /// How far the exchange at hand is.
@@ -73,7 +74,7 @@ impl Tiny {
             step: Step::Idle,
             turns: 0,
             turns_over: 0,
-            scratch: Vec::new(),
+            scratch: RefCell::default(),
         }
     }
 

@@ -8,7 +8,7 @@ use kolo_transport::shm::Needs;
 use super::passage::{Passage, place};
 use super::{Tiny, tree};
 use crate::call::{Call, reduces};
-use crate::reduce::{divide, scale};
+use crate::reduce::{Combine, divide, scale};
 use crate::types::ReduceOp;
 
 /// Bytes of each payload that are reduced at a time.
@@ -67,7 +67,7 @@ impl Tiny {
     /// # Safety
     /// The buffers of the call are valid, and all that is needed has been published.
     #[inline]
-    pub(super) unsafe fn take(&mut self, call: &Call, passage: &Passage) {
+    pub(super) unsafe fn take(&self, call: &Call, passage: &Passage) {
         let (at, len) = passage.part();
         let (rank, root, members) = (self.rank, call.root as usize, self.members);
         // SAFETY: for the whole block: outputs are as long as the collective defines; payloads are as long as published.
@@ -84,8 +84,10 @@ impl Tiny {
                         call.output.add(at).copy_from_nonoverlapping(call.input.add(at), len);
                     }
                 }
-                Collective::Broadcast => self.fetch(call, passage, root, 0, call.output.add(at)),
-                Collective::Scatter => self.fetch(call, passage, root, rank, call.output.add(at)),
+                Collective::Broadcast => self.fetch(call, passage, None, root, 0, call.output.add(at)),
+                Collective::Scatter => {
+                    self.fetch(call, passage, self.own(call), root, rank, call.output.add(at))
+                }
                 Collective::AllGather => self.fetch_all(call, passage, 0),
                 Collective::Gather if rank == root => self.fetch_all(call, passage, 0),
                 Collective::AllToAll => self.fetch_all(call, passage, rank),
@@ -119,21 +121,26 @@ impl Tiny {
         reduces(call.collective) && (is_scaled || (call.placement == Placement::InPlace && self.rank >= 2))
     }
 
-    /// Where part `index` of what a member published lies.
+    /// Where this rank takes its own contribution from, unless it [reads that back](Self::reads_own_back).
+    #[inline]
+    pub(super) fn own(&self, call: &Call) -> Option<*const u8> {
+        if self.reads_own_back(call) { None } else { self.contribution(call) }
+    }
+
+    /// Where part `index` of what a member published lies; `own` is from [`Self::own`].
     #[inline]
     unsafe fn source(
         &self,
         call: &Call,
         passage: &Passage,
+        own: Option<*const u8>,
         (at, len): (usize, usize),
         member: usize,
         index: usize,
     ) -> *const u8 {
-        match self.contribution(call) {
-            Some(own) if member == self.rank && !self.reads_own_back(call) => {
-                // SAFETY: inside the contribution, by the shape of the call.
-                unsafe { own.add(index * passage.block + at) }
-            }
+        match own {
+            // SAFETY: inside the contribution, by the shape of the call.
+            Some(own) if member == self.rank => unsafe { own.add(index * passage.block + at) },
             _ => {
                 let place = place(call.collective, member, index);
                 self.flat.payload(member)[place * len..][..len].as_ptr()
@@ -145,22 +152,31 @@ impl Tiny {
     #[inline]
     unsafe fn fetch_all(&self, call: &Call, passage: &Passage, index: usize) {
         let (at, _) = passage.part();
+        let own = self.own(call);
         for member in 0..self.members {
             // SAFETY: the output has a block for each member.
             unsafe {
                 let to = call.output.add(member * passage.block + at);
-                self.fetch(call, passage, member, index, to);
+                self.fetch(call, passage, own, member, index, to);
             }
         }
     }
 
     /// Copies part `index` of what a member published, unless it is there already: in place.
     #[inline]
-    unsafe fn fetch(&self, call: &Call, passage: &Passage, member: usize, index: usize, to: *mut u8) {
+    unsafe fn fetch(
+        &self,
+        call: &Call,
+        passage: &Passage,
+        own: Option<*const u8>,
+        member: usize,
+        index: usize,
+        to: *mut u8,
+    ) {
         // SAFETY: the caller's promise for `to`; input and output are the same memory or do not overlap.
         unsafe {
             let part = passage.part();
-            let from = self.source(call, passage, part, member, index);
+            let from = self.source(call, passage, own, part, member, index);
             if from != to.cast_const() {
                 passage.copy(from, to, part.1);
             }
@@ -169,23 +185,14 @@ impl Tiny {
 
     /// Reduces part `index` of what the given members published into the output.
     #[inline]
-    unsafe fn reduce(&mut self, call: &Call, passage: &Passage, index: usize, members: Range<usize>) {
+    unsafe fn reduce(&self, call: &Call, passage: &Passage, index: usize, members: Range<usize>) {
         let (at, len) = passage.part();
-        let mut scratch = std::mem::take(&mut self.scratch);
+        let own = self.own(call);
         // SAFETY: the output has room for the part, and sources are as long.
         unsafe {
-            let output = call.output.add(at);
-            self.fold(
-                call,
-                passage,
-                output,
-                len,
-                members,
-                |member| self.source(call, passage, (at, len), member, index),
-                &mut scratch,
-            );
+            let payload = |member| self.source(call, passage, own, (at, len), member, index);
+            self.fold(call, passage, call.output.add(at), len, members, payload);
         }
-        self.scratch = scratch;
     }
 
     /// Reduces `bytes` bytes that the given members have at `payload` into `output`, which may be the payload of one of
@@ -202,37 +209,64 @@ impl Tiny {
         bytes: usize,
         members: Range<usize>,
         payload: impl Fn(usize) -> *const u8,
-        scratch: &mut Vec<u8>,
     ) {
-        let combine = passage.combine;
-        let size = call.data_type.size();
         let (first, len) = (members.start, members.len());
-        // What is computed stays in the first-level cache while the ranks' payloads pass through it.
-        for at in (0..bytes).step_by(FOLD_BYTES) {
-            let bytes = FOLD_BYTES.min(bytes - at);
-            let count = bytes / size;
-            // SAFETY: for the whole block: the caller's promise, and scratch of the size that the tree asks for.
-            unsafe {
-                let output = output.add(at);
-                let payload = |member: usize| payload(member).add(at);
-                if len == 1 {
-                    let from = payload(first);
-                    if from != output.cast_const() {
-                        output.copy_from_nonoverlapping(from, bytes);
-                    }
-                } else if self.canonical && len > 2 {
-                    let leaves = 1 << len.ilog2();
-                    scratch.resize(leaves * bytes, 0);
-                    tree(combine, count, bytes, |leaf| payload(first + leaf), len, scratch);
-                    output.copy_from_nonoverlapping(scratch.as_ptr(), bytes);
-                } else {
-                    combine(output, payload(first), payload(first + 1), count);
-                    for member in first + 2..first + len {
-                        combine(output, output, payload(member), count);
-                    }
+        // Sizes are powers of two.
+        let shift = call.data_type.size().trailing_zeros();
+        // SAFETY: for the whole block: the caller's promise.
+        unsafe {
+            if len == 2 {
+                let (a, b) = (payload(first), payload(first + 1));
+                (passage.combine)(output, a, b, bytes >> shift);
+            } else {
+                // What is computed stays in the first-level cache while the ranks' payloads pass through it.
+                for at in (0..bytes).step_by(FOLD_BYTES) {
+                    let bytes = FOLD_BYTES.min(bytes - at);
+                    let payload = |member| payload(member).add(at);
+                    self.fold_block(
+                        passage.combine,
+                        output.add(at),
+                        (bytes, bytes >> shift),
+                        members.clone(),
+                        payload,
+                    );
                 }
-                if matches!(call.op, ReduceOp::Avg) {
-                    divide(call.data_type, output, count, self.members as u32);
+            }
+            if matches!(call.op, ReduceOp::Avg) {
+                divide(call.data_type, output, bytes >> shift, self.members as u32);
+            }
+        }
+    }
+
+    /// The same of one or more than two members, for so many bytes and elements as stay in the first-level cache.
+    ///
+    /// # Safety
+    /// As [`Self::fold`].
+    unsafe fn fold_block(
+        &self,
+        combine: Combine,
+        output: *mut u8,
+        (bytes, count): (usize, usize),
+        members: Range<usize>,
+        payload: impl Fn(usize) -> *const u8,
+    ) {
+        let (first, len) = (members.start, members.len());
+        // SAFETY: for the whole block: the caller's promise, and scratch of the size that the tree asks for.
+        unsafe {
+            if len == 1 {
+                let from = payload(first);
+                if from != output.cast_const() {
+                    output.copy_from_nonoverlapping(from, bytes);
+                }
+            } else if self.canonical {
+                let mut scratch = self.scratch.borrow_mut();
+                scratch.resize((1 << len.ilog2()) * bytes, 0);
+                tree(combine, count, bytes, |leaf| payload(first + leaf), len, &mut scratch);
+                output.copy_from_nonoverlapping(scratch.as_ptr(), bytes);
+            } else {
+                combine(output, payload(first), payload(first + 1), count);
+                for member in first + 2..first + len {
+                    combine(output, output, payload(member), count);
                 }
             }
         }

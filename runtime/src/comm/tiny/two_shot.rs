@@ -127,8 +127,7 @@ impl Tiny {
         if share.is_empty() {
             return;
         }
-        let own = self.contribution(call).filter(|_| !self.reads_own_back(call));
-        let mut scratch = std::mem::take(&mut self.scratch);
+        let own = self.own(call);
         // SAFETY: for the whole block: inside the vectors, by the shape of the call, and inside the payloads.
         unsafe {
             let payload = |member: usize| match own {
@@ -136,8 +135,7 @@ impl Tiny {
                 _ => self.flat.payload(member)[share.clone()].as_ptr(),
             };
             let output = call.output.add(at + share.start);
-            self.fold(call, passage, output, share.len(), 0..self.members, payload, &mut scratch);
+            self.fold(call, passage, output, share.len(), 0..self.members, payload);
         }
-        self.scratch = scratch;
     }
 }
