@@ -28,6 +28,7 @@ use crate::home::{self, Home};
 use crate::join::{JoinSpec, MOST_PATIENCE};
 use crate::planner::Planner;
 use crate::recorder::Recorder;
+use crate::summary::Signed;
 use crate::wait::{Policy, usable_processors};
 
 /// Settings for joining.
@@ -223,6 +224,7 @@ pub(crate) fn connect(
         line: Line::default(),
         direct: Direct::new(rank, members.len() as u32, config.direct_bytes, canonical),
         recorder: Recorder::new(),
+        signed: Signed::default(),
         sequence: 0,
         messages: 0,
         children: 0,

@@ -19,7 +19,6 @@ use crate::call::{self, Call, Counts, reduces};
 use crate::engine::{Buffers, Id, Job, Mode, Reach, Sides};
 use crate::error::{Error, Result};
 use crate::reduce::{Combine, combine_fn, kernel};
-use crate::summary::Summary;
 use crate::types::ReduceOp;
 
 /// Polls of a tiny exchange before the wait is watched, where spinning is wanted: about a microsecond, which is what most
@@ -34,11 +33,20 @@ pub(crate) struct Ticket {
 }
 
 /// A call that is numbered and recorded.
+#[derive(Clone, Copy)]
 struct Begun {
-    waited: Waited,
+    sequence: u64,
+    asynchronous: bool,
     tag: u64,
     /// How it is carried out, if it is on a GPU's memory.
     path: Option<GpuPath>,
+}
+
+impl Begun {
+    /// What is waited for, in full. Most calls are over before anybody asks.
+    fn waited(&self, call: &Call) -> Waited {
+        Waited::call(call.summary(self.asynchronous), self.sequence)
+    }
 }
 
 /// Stands in where nothing is reduced.
@@ -59,14 +67,13 @@ impl Shared {
     /// # Safety
     /// The buffers of the call are valid and not touched by anybody else until this returns.
     pub(crate) unsafe fn run_within(&self, call: &Call, limit: Duration) -> Result<()> {
-        let summary = call.summary(false);
         let mut core = self.core();
-        let Begun { waited, tag, path } = self.begin(&mut core, call, summary)?;
+        let begun = self.begin(&mut core, call, false)?;
         if core.direct.considers(call) {
             // SAFETY: handed on.
-            match unsafe { self.run_direct(core, call, tag, (waited, limit)) }? {
+            match unsafe { self.run_direct(core, call, begun.tag, (begun.waited(call), limit)) }? {
                 (mut core, true) => {
-                    self.end(&mut core, waited);
+                    self.end_call(&mut core, begun.sequence);
                     return Ok(());
                 }
                 (undecided, false) => core = undecided,
@@ -76,12 +83,12 @@ impl Shared {
         // SAFETY: handed on.
         let mut core = unsafe {
             if serves {
-                self.run_tiny_anywhere(core, call, tag, (&waited, limit))
+                self.run_tiny_anywhere(core, call, &begun, limit)
             } else {
-                self.run_planned(core, call, (tag, path), (waited, limit))
+                self.run_planned(core, call, &begun, limit)
             }
         }?;
-        self.end_call(&mut core, waited.sequence);
+        self.end_call(&mut core, begun.sequence);
         Ok(())
     }
 
@@ -94,12 +101,12 @@ impl Shared {
         &'a self,
         mut core: MutexGuard<'a, Core>,
         call: &Call,
-        (tag, path): (u64, Option<GpuPath>),
-        (waited, limit): (Waited, Duration),
+        begun: &Begun,
+        limit: Duration,
     ) -> Result<MutexGuard<'a, Core>> {
         // SAFETY: handed on.
-        let id = unsafe { self.launch(&mut core, call, (tag, path), Mode::Blocking, None) }?;
-        let mut core = self.wait_for(core, id, waited, limit)?;
+        let id = unsafe { self.launch(&mut core, call, (begun.tag, begun.path), Mode::Blocking, None) }?;
+        let mut core = self.wait_for(core, id, begun.waited(call), limit)?;
         core.engine.finish(id);
         Ok(core)
     }
@@ -115,7 +122,8 @@ impl Shared {
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Ticket> {
         let mut core = self.core();
-        let Begun { waited, tag, path } = self.begin(&mut core, call, call.summary(true))?;
+        let begun = self.begin(&mut core, call, true)?;
+        let Begun { tag, path, .. } = begun;
         // SAFETY: handed on.
         let id = unsafe {
             if core.lines_up(call) {
@@ -130,7 +138,7 @@ impl Shared {
         if pending {
             self.call_helper();
         }
-        Ok(Ticket { id, waited })
+        Ok(Ticket { id, waited: begun.waited(call) })
     }
 
     /// Starts a call and drives it at once, without a word to the helper.
@@ -139,36 +147,41 @@ impl Shared {
     /// As [`Shared::run`].
     pub(crate) unsafe fn start_and_wait(&self, call: &Call, limit: Duration) -> Result<()> {
         let mut core = self.core();
-        let Begun { waited, tag, path } = self.begin(&mut core, call, call.summary(true))?;
+        let begun = self.begin(&mut core, call, true)?;
         let mut core = if core.lines_up(call) {
             // SAFETY: handed on.
-            unsafe { self.run_tiny_anywhere(core, call, tag, (&waited, limit)) }?
+            unsafe { self.run_tiny_anywhere(core, call, &begun, limit) }?
         } else {
+            let mode = Mode::Asynchronous;
             // SAFETY: handed on.
-            let id = unsafe { self.launch(&mut core, call, (tag, path), Mode::Asynchronous, None) }?;
-            let mut core = self.wait_for(core, id, waited, limit)?;
+            let id = unsafe { self.launch(&mut core, call, (begun.tag, begun.path), mode, None) }?;
+            let mut core = self.wait_for(core, id, begun.waited(call), limit)?;
             core.engine.finish(id);
             core
         };
-        self.end(&mut core, waited);
+        self.end_call(&mut core, begun.sequence);
         Ok(())
     }
 
     /// Numbers and records a call.
-    #[inline(always)]
-    fn begin(&self, core: &mut Core, call: &Call, summary: Summary) -> Result<Begun> {
+    #[inline]
+    fn begin(&self, core: &mut Core, call: &Call, asynchronous: bool) -> Result<Begun> {
         let sequence = core.sequence + 1;
-        let waited = Waited::call(summary, sequence);
-        self.check_usable(core, waited)?;
-        if !core.engine.has_room() {
-            return Err(self.too_many(waited));
+        let waited = || Waited::call(call.summary(asynchronous), sequence);
+        if !self.is_well(core) {
+            self.check_usable(core, waited())?;
         }
-        let path = if call.gpus.is_none() { None } else { self.gpu_path(core, call, waited)? };
+        if !core.engine.has_room() {
+            return Err(self.too_many(waited()));
+        }
+        let path = if call.gpus.is_none() { None } else { self.gpu_path(core, call, waited())? };
         core.sequence = sequence;
+        let summary = call.summary(asynchronous);
         let label = summary.label();
         core.recorder.begin(sequence, summary, path);
         self.membership.board().start(sequence, label);
-        Ok(Begun { waited, tag: call::tag(self.id, sequence, label.signature()), path })
+        let tag = call::tag(self.id, sequence, core.signed.signature(label));
+        Ok(Begun { sequence, asynchronous, tag, path })
     }
 
     #[cold]
@@ -199,18 +212,18 @@ impl Shared {
         &'a self,
         mut core: MutexGuard<'a, Core>,
         call: &Call,
-        tag: u64,
-        (waited, limit): (&Waited, Duration),
+        begun: &Begun,
+        limit: Duration,
     ) -> Result<MutexGuard<'a, Core>> {
         if call.gpus.is_some() {
             // SAFETY: handed on.
-            return unsafe { self.run_tiny_bounced(core, call, tag, (*waited, limit)) };
+            return unsafe { self.run_tiny_bounced(core, call, begun, limit) };
         }
         let combine = self.combine(call)?;
         let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
-        let mut passage = tiny.enter(call, combine, tag);
+        let mut passage = tiny.enter(call, combine, begun.tag);
         // SAFETY: handed on.
-        unsafe { self.run_tiny(core, call, &mut passage, (waited, limit)) }
+        unsafe { self.run_tiny(core, call, &mut passage, (begun, limit)) }
     }
 
     /// Runs a call of the tiny path on copies of a GPU's memory.
@@ -222,9 +235,10 @@ impl Shared {
         &'a self,
         mut core: MutexGuard<'a, Core>,
         call: &Call,
-        tag: u64,
-        (waited, limit): (Waited, Duration),
+        begun: &Begun,
+        limit: Duration,
     ) -> Result<MutexGuard<'a, Core>> {
+        let waited = begun.waited(call);
         let combine = self.combine(call)?;
         let mut bounce = core.bounces.pop().unwrap_or_else(Bounce::new);
         let bounced = match bounce.prepare(call, self.rank, self.world_size) {
@@ -237,7 +251,7 @@ impl Shared {
         };
         // The turn is taken before anything that may let another call in.
         let Some(tiny) = &mut core.tiny else { unreachable!("as above") };
-        let mut passage = tiny.enter(&bounced.call, combine, tag);
+        let mut passage = tiny.enter(&bounced.call, combine, begun.tag);
         let _attended = Attended::new(self);
         let mut watch = Watch::new(self, waited, limit);
         if let Some(part) = bounced.load {
@@ -246,7 +260,7 @@ impl Shared {
             core = unsafe { self.carry(core, &mut bounce, part, &mut watch, waited) }?;
         }
         // SAFETY: the buffers are the caller's or those of the bounce, which is kept until the end.
-        core = unsafe { self.run_tiny(core, &bounced.call, &mut passage, (&waited, limit)) }?;
+        core = unsafe { self.run_tiny(core, &bounced.call, &mut passage, (begun, limit)) }?;
         if let Some(part) = bounced.store {
             core.gpu_counters.stored_bytes += part.2 as u64;
             // SAFETY: handed on.
@@ -264,7 +278,7 @@ impl Shared {
         mut core: MutexGuard<'a, Core>,
         call: &Call,
         passage: &mut Passage,
-        (waited, limit): (&Waited, Duration),
+        (begun, limit): (&Begun, Duration),
     ) -> Result<MutexGuard<'a, Core>> {
         let mut polls = if self.policy.spin.is_zero() { 0 } else { POLLS_FIRST };
         loop {
@@ -275,7 +289,7 @@ impl Shared {
                 Ok(false) => {}
                 Err(mismatch) => {
                     drop(core);
-                    return Err(self.tiny_mismatch(mismatch, *waited));
+                    return Err(self.tiny_mismatch(mismatch, begun.waited(call)));
                 }
             }
             if polls == 0 || self.is_wanted() || core.engine.outstanding() > 0 {
@@ -285,7 +299,7 @@ impl Shared {
             std::hint::spin_loop();
         }
         // SAFETY: handed on.
-        unsafe { self.run_tiny_watched(core, call, passage, (*waited, limit)) }
+        unsafe { self.run_tiny_watched(core, call, passage, (begun.waited(call), limit)) }
     }
 
     /// The same for what takes longer, or has others to care for.

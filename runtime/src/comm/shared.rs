@@ -31,6 +31,7 @@ use crate::error::{Context, Error, Result};
 use crate::home::Home;
 use crate::planner::Planner;
 use crate::recorder::Recorder;
+use crate::summary::Signed;
 use crate::wait::{self, Policy, SLEEP_MAX};
 
 /// Everything that calls move.
@@ -44,6 +45,7 @@ pub(crate) struct Core {
     /// Symmetric buffers; none unless there is `tiny`.
     pub(crate) direct: Direct,
     pub(crate) recorder: Recorder,
+    pub(crate) signed: Signed,
     /// Number of the last collective that was started, from 1.
     pub(crate) sequence: u64,
     /// Number of the last send, receive or group of them, from 1.
@@ -173,17 +175,17 @@ impl Shared {
         self.wanting.load(Ordering::Relaxed) > 0
     }
 
-    /// Fails if the communicator cannot be used any more.
+    /// Whether nothing has happened that might keep the communicator from being used.
     #[inline]
-    pub(crate) fn check_usable(&self, core: &Core, waited: Waited) -> Result<()> {
-        let is_well =
-            !core.closed && core.engine.failure().is_none() && !self.membership.abort_flag().is_raised();
-        if is_well { Ok(()) } else { self.check_unwell(core, waited) }
+    pub(crate) fn is_well(&self, core: &Core) -> bool {
+        !core.closed && core.engine.failure().is_none() && !self.membership.abort_flag().is_raised()
     }
 
-    /// The same where something has happened.
-    #[cold]
-    fn check_unwell(&self, core: &Core, waited: Waited) -> Result<()> {
+    /// Fails if the communicator cannot be used any more.
+    pub(crate) fn check_usable(&self, core: &Core, waited: Waited) -> Result<()> {
+        if self.is_well(core) {
+            return Ok(());
+        }
         if core.closed {
             return Err(Error::Aborted {
                 context: self.context(waited),

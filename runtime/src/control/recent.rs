@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::summary::Label;
 
 /// One more than are remembered, since one may be under way. As many as a rank is usually ahead of another; in words they are
-/// well under 2 KiB.
-const SLOTS: u64 = 17;
+/// well under 2 KiB. A power of two, as every call divides by it.
+const SLOTS: u64 = 16;
 
 /// An operation that was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

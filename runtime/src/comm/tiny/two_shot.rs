@@ -42,7 +42,7 @@ impl Shots {
             && block > ONE_SHOT_MAX
             && (3..=MEMBERS_MAX).contains(&members);
         serves.then(|| {
-            let slice = part_max(members) / (members + 1) / GRAIN * GRAIN;
+            let slice = part_max(call.collective, members) / (members + 1) / GRAIN * GRAIN;
             Self { members, step: slice * members }
         })
     }
