@@ -9,21 +9,6 @@ use kolo_tests::processes::{Job, environment};
 use kolo_tests::reference::{Case, is_defined, reduces};
 use kolo_tests::watchdog::{Gate, bounded, within};
 
-const OPS: [ReduceOp; 12] = [
-    ReduceOp::Sum,
-    ReduceOp::Prod,
-    ReduceOp::Min,
-    ReduceOp::Max,
-    ReduceOp::Avg,
-    ReduceOp::PremulSum(2.0),
-    ReduceOp::BitAnd,
-    ReduceOp::BitOr,
-    ReduceOp::BitXor,
-    ReduceOp::LogicalAnd,
-    ReduceOp::LogicalOr,
-    ReduceOp::LogicalXor,
-];
-
 /// Collectives that the direct path serves.
 const SERVED: [Collective; 7] = [
     Collective::AllReduce,
@@ -117,7 +102,7 @@ fn every_served_collective_from_1_to_9_ranks() {
 fn every_type_with_every_operator_at_odd_addresses() {
     let mut cases = Vec::new();
     for data_type in DataType::ALL {
-        for op in OPS {
+        for op in ReduceOp::ALL {
             let fit = |c: &Collective| reduces(*c) && is_defined(*c, op, data_type);
             for collective in SERVED.into_iter().filter(fit) {
                 let in_place = cases.len() % 2 == 0;
