@@ -1,12 +1,10 @@
 //! A collective call as a value: checked, described and signed before anything moves.
 
-use std::fmt;
-
 use kolo_collectives::plan::{Collective, Placement};
 
-use crate::control::Activity;
 use crate::engine::{Reach, Sides};
 use crate::error::{Context, Error, Result};
+use crate::summary::Summary;
 use crate::types::{DataType, ReduceOp};
 
 /// A collective call on raw memory, for bindings and tools.
@@ -84,72 +82,82 @@ pub(crate) struct Call {
     pub(crate) gpus: Option<Box<Sides>>,
 }
 
-/// What tells one call from another, for messages and the flight recorder.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Summary {
-    /// What was called.
-    pub collective: Collective,
-    /// Elements, as in [`RawCall`]; `None` for the v-forms, where ranks differ.
-    pub count: Option<usize>,
-    /// Type of the elements.
-    pub data_type: DataType,
-    /// Operator, where the collective reduces.
-    pub op: Option<ReduceOp>,
-    /// Root, where the collective has one.
-    pub root: Option<u32>,
-    /// Whether the call was asynchronous.
-    pub asynchronous: bool,
-}
-
 impl Call {
-    /// Checks a raw call.
+    /// Checks a raw call. Inlined, since callers mostly know collective, type and operator: little is then left to check.
+    #[inline]
     pub(crate) fn check(raw: &RawCall, rank: u32, world_size: u32) -> Result<Self> {
+        let call = Self::unchecked(raw, rank, world_size);
+        if call.is_sound(rank, world_size) { Ok(call) } else { Err(call.refusal(rank, world_size)) }
+    }
+
+    #[inline]
+    fn unchecked(raw: &RawCall, rank: u32, world_size: u32) -> Self {
         // A barrier has no data: a count would be cut into segments, each a barrier of its own.
-        let raw = match raw.collective {
-            Collective::Barrier => &RawCall { count: 0, data_type: DataType::U8, ..*raw },
-            _ => raw,
+        let (count, data_type) = match raw.collective {
+            Collective::Barrier => (0, DataType::U8),
+            _ => (raw.count, raw.data_type),
         };
-        let call = Self {
+        Self {
             collective: raw.collective,
             input: raw.input,
             output: raw.output,
-            counts: Counts::Even(raw.count),
-            data_type: raw.data_type,
+            counts: Counts::Even(count),
+            data_type,
             op: raw.op,
             root: if raw.collective.is_rooted() { raw.root } else { 0 },
             placement: placement(raw, rank, world_size),
             gpus: None,
+        }
+    }
+
+    #[inline]
+    fn is_sound(&self, rank: u32, world_size: u32) -> bool {
+        self.root < world_size
+            && (!reduces(self.collective) || self.op.supports(self.data_type))
+            && !self.is_prefix_of_averages()
+            && self.is_addressable(world_size)
+            && self.has_its_buffers(rank)
+    }
+
+    #[inline]
+    fn is_prefix_of_averages(&self) -> bool {
+        matches!(self.collective, Collective::Scan | Collective::ExScan)
+            && matches!(self.op, ReduceOp::Avg | ReduceOp::PremulSum(_))
+    }
+
+    #[inline]
+    fn is_addressable(&self, world_size: u32) -> bool {
+        let Counts::Even(count) = self.counts else { return true };
+        let blocks = if self.collective.has_block_per_rank() { world_size as usize } else { 1 };
+        count.checked_mul(self.data_type.size()).and_then(|bytes| bytes.checked_mul(blocks)).is_some()
+    }
+
+    #[inline]
+    fn has_its_buffers(&self, rank: u32) -> bool {
+        let (reads, writes) = touches(self.collective, rank == self.root);
+        matches!(self.counts, Counts::Even(0))
+            || !((reads && self.input.is_null()) || (writes && self.output.is_null()))
+    }
+
+    /// What is wrong with a call that is not [sound](Self::is_sound).
+    #[cold]
+    fn refusal(&self, rank: u32, world_size: u32) -> Error {
+        let name = self.op.name();
+        let problem = if self.root >= world_size {
+            format!("root {} is out of range: ranks are 0 to {}", self.root, world_size - 1)
+        } else if reduces(self.collective) && !self.op.supports(self.data_type) {
+            format!("operator {name} is not defined for {}", self.data_type)
+        } else if self.is_prefix_of_averages() {
+            format!("operator {name} is not defined for prefixes; use sum and scale the result")
+        } else if !self.is_addressable(world_size) {
+            let per_rank = if self.collective.has_block_per_rank() { " for each rank" } else { "" };
+            let count = self.summary(false).count.unwrap_or(0);
+            format!("{count} elements{per_rank} are more than can be addressed")
+        } else {
+            "a null pointer was given for a buffer that is not empty".to_owned()
         };
-        let fail = |problem: String| {
-            let operation = call.summary(false).to_string();
-            Err(Error::Usage { context: Context { rank, operation, sequence: 0 }, problem })
-        };
-        if call.root >= world_size {
-            return fail(format!("root {} is out of range: ranks are 0 to {}", call.root, world_size - 1));
-        }
-        if reduces(call.collective) && !call.op.supports(call.data_type) {
-            return fail(format!("operator {} is not defined for {}", call.op.name(), call.data_type));
-        }
-        if matches!(call.collective, Collective::Scan | Collective::ExScan)
-            && matches!(call.op, ReduceOp::Avg | ReduceOp::PremulSum(_))
-        {
-            return fail(format!(
-                "operator {} is not defined for prefixes; use sum and scale the result",
-                call.op.name()
-            ));
-        }
-        let blocks = if call.collective.has_block_per_rank() { world_size as usize } else { 1 };
-        if raw.count.checked_mul(call.data_type.size()).and_then(|b| b.checked_mul(blocks)).is_none() {
-            return fail(format!(
-                "{} elements for each of {blocks} blocks are more than can be addressed",
-                raw.count
-            ));
-        }
-        let (reads, writes) = touches(call.collective, rank == call.root);
-        if raw.count > 0 && ((reads && raw.input.is_null()) || (writes && raw.output.is_null())) {
-            return fail("a null pointer was given for a buffer that is not empty".to_owned());
-        }
-        Ok(call)
+        let operation = self.summary(false).to_string();
+        Error::Usage { context: Context { rank, operation, sequence: 0 }, problem }
     }
 
     /// The GPUs whose memory the buffers are.
@@ -182,6 +190,7 @@ impl Call {
         (inputs * count * size, outputs * count * size)
     }
 
+    #[inline]
     pub(crate) fn summary(&self, asynchronous: bool) -> Summary {
         Summary {
             collective: self.collective,
@@ -194,78 +203,6 @@ impl Call {
             root: self.collective.is_rooted().then_some(self.root),
             asynchronous,
         }
-    }
-}
-
-impl Summary {
-    /// The same for the status board, which others read when they ask what this rank is doing.
-    pub(crate) fn activity(&self) -> Activity {
-        Activity {
-            operation: full_name(self.collective, self.count.is_none(), self.asynchronous),
-            count: self.count.map(|count| count as u64),
-            data_type: Some(self.data_type),
-            reduce: self.op,
-            root: self.root,
-        }
-    }
-
-    /// A number that differs, as good as surely, if anything that must agree across ranks does.
-    pub(crate) fn signature(&self) -> u64 {
-        let op = self.op.map_or(0, |op| match op {
-            ReduceOp::Sum => 1,
-            ReduceOp::Prod => 2,
-            ReduceOp::Min => 3,
-            ReduceOp::Max => 4,
-            ReduceOp::Avg => 5,
-            // The factor is each rank's own.
-            ReduceOp::PremulSum(_) => 6,
-            ReduceOp::BitAnd => 7,
-            ReduceOp::BitOr => 8,
-            ReduceOp::BitXor => 9,
-            ReduceOp::LogicalAnd => 10,
-            ReduceOp::LogicalOr => 11,
-            ReduceOp::LogicalXor => 12,
-        });
-        let small = self.collective as u64
-            | (self.data_type as u64) << 8
-            | op << 16
-            | u64::from(self.asynchronous) << 24
-            | self.root.map_or(0, |root| u64::from(root) + 1) << 28;
-        mix(mix(small) ^ self.count.map_or(u64::MAX, |count| count as u64))
-    }
-}
-
-impl fmt::Display for Summary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.activity().fmt(f)
-    }
-}
-
-/// Name with the endings of the API: `_v` with unequal blocks, `_start` where the call was asynchronous.
-const fn full_name(collective: Collective, uneven: bool, asynchronous: bool) -> &'static str {
-    match (collective, uneven, asynchronous) {
-        (Collective::AllGather, true, false) => "all_gather_v",
-        (Collective::ReduceScatter, true, false) => "reduce_scatter_v",
-        (Collective::Gather, true, false) => "gather_v",
-        (Collective::Scatter, true, false) => "scatter_v",
-        (Collective::AllToAll, true, false) => "all_to_all_v",
-        (Collective::AllGather, true, true) => "all_gather_v_start",
-        (Collective::ReduceScatter, true, true) => "reduce_scatter_v_start",
-        (Collective::Gather, true, true) => "gather_v_start",
-        (Collective::Scatter, true, true) => "scatter_v_start",
-        (Collective::AllToAll, true, true) => "all_to_all_v_start",
-        (Collective::AllReduce, _, true) => "all_reduce_start",
-        (Collective::AllGather, _, true) => "all_gather_start",
-        (Collective::ReduceScatter, _, true) => "reduce_scatter_start",
-        (Collective::Broadcast, _, true) => "broadcast_start",
-        (Collective::Reduce, _, true) => "reduce_start",
-        (Collective::Gather, _, true) => "gather_start",
-        (Collective::Scatter, _, true) => "scatter_start",
-        (Collective::AllToAll, _, true) => "all_to_all_start",
-        (Collective::Scan, _, true) => "scan_start",
-        (Collective::ExScan, _, true) => "exscan_start",
-        (Collective::Barrier, _, true) => "barrier_start",
-        _ => collective.name(),
     }
 }
 
@@ -309,6 +246,7 @@ pub(crate) const fn touches(collective: Collective, is_root: bool) -> (bool, boo
     }
 }
 
+#[inline]
 fn placement(raw: &RawCall, rank: u32, world_size: u32) -> Placement {
     let block = raw.count.wrapping_mul(raw.data_type.size());
     let own = block.wrapping_mul(rank as usize);
@@ -367,25 +305,5 @@ mod tests {
             text(raw(Collective::AllToAll, 64, 64, usize::MAX / 8)).contains("more than can be addressed")
         );
         assert!(text(raw(Collective::AllReduce, 0, 64, 8)).contains("null"));
-    }
-
-    #[test]
-    fn signatures_tell_calls_apart() {
-        let base = Call::check(&raw(Collective::AllReduce, 64, 64, 8), 0, 4).unwrap().summary(false);
-        let mut seen = vec![base.signature()];
-        for other in [
-            Summary { collective: Collective::AllGather, ..base },
-            Summary { count: Some(9), ..base },
-            Summary { data_type: DataType::I32, ..base },
-            Summary { op: Some(ReduceOp::Max), ..base },
-            Summary { root: Some(0), ..base },
-            Summary { asynchronous: true, ..base },
-        ] {
-            seen.push(other.signature());
-        }
-        seen.sort_unstable();
-        seen.dedup();
-        assert_eq!(seen.len(), 7);
-        assert_eq!(base.to_string(), "all_reduce(8 x f32, sum)");
     }
 }

@@ -13,13 +13,14 @@ mod planner;
 pub mod profile;
 mod recorder;
 pub mod reduce;
+mod summary;
 mod ticks;
 pub mod types;
 pub mod verify;
 pub mod wait;
 mod work;
 
-pub use call::{RawCall, RawCallV, Summary};
+pub use call::{RawCall, RawCallV};
 pub use cluster::Cluster;
 pub use comm::{
     Batch, Builder, Communicator, GpuCounters, GpuPath, RawMessage, RegisteredBuffer, Registration, Scope,
@@ -32,5 +33,6 @@ pub use kolo_collectives::plan::Collective;
 pub use kolo_gdr::Wish as GpuDirectWish;
 pub use kolo_transport::MemoryCounters;
 pub use recorder::Record;
+pub use summary::{Label, Summary};
 pub use types::{DataType, Element, ReduceOp};
 pub use work::Work;

@@ -5,11 +5,11 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use kolo::control::{
-    AbortCause, AbortKind, Activity, Control, ControlRuntime, ExchangeKey, Liveness, MAX_BLOB_BYTES,
-    Membership,
+    AbortCause, AbortKind, Control, ControlRuntime, ExchangeKey, Liveness, MAX_BLOB_BYTES, Membership,
 };
 use kolo::error::Error;
 use kolo::join::JoinSpec;
+use kolo::{Collective, DataType, Summary};
 
 /// More than any test needs on a busy machine; only a failing test waits for it.
 const LONG: Duration = Duration::from_secs(30);
@@ -244,16 +244,24 @@ fn a_panicking_rank_is_lost_and_a_leaving_one_is_not() {
 #[test]
 fn a_computing_member_answers_what_it_does() {
     let barrier = Arc::new(Barrier::new(2));
+    let call = Summary {
+        collective: Collective::Broadcast,
+        count: Some(7),
+        data_type: DataType::F32,
+        op: None,
+        root: Some(1),
+        asynchronous: false,
+    };
     cluster(2, move |control| {
         let world = control.register(1, all(2));
         if control.rank() == 1 {
-            world.board().start(3, 42, Activity { operation: "barrier", ..Activity::default() });
+            world.board().start(3, call.label());
         }
         barrier.wait();
         if control.rank() == 0 {
             let status = world.ask(1, LONG).unwrap();
-            assert_eq!((status.started, status.finished, status.signature), (3, 0, 42));
-            assert_eq!(status.to_string(), "is in #3 barrier()");
+            assert_eq!((status.started, status.finished, status.signature), (3, 0, call.label().signature()));
+            assert_eq!(status.to_string(), "is in #3 broadcast(7 x f32, root 1)");
             assert_eq!(world.ask(7, LONG), None, "no such member");
         }
         barrier.wait();

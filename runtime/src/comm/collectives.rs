@@ -186,6 +186,7 @@ impl Communicator {
         unsafe { self.shared.run(&call) }
     }
 
+    #[inline]
     pub(super) fn expect_len(
         &self,
         collective: Collective,
@@ -193,21 +194,27 @@ impl Communicator {
         found: usize,
         wanted: usize,
     ) -> Result<()> {
-        if found == wanted {
-            return Ok(());
-        }
-        Err(self
-            .usage(collective.name(), format!("the {what} holds {found} elements where {wanted} are needed")))
+        if found == wanted { Ok(()) } else { Err(self.wrong_len(collective, what, found, wanted)) }
     }
 
+    #[cold]
+    fn wrong_len(&self, collective: Collective, what: &str, found: usize, wanted: usize) -> Error {
+        let problem = format!("the {what} holds {found} elements where {wanted} are needed");
+        self.usage(collective.name(), problem)
+    }
+
+    #[inline]
     pub(super) fn divided(&self, collective: Collective, len: usize) -> Result<usize> {
         let ranks = self.world_size() as usize;
-        if len.is_multiple_of(ranks) {
-            return Ok(len / ranks);
-        }
+        if len.is_multiple_of(ranks) { Ok(len / ranks) } else { Err(self.indivisible(collective, len)) }
+    }
+
+    #[cold]
+    fn indivisible(&self, collective: Collective, len: usize) -> Error {
+        let ranks = self.world_size();
         let problem =
             format!("a buffer of {len} elements cannot be cut into {ranks} equal blocks, one per rank");
-        Err(self.usage(collective.name(), problem))
+        self.usage(collective.name(), problem)
     }
 
     pub(super) fn usage(&self, operation: &str, problem: String) -> Error {

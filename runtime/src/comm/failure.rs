@@ -7,9 +7,10 @@ use kolo_transport::ErrorKind;
 
 use super::shared::{Core, Shared};
 use super::waited::Waited;
-use crate::call::{self, Summary};
+use crate::call;
 use crate::control::{AbortCause, AbortKind, Past, Status};
 use crate::error::{Context, Error, Result};
+use crate::summary::Summary;
 use crate::types::DataType;
 use crate::wait;
 

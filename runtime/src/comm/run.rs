@@ -15,10 +15,11 @@ use super::shared::{Core, Shared};
 use super::tiny::Passage;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
-use crate::call::{self, Call, Counts, Summary, reduces};
+use crate::call::{self, Call, Counts, reduces};
 use crate::engine::{Buffers, Id, Job, Mode, Reach, Sides};
 use crate::error::{Error, Result};
 use crate::reduce::{Combine, kernel};
+use crate::summary::Summary;
 use crate::types::ReduceOp;
 
 /// Polls of a tiny exchange before the wait is watched, where spinning is wanted: about a microsecond, which is what most
@@ -143,25 +144,32 @@ impl Shared {
     }
 
     /// Numbers and records a call.
+    #[inline]
     fn begin(&self, core: &mut Core, call: &Call, summary: Summary) -> Result<Begun> {
         let sequence = core.sequence + 1;
         let waited = Waited::call(summary, sequence);
         self.check_usable(core, waited)?;
         if !core.engine.has_room() {
-            let problem = "too many asynchronous operations are outstanding; wait for some of them";
-            return Err(Error::Usage { context: self.context(waited), problem: problem.to_owned() });
+            return Err(self.too_many(waited));
         }
         let path = if call.gpus.is_none() { None } else { self.gpu_path(core, call, waited)? };
         core.sequence = sequence;
-        let signature = summary.signature();
+        let label = summary.label();
         core.recorder.begin(sequence, summary, path);
-        self.membership.board().start(sequence, signature, summary.activity());
-        Ok(Begun { waited, tag: call::tag(self.id, sequence, signature), path })
+        self.membership.board().start(sequence, label);
+        Ok(Begun { waited, tag: call::tag(self.id, sequence, label.signature()), path })
     }
 
+    #[cold]
+    fn too_many(&self, waited: Waited) -> Error {
+        let problem = "too many asynchronous operations are outstanding; wait for some of them";
+        Error::Usage { context: self.context(waited), problem: problem.to_owned() }
+    }
+
+    #[inline]
     pub(crate) fn end(&self, core: &mut Core, waited: Waited) {
         // Messages are not numbered among the collectives.
-        if waited.summary.is_some() {
+        if waited.summary().is_some() {
             core.recorder.end(waited.sequence);
             self.membership.board().finish(waited.sequence);
         }
@@ -276,6 +284,7 @@ impl Shared {
         }
     }
 
+    #[cold]
     pub(super) fn tiny_mismatch(&self, found: FlatMismatch, waited: Waited) -> Error {
         let met = Meeting { tag: found.tag, len: 0, expected: None };
         let poison = self.mismatch(found.member as u32, met, waited);
@@ -335,6 +344,7 @@ impl Shared {
         Ok(unsafe { core.engine.start(job, mode) })
     }
 
+    #[inline]
     pub(super) fn combine(&self, call: &Call) -> Result<Combine> {
         if !reduces(call.collective) {
             return Ok(combine_nothing);

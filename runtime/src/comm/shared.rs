@@ -156,10 +156,13 @@ impl Shared {
     }
 
     /// Takes the core; a driver that holds it gives way.
+    #[inline]
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
-        if let Ok(core) = self.core.try_lock() {
-            return core;
-        }
+        self.core.try_lock().unwrap_or_else(|_| self.core_in_use())
+    }
+
+    #[cold]
+    fn core_in_use(&self) -> MutexGuard<'_, Core> {
         self.wanting.fetch_add(1, Ordering::Relaxed);
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         self.wanting.fetch_sub(1, Ordering::Relaxed);
@@ -171,7 +174,16 @@ impl Shared {
     }
 
     /// Fails if the communicator cannot be used any more.
+    #[inline]
     pub(crate) fn check_usable(&self, core: &Core, waited: Waited) -> Result<()> {
+        let is_well =
+            !core.closed && core.engine.failure().is_none() && !self.membership.abort_flag().is_raised();
+        if is_well { Ok(()) } else { self.check_unwell(core, waited) }
+    }
+
+    /// The same where something has happened.
+    #[cold]
+    fn check_unwell(&self, core: &Core, waited: Waited) -> Result<()> {
         if core.closed {
             return Err(Error::Aborted {
                 context: self.context(waited),
@@ -179,19 +191,17 @@ impl Shared {
                 reason: "the communicator was dropped".to_owned(),
             });
         }
-        if core.engine.failure().is_some() || self.membership.abort_flag().is_raised() {
-            let poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            // After the loss of a peer, what it had sent before may still be enough for this call.
-            let may_go_on = |cause: &AbortCause| {
-                let since = self.loss_seen.get_or_init(Instant::now);
-                super::failure::is_loss(cause) && since.elapsed() < LOSS_CALLS
-            };
-            let news = || self.membership.abort_flag().cause().filter(|cause| !may_go_on(cause));
-            if let Some(poison) = poison.or_else(|| news().map(|cause| self.adopt(core, &cause))) {
-                return Err(poison.error(self.context(waited), self.rank));
-            }
+        let poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // After the loss of a peer, what it had sent before may still be enough for this call.
+        let may_go_on = |cause: &AbortCause| {
+            let since = self.loss_seen.get_or_init(Instant::now);
+            super::failure::is_loss(cause) && since.elapsed() < LOSS_CALLS
+        };
+        let news = || self.membership.abort_flag().cause().filter(|cause| !may_go_on(cause));
+        match poison.or_else(|| news().map(|cause| self.adopt(core, &cause))) {
+            Some(poison) => Err(poison.error(self.context(waited), self.rank)),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// The error that the next call would give, once what was sent before has had its time.

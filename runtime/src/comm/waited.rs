@@ -2,17 +2,22 @@
 
 use std::fmt;
 
-use crate::call::Summary;
+use crate::summary::Summary;
 use crate::types::DataType;
 
 /// What is being waited for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waited {
-    pub(crate) summary: Option<Summary>,
+    /// The number of the collective; 0 if it is none.
     pub(crate) sequence: u64,
-    /// What it is, if it is not a collective.
-    label: &'static str,
-    message: Option<Message>,
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Call(Summary),
+    Message(&'static str, Message),
+    Other(&'static str),
 }
 
 /// What tells one send, receive or group of them from another.
@@ -35,45 +40,51 @@ pub(crate) struct Single {
 }
 
 impl Waited {
+    #[inline]
     pub(crate) const fn call(summary: Summary, sequence: u64) -> Self {
-        Self { summary: Some(summary), sequence, label: "", message: None }
+        Self { sequence, what: What::Call(summary) }
     }
 
     pub(crate) const fn transfer(label: &'static str, message: Message) -> Self {
-        Self { summary: None, sequence: 0, label, message: Some(message) }
+        Self { sequence: 0, what: What::Message(label, message) }
+    }
+
+    pub(crate) const fn other(label: &'static str) -> Self {
+        Self { sequence: 0, what: What::Other(label) }
+    }
+
+    /// The collective, if it is one.
+    #[inline]
+    pub(crate) const fn summary(&self) -> Option<&Summary> {
+        if let What::Call(summary) = &self.what { Some(summary) } else { None }
     }
 
     /// Whether it is a send, a receive or a group of them.
     pub(crate) const fn is_message(&self) -> bool {
-        self.message.is_some()
+        matches!(self.what, What::Message(..))
     }
 
     /// Whether one of several ranks is enough for it to end.
     pub(crate) const fn is_from_any(&self) -> bool {
-        matches!(self.message, Some(Message { single: Some(Single { peer: None, .. }), .. }))
-    }
-
-    pub(crate) const fn other(label: &'static str) -> Self {
-        Self { summary: None, sequence: 0, label, message: None }
+        matches!(self.what, What::Message(_, Message { single: Some(Single { peer: None, .. }), .. }))
     }
 }
 
 impl fmt::Display for Waited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.summary, self.message) {
-            (Some(summary), _) => summary.fmt(f),
-            (None, Some(Message { number, single })) => {
-                write!(f, "{} #{number}", self.label)?;
-                let Some(Single { peer, bytes, data_type, tag }) = single else { return Ok(()) };
-                let way = if self.label == "send" { "to" } else { "from" };
-                write!(f, " of {bytes} bytes of {data_type} {way} ")?;
-                match peer {
-                    Some(peer) => write!(f, "rank {peer}"),
-                    None => f.write_str("any rank"),
-                }?;
-                if tag == 0 { Ok(()) } else { write!(f, " with tag {tag}") }
-            }
-            (None, None) => f.write_str(self.label),
-        }
+        let (label, Message { number, single }) = match self.what {
+            What::Call(summary) => return summary.fmt(f),
+            What::Other(label) => return f.write_str(label),
+            What::Message(label, message) => (label, message),
+        };
+        write!(f, "{label} #{number}")?;
+        let Some(Single { peer, bytes, data_type, tag }) = single else { return Ok(()) };
+        let way = if label == "send" { "to" } else { "from" };
+        write!(f, " of {bytes} bytes of {data_type} {way} ")?;
+        match peer {
+            Some(peer) => write!(f, "rank {peer}"),
+            None => f.write_str("any rank"),
+        }?;
+        if tag == 0 { Ok(()) } else { write!(f, " with tag {tag}") }
     }
 }

@@ -76,7 +76,7 @@ impl<'a> Watch<'a> {
             suspected_at: None,
             turns: 0,
             at_home: false,
-            is_short: waited.summary.is_some_and(|call| {
+            is_short: waited.summary().is_some_and(|call| {
                 call.count.is_some_and(|count| count * call.data_type.size() < SHORT_BYTES)
             }),
         }

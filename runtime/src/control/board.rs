@@ -7,44 +7,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::types::{DataType, ReduceOp};
-
-/// An operation without owned text, cheap to store for each call.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Activity {
-    /// Name of the call: "all_reduce".
-    pub operation: &'static str,
-    /// Elements, where all ranks have as many.
-    pub count: Option<u64>,
-    /// Their type.
-    pub data_type: Option<DataType>,
-    /// The operator, where there is one.
-    pub reduce: Option<ReduceOp>,
-    /// Root or peer, where there is one.
-    pub root: Option<u32>,
-}
-
-impl fmt::Display for Activity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}(", self.operation)?;
-        let mut comma = "";
-        if let Some(data_type) = self.data_type {
-            if let Some(count) = self.count {
-                write!(f, "{count} x ")?;
-            }
-            write!(f, "{data_type}")?;
-            comma = ", ";
-        }
-        if let Some(reduce) = self.reduce {
-            write!(f, "{comma}{}", reduce.name())?;
-            comma = ", ";
-        }
-        if let Some(root) = self.root {
-            write!(f, "{comma}root {root}")?;
-        }
-        f.write_str(")")
-    }
-}
+use super::recent::{Recent, Start};
+use crate::summary::Label;
 
 /// What a member answers when asked what it is doing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +40,12 @@ pub struct Past {
     pub description: String,
 }
 
+impl From<Start> for Past {
+    fn from(Start { sequence, label }: Start) -> Self {
+        Self { sequence, signature: label.signature(), description: label.to_string() }
+    }
+}
+
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let (0, Some(message)) = (self.started, &self.waits_in) {
@@ -97,48 +67,15 @@ impl fmt::Display for Status {
     }
 }
 
-/// Operations remembered: as many as a rank is usually ahead of another, in well under 2 KiB of text.
-const REMEMBERED: usize = 16;
-
 /// One rank's status in one communicator: written by its executor, read by its control thread.
 ///
-/// The lock is held for a copy of some 64 bytes and is contended once per heartbeat or question at most.
+/// Calls pay some plain stores for it; what happens rarely is behind locks.
 #[derive(Debug, Default)]
 pub struct StatusBoard {
     finished: AtomicU64,
-    recent: Mutex<Recent>,
+    recent: Recent,
     waits_in: Mutex<Option<String>>,
     seen: Mutex<Option<Seen>>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Current {
-    started: u64,
-    signature: u64,
-    activity: Activity,
-}
-
-/// A ring of the operations started last.
-#[derive(Debug, Default)]
-struct Recent {
-    calls: [Current; REMEMBERED],
-    /// Operations started.
-    count: usize,
-}
-
-impl Recent {
-    fn last(&self) -> Current {
-        self.calls[(self.count + REMEMBERED - 1) % REMEMBERED]
-    }
-
-    fn all(&self) -> Vec<Past> {
-        (self.count.saturating_sub(REMEMBERED)..self.count)
-            .map(|i| {
-                let Current { started, signature, activity } = self.calls[i % REMEMBERED];
-                Past { sequence: started, signature, description: activity.to_string() }
-            })
-            .collect()
-    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -149,13 +86,10 @@ struct Seen {
 }
 
 impl StatusBoard {
-    /// An operation starts.
+    /// An operation starts. Only the executor calls this, from one thread at a time.
     #[inline]
-    pub fn start(&self, sequence: u64, signature: u64, activity: Activity) {
-        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = recent.count % REMEMBERED;
-        recent.calls[at] = Current { started: sequence, signature, activity };
-        recent.count += 1;
+    pub fn start(&self, sequence: u64, label: Label) {
+        self.recent.push(Start { sequence, label });
     }
 
     /// An operation is finished.
@@ -175,7 +109,7 @@ impl StatusBoard {
     /// Sequence number of the operation started last.
     #[must_use]
     pub fn started(&self) -> u64 {
-        self.current().started
+        self.recent.last().map_or(0, |start| start.sequence)
     }
 
     /// Sequence number of the operation finished last.
@@ -190,19 +124,15 @@ impl StatusBoard {
         self.status_at(Instant::now())
     }
 
-    fn current(&self) -> Current {
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner).last()
-    }
-
     pub(crate) fn status_at(&self, now: Instant) -> Status {
-        let current = self.current();
         let finished = self.finished();
-        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner).all();
+        let recent: Vec<Past> = self.recent.all().into_iter().map(Past::from).collect();
+        let last = recent.last();
         Status {
-            started: current.started,
+            started: last.map_or(0, |last| last.sequence),
             finished,
-            signature: current.signature,
-            description: if current.started == 0 { String::new() } else { current.activity.to_string() },
+            signature: last.map_or(0, |last| last.signature),
+            description: last.map_or_else(String::new, |last| last.description.clone()),
             waits_in: self.waits_in.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             recent,
             unchanged_ms: u64::try_from(self.observe(now).as_millis()).unwrap_or(u64::MAX),
@@ -211,7 +141,7 @@ impl StatusBoard {
 
     /// Called by the control thread with each heartbeat; so the executor needs no clock.
     pub(crate) fn observe(&self, now: Instant) -> Duration {
-        let (started, finished) = (self.current().started, self.finished());
+        let (started, finished) = (self.started(), self.finished());
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         match &*seen {
             Some(last) if last.started == started && last.finished == finished => {
@@ -227,25 +157,30 @@ impl StatusBoard {
 
 #[cfg(test)]
 mod tests {
+    use kolo_collectives::plan::Collective;
+
     use super::*;
+    use crate::summary::Summary;
+    use crate::types::DataType;
 
     #[test]
     fn a_board_tells_what_runs_and_for_how_long() {
         let board = StatusBoard::default();
         let now = Instant::now();
         assert_eq!(board.status_at(now).to_string(), "has not called anything yet");
-        let activity = Activity {
-            operation: "broadcast",
+        let call = Summary {
+            collective: Collective::Broadcast,
             count: Some(7),
-            data_type: Some(DataType::F32),
+            data_type: DataType::F32,
+            op: None,
             root: Some(2),
-            ..Activity::default()
+            asynchronous: false,
         };
-        board.start(5, 99, activity);
+        board.start(5, call.label());
         let _ = board.observe(now);
         let later = board.status_at(now + Duration::from_secs(4));
         assert_eq!(later.to_string(), "is in #5 broadcast(7 x f32, root 2), unchanged for 4 s");
-        assert_eq!((later.signature, later.started, later.finished), (99, 5, 0));
+        assert_eq!((later.signature, later.started, later.finished), (call.signature(), 5, 0));
         board.finish(5);
         assert_eq!(board.status_at(now).to_string(), "finished #5 broadcast(7 x f32, root 2)");
         board.waits_in(Some("recv #3 from rank 1".to_owned()));

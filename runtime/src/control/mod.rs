@@ -31,6 +31,7 @@ mod hub_state;
 mod limits;
 mod membership;
 mod ranks;
+mod recent;
 mod runtime;
 mod seat;
 mod wire;
@@ -41,7 +42,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 pub use abort::{AbortCause, AbortFlag, AbortKind};
-pub use board::{Activity, Past, Status, StatusBoard};
+pub use board::{Past, Status, StatusBoard};
 pub use handshake::JobSecret;
 pub use limits::{Liveness, MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES, MAX_WORLD_SIZE};
 pub use membership::Membership;

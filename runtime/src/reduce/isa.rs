@@ -1,6 +1,7 @@
 //! Which instruction sets there are kernels for, and which of them this processor has.
 
 use std::fmt;
+use std::sync::OnceLock;
 
 /// An instruction set that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,10 +38,13 @@ impl Isa {
         }
     }
 
-    /// The fastest that this processor has.
+    /// The fastest that this processor has: found out once, since every call asks.
     #[must_use]
     pub fn best() -> Self {
-        Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Baseline)
+        static BEST: OnceLock<Isa> = OnceLock::new();
+        *BEST.get_or_init(|| {
+            Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Baseline)
+        })
     }
 
     /// Name in logs and tables.

@@ -97,8 +97,9 @@ impl std::error::Error for Unsupported {}
 ///
 /// # Errors
 /// [`Unsupported::Operator`] where [`ReduceOp::supports`] says no.
+#[inline]
 pub fn kernel(data_type: DataType, op: ReduceOp) -> Result<Kernel, Unsupported> {
-    kernel_for(Isa::best(), data_type, op)
+    look_up(Isa::best(), data_type, op)
 }
 
 /// The kernel compiled for one instruction set; for tests and benchmarks.
@@ -110,6 +111,11 @@ pub fn kernel_for(isa: Isa, data_type: DataType, op: ReduceOp) -> Result<Kernel,
     if !isa.is_available() {
         return Err(Unsupported::Processor { isa });
     }
+    look_up(isa, data_type, op)
+}
+
+/// The kernel for an instruction set that this processor has.
+fn look_up(isa: Isa, data_type: DataType, op: ReduceOp) -> Result<Kernel, Unsupported> {
     if !op.supports(data_type) {
         return Err(Unsupported::Operator { op, data_type });
     }
