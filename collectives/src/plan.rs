@@ -54,7 +54,7 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// All of them.
+    /// All of them. A collective's place is its number in C and Python.
     pub const ALL: [Self; 11] = [
         Self::AllReduce,
         Self::AllGather,

@@ -3,10 +3,11 @@
 //! Precedence: what the program sets in code, over `KOLO_*` environment variables, over the defaults here. The
 //! environment is read in [`Config::from_lookup`] and nowhere else.
 
-use kolo_gdr::Wish;
-use std::fmt::Write as _;
+mod settings;
+
 use std::time::Duration;
 
+use kolo_gdr::Wish;
 use kolo_transport::rdma::Keep;
 
 use crate::error::{Error, Result};
@@ -231,61 +232,6 @@ impl Config {
         }
         config.profile = get("KOLO_PROFILE").map(Loaded::read).transpose()?;
         Ok(config)
-    }
-
-    /// Every setting with its value, one per line, as `KOLO_NAME=value`.
-    #[must_use]
-    pub fn settings(&self) -> String {
-        let mut out = String::new();
-        let unset = || "(chosen at run time)".to_owned();
-        let built_in = || "(built-in constants)".to_owned();
-        let transports = match &self.transports {
-            Transports::Auto => "auto".to_owned(),
-            Transports::Only(list) => list.iter().map(|t| t.name()).collect::<Vec<_>>().join(","),
-        };
-        let determinism = match self.determinism {
-            Determinism::Repeatable => "repeatable",
-            Determinism::Canonical => "canonical",
-        };
-        let cache = match self.ib_cache {
-            Keep::Watched => "watched",
-            Keep::Never => "never",
-            Keep::Always => "always",
-        };
-        let rows = [
-            ("KOLO_TRANSPORT", transports),
-            ("KOLO_ALGO", if self.algorithms.is_empty() { unset() } else { self.algorithms.clone() }),
-            ("KOLO_DETERMINISM", determinism.to_owned()),
-            ("KOLO_TIMEOUT", self.timeout.as_secs_f64().to_string()),
-            ("KOLO_JOIN_TIMEOUT", self.join_timeout.as_secs_f64().to_string()),
-            ("KOLO_HOST_ID", self.host_id.clone().unwrap_or_else(unset)),
-            ("KOLO_SOCKET_IFNAME", self.socket_interfaces.clone().unwrap_or_else(unset)),
-            ("KOLO_SOCKET_CONGESTION", self.socket_congestion.clone().unwrap_or_else(unset)),
-            ("KOLO_IB_HCA", self.ib_adapters.clone().unwrap_or_else(unset)),
-            ("KOLO_IB_GID_INDEX", self.ib_gid_index.map_or_else(unset, |v| v.to_string())),
-            ("KOLO_IB_TC", self.ib_traffic_class.to_string()),
-            ("KOLO_IB_SL", self.ib_service_level.to_string()),
-            ("KOLO_IB_QPS", self.ib_queue_pairs.to_string()),
-            ("KOLO_GDR", self.gdr.to_string()),
-            ("KOLO_CUDA_LIBRARY", self.cuda_library.clone().unwrap_or_else(unset)),
-            ("KOLO_IB_CACHE", cache.to_owned()),
-            ("KOLO_IBVERBS_LIB", self.ib_library.clone().unwrap_or_else(unset)),
-            ("KOLO_SEGMENT_BYTES", self.segment_bytes.map_or_else(unset, |v| v.to_string())),
-            ("KOLO_WINDOW", self.window.map_or_else(unset, |v| v.to_string())),
-            ("KOLO_TINY_BYTES", self.tiny_bytes.map_or_else(unset, |v| v.to_string())),
-            ("KOLO_DIRECT_BYTES", self.direct_bytes.map_or_else(unset, |v| v.to_string())),
-            ("KOLO_UNEXPECTED_BYTES", self.unexpected_bytes.to_string()),
-            ("KOLO_SPIN_US", self.spin.map_or_else(unset, |v| v.as_micros().to_string())),
-            (
-                "KOLO_PROFILE",
-                self.profile.as_ref().map_or_else(built_in, |loaded| loaded.path.display().to_string()),
-            ),
-            ("KOLO_JOB_SECRET", "(not shown)".to_owned()),
-        ];
-        for (name, value) in rows {
-            let _ = writeln!(out, "{name}={value}");
-        }
-        out
     }
 }
 

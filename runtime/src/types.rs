@@ -23,7 +23,7 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// All of them.
+    /// All of them. A type's place is its number in C and Python.
     pub const ALL: [Self; 11] = [
         Self::Bool,
         Self::U8,
@@ -159,6 +159,22 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
+    /// All of them, PremulSum with the factor 1. An operator's place is its number in C and Python.
+    pub const ALL: [Self; 12] = [
+        Self::Sum,
+        Self::Prod,
+        Self::Min,
+        Self::Max,
+        Self::Avg,
+        Self::PremulSum(1.0),
+        Self::BitAnd,
+        Self::BitOr,
+        Self::BitXor,
+        Self::LogicalAnd,
+        Self::LogicalOr,
+        Self::LogicalXor,
+    ];
+
     /// Name without the factor.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -225,6 +225,49 @@ fn an_unreachable_rank_0_is_named() {
     assert!(error.contains("no-such-host.invalid"), "{error}");
 }
 
+/// A port of this host from which no answer comes, as if a firewall dropped what is sent there: its queue is full. What is
+/// returned keeps it so.
+fn silent_port() -> (u16, impl Sized) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut queued = Vec::new();
+    while let Ok(stream) = TcpStream::connect_timeout(&address, SHORT) {
+        queued.push(stream);
+        assert!(queued.len() < 100, "the queue does not fill");
+    }
+    (address.port(), (listener, queued))
+}
+
+#[test]
+fn what_does_not_answer_is_named_with_the_remedy() {
+    let (port, _silent) = silent_port();
+    let address = format!("127.0.0.1:{port}");
+    let store = Locator::Store { host: "127.0.0.1".into(), port, prefix: "x".into() };
+    // Attempts that the deadline ends, and attempts that end by themselves.
+    let ends = [
+        (Duration::from_secs(5), tcp(1, 2, port).locator, format!("{address}: no answer within")),
+        (
+            SHORT,
+            tcp(1, 2, port).locator,
+            format!("(tried {address}; 1 attempts; the last: no answer yet from {address})"),
+        ),
+        (
+            Duration::from_secs(7),
+            store.clone(),
+            format!("the TCPStore at {address}: no answer; a firewall may be"),
+        ),
+        (SHORT, store, format!("no answer yet from the TCPStore at {address}")),
+    ];
+    let joining = ends.map(|(timeout, locator, expected)| {
+        (start(JoinSpec { timeout, locator, ..tcp(1, 2, port) }), expected)
+    });
+    for (joining, expected) in joining {
+        let error = problem(finish(joining));
+        assert!(error.contains(&expected) && error.contains("whether a firewall is between"), "{error}");
+    }
+}
+
 #[test]
 fn something_else_at_the_port_is_recognised() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

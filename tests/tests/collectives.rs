@@ -5,21 +5,6 @@ use kolo_tests::arrangement::{Arrangement, canonical};
 use kolo_tests::reference::{Case, is_defined, reduces};
 use proptest::prelude::*;
 
-const OPS: [ReduceOp; 12] = [
-    ReduceOp::Sum,
-    ReduceOp::Prod,
-    ReduceOp::Min,
-    ReduceOp::Max,
-    ReduceOp::Avg,
-    ReduceOp::PremulSum(2.0),
-    ReduceOp::BitAnd,
-    ReduceOp::BitOr,
-    ReduceOp::BitXor,
-    ReduceOp::LogicalAnd,
-    ReduceOp::LogicalOr,
-    ReduceOp::LogicalXor,
-];
-
 fn run_all(comm: &Communicator, cases: &[Case]) {
     for case in cases {
         let wrong = case.run(comm).unwrap_or_else(|error| panic!("{case:?}: {error}"));
@@ -105,7 +90,7 @@ fn very_long_results_are_the_same() {
 fn every_type_with_every_operator() {
     let mut cases = Vec::new();
     for data_type in DataType::ALL {
-        for op in OPS {
+        for op in ReduceOp::ALL {
             let fit = |c: &Collective| reduces(*c) && is_defined(*c, op, data_type);
             for collective in Collective::ALL.into_iter().filter(fit) {
                 let in_place = cases.len() % 2 == 0;
@@ -252,7 +237,8 @@ proptest! {
             .map(|(collective, data_type, op, count, root, in_place)| {
                 let data_type = DataType::ALL[data_type];
                 let collective = Collective::ALL[collective];
-                let op = if is_defined(collective, OPS[op], data_type) { OPS[op] } else { ReduceOp::Sum };
+                let op = ReduceOp::ALL[op];
+                let op = if is_defined(collective, op, data_type) { op } else { ReduceOp::Sum };
                 Case { collective, data_type, op, count, root: root % ranks, in_place }
             })
             .collect();

@@ -9,49 +9,31 @@ use crate::guard::{Outcome, usage};
 
 /// `koloDataType_t`
 pub(crate) fn data_type(number: c_int) -> Outcome<DataType> {
-    usize::try_from(number)
-        .ok()
-        .and_then(|at| DataType::ALL.get(at).copied())
+    known(&DataType::ALL, number)
         .ok_or_else(|| usage(format!("{number} is no koloDataType_t; use KOLO_FLOAT32 or another")))
 }
 
 /// `koloCollective_t`
 pub(crate) fn collective(number: c_int) -> Outcome<Collective> {
-    Ok(match number {
-        0 => Collective::AllReduce,
-        1 => Collective::AllGather,
-        2 => Collective::ReduceScatter,
-        3 => Collective::Broadcast,
-        4 => Collective::Reduce,
-        5 => Collective::Gather,
-        6 => Collective::Scatter,
-        7 => Collective::AllToAll,
-        8 => Collective::Scan,
-        9 => Collective::ExScan,
-        10 => Collective::Barrier,
-        _ => return Err(usage(format!("{number} is no koloCollective_t; use KOLO_ALL_REDUCE or another"))),
-    })
+    known(&Collective::ALL, number)
+        .ok_or_else(|| usage(format!("{number} is no koloCollective_t; use KOLO_ALL_REDUCE or another")))
 }
 
 /// `koloRedOp_t`; the factor is there where the caller could give one.
 pub(crate) fn op(number: c_int, factor: Option<f64>) -> Outcome<ReduceOp> {
-    Ok(match number {
-        0 => ReduceOp::Sum,
-        1 => ReduceOp::Prod,
-        2 => ReduceOp::Min,
-        3 => ReduceOp::Max,
-        4 => ReduceOp::Avg,
-        5 => ReduceOp::PremulSum(
-            factor.ok_or_else(|| usage("KOLO_PREMUL_SUM needs a factor; use koloRun or koloStart"))?,
-        ),
-        6 => ReduceOp::BitAnd,
-        7 => ReduceOp::BitOr,
-        8 => ReduceOp::BitXor,
-        9 => ReduceOp::LogicalAnd,
-        10 => ReduceOp::LogicalOr,
-        11 => ReduceOp::LogicalXor,
-        _ => return Err(usage(format!("{number} is no koloRedOp_t; use KOLO_SUM or another"))),
-    })
+    match (known(&ReduceOp::ALL, number), factor) {
+        (Some(ReduceOp::PremulSum(_)), Some(factor)) => Ok(ReduceOp::PremulSum(factor)),
+        (Some(ReduceOp::PremulSum(_)), None) => {
+            Err(usage("KOLO_PREMUL_SUM needs a factor; use koloRun or koloStart"))
+        }
+        (Some(op), _) => Ok(op),
+        (None, _) => Err(usage(format!("{number} is no koloRedOp_t; use KOLO_SUM or another"))),
+    }
+}
+
+/// The one with this number.
+fn known<T: Copy>(all: &[T], number: c_int) -> Option<T> {
+    usize::try_from(number).ok().and_then(|at| all.get(at).copied())
 }
 
 /// A rank, root, key or number of ranks.

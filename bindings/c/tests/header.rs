@@ -6,6 +6,8 @@ use std::collections::BTreeSet;
 use std::mem::offset_of;
 use std::process::Command;
 
+use kolo_rs::{Collective, DataType, ReduceOp};
+
 use common::{STRICT, cc, compiler, library, package, succeed};
 
 #[allow(dead_code, unreachable_pub, reason = "the library's own description of the header")]
@@ -127,6 +129,9 @@ fn structs_and_numbers_agree() {
         ("KOLO_INTERNAL", abi::result::INTERNAL as usize),
     ];
     expressions.extend(numbers.map(|(name, value)| (name.to_owned(), value)));
+    expressions.extend(places(&Collective::ALL.map(Collective::name)));
+    expressions.extend(places(&ReduceOp::ALL.map(ReduceOp::name)));
+    expressions.extend(places(&DataType::ALL.map(in_c)));
     let prints: String = expressions
         .iter()
         .map(|(expression, _)| format!("    printf(\"{expression}=%zu\\n\", (size_t)({expression}));\n"))
@@ -140,6 +145,26 @@ fn structs_and_numbers_agree() {
     succeed(Command::new(cc).arg("-std=c99").arg("-I").arg(include).arg(file).arg("-o").arg(&program));
     let expected: String = expressions.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
     assert_eq!(succeed(&mut Command::new(program)), expected);
+}
+
+/// The name of a type in C, without `KOLO_`.
+fn in_c(data_type: DataType) -> String {
+    let name = data_type.name();
+    let (kind, bits) = name.split_at(name.find(|c: char| c.is_ascii_digit()).unwrap_or(name.len()));
+    let kind = match kind {
+        "u" => "uint",
+        "i" => "int",
+        "f" => "float",
+        "bf" => "bfloat",
+        kind => kind,
+    };
+    format!("{kind}{bits}")
+}
+
+/// Constants whose numbers are their places.
+fn places(names: &[impl AsRef<str>]) -> Vec<(String, usize)> {
+    let name = |name: &str| format!("KOLO_{}", name.to_uppercase());
+    names.iter().enumerate().map(|(at, known)| (name(known.as_ref()), at)).collect()
 }
 
 #[test]

@@ -25,6 +25,8 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod _kolo {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use crate::comm::Comm;
     #[pymodule_export]
@@ -38,4 +40,9 @@ mod _kolo {
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::numbers::names().into_iter().try_for_each(|(table, names)| module.add(table, names))
+    }
 }

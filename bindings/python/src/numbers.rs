@@ -1,4 +1,5 @@
-//! The numbers that stand for types, operators and collectives between Python and here; `kolo/numbers.py` has the same.
+//! The numbers that stand for types, operators and collectives between Python and here: their places in `ALL`.
+//! `kolo/numbers.py` has them by name.
 
 use std::time::Duration;
 
@@ -7,45 +8,32 @@ use pyo3::prelude::*;
 
 use crate::errors::usage;
 
-/// The place of a type in `DataType::ALL`.
 pub(crate) fn data_type(number: u8) -> PyResult<DataType> {
-    let known = DataType::ALL.get(usize::from(number)).copied();
-    known.ok_or_else(|| usage(format!("{number} stands for no type")))
+    known(&DataType::ALL, number, "type")
 }
 
 pub(crate) fn collective(number: u8) -> PyResult<Collective> {
-    Ok(match number {
-        0 => Collective::AllReduce,
-        1 => Collective::AllGather,
-        2 => Collective::ReduceScatter,
-        3 => Collective::Broadcast,
-        4 => Collective::Reduce,
-        5 => Collective::Gather,
-        6 => Collective::Scatter,
-        7 => Collective::AllToAll,
-        8 => Collective::Scan,
-        9 => Collective::ExScan,
-        10 => Collective::Barrier,
-        _ => return Err(usage(format!("{number} stands for no collective"))),
-    })
+    known(&Collective::ALL, number, "collective")
 }
 
 pub(crate) fn op(number: u8, factor: f64) -> PyResult<ReduceOp> {
-    Ok(match number {
-        0 => ReduceOp::Sum,
-        1 => ReduceOp::Prod,
-        2 => ReduceOp::Min,
-        3 => ReduceOp::Max,
-        4 => ReduceOp::Avg,
-        5 => ReduceOp::PremulSum(factor),
-        6 => ReduceOp::BitAnd,
-        7 => ReduceOp::BitOr,
-        8 => ReduceOp::BitXor,
-        9 => ReduceOp::LogicalAnd,
-        10 => ReduceOp::LogicalOr,
-        11 => ReduceOp::LogicalXor,
-        _ => return Err(usage(format!("{number} stands for no operator"))),
+    Ok(match known(&ReduceOp::ALL, number, "operator")? {
+        ReduceOp::PremulSum(_) => ReduceOp::PremulSum(factor),
+        op => op,
     })
+}
+
+fn known<T: Copy>(all: &[T], number: u8, what: &str) -> PyResult<T> {
+    all.get(usize::from(number)).copied().ok_or_else(|| usage(format!("{number} stands for no {what}")))
+}
+
+/// The names of collectives, operators and types, in the order of their numbers, for the test that compares them.
+pub(crate) fn names() -> [(&'static str, Vec<&'static str>); 3] {
+    [
+        ("COLLECTIVES", Collective::ALL.map(Collective::name).to_vec()),
+        ("OPERATORS", ReduceOp::ALL.map(ReduceOp::name).to_vec()),
+        ("TYPES", DataType::ALL.map(DataType::name).to_vec()),
+    ]
 }
 
 /// Ten years: no wait is longer, and clocks do not overflow.

@@ -11,6 +11,7 @@ use kolo_transport::{Endpoint, Reach};
 use serde::{Deserialize, Serialize};
 
 use super::Communicator;
+use super::agreement::{self, Agreed};
 use super::direct::Direct;
 use super::gpu_direct;
 use super::gpu_memory;
@@ -99,8 +100,7 @@ struct Card {
     channels: u16,
     /// Whether this rank has a GPU's driver, so that its buffers may be a GPU's.
     has_gpus: bool,
-    /// Settings that must agree, as text.
-    agreed: String,
+    agreed: Agreed,
 }
 
 /// Makes a communicator of `members` (world ranks), of which this is number `rank`. All members call it.
@@ -131,7 +131,7 @@ pub(crate) fn connect(
         affinity: home::affinity(),
         channels: candidates.iter().filter_map(Candidate::channels_max).min().unwrap_or(u16::MAX),
         has_gpus: driver.is_some(),
-        agreed: agreed(&config),
+        agreed: Agreed::of(&config),
     };
     let blob = postcard::to_stdvec(&card).map_err(|error| broken(rank, &error))?;
     let key = ExchangeKey { communicator: id, round: 0 };
@@ -142,7 +142,7 @@ pub(crate) fn connect(
         .map(|blob| postcard::from_bytes(blob))
         .collect::<std::result::Result<_, _>>()
         .map_err(|error| broken(rank, &error))?;
-    check_agreement(rank, &cards)?;
+    agreement::check(rank, &cards.iter().map(|card| &card.agreed).collect::<Vec<_>>())?;
     let hosts = host_indices(&cards);
     let mut routes = Vec::new();
     for peer in (0..members.len() as u32).filter(|peer| *peer != rank) {
@@ -488,32 +488,6 @@ fn facts(hosts: &[u32], cards: &[Card]) -> Facts {
         rdma: all_have(TransportKind::Rdma),
         oversubscription: (ranks as f64 / processors as f64).max(1.0),
     }
-}
-
-/// Settings that decide which messages are exchanged.
-fn agreed(config: &Config) -> String {
-    format!(
-        "KOLO_ALGO={} KOLO_DETERMINISM={:?} KOLO_SEGMENT_BYTES={:?} KOLO_WINDOW={:?} KOLO_TINY_BYTES={:?} \
-         KOLO_DIRECT_BYTES={:?} KOLO_TRANSPORT={:?} KOLO_PROFILE={}",
-        config.algorithms,
-        config.determinism,
-        config.segment_bytes,
-        config.window,
-        config.tiny_bytes,
-        config.direct_bytes,
-        config.transports,
-        config.profile.as_ref().map_or_else(|| "none".to_owned(), |loaded| loaded.profile.digest())
-    )
-}
-
-fn check_agreement(rank: u32, cards: &[Card]) -> Result<()> {
-    let ours = &cards[rank as usize].agreed;
-    let Some(other) = cards.iter().position(|card| card.agreed != *ours) else { return Ok(()) };
-    Err(Error::Join {
-        rank: Some(rank),
-        problem: format!("rank {other} has other settings: {} here, {} there", ours, cards[other].agreed),
-        remedy: "Give all ranks the same KOLO_ variables".to_owned(),
-    })
 }
 
 fn broken(rank: u32, error: &dyn std::fmt::Display) -> Error {

@@ -1,5 +1,6 @@
 //! Communicators: the public face of the runtime.
 
+mod agreement;
 mod batch;
 mod bounce;
 mod collectives;

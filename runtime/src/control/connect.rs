@@ -40,7 +40,7 @@ enum Setback {
 
 /// Takes a seat before the deadline. `hub` is this process's own, if it is rank 0's.
 pub(crate) async fn take_seat(spec: &JoinSpec, hub: Option<&Hub>, deadline: Instant) -> Result<Seated> {
-    let mut search = Search { tried: BTreeSet::new(), attempts: 0, last: None, missing: None };
+    let mut search = Search::default();
     let mut pause = RETRY_FIRST;
     let until = tokio::time::Instant::from_std(deadline);
     loop {
@@ -63,16 +63,21 @@ pub(crate) async fn take_seat(spec: &JoinSpec, hub: Option<&Hub>, deadline: Inst
     }
 }
 
+#[derive(Default)]
 struct Search {
     tried: BTreeSet<SocketAddr>,
     attempts: u64,
+    /// What came of the last attempt that came to an end.
     last: Option<String>,
+    /// What the attempt under way waits for.
+    waits_for: String,
     /// Whom rank 0 still waits for; `Some` once a seat is taken.
     missing: Option<String>,
 }
 
 impl Search {
     async fn attempt(&mut self, spec: &JoinSpec, hub: Option<&Hub>) -> Result<Seated, Setback> {
+        self.waits_for = spec.locator.to_string();
         let (stream, cookie) = match (hub, &spec.locator) {
             (Some(hub), _) => (self.attach(spec, hub).await?, None),
             (None, Locator::Local(meeting)) => {
@@ -84,6 +89,7 @@ impl Search {
             (None, _) => {
                 let advert = find(spec).await.map_err(Setback::Retry)?;
                 self.tried.extend(&advert.candidates);
+                self.waits_for = list(&advert.candidates);
                 (self.connect(spec, &advert).await?, advert.cookie)
             }
         };
@@ -209,13 +215,13 @@ impl Search {
                 ),
             };
         }
-        let tried: Vec<String> = self.tried.iter().take(8).map(ToString::to_string).collect();
-        let tried = if tried.is_empty() {
+        let tried = if self.tried.is_empty() {
             "no address was found".into()
         } else {
-            format!("tried {}", tried.join(", "))
+            format!("tried {}", list(&self.tried))
         };
-        let last = self.last.as_deref().unwrap_or("no attempt came to an end");
+        let silent = || format!("no answer yet from {}", self.waits_for);
+        let last = self.last.clone().unwrap_or_else(silent);
         Error::Join {
             rank: Some(spec.rank),
             problem: format!(
@@ -228,6 +234,11 @@ impl Search {
             ),
         }
     }
+}
+
+/// Addresses, as far as they fit in a text.
+fn list<'a>(addresses: impl IntoIterator<Item = &'a SocketAddr>) -> String {
+    addresses.into_iter().take(8).map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn setback(spec: &JoinSpec, rejection: Rejection, at: &str) -> Setback {

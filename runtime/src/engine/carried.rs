@@ -12,8 +12,8 @@ use kolo_transport::{Error, Mover, Piece};
 
 use super::copies::{CopyLines, Mark, Way, failed};
 use super::links::Links;
-use super::operation::Reach;
 use super::porter::Porter;
+use super::sides::Reach;
 use super::staging::Staging;
 use super::token::Kind;
 use super::transfers::Transfers;

@@ -15,7 +15,7 @@ use super::copies::CopyLines;
 use super::inbox::Inbox;
 use super::links::Links;
 use super::matching::label;
-use super::operation::Reach;
+use super::sides::Reach;
 use super::token::{Kind, MOST_SLOTS, Name, TRANSFER};
 use super::unexpected::Allowance;
 

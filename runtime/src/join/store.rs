@@ -35,8 +35,12 @@ pub(crate) struct Store {
 impl Store {
     /// Connects and makes sure that a TCPStore answers.
     pub(crate) async fn connect(address: std::net::SocketAddr) -> io::Result<Self> {
+        let deadline = tokio::time::Instant::now() + GREETING_TIMEOUT;
+        let late = |problem| move |_| io::Error::new(io::ErrorKind::TimedOut, problem);
+        let stream = tokio::time::timeout_at(deadline, TcpStream::connect(address))
+            .await
+            .map_err(late("no answer; a firewall may be between"))??;
         let greeting = async {
-            let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
             let mut store = Self { stream };
             let nonce = std::process::id();
@@ -52,9 +56,9 @@ impl Store {
             }
             Ok(store)
         };
-        tokio::time::timeout(GREETING_TIMEOUT, greeting).await.unwrap_or_else(|_| {
-            Err(io::Error::new(io::ErrorKind::TimedOut, "what accepts connections there is no TCPStore"))
-        })
+        tokio::time::timeout_at(deadline, greeting)
+            .await
+            .map_err(late("what accepts connections there is no TCPStore"))?
     }
 
     /// This end of the connection: an address of this host that the store's host can reach.

@@ -8,27 +8,12 @@ use super::scale::{divide_for, scale_for};
 use super::{Isa, Kernel, Unsupported, half_bits, kernel, kernel_for};
 use crate::types::{DataType, ReduceOp};
 
-const OPS: [ReduceOp; 12] = [
-    ReduceOp::Sum,
-    ReduceOp::Prod,
-    ReduceOp::Min,
-    ReduceOp::Max,
-    ReduceOp::Avg,
-    ReduceOp::PremulSum(2.0),
-    ReduceOp::BitAnd,
-    ReduceOp::BitOr,
-    ReduceOp::BitXor,
-    ReduceOp::LogicalAnd,
-    ReduceOp::LogicalOr,
-    ReduceOp::LogicalXor,
-];
-
 fn isas() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_available())
 }
 
 fn supported() -> impl Iterator<Item = (DataType, ReduceOp)> {
-    let all = DataType::ALL.into_iter().flat_map(|data_type| OPS.map(|op| (data_type, op)));
+    let all = DataType::ALL.into_iter().flat_map(|data_type| ReduceOp::ALL.map(|op| (data_type, op)));
     all.filter(|(data_type, op)| op.supports(*data_type))
 }
 
@@ -161,7 +146,7 @@ fn pack<T: Value>(values: &[T]) -> Vec<u8> {
 /// Checks all pairs of two lists of values, for all operators and instruction sets.
 fn check_pairs<T: Value>(left: &[T], right: &[T]) {
     let a = pack(left);
-    for op in OPS.into_iter().filter(|op| op.supports(T::TYPE)) {
+    for op in ReduceOp::ALL.into_iter().filter(|op| op.supports(T::TYPE)) {
         let kernels: Vec<_> = isas().map(|isa| kernel_for(isa, T::TYPE, op).unwrap()).collect();
         for &value in right {
             let b = pack(&vec![value; left.len()]);
@@ -438,7 +423,7 @@ fn bool_stays_bool() {
 #[test]
 fn unsupported_is_said() {
     for data_type in DataType::ALL {
-        for op in OPS {
+        for op in ReduceOp::ALL {
             assert_eq!(kernel(data_type, op).is_ok(), op.supports(data_type), "{} of {data_type}", op.name());
         }
     }

@@ -4,23 +4,8 @@ use super::{PERIOD, Problem, count_wrong, count_wrong_bytes, fill_bytes};
 use crate::reduce::{divide, kernel, scale};
 use crate::types::{DataType, ReduceOp};
 
-const OPS: [ReduceOp; 12] = [
-    ReduceOp::Sum,
-    ReduceOp::Prod,
-    ReduceOp::Min,
-    ReduceOp::Max,
-    ReduceOp::Avg,
-    ReduceOp::PremulSum(0.0),
-    ReduceOp::BitAnd,
-    ReduceOp::BitOr,
-    ReduceOp::BitXor,
-    ReduceOp::LogicalAnd,
-    ReduceOp::LogicalOr,
-    ReduceOp::LogicalXor,
-];
-
 fn supported() -> impl Iterator<Item = (DataType, ReduceOp)> {
-    let all = DataType::ALL.into_iter().flat_map(|data_type| OPS.map(|op| (data_type, op)));
+    let all = DataType::ALL.into_iter().flat_map(|data_type| ReduceOp::ALL.map(|op| (data_type, op)));
     all.filter(|(data_type, op)| op.supports(*data_type))
 }
 

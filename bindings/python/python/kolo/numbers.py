@@ -1,4 +1,4 @@
-"""The numbers that stand for collectives, operators and types; ``src/numbers.rs`` has the same."""
+"""The numbers that stand for collectives, operators and types. ``_kolo`` has their names in this order."""
 
 from __future__ import annotations
 

@@ -96,8 +96,9 @@ impl Tiny {
         let limit = self
             .bytes_max(call.collective)
             .map_or_else(|| "at any length".to_owned(), |most| format!("up to {most} bytes"));
+        let started = if self.has_gpus { "; a rank has a GPU, so a started call takes a plan" } else { "" };
         Some(format!(
-            "tiny: {given} bytes per rank in {exchanges} over shared memory ({limit}; KOLO_TINY_BYTES)"
+            "tiny: {given} bytes per rank in {exchanges} over shared memory ({limit}; KOLO_TINY_BYTES){started}"
         ))
     }
 

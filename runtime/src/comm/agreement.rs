@@ -1,0 +1,135 @@
+//! Settings on which ranks must agree, since they decide which messages are exchanged.
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+
+const NAMES: [&str; 7] = [
+    "KOLO_ALGO",
+    "KOLO_DETERMINISM",
+    "KOLO_SEGMENT_BYTES",
+    "KOLO_WINDOW",
+    "KOLO_TINY_BYTES",
+    "KOLO_DIRECT_BYTES",
+    "KOLO_TRANSPORT",
+];
+
+/// These settings of one rank.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Agreed {
+    /// Each as a user would write it; nothing where it is left to us.
+    values: [Option<String>; NAMES.len()],
+    /// The file of the profile, and the digest of its constants: these must agree, and may be in other files.
+    profile: Option<(String, String)>,
+}
+
+impl Agreed {
+    pub(super) fn of(config: &Config) -> Self {
+        let rows = config.rows();
+        let value =
+            |wanted| rows.iter().find(|(name, _)| *name == wanted).and_then(|(_, value)| value.clone());
+        let profile = config.profile.as_ref();
+        Self {
+            values: NAMES.map(value),
+            profile: profile.map(|known| (known.path.display().to_string(), known.profile.digest())),
+        }
+    }
+
+    /// The settings that differ, with both values; empty if none does.
+    fn difference(&self, other: &Self) -> String {
+        let tell = |name, here: Option<String>, there: Option<String>| {
+            let [here, there] = [here, there].map(|value| value.unwrap_or_else(|| "not set".to_owned()));
+            format!("{name} is {here} here, {there} there")
+        };
+        let pairs = NAMES.into_iter().zip(self.values.iter().zip(&other.values));
+        let mut texts: Vec<_> = pairs
+            .filter(|(_, (here, there))| here != there)
+            .map(|(name, (here, there))| tell(name, here.clone(), there.clone()))
+            .collect();
+        let digest = |side: &Self| side.profile.as_ref().map(|(_, digest)| digest.clone());
+        if digest(self) != digest(other) {
+            let show = |side: &Self| {
+                side.profile.as_ref().map(|(path, digest)| format!("{path} (constants {digest})"))
+            };
+            texts.push(tell("KOLO_PROFILE", show(self), show(other)));
+        }
+        texts.join("; ")
+    }
+}
+
+/// Compares the settings of all ranks, in their order, with those of `rank`.
+///
+/// # Errors
+/// [`Error::Join`] with the first rank that has others.
+pub(super) fn check(rank: u32, all: &[&Agreed]) -> Result<()> {
+    let ours = all[rank as usize];
+    let differences = all.iter().map(|theirs| ours.difference(theirs));
+    let Some((other, difference)) = differences.enumerate().find(|(_, text)| !text.is_empty()) else {
+        return Ok(());
+    };
+    Err(Error::Join {
+        rank: Some(rank),
+        problem: format!("rank {other} has other settings: {difference}"),
+        remedy: "Give all ranks the same, by variables or in code".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::{Agreed, check};
+    use crate::config::Config;
+
+    fn set(variables: &[(&str, &str)]) -> Agreed {
+        let variables: HashMap<_, _> = variables.iter().copied().collect();
+        Agreed::of(
+            &Config::from_lookup(&|name| variables.get(name).map(|value| (*value).to_owned())).unwrap(),
+        )
+    }
+
+    #[test]
+    fn what_differs_is_told_as_users_write_it() {
+        let plain = set(&[]);
+        let other = set(&[
+            ("KOLO_ALGO", "ring"),
+            ("KOLO_DETERMINISM", "canonical"),
+            ("KOLO_SEGMENT_BYTES", "64K"),
+            ("KOLO_TRANSPORT", "shm,tcp"),
+            ("KOLO_TIMEOUT", "5"),
+        ]);
+        let text = check(1, &[&plain, &other]).unwrap_err().to_string();
+        assert_eq!(
+            text,
+            "rank 1 could not join: rank 0 has other settings: KOLO_ALGO is ring here, not set there; \
+             KOLO_DETERMINISM is canonical here, repeatable there; KOLO_SEGMENT_BYTES is 65536 here, not set \
+             there; KOLO_TRANSPORT is shm,tcp here, auto there. Give all ranks the same, by variables or in code"
+        );
+    }
+
+    #[test]
+    fn what_may_differ_does_not_matter() {
+        check(0, &[&set(&[]), &set(&[("KOLO_TIMEOUT", "5"), ("KOLO_HOST_ID", "here")])]).unwrap();
+    }
+
+    /// A setting that is not found in the table would agree with anything.
+    #[test]
+    fn each_setting_counts() {
+        for (name, value) in [
+            ("KOLO_ALGO", "tree"),
+            ("KOLO_DETERMINISM", "canonical"),
+            ("KOLO_SEGMENT_BYTES", "1"),
+            ("KOLO_WINDOW", "1"),
+            ("KOLO_TINY_BYTES", "0"),
+            ("KOLO_DIRECT_BYTES", "0"),
+            ("KOLO_TRANSPORT", "tcp"),
+        ] {
+            let text = set(&[]).difference(&set(&[(name, value)]));
+            assert!(
+                text.starts_with(&format!("{name} is ")) && text.ends_with(&format!("{value} there")),
+                "{text}"
+            );
+        }
+    }
+}

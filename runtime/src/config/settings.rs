@@ -1,0 +1,70 @@
+//! Settings as text: the name of each, and its value as a user would write it.
+
+use kolo_transport::rdma::Keep;
+
+use super::{Config, Determinism, Transports};
+
+/// A setting. It has no value where it is left to us.
+pub(crate) type Setting = (&'static str, Option<String>);
+
+impl Config {
+    /// Every setting with its value, one per line, as `KOLO_NAME=value`.
+    #[must_use]
+    pub fn settings(&self) -> String {
+        let left_to_us = |name: &str| match name {
+            "KOLO_PROFILE" => "(built-in constants)",
+            "KOLO_JOB_SECRET" => "(not shown)",
+            _ => "(chosen at run time)",
+        };
+        let line = |(name, value): Setting| {
+            let value = value.unwrap_or_else(|| left_to_us(name).to_owned());
+            format!("{name}={value}\n")
+        };
+        self.rows().into_iter().map(line).collect()
+    }
+
+    /// All settings.
+    pub(crate) fn rows(&self) -> [Setting; 25] {
+        let transports = match &self.transports {
+            Transports::Auto => "auto".to_owned(),
+            Transports::Only(list) => list.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(","),
+        };
+        let determinism = match self.determinism {
+            Determinism::Repeatable => "repeatable",
+            Determinism::Canonical => "canonical",
+        };
+        let cache = match self.ib_cache {
+            Keep::Watched => "watched",
+            Keep::Never => "never",
+            Keep::Always => "always",
+        };
+        let number = |value: Option<usize>| value.map(|number| number.to_string());
+        [
+            ("KOLO_TRANSPORT", Some(transports)),
+            ("KOLO_ALGO", Some(self.algorithms.clone()).filter(|names| !names.is_empty())),
+            ("KOLO_DETERMINISM", Some(determinism.to_owned())),
+            ("KOLO_TIMEOUT", Some(self.timeout.as_secs_f64().to_string())),
+            ("KOLO_JOIN_TIMEOUT", Some(self.join_timeout.as_secs_f64().to_string())),
+            ("KOLO_HOST_ID", self.host_id.clone()),
+            ("KOLO_SOCKET_IFNAME", self.socket_interfaces.clone()),
+            ("KOLO_SOCKET_CONGESTION", self.socket_congestion.clone()),
+            ("KOLO_IB_HCA", self.ib_adapters.clone()),
+            ("KOLO_IB_GID_INDEX", self.ib_gid_index.map(|index| index.to_string())),
+            ("KOLO_IB_TC", Some(self.ib_traffic_class.to_string())),
+            ("KOLO_IB_SL", Some(self.ib_service_level.to_string())),
+            ("KOLO_IB_QPS", Some(self.ib_queue_pairs.to_string())),
+            ("KOLO_GDR", Some(self.gdr.to_string())),
+            ("KOLO_CUDA_LIBRARY", self.cuda_library.clone()),
+            ("KOLO_IB_CACHE", Some(cache.to_owned())),
+            ("KOLO_IBVERBS_LIB", self.ib_library.clone()),
+            ("KOLO_SEGMENT_BYTES", number(self.segment_bytes)),
+            ("KOLO_WINDOW", number(self.window)),
+            ("KOLO_TINY_BYTES", number(self.tiny_bytes)),
+            ("KOLO_DIRECT_BYTES", number(self.direct_bytes)),
+            ("KOLO_UNEXPECTED_BYTES", Some(self.unexpected_bytes.to_string())),
+            ("KOLO_SPIN_US", self.spin.map(|time| time.as_micros().to_string())),
+            ("KOLO_PROFILE", self.profile.as_ref().map(|loaded| loaded.path.display().to_string())),
+            ("KOLO_JOB_SECRET", None),
+        ]
+    }
+}

@@ -1,0 +1,132 @@
+//! Instances: each has the cursors, pieces and scratch of the segment that it runs.
+
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+
+use kolo_gdr::Gpu;
+use kolo_transport::{Error, Piece};
+
+use super::super::local::Reducer;
+use super::super::memory::Binding;
+use super::super::staging::Staging;
+use crate::reduce::Combine;
+
+/// Pinned scratch that an operation on a GPU's memory holds at most, but for what a single segment needs: enough for copies
+/// of a few MiB to run while as much is on the network, and little beside what a host may lock.
+const PINNED_BYTES: usize = 32 << 20;
+
+/// What an instance does with its segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// There is none.
+    Idle,
+    /// Its mirrors are being made.
+    Loading,
+    /// Its lanes run.
+    Running,
+    /// Its mirrors are being copied back.
+    Storing,
+    /// It is over.
+    Over,
+}
+
+#[derive(Debug)]
+pub(super) struct Instance {
+    pub(super) segment: usize,
+    pub(super) phase: Phase,
+    pub(super) lanes: Vec<Lane>,
+    pub(super) pieces: Vec<Piece>,
+    pub(super) scratch: Staging,
+}
+
+/// How far a lane of the plan is.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) cursor: u32,
+    pub(super) sends_pending: u32,
+    /// The step at the cursor ends with a word from elsewhere.
+    pub(super) receiving: bool,
+    pub(super) reducer: Box<UnsafeCell<Reducer>>,
+}
+
+impl Instance {
+    /// Starts on a segment.
+    pub(super) fn begin(&mut self, segment: usize) {
+        self.segment = segment;
+        self.pieces.clear();
+        for lane in &mut self.lanes {
+            (lane.cursor, lane.sends_pending, lane.receiving) = (0, 0, false);
+        }
+    }
+
+    fn empty() -> Self {
+        Self {
+            segment: 0,
+            phase: Phase::Idle,
+            lanes: Vec::new(),
+            pieces: Vec::new(),
+            scratch: Staging::new(),
+        }
+    }
+
+    /// Makes room for the segments of a bound plan: see rules 1 and 3 of the operation.
+    fn prepare(&mut self, binding: &Binding, combine: Combine, gpu: Option<&Arc<Gpu>>) -> Result<(), Error> {
+        self.phase = Phase::Idle;
+        self.pieces.clear();
+        self.pieces.reserve(binding.pieces_max);
+        self.scratch.reserve(binding.scratch_bytes);
+        if let Some(gpu) = gpu {
+            self.scratch.pin(gpu)?;
+        }
+        self.lanes.resize_with(binding.plan.lanes.len(), || Lane {
+            cursor: 0,
+            sends_pending: 0,
+            receiving: false,
+            reducer: Box::new(UnsafeCell::new(Reducer::idle(combine))),
+        });
+        Ok(())
+    }
+}
+
+/// Makes the first `count` instances ready for a bound plan.
+pub(super) fn prepare(
+    instances: &mut Vec<Instance>,
+    binding: &Binding,
+    count: usize,
+    combine: Combine,
+    gpu: Option<&Arc<Gpu>>,
+) -> Result<(), Error> {
+    if instances.len() < count {
+        instances.resize_with(count, Instance::empty);
+    }
+    instances[..count].iter_mut().try_for_each(|instance| instance.prepare(binding, combine, gpu))
+}
+
+/// How many instances there may be at most for operations with this window.
+pub(super) fn most(binding: &Binding, window: u16, gpu: Option<&Arc<Gpu>>) -> usize {
+    match gpu {
+        Some(_) => most_within(PINNED_BYTES, binding.scratch_bytes, window),
+        None => window as usize,
+    }
+}
+
+/// How many instances there may be with so much scratch each: a divisor of the window, so that segments that use the same
+/// sub-channels follow each other in one instance; at least one.
+fn most_within(limit: usize, scratch_bytes: usize, window: u16) -> usize {
+    let fits = |count: &usize| (window as usize).is_multiple_of(*count) && count * scratch_bytes <= limit;
+    (1..=window as usize).rev().find(fits).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::most_within;
+
+    #[test]
+    fn instances_stay_within_the_bound_and_divide_the_window() {
+        assert_eq!(most_within(100, 0, 12), 12);
+        assert_eq!(most_within(100, 10, 12), 6);
+        assert_eq!(most_within(100, 30, 12), 3);
+        assert_eq!(most_within(100, 30, 7), 1);
+        assert_eq!(most_within(100, 101, 12), 1, "one segment goes in any case");
+    }
+}

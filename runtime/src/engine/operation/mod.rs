@@ -1,0 +1,275 @@
+//! One operation in flight: a bound plan, its segments and their cursors.
+//!
+//! # States
+//! An operation runs up to `window` segments at a time, each in an *instance* with cursors, scratch and sub-channels of
+//! its own: instance i runs segments i, i + window, i + 2 window ... An instance goes on to its next segment when all
+//! lanes of the current one are done, sends included; the operation is done when all instances have run out.
+//!
+//! Where a buffer is a GPU's memory, a segment may work on *mirrors* of it in pinned scratch (`mirrors.rs`), or name that memory
+//! where adapters reach it (`direct.rs`). With mirrors an operation may have fewer instances than the window, so that its
+//! scratch stays within bounds; segments keep their sub-channels, which other ranks count on.
+//!
+//! # Who may touch what
+//! The endpoints hold raw pointers into an instance between a post and its completion: to pieces, to the reducer of
+//! the lane, to scratch. Rules:
+//! 1. `pieces` never reallocates while a segment runs: its capacity is reserved for all steps of a segment.
+//! 2. A lane has at most one receive posted; its reducer is in a box of its own and is only touched when none is.
+//! 3. Scratch is only reserved between operations. Copies use it only while no lane of the segment runs.
+//! 4. An operation that failed is not reused before the endpoints have been told to abort.
+
+mod direct;
+mod instance;
+mod job;
+mod mirrors;
+mod steps;
+mod waiting;
+
+use std::any::Any;
+
+use kolo_transport::Error;
+
+use super::copies::CopyLines;
+use super::links::Links;
+use super::memory::{Binding, Buffers};
+use super::sides::Sides;
+use super::token::{Kind, Name};
+use crate::reduce::{Combine, divide};
+use crate::types::DataType;
+use instance::{Instance, Phase};
+pub(crate) use job::Job;
+
+/// An operation, or the idle shell of one, whose memory is reused.
+#[derive(Debug)]
+pub(crate) struct Operation {
+    slot: u16,
+    generation: u16,
+    binding: Option<Binding>,
+    buffers: Buffers,
+    sides: Sides,
+    data_type: DataType,
+    combine: Combine,
+    premultiply: Option<f64>,
+    divide_by: Option<u32>,
+    channel_base: u16,
+    window: u16,
+    tag: u64,
+    keep: Option<Box<dyn Any + Send>>,
+    instances: Vec<Instance>,
+    /// Whether adapters may have written what the GPU does not see yet.
+    unflushed: bool,
+    /// How many of them there are at most: the segments of an instance lie so far apart.
+    stride: usize,
+    /// Instances that have segments left.
+    running: usize,
+}
+
+// SAFETY: the raw pointers name the caller's buffers, which by the contract of the posting functions stay valid and
+// otherwise untouched while the operation runs, whichever thread drives it.
+unsafe impl Send for Operation {}
+
+unsafe fn no_combine(_: *mut u8, _: *const u8, _: *const u8, _: usize) {}
+
+impl Operation {
+    pub(crate) fn new(slot: u16) -> Self {
+        Self {
+            slot,
+            generation: 0,
+            binding: None,
+            buffers: Buffers { input: std::ptr::null_mut(), output: std::ptr::null_mut() },
+            sides: Sides::default(),
+            data_type: DataType::U8,
+            combine: no_combine,
+            premultiply: None,
+            divide_by: None,
+            channel_base: 0,
+            window: 1,
+            tag: 0,
+            keep: None,
+            instances: Vec::new(),
+            unflushed: false,
+            stride: 1,
+            running: 0,
+        }
+    }
+
+    pub(crate) fn generation(&self) -> u16 {
+        self.generation
+    }
+
+    /// Bytes of staging held, for the accounting.
+    pub(crate) fn staging_bytes(&self) -> usize {
+        self.instances.iter().map(|i| i.scratch.bytes()).sum()
+    }
+
+    /// Takes the next generation for an operation that somebody else carries out, and keeps what is kept for it.
+    pub(crate) fn stand_in(&mut self, keep: Option<Box<dyn Any + Send>>) -> u16 {
+        self.keep = keep;
+        self.generation = self.generation.wrapping_add(1);
+        self.generation
+    }
+
+    pub(crate) fn take_keep(&mut self) -> Option<Box<dyn Any + Send>> {
+        self.keep.take()
+    }
+
+    /// Starts a job in this shell and runs it as far as it goes at once. Returns whether it is already done.
+    ///
+    /// # Safety
+    /// The buffers of the job are valid for its shape until the operation is done or the links have been aborted.
+    pub(crate) unsafe fn start(
+        &mut self,
+        job: Job,
+        links: &mut Links,
+        copies: &mut CopyLines,
+    ) -> Result<bool, Error> {
+        let element_bytes = job.data_type.size();
+        let mirrored = mirrors::mirrored(&job);
+        let reusable = self
+            .binding
+            .as_ref()
+            .is_some_and(|b| b.serves(&job.plan, &job.shape, job.segment_elements, element_bytes, mirrored));
+        if !reusable {
+            self.binding =
+                Some(Binding::new(job.plan, job.shape, job.segment_elements, element_bytes, mirrored));
+        }
+        self.generation = self.generation.wrapping_add(1);
+        self.buffers = job.buffers;
+        self.sides = job.sides;
+        self.data_type = job.data_type;
+        self.combine = job.combine;
+        self.premultiply = job.premultiply;
+        self.divide_by = job.divide_by;
+        self.channel_base = job.channel_base;
+        self.tag = job.tag;
+        self.keep = job.keep;
+        self.unflushed = false;
+        let Some(binding) = &self.binding else { unreachable!("set above") };
+        // The stride of sub-channels must be the same on all ranks; the number of segments need not be.
+        self.window = job.window.max(1) as u16;
+        let gpu = self.sides.any();
+        self.stride = instance::most(binding, self.window, gpu);
+        self.running = binding.layout.segments().min(self.stride);
+        instance::prepare(&mut self.instances, binding, self.running, self.combine, gpu)?;
+        for index in 0..self.running as u16 {
+            self.begin_segment(index, index as usize, copies)?;
+            self.run_instance(index, links, copies)?;
+        }
+        Ok(self.running == 0)
+    }
+
+    /// Handles the completion of a posted message. Returns whether the operation is done.
+    pub(crate) fn completed(
+        &mut self,
+        name: Name,
+        links: &mut Links,
+        copies: &mut CopyLines,
+    ) -> Result<bool, Error> {
+        let lane = &mut self.instances[name.instance as usize].lanes[name.lane as usize];
+        match name.kind {
+            Kind::Send => lane.sends_pending -= 1,
+            Kind::Recv => {
+                lane.receiving = false;
+                lane.cursor += 1;
+                self.unflushed = true;
+            }
+        }
+        self.run_instance(u16::from(name.instance), links, copies)?;
+        Ok(self.running == 0)
+    }
+
+    /// Handles the end of a copy that is a step. Returns whether the operation is done.
+    pub(crate) fn step_copied(
+        &mut self,
+        instance: u8,
+        lane: u16,
+        links: &mut Links,
+        copies: &mut CopyLines,
+    ) -> Result<bool, Error> {
+        let state = &mut self.instances[instance as usize].lanes[lane as usize];
+        state.receiving = false;
+        state.cursor += 1;
+        self.run_instance(u16::from(instance), links, copies)?;
+        Ok(self.running == 0)
+    }
+
+    /// Handles the end of the copies of an instance. Returns whether the operation is done.
+    pub(crate) fn copied(
+        &mut self,
+        instance: u8,
+        links: &mut Links,
+        copies: &mut CopyLines,
+    ) -> Result<bool, Error> {
+        let index = u16::from(instance);
+        match self.instances[index as usize].phase {
+            Phase::Loading => self.loaded(index),
+            Phase::Storing => self.instances[index as usize].phase = Phase::Over,
+            Phase::Idle | Phase::Running | Phase::Over => return Ok(false),
+        }
+        self.run_instance(index, links, copies)?;
+        Ok(self.running == 0)
+    }
+
+    /// Runs one instance until it blocks: its segment, then the next of its segments, and so on.
+    fn run_instance(&mut self, index: u16, links: &mut Links, copies: &mut CopyLines) -> Result<(), Error> {
+        loop {
+            match self.instances[index as usize].phase {
+                Phase::Idle | Phase::Loading | Phase::Storing => return Ok(()),
+                Phase::Running => {
+                    if !self.run_lanes(index, links, copies)? {
+                        return Ok(());
+                    }
+                    self.end_segment(index, copies)?;
+                }
+                Phase::Over => {
+                    let next = self.instances[index as usize].segment + self.stride;
+                    if self.binding.as_ref().is_none_or(|b| next >= b.layout.segments()) {
+                        self.instances[index as usize].phase = Phase::Idle;
+                        self.running -= 1;
+                        return if self.running == 0 { self.flush(copies) } else { Ok(()) };
+                    }
+                    self.begin_segment(index, next, copies)?;
+                }
+            }
+        }
+    }
+
+    /// Gives an instance a segment, and loads what is on a GPU.
+    fn begin_segment(&mut self, index: u16, segment: usize, copies: &mut CopyLines) -> Result<(), Error> {
+        let instance = &mut self.instances[index as usize];
+        instance.begin(segment);
+        instance.phase = Phase::Loading;
+        if !self.load(index, copies)? {
+            self.loaded(index);
+        }
+        Ok(())
+    }
+
+    /// The data of a segment is there: its lanes may run.
+    fn loaded(&mut self, index: u16) {
+        self.instances[index as usize].phase = Phase::Running;
+        if let Some(factor) = self.premultiply {
+            self.premultiply(index, factor);
+        }
+    }
+
+    /// All lanes of a segment are done: stores what belongs on a GPU.
+    fn end_segment(&mut self, index: u16, copies: &mut CopyLines) -> Result<(), Error> {
+        if let Some(by) = self.divide_by {
+            self.divide(index, by);
+        }
+        let is_storing = self.store(index, copies)?;
+        self.instances[index as usize].phase = if is_storing { Phase::Storing } else { Phase::Over };
+        Ok(())
+    }
+
+    /// Divides a segment's output by the divisor of Avg.
+    fn divide(&self, index: u16, by: u32) {
+        let Some(binding) = &self.binding else { unreachable!("an instance runs a bound plan") };
+        let (data_type, size) = (self.data_type, binding.element_bytes);
+        let instance = &self.instances[index as usize];
+        binding.each_output(instance.segment, self.buffers, instance.scratch.ptr(), |at, bytes| {
+            // SAFETY: the output is valid (see `start`); all messages of this segment are done.
+            unsafe { divide(data_type, at, bytes / size, by) };
+        });
+    }
+}

@@ -1,0 +1,46 @@
+//! Whom an operation waits for.
+
+use kolo_collectives::plan::Action;
+
+use super::Operation;
+use super::instance::Phase;
+
+impl Operation {
+    /// Ranks that a message is outstanding from or to.
+    pub(crate) fn waiting_for(&self) -> Vec<u32> {
+        let Some(binding) = &self.binding else { return Vec::new() };
+        let mut peers: Vec<u32> = Vec::new();
+        for instance in self.instances.iter().filter(|i| i.phase == Phase::Running) {
+            for (lane, steps) in instance.lanes.iter().zip(&binding.plan.lanes) {
+                let at = lane.cursor as usize;
+                if lane.receiving {
+                    peers.extend(steps.get(at).and_then(|step| source(&step.action)));
+                }
+                // The latest posted sends are the likeliest to be stuck; naming all would name everybody.
+                let sends = steps[..at].iter().rev().filter_map(|step| destination(&step.action));
+                peers.extend(sends.take(lane.sends_pending as usize));
+            }
+        }
+        peers.sort_unstable();
+        peers.dedup();
+        peers
+    }
+}
+
+/// The rank that a step receives from.
+pub(super) fn source(action: &Action) -> Option<u32> {
+    match action {
+        Action::Recv { from, .. } | Action::RecvReduce { from, .. } | Action::WaitSignal { from } => {
+            Some(from.peer)
+        }
+        _ => None,
+    }
+}
+
+/// The rank that a step sends to.
+fn destination(action: &Action) -> Option<u32> {
+    match action {
+        Action::Send { to, .. } | Action::Signal { to } => Some(to.peer),
+        _ => None,
+    }
+}
