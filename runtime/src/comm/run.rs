@@ -207,7 +207,7 @@ impl Shared {
     ///
     /// # Safety
     /// As [`Shared::run_within`].
-    #[inline]
+    #[inline(always)]
     unsafe fn run_tiny_anywhere<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
@@ -272,7 +272,7 @@ impl Shared {
 
     /// # Safety
     /// As [`Shared::run_within`]; the passage is the call's.
-    #[inline]
+    #[inline(always)]
     unsafe fn run_tiny<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,

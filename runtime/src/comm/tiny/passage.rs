@@ -28,12 +28,15 @@ pub(crate) struct Passage {
     exchange: usize,
     /// And of how many.
     exchanges: usize,
+    /// Where in its block the part at hand is, and how many bytes of each block belong to it: none once only sums are left.
+    part: (usize, usize),
     /// Whether results are written past the caches.
     pub(super) streams: bool,
 }
 
 impl Passage {
-    #[inline]
+    // It is as short as it looks where collective and length are short.
+    #[inline(always)]
     pub(super) fn new(call: &Call, combine: Combine, tag: u64, members: usize) -> Self {
         let (block, blocks) = (block(call), blocks(call.collective, members));
         // Most calls are short, and what is worked out here divides a lot.
@@ -46,7 +49,20 @@ impl Passage {
                 (None, step, block.div_ceil(step))
             }
         };
-        Self { combine, tag, turn: 0, block, blocks, step, shots, exchange: 0, exchanges, streams: false }
+        let part = (0, step.min(block));
+        Self {
+            combine,
+            tag,
+            turn: 0,
+            block,
+            blocks,
+            step,
+            shots,
+            exchange: 0,
+            exchanges,
+            part,
+            streams: false,
+        }
     }
 
     /// What all ranks' calls must agree on.
@@ -64,13 +80,17 @@ impl Passage {
     #[inline]
     pub(super) fn is_over_after_this(&mut self) -> bool {
         self.exchange += 1;
-        self.exchange == self.exchanges
+        if self.exchange == self.exchanges {
+            return true;
+        }
+        self.part = self.part_at(self.exchange);
+        false
     }
 
-    /// Where in its block the part at hand is, and how many bytes of each block belong to it: none once only sums are left.
+    /// Where in its block the part at hand is, and how many bytes of each block belong to it.
     #[inline]
     pub(super) fn part(&self) -> (usize, usize) {
-        self.part_at(self.exchange)
+        self.part
     }
 
     /// The same of the part before.

@@ -70,14 +70,20 @@ impl Tiny {
     pub(super) unsafe fn take(&self, call: &Call, passage: &Passage) {
         let (at, len) = passage.part();
         let (rank, root, members) = (self.rank, call.root as usize, self.members);
+        let reduced = match call.collective {
+            Collective::AllReduce => Some((0, 0..members)),
+            Collective::Reduce if rank == root => Some((0, 0..members)),
+            Collective::ReduceScatter => Some((rank, 0..members)),
+            Collective::Scan => Some((0, 0..rank + 1)),
+            Collective::ExScan if rank > 0 => Some((0, 0..rank)),
+            _ => None,
+        };
         // SAFETY: for the whole block: outputs are as long as the collective defines; payloads are as long as published.
         unsafe {
+            if let Some((index, members)) = reduced {
+                return self.reduce(call, passage, index, members);
+            }
             match call.collective {
-                Collective::AllReduce => self.reduce(call, passage, 0, 0..members),
-                Collective::Reduce if rank == root => self.reduce(call, passage, 0, 0..members),
-                Collective::ReduceScatter => self.reduce(call, passage, rank, 0..members),
-                Collective::Scan => self.reduce(call, passage, 0, 0..rank + 1),
-                Collective::ExScan if rank > 0 => self.reduce(call, passage, 0, 0..rank),
                 // The root's output is its input, or a buffer of its own.
                 Collective::Broadcast if rank == root => {
                     if call.placement == Placement::OutOfPlace && len > 0 {
@@ -86,12 +92,13 @@ impl Tiny {
                 }
                 Collective::Broadcast => self.fetch(call, passage, None, root, 0, call.output.add(at)),
                 Collective::Scatter => {
-                    self.fetch(call, passage, self.own(call), root, rank, call.output.add(at))
+                    self.fetch(call, passage, self.own(call), root, rank, call.output.add(at));
                 }
                 Collective::AllGather => self.fetch_all(call, passage, 0),
                 Collective::Gather if rank == root => self.fetch_all(call, passage, 0),
                 Collective::AllToAll => self.fetch_all(call, passage, rank),
-                Collective::Reduce | Collective::Gather | Collective::ExScan | Collective::Barrier => {}
+                // Nothing, or only for other ranks.
+                _ => {}
             }
         }
     }
