@@ -99,31 +99,6 @@ impl Label {
     }
 }
 
-/// The label that was signed last, with its signature: most calls are made again and again.
-#[derive(Debug)]
-pub(crate) struct Signed {
-    label: Label,
-    signature: u64,
-}
-
-impl Default for Signed {
-    fn default() -> Self {
-        let label = Label { kind: 0, count: 0 };
-        Self { label, signature: label.signature() }
-    }
-}
-
-impl Signed {
-    /// The signature of a label.
-    #[inline]
-    pub(crate) fn signature(&mut self, label: Label) -> u64 {
-        if label != self.label {
-            *self = Self { label, signature: label.signature() };
-        }
-        self.signature
-    }
-}
-
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.label().fmt(f)
@@ -215,15 +190,6 @@ mod tests {
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen.len(), 10);
-    }
-
-    #[test]
-    fn signatures_that_are_kept_are_those_of_their_labels() {
-        let (one, other) = (BASE.label(), Summary { count: Some(9), ..BASE }.label());
-        let mut signed = Signed::default();
-        for label in [one, one, other, one, Signed::default().label] {
-            assert_eq!(signed.signature(label), label.signature());
-        }
     }
 
     #[test]

@@ -181,7 +181,7 @@ impl Communicator {
     /// # Errors
     /// See [errors of calls](Communicator#errors-of-calls).
     pub fn barrier(&self) -> Result<()> {
-        let call = self.barrier_call()?;
+        let call = self.barrier_call();
         // SAFETY: there is no memory.
         unsafe { self.shared.run(&call) }
     }

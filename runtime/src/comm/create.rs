@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::Communicator;
 use super::agreement::{self, Agreed};
 use super::direct::Direct;
+use super::familiar::Familiar;
 use super::gpu_direct;
 use super::gpu_memory;
 use super::gpu_regions::Regions;
@@ -29,7 +30,6 @@ use crate::home::{self, Home};
 use crate::join::{JoinSpec, MOST_PATIENCE};
 use crate::planner::Planner;
 use crate::recorder::Recorder;
-use crate::summary::Signed;
 use crate::wait::{Policy, usable_processors};
 
 /// Settings for joining.
@@ -224,7 +224,7 @@ pub(crate) fn connect(
         line: Line::default(),
         direct: Direct::new(rank, members.len() as u32, config.direct_bytes, canonical),
         recorder: Recorder::new(),
-        signed: Signed::default(),
+        familiar: Familiar::new(),
         sequence: 0,
         messages: 0,
         children: 0,

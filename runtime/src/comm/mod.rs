@@ -7,6 +7,7 @@ mod collectives;
 mod create;
 mod direct;
 mod failure;
+mod familiar;
 mod gpu_direct;
 mod gpu_memory;
 mod gpu_regions;

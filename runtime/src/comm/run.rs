@@ -10,6 +10,7 @@ use kolo_transport::shm::FlatMismatch;
 
 use super::bounce::Bounce;
 use super::failure::{Meeting, Poison};
+use super::familiar::Known;
 use super::gpu_memory::GpuPath;
 use super::shared::{Core, Shared};
 use super::tiny::Passage;
@@ -38,6 +39,8 @@ struct Begun {
     sequence: u64,
     asynchronous: bool,
     tag: u64,
+    /// What reduces, if there is a kernel for it.
+    combine: Option<Combine>,
     /// How it is carried out, if it is on a GPU's memory.
     path: Option<GpuPath>,
 }
@@ -50,7 +53,7 @@ impl Begun {
 }
 
 /// Stands in where nothing is reduced.
-unsafe fn combine_nothing(_: *mut u8, _: *const u8, _: *const u8, _: usize) {}
+pub(super) unsafe fn combine_nothing(_: *mut u8, _: *const u8, _: *const u8, _: usize) {}
 
 impl Shared {
     /// Runs a call and waits for it, as long as the settings say.
@@ -164,7 +167,7 @@ impl Shared {
     }
 
     /// Numbers and records a call.
-    #[inline]
+    #[inline(always)]
     fn begin(&self, core: &mut Core, call: &Call, asynchronous: bool) -> Result<Begun> {
         let sequence = core.sequence + 1;
         let waited = || Waited::call(call.summary(asynchronous), sequence);
@@ -180,8 +183,9 @@ impl Shared {
         let label = summary.label();
         core.recorder.begin(sequence, summary, path);
         self.membership.board().start(sequence, label);
-        let tag = call::tag(self.id, sequence, core.signed.signature(label));
-        Ok(Begun { sequence, asynchronous, tag, path })
+        let Known { signature, combine } = core.familiar.look_up(call, label);
+        let tag = call::tag(self.id, sequence, signature);
+        Ok(Begun { sequence, asynchronous, tag, combine, path })
     }
 
     #[cold]
@@ -219,7 +223,7 @@ impl Shared {
             // SAFETY: handed on.
             return unsafe { self.run_tiny_bounced(core, call, begun, limit) };
         }
-        let combine = self.combine(call)?;
+        let Some(combine) = begun.combine else { return Err(self.no_kernel(call)) };
         let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
         let mut passage = tiny.enter(call, combine, begun.tag);
         // SAFETY: handed on.
@@ -296,6 +300,7 @@ impl Shared {
                 break;
             }
             polls -= 1;
+            // Not more often than that: each look takes the line from whoever is about to write it.
             std::hint::spin_loop();
         }
         // SAFETY: handed on.

@@ -163,7 +163,7 @@ impl<'buffers> Scope<'buffers, '_> {
     /// # Errors
     /// As [`Communicator::barrier`].
     pub fn barrier(&self) -> Result<()> {
-        self.start(&self.communicator.barrier_call()?)
+        self.start(&self.communicator.barrier_call())
     }
 
     /// Starts an all-gather of blocks of unequal length. The counts are copied.

@@ -17,6 +17,7 @@ use kolo_transport::{Armed, ErrorKind, ParkBy};
 use super::bounce::Bounce;
 use super::direct::Direct;
 use super::failure::Poison;
+use super::familiar::Familiar;
 use super::gpu_memory::GpuCounters;
 use super::gpu_regions::Regions;
 use super::helper::Helper;
@@ -31,7 +32,6 @@ use crate::error::{Context, Error, Result};
 use crate::home::Home;
 use crate::planner::Planner;
 use crate::recorder::Recorder;
-use crate::summary::Signed;
 use crate::wait::{self, Policy, SLEEP_MAX};
 
 /// Everything that calls move.
@@ -45,7 +45,7 @@ pub(crate) struct Core {
     /// Symmetric buffers; none unless there is `tiny`.
     pub(crate) direct: Direct,
     pub(crate) recorder: Recorder,
-    pub(crate) signed: Signed,
+    pub(super) familiar: Familiar,
     /// Number of the last collective that was started, from 1.
     pub(crate) sequence: u64,
     /// Number of the last send, receive or group of them, from 1.

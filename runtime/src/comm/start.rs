@@ -131,7 +131,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::barrier`].
     pub fn barrier_start(&self) -> Result<Work<()>> {
-        let call = self.barrier_call()?;
+        let call = self.barrier_call();
         // SAFETY: there is no memory.
         let ticket = unsafe { self.shared.start(&call, Some(Box::new(()))) }?;
         Ok(self.work(ticket))

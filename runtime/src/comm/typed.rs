@@ -7,7 +7,7 @@ use kolo_collectives::plan::{Collective, Placement};
 use super::Communicator;
 use crate::call::{Call, Counts, RawCall, RawCallV};
 use crate::error::Result;
-use crate::types::{Element, ReduceOp};
+use crate::types::{DataType, Element, ReduceOp};
 
 /// Stands in where nothing is reduced.
 const NO_OP: ReduceOp = ReduceOp::Sum;
@@ -105,8 +105,20 @@ impl Communicator {
         self.even(Collective::AllToAll, input.as_ptr(), output.as_mut_ptr(), count, NO_OP, 0)
     }
 
-    pub(super) fn barrier_call(&self) -> Result<Call> {
-        self.even::<u8>(Collective::Barrier, std::ptr::null(), std::ptr::null_mut(), 0, NO_OP, 0)
+    /// Sound as it is.
+    #[inline]
+    pub(super) fn barrier_call(&self) -> Call {
+        Call {
+            collective: Collective::Barrier,
+            input: std::ptr::null(),
+            output: std::ptr::null_mut(),
+            counts: Counts::Even(0),
+            data_type: DataType::U8,
+            op: NO_OP,
+            root: 0,
+            placement: if self.world_size() > 1 { Placement::InPlace } else { Placement::OutOfPlace },
+            gpus: None,
+        }
     }
 
     pub(super) fn all_gather_v_call<T: Element>(

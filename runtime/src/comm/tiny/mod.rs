@@ -79,7 +79,7 @@ impl Tiny {
     }
 
     /// Takes a turn for a call that this path serves.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn enter(&mut self, call: &Call, combine: Combine, tag: u64) -> Passage {
         let mut passage = Passage::new(call, combine, tag, self.members);
         passage.turn = self.take_turn();
