@@ -220,7 +220,7 @@ fn settings_that_differ_across_ranks() {
             )
             .expect_err("they differ");
             let text = error.to_string();
-            assert!(text.contains(name) && text.contains("rank ") && text.contains("same KOLO_"), "{text}");
+            assert!(text.contains(name) && text.contains("rank ") && text.contains("Give all ranks the same"), "{text}");
         });
     }
 }
