@@ -140,13 +140,14 @@ pub(super) fn block(call: &Call) -> usize {
 /// Most that a rank publishes in one exchange of a long call.
 ///
 /// Two ranks have a processor each as a rule. Where one gives and the other takes, short parts let one copy in while the other
-/// copies out. Where both give, both copy in and then both copy out, and a part costs them a meeting; and a processor writes
-/// lines that another one has the quicker the longer the copy. A plain program that exchanged 256 KiB each way, in parts of
-/// 64 / 128 / 256 KiB: 10.5 / 10.2 / 9.4 us with processors near each other, 18.7 / 16.3 / 15.2 far apart; 4 MiB 246 / 232 / 213.
+/// copies out. Where both give, both copy in and then both copy out, and each part costs them a meeting. Times of 256 KiB
+/// exchanged each way, in parts of 64 / 128 / 256 KiB: 10.5 / 10.2 / 9.4 us with the processors near each other, 18.7 / 16.3 /
+/// 15.2 far apart; of 4 MiB 246 / 232 / 213.
 ///
-/// More ranks share processors, and a long part costs fewer turns of them; but what all ranks publish should stay in a third-level cache of
-/// 16 MiB, twice. Times on 2 processors with parts of 64 / 256 / 640 KiB: all_reduce of 8 MiB, 4 ranks 2.8 / 2.1 / 2.0 ms,
-/// 8 ranks 7.7 / 5.4 / 3.7; all_to_all of 8 MiB, 4 ranks 1.7 / 0.9 / 0.9, 8 ranks 5.9 / 3.1 / 2.8; with plans, 2.5, 6.3, 1.5, 3.6.
+/// More ranks share processors, and a long part costs fewer turns of them; but what all ranks publish should stay in a
+/// third-level cache of 16 MiB, twice. Times on 2 processors with parts of 64 / 256 / 640 KiB: all_reduce of 8 MiB, 4 ranks
+/// 2.8 / 2.1 / 2.0 ms, 8 ranks 7.7 / 5.4 / 3.7; all_to_all of 8 MiB, 4 ranks 1.7 / 0.9 / 0.9, 8 ranks 5.9 / 3.1 / 2.8; with
+/// plans, 2.5, 6.3, 1.5, 3.6.
 pub(super) fn part_max(collective: Collective, members: usize) -> usize {
     let all_give = matches!(
         collective,
