@@ -220,7 +220,10 @@ fn settings_that_differ_across_ranks() {
             )
             .expect_err("they differ");
             let text = error.to_string();
-            assert!(text.contains(name) && text.contains("rank ") && text.contains("Give all ranks the same"), "{text}");
+            assert!(
+                text.contains(name) && text.contains("rank ") && text.contains("Give all ranks the same"),
+                "{text}"
+            );
         });
     }
 }
