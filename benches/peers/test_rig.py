@@ -2,8 +2,11 @@
 import math
 import signal
 import sys
+import tempfile
 import time
 import unittest
+from collections import defaultdict
+from pathlib import Path
 from xml.dom import minidom
 
 from rig import markdown, mpi, namespace, options, placement, processes, ratios, svg
@@ -50,6 +53,34 @@ class Placement(unittest.TestCase):
     def test_the_page_says_so(self):
         self.assertIn("near each other in 1 turns, far apart in 1, and moved during 0", placement.told([turn(1, 40), turn(2, 150)]))
         self.assertEqual(placement.told([turn(1, 40), turn(2, 41)]), "")
+
+    def test_the_page_says_what_was_not_noted_and_why(self):
+        blind = dict(turn(3), flag_problem="it is tired")
+        text = placement.told([turn(1, 40), turn(2, 150), blind])
+        self.assertIn("far apart in 1", text)
+        self.assertIn("not known of 1 of 3 turns** (it is tired)", text)
+        self.assertIn("not known of all 2 turns** (not noted)", placement.told([turn(1), turn(2)]))
+
+    def test_a_probe_that_cannot_run_is_on_the_page(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder) / "flag_distance"
+            kolo = Library("kolo", "kolo", lambda ranks, transport: Launch(["false"]))
+            chosen = options.parse(["--transports", "shm", "--ranks", "2", "--collectives", "barrier", "--rounds", "1"])
+
+            def page(prefix):
+                probe, told = placement.Probe(program, prefix), []
+                Schedule(chosen, [kolo], [], told.append, probe=probe).run()
+                meta = {"machine": defaultdict(str), "rounds": 1, "shield": "", "load_after": 0, "foreign_median": 0,
+                        "foreign_disturbed": 0, "libraries": {}, "complete": True,
+                        "placement": placement.told([one for one in told if one["kind"] == "turn"])}
+                return markdown.how(meta)
+
+            self.assertIn("not known of all 1 turns** (flag_distance is not built)", page([]))
+            program.write_text("echo no processors in $0 >&2; exit 3")
+            self.assertIn("(flag_distance ends with status 3: no processors in flag_distance)", page(["sh"]))
+            self.assertIn("(flag_distance cannot be started: Permission denied)", page([]))
+            program.write_text("echo 41.5")
+            self.assertNotIn("not known", page(["sh"]))
 
 
 class Ratios(unittest.TestCase):

@@ -55,6 +55,8 @@ def measure(chosen, libraries, missing, records):
     prefix, shield = processes.shield(chosen.shield)
     namespace = reno_namespace(chosen, missing)
     probe = placement.Probe(chosen.kolo_dir.resolve() / "flag_distance", prefix)
+    if probe.nanoseconds() is None:
+        print(f"run: nobody sees whether the host moves the processors: {probe.problem}", file=sys.stderr)
     print(f"libraries: {', '.join(library.title for library in libraries)}; shield: {shield}", flush=True)
     meta = {"kind": "meta", "machine": machine.describe(), "shield": shield, "missing": missing,
             "libraries": {library.name: library.title for library in libraries}}

@@ -12,19 +12,32 @@ APART = 1.5
 
 
 class Probe:
+    SECONDS = 10
+
     def __init__(self, program, prefix):
+        self.program = program
         self.command = [*prefix, str(program)]
-        self.works = program.exists()
+        # Why it cannot be told, for the page; no paths of this machine.
+        self.problem = None if program.exists() else f"{program.name} is not built"
 
     def nanoseconds(self):
-        """One way of a flag, or None where that cannot be told."""
-        if not self.works:
+        """One way of a flag, or None where that cannot be told; then `problem` says why, and nobody asks again."""
+        if self.problem:
             return None
         try:
-            told = subprocess.run(self.command, capture_output=True, text=True, timeout=10)
+            told = subprocess.run(self.command, capture_output=True, text=True, timeout=self.SECONDS)
+        except subprocess.TimeoutExpired:
+            self.problem = f"flag_distance takes more than {self.SECONDS} s"
+            return None
+        except OSError as error:
+            self.problem = f"flag_distance cannot be started: {error.strerror}"
+            return None
+        try:
             return float(told.stdout)
-        except (OSError, ValueError, subprocess.TimeoutExpired):
-            self.works = False
+        except ValueError:
+            words = (told.stderr.strip() or told.stdout.strip() or "it says nothing").splitlines()[-1]
+            words = words.replace(str(self.program), self.program.name)
+            self.problem = f"flag_distance ends with status {told.returncode}: {words}"
             return None
 
 
@@ -60,8 +73,23 @@ def comparable(turns):
 
 def told(turns):
     """What the page says of it; nothing where there is nothing to tell."""
+    return " ".join(text for text in (moves(turns), unknown(turns)) if text)
+
+
+def moves(turns):
     counts = Counter(kinds(turns))
     if not counts.keys() - {None}:
         return ""
     return (f"The host moved the processors about: they were near each other in {counts['near']} turns, far apart in "
             f"{counts['far']}, and moved during {counts['moved']}. Turns of different kinds are not compared.")
+
+
+def unknown(turns):
+    """Turns that are compared although nobody knows of what kind they are."""
+    blind = [turn for turn in turns if not turn.get("flag_ns")]
+    if not blind:
+        return ""
+    reasons = ", ".join(dict.fromkeys(turn.get("flag_problem", "not noted") for turn in blind))
+    many = f"all {len(turns)}" if len(blind) == len(turns) else f"{len(blind)} of {len(turns)}"
+    return (f"**How far apart the processors were is not known of {many} turns** ({reasons}): should the host have moved them, "
+            "libraries that ran near and far are compared there as if nothing had happened.")

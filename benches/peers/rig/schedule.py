@@ -58,13 +58,19 @@ class Schedule:
                 # Without this record the combination does not count: not everybody had a turn.
                 self.sink({"kind": "turn", "round": number, "transport": transport, "ranks": ranks,
                            "collectives": collectives,
-                           **({} if None in flags else {"flag_ns": flags})})
+                           **self.placement(flags)})
             print(f"round {number} of {self.options.rounds}: {time.monotonic() - started:.0f} s, "
                   f"load {os.getloadavg()[0]:.1f}", flush=True)
         return self.options.rounds
 
     def flag(self):
         return self.probe.nanoseconds() if self.probe else None
+
+    def placement(self, flags):
+        """What a turn notes of where the processors were, or why it does not."""
+        if None not in flags:
+            return {"flag_ns": flags}
+        return {"flag_problem": self.probe.problem} if self.probe else {}
 
     def program(self, number, library, transport, ranks, collectives):
         """One library, one collective or all of them, all sizes."""

@@ -6,42 +6,41 @@ use pyo3::prelude::*;
 use crate::errors::usage;
 use crate::numbers;
 
-/// A collective with equal blocks.
+/// A collective with equal blocks as Python gives it: collective, addresses of input and output, count, type, operator,
+/// factor, root. Addresses are 0 where there is no buffer.
+pub(crate) type Plain = (u8, usize, usize, usize, u8, u8, f64, u32);
+
+/// A collective with equal blocks, parsed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Addresses(pub(crate) RawCall);
+pub(crate) struct Addresses(RawCall);
 
 // SAFETY: the closure that carries it runs on the calling thread; pyo3 asks for `Send` so that nothing bound to the
 // interpreter's lock gets in, which addresses are not.
 unsafe impl Send for Addresses {}
 
 impl Addresses {
+    pub(crate) fn new(
+        (collective, input, output, count, data_type, op, factor, root): Plain,
+    ) -> PyResult<Self> {
+        Ok(Self(RawCall {
+            collective: numbers::collective(collective)?,
+            input: input as *const u8,
+            output: output as *mut u8,
+            count,
+            data_type: numbers::data_type(data_type)?,
+            op: numbers::op(op, factor)?,
+            root,
+        }))
+    }
+
     pub(crate) fn get(self) -> RawCall {
         self.0
     }
 }
 
-/// A collective with equal blocks, parsed.
-#[allow(clippy::too_many_arguments, reason = "as its callers")]
-pub(crate) fn raw(
-    collective: u8,
-    input: usize,
-    output: usize,
-    count: usize,
-    data_type: u8,
-    op: u8,
-    factor: f64,
-    root: u32,
-) -> PyResult<RawCall> {
-    Ok(RawCall {
-        collective: numbers::collective(collective)?,
-        input: input as *const u8,
-        output: output as *mut u8,
-        count,
-        data_type: numbers::data_type(data_type)?,
-        op: numbers::op(op, factor)?,
-        root,
-    })
-}
+/// A collective with blocks of unequal length as Python gives it: collective, address and counts of input and of output,
+/// type, operator, factor, root.
+pub(crate) type Uneven = (u8, usize, Vec<usize>, usize, Vec<usize>, u8, u8, f64, u32);
 
 /// A collective with blocks of unequal length, parsed.
 #[derive(Debug)]
@@ -55,17 +54,10 @@ pub(crate) struct Irregular {
 }
 
 impl Irregular {
-    /// `sides` are input and output, each an address and counts.
-    pub(crate) fn new(
-        collective: u8,
-        sides: [(usize, Vec<usize>); 2],
-        data_type: u8,
-        op: u8,
-        factor: f64,
-        root: u32,
-    ) -> PyResult<Self> {
+    pub(crate) fn new(given: Uneven) -> PyResult<Self> {
+        let (collective, from, input_counts, to, output_counts, data_type, op, factor, root) = given;
         let data_type = numbers::data_type(data_type)?;
-        let [input, output] = sides;
+        let (input, output) = ((from, input_counts), (to, output_counts));
         let bytes = |(_, counts): &(usize, Vec<usize>)| {
             let add = |sum: usize, count: &usize| sum.checked_add(count.checked_mul(data_type.size())?);
             let sum = counts.iter().try_fold(0, add);

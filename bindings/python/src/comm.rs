@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kolo_rs::{Communicator, Error};
 use pyo3::prelude::*;
 
-use crate::calls::{Addresses, Irregular, Message, Transfer, raw};
+use crate::calls::{Addresses, Irregular, Message, Plain, Transfer, Uneven};
 use crate::errors::{exception, usage};
 use crate::fork::OfProcess;
 use crate::numbers::limit;
@@ -25,131 +25,56 @@ pub(crate) struct Comm {
 
 #[pymethods]
 impl Comm {
-    /// Runs a collective and blocks until it is done. Addresses are those of Python's buffers, 0 where there is none.
-    #[allow(clippy::too_many_arguments, reason = "one flat call is the cheapest that Python can make")]
-    #[pyo3(signature = (collective, input, output, count, data_type, op, factor, root, seconds, /))]
-    fn run(
-        &self,
-        py: Python<'_>,
-        collective: u8,
-        input: usize,
-        output: usize,
-        count: usize,
-        data_type: u8,
-        op: u8,
-        factor: f64,
-        root: u32,
-        seconds: f64,
-    ) -> PyResult<()> {
-        let communicator = self.communicator()?;
-        let call = Addresses(raw(collective, input, output, count, data_type, op, factor, root)?);
+    /// Runs a collective and blocks until it is done.
+    #[pyo3(signature = (call, seconds, /))]
+    fn run(&self, py: Python<'_>, call: Plain, seconds: f64) -> PyResult<()> {
+        let call = Addresses::new(call)?;
         // SAFETY: Python's promise, until this returns.
-        self.finish(py, move || unsafe { communicator.call_raw_within(&call.get(), limit(seconds)) })
+        self.with(py, move |comm| unsafe { comm.call_raw_within(&call.get(), limit(seconds)) })
     }
 
     /// As `start` and an immediate wait: matches what other ranks start.
-    #[allow(clippy::too_many_arguments, reason = "as above")]
-    #[pyo3(signature = (collective, input, output, count, data_type, op, factor, root, seconds, /))]
-    fn start_and_wait(
-        &self,
-        py: Python<'_>,
-        collective: u8,
-        input: usize,
-        output: usize,
-        count: usize,
-        data_type: u8,
-        op: u8,
-        factor: f64,
-        root: u32,
-        seconds: f64,
-    ) -> PyResult<()> {
-        let communicator = self.communicator()?;
-        let call = Addresses(raw(collective, input, output, count, data_type, op, factor, root)?);
+    #[pyo3(signature = (call, seconds, /))]
+    fn start_and_wait(&self, py: Python<'_>, call: Plain, seconds: f64) -> PyResult<()> {
+        let call = Addresses::new(call)?;
         // SAFETY: Python's promise, until this returns.
-        self.finish(py, move || unsafe { communicator.start_raw_and_wait(&call.get(), limit(seconds)) })
+        self.with(py, move |comm| unsafe { comm.start_raw_and_wait(&call.get(), limit(seconds)) })
     }
 
     /// Starts a collective; `owner` is kept until it is over.
-    #[allow(clippy::too_many_arguments, reason = "as above")]
-    #[pyo3(signature = (collective, input, output, count, data_type, op, factor, root, owner, /))]
-    fn start(
-        &self,
-        py: Python<'_>,
-        collective: u8,
-        input: usize,
-        output: usize,
-        count: usize,
-        data_type: u8,
-        op: u8,
-        factor: f64,
-        root: u32,
-        owner: Owner,
-    ) -> PyResult<Work> {
-        let communicator = self.communicator()?;
-        let call = Addresses(raw(collective, input, output, count, data_type, op, factor, root)?);
+    #[pyo3(signature = (call, owner, /))]
+    fn start(&self, py: Python<'_>, call: Plain, owner: Owner) -> PyResult<Work> {
+        let call = Addresses::new(call)?;
         // SAFETY: Python's promise, for as long as the owner lives.
-        self.finish(py, move || unsafe { communicator.start_raw_keeping(&call.get(), owner) })
-            .map(|work| Work::new(Progress::Plain(work)))
+        let work = self.with(py, move |comm| unsafe { comm.start_raw_keeping(&call.get(), owner) })?;
+        Ok(Work::new(Progress::Plain(work)))
     }
 
     /// Runs a collective with blocks of unequal length and blocks until it is done.
-    #[allow(clippy::too_many_arguments, reason = "as above")]
-    #[pyo3(signature = (collective, input, input_counts, output, output_counts, data_type, op, factor, root, seconds, /))]
-    fn run_v(
-        &self,
-        py: Python<'_>,
-        collective: u8,
-        input: usize,
-        input_counts: Vec<usize>,
-        output: usize,
-        output_counts: Vec<usize>,
-        data_type: u8,
-        op: u8,
-        factor: f64,
-        root: u32,
-        seconds: f64,
-    ) -> PyResult<()> {
-        let communicator = self.communicator()?;
-        let sides = [(input, input_counts), (output, output_counts)];
-        let call = Irregular::new(collective, sides, data_type, op, factor, root)?;
+    #[pyo3(signature = (call, seconds, /))]
+    fn run_v(&self, py: Python<'_>, call: Uneven, seconds: f64) -> PyResult<()> {
+        let call = Irregular::new(call)?;
         // SAFETY: Python's promise, until this returns.
-        self.finish(py, move || unsafe { communicator.call_raw_v_within(&call.get(), limit(seconds)) })
+        self.with(py, move |comm| unsafe { comm.call_raw_v_within(&call.get(), limit(seconds)) })
     }
 
     /// Starts a collective with blocks of unequal length; `owner` is kept until it is over.
-    #[allow(clippy::too_many_arguments, reason = "as above")]
-    #[pyo3(signature = (collective, input, input_counts, output, output_counts, data_type, op, factor, root, owner, /))]
-    fn start_v(
-        &self,
-        py: Python<'_>,
-        collective: u8,
-        input: usize,
-        input_counts: Vec<usize>,
-        output: usize,
-        output_counts: Vec<usize>,
-        data_type: u8,
-        op: u8,
-        factor: f64,
-        root: u32,
-        owner: Owner,
-    ) -> PyResult<Work> {
-        let communicator = self.communicator()?;
-        let sides = [(input, input_counts), (output, output_counts)];
-        let call = Irregular::new(collective, sides, data_type, op, factor, root)?;
+    #[pyo3(signature = (call, owner, /))]
+    fn start_v(&self, py: Python<'_>, call: Uneven, owner: Owner) -> PyResult<Work> {
+        let call = Irregular::new(call)?;
         // SAFETY: Python's promise, for as long as the owner lives.
-        let work = self.finish(py, move || unsafe { communicator.start_raw_v_keeping(&call.get(), owner) });
-        Ok(Work::new(Progress::Plain(work?)))
+        let work = self.with(py, move |comm| unsafe { comm.start_raw_v_keeping(&call.get(), owner) })?;
+        Ok(Work::new(Progress::Plain(work)))
     }
 
     /// Runs sends and receives together and blocks until all are done; the sources of the receives, in order.
     #[pyo3(signature = (transfers, seconds, /))]
     fn transfer(&self, py: Python<'_>, transfers: Vec<Transfer>, seconds: f64) -> PyResult<Vec<Option<u32>>> {
-        let communicator = self.communicator()?;
         let messages = transfers.into_iter().map(Message::new).collect::<PyResult<Vec<_>>>()?;
-        self.finish(py, move || {
+        self.with(py, move |comm| {
             let mut sources = vec![None; messages.len()];
             let mut found = vec![0; messages.len()];
-            let mut batch = communicator.batch();
+            let mut batch = comm.batch();
             for ((message, source), found) in messages.iter().zip(&mut sources).zip(&mut found) {
                 let memory = message.memory();
                 // SAFETY: Python's promise, until this returns.
@@ -177,20 +102,16 @@ impl Comm {
     /// Starts a send or receive; `owner` is kept until it is over.
     #[pyo3(signature = (transfer, owner, /))]
     fn start_transfer(&self, py: Python<'_>, transfer: Transfer, owner: Owner) -> PyResult<Work> {
-        let communicator = self.communicator()?;
         let message = Message::new(transfer)?;
-        let started = self.finish(py, move || {
+        let started = self.with(py, move |comm| {
             let memory = message.memory();
             // SAFETY: Python's promise, for as long as the owner lives.
             unsafe {
-                match message.send {
-                    true => {
-                        let to = message.peer.unwrap_or(u32::MAX);
-                        communicator.send_raw_keeping(&memory, to, owner).map(Progress::Plain)
-                    }
-                    false => {
-                        communicator.recv_raw_keeping(&memory, message.peer, owner).map(Progress::Receive)
-                    }
+                if message.send {
+                    let to = message.peer.unwrap_or(u32::MAX);
+                    comm.send_raw_keeping(&memory, to, owner).map(Progress::Plain)
+                } else {
+                    comm.recv_raw_keeping(&memory, message.peer, owner).map(Progress::Receive)
                 }
             }
         });
@@ -199,14 +120,12 @@ impl Comm {
 
     /// The ranks that give the same color, ordered by key and then by rank; `None` for those that give none.
     fn split(&self, py: Python<'_>, color: Option<u32>, key: u32) -> PyResult<Option<Self>> {
-        let communicator = self.communicator()?;
-        Ok(self.finish(py, move || communicator.split(color, key))?.map(Self::new))
+        Ok(self.with(py, move |comm| comm.split(color, key))?.map(Self::new))
     }
 
     /// The listed ranks, in this order; only these call it.
     fn group(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<Self> {
-        let communicator = self.communicator()?;
-        self.finish(py, move || communicator.group(&ranks)).map(Self::new)
+        self.with(py, move |comm| comm.group(&ranks)).map(Self::new)
     }
 
     /// Makes every call in progress and every later one fail, on all ranks.
@@ -280,11 +199,10 @@ impl Comm {
         op: u8,
         root: u32,
     ) -> PyResult<String> {
-        let communicator = self.communicator()?;
         // Nothing is touched, but a null pointer would be refused.
         let somewhere = std::ptr::NonNull::<u8>::dangling().as_ptr() as usize;
-        let call = Addresses(raw(collective, somewhere, somewhere, count, data_type, op, 1.0, root)?);
-        self.finish(py, move || communicator.explain(&call.get()))
+        let call = Addresses::new((collective, somewhere, somewhere, count, data_type, op, 1.0, root))?;
+        self.with(py, move |comm| comm.explain(&call.get()))
     }
 }
 
@@ -299,10 +217,15 @@ impl Comm {
         open.clone().ok_or_else(|| usage("the communicator is closed"))
     }
 
-    /// Runs without the interpreter's lock; the closure's captures, a reference to the communicator among them, are
-    /// dropped without it too.
-    fn finish<T: Send>(&self, py: Python<'_>, run: impl FnOnce() -> Result<T, Error> + Send) -> PyResult<T> {
-        py.detach(run).map_err(|error| exception(py, &error))
+    /// Runs on the communicator, without the interpreter's lock; the closure's captures and the reference to the
+    /// communicator are dropped without it too.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        run: impl FnOnce(&Communicator) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        let communicator = self.communicator()?;
+        py.detach(move || run(&communicator)).map_err(|error| exception(py, &error))
     }
 }
 

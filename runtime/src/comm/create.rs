@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions};
 use kolo_transport::shm::{ShmEndpoint, ShmOptions};
@@ -324,7 +324,10 @@ fn open_endpoints(control: &Control, rank: u32, members: &[u32], config: &Config
 }
 
 fn tcp_options(control: &Control, config: &Config) -> TcpOptions {
+    let (dial_patience, dial_timeout) = dial_times(config.timeout);
     TcpOptions {
+        dial_patience,
+        dial_timeout,
         cookie: control.job_cookie(),
         interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),
         congestion: match config.socket_congestion.as_deref() {
@@ -334,6 +337,13 @@ fn tcp_options(control: &Control, config: &Config) -> TcpOptions {
         },
         ..TcpOptions::default()
     }
+}
+
+/// How long one address may be silent before the next is tried, and altogether. A call should end with the addresses that
+/// do not answer rather than with its own time-out, which knows of none: five addresses of a peer are given up before that.
+fn dial_times(timeout: Duration) -> (Duration, Duration) {
+    let usual = TcpOptions::default();
+    (usual.dial_patience.min(timeout / 16), usual.dial_timeout.min(timeout / 2))
 }
 
 fn rdma_options(control: &Control, config: &Config) -> RdmaOptions {
@@ -495,5 +505,21 @@ fn broken(rank: u32, error: &dyn std::fmt::Display) -> Error {
         rank: Some(rank),
         problem: format!("a rank's introduction could not be read: {error}"),
         remedy: "Use the same version of Kolo on all ranks".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silent_addresses_are_given_up_before_the_call_is() {
+        for timeout_ms in [1, 400, 4_000, 30_000, 600_000] {
+            let timeout = Duration::from_millis(timeout_ms);
+            let (patience, silence) = dial_times(timeout);
+            assert!(4 * patience + silence < timeout, "{timeout:?}: {patience:?}, {silence:?}");
+        }
+        let (usual, long) = (TcpOptions::default(), dial_times(Duration::from_secs(600)));
+        assert_eq!(long, (usual.dial_patience, usual.dial_timeout));
     }
 }

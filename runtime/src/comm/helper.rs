@@ -140,7 +140,7 @@ impl Shared {
 
     /// Drives until somebody else does or nothing is left; false if something failed, which whoever waits will find out.
     fn drive_unattended(&self) -> bool {
-        let mut watch = Watch::new(self, HELPING, Duration::MAX);
+        let mut watch = Watch::beside_computation(self, HELPING);
         let mut core = self.core();
         loop {
             let moved = core.turn();

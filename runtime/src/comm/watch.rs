@@ -82,6 +82,11 @@ impl<'a> Watch<'a> {
         }
     }
 
+    /// The pauses of the helper, whose processor may be the one that the program computes on.
+    pub(crate) fn beside_computation(shared: &'a Shared, waited: Waited) -> Self {
+        Self { pacer: Pacer::beside_computation(shared.policy), ..Self::new(shared, waited, Duration::MAX) }
+    }
+
     /// What to do after a turn that did not finish the wait. Fails when the wait is over for another reason.
     pub(crate) fn pause(
         &mut self,

@@ -23,10 +23,10 @@ class Calls:
     timeout: float
 
     def _run(self, call: Call) -> None:
-        self._comm.run(*call.arguments, self.timeout)
+        self._comm.run(call.arguments, self.timeout)
 
     def _start(self, call: Call, out) -> Work:
-        return Work(self._comm.start(*call.arguments, call.owner), out, self.timeout)
+        return Work(self._comm.start(call.arguments, call.owner), out, self.timeout)
 
     def _vector(self, collective: int, buffer, out, op: str, factor: float, root: int = 0) -> tuple[Call, object]:
         in_place = out is None or out is buffer
@@ -114,11 +114,11 @@ class Calls:
         return arguments, (from_.owner, to.owner), out
 
     def _run_v(self, arguments, _owner, out):
-        self._comm.run_v(*arguments, self.timeout)
+        self._comm.run_v(arguments, self.timeout)
         return out
 
     def _start_v(self, arguments, owner, out) -> Work:
-        return Work(self._comm.start_v(*arguments, owner), out, self.timeout)
+        return Work(self._comm.start_v(arguments, owner), out, self.timeout)
 
     def _transfer(self, send: bool, buffer, peer: int | None, tag: int) -> tuple[tuple, Memory]:
         found = memory.find("the buffer", buffer, not send)

@@ -8,21 +8,7 @@ use std::process::Command;
 use kolo_verbs::{Absence, Library};
 use tempfile::TempDir;
 
-/// What can be set; the same list is in `examples/fake_ibverbs.rs`.
-#[derive(Clone, Copy, Debug)]
-pub enum Knob {
-    Devices = 0,
-    ListErrno = 1,
-    CreateQueuePairErrno = 2,
-    NextStatus = 3,
-    RegisterErrno = 4,
-    PortState = 5,
-    Transport = 6,
-    RtrErrno = 7,
-    Gids = 8,
-    AsyncEvent = 9,
-    OpenErrno = 10,
-}
+pub use super::knob::Knob;
 
 pub struct Fake {
     _folder: TempDir,

@@ -3,3 +3,4 @@
 
 pub mod ends;
 pub mod fake;
+pub mod knob;

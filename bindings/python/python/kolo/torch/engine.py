@@ -48,9 +48,9 @@ class Engine:
     def _collective(self, arguments, opts, owner, outputs, after):
         try:
             if opts is None or self.collected is not None or getattr(opts, "asyncOp", True):
-                return self.started((self.comm.start(*arguments, owner),), opts, outputs, after)
+                return self.started((self.comm.start(arguments, owner),), opts, outputs, after)
             # Not as a blocking call: in torch, other ranks may start what this one waits for.
-            self.comm.start_and_wait(*arguments, self.limit(opts))
+            self.comm.start_and_wait(arguments, self.limit(opts))
         except Error as error:
             raise translate(error) from None
         if after is not None:
@@ -61,7 +61,7 @@ class Engine:
         """Starts several collectives that make one call, and waits for them if the caller does."""
         with torch.profiler.record_function(f"kolo:{name}"):
             try:
-                works = tuple(self.comm.start(*arguments, owner) for arguments, owner in calls)
+                works = tuple(self.comm.start(arguments, owner) for arguments, owner in calls)
             except Error as error:
                 raise translate(error) from None
             return self._waited_for(self.started(works, opts, outputs, after), opts)
@@ -75,7 +75,7 @@ class Engine:
         """Runs or starts a collective with blocks of unequal length; ``arguments`` are those of ``Comm.start_v``."""
         with torch.profiler.record_function(f"kolo:{name}"):
             try:
-                works = (self.comm.start_v(*arguments, owner),)
+                works = (self.comm.start_v(arguments, owner),)
             except Error as error:
                 raise translate(error) from None
             return self._waited_for(self.started(works, opts, outputs, after), opts)

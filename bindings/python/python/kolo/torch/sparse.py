@@ -22,7 +22,8 @@ def all_reduce(engine, tensor: torch.Tensor, op: int, opts):
     own = torch.tensor([values.size(0)], dtype=torch.int64)
     entries = torch.empty(ranks, dtype=torch.int64)
     try:
-        engine.comm.start_and_wait(ALL_GATHER, own.data_ptr(), entries.data_ptr(), 1, I64, SUM, 1.0, 0, limit)
+        arguments = (ALL_GATHER, own.data_ptr(), entries.data_ptr(), 1, I64, SUM, 1.0, 0)
+        engine.comm.start_and_wait(arguments, limit)
         counts = entries.tolist()
         all_indices = _gather(engine, indices, counts, limit)
         all_values = _gather(engine, values, counts, limit)
@@ -42,5 +43,5 @@ def _gather(engine, rows: torch.Tensor, counts: list[int], limit: float) -> torc
     own = [rows.size(0) * width]
     elements = [count * width for count in counts]
     arguments = (ALL_GATHER, rows.data_ptr(), own, room.data_ptr(), elements, kind, SUM, 1.0, 0)
-    engine.comm.start_v(*arguments, (rows, room)).wait(limit)
+    engine.comm.start_v(arguments, (rows, room)).wait(limit)
     return room

@@ -1,0 +1,41 @@
+//! Sends and receives: tags, any source, asynchronous forms, and what happens when messages come in another order than
+//! they are asked for.
+
+mod any_source;
+mod failing;
+mod forms;
+mod order;
+mod random;
+mod unexpected;
+
+use kolo::{Communicator, Config};
+use kolo_tests::arrangement::Arrangement;
+use kolo_tests::watchdog::bounded;
+
+/// Every arrangement, each in bounded time.
+fn everywhere(ranks: u32, body: impl Fn(&Communicator) + Send + Sync + Copy + 'static) {
+    everywhere_with(ranks, |config| config, body);
+}
+
+fn everywhere_with(
+    ranks: u32,
+    change: impl Fn(Config) -> Config + Send + Sync + Copy + 'static,
+    body: impl Fn(&Communicator) + Send + Sync + Copy + 'static,
+) {
+    for arrangement in Arrangement::ALL {
+        bounded(&format!("{arrangement:?}"), move || {
+            arrangement.run_with(ranks, change, |comm| {
+                body(&comm);
+                comm.barrier().expect("all are done");
+            })
+        });
+    }
+}
+
+/// Contents of the `number`th message of `len` elements from a rank with a tag.
+fn contents(from: u32, tag: u32, number: usize, len: usize) -> Vec<u32> {
+    (0..len as u32).map(|i| i ^ from << 28 ^ tag << 20 ^ (number as u32) << 12).collect()
+}
+
+/// Lengths on both sides of what travels in a cell, in one piece, in many, and (for shared memory) as an offer.
+const LENGTHS: [usize; 6] = [0, 1, 30, 5_000, 100_000, 600_000];

@@ -1,0 +1,109 @@
+//! Everybody to everybody, at random.
+
+use crate::{contents, everywhere};
+
+/// SplitMix64: the same numbers on all ranks.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ x >> 31) % limit as u64) as usize
+    }
+}
+
+/// Messages from everybody to everybody, with few tags, received in another order and in all ways there are.
+#[test]
+fn random_traffic() {
+    const TAGS: usize = 4;
+    // Receives from any source take messages of this tag alone, so that what they get is known as a set.
+    const ANY: u32 = 99;
+    everywhere(4, |comm| {
+        for seed in 0..4 {
+            let mut random = Random(seed);
+            let me = comm.rank();
+            let messages: Vec<(u32, u32, u32, usize)> = (0..300)
+                .map(|_| {
+                    let longest = [2, 40, 2_000, 60_000][random.below(4)];
+                    let tag = if random.below(5) == 0 { ANY } else { random.below(TAGS) as u32 };
+                    (random.below(4) as u32, random.below(4) as u32, tag, random.below(longest))
+                })
+                .collect();
+            let body = |number: usize| contents(messages[number].0, 0, number, messages[number].3 + 1);
+            let mut own = Random(seed << 8 | u64::from(me));
+            // Per source and tag in order; which of them is next is drawn.
+            let mut streams: Vec<Vec<usize>> = Vec::new();
+            for from in 0..4 {
+                for tag in 0..TAGS as u32 {
+                    let of = |number: &usize| {
+                        let (source, to, with, _) = messages[*number];
+                        (source, to, with) == (from, me, tag)
+                    };
+                    streams.push((0..messages.len()).rev().filter(of).collect());
+                }
+            }
+            let mut to_send: Vec<usize> =
+                (0..messages.len()).rev().filter(|number| messages[*number].0 == me).collect();
+            let (mut sends, mut receives, mut anys) = (Vec::new(), Vec::new(), Vec::new());
+            while !to_send.is_empty() || streams.iter().any(|stream| !stream.is_empty()) {
+                if let Some(number) = to_send.pop() {
+                    let (_, to, tag, _) = messages[number];
+                    sends.push(comm.send_tagged_start(body(number), to, tag).expect("started"));
+                }
+                let at = own.below(streams.len());
+                if let Some(number) = streams[at].pop() {
+                    let (from, _, tag, len) = messages[number];
+                    let buffer = vec![0; len + 1];
+                    let work = comm.recv_tagged_start(buffer, from, tag).expect("started");
+                    receives.push((number, work));
+                    if receives.len() > 5 {
+                        let (number, work) = receives.remove(own.below(5));
+                        if to_send.is_empty() {
+                            assert_eq!(work.wait().expect("received"), body(number), "message {number}");
+                        } else {
+                            // Waiting now might be for a message that its sender has not come to yet.
+                            receives.push((number, work));
+                        }
+                    }
+                }
+            }
+            // All of one length, since which comes first is not known.
+            for (source, to, tag, _) in &messages {
+                if *source == me && *tag == ANY {
+                    sends.push(comm.send_tagged_start(vec![me; 77], *to, ANY + 1).expect("started"));
+                }
+                if *to == me && *tag == ANY {
+                    anys.push(comm.recv_any_tagged_start(vec![0; 77], ANY + 1).expect("started"));
+                }
+            }
+            let mut expected: Vec<u32> =
+                messages.iter().filter(|m| m.1 == me && m.2 == ANY).map(|m| m.0).collect();
+            let mut sources: Vec<u32> = anys
+                .into_iter()
+                .map(|work| {
+                    let (got, source) = work.wait().expect("received");
+                    assert_eq!(got, vec![source; 77]);
+                    source
+                })
+                .collect();
+            expected.sort_unstable();
+            sources.sort_unstable();
+            assert_eq!(sources, expected);
+            for (number, work) in receives {
+                assert_eq!(work.wait().expect("received"), body(number), "message {number}");
+            }
+            for (number, (from, to, tag, len)) in messages.iter().enumerate() {
+                if *to == me && *tag == ANY {
+                    let mut got = vec![0; len + 1];
+                    comm.recv_tagged(&mut got, *from, ANY).expect("received");
+                    assert_eq!(got, body(number), "message {number}");
+                }
+            }
+            for work in sends {
+                work.wait().expect("sent");
+            }
+        }
+    });
+}

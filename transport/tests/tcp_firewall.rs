@@ -1,0 +1,67 @@
+//! A firewall that drops packets without a word: the loss of the peer names the addresses that were tried, and what to do.
+
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use kolo_transport::tcp::Family;
+use kolo_transport::{Channel, Endpoint, Event, Piece, Posted, Sink, TcpEndpoint, TcpOptions, Token};
+
+const SHORT: Duration = Duration::from_millis(400);
+const LONG: Duration = Duration::from_secs(20);
+
+fn end(rank: u32) -> TcpEndpoint {
+    let options = TcpOptions {
+        family: Family::V4,
+        dial_patience: SHORT / 4,
+        dial_timeout: SHORT,
+        ..TcpOptions::default()
+    };
+    TcpEndpoint::new(rank, 2, options).expect("endpoint")
+}
+
+/// Takes the port over so that whoever knocks hears nothing: the queue is full, and the kernel drops what else comes.
+fn silence(port: u16) -> impl Sized {
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).expect("nobody listens there any more");
+    rustix::net::listen(&listener, 0).expect("a shorter queue");
+    let address = (Ipv4Addr::LOCALHOST, port).into();
+    let mut queued = Vec::new();
+    while let Ok(stream) = TcpStream::connect_timeout(&address, SHORT) {
+        queued.push(stream);
+        assert!(queued.len() < 100, "the queue does not fill");
+    }
+    (listener, queued)
+}
+
+#[test]
+fn silent_addresses_are_named_with_the_remedy() {
+    let mut dialling = end(0);
+    let (address, port) = {
+        let gone = end(1);
+        (gone.address().to_vec(), gone.port())
+    };
+    let _silent = silence(port);
+    dialling.introduce(1, &address).expect("a good address");
+    let mut byte = 0_u8;
+    let pieces = [Piece { ptr: &raw mut byte, len: 1 }];
+    let on = Channel { peer: 1, index: 0 };
+    // SAFETY: the byte outlives the token, which fails below.
+    let posted = unsafe { dialling.post_recv(on, 0, Sink::Place(&pieces), Token(1)) };
+    assert_eq!(posted.expect("posted"), Posted::Pending);
+    let until = Instant::now() + LONG;
+    let mut events = Vec::new();
+    let text = loop {
+        dialling.poll(&mut events);
+        let failed = events.drain(..).find_map(|event| match event {
+            Event::Failed(Token(1), error) => Some(error.to_string()),
+            _ => None,
+        });
+        if let Some(text) = failed {
+            break text;
+        }
+        assert!(Instant::now() < until, "nobody gives up");
+        std::thread::yield_now();
+    };
+    for part in [&format!(":{port} ("), "no answer; a firewall?", "KOLO_SOCKET_IFNAME"] {
+        assert!(text.contains(part), "{text}");
+    }
+}

@@ -1,0 +1,82 @@
+//! Protection domains and registered memory.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use kolo_verbs::sys::*;
+
+use crate::knob::Knob;
+use crate::{Region, fail, free, leak, world};
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    leak(ibv_pd { context, handle: 0 })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_dealloc_pd(domain: *mut ibv_pd) -> c_int {
+    // SAFETY: allocated above, once.
+    unsafe { free(domain) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr(
+    domain: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: as the caller promises.
+    unsafe { register(domain, addr, length, access as u32) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr_iova2(
+    domain: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    _: u64,
+    access: u32,
+) -> *mut ibv_mr {
+    // SAFETY: as the caller promises.
+    unsafe { register(domain, addr, length, access) }
+}
+
+unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: u32) -> *mut ibv_mr {
+    let key = {
+        let mut world = world();
+        let errno = world.knobs.of(Knob::RegisterErrno, 0);
+        if errno != 0 {
+            fail(errno as c_int);
+            return ptr::null_mut();
+        }
+        let key = world.number();
+        world.regions.insert(key, Region { start: addr as u64, len: length as u64, access });
+        key
+    };
+    // SAFETY: a live domain.
+    let context = unsafe { (*pd).context };
+    leak(ibv_mr { context, pd, addr, length, handle: 0, lkey: key, rkey: key })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_reg_dmabuf_mr(
+    _: *mut ibv_pd,
+    _: u64,
+    _: usize,
+    _: u64,
+    fd: c_int,
+    _: c_int,
+) -> *mut ibv_mr {
+    fail(if fd < 0 { libc::EBADF } else { libc::EINVAL });
+    ptr::null_mut()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_dereg_mr(region: *mut ibv_mr) -> c_int {
+    // SAFETY: registered above, live until freed here.
+    unsafe {
+        world().regions.remove(&(*region).lkey).expect("a live region");
+        free(region)
+    }
+}
