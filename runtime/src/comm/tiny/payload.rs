@@ -84,13 +84,13 @@ impl Tiny {
                 return self.reduce(call, passage, index, members);
             }
             match call.collective {
-                // The root's output is its input, or a buffer of its own.
-                Collective::Broadcast if rank == root => {
-                    if call.placement == Placement::OutOfPlace && len > 0 {
-                        call.output.add(at).copy_from_nonoverlapping(call.input.add(at), len);
-                    }
+                Collective::Broadcast if rank != root => {
+                    self.fetch(call, passage, None, root, 0, call.output.add(at));
                 }
-                Collective::Broadcast => self.fetch(call, passage, None, root, 0, call.output.add(at)),
+                // The root's output is its input, or a buffer of its own.
+                Collective::Broadcast if call.placement == Placement::OutOfPlace && len > 0 => {
+                    call.output.add(at).copy_from_nonoverlapping(call.input.add(at), len);
+                }
                 Collective::Scatter => {
                     self.fetch(call, passage, self.own(call), root, rank, call.output.add(at));
                 }
