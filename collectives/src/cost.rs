@@ -325,15 +325,18 @@ impl<'a> Bill<'a> {
 
     /// All ranks send and receive `messages` messages, `bytes` in all, and go on when they have.
     fn exchange(&mut self, meeting: Meeting, reach: Reach, messages: f64, bytes: f64, reduces: bool) {
-        let Weight { turns, processors, links } = self.weight(meeting, reach, bytes);
+        let Weight { turns, processors, links } = self.weight(meeting, reach, bytes, reduces);
         let latency = turns * self.weigh(reach, |class| self.model.latency_seconds(class));
         let transfer = self.transfer(reach, bytes * links);
         let work = self.work(reach, turns * processors * messages, processors * bytes, reduces);
         self.path += latency + transfer + work;
     }
 
-    fn weight(&self, meeting: Meeting, reach: Reach, bytes: f64) -> Weight {
-        if matches!(reach, Reach::Host) { meeting.weight(self.model, self.p, bytes) } else { Weight::ONE }
+    fn weight(&self, meeting: Meeting, reach: Reach, bytes: f64, reduces: bool) -> Weight {
+        match reach {
+            Reach::Host => meeting.weight(self.model, self.p, bytes, reduces),
+            Reach::Network(_) | Reach::Mixed(_) => Weight::ONE,
+        }
     }
 
     /// The processor's part of sending and receiving.
@@ -403,7 +406,8 @@ impl<'a> Bill<'a> {
         for (reach, count) in [(Reach::Host, near), (Reach::Network(1.0), far)] {
             if count > 0.0 {
                 let width = if matches!(reach, Reach::Host) { width } else { width.min(self.width) };
-                let Weight { turns, links, .. } = self.weight(Meeting::Crowd(count.min(width)), reach, bytes);
+                let crowd = Meeting::Crowd(count.min(width));
+                let Weight { turns, links, .. } = self.weight(crowd, reach, bytes, reduces);
                 let transfer = self.transfer(reach, count * bytes * links);
                 // The processor works while the link does; only the last message's work is in the open.
                 let work = self.work(reach, count * turns, count * bytes, reduces);
@@ -422,7 +426,7 @@ impl<'a> Bill<'a> {
         let (mut time, mut latency) = (0.0, 0.0_f64);
         for (reach, count) in [(Reach::Host, near), (Reach::Network(1.0 / f64::from(self.local)), far)] {
             if count > 0.0 {
-                let Weight { processors, links, .. } = self.weight(Meeting::Fan, reach, bytes);
+                let Weight { processors, links, .. } = self.weight(Meeting::Fan, reach, bytes, reduces);
                 let transfer = self.transfer(reach, count * bytes * links);
                 // One end of each message only, but for the last one.
                 let messages = (count + 1.0) / 2.0;
