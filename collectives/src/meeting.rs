@@ -52,16 +52,20 @@ const PAIRED: f64 = 0.8;
 const CHANGING: f64 = 1.5;
 
 /// What a long message has at least: with its copy in the kernel it no longer fits into a second-level cache of 1 MiB.
-const LONG_BYTES: f64 = (512 << 10) as f64;
+pub(crate) const LONG_BYTES: f64 = (512 << 10) as f64;
 
 /// What a long message of exchanges one after the other has at least. Nobody passes on what it got, so that turns count for
 /// more than caches: all-to-all of 8 to 128 MiB among 8 ranks takes 1.1 to 1.3 times as long in segments of 256 KiB as in
 /// those of 1 or 2 MiB, among 4 ranks as long; both take longer again in those of 4 MiB and more.
 const EXCHANGED_LONG_BYTES: f64 = (4 << 20) as f64;
 
-/// Long messages round the ring that are reduced and passed on: from the second-level cache where they are not long.
-/// Reduce-scatters of 32 MiB take 1.2 to 1.4 times as long in segments of 2 and 4 MiB as in those of 256 KiB.
-const REDUCED: f64 = 1.3;
+/// Long messages round the ring: what is passed on is in the second-level cache if it is not long. Reduce-scatters of 32 MiB
+/// take 1.2 to 1.4 times as long in segments of 2 and 4 MiB as in those of 256 KiB, all-gathers in place of 8 to 128 MiB
+/// 1.15 to 1.3 times as long as in those of 512 KiB.
+const PASSED_ON: f64 = 1.3;
+
+/// What a long message that is only passed on has at least; where it is reduced, a rank's own data comes beside it.
+const PASSED_ON_LONG_BYTES: f64 = 2.0 * LONG_BYTES;
 
 /// Parts of a message that all hand on: a rank that is late keeps everybody waiting, and every processor has some. Broadcasts
 /// of 512 KiB to 8 MiB by the circulant form take 1.3 to 2.1 times, along a chain 2.4 to 5 times what the bytes would.
@@ -82,8 +86,8 @@ impl Meeting {
             // Over shared memory nothing else was found to matter.
             _ if !model.has_system_calls() => Weight::ONE,
             Self::Neighbours => {
-                let links = if reduces { longer(bytes, LONG_BYTES, REDUCED) } else { 1.0 };
-                Weight { links, ..Weight::ONE }
+                let long_bytes = if reduces { LONG_BYTES } else { PASSED_ON_LONG_BYTES };
+                Weight { links: longer(bytes, long_bytes, PASSED_ON), ..Weight::ONE }
             }
             Self::Pairs => {
                 Weight { turns: PAIRED, links: longer(bytes, LONG_BYTES, CHANGING), ..Weight::ONE }
@@ -131,20 +135,21 @@ mod tests {
     #[test]
     fn pairs_are_best_for_short_messages_and_the_ring_for_long_ones() {
         let of = |meeting: Meeting, bytes: f64| meeting.weight(&crowded(), 4, bytes, false);
-        assert_eq!(of(Meeting::Neighbours, 1e6), Weight::ONE);
+        assert_eq!(of(Meeting::Neighbours, 6e5), Weight::ONE);
         for other in [Meeting::Circle, Meeting::Neighbours, Meeting::Crowd(3.0), Meeting::Pipeline] {
             assert!(of(Meeting::Pairs, 1e3).turns < of(other, 1e3).turns);
         }
-        assert!(of(Meeting::Pairs, 1e6).links > 1.0 && of(Meeting::Pairs, 1e3).links == 1.0);
+        assert!(of(Meeting::Pairs, 6e5).links > 1.0 && of(Meeting::Pairs, 1e3).links == 1.0);
         assert!(of(Meeting::OneWay(0.5), 1e3).links < 1.0);
     }
 
     #[test]
-    fn what_is_reduced_wants_shorter_messages_than_what_is_only_exchanged() {
+    fn what_is_reduced_or_passed_on_wants_shorter_messages_than_what_is_only_exchanged() {
         let links =
             |meeting: Meeting, bytes: f64, reduces| meeting.weight(&crowded(), 4, bytes, reduces).links;
-        assert!(links(Meeting::Neighbours, 1e6, true) > links(Meeting::Neighbours, 2e5, true));
-        assert_eq!(links(Meeting::Neighbours, 1e6, false), 1.0);
+        assert!(links(Meeting::Neighbours, 6e5, true) > links(Meeting::Neighbours, 2e5, true));
+        assert_eq!(links(Meeting::Neighbours, 6e5, false), 1.0);
+        assert!(links(Meeting::Neighbours, 2e6, false) > 1.0);
         assert_eq!(links(Meeting::Crowd(1.0), 2e6, false), 1.0);
         assert!(links(Meeting::Crowd(1.0), 1e7, false) > 1.0);
     }
