@@ -48,11 +48,24 @@ const PAIRED: f64 = 0.8;
 
 /// Long messages to another rank in each round, instead of shorter ones or always to the same neighbour. All-gathers by
 /// halving take 1.3 to 1.7 times as long as round the ring where messages are long, and 0.6 to 0.9 times where they are
-/// not; all-to-all of 8 MiB 1.1 to 1.5 times as long as in segments of 256 KiB.
+/// not.
 const CHANGING: f64 = 1.5;
 
 /// What a long message has at least: with its copy in the kernel it no longer fits into a second-level cache of 1 MiB.
-const LONG_BYTES: f64 = (512 << 10) as f64;
+pub(crate) const LONG_BYTES: f64 = (512 << 10) as f64;
+
+/// What a long message of exchanges one after the other has at least. Nobody passes on what it got, so that turns count for
+/// more than caches: all-to-all of 8 to 128 MiB among 8 ranks takes 1.1 to 1.3 times as long in segments of 256 KiB as in
+/// those of 1 or 2 MiB, among 4 ranks as long; both take longer again in those of 4 MiB and more.
+const EXCHANGED_LONG_BYTES: f64 = (4 << 20) as f64;
+
+/// Long messages round the ring: what is passed on is in the second-level cache if it is not long. Reduce-scatters of 32 MiB
+/// take 1.2 to 1.4 times as long in segments of 2 and 4 MiB as in those of 256 KiB, all-gathers in place of 8 to 128 MiB
+/// 1.15 to 1.3 times as long as in those of 512 KiB.
+const PASSED_ON: f64 = 1.3;
+
+/// What a long message that is only passed on has at least; where it is reduced, a rank's own data comes beside it.
+const PASSED_ON_LONG_BYTES: f64 = 2.0 * LONG_BYTES;
 
 /// Parts of a message that all hand on: a rank that is late keeps everybody waiting, and every processor has some. Broadcasts
 /// of 512 KiB to 8 MiB by the circulant form take 1.3 to 2.1 times, along a chain 2.4 to 5 times what the bytes would.
@@ -63,8 +76,8 @@ impl Weight {
 }
 
 impl Meeting {
-    /// What a round costs among `ranks` on one host, when a rank has messages of `bytes` in it.
-    pub(crate) fn weight(self, model: &Model, ranks: u32, bytes: f64) -> Weight {
+    /// What a round costs among `ranks` on one host, when a rank has messages of `bytes` in it, and reduces them or not.
+    pub(crate) fn weight(self, model: &Model, ranks: u32, bytes: f64, reduces: bool) -> Weight {
         if model.oversubscription <= 1.0 || ranks == 2 {
             return Weight::ONE;
         }
@@ -72,9 +85,17 @@ impl Meeting {
             Self::Crowd(at_once) if at_once > 1.0 => Weight { links: CROWDED, ..Weight::ONE },
             // Over shared memory nothing else was found to matter.
             _ if !model.has_system_calls() => Weight::ONE,
-            Self::Neighbours => Weight::ONE,
-            Self::Pairs | Self::Crowd(_) => Weight { turns: PAIRED, links: changing(bytes), ..Weight::ONE },
-            Self::Circle => Weight { links: changing(bytes), ..Weight::ONE },
+            Self::Neighbours => {
+                let long_bytes = if reduces { LONG_BYTES } else { PASSED_ON_LONG_BYTES };
+                Weight { links: longer(bytes, long_bytes, PASSED_ON), ..Weight::ONE }
+            }
+            Self::Pairs => {
+                Weight { turns: PAIRED, links: longer(bytes, LONG_BYTES, CHANGING), ..Weight::ONE }
+            }
+            Self::Crowd(_) => {
+                Weight { turns: PAIRED, links: longer(bytes, EXCHANGED_LONG_BYTES, CHANGING), ..Weight::ONE }
+            }
+            Self::Circle => Weight { links: longer(bytes, LONG_BYTES, CHANGING), ..Weight::ONE },
             Self::Pipeline => Weight { links: LOCKSTEP, ..Weight::ONE },
             Self::OneWay(share) => one_way(model, share, 1.0),
             // At any time the one has something to do, and one of the others.
@@ -89,8 +110,8 @@ fn one_way(model: &Model, share: f64, links: f64) -> Weight {
     Weight { turns: 1.0, processors, links: links * processors / 2.0 }
 }
 
-fn changing(bytes: f64) -> f64 {
-    if bytes >= LONG_BYTES { CHANGING } else { 1.0 }
+fn longer(bytes: f64, long_bytes: f64, factor: f64) -> f64 {
+    if bytes >= long_bytes { factor } else { 1.0 }
 }
 
 #[cfg(test)]
@@ -106,19 +127,30 @@ mod tests {
     #[test]
     fn ranks_with_processors_of_their_own_do_not_care() {
         for meeting in [Meeting::Pairs, Meeting::Circle, Meeting::Crowd(3.0), Meeting::OneWay(0.5)] {
-            assert_eq!(meeting.weight(&Model::TCP, 4, 1e7), Weight::ONE);
+            assert_eq!(meeting.weight(&Model::TCP, 4, 1e7, true), Weight::ONE);
         }
-        assert_eq!(Meeting::Circle.weight(&crowded(), 2, 1e7), Weight::ONE);
+        assert_eq!(Meeting::Circle.weight(&crowded(), 2, 1e7, true), Weight::ONE);
     }
 
     #[test]
     fn pairs_are_best_for_short_messages_and_the_ring_for_long_ones() {
-        let of = |meeting: Meeting, bytes: f64| meeting.weight(&crowded(), 4, bytes);
-        assert_eq!(of(Meeting::Neighbours, 1e6), Weight::ONE);
+        let of = |meeting: Meeting, bytes: f64| meeting.weight(&crowded(), 4, bytes, false);
+        assert_eq!(of(Meeting::Neighbours, 6e5), Weight::ONE);
         for other in [Meeting::Circle, Meeting::Neighbours, Meeting::Crowd(3.0), Meeting::Pipeline] {
             assert!(of(Meeting::Pairs, 1e3).turns < of(other, 1e3).turns);
         }
-        assert!(of(Meeting::Pairs, 1e6).links > 1.0 && of(Meeting::Pairs, 1e3).links == 1.0);
+        assert!(of(Meeting::Pairs, 6e5).links > 1.0 && of(Meeting::Pairs, 1e3).links == 1.0);
         assert!(of(Meeting::OneWay(0.5), 1e3).links < 1.0);
+    }
+
+    #[test]
+    fn what_is_reduced_or_passed_on_wants_shorter_messages_than_what_is_only_exchanged() {
+        let links =
+            |meeting: Meeting, bytes: f64, reduces| meeting.weight(&crowded(), 4, bytes, reduces).links;
+        assert!(links(Meeting::Neighbours, 6e5, true) > links(Meeting::Neighbours, 2e5, true));
+        assert_eq!(links(Meeting::Neighbours, 6e5, false), 1.0);
+        assert!(links(Meeting::Neighbours, 2e6, false) > 1.0);
+        assert_eq!(links(Meeting::Crowd(1.0), 2e6, false), 1.0);
+        assert!(links(Meeting::Crowd(1.0), 1e7, false) > 1.0);
     }
 }

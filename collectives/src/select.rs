@@ -212,6 +212,10 @@ fn tune(
         Algorithm::Chain => 8,
         Algorithm::Tree => 4,
         _ if model.oversubscription > 1.0 => 1,
+        // One exchange, of which the kernel holds what the other rank is not at yet: as fast with one segment as with two.
+        _ if task.collective == Collective::AllGather && task.world_size == 2 && model.has_system_calls() => {
+            1
+        }
         _ => 2,
     };
     let shortest = shortest_segment(task.collective);
