@@ -92,7 +92,8 @@ pub fn scratch_factor(algorithm: Algorithm, task: &Task) -> f64 {
     match (algorithm, task.collective) {
         (Algorithm::Circulant | Algorithm::Halving, Collective::ReduceScatter) => p / 2.0,
         (Algorithm::Ring, Collective::ReduceScatter) => p,
-        (Algorithm::Direct, Collective::AllToAll) if task.placement == Placement::InPlace => p,
+        // Where it is in place; ranks need not agree on that.
+        (Algorithm::Direct, Collective::AllToAll) => p,
         (Algorithm::Bruck, Collective::AllToAll) => 2.0 * p,
         (Algorithm::Binomial, Collective::Gather | Collective::Scatter) => p / 2.0,
         // A block per host, and a host has two ranks at least.

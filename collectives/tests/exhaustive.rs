@@ -61,6 +61,27 @@ fn every_order_and_credit_in_small_worlds() {
     });
 }
 
+/// Ranks need not agree on where their buffers lie.
+#[test]
+fn some_ranks_in_place_and_others_not() {
+    for_all(2..=17, |algorithm, task| {
+        let other = match task.placement {
+            Placement::InPlace => Placement::OutOfPlace,
+            Placement::OutOfPlace => Placement::InPlace,
+        };
+        let other = Task { placement: other, ..task.clone() };
+        if algorithm.supports(&other).is_err() {
+            return;
+        }
+        let mut mixed = plans(algorithm, task);
+        for (plan, other) in mixed.iter_mut().zip(plans(algorithm, &other)).skip(1).step_by(2) {
+            *plan = other;
+        }
+        let shapes = uniform(&mixed, 100);
+        expect(algorithm, task, &mixed, &shapes, &Options::default());
+    });
+}
+
 #[test]
 fn awkward_counts() {
     for_all((1..=9).chain([16, 17, 33]), |algorithm, task| {

@@ -11,7 +11,7 @@ use crate::types::{DataType, ReduceOp};
 ///
 /// `count` is what NCCL calls so: elements of the vector for all-reduce, reduce, broadcast and scans; elements of one
 /// rank's block for the others. Input and output share memory if the pointers say so, as NCCL defines it: equal for the
-/// vector collectives and all-to-all, the rank's own block of the longer buffer for the others.
+/// vector collectives and all-to-all, the rank's own block of the longer buffer for the others. Ranks need not agree on it.
 ///
 /// Buffers may be memory of an NVIDIA GPU, named by the address that CUDA gives (a `CUdeviceptr` is one, as a number), on any
 /// ranks and for any of the buffers. The caller has synchronised the streams that wrote the input or use the output; when the

@@ -162,11 +162,11 @@ impl Planner {
         }
     }
 
+    /// Chooses as for buffers that lie apart, wherever they lie here: other ranks' may lie otherwise, and all must choose alike.
     fn choose(&self, key: ChoiceKey) -> Result<(Task, Choice)> {
         let mut task = Task::new(key.collective, self.world_size)
             .with_root(key.root)
             .with_hosts(Arc::clone(&self.hosts));
-        task.placement = key.placement;
         let forced = self.overrides.force(&task, key.bytes as u64);
         let mut choice = select(
             &task,
@@ -185,6 +185,7 @@ impl Planner {
             choice.segment_bytes = bytes;
         }
         task.params = choice.params;
+        task.placement = key.placement;
         Ok((task, choice))
     }
 }

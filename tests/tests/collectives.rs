@@ -60,6 +60,21 @@ fn long_messages_run_in_segments() {
     }
 }
 
+/// Which way a call goes must not depend on where this rank's buffers lie.
+#[test]
+fn some_ranks_in_place_and_others_not() {
+    for arrangement in Arrangement::ALL {
+        for ranks in [3, 4, 8] {
+            arrangement.run(ranks, |comm| {
+                let mut cases = everything(ranks, &[67, 17_001, 1_000_003]);
+                // For both roots, each way round.
+                cases.iter_mut().for_each(|case| case.in_place ^= comm.rank() % 2 == 0);
+                run_all(&comm, &cases);
+            });
+        }
+    }
+}
+
 /// Inside a host, results that are too long for the caches are written past them.
 #[test]
 fn very_long_results_are_the_same() {

@@ -25,8 +25,7 @@ impl Wiring {
             let first = &plans[0];
             let same = plan.rank as usize == rank
                 && plan.world_size as usize == plans.len()
-                && (plan.collective, plan.root, plan.placement, plan.cut)
-                    == (first.collective, first.root, first.placement, first.cut);
+                && (plan.collective, plan.root, plan.cut) == (first.collective, first.root, first.cut);
             if !same {
                 return Err(Violation::Mismatched { rank: rank as u32 });
             }

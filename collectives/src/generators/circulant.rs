@@ -61,18 +61,18 @@ pub(crate) fn reduce_scatter_core(b: &mut PlanBuilder, group: &Group, span: Span
     let p = group.len();
     let wrap = p - group.me();
     // Indices 0..summed have moved from `own` to the output. After the first round these are floor(p/2), which
-    // for an odd p leaves one active index behind: the second round sends it as a message of its own.
+    // for an odd p leaves one active index behind: the second round sends it as a message of its own. In place too, since other
+    // ranks may not be.
     let mut summed = 0;
     for active in halvings(p).windows(2) {
         let (all, keep) = (active[0], active[1]);
         let (to, from) = (group.rank(group.ahead(keep)), group.rank(group.behind(keep)));
-        let split = if own == Space::Output { 0 } else { summed };
         let at = |space: Space, low: u32, high: u32| span.pieces(space, group.ahead(low), high - low);
-        for (low, high) in pieces(keep, all, [split, wrap]) {
+        for (low, high) in pieces(keep, all, [summed, wrap]) {
             let space = if low < summed { Space::Output } else { own };
             b.send(to, at(space, low, high));
         }
-        for (low, high) in pieces(0, all - keep, [split.saturating_sub(keep), wrap]) {
+        for (low, high) in pieces(0, all - keep, [summed.saturating_sub(keep), wrap]) {
             let space = if low < summed { Space::Output } else { own };
             b.recv_reduce(from, at(space, low, high), at(Space::Output, low, high));
         }

@@ -13,7 +13,7 @@ use crate::Algorithm;
 use crate::builder::PlanBuilder;
 use crate::generators::copy_own;
 use crate::group::{Group, Span};
-use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
+use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space, StepRef};
 use crate::task::Task;
 
 pub(crate) fn supports(task: &Task) -> Result<(), String> {
@@ -63,33 +63,51 @@ fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32) {
     for lane in lanes(task, task.world_size - 1) {
         b.lane(0);
         for distance in lane.map(|exchange| exchange + 1) {
-            // In pairs where all have a partner: nobody waits for a rank that waits for a third one.
-            let (to, from) = if task.world_size.is_power_of_two() {
-                (rank ^ distance, rank ^ distance)
-            } else {
-                (task.ahead(rank, distance), task.behind(rank, distance))
-            };
+            let (to, from) = partners(task, rank, distance);
             b.send(to, Blocks::one(Space::Input, to));
             b.recv(from, Blocks::one(Space::Output, from));
         }
     }
 }
 
-/// In place, two ranks swap blocks: in round i, rank r meets (i - r) mod p, which is mutual. What is sent is
-/// first set aside, in a block per peer, since blocks may differ in length.
+/// To whom a rank sends in one exchange, and from whom it receives. In pairs where all have a partner: nobody waits for a rank
+/// that waits for a third one.
+fn partners(task: &Task, rank: u32, distance: u32) -> (u32, u32) {
+    if task.world_size.is_power_of_two() {
+        (rank ^ distance, rank ^ distance)
+    } else {
+        (task.ahead(rank, distance), task.behind(rank, distance))
+    }
+}
+
+/// In place: the exchanges are those of [`all_to_all`], in the same order, since other ranks may not be in place. What is sent
+/// is first set aside, in a block per peer, since blocks may differ in length.
 fn all_to_all_in_place(b: &mut PlanBuilder, task: &Task, rank: u32) {
-    for lane in lanes(task, task.world_size) {
-        b.lane(0);
-        for round in lane {
-            let peer = task.behind(round, rank);
-            if peer == rank {
-                continue;
+    let p = task.world_size;
+    let block = |peer| Blocks::one(Space::Output, peer);
+    let asides: Vec<Blocks> = (0..p).map(|peer| b.scratch(Like::Output(peer))).collect();
+    let swaps = p.is_power_of_two();
+    if !swaps {
+        // What comes from one rank overwrites what is for another.
+        for peer in (0..p).filter(|peer| *peer != rank) {
+            b.copy(block(peer), asides[peer as usize]);
+        }
+    }
+    for (index, lane) in lanes(task, p - 1).enumerate() {
+        if index > 0 {
+            b.lane(0);
+        }
+        if index > 0 && !swaps {
+            b.after(StepRef { lane: 0, step: (p - 2) as u16 });
+        }
+        for distance in lane.map(|exchange| exchange + 1) {
+            let (to, from) = partners(task, rank, distance);
+            let aside = asides[to as usize];
+            if swaps {
+                b.copy(block(to), aside);
             }
-            let block = Blocks::one(Space::Output, peer);
-            let aside = b.scratch(Like::Output(peer));
-            b.copy(block, aside);
-            b.send(peer, aside);
-            b.recv(peer, block);
+            b.send(to, aside);
+            b.recv(from, block(from));
         }
     }
 }
