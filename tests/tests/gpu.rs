@@ -304,7 +304,7 @@ fn what_was_done_is_said() {
                 "{text}"
             );
             let text = comm.explain(&call(Collective::AllReduce, &managed)).expect("explained");
-            assert!(!text.contains("GPU"), "{text}");
+            assert!(!text.contains("memory: a GPU"), "{text}");
             assert_eq!(comm.gpu_counters().staged_calls, 2);
         });
     }
