@@ -112,7 +112,7 @@ def overhead(dist, group) -> tuple[float, float]:
         return min(once() for _ in range(5))
 
     through_torch = best(lambda: dist.all_reduce(tensor, group=alone))
-    return through_torch, best(lambda: comm.start_and_wait(0, at, at, 2, 9, 0, 1.0, 0, 10.0))
+    return through_torch, best(lambda: comm.start_and_wait((0, at, at, 2, 9, 0, 1.0, 0), 10.0))
 
 
 def report(rows, ranks: int, added: tuple[float, float], options) -> None:
