@@ -9,12 +9,12 @@
 //!
 //! (without the last term where data goes one way only).
 //!
-//! All inputs are the same on all ranks.
+//! All inputs are the same on all ranks. So nothing here looks at where a rank's buffers lie: they are taken to lie apart.
 
 use crate::Algorithm;
 use crate::meeting::{LONG_BYTES, Meeting, Weight};
 use crate::model::{LinkClass, Model};
-use crate::plan::{Collective, Placement};
+use crate::plan::Collective;
 use crate::rounds::{ceil_log2, floor_log2, halvings};
 use crate::task::Task;
 
@@ -74,8 +74,7 @@ pub fn footprint_bytes(task: &Task, bytes: u64) -> f64 {
         C::Barrier => (0.0, 0.0),
         C::AllReduce | C::Broadcast | C::Reduce | C::Scan | C::ExScan => (1.0, 1.0),
     };
-    let shared = task.placement == Placement::InPlace || task.collective == C::Broadcast;
-    let each = if shared { f64::max(input, output) } else { input + output };
+    let each = if task.collective == C::Broadcast { f64::max(input, output) } else { input + output };
     let hosts = task.hosts.as_ref().map_or(1, |hosts| {
         let mut names = hosts.to_vec();
         names.sort_unstable();
@@ -160,7 +159,7 @@ impl<'a> Bill<'a> {
         use Collective as C;
         let p = self.p;
         if p == 1 {
-            return self.copy(if task.placement == Placement::InPlace { 0.0 } else { n });
+            return self.copy(n);
         }
         let share = n / f64::from(p);
         let parts = task.params.parts.max(1);
@@ -243,11 +242,7 @@ impl<'a> Bill<'a> {
             (A::Direct, C::Broadcast | C::Gather | C::Scatter) => self.fan(n, false),
             (A::Direct, _) => {
                 self.wave(p - 1, n, false, self.width);
-                match (task.placement, task.collective) {
-                    (Placement::OutOfPlace, _) => self.copy(n),
-                    (Placement::InPlace, C::AllToAll) => self.copy(n * f64::from(p - 1)),
-                    (Placement::InPlace, _) => {}
-                }
+                self.copy(n);
             }
             (A::Bruck, _) => {
                 let moved = n * f64::from(p / 2);
