@@ -27,7 +27,7 @@ pub struct Summary {
 /// What all ranks must agree on in a call, in two words: cheap to keep for each call, and to hand from thread to thread.
 ///
 /// ```text
-/// kind:   collective | data type << 8 | (1 + place in OPS, or 0) << 16 | asynchronous << 24 | even << 25 | (root + 1, or 0) << 28
+/// kind:   collective | data type << 8 | (1 + place in ReduceOp::ALL, or 0) << 16 | asynchronous << 24 | even << 25 | (root + 1, or 0) << 28
 /// count:  elements, where all ranks have as many
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,21 +36,6 @@ pub struct Label {
     pub(crate) count: u64,
 }
 
-/// Operators by their numbers. The factor of `PremulSum` is each rank's own, and not told.
-const OPS: [ReduceOp; 12] = [
-    ReduceOp::Sum,
-    ReduceOp::Prod,
-    ReduceOp::Min,
-    ReduceOp::Max,
-    ReduceOp::Avg,
-    ReduceOp::PremulSum(1.0),
-    ReduceOp::BitAnd,
-    ReduceOp::BitOr,
-    ReduceOp::BitXor,
-    ReduceOp::LogicalAnd,
-    ReduceOp::LogicalOr,
-    ReduceOp::LogicalXor,
-];
 const OP_AT: u32 = 16;
 const ASYNCHRONOUS: u64 = 1 << 24;
 const EVEN: u64 = 1 << 25;
@@ -120,7 +105,7 @@ impl fmt::Display for Label {
             write!(f, "{count} x ")?;
         }
         write!(f, "{data_type}")?;
-        if let Some(op) = byte(OP_AT).checked_sub(1).and_then(|place| OPS.get(place)) {
+        if let Some(op) = byte(OP_AT).checked_sub(1).and_then(|place| ReduceOp::ALL.get(place)) {
             write!(f, ", {}", op.name())?;
         }
         if let Some(root) = (kind >> ROOT_AT).checked_sub(1) {
@@ -203,7 +188,7 @@ mod tests {
 
     #[test]
     fn everything_has_the_number_that_its_table_gives_it() {
-        for op in OPS {
+        for op in ReduceOp::ALL {
             assert!(Summary { op: Some(op), ..BASE }.to_string().ends_with(&format!("{})", op.name())));
         }
         for data_type in DataType::ALL {
