@@ -95,7 +95,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Runs a call by its plan.
+    /// Runs a call by its plan, and waits for it.
     ///
     /// # Safety
     /// As [`Shared::run_within`].
@@ -107,8 +107,9 @@ impl Shared {
         begun: &Begun,
         limit: Duration,
     ) -> Result<MutexGuard<'a, Core>> {
+        let mode = if begun.asynchronous { Mode::Asynchronous } else { Mode::Blocking };
         // SAFETY: handed on.
-        let id = unsafe { self.launch(&mut core, call, (begun.tag, begun.path), Mode::Blocking, None) }?;
+        let id = unsafe { self.launch(&mut core, call, (begun.tag, begun.path), mode, None) }?;
         let mut core = self.wait_for(core, id, begun.waited(call), limit)?;
         core.engine.finish(id);
         Ok(core)
@@ -151,17 +152,15 @@ impl Shared {
     pub(crate) unsafe fn start_and_wait(&self, call: &Call, limit: Duration) -> Result<()> {
         let mut core = self.core();
         let begun = self.begin(&mut core, call, true)?;
-        let mut core = if core.lines_up(call) {
-            // SAFETY: handed on.
-            unsafe { self.run_tiny_anywhere(core, call, &begun, limit) }?
-        } else {
-            let mode = Mode::Asynchronous;
-            // SAFETY: handed on.
-            let id = unsafe { self.launch(&mut core, call, (begun.tag, begun.path), mode, None) }?;
-            let mut core = self.wait_for(core, id, begun.waited(call), limit)?;
-            core.engine.finish(id);
-            core
-        };
+        let lines_up = core.lines_up(call);
+        // SAFETY: handed on.
+        let mut core = unsafe {
+            if lines_up {
+                self.run_tiny_anywhere(core, call, &begun, limit)
+            } else {
+                self.run_planned(core, call, &begun, limit)
+            }
+        }?;
         self.end_call(&mut core, begun.sequence);
         Ok(())
     }
