@@ -61,6 +61,14 @@ double machine_seconds() {
   return fields == 8 ? double(t[0] + t[1] + t[2] + t[5] + t[6] + t[7]) / double(sysconf(_SC_CLK_TCK)) : 0;
 }
 
+// What an attempt tells.
+struct Attempt {
+  std::vector<double> samples; // sorted
+  double foreign;              // share of the machine that others used meanwhile
+  double processors;           // seconds of processors that an operation cost, of all ranks together
+  double from, to;             // of the monotonic clock
+};
+
 struct Options {
   std::string collectives = "all_reduce,reduce_scatter,all_gather,broadcast,all_to_all,barrier";
   std::string sizes = "8,1024,1048576";
@@ -92,18 +100,19 @@ public:
     if (name == "broadcast" && seconds < slow_seconds) batch = (batch + ranks - 1) / ranks * ranks;
     int least = seconds < slow_seconds ? min_samples : min_slow_samples;
     int samples = int(std::clamp(options.budget_seconds / (double(batch) * seconds), double(least), double(max_samples)));
-    std::vector<double> best(samples), next(samples);
-    double processors, cost, foreign = attempt(name, bytes, batch, best, processors);
+    Attempt kept = attempt(name, bytes, batch, samples);
     int attempts = 1;
-    for (; foreign > disturbed && attempts <= options.retries && seconds < slow_seconds; attempts++) {
-      double again = attempt(name, bytes, batch, next, cost);
-      if (again < foreign) foreign = again, processors = cost, best = next;
+    for (; kept.foreign > disturbed && attempts <= options.retries && seconds < slow_seconds; attempts++) {
+      Attempt again = attempt(name, bytes, batch, samples);
+      if (again.foreign < kept.foreign) kept = again;
     }
     if (rank) return;
+    const std::vector<double> &best = kept.samples;
     printf("{\"collective\":\"%s\",\"ranks\":%d,\"bytes\":%zu,\"batch\":%ld,\"samples\":%d,\"median_us\":%.3f,"
-           "\"min_us\":%.3f,\"p95_us\":%.3f,\"cpu_us\":%.3f,\"foreign\":%.3f,\"attempts\":%d}\n",
+           "\"min_us\":%.3f,\"p95_us\":%.3f,\"cpu_us\":%.3f,\"foreign\":%.3f,\"attempts\":%d,\"from_s\":%.4f,\"to_s\":%.4f}\n",
            name.c_str(), ranks, bytes, batch, samples, (best[(samples - 1) / 2] + best[samples / 2]) / 2 * 1e6,
-           best[0] * 1e6, best[std::min(samples - 1, samples * 95 / 100)] * 1e6, processors * 1e6, foreign, attempts);
+           best[0] * 1e6, best[std::min(samples - 1, samples * 95 / 100)] * 1e6, kept.processors * 1e6, kept.foreign,
+           attempts, kept.from, kept.to);
     fflush(stdout);
   }
 
@@ -201,23 +210,21 @@ private:
     return seconds;
   }
 
-  // Takes the samples, sorted, and returns the share of the machine that others used meanwhile. In processors: what an
-  // operation cost in seconds of processors, of all ranks together.
-  double attempt(const std::string &name, size_t bytes, long batch, std::vector<double> &samples, double &processors) {
-    double machine = machine_seconds(), ours = -seconds_of(CLOCK_PROCESS_CPUTIME_ID), start = now();
+  Attempt attempt(const std::string &name, size_t bytes, long batch, int count) {
+    std::vector<double> samples(count);
+    double machine = machine_seconds(), ours = -seconds_of(CLOCK_PROCESS_CPUTIME_ID), from = now();
     ccl::barrier(comm).wait();
     for (double &sample : samples) sample = timed(name, bytes, batch);
     ccl::barrier(comm).wait();
     ours += seconds_of(CLOCK_PROCESS_CPUTIME_ID);
-    double busy = machine_seconds() - machine, wall = now() - start;
+    double busy = machine_seconds() - machine, to = now();
     over_ranks(&ours, 1, ccl::reduction::sum);
-    processors = ours / (double(samples.size()) * double(batch));
     over_ranks(samples.data(), samples.size(), ccl::reduction::max);
     std::sort(samples.begin(), samples.end());
     // The greatest over the ranks, since all must decide alike whether to try again.
-    double foreign = (busy - ours) / wall / double(sysconf(_SC_NPROCESSORS_ONLN));
+    double foreign = (busy - ours) / (to - from) / double(sysconf(_SC_NPROCESSORS_ONLN));
     over_ranks(&foreign, 1, ccl::reduction::max);
-    return std::max(foreign, 0.0);
+    return {samples, std::max(foreign, 0.0), ours / (double(count) * double(batch)), from, to};
   }
 };
 

@@ -120,19 +120,20 @@ class Bench:
         return seconds
 
     def attempt(self, once, batch, samples):
-        """Sorted samples; the share of the machine that others used meanwhile; and what an operation cost in seconds of
-        processors, of all ranks together."""
-        machine, process, start = machine_seconds(), time.process_time(), time.perf_counter()
+        """Sorted samples, and what the point's record tells of them: the share of the machine that others used meanwhile,
+        what an operation cost of the processors, of all ranks together, and when it was, by the monotonic clock."""
+        machine, process, start = machine_seconds(), time.process_time(), time.monotonic()
         self.dist.barrier()
         times = [self.timed(once, batch) for _ in range(samples)]
         self.dist.barrier()
         own = time.process_time() - process
-        busy, wall = machine_seconds() - machine, time.perf_counter() - start
+        busy, end = machine_seconds() - machine, time.monotonic()
         ours = self.over_ranks([own], self.dist.ReduceOp.SUM)[0]
         times = sorted(self.over_ranks(times, self.dist.ReduceOp.MAX))
-        foreign = self.torch.tensor([max(0.0, (busy - ours) / wall / os.cpu_count())])
+        foreign = self.torch.tensor([max(0.0, (busy - ours) / (end - start) / os.cpu_count())])
         self.dist.broadcast(foreign, 0)  # all ranks must decide alike whether to try again
-        return times, float(foreign[0]), ours / (samples * batch)
+        return times, {"foreign": round(float(foreign[0]), 3), "cpu_us": round(ours / (samples * batch) * 1e6, 3),
+                       "from_s": round(start, 4), "to_s": round(end, 4)}
 
     def point(self, name, size):
         once = self.operation(name, size)
@@ -145,20 +146,19 @@ class Bench:
             batch = -(-batch // self.ranks) * self.ranks
         wanted = int(self.options.budget_ms * 1e-3 / (batch * seconds))
         samples = min(MAX_SAMPLES, max(MIN_SAMPLES if seconds < SLOW_SECONDS else MIN_SLOW_SAMPLES, wanted))
-        best, foreign, processors = self.attempt(once, batch, samples)
+        best, told = self.attempt(once, batch, samples)
         attempts = 1
-        while foreign > DISTURBED and attempts <= self.options.retries and seconds < SLOW_SECONDS:
-            times, share, cost = self.attempt(once, batch, samples)
+        while told["foreign"] > DISTURBED and attempts <= self.options.retries and seconds < SLOW_SECONDS:
+            times, again = self.attempt(once, batch, samples)
             attempts += 1
-            if share < foreign:
-                best, foreign, processors = times, share, cost
+            if again["foreign"] < told["foreign"]:
+                best, told = times, again
         if self.rank == 0:
             median = (best[(samples - 1) // 2] + best[samples // 2]) / 2
             print(json.dumps({
                 "collective": name, "ranks": self.ranks, "bytes": size, "batch": batch, "samples": samples,
                 "median_us": round(median * 1e6, 3), "min_us": round(best[0] * 1e6, 3),
-                "p95_us": round(best[min(samples - 1, samples * 95 // 100)] * 1e6, 3),
-                "cpu_us": round(processors * 1e6, 3), "foreign": round(foreign, 3), "attempts": attempts,
+                "p95_us": round(best[min(samples - 1, samples * 95 // 100)] * 1e6, 3), "attempts": attempts, **told,
             }), flush=True)
 
     def run(self):

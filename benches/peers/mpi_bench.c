@@ -120,12 +120,14 @@ static double estimate(enum operation operation, size_t bytes, long *batch) {
   return seconds;
 }
 
-// Processor time of this process so far.
-static double process_seconds(void) {
+static double seconds_of(clockid_t clock) {
   struct timespec time;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  clock_gettime(clock, &time);
   return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
+
+// Processor time of this process so far.
+static double process_seconds(void) { return seconds_of(CLOCK_PROCESS_CPUTIME_ID); }
 
 // Processor time of everybody so far, with what the host took away; 0 where it is not told.
 static double machine_seconds(void) {
@@ -144,25 +146,32 @@ static int ascending(const void *a, const void *b) {
   return (left > right) - (left < right);
 }
 
-// Takes the samples, sorted, and returns the share of the machine that others used meanwhile. In *processors: what an
-// operation cost in seconds of processors, of all ranks together.
-static double attempt(enum operation operation, size_t bytes, long batch, int samples, double *slowest,
-                      double *processors) {
+// What an attempt tells besides its samples.
+struct attempt {
+  double foreign;    // share of the machine that others used meanwhile
+  double processors; // seconds of processors that an operation cost, of all ranks together
+  double from, to;   // of the monotonic clock
+};
+
+// Takes the samples, sorted.
+static struct attempt attempt(enum operation operation, size_t bytes, long batch, int samples, double *slowest) {
   static double own[MAX_SAMPLES];
-  double machine = machine_seconds(), process = process_seconds(), start = MPI_Wtime();
+  double machine = machine_seconds(), process = process_seconds(), from = seconds_of(CLOCK_MONOTONIC);
   MPI_Barrier(MPI_COMM_WORLD);
   for (int i = 0; i < samples; i++) own[i] = timed(operation, bytes, batch);
   MPI_Barrier(MPI_COMM_WORLD);
   double mine = process_seconds() - process, ours;
-  double busy = machine_seconds() - machine, wall = MPI_Wtime() - start;
+  double busy = machine_seconds() - machine, to = seconds_of(CLOCK_MONOTONIC);
   MPI_Allreduce(&mine, &ours, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-  *processors = ours / ((double)samples * (double)batch);
   MPI_Allreduce(own, slowest, samples, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   qsort(slowest, (size_t)samples, sizeof *slowest, ascending);
-  double foreign = (busy - ours) / wall / (double)sysconf(_SC_NPROCESSORS_ONLN);
+  double foreign = (busy - ours) / (to - from) / (double)sysconf(_SC_NPROCESSORS_ONLN);
   // All ranks must decide alike whether to try again.
   MPI_Bcast(&foreign, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
-  return foreign < 0 ? 0 : foreign;
+  return (struct attempt){.foreign = foreign < 0 ? 0 : foreign,
+                          .processors = ours / ((double)samples * (double)batch),
+                          .from = from,
+                          .to = to};
 }
 
 // Measures one point and prints it on rank 0.
@@ -175,24 +184,23 @@ static void point(enum operation operation, size_t bytes) {
   double wanted = budget_seconds / ((double)batch * seconds);
   int least = seconds < SLOW_SECONDS ? MIN_SAMPLES : MIN_SLOW_SAMPLES;
   int samples = wanted < least ? least : wanted > MAX_SAMPLES ? MAX_SAMPLES : (int)wanted;
-  double processors, cost, foreign = attempt(operation, bytes, batch, samples, best, &processors);
+  struct attempt kept = attempt(operation, bytes, batch, samples, best);
   int attempts = 1;
-  while (foreign > DISTURBED && attempts <= retries && seconds < SLOW_SECONDS) {
-    double again = attempt(operation, bytes, batch, samples, next, &cost);
+  while (kept.foreign > DISTURBED && attempts <= retries && seconds < SLOW_SECONDS) {
+    struct attempt again = attempt(operation, bytes, batch, samples, next);
     attempts++;
-    if (again < foreign) {
-      foreign = again;
-      processors = cost;
+    if (again.foreign < kept.foreign) {
+      kept = again;
       memcpy(best, next, sizeof best);
     }
   }
   if (rank) return;
   int high = samples * 95 / 100;
   printf("{\"collective\":\"%s\",\"ranks\":%d,\"bytes\":%zu,\"batch\":%ld,\"samples\":%d,\"median_us\":%.3f,"
-         "\"min_us\":%.3f,\"p95_us\":%.3f,\"cpu_us\":%.3f,\"foreign\":%.3f,\"attempts\":%d}\n",
+         "\"min_us\":%.3f,\"p95_us\":%.3f,\"cpu_us\":%.3f,\"foreign\":%.3f,\"attempts\":%d,\"from_s\":%.4f,\"to_s\":%.4f}\n",
          NAMES[operation], ranks, bytes, batch, samples, (best[(samples - 1) / 2] + best[samples / 2]) / 2 * 1e6,
-         best[0] * 1e6, best[high < samples ? high : samples - 1] * 1e6, processors * 1e6, foreign,
-         attempts);
+         best[0] * 1e6, best[high < samples ? high : samples - 1] * 1e6, kept.processors * 1e6,
+         kept.foreign, attempts, kept.from, kept.to);
   fflush(stdout);
 }
 

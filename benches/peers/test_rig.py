@@ -1,4 +1,5 @@
 """Tests of the rig that need no peer: `python3 -m unittest discover -s benches/peers`."""
+import json
 import math
 import signal
 import sys
@@ -27,59 +28,105 @@ class Options(unittest.TestCase):
         self.assertEqual(options.parse(["--full"]).sizes[-2:], [128 << 20, 256 << 20])
 
 
-def turn(number, *flags, ranks=2):
-    noted = {"flag_ns": list(flags)} if flags else {}
-    return {"kind": "turn", "round": number, "transport": "shm", "ranks": ranks, "collectives": ["all_reduce"], **noted}
+def noted(library, number, *flags, micros=10, **rest):
+    """A point beside which these flags were noted."""
+    return dict(record(library, number, micros, **rest), **({"flag_ns": list(flags)} if flags else {}))
+
+
+# A flag_distance in the shell.
+FLAG = "[ -z $1 ] && echo 41.5; while [ $1 ] && sleep 0.01; do echo 0 41.5; done"
+
+
+def says(collectives, sizes, name="kolo", first=""):
+    """A library whose program says so much, beginning with something else."""
+    lines = [json.dumps({"collective": collective, "ranks": 2, "bytes": size, "batch": 1, "samples": 1, "median_us": 1,
+                         "foreign": 0, "from_s": 0, "to_s": 0}) for collective in collectives for size in sizes]
+    script = f"{first} sleep 0.3; " + "; ".join(f"echo '{line}'" for line in lines)
+    return Library(name, name, lambda ranks, transport: Launch(["sh", "-c", script, name]))
+
+
+NEAR, FAR, MOVED = (40, 45), (150, 160), (40, 155)
 
 
 class Placement(unittest.TestCase):
-    def rounds(self, *turns):
-        return sorted(number for number, *_ in placement.comparable(list(turns)))
+    def test_a_point_has_the_notes_around_it(self):
+        notes = [(1.0, 40.0), (2.0, 41.0), (3.0, 150.0), (4.0, 151.0), (5.0, 40.0)]
+        points = [{"from_s": 2.1, "to_s": 2.9}, {"from_s": 3.1, "to_s": 3.2}, {"from_s": 5.5, "to_s": 6.0}]
+        placement.mark(points, notes, None)
+        self.assertEqual([point["flag_ns"] for point in points], [[41.0, 150.0], [150.0, 151.0], [40.0, 40.0]])
+        self.assertEqual([placement.kind(point, 80) for point in points], ["moved", "far", "near"])
 
-    def test_turns_of_one_kind_are_compared_and_the_most_common_kind_counts(self):
-        near, far, moved = (40, 41, 40), (150, 160, 155), (40, 40, 155)
-        self.assertEqual(self.rounds(turn(1, *near), turn(2, *far), turn(3, *far), turn(4, *moved)), [2, 3])
-        self.assertEqual(self.rounds(turn(1, *near), turn(2, *moved), turn(3, *moved)), [1])
+    def test_points_of_the_kind_that_most_libraries_have_are_compared(self):
+        (point,) = ratios.points([noted("kolo", 1, *NEAR), noted("kolo", 2, *FAR, micros=30),
+                                  noted("a", 1, *FAR, micros=60), noted("a", 2, *MOVED, micros=5)])
+        self.assertEqual((point.times, point.ratio, point.alike), ({"kolo": 30, "a": 60}, 2.0, True))
 
-    def test_nothing_is_left_out_for_want_of_knowledge_or_of_better(self):
-        self.assertEqual(self.rounds(turn(1), turn(2)), [1, 2])
-        self.assertEqual(self.rounds(turn(1, 40, 45), turn(2, 50, 44)), [1, 2])
-        self.assertEqual(self.rounds(turn(1, 40, 150), turn(2, 150, 40)), [1, 2])
+    def test_a_library_without_such_a_point_is_compared_all_the_same_and_marked(self):
+        (point,) = ratios.points([noted("kolo", 1, *NEAR), noted("a", 1, *NEAR, micros=20), noted("b", 1, *FAR, micros=15)])
+        self.assertEqual((point.best, point.alike), ("b", False))
 
-    def test_combinations_choose_for_themselves(self):
-        kept = placement.comparable([turn(1, 40, 40), turn(1, 150, 150, ranks=4)])
-        self.assertEqual({ranks for _, _, ranks, _ in kept}, {2, 4})
+    def test_one_kind_and_no_notes_are_compared_whatever_there_is(self):
+        for flags in (), (50, 60):
+            (point,) = ratios.points([noted("kolo", 1, *flags), noted("a", 1, *flags, micros=20)])
+            self.assertEqual((point.ratio, point.alike), (2.0, True))
+
+    def test_a_note_that_was_held_up_is_no_kind(self):
+        points = [noted("kolo", number, 40, 42) for number in range(50)] + [noted("kolo", 50, 41, 9000)]
+        self.assertIsNone(placement.border(points))
+
+    def test_what_is_lacking_is_run_again_while_the_processors_lie_so(self):
+        points = [noted("kolo", 1, *NEAR), noted("a", 1, *NEAR), noted("b", 1, *FAR), noted("b", 2, *MOVED),
+                  noted("kolo", 1, *FAR, size=8), noted("a", 1, *FAR, size=8), noted("b", 1, *FAR, size=8)]
+        self.assertEqual(placement.lacking(points), {("b", "shm", 4, "near"): {("all_reduce", 1024)}})
+        self.assertEqual(placement.lacking([noted("kolo", 1), noted("a", 1)]), {})
+
+    def test_a_program_gets_another_turn_for_what_it_lacks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder) / "flag_distance"
+            # Far once, while the other library runs for the first time.
+            program.write_text(FLAG.replace("0 41.5", f"0 $(cat {folder}/flag || echo 41.5)"))
+            far_once = f"[ -e {folder}/ran ] && rm -f {folder}/flag || echo 150 >{folder}/flag; touch {folder}/ran; "
+            chosen = options.parse(["--transports", "shm", "--ranks", "2", "--collectives", "all_reduce,broadcast",
+                                    "--rounds", "1", "--sizes", "8,1K", "--together"])
+            told, names = [], ["all_reduce", "broadcast"]
+            libraries = [says(names, [8, 1024], "a", far_once), says(names, [8, 1024], first=f"rm -f {folder}/flag; ")]
+            Schedule(chosen, libraries, [], told.append, probe=placement.Probe(program, ["sh"])).run()
+            points = [one for one in told if one["kind"] == "point"]
+            self.assertEqual({point["round"] for point in points if point["library"] == "kolo"}, {1})
+            self.assertEqual({point["round"] for point in points if point["library"] == "a"}, {1, 2})
+            self.assertEqual(placement.lacking(points), {})
+            self.assertEqual([one["round"] for one in told if one["kind"] == "turn"], [1, 2])
 
     def test_the_page_says_so(self):
-        self.assertIn("near each other in 1 turns, far apart in 1, and moved during 0", placement.told([turn(1, 40), turn(2, 150)]))
-        self.assertEqual(placement.told([turn(1, 40), turn(2, 41)]), "")
+        text = placement.told([noted("kolo", 1, *NEAR), noted("kolo", 2, *FAR), noted("kolo", 3, *MOVED)])
+        self.assertIn("near each other during 1 measurements, far apart during 1, and moved during 1", text)
+        self.assertEqual(placement.told([noted("kolo", 1, 40, 41)]), "")
 
     def test_the_page_says_what_was_not_noted_and_why(self):
-        blind = dict(turn(3), flag_problem="it is tired")
-        text = placement.told([turn(1, 40), turn(2, 150), blind])
-        self.assertIn("far apart in 1", text)
-        self.assertIn("not known of 1 of 3 turns** (it is tired)", text)
-        self.assertIn("not known of all 2 turns** (not noted)", placement.told([turn(1), turn(2)]))
+        blind = dict(noted("kolo", 3), flag_problem="it is tired")
+        text = placement.told([noted("kolo", 1, *NEAR), noted("kolo", 2, *FAR), blind])
+        self.assertIn("far apart during 1", text)
+        self.assertIn("not known of 1 of 3 measurements** (it is tired)", text)
+        self.assertIn("not known of all 2 measurements** (not noted)", placement.told([noted("kolo", 1), noted("a", 1)]))
 
     def test_a_probe_that_cannot_run_is_on_the_page(self):
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder) / "flag_distance"
-            kolo = Library("kolo", "kolo", lambda ranks, transport: Launch(["false"]))
             chosen = options.parse(["--transports", "shm", "--ranks", "2", "--collectives", "barrier", "--rounds", "1"])
 
             def page(prefix):
                 probe, told = placement.Probe(program, prefix), []
-                Schedule(chosen, [kolo], [], told.append, probe=probe).run()
+                Schedule(chosen, [says(["barrier"], [0])], [], told.append, probe=probe).run()
                 meta = {"machine": defaultdict(str), "rounds": 1, "shield": "", "load_after": 0, "foreign_median": 0,
                         "foreign_disturbed": 0, "libraries": {}, "complete": True,
-                        "placement": placement.told([one for one in told if one["kind"] == "turn"])}
+                        "placement": placement.told([one for one in told if one["kind"] == "point"])}
                 return markdown.how(meta)
 
-            self.assertIn("not known of all 1 turns** (flag_distance is not built)", page([]))
+            self.assertIn("not known of all 1 measurements** (flag_distance is not built)", page([]))
             program.write_text("echo no processors in $0 >&2; exit 3")
             self.assertIn("(flag_distance ends with status 3: no processors in flag_distance)", page(["sh"]))
             self.assertIn("(flag_distance cannot be started: Permission denied)", page([]))
-            program.write_text("echo 41.5")
+            program.write_text(FLAG)
             self.assertNotIn("not known", page(["sh"]))
 
 

@@ -53,8 +53,9 @@ def measure(chosen, libraries, missing, records):
     # Being ended is like being interrupted: programs are ended too, and the table is written.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     prefix, shield = processes.shield(chosen.shield)
+    above, _ = processes.shield("above") if chosen.shield == "realtime" else (prefix, shield)
     namespace = reno_namespace(chosen, missing)
-    probe = placement.Probe(chosen.kolo_dir.resolve() / "flag_distance", prefix)
+    probe = placement.Probe(chosen.kolo_dir.resolve() / "flag_distance", above)
     if probe.nanoseconds() is None:
         print(f"run: nobody sees whether the host moves the processors: {probe.problem}", file=sys.stderr)
     print(f"libraries: {', '.join(library.title for library in libraries)}; shield: {shield}", flush=True)
@@ -104,7 +105,7 @@ def report(chosen, path):
     meta |= {"rounds": max(record["round"] for record in of_kind["point"]),
              "complete": any(end["complete"] for end in of_kind["end"]),
              "load_after": of_kind["end"][-1]["load_after"] if of_kind["end"] else "an unknown one",
-             "placement": placement.told(of_kind["turn"]),
+             "placement": placement.told(of_kind["point"]),
              "foreign_median": median(shares),
              "foreign_disturbed": sum(share > ratios.DISTURBED for share in shares) / len(shares)}
     found = ratios.points(of_kind["point"])

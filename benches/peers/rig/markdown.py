@@ -93,7 +93,7 @@ def misses(meta, compared):
             "| transport | collective | ranks | size | Kolo | best peer | | ratio | spread |",
             "|---|---|---:|---:|---:|---:|---|---:|---:|"]
     text += [f"| {point.transport} | {point.collective} | {point.ranks} | {human_size(point)} "
-             f"| {human_time(point.kolo)} | {human_time(point.times[point.best])} | {point.best} | {point.ratio:.2f} "
+             f"| {human_time(point.kolo)} | {human_time(point.times[point.best])} | {point.best} | {point.ratio:.2f}{'*' * (not point.alike)} "
              f"| {point.low:.2f}–{point.high:.2f} |" for point in lost]
     return "\n".join(text)
 
@@ -158,11 +158,13 @@ def section(meta, collective, all_points, plots):
                  "|---:|---:|" + "---:|" * (len(here) + 2)]
         for point in rows:
             cells = [cell(point, name) for name in here]
-            ratio = "" if math.isnan(point.ratio) else f"{point.ratio:.2f}{'~' if point.disturbed else ''}"
+            ratio = "" if math.isnan(point.ratio) else f"{point.ratio:.2f}{'~' * point.disturbed}{'*' * (not point.alike)}"
             spread = "" if math.isnan(point.low) else f"{point.low:.2f}–{point.high:.2f}"
             text.append(f"| {point.ranks} | {human_size(point)} | {' | '.join(cells)} | {ratio} | {spread} |")
     if any(point.disturbed for point in mine):
         text += ["", "`~`: no undisturbed round of some library."]
+    if not all(point.alike for point in mine):
+        text += ["", "`*`: the processors did not lie alike for all libraries."]
     return "\n".join(text)
 
 

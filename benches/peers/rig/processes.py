@@ -7,7 +7,7 @@ import subprocess
 import time
 
 PR_SET_CHILD_SUBREAPER = 36
-SHIELDS = {"none": [], "nice": ["nice", "-n", "-20"], "realtime": ["chrt", "-r", "1"]}
+SHIELDS = {"none": [], "nice": ["nice", "-n", "-20"], "realtime": ["chrt", "-r", "1"], "above": ["chrt", "-r", "2"]}
 
 
 def adopt_orphans():

@@ -38,6 +38,7 @@ class Point:
     low: float = float("nan")  # least and greatest ratio of a round
     high: float = float("nan")
     disturbed: bool = False
+    alike: bool = True  # whether the processors lay alike for all libraries
 
     @property
     def kolo(self):
@@ -65,28 +66,30 @@ class Point:
 
 
 def complete(records):
-    """The points of turns that came to their end: in the others not every library was measured. And of those only the ones
-    that may be compared: see placement."""
-    turns = placement.comparable([turn for turn in records if turn["kind"] == "turn"])
+    """The points of turns that came to their end: in the others not every library was measured."""
+    turns = {(turn["round"], turn["transport"], turn["ranks"], collective)
+             for turn in records if turn["kind"] == "turn" for collective in turn["collectives"]}
     return [record for record in records if record["kind"] == "point"
             and (record["round"], record["transport"], record["ranks"], record["collective"]) in turns]
 
 
 def points(records):
     """All points that were measured, in the order of the records."""
+    edge = placement.border(records)
     grouped = defaultdict(lambda: defaultdict(dict))
     for record in records:
         if record["kind"] == "point":
             key = record["transport"], record["ranks"], record["collective"], record["bytes"]
             grouped[key][record["library"]][record["round"]] = record
-    return [point(key, libraries) for key, libraries in grouped.items()]
+    return [point(key, *placement.choose(libraries, edge)) for key, libraries in grouped.items()]
 
 
-def point(key, libraries):
+def point(key, libraries, alike):
     kept = {library: calm(rounds) for library, rounds in libraries.items()}
     found = Point(*key, {library: median(r["median_us"] for r in rounds) for library, rounds in kept.items()},
                   {library: median(r["cpu_us"] for r in rounds) for library, rounds in kept.items()
                    if all("cpu_us" in r for r in rounds)})
+    found.alike = alike
     found.disturbed = any(r["foreign"] > DISTURBED for rounds in kept.values() for r in rounds)
     peers = [library for library in kept if library != "kolo"]
     if not peers or "kolo" not in kept:

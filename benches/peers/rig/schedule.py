@@ -1,22 +1,27 @@
-"""Who runs when: within a round, all libraries run one after another for each combination."""
+"""Who runs when: within a round, all libraries run one after another for each combination. After the last round those run again
+that had no time while the processors lay as they did for the others."""
 import json
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
-from . import machine, processes
+from . import machine, placement, processes
 from .options import RENO
 from .peer import oversubscribed
 
 # A library that failed this often in a combination of transport and ranks is not tried again there.
 FAILURES = 2
+# A program is run again this often, for the sake of placement, and so long is waited for the host to move the processors.
+AGAIN = 3
+PATIENCE_SECONDS = 60
 
 
 class Schedule:
     def __init__(self, options, libraries, prefix, sink, namespace=None, probe=None):
         self.options, self.libraries, self.prefix, self.sink = options, libraries, prefix, sink
         self.namespace, self.probe = namespace, probe
-        self.failures = {}
+        self.failures, self.points = {}, []
         self.end = time.monotonic() + options.minutes * 60 if options.minutes else float("inf")
 
     def combinations(self):
@@ -48,32 +53,50 @@ class Schedule:
                 first = (number + index) % max(len(libraries), 1)
                 order = libraries[first:] + libraries[:first]
                 order = order[::-1] if number % 2 else order
-                flags = [self.flag()]
                 for library in order:
                     if time.monotonic() > self.end:
                         print(f"out of time in round {number}", flush=True)
                         return number - 1
-                    self.program(number, library, transport, ranks, collectives)
-                    flags.append(self.flag())
+                    self.program(number, library, transport, ranks, collectives, self.options.sizes)
                 # Without this record the combination does not count: not everybody had a turn.
-                self.sink({"kind": "turn", "round": number, "transport": transport, "ranks": ranks,
-                           "collectives": collectives,
-                           **self.placement(flags)})
+                self.turn(number, transport, ranks, collectives)
             print(f"round {number} of {self.options.rounds}: {time.monotonic() - started:.0f} s, "
                   f"load {os.getloadavg()[0]:.1f}", flush=True)
+        self.again()
         return self.options.rounds
 
-    def flag(self):
-        return self.probe.nanoseconds() if self.probe else None
+    def turn(self, number, transport, ranks, collectives):
+        self.sink({"kind": "turn", "round": number, "transport": transport, "ranks": ranks, "collectives": collectives})
 
-    def placement(self, flags):
-        """What a turn notes of where the processors were, or why it does not."""
-        if None not in flags:
-            return {"flag_ns": flags}
-        return {"flag_problem": self.probe.problem} if self.probe else {}
+    def again(self):
+        """Runs programs again while the processors lie as they did for the others, until nothing is lacking, or they do not lie
+        so for long. Such a run is a round of its own."""
+        names = {library.name: library for library in self.libraries}
+        tries, number, moved = Counter(), self.options.rounds, time.monotonic()
+        while self.probe and time.monotonic() < min(self.end, moved + PATIENCE_SECONDS):
+            wanted = placement.lacking(self.points)
+            wanted = {what: points for what, points in wanted.items() if tries[what] < AGAIN}
+            if not wanted:
+                return
+            flag = self.probe.nanoseconds()
+            now = flag and placement.kind({"flag_ns": [flag, flag]}, placement.border(self.points))
+            here = [what for what in wanted if what[-1] == now]
+            if not here:
+                time.sleep(1)
+                continue
+            what = max(here, key=lambda what: len(wanted[what]))
+            name, transport, ranks, _ = what
+            tries[what] += 1
+            number += 1
+            collectives = [one for one in self.options.collectives if any(one == wants for wants, _ in wanted[what])]
+            sizes = sorted({size for _, size in wanted[what] if size}) or self.options.sizes[:1]
+            print(f"again: {name}, {transport}, {ranks} ranks, processors {now}: {len(wanted[what])} points", flush=True)
+            self.program(number, names[name], transport, ranks, collectives, sizes)
+            self.turn(number, transport, ranks, collectives)
+            moved = time.monotonic()
 
-    def program(self, number, library, transport, ranks, collectives):
-        """One library, one collective or all of them, all sizes."""
+    def program(self, number, library, transport, ranks, collectives, sizes):
+        """One library, one collective or several."""
         collective = ",".join(collectives)
         launch = library.launch(ranks, underneath(transport))
         # Kolo runs as it comes: it does not leave congestion control to the system.
@@ -83,10 +106,12 @@ class Schedule:
         hogs = library.never_yields and oversubscribed(ranks)
         prefix = [*([] if hogs else self.prefix), *(namespace.prefix if namespace else [])]
         command = [*prefix, *launch.command, "--collectives", collective, "--sizes",
-                   ",".join(map(str, self.options.sizes)), "--budget-ms", str(self.options.budget_ms)]
+                   ",".join(map(str, sizes)), "--budget-ms", str(self.options.budget_ms)]
+        watch = self.probe.watch() if self.probe else None
         wire, started = loopback_bytes(), time.monotonic()
         status, output, errors = processes.run(command, launch.environment, self.options.timeout)
         wire = loopback_bytes() - wire
+        notes = watch.end() if watch else []
         for leftover in launch.leftovers:
             Path(leftover).unlink(missing_ok=True)
         base = {"round": number, "library": library.name, "transport": transport}
@@ -95,9 +120,11 @@ class Schedule:
         points = [json.loads(line) for line in output.splitlines() if line.startswith("{") and line.endswith("}")]
         least = sum(least_traffic(point) for point in points)
         honest = underneath(transport) != "tcp" or wire >= least
+        placement.mark(points, notes, self.probe.problem if self.probe else None)
         for point in points if honest else []:
-            self.sink({"kind": "point", **base, **point})
-        expected = sum(1 if one == "barrier" else len(self.options.sizes) for one in collectives)
+            self.points.append({"kind": "point", **base, **point})
+            self.sink(self.points[-1])
+        expected = sum(1 if one == "barrier" else len(sizes) for one in collectives)
         if status != 0 or len(points) < expected or not honest:
             key = (library.name, transport, ranks)
             self.failures[key] = self.failures.get(key, 0) + 1

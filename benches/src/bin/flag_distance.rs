@@ -1,43 +1,70 @@
 //! How far apart two processors are: one way of a bare flag between the first two that may be used, in nanoseconds.
 //!
-//! Prints a number, or nothing where there is only one processor. Takes some milliseconds. The host of a virtual machine
-//! may move processors from one part of a chip to another at any time, which changes everything that goes between them by a
-//! factor; `benches/peers/run` asks before and after each program, so as not to compare what ran before with what ran after.
+//! Prints a number, or nothing where there is only one processor. Takes some milliseconds. With `--every MS` it prints the time
+//! of the monotonic clock in seconds and such a number so often, from tens of microseconds each, until nobody reads. The host of
+//! a virtual machine may move processors from one part of a chip to another at any time, which changes everything that goes
+//! between them by a factor; `benches/peers/run` watches it, so as not to compare what ran before with what ran after.
 
 use std::error::Error;
+use std::io::{self, Write};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_benches::bare_flag::BareFlag;
 use kolo_benches::processors::{allowed, pin};
+use rustix::time::{ClockId, clock_gettime};
 
 /// Round trips of a sample, and samples: the least counts, since whatever comes in between only adds.
-const ROUND_TRIPS: u32 = 2_000;
-const SAMPLES: usize = 7;
+struct Care {
+    round_trips: u32,
+    samples: u32,
+}
+
+const ONCE: Care = Care { round_trips: 2_000, samples: 7 };
+/// Takes less than a thousandth of the time between two, so that who is watched hardly notices.
+const OFTEN: Care = Care { round_trips: 100, samples: 3 };
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let processors = allowed()?;
-    let [first, second, ..] = processors[..] else { return Ok(()) };
+    let every = match &std::env::args().skip(1).collect::<Vec<_>>()[..] {
+        [] => None,
+        [flag, millis] if flag == "--every" => Some(Duration::from_millis(millis.parse()?)),
+        _ => return Err("usage: flag_distance [--every MILLISECONDS]".into()),
+    };
+    let [first, second, ..] = allowed()?[..] else { return Ok(()) };
+    let Some(every) = every else {
+        println!("{:.1}", nanoseconds(first, second, &ONCE)?);
+        return Ok(());
+    };
+    loop {
+        let at = clock_gettime(ClockId::Monotonic);
+        let seconds = at.tv_sec as f64 + at.tv_nsec as f64 * 1e-9;
+        let distance = nanoseconds(first, second, &OFTEN)?;
+        if writeln!(io::stdout(), "{seconds:.4} {distance:.1}").is_err() {
+            return Ok(());
+        }
+        thread::sleep(every);
+    }
+}
+
+fn nanoseconds(first: usize, second: usize, care: &Care) -> io::Result<f64> {
     let flag = BareFlag::default();
     let answers = flag.side(1);
-    let nanoseconds = thread::scope(|scope| {
+    thread::scope(|scope| {
         let other = scope.spawn(move || {
             let mut side = answers;
             pin(second)?;
-            (0..ROUND_TRIPS * SAMPLES as u32).for_each(|_| side.round_trip());
-            std::io::Result::Ok(())
+            (0..care.round_trips * care.samples).for_each(|_| side.round_trip());
+            io::Result::Ok(())
         });
         pin(first)?;
         let mut side = flag.side(0);
         let mut sample = || {
             let start = Instant::now();
-            (0..ROUND_TRIPS).for_each(|_| side.round_trip());
-            start.elapsed().as_secs_f64() * 1e9 / f64::from(2 * ROUND_TRIPS)
+            (0..care.round_trips).for_each(|_| side.round_trip());
+            start.elapsed().as_secs_f64() * 1e9 / f64::from(2 * care.round_trips)
         };
-        let least = (0..SAMPLES).map(|_| sample()).fold(f64::INFINITY, f64::min);
+        let least = (0..care.samples).map(|_| sample()).fold(f64::INFINITY, f64::min);
         other.join().expect("the other side does not panic")?;
-        std::io::Result::Ok(least)
-    })?;
-    println!("{nanoseconds:.1}");
-    Ok(())
+        Ok(least)
+    })
 }

@@ -119,6 +119,9 @@ struct Attempt {
     samples: Vec<f64>,
     processor_seconds: f64,
     foreign: f64,
+    /// When it was, by the monotonic clock, in seconds.
+    from: f64,
+    to: f64,
 }
 
 impl Bench {
@@ -222,7 +225,7 @@ impl Bench {
         batch: usize,
         samples: usize,
     ) -> Result<Attempt> {
-        let (machine, own, start) = (machine_seconds(), process_seconds(), Instant::now());
+        let (machine, own, from) = (machine_seconds(), process_seconds(), seconds_of(ClockId::Monotonic));
         self.comm.barrier()?;
         let mut times = Vec::with_capacity(samples);
         for _ in 0..samples {
@@ -230,16 +233,16 @@ impl Bench {
         }
         self.comm.barrier()?;
         let mut ours = [process_seconds() - own];
-        let (busy, wall) = (machine_seconds() - machine, start.elapsed().as_secs_f64());
+        let (busy, to) = (machine_seconds() - machine, seconds_of(ClockId::Monotonic));
         self.comm.all_reduce(&mut ours, ReduceOp::Sum)?;
         self.comm.all_reduce(&mut times, ReduceOp::Max)?;
         times.sort_by(f64::total_cmp);
         let processors = std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64);
         // All ranks must decide alike whether to try again.
-        let mut foreign = [((busy - ours[0]) / wall / processors).max(0.0)];
+        let mut foreign = [((busy - ours[0]) / (to - from) / processors).max(0.0)];
         self.comm.broadcast(&mut foreign, 0)?;
         let processor_seconds = ours[0] / (samples * batch) as f64;
-        Ok(Attempt { samples: times, processor_seconds, foreign: foreign[0] })
+        Ok(Attempt { samples: times, processor_seconds, foreign: foreign[0], from, to })
     }
 
     /// Measures one point and prints it on rank 0.
@@ -270,7 +273,8 @@ impl Bench {
             let micros = |index: usize| best.samples[index.min(samples - 1)] * 1e6;
             println!(
                 "{{\"collective\":\"{}\",\"ranks\":{},\"bytes\":{bytes},\"batch\":{batch},\"samples\":{samples},\
-                 \"median_us\":{:.3},\"min_us\":{:.3},\"p95_us\":{:.3},\"cpu_us\":{:.3},\"foreign\":{:.3},\"attempts\":{attempts}}}",
+                 \"median_us\":{:.3},\"min_us\":{:.3},\"p95_us\":{:.3},\"cpu_us\":{:.3},\"foreign\":{:.3},\"attempts\":{attempts},\
+                 \"from_s\":{:.4},\"to_s\":{:.4}}}",
                 operation.name(),
                 self.ranks,
                 (micros((samples - 1) / 2) + micros(samples / 2)) / 2.0,
@@ -278,6 +282,8 @@ impl Bench {
                 micros(samples * 95 / 100),
                 best.processor_seconds * 1e6,
                 best.foreign,
+                best.from,
+                best.to,
             );
         }
         Ok(())
@@ -286,7 +292,11 @@ impl Bench {
 
 /// Processor time of this process so far.
 fn process_seconds() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
+    seconds_of(ClockId::ProcessCPUTime)
+}
+
+fn seconds_of(clock: ClockId) -> f64 {
+    let time = clock_gettime(clock);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
