@@ -92,6 +92,15 @@ const SEGMENT_BYTES_MAX: u64 = 4 << 20;
 /// of 2 MiB, and among 8 ranks 1.03 to 1.08 times.
 const SEGMENT_BYTES_TURNS: u64 = 256 << 10;
 
+/// Longest segment of broadcasts over loopback where ranks have processors of their own, of vectors up to
+/// [`LOOPBACK_CACHED_BYTES`]: the ends of a connection get in each other's way, and take turns at two where there are two
+/// segments. 1 to 8 MiB between two ranks take as long in one piece where the processors are near each other, and 1.3 to 1.65
+/// times as long where they are far apart.
+const SEGMENT_BYTES_LOOPBACK: u64 = 512 << 10;
+
+/// What the caches hold at both ends. Beyond, 4 MiB are up to a twentieth faster.
+const LOOPBACK_CACHED_BYTES: u64 = 8 << 20;
+
 /// Shortest segment of a vector where data goes both ways: measured on shared memory and loopback TCP with 2 to 8
 /// ranks, 64 KiB segments cost 1.3 to 2 times what 1 MiB ones do, since every segment is a round of hand-overs.
 const SEGMENT_BYTES_VECTOR: u64 = 1 << 20;
@@ -228,7 +237,7 @@ fn tune(
     let aligned = |size: u64| (size / element).max(1) * element;
     let scratch = scratch_factor(algorithm, task);
     let whole = bytes.next_multiple_of(element).max(element);
-    let longest = if takes_turns(algorithm, task, model) { SEGMENT_BYTES_TURNS } else { SEGMENT_BYTES_MAX };
+    let longest = longest_segment(algorithm, task, bytes, model);
     let mut sizes: Vec<u64> = Vec::new();
     let mut size = longest;
     loop {
@@ -264,6 +273,22 @@ fn tune(
     best.unwrap_or_else(|| unreachable!("there is at least one size"))
 }
 
+fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model) -> u64 {
+    let loopback = model.has_system_calls() && model.oversubscription <= 1.0 && !has_several_hosts(task);
+    let broadcast = task.collective == Collective::Broadcast;
+    if takes_turns(algorithm, task, model) {
+        SEGMENT_BYTES_TURNS
+    } else if broadcast && loopback && bytes <= LOOPBACK_CACHED_BYTES {
+        SEGMENT_BYTES_LOOPBACK
+    } else {
+        SEGMENT_BYTES_MAX
+    }
+}
+
+fn has_several_hosts(task: &Task) -> bool {
+    task.hosts.as_ref().is_some_and(|hosts| hosts.iter().any(|host| *host != hosts[0]))
+}
+
 /// Exchanges in flight: as the task has them, or one after the other where ranks that share processors get in each other's
 /// way.
 fn widths(algorithm: Algorithm, task: &Task, model: &Model) -> impl Iterator<Item = u16> {
@@ -283,8 +308,7 @@ fn parts(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model) -> u32 {
     if algorithm != Algorithm::Circulant || !pipelined || task.world_size < 3 {
         return task.params.parts;
     }
-    let several = task.hosts.as_ref().is_some_and(|hosts| hosts.iter().any(|host| *host != hosts[0]));
-    let class = if several { &model.inter } else { &model.intra };
+    let class = if has_several_hosts(task) { &model.inter } else { &model.intra };
     let fixed = model.latency_seconds(class) + 2.0 * class.overhead_seconds * model.oversubscription.max(1.0);
     let rounds = f64::from(ceil_log2(task.world_size) - 1);
     let best = (rounds * bytes as f64 / class.bytes_per_second / fixed).sqrt();
