@@ -26,6 +26,10 @@ use crate::types::ReduceOp;
 /// Longest vector that everybody reduces as a whole, with more than two ranks.
 pub(super) const ONE_SHOT_MAX: usize = 32 << 10;
 
+/// Longest part: long vectors are multiples of it as a rule, so their slices begin with pages and none is short. 8 ranks with
+/// this / with the most that fits an exchange, 568 KiB: 8 MiB 3.47 / 3.58 ms, 32 MiB 14.4 / 14.9.
+const PART_MAX: usize = 512 << 10;
+
 /// How a part is shared out.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shots {
@@ -42,7 +46,8 @@ impl Shots {
             && block > ONE_SHOT_MAX
             && (3..=MEMBERS_MAX).contains(&members);
         serves.then(|| {
-            let slice = part_max(call.collective, members) / (members + 1) / GRAIN * GRAIN;
+            let most = part_max(call.collective, members);
+            let slice = (most / (members + 1)).min(PART_MAX / members) / GRAIN * GRAIN;
             Self { members, step: slice * members }
         })
     }
