@@ -7,7 +7,10 @@
 //!
 //! So each of these ranks has a processor to come back to, dealt out in turn. It is not bound to it: the affinity mask
 //! is narrowed and put back at once, so that the scheduler may move the thread whenever it sees fit, and threads started
-//! from it inherit what it had. Where somebody else keeps that processor busy, a rank that is held up there leaves.
+//! from it inherit what it had. Where somebody else keeps that processor busy, a rank that is held up there leaves; but not in
+//! the real-time classes: nobody of another class keeps a processor from them, so who held it up is a rank that computes, and
+//! who leaves stays away. All-reduces of 32 MiB and 8 ranks on 2 processors then take 1.1 to 1.25 times as long, five ranks
+//! being on one.
 
 use std::time::{Duration, Instant};
 
@@ -74,7 +77,7 @@ impl Home {
 
     /// The rank gave its processor to others and got it back late: it leaves, and stays away for a while.
     pub(crate) fn held_up(&mut self, now: Instant) {
-        if self.note(now) {
+        if !is_realtime() && self.note(now) {
             self.travel(false);
         }
     }
@@ -113,6 +116,13 @@ impl Home {
 fn here() -> Option<usize> {
     // SAFETY: takes nothing, and changes nothing.
     usize::try_from(unsafe { libc::sched_getcpu() }).ok()
+}
+
+/// Whether the calling thread is of a real-time class. Said no where the C library does not tell: musl.
+fn is_realtime() -> bool {
+    // SAFETY: asks about the calling thread, and changes nothing.
+    let class = unsafe { libc::sched_getscheduler(0) };
+    class >= 0 && matches!(class & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO | libc::SCHED_RR)
 }
 
 /// The processors of the calling thread's affinity mask; none where it cannot be read.

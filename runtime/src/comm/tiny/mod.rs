@@ -153,7 +153,10 @@ impl Tiny {
             unsafe {
                 match (passage.shots, own) {
                     (Some(shots), Some(own)) => self.publish_shots(call, passage, shots, own),
-                    _ => self.publish(call, passage, own),
+                    _ => {
+                        self.publish(call, passage, own);
+                        self.keep(call, passage, own);
+                    }
                 }
             }
             self.step = Step::Published;
