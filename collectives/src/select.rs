@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::Algorithm;
 use crate::cost::{Flow, footprint_bytes, scratch_factor, seconds};
 use crate::model::Model;
-use crate::plan::Collective;
+use crate::plan::{Collective, Placement};
 use crate::rounds::ceil_log2;
 use crate::task::{Params, Task};
 
@@ -126,7 +126,9 @@ pub fn select(
     force: Option<Algorithm>,
 ) -> Result<Choice, SelectError> {
     let bytes = if task.collective == Collective::Barrier { 0 } else { bytes };
-    let model = &model.with_footprint(footprint_bytes(task, bytes));
+    // Ranks need not agree on where their buffers lie: to lie apart is what all assume.
+    let apart = Task { placement: Placement::OutOfPlace, ..task.clone() };
+    let model = &model.with_footprint(footprint_bytes(&apart, bytes));
     let mut candidates: Vec<(f64, Algorithm, Params, Flow)> = Vec::new();
     let mut unfit: Vec<(Algorithm, String)> = Vec::new();
     for algorithm in Algorithm::ALL {
@@ -275,10 +277,11 @@ fn parts(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model) -> u32 {
         return task.params.parts;
     }
     let several = task.hosts.as_ref().is_some_and(|hosts| hosts.iter().any(|host| *host != hosts[0]));
-    let class = if several { &model.inter } else { &model.intra };
+    let (class, shared) =
+        if several { (&model.inter, 1.0) } else { (&model.intra, model.oversubscription.max(1.0)) };
     let fixed = model.latency_seconds(class) + 2.0 * class.overhead_seconds * model.oversubscription.max(1.0);
     let rounds = f64::from(ceil_log2(task.world_size) - 1);
-    let best = (rounds * bytes as f64 / class.bytes_per_second / fixed).sqrt();
+    let best = (rounds * bytes as f64 * shared / class.bytes_per_second / fixed).sqrt();
     // More than 64 rounds in a segment no longer pay for their steps.
     (best.clamp(1.0, 64.0) as u32).next_power_of_two()
 }

@@ -74,6 +74,11 @@ impl Cluster {
         rank / self.ranks_per_host.max(1)
     }
 
+    /// Number of a rank among those of its host.
+    pub(super) fn place(&self, rank: u32) -> u32 {
+        rank % self.ranks_per_host.max(1)
+    }
+
     /// Host of each rank, as a task wants it.
     #[must_use]
     pub fn hosts_of_ranks(&self) -> Vec<u32> {

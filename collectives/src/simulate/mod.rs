@@ -4,7 +4,9 @@
 //! 2010). What is modelled:
 //!
 //! - Each rank has one processor. Posting and taking a message cost overhead on it, reductions and copies their
-//!   bytes; the lanes of a rank share it, first come first served.
+//!   bytes; the lanes of a rank share it, first come first served. Where a host has more ranks than processors, they take
+//!   turns (`processor.rs`).
+//! - Inside a host the processors also move the bytes, at both ends; the receiver begins with the first of them.
 //! - Each rank has a link with one direction each way; a message occupies the sender's, then, a latency later,
 //!   the receiver's, and cuts through: it has arrived when its last byte has passed both.
 //! - Messages between hosts also pass the host's network interface, in and out; those within a host its memory
@@ -18,6 +20,7 @@
 
 mod cluster;
 mod engine;
+mod processor;
 mod state;
 
 use serde::Serialize;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use kolo_collectives::cost::footprint_bytes;
+use kolo_collectives::cost::{footprint_bytes, scratch_factor};
 use kolo_collectives::plan::{Collective, Plan};
 use kolo_collectives::simulate::{Cluster, Timing, simulate, simulate_symmetric};
 use kolo_collectives::{Algorithm, Task};
@@ -168,14 +168,16 @@ fn simulate_one(
     let choice = choose(call, task, &described.cluster.model)?;
     let task = task.clone().with_params(choice.params);
     let mut cluster = described.cluster.clone();
-    let footprint = footprint_bytes(&task, call.selection_bytes(task.world_size));
-    cluster.model = cluster.model.with_footprint(footprint);
     if !described.segment_given {
         cluster.segment_bytes = choice.segment_bytes.max(1);
     }
     if !described.window_given {
         cluster.window = choice.window.max(1);
     }
+    let bytes = call.selection_bytes(task.world_size);
+    let in_flight = (cluster.segment_bytes * cluster.window).min(bytes as usize) as f64;
+    let scratch = scratch_factor(choice.algorithm, &task) * in_flight * f64::from(cluster.ranks_per_host);
+    cluster.model = cluster.model.with_footprint(footprint_bytes(&task, bytes) + scratch);
     let first = choice.algorithm.plan(&task, 0);
     let steps: usize = first.lanes.iter().map(|lane| lane.len()).sum();
     let segments = (call.selection_bytes(task.world_size) as usize).div_ceil(cluster.segment_bytes).max(1);

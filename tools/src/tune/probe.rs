@@ -3,15 +3,21 @@
 use std::time::Instant;
 
 use kolo::{Collective, Communicator, Config};
+use kolo_collectives::caches::{FIRST_BYTES, POINTS};
 use serde::{Deserialize, Serialize};
 
 use super::fit::{Sample, median};
 use super::timing::{Buffers, call, in_turn};
 use crate::error::Result;
 
-/// From what fits a cache line to what no cache holds.
-const SIZES: [usize; 11] =
-    [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+/// What a message costs whatever its length is found at these lengths.
+const SHORT: [usize; 5] = [8, 64, 512, 4 << 10, 16 << 10];
+
+/// Lengths from what the nearest caches hold to what none holds: two ranks that exchange so many bytes in place, copy them, or
+/// reduce twice as many, have four times as many bytes of buffers.
+fn long() -> impl Iterator<Item = usize> {
+    (0..POINTS).map(|i| (FIRST_BYTES as usize / 4) << i)
+}
 
 /// Messages sent in a row: not so many that a receiver takes several with one system call, as it does from no two peers.
 const BURSTS: [usize; 4] = [1, 2, 4, 8];
@@ -19,8 +25,8 @@ const BURSTS: [usize; 4] = [1, 2, 4, 8];
 /// Rounds, the middle one of which counts.
 const ROUNDS: usize = 7;
 
-/// Bytes of a copy: those of a long segment.
-const COPY_BYTES: usize = 4 << 20;
+/// A round of copies takes so long, in seconds: long enough for the clock, and for caches to hold what they can.
+const COPY_ROUND_SECONDS: f64 = 1e-3;
 
 /// Between two ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -33,8 +39,8 @@ pub(crate) struct Pair {
     pub reduce: Vec<Sample>,
     /// Messages of 8 bytes one way, by their number.
     pub burst: Vec<Sample>,
-    /// Seconds to copy a byte, on all ranks at once.
-    pub copy_seconds: f64,
+    /// Copies on both ranks at once, by bytes of one.
+    pub copy: Vec<Sample>,
 }
 
 /// Between more ranks than there are processors.
@@ -58,9 +64,9 @@ fn forced(comm: &Communicator, algorithm: &str) -> Result<Communicator> {
 pub(crate) fn pair(comm: &Communicator) -> Result<Pair> {
     let direct = forced(comm, "all_gather:ring,broadcast:binomial")?;
     let ring = forced(comm, "all_reduce:ring")?;
-    let mut buffers = Buffers::new(2 * SIZES[SIZES.len() - 1]);
+    let mut buffers = Buffers::new(2 * long().max().unwrap_or(0));
     let mut found = Pair::default();
-    for bytes in SIZES {
+    for bytes in SHORT.into_iter().chain(long()) {
         let whole = 2 * bytes;
         let times = in_turn(comm, 3, ROUNDS, |thing, number| match thing {
             0 => call(&direct, Collective::Broadcast, bytes, number, &mut buffers),
@@ -75,7 +81,9 @@ pub(crate) fn pair(comm: &Communicator) -> Result<Pair> {
     let times = in_turn(comm, BURSTS.len(), ROUNDS, |thing, number| burst(comm, BURSTS[thing], number))?;
     found.burst =
         BURSTS.iter().zip(times).map(|(count, seconds)| Sample { amount: *count as f64, seconds }).collect();
-    found.copy_seconds = copy_seconds(comm)?;
+    for bytes in long() {
+        found.copy.push(Sample { amount: bytes as f64, seconds: copy_seconds(comm, bytes)? });
+    }
     Ok(found)
 }
 
@@ -92,17 +100,22 @@ fn burst(comm: &Communicator, count: usize, number: usize) -> Result<()> {
     Ok(batch.run()?)
 }
 
-fn copy_seconds(comm: &Communicator) -> Result<f64> {
-    let from = vec![1_u8; COPY_BYTES];
-    let mut to = vec![2_u8; COPY_BYTES];
-    let mut times = Vec::new();
-    for _ in 0..=ROUNDS {
+fn copy_seconds(comm: &Communicator, bytes: usize) -> Result<f64> {
+    let from = vec![1_u8; bytes];
+    let mut to = vec![2_u8; bytes];
+    let mut time = |copies: usize| -> Result<f64> {
         comm.barrier()?;
         let began = Instant::now();
-        to.copy_from_slice(std::hint::black_box(&from));
-        std::hint::black_box(&mut to);
-        times.push(began.elapsed().as_secs_f64() / COPY_BYTES as f64);
-    }
+        for _ in 0..copies {
+            to.copy_from_slice(std::hint::black_box(&from));
+            std::hint::black_box(&mut to);
+        }
+        Ok(began.elapsed().as_secs_f64() / copies as f64)
+    };
+    // The first one finds the pages.
+    time(1)?;
+    let copies = ((COPY_ROUND_SECONDS / time(1)?.max(1e-9)) as usize).clamp(1, 1000);
+    let mut times = (0..ROUNDS).map(|_| time(copies)).collect::<Result<Vec<_>>>()?;
     Ok(median(&mut times))
 }
 
