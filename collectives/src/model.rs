@@ -38,6 +38,8 @@ pub struct Model {
     pub oversubscription: f64,
     /// What a message waits until its receiver gets the processor, for each other rank that shares it.
     pub switch_seconds: f64,
+    /// What each further lane of a plan takes on its rank's processor, for every segment.
+    pub lane_seconds: f64,
     /// What a call takes apart from its messages.
     pub call_seconds: f64,
     /// What the rates inside a host come to where caches do not hold the buffers.
@@ -77,6 +79,8 @@ impl Model {
         oversubscription: 1.0,
         // A wake-up and a context switch.
         switch_seconds: 5e-6,
+        // Nothing beside what networks take; `kolo tune` measures it.
+        lane_seconds: 0.0,
         // The same for all algorithms, so that it decides nothing; `kolo tune` measures it.
         call_seconds: 0.0,
         // Machines differ too much: without a measurement, the rates above are taken to hold at all sizes.

@@ -4,9 +4,10 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::layout::Layout;
-use crate::model::LinkClass;
+use crate::model::{LinkClass, Model};
 use crate::plan::{Action, Plan, Step, StepRef};
 
+use super::memory::Memory;
 use super::processor::{Claim, Processor};
 use super::state::{Compiled, Event, Host, Instance, Lane, Message, Rank, Record, Timed};
 use super::{Cluster, CriticalStep, Stuck, Timing, Traffic};
@@ -21,6 +22,7 @@ pub(super) struct Engine<'a> {
     window: usize,
     programs: Vec<Vec<Vec<Compiled>>>,
     ranks: Vec<Rank>,
+    memory: Memory,
     processors: Vec<Processor>,
     /// How many times as long work takes because of ranks that are not simulated.
     slower: f64,
@@ -92,6 +94,7 @@ impl<'a> Engine<'a> {
             window,
             programs,
             ranks: ranks.collect(),
+            memory: Memory::new(plans, layouts, cluster),
             processors: vec![of_host; hosts].concat(),
             slower,
             hosts: vec![Host { out: 0.0, inward: 0.0, memory: 0.0 }; hosts],
@@ -122,8 +125,9 @@ impl<'a> Engine<'a> {
                 Event::Depart { rank, slot, lane, step, bytes, sent, record } => {
                     self.depart(rank as usize, slot, StepRef { lane, step }, (bytes, sent), at, record);
                 }
-                Event::Head { rank, slot, channel, bytes, inter, left, record } => {
-                    self.land(rank as usize, slot, channel as usize, (bytes, inter, left), record, at);
+                Event::Head { rank, slot, channel, bytes, inter, link_seconds, left, record } => {
+                    let message = (bytes, inter, link_seconds, left);
+                    self.land(rank as usize, slot, channel as usize, message, record, at);
                 }
             }
         }
@@ -188,6 +192,14 @@ impl<'a> Engine<'a> {
             state.instances.push(instance);
         }
         state.begun += 1;
+        let more = lanes.saturating_sub(1) as f64 * self.cluster.model.lane_seconds * self.slower;
+        let at = if more > 0.0 {
+            let processor = &mut self.processors[state.processor];
+            processor.free = processor.free.max(at) + more;
+            processor.free
+        } else {
+            at
+        };
         for lane in 0..lanes {
             self.schedule(at, Event::Lane { rank: rank as u32, slot: slot as u16, lane: lane as u16 });
         }
@@ -246,7 +258,10 @@ impl<'a> Engine<'a> {
         let model = &self.cluster.model;
         let slower = self.slower;
         let class = if compiled.inter { &model.inter } else { &model.intra };
-        let moved = |inter: bool| if inter { 0.0 } else { bytes / model.move_bytes_per_second };
+        let number = self.ranks[rank].instances[slot_index].lanes[usize::from(lane)].next;
+        let memory =
+            |rate: fn(&Model) -> f64| bytes * self.memory.seconds_per_byte((rank, lane, number), rate);
+        let moved = |inter: bool| if inter { 0.0 } else { memory(|model| model.move_bytes_per_second) };
         let (mut work, mut opening, mut last_byte) = (0.0, 0.0, 0.0);
         match compiled.step.action {
             // Messages of no bytes are skipped at both ends.
@@ -255,8 +270,8 @@ impl<'a> Engine<'a> {
                 opening = class.overhead_seconds * slower;
                 work = class.overhead_seconds + moved(compiled.inter);
             }
-            Action::Copy { .. } => work = bytes / model.copy_bytes_per_second,
-            Action::Reduce { .. } => work = bytes / model.reduce_bytes_per_second,
+            Action::Copy { .. } => work = memory(|model| model.copy_bytes_per_second),
+            Action::Reduce { .. } => work = memory(|model| model.reduce_bytes_per_second),
             Action::Recv { .. } | Action::RecvReduce { .. } | Action::WaitSignal { .. } => {
                 let channel = compiled.channel as usize;
                 let Some(message) = self.queues[slot_index][channel].front().copied() else {
@@ -280,7 +295,7 @@ impl<'a> Engine<'a> {
                 work = overhead + moved(inter);
                 last_byte = message.arrived + overhead * slower;
                 if matches!(compiled.step.action, Action::RecvReduce { .. }) {
-                    work += bytes / model.reduce_bytes_per_second;
+                    work += memory(|model| model.reduce_bytes_per_second);
                 }
             }
         }
@@ -355,19 +370,27 @@ impl<'a> Engine<'a> {
         record: u32,
     ) -> f64 {
         let (step, (at, sent)) = at;
-        let model = &self.cluster.model;
-        let class: &LinkClass = if compiled.inter { &model.inter } else { &model.intra };
+        let link_seconds = self.link_seconds(rank, step, compiled.inter, bytes);
         let traffic = if compiled.inter { &mut self.inter } else { &mut self.intra };
         traffic.messages += 1;
         traffic.bytes += bytes as u64;
         let state = &mut self.ranks[rank];
         let start = state.link_out.max(at);
-        state.link_out = start + bytes * class.seconds_per_byte();
+        state.link_out = start + link_seconds;
         let read_out = state.link_out.max(sent);
         let event =
             Event::Depart { rank: rank as u32, slot, lane: step.lane, step: step.step, bytes, sent, record };
         self.schedule(start, event);
         read_out
+    }
+
+    /// How long a message occupies a link.
+    fn link_seconds(&self, rank: usize, step: StepRef, inter: bool, bytes: f64) -> f64 {
+        if inter {
+            return bytes * self.cluster.model.inter.seconds_per_byte();
+        }
+        let rate = |model: &Model| model.intra.bytes_per_second;
+        bytes * self.memory.seconds_per_byte((rank, step.lane, step.step), rate)
     }
 
     /// Takes a message through what the ranks of its host share, and sends it on its way.
@@ -384,15 +407,18 @@ impl<'a> Engine<'a> {
         let model = &self.cluster.model;
         let class: &LinkClass = if compiled.inter { &model.inter } else { &model.intra };
         let latency = class.latency_seconds + (self.slower - 1.0) * model.switch_seconds;
+        let link_seconds = self.link_seconds(rank, step, compiled.inter, bytes);
+        let bus = |model: &Model| model.memory_bytes_per_second;
+        let bus_seconds = bytes * self.memory.seconds_per_byte((rank, step.lane, step.step), bus);
         let state = &mut self.ranks[rank];
         let host = &mut self.hosts[state.host];
-        let mut left = (at + bytes * class.seconds_per_byte()).max(sent);
+        let mut left = (at + link_seconds).max(sent);
         if compiled.inter {
             host.out = host.out.max(at) + bytes / model.nic_bytes_per_second;
             left = left.max(host.out);
         } else {
             // Written by the sender, read by the receiver.
-            host.memory = host.memory.max(at) + 2.0 * bytes / model.memory_bytes_per_second;
+            host.memory = host.memory.max(at) + 2.0 * bus_seconds;
             left = left.max(host.memory);
         }
         // The lane is still there: it is not done before its link has read this message.
@@ -404,6 +430,7 @@ impl<'a> Engine<'a> {
             channel: compiled.channel,
             bytes,
             inter: compiled.inter,
+            link_seconds,
             left: left + latency,
             record,
         };
@@ -416,14 +443,13 @@ impl<'a> Engine<'a> {
         rank: usize,
         slot: u16,
         channel: usize,
-        (bytes, inter, left): (f64, bool, f64),
+        (bytes, inter, link_seconds, left): (f64, bool, f64, f64),
         record: u32,
         at: f64,
     ) {
         let model = &self.cluster.model;
-        let class = if inter { &model.inter } else { &model.intra };
         let state = &mut self.ranks[rank];
-        state.link_in = state.link_in.max(at) + bytes * class.seconds_per_byte();
+        state.link_in = state.link_in.max(at) + link_seconds;
         let mut arrived = left.max(state.link_in);
         if inter {
             let host = &mut self.hosts[state.host];

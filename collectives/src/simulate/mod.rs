@@ -6,6 +6,7 @@
 //! - Each rank has one processor. Posting and taking a message cost overhead on it, reductions and copies their
 //!   bytes; the lanes of a rank share it, first come first served. Where a host has more ranks than processors, they take
 //!   turns (`processor.rs`).
+//! - Copies, reductions and messages inside a host go as fast as the caches let them (`memory.rs`).
 //! - Inside a host the processors also move the bytes, at both ends; the receiver begins with the first of them.
 //! - Each rank has a link with one direction each way; a message occupies the sender's, then, a latency later,
 //!   the receiver's, and cuts through: it has arrived when its last byte has passed both.
@@ -20,6 +21,7 @@
 
 mod cluster;
 mod engine;
+mod memory;
 mod processor;
 mod state;
 

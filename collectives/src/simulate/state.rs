@@ -87,7 +87,16 @@ pub(super) enum Event {
     /// processor is done with it.
     Depart { rank: u32, slot: u16, lane: u16, step: u16, bytes: f64, sent: f64, record: u32 },
     /// The first byte of a message reaches the receiver's side.
-    Head { rank: u32, slot: u16, channel: u32, bytes: f64, inter: bool, left: f64, record: u32 },
+    Head {
+        rank: u32,
+        slot: u16,
+        channel: u32,
+        bytes: f64,
+        inter: bool,
+        link_seconds: f64,
+        left: f64,
+        record: u32,
+    },
 }
 
 /// Times are never NaN; ties go by order of scheduling, so that runs repeat. Turns come last: who has a processor goes on while

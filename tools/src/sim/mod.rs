@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use kolo_collectives::cost::{footprint_bytes, scratch_factor};
 use kolo_collectives::plan::{Collective, Plan};
 use kolo_collectives::simulate::{Cluster, Timing, simulate, simulate_symmetric};
 use kolo_collectives::{Algorithm, Task};
@@ -174,10 +173,6 @@ fn simulate_one(
     if !described.window_given {
         cluster.window = choice.window.max(1);
     }
-    let bytes = call.selection_bytes(task.world_size);
-    let in_flight = (cluster.segment_bytes * cluster.window).min(bytes as usize) as f64;
-    let scratch = scratch_factor(choice.algorithm, &task) * in_flight * f64::from(cluster.ranks_per_host);
-    cluster.model = cluster.model.with_footprint(footprint_bytes(&task, bytes) + scratch);
     let first = choice.algorithm.plan(&task, 0);
     let steps: usize = first.lanes.iter().map(|lane| lane.len()).sum();
     let segments = (call.selection_bytes(task.world_size) as usize).div_ceil(cluster.segment_bytes).max(1);

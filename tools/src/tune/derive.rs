@@ -1,11 +1,17 @@
 //! From measured times to the constants of a profile.
 
-use kolo::profile::{Curve, TransportProfile};
+use kolo::Collective;
+use kolo::profile::{Curve, Inside, Profile, TransportProfile, VERSION};
+use kolo_collectives::Algorithm;
 use kolo_collectives::caches::{FIRST_BYTES, POINTS};
+use kolo_collectives::model::Model;
+use kolo_collectives::simulate::Cluster;
 
 use super::fit::{Sample, fit, median};
 use super::probe::{Crowd, Pair};
 use crate::error::{CliError, Result};
+use crate::planning::CallArgs;
+use crate::sim;
 
 /// Of what a message takes when nothing else goes on, the processors' part at both ends is at most this.
 const WORK_SHARE_MAX: f64 = 0.9;
@@ -35,6 +41,11 @@ impl Rate {
     fn at(&self, bytes: f64) -> f64 {
         self.seconds * self.factors.at(bytes)
     }
+
+    fn of_reductions(self, of: &mut TransportProfile) {
+        of.reduce_bytes_per_second = 1.0 / self.seconds;
+        of.reduce_factors = self.factors;
+    }
 }
 
 /// What short messages take, whatever their length; and what a byte of long ones takes at each of the sizes of a curve.
@@ -58,58 +69,138 @@ pub(crate) fn copy(pair: &Pair) -> Rate {
 /// By the model an exchange between two ranks takes call + s + n E, with s = latency + 2 overhead and E for what a processor
 /// does with a byte that it sends and one that it receives: n bytes each way are written and read, 4 n in all. A ring
 /// all-reduce of 2 n takes call + 2 s, the bytes twice, and the reduction of n once.
-///
-/// Where each of p ranks has only a part 1 / q of a processor, an all-gather takes p - 1 waits of w = latency + (q - 1) switch
-/// round the ring, one if all messages go at once, and p - 1 times 2 q overhead in either form.
 pub(crate) fn transport(
     pair: &Pair,
     crowd: Option<(Crowd, f64)>,
     default_switch: f64,
 ) -> Result<TransportProfile> {
     let (exchange_fixed, exchange) = split(&pair.exchange)?;
-    let (reduce_fixed, reduce) = split(&pair.reduce)?;
+    let (reduce_fixed, _) = split(&pair.reduce)?;
     let (_, one_way) = split(&pair.one_way)?;
-    let burst = fit(&pair.burst).map_or(0.0, |line| line.each);
     // They cross zero at a step more, so their difference is a step; never more than all, nor nothing.
     let step = (reduce_fixed - exchange_fixed).clamp(0.2 * exchange_fixed, exchange_fixed);
     let call_seconds = exchange_fixed - step;
-    let wait_and_overhead = crowd.map(|(crowd, share)| {
-        let messages = f64::from(crowd.ranks - 1);
-        let wait = ((crowd.ring_seconds - crowd.direct_seconds) / (messages - 1.0)).max(0.0);
-        (wait, (crowd.direct_seconds - call_seconds - wait) / messages / (2.0 * share))
-    });
-    // Messages to one rank in a row share system calls, those to several do not.
-    let overhead = wait_and_overhead.map_or(burst, |(_, overhead)| overhead.max(burst));
-    let overhead_seconds = overhead.min(WORK_SHARE_MAX * step / 2.0);
-    let latency_seconds = step - 2.0 * overhead_seconds;
-    let switch_seconds = match (crowd, wait_and_overhead) {
-        // What the overhead was not allowed to take is waiting too.
-        (Some((_, share)), Some((wait, overhead))) => {
-            let rest = 2.0 * share * (overhead - overhead_seconds).max(0.0);
-            ((wait + rest - latency_seconds) / (share - 1.0)).max(0.0)
-        }
-        _ => default_switch,
-    };
+    // Messages to one rank in a row share system calls, so that others have more.
+    let overhead_seconds = fit(&pair.burst).map_or(0.0, |line| line.each).min(WORK_SHARE_MAX * step / 2.0);
     let messages = Rate::new(exchange);
     // One way, two ranks that broadcast in place have half the buffers. No link is faster than the processor at its end.
     let mut shares: Vec<f64> = (1..POINTS).map(|i| one_way[i] / messages.at(buffers(i) / 2.0)).collect();
     let link = messages.seconds * median(&mut shares).max(0.5);
-    let copies = copy(pair);
-    let reductions = std::array::from_fn(|i| {
-        (reduce[i] - 2.0 * exchange[i]).max(REDUCE_SHARE_MIN * copies.at(buffers(i).min(CLOSE_BYTES)))
-    });
-    let reductions = Rate::new(reductions);
-    Ok(TransportProfile {
+    let mut found = TransportProfile {
         call_seconds,
-        latency_seconds,
+        latency_seconds: step - 2.0 * overhead_seconds,
         overhead_seconds,
         bytes_per_second: 1.0 / link,
         host_bytes_per_second: 4.0 / messages.seconds,
-        reduce_bytes_per_second: 1.0 / reductions.seconds,
-        switch_seconds,
+        reduce_bytes_per_second: 1.0 / BYTE_SECONDS_MIN,
+        switch_seconds: default_switch,
+        lane_seconds: (pair.lanes[1] - pair.lanes[0]).max(0.0),
         message_factors: messages.factors,
-        reduce_factors: reductions.factors,
-    })
+        reduce_factors: Curve::FLAT,
+    };
+    let copies = copy(pair);
+    reductions(&mut found, &copies, pair);
+    if let Some((crowd, share)) = crowd {
+        turns(&mut found, &copies, crowd, share);
+    }
+    Ok(found)
+}
+
+/// Finds what of a step is work and what ranks wait for each other on a processor: what comes nearest to making the simulator say
+/// of all-gathers among `share` ranks on each processor what was measured. Sharing tells them apart, since only work adds up.
+fn turns(of: &mut TransportProfile, copies: &Rate, crowd: Crowd, share: f64) {
+    let step = of.latency_seconds + 2.0 * of.overhead_seconds;
+    let bytes = 8 * u64::from(crowd.ranks);
+    let times = |of: &TransportProfile| {
+        let cluster =
+            Cluster { ranks_per_host: crowd.ranks, model: model(of, copies, share), ..Cluster::default() };
+        [Algorithm::Ring, Algorithm::Direct]
+            .map(|algorithm| simulated(Collective::AllGather, algorithm, bytes, cluster.clone()))
+    };
+    let least = of.overhead_seconds;
+    let most = WORK_SHARE_MAX * step / 2.0;
+    let mut best = (f64::INFINITY, *of);
+    for part in 0..=OVERHEADS {
+        let overhead_seconds = least + (most - least) * f64::from(part) / f64::from(OVERHEADS);
+        let mut tried =
+            TransportProfile { overhead_seconds, latency_seconds: step - 2.0 * overhead_seconds, ..*of };
+        // The sum grows with what a switch takes.
+        let (mut low, mut high) = (0.0, crowd.ring_seconds);
+        for _ in 0..BISECTIONS {
+            tried.switch_seconds = (low + high) / 2.0;
+            let [ring, direct] = times(&tried);
+            if ring + direct < crowd.ring_seconds + crowd.direct_seconds {
+                low = tried.switch_seconds;
+            } else {
+                high = tried.switch_seconds;
+            }
+        }
+        let [ring, direct] = times(&tried);
+        let error = (ring / crowd.ring_seconds).ln().abs() + (direct / crowd.direct_seconds).ln().abs();
+        if error < best.0 {
+            best = (error, tried);
+        }
+    }
+    *of = best.1;
+}
+
+/// So many parts of the range in which the overhead may lie are tried.
+const OVERHEADS: u32 = 16;
+
+/// Finds what a reduced byte takes: at each size what makes the simulator say of the all-reduce what was measured.
+fn reductions(of: &mut TransportProfile, copies: &Rate, pair: &Pair) {
+    let long = &pair.reduce[pair.reduce.len().saturating_sub(POINTS)..];
+    let least = (REDUCE_SHARE_MIN * copies.seconds).max(BYTE_SECONDS_MIN);
+    let mut seconds = [least; POINTS];
+    for (i, sample) in long.iter().enumerate() {
+        let mut simulated = |each: f64| {
+            seconds[i..].fill(each);
+            Rate::new(seconds).of_reductions(of);
+            all_reduce_seconds(of, copies, sample.amount)
+        };
+        // By halves of the logarithm: from no time at all to ten times that of the whole.
+        let (mut low, mut high) = (least, (10.0 * sample.seconds / sample.amount).max(2.0 * least));
+        for _ in 0..BISECTIONS {
+            let middle = (low * high).sqrt();
+            if simulated(middle) < sample.seconds { low = middle } else { high = middle }
+        }
+        let _ = simulated(low);
+    }
+}
+
+/// Steps that leave less than a thousandth of what is looked for.
+const BISECTIONS: usize = 24;
+
+/// What the simulator says of an all-reduce round the ring of two ranks, of twice so many bytes.
+fn all_reduce_seconds(of: &TransportProfile, copies: &Rate, bytes: f64) -> f64 {
+    let cluster = Cluster { model: model(of, copies, 1.0), ..Cluster::default() };
+    simulated(Collective::AllReduce, Algorithm::Ring, 2 * bytes as u64, cluster)
+}
+
+fn model(of: &TransportProfile, copies: &Rate, oversubscription: f64) -> Model {
+    let profile = Profile {
+        version: VERSION,
+        machine: String::new(),
+        copy_bytes_per_second: 1.0 / copies.seconds,
+        copy_factors: copies.factors,
+        shm: *of,
+        tcp: *of,
+        network: None,
+    };
+    profile.apply(Inside::Shm, Model { oversubscription, ..Model::TCP })
+}
+
+fn simulated(collective: Collective, algorithm: Algorithm, bytes: u64, cluster: Cluster) -> f64 {
+    let call = CallArgs {
+        collective,
+        bytes,
+        root: 0,
+        in_place: true,
+        element_bytes: 4,
+        algo: Some(algorithm),
+        canonical: false,
+    };
+    sim::seconds(&call, cluster).unwrap_or(f64::INFINITY)
 }
 
 /// Bytes of buffers at the i-th size of a curve.
@@ -117,12 +208,11 @@ fn buffers(i: usize) -> f64 {
     FIRST_BYTES * f64::from(1_u32 << i)
 }
 
-/// What arrives is reduced from the caches, whatever the size of the buffers.
-const CLOSE_BYTES: f64 = FIRST_BYTES;
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const COPIES: Rate = Rate { seconds: 4e-11, factors: Curve::FLAT };
 
     /// What a machine with these constants would have measured.
     fn measured(of: &TransportProfile) -> Pair {
@@ -137,13 +227,10 @@ mod tests {
         Pair {
             one_way: by_size(&|n| of.call_seconds + step + n * link * of.message_factors.at(2.0 * n)),
             exchange: by_size(&|n| of.call_seconds + step + moved(n)),
-            reduce: by_size(&|n| {
-                of.call_seconds
-                    + 2.0 * (step + moved(n))
-                    + n * of.reduce_factors.at(4.0 * n) / of.reduce_bytes_per_second
-            }),
+            reduce: by_size(&|n| all_reduce_seconds(of, &COPIES, n)),
             burst: by_size(&|n| of.latency_seconds + of.overhead_seconds * (n + 1.0)),
-            copy: by_size(&|n| 4e-11 * n).split_off(3),
+            lanes: [1e-6, 1e-6 + of.lane_seconds],
+            copy: by_size(&|n| COPIES.seconds * n).split_off(3),
         }
     }
 
@@ -160,14 +247,14 @@ mod tests {
             host_bytes_per_second: 2.5e10,
             reduce_bytes_per_second: 3e10,
             switch_seconds: 2e-6,
+            lane_seconds: 0.1e-6,
             message_factors: rising,
             reduce_factors: rising,
         };
-        let crowd = Crowd {
-            ranks: 4,
-            ring_seconds: 0.2e-6 + 3.0 * (0.4e-6 + 0.4e-6 + 2e-6),
-            direct_seconds: 0.2e-6 + 0.4e-6 + 2e-6 + 3.0 * 0.4e-6,
-        };
+        let cluster = Cluster { ranks_per_host: 4, model: model(&truth, &COPIES, 2.0), ..Cluster::default() };
+        let [ring_seconds, direct_seconds] = [Algorithm::Ring, Algorithm::Direct]
+            .map(|algorithm| simulated(Collective::AllGather, algorithm, 32, cluster.clone()));
+        let crowd = Crowd { ranks: 4, ring_seconds, direct_seconds };
         let found = transport(&measured(&truth), Some((crowd, 2.0)), 5e-6).unwrap();
         for (found, truth) in [
             (found.call_seconds, truth.call_seconds),
@@ -177,6 +264,7 @@ mod tests {
             (found.host_bytes_per_second, truth.host_bytes_per_second),
             (found.reduce_bytes_per_second, truth.reduce_bytes_per_second),
             (found.switch_seconds, truth.switch_seconds),
+            (found.lane_seconds, truth.lane_seconds),
             (found.message_factors.0[5], 1.5),
             (found.reduce_factors.0[11], 3.0),
         ] {
@@ -200,6 +288,7 @@ mod tests {
                 exchange: wild(seed + 1),
                 reduce: wild(seed + 2),
                 burst: wild(seed + 3),
+                lanes: [1e-6, 1e-7 * f64::from(seed)],
                 copy: wild(seed + 4).split_off(19 - POINTS),
             };
             let found = transport(&pair, None, 5e-6).unwrap();

@@ -39,6 +39,8 @@ pub(crate) struct Pair {
     pub reduce: Vec<Sample>,
     /// Messages of 8 bytes one way, by their number.
     pub burst: Vec<Sample>,
+    /// Short all-reduces whose plan has one lane, and two.
+    pub lanes: [f64; 2],
     /// Copies on both ranks at once, by bytes of one.
     pub copy: Vec<Sample>,
 }
@@ -64,20 +66,25 @@ fn forced(comm: &Communicator, algorithm: &str) -> Result<Communicator> {
 pub(crate) fn pair(comm: &Communicator) -> Result<Pair> {
     let direct = forced(comm, "all_gather:ring,broadcast:binomial")?;
     let ring = forced(comm, "all_reduce:ring")?;
+    let tree = forced(comm, "all_reduce:tree")?;
     let mut buffers = Buffers::new(2 * long().max().unwrap_or(0));
     let mut found = Pair::default();
     for bytes in SHORT.into_iter().chain(long()) {
         let whole = 2 * bytes;
-        let times = in_turn(comm, 3, ROUNDS, |thing, number| match thing {
-            0 => call(&direct, Collective::Broadcast, bytes, number, &mut buffers),
-            1 => call(&direct, Collective::AllGather, whole, number, &mut buffers),
-            _ => call(&ring, Collective::AllReduce, whole, number, &mut buffers),
-        })?;
-        let sample = |seconds| Sample { amount: bytes as f64, seconds };
-        found.one_way.push(sample(times[0]));
-        found.exchange.push(sample(times[1]));
-        found.reduce.push(sample(times[2]));
+        // Each by itself: what one leaves in the caches, and to be written back, is not the next one's affair.
+        let mut time = |of: &Communicator, collective, size| -> Result<Sample> {
+            let times =
+                in_turn(comm, 1, ROUNDS, |_, number| call(of, collective, size, number, &mut buffers))?;
+            Ok(Sample { amount: bytes as f64, seconds: times[0] })
+        };
+        found.one_way.push(time(&direct, Collective::Broadcast, bytes)?);
+        found.exchange.push(time(&direct, Collective::AllGather, whole)?);
+        found.reduce.push(time(&ring, Collective::AllReduce, whole)?);
     }
+    let times = in_turn(comm, 2, ROUNDS, |thing, number| {
+        call([&ring, &tree][thing], Collective::AllReduce, SHORT[1], number, &mut buffers)
+    })?;
+    found.lanes = [times[0], times[1]];
     let times = in_turn(comm, BURSTS.len(), ROUNDS, |thing, number| burst(comm, BURSTS[thing], number))?;
     found.burst =
         BURSTS.iter().zip(times).map(|(count, seconds)| Sample { amount: *count as f64, seconds }).collect();
