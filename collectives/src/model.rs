@@ -38,8 +38,8 @@ pub struct Model {
     pub oversubscription: f64,
     /// What a message waits until its receiver gets the processor, for each other rank that shares it.
     pub switch_seconds: f64,
-    /// What each further lane of a plan takes on its rank's processor, for every segment.
-    pub lane_seconds: f64,
+    /// What each further channel to the same rank takes on a processor, for every segment.
+    pub channel_seconds: f64,
     /// What a call takes apart from its messages.
     pub call_seconds: f64,
     /// What the rates inside a host come to where caches do not hold the buffers.
@@ -80,7 +80,7 @@ impl Model {
         // A wake-up and a context switch.
         switch_seconds: 5e-6,
         // Nothing beside what networks take; `kolo tune` measures it.
-        lane_seconds: 0.0,
+        channel_seconds: 0.0,
         // The same for all algorithms, so that it decides nothing; `kolo tune` measures it.
         call_seconds: 0.0,
         // Machines differ too much: without a measurement, the rates above are taken to hold at all sizes.

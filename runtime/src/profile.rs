@@ -58,8 +58,8 @@ pub struct TransportProfile {
     pub reduce_bytes_per_second: f64,
     /// Seconds that a message waits for its receiver to get the processor, for each other rank that shares it.
     pub switch_seconds: f64,
-    /// Seconds of processor time for each further lane of a plan, for every segment.
-    pub lane_seconds: f64,
+    /// Seconds of processor time for each further channel to the same rank, for every segment.
+    pub channel_seconds: f64,
     /// How many times as long a byte of a message takes, by the buffers of the host's ranks, as `copy_factors`.
     pub message_factors: Curve,
     /// How many times as long a reduced byte takes.
@@ -191,7 +191,7 @@ impl Profile {
             reduce_bytes_per_second: host.reduce_bytes_per_second,
             copy_bytes_per_second: self.copy_bytes_per_second,
             switch_seconds: host.switch_seconds,
-            lane_seconds: host.lane_seconds,
+            channel_seconds: host.channel_seconds,
             caches: Caches {
                 messages: host.message_factors,
                 copies: self.copy_factors,
@@ -226,7 +226,7 @@ impl Profile {
                 number(table, "host_bytes_per_second", of.host_bytes_per_second),
                 number(table, "reduce_bytes_per_second", of.reduce_bytes_per_second),
                 number(table, "switch_seconds", of.switch_seconds),
-                number(table, "lane_seconds", of.lane_seconds),
+                number(table, "channel_seconds", of.channel_seconds),
             ]);
             all.extend(numbers(table, "message_factors", &of.message_factors));
             all.extend(numbers(table, "reduce_factors", &of.reduce_factors));
@@ -319,7 +319,7 @@ mod tests {
             host_bytes_per_second: 3e10 / factor,
             reduce_bytes_per_second: 2e10,
             switch_seconds: 3e-6,
-            lane_seconds: 1e-7,
+            channel_seconds: 1e-7,
             message_factors: Curve([2.0; POINTS]),
             reduce_factors: Curve::FLAT,
         };

@@ -12,7 +12,7 @@ fn profile(latency_seconds: f64) -> Profile {
         host_bytes_per_second: 3e10,
         reduce_bytes_per_second: 2e10,
         switch_seconds: 3e-6,
-        lane_seconds: 1e-7,
+        channel_seconds: 1e-7,
         message_factors: Curve::FLAT,
         reduce_factors: Curve::FLAT,
     };

@@ -192,7 +192,8 @@ impl<'a> Engine<'a> {
             state.instances.push(instance);
         }
         state.begun += 1;
-        let more = lanes.saturating_sub(1) as f64 * self.cluster.model.lane_seconds * self.slower;
+        let further = f64::from(self.plans[rank].channels.saturating_sub(1));
+        let more = further * self.cluster.model.channel_seconds * self.slower;
         let at = if more > 0.0 {
             let processor = &mut self.processors[state.processor];
             processor.free = processor.free.max(at) + more;

@@ -111,7 +111,7 @@ pub(super) fn describe(args: &SimArgs, call: &CallArgs) -> Result<Described> {
         .chain([caches.messages, caches.copies, caches.reductions].into_iter().flat_map(|curve| curve.0));
     let times =
         [model.intra, model.inter].map(|class| [class.latency_seconds, class.overhead_seconds]).concat();
-    let times = [&times[..], &[model.switch_seconds, model.lane_seconds, model.call_seconds]].concat();
+    let times = [&times[..], &[model.switch_seconds, model.channel_seconds, model.call_seconds]].concat();
     if rates.into_iter().any(|rate| !rate.is_finite() || rate <= 0.0)
         || times.iter().any(|time| !time.is_finite() || *time < 0.0)
         || cluster.segment_bytes == 0

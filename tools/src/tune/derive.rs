@@ -94,7 +94,7 @@ pub(crate) fn transport(
         host_bytes_per_second: 4.0 / messages.seconds,
         reduce_bytes_per_second: 1.0 / BYTE_SECONDS_MIN,
         switch_seconds: default_switch,
-        lane_seconds: (pair.lanes[1] - pair.lanes[0]).max(0.0),
+        channel_seconds: (pair.channels[1] - pair.channels[0]).max(0.0),
         message_factors: messages.factors,
         reduce_factors: Curve::FLAT,
     };
@@ -229,7 +229,7 @@ mod tests {
             exchange: by_size(&|n| of.call_seconds + step + moved(n)),
             reduce: by_size(&|n| all_reduce_seconds(of, &COPIES, n)),
             burst: by_size(&|n| of.latency_seconds + of.overhead_seconds * (n + 1.0)),
-            lanes: [1e-6, 1e-6 + of.lane_seconds],
+            channels: [1e-6, 1e-6 + of.channel_seconds],
             copy: by_size(&|n| COPIES.seconds * n).split_off(3),
         }
     }
@@ -247,7 +247,7 @@ mod tests {
             host_bytes_per_second: 2.5e10,
             reduce_bytes_per_second: 3e10,
             switch_seconds: 2e-6,
-            lane_seconds: 0.1e-6,
+            channel_seconds: 0.1e-6,
             message_factors: rising,
             reduce_factors: rising,
         };
@@ -264,7 +264,7 @@ mod tests {
             (found.host_bytes_per_second, truth.host_bytes_per_second),
             (found.reduce_bytes_per_second, truth.reduce_bytes_per_second),
             (found.switch_seconds, truth.switch_seconds),
-            (found.lane_seconds, truth.lane_seconds),
+            (found.channel_seconds, truth.channel_seconds),
             (found.message_factors.0[5], 1.5),
             (found.reduce_factors.0[11], 3.0),
         ] {
@@ -288,7 +288,7 @@ mod tests {
                 exchange: wild(seed + 1),
                 reduce: wild(seed + 2),
                 burst: wild(seed + 3),
-                lanes: [1e-6, 1e-7 * f64::from(seed)],
+                channels: [1e-6, 1e-7 * f64::from(seed)],
                 copy: wild(seed + 4).split_off(19 - POINTS),
             };
             let found = transport(&pair, None, 5e-6).unwrap();

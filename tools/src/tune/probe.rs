@@ -39,8 +39,8 @@ pub(crate) struct Pair {
     pub reduce: Vec<Sample>,
     /// Messages of 8 bytes one way, by their number.
     pub burst: Vec<Sample>,
-    /// Short all-reduces whose plan has one lane, and two.
-    pub lanes: [f64; 2],
+    /// Short all-reduces over one channel, and over two.
+    pub channels: [f64; 2],
     /// Copies on both ranks at once, by bytes of one.
     pub copy: Vec<Sample>,
 }
@@ -84,7 +84,7 @@ pub(crate) fn pair(comm: &Communicator) -> Result<Pair> {
     let times = in_turn(comm, 2, ROUNDS, |thing, number| {
         call([&ring, &tree][thing], Collective::AllReduce, SHORT[1], number, &mut buffers)
     })?;
-    found.lanes = [times[0], times[1]];
+    found.channels = [times[0], times[1]];
     let times = in_turn(comm, BURSTS.len(), ROUNDS, |thing, number| burst(comm, BURSTS[thing], number))?;
     found.burst =
         BURSTS.iter().zip(times).map(|(count, seconds)| Sample { amount: *count as f64, seconds }).collect();

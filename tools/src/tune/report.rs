@@ -21,7 +21,7 @@ pub(super) fn profile(profile: &Profile) -> Vec<String> {
         ("call", [shm.call_seconds, tcp.call_seconds].map(micros), "us"),
         ("latency", [shm.latency_seconds, tcp.latency_seconds].map(micros), "us"),
         ("overhead per message and end", [shm.overhead_seconds, tcp.overhead_seconds].map(micros), "us"),
-        ("each further lane", [shm.lane_seconds, tcp.lane_seconds].map(micros), "us"),
+        ("each further channel", [shm.channel_seconds, tcp.channel_seconds].map(micros), "us"),
         ("wait for a shared processor", [shm.switch_seconds, tcp.switch_seconds].map(micros), "us"),
     ] {
         let [shm, tcp] = of;
