@@ -73,7 +73,8 @@ impl<'a> Engine<'a> {
             link_out: 0.0,
             link_in: 0.0,
             instances: Vec::new(),
-            begun: 0,
+            calls: cluster.calls.max(1),
+            under_way: 0,
             segments: if plan.lanes.is_empty() { 0 } else { layout.segments() },
             finished: 0.0,
             last_record: None,
@@ -114,9 +115,7 @@ impl<'a> Engine<'a> {
             let late = late.map(|late| late.delay_seconds).fold(0.0, f64::max);
             let start = self.cluster.model.call_seconds + late;
             self.ranks[rank].finished = start;
-            for slot in 0..self.window {
-                self.begin(rank, slot, start);
-            }
+            self.begin_call(rank, start);
         }
         while let Some(Reverse(Timed { at, event, .. })) = self.events.pop() {
             match event {
@@ -167,6 +166,29 @@ impl<'a> Engine<'a> {
         }
     }
 
+    /// Starts a rank's next call.
+    fn begin_call(&mut self, rank: usize, at: f64) {
+        let state = &mut self.ranks[rank];
+        state.calls -= 1;
+        state.instances.clear();
+        for slot in 0..self.window {
+            self.begin(rank, slot, at);
+        }
+    }
+
+    /// A segment is done: what the rank does next.
+    fn go_on(&mut self, rank: usize, slot: usize, at: f64) {
+        self.ranks[rank].under_way -= 1;
+        self.begin(rank, slot, at);
+        let state = &self.ranks[rank];
+        if state.under_way == 0 && state.calls > 0 {
+            let processor = &mut self.processors[state.processor];
+            processor.free = processor.free.max(at) + self.cluster.model.call_seconds * self.slower;
+            let at = processor.free;
+            self.begin_call(rank, at);
+        }
+    }
+
     /// Starts the next segment of a slot: slot i runs segments i, i + window, ..., on all ranks alike.
     fn begin(&mut self, rank: usize, slot: usize, at: f64) {
         let lanes = self.programs[rank].len();
@@ -191,7 +213,7 @@ impl<'a> Engine<'a> {
         } else {
             state.instances.push(instance);
         }
-        state.begun += 1;
+        state.under_way += 1;
         let further = f64::from(self.plans[rank].channels.saturating_sub(1));
         let more = further * self.cluster.model.channel_seconds * self.slower;
         let at = if more > 0.0 {
@@ -233,7 +255,7 @@ impl<'a> Engine<'a> {
                 rank_state.last_record = last;
             }
             if all {
-                self.begin(rank, slot_index, at);
+                self.go_on(rank, slot_index, at);
             }
             return;
         };
@@ -473,7 +495,7 @@ impl<'a> Engine<'a> {
         let mut finished = Vec::with_capacity(self.ranks.len());
         for (rank, state) in self.ranks.iter().enumerate() {
             let dead = state.dies.is_finite();
-            let mut through = state.begun == state.segments;
+            let mut through = state.calls == 0 || state.segments == 0;
             for instance in state.instances.iter().filter(|instance| instance.unfinished > 0) {
                 through = false;
                 for (lane, position) in instance.lanes.iter().enumerate().filter(|_| !dead) {

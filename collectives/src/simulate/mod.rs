@@ -13,7 +13,8 @@
 //! - Messages between hosts also pass the host's network interface, in and out; those within a host its memory
 //!   bus, twice. These have their own bandwidth, shared by the ranks of the host.
 //! - Sends are eager. A fence waits until the sender's link has read the message.
-//! - Up to `window` segments are in flight on each rank, each with sub-channels of its own.
+//! - Up to `window` segments are in flight on each rank, each with sub-channels of its own. A rank that is done with a call goes
+//!   on to the next one, if several follow each other.
 //!
 //! Cost: a few events per message and segment, some millions per second. An algorithm with log p rounds is quick
 //! at any size. Those with p rounds have p² messages: beyond a few hundred ranks, use [`simulate_symmetric`],

@@ -60,8 +60,9 @@ pub(super) struct Rank {
     pub(super) link_out: f64,
     pub(super) link_in: f64,
     pub(super) instances: Vec<Instance>,
-    /// Segments begun, and how many there are.
-    pub(super) begun: usize,
+    /// Calls to begin yet, segments under way, and segments of a call.
+    pub(super) calls: usize,
+    pub(super) under_way: usize,
     pub(super) segments: usize,
     pub(super) finished: f64,
     pub(super) last_record: Option<u32>,

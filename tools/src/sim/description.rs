@@ -116,6 +116,7 @@ pub(super) fn describe(args: &SimArgs, call: &CallArgs) -> Result<Described> {
         || times.iter().any(|time| !time.is_finite() || *time < 0.0)
         || cluster.segment_bytes == 0
         || cluster.window == 0
+        || cluster.calls == 0
     {
         return Err(CliError::usage(
             "the description has a rate, a window or a segment that is not positive, or a negative time",

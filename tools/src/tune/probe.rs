@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use kolo::{Collective, Communicator, Config};
 use kolo_collectives::caches::{FIRST_BYTES, POINTS};
+use kolo_collectives::{Algorithm, Task};
 use serde::{Deserialize, Serialize};
 
 use super::fit::{Sample, median};
@@ -45,15 +46,16 @@ pub(crate) struct Pair {
     pub copy: Vec<Sample>,
 }
 
+/// In which ranks that share processors are watched: each waits for one other, for all at once, and for one that waits for it.
+pub(crate) const FORMS: [Algorithm; 3] = [Algorithm::Ring, Algorithm::Direct, Algorithm::Halving];
+
 /// Between more ranks than there are processors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Crowd {
     /// How many.
     pub ranks: u32,
-    /// Seconds of an all-gather round the ring, of 8 bytes from each.
-    pub ring_seconds: f64,
-    /// Seconds of the same with all messages at once.
-    pub direct_seconds: f64,
+    /// Seconds of an all-gather of 8 bytes from each, in each of the [`FORMS`]; none where a form cannot serve so many.
+    pub seconds: [Option<f64>; FORMS.len()],
 }
 
 /// The same ranks with an algorithm of their own, and without the tiny path: what is measured are messages.
@@ -128,11 +130,19 @@ fn copy_seconds(comm: &Communicator, bytes: usize) -> Result<f64> {
 
 /// Measures between more ranks than processors.
 pub(crate) fn crowd(comm: &Communicator) -> Result<Crowd> {
-    let forms = [forced(comm, "all_gather:ring")?, forced(comm, "all_gather:direct")?];
     let ranks = comm.world_size();
+    let task = Task::new(Collective::AllGather, ranks);
+    let able = FORMS.map(|form| form.supports(&task).is_ok());
+    let forms = FORMS
+        .iter()
+        .zip(able)
+        .filter(|(_, able)| *able)
+        .map(|(form, _)| forced(comm, &format!("all_gather:{form}")))
+        .collect::<Result<Vec<_>>>()?;
     let mut buffers = Buffers::new(8 * ranks as usize);
     let times = in_turn(comm, forms.len(), ROUNDS, |thing, number| {
         call(&forms[thing], Collective::AllGather, 8 * ranks as usize, number, &mut buffers)
     })?;
-    Ok(Crowd { ranks, ring_seconds: times[0], direct_seconds: times[1] })
+    let mut times = times.into_iter();
+    Ok(Crowd { ranks, seconds: able.map(|able| if able { times.next() } else { None }) })
 }

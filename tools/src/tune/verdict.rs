@@ -212,7 +212,7 @@ fn compare(case: &Case) -> Vec<Compared<'_>> {
             canonical: false,
         };
         let cluster = Cluster { ranks_per_host: case.ranks, model: case.checked.model, ..Cluster::default() };
-        sim::seconds(&call, cluster).ok()
+        sim::seconds_each(&call, &cluster).ok()
     };
     let named = |name: &str| Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name);
     let points = case.checked.points.iter().map(|point| Compared {
