@@ -68,7 +68,7 @@ fn solve(samples: &[Sample], columns: impl Fn(&Sample) -> [f64; 2]) -> Option<[f
     let scale = [dot(0, 0).sqrt(), dot(1, 1).sqrt()];
     let cross = dot(0, 1) / scale[0] / scale[1];
     let rest = 1.0 - cross * cross;
-    if !(rest > 1e-12) {
+    if rest.is_nan() || rest < 1e-12 {
         return None;
     }
     let [a, b] = [sum(0) / scale[0], sum(1) / scale[1]];
