@@ -366,7 +366,8 @@ mod tests {
             ("latency_seconds = 3e-7", "latency_seconds = \"fast\"", "invalid type: string"),
             ("factors = [2e0", "factors = [0", "shm.message_factors is 0"),
             ("[tcp]", "[udp]", "unknown field `udp`"),
-            ("[tcp]", "]", "line 1"),
+            ("[tcp]", "]", "line 20: "),
+            ("factors = [2e0, ", "factors = [", "invalid length 11"),
         ] {
             assert!(good.contains(from), "{from}:\n{good}");
             let problem = Profile::parse(&good.replacen(from, to, 1)).unwrap_err();
