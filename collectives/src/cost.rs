@@ -14,7 +14,7 @@
 use crate::Algorithm;
 use crate::meeting::{LONG_BYTES, Meeting, Weight};
 use crate::model::{LinkClass, Model};
-use crate::plan::{Collective, Placement};
+use crate::plan::Collective;
 use crate::rounds::{ceil_log2, floor_log2, halvings};
 use crate::task::Task;
 
@@ -77,8 +77,7 @@ pub fn footprint_bytes(task: &Task, bytes: u64) -> f64 {
         C::Barrier => (0.0, 0.0),
         C::AllReduce | C::Broadcast | C::Reduce | C::Scan | C::ExScan => (1.0, 1.0),
     };
-    let one = task.collective == C::Broadcast || task.placement == Placement::InPlace;
-    let each = if one { f64::max(input, output) } else { input + output };
+    let each = if task.collective == C::Broadcast { f64::max(input, output) } else { input + output };
     let hosts = task.hosts.as_ref().map_or(1, |hosts| {
         let mut names = hosts.to_vec();
         names.sort_unstable();

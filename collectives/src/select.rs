@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::Algorithm;
 use crate::cost::{Flow, footprint_bytes, scratch_factor, seconds};
 use crate::model::Model;
-use crate::plan::{Collective, Placement};
+use crate::plan::Collective;
 use crate::rounds::ceil_log2;
 use crate::task::{Params, Task};
 
@@ -126,9 +126,7 @@ pub fn select(
     force: Option<Algorithm>,
 ) -> Result<Choice, SelectError> {
     let bytes = if task.collective == Collective::Barrier { 0 } else { bytes };
-    // Ranks need not agree on where their buffers lie: to lie apart is what all assume.
-    let apart = Task { placement: Placement::OutOfPlace, ..task.clone() };
-    let model = &model.with_footprint(footprint_bytes(&apart, bytes));
+    let model = &model.with_footprint(footprint_bytes(task, bytes));
     let mut candidates: Vec<(f64, Algorithm, Params, Flow)> = Vec::new();
     let mut unfit: Vec<(Algorithm, String)> = Vec::new();
     for algorithm in Algorithm::ALL {

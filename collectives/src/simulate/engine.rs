@@ -24,6 +24,7 @@ pub(super) struct Engine<'a> {
     ranks: Vec<Rank>,
     memory: Memory,
     processors: Vec<Processor>,
+    processors_per_host: u32,
     /// How many times as long work takes because of ranks that are not simulated.
     slower: f64,
     hosts: Vec<Host>,
@@ -97,6 +98,7 @@ impl<'a> Engine<'a> {
             ranks: ranks.collect(),
             memory: Memory::new(plans, layouts, cluster),
             processors: vec![of_host; hosts].concat(),
+            processors_per_host,
             slower,
             hosts: vec![Host { out: 0.0, inward: 0.0, memory: 0.0 }; hosts],
             queues: vec![vec![VecDeque::new(); channels]; window],
@@ -154,7 +156,7 @@ impl<'a> Engine<'a> {
     fn turn(&mut self, processor: u32, at: f64) {
         let switch = self.cluster.model.switch_seconds;
         let (place, lanes, free, again) = self.processors[processor as usize].turn(at, switch);
-        let (per_host, _) = sharing(self.cluster);
+        let per_host = self.processors_per_host;
         let rank = processor / per_host * self.cluster.ranks_per_host
             + processor % per_host
             + place as u32 * per_host;

@@ -52,6 +52,9 @@ impl Processor {
         }
         // All have been waiting: on average half of them come before this one.
         self.holder = place;
+        if switch == 0.0 {
+            return Claim::Now;
+        }
         self.free = at + 0.5 * ranks as f64 * switch;
         Claim::At(self.free)
     }
@@ -92,6 +95,14 @@ mod tests {
         // After idling, half a round.
         assert_eq!(processor.claim(2, (0, 1), 20.0, 1.0), Claim::At(21.5));
         assert_eq!(processor.claim(2, (0, 1), 21.5, 1.0), Claim::Now);
+    }
+
+    #[test]
+    fn turns_that_cost_nothing_are_not_passed_back_and_forth() {
+        let mut processor = Processor::new(2);
+        for place in [0, 1, 0, 1] {
+            assert_eq!(processor.claim(place, (0, 0), 1.0, 0.0), Claim::Now);
+        }
     }
 
     #[test]
