@@ -55,10 +55,13 @@ pub fn seconds(algorithm: Algorithm, task: &Task, flow: Flow, model: &Model) -> 
 fn reads_twice(task: &Task, bytes: u64, model: &Model) -> bool {
     let p = f64::from(task.world_size);
     // Of the outputs: ranks need not agree on whether they are in place.
-    let held = p * p * bytes as f64 <= model.cache_bytes;
+    let held = p * p * bytes as f64 <= HELD_BYTES;
     let one_host = task.hosts.as_ref().is_none_or(|hosts| hosts.iter().all(|host| *host == hosts[0]));
     task.collective == Collective::AllGather && one_host && model.has_system_calls() && !held
 }
+
+/// Bytes of buffers that a large processor's caches hold.
+const HELD_BYTES: f64 = 32e6;
 
 /// Bytes that the buffers of a host's ranks take for a call of `bytes`: of the vector, or of the longest block.
 #[must_use]
@@ -117,8 +120,9 @@ enum Reach {
     Mixed(f64),
 }
 
-struct Bill<'a> {
-    model: &'a Model,
+struct Bill {
+    /// Inside a host processors do the moving: ranks that share one share the speed of the link too.
+    model: Model,
     /// Ranks, hosts, and ranks on a host.
     p: u32,
     hosts: u32,
@@ -131,8 +135,10 @@ struct Bill<'a> {
     processor: f64,
 }
 
-impl<'a> Bill<'a> {
-    fn new(task: &Task, model: &'a Model) -> Self {
+impl Bill {
+    fn new(task: &Task, model: &Model) -> Self {
+        let mut model = *model;
+        model.intra.bytes_per_second /= model.oversubscription.max(1.0);
         let p = task.world_size;
         let hosts = task.hosts.as_ref().map_or(1, |hosts| {
             let mut names = hosts.to_vec();
@@ -344,7 +350,7 @@ impl<'a> Bill<'a> {
 
     fn weight(&self, meeting: Meeting, reach: Reach, bytes: f64, reduces: bool) -> Weight {
         match reach {
-            Reach::Host => meeting.weight(self.model, self.p, bytes, reduces),
+            Reach::Host => meeting.weight(&self.model, self.p, bytes, reduces),
             Reach::Network(_) | Reach::Mixed(_) => Weight::ONE,
         }
     }

@@ -35,6 +35,7 @@
 #![forbid(unsafe_code)]
 
 pub mod builder;
+pub mod caches;
 pub mod check;
 pub mod cost;
 pub mod display;

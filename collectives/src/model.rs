@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::caches::Caches;
+
 /// Messages between two ranks of one kind: on the same host, or not.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -30,16 +32,18 @@ pub struct Model {
     pub nic_bytes_per_second: f64,
     /// Memory bandwidth of a host, shared by its ranks.
     pub memory_bytes_per_second: f64,
+    /// Bytes of messages inside a host that a processor moves per second: each end moves every byte once.
+    pub move_bytes_per_second: f64,
     /// Ranks per usable processor of a host, at least 1: all processor time takes that much longer.
     pub oversubscription: f64,
     /// What a message waits until its receiver gets the processor, for each other rank that shares it.
     pub switch_seconds: f64,
+    /// What each further channel to the same rank takes on a processor, for every segment.
+    pub channel_seconds: f64,
     /// What a call takes apart from its messages.
     pub call_seconds: f64,
-    /// Bytes of the ranks' buffers that a host's caches hold.
-    pub cache_bytes: f64,
-    /// Inside a host, a byte that they do not hold takes so many times as long to move; at least 1.
-    pub beyond_cache_factor: f64,
+    /// What the rates inside a host come to where caches do not hold the buffers.
+    pub caches: Caches,
 }
 
 impl LinkClass {
@@ -70,14 +74,17 @@ impl Model {
         copy_bytes_per_second: 10e9,
         nic_bytes_per_second: 3e9,
         memory_bytes_per_second: 100e9,
+        // What a link carries, in and out at the same time.
+        move_bytes_per_second: 20e9,
         oversubscription: 1.0,
         // A wake-up and a context switch.
         switch_seconds: 5e-6,
+        // Nothing beside what networks take; `kolo tune` measures it.
+        channel_seconds: 0.0,
         // The same for all algorithms, so that it decides nothing; `kolo tune` measures it.
         call_seconds: 0.0,
         // Machines differ too much: without a measurement, the rates above are taken to hold at all sizes.
-        cache_bytes: 32e6,
-        beyond_cache_factor: 1.0,
+        caches: Caches::ENDLESS,
     };
 
     /// Shared memory within hosts, RDMA between them.
@@ -86,11 +93,13 @@ impl Model {
     /// The model for calls whose buffers take so many bytes on a host.
     #[must_use]
     pub fn with_footprint(&self, bytes: f64) -> Self {
-        let beyond = (1.0 - self.cache_bytes / bytes.max(1.0)).max(0.0);
-        let factor = 1.0 + (self.beyond_cache_factor - 1.0) * beyond;
+        let Caches { messages, copies, reductions } = &self.caches;
         let mut model = *self;
-        model.intra.bytes_per_second /= factor;
-        model.memory_bytes_per_second /= factor;
+        model.intra.bytes_per_second /= messages.at(bytes);
+        model.memory_bytes_per_second /= messages.at(bytes);
+        model.move_bytes_per_second /= messages.at(bytes);
+        model.copy_bytes_per_second /= copies.at(bytes);
+        model.reduce_bytes_per_second /= reductions.at(bytes);
         model
     }
 

@@ -308,10 +308,14 @@ fn parts(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model) -> u32 {
     if algorithm != Algorithm::Circulant || !pipelined || task.world_size < 3 {
         return task.params.parts;
     }
-    let class = if has_several_hosts(task) { &model.inter } else { &model.intra };
+    let (class, shared) = if has_several_hosts(task) {
+        (&model.inter, 1.0)
+    } else {
+        (&model.intra, model.oversubscription.max(1.0))
+    };
     let fixed = model.latency_seconds(class) + 2.0 * class.overhead_seconds * model.oversubscription.max(1.0);
     let rounds = f64::from(ceil_log2(task.world_size) - 1);
-    let best = (rounds * bytes as f64 / class.bytes_per_second / fixed).sqrt();
+    let best = (rounds * bytes as f64 * shared / class.bytes_per_second / fixed).sqrt();
     // More than 64 rounds in a segment no longer pay for their steps.
     (best.clamp(1.0, 64.0) as u32).next_power_of_two()
 }

@@ -123,6 +123,57 @@ fn oversubscription_slows_the_processors() {
     close(four - one, 3.0 * (3.0 * 3e-6 + 3.0 * 5e-6));
 }
 
+/// Ranks of one host, whose messages cost a processor work and nothing else.
+fn packed(ranks_per_host: u32, oversubscription: f64) -> Cluster {
+    let intra = LinkClass { latency_seconds: 0.0, overhead_seconds: 1e-6, bytes_per_second: 1e15 };
+    let model = Model {
+        intra,
+        oversubscription,
+        switch_seconds: 5e-6,
+        move_bytes_per_second: 1e9,
+        memory_bytes_per_second: 1e15,
+        ..Model::TCP
+    };
+    Cluster { ranks_per_host, model, ..Cluster::default() }
+}
+
+#[test]
+fn ranks_of_a_processor_take_turns() {
+    // Each of two ranks sends and receives 4000 bytes: 5 microseconds at each end.
+    let task = Task::new(Collective::AllGather, 2).in_place();
+    let apart = run(Algorithm::Ring, &task, 1000, &packed(2, 1.0)).seconds;
+    close(apart, 10e-6);
+    // One sends; the other sends, and receives what is there; then the first has its turn again.
+    let shared = run(Algorithm::Ring, &task, 1000, &packed(2, 2.0)).seconds;
+    close(shared, 5e-6 + 5e-6 + 10e-6 + 5e-6 + 5e-6);
+}
+
+#[test]
+fn a_call_in_a_row_begins_where_the_last_one_ended() {
+    let task = Task::new(Collective::AllGather, 4).in_place();
+    let seconds = |calls| run(Algorithm::Ring, &task, 1000, &Cluster { calls, ..packed(4, 1.0) }).seconds;
+    close(seconds(5), 5.0 * seconds(1));
+    // A rank whose turn it is goes on to the next call.
+    let shared = |calls| run(Algorithm::Ring, &task, 1000, &Cluster { calls, ..packed(4, 2.0) }).seconds;
+    assert!(shared(5) < 4.7 * shared(1), "{} against {}", shared(5), shared(1));
+}
+
+#[test]
+fn what_caches_do_not_hold_is_slower_the_first_time_only() {
+    let task = Task::new(Collective::AllReduce, 2).in_place();
+    let mut cluster = Cluster { segment_bytes: 1 << 20, window: 1, ..packed(2, 1.0) };
+    let count = 64 << 20 >> 2;
+    let near = run(Algorithm::Ring, &task, count, &cluster).seconds;
+    // Both ranks have 64 MiB in all, and 2 MiB in a segment.
+    for (place, factor) in cluster.model.caches.messages.0.iter_mut().enumerate() {
+        *factor = if place > 6 { 3.0 } else { 1.0 };
+    }
+    let far = run(Algorithm::Ring, &task, count, &cluster).seconds;
+    // Half of a segment is sent and the other received and reduced; then both once more. A message is at both ends.
+    let moved = 4.0 * f64::from(32 << 20) / 1e9;
+    assert!((far - near - 2.0 * moved / 2.0).abs() < 0.02 * far, "{far} against {near}: {moved}");
+}
+
 #[test]
 fn one_rank_stands_for_all_of_a_symmetric_plan() {
     for algorithm in [Algorithm::Ring, Algorithm::Circulant] {

@@ -6,14 +6,17 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use kolo_collectives::caches::Caches;
 use kolo_collectives::model::{LinkClass, Model};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 
+pub use kolo_collectives::caches::Curve;
+
 /// The version of the format that this build writes and reads.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// What communication costs on a machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,6 +28,9 @@ pub struct Profile {
     pub machine: String,
     /// Bytes that a rank copies per second.
     pub copy_bytes_per_second: f64,
+    /// How many times as long a copied byte takes, by the buffers of the host's ranks: of 128 KiB, and each further number of
+    /// twice as many bytes.
+    pub copy_factors: Curve,
     /// Shared memory between ranks of one host.
     pub shm: TransportProfile,
     /// TCP between ranks of one host.
@@ -52,10 +58,12 @@ pub struct TransportProfile {
     pub reduce_bytes_per_second: f64,
     /// Seconds that a message waits for its receiver to get the processor, for each other rank that shares it.
     pub switch_seconds: f64,
-    /// Bytes of the ranks' buffers that the host's caches hold.
-    pub cache_bytes: f64,
-    /// A byte that they do not hold takes so many times as long to move; at least 1.
-    pub beyond_cache_factor: f64,
+    /// Seconds of processor time for each further channel to the same rank, for every segment.
+    pub channel_seconds: f64,
+    /// How many times as long a byte of a message takes, by the buffers of the host's ranks, as `copy_factors`.
+    pub message_factors: Curve,
+    /// How many times as long a reduced byte takes.
+    pub reduce_factors: Curve,
 }
 
 /// What the network between hosts costs.
@@ -127,18 +135,25 @@ impl Profile {
     pub fn to_toml(&self) -> String {
         let mut out = format!(
             "# What communication costs on this machine, as `kolo tune` measured it. Used where KOLO_PROFILE names this \
-             file,\n# which must say the same on all ranks. Times in seconds, rates in bytes per second.\n\
+             file,\n# which must say the same on all ranks. Times in seconds, rates in bytes per second; factors by the \
+             size of the\n# buffers of all ranks of a host, from 128 KiB on, each twice the one before.\n\
              version = {}\nmachine = {}\n",
             self.version,
             serde_json::Value::String(self.machine.replace(char::is_control, " "))
         );
         let mut table = None;
-        for number in self.numbers() {
-            if number.table != table {
-                table = number.table;
+        let numbers = self.numbers();
+        for group in numbers.chunk_by(|one, next| (one.table, one.name) == (next.table, next.name)) {
+            let Number { table: own, name, .. } = group[0];
+            if own != table {
+                table = own;
                 let _ = writeln!(out, "\n[{}]", table.unwrap_or_default());
             }
-            let _ = writeln!(out, "{} = {:e}", number.name, number.value);
+            let values: Vec<_> = group.iter().map(|number| format!("{:e}", number.value)).collect();
+            let _ = match &values[..] {
+                [one] => writeln!(out, "{name} = {one}"),
+                _ => writeln!(out, "{name} = [{}]", values.join(", ")),
+            };
         }
         out
     }
@@ -171,11 +186,17 @@ impl Profile {
             },
             call_seconds: host.call_seconds,
             memory_bytes_per_second: host.host_bytes_per_second,
+            // Measured between two ranks, of which each moves what it sends and what it receives.
+            move_bytes_per_second: host.host_bytes_per_second / 2.0,
             reduce_bytes_per_second: host.reduce_bytes_per_second,
             copy_bytes_per_second: self.copy_bytes_per_second,
             switch_seconds: host.switch_seconds,
-            cache_bytes: host.cache_bytes,
-            beyond_cache_factor: host.beyond_cache_factor,
+            channel_seconds: host.channel_seconds,
+            caches: Caches {
+                messages: host.message_factors,
+                copies: self.copy_factors,
+                reductions: host.reduce_factors,
+            },
             ..model
         };
         if let Some(network) = &self.network {
@@ -192,7 +213,9 @@ impl Profile {
     /// Every number, in the order of the file.
     fn numbers(&self) -> Vec<Number> {
         let number = |table, name, value| Number { table, name, value };
+        let numbers = |table, name, curve: &Curve| curve.0.map(|value| Number { table, name, value });
         let mut all = vec![number(None, "copy_bytes_per_second", self.copy_bytes_per_second)];
+        all.extend(numbers(None, "copy_factors", &self.copy_factors));
         for (table, of) in [("shm", &self.shm), ("tcp", &self.tcp)] {
             let table = Some(table);
             all.extend([
@@ -203,9 +226,10 @@ impl Profile {
                 number(table, "host_bytes_per_second", of.host_bytes_per_second),
                 number(table, "reduce_bytes_per_second", of.reduce_bytes_per_second),
                 number(table, "switch_seconds", of.switch_seconds),
-                number(table, "cache_bytes", of.cache_bytes),
-                number(table, "beyond_cache_factor", of.beyond_cache_factor),
+                number(table, "channel_seconds", of.channel_seconds),
             ]);
+            all.extend(numbers(table, "message_factors", &of.message_factors));
+            all.extend(numbers(table, "reduce_factors", &of.reduce_factors));
         }
         if let Some(of) = &self.network {
             let table = Some("network");
@@ -243,18 +267,14 @@ const TIME_MAX: f64 = 10.0;
 /// Rates that a rank may be said to have, in bytes per second: from a modem to more than any memory.
 const RATES: std::ops::RangeInclusive<f64> = 1e3..=1e15;
 
-/// Bytes that caches may be said to hold.
-const SIZES: std::ops::RangeInclusive<f64> = 1.0..=1e15;
-
-/// How much slower memory may be said to be than caches.
-const FACTORS: std::ops::RangeInclusive<f64> = 1.0..=1e3;
+/// How much slower memory may be said to be than caches; faster only by what measurements waver.
+const FACTORS: std::ops::RangeInclusive<f64> = 0.1..=1e3;
 
 impl Number {
     fn allowed(&self) -> (std::ops::RangeInclusive<f64>, &'static str) {
         match self.name {
             rate if rate.ends_with("bytes_per_second") => (RATES, "bytes per second"),
             time if time.ends_with("_seconds") => (0.0..=TIME_MAX, "seconds"),
-            size if size.ends_with("_bytes") => (SIZES, "bytes"),
             _ => (FACTORS, "times"),
         }
     }
@@ -286,6 +306,8 @@ fn refused(path: &Path, problem: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use kolo_collectives::caches::POINTS;
+
     use super::*;
 
     fn example() -> Profile {
@@ -297,13 +319,15 @@ mod tests {
             host_bytes_per_second: 3e10 / factor,
             reduce_bytes_per_second: 2e10,
             switch_seconds: 3e-6,
-            cache_bytes: 3.2e7,
-            beyond_cache_factor: 2.0,
+            channel_seconds: 1e-7,
+            message_factors: Curve([2.0; POINTS]),
+            reduce_factors: Curve::FLAT,
         };
         Profile {
             version: VERSION,
             machine: "two \"fast\" processors".into(),
             copy_bytes_per_second: 1.0 / 3.0 * 1e10,
+            copy_factors: Curve::FLAT,
             shm: of(1.0),
             tcp: of(10.0),
             network: None,
@@ -328,8 +352,8 @@ mod tests {
     fn mistakes_are_named() {
         let good = example().to_toml();
         for (from, to, expected) in [
-            ("version = 1", "version = 7", "version 7, and this build reads version 1"),
-            ("version = 1\n", "", "missing field `version`"),
+            ("version = 2", "version = 7", "version 7, and this build reads version 2"),
+            ("version = 2\n", "", "missing field `version`"),
             ("call_seconds = 1e-7\n", "", "missing field `call_seconds`"),
             ("machine = ", "mashine = ", "unknown field `mashine`"),
             ("bytes_per_second = 1.1e10", "bytes_per_second = -3", "shm.bytes_per_second is -3"),
@@ -340,9 +364,10 @@ mod tests {
                 "shm.latency_seconds is 60, and must be 0e0 to 1e1 seconds",
             ),
             ("latency_seconds = 3e-7", "latency_seconds = \"fast\"", "invalid type: string"),
-            ("factor = 2e0", "factor = 0.5", "shm.beyond_cache_factor is 0.5"),
+            ("factors = [2e0", "factors = [0", "shm.message_factors is 0"),
             ("[tcp]", "[udp]", "unknown field `udp`"),
-            ("[tcp]", "]", "line 1"),
+            ("[tcp]", "]", "line 20: "),
+            ("factors = [2e0, ", "factors = [", "invalid length 11"),
         ] {
             assert!(good.contains(from), "{from}:\n{good}");
             let problem = Profile::parse(&good.replacen(from, to, 1)).unwrap_err();

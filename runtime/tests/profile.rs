@@ -1,6 +1,6 @@
 //! Profiles, as ranks of a communicator meet them.
 
-use kolo::profile::{Loaded, Profile, TransportProfile, VERSION};
+use kolo::profile::{Curve, Loaded, Profile, TransportProfile, VERSION};
 use kolo::{Cluster, Collective, Config, DataType, RawCall, ReduceOp};
 
 fn profile(latency_seconds: f64) -> Profile {
@@ -12,13 +12,15 @@ fn profile(latency_seconds: f64) -> Profile {
         host_bytes_per_second: 3e10,
         reduce_bytes_per_second: 2e10,
         switch_seconds: 3e-6,
-        cache_bytes: 3.2e7,
-        beyond_cache_factor: 2.0,
+        channel_seconds: 1e-7,
+        message_factors: Curve::FLAT,
+        reduce_factors: Curve::FLAT,
     };
     Profile {
         version: VERSION,
         machine: "a test".into(),
         copy_bytes_per_second: 1e10,
+        copy_factors: Curve::FLAT,
         shm: of,
         tcp: of,
         network: None,

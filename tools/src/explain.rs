@@ -15,6 +15,7 @@ use tabled::builder::Builder;
 use tabled::settings::Style;
 
 use crate::error::{CliError, Result};
+use crate::info::machine;
 use crate::perf::human_bytes;
 use crate::planning::{CallArgs, has_block_per_rank, human_seconds};
 
@@ -39,6 +40,9 @@ pub(crate) struct ExplainArgs {
     /// Hosts that the ranks are spread over, evenly and in order
     #[arg(long, value_name = "N", default_value = "1")]
     hosts: u32,
+    /// Processors of each host for its ranks [default: this machine's if there is one host, else one for each rank]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    processors: Option<u32>,
     /// Between hosts
     #[arg(long, value_enum, default_value = "tcp")]
     network: Network,
@@ -57,6 +61,26 @@ pub(crate) enum Network {
     Tcp,
     /// 200 Gb/s RDMA
     Rdma,
+}
+
+impl ExplainArgs {
+    /// As a run would have it: here, if there is one host.
+    fn processors_per_host(&self) -> u32 {
+        let default =
+            || if self.hosts == 1 { machine::usable_cpus() as u32 } else { self.ranks / self.hosts };
+        self.processors.unwrap_or_else(default).max(1)
+    }
+
+    fn processors(&self) -> String {
+        let (ranks, processors) = (self.ranks / self.hosts, self.processors_per_host());
+        let origin = match (self.processors, self.hosts) {
+            (None, 1) => "this machine's; --processors says otherwise",
+            (None, _) => "one for each rank; --processors says otherwise",
+            (Some(_), _) => "as asked for",
+        };
+        let shared = if ranks > processors { ", shared by more ranks" } else { "" };
+        format!("{processors} on each host{shared} ({origin})")
+    }
 }
 
 impl Network {
@@ -94,7 +118,9 @@ fn explain(args: &ExplainArgs) -> Result<String> {
     let per_host = args.ranks / args.hosts;
     let task = args.call.task((0..args.ranks).map(|rank| rank / per_host).collect())?;
     let profile = kolo::Config::from_env()?.profile;
-    let choice = choose(&args.call, &task, &with_profile(args.network.model(), profile.as_ref()))?;
+    let mut model = with_profile(args.network.model(), profile.as_ref());
+    model.oversubscription = (f64::from(per_host) / f64::from(args.processors_per_host())).max(1.0);
+    let choice = choose(&args.call, &task, &model)?;
     let tuned = task.clone().with_params(choice.params);
     let mut out = heading(args, &choice, profile.as_ref());
     let _ = writeln!(out, "\n{}", losers(&choice));
@@ -147,6 +173,7 @@ fn heading(args: &ExplainArgs, choice: &Choice, profile: Option<&Loaded>) -> Str
                 |loaded| format!("{} ({})", loaded.path.display(), loaded.profile.digest()),
             ),
         ),
+        ("processors", args.processors()),
         ("expected", human_seconds(choice.cost_seconds)),
         (
             "segments",
@@ -239,6 +266,18 @@ mod tests {
             }
         }
         assert!(explained("alltoall -n 4 --hosts 2 --network rdma -b 1K --in-place --no-steps").is_ok());
+    }
+
+    #[test]
+    fn ranks_share_the_processors_that_there_are() {
+        let expected = |line: &str| {
+            let text = explained(&format!("all_gather -n 8 -b 64 --algo ring --no-steps {line}")).unwrap();
+            text.lines().find(|line| line.contains("expected")).unwrap().to_owned()
+        };
+        assert_ne!(expected("--processors 2"), expected("--processors 8"));
+        assert_eq!(expected("--hosts 2"), expected("--hosts 2 --processors 4"));
+        let here = machine::usable_cpus();
+        assert_eq!(expected(""), expected(&format!("--processors {here}")));
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub struct Cluster {
     pub segment_bytes: usize,
     /// Segments in flight, at least 1.
     pub window: usize,
+    /// Calls in a row, at least 1: each rank begins the next one when it is done with the one before.
+    pub calls: usize,
     /// Ranks that begin late.
     pub stragglers: Vec<Straggler>,
     /// A rank that dies.
@@ -55,6 +57,7 @@ impl Default for Cluster {
             element_bytes: 4,
             segment_bytes: 1 << 20,
             window: 4,
+            calls: 1,
             stragglers: Vec::new(),
             killed: None,
         }
@@ -72,6 +75,11 @@ impl Cluster {
     #[must_use]
     pub fn host(&self, rank: u32) -> u32 {
         rank / self.ranks_per_host.max(1)
+    }
+
+    /// Number of a rank among those of its host.
+    pub(super) fn place(&self, rank: u32) -> u32 {
+        rank % self.ranks_per_host.max(1)
     }
 
     /// Host of each rank, as a task wants it.

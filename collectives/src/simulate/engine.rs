@@ -4,9 +4,11 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::layout::Layout;
-use crate::model::LinkClass;
+use crate::model::{LinkClass, Model};
 use crate::plan::{Action, Plan, Step, StepRef};
 
+use super::memory::Memory;
+use super::processor::{Claim, Processor};
 use super::state::{Compiled, Event, Host, Instance, Lane, Message, Rank, Record, Timed};
 use super::{Cluster, CriticalStep, Stuck, Timing, Traffic};
 
@@ -20,6 +22,11 @@ pub(super) struct Engine<'a> {
     window: usize,
     programs: Vec<Vec<Vec<Compiled>>>,
     ranks: Vec<Rank>,
+    memory: Memory,
+    processors: Vec<Processor>,
+    processors_per_host: u32,
+    /// How many times as long work takes because of ranks that are not simulated.
+    slower: f64,
     hosts: Vec<Host>,
     /// Messages and waiting lane, by slot and channel.
     queues: Vec<Vec<VecDeque<Message>>>,
@@ -58,14 +65,17 @@ impl<'a> Engine<'a> {
             }
             programs.push(lanes);
         }
+        let (processors_per_host, slower) = sharing(cluster);
         let ranks = plans.iter().zip(layouts).enumerate().map(|(rank, (plan, layout))| Rank {
             host: cluster.host(rank as u32) as usize,
-            processor: 0.0,
-            processor_record: None,
+            processor: (cluster.host(rank as u32) * processors_per_host
+                + cluster.place(rank as u32) % processors_per_host) as usize,
+            place: (cluster.place(rank as u32) / processors_per_host) as usize,
             link_out: 0.0,
             link_in: 0.0,
             instances: Vec::new(),
-            begun: 0,
+            calls: cluster.calls.max(1),
+            under_way: 0,
             segments: if plan.lanes.is_empty() { 0 } else { layout.segments() },
             finished: 0.0,
             last_record: None,
@@ -76,6 +86,9 @@ impl<'a> Engine<'a> {
             has_after: plan.lanes.iter().any(|lane| lane.iter().any(|step| step.after.is_some())),
         });
         let hosts = cluster.hosts.max(1) as usize;
+        let shared_by = |number: u32| (cluster.ranks_per_host - number).div_ceil(processors_per_host);
+        let of_host = (0..processors_per_host).map(|number| Processor::new(shared_by(number) as usize));
+        let of_host: Vec<_> = of_host.collect();
         Self {
             plans,
             layouts,
@@ -83,6 +96,10 @@ impl<'a> Engine<'a> {
             window,
             programs,
             ranks: ranks.collect(),
+            memory: Memory::new(plans, layouts, cluster),
+            processors: vec![of_host; hosts].concat(),
+            processors_per_host,
+            slower,
             hosts: vec![Host { out: 0.0, inward: 0.0, memory: 0.0 }; hosts],
             queues: vec![vec![VecDeque::new(); channels]; window],
             waiting: vec![vec![None; channels]; window],
@@ -100,18 +117,18 @@ impl<'a> Engine<'a> {
             let late = late.map(|late| late.delay_seconds).fold(0.0, f64::max);
             let start = self.cluster.model.call_seconds + late;
             self.ranks[rank].finished = start;
-            for slot in 0..self.window {
-                self.begin(rank, slot, start);
-            }
+            self.begin_call(rank, start);
         }
         while let Some(Reverse(Timed { at, event, .. })) = self.events.pop() {
             match event {
-                Event::Lane { rank, slot, lane } => self.advance(rank as usize, slot, lane, at),
-                Event::Depart { rank, slot, lane, step, bytes, record } => {
-                    self.depart(rank as usize, slot, StepRef { lane, step }, bytes, at, record);
+                Event::Lane { rank, slot, lane } => self.wake(rank as usize, slot, lane, at),
+                Event::Turn { processor } => self.turn(processor, at),
+                Event::Depart { rank, slot, lane, step, bytes, sent, record } => {
+                    self.depart(rank as usize, slot, StepRef { lane, step }, (bytes, sent), at, record);
                 }
-                Event::Head { rank, slot, channel, bytes, inter, left, record } => {
-                    self.land(rank as usize, slot, channel as usize, (bytes, inter, left), record, at);
+                Event::Head { rank, slot, channel, bytes, inter, link_seconds, left, record } => {
+                    let message = (bytes, inter, link_seconds, left);
+                    self.land(rank as usize, slot, channel as usize, message, record, at);
                 }
             }
         }
@@ -120,7 +137,58 @@ impl<'a> Engine<'a> {
 
     fn schedule(&mut self, at: f64, event: Event) {
         self.order += 1;
-        self.events.push(Reverse(Timed { at, order: self.order, event }));
+        let last = if matches!(event, Event::Turn { .. }) { 1 << 63 } else { 0 };
+        self.events.push(Reverse(Timed { at, order: last | self.order, event }));
+    }
+
+    /// A lane may be able to go on: in the turn of its rank.
+    fn wake(&mut self, rank: usize, slot: u16, lane: u16, at: f64) {
+        let Rank { processor, place, .. } = self.ranks[rank];
+        let switch = self.cluster.model.switch_seconds;
+        match self.processors[processor].claim(place, (slot, lane), at, switch) {
+            Claim::Now => self.advance(rank, slot, lane, at),
+            Claim::At(later) => self.schedule(later, Event::Lane { rank: rank as u32, slot, lane }),
+            Claim::Queued(None) => {}
+            Claim::Queued(Some(free)) => self.schedule(free, Event::Turn { processor: processor as u32 }),
+        }
+    }
+
+    fn turn(&mut self, processor: u32, at: f64) {
+        let switch = self.cluster.model.switch_seconds;
+        let (place, lanes, free, again) = self.processors[processor as usize].turn(at, switch);
+        let per_host = self.processors_per_host;
+        let rank = processor / per_host * self.cluster.ranks_per_host
+            + processor % per_host
+            + place as u32 * per_host;
+        for (slot, lane) in lanes {
+            self.schedule(free, Event::Lane { rank, slot, lane });
+        }
+        if let Some(again) = again {
+            self.schedule(again, Event::Turn { processor });
+        }
+    }
+
+    /// Starts a rank's next call.
+    fn begin_call(&mut self, rank: usize, at: f64) {
+        let state = &mut self.ranks[rank];
+        state.calls -= 1;
+        state.instances.clear();
+        for slot in 0..self.window {
+            self.begin(rank, slot, at);
+        }
+    }
+
+    /// A segment is done: what the rank does next.
+    fn go_on(&mut self, rank: usize, slot: usize, at: f64) {
+        self.ranks[rank].under_way -= 1;
+        self.begin(rank, slot, at);
+        let state = &self.ranks[rank];
+        if state.under_way == 0 && state.calls > 0 {
+            let processor = &mut self.processors[state.processor];
+            processor.free = processor.free.max(at) + self.cluster.model.call_seconds * self.slower;
+            let at = processor.free;
+            self.begin_call(rank, at);
+        }
     }
 
     /// Starts the next segment of a slot: slot i runs segments i, i + window, ..., on all ranks alike.
@@ -147,7 +215,16 @@ impl<'a> Engine<'a> {
         } else {
             state.instances.push(instance);
         }
-        state.begun += 1;
+        state.under_way += 1;
+        let further = f64::from(self.plans[rank].channels.saturating_sub(1));
+        let more = further * self.cluster.model.channel_seconds * self.slower;
+        let at = if more > 0.0 {
+            let processor = &mut self.processors[state.processor];
+            processor.free = processor.free.max(at) + more;
+            processor.free
+        } else {
+            at
+        };
         for lane in 0..lanes {
             self.schedule(at, Event::Lane { rank: rank as u32, slot: slot as u16, lane: lane as u16 });
         }
@@ -180,7 +257,7 @@ impl<'a> Engine<'a> {
                 rank_state.last_record = last;
             }
             if all {
-                self.begin(rank, slot_index, at);
+                self.go_on(rank, slot_index, at);
             }
             return;
         };
@@ -204,23 +281,30 @@ impl<'a> Engine<'a> {
         }
         let bytes = self.bytes(rank, &compiled.step.action, segment);
         let model = &self.cluster.model;
-        let slower = model.oversubscription.max(1.0);
+        let slower = self.slower;
         let class = if compiled.inter { &model.inter } else { &model.intra };
-        let mut work = 0.0;
+        let number = self.ranks[rank].instances[slot_index].lanes[usize::from(lane)].next;
+        let memory =
+            |rate: fn(&Model) -> f64| bytes * self.memory.seconds_per_byte((rank, lane, number), rate);
+        let moved = |inter: bool| if inter { 0.0 } else { memory(|model| model.move_bytes_per_second) };
+        let (mut work, mut opening, mut last_byte) = (0.0, 0.0, 0.0);
         match compiled.step.action {
             // Messages of no bytes are skipped at both ends.
             Action::Send { .. } | Action::Recv { .. } | Action::RecvReduce { .. } if bytes == 0.0 => {}
-            Action::Send { .. } | Action::Signal { .. } => work = class.overhead_seconds,
-            Action::Copy { .. } => work = bytes / model.copy_bytes_per_second,
-            Action::Reduce { .. } => work = bytes / model.reduce_bytes_per_second,
+            Action::Send { .. } | Action::Signal { .. } => {
+                opening = class.overhead_seconds * slower;
+                work = class.overhead_seconds + moved(compiled.inter);
+            }
+            Action::Copy { .. } => work = memory(|model| model.copy_bytes_per_second),
+            Action::Reduce { .. } => work = memory(|model| model.reduce_bytes_per_second),
             Action::Recv { .. } | Action::RecvReduce { .. } | Action::WaitSignal { .. } => {
                 let channel = compiled.channel as usize;
                 let Some(message) = self.queues[slot_index][channel].front().copied() else {
                     self.waiting[slot_index][channel] = Some((rank as u32, lane));
                     return;
                 };
-                if message.arrived > at {
-                    self.schedule(message.arrived, this);
+                if message.begins > at {
+                    self.schedule(message.begins, this);
                     return;
                 }
                 self.queues[slot_index][channel].pop_front();
@@ -231,22 +315,26 @@ impl<'a> Engine<'a> {
                 let from = compiled.step.action.receives_from().map_or(0, |from| from.peer);
                 let inter =
                     self.plans.len() == 1 || self.cluster.host(from) != self.cluster.host(rank as u32);
-                work = if inter { model.inter.overhead_seconds } else { model.intra.overhead_seconds };
+                let overhead =
+                    if inter { model.inter.overhead_seconds } else { model.intra.overhead_seconds };
+                work = overhead + moved(inter);
+                last_byte = message.arrived + overhead * slower;
                 if matches!(compiled.step.action, Action::RecvReduce { .. }) {
-                    work += bytes / model.reduce_bytes_per_second;
+                    work += memory(|model| model.reduce_bytes_per_second);
                 }
             }
         }
         let work = work * slower;
         let rank_state = &mut self.ranks[rank];
-        let start = rank_state.processor.max(at);
+        let processor = &mut self.processors[rank_state.processor];
+        let start = processor.free.max(at);
         if work > 0.0 {
-            if rank_state.processor > at {
-                cause = rank_state.processor_record.or(cause);
+            if processor.free > at {
+                cause = processor.record.or(cause);
             }
-            rank_state.processor = start + work;
+            processor.free = start + work;
         }
-        let done = if work > 0.0 { start + work } else { at };
+        let done = if work > 0.0 { (start + work).max(last_byte) } else { at };
         let record = self.records.len() as u32;
         let next = rank_state.instances[slot_index].lanes[usize::from(lane)].next;
         self.records.push(Record {
@@ -257,13 +345,14 @@ impl<'a> Engine<'a> {
             cause,
         });
         if work > 0.0 {
-            rank_state.processor_record = Some(record);
+            processor.record = Some(record);
         }
         let sends = matches!(compiled.step.action, Action::Send { .. }) && bytes > 0.0
             || matches!(compiled.step.action, Action::Signal { .. });
         let mut read_out = 0.0;
         if sends {
-            read_out = self.post(rank, slot, (StepRef { lane, step: next }, done), &compiled, bytes, record);
+            let times = (start + opening, done);
+            read_out = self.post(rank, slot, (StepRef { lane, step: next }, times), &compiled, bytes, record);
         }
         let rank_state = &mut self.ranks[rank];
         let instance = &mut rank_state.instances[slot_index];
@@ -294,47 +383,67 @@ impl<'a> Engine<'a> {
         (self.layouts[rank].len(blocks, segment) * self.cluster.element_bytes) as f64
     }
 
-    /// Queues a message for the sender's link; says when the link has read it, if nothing else is in the way.
+    /// Queues a message for the sender's link, which may begin at the first time given while the processor is at it until the
+    /// second; says when the link has read it, if nothing else is in the way.
     fn post(
         &mut self,
         rank: usize,
         slot: u16,
-        at: (StepRef, f64),
+        at: (StepRef, (f64, f64)),
         compiled: &Compiled,
         bytes: f64,
         record: u32,
     ) -> f64 {
-        let (step, at) = at;
-        let model = &self.cluster.model;
-        let class: &LinkClass = if compiled.inter { &model.inter } else { &model.intra };
+        let (step, (at, sent)) = at;
+        let link_seconds = self.link_seconds(rank, step, compiled.inter, bytes);
         let traffic = if compiled.inter { &mut self.inter } else { &mut self.intra };
         traffic.messages += 1;
         traffic.bytes += bytes as u64;
         let state = &mut self.ranks[rank];
         let start = state.link_out.max(at);
-        state.link_out = start + bytes * class.seconds_per_byte();
-        let read_out = state.link_out;
+        state.link_out = start + link_seconds;
+        let read_out = state.link_out.max(sent);
         let event =
-            Event::Depart { rank: rank as u32, slot, lane: step.lane, step: step.step, bytes, record };
+            Event::Depart { rank: rank as u32, slot, lane: step.lane, step: step.step, bytes, sent, record };
         self.schedule(start, event);
         read_out
     }
 
+    /// How long a message occupies a link.
+    fn link_seconds(&self, rank: usize, step: StepRef, inter: bool, bytes: f64) -> f64 {
+        if inter {
+            return bytes * self.cluster.model.inter.seconds_per_byte();
+        }
+        let rate = |model: &Model| model.intra.bytes_per_second;
+        bytes * self.memory.seconds_per_byte((rank, step.lane, step.step), rate)
+    }
+
     /// Takes a message through what the ranks of its host share, and sends it on its way.
-    fn depart(&mut self, rank: usize, slot: u16, step: StepRef, bytes: f64, at: f64, record: u32) {
+    fn depart(
+        &mut self,
+        rank: usize,
+        slot: u16,
+        step: StepRef,
+        (bytes, sent): (f64, f64),
+        at: f64,
+        record: u32,
+    ) {
         let compiled = self.programs[rank][usize::from(step.lane)][usize::from(step.step)];
         let model = &self.cluster.model;
         let class: &LinkClass = if compiled.inter { &model.inter } else { &model.intra };
-        let latency = model.latency_seconds(class);
+        let latency = class.latency_seconds + (self.slower - 1.0) * model.switch_seconds;
+        let link_seconds = self.link_seconds(rank, step, compiled.inter, bytes);
+        let bus = |model: &Model| model.memory_bytes_per_second;
+        let bus_seconds = bytes * self.memory.seconds_per_byte((rank, step.lane, step.step), bus);
         let state = &mut self.ranks[rank];
         let host = &mut self.hosts[state.host];
-        let mut left = at + bytes * class.seconds_per_byte();
+        let mut left = (at + link_seconds).max(sent);
         if compiled.inter {
             host.out = host.out.max(at) + bytes / model.nic_bytes_per_second;
             left = left.max(host.out);
         } else {
             // Written by the sender, read by the receiver.
-            host.memory = host.memory.max(at) + 2.0 * bytes / model.memory_bytes_per_second;
+            host.memory = host.memory.max(at) + 2.0 * bus_seconds;
             left = left.max(host.memory);
         }
         // The lane is still there: it is not done before its link has read this message.
@@ -346,6 +455,7 @@ impl<'a> Engine<'a> {
             channel: compiled.channel,
             bytes,
             inter: compiled.inter,
+            link_seconds,
             left: left + latency,
             record,
         };
@@ -358,14 +468,13 @@ impl<'a> Engine<'a> {
         rank: usize,
         slot: u16,
         channel: usize,
-        (bytes, inter, left): (f64, bool, f64),
+        (bytes, inter, link_seconds, left): (f64, bool, f64, f64),
         record: u32,
         at: f64,
     ) {
         let model = &self.cluster.model;
-        let class = if inter { &model.inter } else { &model.intra };
         let state = &mut self.ranks[rank];
-        state.link_in = state.link_in.max(at) + bytes * class.seconds_per_byte();
+        state.link_in = state.link_in.max(at) + link_seconds;
         let mut arrived = left.max(state.link_in);
         if inter {
             let host = &mut self.hosts[state.host];
@@ -375,9 +484,11 @@ impl<'a> Engine<'a> {
         let queue = &mut self.queues[usize::from(slot)][channel];
         // A channel is a FIFO, whatever the ways.
         let arrived = queue.back().map_or(arrived, |last| last.arrived.max(arrived));
-        queue.push_back(Message { arrived, record });
+        // From another host a message comes without a processor; inside a host the receiver's moves it as it comes.
+        let begins = if inter { arrived } else { queue.back().map_or(at, |last| last.begins.max(at)) };
+        queue.push_back(Message { begins, arrived, record });
         if let Some((rank, lane)) = self.waiting[usize::from(slot)][channel].take() {
-            self.schedule(arrived, Event::Lane { rank, slot, lane });
+            self.schedule(begins, Event::Lane { rank, slot, lane });
         }
     }
 
@@ -386,7 +497,7 @@ impl<'a> Engine<'a> {
         let mut finished = Vec::with_capacity(self.ranks.len());
         for (rank, state) in self.ranks.iter().enumerate() {
             let dead = state.dies.is_finite();
-            let mut through = state.begun == state.segments;
+            let mut through = state.calls == 0 || state.segments == 0;
             for instance in state.instances.iter().filter(|instance| instance.unfinished > 0) {
                 through = false;
                 for (lane, position) in instance.lanes.iter().enumerate().filter(|_| !dead) {
@@ -426,4 +537,12 @@ impl<'a> Engine<'a> {
             stuck,
         }
     }
+}
+
+/// Processors of a host for its ranks, and how many times as long work takes since others, who are not simulated, have them too.
+fn sharing(cluster: &Cluster) -> (u32, f64) {
+    let ranks = cluster.ranks_per_host.max(1);
+    let per_processor = cluster.model.oversubscription.max(1.0);
+    let processors = (f64::from(ranks) / per_processor).ceil().max(1.0) as u32;
+    (processors, (per_processor / f64::from(ranks)).max(1.0))
 }

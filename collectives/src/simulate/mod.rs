@@ -4,13 +4,17 @@
 //! 2010). What is modelled:
 //!
 //! - Each rank has one processor. Posting and taking a message cost overhead on it, reductions and copies their
-//!   bytes; the lanes of a rank share it, first come first served.
+//!   bytes; the lanes of a rank share it, first come first served. Where a host has more ranks than processors, they take
+//!   turns (`processor.rs`).
+//! - Copies, reductions and messages inside a host go as fast as the caches let them (`memory.rs`).
+//! - Inside a host the processors also move the bytes, at both ends; the receiver begins with the first of them.
 //! - Each rank has a link with one direction each way; a message occupies the sender's, then, a latency later,
 //!   the receiver's, and cuts through: it has arrived when its last byte has passed both.
 //! - Messages between hosts also pass the host's network interface, in and out; those within a host its memory
 //!   bus, twice. These have their own bandwidth, shared by the ranks of the host.
 //! - Sends are eager. A fence waits until the sender's link has read the message.
-//! - Up to `window` segments are in flight on each rank, each with sub-channels of its own.
+//! - Up to `window` segments are in flight on each rank, each with sub-channels of its own. A rank that is done with a call goes
+//!   on to the next one, if several follow each other.
 //!
 //! Cost: a few events per message and segment, some millions per second. An algorithm with log p rounds is quick
 //! at any size. Those with p rounds have p² messages: beyond a few hundred ranks, use [`simulate_symmetric`],
@@ -18,6 +22,8 @@
 
 mod cluster;
 mod engine;
+mod memory;
+mod processor;
 mod state;
 
 use serde::Serialize;

@@ -26,6 +26,8 @@ pub(super) struct Compiled {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
+    /// When the receiver may begin, and when the last byte is there.
+    pub(super) begins: f64,
     pub(super) arrived: f64,
     pub(super) record: u32,
 }
@@ -52,13 +54,15 @@ pub(super) struct Instance {
 
 pub(super) struct Rank {
     pub(super) host: usize,
-    pub(super) processor: f64,
-    pub(super) processor_record: Option<u32>,
+    pub(super) processor: usize,
+    /// Among the ranks of the processor.
+    pub(super) place: usize,
     pub(super) link_out: f64,
     pub(super) link_in: f64,
     pub(super) instances: Vec<Instance>,
-    /// Segments begun, and how many there are.
-    pub(super) begun: usize,
+    /// Calls to begin yet, segments under way, and segments of a call.
+    pub(super) calls: usize,
+    pub(super) under_way: usize,
     pub(super) segments: usize,
     pub(super) finished: f64,
     pub(super) last_record: Option<u32>,
@@ -77,14 +81,27 @@ pub(super) struct Host {
 pub(super) enum Event {
     /// A lane may be able to go on.
     Lane { rank: u32, slot: u16, lane: u16 },
+    /// A processor that ranks share is done with what it had to do.
+    Turn { processor: u32 },
     /// The first byte of a message leaves the sender's link. What hosts share is taken now, and not when the
-    /// message was posted, lest a message that waits for its link keep others from the interface.
-    Depart { rank: u32, slot: u16, lane: u16, step: u16, bytes: f64, record: u32 },
+    /// message was posted, lest a message that waits for its link keep others from the interface. At `sent` the sender's
+    /// processor is done with it.
+    Depart { rank: u32, slot: u16, lane: u16, step: u16, bytes: f64, sent: f64, record: u32 },
     /// The first byte of a message reaches the receiver's side.
-    Head { rank: u32, slot: u16, channel: u32, bytes: f64, inter: bool, left: f64, record: u32 },
+    Head {
+        rank: u32,
+        slot: u16,
+        channel: u32,
+        bytes: f64,
+        inter: bool,
+        link_seconds: f64,
+        left: f64,
+        record: u32,
+    },
 }
 
-/// Times are never NaN; ties go by order of scheduling, so that runs repeat.
+/// Times are never NaN; ties go by order of scheduling, so that runs repeat. Turns come last: who has a processor goes on while
+/// it has something to do.
 pub(super) struct Timed {
     pub(super) at: f64,
     pub(super) order: u64,

@@ -26,11 +26,10 @@ pub(super) fn model_for(facts: Facts, profile: Option<&Profile>) -> Model {
     } else if !shm {
         model.intra = LOOPBACK_TCP;
         model.memory_bytes_per_second = LOOPBACK_KERNEL_BYTES_PER_SECOND;
+        model.move_bytes_per_second = LOOPBACK_KERNEL_BYTES_PER_SECOND / 2.0;
         model.copy_bytes_per_second = LOOPBACK_COPY_BYTES_PER_SECOND;
         model.switch_seconds = LOOPBACK_SWITCH_SECONDS;
     }
-    // Inside a host processors do the moving, so ranks that share one share its speed.
-    model.intra.bytes_per_second /= oversubscription;
     model
 }
 

@@ -20,6 +20,7 @@ ranks_per_host = 8
 [model]
 nic_bytes_per_second = 25e9      # of a host, each direction, shared by its ranks
 memory_bytes_per_second = 100e9  # of a host, shared by its ranks
+move_bytes_per_second = 20e9     # of messages inside a host, of a processor, in or out
 reduce_bytes_per_second = 20e9   # of a rank
 copy_bytes_per_second = 10e9     # of a rank
 oversubscription = 1.0           # ranks per processor
@@ -102,15 +103,20 @@ pub(super) fn describe(args: &SimArgs, call: &CallArgs) -> Result<Described> {
         model.nic_bytes_per_second,
         model.memory_bytes_per_second,
         model.oversubscription,
-        model.cache_bytes,
-        model.beyond_cache_factor,
+        model.move_bytes_per_second,
     ];
+    let caches = &model.caches;
+    let rates = rates
+        .into_iter()
+        .chain([caches.messages, caches.copies, caches.reductions].into_iter().flat_map(|curve| curve.0));
     let times =
         [model.intra, model.inter].map(|class| [class.latency_seconds, class.overhead_seconds]).concat();
-    if rates.iter().any(|rate| !rate.is_finite() || *rate <= 0.0)
+    let times = [&times[..], &[model.switch_seconds, model.channel_seconds, model.call_seconds]].concat();
+    if rates.into_iter().any(|rate| !rate.is_finite() || rate <= 0.0)
         || times.iter().any(|time| !time.is_finite() || *time < 0.0)
         || cluster.segment_bytes == 0
         || cluster.window == 0
+        || cluster.calls == 0
     {
         return Err(CliError::usage(
             "the description has a rate, a window or a segment that is not positive, or a negative time",

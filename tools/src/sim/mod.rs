@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use kolo_collectives::cost::footprint_bytes;
 use kolo_collectives::plan::{Collective, Plan};
 use kolo_collectives::simulate::{Cluster, Timing, simulate, simulate_symmetric};
 use kolo_collectives::{Algorithm, Task};
@@ -16,7 +15,7 @@ use tabled::settings::Style;
 use crate::error::{CliError, EXIT_WRONG_RESULT, Result};
 use crate::explain::{Network, choose};
 use crate::perf::human_bytes;
-use crate::planning::{CallArgs, human_seconds};
+use crate::planning::{CallArgs, has_root, human_seconds};
 use description::{Described, EXAMPLE_FILE, describe};
 use report::{critical_path, proof, stuck, summary, traffic};
 
@@ -150,11 +149,27 @@ fn simulated_text(args: &SimArgs) -> Result<(String, bool)> {
     Ok((out, outcome.timing.stuck.is_empty()))
 }
 
-/// Seconds that the simulator gives a call on a cluster, segments and window as the runtime would choose them.
-pub(crate) fn seconds(call: &CallArgs, cluster: Cluster) -> Result<f64> {
+/// Calls in a row after which each takes as long as the one before.
+const CALLS_IN_A_ROW: usize = 6;
+
+/// A call that takes longer is not begun before others are done with the one before by more than a small part of it.
+const SHORT_SECONDS: f64 = 1e-3;
+
+/// Seconds that the simulator gives each of several calls in a row on a cluster, segments and window as the runtime would
+/// choose them. A rank that is done with one goes on to the next, so that each takes less than one alone.
+pub(crate) fn seconds_each(call: &CallArgs, cluster: &Cluster) -> Result<f64> {
     let task = call.task(cluster.hosts_of_ranks())?;
-    let described = Described { cluster, segment_given: false, window_given: false };
-    Ok(simulate_one(call, &described, &task, call.algo, Patience::Long)?.timing.seconds)
+    let seconds = |calls| {
+        let cluster = Cluster { calls, ..cluster.clone() };
+        let described = Described { cluster, segment_given: false, window_given: false };
+        Ok::<_, CliError>(simulate_one(call, &described, &task, call.algo, Patience::Long)?.timing.seconds)
+    };
+    let alone = seconds(1)?;
+    // Where there is a root, another one follows.
+    if alone > SHORT_SECONDS || has_root(call.collective) {
+        return Ok(alone);
+    }
+    Ok((seconds(1 + CALLS_IN_A_ROW)? - alone) / CALLS_IN_A_ROW as f64)
 }
 
 fn simulate_one(
@@ -168,8 +183,6 @@ fn simulate_one(
     let choice = choose(call, task, &described.cluster.model)?;
     let task = task.clone().with_params(choice.params);
     let mut cluster = described.cluster.clone();
-    let footprint = footprint_bytes(&task, call.selection_bytes(task.world_size));
-    cluster.model = cluster.model.with_footprint(footprint);
     if !described.segment_given {
         cluster.segment_bytes = choice.segment_bytes.max(1);
     }

@@ -1,8 +1,13 @@
 //! `kolo tune --check`, on every rank: times what could be chosen beside what is chosen.
+//!
+//! Between few ranks several algorithms are one: the same steps on every rank, in the same segments. They are timed once,
+//! under the name of the first, since nothing but chance could tell them apart.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use kolo::{Collective, Communicator, Config, DataType, RawCall, ReduceOp};
 use kolo_collectives::model::Model;
-use kolo_collectives::plan::Placement;
+use kolo_collectives::plan::{Placement, Plan};
 use kolo_collectives::select::{Order, select};
 use kolo_collectives::{Algorithm, Task};
 use serde::{Deserialize, Serialize};
@@ -97,11 +102,24 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
             candidates.iter().map(|(_, algorithm, _)| algorithm.map_or(0.0, expected)).collect();
         let least = costs.iter().copied().filter(|cost| *cost > 0.0).fold(f64::INFINITY, f64::min);
         let chosen = chosen(comm, collective, block, &buffers)?;
+        let ways: Vec<_> = candidates
+            .iter()
+            .map(|(_, algorithm, _)| {
+                (*algorithm).map(|algorithm| way(&task, block as u64, &comm.model(), algorithm))
+            })
+            .collect();
+        let first_alike = |way| ways.iter().position(|other| other == way).unwrap_or_default();
+        let chosen = candidates
+            .iter()
+            .position(|(name, ..)| *name == chosen)
+            .map_or(chosen, |chosen| candidates[first_alike(&ways[chosen])].0.clone());
         let worthy: Vec<_> = candidates
             .iter()
             .zip(&costs)
-            .filter(|((name, ..), cost)| **cost <= HOPELESS * least || *name == chosen)
-            .map(|(candidate, _)| candidate)
+            .enumerate()
+            .filter(|(number, _)| first_alike(&ways[*number]) == *number)
+            .filter(|(_, ((name, ..), cost))| **cost <= HOPELESS * least || *name == chosen)
+            .map(|(_, (candidate, _))| candidate)
             .collect();
         let seconds = in_turn(comm, worthy.len(), ROUNDS, |thing, number| {
             call(&worthy[thing].2, collective, bytes, number, &mut buffers)
@@ -110,6 +128,22 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
         points.push(Point { bytes: bytes as u64, chosen, seconds: names.zip(seconds).collect() });
     }
     Ok(Checked { model: comm.model(), points })
+}
+
+/// Tells ways apart to do the same thing: by the steps of all ranks and the segments that they are run on.
+fn way(task: &Task, bytes: u64, model: &Model, algorithm: Algorithm) -> u64 {
+    let mut hash = DefaultHasher::new();
+    match select(task, bytes, 4, false, Order::Any, model, Some(algorithm)) {
+        Ok(choice) => {
+            let task = task.clone().with_params(choice.params);
+            for rank in 0..task.world_size {
+                Plan { algorithm: "", ..algorithm.plan(&task, rank) }.hash(&mut hash);
+            }
+            (choice.segment_bytes.min(bytes as usize), choice.window).hash(&mut hash);
+        }
+        Err(_) => algorithm.hash(&mut hash),
+    }
+    hash.finish()
 }
 
 /// What Kolo chooses: the first word of its explanation.

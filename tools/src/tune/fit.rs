@@ -9,25 +9,20 @@ pub(crate) struct Sample {
     pub seconds: f64,
 }
 
-/// seconds = fixed + each * amount + beyond * (amount - knee), the last only above the knee.
+/// seconds = fixed + each * amount.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Line {
     /// Seconds for nothing.
     pub fixed: f64,
     /// Seconds for each byte, or message.
     pub each: f64,
-    /// Where each begins to cost more; infinite if nowhere.
-    pub knee: f64,
-    /// How many seconds more.
-    pub beyond: f64,
     /// Root of the mean square of the relative errors.
     pub error: f64,
 }
 
 impl Line {
     fn at(&self, amount: f64) -> f64 {
-        let beyond = if amount > self.knee { self.beyond * (amount - self.knee) } else { 0.0 };
-        self.fixed + self.each * amount + beyond
+        self.fixed + self.each * amount
     }
 
     fn judged(self, samples: &[Sample]) -> Self {
@@ -47,77 +42,37 @@ pub(crate) fn fit(samples: &[Sample]) -> Option<Line> {
     if samples.iter().all(|sample| sample.amount == first.amount) {
         return None;
     }
-    let columns = |sample: &Sample| [1.0, sample.amount, 0.0];
-    let [mut fixed, mut each, _] = solve(samples, 2, columns)?;
+    let [mut fixed, mut each] = solve(samples, |sample| [1.0, sample.amount])?;
     if fixed < 0.0 {
-        [_, each, _] =
-            solve(samples, 1, |sample| [sample.amount, 0.0, 0.0]).map(|[each, ..]| [0.0, each, 0.0])?;
-        fixed = 0.0;
+        (fixed, each) = (0.0, mean(samples, |sample| sample.amount));
     }
     if each < 0.0 {
-        [fixed, ..] = solve(samples, 1, |_| [1.0, 0.0, 0.0])?;
-        each = 0.0;
+        (fixed, each) = (mean(samples, |_| 1.0), 0.0);
     }
-    Some(Line { fixed, each, knee: f64::INFINITY, beyond: 0.0, error: 0.0 }.judged(samples))
+    Some(Line { fixed, each, error: 0.0 }.judged(samples))
 }
 
-/// As [`fit`], with the knee, at one of the amounts or between two, that makes the error least.
-pub(crate) fn fit_bent(samples: &[Sample]) -> Option<Line> {
-    let mut best = fit(samples)?;
-    let knees = samples.windows(2).flat_map(|two| [two[0].amount, (two[0].amount * two[1].amount).sqrt()]);
-    for knee in knees {
-        let columns = |sample: &Sample| [1.0, sample.amount, (sample.amount - knee).max(0.0)];
-        let Some([fixed, each, beyond]) = solve(samples, 3, columns) else { continue };
-        if fixed >= 0.0 && each > 0.0 && beyond > 0.0 {
-            let bent = Line { fixed, each, knee, beyond, error: 0.0 }.judged(samples);
-            if bent.error < best.error {
-                best = bent;
-            }
-        }
-    }
-    Some(best)
+/// The weight of one column that makes the sum of the squares of the relative errors least.
+fn mean(samples: &[Sample], column: impl Fn(&Sample) -> f64) -> f64 {
+    let rows = samples.iter().map(|sample| column(sample) / sample.seconds);
+    rows.clone().sum::<f64>() / rows.map(|row| row * row).sum::<f64>()
 }
 
-/// The weights of the first `len` columns that make the sum of the squares of the relative errors least: the normal
-/// equations, by elimination.
-fn solve(samples: &[Sample], len: usize, columns: impl Fn(&Sample) -> [f64; 3]) -> Option<[f64; 3]> {
+/// The weights of two columns that make it least: the normal equations. `None` if the columns are one.
+fn solve(samples: &[Sample], columns: impl Fn(&Sample) -> [f64; 2]) -> Option<[f64; 2]> {
     // Columns are scaled to length 1, since bytes and messages differ by many orders.
-    let rows: Vec<[f64; 3]> =
+    let rows: Vec<[f64; 2]> =
         samples.iter().map(|sample| columns(sample).map(|value| value / sample.seconds)).collect();
-    let mut scale = [1.0; 3];
-    for (column, scale) in scale.iter_mut().enumerate().take(len) {
-        *scale = rows.iter().map(|row| row[column] * row[column]).sum::<f64>().sqrt();
-        if *scale == 0.0 {
-            return None;
-        }
+    let dot = |i: usize, j: usize| rows.iter().map(|row| row[i] * row[j]).sum::<f64>();
+    let sum = |i: usize| rows.iter().map(|row| row[i]).sum::<f64>();
+    let scale = [dot(0, 0).sqrt(), dot(1, 1).sqrt()];
+    let cross = dot(0, 1) / scale[0] / scale[1];
+    let rest = 1.0 - cross * cross;
+    if rest.is_nan() || rest < 1e-12 {
+        return None;
     }
-    let mut matrix = [[0.0; 4]; 3];
-    for row in &rows {
-        for i in 0..len {
-            for j in 0..len {
-                matrix[i][j] += row[i] / scale[i] * row[j] / scale[j];
-            }
-            matrix[i][3] += row[i] / scale[i];
-        }
-    }
-    // Positive definite: the diagonal needs no search for a pivot.
-    for i in 0..len {
-        let pivot = matrix[i];
-        if pivot[i] < 1e-12 {
-            return None;
-        }
-        for other in (0..len).filter(|other| *other != i) {
-            let factor = matrix[other][i] / pivot[i];
-            for (value, above) in matrix[other].iter_mut().zip(pivot) {
-                *value -= factor * above;
-            }
-        }
-    }
-    let mut found = [0.0; 3];
-    for i in 0..len {
-        found[i] = matrix[i][3] / matrix[i][i] / scale[i];
-    }
-    Some(found)
+    let [a, b] = [sum(0) / scale[0], sum(1) / scale[1]];
+    Some([(a - cross * b) / rest / scale[0], (b - cross * a) / rest / scale[1]])
 }
 
 /// The middle one, or the mean of the two in the middle.
@@ -160,22 +115,6 @@ mod tests {
             "{found:?}"
         );
         assert!((0.05..0.15).contains(&found.error));
-    }
-
-    #[test]
-    fn a_knee_is_found_again() {
-        let truth = Line { fixed: 2e-6, each: 1e-10, knee: 8.0 * 8_f64.powi(7), beyond: 2e-10, error: 0.0 };
-        let samples: Vec<_> = line(0.0, 1.0, |_| 1.0)
-            .into_iter()
-            .map(|sample| Sample { seconds: truth.at(sample.amount), ..sample })
-            .collect();
-        let found = fit_bent(&samples).unwrap();
-        for (found, truth) in
-            [(found.each, truth.each), (found.beyond, truth.beyond), (found.knee, truth.knee)]
-        {
-            assert!((found / truth - 1.0).abs() < 1e-6, "{found} {truth}");
-        }
-        assert!(fit(&samples).unwrap().error > 0.1);
     }
 
     #[test]

@@ -20,7 +20,6 @@ use crate::info::machine;
 use crate::launch;
 use crate::perf::console::Console;
 use check::{COLLECTIVES, Checked};
-use derive::Lines;
 use probe::{Crowd, Pair};
 use verdict::Case;
 
@@ -105,9 +104,9 @@ pub(crate) fn run(args: &TuneArgs) -> Result<ExitCode> {
     }
     let path = args.out.clone().map_or_else(default_path, Ok)?;
     let mut console = Console::stdout();
-    let (profile, lines) = measure(&mut console)?;
+    let profile = measure(&mut console)?;
     write(&path, &profile)?;
-    console.lines(&report::profile(&profile, &lines))?;
+    console.lines(&report::profile(&profile))?;
     console.line(&format!("\nWritten to {0}. To use it: export KOLO_PROFILE={0}", path.display()))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -131,7 +130,7 @@ fn write(path: &Path, profile: &Profile) -> Result<()> {
         .map_err(|error| CliError::system(format!("{} cannot be written", path.display()), &error))
 }
 
-fn measure(console: &mut Console) -> Result<(Profile, Vec<(TransportKind, Lines)>)> {
+fn measure(console: &mut Console) -> Result<Profile> {
     let processors = machine::usable_cpus() as u32;
     let crowd_ranks = Some((2 * processors).max(3)).filter(|ranks| *ranks <= CROWD_MAX);
     let kinds = [TransportKind::Shm, TransportKind::Tcp];
@@ -150,23 +149,21 @@ fn measure(console: &mut Console) -> Result<(Profile, Vec<(TransportKind, Lines)
             }
             None => None,
         };
-        let lines = Lines::through(&pair)?;
-        let constants = derive::transport(&lines, pair.copy_seconds, crowd, SWITCH_SECONDS);
-        found.push((kind, pair.copy_seconds, constants, lines));
+        found.push((derive::copy(&pair), derive::transport(&pair, crowd, SWITCH_SECONDS)?));
     }
     console.end();
-    let [(_, copy_seconds, shm, _), (_, _, tcp, _)] = found[..] else {
+    let [(copies, shm), (_, tcp)] = found[..] else {
         return Err(CliError::failure("a transport was not measured", "Please report this as a bug"));
     };
-    let profile = Profile {
+    Ok(Profile {
         version: VERSION,
         machine: format!("{}, {} processor(s)", machine::cpu_model(), processors),
-        copy_bytes_per_second: 1.0 / copy_seconds,
+        copy_bytes_per_second: 1.0 / copies.seconds,
+        copy_factors: copies.factors,
         shm,
         tcp,
         network: None,
-    };
-    Ok((profile, found.into_iter().map(|(kind, _, _, lines)| (kind, lines)).collect()))
+    })
 }
 
 fn check(args: &TuneArgs) -> Result<ExitCode> {

@@ -3,15 +3,22 @@
 use std::time::Instant;
 
 use kolo::{Collective, Communicator, Config};
+use kolo_collectives::caches::{FIRST_BYTES, POINTS};
+use kolo_collectives::{Algorithm, Task};
 use serde::{Deserialize, Serialize};
 
 use super::fit::{Sample, median};
 use super::timing::{Buffers, call, in_turn};
 use crate::error::Result;
 
-/// From what fits a cache line to what no cache holds.
-const SIZES: [usize; 11] =
-    [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+/// What a message costs whatever its length is found at these lengths.
+const SHORT: [usize; 5] = [8, 64, 512, 4 << 10, 16 << 10];
+
+/// Lengths from what the nearest caches hold to what none holds: two ranks that exchange so many bytes in place, copy them, or
+/// reduce twice as many, have four times as many bytes of buffers.
+fn long() -> impl Iterator<Item = usize> {
+    (0..POINTS).map(|i| (FIRST_BYTES as usize / 4) << i)
+}
 
 /// Messages sent in a row: not so many that a receiver takes several with one system call, as it does from no two peers.
 const BURSTS: [usize; 4] = [1, 2, 4, 8];
@@ -19,8 +26,8 @@ const BURSTS: [usize; 4] = [1, 2, 4, 8];
 /// Rounds, the middle one of which counts.
 const ROUNDS: usize = 7;
 
-/// Bytes of a copy: those of a long segment.
-const COPY_BYTES: usize = 4 << 20;
+/// A round of copies takes so long, in seconds: long enough for the clock, and for caches to hold what they can.
+const COPY_ROUND_SECONDS: f64 = 1e-3;
 
 /// Between two ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -33,19 +40,22 @@ pub(crate) struct Pair {
     pub reduce: Vec<Sample>,
     /// Messages of 8 bytes one way, by their number.
     pub burst: Vec<Sample>,
-    /// Seconds to copy a byte, on all ranks at once.
-    pub copy_seconds: f64,
+    /// Short all-reduces over one channel, and over two.
+    pub channels: [f64; 2],
+    /// Copies on both ranks at once, by bytes of one.
+    pub copy: Vec<Sample>,
 }
+
+/// In which ranks that share processors are watched: each waits for one other, for all at once, and for one that waits for it.
+pub(crate) const FORMS: [Algorithm; 3] = [Algorithm::Ring, Algorithm::Direct, Algorithm::Halving];
 
 /// Between more ranks than there are processors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Crowd {
     /// How many.
     pub ranks: u32,
-    /// Seconds of an all-gather round the ring, of 8 bytes from each.
-    pub ring_seconds: f64,
-    /// Seconds of the same with all messages at once.
-    pub direct_seconds: f64,
+    /// Seconds of an all-gather of 8 bytes from each, in each of the [`FORMS`]; none where a form cannot serve so many.
+    pub seconds: [Option<f64>; FORMS.len()],
 }
 
 /// The same ranks with an algorithm of their own, and without the tiny path: what is measured are messages.
@@ -58,24 +68,31 @@ fn forced(comm: &Communicator, algorithm: &str) -> Result<Communicator> {
 pub(crate) fn pair(comm: &Communicator) -> Result<Pair> {
     let direct = forced(comm, "all_gather:ring,broadcast:binomial")?;
     let ring = forced(comm, "all_reduce:ring")?;
-    let mut buffers = Buffers::new(2 * SIZES[SIZES.len() - 1]);
+    let tree = forced(comm, "all_reduce:tree")?;
+    let mut buffers = Buffers::new(2 * long().max().unwrap_or(0));
     let mut found = Pair::default();
-    for bytes in SIZES {
+    for bytes in SHORT.into_iter().chain(long()) {
         let whole = 2 * bytes;
-        let times = in_turn(comm, 3, ROUNDS, |thing, number| match thing {
-            0 => call(&direct, Collective::Broadcast, bytes, number, &mut buffers),
-            1 => call(&direct, Collective::AllGather, whole, number, &mut buffers),
-            _ => call(&ring, Collective::AllReduce, whole, number, &mut buffers),
-        })?;
-        let sample = |seconds| Sample { amount: bytes as f64, seconds };
-        found.one_way.push(sample(times[0]));
-        found.exchange.push(sample(times[1]));
-        found.reduce.push(sample(times[2]));
+        // Each by itself: what one leaves in the caches, and to be written back, is not the next one's affair.
+        let mut time = |of: &Communicator, collective, size| -> Result<Sample> {
+            let times =
+                in_turn(comm, 1, ROUNDS, |_, number| call(of, collective, size, number, &mut buffers))?;
+            Ok(Sample { amount: bytes as f64, seconds: times[0] })
+        };
+        found.one_way.push(time(&direct, Collective::Broadcast, bytes)?);
+        found.exchange.push(time(&direct, Collective::AllGather, whole)?);
+        found.reduce.push(time(&ring, Collective::AllReduce, whole)?);
     }
+    let times = in_turn(comm, 2, ROUNDS, |thing, number| {
+        call([&ring, &tree][thing], Collective::AllReduce, SHORT[1], number, &mut buffers)
+    })?;
+    found.channels = [times[0], times[1]];
     let times = in_turn(comm, BURSTS.len(), ROUNDS, |thing, number| burst(comm, BURSTS[thing], number))?;
     found.burst =
         BURSTS.iter().zip(times).map(|(count, seconds)| Sample { amount: *count as f64, seconds }).collect();
-    found.copy_seconds = copy_seconds(comm)?;
+    for bytes in long() {
+        found.copy.push(Sample { amount: bytes as f64, seconds: copy_seconds(comm, bytes)? });
+    }
     Ok(found)
 }
 
@@ -92,27 +109,40 @@ fn burst(comm: &Communicator, count: usize, number: usize) -> Result<()> {
     Ok(batch.run()?)
 }
 
-fn copy_seconds(comm: &Communicator) -> Result<f64> {
-    let from = vec![1_u8; COPY_BYTES];
-    let mut to = vec![2_u8; COPY_BYTES];
-    let mut times = Vec::new();
-    for _ in 0..=ROUNDS {
+fn copy_seconds(comm: &Communicator, bytes: usize) -> Result<f64> {
+    let from = vec![1_u8; bytes];
+    let mut to = vec![2_u8; bytes];
+    let mut time = |copies: usize| -> Result<f64> {
         comm.barrier()?;
         let began = Instant::now();
-        to.copy_from_slice(std::hint::black_box(&from));
-        std::hint::black_box(&mut to);
-        times.push(began.elapsed().as_secs_f64() / COPY_BYTES as f64);
-    }
+        for _ in 0..copies {
+            to.copy_from_slice(std::hint::black_box(&from));
+            std::hint::black_box(&mut to);
+        }
+        Ok(began.elapsed().as_secs_f64() / copies as f64)
+    };
+    // The first one finds the pages.
+    time(1)?;
+    let copies = ((COPY_ROUND_SECONDS / time(1)?.max(1e-9)) as usize).clamp(1, 1000);
+    let mut times = (0..ROUNDS).map(|_| time(copies)).collect::<Result<Vec<_>>>()?;
     Ok(median(&mut times))
 }
 
 /// Measures between more ranks than processors.
 pub(crate) fn crowd(comm: &Communicator) -> Result<Crowd> {
-    let forms = [forced(comm, "all_gather:ring")?, forced(comm, "all_gather:direct")?];
     let ranks = comm.world_size();
+    let task = Task::new(Collective::AllGather, ranks);
+    let able = FORMS.map(|form| form.supports(&task).is_ok());
+    let forms = FORMS
+        .iter()
+        .zip(able)
+        .filter(|(_, able)| *able)
+        .map(|(form, _)| forced(comm, &format!("all_gather:{form}")))
+        .collect::<Result<Vec<_>>>()?;
     let mut buffers = Buffers::new(8 * ranks as usize);
     let times = in_turn(comm, forms.len(), ROUNDS, |thing, number| {
         call(&forms[thing], Collective::AllGather, 8 * ranks as usize, number, &mut buffers)
     })?;
-    Ok(Crowd { ranks, ring_seconds: times[0], direct_seconds: times[1] })
+    let mut times = times.into_iter();
+    Ok(Crowd { ranks, seconds: able.map(|able| if able { times.next() } else { None }) })
 }

@@ -9,7 +9,7 @@ use tabled::settings::Style;
 use super::check::{Checked, Point, is_in_place};
 use super::fit::median;
 use crate::perf::human_bytes;
-use crate::planning::{CallArgs, human_seconds};
+use crate::planning::{CallArgs, has_block_per_rank, human_seconds};
 use crate::sim;
 
 /// The chosen algorithm is good if it takes at most so many times as long as the best.
@@ -200,9 +200,11 @@ impl Compared<'_> {
 /// Simulates what was measured. The tiny path has no plan, so that there is nothing to simulate.
 fn compare(case: &Case) -> Vec<Compared<'_>> {
     let simulated = |point: &Point, algorithm: Algorithm| {
+        // Of blocks, one element each at least is what is called with.
+        let least = if has_block_per_rank(case.collective) { u64::from(case.ranks) * 4 } else { 4 };
         let call = CallArgs {
             collective: case.collective,
-            bytes: point.bytes.max(u64::from(case.ranks) * 4),
+            bytes: point.bytes.max(least),
             root: 0,
             in_place: is_in_place(case.collective),
             element_bytes: 4,
@@ -210,7 +212,7 @@ fn compare(case: &Case) -> Vec<Compared<'_>> {
             canonical: false,
         };
         let cluster = Cluster { ranks_per_host: case.ranks, model: case.checked.model, ..Cluster::default() };
-        sim::seconds(&call, cluster).ok()
+        sim::seconds_each(&call, &cluster).ok()
     };
     let named = |name: &str| Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name);
     let points = case.checked.points.iter().map(|point| Compared {

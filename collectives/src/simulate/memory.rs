@@ -1,0 +1,115 @@
+//! Whether caches hold what a step moves.
+//!
+//! A call goes through buffers; where caches do not hold all of them, a byte is slow the first time that a segment comes to it,
+//! and no slower than what the segments in flight take the next time. Scratch is used by one segment after the other.
+
+use std::collections::HashSet;
+
+use crate::caches::Caches;
+use crate::layout::Layout;
+use crate::model::Model;
+use crate::plan::{Action, Blocks, Plan, Space};
+
+use super::Cluster;
+
+/// Rates for bytes that a segment comes to for the first time, and for others.
+#[derive(Clone, Debug)]
+pub(super) struct Memory {
+    first: Model,
+    again: Model,
+    /// Share of each step's bytes that are of the first kind, by rank and lane; empty where all rates are the same.
+    shares: Vec<Vec<Vec<f64>>>,
+}
+
+impl Memory {
+    pub(super) fn new(plans: &[Plan], layouts: &[Layout], cluster: &Cluster) -> Self {
+        let model = cluster.model;
+        if model.caches == Caches::ENDLESS {
+            return Self { first: model, again: model, shares: Vec::new() };
+        }
+        let (mut whole, mut in_flight) = (0.0, 0.0);
+        let mut shares = Vec::with_capacity(plans.len());
+        for (rank, (plan, layout)) in plans.iter().zip(layouts).enumerate() {
+            let (own, touched) = first_shares(plan);
+            shares.push(own);
+            // All hosts have as many ranks.
+            if cluster.host(rank as u32) == 0 {
+                let segments = layout.segments().max(1);
+                let window = cluster.window.clamp(1, segments) as f64;
+                let elements =
+                    |segment| -> usize { touched.iter().map(|blocks| layout.len(*blocks, segment)).sum() };
+                let user = (0..segments).map(elements).sum::<usize>() as f64;
+                let scratch = layout.scratch_elements() as f64 * window;
+                whole += (user + scratch) * cluster.element_bytes as f64;
+                in_flight += (user * window / segments as f64 + scratch) * cluster.element_bytes as f64;
+            }
+        }
+        Self { first: model.with_footprint(whole), again: model.with_footprint(in_flight), shares }
+    }
+
+    /// For a step: the seconds that `rate` bytes per second make of a byte, in the mean.
+    pub(super) fn seconds_per_byte(
+        &self,
+        (rank, lane, step): (usize, u16, u16),
+        rate: impl Fn(&Model) -> f64,
+    ) -> f64 {
+        let first = match self.shares.get(rank) {
+            Some(lanes) => lanes[usize::from(lane)][usize::from(step)],
+            None => 1.0,
+        };
+        first / rate(&self.first) + (1.0 - first) / rate(&self.again)
+    }
+}
+
+/// What share of the user's blocks in each step no step before it has been at, lanes keeping step; and these blocks, each once.
+fn first_shares(plan: &Plan) -> (Vec<Vec<f64>>, Vec<Blocks>) {
+    let mut been = HashSet::new();
+    let mut touched = Vec::new();
+    let mut shares: Vec<Vec<f64>> = plan.lanes.iter().map(|lane| vec![0.0; lane.len()]).collect();
+    for number in 0..plan.lanes.iter().map(|lane| lane.len()).max().unwrap_or(0) {
+        for (lane, shares) in plan.lanes.iter().zip(&mut shares) {
+            let Some(step) = lane.get(number) else { continue };
+            let ends = ends(&step.action);
+            let mut share = 0.0;
+            for blocks in ends.iter().flatten().filter(|blocks| blocks.space != Space::Scratch) {
+                for first in blocks.first..blocks.first + blocks.count {
+                    if been.insert((blocks.space, first)) {
+                        touched.push(Blocks { first, count: 1, ..*blocks });
+                        share += 1.0 / f64::from(blocks.count);
+                    }
+                }
+            }
+            shares[number] = share / ends.iter().flatten().count().max(1) as f64;
+        }
+    }
+    (shares, touched)
+}
+
+/// The blocks that a step reads or writes, each once.
+fn ends(action: &Action) -> [Option<Blocks>; 2] {
+    match *action {
+        Action::Send { src, .. } => [Some(src), None],
+        Action::Recv { dst, .. } => [Some(dst), None],
+        Action::Copy { src, dst } => [Some(src), Some(dst)],
+        Action::RecvReduce { with, dst, .. } => [Some(with), (dst != with).then_some(dst)],
+        Action::Reduce { a, b, .. } => [Some(a), Some(b)],
+        Action::Signal { .. } | Action::WaitSignal { .. } => [None, None],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Collective;
+    use crate::{Algorithm, Task};
+
+    #[test]
+    fn what_was_reduced_or_sent_is_near_when_it_is_sent_or_received() {
+        let task = Task::new(Collective::AllReduce, 2).in_place();
+        let (shares, touched) = first_shares(&Algorithm::Ring.plan(&task, 0));
+        assert_eq!((shares, touched.len()), (vec![vec![1.0, 1.0, 0.0, 0.0]], 2));
+        // Scratch is always near.
+        let (shares, _) = first_shares(&Algorithm::RecursiveDoubling.plan(&task, 0));
+        assert_eq!(shares, [[0.5, 0.0, 0.0]]);
+    }
+}
