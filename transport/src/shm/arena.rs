@@ -26,7 +26,7 @@ use crate::sys::map::Mapping;
 use crate::sys::{futex, memfd};
 
 /// Longest flat exchange per member, in bytes. What is longer takes several.
-pub const FLAT_MAX: usize = 640 * 1024;
+pub const FLAT_MAX: usize = 648 * 1024;
 
 /// Longest flat exchange for which a member has several buffers. Theirs stay in a second-level cache.
 pub const FLAT_LONG: usize = 64 * 1024;

@@ -1,7 +1,7 @@
 //! How far a call has come on its way through the exchange, and how it is cut into parts.
 
 use kolo_collectives::plan::Collective;
-use kolo_transport::shm::{FLAT_LONG, FLAT_MAX, copy_streaming};
+use kolo_transport::shm::{FLAT_LONG, copy_streaming};
 
 use super::two_shot::Shots;
 use crate::call::{Call, Counts};
@@ -160,7 +160,7 @@ pub(super) fn part_max(collective: Collective, members: usize) -> usize {
         0..=2 if all_give => 256 << 10,
         0..=2 => FLAT_LONG,
         8..=26 if collective == Collective::AllGather => 320 << 10,
-        _ => FLAT_MAX.min((8 << 20) / members).max(FLAT_LONG),
+        _ => (640 << 10).min((8 << 20) / members).max(FLAT_LONG),
     }
 }
 
