@@ -7,6 +7,7 @@
 
 use std::error::Error;
 use std::io::{self, Write};
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -49,14 +50,20 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn nanoseconds(first: usize, second: usize, care: &Care) -> io::Result<f64> {
     let flag = BareFlag::default();
     let answers = flag.side(1);
+    // Sleeping: in a real-time class, who looks for the other from the processor that both begin on keeps it from leaving.
+    let ready = Barrier::new(2);
     thread::scope(|scope| {
-        let other = scope.spawn(move || {
+        let other = scope.spawn(|| {
             let mut side = answers;
-            pin(second)?;
+            let pinned = pin(second);
+            ready.wait();
+            pinned?;
             (0..care.round_trips * care.samples).for_each(|_| side.round_trip());
             io::Result::Ok(())
         });
-        pin(first)?;
+        let pinned = pin(first);
+        ready.wait();
+        pinned?;
         let mut side = flag.side(0);
         let mut sample = || {
             let start = Instant::now();
