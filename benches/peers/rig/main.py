@@ -102,7 +102,8 @@ def report(chosen, path):
         return
     meta = of_kind["meta"][0]
     shares = [record["foreign"] for record in of_kind["point"]]
-    meta |= {"rounds": max(record["round"] for record in of_kind["point"]),
+    again = sum("again" in turn for turn in of_kind["turn"])
+    meta |= {"rounds": max(turn["round"] for turn in of_kind["turn"] if "again" not in turn), "again": again,
              "complete": any(end["complete"] for end in of_kind["end"]),
              "load_after": of_kind["end"][-1]["load_after"] if of_kind["end"] else "an unknown one",
              "placement": placement.told(of_kind["point"]),

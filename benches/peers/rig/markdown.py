@@ -31,7 +31,8 @@ def how(meta):
     lines = [
         f"- Machine: {machine['processors']} {kind} ({machine['processor']}), {machine['memory_gib']} GiB, "
         f"Linux {machine['kernel']}; TCP congestion control of the system: {machine['tcp_congestion_control']}.",
-        f"- Date {machine['date']}; {meta['rounds']} round{'s' * (meta['rounds'] != 1)}; shield: `{meta['shield']}`. "
+        f"- Date {machine['date']}; {meta['rounds']} round{'s' * (meta['rounds'] != 1)}"
+        f"{again(meta)}; shield: `{meta['shield']}`. "
         f"Load average {machine['load_before']} before and {meta['load_after']} after. {foreign(meta)}",
         f"- Libraries: {', '.join(meta['libraries'].values())}.",
     ]
@@ -43,6 +44,12 @@ def how(meta):
     if meta["rounds"] == 1:
         lines.append("- One round only: no spread, and ratios near 1 say nothing.")
     return "\n".join(lines)
+
+
+def again(meta):
+    """Programs that ran once more for the sake of placement."""
+    count = meta.get("again")
+    return f" and {count} program{'s' * (count != 1)} again" if count else ""
 
 
 def foreign(meta):

@@ -65,8 +65,8 @@ class Schedule:
         self.again()
         return self.options.rounds
 
-    def turn(self, number, transport, ranks, collectives):
-        self.sink({"kind": "turn", "round": number, "transport": transport, "ranks": ranks, "collectives": collectives})
+    def turn(self, number, transport, ranks, collectives, **rest):
+        self.sink({"kind": "turn", "round": number, "transport": transport, "ranks": ranks, "collectives": collectives, **rest})
 
     def again(self):
         """Runs programs again while the processors lie as they did for the others, until nothing is lacking, or they do not lie
@@ -92,7 +92,7 @@ class Schedule:
             sizes = sorted({size for _, size in wanted[what] if size}) or self.options.sizes[:1]
             print(f"again: {name}, {transport}, {ranks} ranks, processors {now}: {len(wanted[what])} points", flush=True)
             self.program(number, names[name], transport, ranks, collectives, sizes)
-            self.turn(number, transport, ranks, collectives)
+            self.turn(number, transport, ranks, collectives, again=name)
             moved = time.monotonic()
 
     def program(self, number, library, transport, ranks, collectives, sizes):
