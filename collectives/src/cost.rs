@@ -56,8 +56,7 @@ fn reads_twice(task: &Task, bytes: u64, model: &Model) -> bool {
     let p = f64::from(task.world_size);
     // Of the outputs: ranks need not agree on whether they are in place.
     let held = p * p * bytes as f64 <= HELD_BYTES;
-    let one_host = task.hosts.as_ref().is_none_or(|hosts| hosts.iter().all(|host| *host == hosts[0]));
-    task.collective == Collective::AllGather && one_host && model.has_system_calls() && !held
+    task.collective == Collective::AllGather && !task.has_several_hosts() && model.has_system_calls() && !held
 }
 
 /// Bytes of buffers that a large processor's caches hold.

@@ -274,7 +274,7 @@ fn tune(
 }
 
 fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model) -> u64 {
-    let loopback = model.has_system_calls() && model.oversubscription <= 1.0 && !has_several_hosts(task);
+    let loopback = model.has_system_calls() && model.oversubscription <= 1.0 && !task.has_several_hosts();
     let broadcast = task.collective == Collective::Broadcast;
     if takes_turns(algorithm, task, model) {
         SEGMENT_BYTES_TURNS
@@ -283,10 +283,6 @@ fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model)
     } else {
         SEGMENT_BYTES_MAX
     }
-}
-
-fn has_several_hosts(task: &Task) -> bool {
-    task.hosts.as_ref().is_some_and(|hosts| hosts.iter().any(|host| *host != hosts[0]))
 }
 
 /// Exchanges in flight: as the task has them, or one after the other where ranks that share processors get in each other's
@@ -308,7 +304,7 @@ fn parts(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model) -> u32 {
     if algorithm != Algorithm::Circulant || !pipelined || task.world_size < 3 {
         return task.params.parts;
     }
-    let (class, shared) = if has_several_hosts(task) {
+    let (class, shared) = if task.has_several_hosts() {
         (&model.inter, 1.0)
     } else {
         (&model.intra, model.oversubscription.max(1.0))

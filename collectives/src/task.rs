@@ -110,6 +110,11 @@ impl Task {
         self.ahead(rank, self.world_size - distance % self.world_size)
     }
 
+    /// Whether ranks are known to be on different hosts.
+    pub(crate) fn has_several_hosts(&self) -> bool {
+        self.hosts.as_ref().is_some_and(|hosts| hosts.iter().any(|host| *host != hosts[0]))
+    }
+
     /// Whether input and output are distinct.
     pub(crate) fn out_of_place(&self) -> bool {
         self.placement == Placement::OutOfPlace
