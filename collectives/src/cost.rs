@@ -77,12 +77,7 @@ pub fn footprint_bytes(task: &Task, bytes: u64) -> f64 {
         C::AllReduce | C::Broadcast | C::Reduce | C::Scan | C::ExScan => (1.0, 1.0),
     };
     let each = if task.collective == C::Broadcast { f64::max(input, output) } else { input + output };
-    let hosts = task.hosts.as_ref().map_or(1, |hosts| {
-        let mut names = hosts.to_vec();
-        names.sort_unstable();
-        names.dedup();
-        names.len().max(1) as u32
-    });
+    let hosts = task.host_count();
     each * bytes as f64 * f64::from(task.world_size.div_ceil(hosts))
 }
 
@@ -139,12 +134,7 @@ impl Bill {
         let mut model = *model;
         model.intra.bytes_per_second /= model.oversubscription.max(1.0);
         let p = task.world_size;
-        let hosts = task.hosts.as_ref().map_or(1, |hosts| {
-            let mut names = hosts.to_vec();
-            names.sort_unstable();
-            names.dedup();
-            names.len() as u32
-        });
+        let hosts = task.host_count();
         Self {
             model,
             p,

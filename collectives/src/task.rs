@@ -110,6 +110,16 @@ impl Task {
         self.ahead(rank, self.world_size - distance % self.world_size)
     }
 
+    /// Hosts of the ranks; one where that is not known.
+    pub(crate) fn host_count(&self) -> u32 {
+        self.hosts.as_ref().map_or(1, |hosts| {
+            let mut names = hosts.to_vec();
+            names.sort_unstable();
+            names.dedup();
+            names.len().max(1) as u32
+        })
+    }
+
     /// Whether ranks are known to be on different hosts.
     pub(crate) fn has_several_hosts(&self) -> bool {
         self.hosts.as_ref().is_some_and(|hosts| hosts.iter().any(|host| *host != hosts[0]))
