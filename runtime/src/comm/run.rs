@@ -319,7 +319,7 @@ impl Shared {
         (waited, limit): (Waited, Duration),
     ) -> Result<MutexGuard<'a, Core>> {
         let _attended = Attended::new(self);
-        let mut watch = Watch::new(self, waited, limit);
+        let mut watch = Watch::of_turn(self, waited, limit, passage.turn());
         let mut moved = false;
         loop {
             // Somebody may be waiting for an earlier operation of ours before coming here.
@@ -328,8 +328,13 @@ impl Shared {
                 drop(core);
                 return Err(self.fail(waited));
             }
-            core = watch
-                .pause(core, moved, |core| core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for()))?;
+            core = if core.is_behind_a_thread(passage.turn()) {
+                watch.until_turn(core)?
+            } else {
+                watch.pause(core, moved, |core| {
+                    core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for())
+                })?
+            };
             let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
             let before = passage.position();
             // SAFETY: handed on.

@@ -71,15 +71,21 @@ impl Shared {
             }
             // Somebody may be waiting for an earlier operation of ours before coming here.
             let moved = core.engine.outstanding() > 0 && core.turn();
+            let turn = passage.turn();
             let (_, watch) =
-                watch.get_or_insert_with(|| (Attended::new(self), Watch::new(self, waited, limit)));
+                watch.get_or_insert_with(|| (Attended::new(self), Watch::of_turn(self, waited, limit, turn)));
             if step == Step::Works {
                 polls = polls_first;
                 core = watch.between_pieces(core)?;
                 continue;
             }
-            core = watch
-                .pause(core, moved, |core| core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for()))?;
+            core = if core.is_behind_a_thread(turn) {
+                watch.until_turn(core)?
+            } else {
+                watch.pause(core, moved, |core| {
+                    core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for())
+                })?
+            };
         }
     }
 

@@ -331,6 +331,11 @@ impl Direct {
 }
 
 impl Passage<'_> {
+    /// Its turn.
+    pub(crate) fn turn(&self) -> u64 {
+        self.turn
+    }
+
     /// Gives a call up: when this returns, nobody else writes its buffers.
     pub(crate) fn abandon(self) {
         if let Some(exposure) = &self.exposure {
