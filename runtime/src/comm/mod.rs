@@ -16,6 +16,7 @@ mod irregular;
 mod line;
 mod messages;
 mod model;
+mod orphans;
 mod point_to_point;
 mod raw;
 mod registration;

@@ -351,7 +351,9 @@ impl Shared {
         self.poison.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| poison.clone());
         self.membership.abort(poison.cause(self.rank));
         let cause = kolo_transport::Error::new(ErrorKind::Aborted, "kolo", None, poison.to_string());
-        self.core().engine.abort(&cause);
+        let mut core = self.core();
+        self.leave_word(&core, &poison);
+        core.engine.abort(&cause);
     }
 
     /// Asks some peers what they are doing.

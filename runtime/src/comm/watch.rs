@@ -170,6 +170,7 @@ impl<'a> Watch<'a> {
         let now = self.pacer.now();
         let started = *self.started.get_or_insert(now);
         let idle = now.saturating_duration_since(*self.moved_at.get_or_insert(now));
+        self.shared.hear_last_words(&core, self.waited);
         if let Some(cause) = self.abort_cause()
             && (idle >= LOSS_GRACE || !cause)
         {
@@ -181,6 +182,7 @@ impl<'a> Watch<'a> {
             drop(core);
             return Err(self.shared.time_out(self.waited, self.limit, &peers));
         }
+        let core = if idle >= STALL { self.shared.look_for_the_gone(core, self.waited)? } else { core };
         let since = |at: Instant| now.saturating_duration_since(at);
         let is_due = match self.suspected_at {
             // What it sent before it left has had its time.

@@ -294,6 +294,11 @@ impl Engine {
         (self.copies.loaded_bytes, self.copies.stored_bytes, self.copies.flushes)
     }
 
+    /// Whether a peer is still there, as far as its transport can tell.
+    pub(crate) fn look_for(&mut self, peer: u32) -> Result<(), Error> {
+        self.links.look_for(peer)
+    }
+
     /// Registers memory with the transports; says of each what came of it.
     ///
     /// # Safety

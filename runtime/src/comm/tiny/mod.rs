@@ -17,7 +17,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use kolo_transport::shm::{Flat, FlatMismatch, Needs};
+use kolo_transport::shm::{Board, Flat, FlatMismatch, Needs};
 
 pub(crate) use passage::Passage;
 pub(super) use tree::tree;
@@ -200,6 +200,16 @@ impl Tiny {
             Step::Queued(given) => !matches!(self.flat.is_free(given), Ok(false)),
             Step::Published => !matches!(self.flat.poll(), Ok(false)),
         }
+    }
+
+    /// What the ranks of the host show each other outside of exchanges.
+    pub(crate) fn board(&self) -> &Board {
+        self.flat.board()
+    }
+
+    /// Whether an exchange is under way.
+    pub(crate) fn is_under_way(&self) -> bool {
+        !matches!(self.step, Step::Idle)
     }
 
     /// Ranks that have not published what is waited for.
