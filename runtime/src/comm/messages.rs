@@ -149,10 +149,12 @@ impl Communicator {
         transfers: &[Transfer],
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Vec<Ticket>> {
-        // SAFETY: the caller's promise.
-        let (core, tickets) = unsafe { self.post(transfers, keep) }?;
-        let pending = tickets.iter().any(|ticket| !core.engine.is_done(ticket.id));
-        drop(core);
+        let (tickets, pending) = self.shared.lend(|| {
+            // SAFETY: the caller's promise.
+            let (core, tickets) = unsafe { self.post(transfers, keep) }?;
+            let pending = tickets.iter().any(|ticket| !core.engine.is_done(ticket.id));
+            Ok((tickets, pending))
+        })?;
         if pending {
             Arc::clone(&self.shared).call_helper();
         }

@@ -13,6 +13,9 @@ mod gpu_memory;
 mod gpu_regions;
 mod helper;
 mod irregular;
+mod lent;
+#[cfg(test)]
+mod lent_tests;
 mod line;
 mod messages;
 mod model;

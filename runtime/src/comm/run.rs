@@ -107,12 +107,14 @@ impl Shared {
         begun: &Begun,
         limit: Duration,
     ) -> Result<MutexGuard<'a, Core>> {
-        let mode = if begun.asynchronous { Mode::Asynchronous } else { Mode::Blocking };
-        // SAFETY: handed on.
-        let id = unsafe { self.launch(&mut core, call, (begun.tag, begun.path), mode, None) }?;
-        let mut core = self.wait_for(core, id, begun.waited(call), limit)?;
-        core.engine.finish(id);
-        Ok(core)
+        self.lend(move || {
+            let mode = if begun.asynchronous { Mode::Asynchronous } else { Mode::Blocking };
+            // SAFETY: handed on.
+            let id = unsafe { self.launch(&mut core, call, (begun.tag, begun.path), mode, None) }?;
+            let mut core = self.wait_for(core, id, begun.waited(call), limit)?;
+            core.engine.finish(id);
+            Ok(core)
+        })
     }
 
     /// Starts a call; `keep` lives until it is done.
@@ -128,17 +130,18 @@ impl Shared {
         let mut core = self.core();
         let begun = self.begin(&mut core, call, true)?;
         let Begun { tag, path, .. } = begun;
-        // SAFETY: handed on.
-        let id = unsafe {
-            if core.lines_up(call) {
-                let combine = self.combine(call)?;
-                core.line_up(call, combine, tag, keep)
-            } else {
-                self.launch(&mut core, call, (tag, path), Mode::Asynchronous, keep)?
-            }
-        };
-        let pending = !core.engine.is_done(id);
-        drop(core);
+        let (id, pending) = self.lend(move || {
+            // SAFETY: handed on.
+            let id = unsafe {
+                if core.lines_up(call) {
+                    let combine = self.combine(call)?;
+                    core.line_up(call, combine, tag, keep)
+                } else {
+                    self.launch(&mut core, call, (tag, path), Mode::Asynchronous, keep)?
+                }
+            };
+            Ok((id, !core.engine.is_done(id)))
+        })?;
         if pending {
             self.call_helper();
         }
@@ -318,35 +321,37 @@ impl Shared {
         passage: &mut Passage,
         (waited, limit): (Waited, Duration),
     ) -> Result<MutexGuard<'a, Core>> {
-        let _attended = Attended::new(self);
-        let mut watch = Watch::of_turn(self, waited, limit, passage.turn());
-        let mut moved = false;
-        loop {
-            // Somebody may be waiting for an earlier operation of ours before coming here.
-            moved |= core.engine.outstanding() > 0 && core.turn();
-            if core.line.is_stuck(&core.engine) {
-                drop(core);
-                return Err(self.fail(waited));
-            }
-            core = if core.is_behind_a_thread(passage.turn()) {
-                watch.until_turn(core)?
-            } else {
-                watch.pause(core, moved, |core| {
-                    core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for())
-                })?
-            };
-            let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
-            let before = passage.position();
-            // SAFETY: handed on.
-            match unsafe { tiny.advance(call, passage) } {
-                Ok(true) => return Ok(core),
-                Ok(false) => moved = passage.position() > before,
-                Err(mismatch) => {
+        self.lend(move || {
+            let _attended = Attended::new(self);
+            let mut watch = Watch::of_turn(self, waited, limit, passage.turn());
+            let mut moved = false;
+            loop {
+                // Somebody may be waiting for an earlier operation of ours before coming here.
+                moved |= core.engine.outstanding() > 0 && core.turn();
+                if core.line.is_stuck(&core.engine) {
                     drop(core);
-                    return Err(self.tiny_mismatch(mismatch, waited));
+                    return Err(self.fail(waited));
+                }
+                core = if core.is_behind_a_thread(passage.turn()) {
+                    watch.until_turn(core)?
+                } else {
+                    watch.pause(core, moved, |core| {
+                        core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for())
+                    })?
+                };
+                let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
+                let before = passage.position();
+                // SAFETY: handed on.
+                match unsafe { tiny.advance(call, passage) } {
+                    Ok(true) => return Ok(core),
+                    Ok(false) => moved = passage.position() > before,
+                    Err(mismatch) => {
+                        drop(core);
+                        return Err(self.tiny_mismatch(mismatch, waited));
+                    }
                 }
             }
-        }
+        })
     }
 
     #[cold]

@@ -27,16 +27,15 @@ impl Shared {
         (waited, limit): (Waited, Duration),
     ) -> Result<(MutexGuard<'a, Core>, bool)> {
         let combine = self.combine(call)?;
-        let Core { tiny: Some(tiny), direct, .. } = &mut *core else {
-            unreachable!("there are symmetric buffers only where there is a tiny path")
-        };
-        let mut passage = direct.enter(tiny, call, combine, tag);
-        // SAFETY: handed on.
-        let result = unsafe { self.pass(core, &mut passage, (waited, limit)) };
-        if result.is_err() {
-            passage.abandon();
-        }
-        result
+        self.lend(move || {
+            let Core { tiny: Some(tiny), direct, .. } = &mut *core else {
+                unreachable!("there are symmetric buffers only where there is a tiny path")
+            };
+            // Dropped before it is done, after an error or by unwinding, it takes the buffers back.
+            let mut passage = direct.enter(tiny, call, combine, tag);
+            // SAFETY: handed on.
+            unsafe { self.pass(core, &mut passage, (waited, limit)) }
+        })
     }
 
     /// # Safety

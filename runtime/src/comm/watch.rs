@@ -104,6 +104,8 @@ impl<'a> Watch<'a> {
         moved: bool,
         waiting_for: impl Fn(&Core) -> Vec<u32>,
     ) -> Result<MutexGuard<'a, Core>> {
+        #[cfg(test)]
+        super::lent::injected::pause();
         self.turns += 1;
         let mut next = if moved {
             self.pacer.moved();

@@ -9,6 +9,7 @@ mod carried;
 mod copies;
 mod inbox;
 mod links;
+mod listed;
 mod local;
 mod matching;
 mod memory;
