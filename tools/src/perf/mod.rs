@@ -5,7 +5,6 @@
 //! the ranks are threads of this process.
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -133,8 +132,7 @@ fn joined(args: &PerfArgs, settings: &Settings, environment: &Environment) -> Re
 /// Ends a rank's process at once. Taking leave of the other ranks would take long enough for them to fail first,
 /// and to be blamed.
 fn leave(error: &CliError) -> ! {
-    let _ = writeln!(std::io::stderr(), "kolo: {error}");
-    std::process::exit(i32::from(error.exit_code))
+    std::process::exit(i32::from(error.report()))
 }
 
 fn in_threads(count: u32, settings: &Settings, environment: &Environment) -> Result<bool> {
