@@ -87,6 +87,7 @@ fn parse(text: &str) -> Option<Stat> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
 
     use super::*;
@@ -103,9 +104,10 @@ mod tests {
     fn children_and_their_children_are_found_and_signalled() {
         let script = "tail -f /dev/null & echo $!; wait";
         let mut shell = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        // Kept: tail ends when nobody reads what it writes.
+        let mut output = BufReader::new(shell.stdout.take().unwrap());
         let mut line = String::new();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(shell.stdout.take().unwrap()), &mut line)
-            .unwrap();
+        output.read_line(&mut line).unwrap();
         let grandchild = Pid::from_raw(line.trim().parse().unwrap()).unwrap();
         let found = descendants();
         assert!(found.iter().any(|process| process.pid() == Pid::from_child(&shell)));

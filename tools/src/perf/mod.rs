@@ -45,7 +45,7 @@ pub(crate) use numbers::{human_bytes, parse_size};
 /// Runs `kolo perf`; `program` is the nccl-tests program as which this was called.
 pub(crate) fn run(args: &PerfArgs, program: Option<String>) -> Result<ExitCode> {
     let variable = |name: &str| std::env::var(name).ok();
-    let launched = launch::environment::detect(variable);
+    let launched = launch::environment::detect(variable)?;
     let checked =
         Settings::new(args, program).and_then(|settings| Ok((settings, Environment::read(variable)?)));
     let (settings, environment) = match (checked, &launched) {
