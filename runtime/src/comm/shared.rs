@@ -252,7 +252,7 @@ impl Shared {
 
     /// Sleeps until an endpoint has something, or briefly.
     pub(crate) fn sleep<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
-        if core.engine.is_copying() || core.bouncing > 0 {
+        if core.engine.is_copying() || core.bouncing > 0 || core.line.is_copying() {
             // Nothing tells of the end of a copy.
             drop(core);
             wait::sleep(COPY_NAP);
@@ -312,7 +312,7 @@ impl Shared {
         self.poison.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| poison.clone());
         self.membership.abort(poison.cause(self.rank));
         let cause = kolo_transport::Error::new(ErrorKind::Aborted, "kolo", None, poison.to_string());
-        self.core().engine.abort(&cause);
+        self.core().abort(&cause);
     }
 
     /// Asks some peers what they are doing.
@@ -323,6 +323,14 @@ impl Shared {
     ) -> Vec<(u32, Option<crate::control::Status>)> {
         let peers = &peers[..peers.len().min(PEERS_ASKED)];
         peers.iter().copied().zip(self.membership.ask_all(peers, patience)).collect()
+    }
+}
+
+impl Core {
+    /// Gives everything up: nothing touches the callers' memory any more when this returns.
+    pub(super) fn abort(&mut self, cause: &kolo_transport::Error) {
+        self.engine.abort(cause);
+        self.line.settle();
     }
 }
 
