@@ -1,8 +1,11 @@
 //! What tests set, and ask.
 
 use std::collections::HashMap;
+use std::ffi::c_int;
 
-use crate::knob::Knob;
+use kolo_verbs::sys::*;
+
+use crate::knob::{Count, Knob};
 use crate::world;
 
 /// Values by number of a [`Knob`].
@@ -35,10 +38,40 @@ pub extern "C" fn fake_set(knob: u32, value: i64) {
         }
         return;
     }
+    if knob == Knob::FailPair as u32 {
+        let number = world.pair_at(value as usize);
+        world.pairs.get_mut(&number).expect("a live pair").state = IBV_QPS_ERR;
+        world.flush(number);
+        return;
+    }
     world.knobs.set(knob, value);
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn fake_live() -> i64 {
-    world().live
+pub extern "C" fn fake_get(count: u32) -> i64 {
+    let world = world();
+    match count {
+        c if c == Count::Live as u32 => world.live,
+        c if c == Count::ForkCalls as u32 => world.fork_calls,
+        c if c == Count::RegionsAtFork as u32 => world.regions_at_fork,
+        c if c == Count::Registrations as u32 => world.registrations,
+        c if c == Count::Registered as u32 => world.registered() as i64,
+        c if c == Count::Pairs as u32 => world.pairs.len() as i64,
+        _ => -1,
+    }
+}
+
+/// Prepares nothing; tests ask whether it was called in time.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_fork_init() -> c_int {
+    let mut world = world();
+    world.fork_calls += 1;
+    world.regions_at_fork = world.regions.len() as i64;
+    world.knobs.of(Knob::ForkErrno, 0) as c_int
+}
+
+/// As where the kernel copies pinned pages.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_is_fork_initialized() -> c_int {
+    2
 }
