@@ -111,25 +111,14 @@ pub unsafe extern "C" fn ibv_get_async_event(
     context: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {
-    let mut bytes = [0; 4];
+    let mut bytes = [0; 8];
     // SAFETY: a live context and the caller's event.
     unsafe {
         if !read_from((*context).async_fd, &mut bytes) {
             return -1;
         }
-        let event_type = u32::from_ne_bytes(bytes);
-        let world = world();
-        let place = world.knobs.of(Knob::EventPlace, 0) as usize;
-        let element = match event_type {
-            IBV_EVENT_CQ_ERR => {
-                let mut queues: Vec<usize> = world.queues.keys().copied().collect();
-                queues.sort_unstable();
-                queues[place] as u64
-            }
-            IBV_EVENT_QP_FATAL..=IBV_EVENT_QP_ACCESS_ERR => world.pairs[&world.pair_at(place)].object as u64,
-            // Of a port: its number.
-            _ => 1,
-        };
+        let message = u64::from_ne_bytes(bytes);
+        let (element, event_type) = (message >> 8, message as u32 & 0xff);
         *event = ibv_async_event { element, event_type };
     }
     0

@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use kolo_verbs::sys::*;
 
 use crate::knob::{Count, Knob};
-use crate::world;
+use crate::{World, world};
 
 /// Values by number of a [`Knob`].
 #[derive(Default)]
@@ -33,9 +33,7 @@ impl Knobs {
 pub extern "C" fn fake_set(knob: u32, value: i64) {
     let mut world = world();
     if knob == Knob::AsyncEvent as u32 {
-        for &fd in &world.async_fds {
-            world.tell(fd, &(value as u32).to_ne_bytes());
-        }
+        world.befall(value as u32);
         return;
     }
     if knob == Knob::FailPair as u32 {
@@ -58,6 +56,30 @@ pub extern "C" fn fake_get(count: u32) -> i64 {
         c if c == Count::Registered as u32 => world.registered() as i64,
         c if c == Count::Pairs as u32 => world.pairs.len() as i64,
         _ => -1,
+    }
+}
+
+impl World {
+    /// An event: of a queue pair or completion queue to the user of its device, else to all users.
+    fn befall(&self, event_type: u32) {
+        let place = self.knobs.of(Knob::EventPlace, 0) as usize;
+        let (object, only) = match event_type {
+            IBV_EVENT_CQ_ERR => {
+                let mut queues: Vec<usize> = self.queues.keys().copied().collect();
+                queues.sort_unstable();
+                (queues[place], Some(self.queues[&queues[place]].async_fd))
+            }
+            IBV_EVENT_QP_FATAL..=IBV_EVENT_QP_ACCESS_ERR => {
+                let pair = &self.pairs[&self.pair_at(place)];
+                (pair.object, Some(pair.async_fd))
+            }
+            // Of a port: its number.
+            _ => (1, None),
+        };
+        let message = (object as u64) << 8 | u64::from(event_type);
+        for &fd in self.async_fds.iter().filter(|fd| only.is_none_or(|only| only == **fd)) {
+            self.tell(fd, &message.to_ne_bytes());
+        }
     }
 }
 

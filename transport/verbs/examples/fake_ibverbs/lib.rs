@@ -53,8 +53,9 @@ struct Pair {
     receive_queue: usize,
     receives: VecDeque<(u64, Vec<ibv_sge>)>,
     sends: VecDeque<Sending>,
-    /// Where the user sees it.
+    /// Where the user sees it, and hears of its events.
     object: usize,
+    async_fd: c_int,
 }
 
 #[derive(Default)]
@@ -62,6 +63,7 @@ struct Queue {
     entries: VecDeque<ibv_wc>,
     armed: bool,
     event_fd: Option<c_int>,
+    async_fd: c_int,
     unacknowledged: u32,
 }
 

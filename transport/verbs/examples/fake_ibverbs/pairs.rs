@@ -33,6 +33,8 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
         receives: VecDeque::new(),
         sends: VecDeque::new(),
         object: 0,
+        // SAFETY: a live context.
+        async_fd: unsafe { (*context).async_fd },
     };
     world().pairs.insert(number, pair);
     let object = leak(ibv_qp {
