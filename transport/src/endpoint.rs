@@ -110,6 +110,8 @@ pub enum Event {
         /// Why.
         cause: Error,
     },
+    /// Nothing has failed, but somebody should know: a cable was pulled.
+    Warning(String),
 }
 
 /// What is known of a message before it is received.

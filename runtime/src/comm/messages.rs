@@ -109,7 +109,7 @@ impl Communicator {
         }
         let mut gpus = Vec::with_capacity(transfers.len());
         for Transfer { peer, message, .. } in transfers {
-            let gpu = shared.gpu_of(message.data, waited)?;
+            let gpu = shared.gpu_of((message.data, message.bytes), || waited)?;
             let reach = match &gpu {
                 Some(gpu) => {
                     let buffer = (gpu, message.data.cast_const(), message.bytes);

@@ -259,7 +259,7 @@ impl Shared {
                     None,
                     "the communicator was dropped",
                 );
-                core.engine.abort(&cause);
+                core.abort(&cause);
                 drop(core);
                 self.release_links(&cause);
                 return;

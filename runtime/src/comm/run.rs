@@ -134,8 +134,11 @@ impl Shared {
             // SAFETY: handed on.
             let id = unsafe {
                 if core.lines_up(call) {
-                    let combine = self.combine(call)?;
-                    core.line_up(call, combine, tag, keep)
+                    let how = (self.combine(call)?, tag);
+                    match core.line_up(call, how, (self.rank, self.world_size), keep) {
+                        Ok(id) => id,
+                        Err(error) => return Err(self.refused(core, error, begun.waited(call))),
+                    }
                 } else {
                     self.launch(&mut core, call, (tag, path), Mode::Asynchronous, keep)?
                 }
@@ -247,33 +250,38 @@ impl Shared {
         let waited = begun.waited(call);
         let combine = self.combine(call)?;
         let mut bounce = core.bounces.pop().unwrap_or_else(Bounce::new);
-        let bounced = match bounce.prepare(call, self.rank, self.world_size) {
-            Ok(bounced) => bounced,
-            Err(error) => {
-                drop(core);
-                self.poison_with(Poison::Transport(error));
-                return Err(self.fail(waited));
-            }
+        let bounced = bounce.prepare(call, self.rank, self.world_size);
+        // SAFETY: handed on; settled before this returns.
+        let loaded = bounced.and_then(|bounced| Ok((bounced, unsafe { bounce.load() }?)));
+        let (bounced, bytes) = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => return Err(self.refused(core, error, waited)),
         };
+        core.gpu_counters.loaded_bytes += bytes as u64;
         // The turn is taken before anything that may let another call in.
         let Some(tiny) = &mut core.tiny else { unreachable!("as above") };
-        let mut passage = tiny.enter(&bounced.call, combine, begun.tag);
+        let mut passage = tiny.enter(&bounced, combine, begun.tag);
         let _attended = Attended::new(self);
         let mut watch = Watch::new(self, waited, limit);
-        if let Some(part) = bounced.load {
-            core.gpu_counters.loaded_bytes += part.2 as u64;
-            // SAFETY: handed on.
-            core = unsafe { self.carry(core, &mut bounce, part, &mut watch, waited) }?;
-        }
+        core = self.carry(core, &mut bounce, &mut watch, waited)?;
         // SAFETY: the buffers are the caller's or those of the bounce, which is kept until the end.
-        core = unsafe { self.run_tiny(core, &bounced.call, &mut passage, (begun, limit)) }?;
-        if let Some(part) = bounced.store {
-            core.gpu_counters.stored_bytes += part.2 as u64;
-            // SAFETY: handed on.
-            core = unsafe { self.carry(core, &mut bounce, part, &mut watch, waited) }?;
+        core = unsafe { self.run_tiny(core, &bounced, &mut passage, (begun, limit)) }?;
+        // SAFETY: handed on; settled before this returns.
+        match unsafe { bounce.store() } {
+            Ok(bytes) => core.gpu_counters.stored_bytes += bytes as u64,
+            Err(error) => return Err(self.refused(core, error, waited)),
         }
-        core.bounces.push(bounce);
+        core = self.carry(core, &mut bounce, &mut watch, waited)?;
+        core.give_back(bounce);
         Ok(core)
+    }
+
+    /// A GPU's driver refused in the middle of a call: the others cannot go on either.
+    #[cold]
+    fn refused(&self, core: MutexGuard<'_, Core>, error: kolo_transport::Error, waited: Waited) -> Error {
+        drop(core);
+        self.poison_with(Poison::Transport(error));
+        self.fail(waited)
     }
 
     /// # Safety

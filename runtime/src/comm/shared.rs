@@ -291,7 +291,7 @@ impl Shared {
         mut core: MutexGuard<'a, Core>,
         turn: Option<u64>,
     ) -> MutexGuard<'a, Core> {
-        if core.engine.is_copying() || core.bouncing > 0 {
+        if core.engine.is_copying() || core.bouncing > 0 || core.line.is_copying() {
             // Nothing tells of the end of a copy.
             drop(core);
             wait::sleep(COPY_NAP);
@@ -353,7 +353,7 @@ impl Shared {
         let cause = kolo_transport::Error::new(ErrorKind::Aborted, "kolo", None, poison.to_string());
         let mut core = self.core();
         self.leave_word(&core, &poison);
-        core.engine.abort(&cause);
+        core.abort(&cause);
     }
 
     /// Asks some peers what they are doing.
@@ -364,6 +364,14 @@ impl Shared {
     ) -> Vec<(u32, Option<crate::control::Status>)> {
         let peers = &peers[..peers.len().min(PEERS_ASKED)];
         peers.iter().copied().zip(self.membership.ask_all(peers, patience)).collect()
+    }
+}
+
+impl Core {
+    /// Gives everything up: nothing touches the callers' memory any more when this returns.
+    pub(super) fn abort(&mut self, cause: &kolo_transport::Error) {
+        self.engine.abort(cause);
+        self.line.settle();
     }
 }
 

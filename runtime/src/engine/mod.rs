@@ -229,6 +229,7 @@ impl Engine {
                 Event::Waiting(envelope) => self.transfers.waits(envelope),
                 // A peer may leave whenever it likes; it matters to those who still expect something from it.
                 Event::Down { peer, cause } => tracing::debug!(peer, %cause, "connection closed"),
+                Event::Warning(words) => tracing::warn!("{words}"),
             }
         }
         self.events = events;

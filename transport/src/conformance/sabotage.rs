@@ -167,7 +167,11 @@ impl Endpoint for Sabotaged {
         while at < events.len() {
             let done = match events[at] {
                 Event::Done(token) => Some(token),
-                Event::Failed(..) | Event::Returned(_) | Event::Waiting(_) | Event::Down { .. } => None,
+                Event::Failed(..)
+                | Event::Returned(_)
+                | Event::Waiting(_)
+                | Event::Down { .. }
+                | Event::Warning(_) => None,
             };
             match (self.fault, done) {
                 (Fault::TwiceDone(number), Some(token)) if self.count() == number => {
