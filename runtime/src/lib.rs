@@ -11,6 +11,7 @@ mod home;
 pub mod join;
 mod planner;
 pub mod profile;
+mod ranges;
 mod recorder;
 pub mod reduce;
 mod summary;

@@ -15,6 +15,7 @@ use kolo_transport::{Backing, MemoryCounters, Piece};
 use super::waited::Waited;
 use super::{Communicator, Shared};
 use crate::error::{Error, Result};
+use crate::ranges::is_addressable;
 
 const WAITED: Waited = Waited::other("register");
 
@@ -196,7 +197,7 @@ impl Communicator {
     /// # Safety
     /// As [`Communicator::register_raw`] and [`Communicator::register_dma_buf`].
     unsafe fn register_backed(&self, memory: Piece, backing: Backing<'_>) -> Result<Registration> {
-        if memory.ptr.is_null() || memory.len == 0 {
+        if memory.ptr.is_null() || memory.len == 0 || !is_addressable(memory.len) {
             let problem = format!("{} bytes at {:?} are no memory to register", memory.len, memory.ptr);
             return Err(Error::Usage { context: self.shared.context(WAITED), problem });
         }
