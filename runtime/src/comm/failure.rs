@@ -358,6 +358,9 @@ impl Shared {
 
     /// Gives up on purpose.
     pub(crate) fn abort(&self, reason: &str) {
+        if !self.is_ours() {
+            return;
+        }
         self.poison_with(Poison::Aborted { by: self.rank, reason: reason.to_owned() });
     }
 }

@@ -88,13 +88,14 @@ impl Communicator {
     /// What was done with memory of GPUs so far.
     #[must_use]
     pub fn gpu_counters(&self) -> GpuCounters {
-        let core = self.shared.core();
-        let (loaded, stored, flushes) = core.engine.copied();
-        let mut counters = core.gpu_counters;
-        counters.loaded_bytes += loaded;
-        counters.stored_bytes += stored;
-        counters.flushes += flushes;
-        counters
+        self.shared.look(|core| {
+            let (loaded, stored, flushes) = core.engine.copied();
+            let mut counters = core.gpu_counters;
+            counters.loaded_bytes += loaded;
+            counters.stored_bytes += stored;
+            counters.flushes += flushes;
+            counters
+        })
     }
 }
 

@@ -87,6 +87,7 @@ impl Communicator {
             }
         }
         self.check_memory(label, transfers)?;
+        shared.check_process(|| Waited::other(label))?;
         let single = match transfers {
             [transfer] => {
                 let RawMessage { bytes, data_type, tag, .. } = transfer.message;

@@ -58,6 +58,7 @@ impl Communicator {
                 self.usage("group", "this rank is not in the list; only listed ranks call".to_owned())
             );
         }
+        self.shared.check_process(|| Waited::other("group"))?;
         // Ranks outside the list do not count this call, so the number cannot come from the common counter: the list
         // itself, and how often it was used, name the group.
         let mut core = self.shared.core();
@@ -94,6 +95,7 @@ impl Communicator {
     }
 
     fn next_child(&self) -> Result<u64> {
+        self.shared.check_process(|| Waited::other("split"))?;
         let mut core = self.shared.core();
         self.shared.check_usable(&core, Waited::other("split"))?;
         core.children += 1;

@@ -30,6 +30,10 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Any rank may drop its buffer at any time when it is in no call, also after the communicator. The pages go back to the
 /// system at once; the others' view of them, which is then only address space, when all ranks have dropped theirs and the
 /// communicator allocates again, or with the communicator.
+///
+/// # Fork
+/// In a child made by `fork` it is the same memory still: the ranks see what the child writes. Dropping it there is without
+/// effect.
 pub struct Symmetric<T: Element> {
     lease: Arc<Lease>,
     count: usize,
@@ -72,6 +76,7 @@ impl Communicator {
 
     fn lease(&self, bytes: usize) -> Result<Arc<Lease>> {
         let shared = &self.shared;
+        shared.check_process(|| ALLOC)?;
         let mut core = shared.core();
         shared.check_usable(&core, ALLOC)?;
         core.allocations += 1;

@@ -100,6 +100,12 @@ impl Mapping {
         }
     }
 
+    /// Has the kernel zero it in every child that is made by `fork`. Only for private mappings.
+    pub(crate) fn wipe_on_fork(&self) -> io::Result<()> {
+        // SAFETY: the range is the mapping; this process's contents stay.
+        Ok(unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxWipeOnFork) }?)
+    }
+
     /// Gives the pages of a shared mapping back, for all who map the file: what is there reads as zeroes then.
     pub(crate) fn discard(&self) {
         // SAFETY: the range is the mapping, and its owner no longer reads it. Refusal only delays the return until
