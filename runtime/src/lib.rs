@@ -15,6 +15,7 @@ mod ranges;
 mod recorder;
 pub mod reduce;
 mod summary;
+mod supply;
 mod ticks;
 pub mod types;
 pub mod verify;

@@ -86,13 +86,17 @@ impl Mapping {
         self.bytes
     }
 
-    /// Asks for huge pages, and has the kernel back all of it now. Kernels that know neither leave it to first touch.
-    pub(crate) fn back(&self) -> io::Result<()> {
-        let at = self.base.as_ptr().cast();
-        // SAFETY: the range is the mapping; neither changes contents.
+    /// Asks for huge pages for a range that begins with a page, and has the kernel back it now. Kernels that know neither
+    /// leave it to first touch.
+    ///
+    /// # Panics
+    /// If the range is not inside the mapping.
+    pub(crate) fn back(&self, offset: usize, len: usize) -> io::Result<()> {
+        let at = self.bytes(offset, len).cast();
+        // SAFETY: the range is inside the mapping; neither changes contents.
         let populated = unsafe {
-            let _ = rustix::mm::madvise(at, self.bytes, Advice::LinuxHugepage);
-            rustix::mm::madvise(at, self.bytes, Advice::LinuxPopulateWrite)
+            let _ = rustix::mm::madvise(at, len, Advice::LinuxHugepage);
+            rustix::mm::madvise(at, len, Advice::LinuxPopulateWrite)
         };
         match populated {
             Err(errno) if errno != rustix::io::Errno::INVAL => Err(errno.into()),
