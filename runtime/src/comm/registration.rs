@@ -15,6 +15,7 @@ use kolo_transport::{Backing, MemoryCounters, Piece};
 use super::waited::Waited;
 use super::{Communicator, Shared};
 use crate::error::{Error, Result};
+use crate::ranges::is_addressable;
 
 const WAITED: Waited = Waited::other("register");
 
@@ -59,7 +60,7 @@ impl fmt::Debug for Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if let Some(shared) = self.shared.upgrade() {
+        if let Some(shared) = self.shared.upgrade().filter(|shared| shared.is_ours()) {
             shared.core().engine.deregister(self.memory);
         }
     }
@@ -205,7 +206,8 @@ impl Communicator {
     /// # Safety
     /// As [`Communicator::register_raw`] and [`Communicator::register_dma_buf`].
     unsafe fn register_backed(&self, memory: Piece, backing: Backing<'_>) -> Result<Registration> {
-        if memory.ptr.is_null() || memory.len == 0 {
+        self.shared.check_process(|| WAITED)?;
+        if memory.ptr.is_null() || memory.len == 0 || !is_addressable(memory.len) {
             let problem = format!("{} bytes at {:?} are no memory to register", memory.len, memory.ptr);
             return Err(Error::Usage { context: self.shared.context(WAITED), problem });
         }
@@ -222,6 +224,6 @@ impl Communicator {
     /// registered.
     #[must_use]
     pub fn memory_counters(&self) -> MemoryCounters {
-        self.shared.core().engine.memory_counters()
+        self.shared.look(|core| core.engine.memory_counters())
     }
 }

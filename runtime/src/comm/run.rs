@@ -70,6 +70,7 @@ impl Shared {
     /// # Safety
     /// The buffers of the call are valid and not touched by anybody else until this returns.
     pub(crate) unsafe fn run_within(&self, call: &Call, limit: Duration) -> Result<()> {
+        self.check_process(|| Waited::call(call.summary(false), 0))?;
         let mut core = self.core();
         let begun = self.begin(&mut core, call, false)?;
         if core.direct.considers(call) {
@@ -127,6 +128,7 @@ impl Shared {
         call: &Call,
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Ticket> {
+        self.check_process(|| Waited::call(call.summary(true), 0))?;
         let mut core = self.core();
         let begun = self.begin(&mut core, call, true)?;
         let Begun { tag, path, .. } = begun;
@@ -156,6 +158,7 @@ impl Shared {
     /// # Safety
     /// As [`Shared::run`].
     pub(crate) unsafe fn start_and_wait(&self, call: &Call, limit: Duration) -> Result<()> {
+        self.check_process(|| Waited::call(call.summary(true), 0))?;
         let mut core = self.core();
         let begun = self.begin(&mut core, call, true)?;
         let lines_up = core.lines_up(call);
