@@ -67,6 +67,8 @@ pub(super) struct SendOp {
     pub(super) noticed: bool,
     /// The region of the piece at the cursor, with the piece's bounds.
     pub(super) held: Option<(Use, usize, usize)>,
+    /// The bounds of a piece that is copied, as it cannot be registered or had better not be.
+    pub(super) copied: Option<(usize, usize)>,
     /// How often it was looked at without a grant.
     pub(super) stalled: u32,
     /// If some of its memory may be such that the processor cannot look at it.

@@ -21,7 +21,7 @@ use super::registrations::Registrations;
 use super::side::{News, Side};
 use super::stats::Counters;
 use super::watch::Watch;
-use super::wire::{CHANNELS, GRANTS};
+use super::wire::{CHANNELS, EAGER_BYTES, GRANTS};
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Backing, MemoryCounters, Registered};
@@ -54,6 +54,8 @@ pub struct RdmaEndpoint {
     // The order of dropping: links, then what they were made of. See `Peer` for the order in there.
     pub(super) peers: Vec<Peer>,
     pub(super) registrations: Vec<Registrations>,
+    /// Why changes of memory go unnoticed, if they should not.
+    pub(super) unwatched: Option<String>,
     /// None while there is no memory that needs them.
     pub(super) movers: Option<Arc<Movers>>,
     pub(super) rails: Vec<Rail>,
@@ -115,9 +117,12 @@ impl RdmaEndpoint {
             epoll::add(&epoll, rail.context().async_fd(), data, epoll::EventFlags::IN)
                 .map_err(system("watching an adapter's events"))?;
         }
-        let watch = match options.keep {
-            Keep::Watched => Watch::start().map(Arc::new),
-            Keep::Never | Keep::Always => None,
+        let (watch, unwatched) = match options.keep {
+            Keep::Watched => match Watch::shared() {
+                Ok(watch) => (Some(watch), None),
+                Err(because) => (None, Some(because)),
+            },
+            Keep::Never | Keep::Always => (None, None),
         };
         let registrations = rails
             .iter()
@@ -127,6 +132,7 @@ impl RdmaEndpoint {
         Ok(Self {
             peers: (0..world_size).map(|_| peer()).collect(),
             registrations,
+            unwatched,
             movers: None,
             rails,
             side,
@@ -307,6 +313,18 @@ impl Endpoint for RdmaEndpoint {
 
     fn deregister(&mut self, memory: Piece) {
         self.unpin(memory);
+    }
+
+    unsafe fn lend(&mut self, memory: Piece) {
+        if memory.len > EAGER_BYTES {
+            self.registrations.iter_mut().for_each(|cache| cache.lend(memory.ptr, memory.len));
+        }
+    }
+
+    fn reclaim(&mut self, memory: Piece) {
+        if memory.len > EAGER_BYTES {
+            self.registrations.iter_mut().for_each(|cache| cache.reclaim(memory.ptr, memory.len));
+        }
     }
 
     fn memory_counters(&self) -> MemoryCounters {

@@ -53,6 +53,7 @@ mod watch;
 mod wire;
 
 pub use endpoint::RdmaEndpoint;
+pub use memory::RegistrationPolicy;
 pub use options::{Keep, RdmaOptions};
 pub use registrations::CacheCounters;
 pub use stats::Counters;

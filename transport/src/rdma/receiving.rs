@@ -264,7 +264,13 @@ pub(super) fn answered(
                     Landing::Eat(_) => hands.counters.received_eaten_bytes += granted.len as u64,
                 }
             }
-            _ => hands.counters.received_in_place_bytes += granted.len as u64,
+            _ => {
+                hands.counters.received_in_place_bytes += granted.len as u64;
+                // Later pieces may come through staging, and go behind.
+                if let Landing::Place { pieces, cursor } = &mut op.landing {
+                    pieces.advance(cursor, granted.len);
+                }
+            }
         }
     }
     if let Some(chunk) = granted.chunk {
@@ -334,14 +340,10 @@ fn grant_one(
                 return Ok(Granting::Blocked);
             };
             // SAFETY: the caller's memory stays mapped until the token completes; the use is given back before.
-            let held = match unsafe { hands.registrations[rail].acquire(piece.ptr, piece.len) } {
-                Ok(held) => held,
-                // What was possible for its first piece is not any more: the rest goes through staging.
-                Err(_) if op.granted == 0 => {
-                    op.way = Way::Staged;
-                    return Ok(Granting::More);
-                }
-                Err(error) => return Err(error.into()),
+            let Some(held) = (unsafe { hands.registrations[rail].acquire(piece.ptr, piece.len) }) else {
+                // From here on; what is granted already is filled before.
+                op.way = Way::Staged;
+                return Ok(Granting::More);
             };
             let len = (piece.len - offset).min(u32::MAX as usize & !4095);
             pieces.advance(&mut op.granted_to, len);

@@ -345,6 +345,9 @@ fn send_request(
 /// Sees to it that the operation holds the region of this piece.
 fn hold(op: &mut SendOp, ptr: *mut u8, len: usize, rail: usize, hands: &mut Hands<'_>) -> bool {
     let registrations = &mut hands.registrations[rail];
+    if op.copied == Some((ptr.addr(), len)) {
+        return false;
+    }
     if let Some((held, start, size)) = op.held.take() {
         if (start, size) == (ptr.addr(), len) {
             op.held = Some((held, start, size));
@@ -354,11 +357,14 @@ fn hold(op: &mut SendOp, ptr: *mut u8, len: usize, rail: usize, hands: &mut Hand
     }
     // SAFETY: the caller's memory stays mapped until the token completes, and uses are given back before.
     match unsafe { registrations.acquire(ptr, len) } {
-        Ok(held) => {
+        Some(held) => {
             op.held = Some((held, ptr.addr(), len));
             true
         }
-        Err(_) => false,
+        None => {
+            op.copied = Some((ptr.addr(), len));
+            false
+        }
     }
 }
 
