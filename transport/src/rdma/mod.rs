@@ -48,6 +48,7 @@ mod receiving;
 mod registrations;
 mod sending;
 mod side;
+mod small;
 mod stats;
 mod watch;
 mod wire;

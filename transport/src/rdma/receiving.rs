@@ -17,7 +17,7 @@
 use kolo_verbs::Remote;
 
 use super::NAME;
-use super::channel::{CHUNK_BYTES, Chan, Granted, Landing, RecvOp, Way, grant_at, own};
+use super::channel::{Chan, Granted, Landing, RecvOp, Way, grant_at, own};
 use super::link::Link;
 use super::movers::Movers;
 use super::progress::{Hands, Trouble};
@@ -255,7 +255,7 @@ pub(super) fn answered(
         op.filled += granted.len;
         match (granted.chunk, &chan.staging) {
             (Some(chunk), Some(staging)) => {
-                let from = staging.as_ptr().wrapping_add(usize::from(chunk) * CHUNK_BYTES);
+                let from = staging.as_ptr().wrapping_add(usize::from(chunk) * chan.chunk_bytes);
                 if let Err(error) = deliver(op, from, offset, granted.len) {
                     op.failed.get_or_insert(error);
                 }
@@ -351,10 +351,10 @@ fn grant_one(
             (Remote { address, key: held.remote_key }, len, None, Some(held))
         }
         _ => {
-            let Some(chunk) = chan.chunk(&hands.rails[rail].domain)? else { return Ok(Granting::Blocked) };
+            let Some(chunk) = chan.chunk(rail, hands)? else { return Ok(Granting::Blocked) };
             let Some(staging) = &chan.staging else { return Ok(Granting::Blocked) };
-            let to = staging.region().remote(usize::from(chunk) * CHUNK_BYTES);
-            (to, left.min(CHUNK_BYTES), Some(chunk), None)
+            let to = staging.region().remote(usize::from(chunk) * chan.chunk_bytes);
+            (to, left.min(chan.chunk_bytes), Some(chunk), None)
         }
     };
     let grant = Grant {

@@ -74,6 +74,9 @@ pub(super) struct Registrations {
     /// Starts and numbers, sorted.
     order: Vec<(usize, u32)>,
     kept_bytes: usize,
+    /// Bytes of all regions, and how many there may be of the caller's buffers if locked memory is short.
+    bytes: u64,
+    room: Option<u64>,
     stamp: u64,
     watch: Option<Arc<Watch>>,
     seen: u64,
@@ -118,6 +121,8 @@ impl Registrations {
             free: Vec::new(),
             order: Vec::new(),
             kept_bytes: 0,
+            bytes: 0,
+            room: None,
             stamp: 0,
             watch,
             seen: 0,
@@ -171,8 +176,19 @@ impl Registrations {
         if end - start > self.bytes_max || !is_kept && len < LONG_BYTES {
             return None;
         }
+        let needed = (end - start) as u64;
+        while self.room.is_some_and(|room| self.bytes + needed > room) {
+            if !self.evict() {
+                return None;
+            }
+        }
         // SAFETY: the caller's promise; pages are mapped whole.
         unsafe { self.register(start, end) }.ok()
+    }
+
+    /// Bounds what buffers are registered for by themselves; those registered by hand are the user's affair.
+    pub(super) fn bound(&mut self, room: Option<u64>) {
+        self.room = room;
     }
 
     /// Notes memory that an operation works on.
@@ -338,6 +354,7 @@ impl Registrations {
             self.entries.len() as u32 - 1
         });
         self.entries[number as usize] = Some(entry);
+        self.bytes += (end - start) as u64;
         let at = self.order.partition_point(|&(other, _)| other <= start);
         self.order.insert(at, (start, number));
         number
@@ -347,6 +364,7 @@ impl Registrations {
     fn forget(&mut self, number: u32) {
         let Some(entry) = self.entries[number as usize].take() else { return };
         self.order.retain(|&(_, other)| other != number);
+        self.bytes -= (entry.end - entry.start) as u64;
         self.free.push(number);
         // Its memory stays watched: another region may cover the same pages. That costs nothing until it changes.
         drop(entry);
@@ -378,7 +396,7 @@ impl Registrations {
     }
 
     /// Lets go of all that nobody uses; for when no more can be locked.
-    fn drop_kept(&mut self) -> bool {
+    pub(super) fn drop_kept(&mut self) -> bool {
         let mut any = false;
         while self.evict() {
             any = true;
