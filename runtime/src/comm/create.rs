@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions};
+use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions, RegistrationPolicy};
 use kolo_transport::shm::{ShmEndpoint, ShmOptions};
 use kolo_transport::tcp::{Congestion, TcpEndpoint, TcpOptions};
 use kolo_transport::{Endpoint, Reach};
@@ -19,6 +19,7 @@ use super::gpu_memory;
 use super::gpu_regions::Regions;
 use super::line::Line;
 use super::model::{Facts, model_for};
+use super::registration::Adapters;
 use super::shared::{Core, Shared, World};
 use super::tiny::Tiny;
 use crate::call::mix;
@@ -185,6 +186,7 @@ pub(crate) fn connect(
     let processor = *world.processor.get_or_init(|| assign_processor(rank as usize, &hosts, &cards));
     let mut flat = None;
     let mut gpu_direct = None;
+    let mut adapters = None;
     let mut endpoints: Vec<Box<dyn Endpoint>> = Vec::new();
     let mut index_of = Vec::new();
     for candidate in candidates {
@@ -206,8 +208,12 @@ pub(crate) fn connect(
                 let plan = gpu_direct::plan(&config, &endpoint)?;
                 if id == WORLD {
                     tracing::info!("GPU memory: {plan}");
+                    if let policy @ RegistrationPolicy::Unwatched { .. } = endpoint.registration_policy() {
+                        tracing::warn!(rank, "registrations of buffers with adapters are {policy}");
+                    }
                 }
                 gpu_direct = Some(plan);
+                adapters = Some(Adapters::of(&endpoint));
                 establish(&mut *endpoint, rank, deadline)?;
                 endpoint
             }
@@ -248,6 +254,7 @@ pub(crate) fn connect(
         groups: HashMap::new(),
         closed: false,
         gpu_direct,
+        adapters,
         gpu_regions: Regions::default(),
         gpu_counters: gpu_memory::GpuCounters::default(),
         bounces: Vec::new(),

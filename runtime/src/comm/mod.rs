@@ -162,7 +162,7 @@ impl Communicator {
         *self.shared.core().planner.model()
     }
 
-    /// One line per transport: which ranks are reached by it and why.
+    /// In a line, for each transport which ranks are reached by it and why; and what becomes of registrations of buffers.
     #[must_use]
     pub fn summary(&self) -> String {
         let shared = &self.shared;
@@ -176,6 +176,9 @@ impl Communicator {
             if let Some((other, why)) = routes[0].declined.first() {
                 let _ = write!(out, ", not {other}: {why}");
             }
+        }
+        if let Some(policy) = self.registration_policy() {
+            let _ = write!(out, "; registrations of buffers are {policy}");
         }
         out
     }

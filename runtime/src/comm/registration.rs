@@ -10,6 +10,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
+use kolo_transport::rdma::RdmaEndpoint;
 use kolo_transport::{Backing, MemoryCounters, Piece};
 
 use super::waited::Waited;
@@ -143,6 +144,19 @@ impl<B: Stable> DerefMut for RegisteredBuffer<B> {
     }
 }
 
+/// What RDMA adapters do with buffers, in words.
+#[derive(Debug)]
+pub(crate) struct Adapters {
+    registrations: String,
+    fork: String,
+}
+
+impl Adapters {
+    pub(super) fn of(endpoint: &RdmaEndpoint) -> Self {
+        Self { registrations: endpoint.registration_policy().to_string(), fork: endpoint.fork_safety() }
+    }
+}
+
 impl Communicator {
     /// Registers a buffer with the transports that have use for it. Local: other ranks need not do the same.
     ///
@@ -218,6 +232,20 @@ impl Communicator {
             Error::Transport { context: self.shared.context(WAITED), source: Box::new(source) }
         })?;
         Ok(Registration { shared: Arc::downgrade(&self.shared), memory, standing })
+    }
+
+    /// Whether the adapters' registrations of buffers outlive the calls that they were made for, and why not: "kept, and let
+    /// go of when the kernel tells that memory changed". None if no peer is reached by RDMA.
+    #[must_use]
+    pub fn registration_policy(&self) -> Option<String> {
+        self.shared.core().adapters.as_ref().map(|adapters| adapters.registrations.clone())
+    }
+
+    /// Whether a `fork` of this process leaves memory that is registered with adapters as it is: "safe: the kernel copies
+    /// pinned pages". None if no peer is reached by RDMA.
+    #[must_use]
+    pub fn fork_safety(&self) -> Option<String> {
+        self.shared.core().adapters.as_ref().map(|adapters| adapters.fork.clone())
     }
 
     /// What the transports have done with memory so far: bytes in place and copied, registrations, ranges found

@@ -22,6 +22,7 @@ use super::gpu_memory::GpuCounters;
 use super::gpu_regions::Regions;
 use super::helper::Helper;
 use super::line::Line;
+use super::registration::Adapters;
 use super::tiny::Tiny;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
@@ -58,6 +59,8 @@ pub(crate) struct Core {
     pub(crate) groups: std::collections::HashMap<u64, u64>,
     pub(crate) closed: bool,
     /// How adapters reach a GPU's memory, if there are any.
+    /// What the adapters do with buffers, if any peer is reached by them.
+    pub(crate) adapters: Option<Adapters>,
     pub(crate) gpu_direct: Option<kolo_gdr::Plan>,
     /// What of it they reach.
     pub(crate) gpu_regions: Regions,
