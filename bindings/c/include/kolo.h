@@ -209,8 +209,9 @@ koloResult_t koloCommInitRank(koloComm_t *comm, int nranks, const koloUniqueId *
 #define KOLO_NO_COLOR (-1)
 
 /**
- * Ranks that give the same color (0 or more, or KOLO_NO_COLOR) form a new communicator, ordered by key (0 or more), then
- * by rank. Every rank calls it; blocks until all have. *result is NULL for KOLO_NO_COLOR.
+ * Ranks that give the same color (0 or more, or KOLO_NO_COLOR) form a new communicator, ordered by key (of either sign),
+ * then by rank. Every rank calls it; blocks until all have. *result is NULL for KOLO_NO_COLOR. If one rank gives another
+ * color, the call is KOLO_USAGE on every rank, and the communicator is as it was.
  */
 koloResult_t koloCommSplit(koloComm_t comm, int color, int key, koloComm_t *result);
 

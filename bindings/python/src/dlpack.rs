@@ -10,6 +10,22 @@ use pyo3::types::PyCapsule;
 use crate::errors::usage;
 
 const NAME: &CStr = c"dltensor";
+const VERSIONED_NAME: &CStr = c"dltensor_versioned";
+
+/// `DLManagedTensorVersioned`, as far as the array.
+#[repr(C)]
+#[derive(Debug)]
+struct DlVersioned {
+    major: u32,
+    minor: u32,
+    manager: *mut c_void,
+    deleter: *const c_void,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+/// Minor versions add only what need not be understood.
+const MAJOR: u32 = 1;
 
 /// `DLTensor` of dlpack.h, with which `DLManagedTensor` starts.
 #[repr(C)]
@@ -30,15 +46,29 @@ struct DlTensor {
 /// More than any array has.
 const DIMENSIONS_MOST: usize = 64;
 
-/// Address, shape, strides in elements, type code, bits, lanes.
-type Description = (usize, Vec<i64>, Vec<i64>, u8, u8, u16);
+/// Address, shape, strides in elements, type code, bits, lanes, and the flags, if it says any.
+type Description = (usize, Vec<i64>, Vec<i64>, u8, u8, u16, Option<u64>);
 
-/// What an unversioned capsule describes.
+/// What a capsule describes.
 #[pyfunction]
 pub(crate) fn dlpack(capsule: &Bound<'_, PyCapsule>) -> PyResult<Description> {
-    let pointer = capsule.pointer_checked(Some(NAME))?;
-    // SAFETY: a capsule of this name holds a `DLManagedTensor`, by the DLPack protocol; `capsule` keeps it alive.
-    let tensor = unsafe { pointer.cast::<DlTensor>().as_ref() };
+    let (tensor, flags) = if capsule.is_valid_checked(Some(VERSIONED_NAME)) {
+        let pointer = capsule.pointer_checked(Some(VERSIONED_NAME))?.cast::<DlVersioned>();
+        // SAFETY: a capsule of this name holds a `DLManagedTensorVersioned`, by the DLPack protocol, which begins with its
+        // version whatever that is; `capsule` keeps it alive.
+        let major = unsafe { (*pointer.as_ptr()).major };
+        if major != MAJOR {
+            return Err(usage(format!(
+                "the DLPack capsule is of version {major}; Kolo reads version {MAJOR}"
+            )));
+        }
+        // SAFETY: as above, of a version whose layout is this.
+        let versioned = unsafe { pointer.as_ref() };
+        (&versioned.tensor, Some(versioned.flags))
+    } else {
+        // SAFETY: a capsule of this name holds a `DLManagedTensor`, by the DLPack protocol; `capsule` keeps it alive.
+        (unsafe { capsule.pointer_checked(Some(NAME))?.cast::<DlTensor>().as_ref() }, None)
+    };
     let dimensions = usize::try_from(tensor.dimensions).ok().filter(|n| *n <= DIMENSIONS_MOST);
     let dimensions = dimensions.ok_or_else(|| usage("the DLPack capsule describes no array"))?;
     let list = |from: *const i64| -> Option<Vec<i64>> {
@@ -58,5 +88,5 @@ pub(crate) fn dlpack(capsule: &Bound<'_, PyCapsule>) -> PyResult<Description> {
         strides
     });
     let address = tensor.data as usize + tensor.byte_offset as usize;
-    Ok((address, shape, strides, tensor.type_code, tensor.type_bits, tensor.type_lanes))
+    Ok((address, shape, strides, tensor.type_code, tensor.type_bits, tensor.type_lanes, flags))
 }

@@ -17,7 +17,7 @@ use crate::numbers::limit;
 pub(crate) type Owner = Py<PyAny>;
 
 /// A started operation. It makes progress whether or not anybody waits.
-#[pyclass(frozen, module = "kolo._kolo")]
+#[pyclass(frozen, module = "kolo._kolo", name = "Started")]
 #[derive(Debug)]
 pub(crate) struct Work {
     inner: OfProcess<Inner>,
@@ -67,6 +67,13 @@ impl Work {
         let state = Mutex::new(State::Running(progress));
         Self { inner: OfProcess::new(Inner { state, over: Condvar::new() }) }
     }
+
+    /// The same operation in a work of its own; this one is over.
+    pub(crate) fn taken(&self) -> PyResult<Self> {
+        let taken = std::mem::replace(&mut *self.inner.get()?.state(), State::Over(Ok(None)));
+        let inner = Inner { state: Mutex::new(taken), over: Condvar::new() };
+        Ok(Self { inner: OfProcess::new(inner) })
+    }
 }
 
 #[pymethods]
@@ -74,7 +81,7 @@ impl Work {
     /// Waits for the end, at most `seconds`; raises as the blocking form of the call. Past its time-out the communicator
     /// is aborted.
     /// Returns the source of a receive, else `None`.
-    fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<Option<u32>> {
+    pub(crate) fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<Option<u32>> {
         let inner = self.inner.get()?;
         let (outcome, owner) = py.detach(|| inner.wait(seconds));
         drop(owner);
@@ -82,7 +89,7 @@ impl Work {
     }
 
     /// Whether it is over, well or not. Makes a little progress.
-    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+    pub(crate) fn done(&self, py: Python<'_>) -> PyResult<bool> {
         let inner = self.inner.get()?;
         let (done, owner) = py.detach(|| inner.poll());
         drop(owner);
@@ -103,7 +110,7 @@ impl Work {
 impl Drop for Work {
     fn drop(&mut self) {
         // The runtime's lock must not be waited for with the interpreter's held. A work of before a fork is left alone.
-        if self.inner.get().is_ok() {
+        if self.inner.get().is_ok_and(|inner| !matches!(*inner.state(), State::Over(_))) {
             Python::attach(|py| py.detach(|| self.inner.get().map(Inner::forget).ok()));
         }
     }

@@ -217,10 +217,13 @@ impl Shared {
                     Some(poison) => return poison,
                     None => self.describe(&status, met.tag, sequence),
                 },
-                None => match self.membership.abort_flag().cause() {
-                    Some(cause) => return self.adopt(&self.core(), &cause),
-                    None => "something else".to_owned(),
-                },
+                None => {
+                    match (self.membership.abort_flag().cause(), self.shown_by(peer, met.tag, sequence)) {
+                        (Some(cause), _) => return self.adopt(&self.core(), &cause),
+                        (None, Some(shown)) => shown,
+                        (None, None) => "something else".to_owned(),
+                    }
+                }
             }
         };
         Poison::Mismatch { peer, theirs, ours, sequence }

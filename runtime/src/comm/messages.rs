@@ -112,7 +112,7 @@ impl Communicator {
         }
         let mut gpus = Vec::with_capacity(transfers.len());
         for Transfer { peer, message, .. } in transfers {
-            let gpu = shared.gpu_of(message.data, waited)?;
+            let gpu = shared.gpu_of((message.data, message.bytes), || waited)?;
             let reach = match &gpu {
                 Some(gpu) => {
                     let buffer = (gpu, message.data.cast_const(), message.bytes);
@@ -184,10 +184,12 @@ impl Communicator {
         transfers: &[Transfer],
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Vec<Ticket>> {
-        // SAFETY: the caller's promise.
-        let (core, tickets) = unsafe { self.post(transfers, keep) }?;
-        let pending = tickets.iter().any(|ticket| !core.engine.is_done(ticket.id));
-        drop(core);
+        let (tickets, pending) = self.shared.lend(|| {
+            // SAFETY: the caller's promise.
+            let (core, tickets) = unsafe { self.post(transfers, keep) }?;
+            let pending = tickets.iter().any(|ticket| !core.engine.is_done(ticket.id));
+            Ok((tickets, pending))
+        })?;
         if pending {
             Arc::clone(&self.shared).call_helper();
         }

@@ -14,9 +14,13 @@ mod gpu_memory;
 mod gpu_regions;
 mod helper;
 mod irregular;
+mod lent;
+#[cfg(test)]
+mod lent_tests;
 mod line;
 mod messages;
 mod model;
+mod orphans;
 mod point_to_point;
 mod raw;
 mod registration;
@@ -266,7 +270,7 @@ impl Shared {
                     None,
                     "the communicator was dropped",
                 );
-                core.engine.abort(&cause);
+                core.abort(&cause);
                 drop(core);
                 self.release_links(&cause);
                 return;

@@ -8,7 +8,7 @@
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use kolo_gdr::Driver;
@@ -117,6 +117,9 @@ impl Drop for World {
 /// such as pairs that exchange messages, would otherwise go on until their first pause.
 const LOSS_CALLS: Duration = Duration::from_millis(250);
 
+/// Yields in which a thread that was woken up for the core should have taken it.
+const YIELDS_MAX: u32 = 8;
+
 /// Between two looks at copies that nobody tells of: about what a segment takes.
 const COPY_NAP: Duration = Duration::from_micros(50);
 
@@ -163,7 +166,12 @@ impl Shared {
     /// Takes the core; a driver that holds it gives way.
     #[inline]
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
-        self.core.try_lock().unwrap_or_else(|_| self.core_in_use())
+        match self.core.try_lock() {
+            Ok(core) => core,
+            // Whoever panicked has left the communicator unusable: see `Lent`.
+            Err(TryLockError::Poisoned(core)) => core.into_inner(),
+            Err(TryLockError::WouldBlock) => self.core_in_use(),
+        }
     }
 
     #[cold]
@@ -176,6 +184,29 @@ impl Shared {
 
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Lets another thread have the core. A lock goes to whoever comes first, which is the thread that has just given it up
+    /// unless that waits for the other to wake up.
+    pub(crate) fn give_way<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        drop(core);
+        for _ in 0..YIELDS_MAX {
+            std::thread::yield_now();
+            if !self.is_wanted() {
+                break;
+            }
+        }
+        self.core()
+    }
+
+    /// Sleeps, without the core, until the turn at hand is over, or briefly.
+    pub(crate) fn sleep_until_turn<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        let Some((over, turnstile)) = core.tiny.as_ref().map(|tiny| tiny.turns_over()) else { return core };
+        let turnstile = Arc::clone(turnstile);
+        turnstile.announce();
+        drop(core);
+        turnstile.sleep(over);
+        self.core()
     }
 
     /// Whether nothing has happened that might keep the communicator from being used.
@@ -252,13 +283,21 @@ impl Shared {
                 drop(core);
                 return Err(self.fail(waited));
             }
-            core = watch.pause(core, moved, |core| core.waiting_for(id))?;
+            core = if core.line_is_behind_a_thread(id) {
+                watch.until_turn(core)?
+            } else {
+                watch.pause(core, moved, |core| core.waiting_for(id))?
+            };
         }
     }
 
-    /// Sleeps until an endpoint has something, or briefly.
-    pub(crate) fn sleep<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
-        if core.engine.is_copying() || core.bouncing > 0 {
+    /// Sleeps until an endpoint has something, or the exchange for who has this turn, or briefly.
+    pub(crate) fn sleep<'a>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        turn: Option<u64>,
+    ) -> MutexGuard<'a, Core> {
+        if core.engine.is_copying() || core.bouncing > 0 || core.line.is_copying() {
             // Nothing tells of the end of a copy.
             drop(core);
             wait::sleep(COPY_NAP);
@@ -274,10 +313,10 @@ impl Shared {
         });
         let tiny = core.tiny.as_mut().and_then(|tiny| tiny.arm());
         words.extend(tiny);
-        if core.turn() || core.tiny.as_mut().is_some_and(|tiny| tiny.has_arrived()) {
+        if core.turn() || core.has_arrived(turn) {
             core.engine.disarm();
             disarm_tiny(&mut core);
-            return core;
+            return if self.is_wanted() { self.give_way(core) } else { core };
         }
         drop(core);
         match by {
@@ -318,7 +357,9 @@ impl Shared {
         self.poison.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| poison.clone());
         self.membership.abort(poison.cause(self.rank));
         let cause = kolo_transport::Error::new(ErrorKind::Aborted, "kolo", None, poison.to_string());
-        self.core().engine.abort(&cause);
+        let mut core = self.core();
+        self.leave_word(&core, &poison);
+        core.abort(&cause);
     }
 
     /// Asks some peers what they are doing.
@@ -329,6 +370,14 @@ impl Shared {
     ) -> Vec<(u32, Option<crate::control::Status>)> {
         let peers = &peers[..peers.len().min(PEERS_ASKED)];
         peers.iter().copied().zip(self.membership.ask_all(peers, patience)).collect()
+    }
+}
+
+impl Core {
+    /// Gives everything up: nothing touches the callers' memory any more when this returns.
+    pub(super) fn abort(&mut self, cause: &kolo_transport::Error) {
+        self.engine.abort(cause);
+        self.line.settle();
     }
 }
 

@@ -73,7 +73,7 @@ pub struct RdmaEndpoint {
     pub(super) news: Vec<News>,
     /// Peers that are lost and of which something that has arrived is asked for.
     pub(super) late: Vec<u32>,
-    epoll: OwnedFd,
+    pub(super) epoll: OwnedFd,
     side_watched: bool,
     pub(super) armed: bool,
     pub(super) side_due: bool,
@@ -111,6 +111,9 @@ impl RdmaEndpoint {
             let data = epoll::EventData::new_u64(0);
             epoll::add(&epoll, &rail.channel, data, epoll::EventFlags::IN)
                 .map_err(system("watching a completion channel"))?;
+            let data = epoll::EventData::new_u64(2);
+            epoll::add(&epoll, rail.context().async_fd(), data, epoll::EventFlags::IN)
+                .map_err(system("watching an adapter's events"))?;
         }
         let watch = match options.keep {
             Keep::Watched => Watch::start().map(Arc::new),

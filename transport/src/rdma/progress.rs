@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use kolo_verbs::{Blame, Completion, Failure};
+use kolo_verbs::{Blame, Completion, Failure, Status};
 
 use super::channel::Chan;
 use super::endpoint::{Peer, RdmaEndpoint};
@@ -60,16 +60,24 @@ impl From<kolo_verbs::Error> for Trouble {
 
 impl Trouble {
     /// In plain words: who, which queue pair, between which adapters, and what to do.
-    pub(super) fn words(self, peer: u32, way: &str) -> Error {
+    pub(super) fn words(self, rank: u32, peer: u32, way: &str) -> Error {
         let (kind, detail) = match self {
-            Self::Verbs(error) => (ErrorKind::System, format!("{error} ({way})")),
+            Self::Verbs(error) => (ErrorKind::Local, format!("rank {rank}'s adapter: {error} ({way})")),
             Self::Message(error) => return error,
+            Self::Failed(number, Failure { status: Status::Flushed, .. }) => (
+                ErrorKind::Local,
+                format!(
+                    "rank {rank}'s queue pair {number} ({way}) is out of service, and none of its requests failed: the \
+                     adapter or its driver gave it up (a reset, an error of the device); see the kernel's log of that host"
+                ),
+            ),
             Self::Failed(number, failure) => {
                 let kind = match failure.status.blame() {
-                    Blame::Path | Blame::Consequence => ErrorKind::PeerLost,
-                    _ => ErrorKind::System,
+                    Blame::Path => ErrorKind::PeerLost,
+                    Blame::Local | Blame::Device | Blame::Consequence => ErrorKind::Local,
+                    Blame::Remote => ErrorKind::System,
                 };
-                (kind, format!("queue pair {number} ({way}) failed: {failure}"))
+                (kind, format!("rank {rank}'s queue pair {number} ({way}) failed: {failure}"))
             }
             Self::Corrupt(what) => (ErrorKind::Corrupt, format!("the peer sent something else than {what}")),
         };
@@ -97,7 +105,9 @@ impl RdmaEndpoint {
             match self.step(peer, quiet, events) {
                 Ok(some) => moved |= some,
                 Err(trouble) => {
-                    let error = trouble.words(peer, &self.way_to(peer));
+                    // An event of the device says more than what was flushed because of it.
+                    self.look_at_devices(events);
+                    let error = trouble.words(self.rank, peer, &self.way_to(peer));
                     self.lose(peer, error, events);
                     moved = true;
                 }
@@ -151,10 +161,11 @@ impl RdmaEndpoint {
         Ok(moved)
     }
 
-    /// What the side connection has to say.
+    /// What the side connection and the devices have to say.
     fn look_aside(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut moved = self.look_at_devices(events);
         let mut news = std::mem::take(&mut self.news);
-        let mut moved = self.side.poll(|item| news.push(item));
+        moved |= self.side.poll(|item| news.push(item));
         for item in news.drain(..) {
             moved = true;
             match item {
@@ -165,7 +176,7 @@ impl RdmaEndpoint {
                 }
                 News::Hello(peer, Err(what)) => {
                     let trouble = Trouble::Corrupt("a hello");
-                    let error = trouble.words(peer, what);
+                    let error = trouble.words(self.rank, peer, what);
                     self.lose(peer, error, events);
                 }
                 News::Gone(peer, error) => self.lose(peer, error, events),
@@ -270,6 +281,7 @@ pub(super) fn drain(
     hands: &mut Hands<'_>,
 ) -> Result<bool, Trouble> {
     let mut moved = false;
+    let mut flushed = None;
     for at in 0..link.queues.len() {
         loop {
             let mut batch = [Completion::default(); BATCH];
@@ -277,8 +289,10 @@ pub(super) fn drain(
             for completion in &batch[..count] {
                 moved = true;
                 if let Err(failure) = completion.result() {
-                    // What was posted behind a failure comes back too, and says nothing.
+                    // What was posted behind a failure comes back too, and says only that there was one: another
+                    // completion may say more.
                     if failure.status.blame() == Blame::Consequence {
+                        flushed.get_or_insert((completion.queue_pair(), failure));
                         continue;
                     }
                     return Err(Trouble::Failed(completion.queue_pair(), failure));
@@ -302,7 +316,10 @@ pub(super) fn drain(
             }
         }
     }
-    Ok(moved)
+    match flushed {
+        Some((number, failure)) => Err(Trouble::Failed(number, failure)),
+        None => Ok(moved),
+    }
 }
 
 /// Requests up to this one are done.

@@ -30,6 +30,8 @@ pub(super) struct Rail {
     pub(super) kind: GidKind,
     pub(super) rate_mbps: Option<u32>,
     pub(super) numa_node: Option<u32>,
+    /// Whether the device tells of no more events, since it is gone.
+    pub(super) mute: bool,
 }
 
 impl Rail {
@@ -119,6 +121,7 @@ fn rail(
         kind: entry.kind,
         rate_mbps: port.rate_mbps,
         numa_node: report.numa_node,
+        mute: false,
     })
 }
 

@@ -61,6 +61,7 @@ pub(crate) struct Passage<'a> {
     turn: u64,
     stage: Stage,
     claim: Claim,
+    /// None once the call is over.
     exposure: Option<Exposure>,
 }
 
@@ -195,7 +196,7 @@ impl Direct {
     /// Moves a call on: to its next wait, or by one piece of work.
     ///
     /// # Safety
-    /// The buffers of the call are valid, and lent to it until it is done, declined, or [abandoned](Passage::abandon).
+    /// The buffers of the call are valid, and lent to it until it is done, declined, or dropped.
     pub(crate) unsafe fn advance(
         &mut self,
         tiny: &mut Tiny,
@@ -222,6 +223,7 @@ impl Direct {
                         }
                         Err(why) => {
                             self.last = Some(Err(why));
+                            passage.exposure = None;
                             tiny.end_turn();
                             return Ok(Step::Declined);
                         }
@@ -243,6 +245,7 @@ impl Direct {
                     }
                     tiny.end_exchange();
                     tiny.end_turn();
+                    passage.exposure = None;
                     // SAFETY: everybody's work is over, so this rank's buffers are its own again.
                     unsafe { job.patch() };
                     return Ok(Step::Done);
@@ -331,8 +334,15 @@ impl Direct {
 }
 
 impl Passage<'_> {
-    /// Gives a call up: when this returns, nobody else writes its buffers.
-    pub(crate) fn abandon(self) {
+    /// Its turn.
+    pub(crate) fn turn(&self) -> u64 {
+        self.turn
+    }
+}
+
+impl Drop for Passage<'_> {
+    /// Gives a call up that is not over: when this returns, nobody else writes its buffers.
+    fn drop(&mut self) {
         if let Some(exposure) = &self.exposure {
             exposure.withdraw();
         }

@@ -14,15 +14,17 @@ mod tree;
 mod two_shot;
 
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use kolo_transport::shm::{Flat, FlatMismatch, Needs};
+use kolo_transport::shm::{Board, Flat, FlatMismatch, Needs};
 
 pub(crate) use passage::Passage;
 pub(super) use tree::tree;
 
 use crate::call::Call;
 use crate::reduce::Combine;
+use crate::wait::Turnstile;
 
 /// The exchange area of the host, with what is needed to compute from it.
 #[derive(Debug)]
@@ -40,6 +42,8 @@ pub(crate) struct Tiny {
     turns: u64,
     /// Turns that are over; the call that has the next one has the exchange.
     turns_over: u64,
+    /// Where threads sleep that wait for another thread's turn to end.
+    turnstile: Arc<Turnstile>,
     /// For the canonical tree: its partial results.
     scratch: RefCell<Vec<u8>>,
 }
@@ -74,6 +78,7 @@ impl Tiny {
             step: Step::Idle,
             turns: 0,
             turns_over: 0,
+            turnstile: Arc::default(),
             scratch: RefCell::default(),
         }
     }
@@ -98,9 +103,18 @@ impl Tiny {
         turn == self.turns_over + 1
     }
 
+    /// How many turns are over, and where to sleep until more are.
+    pub(super) fn turns_over(&self) -> (u64, &Arc<Turnstile>) {
+        (self.turns_over, &self.turnstile)
+    }
+
     /// Ends the turn at hand.
+    #[inline]
     pub(super) fn end_turn(&mut self) {
         self.turns_over += 1;
+        if self.turns != self.turns_over {
+            self.turnstile.tell(self.turns_over);
+        }
     }
 
     /// Moves an exchange of everybody's `words` (as many on all ranks) on as far as it goes; true once all are there. The
@@ -179,13 +193,23 @@ impl Tiny {
         Ok(is_over)
     }
 
-    /// Whether a sleeper has reason to look.
+    /// Whether the turn at hand has reason to look.
     pub(crate) fn has_arrived(&mut self) -> bool {
         match self.step {
             Step::Idle => false,
             Step::Queued(given) => !matches!(self.flat.is_free(given), Ok(false)),
             Step::Published => !matches!(self.flat.poll(), Ok(false)),
         }
+    }
+
+    /// What the ranks of the host show each other outside of exchanges.
+    pub(crate) fn board(&self) -> &Board {
+        self.flat.board()
+    }
+
+    /// Whether an exchange is under way.
+    pub(crate) fn is_under_way(&self) -> bool {
+        !matches!(self.step, Step::Idle)
     }
 
     /// Ranks that have not published what is waited for.
