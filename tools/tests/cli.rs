@@ -112,6 +112,8 @@ fn nonsense_gets_a_paragraph_and_no_hang() {
         ("perf all_reduce --algo magic", "magic"),
         ("perf all_reduce --algo binomial", "binomial cannot serve all_reduce"),
         ("perf nothing", "there is no test 'nothing'"),
+        ("perf all_reduce -d foo", "int8, uint8, int32"),
+        ("perf all_reduce -o foo", "sum, prod, max, min, avg, mulsum, or all"),
         ("run -n 0 -- true", "-n says 0"),
         ("run -n 1 -- /no/such/program", "/no/such/program"),
         ("run -n 2 --nodes 2 -- true", "--rendezvous"),
@@ -124,6 +126,34 @@ fn nonsense_gets_a_paragraph_and_no_hang() {
         assert!(!output.status.success() && output.status.code().is_some(), "{line}");
         assert!(stderr.contains(expected), "{line}\n{stderr}");
         assert!(stderr.starts_with("kolo: ") && !stderr.contains("panicked"), "{line}\n{stderr}");
+    }
+}
+
+#[test]
+fn names_of_nccl_tests_take_unknown_types_and_operators_as_it_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = directory.path().join("all_reduce_perf");
+    symlink(env!("CARGO_BIN_EXE_kolo"), &name).unwrap();
+    let words = ["-b", "1K", "-e", "1K", "-n", "2", "-t", "2", "-d", "foo", "-o", "bar"];
+    let output = Command::new(&name).args(words).output().unwrap();
+    let stdout = text(&output.stdout);
+    assert!(output.status.success(), "{stdout}{}", text(&output.stderr));
+    assert!(stdout.contains("invalid type foo, defaulting to float"), "{stdout}");
+    assert_eq!(rows(&stdout)[2][2..4], ["float", "sum"], "{stdout}");
+}
+
+#[test]
+fn half_a_launcher_starts_no_cluster() {
+    for (name, value, expected) in [
+        ("RANK", "x", "RANK says 'x'"),
+        ("WORLD_SIZE", "2", "RANK is not"),
+        ("OMPI_COMM_WORLD_RANK", "0", "OMPI_COMM_WORLD_SIZE is not"),
+        ("PMI_RANK", "1/2", "PMI_RANK says '1/2'"),
+    ] {
+        let output = kolo("perf barrier -n 1 --ranks 2").env(name, value).output().unwrap();
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(2), "{name}={value}\n{stdout}{stderr}");
+        assert!(stderr.contains(expected), "{name}={value}\n{stderr}");
     }
 }
 

@@ -272,6 +272,15 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// Takes [`Endpoint::watch`] back.
     fn unwatch(&mut self, _on: Channel) {}
 
+    /// Whether a peer is still there: for owners that wait for something of it on which nothing is posted here. Never blocks.
+    /// A transport that can make the link on which the peer's end shows, makes it; one that cannot tell says yes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::PeerLost`](crate::ErrorKind::PeerLost) if it has ended or closed its endpoint.
+    fn look_for(&mut self, _peer: u32) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Registers memory until [`Endpoint::deregister`] or the end of this endpoint: messages from and to it need no
     /// registration of their own.
     ///

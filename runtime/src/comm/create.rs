@@ -73,14 +73,28 @@ impl Builder {
             Some(spec) => spec,
             None => JoinSpec::from_env(&|name| std::env::var(name).ok())?,
         };
-        spec.timeout = spec.timeout.min(config.join_timeout);
+        let started = Instant::now();
+        spec.timeout = patience(&config);
         let runtime = self.runtime.map_or_else(ControlRuntime::new, Ok)?;
         let control = Control::join(&spec, &runtime)?;
         let members: Arc<[u32]> = (0..control.world_size()).collect();
         let rank = control.rank();
         let world = Arc::new(World { control, processor: OnceLock::new() });
-        connect(world, WORLD, members, rank, config)
+        let deadline = deadline_to_connect(started, Instant::now(), patience(&config));
+        connect(world, WORLD, members, rank, config, deadline)
     }
+}
+
+/// How long ranks wait for each other.
+pub(crate) fn patience(config: &Config) -> Duration {
+    config.join_timeout.min(MOST_PATIENCE)
+}
+
+/// When ranks that have joined give up making their communicator: at the end of the time for joining, of which those that
+/// wait for the last one to come have little left then. It takes milliseconds; the moments are for slow networks.
+fn deadline_to_connect(started: Instant, joined: Instant, patience: Duration) -> Instant {
+    const MOMENTS: Duration = Duration::from_secs(10);
+    (started + patience).max(joined + patience.min(MOMENTS))
 }
 
 /// The identity of the communicator of all ranks. Others are derived from their parent's.
@@ -104,15 +118,16 @@ struct Card {
     agreed: Agreed,
 }
 
-/// Makes a communicator of `members` (world ranks), of which this is number `rank`. All members call it.
+/// Makes a communicator of `members` (world ranks), of which this is number `rank`. All members call it. Blocks until all
+/// have, or the deadline.
 pub(crate) fn connect(
     world: Arc<World>,
     id: u64,
     members: Arc<[u32]>,
     rank: u32,
     config: Config,
+    deadline: Instant,
 ) -> Result<Communicator> {
-    let deadline = Instant::now() + config.join_timeout.min(MOST_PATIENCE);
     let driver = gpu_memory::driver(&config)?;
     let membership = world.control.register(id, Arc::clone(&members));
     let mut candidates = open_endpoints(&world.control, rank, &members, &config);
@@ -219,16 +234,17 @@ pub(crate) fn connect(
     let model = model_for(facts(&hosts, &cards), config.profile.as_ref().map(|loaded| &loaded.profile));
     let planner = Planner::new(rank, Arc::clone(&hosts), model, &config, engine.channels_per_operation())?;
     let canonical = config.determinism == Determinism::Canonical;
-    let tiny = flat.filter(|_| config.tiny_bytes != Some(0) && config.algorithms.is_empty()).map(|flat| {
+    let tiny = flat.filter(|_| config.tiny_bytes != Some(0)).map(|flat| {
         let has_gpus = cards.iter().any(|card| card.has_gpus);
-        Tiny::new(flat, rank, members.len() as u32, config.tiny_bytes, has_gpus, canonical)
+        Tiny::new(flat, rank, config.tiny_bytes, has_gpus, canonical, planner.forced())
     });
+    let direct = Direct::new(rank, members.len() as u32, config.direct_bytes, canonical, planner.forced());
     let core = Core {
         engine,
         planner,
         tiny,
         line: Line::default(),
-        direct: Direct::new(rank, members.len() as u32, config.direct_bytes, canonical),
+        direct,
         recorder: Recorder::new(),
         familiar: Familiar::new(),
         sequence: 0,
@@ -518,6 +534,28 @@ fn broken(rank: u32, error: &dyn std::fmt::Display) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_time_limit_for_all_ways_to_join() {
+        let spec = JoinSpec::new(0, 1, crate::join::Locator::Local(Default::default()), "a test");
+        assert_eq!(patience(&Config::default()), spec.timeout, "the default is one");
+        let long = Config { join_timeout: 3 * spec.timeout, ..Config::default() };
+        assert_eq!(patience(&long), long.join_timeout, "longer than the default too");
+        let boundless = Config { join_timeout: Duration::MAX, ..Config::default() };
+        assert_eq!(patience(&boundless), MOST_PATIENCE);
+    }
+
+    #[test]
+    fn making_the_communicator_counts_as_joining() {
+        let (started, seconds) = (Instant::now(), Duration::from_secs);
+        let left = |took: u64, patience: u64| {
+            let joined = started + seconds(took);
+            deadline_to_connect(started, joined, seconds(patience)) - joined
+        };
+        assert_eq!(left(1, 60), seconds(59));
+        assert_eq!(left(59, 60), seconds(10), "the last one came late");
+        assert_eq!(left(3, 3), seconds(3));
+    }
 
     #[test]
     fn silent_addresses_are_given_up_before_the_call_is() {

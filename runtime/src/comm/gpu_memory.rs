@@ -90,14 +90,33 @@ impl Communicator {
     /// What was done with memory of GPUs so far.
     #[must_use]
     pub fn gpu_counters(&self) -> GpuCounters {
-        let core = self.shared.core();
-        let (loaded, stored, flushes) = core.engine.copied();
-        let mut counters = core.gpu_counters;
-        counters.loaded_bytes += loaded;
-        counters.stored_bytes += stored;
-        counters.flushes += flushes;
-        counters.untold_buffers = self.shared.driver.as_ref().map_or(0, Driver::untold);
-        counters
+        self.shared.look(|core| {
+            let (loaded, stored, flushes) = core.engine.copied();
+            let mut counters = core.gpu_counters;
+            counters.loaded_bytes += loaded;
+            counters.stored_bytes += stored;
+            counters.flushes += flushes;
+            counters.untold_buffers = self.shared.driver.as_ref().map_or(0, Driver::untold);
+            counters
+        })
+    }
+
+    /// Waits until what is queued on a stream of a GPU so far is done, if `address` is memory that a GPU writes: then what the
+    /// stream writes there is there. For bindings to libraries that say on which stream they write. Blocks, without a time-out
+    /// of ours. `stream` is a `CUstream` as a number, or 1 for the legacy default stream and 2 for the calling thread's.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with what the driver says.
+    ///
+    /// # Safety
+    /// The stream exists until this returns.
+    pub unsafe fn synchronize_stream(&self, address: *const u8, stream: usize) -> Result<()> {
+        let Some(driver) = &self.shared.driver else { return Ok(()) };
+        // SAFETY: the caller's promise.
+        unsafe { driver.synchronize(address, stream) }.map_err(|problem| Error::Unsupported {
+            context: self.shared.context(Waited::other("waiting for a stream")),
+            problem,
+        })
     }
 }
 

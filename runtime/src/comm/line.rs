@@ -99,6 +99,31 @@ impl Core {
         self.engine.turn() || passed
     }
 
+    /// Whether a call with this turn waits for a blocking call of another thread, which drives until it is over.
+    pub(super) fn is_behind_a_thread(&self, turn: u64) -> bool {
+        self.tiny.as_ref().is_some_and(|tiny| !tiny.has_turn(turn)) && !self.line_has_turn()
+    }
+
+    /// Whether a started call waits for a blocking call of another thread.
+    pub(super) fn line_is_behind_a_thread(&self, id: Id) -> bool {
+        self.engine.is_elsewhere(id) && !self.line_has_turn()
+    }
+
+    /// Whether the turn at hand is that of a started call: whoever drives moves it on.
+    fn line_has_turn(&self) -> bool {
+        let front = self.line.waiting.front();
+        front.is_some_and(|front| self.tiny.as_ref().is_some_and(|tiny| tiny.has_turn(front.passage.turn())))
+    }
+
+    /// Whether the exchange has something for a thread that is about to sleep, with this turn if it has one. What is for
+    /// another thread's turn must not keep it awake: it would hold the core that the other thread wants.
+    pub(super) fn has_arrived(&mut self, turn: Option<u64>) -> bool {
+        let is_ours = self.line_has_turn();
+        self.tiny.as_mut().is_some_and(|tiny| {
+            (is_ours || turn.is_some_and(|turn| tiny.has_turn(turn))) && tiny.has_arrived()
+        })
+    }
+
     /// Ranks that something outstanding waits for.
     pub(crate) fn waiting_for(&self, id: Id) -> Vec<u32> {
         match &self.tiny {

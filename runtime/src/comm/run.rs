@@ -70,6 +70,7 @@ impl Shared {
     /// # Safety
     /// The buffers of the call are valid and not touched by anybody else until this returns.
     pub(crate) unsafe fn run_within(&self, call: &Call, limit: Duration) -> Result<()> {
+        self.check_process(|| Waited::call(call.summary(false), 0))?;
         let mut core = self.core();
         let begun = self.begin(&mut core, call, false)?;
         if core.direct.considers(call) {
@@ -107,12 +108,14 @@ impl Shared {
         begun: &Begun,
         limit: Duration,
     ) -> Result<MutexGuard<'a, Core>> {
-        let mode = if begun.asynchronous { Mode::Asynchronous } else { Mode::Blocking };
-        // SAFETY: handed on.
-        let id = unsafe { self.launch(&mut core, call, (begun.tag, begun.path), mode, None) }?;
-        let mut core = self.wait_for(core, id, begun.waited(call), limit)?;
-        core.engine.finish(id);
-        Ok(core)
+        self.lend(move || {
+            let mode = if begun.asynchronous { Mode::Asynchronous } else { Mode::Blocking };
+            // SAFETY: handed on.
+            let id = unsafe { self.launch(&mut core, call, (begun.tag, begun.path), mode, None) }?;
+            let mut core = self.wait_for(core, id, begun.waited(call), limit)?;
+            core.engine.finish(id);
+            Ok(core)
+        })
     }
 
     /// Starts a call; `keep` lives until it is done.
@@ -125,23 +128,25 @@ impl Shared {
         call: &Call,
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Ticket> {
+        self.check_process(|| Waited::call(call.summary(true), 0))?;
         let mut core = self.core();
         let begun = self.begin(&mut core, call, true)?;
         let Begun { tag, path, .. } = begun;
-        // SAFETY: handed on.
-        let id = unsafe {
-            if core.lines_up(call) {
-                let how = (self.combine(call)?, tag);
-                match core.line_up(call, how, (self.rank, self.world_size), keep) {
-                    Ok(id) => id,
-                    Err(error) => return Err(self.refused(core, error, begun.waited(call))),
+        let (id, pending) = self.lend(move || {
+            // SAFETY: handed on.
+            let id = unsafe {
+                if core.lines_up(call) {
+                    let how = (self.combine(call)?, tag);
+                    match core.line_up(call, how, (self.rank, self.world_size), keep) {
+                        Ok(id) => id,
+                        Err(error) => return Err(self.refused(core, error, begun.waited(call))),
+                    }
+                } else {
+                    self.launch(&mut core, call, (tag, path), Mode::Asynchronous, keep)?
                 }
-            } else {
-                self.launch(&mut core, call, (tag, path), Mode::Asynchronous, keep)?
-            }
-        };
-        let pending = !core.engine.is_done(id);
-        drop(core);
+            };
+            Ok((id, !core.engine.is_done(id)))
+        })?;
         if pending {
             self.call_helper();
         }
@@ -153,6 +158,7 @@ impl Shared {
     /// # Safety
     /// As [`Shared::run`].
     pub(crate) unsafe fn start_and_wait(&self, call: &Call, limit: Duration) -> Result<()> {
+        self.check_process(|| Waited::call(call.summary(true), 0))?;
         let mut core = self.core();
         let begun = self.begin(&mut core, call, true)?;
         let lines_up = core.lines_up(call);
@@ -326,34 +332,42 @@ impl Shared {
         passage: &mut Passage,
         (waited, limit): (Waited, Duration),
     ) -> Result<MutexGuard<'a, Core>> {
-        let _attended = Attended::new(self);
-        let mut watch = Watch::new(self, waited, limit);
-        let mut moved = false;
-        loop {
-            // Somebody may be waiting for an earlier operation of ours before coming here.
-            moved |= core.engine.outstanding() > 0 && core.turn();
-            if core.line.is_stuck(&core.engine) {
-                drop(core);
-                return Err(self.fail(waited));
-            }
-            core = watch
-                .pause(core, moved, |core| core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for()))?;
-            let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
-            let before = passage.position();
-            // SAFETY: handed on.
-            match unsafe { tiny.advance(call, passage) } {
-                Ok(true) => return Ok(core),
-                Ok(false) => moved = passage.position() > before,
-                Err(mismatch) => {
+        self.lend(move || {
+            let _attended = Attended::new(self);
+            let mut watch = Watch::of_turn(self, waited, limit, passage.turn());
+            let mut moved = false;
+            loop {
+                // Somebody may be waiting for an earlier operation of ours before coming here.
+                moved |= core.engine.outstanding() > 0 && core.turn();
+                if core.line.is_stuck(&core.engine) {
                     drop(core);
-                    return Err(self.tiny_mismatch(mismatch, waited));
+                    return Err(self.fail(waited));
+                }
+                core = if core.is_behind_a_thread(passage.turn()) {
+                    watch.until_turn(core)?
+                } else {
+                    watch.pause(core, moved, |core| {
+                        core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for())
+                    })?
+                };
+                let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
+                let before = passage.position();
+                // SAFETY: handed on.
+                match unsafe { tiny.advance(call, passage) } {
+                    Ok(true) => return Ok(core),
+                    Ok(false) => moved = passage.position() > before,
+                    Err(mismatch) => {
+                        drop(core);
+                        return Err(self.tiny_mismatch(mismatch, waited));
+                    }
                 }
             }
-        }
+        })
     }
 
     #[cold]
     pub(super) fn tiny_mismatch(&self, found: FlatMismatch, waited: Waited) -> Error {
+        self.show_call(&self.core(), waited);
         let met = Meeting { tag: found.tag, len: 0, expected: None };
         let poison = self.mismatch(found.member as u32, met, waited);
         self.poison_with(poison);

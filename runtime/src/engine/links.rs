@@ -91,6 +91,11 @@ impl Links {
         }
     }
 
+    /// See [`Endpoint::look_for`].
+    pub(crate) fn look_for(&mut self, peer: u32) -> Result<(), Error> {
+        self.endpoint(peer)?.look_for(peer)
+    }
+
     /// Registers memory with all endpoints, or with none; says of each what came of it.
     ///
     /// # Safety

@@ -9,6 +9,7 @@ mod carried;
 mod copies;
 mod inbox;
 mod links;
+mod listed;
 mod local;
 mod matching;
 mod memory;
@@ -301,6 +302,11 @@ impl Engine {
     /// Bytes copied from GPUs' memory, and to it, and how often it was flushed.
     pub(crate) fn copied(&self) -> (u64, u64, u64) {
         (self.copies.loaded_bytes, self.copies.stored_bytes, self.copies.flushes)
+    }
+
+    /// Whether a peer is still there, as far as its transport can tell.
+    pub(crate) fn look_for(&mut self, peer: u32) -> Result<(), Error> {
+        self.links.look_for(peer)
     }
 
     /// Registers memory with the transports; says of each what came of it.

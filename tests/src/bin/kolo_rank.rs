@@ -37,6 +37,7 @@ fn main() {
         "pair" => pair(&comm, number(1)),
         "receives" => receives(&comm, number(1)),
         "child" => child(&comm, number(1)),
+        "orphans" => orphans(&comm, number(1)),
         "async" => asynchronous(&comm, number(1)),
         _ => panic!("unknown task {task:?}"),
     };
@@ -174,6 +175,35 @@ fn child(comm: &Communicator, elements: usize) -> Result<()> {
             Ok(())
         }
     }
+}
+
+/// Rank 0 leaves when told. The others use a communicator of their own until something fails, or they are told to leave, or
+/// to call something else once.
+fn orphans(comm: &Communicator, elements: usize) -> Result<()> {
+    let Some(part) = comm.split((comm.rank() > 0).then_some(7), 0)? else {
+        report("@running");
+        let _ = std::io::stdin().lock().read_line(&mut String::new());
+        return Ok(());
+    };
+    let (say, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(std::result::Result::ok) {
+            let _ = say.send(line);
+        }
+    });
+    let mut data = vec![1.0_f32; elements];
+    for turn in 0.. {
+        data.fill(1.0);
+        match told.try_recv().as_deref() {
+            Ok("leave") => break,
+            Ok("other") => part.all_reduce(&mut data, ReduceOp::Max)?,
+            _ => part.all_reduce(&mut data, ReduceOp::Sum)?,
+        }
+        if turn == 3 {
+            report("@running");
+        }
+    }
+    Ok(())
 }
 
 /// Some all-reduces, then nothing until told; then one more.

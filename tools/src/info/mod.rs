@@ -146,13 +146,11 @@ fn host() -> Section {
     let system = rustix::system::uname();
     let text = |value: &std::ffi::CStr| value.to_string_lossy().into_owned();
     let variable = |name: &str| std::env::var(name).ok();
-    let launcher = environment::detect(variable).map_or_else(
-        || "none".to_owned(),
-        |launched| {
-            let of = launched.world_size.map_or_else(String::new, |size| format!(" of {size}"));
-            format!("{}: rank {}{of}", launched.by, launched.rank)
-        },
-    );
+    let launcher = match environment::detect(variable) {
+        Ok(None) => "none".to_owned(),
+        Ok(Some(launched)) => format!("{}: rank {} of {}", launched.by, launched.rank, launched.world_size),
+        Err(error) => format!("not understood: {error}"),
+    };
     Section {
         title: "host",
         facts: vec![

@@ -25,6 +25,8 @@ const NOT_SUPPORTED: c_int = 801;
 
 const DEVICE: c_int = 7;
 const CONTEXT: usize = 0x7007;
+/// The legacy one, and the one of a thread.
+const DEFAULT_STREAMS: [usize; 2] = [1, 2];
 const PAGE: usize = 4096;
 
 struct Allocation {
@@ -78,7 +80,8 @@ struct Locked(MutexGuard<'static, Option<State>>);
 
 fn state() -> Locked {
     let mut guard = STATE.lock().unwrap_or_else(PoisonError::into_inner);
-    guard.get_or_insert_with(State::default);
+    let defaults = || DEFAULT_STREAMS.map(|stream| (stream, VecDeque::new())).into();
+    guard.get_or_insert_with(|| State { streams: defaults(), ..State::default() });
     Locked(guard)
 }
 

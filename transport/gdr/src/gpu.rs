@@ -114,6 +114,33 @@ impl Driver {
         }
     }
 
+    /// Waits until all that is queued on a stream so far is done, if the driver knows the address: of a GPU's memory, managed
+    /// or not. Blocks. `stream` is a `CUstream`, or 1 for the legacy default stream and 2 for the calling thread's.
+    ///
+    /// # Errors
+    /// What the driver says: also an error of what was queued.
+    ///
+    /// # Safety
+    /// The stream exists until this returns.
+    pub unsafe fn synchronize(&self, address: *const u8, stream: usize) -> Result<(), String> {
+        let ask = self.library.need(self.library.functions.pointer_attributes)?;
+        let (mut which, mut kind, mut ordinal) = ([MEMORY_TYPE, DEVICE_ORDINAL], 0 as c_uint, 0 as c_int);
+        let mut values: [*mut c_void; 2] = [(&raw mut kind).cast(), (&raw mut ordinal).cast()];
+        // SAFETY: as many attributes as places, each as wide as its attribute; the address is only looked up.
+        let code = unsafe {
+            ask(which.len() as c_uint, which.as_mut_ptr(), values.as_mut_ptr(), address.addr() as Address)
+        };
+        if code != 0 || kind == 0 {
+            // Memory of the host alone, which no stream writes, or taken for it: see `owner`.
+            return Ok(());
+        }
+        self.gpu(ordinal as u32)?.within(|library| {
+            let synchronize = library.need(library.functions.synchronize_stream)?;
+            // SAFETY: a stream, by the caller's promise; the two small numbers are the driver's names for default streams.
+            library.check("waiting for a stream", unsafe { synchronize(ptr::without_provenance_mut(stream)) })
+        })
+    }
+
     /// How often the driver did not tell whose an address is, and it was taken for the host's.
     #[must_use]
     pub fn untold(&self) -> u64 {

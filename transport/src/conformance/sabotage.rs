@@ -140,6 +140,10 @@ impl Endpoint for Sabotaged {
         self.inner.unwatch(on);
     }
 
+    fn look_for(&mut self, peer: u32) -> Result<(), Error> {
+        self.inner.look_for(peer)
+    }
+
     fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         self.polls = self.polls.wrapping_add(1);
         if let Fault::Slow(every) = self.fault
