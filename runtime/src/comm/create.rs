@@ -213,16 +213,17 @@ pub(crate) fn connect(
     let model = model_for(facts(&hosts, &cards), config.profile.as_ref().map(|loaded| &loaded.profile));
     let planner = Planner::new(rank, Arc::clone(&hosts), model, &config, engine.channels_per_operation())?;
     let canonical = config.determinism == Determinism::Canonical;
-    let tiny = flat.filter(|_| config.tiny_bytes != Some(0) && config.algorithms.is_empty()).map(|flat| {
+    let tiny = flat.filter(|_| config.tiny_bytes != Some(0)).map(|flat| {
         let has_gpus = cards.iter().any(|card| card.has_gpus);
-        Tiny::new(flat, rank, members.len() as u32, config.tiny_bytes, has_gpus, canonical)
+        Tiny::new(flat, rank, config.tiny_bytes, has_gpus, canonical, planner.forced())
     });
+    let direct = Direct::new(rank, members.len() as u32, config.direct_bytes, canonical, planner.forced());
     let core = Core {
         engine,
         planner,
         tiny,
         line: Line::default(),
-        direct: Direct::new(rank, members.len() as u32, config.direct_bytes, canonical),
+        direct,
         recorder: Recorder::new(),
         familiar: Familiar::new(),
         sequence: 0,

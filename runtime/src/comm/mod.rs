@@ -237,7 +237,8 @@ fn describe(choice: &Choice) -> String {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        self.shared.close(CLOSE_LIMIT);
+        // After a panic nobody waits for what was started: the others should hear why first.
+        self.shared.close(if std::thread::panicking() { Duration::ZERO } else { CLOSE_LIMIT });
     }
 }
 

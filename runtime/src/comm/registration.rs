@@ -100,20 +100,14 @@ unsafe impl<T> Stable for Box<[T]> {
     }
 }
 
-// SAFETY: a borrowed slice stays where it is.
-unsafe impl<T> Stable for &mut [T] {
-    type Item = T;
-    fn elements(&mut self) -> &mut [T] {
-        self
-    }
-    fn elements_ref(&self) -> &[T] {
-        self
-    }
-}
-
-/// A buffer (`Vec`, `Box<[T]>` or `&mut [T]`) that is registered as long as this is kept. It is used as the slice that
-/// it holds. Forgetting it (`mem::forget`) leaves the registration behind, and messages of other memory that comes to
-/// lie at the same address would go astray.
+/// A buffer (`Vec` or `Box<[T]>`) that is registered as long as this is kept. It is used as the slice that it holds. Forgetting
+/// it (`mem::forget`) leaves registration and memory behind. For a slice that is only borrowed, see
+/// [`Communicator::with_registered`]: forgetting this would leave only the registration.
+/// ```compile_fail
+/// fn register(comm: &kolo::Communicator, data: &mut [u8]) {
+///     std::mem::forget(comm.register(data));
+/// }
+/// ```
 #[derive(Debug)]
 pub struct RegisteredBuffer<B: Stable> {
     // Dropped before the memory.
@@ -160,6 +154,21 @@ impl Communicator {
         // SAFETY: the buffer lives, in its place, until the registration is dropped.
         let registration = unsafe { self.register_raw(start, len)? };
         Ok(RegisteredBuffer { registration, buffer, elements: PhantomData })
+    }
+
+    /// Registers a borrowed slice while `body` runs on it. Local. Blocks as long as `body` does.
+    ///
+    /// # Errors
+    /// As [`Communicator::register`]; `body` has not run then.
+    pub fn with_registered<T, R>(
+        &self,
+        buffer: &mut [T],
+        body: impl FnOnce(&mut [T], &Registration) -> R,
+    ) -> Result<R> {
+        let (start, len) = (buffer.as_mut_ptr().cast::<u8>(), size_of_val(buffer));
+        // SAFETY: the slice is borrowed until this returns or unwinds, and the registration is dropped before.
+        let registration = unsafe { self.register_raw(start, len)? };
+        Ok(body(buffer, &registration))
     }
 
     /// Registers `len` bytes at `start`. Local.

@@ -107,7 +107,8 @@ pub(crate) struct World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        self.control.leave();
+        // A rank that goes because of a panic is lost, and its last words say so.
+        self.control.leave_or_die();
     }
 }
 

@@ -172,6 +172,11 @@ impl Control {
         self.inner.leave();
     }
 
+    /// Says goodbye, or in a panicking thread that this rank is lost, and why.
+    pub(crate) fn leave_or_die(&self) {
+        self.inner.leave_or_die();
+    }
+
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.inner.shared
     }
@@ -184,6 +189,19 @@ impl Inner {
         let patience =
             if self.shared.anything_aborted() { Duration::ZERO } else { self.spec.liveness.linger };
         self.close_hub(patience);
+    }
+
+    fn leave_or_die(&self) {
+        if std::thread::panicking() {
+            let what = std::thread::current().name().unwrap_or("unnamed").to_owned();
+            // Wait until the hub has it: otherwise the end of the process overtakes the reason.
+            let reason = wire::clip(format!("its thread '{what}' panicked"), MAX_NAME_BYTES);
+            self.part(&ToHub::Dying { reason });
+            self.wait_for_farewell();
+            self.close_hub(Duration::ZERO);
+        } else {
+            self.leave();
+        }
     }
 
     fn part(&self, last_words: &ToHub) {
@@ -217,16 +235,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            let what = std::thread::current().name().unwrap_or("unnamed").to_owned();
-            // Wait until the hub has it: otherwise the end of the process overtakes the reason.
-            let reason = wire::clip(format!("its thread '{what}' panicked"), MAX_NAME_BYTES);
-            self.part(&ToHub::Dying { reason });
-            self.wait_for_farewell();
-            self.close_hub(Duration::ZERO);
-        } else {
-            self.leave();
-        }
+        self.leave_or_die();
     }
 }
 

@@ -29,6 +29,9 @@ impl Tiny {
     #[inline]
     pub(crate) fn serves(&self, call: &Call) -> bool {
         let Counts::Even(count) = call.counts else { return false };
+        if self.forced.covers(call) {
+            return false;
+        }
         let given = blocks(call.collective, self.members) * count * call.data_type.size();
         self.bytes_max(call.collective).is_none_or(|most| given <= most)
     }

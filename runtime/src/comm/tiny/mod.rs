@@ -17,12 +17,13 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use kolo_transport::shm::{Board, Flat, FlatMismatch, Needs};
+use kolo_transport::shm::{Board, Flat, FlatMismatch, Needs, Payload, Slot};
 
 pub(crate) use passage::Passage;
 pub(super) use tree::tree;
 
 use crate::call::Call;
+use crate::forced::Forced;
 use crate::reduce::Combine;
 use crate::wait::Turnstile;
 
@@ -37,6 +38,8 @@ pub(crate) struct Tiny {
     /// Whether buffers may be a GPU's, on any rank.
     has_gpus: bool,
     canonical: bool,
+    /// Calls that have to take a plan.
+    forced: Forced,
     step: Step,
     /// Turns given out: threads of one rank may call while another one's exchange is not over.
     turns: u64,
@@ -63,18 +66,19 @@ impl Tiny {
     pub(crate) fn new(
         flat: Flat,
         rank: u32,
-        members: u32,
         bytes_max: Option<usize>,
         has_gpus: bool,
         canonical: bool,
+        forced: Forced,
     ) -> Self {
         Self {
+            members: flat.members(),
             flat,
             rank: rank as usize,
-            members: members as usize,
             bytes_max,
             has_gpus,
             canonical,
+            forced,
             step: Step::Idle,
             turns: 0,
             turns_over: 0,
@@ -121,7 +125,7 @@ impl Tiny {
     /// caller has the turn, looks at [`heard`](Self::heard) and then calls [`end_exchange`](Self::end_exchange).
     pub(super) fn exchange(&mut self, tag: u64, words: &[u8]) -> Result<bool, FlatMismatch> {
         if !matches!(self.step, Step::Published) {
-            let fill = (!words.is_empty()).then_some(|slot: &mut [u8]| slot.copy_from_slice(words));
+            let fill = (!words.is_empty()).then_some(|mut slot: Slot<'_>| slot.write(0, words));
             if !self.flat.is_free(words.len())? {
                 self.step = Step::Queued(words.len());
                 return Ok(false);
@@ -133,7 +137,7 @@ impl Tiny {
     }
 
     /// What a member gave in a complete exchange.
-    pub(super) fn heard(&self, member: usize) -> &[u8] {
+    pub(super) fn heard(&self, member: usize) -> Payload<'_> {
         self.flat.payload(member)
     }
 
