@@ -31,7 +31,7 @@ fn mistakes(comm: &Communicator) {
     refused(comm.broadcast(&mut four, 3), &["root 3 is out of range: ranks are 0 to 2"]);
     refused(comm.reduce(&five, &mut four, sum, 9), &["root 9"]);
     refused(comm.all_reduce(&mut [0.5_f32], ReduceOp::BitAnd), &["bit_and", "f32"]);
-    refused(comm.all_reduce(&mut [true], ReduceOp::Avg), &["avg", "bool"]);
+    refused(comm.all_reduce(&mut [kolo::Bool::from(true)], ReduceOp::Avg), &["avg", "bool"]);
     refused(comm.scan(&mut [0.5_f32], ReduceOp::Avg), &["avg", "prefixes"]);
     refused(comm.all_gather_v(&four, &mut five, &[4, 1]), &["all_gather", "2"]);
     refused(comm.send(&four, 3), &["send", "rank 3 is out of range"]);

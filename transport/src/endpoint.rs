@@ -297,6 +297,16 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// Ends a registration of exactly this memory.
     fn deregister(&mut self, _memory: Piece) {}
 
+    /// Tells that messages from and to parts of this memory will come until [`Endpoint::reclaim`]. A transport that registers
+    /// memory then registers all of it when the first of them comes, once, in place of each part.
+    ///
+    /// # Safety
+    /// The memory stays mapped until it is reclaimed, or everything is aborted.
+    unsafe fn lend(&mut self, _memory: Piece) {}
+
+    /// Ends one [`Endpoint::lend`] of exactly this memory.
+    fn reclaim(&mut self, _memory: Piece) {}
+
     /// What was done with the caller's memory so far. All zero where nothing is registered.
     fn memory_counters(&self) -> MemoryCounters {
         MemoryCounters::default()

@@ -15,7 +15,7 @@ mod fake;
 #[allow(dead_code, unreachable_pub, missing_docs)]
 mod knob;
 
-use fake::{Fake, Knob};
+use fake::{Count, Fake, Knob};
 
 const LOOPBACK: i64 = 0x7f00_0001;
 const ON: [Channel; 2] = [Channel { peer: 1, index: 0 }, Channel { peer: 0, index: 0 }];
@@ -185,5 +185,68 @@ fn a_port_that_goes_down_is_a_warning_and_wakes_who_sleeps() {
             assert!(text.contains("rank 0's adapter fake0 port 1") && text.contains(words), "{text}");
             Some(())
         });
+    }
+}
+
+/// What cannot be had later is reckoned before: pairs beyond what either end may lock go another way, with the reason, and
+/// both ends decide alike.
+#[test]
+fn peers_beyond_what_may_be_locked_go_another_way() {
+    let fake = Fake::new();
+    let bounded = RdmaOptions { lockable_bytes: Some(5 << 20), ..options(&fake) };
+    let mut ends: Vec<RdmaEndpoint> = [bounded, options(&fake), options(&fake)]
+        .into_iter()
+        .enumerate()
+        .map(|(rank, options)| RdmaEndpoint::new(rank as u32, 3, options).expect("endpoint"))
+        .collect();
+    let mut reach = |from: usize, to: usize| {
+        let address = ends[to].address().to_vec();
+        ends[from].introduce(to as u32, &address).expect("introduce")
+    };
+    assert!(matches!(reach(0, 1), Reach::Yes { .. }), "enough for two");
+    let fewer = RdmaOptions { lockable_bytes: Some(3 << 20), ..options(&fake) };
+    ends[0] = RdmaEndpoint::new(0, 3, fewer).expect("endpoint");
+    let mut reach = |from: usize, to: usize| {
+        let address = ends[to].address().to_vec();
+        ends[from].introduce(to as u32, &address).expect("introduce")
+    };
+    for (from, to) in [(0, 1), (1, 0), (0, 2), (2, 0)] {
+        let Reach::No { because } = reach(from, to) else { panic!("{from} to {to}") };
+        let words = ["what rank 0 may lock is enough for 1 of 2 peers", "ulimit -l unlimited"];
+        assert!(words.iter().all(|words| because.contains(words)), "{from} to {to}: {because}");
+    }
+    assert!(matches!(reach(1, 2), Reach::Yes { .. }), "they may lock what they like");
+}
+
+/// Where all the same no more can be locked it is this rank's limit that is short, and nobody is lost.
+#[test]
+fn locked_memory_that_runs_out_is_not_the_neighbours_fault() {
+    let fake = Fake::new();
+    let mut ends = ends(&options(&fake));
+    // Long messages need no more than what is there: buffers are not registered, and staging gets short.
+    fake.set(Knob::Lockable, fake.count(Count::Registered) + (200 << 10));
+    let (mut from, mut to) = (vec![5_u8; 3 << 20], vec![0_u8; 3 << 20]);
+    transfer(&mut ends, &mut from, &mut to);
+    assert!(from == to);
+    let counters = ends[0].counters();
+    assert_eq!((counters.sent_in_place_bytes, counters.sent_staged_bytes), (0, 3 << 20));
+    // Another channel needs a block of its own.
+    fake.set(Knob::Lockable, fake.count(Count::Registered));
+    let source = [Piece { ptr: from.as_mut_ptr(), len: 8 }];
+    let on = Channel { peer: 1, index: 3 };
+    // SAFETY: the buffer outlives the endpoints.
+    let posted = unsafe { ends[0].post_send(on, 7, &source, Token(4)) }.expect("posted");
+    assert_eq!(posted, Posted::Pending);
+    let mut events = Vec::new();
+    let error = within("nobody says so", || {
+        ends[0].poll(&mut events);
+        events.drain(..).find_map(|event| match event {
+            Event::Failed(Token(4), error) => Some(error),
+            _ => None,
+        })
+    });
+    assert_eq!(error.kind, ErrorKind::Local, "{error}");
+    for words in ["rank 0 may lock no more memory, and needs 13", "rank 1 is well", "ulimit -l unlimited"] {
+        assert!(error.to_string().contains(words), "no '{words}' in: {error}");
     }
 }

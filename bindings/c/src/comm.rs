@@ -106,6 +106,7 @@ unsafe extern "C" fn koloCommAbort(comm: *const Comm, reason: *const c_char) -> 
     // SAFETY: the header's promise, for both pointers.
     unsafe {
         with_comm("koloCommAbort", comm, |comm| {
+            comm.communicator.check_process()?;
             let reason = checked::text("reason", reason)?;
             comm.communicator.abort(reason.unwrap_or("koloCommAbort was called, without a reason"));
             Ok(())

@@ -1,4 +1,4 @@
-//! Memory that Python objects lend by the buffer protocol.
+//! Memory that Python objects lend: by the buffer protocol, or as tensors.
 //!
 //! The limited API that one wheel for all Pythons is built on has this protocol from 3.11 on only. But every CPython since 3.0
 //! exports these functions, with this structure: 3.11 declared both stable as they were. So they are declared here.
@@ -10,6 +10,8 @@ use std::ptr;
 use kolo_rs::DataType;
 use pyo3::ffi::{Py_ssize_t, PyObject};
 use pyo3::prelude::*;
+
+use crate::tensor::Tensor;
 
 /// `Py_buffer`. Some exporters let `shape` and `strides` point into the structure itself; it is moved here, so neither is
 /// looked at: what is asked for is contiguous.
@@ -61,39 +63,11 @@ impl View {
         let code = unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut view, flags) };
         if code == 0 { Ok(view) } else { Err(PyErr::fetch(object.py())) }
     }
-}
-
-/// A contiguous buffer, lent until this is dropped: as long its owner neither frees nor moves it.
-#[derive(Debug)]
-pub(crate) struct Lent<'py> {
-    view: View,
-    /// It is given back with the interpreter's lock held.
-    _py: PhantomData<Python<'py>>,
-}
-
-impl<'py> Lent<'py> {
-    /// What an object lends; `None` if it has no buffer of this kind, or does not know the protocol. Raises nothing.
-    #[inline]
-    pub(crate) fn of(object: &Bound<'py, PyAny>, writable: bool) -> Option<Self> {
-        // SAFETY: a live object.
-        if unsafe { PyObject_CheckBuffer(object.as_ptr()) } == 0 {
-            return None;
-        }
-        View::of(object, writable).ok().map(|view| Self { view, _py: PhantomData })
-    }
-
-    pub(crate) fn address(&self) -> usize {
-        self.view.buf as usize
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.view.len as usize
-    }
 
     /// The type of its elements, if it is one of Kolo's, in the machine's byte order.
     #[inline]
-    pub(crate) fn data_type(&self) -> Option<DataType> {
-        let letter = match self.view.format {
+    fn data_type(&self) -> Option<DataType> {
+        let letter = match self.format {
             // By the protocol bytes.
             format if format.is_null() => b'B',
             // SAFETY: not null, so a C string, which lives as long as the view.
@@ -103,7 +77,7 @@ impl<'py> Lent<'py> {
                 _ => return None,
             },
         };
-        Some(match (letter, self.view.itemsize) {
+        Some(match (letter, self.itemsize) {
             (b'?', 1) => DataType::Bool,
             (b'b', 1) => DataType::I8,
             (b'B' | b'c', 1) => DataType::U8,
@@ -117,18 +91,87 @@ impl<'py> Lent<'py> {
             _ => return None,
         })
     }
+}
+
+/// What is lent.
+#[derive(Debug)]
+enum Loan {
+    Buffer(View),
+    Tensor(Tensor),
+}
+
+impl Loan {
+    fn address(&self) -> usize {
+        match self {
+            Self::Buffer(view) => view.buf as usize,
+            Self::Tensor(tensor) => tensor.address(),
+        }
+    }
+
+    /// # Safety
+    /// Once, with the interpreter's lock held.
+    unsafe fn release(&mut self) {
+        // SAFETY: the caller's promise; the view was filled by `PyObject_GetBuffer`.
+        unsafe {
+            match self {
+                Self::Buffer(view) => PyBuffer_Release(view),
+                Self::Tensor(tensor) => tensor.release(),
+            }
+        }
+    }
+}
+
+/// Contiguous memory of an object, which stays where it is until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Lent<'py> {
+    loan: Loan,
+    /// It is given back with the interpreter's lock held.
+    _py: PhantomData<Python<'py>>,
+}
+
+impl<'py> Lent<'py> {
+    /// What an object lends; `None` if it has no memory of this kind. Raises nothing.
+    #[inline]
+    pub(crate) fn of(object: &Bound<'py, PyAny>, writable: bool) -> Option<Self> {
+        // SAFETY: a live object.
+        let loan = match unsafe { PyObject_CheckBuffer(object.as_ptr()) } {
+            0 => Loan::Tensor(Tensor::of(object, writable)?),
+            _ => Loan::Buffer(View::of(object, writable).ok()?),
+        };
+        Some(Self { loan, _py: PhantomData })
+    }
+
+    pub(crate) fn address(&self) -> usize {
+        self.loan.address()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        match &self.loan {
+            Loan::Buffer(view) => view.len as usize,
+            Loan::Tensor(tensor) => tensor.bytes(),
+        }
+    }
+
+    /// The type of its elements, if it is one of Kolo's, in the machine's byte order.
+    #[inline]
+    pub(crate) fn data_type(&self) -> Option<DataType> {
+        match &self.loan {
+            Loan::Buffer(view) => view.data_type(),
+            Loan::Tensor(tensor) => Some(tensor.data_type()),
+        }
+    }
 
     /// The same, for a started operation to keep.
-    fn kept(self) -> View {
+    fn kept(self) -> Loan {
         // SAFETY: read once, and never dropped here.
-        unsafe { ptr::read(&raw const std::mem::ManuallyDrop::new(self).view) }
+        unsafe { ptr::read(&raw const std::mem::ManuallyDrop::new(self).loan) }
     }
 }
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        // SAFETY: filled by `PyObject_GetBuffer` and given back once; the lifetime shows that the lock is held.
-        unsafe { PyBuffer_Release(&raw mut self.view) };
+        // SAFETY: given back once; the lifetime shows that the lock is held.
+        unsafe { self.loan.release() };
     }
 }
 
@@ -136,10 +179,10 @@ impl Drop for Lent<'_> {
 #[pyclass(frozen, module = "kolo._kolo")]
 #[derive(Debug)]
 pub(crate) struct Held {
-    views: [Option<View>; 2],
+    loans: [Option<Loan>; 2],
 }
 
-// SAFETY: only numbers are read of a view after it was made; and it is given back where Python frees this object, with the
+// SAFETY: only numbers are read of a loan after it was made; and it is given back where Python frees this object, with the
 // interpreter's lock held.
 unsafe impl Send for Held {}
 // SAFETY: as above.
@@ -147,7 +190,7 @@ unsafe impl Sync for Held {}
 
 impl Held {
     pub(crate) fn new(one: Option<Lent<'_>>, other: Option<Lent<'_>>) -> Self {
-        Self { views: [one.map(Lent::kept), other.map(Lent::kept)] }
+        Self { loans: [one.map(Lent::kept), other.map(Lent::kept)] }
     }
 }
 
@@ -156,21 +199,21 @@ impl Held {
     /// Borrows what `object` lends, or raises what it raises.
     #[new]
     fn of(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
-        Ok(Self { views: [Some(View::of(object, writable)?), None] })
+        Ok(Self { loans: [Some(Loan::Buffer(View::of(object, writable)?)), None] })
     }
 
     /// Where the (first) buffer begins.
     #[getter]
     fn address(&self) -> usize {
-        self.views[0].as_ref().map_or(0, |view| view.buf as usize)
+        self.loans[0].as_ref().map_or(0, Loan::address)
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        for view in self.views.iter_mut().flatten() {
-            // SAFETY: filled by `PyObject_GetBuffer` and given back once. Python frees objects with its lock held.
-            unsafe { PyBuffer_Release(&raw mut *view) };
+        for loan in self.loans.iter_mut().flatten() {
+            // SAFETY: given back once. Python frees objects with its lock held.
+            unsafe { loan.release() };
         }
     }
 }

@@ -23,6 +23,7 @@ mod handle;
 mod join;
 mod numbers;
 mod quick;
+mod tensor;
 mod work;
 
 use pyo3::prelude::*;

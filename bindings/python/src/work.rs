@@ -3,8 +3,9 @@
 //! Several threads may wait for one work (a user's, and the one that completes futures): the first drives the operation,
 //! the others sleep until it tells them the outcome.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kolo_rs::Error;
 use pyo3::prelude::*;
@@ -27,6 +28,8 @@ pub(crate) struct Work {
 struct Inner {
     state: Mutex<State>,
     over: Condvar,
+    /// Threads asleep on it; changed with the state locked. To wake nobody is a system call too.
+    sleepers: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -64,15 +67,13 @@ impl Progress {
 
 impl Work {
     pub(crate) fn new(progress: Progress) -> Self {
-        let state = Mutex::new(State::Running(progress));
-        Self { inner: OfProcess::new(Inner { state, over: Condvar::new() }) }
+        Self { inner: OfProcess::new(Inner::new(State::Running(progress))) }
     }
 
     /// The same operation in a work of its own; this one is over.
     pub(crate) fn taken(&self) -> PyResult<Self> {
         let taken = std::mem::replace(&mut *self.inner.get()?.state(), State::Over(Ok(None)));
-        let inner = Inner { state: Mutex::new(taken), over: Condvar::new() };
-        Ok(Self { inner: OfProcess::new(inner) })
+        Ok(Self { inner: OfProcess::new(Inner::new(taken)) })
     }
 }
 
@@ -117,22 +118,27 @@ impl Drop for Work {
 }
 
 impl Inner {
+    fn new(state: State) -> Self {
+        Self { state: Mutex::new(state), over: Condvar::new(), sleepers: AtomicU32::new(0) }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The outcome, and what may now be given back to Python.
     fn wait(&self, seconds: f64) -> (Result<Option<u32>, Error>, Option<Owner>) {
-        let deadline = Instant::now() + limit(seconds);
         let mut state = self.state();
         loop {
             match std::mem::replace(&mut *state, State::Attended) {
                 State::Running(work) => {
                     drop(state);
-                    return self.end(work.wait_within(deadline.saturating_duration_since(Instant::now())));
+                    return self.end(work.wait_within(limit(seconds)));
                 }
                 State::Attended => {
+                    self.sleepers.fetch_add(1, Ordering::Relaxed);
                     state = self.over.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    self.sleepers.fetch_sub(1, Ordering::Relaxed);
                 }
                 State::Over(outcome) => {
                     *state = State::Over(outcome.clone());
@@ -164,8 +170,12 @@ impl Inner {
             Ok((owner, source)) => (Ok(source), Some(owner)),
             Err(error) => (Err(error), None),
         };
-        *self.state() = State::Over(outcome.clone());
-        self.over.notify_all();
+        let mut state = self.state();
+        *state = State::Over(outcome.clone());
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
+            self.over.notify_all();
+        }
+        drop(state);
         (outcome, owner)
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions};
+use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions, RegistrationPolicy};
 use kolo_transport::shm::{ShmEndpoint, ShmOptions};
 use kolo_transport::tcp::{Congestion, TcpEndpoint, TcpOptions};
 use kolo_transport::{Endpoint, Reach};
@@ -19,6 +19,7 @@ use super::gpu_memory;
 use super::gpu_regions::Regions;
 use super::line::Line;
 use super::model::{Facts, model_for};
+use super::registration::Adapters;
 use super::shared::{Core, Shared, World};
 use super::tiny::Tiny;
 use crate::call::mix;
@@ -72,14 +73,28 @@ impl Builder {
             Some(spec) => spec,
             None => JoinSpec::from_env(&|name| std::env::var(name).ok())?,
         };
-        spec.timeout = spec.timeout.min(config.join_timeout);
+        let started = Instant::now();
+        spec.timeout = patience(&config);
         let runtime = self.runtime.map_or_else(ControlRuntime::new, Ok)?;
         let control = Control::join(&spec, &runtime)?;
         let members: Arc<[u32]> = (0..control.world_size()).collect();
         let rank = control.rank();
         let world = Arc::new(World { control, processor: OnceLock::new() });
-        connect(world, WORLD, members, rank, config)
+        let deadline = deadline_to_connect(started, Instant::now(), patience(&config));
+        connect(world, WORLD, members, rank, config, deadline)
     }
+}
+
+/// How long ranks wait for each other.
+pub(crate) fn patience(config: &Config) -> Duration {
+    config.join_timeout.min(MOST_PATIENCE)
+}
+
+/// When ranks that have joined give up making their communicator: at the end of the time for joining, of which those that
+/// wait for the last one to come have little left then. It takes milliseconds; the moments are for slow networks.
+fn deadline_to_connect(started: Instant, joined: Instant, patience: Duration) -> Instant {
+    const MOMENTS: Duration = Duration::from_secs(10);
+    (started + patience).max(joined + patience.min(MOMENTS))
 }
 
 /// The identity of the communicator of all ranks. Others are derived from their parent's.
@@ -103,15 +118,16 @@ struct Card {
     agreed: Agreed,
 }
 
-/// Makes a communicator of `members` (world ranks), of which this is number `rank`. All members call it.
+/// Makes a communicator of `members` (world ranks), of which this is number `rank`. All members call it. Blocks until all
+/// have, or the deadline.
 pub(crate) fn connect(
     world: Arc<World>,
     id: u64,
     members: Arc<[u32]>,
     rank: u32,
     config: Config,
+    deadline: Instant,
 ) -> Result<Communicator> {
-    let deadline = Instant::now() + config.join_timeout.min(MOST_PATIENCE);
     let driver = gpu_memory::driver(&config)?;
     let membership = world.control.register(id, Arc::clone(&members));
     let mut candidates = open_endpoints(&world.control, rank, &members, &config);
@@ -170,6 +186,7 @@ pub(crate) fn connect(
     let processor = *world.processor.get_or_init(|| assign_processor(rank as usize, &hosts, &cards));
     let mut flat = None;
     let mut gpu_direct = None;
+    let mut adapters = None;
     let mut endpoints: Vec<Box<dyn Endpoint>> = Vec::new();
     let mut index_of = Vec::new();
     for candidate in candidates {
@@ -191,8 +208,12 @@ pub(crate) fn connect(
                 let plan = gpu_direct::plan(&config, &endpoint)?;
                 if id == WORLD {
                     tracing::info!("GPU memory: {plan}");
+                    if let policy @ RegistrationPolicy::Unwatched { .. } = endpoint.registration_policy() {
+                        tracing::warn!(rank, "registrations of buffers with adapters are {policy}");
+                    }
                 }
                 gpu_direct = Some(plan);
+                adapters = Some(Adapters::of(&endpoint));
                 establish(&mut *endpoint, rank, deadline)?;
                 endpoint
             }
@@ -233,6 +254,7 @@ pub(crate) fn connect(
         groups: HashMap::new(),
         closed: false,
         gpu_direct,
+        adapters,
         gpu_regions: Regions::default(),
         gpu_counters: gpu_memory::GpuCounters::default(),
         bounces: Vec::new(),
@@ -512,6 +534,28 @@ fn broken(rank: u32, error: &dyn std::fmt::Display) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_time_limit_for_all_ways_to_join() {
+        let spec = JoinSpec::new(0, 1, crate::join::Locator::Local(Default::default()), "a test");
+        assert_eq!(patience(&Config::default()), spec.timeout, "the default is one");
+        let long = Config { join_timeout: 3 * spec.timeout, ..Config::default() };
+        assert_eq!(patience(&long), long.join_timeout, "longer than the default too");
+        let boundless = Config { join_timeout: Duration::MAX, ..Config::default() };
+        assert_eq!(patience(&boundless), MOST_PATIENCE);
+    }
+
+    #[test]
+    fn making_the_communicator_counts_as_joining() {
+        let (started, seconds) = (Instant::now(), Duration::from_secs);
+        let left = |took: u64, patience: u64| {
+            let joined = started + seconds(took);
+            deadline_to_connect(started, joined, seconds(patience)) - joined
+        };
+        assert_eq!(left(1, 60), seconds(59));
+        assert_eq!(left(59, 60), seconds(10), "the last one came late");
+        assert_eq!(left(3, 3), seconds(3));
+    }
 
     #[test]
     fn silent_addresses_are_given_up_before_the_call_is() {

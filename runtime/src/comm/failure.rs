@@ -323,6 +323,12 @@ impl Shared {
     /// What is known of a peer that was asked.
     fn standing(&self, peer: u32, status: Option<&Status>) -> String {
         match status {
+            // Another thread might still have come, so it is not known before.
+            _ if peer == self.rank => {
+                "itself: a message to oneself takes a send and a receive, one of them started before the other \
+                 or made by another thread"
+                    .to_owned()
+            }
             Some(status) => status.to_string(),
             None if self.membership.departed(peer) => "it has left".to_owned(),
             None => "no answer from it".to_owned(),
@@ -361,6 +367,9 @@ impl Shared {
 
     /// Gives up on purpose.
     pub(crate) fn abort(&self, reason: &str) {
+        if !self.is_ours() {
+            return;
+        }
         self.poison_with(Poison::Aborted { by: self.rank, reason: reason.to_owned() });
     }
 }

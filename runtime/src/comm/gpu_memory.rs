@@ -90,14 +90,15 @@ impl Communicator {
     /// What was done with memory of GPUs so far.
     #[must_use]
     pub fn gpu_counters(&self) -> GpuCounters {
-        let core = self.shared.core();
-        let (loaded, stored, flushes) = core.engine.copied();
-        let mut counters = core.gpu_counters;
-        counters.loaded_bytes += loaded;
-        counters.stored_bytes += stored;
-        counters.flushes += flushes;
-        counters.untold_buffers = self.shared.driver.as_ref().map_or(0, Driver::untold);
-        counters
+        self.shared.look(|core| {
+            let (loaded, stored, flushes) = core.engine.copied();
+            let mut counters = core.gpu_counters;
+            counters.loaded_bytes += loaded;
+            counters.stored_bytes += stored;
+            counters.flushes += flushes;
+            counters.untold_buffers = self.shared.driver.as_ref().map_or(0, Driver::untold);
+            counters
+        })
     }
 
     /// Waits until what is queued on a stream of a GPU so far is done, if `address` is memory that a GPU writes: then what the

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kolo_collectives::layout::Shape;
 use kolo_collectives::plan::{Collective, Cut, Placement};
+use kolo_transport::Piece;
 use kolo_transport::shm::FlatMismatch;
 
 use super::bounce::Bounce;
@@ -17,7 +18,7 @@ use super::tiny::Passage;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
 use crate::call::{self, Call, Counts, reduces};
-use crate::engine::{Buffers, Id, Job, Mode, Reach, Sides};
+use crate::engine::{Buffers, Id, Job, Lent, Mode, Reach, Sides};
 use crate::error::{Error, Result};
 use crate::reduce::{Combine, combine_fn, kernel};
 use crate::types::ReduceOp;
@@ -70,6 +71,7 @@ impl Shared {
     /// # Safety
     /// The buffers of the call are valid and not touched by anybody else until this returns.
     pub(crate) unsafe fn run_within(&self, call: &Call, limit: Duration) -> Result<()> {
+        self.check_process(|| Waited::call(call.summary(false), 0))?;
         let mut core = self.core();
         let begun = self.begin(&mut core, call, false)?;
         if core.direct.considers(call) {
@@ -127,6 +129,7 @@ impl Shared {
         call: &Call,
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Ticket> {
+        self.check_process(|| Waited::call(call.summary(true), 0))?;
         let mut core = self.core();
         let begun = self.begin(&mut core, call, true)?;
         let Begun { tag, path, .. } = begun;
@@ -156,6 +159,7 @@ impl Shared {
     /// # Safety
     /// As [`Shared::run`].
     pub(crate) unsafe fn start_and_wait(&self, call: &Call, limit: Duration) -> Result<()> {
+        self.check_process(|| Waited::call(call.summary(true), 0))?;
         let mut core = self.core();
         let begun = self.begin(&mut core, call, true)?;
         let lines_up = core.lines_up(call);
@@ -401,6 +405,7 @@ impl Shared {
             Placement::InPlace if call.input.is_null() => Buffers { input: call.output, output: call.output },
             Placement::InPlace => Buffers { input: call.input.cast_mut(), output: call.output },
         };
+        let lent = self.lent(call, &buffers);
         let job = Job {
             plan: planned.plan,
             shape,
@@ -417,10 +422,29 @@ impl Shared {
             window: planned.window,
             channel_base: 0,
             tag,
+            lent,
             keep,
         };
         // SAFETY: handed on.
         Ok(unsafe { core.engine.start(job, mode) })
+    }
+
+    /// The host's memory that a call works on. In place, one buffer lies in the other.
+    fn lent(&self, call: &Call, buffers: &Buffers) -> Lent {
+        let (mut input, mut output) = call.bytes(self.rank, self.world_size);
+        match call.placement {
+            Placement::InPlace if input > output => output = 0,
+            Placement::InPlace => input = 0,
+            Placement::OutOfPlace => {}
+        }
+        let of = |is_gpu: bool, ptr: *mut u8, len: usize| {
+            (!is_gpu && !ptr.is_null() && len > 0).then_some(Piece { ptr, len })
+        };
+        let sides = call.sides();
+        Lent {
+            input: of(sides.input.is_some(), buffers.input, input),
+            output: of(sides.output.is_some(), buffers.output, output),
+        }
     }
 
     #[inline]

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 
 use kolo_collectives::plan::Collective;
 
+use super::waited::Waited;
 use super::{Communicator, Ticket};
 use crate::call::Call;
 use crate::error::Result;
@@ -252,6 +253,7 @@ impl<'buffers> Scope<'buffers, '_> {
     /// Waits for everything started; after an error or a panic the engine has been aborted, so the rest is over too.
     fn wait(&self) -> Result<()> {
         let shared = &self.communicator.shared;
+        shared.check_process(|| Waited::other("scope"))?;
         shared.lend(|| {
             let mut result = Ok(());
             for Started { ticket: Ticket { id, waited }, source } in self.started.borrow_mut().drain(..) {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use kolo_gdr::Driver;
-use kolo_transport::{Armed, ErrorKind, ParkBy};
+use kolo_transport::{Armed, ErrorKind, ParkBy, Process};
 
 use super::bounce::Bounce;
 use super::direct::Direct;
@@ -22,6 +22,7 @@ use super::gpu_memory::GpuCounters;
 use super::gpu_regions::Regions;
 use super::helper::Helper;
 use super::line::Line;
+use super::registration::Adapters;
 use super::tiny::Tiny;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
@@ -58,6 +59,8 @@ pub(crate) struct Core {
     pub(crate) groups: std::collections::HashMap<u64, u64>,
     pub(crate) closed: bool,
     /// How adapters reach a GPU's memory, if there are any.
+    /// What the adapters do with buffers, if any peer is reached by them.
+    pub(crate) adapters: Option<Adapters>,
     pub(crate) gpu_direct: Option<kolo_gdr::Plan>,
     /// What of it they reach.
     pub(crate) gpu_regions: Regions,
@@ -72,6 +75,8 @@ pub(crate) struct Core {
 
 #[derive(Debug)]
 pub(crate) struct Shared {
+    /// That made it.
+    pub(crate) process: Process,
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
     pub(crate) id: u64,
@@ -141,6 +146,7 @@ impl Shared {
         core: Core,
     ) -> Self {
         Self {
+            process: Process::current(),
             rank,
             world_size: members.len() as u32,
             id,
@@ -241,6 +247,9 @@ impl Shared {
     /// The error that the next call would give, once what was sent before has had its time.
     pub(crate) fn standing_error(&self) -> Option<Error> {
         const ASKED: Waited = Waited::other("");
+        if let Err(forked) = self.check_process(|| ASKED) {
+            return Some(forked);
+        }
         let known = self.poison.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let core = self.core();
         let poison = match (known, self.membership.abort_flag().cause()) {

@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Communicator;
-use super::create::{child_id, connect};
+use super::create::{child_id, connect, patience};
 use super::waited::Waited;
 use crate::config::Config;
 use crate::control::ExchangeKey;
 use crate::error::{Error, Result};
-use crate::join::MOST_PATIENCE;
 
 /// Rounds of the control plane's exchange that splits use, apart from the one that introduces a communicator's ranks.
 const SPLIT_ROUND: u64 = 1 << 32;
@@ -45,7 +44,7 @@ impl Communicator {
     fn split_as(&self, wish: Wish) -> Result<Option<Self>> {
         let number = self.next_child()?;
         let shared = &self.shared;
-        let deadline = Instant::now() + shared.config.join_timeout.min(MOST_PATIENCE);
+        let deadline = Instant::now() + patience(&shared.config);
         let entry = postcard::to_stdvec(&wish).map_err(|error| self.unreadable(&error))?;
         let round = ExchangeKey { communicator: shared.id, round: SPLIT_ROUND + number };
         let entries = shared.world.control.exchange(round, &shared.members, entry, deadline)?;
@@ -65,7 +64,7 @@ impl Communicator {
         let mut group: Vec<(i64, u32)> = alike.map(|(rank, (_, key))| (*key, rank as u32)).collect();
         group.sort_unstable();
         let ranks: Vec<u32> = group.into_iter().map(|(_, rank)| rank).collect();
-        self.subset(&ranks, number, u64::from(color)).map(Some)
+        self.subset(&ranks, number, u64::from(color), deadline).map(Some)
     }
 
     /// A communicator of the listed ranks, in this order. Only these call it, with the same list. Blocks until all have.
@@ -86,6 +85,7 @@ impl Communicator {
                 self.usage("group", "this rank is not in the list; only listed ranks call".to_owned())
             );
         }
+        self.shared.check_process(|| Waited::other("group"))?;
         // Ranks outside the list do not count this call, so the number cannot come from the common counter: the list
         // itself, and how often it was used, name the group.
         let mut core = self.shared.core();
@@ -95,7 +95,7 @@ impl Communicator {
         *uses += 1;
         let number = GROUP_NUMBERS + *uses;
         drop(core);
-        self.subset(ranks, number, list)
+        self.subset(ranks, number, list, Instant::now() + patience(&self.shared.config))
     }
 
     /// A communicator of the same ranks with other settings, for comparisons. All ranks call it, with settings that agree.
@@ -107,20 +107,22 @@ impl Communicator {
         let number = self.next_child()?;
         let shared = &self.shared;
         let id = child_id(shared.id, number, u64::MAX);
-        connect(Arc::clone(&shared.world), id, Arc::clone(&shared.members), self.rank(), config)
+        let deadline = Instant::now() + patience(&config);
+        connect(Arc::clone(&shared.world), id, Arc::clone(&shared.members), self.rank(), config, deadline)
     }
 
-    fn subset(&self, ranks: &[u32], number: u64, color: u64) -> Result<Self> {
+    fn subset(&self, ranks: &[u32], number: u64, color: u64, deadline: Instant) -> Result<Self> {
         let shared = &self.shared;
         let id = child_id(shared.id, number, color);
         let members: Arc<[u32]> = ranks.iter().map(|rank| shared.members[*rank as usize]).collect();
         let Some(own) = ranks.iter().position(|rank| *rank == self.rank()) else {
             return Err(self.usage("split", "this rank is not in its own group".to_owned()));
         };
-        connect(Arc::clone(&shared.world), id, members, own as u32, shared.config.clone())
+        connect(Arc::clone(&shared.world), id, members, own as u32, shared.config.clone(), deadline)
     }
 
     fn next_child(&self) -> Result<u64> {
+        self.shared.check_process(|| Waited::other("split"))?;
         let mut core = self.shared.core();
         self.shared.check_usable(&core, Waited::other("split"))?;
         core.children += 1;

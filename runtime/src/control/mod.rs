@@ -52,6 +52,8 @@ pub use wire::{Cookie, ExchangeKey, PeerInfo};
 pub(crate) use hub::Hub;
 pub(crate) use limits::{BIND_PATIENCE, RETRY_MOST};
 
+use kolo_transport::Process;
+
 use crate::error::{Error, Result};
 use crate::join::{self, JoinSpec, Locator};
 use hub_seat::HubSettings;
@@ -74,6 +76,7 @@ struct Inner {
     spec: JoinSpec,
     runtime: ControlRuntime,
     hub: std::sync::Mutex<Option<Hub>>,
+    process: Process,
 }
 
 impl Control {
@@ -94,9 +97,10 @@ impl Control {
             problem: "the control thread ended while joining".into(),
             remedy: "Keep the ControlRuntime until join has returned".into(),
         })??;
-        let inner =
-            Inner { shared, spec: spec.clone(), runtime: runtime.clone(), hub: std::sync::Mutex::new(hub) };
-        Ok(Self { inner: Arc::new(inner) })
+        let (spec, runtime, process) = (spec.clone(), runtime.clone(), Process::current());
+        Ok(Self {
+            inner: Arc::new(Inner { shared, spec, runtime, hub: std::sync::Mutex::new(hub), process }),
+        })
     }
 
     /// This rank.
@@ -184,6 +188,9 @@ impl Control {
 
 impl Inner {
     fn leave(&self) {
+        if !self.process.is_current() {
+            return; // A child made by `fork`: the seat is the parent's.
+        }
         self.part(&ToHub::Goodbye);
         self.wait_for_farewell();
         let patience =
@@ -192,7 +199,7 @@ impl Inner {
     }
 
     fn leave_or_die(&self) {
-        if std::thread::panicking() {
+        if std::thread::panicking() && self.process.is_current() {
             let what = std::thread::current().name().unwrap_or("unnamed").to_owned();
             // Wait until the hub has it: otherwise the end of the process overtakes the reason.
             let reason = wire::clip(format!("its thread '{what}' panicked"), MAX_NAME_BYTES);

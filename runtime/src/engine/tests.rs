@@ -228,6 +228,7 @@ fn job(algorithm: Algorithm, task: &Task, rank: u32, count: usize, buffers: Buff
         window: 2,
         channel_base: 0,
         tag: 7,
+        lent: super::Lent::default(),
         keep: None,
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use kolo_verbs::MemoryLock;
 use rustix::event::epoll;
 
 use super::NAME;
@@ -19,9 +20,10 @@ use super::rails::{self, Rail};
 use super::reach;
 use super::registrations::Registrations;
 use super::side::{News, Side};
+use super::small::{Lockable, affords};
 use super::stats::Counters;
 use super::watch::Watch;
-use super::wire::{CHANNELS, GRANTS};
+use super::wire::{CHANNELS, EAGER_BYTES, GRANTS};
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Backing, MemoryCounters, Registered};
@@ -54,6 +56,9 @@ pub struct RdmaEndpoint {
     // The order of dropping: links, then what they were made of. See `Peer` for the order in there.
     pub(super) peers: Vec<Peer>,
     pub(super) registrations: Vec<Registrations>,
+    /// Why changes of memory go unnoticed, if they should not.
+    pub(super) unwatched: Option<String>,
+    pub(super) lockable: Lockable,
     /// None while there is no memory that needs them.
     pub(super) movers: Option<Arc<Movers>>,
     pub(super) rails: Vec<Rail>,
@@ -95,8 +100,10 @@ impl RdmaEndpoint {
             return Err(Error::new(ErrorKind::Usage, NAME, None, detail));
         }
         let (rails, passed_over) = rails::open(&options)?;
+        let lockable = Lockable::of(&options, rails.len())
+            .map_err(|words| Error::new(ErrorKind::System, NAME, None, words))?;
         let side = Side::new(rank, world_size, options.side.clone())?;
-        let address = Address::of(&rails, side.address()).encode();
+        let address = Address::of(lockable.peers, &rails, side.address()).encode();
         if address.len() > 1024 {
             let detail =
                 "more network interfaces than an address has room for; choose with KOLO_SOCKET_IFNAME";
@@ -115,9 +122,12 @@ impl RdmaEndpoint {
             epoll::add(&epoll, rail.context().async_fd(), data, epoll::EventFlags::IN)
                 .map_err(system("watching an adapter's events"))?;
         }
-        let watch = match options.keep {
-            Keep::Watched => Watch::start().map(Arc::new),
-            Keep::Never | Keep::Always => None,
+        let (watch, unwatched) = match options.keep {
+            Keep::Watched => match Watch::shared() {
+                Ok(watch) => (Some(watch), None),
+                Err(because) => (None, Some(because)),
+            },
+            Keep::Never | Keep::Always => (None, None),
         };
         let registrations = rails
             .iter()
@@ -127,6 +137,8 @@ impl RdmaEndpoint {
         Ok(Self {
             peers: (0..world_size).map(|_| peer()).collect(),
             registrations,
+            unwatched,
+            lockable,
             movers: None,
             rails,
             side,
@@ -194,6 +206,31 @@ impl RdmaEndpoint {
         failed
     }
 
+    /// Why a peer is not to be reached though it could be: what this rank or the peer may lock is not enough for so many.
+    fn beyond(&self, peer: u32, address: &Address) -> Option<String> {
+        let world_size = self.peers.len() as u32;
+        if affords(self.rank, peer, world_size, self.lockable.peers.min(address.peers)) {
+            return None;
+        }
+        let (rank, peers) = match self.lockable.peers <= address.peers {
+            true => (self.rank, self.lockable.peers),
+            false => (peer, address.peers),
+        };
+        Some(format!(
+            "what rank {rank} may lock is enough for {peers} of {} peers, which need {} KiB each: {}",
+            world_size - 1,
+            self.lockable.per_peer >> 10,
+            MemoryLock::remedy()
+        ))
+    }
+
+    /// Leaves of what may be locked to the caller's buffers what the peers do not need.
+    fn share_out(&mut self) {
+        let peers = self.peers.iter().filter(|peer| peer.address.is_some()).count();
+        let room = self.lockable.for_buffers(peers, self.rails.len());
+        self.registrations.iter_mut().for_each(|cache| cache.bound(room));
+    }
+
     /// The adapters used, each in a line: name, port, address, MTU, rate, NUMA node.
     #[must_use]
     pub fn adapters(&self) -> Vec<String> {
@@ -224,6 +261,9 @@ impl Endpoint for RdmaEndpoint {
         let address = Address::decode(address).map_err(|what| {
             Error::new(ErrorKind::Corrupt, NAME, Some(peer), format!("the peer's address: {what}"))
         })?;
+        if let Some(because) = self.beyond(peer, &address) {
+            return Ok(Reach::No { because });
+        }
         if let Reach::No { because } = self.side.introduce(peer, &address.side)? {
             return Ok(Reach::No { because: format!("the connection beside it: {because}") });
         }
@@ -243,6 +283,8 @@ impl Endpoint for RdmaEndpoint {
         let known = &mut self.peers[peer as usize];
         known.address = Some(address);
         known.pairs = pairs;
+        self.share_out();
+        let known = &self.peers[peer as usize];
         if known.channels.iter().flatten().any(|chan| !chan.is_idle() || chan.watched) {
             self.start(peer)?;
         }
@@ -307,6 +349,18 @@ impl Endpoint for RdmaEndpoint {
 
     fn deregister(&mut self, memory: Piece) {
         self.unpin(memory);
+    }
+
+    unsafe fn lend(&mut self, memory: Piece) {
+        if memory.len > EAGER_BYTES {
+            self.registrations.iter_mut().for_each(|cache| cache.lend(memory.ptr, memory.len));
+        }
+    }
+
+    fn reclaim(&mut self, memory: Piece) {
+        if memory.len > EAGER_BYTES {
+            self.registrations.iter_mut().for_each(|cache| cache.reclaim(memory.ptr, memory.len));
+        }
     }
 
     fn memory_counters(&self) -> MemoryCounters {

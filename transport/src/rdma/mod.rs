@@ -48,11 +48,13 @@ mod receiving;
 mod registrations;
 mod sending;
 mod side;
+mod small;
 mod stats;
 mod watch;
 mod wire;
 
 pub use endpoint::RdmaEndpoint;
+pub use memory::RegistrationPolicy;
 pub use options::{Keep, RdmaOptions};
 pub use registrations::CacheCounters;
 pub use stats::Counters;

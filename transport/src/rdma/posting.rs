@@ -46,6 +46,7 @@ impl RdmaEndpoint {
             written: 0,
             noticed: false,
             held: None,
+            copied: None,
             stalled: 0,
             movers,
         };

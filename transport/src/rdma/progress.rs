@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use kolo_verbs::{Blame, Completion, Failure, Status};
+use kolo_verbs::{Blame, Completion, Failure, MemoryLock, Status};
 
 use super::channel::Chan;
 use super::endpoint::{Peer, RdmaEndpoint};
@@ -44,6 +44,8 @@ pub(super) struct Hands<'a> {
 pub(super) enum Trouble {
     /// A call failed.
     Verbs(kolo_verbs::Error),
+    /// Memory of our own of this length is needed, and no more may be locked.
+    Short(usize, kolo_verbs::Error),
     /// A request failed, on a queue pair.
     Failed(u32, Failure),
     /// The peer sent what no peer of this version sends.
@@ -63,6 +65,15 @@ impl Trouble {
     pub(super) fn words(self, rank: u32, peer: u32, way: &str) -> Error {
         let (kind, detail) = match self {
             Self::Verbs(error) => (ErrorKind::Local, format!("rank {rank}'s adapter: {error} ({way})")),
+            Self::Short(bytes, error) => (
+                ErrorKind::Local,
+                format!(
+                    "rank {rank} may lock no more memory, and needs {} KiB more for its messages with rank {peer} ({way}: \
+                     {error}); rank {peer} is well. {}, or do without RDMA (KOLO_TRANSPORT=shm,tcp)",
+                    bytes.div_ceil(1024),
+                    MemoryLock::remedy()
+                ),
+            ),
             Self::Message(error) => return error,
             Self::Failed(number, Failure { status: Status::Flushed, .. }) => (
                 ErrorKind::Local,

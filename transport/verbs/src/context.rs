@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::completion::{CompletionChannel, CompletionQueue};
 use crate::error::{Error, code, errno};
 use crate::gid::{self, GidEntry};
-use crate::library::{Device, text};
+use crate::library::{Device, ForkSafety, text};
 use crate::memory::ProtectionDomain;
 use crate::port::{LinkLayer, Port};
 use crate::sys::{self, Symbols};
@@ -130,6 +130,12 @@ impl Context {
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.0.device
+    }
+
+    /// What `fork` does to memory that is registered with it.
+    #[must_use]
+    pub fn fork_safety(&self) -> ForkSafety {
+        self.device().library().fork_safety()
     }
 
     /// What it can do.

@@ -214,3 +214,33 @@ def test_the_time_out_is_that_of_the_attribute():
                 comm.recv(np.ones(1), 0)
 
     run(2, body, settings={"timeout": 5})
+
+
+def test_tensors_are_lent_without_a_frame():
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch lends tensors by a call in Python only")
+
+    def body(comm):
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
+            x, out = torch.ones(2, 3).to(dtype), torch.zeros(2, 3).to(dtype)
+            assert frames(lambda: comm.all_reduce(x, out=out)) == []
+            assert (out == torch.full((2, 3), 2).to(dtype)).all()
+            assert frames(lambda: comm.all_reduce_start(x, "max").wait()) == []
+        part = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+        assert frames(lambda: comm.all_reduce(part)) == [] and (part == 2).all()
+        before = sys.getrefcount(x)
+        for _ in range(100):
+            comm.all_reduce(x)
+        assert sys.getrefcount(x) == before
+        # What is unusual goes the general way.
+        with pytest.raises(kolo.Usage, match="gradient"):
+            comm.all_reduce(torch.ones(2, requires_grad=True))
+        with pytest.raises(kolo.Usage, match="not contiguous"):
+            comm.all_reduce(torch.ones(4, 4).t())
+        with pytest.raises(kolo.Usage, match="must agree"):
+            comm.all_reduce(torch.ones(4), out=torch.ones(5))
+        z = torch.full((5,), 1 + 1j)
+        assert (comm.all_reduce(z) == 2 + 2j).all()
+
+    run(2, body)
