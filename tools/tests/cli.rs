@@ -229,6 +229,23 @@ fn programs_of_a_job_can_meet() {
     assert_eq!(stdout.matches("#  Rank ").count(), 2, "{stdout}");
 }
 
+/// Over the stand-in for libibverbs, which this machine needs no adapter for.
+#[test]
+fn info_says_what_becomes_of_registrations_and_of_a_fork() {
+    let library =
+        std::path::Path::new(env!("CARGO_BIN_EXE_kolo")).with_file_name("examples/libfake_ibverbs.so");
+    if !library.exists() {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "kolo-verbs", "--example", "fake_ibverbs"]);
+        assert!(cargo.status().unwrap().success() && library.exists(), "cannot build {}", library.display());
+    }
+    let output = kolo("info").env("KOLO_IBVERBS_LIB", &library).output().unwrap();
+    let said = text(&output.stdout);
+    for words in ["registrations of buffers are", "fork is safe: the kernel copies pinned pages"] {
+        assert!(said.contains(words), "no '{words}' in: {said}");
+    }
+}
+
 #[test]
 fn the_example_of_a_cluster_is_one() {
     let example = run("sim --example");
