@@ -140,7 +140,7 @@ pub(crate) fn at_call(act: Act, comm: &mut Option<Communicator>, is_actor: bool,
             let began = Instant::now();
             fork(|| {
                 // A copy of it: the parent's stays as it is.
-                drop(unsafe_copy(&inherited));
+                drop(copy_in_child(&inherited));
                 report(&format!("@child dropped after {} ms", began.elapsed().as_millis()));
             });
             *comm = inherited;
@@ -170,8 +170,8 @@ fn address_space() -> u64 {
 
 fn close_all() {
     for descriptor in 3..4096 {
-        // SAFETY: none: whoever owns them finds them closed, which is what the trial is about. Nothing opens others
-        // meanwhile that this process would use for anything else.
+        // SAFETY: no memory is touched. What the owners of these descriptors make of it is the point of the trial; this
+        // process opens no others before it ends.
         unsafe { libc::close(descriptor) };
     }
 }
@@ -196,7 +196,7 @@ fn fork(child: impl FnOnce()) {
 }
 
 /// The communicator as the child of a fork has it, for its destructor to run there.
-fn unsafe_copy(comm: &Option<Communicator>) -> Option<Communicator> {
+fn copy_in_child(comm: &Option<Communicator>) -> Option<Communicator> {
     // SAFETY: called in the child of a fork, which ends without running the destructor of the original.
     unsafe { std::ptr::read(comm) }
 }

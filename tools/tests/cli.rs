@@ -143,6 +143,21 @@ fn names_of_nccl_tests_take_unknown_types_and_operators_as_it_does() {
 }
 
 #[test]
+fn verbose_says_which_way_is_taken() {
+    for (algorithms, expected) in
+        [("", " on by tiny: "), ("all_reduce:ring", " on by ring: "), ("broadcast:chain", " on by tiny: ")]
+    {
+        let output = kolo("perf all_reduce -b 8 -e 8 -n 1 --ranks 2 -v")
+            .env("KOLO_ALGO", algorithms)
+            .output()
+            .unwrap();
+        let stdout = text(&output.stdout);
+        assert!(output.status.success(), "{algorithms}\n{stdout}{}", text(&output.stderr));
+        assert!(stdout.contains(expected), "{algorithms}\n{stdout}");
+    }
+}
+
+#[test]
 fn half_a_launcher_starts_no_cluster() {
     for (name, value, expected) in [
         ("RANK", "x", "RANK says 'x'"),
