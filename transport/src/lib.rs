@@ -3,7 +3,9 @@
 pub mod conformance;
 mod endpoint;
 mod error;
+pub mod foreign;
 mod memory;
+mod proof;
 pub mod rdma;
 pub mod shm;
 mod sys;
