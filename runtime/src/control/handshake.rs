@@ -381,8 +381,9 @@ pub(crate) async fn greet_rank<S: AsyncRead + AsyncWrite + Unpin>(
     };
     let rejection = match (proven(0), proven(1)) {
         (true, true) => None,
-        (false, _) => Some((VERDICT_SECRET, different_secrets(them))),
-        (true, false) => Some((VERDICT_RENDEZVOUS, other_job(them))),
+        // Of another job it does not matter which secret it has, and a rank of it may find its own hub the next time.
+        (_, false) if credentials.rendezvous.is_some() => Some((VERDICT_RENDEZVOUS, other_job(them))),
+        _ => Some((VERDICT_SECRET, different_secrets(them))),
     };
     let mut answer = [0; 1 + MAC_BYTES];
     let derived = match &rejection {

@@ -105,7 +105,7 @@ async fn a_replay_is_refused() {
     let (up, proof) = said.2;
     stranger.write_all(&up).await.unwrap();
     stranger.write_all(&proof).await.unwrap();
-    assert!(problem(greet_rank(&mut hub, &own, |_| ()).await).contains("different job secret"));
+    assert!(problem(greet_rank(&mut hub, &own, |_| ()).await).contains("another job"));
 }
 
 /// Somebody in the middle changes one bit of the handshake, or takes the flags out on both ways.

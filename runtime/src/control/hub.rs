@@ -16,7 +16,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter, ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
 use super::crowd::{Crowd, Footing};
 use super::handshake::{Credentials, Rejection, crowded, greet_rank};
@@ -165,11 +165,16 @@ impl Driver {
                     }
                     None => break,
                 },
-                accepted = accept(self.listener.as_ref(), self.accept_after) => self.take_all(accepted).await,
-                () = tokio::time::sleep_until(wakeup) => self.state.tick(Instant::now()),
-                Some(ended) = self.handshakes.join_next_with_id() => {
-                    self.crowd.leave(ended.map_or_else(|error| error.id(), |(task, ())| task));
+                accepted = accept(self.listener.as_ref(), self.accept_after) => {
+                    self.take_all(accepted).await;
+                    // Those just taken, and those given up for them, have their turn before the next ones.
+                    tokio::task::yield_now().await;
+                    while let Some(ended) = self.handshakes.try_join_next_with_id() {
+                        self.leave_crowd(ended);
+                    }
                 }
+                () = tokio::time::sleep_until(wakeup) => self.state.tick(Instant::now()),
+                Some(ended) = self.handshakes.join_next_with_id() => self.leave_crowd(ended),
                 Some(_) = self.closing.join_next() => {}
                 Some(_) = self.readers.join_next() => {}
                 Some(_) = self.writers.join_next() => {}
@@ -270,6 +275,10 @@ impl Driver {
         };
         self.connections.insert(connection, Connection { queue, queued_bytes, reader, writer });
         connection
+    }
+
+    fn leave_crowd(&mut self, ended: Result<(Id, ()), JoinError>) {
+        self.crowd.leave(ended.map_or_else(|error| error.id(), |(task, ())| task));
     }
 
     /// Takes a connection, and what else waits at the port, as far as that is fair to the others.
