@@ -7,6 +7,9 @@ pub mod config;
 pub mod control;
 mod engine;
 pub mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod home;
 pub mod join;
 mod planner;

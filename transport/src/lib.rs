@@ -4,6 +4,9 @@ pub mod conformance;
 mod endpoint;
 mod error;
 pub mod foreign;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod memory;
 mod proof;
 pub mod rdma;

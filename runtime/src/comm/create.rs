@@ -132,6 +132,18 @@ impl Card {
     }
 }
 
+/// See [`crate::fuzzing`].
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_card(bytes: &[u8]) {
+    if let Ok(card) = Card::parse(bytes) {
+        let cards = [card];
+        let hosts = host_indices(&cards);
+        let _ = (facts(&hosts, &cards), agreement::check(0, &[&cards[0].agreed]));
+        let _ = assign_processor(0, &hosts, &cards);
+    }
+    let _ = failed_paths(0, &[bytes.to_vec()]);
+}
+
 /// Makes a communicator of `members` (world ranks), of which this is number `rank`. All members call it.
 pub(crate) fn connect(
     world: Arc<World>,

@@ -41,6 +41,8 @@ use std::time::{Duration, Instant};
 
 pub use batch::Batch;
 pub use create::Builder;
+#[cfg(any(test, fuzzing))]
+pub(crate) use create::fuzz_card;
 pub use gpu_memory::{GpuCounters, GpuPath, Staged};
 pub use messages::RawMessage;
 pub use registration::{RegisteredBuffer, Registration, Stable, Standing};

@@ -310,10 +310,9 @@ impl Driver {
         self.state.note_misfit_once(format!(
             "connections that rank 0 had no descriptors for ({error}; raise the limit with ulimit -n)"
         ));
-        if self.spare.take().is_some()
-            && let Some(Poll::Ready(Ok(_dropped))) = look(self.listener.as_ref()).await
-        {
-            self.counters.strangers.fetch_add(1, Ordering::Relaxed);
+        // Who waits at the port is dropped rather than left waiting; a rank comes again.
+        if self.spare.take().is_some() {
+            drop(look(self.listener.as_ref()).await);
         }
         self.spare = spare_descriptor();
     }

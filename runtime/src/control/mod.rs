@@ -24,6 +24,10 @@ mod board;
 mod connect;
 mod crowd;
 mod exchange;
+#[cfg(test)]
+mod false_hub_tests;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod handshake;
 mod hub;
 mod hub_exchange;

@@ -14,6 +14,8 @@ mod addresses;
 mod board;
 mod env;
 mod file;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod launcher;
 mod locate;
 mod multicast;

@@ -92,6 +92,12 @@ struct Address {
     cookie: [u8; COOKIE_BYTES],
 }
 
+/// See [`crate::fuzzing`].
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz_address(bytes: &[u8]) {
+    let _ = Address::decode(bytes);
+}
+
 #[derive(Debug)]
 struct Peer {
     rank: u32,
