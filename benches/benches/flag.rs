@@ -10,7 +10,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use kolo::{Cluster, Communicator, Config, ReduceOp, TransportKind, Transports};
 use kolo_benches::bare_flag::BareFlag;
 use kolo_benches::pair::{in_pair, places};
-use kolo_transport::shm::{Flat, Needs};
+use kolo_transport::shm::{Flat, Needs, Slot};
 use kolo_transport::{Endpoint, ShmEndpoint, ShmOptions};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -63,11 +63,14 @@ fn exchange(flat: &mut Flat) {
     while !flat.is_free(8).expect("all agree") {
         hint::spin_loop();
     }
-    flat.publish(7, 8, Needs::All, Some(|to: &mut [u8]| to.copy_from_slice(&[1; 8])));
+    flat.publish(7, 8, Needs::All, Some(|mut to: Slot<'_>| to.write(0, &[1; 8])));
     while !flat.poll().expect("all agree") {
         hint::spin_loop();
     }
-    hint::black_box((flat.payload(0)[0], flat.payload(1)[0]));
+    let mut first = [0; 2];
+    flat.payload(0).read(0, &mut first[..1]);
+    flat.payload(1).read(0, &mut first[1..]);
+    hint::black_box(first);
     flat.finish();
 }
 

@@ -4,6 +4,7 @@ use kolo_collectives::plan::{Collective, Placement};
 
 use crate::engine::{Reach, Sides};
 use crate::error::{Context, Error, Result};
+use crate::ranges::{self, Range};
 use crate::summary::Summary;
 use crate::types::{DataType, ReduceOp};
 
@@ -12,6 +13,7 @@ use crate::types::{DataType, ReduceOp};
 /// `count` is what NCCL calls so: elements of the vector for all-reduce, reduce, broadcast and scans; elements of one
 /// rank's block for the others. Input and output share memory if the pointers say so, as NCCL defines it: equal for the
 /// vector collectives and all-to-all, the rank's own block of the longer buffer for the others. Ranks need not agree on it.
+/// Buffers that overlap in any other way are refused, and so are lengths of more than `isize::MAX` bytes.
 ///
 /// Buffers may be memory of an NVIDIA GPU, named by the address that CUDA gives (a `CUdeviceptr` is one, as a number), on any
 /// ranks and for any of the buffers. The caller has synchronised the streams that wrote the input or use the output; when the
@@ -117,6 +119,7 @@ impl Call {
             && !self.is_prefix_of_averages()
             && self.is_addressable(world_size)
             && self.has_its_buffers(rank)
+            && self.lies_apart(rank, world_size)
     }
 
     #[inline]
@@ -129,7 +132,8 @@ impl Call {
     fn is_addressable(&self, world_size: u32) -> bool {
         let Counts::Even(count) = self.counts else { return true };
         let blocks = if self.collective.has_block_per_rank() { world_size as usize } else { 1 };
-        count.checked_mul(self.data_type.size()).and_then(|bytes| bytes.checked_mul(blocks)).is_some()
+        let bytes = count.checked_mul(self.data_type.size()).and_then(|bytes| bytes.checked_mul(blocks));
+        bytes.is_some_and(ranges::is_addressable)
     }
 
     #[inline]
@@ -137,6 +141,21 @@ impl Call {
         let (reads, writes) = touches(self.collective, rank == self.root);
         matches!(self.counts, Counts::Even(0))
             || !((reads && self.input.is_null()) || (writes && self.output.is_null()))
+    }
+
+    /// Whether input and output have no byte in common, unless they lie as in place asks. Called after the checks above.
+    #[inline]
+    fn lies_apart(&self, rank: u32, world_size: u32) -> bool {
+        self.placement == Placement::InPlace || {
+            let (input, output) = self.ranges(rank, world_size);
+            !input.meets(output)
+        }
+    }
+
+    #[inline]
+    fn ranges(&self, rank: u32, world_size: u32) -> (Range, Range) {
+        let (input, output) = self.bytes(rank, world_size);
+        (Range::new(self.input, input), Range::new(self.output, output))
     }
 
     /// What is wrong with a call that is not [sound](Self::is_sound).
@@ -153,8 +172,11 @@ impl Call {
             let per_rank = if self.collective.has_block_per_rank() { " for each rank" } else { "" };
             let count = self.summary(false).count.unwrap_or(0);
             format!("{count} elements{per_rank} are more than can be addressed")
-        } else {
+        } else if !self.has_its_buffers(rank) {
             "a null pointer was given for a buffer that is not empty".to_owned()
+        } else {
+            let (input, output) = self.ranges(rank, world_size);
+            overlap(input, output, in_place_rule(self.collective))
         };
         let operation = self.summary(false).to_string();
         Error::Usage { context: Context { rank, operation, sequence: 0 }, problem }
@@ -167,6 +189,7 @@ impl Call {
     }
 
     /// Bytes of a rank's input and output; 0 where it has none.
+    #[inline]
     pub(crate) fn bytes(&self, rank: u32, world_size: u32) -> (usize, usize) {
         let size = self.data_type.size();
         let count = match &self.counts {
@@ -247,6 +270,23 @@ pub(crate) const fn touches(collective: Collective, is_root: bool) -> (bool, boo
     }
 }
 
+/// What is wrong with buffers that overlap, and what would be right.
+pub(crate) fn overlap(input: Range, output: Range, rule: &str) -> String {
+    format!("the input ({input}) and the output ({output}) overlap; {rule}")
+}
+
+const fn in_place_rule(collective: Collective) -> &'static str {
+    match collective {
+        Collective::AllGather | Collective::Gather => {
+            "they must lie apart, or the input be this rank's block of the output"
+        }
+        Collective::ReduceScatter | Collective::Scatter => {
+            "they must lie apart, or the output be this rank's block of the input"
+        }
+        _ => "they must lie apart, or begin at the same address",
+    }
+}
+
 #[inline]
 fn placement(raw: &RawCall, rank: u32, world_size: u32) -> Placement {
     let block = raw.count.wrapping_mul(raw.data_type.size());
@@ -290,7 +330,56 @@ mod tests {
         assert_eq!(placement(raw(Collective::AllReduce, 64, 128, 8)), Placement::OutOfPlace);
         assert_eq!(placement(raw(Collective::AllGather, 96, 64, 8)), Placement::InPlace);
         assert_eq!(placement(raw(Collective::ReduceScatter, 64, 96, 8)), Placement::InPlace);
-        assert_eq!(placement(raw(Collective::ReduceScatter, 64, 64, 8)), Placement::OutOfPlace);
+        assert_eq!(placement(raw(Collective::ReduceScatter, 64, 192, 8)), Placement::OutOfPlace);
+    }
+
+    #[test]
+    fn buffers_lie_apart_or_exactly_in_place() {
+        use Collective as C;
+        // 8 elements are 32 bytes; rank 1 of 4; the root is 0, which is then this rank's number too.
+        let check = |rank: u32, call: (Collective, usize, usize)| {
+            Call::check(&raw(call.0, call.1, call.2, 8), rank, 4).map_err(|error| error.to_string())
+        };
+        let far = 1 << 20;
+        for collective in C::ALL.into_iter().filter(|collective| *collective != C::Barrier) {
+            for rank in [0, 1] {
+                check(rank, (collective, far, 2 * far)).unwrap();
+                check(rank, (collective, 2 * far, far)).unwrap();
+                let (reads, writes) = touches(collective, rank == 0);
+                for (input, output) in [(far, far + 4), (far + 4, far)] {
+                    let checked = check(rank, (collective, input, output));
+                    assert_eq!(checked.is_err(), reads && writes, "{collective:?}, rank {rank}: {checked:?}");
+                    if let Err(text) = checked {
+                        let named = [format!("{input:#x}"), format!("{output:#x}"), "overlap".to_owned()];
+                        assert!(named.iter().all(|word| text.contains(word)), "{text}");
+                    }
+                }
+            }
+        }
+        // Right behind one another; then one byte less.
+        for (collective, input, output) in [(C::AllReduce, 32, 32), (C::AllGather, 32, 128)] {
+            check(1, (collective, far, far + input)).unwrap();
+            check(1, (collective, far, far + input - 1)).unwrap_err();
+            check(1, (collective, far + output, far)).unwrap();
+            check(1, (collective, far + output - 1, far)).unwrap_err();
+        }
+        // In place for another rank.
+        check(1, (C::ReduceScatter, far, far)).unwrap_err();
+        check(1, (C::AllGather, far + 64, far)).unwrap_err();
+        check(1, (C::AllGather, far + 32, far)).unwrap();
+    }
+
+    #[test]
+    fn no_buffer_is_longer_than_half_of_the_address_space() {
+        let most = isize::MAX as usize / 4;
+        let text = |call: RawCall| Call::check(&call, 1, 4).unwrap_err().to_string();
+        // Three quarters of what a usize holds, in total.
+        for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll] {
+            let call = raw(collective, 64, 64, 3 * (usize::MAX / 64));
+            assert!(text(call).contains("for each rank are more than can be addressed"), "{collective:?}");
+        }
+        assert!(text(raw(Collective::AllReduce, 64, 64, most + 1)).contains("more than can be addressed"));
+        Call::check(&raw(Collective::AllReduce, 64, 64, most), 1, 4).unwrap();
     }
 
     #[test]

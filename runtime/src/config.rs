@@ -11,6 +11,7 @@ use kolo_gdr::Wish;
 use kolo_transport::rdma::Keep;
 
 use crate::error::{Error, Result};
+use crate::join::DEFAULT_JOIN_TIMEOUT;
 use crate::profile::Loaded;
 
 /// Which transports may be used, in order of preference.
@@ -68,7 +69,8 @@ pub struct Config {
     pub determinism: Determinism,
     /// `KOLO_TIMEOUT`: seconds after which a blocking call gives up.
     pub timeout: Duration,
-    /// `KOLO_JOIN_TIMEOUT`: seconds to wait for all ranks to arrive.
+    /// `KOLO_JOIN_TIMEOUT`: seconds to wait for all ranks to arrive, when joining and when communicators are split; 300 if
+    /// not set. It counts for [`JoinSpec::timeout`](crate::join::JoinSpec::timeout) too wherever a communicator is made.
     pub join_timeout: Duration,
     /// `KOLO_SOCKET_IFNAME`: network interfaces by prefix, `^` in front to exclude.
     pub socket_interfaces: Option<String>,
@@ -123,7 +125,7 @@ impl Default for Config {
             determinism: Determinism::Repeatable,
             // As long as torch.distributed's default: longer than a checkpoint, shorter than a night.
             timeout: Duration::from_secs(600),
-            join_timeout: Duration::from_secs(60),
+            join_timeout: DEFAULT_JOIN_TIMEOUT,
             socket_interfaces: None,
             host_id: None,
             socket_congestion: None,

@@ -5,8 +5,11 @@
 use crate::profile::Profile;
 use crate::{comm, control, join};
 
-/// Name and function of every target.
-pub const TARGETS: [(&str, fn(&[u8])); 11] = [
+/// A target: its name, and what takes its bytes.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All of them.
+pub const TARGETS: [Target; 11] = [
     ("control_frames", control_frames),
     ("control_handshake", control_handshake),
     ("control_sealed", control_sealed),

@@ -7,6 +7,7 @@ pub mod config;
 pub mod control;
 mod engine;
 pub mod error;
+mod forced;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -14,9 +15,11 @@ mod home;
 pub mod join;
 mod planner;
 pub mod profile;
+mod ranges;
 mod recorder;
 pub mod reduce;
 mod summary;
+mod supply;
 mod ticks;
 pub mod types;
 pub mod verify;
@@ -37,5 +40,5 @@ pub use kolo_gdr::Wish as GpuDirectWish;
 pub use kolo_transport::MemoryCounters;
 pub use recorder::Record;
 pub use summary::{Label, Summary};
-pub use types::{DataType, Element, ReduceOp};
+pub use types::{Bool, DataType, Element, ReduceOp};
 pub use work::Work;

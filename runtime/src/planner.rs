@@ -13,6 +13,7 @@ use kolo_collectives::task::Task;
 use crate::call::{Call, Counts};
 use crate::config::{Config, Determinism};
 use crate::error::{Context, Error, Result};
+use crate::forced::Forced;
 
 /// What decides the plan of a call. Sizes come in as the selection's answer, so that plans are shared by all sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -127,6 +128,13 @@ impl Planner {
         }
         self.choices.insert(key, planned.clone());
         Ok(planned)
+    }
+
+    /// The calls for which the settings name an algorithm.
+    pub(crate) fn forced(&self) -> Forced {
+        Forced::new(&self.overrides, |collective| {
+            Task::new(collective, self.world_size).with_hosts(Arc::clone(&self.hosts))
+        })
     }
 
     /// The constants of the selection.

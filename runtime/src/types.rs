@@ -93,24 +93,85 @@ impl FromStr for DataType {
 /// A Rust type that Kolo can move and reduce.
 ///
 /// # Safety
-/// `TYPE` describes `Self` exactly: same size, no padding, and every bit pattern that Kolo can produce from valid
-/// values by the operators is a valid value. So is the pattern of all zeros.
+/// `TYPE` describes `Self` exactly: same size, no padding, and every bit pattern is a valid value, since other ranks may be
+/// written in other languages, and send what they like. So `bool` is none: see [`Bool`].
 pub unsafe trait Element: Copy + Send + Sync + 'static {
     /// Its description.
     const TYPE: DataType;
 }
 
+/// A truth value as it travels: a byte, of which 0 is false and everything else true. Rust's `bool` must be 0 or 1, and a rank
+/// in C or Python may send a 2. Reductions give 0 and 1.
+///
+/// ```
+/// let agreed = kolo::Cluster::local(2, |comm| {
+///     let mut vote = [kolo::Bool::from(comm.rank() == 0)];
+///     comm.all_reduce(&mut vote, kolo::ReduceOp::Min).map(|()| vote[0].get())
+/// });
+/// assert!(matches!(agreed?[..], [Ok(false), Ok(false)]));
+/// # Ok::<(), kolo::Error>(())
+/// ```
+/// A `bool` is no [`Element`]:
+/// ```compile_fail
+/// fn vote(comm: &kolo::Communicator, votes: &mut [bool]) -> kolo::Result<()> {
+///     comm.all_reduce(votes, kolo::ReduceOp::Min)
+/// }
+/// ```
+#[derive(Clone, Copy, Default)]
+#[repr(transparent)]
+pub struct Bool(u8);
+
+impl Bool {
+    /// The value.
+    #[must_use]
+    pub const fn get(self) -> bool {
+        self.0 != 0
+    }
+}
+
+impl From<bool> for Bool {
+    fn from(value: bool) -> Self {
+        Self(value.into())
+    }
+}
+
+impl From<Bool> for bool {
+    fn from(value: Bool) -> Self {
+        value.get()
+    }
+}
+
+impl PartialEq for Bool {
+    fn eq(&self, other: &Self) -> bool {
+        self.get() == other.get()
+    }
+}
+
+impl Eq for Bool {}
+
+impl PartialEq<bool> for Bool {
+    fn eq(&self, other: &bool) -> bool {
+        self.get() == *other
+    }
+}
+
+impl fmt::Debug for Bool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
+}
+
 macro_rules! elements {
     ($($rust:ty => $kolo:ident),*) => {$(
         const _: () = assert!(size_of::<$rust>() == DataType::$kolo.size());
-        // SAFETY: the sizes are asserted above; these are plain numbers without padding, and kernels for `bool`
-        // only ever write 0 and 1 (test `bool_stays_bool`).
+        // SAFETY: the sizes are asserted above; these are plain numbers, or a byte that may be any, without padding (test
+        // `zeros_are_elements`).
         unsafe impl Element for $rust {
             const TYPE: DataType = DataType::$kolo;
         }
     )*};
 }
-elements!(bool => Bool, u8 => U8, i8 => I8, u32 => U32, i32 => I32, u64 => U64, i64 => I64, f16 => F16,
+elements!(Bool => Bool, u8 => U8, i8 => I8, u32 => U32, i32 => I32, u64 => U64, i64 => I64, f16 => F16,
     bf16 => BF16, f32 => F32, f64 => F64);
 
 /// A vector of zeros.
@@ -211,7 +272,7 @@ mod tests {
 
     #[test]
     fn zeros_are_elements() {
-        assert_eq!(zeros::<bool>(3), [false; 3]);
+        assert_eq!(zeros::<Bool>(3), [false; 3]);
         assert_eq!(zeros::<f64>(2), [0.0; 2]);
         assert_eq!(zeros::<bf16>(2), [bf16::ZERO; 2]);
         assert!(zeros::<u64>(0).is_empty());

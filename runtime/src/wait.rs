@@ -7,7 +7,8 @@
 //! 15 to 30 us to wake up from on a virtual machine, so a rank spins and yields for much longer first.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -141,6 +142,11 @@ impl Pacer {
         }
     }
 
+    /// Looks at the clock after a wait of another kind.
+    pub(crate) fn look(&mut self) {
+        self.now = Some(Instant::now());
+    }
+
     /// The time between the last two looks at the clock, with what others did meanwhile; zero after something has moved.
     #[must_use]
     pub fn turn(&self) -> Duration {
@@ -151,6 +157,40 @@ impl Pacer {
     #[must_use]
     pub fn now(&self) -> Instant {
         self.now.unwrap_or_else(Instant::now)
+    }
+}
+
+/// Where threads sleep until the calls before theirs are over.
+#[derive(Debug, Default)]
+pub(crate) struct Turnstile {
+    /// How many turns were over when somebody was last told.
+    over: Mutex<u64>,
+    moved: Condvar,
+    sleepers: AtomicU32,
+}
+
+impl Turnstile {
+    /// A thread is about to [`sleep`](Self::sleep). It says so while it holds the lock under which turns end.
+    pub(crate) fn announce(&self) {
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Sleeps while no more than `over` turns are over, at most [`SLEEP_MAX`]. Only after [`announce`](Self::announce).
+    pub(crate) fn sleep(&self, over: u64) {
+        let told = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+        if *told <= over {
+            drop(self.moved.wait_timeout(told, SLEEP_MAX).unwrap_or_else(PoisonError::into_inner));
+        }
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// So many turns are over; wakes whoever sleeps. Called under the lock under which turns end.
+    #[inline]
+    pub(crate) fn tell(&self, over: u64) {
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
+            *self.over.lock().unwrap_or_else(PoisonError::into_inner) = over;
+            self.moved.notify_all();
+        }
     }
 }
 

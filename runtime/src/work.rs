@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::comm::{Shared, Ticket};
+use crate::comm::{Shared, Ticket, leak_in_child};
 use crate::engine::Engine;
 use crate::error::Result;
 
@@ -52,6 +52,9 @@ impl<B: 'static> Work<B> {
     /// Whether the operation is over. Makes a little progress; never blocks for long.
     #[must_use]
     pub fn is_done(&self) -> bool {
+        if !self.shared.is_ours() {
+            return true;
+        }
         let mut core = self.shared.core();
         let is_done = |engine: &Engine| self.tickets().all(|ticket| engine.is_done(ticket.id));
         is_done(&core.engine) || {
@@ -84,6 +87,8 @@ impl<B: 'static> Work<B> {
     /// # Errors
     /// As [`Work::wait`].
     pub fn wait_within(mut self, limit: Duration) -> Result<B> {
+        // In a child made by `fork` this is dropped, which leaves the operation alone.
+        self.shared.check_process(|| self.ticket.waited)?;
         self.finished = true;
         let begin = (!self.more.is_empty()).then(Instant::now);
         for Ticket { id, waited } in std::mem::take(&mut self.more) {
@@ -120,7 +125,7 @@ impl<B: 'static> Work<B> {
 
 impl<B> Drop for Work<B> {
     fn drop(&mut self) {
-        if !self.finished {
+        if !leak_in_child(&self.shared) && !self.finished {
             for ticket in std::iter::once(self.ticket).chain(self.more.drain(..)) {
                 self.shared.forget(ticket);
             }

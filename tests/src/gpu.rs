@@ -19,6 +19,8 @@ pub enum Count {
     Exports = 1,
     /// Bytes of the host's memory that are pinned.
     Pinned = 2,
+    /// Questions whose an address is.
+    Questions = 3,
 }
 
 /// The file of the stand-in. `cargo test` builds it, unless told to build one test only.
@@ -69,9 +71,23 @@ pub fn count(which: Count) -> i64 {
 
 /// Makes a copy fail once so many are done; for all of the process.
 pub fn fail_copy_after(copies: i64) {
-    // SAFETY: as above.
-    let set: extern "C" fn(u32, i64) = unsafe { std::mem::transmute(function("fake_set")) };
     set(0, copies);
+}
+
+/// Has questions whose an address is answered with this error, if not 0; for all of the process.
+pub fn answer_with(error: i64) {
+    set(1, error);
+}
+
+/// Takes the stand-in's GPU away, before anybody has used it; for all of the process.
+pub fn remove_gpu() {
+    set(2, 1);
+}
+
+fn set(what: u32, value: i64) {
+    // SAFETY: the stand-in's own function of that type.
+    let set: extern "C" fn(u32, i64) = unsafe { std::mem::transmute(function("fake_set")) };
+    set(what, value);
 }
 
 /// An allocation on the GPU; freed when dropped.

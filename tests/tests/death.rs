@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::processes::{Job, environment};
+use kolo_tests::system::machine_time;
 use kolo_tests::watchdog::within;
 use rustix::process::Signal;
 
@@ -209,6 +210,128 @@ fn killed_in_a_part_and_outside_of_it() {
                 names_the_operation(&text, "part");
             }
             job.ended();
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_panics_says_so() {
+    within(LIMIT, "panic", || {
+        for arrangement in Arrangement::ALL {
+            for victim in [2, 0] {
+                let mut job = start(arrangement, 4, &["told", "1000"]);
+                job.expect_all("@running");
+                let since = machine_time();
+                job.ranks[victim].tell("panic");
+                for rank in (0..4).filter(|rank| *rank != victim) {
+                    let text = error_within_a_second(&mut job, rank, since);
+                    assert!(text.contains(&format!("rank {victim} is lost")), "{arrangement:?}: {text}");
+                    // Rank 0's end is the end of the connection over which it could say so.
+                    let why = if victim == 0 { "" } else { "its thread 'main' panicked" };
+                    assert!(text.contains(why), "{arrangement:?}: {text}");
+                    names_the_operation(&text, "panic");
+                }
+                job.ended();
+            }
+        }
+    });
+}
+
+#[test]
+fn with_rank_0_stopped_nobody_else_is_blamed() {
+    within(LIMIT, "rank 0 stopped", || {
+        for arrangement in Arrangement::ALL {
+            let mut job = Job::start(PROGRAM, 4, 4, &["loop", "1000"], |rank| {
+                let mut settings = environment(arrangement, rank);
+                settings.push(("KOLO_TIMEOUT", "1.5".to_owned()));
+                settings
+            });
+            job.expect_all("@running");
+            job.ranks[0].signal(Signal::STOP);
+            for rank in 1..4 {
+                let text = job.ranks[rank].expect("@error ");
+                println!("{arrangement:?}, rank {rank}: {text}");
+                assert!(!text.contains("is lost"), "{arrangement:?}: {text}");
+                assert!(!text.contains("no answer from it"), "{arrangement:?}: {text}");
+                let first = text.contains("waiting for rank 0 (it is silent");
+                let broken = text.contains("rank 0, which would tell, is silent");
+                assert!(first || broken, "{arrangement:?}: {text}");
+            }
+            job.ranks[0].signal(Signal::CONT);
+            job.ended();
+        }
+    });
+}
+
+/// A job whose rank 0 has left in good order while the others go on in a communicator of their own.
+fn orphaned(elements: &str) -> Job {
+    let mut job = start(Arrangement::Tiny, 4, &["orphans", elements]);
+    job.expect_all("@running");
+    job.ranks[0].tell("leave");
+    job.ranks[0].expect("@gone");
+    assert!(job.ranks[0].ended());
+    job
+}
+
+/// The error of a rank whose control plane is gone, which must come within two seconds.
+fn error_of_an_orphan(job: &mut Job, rank: usize, since: Duration) -> String {
+    let line = job.ranks[rank].expect("@error ");
+    let (at, text) = line.split_once(' ').expect("a time and a text");
+    let took = Duration::from_nanos(at.parse().expect("a time")).saturating_sub(since);
+    println!("rank {rank} after {took:.1?}: {text}");
+    assert!(took < 2 * NOTICED, "rank {rank} took {took:?}: {text}");
+    text.to_owned()
+}
+
+#[test]
+fn after_rank_0_has_left_a_death_is_noticed() {
+    within(LIMIT, "orphans", || {
+        for elements in ["1000", "2000000"] {
+            let mut job = orphaned(elements);
+            let since = job.ranks[2].signal(Signal::KILL);
+            // World rank 2 is rank 1 of the part.
+            for rank in [1, 3] {
+                let text = error_of_an_orphan(&mut job, rank, since);
+                assert!(text.contains("rank 1 is lost"), "{elements}: {text}");
+                names_the_operation(&text, elements);
+            }
+            assert_eq!(job.ended(), [true, true, false, true]);
+        }
+    });
+}
+
+#[test]
+fn after_rank_0_has_left_a_departure_is_noticed() {
+    within(LIMIT, "orphans", || {
+        for elements in ["1000", "2000000"] {
+            let mut job = orphaned(elements);
+            let since = machine_time();
+            job.ranks[2].tell("leave");
+            for rank in [1, 3] {
+                let text = error_of_an_orphan(&mut job, rank, since);
+                assert!(text.contains("rank 1 is lost"), "{elements}: {text}");
+                names_the_operation(&text, elements);
+            }
+            assert_eq!(job.ended(), [true; 4]);
+        }
+    });
+}
+
+#[test]
+fn after_rank_0_has_left_a_mismatch_names_both_calls() {
+    within(LIMIT, "orphans", || {
+        for elements in ["1000", "2000000"] {
+            let mut job = orphaned(elements);
+            let since = machine_time();
+            job.ranks[2].tell("other");
+            for rank in 1..4 {
+                let text = error_of_an_orphan(&mut job, rank, since);
+                let (own, other) = if rank == 2 { ("max", "sum") } else { ("sum", "max") };
+                let call = |op| format!("all_reduce({elements} x f32, {op})");
+                assert!(text.contains(&call(own)), "rank {rank}: {text}");
+                assert!(text.contains(&format!("called {}", call(other))), "rank {rank}: {text}");
+            }
+            assert_eq!(job.ended(), [true; 4]);
         }
     });
 }

@@ -49,6 +49,24 @@ fn a_copy_fails() {
     }
 }
 
+/// A copy of a call that was started fails, on its way to the exchange of the host and on its way back.
+fn a_started_copy_fails() {
+    for after in [0, 2] {
+        fail_copy_after(after);
+        let errors = Arrangement::Tiny.run_with(2, with_gpu, |comm| {
+            let memory = DeviceMemory::holding(&[comm.rank() as u8; 1000]);
+            // SAFETY: as long as the call says.
+            let first = unsafe { comm.start_raw(&call(Collective::AllReduce, &memory, 1000)) };
+            let first = first.and_then(|work| work.wait());
+            // SAFETY: as above.
+            let next = unsafe { comm.call_raw(&call(Collective::AllReduce, &memory, 1000)) };
+            first.and(next).expect_err("one of them fails").to_string()
+        });
+        fail_copy_after(-1);
+        assert!(errors.iter().all(|text| text.contains("illegal memory access")), "{after}: {errors:#?}");
+    }
+}
+
 fn a_message_fails() {
     fail_copy_after(1);
     let errors = Arrangement::Tcp.run_with(2, with_gpu, |comm| {
@@ -111,6 +129,7 @@ fn a_library_that_is_none() {
 #[test]
 fn failures_are_said_and_leave_nothing_behind() {
     a_copy_fails();
+    a_started_copy_fails();
     a_message_fails();
     staging_is_refused();
     a_library_that_is_none();

@@ -82,9 +82,11 @@ fn where_nothing_pins_memory_it_says_so() {
                 "nothing to register"
             );
             let mut elements = [0_u64; 8];
-            let mut borrowed = comm.register(&mut elements[..]).expect("register");
-            borrowed[3] = 7;
-            drop(borrowed);
+            let used = comm.with_registered(&mut elements, |elements, registration| {
+                elements[3] = 7;
+                registration.is_used()
+            });
+            assert!(!used.expect("register"));
             assert_eq!(elements[3], 7);
             assert_eq!(registered.into_inner().len(), 1000);
         });

@@ -58,6 +58,39 @@ fn split_by_colour_and_key() {
 }
 
 #[test]
+fn keys_are_of_either_sign() {
+    everywhere(4, |comm| {
+        let rank = comm.rank();
+        let keys: [i64; 4] = [7, -1, i64::MIN, -1];
+        let part = comm.split(Some(0), keys[rank as usize]).expect("all call it").expect("everybody is in");
+        assert_eq!(part.rank(), [3, 1, 0, 2][rank as usize]);
+        sum(&part, 1, 4);
+    });
+}
+
+#[test]
+fn what_one_rank_gets_wrong_all_hear_and_later_splits_are_in_step() {
+    everywhere(3, |comm| {
+        let rank = comm.rank();
+        let begin = std::time::Instant::now();
+        let error = match rank {
+            1 => comm.refuse_split("its key is a plum\u{1b}[2J"),
+            _ => comm.split(Some(0), 0).expect_err("rank 1 cannot take part"),
+        };
+        assert!(matches!(error, kolo::Error::Usage { .. }), "{error:?}");
+        assert!(
+            error.to_string().contains("rank 1 cannot take part: its key is a plum\\u{1b}[2J"),
+            "{error}"
+        );
+        assert!(begin.elapsed() < std::time::Duration::from_secs(30), "nobody waits for the time-out");
+        let color = if rank == 0 { 4 } else { 5 };
+        let part = comm.split(Some(color), 0).expect("all call it").expect("everybody is in one");
+        sum(&part, 1, if rank == 0 { 1 } else { 2 });
+        sum(comm, 1, 3);
+    });
+}
+
+#[test]
 fn groups_and_nested_groups() {
     everywhere(5, |comm| {
         let rank = comm.rank();

@@ -1,6 +1,8 @@
 //! Several threads of one rank.
 
-use kolo::{Communicator, ReduceOp};
+use std::time::{Duration, Instant};
+
+use kolo::{Communicator, Config, ReduceOp};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::bounded;
 
@@ -113,4 +115,117 @@ fn collectives_of_two_threads_in_an_agreed_order() {
             });
         });
     }
+}
+
+/// What each of two threads of a rank does.
+#[derive(Clone, Copy, Debug)]
+enum Calls {
+    Blocking,
+    Started,
+}
+
+impl Calls {
+    /// All-reduces of so many elements. Both threads of a rank make the same ones, so they match in any order.
+    fn run(self, comm: &Communicator, calls: usize, elements: usize) {
+        for _ in 0..calls {
+            let mut data = vec![1_u32; elements];
+            match self {
+                Self::Blocking => comm.all_reduce(&mut data, ReduceOp::Sum).expect("all call it"),
+                Self::Started => {
+                    let work = comm.all_reduce_start(data, ReduceOp::Sum).expect("all start it");
+                    data = work.wait().expect("all start it");
+                }
+            }
+            assert!(data.iter().all(|v| *v == comm.world_size()));
+        }
+    }
+
+    /// Both threads of all ranks at once; the time of rank 0.
+    fn in_two_threads(self, ranks: u32, calls: usize, elements: usize) -> Duration {
+        let change = |config| Config { timeout: Duration::from_secs(15), ..config };
+        let times = Arrangement::Tiny.run_with(ranks, change, |comm| {
+            comm.barrier().expect("all are there");
+            let begin = Instant::now();
+            std::thread::scope(|scope| {
+                scope.spawn(|| self.run(&comm, calls, elements));
+                self.run(&comm, calls, elements);
+            });
+            begin.elapsed()
+        });
+        times[0]
+    }
+}
+
+#[test]
+fn blocking_calls_of_two_threads_on_one_communicator() {
+    for (ranks, calls, elements) in
+        [(2, 100, 256), (4, 200, 256), (8, 50, 2), (4, 10, 200_000), (8, 6, 200_000)]
+    {
+        let what = format!("{ranks} ranks, two threads, {calls} calls of {elements} elements each");
+        bounded(&what.clone(), move || {
+            let time = Calls::Blocking.in_two_threads(ranks, calls, elements);
+            println!("{what}: {time:.1?}");
+        });
+    }
+}
+
+#[test]
+fn started_calls_of_two_threads_on_one_communicator() {
+    for (ranks, calls, elements) in [(4, 100, 256), (8, 30, 256), (4, 10, 200_000)] {
+        bounded(&format!("{ranks} ranks, {calls} calls of {elements} elements"), move || {
+            Calls::Started.in_two_threads(ranks, calls, elements);
+        });
+    }
+}
+
+#[test]
+fn blocking_calls_beside_started_ones_of_another_thread() {
+    // The two kinds do not match each other, so the threads agree on their order: the second call begins when the first has.
+    for (ranks, elements) in [(4, 256), (8, 2), (4, 200_000)] {
+        bounded(&format!("{ranks} ranks, {elements} elements"), move || {
+            let change = |config| Config { timeout: Duration::from_secs(15), ..config };
+            Arrangement::Tiny.run_with(ranks, change, |comm| {
+                let comm = &comm;
+                let last = || comm.recent().last().map_or(0, |record| record.sequence);
+                for round in 0..20 {
+                    let blocking_first = round % 2 == 1;
+                    let begun = last();
+                    std::thread::scope(|scope| {
+                        let blocking = || {
+                            scope.spawn(|| Calls::Blocking.run(comm, 1, elements));
+                        };
+                        if blocking_first {
+                            blocking();
+                            while last() == begun {
+                                std::thread::yield_now();
+                            }
+                        }
+                        let started =
+                            comm.all_reduce_start(vec![1_u32; elements], ReduceOp::Sum).expect("starts");
+                        if !blocking_first {
+                            blocking();
+                        }
+                        assert!(started.wait().expect("all start it").iter().all(|v| *v == ranks));
+                    });
+                }
+            });
+        });
+    }
+}
+
+#[test]
+fn two_threads_take_about_as_long_as_one() {
+    bounded("two threads and one", || {
+        let (ranks, calls, elements) = (4, 300, 256);
+        let alone = Arrangement::Tiny.run(ranks, |comm| {
+            comm.barrier().expect("all are there");
+            let begin = Instant::now();
+            Calls::Blocking.run(&comm, 2 * calls, elements);
+            begin.elapsed()
+        })[0];
+        let together = Calls::Blocking.in_two_threads(ranks, calls, elements);
+        println!("{} calls of one thread {alone:.1?}, of two {together:.1?}", 2 * calls);
+        // Far from what it takes, and from what it took: 13 ms a call.
+        assert!(together < 50 * alone + Duration::from_secs(1), "{together:?} beside {alone:?}");
+    });
 }

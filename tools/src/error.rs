@@ -1,6 +1,7 @@
 //! The one error of the command line: a paragraph with cause and remedy, and the exit code.
 
 use std::fmt;
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Exit code when the data was wrong or the bandwidth too low.
@@ -41,6 +42,13 @@ impl CliError {
     /// The operating system refused.
     pub(crate) fn system(doing: impl fmt::Display, error: &std::io::Error) -> Self {
         Self { message: format!("{doing}: {error}."), exit_code: EXIT_FAILURE }
+    }
+
+    /// Tells the user, and returns the exit code of the process.
+    pub(crate) fn report(&self) -> u8 {
+        // Nobody is left to tell if this fails.
+        let _ = writeln!(std::io::stderr(), "kolo: {self}");
+        self.exit_code
     }
 
     /// The exit code, for `main`.

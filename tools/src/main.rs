@@ -36,8 +36,5 @@ fn main() -> ExitCode {
         }
         Err(Stop::Mistake(error)) => Err(error),
     };
-    outcome.unwrap_or_else(|error| {
-        let _ = writeln!(std::io::stderr(), "kolo: {error}");
-        error.exit()
-    })
+    outcome.unwrap_or_else(|error| ExitCode::from(error.report()))
 }

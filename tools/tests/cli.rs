@@ -112,6 +112,8 @@ fn nonsense_gets_a_paragraph_and_no_hang() {
         ("perf all_reduce --algo magic", "magic"),
         ("perf all_reduce --algo binomial", "binomial cannot serve all_reduce"),
         ("perf nothing", "there is no test 'nothing'"),
+        ("perf all_reduce -d foo", "int8, uint8, int32"),
+        ("perf all_reduce -o foo", "sum, prod, max, min, avg, mulsum, or all"),
         ("run -n 0 -- true", "-n says 0"),
         ("run -n 1 -- /no/such/program", "/no/such/program"),
         ("run -n 2 --nodes 2 -- true", "--rendezvous"),
@@ -124,6 +126,34 @@ fn nonsense_gets_a_paragraph_and_no_hang() {
         assert!(!output.status.success() && output.status.code().is_some(), "{line}");
         assert!(stderr.contains(expected), "{line}\n{stderr}");
         assert!(stderr.starts_with("kolo: ") && !stderr.contains("panicked"), "{line}\n{stderr}");
+    }
+}
+
+#[test]
+fn names_of_nccl_tests_take_unknown_types_and_operators_as_it_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = directory.path().join("all_reduce_perf");
+    symlink(env!("CARGO_BIN_EXE_kolo"), &name).unwrap();
+    let words = ["-b", "1K", "-e", "1K", "-n", "2", "-t", "2", "-d", "foo", "-o", "bar"];
+    let output = Command::new(&name).args(words).output().unwrap();
+    let stdout = text(&output.stdout);
+    assert!(output.status.success(), "{stdout}{}", text(&output.stderr));
+    assert!(stdout.contains("invalid type foo, defaulting to float"), "{stdout}");
+    assert_eq!(rows(&stdout)[2][2..4], ["float", "sum"], "{stdout}");
+}
+
+#[test]
+fn half_a_launcher_starts_no_cluster() {
+    for (name, value, expected) in [
+        ("RANK", "x", "RANK says 'x'"),
+        ("WORLD_SIZE", "2", "RANK is not"),
+        ("OMPI_COMM_WORLD_RANK", "0", "OMPI_COMM_WORLD_SIZE is not"),
+        ("PMI_RANK", "1/2", "PMI_RANK says '1/2'"),
+    ] {
+        let output = kolo("perf barrier -n 1 --ranks 2").env(name, value).output().unwrap();
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(2), "{name}={value}\n{stdout}{stderr}");
+        assert!(stderr.contains(expected), "{name}={value}\n{stderr}");
     }
 }
 
@@ -182,6 +212,23 @@ fn programs_of_a_job_can_meet() {
     assert!(output.status.success(), "{stdout}{}", text(&output.stderr));
     assert_eq!(stdout.matches("# Collective test concluded").count(), 1, "{stdout}");
     assert_eq!(stdout.matches("#  Rank ").count(), 2, "{stdout}");
+}
+
+/// Over the stand-in for libibverbs, which this machine needs no adapter for.
+#[test]
+fn info_says_what_becomes_of_registrations_and_of_a_fork() {
+    let library =
+        std::path::Path::new(env!("CARGO_BIN_EXE_kolo")).with_file_name("examples/libfake_ibverbs.so");
+    if !library.exists() {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "kolo-verbs", "--example", "fake_ibverbs"]);
+        assert!(cargo.status().unwrap().success() && library.exists(), "cannot build {}", library.display());
+    }
+    let output = kolo("info").env("KOLO_IBVERBS_LIB", &library).output().unwrap();
+    let said = text(&output.stdout);
+    for words in ["registrations of buffers are", "fork is safe: the kernel copies pinned pages"] {
+        assert!(said.contains(words), "no '{words}' in: {said}");
+    }
 }
 
 #[test]

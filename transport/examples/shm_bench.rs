@@ -21,7 +21,7 @@ use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kolo_transport::shm::{Needs, ShmEndpoint, ShmOptions, SingleCopy};
+use kolo_transport::shm::{Needs, ShmEndpoint, ShmOptions, SingleCopy, Slot};
 use kolo_transport::{Channel, Consumer, Endpoint, Event, Piece, Posted, Sink, Token};
 
 fn main() -> ExitCode {
@@ -304,14 +304,15 @@ fn flat(mut endpoint: ShmEndpoint, rank: u32) {
             for round in 0..rounds {
                 let number = u64::from(rank + round).to_le_bytes();
                 assert_eq!(flat.is_free(len), Ok(true));
-                flat.publish(7, len, Needs::All, Some(|to: &mut [u8]| to[..8].copy_from_slice(&number)));
+                flat.publish(7, len, Needs::All, Some(|mut to: Slot<'_>| to.write(0, &number)));
                 while !flat.poll().expect("agreed") {
                     if oversubscribed {
                         thread::yield_now();
                     }
                 }
                 for member in 0..flat.members() {
-                    let bytes = flat.payload(member)[..8].try_into().expect("8 bytes");
+                    let mut bytes = [0; 8];
+                    flat.payload(member).read(0, &mut bytes);
                     sum = sum.wrapping_add(u64::from_le_bytes(bytes));
                 }
                 flat.finish();

@@ -110,6 +110,8 @@ pub enum Event {
         /// Why.
         cause: Error,
     },
+    /// Nothing has failed, but somebody should know: a cable was pulled.
+    Warning(String),
 }
 
 /// What is known of a message before it is received.
@@ -270,6 +272,15 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// Takes [`Endpoint::watch`] back.
     fn unwatch(&mut self, _on: Channel) {}
 
+    /// Whether a peer is still there: for owners that wait for something of it on which nothing is posted here. Never blocks.
+    /// A transport that can make the link on which the peer's end shows, makes it; one that cannot tell says yes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::PeerLost`](crate::ErrorKind::PeerLost) if it has ended or closed its endpoint.
+    fn look_for(&mut self, _peer: u32) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Registers memory until [`Endpoint::deregister`] or the end of this endpoint: messages from and to it need no
     /// registration of their own.
     ///
@@ -285,6 +296,16 @@ pub trait Endpoint: Send + std::fmt::Debug {
 
     /// Ends a registration of exactly this memory.
     fn deregister(&mut self, _memory: Piece) {}
+
+    /// Tells that messages from and to parts of this memory will come until [`Endpoint::reclaim`]. A transport that registers
+    /// memory then registers all of it when the first of them comes, once, in place of each part.
+    ///
+    /// # Safety
+    /// The memory stays mapped until it is reclaimed, or everything is aborted.
+    unsafe fn lend(&mut self, _memory: Piece) {}
+
+    /// Ends one [`Endpoint::lend`] of exactly this memory.
+    fn reclaim(&mut self, _memory: Piece) {}
 
     /// What was done with the caller's memory so far. All zero where nothing is registered.
     fn memory_counters(&self) -> MemoryCounters {

@@ -31,6 +31,9 @@ pub enum ErrorKind {
     Usage,
     /// The operating system refused.
     System,
+    /// Something of this rank's own failed: its adapter, or its limit on locked memory. The peer is well, and cannot be
+    /// reached all the same.
+    Local,
 }
 
 /// An error of a transport: who, what, and what to do.

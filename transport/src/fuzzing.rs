@@ -2,8 +2,11 @@
 //!
 //! Each takes any bytes and must not panic; where there is an encoder, what was decoded survives it.
 
-/// Name and function of every target.
-pub const TARGETS: [(&str, fn(&[u8])); 7] = [
+/// A target: its name, and what takes its bytes.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All of them.
+pub const TARGETS: [Target; 7] = [
     ("tcp_hello", tcp_hello),
     ("tcp_address", tcp_address),
     ("shm_hello", shm_hello),

@@ -23,4 +23,5 @@ pub use memory::{Backing, MemoryCounters, Mover, Registered};
 pub use rdma::{RdmaEndpoint, RdmaOptions};
 pub use shm::{ShmEndpoint, ShmOptions};
 pub use sys::futex::wait_word;
+pub use sys::process::Process;
 pub use tcp::{TcpEndpoint, TcpOptions};

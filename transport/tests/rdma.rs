@@ -3,8 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use kolo_transport::rdma::{Keep, RdmaEndpoint, RdmaOptions};
-use kolo_transport::{Backing, Channel, Consumer, Endpoint, Event, Piece, Posted, Reach, Sink, Token};
+use kolo_transport::rdma::{Keep, RdmaEndpoint, RdmaOptions, RegistrationPolicy};
+use kolo_transport::{
+    Backing, Channel, Consumer, Endpoint, ErrorKind, Event, Piece, Posted, Reach, Sink, Token,
+};
 
 /// Two ends that know each other; none, with the reason printed, where there is no adapter.
 fn ends(options: &RdmaOptions) -> Option<[RdmaEndpoint; 2]> {
@@ -191,7 +193,7 @@ fn a_reduction_reads_what_was_received_where_it_is() {
 #[test]
 fn registrations_are_found_again_and_let_go_when_memory_is_unmapped() {
     let Some(mut ends) = ends(&RdmaOptions::default()) else { return };
-    if !ends[0].registration_policy().contains("the kernel tells") {
+    if ends[0].registration_policy() != RegistrationPolicy::Watched {
         println!("skipped: registrations are {}", ends[0].registration_policy());
         return;
     }
@@ -215,6 +217,37 @@ fn registrations_are_found_again_and_let_go_when_memory_is_unmapped() {
     assert!(to.bytes().iter().all(|byte| *byte == 9), "the old pages were sent");
     let after = ends[0].counters().cache;
     assert!(after.invalidated >= 1 && after.misses == 2, "{after:?}");
+}
+
+/// As a device does that gives a queue pair up: nothing of it fails, what was posted comes back flushed.
+#[test]
+fn a_queue_pair_that_dies_by_itself_is_noticed_and_its_own_rank_named() {
+    let Some(mut ends) = ends(&RdmaOptions::default()) else { return };
+    let (mut from, mut to) = (vec![7u8; 1 << 20], vec![0u8; 1 << 20]);
+    transfer(&mut ends, &mut from, &mut to);
+    for (rank, end) in ends.iter_mut().enumerate() {
+        let target = [Piece { ptr: to.as_mut_ptr(), len: to.len() }];
+        let on = Channel { peer: 1 - rank as u32, index: 0 };
+        // SAFETY: the buffer outlives the endpoints, and nothing is sent into it.
+        let posted = unsafe { end.post_recv(on, 7, Sink::Place(&target), Token(9)).expect("receive") };
+        assert_eq!(posted, Posted::Pending);
+    }
+    ends[0].sever(1).expect("severed");
+    let (began, mut errors, mut events) = (Instant::now(), [None, None], Vec::new());
+    while errors.iter().any(Option::is_none) {
+        assert!(began.elapsed() < Duration::from_secs(5), "nobody notices: {errors:?}");
+        for (end, error) in ends.iter_mut().zip(&mut errors) {
+            end.poll(&mut events);
+            for event in events.drain(..) {
+                if let Event::Failed(Token(9), cause) = event {
+                    error.get_or_insert(cause);
+                }
+            }
+        }
+    }
+    let [here, there] = errors.map(|error| error.expect("as just seen"));
+    assert_eq!((here.kind, there.kind), (ErrorKind::Local, ErrorKind::PeerLost), "{here}; {there}");
+    assert!(here.to_string().contains("rank 0's queue pair"), "{here}");
 }
 
 /// Memory that is unmapped when it is dropped.

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kolo_transport::shm::{Needs, ShmEndpoint, ShmOptions, SingleCopy};
+use kolo_transport::shm::{Needs, ShmEndpoint, ShmOptions, SingleCopy, Slot};
 use kolo_transport::{
     Armed, Channel, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Sink, Token, wait_word,
 };
@@ -231,7 +231,7 @@ fn flat(mut endpoint: ShmEndpoint) {
         let len = [8, 112, 113, 3000][round as usize % 4];
         let me = flat.member() as u32;
         assert_eq!(flat.is_free(len), Ok(true), "all have been seen in the round before");
-        let fill = |to: &mut [u8]| to.copy_from_slice(&pattern(round ^ me, len));
+        let fill = |mut to: Slot<'_>| to.write(0, &pattern(round ^ me, len));
         flat.publish(round.into(), len, Needs::All, Some(fill));
         while !flat.poll().expect("agreed") {
             assert!(Instant::now() < deadline, "waited too long for {:?}", flat.waiting_for(0));
@@ -246,7 +246,7 @@ fn flat(mut endpoint: ShmEndpoint) {
             std::thread::yield_now();
         }
         for member in 0..flat.members() {
-            assert!(flat.payload(member) == pattern(round ^ member as u32, len));
+            assert!(flat.payload(member).to_vec() == pattern(round ^ member as u32, len));
         }
         flat.finish();
     }

@@ -25,8 +25,29 @@
  *             destroyed while another call uses it. koloCommAbort may run beside any other call.
  * Counts      Elements, never bytes. Sizes named "bytes" are bytes.
  * Buffers     Plain memory of any alignment, or memory of an NVIDIA GPU by its address, whose streams the caller has
- *             synchronised. They may be the same (in place) where it says so below; they must not overlap otherwise.
- * fork        A process that has a communicator must not go on using it in a child made by fork.
+ *             synchronised. They may be the same (in place) where it says so below. Buffers of a call that overlap in any
+ *             other way are refused with KOLO_USAGE, and so is a length of more than PTRDIFF_MAX bytes.
+ * fork        A communicator belongs to the process that made it. In a child made by fork its calls fail with KOLO_USAGE
+ *             and do nothing, also koloCommAbort; destroying and freeing succeed at once and leave the parent's
+ *             communicator and memory alone. The child may make communicators of its own.
+ * Cancelling  pthread_cancel takes effect after a call has returned: no thread ends inside Kolo.
+ *
+ * What calls return, beside KOLO_SUCCESS
+ * --------------------------------------
+ * Every call        KOLO_USAGE for arguments that make no sense, and in a child made by fork; KOLO_INTERNAL for a defect.
+ *                   Nothing else from koloGetVersion, koloTest, koloRequestFree, koloMemFree, koloCommRank, koloCommSize,
+ *                   koloCommLocalRank, koloCommSummary, koloCommSettings, koloCommAbort, koloCommGetAsyncError (which
+ *                   writes what it has found), koloCommMemFree, koloCommDeregister and koloCommDestroy.
+ * koloCommInit...   KOLO_CONFIGURATION, KOLO_JOIN, KOLO_TRANSPORT, KOLO_SYSTEM; and KOLO_PEER_LOST, KOLO_TIMEOUT or
+ *                   KOLO_ABORTED when a rank is lost or fails after all have come.
+ * Calls that block  KOLO_UNSUPPORTED, after which the communicator is as it was; KOLO_MISMATCH, KOLO_PEER_LOST,
+ *                   KOLO_TIMEOUT, KOLO_ABORTED, KOLO_TRANSPORT and KOLO_SYSTEM, after which it cannot be used any more.
+ *                   These are collectives, messages, batches, koloRun, koloWait, koloWaitSource, koloCommSplit,
+ *                   koloCommGroup and koloCommMemAlloc; the last three also return KOLO_JOIN and KOLO_CONFIGURATION.
+ * Calls with Start  KOLO_UNSUPPORTED; and the error of an earlier call: where something has failed nothing is started.
+ * koloExplain       KOLO_UNSUPPORTED.
+ * koloCommRegister  KOLO_TRANSPORT, after which the communicator is as it was; and the error of an earlier call.
+ * koloGetUniqueId, koloMemAlloc: KOLO_SYSTEM.
  */
 #ifndef KOLO_H
 #define KOLO_H
@@ -49,7 +70,7 @@ extern "C" {
 /** What a call returns. */
 typedef enum {
     KOLO_SUCCESS = 0,
-    /** The call makes no sense: a null pointer, a root out of range. Nothing was sent. */
+    /** An argument makes no sense (a null pointer, a root out of range), or this is a child made by fork. Nothing was sent. */
     KOLO_USAGE = 1,
     /** A setting or environment variable is missing or wrong. */
     KOLO_CONFIGURATION = 2,
@@ -127,7 +148,7 @@ typedef struct {
     const char *socket_congestion;
     /** KOLO_TIMEOUT, here in milliseconds: after this a blocking call gives up. Default: 10 minutes. */
     int64_t timeout_ms;
-    /** KOLO_JOIN_TIMEOUT, here in milliseconds: how long to wait for all ranks. Default: 1 minute. */
+    /** KOLO_JOIN_TIMEOUT, here in milliseconds: how long to wait for all ranks. Default: 5 minutes. */
     int64_t join_timeout_ms;
     /** KOLO_SEGMENT_BYTES: bytes per segment of a long vector. Default: chosen by cost. */
     int64_t segment_bytes;
@@ -188,8 +209,9 @@ koloResult_t koloCommInitRank(koloComm_t *comm, int nranks, const koloUniqueId *
 #define KOLO_NO_COLOR (-1)
 
 /**
- * Ranks that give the same color (0 or more, or KOLO_NO_COLOR) form a new communicator, ordered by key (0 or more), then
- * by rank. Every rank calls it; blocks until all have. *result is NULL for KOLO_NO_COLOR.
+ * Ranks that give the same color (0 or more, or KOLO_NO_COLOR) form a new communicator, ordered by key (of either sign),
+ * then by rank. Every rank calls it; blocks until all have. *result is NULL for KOLO_NO_COLOR. If one rank gives another
+ * color, the call is KOLO_USAGE on every rank, and the communicator is as it was.
  */
 koloResult_t koloCommSplit(koloComm_t comm, int color, int key, koloComm_t *result);
 
@@ -541,7 +563,8 @@ koloResult_t koloMemFree(void *memory);
 
 /**
  * Memory for buffers, zeroed and aligned to pages, that all ranks of a host reach directly ("symmetric"). Collective: all
- * ranks call it with the same number of bytes (else KOLO_USAGE on all), and it blocks until all have. Blocking calls on
+ * ranks call it with the same number of bytes (else KOLO_USAGE on all), and it blocks until all have and the memory is
+ * there. If a host has not got it, all ranks get KOLO_UNSUPPORTED, with the bytes wanted and available. Blocking calls on
  * this communicator in which all ranks' buffers lie in such memory, at whatever offsets, copy nothing in between:
  * all-reduce and reduce with inputs and outputs in it; reduce-scatter, all-gather, scatter, broadcast and all-to-all (not
  * in place) with inputs in it. Everything else works on it as on plain memory. *memory is NULL after an error.

@@ -39,14 +39,22 @@ unsafe extern "C" fn koloCommSplit(
     // SAFETY: the header's promise, for both pointers.
     unsafe {
         with_comm("koloCommSplit", comm, |comm| {
+            // What this rank gets wrong the others hear, rather than wait for it.
+            let refuse = |problem: &str| comm.communicator.refuse_split(problem);
+            if result.is_null() {
+                return Err(refuse("result is NULL").into());
+            }
             let result = place("result", result)?;
             result.write(std::ptr::null_mut());
-            let color = if i64::from(color) == UNSET {
-                None
-            } else {
-                Some(checked::number("color (KOLO_NO_COLOR for none)", color)?)
+            let color = match u32::try_from(color) {
+                Ok(color) => Some(color),
+                Err(_) if i64::from(color) == UNSET => None,
+                Err(_) => {
+                    let problem = format!("color is {color}, but must be 0 or more, or KOLO_NO_COLOR");
+                    return Err(refuse(&problem).into());
+                }
             };
-            let part = comm.communicator.split(color, checked::number("key", key)?)?;
+            let part = comm.communicator.split(color, key)?;
             result.write(part.map_or(std::ptr::null_mut(), Comm::handle));
             Ok(())
         })
@@ -98,6 +106,7 @@ unsafe extern "C" fn koloCommAbort(comm: *const Comm, reason: *const c_char) -> 
     // SAFETY: the header's promise, for both pointers.
     unsafe {
         with_comm("koloCommAbort", comm, |comm| {
+            comm.communicator.check_process()?;
             let reason = checked::text("reason", reason)?;
             comm.communicator.abort(reason.unwrap_or("koloCommAbort was called, without a reason"));
             Ok(())

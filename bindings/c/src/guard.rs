@@ -1,4 +1,4 @@
-//! What every entry does: catch panics, turn errors into codes, and keep their messages.
+//! What every entry does: keep the thread from being cancelled, catch panics, turn errors into codes, and keep their messages.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use kolo_rs::Error;
 
 use crate::abi::result;
+use crate::cancel::Uncancelled;
 use crate::comm::Comm;
 
 /// An error on its way to C.
@@ -84,6 +85,7 @@ thread_local! {
 
 /// Runs the body of an entry. Its error goes to the thread and, where there is one, to the communicator.
 pub(crate) fn guard(function: &str, kept_by: Option<&LastError>, body: impl FnOnce() -> Outcome) -> c_int {
+    let _whole = Uncancelled::new();
     // What a panic may leave half done is behind the runtime's own locks, which treat poison as an error.
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);
@@ -152,6 +154,7 @@ unsafe fn last(comm: *const Comm) -> Option<Failure> {
 /// See `kolo.h`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloGetLastError(comm: *const Comm) -> *const c_char {
+    let _whole = Uncancelled::new();
     catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: the header's promise.
         let text = unsafe { last(comm) }.map(|failure| failure.message).unwrap_or_default();
@@ -168,6 +171,7 @@ unsafe extern "C" fn koloGetLastError(comm: *const Comm) -> *const c_char {
 /// See `kolo.h`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloGetLastErrorPeer(comm: *const Comm) -> c_int {
+    let _whole = Uncancelled::new();
     // SAFETY: the header's promise.
     catch_unwind(AssertUnwindSafe(|| unsafe { last(comm) }.and_then(|failure| failure.peer)))
         .ok()
@@ -181,7 +185,7 @@ unsafe extern "C" fn koloGetLastErrorPeer(comm: *const Comm) -> c_int {
 extern "C" fn koloGetErrorString(code: c_int) -> *const c_char {
     let text: &CStr = match code {
         result::SUCCESS => c"success",
-        result::USAGE => c"the call makes no sense",
+        result::USAGE => c"invalid argument or use; see koloGetLastError",
         result::CONFIGURATION => c"a setting is missing or wrong",
         result::JOIN => c"the ranks did not come together",
         result::MISMATCH => c"the ranks called different things",

@@ -6,6 +6,7 @@ use kolo_rs::Communicator;
 use kolo_rs::join::JoinSpec;
 
 use crate::abi::{self, UniqueId};
+use crate::cancel::Uncancelled;
 use crate::comm::Comm;
 use crate::guard::{Outcome, guard, place, usage};
 use crate::{checked, config, unique_id};
@@ -45,6 +46,8 @@ unsafe extern "C" fn koloCommInitRank(
     rank: c_int,
     config: *const abi::Config,
 ) -> c_int {
+    // Closing what was reserved is a point at which threads are cancelled.
+    let _whole = Uncancelled::new();
     let mut reserved = None;
     let spec = || {
         // SAFETY: the header's promise.
@@ -77,9 +80,7 @@ unsafe fn init(
         comm.write(std::ptr::null_mut());
         // SAFETY: as above.
         let config = unsafe { config::resolve(config) }?;
-        let mut spec = spec()?;
-        spec.timeout = config.join_timeout;
-        comm.write(Comm::handle(Communicator::builder().config(config).join(spec).connect()?));
+        comm.write(Comm::handle(Communicator::builder().config(config).join(spec()?).connect()?));
         Ok(())
     })
 }

@@ -64,13 +64,6 @@ impl Uneven {
         let (data_type, root) = (checked::data_type(self.data_type)?, checked::number("root", self.root)?);
         // SAFETY: the caller's promise.
         let (reads, writes) = unsafe { (self.reads.list(comm, root)?, self.writes.list(comm, root)?) };
-        let (from, to) = (self.input as usize, self.output as usize);
-        let (read, written) = (sum(&reads, data_type.size())?, sum(&writes, data_type.size())?);
-        if read > 0 && written > 0 && from < to.saturating_add(written) && to < from.saturating_add(read) {
-            return Err(usage(
-                "input and output overlap, which is not possible with blocks of unequal length",
-            ));
-        }
         then(&RawCallV {
             collective: self.collective,
             input: self.input.cast(),
@@ -204,13 +197,4 @@ unsafe fn counts_of<'a>(comm: &Comm, what: &str, counts: *const usize) -> Outcom
     }
     // SAFETY: the caller's promise.
     Ok(unsafe { std::slice::from_raw_parts(counts, comm.communicator.world_size() as usize) })
-}
-
-/// Bytes of all blocks.
-fn sum(counts: &[usize], element_bytes: usize) -> Outcome<usize> {
-    counts
-        .iter()
-        .try_fold(0, |sum: usize, count| sum.checked_add(*count))
-        .and_then(|sum| sum.checked_mul(element_bytes))
-        .ok_or_else(|| usage("the counts add up to more than can be addressed; are they initialized?"))
 }

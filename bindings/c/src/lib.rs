@@ -12,6 +12,7 @@
 //! 5. Structs that C fills start with size, magic and version (`abi.rs`), and are read up to the size they state.
 
 mod abi;
+mod cancel;
 mod checked;
 mod collectives;
 mod comm;

@@ -200,7 +200,10 @@ unsafe fn list<'a>(transfers: *const Transfer, count: usize) -> Outcome<&'a [Tra
     if transfers.is_null() {
         return Err(usage(format!("{count} transfers are announced, but transfers is NULL")));
     }
-    // SAFETY: the caller's promise.
+    if count > isize::MAX as usize / size_of::<Transfer>() {
+        return Err(usage(format!("{count} transfers are more than can be addressed")));
+    }
+    // SAFETY: the caller's promise, for a list that exists in memory.
     Ok(unsafe { std::slice::from_raw_parts(transfers, count) })
 }
 

@@ -45,6 +45,20 @@ fn failures() {
     in_both_ways("failures", 3, cases);
 }
 
+#[test]
+fn after_fork() {
+    let cases: Vec<[&str; 2]> = ["call", "new", "destroy", "exit"]
+        .into_iter()
+        .flat_map(|what| [[what, "shm"], [what, "tcp"]])
+        .collect();
+    in_both_ways("fork", 3, &cases.iter().map(|case| &case[..]).collect::<Vec<_>>());
+}
+
+#[test]
+fn cancelled_threads() {
+    in_both_ways("cancel", 3, &[&["shm"], &["tcp"]]);
+}
+
 /// No leak, no overrun, no use of what has been freed: as far as the sanitizer sees, which is all that C does and all
 /// that the library allocates.
 #[test]

@@ -33,6 +33,11 @@ impl Addresses {
         }))
     }
 
+    /// Of a call that is made here.
+    pub(crate) fn of(call: RawCall) -> Self {
+        Self(call)
+    }
+
     pub(crate) fn get(self) -> RawCall {
         self.0
     }
@@ -107,7 +112,18 @@ impl Message {
         if send && peer.is_none() {
             return Err(usage("a send needs the rank to send to"));
         }
-        Ok(Self { send, peer, address, bytes, data_type: numbers::data_type(data_type)?, tag })
+        Ok(Self::of(send, peer, (address, bytes), numbers::data_type(data_type)?, tag))
+    }
+
+    /// A message of so many bytes at this address; a send has a peer.
+    pub(crate) fn of(
+        send: bool,
+        peer: Option<u32>,
+        (address, bytes): (usize, usize),
+        data_type: DataType,
+        tag: u32,
+    ) -> Self {
+        Self { send, peer, address, bytes, data_type, tag }
     }
 
     pub(crate) fn memory(&self) -> RawMessage {

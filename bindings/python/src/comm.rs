@@ -1,6 +1,7 @@
 //! Communicators: every operation on addresses, and questions.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use kolo_rs::{Communicator, Error};
 use pyo3::prelude::*;
@@ -28,9 +29,7 @@ impl Comm {
     /// Runs a collective and blocks until it is done.
     #[pyo3(signature = (call, seconds, /))]
     fn run(&self, py: Python<'_>, call: Plain, seconds: f64) -> PyResult<()> {
-        let call = Addresses::new(call)?;
-        // SAFETY: Python's promise, until this returns.
-        self.with(py, move |comm| unsafe { comm.call_raw_within(&call.get(), limit(seconds)) })
+        self.run_call(py, Addresses::new(call)?, limit(seconds))
     }
 
     /// As `start` and an immediate wait: matches what other ranks start.
@@ -44,10 +43,7 @@ impl Comm {
     /// Starts a collective; `owner` is kept until it is over.
     #[pyo3(signature = (call, owner, /))]
     fn start(&self, py: Python<'_>, call: Plain, owner: Owner) -> PyResult<Work> {
-        let call = Addresses::new(call)?;
-        // SAFETY: Python's promise, for as long as the owner lives.
-        let work = self.with(py, move |comm| unsafe { comm.start_raw_keeping(&call.get(), owner) })?;
-        Ok(Work::new(Progress::Plain(work)))
+        self.start_call(py, Addresses::new(call)?, owner)
     }
 
     /// Runs a collective with blocks of unequal length and blocks until it is done.
@@ -71,56 +67,30 @@ impl Comm {
     #[pyo3(signature = (transfers, seconds, /))]
     fn transfer(&self, py: Python<'_>, transfers: Vec<Transfer>, seconds: f64) -> PyResult<Vec<Option<u32>>> {
         let messages = transfers.into_iter().map(Message::new).collect::<PyResult<Vec<_>>>()?;
-        self.with(py, move |comm| {
-            let mut sources = vec![None; messages.len()];
-            let mut found = vec![0; messages.len()];
-            let mut batch = comm.batch();
-            for ((message, source), found) in messages.iter().zip(&mut sources).zip(&mut found) {
-                let memory = message.memory();
-                // SAFETY: Python's promise, until this returns.
-                batch = unsafe {
-                    match (message.send, message.peer) {
-                        (true, peer) => batch.send_message(memory, peer.unwrap_or(u32::MAX)),
-                        (false, Some(peer)) => {
-                            *source = Some(peer);
-                            batch.recv_message(memory, peer)
-                        }
-                        (false, None) => batch.recv_any_message(memory, found),
-                    }
-                };
-            }
-            batch.run_within(limit(seconds))?;
-            let any = |message: &Message, found: u32| (!message.send).then_some(found);
-            Ok(sources
-                .into_iter()
-                .zip(messages.iter().zip(found))
-                .map(|(source, (message, found))| source.or_else(|| any(message, found)))
-                .collect())
-        })
+        self.run_messages(py, messages, limit(seconds))
     }
 
     /// Starts a send or receive; `owner` is kept until it is over.
     #[pyo3(signature = (transfer, owner, /))]
     fn start_transfer(&self, py: Python<'_>, transfer: Transfer, owner: Owner) -> PyResult<Work> {
-        let message = Message::new(transfer)?;
-        let started = self.with(py, move |comm| {
-            let memory = message.memory();
-            // SAFETY: Python's promise, for as long as the owner lives.
-            unsafe {
-                if message.send {
-                    let to = message.peer.unwrap_or(u32::MAX);
-                    comm.send_raw_keeping(&memory, to, owner).map(Progress::Plain)
-                } else {
-                    comm.recv_raw_keeping(&memory, message.peer, owner).map(Progress::Receive)
-                }
-            }
-        });
-        started.map(Work::new)
+        self.start_message(py, Message::new(transfer)?, owner)
     }
 
     /// The ranks that give the same color, ordered by key and then by rank; `None` for those that give none.
-    fn split(&self, py: Python<'_>, color: Option<u32>, key: u32) -> PyResult<Option<Self>> {
+    fn split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Self>> {
         Ok(self.with(py, move |comm| comm.split(color, key))?.map(Self::new))
+    }
+
+    /// Takes part in a split in place of a wrong call; raises on every rank.
+    fn refuse_split(&self, py: Python<'_>, problem: &str) -> PyResult<()> {
+        self.with(py, move |comm| Err(comm.refuse_split(problem)))
+    }
+
+    /// Waits for a stream of the GPU whose memory the address is of, if it is one's.
+    #[pyo3(signature = (address, stream, /))]
+    fn synchronize(&self, py: Python<'_>, address: usize, stream: usize) -> PyResult<()> {
+        // SAFETY: Python's promise: whoever names a stream keeps it for the call.
+        self.with(py, move |comm| unsafe { comm.synchronize_stream(address as *const u8, stream) })
     }
 
     /// The listed ranks, in this order; only these call it.
@@ -161,7 +131,7 @@ impl Comm {
     }
 
     #[getter]
-    fn timeout(&self) -> PyResult<f64> {
+    pub(crate) fn timeout(&self) -> PyResult<f64> {
         Ok(self.communicator()?.config().timeout.as_secs_f64())
     }
 
@@ -210,6 +180,80 @@ impl Comm {
     pub(crate) fn new(communicator: Communicator) -> Self {
         let (rank, world_size) = (communicator.rank(), communicator.world_size());
         Self { open: OfProcess::new(Mutex::new(Some(Arc::new(communicator)))), rank, world_size }
+    }
+
+    pub(crate) fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    pub(crate) fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    /// Runs a collective on memory that the caller keeps until this returns.
+    #[inline]
+    pub(crate) fn run_call(&self, py: Python<'_>, call: Addresses, limit: Duration) -> PyResult<()> {
+        // SAFETY: Python's promise, until this returns.
+        self.with(py, move |comm| unsafe { comm.call_raw_within(&call.get(), limit) })
+    }
+
+    /// Starts a collective on memory that `owner` keeps.
+    pub(crate) fn start_call(&self, py: Python<'_>, call: Addresses, owner: Owner) -> PyResult<Work> {
+        // SAFETY: Python's promise, for as long as the owner lives.
+        let work = self.with(py, move |comm| unsafe { comm.start_raw_keeping(&call.get(), owner) })?;
+        Ok(Work::new(Progress::Plain(work)))
+    }
+
+    /// Runs messages on memory that the caller keeps until this returns.
+    pub(crate) fn run_messages(
+        &self,
+        py: Python<'_>,
+        messages: Vec<Message>,
+        limit: Duration,
+    ) -> PyResult<Vec<Option<u32>>> {
+        self.with(py, move |comm| {
+            let mut sources = vec![None; messages.len()];
+            let mut found = vec![0; messages.len()];
+            let mut batch = comm.batch();
+            for ((message, source), found) in messages.iter().zip(&mut sources).zip(&mut found) {
+                let memory = message.memory();
+                // SAFETY: Python's promise, until this returns.
+                batch = unsafe {
+                    match (message.send, message.peer) {
+                        (true, peer) => batch.send_message(memory, peer.unwrap_or(u32::MAX)),
+                        (false, Some(peer)) => {
+                            *source = Some(peer);
+                            batch.recv_message(memory, peer)
+                        }
+                        (false, None) => batch.recv_any_message(memory, found),
+                    }
+                };
+            }
+            batch.run_within(limit)?;
+            let any = |message: &Message, found: u32| (!message.send).then_some(found);
+            Ok(sources
+                .into_iter()
+                .zip(messages.iter().zip(found))
+                .map(|(source, (message, found))| source.or_else(|| any(message, found)))
+                .collect())
+        })
+    }
+
+    /// Starts a message on memory that `owner` keeps.
+    pub(crate) fn start_message(&self, py: Python<'_>, message: Message, owner: Owner) -> PyResult<Work> {
+        let started = self.with(py, move |comm| {
+            let memory = message.memory();
+            // SAFETY: Python's promise, for as long as the owner lives.
+            unsafe {
+                if message.send {
+                    let to = message.peer.unwrap_or(u32::MAX);
+                    comm.send_raw_keeping(&memory, to, owner).map(Progress::Plain)
+                } else {
+                    comm.recv_raw_keeping(&memory, message.peer, owner).map(Progress::Receive)
+                }
+            }
+        });
+        started.map(Work::new)
     }
 
     fn communicator(&self) -> PyResult<Arc<Communicator>> {

@@ -3,13 +3,90 @@
 //! The capsule is not consumed: whoever holds it keeps the memory, and its destructor gives the memory back.
 
 use std::ffi::{CStr, c_int, c_void};
+use std::ptr::NonNull;
 
+use kolo_rs::DataType;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
 use crate::errors::usage;
 
 const NAME: &CStr = c"dltensor";
+const VERSIONED_NAME: &CStr = c"dltensor_versioned";
+
+/// `DLManagedTensorVersioned`.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct DlVersioned {
+    major: u32,
+    minor: u32,
+    manager: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+/// Minor versions add only what need not be understood.
+pub(crate) const MAJOR: u32 = 1;
+
+const PROCESSOR: c_int = 1;
+const READ_ONLY: u64 = 1;
+const COPIED: u64 = 2;
+
+impl DlVersioned {
+    /// Type and number of the elements, if it is contiguous memory of the host with elements of Kolo's, and may be written if
+    /// that is wanted.
+    pub(crate) fn plain(&self, writable: bool) -> Option<(DataType, usize)> {
+        let tensor = &self.tensor;
+        if tensor.device_type != PROCESSOR || (writable && self.flags & (READ_ONLY | COPIED) != 0) {
+            return None;
+        }
+        let data_type = match (tensor.type_code, tensor.type_bits, tensor.type_lanes) {
+            (0, 8, 1) => DataType::I8,
+            (0, 32, 1) => DataType::I32,
+            (0, 64, 1) => DataType::I64,
+            (1, 8, 1) => DataType::U8,
+            (1, 32, 1) => DataType::U32,
+            (1, 64, 1) => DataType::U64,
+            (2, 16, 1) => DataType::F16,
+            (2, 32, 1) => DataType::F32,
+            (2, 64, 1) => DataType::F64,
+            (4, 16, 1) => DataType::BF16,
+            (6, 8, 1) => DataType::Bool,
+            _ => return None,
+        };
+        let mut elements = 1_i64;
+        for axis in (0..usize::try_from(tensor.dimensions).ok()?).rev() {
+            // SAFETY: by the protocol there is an entry per dimension; strides may be missing where it is contiguous.
+            let (extent, stride) = unsafe {
+                let stride = (!tensor.strides.is_null()).then(|| *tensor.strides.add(axis));
+                (*tensor.shape.add(axis), stride)
+            };
+            if extent != 1 && stride.is_some_and(|stride| stride != elements) {
+                return None;
+            }
+            elements *= extent;
+        }
+        Some((data_type, usize::try_from(elements).ok()?))
+    }
+
+    pub(crate) fn address(&self) -> usize {
+        self.tensor.data as usize + self.tensor.byte_offset as usize
+    }
+
+    /// Gives it back to its library.
+    ///
+    /// # Safety
+    /// It came from its library as the caller's own, and nobody uses it any more. The interpreter's lock is held.
+    pub(crate) unsafe fn release(this: NonNull<Self>) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if let Some(deleter) = this.as_ref().deleter {
+                deleter(this.as_ptr());
+            }
+        }
+    }
+}
 
 /// `DLTensor` of dlpack.h, with which `DLManagedTensor` starts.
 #[repr(C)]
@@ -30,15 +107,29 @@ struct DlTensor {
 /// More than any array has.
 const DIMENSIONS_MOST: usize = 64;
 
-/// Address, shape, strides in elements, type code, bits, lanes.
-type Description = (usize, Vec<i64>, Vec<i64>, u8, u8, u16);
+/// Address, shape, strides in elements, type code, bits, lanes, and the flags, if it says any.
+type Description = (usize, Vec<i64>, Vec<i64>, u8, u8, u16, Option<u64>);
 
-/// What an unversioned capsule describes.
+/// What a capsule describes.
 #[pyfunction]
 pub(crate) fn dlpack(capsule: &Bound<'_, PyCapsule>) -> PyResult<Description> {
-    let pointer = capsule.pointer_checked(Some(NAME))?;
-    // SAFETY: a capsule of this name holds a `DLManagedTensor`, by the DLPack protocol; `capsule` keeps it alive.
-    let tensor = unsafe { pointer.cast::<DlTensor>().as_ref() };
+    let (tensor, flags) = if capsule.is_valid_checked(Some(VERSIONED_NAME)) {
+        let pointer = capsule.pointer_checked(Some(VERSIONED_NAME))?.cast::<DlVersioned>();
+        // SAFETY: a capsule of this name holds a `DLManagedTensorVersioned`, by the DLPack protocol, which begins with its
+        // version whatever that is; `capsule` keeps it alive.
+        let major = unsafe { (*pointer.as_ptr()).major };
+        if major != MAJOR {
+            return Err(usage(format!(
+                "the DLPack capsule is of version {major}; Kolo reads version {MAJOR}"
+            )));
+        }
+        // SAFETY: as above, of a version whose layout is this.
+        let versioned = unsafe { pointer.as_ref() };
+        (&versioned.tensor, Some(versioned.flags))
+    } else {
+        // SAFETY: a capsule of this name holds a `DLManagedTensor`, by the DLPack protocol; `capsule` keeps it alive.
+        (unsafe { capsule.pointer_checked(Some(NAME))?.cast::<DlTensor>().as_ref() }, None)
+    };
     let dimensions = usize::try_from(tensor.dimensions).ok().filter(|n| *n <= DIMENSIONS_MOST);
     let dimensions = dimensions.ok_or_else(|| usage("the DLPack capsule describes no array"))?;
     let list = |from: *const i64| -> Option<Vec<i64>> {
@@ -58,5 +149,5 @@ pub(crate) fn dlpack(capsule: &Bound<'_, PyCapsule>) -> PyResult<Description> {
         strides
     });
     let address = tensor.data as usize + tensor.byte_offset as usize;
-    Ok((address, shape, strides, tensor.type_code, tensor.type_bits, tensor.type_lanes))
+    Ok((address, shape, strides, tensor.type_code, tensor.type_bits, tensor.type_lanes, flags))
 }

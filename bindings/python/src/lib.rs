@@ -11,14 +11,19 @@
 //! 3. No lock of ours is held while the interpreter's is waited for.
 //! 4. What was made before a fork is neither used nor freed in the child (`fork.rs`).
 
+mod base;
 mod board;
+mod buffer;
 mod calls;
 mod comm;
 mod dlpack;
 mod errors;
 mod fork;
+mod handle;
 mod join;
 mod numbers;
+mod quick;
+mod tensor;
 mod work;
 
 use pyo3::prelude::*;
@@ -28,13 +33,21 @@ mod _kolo {
     use pyo3::prelude::*;
 
     #[pymodule_export]
+    use crate::base::Base;
+    #[pymodule_export]
+    use crate::buffer::Held;
+    #[pymodule_export]
     use crate::comm::Comm;
     #[pymodule_export]
     use crate::dlpack::dlpack;
     #[pymodule_export]
     use crate::fork::forked;
     #[pymodule_export]
+    use crate::handle::Handle;
+    #[pymodule_export]
     use crate::join::{connect_board, connect_env, connect_id, connect_url, unique_id};
+    #[pymodule_export]
+    use crate::quick::quicken;
     #[pymodule_export]
     use crate::work::Work;
 

@@ -3,8 +3,9 @@
 //! Several threads may wait for one work (a user's, and the one that completes futures): the first drives the operation,
 //! the others sleep until it tells them the outcome.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kolo_rs::Error;
 use pyo3::prelude::*;
@@ -17,7 +18,7 @@ use crate::numbers::limit;
 pub(crate) type Owner = Py<PyAny>;
 
 /// A started operation. It makes progress whether or not anybody waits.
-#[pyclass(frozen, module = "kolo._kolo")]
+#[pyclass(frozen, module = "kolo._kolo", name = "Started")]
 #[derive(Debug)]
 pub(crate) struct Work {
     inner: OfProcess<Inner>,
@@ -27,6 +28,8 @@ pub(crate) struct Work {
 struct Inner {
     state: Mutex<State>,
     over: Condvar,
+    /// Threads asleep on it; changed with the state locked. To wake nobody is a system call too.
+    sleepers: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -64,8 +67,13 @@ impl Progress {
 
 impl Work {
     pub(crate) fn new(progress: Progress) -> Self {
-        let state = Mutex::new(State::Running(progress));
-        Self { inner: OfProcess::new(Inner { state, over: Condvar::new() }) }
+        Self { inner: OfProcess::new(Inner::new(State::Running(progress))) }
+    }
+
+    /// The same operation in a work of its own; this one is over.
+    pub(crate) fn taken(&self) -> PyResult<Self> {
+        let taken = std::mem::replace(&mut *self.inner.get()?.state(), State::Over(Ok(None)));
+        Ok(Self { inner: OfProcess::new(Inner::new(taken)) })
     }
 }
 
@@ -74,7 +82,7 @@ impl Work {
     /// Waits for the end, at most `seconds`; raises as the blocking form of the call. Past its time-out the communicator
     /// is aborted.
     /// Returns the source of a receive, else `None`.
-    fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<Option<u32>> {
+    pub(crate) fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<Option<u32>> {
         let inner = self.inner.get()?;
         let (outcome, owner) = py.detach(|| inner.wait(seconds));
         drop(owner);
@@ -82,7 +90,7 @@ impl Work {
     }
 
     /// Whether it is over, well or not. Makes a little progress.
-    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+    pub(crate) fn done(&self, py: Python<'_>) -> PyResult<bool> {
         let inner = self.inner.get()?;
         let (done, owner) = py.detach(|| inner.poll());
         drop(owner);
@@ -103,29 +111,34 @@ impl Work {
 impl Drop for Work {
     fn drop(&mut self) {
         // The runtime's lock must not be waited for with the interpreter's held. A work of before a fork is left alone.
-        if self.inner.get().is_ok() {
+        if self.inner.get().is_ok_and(|inner| !matches!(*inner.state(), State::Over(_))) {
             Python::attach(|py| py.detach(|| self.inner.get().map(Inner::forget).ok()));
         }
     }
 }
 
 impl Inner {
+    fn new(state: State) -> Self {
+        Self { state: Mutex::new(state), over: Condvar::new(), sleepers: AtomicU32::new(0) }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The outcome, and what may now be given back to Python.
     fn wait(&self, seconds: f64) -> (Result<Option<u32>, Error>, Option<Owner>) {
-        let deadline = Instant::now() + limit(seconds);
         let mut state = self.state();
         loop {
             match std::mem::replace(&mut *state, State::Attended) {
                 State::Running(work) => {
                     drop(state);
-                    return self.end(work.wait_within(deadline.saturating_duration_since(Instant::now())));
+                    return self.end(work.wait_within(limit(seconds)));
                 }
                 State::Attended => {
+                    self.sleepers.fetch_add(1, Ordering::Relaxed);
                     state = self.over.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    self.sleepers.fetch_sub(1, Ordering::Relaxed);
                 }
                 State::Over(outcome) => {
                     *state = State::Over(outcome.clone());
@@ -157,8 +170,12 @@ impl Inner {
             Ok((owner, source)) => (Ok(source), Some(owner)),
             Err(error) => (Err(error), None),
         };
-        *self.state() = State::Over(outcome.clone());
-        self.over.notify_all();
+        let mut state = self.state();
+        *state = State::Over(outcome.clone());
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
+            self.over.notify_all();
+        }
+        drop(state);
         (outcome, owner)
     }
 

@@ -115,16 +115,19 @@ impl<'a> Batch<'a> {
     pub fn run_within(self, limit: Duration) -> Result<()> {
         let shared = &self.communicator.shared;
         let mut sources = self.sources.into_iter().peekable();
-        // SAFETY: the memory is borrowed until this returns, and an error only returns after the engine was aborted.
-        let (mut core, tickets) = unsafe { self.communicator.post(&self.transfers, None) }?;
-        for (at, ticket) in tickets.into_iter().enumerate() {
-            core = shared.wait_for(core, ticket.id, ticket.waited, limit)?;
-            if let Some((_, source)) = sources.next_if(|(of, _)| *of == at) {
-                *source = core.engine.other_end(ticket.id).unwrap_or_default();
+        shared.lend(|| {
+            // SAFETY: the memory is borrowed until this returns, and an error only returns, and a panic only leaves, after the
+            // engine was aborted.
+            let (mut core, tickets) = unsafe { self.communicator.post(&self.transfers, None) }?;
+            for (at, ticket) in tickets.into_iter().enumerate() {
+                core = shared.wait_for(core, ticket.id, ticket.waited, limit)?;
+                if let Some((_, source)) = sources.next_if(|(of, _)| *of == at) {
+                    *source = core.engine.other_end(ticket.id).unwrap_or_default();
+                }
+                drop(core.engine.finish(ticket.id));
             }
-            drop(core.engine.finish(ticket.id));
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Starts all of it; the work is done when all of it is. Sources are not told: start receives from any source singly.

@@ -19,37 +19,40 @@ use crate::error::Result;
 /// Starts of buffers: two cache lines.
 const ALIGN: usize = 128;
 
+/// Pinned memory kept between calls, of one call at a time.
+const KEPT_BYTES: usize = 64 << 20;
+
 /// Pinned memory, and the stream that fills and empties it. Kept between calls.
 #[derive(Debug)]
 pub(crate) struct Bounce {
     // Settles before the memory goes.
     copies: Option<Copies<()>>,
     memory: Staging,
+    /// What is to be copied before, and after.
+    load: Option<Part>,
+    store: Option<Part>,
 }
 
 /// A copy: from, to, bytes.
 type Part = (*const u8, *mut u8, usize);
 
-/// A call on the host's memory in the place of one on a GPU's.
-#[derive(Debug)]
-pub(super) struct Bounced {
-    pub(super) call: Call,
-    /// What is to be copied before, and after.
-    pub(super) load: Option<Part>,
-    pub(super) store: Option<Part>,
+// SAFETY: the parts name the caller's memory, which stays as it is until the copies are over, and the bounce's own.
+unsafe impl Send for Bounce {}
+
+impl Default for Bounce {
+    fn default() -> Self {
+        Self { copies: None, memory: Staging::new(), load: None, store: None }
+    }
 }
 
 impl Bounce {
-    pub(super) const fn new() -> Self {
-        Self { copies: None, memory: Staging::new() }
-    }
-
     /// Makes room for the buffers of a call that are a GPU's, and a call on that room.
-    pub(super) fn prepare(&mut self, call: &Call, rank: u32, members: u32) -> Result<Bounced, Error> {
+    pub(super) fn prepare(&mut self, call: &Call, rank: u32, members: u32) -> Result<Call, Error> {
         let (input, output) = call.bytes(rank, members);
         let in_place = call.placement == Placement::InPlace;
-        let mut bounced = Bounced { call: call.clone(), load: None, store: None };
-        bounced.call.gpus = None;
+        let mut bounced = call.clone();
+        bounced.gpus = None;
+        (self.load, self.store) = (None, None);
         let Some(gpu) = call.sides().any() else { return Ok(bounced) };
         // In place, one buffer lies in the other.
         let room = if in_place { input.max(output) } else { input.next_multiple_of(ALIGN) + output };
@@ -67,53 +70,113 @@ impl Bounce {
             (start, start.wrapping_add(input.next_multiple_of(ALIGN)))
         };
         if call.sides().input.is_some() {
-            bounced.call.input = from;
-            bounced.load = Some((call.input, from, input)).filter(|part| part.2 > 0);
+            bounced.input = from;
+            self.load = Some((call.input, from, input)).filter(|part| part.2 > 0);
         }
         if call.sides().output.is_some() {
-            bounced.call.output = to;
+            bounced.output = to;
             let left_alone = call.collective == Collective::ExScan && rank == 0;
-            bounced.store =
+            self.store =
                 Some((to.cast_const(), call.output, output)).filter(|part| part.2 > 0 && !left_alone);
         }
         Ok(bounced)
     }
+
+    /// Starts to copy what the call reads, and tells how many bytes that is.
+    ///
+    /// # Safety
+    /// The buffers of the call that this was prepared for are valid until the copies are over.
+    pub(super) unsafe fn load(&mut self) -> Result<usize, Error> {
+        let part = self.load.take();
+        // SAFETY: handed on.
+        unsafe { self.start(part) }
+    }
+
+    /// Starts to copy what the call wrote, and tells how many bytes that is.
+    ///
+    /// # Safety
+    /// As [`Bounce::load`].
+    pub(super) unsafe fn store(&mut self) -> Result<usize, Error> {
+        let part = self.store.take();
+        // SAFETY: handed on.
+        unsafe { self.start(part) }
+    }
+
+    /// # Safety
+    /// As [`Bounce::load`], of a part of that call.
+    unsafe fn start(&mut self, part: Option<Part>) -> Result<usize, Error> {
+        let Some((part, copies)) = part.zip(self.copies.as_mut()) else { return Ok(0) };
+        // SAFETY: the host's side is pinned memory of ours, long enough; the copies are settled before it goes. The rest is
+        // the caller's promise.
+        unsafe { copies.start([part], ()) }.map_err(failed)?;
+        Ok(part.2)
+    }
+
+    /// Whether the copies that were started are over.
+    pub(super) fn poll(&mut self) -> Result<bool, Error> {
+        let Some(copies) = &mut self.copies else { return Ok(true) };
+        while !copies.is_idle() {
+            if copies.poll().map_err(failed)?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.copies.as_ref().is_none_or(Copies::is_idle)
+    }
+
+    /// Waits until nothing is copied any more.
+    pub(super) fn settle(&mut self) {
+        if let Some(copies) = &mut self.copies {
+            copies.settle();
+        }
+    }
+}
+
+impl Core {
+    /// Keeps a bounce for the next call.
+    pub(super) fn give_back(&mut self, bounce: Bounce) {
+        if bounce.memory.bytes() <= KEPT_BYTES {
+            self.bounces.push(bounce);
+        }
+    }
 }
 
 impl Shared {
-    /// Copies a part, and waits for it.
-    ///
-    /// # Safety
-    /// The part is of the call that `bounce` was prepared for, whose buffers are valid.
-    pub(super) unsafe fn carry<'a>(
+    /// Waits for the copies of a bounce, and drives what else there is meanwhile.
+    pub(super) fn carry<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
         bounce: &mut Bounce,
-        part: Part,
         watch: &mut Watch<'a>,
         waited: Waited,
     ) -> Result<MutexGuard<'a, Core>> {
-        let Some(copies) = &mut bounce.copies else { return Ok(core) };
-        // SAFETY: the host's side is pinned memory of ours, long enough; the copies are settled before it goes.
-        let mut result = unsafe { copies.start([part], ()) };
         core.bouncing += 1;
-        while result.is_ok() && !copies.is_idle() {
-            result = copies.poll().map(|_| ());
+        loop {
+            match bounce.poll() {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) => {
+                    core.bouncing -= 1;
+                    bounce.settle();
+                    drop(core);
+                    self.poison_with(Poison::Transport(error));
+                    return Err(self.fail(waited));
+                }
+            }
             let turned = core.engine.outstanding() > 0 && core.turn();
             core = match watch.pause(core, turned, |_| Vec::new()) {
                 Ok(core) => core,
                 Err(error) => {
-                    copies.settle();
+                    bounce.settle();
                     self.core().bouncing -= 1;
                     return Err(error);
                 }
             };
         }
         core.bouncing -= 1;
-        let Err(words) = result else { return Ok(core) };
-        copies.settle();
-        drop(core);
-        self.poison_with(Poison::Transport(failed(words)));
-        Err(self.fail(waited))
+        Ok(core)
     }
 }

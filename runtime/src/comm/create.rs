@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kolo_transport::foreign::printable;
-use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions};
+use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions, RegistrationPolicy};
 use kolo_transport::shm::{ShmEndpoint, ShmOptions};
 use kolo_transport::tcp::{Congestion, TcpEndpoint, TcpOptions};
 use kolo_transport::{Endpoint, Reach};
@@ -20,6 +20,7 @@ use super::gpu_memory;
 use super::gpu_regions::Regions;
 use super::line::Line;
 use super::model::{Facts, model_for};
+use super::registration::Adapters;
 use super::shared::{Core, Shared, World};
 use super::tiny::Tiny;
 use crate::call::mix;
@@ -73,14 +74,28 @@ impl Builder {
             Some(spec) => spec,
             None => JoinSpec::from_env(&|name| std::env::var(name).ok())?,
         };
-        spec.timeout = spec.timeout.min(config.join_timeout);
+        let started = Instant::now();
+        spec.timeout = patience(&config);
         let runtime = self.runtime.map_or_else(ControlRuntime::new, Ok)?;
         let control = Control::join(&spec, &runtime)?;
         let members: Arc<[u32]> = (0..control.world_size()).collect();
         let rank = control.rank();
         let world = Arc::new(World { control, processor: OnceLock::new() });
-        connect(world, WORLD, members, rank, config)
+        let deadline = deadline_to_connect(started, Instant::now(), patience(&config));
+        connect(world, WORLD, members, rank, config, deadline)
     }
+}
+
+/// How long ranks wait for each other.
+pub(crate) fn patience(config: &Config) -> Duration {
+    config.join_timeout.min(MOST_PATIENCE)
+}
+
+/// When ranks that have joined give up making their communicator: at the end of the time for joining, of which those that
+/// wait for the last one to come have little left then. It takes milliseconds; the moments are for slow networks.
+fn deadline_to_connect(started: Instant, joined: Instant, patience: Duration) -> Instant {
+    const MOMENTS: Duration = Duration::from_secs(10);
+    (started + patience).max(joined + patience.min(MOMENTS))
 }
 
 /// The identity of the communicator of all ranks. Others are derived from their parent's.
@@ -89,7 +104,7 @@ const WORLD: u64 = 1;
 /// What a rank tells the others when a communicator is made.
 #[derive(Debug, Serialize, Deserialize)]
 struct Card {
-    /// Address of each transport, or why there is none (in words that are not shown to others).
+    /// Address of each transport, or why there is none.
     transports: Vec<(String, Result<Vec<u8>, String>)>,
     /// Ranks with the same keys share a kernel and a network namespace, and have not been told otherwise.
     host: (u64, Option<String>),
@@ -144,15 +159,16 @@ pub(crate) fn fuzz_card(bytes: &[u8]) {
     let _ = failed_paths(0, &[bytes.to_vec()]);
 }
 
-/// Makes a communicator of `members` (world ranks), of which this is number `rank`. All members call it.
+/// Makes a communicator of `members` (world ranks), of which this is number `rank`. All members call it. Blocks until all
+/// have, or the deadline.
 pub(crate) fn connect(
     world: Arc<World>,
     id: u64,
     members: Arc<[u32]>,
     rank: u32,
     config: Config,
+    deadline: Instant,
 ) -> Result<Communicator> {
-    let deadline = Instant::now() + config.join_timeout.min(MOST_PATIENCE);
     let driver = gpu_memory::driver(&config)?;
     let membership = world.control.register(id, Arc::clone(&members));
     let mut candidates = open_endpoints(&world.control, rank, &members, &config);
@@ -211,6 +227,7 @@ pub(crate) fn connect(
     let processor = *world.processor.get_or_init(|| assign_processor(rank as usize, &hosts, &cards));
     let mut flat = None;
     let mut gpu_direct = None;
+    let mut adapters = None;
     let mut endpoints: Vec<Box<dyn Endpoint>> = Vec::new();
     let mut index_of = Vec::new();
     for candidate in candidates {
@@ -232,8 +249,12 @@ pub(crate) fn connect(
                 let plan = gpu_direct::plan(&config, &endpoint)?;
                 if id == WORLD {
                     tracing::info!("GPU memory: {plan}");
+                    if let policy @ RegistrationPolicy::Unwatched { .. } = endpoint.registration_policy() {
+                        tracing::warn!(rank, "registrations of buffers with adapters are {policy}");
+                    }
                 }
                 gpu_direct = Some(plan);
+                adapters = Some(Adapters::of(&endpoint));
                 establish(&mut *endpoint, rank, deadline)?;
                 endpoint
             }
@@ -254,16 +275,17 @@ pub(crate) fn connect(
     let model = model_for(facts(&hosts, &cards), config.profile.as_ref().map(|loaded| &loaded.profile));
     let planner = Planner::new(rank, Arc::clone(&hosts), model, &config, engine.channels_per_operation())?;
     let canonical = config.determinism == Determinism::Canonical;
-    let tiny = flat.filter(|_| config.tiny_bytes != Some(0) && config.algorithms.is_empty()).map(|flat| {
+    let tiny = flat.filter(|_| config.tiny_bytes != Some(0)).map(|flat| {
         let has_gpus = cards.iter().any(|card| card.has_gpus);
-        Tiny::new(flat, rank, members.len() as u32, config.tiny_bytes, has_gpus, canonical)
+        Tiny::new(flat, rank, config.tiny_bytes, has_gpus, canonical, planner.forced())
     });
+    let direct = Direct::new(rank, members.len() as u32, config.direct_bytes, canonical, planner.forced());
     let core = Core {
         engine,
         planner,
         tiny,
         line: Line::default(),
-        direct: Direct::new(rank, members.len() as u32, config.direct_bytes, canonical),
+        direct,
         recorder: Recorder::new(),
         familiar: Familiar::new(),
         sequence: 0,
@@ -273,6 +295,7 @@ pub(crate) fn connect(
         groups: HashMap::new(),
         closed: false,
         gpu_direct,
+        adapters,
         gpu_regions: Regions::default(),
         gpu_counters: gpu_memory::GpuCounters::default(),
         bounces: Vec::new(),
@@ -419,7 +442,9 @@ fn choose_route(
         let reach = match (&mut candidate.endpoint, theirs) {
             (Err(because), _) => Reach::No { because: because.clone() },
             (_, None) => Reach::No { because: format!("rank {peer} does not use it") },
-            (_, Some(Err(because))) => Reach::No { because: format!("rank {peer} has none: {because}") },
+            (_, Some(Err(because))) => {
+                Reach::No { because: format!("rank {peer} has none: {}", printable(because, REASON_BYTES)) }
+            }
             (Ok(endpoint), Some(Ok(address))) => {
                 endpoint.as_endpoint_mut().introduce(peer, address).map_err(|source| Error::Transport {
                     context: Context { rank, ..Context::default() },
@@ -581,6 +606,28 @@ mod tests {
             assert!(told.contains(problem), "{told}");
         }
         assert!(Card::parse(&[]).is_err() && Card::parse(&[0xff; 40]).is_err());
+    }
+
+    #[test]
+    fn one_time_limit_for_all_ways_to_join() {
+        let spec = JoinSpec::new(0, 1, crate::join::Locator::Local(Default::default()), "a test");
+        assert_eq!(patience(&Config::default()), spec.timeout, "the default is one");
+        let long = Config { join_timeout: 3 * spec.timeout, ..Config::default() };
+        assert_eq!(patience(&long), long.join_timeout, "longer than the default too");
+        let boundless = Config { join_timeout: Duration::MAX, ..Config::default() };
+        assert_eq!(patience(&boundless), MOST_PATIENCE);
+    }
+
+    #[test]
+    fn making_the_communicator_counts_as_joining() {
+        let (started, seconds) = (Instant::now(), Duration::from_secs);
+        let left = |took: u64, patience: u64| {
+            let joined = started + seconds(took);
+            deadline_to_connect(started, joined, seconds(patience)) - joined
+        };
+        assert_eq!(left(1, 60), seconds(59));
+        assert_eq!(left(59, 60), seconds(10), "the last one came late");
+        assert_eq!(left(3, 3), seconds(3));
     }
 
     #[test]

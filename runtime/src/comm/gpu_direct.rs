@@ -14,7 +14,7 @@ impl Communicator {
     /// if no peer is reached by RDMA.
     #[must_use]
     pub fn gpu_direct(&self) -> Option<String> {
-        self.shared.core().gpu_direct.as_ref().map(ToString::to_string)
+        self.shared.look(|core| core.gpu_direct.as_ref().map(ToString::to_string))
     }
 }
 

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::sync::Arc;
 
-use kolo_gdr::{Driver, Flush, Gpu, Path, Wish};
+use kolo_gdr::{Driver, Flush, Gpu, Owner, Path, Wish};
 
 use super::Communicator;
 use super::shared::{Core, Shared};
@@ -82,30 +82,58 @@ pub struct GpuCounters {
     pub loaded_bytes: u64,
     /// Bytes copied to GPUs for that.
     pub stored_bytes: u64,
+    /// Buffers taken for the host's because the driver did not tell whose they are; the log has its words.
+    pub untold_buffers: u64,
 }
 
 impl Communicator {
     /// What was done with memory of GPUs so far.
     #[must_use]
     pub fn gpu_counters(&self) -> GpuCounters {
-        let core = self.shared.core();
-        let (loaded, stored, flushes) = core.engine.copied();
-        let mut counters = core.gpu_counters;
-        counters.loaded_bytes += loaded;
-        counters.stored_bytes += stored;
-        counters.flushes += flushes;
-        counters
+        self.shared.look(|core| {
+            let (loaded, stored, flushes) = core.engine.copied();
+            let mut counters = core.gpu_counters;
+            counters.loaded_bytes += loaded;
+            counters.stored_bytes += stored;
+            counters.flushes += flushes;
+            counters.untold_buffers = self.shared.driver.as_ref().map_or(0, Driver::untold);
+            counters
+        })
+    }
+
+    /// Waits until what is queued on a stream of a GPU so far is done, if `address` is memory that a GPU writes: then what the
+    /// stream writes there is there. For bindings to libraries that say on which stream they write. Blocks, without a time-out
+    /// of ours. `stream` is a `CUstream` as a number, or 1 for the legacy default stream and 2 for the calling thread's.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with what the driver says.
+    ///
+    /// # Safety
+    /// The stream exists until this returns.
+    pub unsafe fn synchronize_stream(&self, address: *const u8, stream: usize) -> Result<()> {
+        let Some(driver) = &self.shared.driver else { return Ok(()) };
+        // SAFETY: the caller's promise.
+        unsafe { driver.synchronize(address, stream) }.map_err(|problem| Error::Unsupported {
+            context: self.shared.context(Waited::other("waiting for a stream")),
+            problem,
+        })
     }
 }
 
-/// The library of the GPUs' driver, if there is one.
+/// The library of the GPUs' driver, if there is one, and a GPU.
 ///
 /// # Errors
 /// [`Error::Configuration`] if one was named that is none.
 pub(super) fn driver(config: &Config) -> Result<Option<Driver>> {
     let named = config.cuda_library.as_deref();
     match (Driver::load(named.map(OsStr::new)), named) {
-        (Ok(driver), _) => Ok(Some(driver)),
+        (Ok(driver), _) => Ok(match driver.has_gpus() {
+            Ok(()) => Some(driver),
+            Err(because) => {
+                tracing::debug!("no buffer is a GPU's: {because}");
+                None
+            }
+        }),
         (Err(_), None) => Ok(None),
         (Err(problem), Some(_)) => {
             Err(Error::configuration("KOLO_CUDA_LIBRARY", problem, "Name the file of a libcuda, or none"))
@@ -115,11 +143,31 @@ pub(super) fn driver(config: &Config) -> Result<Option<Driver>> {
 
 impl Shared {
     /// The GPU whose memory this is, if it is one's.
-    pub(super) fn gpu_of(&self, address: *const u8, waited: Waited) -> Result<Option<Arc<Gpu>>> {
+    pub(super) fn gpu_of(
+        &self,
+        (address, bytes): (*const u8, usize),
+        waited: impl FnOnce() -> Waited,
+    ) -> Result<Option<Arc<Gpu>>> {
         let Some(driver) = self.driver.as_ref().filter(|_| !address.is_null()) else { return Ok(None) };
-        let found = driver.owner(address).and_then(|number| number.map(|n| driver.gpu(n)).transpose());
+        let found = match driver.owner(address) {
+            Ok(Owner::Host) => return Ok(None),
+            Ok(Owner::Gpu(number)) => driver.gpu(number).map(Some),
+            Ok(Owner::Untold { words, is_first }) => {
+                if is_first {
+                    tracing::warn!(
+                        rank = self.rank,
+                        "the GPU's driver does not tell whose memory {address:?} is ({words}); it is taken for the \
+                         host's, and others from now on without a word"
+                    );
+                }
+                Ok(None)
+            }
+            // Nobody touches it.
+            Err(_) if bytes == 0 => Ok(None),
+            Err(words) => Err(words),
+        };
         found.map_err(|words| Error::Unsupported {
-            context: self.context(waited),
+            context: self.context(waited()),
             problem: format!("whose memory {address:?} is: {words}"),
         })
     }
@@ -129,12 +177,13 @@ impl Shared {
         if self.driver.is_none() {
             return Ok(());
         }
-        let waited = Waited::call(call.summary(false), 0);
+        let waited = || Waited::call(call.summary(false), 0);
         let (reads, writes) = touches(call.collective, self.rank == call.root);
-        let input = if reads { self.gpu_of(call.input, waited)? } else { None };
+        let (input_bytes, output_bytes) = call.bytes(self.rank, self.world_size);
+        let input = if reads { self.gpu_of((call.input, input_bytes), waited)? } else { None };
         let output = match writes {
             true if reads && call.input == call.output.cast_const() => input.clone(),
-            true => self.gpu_of(call.output, waited)?,
+            true => self.gpu_of((call.output, output_bytes), waited)?,
             false => None,
         };
         if input.is_some() || output.is_some() {

@@ -85,7 +85,7 @@ impl Shared {
             let shared = Arc::clone(self);
             state.thread = std::thread::Builder::new()
                 .name(format!("kolo-helper-{}", self.rank))
-                .spawn(move || shared.help())
+                .spawn(move || shared.lend(|| shared.help()))
                 .map_err(|error| tracing::warn!(%error, "no helper thread: asynchronous operations progress in wait"))
                 .ok();
         }

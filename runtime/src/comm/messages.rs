@@ -12,6 +12,7 @@ use super::waited::{Message, Single, Waited};
 use crate::call::transfer_tag;
 use crate::engine::{ANY_SOURCE, Kind, Reach, TransferJob};
 use crate::error::{Error, Result};
+use crate::ranges::{Range, first_conflict, is_addressable};
 use crate::types::{DataType, Element};
 
 /// Memory of a message, for bindings and tools: of the host, or of a GPU, as for [`RawCall`](crate::RawCall).
@@ -85,6 +86,8 @@ impl Communicator {
                 return Err(self.usage(label, problem));
             }
         }
+        self.check_memory(label, transfers)?;
+        shared.check_process(|| Waited::other(label))?;
         let single = match transfers {
             [transfer] => {
                 let RawMessage { bytes, data_type, tag, .. } = transfer.message;
@@ -109,7 +112,7 @@ impl Communicator {
         }
         let mut gpus = Vec::with_capacity(transfers.len());
         for Transfer { peer, message, .. } in transfers {
-            let gpu = shared.gpu_of(message.data, waited)?;
+            let gpu = shared.gpu_of((message.data, message.bytes), || waited)?;
             let reach = match &gpu {
                 Some(gpu) => {
                     let buffer = (gpu, message.data.cast_const(), message.bytes);
@@ -140,6 +143,38 @@ impl Communicator {
         Ok((core, tickets))
     }
 
+    /// Whether messages are no longer than memory can be, and what is received lies apart from all the rest.
+    fn check_memory(&self, label: &str, transfers: &[Transfer]) -> Result<()> {
+        if let Some(long) = transfers.iter().find(|transfer| !is_addressable(transfer.message.bytes)) {
+            let problem = format!("a message of {} bytes is more than can be addressed", long.message.bytes);
+            return Err(self.usage(label, problem));
+        }
+        let range = |transfer: &Transfer| {
+            let RawMessage { data, bytes, .. } = transfer.message;
+            (Range::new(data, bytes), transfer.kind == Kind::Recv)
+        };
+        let (pair, many);
+        let ranges = match transfers {
+            [_] => return Ok(()),
+            [a, b] => {
+                pair = [range(a), range(b)];
+                &pair[..]
+            }
+            _ => {
+                many = transfers.iter().map(range).collect::<Vec<(Range, bool)>>();
+                &many[..]
+            }
+        };
+        let Some((a, b)) = first_conflict(ranges) else { return Ok(()) };
+        let name = |at: usize| {
+            let (range, is_received) = ranges[at];
+            format!("the {} of transfer {at} ({range})", if is_received { "output" } else { "input" })
+        };
+        let problem =
+            format!("{} and {} overlap; what is received must lie apart from all the rest", name(a), name(b));
+        Err(self.usage(label, problem))
+    }
+
     /// Posts transfers that the helper drives.
     ///
     /// # Safety
@@ -149,10 +184,12 @@ impl Communicator {
         transfers: &[Transfer],
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Vec<Ticket>> {
-        // SAFETY: the caller's promise.
-        let (core, tickets) = unsafe { self.post(transfers, keep) }?;
-        let pending = tickets.iter().any(|ticket| !core.engine.is_done(ticket.id));
-        drop(core);
+        let (tickets, pending) = self.shared.lend(|| {
+            // SAFETY: the caller's promise.
+            let (core, tickets) = unsafe { self.post(transfers, keep) }?;
+            let pending = tickets.iter().any(|ticket| !core.engine.is_done(ticket.id));
+            Ok((tickets, pending))
+        })?;
         if pending {
             Arc::clone(&self.shared).call_helper();
         }

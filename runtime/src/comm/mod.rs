@@ -8,14 +8,19 @@ mod create;
 mod direct;
 mod failure;
 mod familiar;
+mod forked;
 mod gpu_direct;
 mod gpu_memory;
 mod gpu_regions;
 mod helper;
 mod irregular;
+mod lent;
+#[cfg(test)]
+mod lent_tests;
 mod line;
 mod messages;
 mod model;
+mod orphans;
 mod point_to_point;
 mod raw;
 mod registration;
@@ -29,6 +34,7 @@ mod start_irregular;
 mod start_messages;
 mod subset;
 mod symmetric;
+mod timed_out;
 mod tiny;
 mod typed;
 mod waited;
@@ -43,6 +49,7 @@ pub use batch::Batch;
 pub use create::Builder;
 #[cfg(any(test, fuzzing))]
 pub(crate) use create::fuzz_card;
+pub(crate) use forked::leak_in_child;
 pub use gpu_memory::{GpuCounters, GpuPath, Staged};
 pub use messages::RawMessage;
 pub use registration::{RegisteredBuffer, Registration, Stable, Standing};
@@ -78,6 +85,12 @@ use crate::recorder::Record;
 ///
 /// # Dropping
 /// Dropping it waits (for a short time) until what was sent has left, and tells the others.
+///
+/// # Fork
+/// A communicator belongs to the process that made it. In a child made by `fork`, calls on it and on what was made from it
+/// fail with [`crate::Error::Usage`] and do nothing, [`Communicator::abort`] does nothing, and dropping it is without effect
+/// and returns at once; the parent and the other ranks go on. The child may make communicators of its own. See
+/// [`Communicator::check_process`].
 #[derive(Debug)]
 pub struct Communicator {
     pub(crate) shared: Arc<Shared>,
@@ -152,7 +165,7 @@ impl Communicator {
         *self.shared.core().planner.model()
     }
 
-    /// One line per transport: which ranks are reached by it and why.
+    /// In a line, for each transport which ranks are reached by it and why; and what becomes of registrations of buffers.
     #[must_use]
     pub fn summary(&self) -> String {
         let shared = &self.shared;
@@ -167,19 +180,22 @@ impl Communicator {
                 let _ = write!(out, ", not {other}: {why}");
             }
         }
+        if let Some(policy) = self.registration_policy() {
+            let _ = write!(out, "; registrations of buffers are {policy}");
+        }
         out
     }
 
     /// The last collectives, oldest first.
     #[must_use]
     pub fn recent(&self) -> Vec<Record> {
-        self.shared.core().recorder.records()
+        self.shared.look(|core| core.recorder.records())
     }
 
     /// Bytes of staging that operations hold now, without that of the transports.
     #[must_use]
     pub fn staging_bytes(&self) -> usize {
-        self.shared.core().engine.staging_bytes()
+        self.shared.look(|core| core.engine.staging_bytes())
     }
 
     /// The algorithm chosen for a call, the losers and the reasons, as text.
@@ -187,6 +203,7 @@ impl Communicator {
     /// # Errors
     /// [`crate::Error::Usage`] or [`crate::Error::Unsupported`] as the call itself.
     pub fn explain(&self, call: &RawCall) -> Result<String> {
+        self.check_process()?;
         let call = self.checked(call)?;
         let core = self.shared.core();
         let memory = match self.shared.foreseen(&core, &call) {
@@ -235,7 +252,10 @@ fn describe(choice: &Choice) -> String {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        self.shared.close(CLOSE_LIMIT);
+        if !leak_in_child(&self.shared) {
+            // After a panic nobody waits for what was started: the others should hear why first.
+            self.shared.close(if std::thread::panicking() { Duration::ZERO } else { CLOSE_LIMIT });
+        }
     }
 }
 
@@ -257,7 +277,7 @@ impl Shared {
                     None,
                     "the communicator was dropped",
                 );
-                core.engine.abort(&cause);
+                core.abort(&cause);
                 drop(core);
                 self.release_links(&cause);
                 return;

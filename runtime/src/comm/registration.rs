@@ -10,11 +10,13 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
+use kolo_transport::rdma::RdmaEndpoint;
 use kolo_transport::{Backing, MemoryCounters, Piece};
 
 use super::waited::Waited;
 use super::{Communicator, Shared};
 use crate::error::{Error, Result};
+use crate::ranges::is_addressable;
 
 const WAITED: Waited = Waited::other("register");
 
@@ -59,7 +61,7 @@ impl fmt::Debug for Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if let Some(shared) = self.shared.upgrade() {
+        if let Some(shared) = self.shared.upgrade().filter(|shared| shared.is_ours()) {
             shared.core().engine.deregister(self.memory);
         }
     }
@@ -100,20 +102,14 @@ unsafe impl<T> Stable for Box<[T]> {
     }
 }
 
-// SAFETY: a borrowed slice stays where it is.
-unsafe impl<T> Stable for &mut [T] {
-    type Item = T;
-    fn elements(&mut self) -> &mut [T] {
-        self
-    }
-    fn elements_ref(&self) -> &[T] {
-        self
-    }
-}
-
-/// A buffer (`Vec`, `Box<[T]>` or `&mut [T]`) that is registered as long as this is kept. It is used as the slice that
-/// it holds. Forgetting it (`mem::forget`) leaves the registration behind, and messages of other memory that comes to
-/// lie at the same address would go astray.
+/// A buffer (`Vec` or `Box<[T]>`) that is registered as long as this is kept. It is used as the slice that it holds. Forgetting
+/// it (`mem::forget`) leaves registration and memory behind. For a slice that is only borrowed, see
+/// [`Communicator::with_registered`]: forgetting this would leave only the registration.
+/// ```compile_fail
+/// fn register(comm: &kolo::Communicator, data: &mut [u8]) {
+///     std::mem::forget(comm.register(data));
+/// }
+/// ```
 #[derive(Debug)]
 pub struct RegisteredBuffer<B: Stable> {
     // Dropped before the memory.
@@ -148,6 +144,19 @@ impl<B: Stable> DerefMut for RegisteredBuffer<B> {
     }
 }
 
+/// What RDMA adapters do with buffers, in words.
+#[derive(Debug)]
+pub(crate) struct Adapters {
+    registrations: String,
+    fork: String,
+}
+
+impl Adapters {
+    pub(super) fn of(endpoint: &RdmaEndpoint) -> Self {
+        Self { registrations: endpoint.registration_policy().to_string(), fork: endpoint.fork_safety() }
+    }
+}
+
 impl Communicator {
     /// Registers a buffer with the transports that have use for it. Local: other ranks need not do the same.
     ///
@@ -160,6 +169,21 @@ impl Communicator {
         // SAFETY: the buffer lives, in its place, until the registration is dropped.
         let registration = unsafe { self.register_raw(start, len)? };
         Ok(RegisteredBuffer { registration, buffer, elements: PhantomData })
+    }
+
+    /// Registers a borrowed slice while `body` runs on it. Local. Blocks as long as `body` does.
+    ///
+    /// # Errors
+    /// As [`Communicator::register`]; `body` has not run then.
+    pub fn with_registered<T, R>(
+        &self,
+        buffer: &mut [T],
+        body: impl FnOnce(&mut [T], &Registration) -> R,
+    ) -> Result<R> {
+        let (start, len) = (buffer.as_mut_ptr().cast::<u8>(), size_of_val(buffer));
+        // SAFETY: the slice is borrowed until this returns or unwinds, and the registration is dropped before.
+        let registration = unsafe { self.register_raw(start, len)? };
+        Ok(body(buffer, &registration))
     }
 
     /// Registers `len` bytes at `start`. Local.
@@ -196,7 +220,8 @@ impl Communicator {
     /// # Safety
     /// As [`Communicator::register_raw`] and [`Communicator::register_dma_buf`].
     unsafe fn register_backed(&self, memory: Piece, backing: Backing<'_>) -> Result<Registration> {
-        if memory.ptr.is_null() || memory.len == 0 {
+        self.shared.check_process(|| WAITED)?;
+        if memory.ptr.is_null() || memory.len == 0 || !is_addressable(memory.len) {
             let problem = format!("{} bytes at {:?} are no memory to register", memory.len, memory.ptr);
             return Err(Error::Usage { context: self.shared.context(WAITED), problem });
         }
@@ -209,10 +234,24 @@ impl Communicator {
         Ok(Registration { shared: Arc::downgrade(&self.shared), memory, standing })
     }
 
+    /// Whether the adapters' registrations of buffers outlive the calls that they were made for, and why not: "kept, and let
+    /// go of when the kernel tells that memory changed". None if no peer is reached by RDMA.
+    #[must_use]
+    pub fn registration_policy(&self) -> Option<String> {
+        self.shared.core().adapters.as_ref().map(|adapters| adapters.registrations.clone())
+    }
+
+    /// Whether a `fork` of this process leaves memory that is registered with adapters as it is: "safe: the kernel copies
+    /// pinned pages". None if no peer is reached by RDMA.
+    #[must_use]
+    pub fn fork_safety(&self) -> Option<String> {
+        self.shared.core().adapters.as_ref().map(|adapters| adapters.fork.clone())
+    }
+
     /// What the transports have done with memory so far: bytes in place and copied, registrations, ranges found
     /// registered.
     #[must_use]
     pub fn memory_counters(&self) -> MemoryCounters {
-        self.shared.core().engine.memory_counters()
+        self.shared.look(|core| core.engine.memory_counters())
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use kolo_collectives::layout::Shape;
 use kolo_collectives::plan::{Collective, Cut, Placement};
+use kolo_transport::Piece;
 use kolo_transport::shm::FlatMismatch;
 
-use super::bounce::Bounce;
 use super::failure::{Meeting, Poison};
 use super::familiar::Known;
 use super::gpu_memory::GpuPath;
@@ -17,7 +17,7 @@ use super::tiny::Passage;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
 use crate::call::{self, Call, Counts, reduces};
-use crate::engine::{Buffers, Id, Job, Mode, Reach, Sides};
+use crate::engine::{Buffers, Id, Job, Lent, Mode, Reach, Sides};
 use crate::error::{Error, Result};
 use crate::reduce::{Combine, combine_fn, kernel};
 use crate::types::ReduceOp;
@@ -70,6 +70,7 @@ impl Shared {
     /// # Safety
     /// The buffers of the call are valid and not touched by anybody else until this returns.
     pub(crate) unsafe fn run_within(&self, call: &Call, limit: Duration) -> Result<()> {
+        self.check_process(|| Waited::call(call.summary(false), 0))?;
         let mut core = self.core();
         let begun = self.begin(&mut core, call, false)?;
         if core.direct.considers(call) {
@@ -107,12 +108,14 @@ impl Shared {
         begun: &Begun,
         limit: Duration,
     ) -> Result<MutexGuard<'a, Core>> {
-        let mode = if begun.asynchronous { Mode::Asynchronous } else { Mode::Blocking };
-        // SAFETY: handed on.
-        let id = unsafe { self.launch(&mut core, call, (begun.tag, begun.path), mode, None) }?;
-        let mut core = self.wait_for(core, id, begun.waited(call), limit)?;
-        core.engine.finish(id);
-        Ok(core)
+        self.lend(move || {
+            let mode = if begun.asynchronous { Mode::Asynchronous } else { Mode::Blocking };
+            // SAFETY: handed on.
+            let id = unsafe { self.launch(&mut core, call, (begun.tag, begun.path), mode, None) }?;
+            let mut core = self.wait_for(core, id, begun.waited(call), limit)?;
+            core.engine.finish(id);
+            Ok(core)
+        })
     }
 
     /// Starts a call; `keep` lives until it is done.
@@ -125,20 +128,25 @@ impl Shared {
         call: &Call,
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Ticket> {
+        self.check_process(|| Waited::call(call.summary(true), 0))?;
         let mut core = self.core();
         let begun = self.begin(&mut core, call, true)?;
         let Begun { tag, path, .. } = begun;
-        // SAFETY: handed on.
-        let id = unsafe {
-            if core.lines_up(call) {
-                let combine = self.combine(call)?;
-                core.line_up(call, combine, tag, keep)
-            } else {
-                self.launch(&mut core, call, (tag, path), Mode::Asynchronous, keep)?
-            }
-        };
-        let pending = !core.engine.is_done(id);
-        drop(core);
+        let (id, pending) = self.lend(move || {
+            // SAFETY: handed on.
+            let id = unsafe {
+                if core.lines_up(call) {
+                    let how = (self.combine(call)?, tag);
+                    match core.line_up(call, how, (self.rank, self.world_size), keep) {
+                        Ok(id) => id,
+                        Err(error) => return Err(self.refused(core, error, begun.waited(call))),
+                    }
+                } else {
+                    self.launch(&mut core, call, (tag, path), Mode::Asynchronous, keep)?
+                }
+            };
+            Ok((id, !core.engine.is_done(id)))
+        })?;
         if pending {
             self.call_helper();
         }
@@ -150,6 +158,7 @@ impl Shared {
     /// # Safety
     /// As [`Shared::run`].
     pub(crate) unsafe fn start_and_wait(&self, call: &Call, limit: Duration) -> Result<()> {
+        self.check_process(|| Waited::call(call.summary(true), 0))?;
         let mut core = self.core();
         let begun = self.begin(&mut core, call, true)?;
         let lines_up = core.lines_up(call);
@@ -243,34 +252,39 @@ impl Shared {
     ) -> Result<MutexGuard<'a, Core>> {
         let waited = begun.waited(call);
         let combine = self.combine(call)?;
-        let mut bounce = core.bounces.pop().unwrap_or_else(Bounce::new);
-        let bounced = match bounce.prepare(call, self.rank, self.world_size) {
-            Ok(bounced) => bounced,
-            Err(error) => {
-                drop(core);
-                self.poison_with(Poison::Transport(error));
-                return Err(self.fail(waited));
-            }
+        let mut bounce = core.bounces.pop().unwrap_or_default();
+        let bounced = bounce.prepare(call, self.rank, self.world_size);
+        // SAFETY: handed on; settled before this returns.
+        let loaded = bounced.and_then(|bounced| Ok((bounced, unsafe { bounce.load() }?)));
+        let (bounced, bytes) = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => return Err(self.refused(core, error, waited)),
         };
+        core.gpu_counters.loaded_bytes += bytes as u64;
         // The turn is taken before anything that may let another call in.
         let Some(tiny) = &mut core.tiny else { unreachable!("as above") };
-        let mut passage = tiny.enter(&bounced.call, combine, begun.tag);
+        let mut passage = tiny.enter(&bounced, combine, begun.tag);
         let _attended = Attended::new(self);
         let mut watch = Watch::new(self, waited, limit);
-        if let Some(part) = bounced.load {
-            core.gpu_counters.loaded_bytes += part.2 as u64;
-            // SAFETY: handed on.
-            core = unsafe { self.carry(core, &mut bounce, part, &mut watch, waited) }?;
-        }
+        core = self.carry(core, &mut bounce, &mut watch, waited)?;
         // SAFETY: the buffers are the caller's or those of the bounce, which is kept until the end.
-        core = unsafe { self.run_tiny(core, &bounced.call, &mut passage, (begun, limit)) }?;
-        if let Some(part) = bounced.store {
-            core.gpu_counters.stored_bytes += part.2 as u64;
-            // SAFETY: handed on.
-            core = unsafe { self.carry(core, &mut bounce, part, &mut watch, waited) }?;
+        core = unsafe { self.run_tiny(core, &bounced, &mut passage, (begun, limit)) }?;
+        // SAFETY: handed on; settled before this returns.
+        match unsafe { bounce.store() } {
+            Ok(bytes) => core.gpu_counters.stored_bytes += bytes as u64,
+            Err(error) => return Err(self.refused(core, error, waited)),
         }
-        core.bounces.push(bounce);
+        core = self.carry(core, &mut bounce, &mut watch, waited)?;
+        core.give_back(bounce);
         Ok(core)
+    }
+
+    /// A GPU's driver refused in the middle of a call: the others cannot go on either.
+    #[cold]
+    fn refused(&self, core: MutexGuard<'_, Core>, error: kolo_transport::Error, waited: Waited) -> Error {
+        drop(core);
+        self.poison_with(Poison::Transport(error));
+        self.fail(waited)
     }
 
     /// # Safety
@@ -318,34 +332,42 @@ impl Shared {
         passage: &mut Passage,
         (waited, limit): (Waited, Duration),
     ) -> Result<MutexGuard<'a, Core>> {
-        let _attended = Attended::new(self);
-        let mut watch = Watch::new(self, waited, limit);
-        let mut moved = false;
-        loop {
-            // Somebody may be waiting for an earlier operation of ours before coming here.
-            moved |= core.engine.outstanding() > 0 && core.turn();
-            if core.line.is_stuck(&core.engine) {
-                drop(core);
-                return Err(self.fail(waited));
-            }
-            core = watch
-                .pause(core, moved, |core| core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for()))?;
-            let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
-            let before = passage.position();
-            // SAFETY: handed on.
-            match unsafe { tiny.advance(call, passage) } {
-                Ok(true) => return Ok(core),
-                Ok(false) => moved = passage.position() > before,
-                Err(mismatch) => {
+        self.lend(move || {
+            let _attended = Attended::new(self);
+            let mut watch = Watch::of_turn(self, waited, limit, passage.turn());
+            let mut moved = false;
+            loop {
+                // Somebody may be waiting for an earlier operation of ours before coming here.
+                moved |= core.engine.outstanding() > 0 && core.turn();
+                if core.line.is_stuck(&core.engine) {
                     drop(core);
-                    return Err(self.tiny_mismatch(mismatch, waited));
+                    return Err(self.fail(waited));
+                }
+                core = if core.is_behind_a_thread(passage.turn()) {
+                    watch.until_turn(core)?
+                } else {
+                    watch.pause(core, moved, |core| {
+                        core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for())
+                    })?
+                };
+                let Some(tiny) = &mut core.tiny else { unreachable!("the caller found it") };
+                let before = passage.position();
+                // SAFETY: handed on.
+                match unsafe { tiny.advance(call, passage) } {
+                    Ok(true) => return Ok(core),
+                    Ok(false) => moved = passage.position() > before,
+                    Err(mismatch) => {
+                        drop(core);
+                        return Err(self.tiny_mismatch(mismatch, waited));
+                    }
                 }
             }
-        }
+        })
     }
 
     #[cold]
     pub(super) fn tiny_mismatch(&self, found: FlatMismatch, waited: Waited) -> Error {
+        self.show_call(&self.core(), waited);
         let met = Meeting { tag: found.tag, len: 0, expected: None };
         let poison = self.mismatch(found.member as u32, met, waited);
         self.poison_with(poison);
@@ -382,6 +404,7 @@ impl Shared {
             Placement::InPlace if call.input.is_null() => Buffers { input: call.output, output: call.output },
             Placement::InPlace => Buffers { input: call.input.cast_mut(), output: call.output },
         };
+        let lent = self.lent(call, &buffers);
         let job = Job {
             plan: planned.plan,
             shape,
@@ -398,10 +421,29 @@ impl Shared {
             window: planned.window,
             channel_base: 0,
             tag,
+            lent,
             keep,
         };
         // SAFETY: handed on.
         Ok(unsafe { core.engine.start(job, mode) })
+    }
+
+    /// The host's memory that a call works on. In place, one buffer lies in the other.
+    fn lent(&self, call: &Call, buffers: &Buffers) -> Lent {
+        let (mut input, mut output) = call.bytes(self.rank, self.world_size);
+        match call.placement {
+            Placement::InPlace if input > output => output = 0,
+            Placement::InPlace => input = 0,
+            Placement::OutOfPlace => {}
+        }
+        let of = |is_gpu: bool, ptr: *mut u8, len: usize| {
+            (!is_gpu && !ptr.is_null() && len > 0).then_some(Piece { ptr, len })
+        };
+        let sides = call.sides();
+        Lent {
+            input: of(sides.input.is_some(), buffers.input, input),
+            output: of(sides.output.is_some(), buffers.output, output),
+        }
     }
 
     #[inline]

@@ -27,16 +27,15 @@ impl Shared {
         (waited, limit): (Waited, Duration),
     ) -> Result<(MutexGuard<'a, Core>, bool)> {
         let combine = self.combine(call)?;
-        let Core { tiny: Some(tiny), direct, .. } = &mut *core else {
-            unreachable!("there are symmetric buffers only where there is a tiny path")
-        };
-        let mut passage = direct.enter(tiny, call, combine, tag);
-        // SAFETY: handed on.
-        let result = unsafe { self.pass(core, &mut passage, (waited, limit)) };
-        if result.is_err() {
-            passage.abandon();
-        }
-        result
+        self.lend(move || {
+            let Core { tiny: Some(tiny), direct, .. } = &mut *core else {
+                unreachable!("there are symmetric buffers only where there is a tiny path")
+            };
+            // Dropped before it is done, after an error or by unwinding, it takes the buffers back.
+            let mut passage = direct.enter(tiny, call, combine, tag);
+            // SAFETY: handed on.
+            unsafe { self.pass(core, &mut passage, (waited, limit)) }
+        })
     }
 
     /// # Safety
@@ -71,15 +70,21 @@ impl Shared {
             }
             // Somebody may be waiting for an earlier operation of ours before coming here.
             let moved = core.engine.outstanding() > 0 && core.turn();
+            let turn = passage.turn();
             let (_, watch) =
-                watch.get_or_insert_with(|| (Attended::new(self), Watch::new(self, waited, limit)));
+                watch.get_or_insert_with(|| (Attended::new(self), Watch::of_turn(self, waited, limit, turn)));
             if step == Step::Works {
                 polls = polls_first;
                 core = watch.between_pieces(core)?;
                 continue;
             }
-            core = watch
-                .pause(core, moved, |core| core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for()))?;
+            core = if core.is_behind_a_thread(turn) {
+                watch.until_turn(core)?
+            } else {
+                watch.pause(core, moved, |core| {
+                    core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for())
+                })?
+            };
         }
     }
 

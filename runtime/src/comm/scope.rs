@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 
 use kolo_collectives::plan::Collective;
 
+use super::waited::Waited;
 use super::{Communicator, Ticket};
 use crate::call::Call;
 use crate::error::Result;
@@ -249,26 +250,29 @@ impl<'buffers> Scope<'buffers, '_> {
         self.started.borrow_mut().push(Started { ticket, source });
     }
 
-    /// Waits for everything started; after an error the engine has been aborted, so the rest is over too.
+    /// Waits for everything started; after an error or a panic the engine has been aborted, so the rest is over too.
     fn wait(&self) -> Result<()> {
         let shared = &self.communicator.shared;
-        let mut result = Ok(());
-        for Started { ticket: Ticket { id, waited }, source } in self.started.borrow_mut().drain(..) {
-            if result.is_ok() {
-                match shared.wait_for(shared.core(), id, waited, shared.config.timeout) {
-                    Ok(mut core) => {
-                        if let (Some(source), Some(from)) = (source, core.engine.other_end(id)) {
-                            *source = from;
+        shared.check_process(|| Waited::other("scope"))?;
+        shared.lend(|| {
+            let mut result = Ok(());
+            for Started { ticket: Ticket { id, waited }, source } in self.started.borrow_mut().drain(..) {
+                if result.is_ok() {
+                    match shared.wait_for(shared.core(), id, waited, shared.config.timeout) {
+                        Ok(mut core) => {
+                            if let (Some(source), Some(from)) = (source, core.engine.other_end(id)) {
+                                *source = from;
+                            }
+                            drop(core.engine.finish(id));
+                            shared.end(&mut core, waited);
                         }
-                        drop(core.engine.finish(id));
-                        shared.end(&mut core, waited);
+                        Err(error) => result = Err(error),
                     }
-                    Err(error) => result = Err(error),
+                } else {
+                    drop(shared.core().engine.finish(id));
                 }
-            } else {
-                drop(shared.core().engine.finish(id));
             }
-        }
-        result
+            result
+        })
     }
 }

@@ -4,15 +4,16 @@
 //! All state that moves is in [`Core`], behind one mutex. A blocking call takes it, starts its operation and drives the
 //! engine until that is done: no hand-over to another thread. The helper thread exists only once something asynchronous
 //! was started, and drives only while nobody else does. A driver gives the mutex up between turns when somebody asks
-//! for it, and while it sleeps.
+//! for it, and while it sleeps. A blocking call of the exchange that waits for its turn behind another thread's sleeps without
+//! the mutex until that is over.
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use kolo_gdr::Driver;
-use kolo_transport::{Armed, ErrorKind, ParkBy};
+use kolo_transport::{Armed, ErrorKind, ParkBy, Process};
 
 use super::bounce::Bounce;
 use super::direct::Direct;
@@ -22,6 +23,7 @@ use super::gpu_memory::GpuCounters;
 use super::gpu_regions::Regions;
 use super::helper::Helper;
 use super::line::Line;
+use super::registration::Adapters;
 use super::tiny::Tiny;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
@@ -58,6 +60,8 @@ pub(crate) struct Core {
     pub(crate) groups: std::collections::HashMap<u64, u64>,
     pub(crate) closed: bool,
     /// How adapters reach a GPU's memory, if there are any.
+    /// What the adapters do with buffers, if any peer is reached by them.
+    pub(crate) adapters: Option<Adapters>,
     pub(crate) gpu_direct: Option<kolo_gdr::Plan>,
     /// What of it they reach.
     pub(crate) gpu_regions: Regions,
@@ -72,6 +76,8 @@ pub(crate) struct Core {
 
 #[derive(Debug)]
 pub(crate) struct Shared {
+    /// That made it.
+    pub(crate) process: Process,
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
     pub(crate) id: u64,
@@ -107,7 +113,8 @@ pub(crate) struct World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        self.control.leave();
+        // A rank that goes because of a panic is lost, and its last words say so.
+        self.control.leave_or_die();
     }
 }
 
@@ -115,11 +122,14 @@ impl Drop for World {
 /// such as pairs that exchange messages, would otherwise go on until their first pause.
 const LOSS_CALLS: Duration = Duration::from_millis(250);
 
+/// Yields in which a thread that was woken up for the core should have taken it.
+const YIELDS_MAX: u32 = 8;
+
 /// Between two looks at copies that nobody tells of: about what a segment takes.
 const COPY_NAP: Duration = Duration::from_micros(50);
 
 /// Peers asked per question: enough to find a culprit, few enough to be answered at once.
-const PEERS_ASKED: usize = 4;
+pub(super) const PEERS_ASKED: usize = 4;
 
 impl Shared {
     #[allow(clippy::too_many_arguments, reason = "plain construction from parts made in one place")]
@@ -137,6 +147,7 @@ impl Shared {
         core: Core,
     ) -> Self {
         Self {
+            process: Process::current(),
             rank,
             world_size: members.len() as u32,
             id,
@@ -160,7 +171,12 @@ impl Shared {
     /// Takes the core; a driver that holds it gives way.
     #[inline]
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
-        self.core.try_lock().unwrap_or_else(|_| self.core_in_use())
+        match self.core.try_lock() {
+            Ok(core) => core,
+            // Whoever panicked has left the communicator unusable: see `Lent`.
+            Err(TryLockError::Poisoned(core)) => core.into_inner(),
+            Err(TryLockError::WouldBlock) => self.core_in_use(),
+        }
     }
 
     #[cold]
@@ -173,6 +189,29 @@ impl Shared {
 
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Lets another thread have the core. A lock goes to whoever comes first, which is the thread that has just given it up
+    /// unless that waits for the other to wake up.
+    pub(crate) fn give_way<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        drop(core);
+        for _ in 0..YIELDS_MAX {
+            std::thread::yield_now();
+            if !self.is_wanted() {
+                break;
+            }
+        }
+        self.core()
+    }
+
+    /// Sleeps, without the core, until the turn at hand is over, or briefly.
+    pub(crate) fn sleep_until_turn<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        let Some((over, turnstile)) = core.tiny.as_ref().map(|tiny| tiny.turns_over()) else { return core };
+        let turnstile = Arc::clone(turnstile);
+        turnstile.announce();
+        drop(core);
+        turnstile.sleep(over);
+        self.core()
     }
 
     /// Whether nothing has happened that might keep the communicator from being used.
@@ -209,6 +248,9 @@ impl Shared {
     /// The error that the next call would give, once what was sent before has had its time.
     pub(crate) fn standing_error(&self) -> Option<Error> {
         const ASKED: Waited = Waited::other("");
+        if let Err(forked) = self.check_process(|| ASKED) {
+            return Some(forked);
+        }
         let known = self.poison.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let core = self.core();
         let poison = match (known, self.membership.abort_flag().cause()) {
@@ -246,13 +288,21 @@ impl Shared {
                 drop(core);
                 return Err(self.fail(waited));
             }
-            core = watch.pause(core, moved, |core| core.waiting_for(id))?;
+            core = if core.line_is_behind_a_thread(id) {
+                watch.until_turn(core)?
+            } else {
+                watch.pause(core, moved, |core| core.waiting_for(id))?
+            };
         }
     }
 
-    /// Sleeps until an endpoint has something, or briefly.
-    pub(crate) fn sleep<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
-        if core.engine.is_copying() || core.bouncing > 0 {
+    /// Sleeps until an endpoint has something, or the exchange for who has this turn, or briefly.
+    pub(crate) fn sleep<'a>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        turn: Option<u64>,
+    ) -> MutexGuard<'a, Core> {
+        if core.engine.is_copying() || core.bouncing > 0 || core.line.is_copying() {
             // Nothing tells of the end of a copy.
             drop(core);
             wait::sleep(COPY_NAP);
@@ -268,10 +318,10 @@ impl Shared {
         });
         let tiny = core.tiny.as_mut().and_then(|tiny| tiny.arm());
         words.extend(tiny);
-        if core.turn() || core.tiny.as_mut().is_some_and(|tiny| tiny.has_arrived()) {
+        if core.turn() || core.has_arrived(turn) {
             core.engine.disarm();
             disarm_tiny(&mut core);
-            return core;
+            return if self.is_wanted() { self.give_way(core) } else { core };
         }
         drop(core);
         match by {
@@ -312,7 +362,9 @@ impl Shared {
         self.poison.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| poison.clone());
         self.membership.abort(poison.cause(self.rank));
         let cause = kolo_transport::Error::new(ErrorKind::Aborted, "kolo", None, poison.to_string());
-        self.core().engine.abort(&cause);
+        let mut core = self.core();
+        self.leave_word(&core, &poison);
+        core.abort(&cause);
     }
 
     /// Asks some peers what they are doing.
@@ -323,6 +375,14 @@ impl Shared {
     ) -> Vec<(u32, Option<crate::control::Status>)> {
         let peers = &peers[..peers.len().min(PEERS_ASKED)];
         peers.iter().copied().zip(self.membership.ask_all(peers, patience)).collect()
+    }
+}
+
+impl Core {
+    /// Gives everything up: nothing touches the callers' memory any more when this returns.
+    pub(super) fn abort(&mut self, cause: &kolo_transport::Error) {
+        self.engine.abort(cause);
+        self.line.settle();
     }
 }
 

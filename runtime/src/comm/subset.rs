@@ -4,41 +4,67 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Communicator;
-use super::create::{child_id, connect};
+use super::create::{child_id, connect, patience};
 use super::waited::Waited;
 use crate::config::Config;
 use crate::control::ExchangeKey;
 use crate::error::{Error, Result};
-use crate::join::MOST_PATIENCE;
 
 /// Rounds of the control plane's exchange that splits use, apart from the one that introduces a communicator's ranks.
 const SPLIT_ROUND: u64 = 1 << 32;
 
+/// What a rank brings to a split: its color and key, or what is wrong with its call.
+type Wish = std::result::Result<(Option<u32>, i64), String>;
+
+/// Characters of another rank's words that are repeated: some lines.
+const MOST_CHARACTERS: usize = 500;
+
 impl Communicator {
-    /// Splits the communicator: ranks that give the same `color` form a new one, ordered by `key` and then by rank.
-    /// A rank that gives `None` gets none. Every rank of this communicator calls it. Blocks until all have.
+    /// Splits the communicator: ranks that give the same `color` form a new one, ordered by `key`, which may be negative,
+    /// and then by rank. A rank that gives `None` gets none. Every rank of this communicator calls it. Blocks until all have.
     ///
     /// # Errors
-    /// As [`Communicator::from_env`].
-    pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
+    /// As [`Communicator::from_env`]; [`Error::Usage`] on every rank if one of them took part by
+    /// [`refuse_split`](Self::refuse_split).
+    pub fn split(&self, color: Option<u32>, key: impl Into<i64>) -> Result<Option<Self>> {
+        self.split_as(Ok((color, key.into())))
+    }
+
+    /// Takes part in a split in place of a call that makes no sense, for bindings: every rank, this one too, gets an
+    /// [`Error::Usage`] with `problem`, and the communicator is as it was. Otherwise the others would wait for this rank, and
+    /// its later splits would meet their earlier ones. Blocks as [`split`](Self::split).
+    pub fn refuse_split(&self, problem: &str) -> Error {
+        let wish = Err(problem.chars().take(MOST_CHARACTERS).collect());
+        match self.split_as(wish) {
+            Err(error) => error,
+            Ok(_) => self.usage("split", problem.to_owned()),
+        }
+    }
+
+    fn split_as(&self, wish: Wish) -> Result<Option<Self>> {
         let number = self.next_child()?;
         let shared = &self.shared;
-        let deadline = Instant::now() + shared.config.join_timeout.min(MOST_PATIENCE);
-        let entry = postcard::to_stdvec(&(color, key)).map_err(|error| self.unreadable(&error))?;
+        let deadline = Instant::now() + patience(&shared.config);
+        let entry = postcard::to_stdvec(&wish).map_err(|error| self.unreadable(&error))?;
         let round = ExchangeKey { communicator: shared.id, round: SPLIT_ROUND + number };
         let entries = shared.world.control.exchange(round, &shared.members, entry, deadline)?;
-        let Some(color) = color else { return Ok(None) };
-        let mut group: Vec<(u32, u32)> = Vec::new();
+        let mut wishes: Vec<(Option<u32>, i64)> = Vec::with_capacity(entries.len());
         for (rank, entry) in entries.iter().enumerate() {
-            let (theirs, key): (Option<u32>, u32) =
-                postcard::from_bytes(entry).map_err(|error| self.unreadable(&error))?;
-            if theirs == Some(color) {
-                group.push((key, rank as u32));
+            match postcard::from_bytes(entry).map_err(|error| self.unreadable(&error))? {
+                Wish::Ok(wish) => wishes.push(wish),
+                Wish::Err(problem) => {
+                    // Another rank's words: no longer than it may make them, and nothing that a terminal obeys.
+                    let shown: String = problem.chars().take(MOST_CHARACTERS).map(printable).collect();
+                    return Err(self.usage("split", format!("rank {rank} cannot take part: {shown}")));
+                }
             }
         }
+        let Some(color) = wishes[self.rank() as usize].0 else { return Ok(None) };
+        let alike = wishes.iter().enumerate().filter(|(_, (theirs, _))| *theirs == Some(color));
+        let mut group: Vec<(i64, u32)> = alike.map(|(rank, (_, key))| (*key, rank as u32)).collect();
         group.sort_unstable();
         let ranks: Vec<u32> = group.into_iter().map(|(_, rank)| rank).collect();
-        self.subset(&ranks, number, u64::from(color)).map(Some)
+        self.subset(&ranks, number, u64::from(color), deadline).map(Some)
     }
 
     /// A communicator of the listed ranks, in this order. Only these call it, with the same list. Blocks until all have.
@@ -59,6 +85,7 @@ impl Communicator {
                 self.usage("group", "this rank is not in the list; only listed ranks call".to_owned())
             );
         }
+        self.shared.check_process(|| Waited::other("group"))?;
         // Ranks outside the list do not count this call, so the number cannot come from the common counter: the list
         // itself, and how often it was used, name the group.
         let mut core = self.shared.core();
@@ -68,7 +95,7 @@ impl Communicator {
         *uses += 1;
         let number = GROUP_NUMBERS + *uses;
         drop(core);
-        self.subset(ranks, number, list)
+        self.subset(ranks, number, list, Instant::now() + patience(&self.shared.config))
     }
 
     /// A communicator of the same ranks with other settings, for comparisons. All ranks call it, with settings that agree.
@@ -80,20 +107,22 @@ impl Communicator {
         let number = self.next_child()?;
         let shared = &self.shared;
         let id = child_id(shared.id, number, u64::MAX);
-        connect(Arc::clone(&shared.world), id, Arc::clone(&shared.members), self.rank(), config)
+        let deadline = Instant::now() + patience(&config);
+        connect(Arc::clone(&shared.world), id, Arc::clone(&shared.members), self.rank(), config, deadline)
     }
 
-    fn subset(&self, ranks: &[u32], number: u64, color: u64) -> Result<Self> {
+    fn subset(&self, ranks: &[u32], number: u64, color: u64, deadline: Instant) -> Result<Self> {
         let shared = &self.shared;
         let id = child_id(shared.id, number, color);
         let members: Arc<[u32]> = ranks.iter().map(|rank| shared.members[*rank as usize]).collect();
         let Some(own) = ranks.iter().position(|rank| *rank == self.rank()) else {
             return Err(self.usage("split", "this rank is not in its own group".to_owned()));
         };
-        connect(Arc::clone(&shared.world), id, members, own as u32, shared.config.clone())
+        connect(Arc::clone(&shared.world), id, members, own as u32, shared.config.clone(), deadline)
     }
 
     fn next_child(&self) -> Result<u64> {
+        self.shared.check_process(|| Waited::other("split"))?;
         let mut core = self.shared.core();
         self.shared.check_usable(&core, Waited::other("split"))?;
         core.children += 1;
@@ -106,6 +135,14 @@ impl Communicator {
             problem: format!("a rank's part of a split or allocation could not be read: {error}"),
             remedy: "Use the same version of Kolo on all ranks".to_owned(),
         }
+    }
+}
+
+/// A character as it may be shown: quotes as they are.
+fn printable(character: char) -> String {
+    match character {
+        '\'' | '"' | '\\' => character.to_string(),
+        other => other.escape_debug().to_string(),
     }
 }
 

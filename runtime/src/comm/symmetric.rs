@@ -15,9 +15,10 @@ use super::waited::Waited;
 use crate::control::ExchangeKey;
 use crate::error::{Context, Error, Result};
 use crate::join::MOST_PATIENCE;
+use crate::supply::{self, Pool};
 use crate::types::Element;
 
-/// Rounds of the control plane's exchange that allocations use: two each, apart from those of splits.
+/// Rounds of the control plane's exchange that allocations use: three each, apart from those of splits.
 const ALLOC_ROUND: u64 = 1 << 40;
 
 /// How often a rank that waits for others' memory looks whether they are still there.
@@ -30,6 +31,10 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Any rank may drop its buffer at any time when it is in no call, also after the communicator. The pages go back to the
 /// system at once; the others' view of them, which is then only address space, when all ranks have dropped theirs and the
 /// communicator allocates again, or with the communicator.
+///
+/// # Fork
+/// In a child made by `fork` it is the same memory still: the ranks see what the child writes. Dropping it there is without
+/// effect.
 pub struct Symmetric<T: Element> {
     lease: Arc<Lease>,
     count: usize,
@@ -49,11 +54,12 @@ impl Communicator {
     /// exist, such calls of 32 KiB or more (128 and 256 KiB for those that reduce nothing; `KOLO_DIRECT_BYTES`) on any
     /// memory ask first, which costs one exchange of a line per rank.
     ///
-    /// Its memory counts as shared memory of the process, and is backed by pages when this returns.
+    /// Its memory counts as shared memory of the process, and is backed by pages when this returns. Before, what all ranks ask
+    /// for is compared with what their hosts and control groups have available (`MemAvailable`, `memory.max`).
     ///
     /// # Errors
-    /// [`Error::Usage`] if ranks ask for different sizes, [`Error::Unsupported`] if a rank has not got the memory: on all
-    /// ranks, and the communicator is as it was. Otherwise as [`Communicator::from_env`].
+    /// [`Error::Usage`] if ranks ask for different sizes, [`Error::Unsupported`] if a host has not got the memory, with the
+    /// bytes wanted and available: on all ranks, and the communicator is as it was. Otherwise as [`Communicator::from_env`].
     pub fn alloc<T: Element>(&self, count: usize) -> Result<Symmetric<T>> {
         let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let Some(bytes) = bytes else {
@@ -72,6 +78,7 @@ impl Communicator {
 
     fn lease(&self, bytes: usize) -> Result<Arc<Lease>> {
         let shared = &self.shared;
+        shared.check_process(|| ALLOC)?;
         let mut core = shared.core();
         shared.check_usable(&core, ALLOC)?;
         core.allocations += 1;
@@ -80,48 +87,71 @@ impl Communicator {
         let live = core.direct.live();
         drop(core);
 
-        let mut own = if may_share {
-            Handover::new(bytes).map(Made::Shared)
-        } else {
-            SharedMemory::private(bytes).map(Made::Private)
-        };
-        let address = match &own {
-            Ok(Made::Shared(handover)) => Ok(Some(handover.address())),
-            Ok(Made::Private(_)) => Ok(None),
-            Err(error) => Err(error.to_string()),
-        };
-        let deadline = Instant::now() + shared.config.timeout.min(MOST_PATIENCE);
-        let cards = self.tell(2 * number, &Card { bytes: bytes as u64, address, live }, deadline)?;
-        if let Some(other) = cards.iter().position(|card| card.bytes != bytes as u64) {
+        let begin = Instant::now();
+        let deadline = begin + shared.config.timeout.min(MOST_PATIENCE);
+        let wish = Wish { bytes: bytes as u64, live, pools: supply::pools() };
+        let wishes = self.tell(3 * number, &wish, deadline)?;
+        if let Some(other) = wishes.iter().position(|wish| wish.bytes != bytes as u64) {
             let problem =
-                format!("rank {other} asks for {} bytes and this rank for {bytes}", cards[other].bytes);
+                format!("rank {other} asks for {} bytes and this rank for {bytes}", wishes[other].bytes);
             return Err(self.usage("alloc", problem));
         }
-        self.all_could(cards.iter().map(|card| card.address.as_ref().err()))?;
-        let addresses: Option<Vec<&[u8]>> =
-            cards.iter().map(|card| card.address.as_ref().ok()?.as_deref()).collect();
-        let (Some(addresses), Ok(Made::Shared(handover))) = (addresses, &mut own) else {
+        let pools: Vec<Vec<Pool>> = wishes.iter().map(|wish| wish.pools.clone()).collect();
+        if let Some(problem) = supply::shortage(bytes as u64, &pools) {
+            return Err(Error::Unsupported { context: shared.context(ALLOC), problem });
+        }
+
+        let mut own = Made::new(bytes, may_share).map_err(|error| error.to_string());
+        if let Ok(made) = &own {
+            // So that the others still hear of it if time is up.
+            let until = begin + (deadline - begin) / 8 * 7;
+            if let Err(why) = self.back(made.memory(), &pools, until)? {
+                own = Err(why);
+            }
+        }
+        let address = own.as_ref().map(Made::address).map_err(Clone::clone);
+        let cards: Vec<Card> = self.tell(3 * number + 1, &address, deadline)?;
+        self.all_could(cards.iter().map(|card| card.as_ref().err()))?;
+        let addresses: Option<Vec<&[u8]>> = cards.iter().map(|card| card.as_ref().ok()?.as_deref()).collect();
+        let mut handover = match (own, &addresses) {
+            (Ok(Made::Shared(handover)), Some(_)) => handover,
             // Not all ranks are on one host.
-            let memory = match own {
-                Ok(Made::Private(memory)) => memory,
-                Ok(Made::Shared(_)) | Err(_) => {
-                    SharedMemory::private(bytes).map_err(|error| Error::system("allocating memory", error))?
-                }
-            };
-            return Ok(Arc::new(Lease::new(memory, bytes)));
+            (Ok(made), _) => return Ok(Arc::new(Lease::new(made.into_memory(), bytes))),
+            (Err(_), _) => unreachable!("this rank is among those that could"),
         };
-        let taken = self.take_over(handover, &addresses, deadline)?;
-        let outcomes = self.tell(2 * number + 1, &taken, deadline)?;
+        let addresses = addresses.unwrap_or_default();
+        let taken = self.take_over(&mut handover, &addresses, deadline)?;
+        let outcomes = self.tell(3 * number + 2, &taken, deadline)?;
         self.all_could(outcomes.iter().map(|outcome| outcome.as_ref().err()))?;
-        let Ok(Made::Shared(handover)) = own else { unreachable!("it was shared above") };
         let (memory, others) = handover.finish();
         let lease = Arc::new(Lease::new(memory, bytes));
         let mut others = others.into_iter();
         let peers = (0..self.world_size()).map(|rank| if rank == self.rank() { None } else { others.next() });
         let window = Window::new(number, Arc::clone(&lease), peers.collect());
-        let is_used = |id| cards.iter().any(|card| card.live.contains(&id));
+        let is_used = |id| wishes.iter().any(|wish| wish.live.contains(&id));
         shared.core().direct.add(window, is_used);
         Ok(lease)
+    }
+
+    /// Has all pages of this rank's memory backed, while there is enough for all ranks that draw from the same pools and do
+    /// the same; the inner result is why they are not.
+    fn back(
+        &self,
+        memory: &SharedMemory,
+        pools: &[Vec<Pool>],
+        until: Instant,
+    ) -> Result<std::result::Result<(), String>> {
+        let shared = &self.shared;
+        let look = |done: usize, piece: usize| {
+            if shared.membership.abort_flag().is_raised() {
+                return Err(shared.fail(ALLOC));
+            }
+            if done > 0 && Instant::now() >= until {
+                return Ok(Some("time was up; raise KOLO_TIMEOUT if the system is merely slow".to_owned()));
+            }
+            Ok(supply::shortage_meanwhile(piece as u64, pools))
+        };
+        supply::back_in_pieces(memory.bytes(), look, |at, len| memory.back(at, len))
     }
 
     /// Gives this rank's memory to the others and takes theirs; the inner result is what this rank could not do.
@@ -186,15 +216,49 @@ enum Made {
     Private(SharedMemory),
 }
 
-/// What a rank tells the others when it allocates.
+impl Made {
+    fn new(bytes: usize, may_share: bool) -> std::io::Result<Self> {
+        if may_share {
+            Handover::new(bytes).map(Self::Shared)
+        } else {
+            SharedMemory::private(bytes).map(Self::Private)
+        }
+    }
+
+    fn memory(&self) -> &SharedMemory {
+        match self {
+            Self::Shared(handover) => handover.memory(),
+            Self::Private(memory) => memory,
+        }
+    }
+
+    fn address(&self) -> Option<Vec<u8>> {
+        match self {
+            Self::Shared(handover) => Some(handover.address()),
+            Self::Private(_) => None,
+        }
+    }
+
+    fn into_memory(self) -> SharedMemory {
+        match self {
+            Self::Shared(handover) => handover.finish().0,
+            Self::Private(memory) => memory,
+        }
+    }
+}
+
+/// What a rank tells the others before it allocates.
 #[derive(Debug, Serialize, Deserialize)]
-struct Card {
+struct Wish {
     bytes: u64,
-    /// Where its memory is to be had, if it can be shared.
-    address: std::result::Result<Option<Vec<u8>>, String>,
     /// Allocations that it still uses.
     live: Vec<u64>,
+    /// What it draws from.
+    pools: Vec<Pool>,
 }
+
+/// What it tells them when it has: where its memory is to be had, if it can be shared; or why it has none.
+type Card = std::result::Result<Option<Vec<u8>>, String>;
 
 impl<T: Element> Deref for Symmetric<T> {
     type Target = [T];

@@ -5,8 +5,9 @@
 use kolo_collectives::plan::{Collective, Placement};
 
 use super::Communicator;
-use crate::call::{Call, Counts, RawCall, RawCallV};
+use crate::call::{Call, Counts, RawCall, RawCallV, overlap};
 use crate::error::Result;
+use crate::ranges::{Range, is_addressable};
 use crate::types::{DataType, Element, ReduceOp};
 
 /// Stands in where nothing is reduced.
@@ -220,20 +221,28 @@ impl Communicator {
             let problem = format!("operator {} is not defined for {}", raw.op.name(), raw.data_type);
             return Err(self.usage(collective.name(), problem));
         }
-        for (what, counts, is_null) in [
-            ("input", raw.input_counts, raw.input.is_null()),
-            ("output", raw.output_counts, raw.output.is_null()),
-        ] {
+        let mut ranges = [Range::new(raw.input, 0), Range::new(raw.output, 0)];
+        for ((what, counts, start), range) in
+            [("input", raw.input_counts, raw.input), ("output", raw.output_counts, raw.output.cast_const())]
+                .into_iter()
+                .zip(&mut ranges)
+        {
             let elements = counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count));
             let bytes = elements.and_then(|elements| elements.checked_mul(raw.data_type.size()));
-            let Some(bytes) = bytes.filter(|bytes| isize::try_from(*bytes).is_ok()) else {
+            let Some(bytes) = bytes.filter(|bytes| is_addressable(*bytes)) else {
                 let problem = format!("the {what} counts add up to more than can be addressed");
                 return Err(self.usage(collective.name(), problem));
             };
-            if is_null && bytes > 0 {
+            if start.is_null() && bytes > 0 {
                 let problem = format!("the {what} is null, but should hold {bytes} bytes");
                 return Err(self.usage(collective.name(), problem));
             }
+            *range = Range::new(start, bytes);
+        }
+        let [input, output] = ranges;
+        if input.meets(output) {
+            let problem = overlap(input, output, "with blocks of unequal length they must lie apart");
+            return Err(self.usage(collective.name(), problem));
         }
         Ok(Call {
             gpus: None,

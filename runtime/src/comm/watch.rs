@@ -49,6 +49,8 @@ pub(crate) struct Watch<'a> {
     shared: &'a Shared,
     waited: Waited,
     limit: Duration,
+    /// The turn of the call that is waited for, if it is one of the tiny or the direct path.
+    turn: Option<u64>,
     pacer: Pacer,
     started: Option<Instant>,
     moved_at: Option<Instant>,
@@ -69,6 +71,7 @@ impl<'a> Watch<'a> {
             shared,
             waited,
             limit,
+            turn: None,
             pacer: Pacer::new(shared.policy),
             started: None,
             moved_at: None,
@@ -80,6 +83,13 @@ impl<'a> Watch<'a> {
                 call.count.is_some_and(|count| count * call.data_type.size() < SHORT_BYTES)
             }),
         }
+    }
+
+    /// The same for a call with this turn.
+    pub(crate) fn of_turn(shared: &'a Shared, waited: Waited, limit: Duration, turn: u64) -> Self {
+        let mut watch = Self::new(shared, waited, limit);
+        watch.turn = Some(turn);
+        watch
     }
 
     /// The pauses of the helper, whose processor may be the one that the program computes on.
@@ -94,6 +104,8 @@ impl<'a> Watch<'a> {
         moved: bool,
         waiting_for: impl Fn(&Core) -> Vec<u32>,
     ) -> Result<MutexGuard<'a, Core>> {
+        #[cfg(test)]
+        super::lent::injected::pause();
         self.turns += 1;
         let mut next = if moved {
             self.pacer.moved();
@@ -108,7 +120,7 @@ impl<'a> Watch<'a> {
             next = Next::Check;
         }
         if next == Next::Poll {
-            return Ok(if self.shared.is_wanted() { self.give_way(core) } else { core });
+            return Ok(if self.shared.is_wanted() { self.shared.give_way(core) } else { core });
         }
         self.turns = 0;
         if let Some(home) = &mut core.home {
@@ -116,10 +128,17 @@ impl<'a> Watch<'a> {
         }
         core = self.check(core, waiting_for)?;
         Ok(match next {
-            Next::Sleep => self.shared.sleep(core),
-            _ if self.shared.is_wanted() => self.give_way(core),
+            Next::Sleep => self.shared.sleep(core, self.turn),
+            _ if self.shared.is_wanted() => self.shared.give_way(core),
             _ => core,
         })
+    }
+
+    /// Waits for the end of the turn at hand, which is another thread's: that thread drives, and needs the core to do so.
+    pub(crate) fn until_turn(&mut self, core: MutexGuard<'a, Core>) -> Result<MutexGuard<'a, Core>> {
+        self.pacer.look();
+        let core = self.check(core, |core| core.tiny.as_ref().map_or_else(Vec::new, |t| t.waiting_for()))?;
+        Ok(self.shared.sleep_until_turn(core))
     }
 
     /// Comes back to this rank's processor before the first pause, and after a sleep; and notices if others do not share it.
@@ -142,13 +161,7 @@ impl<'a> Watch<'a> {
             return Err(self.shared.fail(self.waited));
         }
         let core = self.check(core, |_| Vec::new())?;
-        Ok(if self.shared.is_wanted() { self.give_way(core) } else { core })
-    }
-
-    fn give_way(&self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
-        drop(core);
-        std::thread::yield_now();
-        self.shared.core()
+        Ok(if self.shared.is_wanted() { self.shared.give_way(core) } else { core })
     }
 
     fn check(
@@ -159,6 +172,7 @@ impl<'a> Watch<'a> {
         let now = self.pacer.now();
         let started = *self.started.get_or_insert(now);
         let idle = now.saturating_duration_since(*self.moved_at.get_or_insert(now));
+        self.shared.hear_last_words(&core, self.waited);
         if let Some(cause) = self.abort_cause()
             && (idle >= LOSS_GRACE || !cause)
         {
@@ -170,6 +184,7 @@ impl<'a> Watch<'a> {
             drop(core);
             return Err(self.shared.time_out(self.waited, self.limit, &peers));
         }
+        let core = if idle >= STALL { self.shared.look_for_the_gone(core, self.waited)? } else { core };
         let since = |at: Instant| now.saturating_duration_since(at);
         let is_due = match self.suspected_at {
             // What it sent before it left has had its time.

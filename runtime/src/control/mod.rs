@@ -59,6 +59,8 @@ pub(crate) use handshake::RendezvousKey;
 pub(crate) use hub::Hub;
 pub(crate) use limits::{BIND_PATIENCE, RETRY_MOST};
 
+use kolo_transport::Process;
+
 use crate::error::{Error, Result};
 use crate::join::{self, JoinSpec, Locator};
 use handshake::Credentials;
@@ -82,6 +84,7 @@ struct Inner {
     spec: JoinSpec,
     runtime: ControlRuntime,
     hub: std::sync::Mutex<Option<Hub>>,
+    process: Process,
 }
 
 impl Control {
@@ -102,9 +105,10 @@ impl Control {
             problem: "the control thread ended while joining".into(),
             remedy: "Keep the ControlRuntime until join has returned".into(),
         })??;
-        let inner =
-            Inner { shared, spec: spec.clone(), runtime: runtime.clone(), hub: std::sync::Mutex::new(hub) };
-        Ok(Self { inner: Arc::new(inner) })
+        let (spec, runtime, process) = (spec.clone(), runtime.clone(), Process::current());
+        Ok(Self {
+            inner: Arc::new(Inner { shared, spec, runtime, hub: std::sync::Mutex::new(hub), process }),
+        })
     }
 
     /// This rank.
@@ -180,6 +184,11 @@ impl Control {
         self.inner.leave();
     }
 
+    /// Says goodbye, or in a panicking thread that this rank is lost, and why.
+    pub(crate) fn leave_or_die(&self) {
+        self.inner.leave_or_die();
+    }
+
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.inner.shared
     }
@@ -187,11 +196,27 @@ impl Control {
 
 impl Inner {
     fn leave(&self) {
+        if !self.process.is_current() {
+            return; // A child made by `fork`: the seat is the parent's.
+        }
         self.part(&ToHub::Goodbye);
         self.wait_for_farewell();
         let patience =
             if self.shared.anything_aborted() { Duration::ZERO } else { self.spec.liveness.linger };
         self.close_hub(patience);
+    }
+
+    fn leave_or_die(&self) {
+        if std::thread::panicking() && self.process.is_current() {
+            let what = std::thread::current().name().unwrap_or("unnamed").to_owned();
+            // Wait until the hub has it: otherwise the end of the process overtakes the reason.
+            let reason = wire::clip(format!("its thread '{what}' panicked"), MAX_NAME_BYTES);
+            self.part(&ToHub::Dying { reason });
+            self.wait_for_farewell();
+            self.close_hub(Duration::ZERO);
+        } else {
+            self.leave();
+        }
     }
 
     fn part(&self, last_words: &ToHub) {
@@ -225,16 +250,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            let what = std::thread::current().name().unwrap_or("unnamed").to_owned();
-            // Wait until the hub has it: otherwise the end of the process overtakes the reason.
-            let reason = wire::clip(format!("its thread '{what}' panicked"), MAX_NAME_BYTES);
-            self.part(&ToHub::Dying { reason });
-            self.wait_for_farewell();
-            self.close_hub(Duration::ZERO);
-        } else {
-            self.leave();
-        }
+        self.leave_or_die();
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kolo_transport::Process;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
@@ -24,6 +25,8 @@ struct Inner {
     handle: Handle,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    /// Where the thread runs: a child made by `fork` has none to wait for.
+    process: Process,
 }
 
 impl ControlRuntime {
@@ -46,7 +49,8 @@ impl ControlRuntime {
                 runtime.shutdown_timeout(Duration::from_millis(100));
             })
             .map_err(|e| Error::system("starting the thread of the control plane", e))?;
-        Ok(Self { inner: Arc::new(Inner { handle, stop: Some(stop), thread: Some(thread) }) })
+        let inner = Inner { handle, stop: Some(stop), thread: Some(thread), process: Process::current() };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Whether the caller runs on this very thread, where waiting for it would be in vain.
@@ -61,6 +65,10 @@ impl ControlRuntime {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if !self.process.is_current() {
+            std::mem::forget((self.stop.take(), self.thread.take()));
+            return;
+        }
         drop(self.stop.take());
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()

@@ -111,8 +111,8 @@ impl Transfers {
         (gpu, reach): (Arc<Gpu>, Reach),
         copies: &mut CopyLines,
     ) -> Result<(), Error> {
-        let transfer = &mut *self.slots[slot as usize];
-        let there = transfer.piece;
+        let transfer = &mut self.slots[slot as usize];
+        let there = transfer.piece.get();
         if let Reach::Direct { flush } = reach {
             if transfer.kind == Kind::Recv {
                 let carried = Carried { gpu, there, here: None, flush, stage: Stage::Here };
@@ -122,7 +122,7 @@ impl Transfers {
         }
         let mut here = self.carriers.take(there.len);
         here.pin(&gpu)?;
-        transfer.piece.ptr = here.ptr();
+        transfer.piece.set(Piece { ptr: here.ptr(), len: there.len });
         let mut stage = Stage::Here;
         if transfer.kind == Kind::Send {
             let part = [(there.ptr.cast_const(), here.ptr(), there.len)];
@@ -179,7 +179,7 @@ impl Transfers {
     /// Starts to bring what has arrived to where it belongs.
     pub(super) fn store_arrived(&mut self, copies: &mut CopyLines) -> Result<(), Error> {
         while let Some(slot) = self.carriers.arrived.pop() {
-            let transfer = &mut *self.slots[slot as usize];
+            let transfer = &mut self.slots[slot as usize];
             let Some(carried) = &mut transfer.carried else { continue };
             let Some(here) = &carried.here else {
                 if carried.flush {
@@ -204,7 +204,7 @@ impl Transfers {
     /// The receive is not over, and as long as the message.
     pub(super) unsafe fn put(&mut self, slot: u16, from: *const u8) -> Result<(), Error> {
         let transfer = &self.slots[slot as usize];
-        let Piece { ptr, len } = transfer.piece;
+        let Piece { ptr, len } = transfer.piece.get();
         let gpu = transfer.carried.as_ref().filter(|carried| carried.here.is_none()).map(|c| &c.gpu);
         let Some(gpu) = gpu else {
             // SAFETY: the caller's promise. Who sends to itself from the memory it receives into gets the copy that it asked

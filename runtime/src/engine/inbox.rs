@@ -16,9 +16,9 @@ pub(super) struct Inbox {
     /// The next message, which the transport holds: then nothing is posted.
     pub(super) head: Option<Envelope>,
     /// A message on its way into memory of ours.
-    pub(super) storing: Option<Box<Stored>>,
+    pub(super) storing: Option<Stored>,
     /// Messages that nobody has asked for yet, in the order of their arrival.
-    pub(super) stored: VecDeque<Box<Stored>>,
+    pub(super) stored: VecDeque<Stored>,
     /// Whether the transport will tell of the next message.
     pub(super) watched: bool,
     /// Messages come in another order than the receives were called: one receive at a time is posted, since all that

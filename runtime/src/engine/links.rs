@@ -1,5 +1,6 @@
 //! The endpoints of a communicator, and which of them leads to which peer.
 
+use super::Lent;
 use kolo_transport::{
     Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, MemoryCounters, ParkBy, Piece, Posted,
     Registered, Sink, Token,
@@ -90,6 +91,11 @@ impl Links {
         }
     }
 
+    /// See [`Endpoint::look_for`].
+    pub(crate) fn look_for(&mut self, peer: u32) -> Result<(), Error> {
+        self.endpoint(peer)?.look_for(peer)
+    }
+
     /// Registers memory with all endpoints, or with none; says of each what came of it.
     ///
     /// # Safety
@@ -113,6 +119,24 @@ impl Links {
             }
         }
         Ok(standing)
+    }
+
+    /// Tells all endpoints what an operation works on.
+    ///
+    /// # Safety
+    /// As [`Endpoint::lend`].
+    pub(crate) unsafe fn lend(&mut self, memory: Lent) {
+        for piece in memory.pieces() {
+            // SAFETY: the caller's promise.
+            self.endpoints.iter_mut().for_each(|endpoint| unsafe { endpoint.lend(piece) });
+        }
+    }
+
+    /// Takes that back.
+    pub(crate) fn reclaim(&mut self, memory: Lent) {
+        for piece in memory.pieces() {
+            self.endpoints.iter_mut().for_each(|endpoint| endpoint.reclaim(piece));
+        }
     }
 
     pub(crate) fn deregister(&mut self, memory: Piece) {

@@ -19,7 +19,7 @@ use kolo_transport::{Channel, Envelope, Error, ErrorKind, Sink};
 
 use super::links::Links;
 use super::token::{Kind, Name};
-use super::transfers::{ANY_SOURCE, TRANSFER_CHANNEL, Transfers, misfit, pieces_of};
+use super::transfers::{ANY_SOURCE, TRANSFER_CHANNEL, Transfers, misfit};
 use super::unexpected::Stored;
 
 /// What matching goes by: the label that the caller gave. The rest of a tag says type and communicator.
@@ -175,8 +175,8 @@ impl Transfers {
                 let slot = self.remove(peer, place);
                 let transfer = &mut self.slots[slot as usize];
                 transfer.peer = peer;
-                if transfer.tag != head.tag || transfer.piece.len as u64 != head.len {
-                    return Err(misfit(peer, transfer.tag, transfer.piece.len, head.tag, head.len));
+                if transfer.tag != head.tag || transfer.piece.get().len as u64 != head.len {
+                    return Err(misfit(peer, transfer.tag, transfer.piece.get().len, head.tag, head.len));
                 }
                 self.inboxes[peer as usize].head = None;
                 self.post(slot, peer, false, links)?;
@@ -249,10 +249,10 @@ impl Transfers {
             return Ok(false);
         };
         let stored = Stored::new(head.tag, len);
-        let pieces = pieces_of(stored.piece());
+        let pieces = stored.pieces();
         let on = Channel { peer, index: TRANSFER_CHANNEL };
         let token = Name::of_store(peer).token();
-        // SAFETY: the piece is boxed and its memory with it; the inbox keeps both until the token completes, and an engine
+        // SAFETY: the list and its memory stay where they are when their owner moves into the inbox, which keeps both until the token completes, and an engine
         // drops its links before its transfers.
         let posted = unsafe { links.post_recv(on, head.tag, Sink::Place(pieces), token) };
         match posted {
@@ -303,13 +303,13 @@ impl Transfers {
 
     /// Gives a receive the first message that was taken in for its label, if there is one.
     fn take_stored(&mut self, peer: u32, slot: u16) -> Result<bool, Error> {
-        let (tag, len) = (self.slots[slot as usize].tag, self.slots[slot as usize].piece.len);
+        let (tag, len) = (self.slots[slot as usize].tag, self.slots[slot as usize].piece.get().len);
         let inbox = &mut self.inboxes[peer as usize];
         let fits = |stored: &Stored| {
-            if stored.tag == tag && stored.bytes().len() == len {
+            if stored.tag == tag && stored.len() == len {
                 return Ok(());
             }
-            Err(misfit(peer, tag, len, stored.tag, stored.bytes().len() as u64))
+            Err(misfit(peer, tag, len, stored.tag, stored.len() as u64))
         };
         if let Some(at) = inbox.stored.iter().position(|stored| label(stored.tag) == label(tag)) {
             fits(&inbox.stored[at])?;
@@ -330,8 +330,8 @@ impl Transfers {
 
     /// Copies a message that was taken in to where it belongs.
     fn deliver(&mut self, slot: u16, stored: &Stored) -> Result<(), Error> {
-        let len = self.slots[slot as usize].piece.len;
-        debug_assert_eq!(len, stored.bytes().len(), "compared when it was claimed");
+        let len = self.slots[slot as usize].piece.get().len;
+        debug_assert_eq!(len, stored.len(), "compared when it was claimed");
         // SAFETY: the receive is not over, so its memory is valid by the promise of `start`, and as long as the message.
         unsafe { self.put(slot, stored.bytes().as_ptr()) }?;
         self.allowance.give_back(len);
@@ -351,8 +351,8 @@ impl Transfers {
         let on = Channel { peer, index: TRANSFER_CHANNEL };
         let transfer = &self.slots[slot as usize];
         let token = transfer.name(slot, Kind::Recv).token();
-        let sink = Sink::Place(pieces_of(&transfer.piece));
-        // SAFETY: the piece is boxed and not changed while posted; the memory is valid by the promise of `start`.
+        let sink = Sink::Place(transfer.piece.pieces());
+        // SAFETY: the list stays where it is and is not changed while posted; the memory is valid by the promise of `start`.
         let posted = unsafe {
             if conditional {
                 links.post_recv_if(on, transfer.tag, sink, token)
@@ -380,10 +380,16 @@ impl Transfers {
             let recv = self.remove(self.rank, place);
             self.slots[recv as usize].peer = self.rank;
             let (from, to) = (&self.slots[send as usize], &self.slots[recv as usize]);
-            if from.piece.len != to.piece.len || from.tag != to.tag {
-                return Err(misfit(self.rank, to.tag, to.piece.len, from.tag, from.piece.len as u64));
+            if from.piece.get().len != to.piece.get().len || from.tag != to.tag {
+                return Err(misfit(
+                    self.rank,
+                    to.tag,
+                    to.piece.get().len,
+                    from.tag,
+                    from.piece.get().len as u64,
+                ));
             }
-            let from = from.piece.ptr.cast_const();
+            let from = from.piece.get().ptr.cast_const();
             // SAFETY: both are valid by the promise of `start`, and what is sent to oneself is in the host's memory.
             unsafe { self.put(recv, from) }?;
             self.sends_to_self.remove(at);

@@ -151,16 +151,19 @@ impl Binding {
         out: &mut Vec<Piece>,
     ) -> usize {
         let mut bytes = 0;
+        // Merged before it is pushed: endpoints hold pointers to the pieces before it, which a reference to the last one,
+        // taken from the vector, would end (seen by Miri on `engine::tests`).
+        let mut last = Piece { ptr: std::ptr::null_mut(), len: 0 };
         let mut push = |ptr: *mut u8, len: usize| {
             bytes += len;
-            if let Some(last) = out.last_mut()
-                && bytes > len
-                && last.ptr.wrapping_add(last.len) == ptr
-            {
+            if last.len > 0 && last.ptr.wrapping_add(last.len) == ptr {
                 last.len += len;
-            } else {
-                out.push(Piece { ptr, len });
+                return;
             }
+            if last.len > 0 {
+                out.push(last);
+            }
+            last = Piece { ptr, len };
         };
         let size = self.element_bytes;
         let blocks = if self.is_mirrored() { self.memory.physical(blocks) } else { blocks };
@@ -169,6 +172,9 @@ impl Binding {
             Home::Buffer(base) => self.layout.extents(blocks, segment, |Extent { offset, len }| {
                 push(base.wrapping_add(offset * size), len * size);
             }),
+        }
+        if last.len > 0 {
+            out.push(last);
         }
         bytes
     }

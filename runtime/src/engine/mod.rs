@@ -9,6 +9,7 @@ mod carried;
 mod copies;
 mod inbox;
 mod links;
+mod listed;
 mod local;
 mod matching;
 mod memory;
@@ -33,8 +34,8 @@ pub(crate) use links::Links;
 pub use links::Route;
 pub(crate) use matching::label;
 pub(crate) use memory::Buffers;
-pub(crate) use operation::Job;
 use operation::Operation;
+pub(crate) use operation::{Job, Lent};
 pub(crate) use porter::Porter;
 pub(crate) use sides::{Reach, Sides};
 pub(crate) use staging::Staging;
@@ -77,6 +78,8 @@ struct Slot {
     group: u16,
     /// Nobody will ask for the result: the slot is freed when the operation is done.
     forgotten: bool,
+    /// What the links know that the operation works on.
+    lent: Lent,
     operation: Box<Operation>,
 }
 
@@ -187,7 +190,13 @@ impl Engine {
         self.free.pop().unwrap_or_else(|| {
             let slot = self.slots.len() as u16;
             let operation = Box::new(Operation::new(slot));
-            self.slots.push(Slot { phase: Phase::Free, group: 0, forgotten: false, operation });
+            self.slots.push(Slot {
+                phase: Phase::Free,
+                group: 0,
+                forgotten: false,
+                lent: Lent::default(),
+                operation,
+            });
             slot
         })
     }
@@ -228,6 +237,7 @@ impl Engine {
                 Event::Waiting(envelope) => self.transfers.waits(envelope),
                 // A peer may leave whenever it likes; it matters to those who still expect something from it.
                 Event::Down { peer, cause } => tracing::debug!(peer, %cause, "connection closed"),
+                Event::Warning(words) => tracing::warn!("{words}"),
             }
         }
         self.events = events;
@@ -292,6 +302,11 @@ impl Engine {
     /// Bytes copied from GPUs' memory, and to it, and how often it was flushed.
     pub(crate) fn copied(&self) -> (u64, u64, u64) {
         (self.copies.loaded_bytes, self.copies.stored_bytes, self.copies.flushes)
+    }
+
+    /// Whether a peer is still there, as far as its transport can tell.
+    pub(crate) fn look_for(&mut self, peer: u32) -> Result<(), Error> {
+        self.links.look_for(peer)
     }
 
     /// Registers memory with the transports; says of each what came of it.
@@ -453,6 +468,9 @@ impl Engine {
     unsafe fn launch(&mut self, slot: u16, job: Job) {
         let entry = &mut self.slots[slot as usize];
         entry.phase = Phase::Running;
+        entry.lent = job.lent;
+        // SAFETY: the buffers stay until the operation is over, or everything is aborted.
+        unsafe { self.links.lend(job.lent) };
         // SAFETY: handed on.
         let result = unsafe { entry.operation.start(job, &mut self.links, &mut self.copies) };
         self.went_on(slot, result);
@@ -505,6 +523,7 @@ impl Engine {
     fn over(&mut self, slot: u16) {
         let entry = &mut self.slots[slot as usize];
         entry.phase = Phase::Done;
+        self.links.reclaim(std::mem::take(&mut entry.lent));
         self.running -= 1;
         if std::mem::take(&mut entry.forgotten) {
             drop(self.finish(Id::Operation { slot, generation: 0 }));

@@ -14,6 +14,7 @@ use super::carried::{Carried, Carriers};
 use super::copies::CopyLines;
 use super::inbox::Inbox;
 use super::links::Links;
+use super::listed::Listed;
 use super::matching::label;
 use super::sides::Reach;
 use super::token::{Kind, MOST_SLOTS, Name, TRANSFER};
@@ -44,7 +45,7 @@ pub(super) struct Transfer {
     pub(super) order: u64,
     pub(super) kind: Kind,
     /// What the transport reads or writes: the caller's memory, or that of `carried`.
-    pub(super) piece: Piece,
+    pub(super) piece: Listed,
     /// If the caller's memory is a GPU's.
     pub(super) carried: Option<Box<Carried>>,
     keep: Option<Box<dyn Any + Send>>,
@@ -74,9 +75,7 @@ pub(crate) struct TransferJob {
 #[derive(Debug)]
 pub(crate) struct Transfers {
     pub(super) rank: u32,
-    /// Boxed, so that the endpoints may keep pointers to the pieces.
-    #[expect(clippy::vec_box, reason = "the addresses must stay when the vector grows")]
-    pub(super) slots: Vec<Box<Transfer>>,
+    pub(super) slots: Vec<Transfer>,
     free: Vec<u16>,
     active: usize,
     calls: u64,
@@ -141,7 +140,7 @@ impl Transfers {
                     let detail = "more than 65536 sends and receives are outstanding; wait for some of them";
                     Error::new(ErrorKind::Usage, "kolo", Some(job.peer), detail)
                 })?;
-                self.slots.push(Box::new(Transfer {
+                self.slots.push(Transfer {
                     phase: Phase::Free,
                     generation: 0,
                     forgotten: false,
@@ -149,18 +148,18 @@ impl Transfers {
                     tag: 0,
                     order: 0,
                     kind: job.kind,
-                    piece: Piece { ptr: std::ptr::null_mut(), len: 0 },
+                    piece: Listed::new(job.memory),
                     carried: None,
                     keep: None,
-                }));
+                });
                 slot
             }
         };
-        let transfer = &mut *self.slots[slot as usize];
+        let transfer = &mut self.slots[slot as usize];
         transfer.generation = transfer.generation.wrapping_add(1);
         (transfer.phase, transfer.forgotten) = (Phase::Posted, false);
-        (transfer.peer, transfer.tag, transfer.piece, transfer.keep) =
-            (job.peer, job.tag, job.memory, job.keep);
+        (transfer.peer, transfer.tag, transfer.keep) = (job.peer, job.tag, job.keep);
+        transfer.piece.set(job.memory);
         (transfer.kind, transfer.carried) = (job.kind, None);
         self.calls += 1;
         transfer.order = self.calls;
@@ -188,8 +187,8 @@ impl Transfers {
         }
         let on = Channel { peer: transfer.peer, index: TRANSFER_CHANNEL };
         let token = transfer.name(slot, Kind::Send).token();
-        let (tag, pieces) = (transfer.tag, pieces_of(&transfer.piece));
-        // SAFETY: the piece is boxed and not changed while posted; the memory is valid by the promise of `start`.
+        let (tag, pieces) = (transfer.tag, transfer.piece.pieces());
+        // SAFETY: the list stays where it is and is not changed while posted; the memory is valid by the promise of `start`.
         if unsafe { links.post_send(on, tag, pieces, token) }? == Posted::Done {
             self.completed(slot);
         }
@@ -283,12 +282,6 @@ impl Transfers {
         self.carriers.clear();
         self.inboxes.iter_mut().for_each(Inbox::clear);
     }
-}
-
-/// The pieces of a message: none if it is empty.
-pub(super) fn pieces_of(piece: &Piece) -> &[Piece] {
-    let pieces = std::slice::from_ref(piece);
-    if piece.len == 0 { &pieces[..0] } else { pieces }
 }
 
 /// A message met a receive of another type or length.

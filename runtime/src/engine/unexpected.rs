@@ -2,7 +2,9 @@
 
 use kolo_transport::Piece;
 
-/// A message taken in, or on its way in. Boxed by its owners: the endpoint keeps a pointer to `piece`.
+use super::listed::Listed;
+
+/// A message taken in, or on its way in.
 #[derive(Debug)]
 pub(super) struct Stored {
     pub(super) tag: u64,
@@ -10,23 +12,28 @@ pub(super) struct Stored {
     pub(super) arrival: u64,
     /// The receive that gets it, once all of it is there.
     pub(super) claimed: Option<u16>,
-    piece: Piece,
-    memory: Box<[u8]>,
+    piece: Listed,
+    // No box: see `Listed`.
+    memory: Vec<u8>,
 }
 
 // SAFETY: the piece points into `memory`, which belongs to this.
 unsafe impl Send for Stored {}
 
 impl Stored {
-    pub(super) fn new(tag: u64, len: usize) -> Box<Self> {
-        let mut memory = vec![0; len].into_boxed_slice();
-        let piece = Piece { ptr: memory.as_mut_ptr(), len };
-        Box::new(Self { tag, arrival: 0, claimed: None, piece, memory })
+    pub(super) fn new(tag: u64, len: usize) -> Self {
+        let mut memory = vec![0; len];
+        let piece = Listed::new(Piece { ptr: memory.as_mut_ptr(), len });
+        Self { tag, arrival: 0, claimed: None, piece, memory }
     }
 
     /// Where the message goes.
-    pub(super) fn piece(&self) -> &Piece {
-        &self.piece
+    pub(super) fn pieces(&self) -> &[Piece] {
+        self.piece.pieces()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.memory.len()
     }
 
     pub(super) fn bytes(&self) -> &[u8] {

@@ -39,7 +39,7 @@ pub(crate) use env::process_environment;
 pub(crate) use locate::{Advert, bind, find};
 pub use unique_id::{Reservation, UNIQUE_ID_BYTES, UniqueId};
 
-/// How long ranks wait for each other by default: containers of one job may start minutes apart.
+/// How long ranks wait for each other by default, whichever way they join: containers of one job may start minutes apart.
 pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Ten years: no wait is longer, and clocks do not overflow.
@@ -56,7 +56,8 @@ pub struct JoinSpec {
     pub local_rank: Option<u32>,
     /// Where rank 0 is found.
     pub locator: Locator,
-    /// How long to wait for all ranks.
+    /// How long to wait for all ranks. [`Builder`](crate::Builder) puts [`Config::join_timeout`](crate::Config::join_timeout)
+    /// here.
     pub timeout: Duration,
     /// Which variables or arguments said so, for messages.
     pub source: String,

@@ -36,6 +36,23 @@ fn a_tagged_message_that_does_not_fit() {
 }
 
 #[test]
+fn a_message_to_oneself_that_nobody_sends_or_receives() {
+    for arrangement in Arrangement::ALL {
+        bounded(&format!("{arrangement:?}"), move || {
+            let limits = |rank| Config { timeout: Duration::from_millis(400), ..arrangement.config(rank) };
+            let received = Cluster::with_configs(2, limits, |comm| {
+                let own = comm.rank();
+                if own == 0 { comm.recv(&mut [0_u8; 24], own) } else { comm.send(&vec![0_u8; 40 << 20], own) }
+            });
+            for (rank, result) in received.expect("joined").into_iter().enumerate() {
+                let text = result.expect_err("nobody sends or receives it").to_string();
+                assert!(text.contains("itself") && text.contains("by another thread"), "rank {rank}: {text}");
+            }
+        });
+    }
+}
+
+#[test]
 fn abort_gives_posted_receives_up() {
     for arrangement in Arrangement::ALL {
         bounded(&format!("{arrangement:?}"), move || {

@@ -132,7 +132,12 @@ fn try_out(config: &Config, kind: TransportKind) -> Result<String> {
         let each = began.elapsed() / PROBE_BARRIERS;
         let how = comm.routes().first().map_or_else(String::new, |route| route.how.clone());
         let gpus = comm.gpu_direct().map_or_else(String::new, |line| format!("; memory of GPUs: {line}"));
-        Ok(format!("works: {how}; a barrier of two ranks takes {:.1} us{gpus}", each.as_secs_f64() * 1e6))
+        let registrations = comm
+            .registration_policy()
+            .map_or_else(String::new, |policy| format!("; registrations of buffers are {policy}"));
+        let fork = comm.fork_safety().map_or_else(String::new, |words| format!("; fork is {words}"));
+        let each = each.as_secs_f64() * 1e6;
+        Ok(format!("works: {how}; a barrier of two ranks takes {each:.1} us{registrations}{fork}{gpus}"))
     })?;
     results.into_iter().next().unwrap_or_else(|| Ok("works".into()))
 }
@@ -141,13 +146,11 @@ fn host() -> Section {
     let system = rustix::system::uname();
     let text = |value: &std::ffi::CStr| value.to_string_lossy().into_owned();
     let variable = |name: &str| std::env::var(name).ok();
-    let launcher = environment::detect(variable).map_or_else(
-        || "none".to_owned(),
-        |launched| {
-            let of = launched.world_size.map_or_else(String::new, |size| format!(" of {size}"));
-            format!("{}: rank {}{of}", launched.by, launched.rank)
-        },
-    );
+    let launcher = match environment::detect(variable) {
+        Ok(None) => "none".to_owned(),
+        Ok(Some(launched)) => format!("{}: rank {} of {}", launched.by, launched.rank, launched.world_size),
+        Err(error) => format!("not understood: {error}"),
+    };
     Section {
         title: "host",
         facts: vec![

@@ -2,60 +2,65 @@
 
 use std::ffi::OsStr;
 
-/// Variables of a launcher: its name, then rank, world size, rank on the host; and a variable that must be there
-/// too, for launchers that leave the others in places where they start nothing.
+use kolo::join::JoinSpec;
+
+use crate::error::{CliError, Result};
+
+/// Variables of a launcher.
 struct Launcher {
     name: &'static str,
     rank: &'static str,
-    world_size: &'static str,
+    /// Any of them; the first belongs to this launcher alone.
+    world_size: &'static [&'static str],
     local_rank: &'static str,
+    /// Must be there too, for launchers that leave the others in places where they start nothing.
     besides: Option<&'static str>,
 }
 
-/// In the order in which they are looked for: what a launcher closer to the process sets comes first.
+/// In the order in which a communicator looks for them: what a launcher closer to the process sets comes first.
 const LAUNCHERS: [Launcher; 6] = [
     Launcher {
         name: "KOLO_RANK",
         rank: "KOLO_RANK",
-        world_size: "KOLO_WORLD_SIZE",
+        world_size: &["KOLO_WORLD_SIZE"],
         local_rank: "KOLO_LOCAL_RANK",
         besides: None,
     },
     Launcher {
         name: "RANK",
         rank: "RANK",
-        world_size: "WORLD_SIZE",
+        world_size: &["WORLD_SIZE"],
         local_rank: "LOCAL_RANK",
         besides: None,
     },
     Launcher {
         name: "Open MPI",
         rank: "OMPI_COMM_WORLD_RANK",
-        world_size: "OMPI_COMM_WORLD_SIZE",
+        world_size: &["OMPI_COMM_WORLD_SIZE"],
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-        besides: None,
-    },
-    Launcher {
-        name: "PMI",
-        rank: "PMI_RANK",
-        world_size: "PMI_SIZE",
-        local_rank: "MPI_LOCALRANKID",
         besides: None,
     },
     Launcher {
         name: "PALS",
         rank: "PALS_RANKID",
-        world_size: "PALS_NRANKS",
+        world_size: &["PALS_SIZE", "PALS_NRANKS", "PMI_SIZE"],
         local_rank: "PALS_LOCAL_RANKID",
         besides: None,
     },
     Launcher {
         name: "Slurm",
         rank: "SLURM_PROCID",
-        world_size: "SLURM_NTASKS",
+        world_size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
         local_rank: "SLURM_LOCALID",
         // A batch script has the others too, without being a task of srun.
         besides: Some("SLURM_STEP_NUM_TASKS"),
+    },
+    Launcher {
+        name: "PMI",
+        rank: "PMI_RANK",
+        world_size: &["PMI_SIZE"],
+        local_rank: "MPI_LOCALRANKID",
+        besides: None,
     },
 ];
 
@@ -66,25 +71,73 @@ pub(crate) struct Launched {
     pub by: &'static str,
     /// Rank of the process.
     pub rank: u32,
-    /// Number of processes, where the launcher says.
-    pub world_size: Option<u32>,
-    /// Rank among those of the host, where the launcher says.
-    pub local_rank: Option<u32>,
+    /// Number of processes.
+    pub world_size: u32,
 }
 
-/// Looks for a launcher's variables through `variable`.
-pub(crate) fn detect(variable: impl Fn(&str) -> Option<String>) -> Option<Launched> {
-    let number = |name: &str| variable(name)?.trim().parse::<u32>().ok();
-    LAUNCHERS.iter().find_map(|launcher| {
-        if launcher.besides.is_some_and(|besides| variable(besides).is_none()) {
-            return None;
+/// Looks for a launcher's variables through `variable`. It is an error if they are there and do not say which rank
+/// this is: whoever set them did not mean a job of its own.
+pub(crate) fn detect(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
+    for launcher in &LAUNCHERS {
+        if launcher.besides.is_none_or(|besides| set(&variable, besides).is_some())
+            && let Some(launched) = launcher.read(&variable)?
+        {
+            return Ok(Some(launched));
         }
-        Some(Launched {
-            by: launcher.name,
-            rank: number(launcher.rank)?,
-            world_size: number(launcher.world_size),
-            local_rank: number(launcher.local_rank),
-        })
+    }
+    match set(&variable, "KOLO_RENDEZVOUS") {
+        // The address may name the rank too.
+        Some(url) if !url.starts_with("env:") => {
+            let spec = JoinSpec::from_env(&variable)?;
+            Ok(Some(Launched { by: "KOLO_RENDEZVOUS", rank: spec.rank, world_size: spec.world_size }))
+        }
+        _ => Ok(None),
+    }
+}
+
+impl Launcher {
+    fn read(&self, variable: &impl Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
+        let size_name = self.world_size.iter().find(|name| set(variable, name).is_some());
+        let size_name = *size_name.unwrap_or(&self.world_size[0]);
+        let remedy = || {
+            format!(
+                "Set {} and {size_name} for each process, or unset both to measure on this machine alone",
+                self.rank
+            )
+        };
+        match (number(variable, self.rank)?, number(variable, size_name)?) {
+            (Some(rank), Some(world_size)) if rank < world_size => {
+                number(variable, self.local_rank)?;
+                Ok(Some(Launched { by: self.name, rank, world_size }))
+            }
+            (Some(rank), Some(world_size)) => Err(CliError::usage(
+                format!("{}={rank} is no rank of {world_size} ({size_name})", self.rank),
+                format!("Number the ranks from 0 to {size_name} - 1"),
+            )),
+            (Some(rank), None) => {
+                Err(CliError::usage(format!("{}={rank} is set, but {size_name} is not", self.rank), remedy()))
+            }
+            // A size that this launcher shares with others is theirs.
+            (None, Some(size)) if size_name == self.world_size[0] => {
+                Err(CliError::usage(format!("{size_name}={size} is set, but {} is not", self.rank), remedy()))
+            }
+            (None, _) => Ok(None),
+        }
+    }
+}
+
+/// A variable that is set to something.
+fn set(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
+    variable(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+fn number(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<u32>> {
+    let Some(text) = set(variable, name) else { return Ok(None) };
+    text.parse().map(Some).map_err(|_| {
+        CliError::usage(
+            format!("{name} says '{text}', which is no number"),
+            format!("A launcher sets {name} to a whole number; unset it to measure on this machine alone"),
+        )
     })
 }
 
@@ -116,25 +169,54 @@ pub(crate) fn is_launcher_variable(name: &OsStr) -> bool {
 mod tests {
     use super::*;
 
-    fn detect_in(pairs: &[(&str, &str)]) -> Option<Launched> {
+    fn detect_in(pairs: &[(&str, &str)]) -> Result<Option<Launched>> {
         detect(|name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    fn found(pairs: &[(&str, &str)]) -> (&'static str, u32, u32) {
+        let launched = detect_in(pairs).unwrap().unwrap();
+        (launched.by, launched.rank, launched.world_size)
     }
 
     #[test]
     fn launchers() {
-        assert_eq!(detect_in(&[("HOME", "/")]), None);
-        let found = detect_in(&[("RANK", "2"), ("WORLD_SIZE", "4"), ("PMI_RANK", "0")]).unwrap();
-        assert_eq!((found.by, found.rank, found.world_size, found.local_rank), ("RANK", 2, Some(4), None));
-        let found = detect_in(&[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_LOCAL_RANK", "0")]).unwrap();
-        assert_eq!((found.by, found.world_size, found.local_rank), ("Open MPI", None, Some(0)));
-        assert_eq!(detect_in(&[("RANK", "two")]), None);
+        assert_eq!(detect_in(&[("HOME", "/"), ("RANK", "")]), Ok(None));
+        assert_eq!(found(&[("RANK", "2"), ("WORLD_SIZE", "4"), ("PMI_RANK", "0")]), ("RANK", 2, 4));
+        let open_mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
+        assert_eq!(found(&open_mpi), ("Open MPI", 1, 2));
+        assert_eq!(found(&[("PALS_RANKID", "1"), ("PMI_RANK", "1"), ("PMI_SIZE", "2")]), ("PALS", 1, 2));
+        assert_eq!(found(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]), ("PMI", 1, 2));
+        assert_eq!(
+            found(&[("KOLO_RENDEZVOUS", "tcp://127.0.0.1:29500?rank=1&world_size=3")]),
+            ("KOLO_RENDEZVOUS", 1, 3)
+        );
+    }
+
+    #[test]
+    fn half_a_launcher_is_an_error() {
+        for (pairs, named) in [
+            (&[("RANK", "two"), ("WORLD_SIZE", "4")][..], "RANK says 'two'"),
+            (&[("RANK", "0"), ("WORLD_SIZE", "4x")], "WORLD_SIZE says '4x'"),
+            (&[("RANK", "-1"), ("WORLD_SIZE", "4")], "RANK says '-1'"),
+            (&[("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "x")], "LOCAL_RANK says 'x'"),
+            (&[("WORLD_SIZE", "4")], "WORLD_SIZE=4 is set, but RANK is not"),
+            (&[("RANK", "0")], "RANK=0 is set, but WORLD_SIZE is not"),
+            (&[("RANK", "4"), ("WORLD_SIZE", "4")], "RANK=4 is no rank of 4"),
+            (&[("OMPI_COMM_WORLD_RANK", "x"), ("OMPI_COMM_WORLD_SIZE", "2")], "OMPI_COMM_WORLD_RANK"),
+            (&[("OMPI_COMM_WORLD_SIZE", "2")], "OMPI_COMM_WORLD_RANK is not"),
+            (&[("PMI_RANK", "0"), ("PMI_SIZE", "")], "PMI_SIZE is not"),
+            (&[("KOLO_RENDEZVOUS", "tcp://127.0.0.1:29500")], "no variable says which rank"),
+        ] {
+            let error = detect_in(pairs).unwrap_err();
+            assert!(error.message.contains(named), "{pairs:?}: {error}");
+            assert_eq!(error.exit_code, crate::error::EXIT_USAGE, "{pairs:?}");
+        }
     }
 
     #[test]
     fn a_batch_script_is_not_a_task() {
         let batch = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")];
-        assert_eq!(detect_in(&batch), None);
-        let task = [batch[0], batch[1], ("SLURM_STEP_NUM_TASKS", "4")];
-        assert_eq!(detect_in(&task).unwrap().by, "Slurm");
+        assert_eq!(detect_in(&batch), Ok(None));
+        assert_eq!(found(&[batch[0], batch[1], ("SLURM_STEP_NUM_TASKS", "4")]), ("Slurm", 0, 4));
     }
 }

@@ -3,14 +3,16 @@
 //! # States
 //! *Running*: all ranks run, signals are forwarded. *Ending*: a rank failed, or a signal asked the job to end; the
 //! other ranks have got SIGTERM and a limit. *Killing*: the limit has passed or the signal came again; SIGKILL.
-//! The job is over when every process has been reaped. One thread does all of it, from one queue of events; it
+//! The job is over when every rank has been reaped. One thread does all of it, from one queue of events; it
 //! waits for nothing else, and never without one of: a living child, whose end is an event, or a limit.
 //!
 //! # Rules
 //! 1. A process is signalled only before it is reaped, so its number cannot belong to anybody else.
-//! 2. Each rank leads a process group, and gets signals as a group: what it started ends with it.
+//! 2. Each rank leads a process group, and gets signals as a group. What it started may outlive it by the grace, for
+//!    instance to write what it has read from the rank; then the group gets SIGKILL. The rank is reaped after that, so
+//!    that the number of its group stays its own (rule 1).
 //! 3. Children die with this process whatever happens to it (PR_SET_PDEATHSIG), so the thread that starts them
-//!    must live as long as the job; it is the one that supervises.
+//!    must live as long as the job; it is the one that supervises. What else dies then, [`super::guardian`] says.
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
@@ -23,8 +25,9 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SI
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
 
+use super::guardian::Lifeline;
 use super::output::{Outputs, Readers};
-use super::process;
+use super::{process, processes};
 use crate::error::{CliError, Result};
 
 /// One process of a job.
@@ -75,20 +78,35 @@ pub(crate) struct Job {
     pub quiet_exit_code: Option<i32>,
 }
 
+/// How often a look is taken at what an ended rank has left behind, whose end need not be an event.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
 enum Event {
     /// A signal came; SIGCHLD among them.
     Signal(i32),
+    /// The launcher is gone, killed by somebody.
+    LauncherGone,
 }
 
 struct Member {
     rank: u32,
     child: Child,
+    /// How it ended, once it has.
     status: Option<ExitStatus>,
+    /// It has ended and nothing of its group is left.
+    reaped: bool,
+    /// Until when what it left behind may go on, once it has ended.
+    limit: Instant,
 }
 
-/// Runs a job to its end, and returns the exit code of the whole.
-pub(crate) fn run(job: &Job, outputs: &Outputs) -> Result<u8> {
+/// Runs a job to its end, and returns the exit code of the whole. The end of the launcher, if there is a lifeline to it,
+/// ends the job at once.
+pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> Result<u8> {
     let (sender, events) = mpsc::channel();
+    if let Some(lifeline) = lifeline {
+        let sender = sender.clone();
+        lifeline.when_cut(move || drop(sender.send(Event::LauncherGone)))?;
+    }
     // Before the first child: its end must not be missed.
     let mut signals = Signals::new([SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])
         .map_err(|error| CliError::system("signals cannot be caught", &error))?;
@@ -136,7 +154,13 @@ impl Supervisor<'_> {
             match process::spawn(self.job, rank) {
                 Ok(mut child) => {
                     readers.attach(rank.rank, &mut child, self.outputs);
-                    self.members.push(Member { rank: rank.rank, child, status: None });
+                    self.members.push(Member {
+                        rank: rank.rank,
+                        child,
+                        status: None,
+                        reaped: false,
+                        limit: Instant::now(),
+                    });
                 }
                 Err(error) => {
                     self.signal_all(Signal::KILL);
@@ -159,49 +183,89 @@ impl Supervisor<'_> {
 
     fn supervise(&mut self, events: &Receiver<Event>) -> Result<u8> {
         self.reap();
-        while self.members.iter().any(|member| member.status.is_none()) {
-            let event = match self.limit {
+        while self.members.iter().any(|member| !member.reaped) {
+            let event = match self.next_look() {
                 None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(limit) => events.recv_timeout(limit.saturating_duration_since(Instant::now())),
             };
             match event {
-                Ok(Event::Signal(SIGCHLD)) => self.reap(),
+                Ok(Event::Signal(SIGCHLD)) => {}
                 Ok(Event::Signal(signal)) => self.pass_on(signal),
-                Err(RecvTimeoutError::Timeout) => self.kill(),
+                Ok(Event::LauncherGone) => self.kill(),
+                Err(RecvTimeoutError::Timeout) => {
+                    if self.limit.is_some_and(|limit| limit <= Instant::now()) {
+                        self.kill();
+                    }
+                }
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(CliError::failure("the thread that watches signals is gone", "Report this"));
                 }
             }
+            self.reap();
         }
         Ok(self.outcome.unwrap_or(0))
     }
 
-    /// Looks at all children that have ended since the last look.
+    /// When something is to be done even if nothing happens.
+    fn next_look(&self) -> Option<Instant> {
+        let left_behind = self.members.iter().any(|member| member.status.is_some() && !member.reaped);
+        let again = left_behind.then(|| Instant::now() + LOOK_AGAIN);
+        self.limit.into_iter().chain(again).min()
+    }
+
+    /// Looks at all ranks that have ended since the last look, and at what they left behind.
     fn reap(&mut self) {
         let mut failures = Vec::new();
-        for index in 0..self.members.len() {
-            let member = &mut self.members[index];
-            if member.status.is_some() || !has_ended(&member.child) {
-                continue;
-            }
-            // Rule 1: what it started is signalled while its number is still its own.
-            let pid = Pid::from_child(&member.child);
-            let Ok(status) = member.child.try_wait().map(|status| status.unwrap_or_default()) else {
-                continue;
-            };
+        for (index, member) in
+            self.members.iter_mut().enumerate().filter(|(_, member)| member.status.is_none())
+        {
+            let Some(status) = ended(&member.child) else { continue };
             member.status = Some(status);
+            member.limit = Instant::now() + self.job.grace;
             if !status.success() {
-                failures.push((index, pid, status));
+                failures.push((index, status));
             }
         }
         // A rank that a signal ended did not choose to: where several ended at once, the others follow from it.
-        failures.sort_by_key(|(_, _, status)| status.signal().is_none());
-        for (index, pid, status) in failures {
-            self.failed(self.members[index].rank, pid, status);
+        failures.sort_by_key(|(_, status)| status.signal().is_none());
+        for (index, status) in failures {
+            self.failed(index, status);
+        }
+        self.bury();
+    }
+
+    /// Reaps the ranks of which nothing is left; ends what has been left for too long.
+    fn bury(&mut self) {
+        let mut ended: Vec<_> =
+            self.members.iter_mut().filter(|member| member.status.is_some() && !member.reaped).collect();
+        if ended.is_empty() {
+            return;
+        }
+        let living = processes::living_groups();
+        for member in &mut ended {
+            let group = Pid::from_child(&member.child);
+            if living.contains(&group) {
+                let patience_is_over = member.limit <= Instant::now();
+                if !self.killed && !patience_is_over {
+                    continue;
+                }
+                let _ = kill_process_group(group, Signal::KILL);
+                if !self.killed {
+                    self.outputs.say(&format!(
+                        "kolo: rank {} left processes behind, which were killed after {} s",
+                        member.rank,
+                        self.job.grace.as_secs_f64()
+                    ));
+                }
+            }
+            // It has ended, so this does not wait.
+            let _ = member.child.wait();
+            member.reaped = true;
         }
     }
 
-    fn failed(&mut self, rank: u32, pid: Pid, status: ExitStatus) {
+    fn failed(&mut self, index: usize, status: ExitStatus) {
+        let (rank, pid) = (self.members[index].rank, self.members[index].child.id());
         if self.outcome.is_some() {
             // Ended by us, or in consequence; whoever was first has been named.
             return;
@@ -249,17 +313,24 @@ impl Supervisor<'_> {
     }
 
     fn signal_all(&self, signal: Signal) {
-        for member in self.members.iter().filter(|member| member.status.is_none()) {
-            // It may have ended meanwhile; then there is nobody to tell.
+        for member in self.members.iter().filter(|member| !member.reaped) {
+            // All of it may have ended meanwhile; then there is nobody to tell.
             let _ = kill_process_group(Pid::from_child(&member.child), signal);
         }
     }
 }
 
-/// Whether a child has ended, without reaping it.
-fn has_ended(child: &Child) -> bool {
+/// How a child has ended, if it has, without reaping it.
+fn ended(child: &Child) -> Option<ExitStatus> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    !matches!(waitid(WaitId::Pid(Pid::from_child(child)), options), Ok(None))
+    let status = waitid(WaitId::Pid(Pid::from_child(child)), options).ok()??;
+    let core = if status.dumped() { 0x80 } else { 0 };
+    // As wait(2) packs it.
+    let raw = match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => (code & 0xff) << 8,
+        (None, signal) => signal.unwrap_or(0) | core,
+    };
+    Some(ExitStatus::from_raw(raw))
 }
 
 /// How a process ended, for people.
@@ -286,111 +357,4 @@ fn exit_code(status: ExitStatus) -> u8 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::output::Captured;
-    use super::*;
-
-    fn shell(script: &str, ranks: u32) -> Job {
-        Job {
-            program: "/bin/sh".into(),
-            arg0: None,
-            arguments: vec!["-c".into(), script.into()],
-            ranks: (0..ranks)
-                .map(|rank| Rank {
-                    rank,
-                    environment: vec![("RANK".into(), rank.to_string().into())],
-                    stdout: Stdout::Pass,
-                })
-                .collect(),
-            prefix: Prefix::Rank,
-            grace: Duration::from_secs(60),
-            quiet_exit_code: None,
-        }
-    }
-
-    fn run_captured(job: &Job) -> (u8, String, String) {
-        let captured = Captured::default();
-        let code = run(job, &captured.outputs()).unwrap();
-        (code, captured.stdout(), captured.stderr())
-    }
-
-    fn sorted(text: &str) -> Vec<&str> {
-        let mut lines: Vec<_> = text.lines().collect();
-        lines.sort_unstable();
-        lines
-    }
-
-    #[test]
-    fn lines_say_which_rank_they_are_from() {
-        let (code, stdout, stderr) = run_captured(&shell("echo one; echo two >&2; printf three", 2));
-        assert_eq!(code, 0);
-        assert_eq!(sorted(&stdout), ["[0] one", "[0] three", "[1] one", "[1] three"]);
-        assert_eq!(sorted(&stderr), ["[0] two", "[1] two"]);
-        assert!(stdout.find("[0] one").unwrap() < stdout.find("[0] three").unwrap());
-    }
-
-    #[test]
-    fn a_failing_rank_ends_the_job_and_is_named() {
-        // The others would wait for ever.
-        let (code, _, stderr) = run_captured(&shell("[ $RANK = 2 ] && exit 7; exec tail -f /dev/null", 4));
-        assert_eq!(code, 7);
-        assert!(stderr.starts_with("kolo: rank 2 (pid "), "{stderr}");
-        assert!(stderr.contains("ended with exit code 7; ending the other 3 ranks"), "{stderr}");
-        assert_eq!(stderr.lines().count(), 1, "{stderr}");
-    }
-
-    #[test]
-    fn a_signal_is_named() {
-        let (code, _, stderr) =
-            run_captured(&shell("[ $RANK = 0 ] && kill -SEGV $$; exec tail -f /dev/null", 2));
-        assert_eq!(code, 128 + 11);
-        assert!(stderr.contains("rank 0") && stderr.contains("killed by signal 11 (SIGSEGV)"), "{stderr}");
-    }
-
-    #[test]
-    fn who_does_not_listen_is_killed() {
-        // Rank 0 fails once rank 1 has made itself deaf, which its children inherit.
-        let directory = tempfile::tempdir().unwrap();
-        let script = format!(
-            "cd {} && if [ $RANK = 1 ]; then trap '' TERM; echo > pipe; tail -f /dev/null; fi; read line < pipe; exit 3",
-            directory.path().display()
-        );
-        let made = std::process::Command::new("mkfifo").arg(directory.path().join("pipe")).status().unwrap();
-        assert!(made.success());
-        let mut job = shell(&script, 2);
-        job.grace = Duration::from_millis(1);
-        assert_eq!(run_captured(&job).0, 3);
-    }
-
-    #[test]
-    fn what_ranks_started_ends_with_them() {
-        // The shell waits for a child of its own, which only a signal to the group reaches.
-        let script = "if [ $RANK = 0 ]; then tail -f /dev/null & wait; fi; exit 4";
-        assert_eq!(run_captured(&shell(script, 2)).0, 4);
-    }
-
-    #[test]
-    fn quiet_codes_are_passed_on_without_a_word() {
-        let mut job = shell("exit 1", 1);
-        job.quiet_exit_code = Some(1);
-        assert_eq!(run_captured(&job), (1, String::new(), String::new()));
-    }
-
-    #[test]
-    fn outputs_can_be_dropped() {
-        let mut job = shell("echo $RANK", 2);
-        job.ranks[1].stdout = Stdout::Drop;
-        assert_eq!(run_captured(&job).1, "[0] 0\n");
-    }
-
-    #[test]
-    fn a_program_that_is_not_there_is_an_error() {
-        let mut job = shell("", 2);
-        job.program = "/no/such/program".into();
-        let error = run(&job, &Captured::default().outputs()).unwrap_err();
-        assert!(
-            error.message.contains("rank 0 could not be started")
-                && error.message.contains("/no/such/program")
-        );
-    }
-}
+mod tests;

@@ -11,13 +11,15 @@ use clap::Args;
 use tempfile::TempDir;
 
 use crate::error::{CliError, Result};
+use guardian::Lifeline;
 use job::{Job, Prefix, Rank, Stdout};
-use output::Outputs;
 
 pub(crate) mod environment;
+mod guardian;
 pub(crate) mod job;
 pub(crate) mod output;
 mod process;
+mod processes;
 
 /// Between asking ranks to end and ending them: enough to flush files, not enough to wonder.
 const GRACE: Duration = Duration::from_secs(5);
@@ -36,7 +38,8 @@ Every rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTE
 KOLO_RENDEZVOUS. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on.
 
 When a rank fails, it is named, the others are ended, and its exit code (128 plus the signal, if one killed \
-it) becomes that of the job.";
+it) becomes that of the job. What a rank leaves behind has --grace seconds to end. Nothing of a job is left when \
+it has ended, also if the launcher is killed.";
 
 /// Options of `kolo run`.
 #[derive(Args, Debug, Clone)]
@@ -67,38 +70,41 @@ pub(crate) struct RunArgs {
 
 /// Runs `kolo run`.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
-    let (meeting, _directory) = meeting(args)?;
-    let job = job(args, &meeting)?;
-    job::run(&job, &Outputs::own()).map(ExitCode::from)
+    guardian::guarded(|lifeline| {
+        let (meeting, _directory) = meeting(args, Some(lifeline))?;
+        lifeline.run(&job(args, &meeting)?)
+    })
 }
 
 /// Starts this program `count` times, as ranks that meet on this machine. Rank 0 has our standard output.
 pub(crate) fn run_self(count: u32, extra: &[OsString], quiet_exit_code: i32) -> Result<ExitCode> {
-    let directory = private_directory()?;
-    let meeting = Meeting::file(&directory)?;
-    let mut arguments = std::env::args_os();
-    let job = Job {
-        program: "/proc/self/exe".into(),
-        arg0: arguments.next(),
-        arguments: arguments.chain(extra.iter().cloned()).collect(),
-        ranks: (0..count)
-            .map(|rank| Rank {
-                rank,
-                environment: meeting.environment(Position {
+    guardian::guarded(|lifeline| {
+        let directory = private_directory(Some(lifeline))?;
+        let meeting = Meeting::file(&directory)?;
+        let mut arguments = std::env::args_os();
+        let job = Job {
+            program: "/proc/self/exe".into(),
+            arg0: arguments.next(),
+            arguments: arguments.chain(extra.iter().cloned()).collect(),
+            ranks: (0..count)
+                .map(|rank| Rank {
                     rank,
-                    of: count,
-                    local: rank,
-                    local_of: count,
-                    node: 0,
-                }),
-                stdout: if rank == 0 { Stdout::Pass } else { Stdout::Drop },
-            })
-            .collect(),
-        prefix: Prefix::None,
-        grace: GRACE,
-        quiet_exit_code: Some(quiet_exit_code),
-    };
-    job::run(&job, &Outputs::own()).map(ExitCode::from)
+                    environment: meeting.environment(Position {
+                        rank,
+                        of: count,
+                        local: rank,
+                        local_of: count,
+                        node: 0,
+                    }),
+                    stdout: if rank == 0 { Stdout::Pass } else { Stdout::Drop },
+                })
+                .collect(),
+            prefix: Prefix::None,
+            grace: GRACE,
+            quiet_exit_code: Some(quiet_exit_code),
+        };
+        lifeline.run(&job)
+    })
 }
 
 /// Where the ranks of a job find each other.
@@ -171,7 +177,7 @@ impl Meeting {
     }
 }
 
-fn meeting(args: &RunArgs) -> Result<(Meeting, Option<TempDir>)> {
+fn meeting(args: &RunArgs, lifeline: Option<&Lifeline>) -> Result<(Meeting, Option<TempDir>)> {
     match &args.rendezvous {
         Some(text) => Ok((Meeting::parse(text)?, None)),
         None if args.nodes > 1 => Err(CliError::usage(
@@ -179,18 +185,21 @@ fn meeting(args: &RunArgs) -> Result<(Meeting, Option<TempDir>)> {
             "Give all of them the same --rendezvous HOST:PORT, with the first machine's address",
         )),
         None => {
-            let directory = private_directory()?;
+            let directory = private_directory(lifeline)?;
             Ok((Meeting::file(&directory)?, Some(directory)))
         }
     }
 }
 
-fn private_directory() -> Result<TempDir> {
-    tempfile::Builder::new()
-        .prefix("kolo-")
-        .permissions(Permissions::from_mode(0o700))
-        .tempdir()
-        .map_err(|error| CliError::system("no directory for the ranks to meet in could be made", &error))
+fn private_directory(lifeline: Option<&Lifeline>) -> Result<TempDir> {
+    let failed = |error| CliError::system("no directory for the ranks to meet in could be made", &error);
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("kolo-").permissions(Permissions::from_mode(0o700));
+    let directory = builder.tempdir().map_err(failed)?;
+    if let Some(lifeline) = lifeline {
+        lifeline.leave_behind(directory.path()).map_err(failed)?;
+    }
+    Ok(directory)
 }
 
 fn job(args: &RunArgs, meeting: &Meeting) -> Result<Job> {
@@ -263,7 +272,7 @@ mod tests {
     #[test]
     fn ranks_are_told_their_place() {
         let args = args(3, 2, 1, Some("10.0.0.1:29500"));
-        let job = job(&args, &meeting(&args).unwrap().0).unwrap();
+        let job = job(&args, &meeting(&args, None).unwrap().0).unwrap();
         assert_eq!(job.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [3, 4, 5]);
         for (name, value) in [
             ("RANK", "5"),
@@ -282,7 +291,7 @@ mod tests {
     #[test]
     fn one_machine_meets_in_a_private_directory() {
         let args = args(1, 1, 0, None);
-        let (place, directory) = meeting(&args).unwrap();
+        let (place, directory) = meeting(&args, None).unwrap();
         let mode = std::fs::metadata(directory.unwrap().path()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
         assert!(place.url.starts_with("file:///") && place.master.is_some());
@@ -302,8 +311,8 @@ mod tests {
         for (ranks, nodes, node_rank) in [(0, 1, 0), (5000, 1, 0), (1, 0, 0), (1, 2, 2), (4096, u32::MAX, 0)]
         {
             let args = args(ranks, nodes, node_rank, Some("a:1"));
-            assert!(job(&args, &meeting(&args).unwrap().0).is_err(), "{ranks} {nodes} {node_rank}");
+            assert!(job(&args, &meeting(&args, None).unwrap().0).is_err(), "{ranks} {nodes} {node_rank}");
         }
-        assert!(meeting(&args(1, 2, 0, None)).is_err());
+        assert!(meeting(&args(1, 2, 0, None), None).is_err());
     }
 }

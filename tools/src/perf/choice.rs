@@ -2,6 +2,8 @@
 
 use kolo::{DataType, ReduceOp};
 
+use crate::error::{CliError, Result};
+
 /// An element type as the type column shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NamedType {
@@ -76,28 +78,48 @@ impl NamedOp {
     }
 }
 
+/// What becomes of a name that nobody knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unknown {
+    /// It is an error.
+    Refused,
+    /// nccl-tests' default is taken, and its line printed: for scripts that call its programs.
+    Defaults,
+}
+
 /// The types `-d` means, and the line to print if it means none of them.
-#[must_use]
-pub(crate) fn types(text: &str) -> (Vec<NamedType>, Option<String>) {
+pub(crate) fn types(text: &str, unknown: Unknown) -> Result<(Vec<NamedType>, Option<String>)> {
     if text == "all" {
-        return (TYPES.to_vec(), None);
+        return Ok((TYPES.to_vec(), None));
     }
     match TYPES.into_iter().find(|known| known.name == text) {
-        Some(known) => (vec![known], None),
-        None => (vec![FLOAT], Some(format!("invalid type {text}, defaulting to {} .. ", FLOAT.name))),
+        Some(known) => Ok((vec![known], None)),
+        None if unknown == Unknown::Defaults => {
+            Ok((vec![FLOAT], Some(format!("invalid type {text}, defaulting to {} .. ", FLOAT.name))))
+        }
+        None => Err(no_such("-d", "element type", text, TYPES.map(|known| known.name))),
     }
 }
 
 /// The operators `-o` means, and the line to print if it means none of them.
-#[must_use]
-pub(crate) fn ops(text: &str) -> (Vec<NamedOp>, Option<String>) {
+pub(crate) fn ops(text: &str, unknown: Unknown) -> Result<(Vec<NamedOp>, Option<String>)> {
     if text == "all" {
-        return (NamedOp::ALL.to_vec(), None);
+        return Ok((NamedOp::ALL.to_vec(), None));
     }
     match NamedOp::ALL.into_iter().find(|known| known.name() == text) {
-        Some(known) => (vec![known], None),
-        None => (vec![NamedOp::Sum], Some(format!("invalid op {text}, defaulting to sum .. "))),
+        Some(known) => Ok((vec![known], None)),
+        None if unknown == Unknown::Defaults => {
+            Ok((vec![NamedOp::Sum], Some(format!("invalid op {text}, defaulting to sum .. "))))
+        }
+        None => Err(no_such("-o", "operator", text, NamedOp::ALL.map(NamedOp::name))),
     }
+}
+
+fn no_such<const N: usize>(option: &str, what: &str, text: &str, known: [&str; N]) -> CliError {
+    CliError::usage(
+        format!("{option} says '{text}', and there is no such {what}"),
+        format!("Choose one of {}, or all", known.join(", ")),
+    )
 }
 
 #[cfg(test)]
@@ -105,20 +127,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_names_fall_back_with_a_line() {
-        assert_eq!(types("float"), (vec![FLOAT], None));
-        assert_eq!(types("all").0.len(), 10);
-        let (chosen, line) = types("f8e4m3");
+    fn unknown_names_are_refused() {
+        assert_eq!(types("float", Unknown::Refused), Ok((vec![FLOAT], None)));
+        assert_eq!(types("all", Unknown::Refused).unwrap().0.len(), 10);
+        assert_eq!(ops("all", Unknown::Refused).unwrap().0.len(), 6);
+        let error = types("f8e4m3", Unknown::Refused).unwrap_err();
+        assert!(error.message.contains("'f8e4m3'") && error.message.contains("bfloat16"), "{error}");
+        let error = ops("mean", Unknown::Refused).unwrap_err();
+        assert!(error.message.contains("'mean'") && error.message.contains("avg"), "{error}");
+    }
+
+    #[test]
+    fn the_programs_of_nccl_tests_fall_back_with_a_line() {
         assert_eq!(
-            (chosen, line.as_deref()),
-            (vec![FLOAT], Some("invalid type f8e4m3, defaulting to float .. "))
+            types("f8e4m3", Unknown::Defaults),
+            Ok((vec![FLOAT], Some("invalid type f8e4m3, defaulting to float .. ".into())))
         );
-        let (chosen, line) = ops("mean");
         assert_eq!(
-            (chosen, line.as_deref()),
-            (vec![NamedOp::Sum], Some("invalid op mean, defaulting to sum .. "))
+            ops("mean", Unknown::Defaults),
+            Ok((vec![NamedOp::Sum], Some("invalid op mean, defaulting to sum .. ".into())))
         );
-        assert_eq!(ops("all").0.len(), 6);
     }
 
     #[test]

@@ -5,7 +5,6 @@
 //! the ranks are threads of this process.
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -46,7 +45,7 @@ pub(crate) use numbers::{human_bytes, parse_size};
 /// Runs `kolo perf`; `program` is the nccl-tests program as which this was called.
 pub(crate) fn run(args: &PerfArgs, program: Option<String>) -> Result<ExitCode> {
     let variable = |name: &str| std::env::var(name).ok();
-    let launched = launch::environment::detect(variable);
+    let launched = launch::environment::detect(variable)?;
     let checked =
         Settings::new(args, program).and_then(|settings| Ok((settings, Environment::read(variable)?)));
     let (settings, environment) = match (checked, &launched) {
@@ -133,8 +132,7 @@ fn joined(args: &PerfArgs, settings: &Settings, environment: &Environment) -> Re
 /// Ends a rank's process at once. Taking leave of the other ranks would take long enough for them to fail first,
 /// and to be blamed.
 fn leave(error: &CliError) -> ! {
-    let _ = writeln!(std::io::stderr(), "kolo: {error}");
-    std::process::exit(i32::from(error.exit_code))
+    std::process::exit(i32::from(error.report()))
 }
 
 fn in_threads(count: u32, settings: &Settings, environment: &Environment) -> Result<bool> {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::args::PerfArgs;
-use super::choice::{self, NamedOp, NamedType};
+use super::choice::{self, NamedOp, NamedType, Unknown};
 use super::numbers::{parse_integer, parse_size};
 use super::test::Test;
 use crate::error::{CliError, Result};
@@ -149,8 +149,10 @@ impl Settings {
     /// Checks the options. `program` is the name shown in the output, as nccl-tests would be called.
     pub(crate) fn new(args: &PerfArgs, program: Option<String>) -> Result<Self> {
         let test = Test::parse(&args.test)?;
-        let (types, type_remark) = choice::types(&args.datatype);
-        let (ops, op_remark) = choice::ops(&args.op);
+        // Scripts that call nccl-tests' programs count on what these do.
+        let unknown = if program.is_some() { Unknown::Defaults } else { Unknown::Refused };
+        let (types, type_remark) = choice::types(&args.datatype, unknown)?;
+        let (ops, op_remark) = choice::ops(&args.op, unknown)?;
         let min_bytes = size(args.minbytes.as_deref(), 32 << 20, "minbytes")?;
         let max_bytes = size(args.maxbytes.as_deref(), 32 << 20, "maxbytes")?;
         if min_bytes > max_bytes {

@@ -25,6 +25,8 @@ const NOT_SUPPORTED: c_int = 801;
 
 const DEVICE: c_int = 7;
 const CONTEXT: usize = 0x7007;
+/// The legacy one, and the one of a thread.
+const DEFAULT_STREAMS: [usize; 2] = [1, 2];
 const PAGE: usize = 4096;
 
 struct Allocation {
@@ -46,6 +48,10 @@ enum Item {
 #[derive(Default)]
 struct State {
     started: bool,
+    /// Fewer than the one that there is.
+    lacking: i64,
+    /// What questions whose an address is are answered with, if not 0.
+    answer: c_int,
     allocations: Vec<Allocation>,
     /// Addresses that were given back, with their lengths: for the GPU's memory alone, as the real ones are.
     places: Vec<(usize, usize)>,
@@ -61,6 +67,7 @@ struct State {
     failed_streams: Vec<usize>,
     flushes: i64,
     exports: i64,
+    questions: i64,
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -73,7 +80,8 @@ struct Locked(MutexGuard<'static, Option<State>>);
 
 fn state() -> Locked {
     let mut guard = STATE.lock().unwrap_or_else(PoisonError::into_inner);
-    guard.get_or_insert_with(State::default);
+    let defaults = || DEFAULT_STREAMS.map(|stream| (stream, VecDeque::new())).into();
+    guard.get_or_insert_with(|| State { streams: defaults(), ..State::default() });
     Locked(guard)
 }
 
@@ -147,7 +155,24 @@ fn has_context() -> bool {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuInit(_flags: c_uint) -> c_int {
-    state().started = true;
+    let mut state = state();
+    if state.lacking > 0 {
+        return NO_DEVICE;
+    }
+    state.started = true;
+    0
+}
+
+/// # Safety
+/// As the driver's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
+    let state = state();
+    if !state.started {
+        return NOT_INITIALIZED;
+    }
+    // SAFETY: the caller's.
+    unsafe { count.write(1) };
     0
 }
 
@@ -344,7 +369,11 @@ unsafe extern "C" fn cuPointerGetAttributes(
     values: *const *mut c_uint,
     address: c_ulonglong,
 ) -> c_int {
-    let state = state();
+    let mut state = state();
+    state.questions += 1;
+    if state.answer != 0 {
+        return state.answer;
+    }
     if !state.started {
         return NOT_INITIALIZED;
     }
@@ -561,15 +590,20 @@ extern "C" fn cuFlushGPUDirectRDMAWrites(target: c_int, scope: c_int) -> c_int {
     c_int::from(target != 0 || scope != 100)
 }
 
-/// 0: a copy fails once so many are done; negative: none does.
+/// 0: a copy fails once so many are done; negative: none does. 1: the answer to questions whose an address is, if not 0.
+/// 2: there is no GPU, if not 0; to be said before the driver is started.
 #[unsafe(no_mangle)]
 extern "C" fn fake_set(what: u32, value: i64) {
-    if what == 0 {
-        state().fails_after = (value >= 0).then_some(value);
+    let mut state = state();
+    match what {
+        0 => state.fails_after = (value >= 0).then_some(value),
+        1 => state.answer = value as c_int,
+        2 => state.lacking = value,
+        _ => {}
     }
 }
 
-/// 0: flushes; 1: ranges exported; 2: bytes pinned.
+/// 0: flushes; 1: ranges exported; 2: bytes pinned; 3: questions whose an address is.
 #[unsafe(no_mangle)]
 extern "C" fn fake_get(what: u32) -> i64 {
     let state = state();
@@ -577,6 +611,7 @@ extern "C" fn fake_get(what: u32) -> i64 {
         0 => state.flushes,
         1 => state.exports,
         2 => state.pinned.values().sum::<usize>() as i64,
+        3 => state.questions,
         _ => -1,
     }
 }

@@ -2,7 +2,9 @@
 
 use std::ffi::{OsStr, c_int, c_uint, c_ulonglong, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::Path;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::cuda::no_export;
@@ -24,6 +26,24 @@ const FLUSH_CURRENT_CONTEXT: c_int = 0;
 const FLUSH_TO_OWNER: c_int = 100;
 const HANDLE_DMA_BUF: c_int = 1;
 const MAPPED_FOR_PCIE: c_ulonglong = 1;
+/// The kernel's side of the driver: there where GPUs are, in containers too if they were given one.
+const KERNEL_DRIVER: &str = "/dev/nvidiactl";
+
+/// Whose memory an address is of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// The host's, or managed memory, which the host reaches too.
+    Host,
+    /// The GPU's of this number.
+    Gpu(u32),
+    /// The driver did not say. The processor reads it, so it counts as the host's.
+    Untold {
+        /// What the driver said instead.
+        words: String,
+        /// Whether this is the first such answer.
+        is_first: bool,
+    },
+}
 
 /// The driver's library, loaded and not started: asking it whose an address is needs no more, since a process in which
 /// nobody has started the driver has no memory of a GPU.
@@ -32,6 +52,8 @@ pub struct Driver {
     library: Arc<Library>,
     /// Those in use, by number.
     gpus: Mutex<Vec<Arc<Gpu>>>,
+    /// Answers of the kind [`Owner::Untold`], so far.
+    untold: AtomicU64,
 }
 
 impl Driver {
@@ -40,15 +62,35 @@ impl Driver {
     /// # Errors
     /// That there is none, or that it is something else.
     pub fn load(library: Option<&OsStr>) -> Result<Self, String> {
-        Ok(Self { library: Arc::new(Library::load(library)?), gpus: Mutex::default() })
+        let library = Arc::new(Library::load(library)?);
+        Ok(Self { library, gpus: Mutex::default(), untold: AtomicU64::new(0) })
     }
 
-    /// The number of the GPU whose memory this address is of, if it is a GPU's. Managed memory, which both reach, counts as
-    /// the host's. One call of the driver.
+    /// Whether this process may come to have memory of a GPU. Where the kernel's side of the driver is loaded the answer is
+    /// yes without asking: a process that has started the driver cannot use GPUs in children that it forks, so that is left
+    /// to the program. Elsewhere the driver is started and asked, which is quick and harms nobody where there is no GPU.
     ///
     /// # Errors
-    /// If the driver cannot tell.
-    pub fn owner(&self, address: *const u8) -> Result<Option<u32>, String> {
+    /// Why there is none, in plain words.
+    pub fn has_gpus(&self) -> Result<(), String> {
+        if Path::new(KERNEL_DRIVER).exists() {
+            return Ok(());
+        }
+        self.library.start()?;
+        let count = self.library.need(self.library.functions.device_count)?;
+        let mut found = 0;
+        // SAFETY: writes one int.
+        self.library.check("counting GPUs", unsafe { count(&raw mut found) })?;
+        if found > 0 { Ok(()) } else { Err("the GPU's driver knows of no GPU".to_owned()) }
+    }
+
+    /// Whose memory this address is of. One call of the driver. Only its plain answer that memory is a GPU's makes it that:
+    /// programs that use no GPU are not stopped by a driver that has failed, or is not in a state to answer (no context in
+    /// this thread, the toolkit's stub library, the end of the process).
+    ///
+    /// # Errors
+    /// If the driver does not tell, and the processor cannot read the address either: a GPU's memory, most likely.
+    pub fn owner(&self, address: *const u8) -> Result<Owner, String> {
         let ask = self.library.need(self.library.functions.pointer_attributes)?;
         let mut which = [MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL];
         let (mut kind, mut managed, mut ordinal): (c_uint, c_uint, c_int) = (0, 0, 0);
@@ -59,13 +101,50 @@ impl Driver {
             ask(which.len() as c_uint, which.as_mut_ptr(), values.as_mut_ptr(), address.addr() as Address)
         };
         match code {
-            NOT_INITIALIZED | INVALID_VALUE => Ok(None),
+            0 if kind == TYPE_DEVICE && managed == 0 => Ok(Owner::Gpu(ordinal as u32)),
+            0 | NOT_INITIALIZED | INVALID_VALUE => Ok(Owner::Host),
             _ => {
-                self.library.check("asking whose an address is", code)?;
-                let is_device = kind == TYPE_DEVICE && managed == 0;
-                Ok(is_device.then_some(ordinal as u32))
+                let words = self.library.check("asking whose an address is", code).err().unwrap_or_default();
+                if !is_readable(address) {
+                    return Err(format!("{words}; and the processor cannot read it"));
+                }
+                let is_first = self.untold.fetch_add(1, Ordering::Relaxed) == 0;
+                Ok(Owner::Untold { words, is_first })
             }
         }
+    }
+
+    /// Waits until all that is queued on a stream so far is done, if the driver knows the address: of a GPU's memory, managed
+    /// or not. Blocks. `stream` is a `CUstream`, or 1 for the legacy default stream and 2 for the calling thread's.
+    ///
+    /// # Errors
+    /// What the driver says: also an error of what was queued.
+    ///
+    /// # Safety
+    /// The stream exists until this returns.
+    pub unsafe fn synchronize(&self, address: *const u8, stream: usize) -> Result<(), String> {
+        let ask = self.library.need(self.library.functions.pointer_attributes)?;
+        let (mut which, mut kind, mut ordinal) = ([MEMORY_TYPE, DEVICE_ORDINAL], 0 as c_uint, 0 as c_int);
+        let mut values: [*mut c_void; 2] = [(&raw mut kind).cast(), (&raw mut ordinal).cast()];
+        // SAFETY: as many attributes as places, each as wide as its attribute; the address is only looked up.
+        let code = unsafe {
+            ask(which.len() as c_uint, which.as_mut_ptr(), values.as_mut_ptr(), address.addr() as Address)
+        };
+        if code != 0 || kind == 0 {
+            // Memory of the host alone, which no stream writes, or taken for it: see `owner`.
+            return Ok(());
+        }
+        self.gpu(ordinal as u32)?.within(|library| {
+            let synchronize = library.need(library.functions.synchronize_stream)?;
+            // SAFETY: a stream, by the caller's promise; the two small numbers are the driver's names for default streams.
+            library.check("waiting for a stream", unsafe { synchronize(ptr::without_provenance_mut(stream)) })
+        })
+    }
+
+    /// How often the driver did not tell whose an address is, and it was taken for the host's.
+    #[must_use]
+    pub fn untold(&self) -> u64 {
+        self.untold.load(Ordering::Relaxed)
     }
 
     /// A GPU by its number, ready for copies.
@@ -81,6 +160,17 @@ impl Driver {
         gpus.push(Arc::clone(&gpu));
         Ok(gpu)
     }
+}
+
+/// Whether the processor can read an address: the kernel tries it. Only a plain no counts; where it may not be asked, a
+/// yes is the better guess.
+fn is_readable(address: *const u8) -> bool {
+    let mut byte = 0_u8;
+    let here = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let there = libc::iovec { iov_base: address.cast_mut().cast(), iov_len: 1 };
+    // SAFETY: writes one byte of ours; the kernel checks the other address, of which there is only a name here.
+    let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const here, 1, &raw const there, 1, 0) };
+    read == 1 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
 }
 
 /// A GPU, with its primary context, which is the one that CUDA's runtime uses.

@@ -30,5 +30,5 @@ mod path;
 pub use copies::Copies;
 pub use cuda::Cuda;
 pub use decide::{Drivers, decide};
-pub use gpu::{Allocation, DeviceRange, Driver, Gpu, Pinned};
+pub use gpu::{Allocation, DeviceRange, Driver, Gpu, Owner, Pinned};
 pub use path::{DmaBuf, Flush, Path, Plan, Refused, Ruled, Wish};

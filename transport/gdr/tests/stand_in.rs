@@ -4,7 +4,7 @@ use std::ffi::{CString, OsStr, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use kolo_gdr::{Copies, Cuda, DmaBuf, Driver, Drivers, Flush, Path, Wish, decide};
+use kolo_gdr::{Copies, Cuda, DmaBuf, Driver, Drivers, Flush, Owner, Path, Wish, decide};
 
 /// Beside the test program, where cargo builds examples.
 fn stand_in() -> PathBuf {
@@ -14,7 +14,11 @@ fn stand_in() -> PathBuf {
 
 /// A function of the stand-in that tests call for themselves.
 fn function(name: &str) -> *mut c_void {
-    let file = CString::new(stand_in().as_os_str().as_bytes()).expect("a name");
+    function_of(&stand_in(), name)
+}
+
+fn function_of(file: &std::path::Path, name: &str) -> *mut c_void {
+    let file = CString::new(file.as_os_str().as_bytes()).expect("a name");
     let name = CString::new(name).expect("a name");
     // SAFETY: terminated texts; loading it twice gives the same.
     let found = unsafe { libc::dlsym(libc::dlopen(file.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
@@ -53,13 +57,13 @@ fn memory_is_told_apart_and_exported_by_pages() {
     let driver = Driver::load(Some(stand_in().as_os_str())).expect("loads");
     let host = [0_u8; 100];
     // Whether the driver is started or not.
-    assert_eq!(driver.owner(host.as_ptr()), Ok(None));
+    assert_eq!(driver.owner(host.as_ptr()), Ok(Owner::Host));
     drop(Cuda::open(0, Some(stand_in().as_os_str()), Ok(())));
-    assert_eq!(driver.owner(host.as_ptr()), Ok(None));
+    assert_eq!(driver.owner(host.as_ptr()), Ok(Owner::Host));
     let memory = allocate(10_000, false);
-    assert_eq!(driver.owner(memory), Ok(Some(0)));
-    assert_eq!(driver.owner(memory.wrapping_add(9_999)), Ok(Some(0)));
-    assert_eq!(driver.owner(allocate(10, true)), Ok(None), "the host reaches managed memory too");
+    assert_eq!(driver.owner(memory), Ok(Owner::Gpu(0)));
+    assert_eq!(driver.owner(memory.wrapping_add(9_999)), Ok(Owner::Gpu(0)));
+    assert_eq!(driver.owner(allocate(10, true)), Ok(Owner::Host), "the host reaches managed memory too");
 
     let gpu = driver.gpu(0).expect("there is one");
     let found = gpu.allocation(memory.wrapping_add(5000)).expect("known");
@@ -140,4 +144,53 @@ fn no_driver_and_no_such_gpu_are_reasons() {
     // Some library, but not this one.
     let other = Cuda::open(0, Some(OsStr::new("libc.so.6")), Ok(()));
     assert_eq!(other.driver(), Err("libc.so.6 has no cuInit".to_owned()));
+}
+
+/// One copy of the stand-in for each test that changes what it answers: tests run side by side.
+fn own_stand_in() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("libown_libcuda.so");
+    std::fs::copy(stand_in(), &file).expect("a copy");
+    (folder, file)
+}
+
+fn set(file: &std::path::Path, what: u32, value: i64) {
+    // SAFETY: the stand-in's own function of that type.
+    let set: extern "C" fn(u32, i64) = unsafe { std::mem::transmute(function_of(file, "fake_set")) };
+    set(what, value);
+}
+
+#[test]
+fn memory_is_the_hosts_unless_the_driver_says_otherwise() {
+    let (_folder, file) = own_stand_in();
+    let driver = Driver::load(Some(file.as_os_str())).expect("loads");
+    let host = [0_u8; 100];
+    // No context in this thread, the toolkit's stub, the end of the process, kernels that have failed.
+    for (times, error) in [201, 34, 4, 700, 719].into_iter().enumerate() {
+        set(&file, 1, error);
+        let told = driver.owner(host.as_ptr());
+        let Ok(Owner::Untold { words, is_first }) = told else { panic!("{told:?}") };
+        assert!(words.contains("whose an address is") && is_first == (times == 0), "{words}");
+        assert_eq!(driver.untold(), times as u64 + 1);
+        // Nobody reads what the processor does not reach: it is an error in place of a crash.
+        let told = driver.owner(std::ptr::without_provenance(8));
+        assert!(matches!(&told, Err(words) if words.contains("the processor cannot read it")), "{told:?}");
+    }
+    set(&file, 1, 0);
+    assert_eq!(driver.owner(host.as_ptr()), Ok(Owner::Host));
+    assert_eq!(driver.untold(), 5);
+}
+
+#[test]
+fn a_driver_without_a_gpu_is_none() {
+    let (_folder, file) = own_stand_in();
+    let driver = Driver::load(Some(file.as_os_str())).expect("loads");
+    if std::path::Path::new("/dev/nvidiactl").exists() {
+        println!("skipped: the kernel's driver is loaded here, and the stand-in not asked");
+        return;
+    }
+    set(&file, 2, 1);
+    assert_eq!(driver.has_gpus(), Err("starting the GPU's driver: no such device".to_owned()));
+    set(&file, 2, 0);
+    assert_eq!(driver.has_gpus(), Ok(()));
 }

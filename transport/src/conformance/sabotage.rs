@@ -140,6 +140,10 @@ impl Endpoint for Sabotaged {
         self.inner.unwatch(on);
     }
 
+    fn look_for(&mut self, peer: u32) -> Result<(), Error> {
+        self.inner.look_for(peer)
+    }
+
     fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         self.polls = self.polls.wrapping_add(1);
         if let Fault::Slow(every) = self.fault
@@ -163,7 +167,11 @@ impl Endpoint for Sabotaged {
         while at < events.len() {
             let done = match events[at] {
                 Event::Done(token) => Some(token),
-                Event::Failed(..) | Event::Returned(_) | Event::Waiting(_) | Event::Down { .. } => None,
+                Event::Failed(..)
+                | Event::Returned(_)
+                | Event::Waiting(_)
+                | Event::Down { .. }
+                | Event::Warning(_) => None,
             };
             match (self.fault, done) {
                 (Fault::TwiceDone(number), Some(token)) if self.count() == number => {

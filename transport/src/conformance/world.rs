@@ -232,6 +232,7 @@ impl World {
                     assert!(!open, "{rank} reports {peer} down before its tokens have failed");
                     self.downs.push((rank, peer));
                 }
+                Event::Warning(words) => println!("{rank} warns: {words}"),
             }
         }
     }

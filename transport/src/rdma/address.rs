@@ -5,7 +5,7 @@ use kolo_verbs::{Gid, GidKind, Mtu};
 use super::rails::{RAILS_MAX, Rail};
 
 /// Changes with what peers say to each other.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 const RAIL_BYTES: usize = 24;
 
@@ -21,21 +21,24 @@ pub(super) struct RailAddress {
 /// What the control plane carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
+    /// Peers that its rank's locked memory is enough for.
+    pub(super) peers: u16,
     pub(super) rails: Vec<RailAddress>,
     pub(super) side: Vec<u8>,
 }
 
 impl Address {
-    pub(super) fn of(rails: &[Rail], side: &[u8]) -> Self {
+    pub(super) fn of(peers: u16, rails: &[Rail], side: &[u8]) -> Self {
         let rails = rails
             .iter()
             .map(|rail| RailAddress { gid: rail.gid, kind: rail.kind, lid: rail.lid, mtu: rail.path.mtu })
             .collect();
-        Self { rails, side: side.to_vec() }
+        Self { peers, rails, side: side.to_vec() }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = vec![b'R', VERSION, self.rails.len() as u8, 0];
+        let [low, high] = self.peers.to_le_bytes();
+        let mut bytes = vec![b'R', VERSION, self.rails.len() as u8, 0, low, high];
         for rail in &self.rails {
             bytes.extend_from_slice(&rail.gid.0);
             bytes.push(match rail.kind {
@@ -53,7 +56,7 @@ impl Address {
 
     /// From a peer; what is wrong with it if it is not one.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
-        let (head, rest) = bytes.split_at_checked(4).ok_or("too short")?;
+        let (head, rest) = bytes.split_at_checked(6).ok_or("too short")?;
         if head[0] != b'R' {
             return Err("not the address of an RDMA endpoint");
         }
@@ -81,7 +84,8 @@ impl Address {
             })
         };
         let rails = listed.chunks(RAIL_BYTES).map(rail).collect::<Result<_, _>>()?;
-        Ok(Self { rails, side: side.to_vec() })
+        let peers = u16::from_le_bytes([head[4], head[5]]);
+        Ok(Self { peers, rails, side: side.to_vec() })
     }
 }
 
@@ -92,13 +96,13 @@ mod tests {
     #[test]
     fn addresses_survive_the_wire_and_nonsense_does_not() {
         let rail = RailAddress { gid: Gid([7; 16]), kind: GidKind::RoceV2, lid: 3, mtu: Mtu::Bytes2048 };
-        let address = Address { rails: vec![rail; 2], side: vec![1, 2, 3] };
+        let address = Address { peers: 700, rails: vec![rail; 2], side: vec![1, 2, 3] };
         let bytes = address.encode();
         assert_eq!(Address::decode(&bytes), Ok(address));
-        for len in 0..4 + 2 * RAIL_BYTES {
+        for len in 0..6 + 2 * RAIL_BYTES {
             assert!(Address::decode(&bytes[..len]).is_err(), "{len} bytes");
         }
-        for (at, value) in [(0, b'X'), (1, 9), (2, 0), (2, 200), (20, 9), (21, 0)] {
+        for (at, value) in [(0, b'X'), (1, 9), (2, 0), (2, 200), (22, 9), (23, 0)] {
             let mut damaged = bytes.clone();
             damaged[at] = value;
             assert!(Address::decode(&damaged).is_err(), "byte {at} = {value}");

@@ -12,10 +12,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use kolo_verbs::{Error, PinnedBuffer, ProtectionDomain};
+use kolo_verbs::{Access, PinnedBuffer};
 
 use super::movers::Movers;
+use super::progress::Hands;
 use super::registrations::Use;
+use super::small;
+use super::trouble::Trouble;
 use super::wire::{EAGER_BYTES, GRANTS, Grant, Header, Place, SLOTS};
 use crate::endpoint::Token;
 use crate::tcp::memory::{Cursor, Eater, Pieces};
@@ -32,6 +35,9 @@ pub(super) const BLOCK_BYTES: usize = OWN_PLACE_AT + LINE_BYTES;
 /// Bytes of a piece of staging: long enough that a request does not count, short enough to be in the second-level
 /// cache when it is consumed.
 pub(super) const CHUNK_BYTES: usize = 128 << 10;
+
+/// The same where what may be locked is short.
+pub(super) const CHUNK_BYTES_LEAST: usize = 16 << 10;
 
 /// Where the header of a slot is in the peer's or this side's shared part.
 pub(super) fn slot_at(count: u32) -> usize {
@@ -67,6 +73,8 @@ pub(super) struct SendOp {
     pub(super) noticed: bool,
     /// The region of the piece at the cursor, with the piece's bounds.
     pub(super) held: Option<(Use, usize, usize)>,
+    /// The bounds of a piece that is copied, as it cannot be registered or had better not be.
+    pub(super) copied: Option<(usize, usize)>,
     /// How often it was looked at without a grant.
     pub(super) stalled: u32,
     /// If some of its memory may be such that the processor cannot look at it.
@@ -125,6 +133,23 @@ pub(super) struct Granted {
     pub(super) dead: bool,
 }
 
+/// Memory for so many pieces, as long as what may be locked permits; and how long they are.
+pub(super) fn staging(
+    pieces: usize,
+    rail: usize,
+    access: Access,
+    hands: &mut Hands<'_>,
+) -> Result<(PinnedBuffer, usize), Trouble> {
+    let domain = &hands.rails[rail].domain;
+    match small::allocate(domain, hands.registrations, pieces * CHUNK_BYTES, access) {
+        Err(Trouble::Short(..)) => {
+            let least = pieces * CHUNK_BYTES_LEAST;
+            Ok((small::allocate(domain, hands.registrations, least, access)?, CHUNK_BYTES_LEAST))
+        }
+        other => Ok((other?, CHUNK_BYTES)),
+    }
+}
+
 /// A channel. Counters wrap.
 #[derive(Debug)]
 pub(super) struct Chan {
@@ -169,8 +194,9 @@ pub(super) struct Chan {
     /// There once the connection is.
     pub(super) block: Option<PinnedBuffer>,
     pub(super) staging: Option<PinnedBuffer>,
-    /// Free pieces of staging, a bit each.
+    /// Free pieces of staging, a bit each, and how long they are.
     pub(super) chunks_free: u8,
+    pub(super) chunk_bytes: usize,
 }
 
 impl Chan {
@@ -201,6 +227,7 @@ impl Chan {
             block: None,
             staging: None,
             chunks_free: 0,
+            chunk_bytes: CHUNK_BYTES,
         }
     }
 
@@ -218,11 +245,12 @@ impl Chan {
         self.block.as_ref().expect("a channel over which something came or goes is open")
     }
 
-    /// Staging, there from the first use on.
-    pub(super) fn chunk(&mut self, domain: &ProtectionDomain) -> Result<Option<u8>, Error> {
+    /// A piece of staging, which is there from the first use on.
+    pub(super) fn chunk(&mut self, rail: usize, hands: &mut Hands<'_>) -> Result<Option<u8>, Trouble> {
         if self.staging.is_none() {
-            let access = kolo_verbs::Access::LOCAL_WRITE | kolo_verbs::Access::REMOTE_WRITE;
-            self.staging = Some(domain.allocate(GRANTS as usize * CHUNK_BYTES, access)?);
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            let (staging, bytes) = staging(GRANTS as usize, rail, access, hands)?;
+            (self.staging, self.chunk_bytes) = (Some(staging), bytes);
             self.chunks_free = (1 << GRANTS) - 1;
         }
         if self.chunks_free == 0 {

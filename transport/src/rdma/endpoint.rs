@@ -19,9 +19,10 @@ use super::rails::{self, Rail};
 use super::reach;
 use super::registrations::Registrations;
 use super::side::{News, Side};
+use super::small::Lockable;
 use super::stats::Counters;
 use super::watch::Watch;
-use super::wire::{CHANNELS, GRANTS};
+use super::wire::{CHANNELS, EAGER_BYTES, GRANTS};
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Backing, MemoryCounters, Registered};
@@ -54,6 +55,9 @@ pub struct RdmaEndpoint {
     // The order of dropping: links, then what they were made of. See `Peer` for the order in there.
     pub(super) peers: Vec<Peer>,
     pub(super) registrations: Vec<Registrations>,
+    /// Why changes of memory go unnoticed, if they should not.
+    pub(super) unwatched: Option<String>,
+    pub(super) lockable: Lockable,
     /// None while there is no memory that needs them.
     pub(super) movers: Option<Arc<Movers>>,
     pub(super) rails: Vec<Rail>,
@@ -73,7 +77,7 @@ pub struct RdmaEndpoint {
     pub(super) news: Vec<News>,
     /// Peers that are lost and of which something that has arrived is asked for.
     pub(super) late: Vec<u32>,
-    epoll: OwnedFd,
+    pub(super) epoll: OwnedFd,
     side_watched: bool,
     pub(super) armed: bool,
     pub(super) side_due: bool,
@@ -95,8 +99,10 @@ impl RdmaEndpoint {
             return Err(Error::new(ErrorKind::Usage, NAME, None, detail));
         }
         let (rails, passed_over) = rails::open(&options)?;
+        let lockable = Lockable::of(&options, rails.len())
+            .map_err(|words| Error::new(ErrorKind::System, NAME, None, words))?;
         let side = Side::new(rank, world_size, options.side.clone())?;
-        let address = Address::of(&rails, side.address()).encode();
+        let address = Address::of(lockable.peers, &rails, side.address()).encode();
         if address.len() > 1024 {
             let detail =
                 "more network interfaces than an address has room for; choose with KOLO_SOCKET_IFNAME";
@@ -111,10 +117,16 @@ impl RdmaEndpoint {
             let data = epoll::EventData::new_u64(0);
             epoll::add(&epoll, &rail.channel, data, epoll::EventFlags::IN)
                 .map_err(system("watching a completion channel"))?;
+            let data = epoll::EventData::new_u64(2);
+            epoll::add(&epoll, rail.context().async_fd(), data, epoll::EventFlags::IN)
+                .map_err(system("watching an adapter's events"))?;
         }
-        let watch = match options.keep {
-            Keep::Watched => Watch::start().map(Arc::new),
-            Keep::Never | Keep::Always => None,
+        let (watch, unwatched) = match options.keep {
+            Keep::Watched => match Watch::shared() {
+                Ok(watch) => (Some(watch), None),
+                Err(because) => (None, Some(because)),
+            },
+            Keep::Never | Keep::Always => (None, None),
         };
         let registrations = rails
             .iter()
@@ -124,6 +136,8 @@ impl RdmaEndpoint {
         Ok(Self {
             peers: (0..world_size).map(|_| peer()).collect(),
             registrations,
+            unwatched,
+            lockable,
             movers: None,
             rails,
             side,
@@ -221,6 +235,9 @@ impl Endpoint for RdmaEndpoint {
         let address = Address::decode(address).map_err(|what| {
             Error::new(ErrorKind::Corrupt, NAME, Some(peer), format!("the peer's address: {what}"))
         })?;
+        if let Some(because) = self.beyond(peer, &address) {
+            return Ok(Reach::No { because });
+        }
         if let Reach::No { because } = self.side.introduce(peer, &address.side)? {
             return Ok(Reach::No { because: format!("the connection beside it: {because}") });
         }
@@ -240,6 +257,8 @@ impl Endpoint for RdmaEndpoint {
         let known = &mut self.peers[peer as usize];
         known.address = Some(address);
         known.pairs = pairs;
+        self.share_out();
+        let known = &self.peers[peer as usize];
         if known.channels.iter().flatten().any(|chan| !chan.is_idle() || chan.watched) {
             self.start(peer)?;
         }
@@ -304,6 +323,18 @@ impl Endpoint for RdmaEndpoint {
 
     fn deregister(&mut self, memory: Piece) {
         self.unpin(memory);
+    }
+
+    unsafe fn lend(&mut self, memory: Piece) {
+        if memory.len > EAGER_BYTES {
+            self.registrations.iter_mut().for_each(|cache| cache.lend(memory.ptr, memory.len));
+        }
+    }
+
+    fn reclaim(&mut self, memory: Piece) {
+        if memory.len > EAGER_BYTES {
+            self.registrations.iter_mut().for_each(|cache| cache.reclaim(memory.ptr, memory.len));
+        }
     }
 
     fn memory_counters(&self) -> MemoryCounters {

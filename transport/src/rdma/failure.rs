@@ -24,17 +24,22 @@ pub(super) enum Arrived {
     Fails,
 }
 
+/// What cannot be used any more is a loss, whatever it came from; a mistake of the peer's stays one, and so does what failed
+/// on this side.
+pub(super) fn given_up(kind: ErrorKind) -> ErrorKind {
+    match kind {
+        ErrorKind::Corrupt | ErrorKind::Local => kind,
+        _ => ErrorKind::PeerLost,
+    }
+}
+
 impl RdmaEndpoint {
     /// A peer is lost. What has arrived is still delivered; whatever needs more of the peer fails.
     pub(super) fn lose(&mut self, number: u32, error: Error, events: &mut Vec<Event>) {
         if self.peers[number as usize].down.is_some() {
             return;
         }
-        // What cannot be used any more is a loss, whatever it came from; a mistake of the peer's stays one.
-        let cause = match error.kind {
-            ErrorKind::Corrupt => error,
-            _ => Error { kind: ErrorKind::PeerLost, ..error },
-        };
+        let cause = Error { kind: given_up(error.kind), ..error };
         let answers = number < self.rank;
         let peer = &mut self.peers[number as usize];
         if let Some(link) = peer.link.as_deref_mut() {
@@ -60,6 +65,21 @@ impl RdmaEndpoint {
         if needed {
             self.tell_down(number, events);
         }
+    }
+
+    /// Moves the queue pairs to a peer to their error state, as a device does that gives them up: for tests, which have no
+    /// such device.
+    ///
+    /// # Errors
+    /// If there is no connection to it, or the device refuses.
+    #[doc(hidden)]
+    pub fn sever(&mut self, peer: u32) -> Result<(), Error> {
+        let none = || Error::new(ErrorKind::Usage, super::NAME, Some(peer), "there is no connection to it");
+        let link = self.peers.get(peer as usize).and_then(|peer| peer.link.as_deref()).ok_or_else(none)?;
+        link.lanes
+            .iter()
+            .try_for_each(|lane| lane.sever())
+            .map_err(|error| Error::new(ErrorKind::System, super::NAME, Some(peer), error.to_string()))
     }
 
     /// Reports the loss of a peer, once.

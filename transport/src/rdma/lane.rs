@@ -127,6 +127,16 @@ impl Lane {
         Ok(lane)
     }
 
+    /// The queue pair's number.
+    pub(super) fn pair_number(&self) -> u32 {
+        self.pair.number()
+    }
+
+    /// Has the queue pair fail as a device does that gives it up; for tests.
+    pub(super) fn sever(&self) -> Result<(), Error> {
+        self.pair.fail()
+    }
+
     pub(super) fn address(&self, rail: &Rail) -> Address {
         Address {
             number: self.pair.number(),

@@ -71,6 +71,7 @@ pub(super) struct Link {
 pub(super) struct Bounce {
     pub(super) memory: PinnedBuffer,
     pub(super) free: u8,
+    pub(super) chunk_bytes: usize,
 }
 
 impl Link {

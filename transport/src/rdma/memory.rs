@@ -1,22 +1,69 @@
 //! Memory that is registered once: the endpoint's share.
 
+use std::fmt;
 use std::sync::Arc;
 
 use kolo_verbs::{Access, DmaBufSupport};
 
 use super::NAME;
 use super::endpoint::RdmaEndpoint;
-use super::registrations::Registrations;
+use super::options::Keep;
 use super::stats::Counters;
 use crate::endpoint::Piece;
 use crate::error::{Error, ErrorKind};
 use crate::memory::Backing;
 
+/// What becomes of registrations of the caller's memory that nobody uses any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RegistrationPolicy {
+    /// They are kept, and let go of when the kernel tells that memory changed.
+    Watched,
+    /// They are to be kept, and the kernel tells nothing to this process: they end with their operations.
+    Unwatched {
+        /// What was refused, and how.
+        because: String,
+    },
+    /// They are kept, as the user promises not to unmap.
+    Promised,
+    /// They end with their messages, as the user wished.
+    Never,
+}
+
+impl fmt::Display for RegistrationPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Watched => f.write_str("kept, and let go of when the kernel tells that memory changed"),
+            Self::Unwatched { because } => write!(
+                f,
+                "not kept, since changes of memory go unnoticed ({because}): short buffers are copied, those from 1 MiB \
+                 on registered by each call; let the process use userfaultfd (a container's seccomp profile, \
+                 vm.unprivileged_userfaultfd=1), or promise with KOLO_IB_CACHE=always that no buffer is unmapped"
+            ),
+            Self::Promised => {
+                f.write_str("kept, as KOLO_IB_CACHE=always promises that no buffer is unmapped")
+            }
+            Self::Never => f.write_str("not kept, as KOLO_IB_CACHE=never wants"),
+        }
+    }
+}
+
 impl RdmaEndpoint {
     /// What becomes of registrations of the caller's memory that nobody uses any more.
     #[must_use]
-    pub fn registration_policy(&self) -> &'static str {
-        self.registrations.first().map_or("", Registrations::describe)
+    pub fn registration_policy(&self) -> RegistrationPolicy {
+        match (self.options.keep, &self.unwatched) {
+            (Keep::Always, _) => RegistrationPolicy::Promised,
+            (Keep::Never, _) => RegistrationPolicy::Never,
+            (Keep::Watched, None) => RegistrationPolicy::Watched,
+            (Keep::Watched, Some(because)) => RegistrationPolicy::Unwatched { because: because.clone() },
+        }
+    }
+
+    /// What a `fork` of this process does to memory that is registered, in words.
+    #[must_use]
+    pub fn fork_safety(&self) -> String {
+        self.rails.first().map_or_else(String::new, |rail| rail.context().fork_safety().to_string())
     }
 
     /// What it has done so far.

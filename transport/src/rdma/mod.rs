@@ -5,8 +5,11 @@
 //! * **libibverbs is found at run time** (crate `kolo-verbs`). Where it is not, or no adapter works, making an endpoint
 //!   fails with what is missing and what to do.
 //! * **A link per peer**: one queue pair for what is short, at least one per pair of adapters for what is long; all
-//!   channels to the peer share them. Connected on first use, over a TCP connection beside it, whose end is also the
-//!   news that the peer is gone: adapters notice that much later or never.
+//!   channels to the peer share them. Connected by [`RdmaEndpoint::try_paths`], as the runtime does with all peers when a
+//!   communicator is made, else on first use; over a TCP connection beside it, whose end is also the news that the peer
+//!   is gone: adapters notice that much later or never.
+//! * **What befalls an adapter** (a reset, a port that goes down) is read from its own descriptor, beside the TCP connection:
+//!   completions say nothing of it.
 //! * **Short messages** are written into slots of the receiver's, of which each channel has its own: so a channel
 //!   nobody reads holds up no other. The sender knows how many are free.
 //! * **Long messages** are asked for: the receiver writes grants (address, key, length, and what it expects) to the
@@ -28,10 +31,12 @@
 
 mod address;
 mod channel;
+mod devices;
 mod endpoint;
 mod failure;
 mod hello;
 mod lane;
+mod lent;
 mod link;
 mod memory;
 mod movers;
@@ -44,11 +49,14 @@ mod receiving;
 mod registrations;
 mod sending;
 mod side;
+mod small;
 mod stats;
+mod trouble;
 mod watch;
 mod wire;
 
 pub use endpoint::RdmaEndpoint;
+pub use memory::RegistrationPolicy;
 pub use options::{Keep, RdmaOptions};
 pub use registrations::CacheCounters;
 pub use stats::Counters;

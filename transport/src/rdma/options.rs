@@ -46,6 +46,8 @@ pub struct RdmaOptions {
     pub cache_regions: usize,
     /// Bytes kept registered at most, per adapter, beyond what is in use.
     pub cache_bytes: usize,
+    /// Bytes that may be locked; `None` asks the system (`RLIMIT_MEMLOCK`).
+    pub lockable_bytes: Option<u64>,
     /// The connection beside it, over which queue pairs are made known and the end of a peer is noticed.
     pub side: TcpOptions,
 }
@@ -64,6 +66,7 @@ impl Default for RdmaOptions {
             keep: Keep::default(),
             cache_regions: 256,
             cache_bytes: 8 << 30,
+            lockable_bytes: None,
             side: TcpOptions::default(),
         }
     }

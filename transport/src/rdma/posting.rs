@@ -3,8 +3,10 @@
 use super::NAME;
 use super::channel::{Chan, Landing, RecvOp, SendOp, Way};
 use super::endpoint::{MESSAGE_MAX, Peer, RdmaEndpoint};
+use super::failure::given_up;
 use super::link::Stage;
-use super::progress::{Hands, Trouble};
+use super::progress::Hands;
+use super::trouble::Trouble;
 use super::wire::{CHANNELS, EAGER_BYTES};
 use super::{receiving, sending};
 use crate::endpoint::{Channel, Event, Piece, Posted, Sink, Token};
@@ -45,6 +47,7 @@ impl RdmaEndpoint {
             written: 0,
             noticed: false,
             held: None,
+            copied: None,
             stalled: 0,
             movers,
         };
@@ -235,11 +238,11 @@ impl RdmaEndpoint {
         if let Trouble::Message(error) = trouble {
             return error;
         }
-        let error = trouble.words(peer, &self.way_to(peer));
+        let error = trouble.words(self.rank, peer, &self.way_to(peer));
         let mut backlog = std::mem::take(&mut self.backlog);
         self.lose(peer, error.clone(), &mut backlog);
         self.backlog = backlog;
-        Error { kind: ErrorKind::PeerLost, ..error }
+        Error { kind: given_up(error.kind), ..error }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use kolo_verbs::{Blame, Completion, Failure};
+use kolo_verbs::{Blame, Completion};
 
 use super::channel::Chan;
 use super::endpoint::{Peer, RdmaEndpoint};
@@ -15,6 +15,7 @@ use super::rails::Rail;
 use super::registrations::Registrations;
 use super::side::News;
 use super::stats::Counters;
+use super::trouble::Trouble;
 use super::wire::{GRANTS, Grant, Note, SLOTS};
 use super::{NAME, receiving, sending};
 use crate::endpoint::{Channel, Event};
@@ -39,44 +40,6 @@ pub(super) struct Hands<'a> {
     pub(super) events: &'a mut Vec<Event>,
 }
 
-/// Why a peer is given up.
-#[derive(Debug)]
-pub(super) enum Trouble {
-    /// A call failed.
-    Verbs(kolo_verbs::Error),
-    /// A request failed, on a queue pair.
-    Failed(u32, Failure),
-    /// The peer sent what no peer of this version sends.
-    Corrupt(&'static str),
-    /// A message could not be copied from where it is: its own affair, and not the peer's.
-    Message(Error),
-}
-
-impl From<kolo_verbs::Error> for Trouble {
-    fn from(error: kolo_verbs::Error) -> Self {
-        Self::Verbs(error)
-    }
-}
-
-impl Trouble {
-    /// In plain words: who, which queue pair, between which adapters, and what to do.
-    pub(super) fn words(self, peer: u32, way: &str) -> Error {
-        let (kind, detail) = match self {
-            Self::Verbs(error) => (ErrorKind::System, format!("{error} ({way})")),
-            Self::Message(error) => return error,
-            Self::Failed(number, failure) => {
-                let kind = match failure.status.blame() {
-                    Blame::Path | Blame::Consequence => ErrorKind::PeerLost,
-                    _ => ErrorKind::System,
-                };
-                (kind, format!("queue pair {number} ({way}) failed: {failure}"))
-            }
-            Self::Corrupt(what) => (ErrorKind::Corrupt, format!("the peer sent something else than {what}")),
-        };
-        Error::new(kind, NAME, Some(peer), detail)
-    }
-}
-
 impl RdmaEndpoint {
     /// One round: completions and channels of all links, and now and then the side connection.
     pub(super) fn progress(&mut self, events: &mut Vec<Event>) -> bool {
@@ -97,7 +60,9 @@ impl RdmaEndpoint {
             match self.step(peer, quiet, events) {
                 Ok(some) => moved |= some,
                 Err(trouble) => {
-                    let error = trouble.words(peer, &self.way_to(peer));
+                    // An event of the device says more than what was flushed because of it.
+                    self.look_at_devices(events);
+                    let error = trouble.words(self.rank, peer, &self.way_to(peer));
                     self.lose(peer, error, events);
                     moved = true;
                 }
@@ -151,10 +116,11 @@ impl RdmaEndpoint {
         Ok(moved)
     }
 
-    /// What the side connection has to say.
+    /// What the side connection and the devices have to say.
     fn look_aside(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut moved = self.look_at_devices(events);
         let mut news = std::mem::take(&mut self.news);
-        let mut moved = self.side.poll(|item| news.push(item));
+        moved |= self.side.poll(|item| news.push(item));
         for item in news.drain(..) {
             moved = true;
             match item {
@@ -165,7 +131,7 @@ impl RdmaEndpoint {
                 }
                 News::Hello(peer, Err(what)) => {
                     let trouble = Trouble::Corrupt("a hello");
-                    let error = trouble.words(peer, what);
+                    let error = trouble.words(self.rank, peer, what);
                     self.lose(peer, error, events);
                 }
                 News::Gone(peer, error) => self.lose(peer, error, events),
@@ -270,6 +236,7 @@ pub(super) fn drain(
     hands: &mut Hands<'_>,
 ) -> Result<bool, Trouble> {
     let mut moved = false;
+    let mut flushed = None;
     for at in 0..link.queues.len() {
         loop {
             let mut batch = [Completion::default(); BATCH];
@@ -277,8 +244,10 @@ pub(super) fn drain(
             for completion in &batch[..count] {
                 moved = true;
                 if let Err(failure) = completion.result() {
-                    // What was posted behind a failure comes back too, and says nothing.
+                    // What was posted behind a failure comes back too, and says only that there was one: another
+                    // completion may say more.
                     if failure.status.blame() == Blame::Consequence {
+                        flushed.get_or_insert((completion.queue_pair(), failure));
                         continue;
                     }
                     return Err(Trouble::Failed(completion.queue_pair(), failure));
@@ -302,7 +271,10 @@ pub(super) fn drain(
             }
         }
     }
-    Ok(moved)
+    match flushed {
+        Some((number, failure)) => Err(Trouble::Failed(number, failure)),
+        None => Ok(moved),
+    }
 }
 
 /// Requests up to this one are done.

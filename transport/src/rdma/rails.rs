@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 
 use kolo_verbs::{
-    Absence, CompletionChannel, Context, DeviceReport, Gid, GidEntry, GidKind, Library, LinkLayer,
-    MemoryLock, Path, Port, PortReport, Probe, ProtectionDomain, probe_library,
+    Absence, CompletionChannel, Context, DeviceReport, Gid, GidEntry, GidKind, Library, LinkLayer, Path,
+    Port, PortReport, Probe, ProtectionDomain, probe_library,
 };
 
 use super::NAME;
@@ -14,9 +14,6 @@ use crate::error::{Error, ErrorKind};
 
 /// Ports used at most: what fits into an address.
 pub(super) const RAILS_MAX: usize = 4;
-
-/// What the first few connected channels lock. Less than that is refused at once rather than in the middle.
-const LOCKED_BYTES_LEAST: u64 = 4 << 20;
 
 /// One port of one adapter, opened. Rails of one adapter share nothing but the kernel's device.
 #[derive(Debug)]
@@ -30,6 +27,8 @@ pub(super) struct Rail {
     pub(super) kind: GidKind,
     pub(super) rate_mbps: Option<u32>,
     pub(super) numa_node: Option<u32>,
+    /// Whether the device tells of no more events, since it is gone.
+    pub(super) mute: bool,
 }
 
 impl Rail {
@@ -63,7 +62,6 @@ pub(super) fn open(options: &RdmaOptions) -> Result<(Vec<Rail>, Vec<String>), Er
         Probe::Ready(reports) => reports,
         Probe::Absent(absence) => return Err(absent(absence)),
     };
-    MemoryLock::current().check(LOCKED_BYTES_LEAST).map_err(refuse)?;
     let filter = Filter::new(options.adapters.as_deref().unwrap_or(""));
     let (mut rails, mut passed) = (Vec::new(), Vec::new());
     let devices = library.devices().map_err(absent)?;
@@ -119,6 +117,7 @@ fn rail(
         kind: entry.kind,
         rate_mbps: port.rate_mbps,
         numa_node: report.numa_node,
+        mute: false,
     })
 }
 

@@ -17,11 +17,12 @@
 use kolo_verbs::Remote;
 
 use super::NAME;
-use super::channel::{CHUNK_BYTES, Chan, Granted, Landing, RecvOp, Way, grant_at, own};
+use super::channel::{Chan, Granted, Landing, RecvOp, Way, grant_at, own};
 use super::link::Link;
 use super::movers::Movers;
-use super::progress::{Hands, Trouble};
+use super::progress::Hands;
 use super::sending::remote;
+use super::trouble::Trouble;
 use super::wire::{EAGER_BYTES, GRANTS, Grant, Header, Kind, Note, SLOTS};
 use crate::endpoint::{Channel, Envelope, Event, Posted};
 use crate::error::{Error, ErrorKind};
@@ -255,7 +256,7 @@ pub(super) fn answered(
         op.filled += granted.len;
         match (granted.chunk, &chan.staging) {
             (Some(chunk), Some(staging)) => {
-                let from = staging.as_ptr().wrapping_add(usize::from(chunk) * CHUNK_BYTES);
+                let from = staging.as_ptr().wrapping_add(usize::from(chunk) * chan.chunk_bytes);
                 if let Err(error) = deliver(op, from, offset, granted.len) {
                     op.failed.get_or_insert(error);
                 }
@@ -264,7 +265,13 @@ pub(super) fn answered(
                     Landing::Eat(_) => hands.counters.received_eaten_bytes += granted.len as u64,
                 }
             }
-            _ => hands.counters.received_in_place_bytes += granted.len as u64,
+            _ => {
+                hands.counters.received_in_place_bytes += granted.len as u64;
+                // Later pieces may come through staging, and go behind.
+                if let Landing::Place { pieces, cursor } = &mut op.landing {
+                    pieces.advance(cursor, granted.len);
+                }
+            }
         }
     }
     if let Some(chunk) = granted.chunk {
@@ -334,14 +341,10 @@ fn grant_one(
                 return Ok(Granting::Blocked);
             };
             // SAFETY: the caller's memory stays mapped until the token completes; the use is given back before.
-            let held = match unsafe { hands.registrations[rail].acquire(piece.ptr, piece.len) } {
-                Ok(held) => held,
-                // What was possible for its first piece is not any more: the rest goes through staging.
-                Err(_) if op.granted == 0 => {
-                    op.way = Way::Staged;
-                    return Ok(Granting::More);
-                }
-                Err(error) => return Err(error.into()),
+            let Some(held) = (unsafe { hands.registrations[rail].acquire(piece.ptr, piece.len) }) else {
+                // From here on; what is granted already is filled before.
+                op.way = Way::Staged;
+                return Ok(Granting::More);
             };
             let len = (piece.len - offset).min(u32::MAX as usize & !4095);
             pieces.advance(&mut op.granted_to, len);
@@ -349,10 +352,10 @@ fn grant_one(
             (Remote { address, key: held.remote_key }, len, None, Some(held))
         }
         _ => {
-            let Some(chunk) = chan.chunk(&hands.rails[rail].domain)? else { return Ok(Granting::Blocked) };
+            let Some(chunk) = chan.chunk(rail, hands)? else { return Ok(Granting::Blocked) };
             let Some(staging) = &chan.staging else { return Ok(Granting::Blocked) };
-            let to = staging.region().remote(usize::from(chunk) * CHUNK_BYTES);
-            (to, left.min(CHUNK_BYTES), Some(chunk), None)
+            let to = staging.region().remote(usize::from(chunk) * chan.chunk_bytes);
+            (to, left.min(chan.chunk_bytes), Some(chunk), None)
         }
     };
     let grant = Grant {

@@ -7,11 +7,13 @@
 
 use kolo_verbs::{Access, Remote};
 
-use super::channel::{CHUNK_BYTES, Chan, SendOp, own, own_place, slot_at};
+use super::channel::{BLOCK_BYTES, Chan, SendOp, own, own_place, slot_at, staging};
 use super::lane::Settled;
 use super::link::{Bounce, Link};
 use super::movers::Movers;
-use super::progress::{Hands, Trouble};
+use super::progress::Hands;
+use super::small;
+use super::trouble::Trouble;
 use super::wire::{EAGER_BYTES, Grant, Header, Kind, Note, Place, SLOTS};
 use crate::endpoint::{Event, Posted};
 
@@ -32,7 +34,7 @@ pub(super) fn open(
     link: &mut Link,
     chan: &mut Chan,
     channel: u8,
-    hands: &Hands<'_>,
+    hands: &mut Hands<'_>,
 ) -> Result<bool, Trouble> {
     if chan.opened || !link.lanes[0].has_room() {
         return Ok(false);
@@ -40,7 +42,7 @@ pub(super) fn open(
     if chan.block.is_none() {
         let rail = &hands.rails[usize::from(link.lanes[0].rail)];
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        chan.block = Some(rail.domain.allocate(super::channel::BLOCK_BYTES, access)?);
+        chan.block = Some(small::allocate(&rail.domain, hands.registrations, BLOCK_BYTES, access)?);
         link.make_room(channel)?;
     }
     let Some(block) = &mut chan.block else { return Ok(false) };
@@ -306,17 +308,17 @@ fn send_request(
         kolo_verbs::Local::new(piece.ptr.wrapping_add(offset).expose_provenance() as u64, run as u32, key)
     } else {
         if link.bounce[number].is_none() {
-            let len = usize::from(BOUNCE_CHUNKS) * CHUNK_BYTES;
-            let memory = hands.rails[rail].domain.allocate(len, Access::LOCAL_WRITE)?;
-            link.bounce[number] = Some(Bounce { memory, free: (1 << BOUNCE_CHUNKS) - 1 });
+            let pieces = usize::from(BOUNCE_CHUNKS);
+            let (memory, chunk_bytes) = staging(pieces, rail, Access::LOCAL_WRITE, hands)?;
+            link.bounce[number] = Some(Bounce { memory, free: (1 << BOUNCE_CHUNKS) - 1, chunk_bytes });
         }
         let Some(bounce) = link.bounce[number].as_mut().filter(|bounce| bounce.free != 0) else {
             return Ok(false);
         };
         let chunk = bounce.free.trailing_zeros() as u8;
         bounce.free &= !(1 << chunk);
-        let at = usize::from(chunk) * CHUNK_BYTES;
-        let bytes = room.min(CHUNK_BYTES);
+        let at = usize::from(chunk) * bounce.chunk_bytes;
+        let bytes = room.min(bounce.chunk_bytes);
         // A free piece of the buffer is nobody else's.
         collect(op, bounce.memory.as_ptr().wrapping_add(at), bytes)?;
         settled.chunk = Some(chunk);
@@ -345,6 +347,9 @@ fn send_request(
 /// Sees to it that the operation holds the region of this piece.
 fn hold(op: &mut SendOp, ptr: *mut u8, len: usize, rail: usize, hands: &mut Hands<'_>) -> bool {
     let registrations = &mut hands.registrations[rail];
+    if op.copied == Some((ptr.addr(), len)) {
+        return false;
+    }
     if let Some((held, start, size)) = op.held.take() {
         if (start, size) == (ptr.addr(), len) {
             op.held = Some((held, start, size));
@@ -354,11 +359,14 @@ fn hold(op: &mut SendOp, ptr: *mut u8, len: usize, rail: usize, hands: &mut Hand
     }
     // SAFETY: the caller's memory stays mapped until the token completes, and uses are given back before.
     match unsafe { registrations.acquire(ptr, len) } {
-        Ok(held) => {
+        Some(held) => {
             op.held = Some((held, ptr.addr(), len));
             true
         }
-        Err(_) => false,
+        None => {
+            op.copied = Some((ptr.addr(), len));
+            false
+        }
     }
 }
 

@@ -98,8 +98,8 @@ impl Side {
                     let Some(mail) = &self.mail[peer as usize] else { continue };
                     each(News::Hello(peer, Hello::decode(&mail.back)));
                 }
-                // Nothing here is posted on condition or watched.
-                Event::Done(_) | Event::Returned(_) | Event::Waiting(_) => {}
+                // Nothing here is posted on condition or watched, and TCP warns of nothing.
+                Event::Done(_) | Event::Returned(_) | Event::Waiting(_) | Event::Warning(_) => {}
                 Event::Failed(Token(token), error) => each(News::Gone((token >> 1) as u32, lost(error))),
                 Event::Down { peer, cause } => each(News::Gone(peer, lost(cause))),
             }

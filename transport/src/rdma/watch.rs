@@ -10,13 +10,12 @@
 //! 3. Where the kernel can only watch for missing pages (not for write protection), touching a page that was given
 //!    back would wait for the thread; it ends the watch of what it hears about, and so lets everybody go on.
 //!
-//! A descriptor watches memory that no other does. Of several endpoints in a process the first one that uses a buffer
-//! keeps its registration; the others register it each time.
+//! A descriptor watches memory that no other does, so all endpoints of a process share one watch.
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -59,11 +58,28 @@ struct Shared {
     page: usize,
 }
 
+/// The watch of this process, while somebody uses it: the kernel has one at most for a range of a process' memory.
+static SHARED: Mutex<Weak<Watch>> = Mutex::new(Weak::new());
+
 impl Watch {
-    /// None if the kernel has it not for this process.
-    pub(super) fn start() -> Option<Self> {
-        let (fd, mode) = open()?;
-        let stop = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC).ok()?);
+    /// The watch of this process, started if there is none.
+    ///
+    /// # Errors
+    /// Why the kernel has none for this process.
+    pub(super) fn shared() -> Result<Arc<Self>, String> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(watch) = shared.upgrade() {
+            return Ok(watch);
+        }
+        let watch = Arc::new(Self::start()?);
+        *shared = Arc::downgrade(&watch);
+        Ok(watch)
+    }
+
+    fn start() -> Result<Self, String> {
+        let (fd, mode) = open().map_err(|error| format!("userfaultfd: {error}"))?;
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
+        let stop = Arc::new(stop.map_err(|error| format!("eventfd: {error}"))?);
         let shared = Arc::new(Shared {
             fd,
             busy: AtomicBool::new(false),
@@ -73,8 +89,9 @@ impl Watch {
         });
         let (theirs, end) = (Arc::clone(&shared), Arc::clone(&stop));
         let run = move || theirs.listen(&end);
-        let thread = std::thread::Builder::new().name("kolo-memory".into()).spawn(run).ok()?;
-        Some(Self { shared, mode, stop, thread: Some(thread) })
+        let thread = std::thread::Builder::new().name("kolo-memory".into()).spawn(run);
+        let thread = thread.map_err(|error| format!("starting its thread: {error}"))?;
+        Ok(Self { shared, mode, stop, thread: Some(thread) })
     }
 
     /// Watches these pages from now on. False if they are of a kind that cannot be.
@@ -172,7 +189,8 @@ impl Shared {
 }
 
 /// A descriptor, and how it watches: for writes to protected pages, of which there are none; else for missing ones.
-fn open() -> Option<(OwnedFd, u64)> {
+fn open() -> std::io::Result<(OwnedFd, u64)> {
+    let mut refused = None;
     for (features, mode) in
         [(FEATURE_EVENTS | FEATURE_WRITE_PROTECT, MODE_WRITE_PROTECT), (FEATURE_EVENTS, MODE_MISSING)]
     {
@@ -181,21 +199,22 @@ fn open() -> Option<(OwnedFd, u64)> {
             // SAFETY: makes a descriptor, or fails.
             let fd =
                 unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK | flags) };
-            let Ok(fd) = i32::try_from(fd) else { continue };
-            if fd < 0 {
+            let Some(fd) = i32::try_from(fd).ok().filter(|fd| *fd >= 0) else {
+                refused.get_or_insert_with(std::io::Error::last_os_error);
                 continue;
-            }
+            };
             // SAFETY: just made, and nobody else's.
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };
             // struct uffdio_api: version, features, what is possible.
             let mut argument = [UFFD_API, features, 0];
             // SAFETY: the argument is what the call wants.
             if unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, argument.as_mut_ptr()) } == 0 {
-                return Some((fd, mode));
+                return Ok((fd, mode));
             }
+            refused.get_or_insert_with(std::io::Error::last_os_error);
         }
     }
-    None
+    Err(refused.unwrap_or_else(|| std::io::ErrorKind::Unsupported.into()))
 }
 
 #[cfg(test)]
@@ -205,9 +224,9 @@ mod tests {
 
     #[test]
     fn unmapping_and_giving_back_are_told_and_other_memory_is_not() {
-        let Some(watch) = Watch::start() else {
-            println!("skipped: this process may not use userfaultfd");
-            return;
+        let watch = match Watch::start() {
+            Ok(watch) => watch,
+            Err(because) => return println!("skipped: {because}"),
         };
         let len = 64 * rustix::param::page_size();
         let map = || {

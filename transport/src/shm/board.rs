@@ -64,24 +64,23 @@ impl Board {
         self.arena.abort_word()
     }
 
-    /// Shows the others which operation this rank is at: its number and a digest of what was called. Two plain
-    /// stores; a reader may see the number of one operation with the digest of its neighbour.
-    pub fn announce(&self, sequence: u64, signature: u64) {
-        let (first, second) = self.arena.announcement(self.member);
-        second.store(signature, Ordering::Relaxed);
-        first.store(sequence, Ordering::Release);
+    /// Shows the others two words that say which operation this rank is at. Two plain stores; a reader may see the first
+    /// word of one announcement with the second of its neighbour.
+    pub fn announce(&self, first: u64, second: u64) {
+        let (first_word, second_word) = self.arena.announcement(self.member);
+        second_word.store(second, Ordering::Relaxed);
+        first_word.store(first, Ordering::Release);
     }
 
-    /// What a member has announced last: number and digest. Members are the indices of
-    /// [`ShmEndpoint::members`].
+    /// What a member has announced last; zeros if nothing. Members are the indices of [`ShmEndpoint::members`].
     ///
     /// # Panics
     /// If there is no such member.
     #[must_use]
     pub fn announced(&self, member: usize) -> (u64, u64) {
         let (first, second) = self.arena.announcement(u32::try_from(member).unwrap_or(u32::MAX));
-        let sequence = first.load(Ordering::Acquire);
-        (sequence, second.load(Ordering::Relaxed))
+        let first = first.load(Ordering::Acquire);
+        (first, second.load(Ordering::Relaxed))
     }
 
     /// Number of members.

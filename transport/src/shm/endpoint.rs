@@ -150,17 +150,6 @@ impl ShmEndpoint {
         &self.members
     }
 
-    /// Links to a peer before the first message, so that its death is noticed even if no message is ever posted: for
-    /// groups that use [`Flat`](super::Flat) alone. Reported as [`Event::Down`] by a later poll.
-    ///
-    /// # Errors
-    /// As [`Endpoint::post_send`].
-    pub fn watch(&mut self, peer: u32) -> Result<(), Error> {
-        let index = self.peer_for_post(Channel { peer, index: 0 })?;
-        self.check_can_receive(index)?;
-        self.reach_out(index)
-    }
-
     /// Whether the owner has said that it would sleep.
     pub(super) fn is_armed(&self) -> bool {
         self.armed.is_some()
@@ -395,6 +384,12 @@ impl Endpoint for ShmEndpoint {
             let lane = &mut self.recv_lanes[id as usize];
             self.pending -= usize::from(std::mem::take(&mut lane.is_watched));
         }
+    }
+
+    /// Links to the peer if that has not been done, whose stream then ends with it; the next poll looks there.
+    fn look_for(&mut self, peer: u32) -> Result<(), Error> {
+        let index = self.peer_for_post(Channel { peer, index: 0 })?;
+        self.presence(index)
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> bool {

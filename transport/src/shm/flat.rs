@@ -30,7 +30,7 @@
 //! A member that waits may sleep on the bell, which everybody who publishes rings if there are sleepers: see
 //! [`Flat::arm`]. The argument is that of the doorbells.
 
-use std::slice;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::arena::{Arena, FLAT_DEPTH, FLAT_GREATS, FLAT_LONG, FLAT_LONGS, FLAT_MAX, FLAT_SHORT};
@@ -63,6 +63,83 @@ pub enum Needs {
     Below(usize),
     /// Nobody's: it only gives.
     Nobody,
+}
+
+/// What a member published. Other processes can write there at any time, so nobody makes a reference to these bytes: they are
+/// reached by address, or copied out. With members that keep the protocol they do not change while this lives.
+#[derive(Clone, Copy, Debug)]
+pub struct Payload<'a> {
+    start: *const u8,
+    len: usize,
+    _flat: PhantomData<&'a Flat>,
+}
+
+impl Payload<'_> {
+    /// The address of `len` bytes from `at` on, valid for reads as long as this is.
+    ///
+    /// # Panics
+    /// If they are not all there.
+    #[must_use]
+    #[inline(always)]
+    pub fn part(self, at: usize, len: usize) -> *const u8 {
+        assert!(
+            at <= self.len && len <= self.len - at,
+            "{at}..{at}+{len} of a payload of {} bytes",
+            self.len
+        );
+        self.start.wrapping_add(at)
+    }
+
+    /// Copies the bytes from `at` on.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    #[inline]
+    pub fn read(self, at: usize, to: &mut [u8]) {
+        let from = self.part(at, to.len());
+        // SAFETY: `part` has checked that the bytes are there, in memory that is mapped; `to` is memory of this process's own.
+        unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from, to.len()) };
+    }
+
+    /// A copy of all of it.
+    #[must_use]
+    pub fn to_vec(self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        self.read(0, &mut bytes);
+        bytes
+    }
+}
+
+/// Where a member puts what it publishes; others can read it, and against the protocol write it, at any time.
+#[derive(Debug)]
+pub struct Slot<'a> {
+    start: *mut u8,
+    len: usize,
+    _flat: PhantomData<&'a mut Flat>,
+}
+
+impl Slot<'_> {
+    /// The address of `len` bytes from `at` on, valid for writes as long as this is.
+    ///
+    /// # Panics
+    /// If they are not all there.
+    #[must_use]
+    #[inline(always)]
+    pub fn part(&mut self, at: usize, len: usize) -> *mut u8 {
+        assert!(at <= self.len && len <= self.len - at, "{at}..{at}+{len} of a slot of {} bytes", self.len);
+        self.start.wrapping_add(at)
+    }
+
+    /// Writes the bytes from `at` on.
+    ///
+    /// # Panics
+    /// If there is not so much room.
+    #[inline]
+    pub fn write(&mut self, at: usize, bytes: &[u8]) {
+        let to = self.part(at, bytes.len());
+        // SAFETY: `part` has checked that the bytes are there, in memory that is mapped and is not this process's own.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,18 +261,17 @@ impl Flat {
     /// If `len` is beyond [`FLAT_MAX`], the previous round was not finished, or [`Flat::is_free`] was not asked or has
     /// not said yes for the length of what is filled in (0 for none).
     #[inline]
-    pub fn publish<F: FnOnce(&mut [u8])>(&mut self, tag: u64, len: usize, needs: Needs, fill: Option<F>) {
+    pub fn publish<F: FnOnce(Slot<'_>)>(&mut self, tag: u64, len: usize, needs: Needs, fill: Option<F>) {
         assert!(len <= FLAT_MAX, "a flat exchange of {len} bytes; at most {FLAT_MAX}");
         assert!(self.state == State::Idle, "the previous flat round is not finished: {:?}", self.state);
         let given = if fill.is_some() { len } else { 0 };
         assert!(self.all_seen >= self.least_seen(given), "somebody may still read what would be overwritten");
         self.round += 1;
         if let Some(fill) = fill {
-            let to = self.payload_ptr(self.member, len);
-            // SAFETY: `payload_ptr` gives `len` bytes of this member's own memory, which nobody else writes, and which
-            // nobody reads in this round before the word below is stored (module, 2). A peer that breaks the protocol
-            // can read torn bytes, and hurts only itself; one that writes here garbles payload, and nothing else.
-            fill(unsafe { slice::from_raw_parts_mut(to, len) });
+            // `len` bytes of this member's own memory, which nobody else writes, and which nobody reads in this round before
+            // the word below is stored (module, 2). A peer that breaks the protocol can read torn bytes, and hurts only
+            // itself; one that writes here garbles payload, and nothing else.
+            fill(Slot { start: self.payload_ptr(self.member, len), len, _flat: PhantomData });
         }
         let line = self.line(self.member, self.round);
         word_at(line, LINE_TAG).store(tag, Ordering::Relaxed);
@@ -274,7 +350,7 @@ impl Flat {
     /// that were [needed](Needs) or this one itself.
     #[must_use]
     #[inline]
-    pub fn payload(&self, member: usize) -> &[u8] {
+    pub fn payload(&self, member: usize) -> Payload<'_> {
         assert!(self.state == State::Complete, "the flat round is not complete");
         let is_needed = match self.needs {
             Needs::All => true,
@@ -284,12 +360,9 @@ impl Flat {
         };
         assert!(is_needed || member == self.member as usize, "member {member} was not waited for");
         assert!(member < self.ranks.len(), "member {member} of {}", self.ranks.len());
-        let from = self.payload_ptr(member as u32, self.len);
-        // SAFETY: `len` bytes of the member's memory for this round, visible through the acquire of its word. It
-        // does not write there before this member publishes the next round (module, 2), for which the borrow of
-        // `self` must have ended. A peer of this user that breaks the protocol can change these bytes meanwhile:
-        // they are plain integers without invariants.
-        unsafe { slice::from_raw_parts(from, self.len) }
+        // `len` bytes of the member's memory for this round, visible through the acquire of its word. It does not write there
+        // before this member publishes the next round (module, 2), for which the borrow of `self` must have ended.
+        Payload { start: self.payload_ptr(member as u32, self.len), len: self.len, _flat: PhantomData }
     }
 
     /// Ends a complete round. The payloads may then no longer be read.

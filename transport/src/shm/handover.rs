@@ -31,14 +31,26 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Memory of this process alone, zeroed, of at least `bytes` bytes.
+    /// Memory of this process alone, zeroed, of at least `bytes` bytes. Its pages come with [`back`](Self::back), or when
+    /// they are first used.
     ///
     /// # Errors
-    /// If the system has none.
+    /// If the system has no addresses for it.
     pub fn private(bytes: usize) -> io::Result<Self> {
         let map = Mapping::private(whole_pages(bytes)?)?;
-        map.back()?;
         Ok(Self { map, is_shared: false })
+    }
+
+    /// Has the system back a range with pages now (huge ones where it grants them). Blocks for as long as that takes: some
+    /// tenths of a second for each gigabyte.
+    ///
+    /// # Errors
+    /// If it has none. If it has none and does not say so, it may end a process.
+    ///
+    /// # Panics
+    /// If the range is not inside the memory, or does not begin with a page.
+    pub fn back(&self, offset: usize, len: usize) -> io::Result<()> {
+        self.map.back(offset, len)
     }
 
     /// Its first byte, aligned to a page.
@@ -108,7 +120,7 @@ struct Peer {
 }
 
 impl Handover {
-    /// Makes zeroed memory of at least `bytes` bytes, backed by pages (huge ones where the system grants them).
+    /// Makes zeroed memory of at least `bytes` bytes. Its pages come with [`SharedMemory::back`], or when they are first used.
     ///
     /// # Errors
     /// If the system refuses memory, descriptors or sockets.
@@ -116,13 +128,18 @@ impl Handover {
         let bytes = whole_pages(bytes)?;
         let fd = memfd::create_sealed("kolo-memory", bytes)?;
         let memory = SharedMemory { map: Mapping::new(&fd, bytes)?, is_shared: true };
-        memory.map.back()?;
         let address = Address { name: host::random_name()?, cookie: host::random_bits()? };
         let listener = unix::listen(&address.name)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(EPOLL_LOBBY), epoll::EventFlags::IN)?;
         let lobby = Lobby::new(listener, rustix::process::geteuid().as_raw());
         Ok(Self { memory, fd, lobby, epoll, address, rank: 0, peers: Vec::new() })
+    }
+
+    /// This rank's memory.
+    #[must_use]
+    pub fn memory(&self) -> &SharedMemory {
+        &self.memory
     }
 
     /// What the other ranks need to know.
@@ -192,7 +209,7 @@ impl Handover {
             let (true, Some(fd)) = (theirs == bytes as u64, caller.fd) else { continue };
             let map =
                 memfd::check_sealed(&fd, bytes).and_then(|()| Mapping::new(&fd, bytes)).and_then(|map| {
-                    map.back()?;
+                    map.back(0, bytes)?;
                     Ok(map)
                 });
             let map = map.map_err(|e| Error::system(NAME, Some(rank), "mapping a peer's memory", e))?;

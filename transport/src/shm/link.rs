@@ -241,18 +241,22 @@ impl ShmEndpoint {
 
     /// A peer's stream has ended or its departure was seen.
     pub(super) fn part_with(&mut self, peer: usize) {
+        let cause = self.parting(peer);
+        self.start_leaving(peer, cause, !self.has_departed(peer));
+    }
+
+    /// How a peer that is gone went.
+    fn parting(&self, peer: usize) -> Error {
         let target = &self.peers[peer];
         let (rank, pid) = (target.rank, target.address.pid);
-        let has_departed = self.has_departed(peer);
-        let detail = if has_departed {
+        let detail = if self.has_departed(peer) {
             format!("its process {pid} has closed its end")
         } else {
             format!(
                 "the connection to its process {pid} broke: the process has ended, or gave up on this rank"
             )
         };
-        let cause = Error::new(ErrorKind::PeerLost, NAME, Some(rank), detail);
-        self.start_leaving(peer, cause, !has_departed);
+        Error::new(ErrorKind::PeerLost, NAME, Some(rank), detail)
     }
 
     /// Stops sending to a peer; receiving goes on with what is in its rings.
@@ -281,6 +285,17 @@ impl ShmEndpoint {
                 Err(cause.clone())
             }
             Fate::Lost(cause) => Err(cause.clone()),
+        }
+    }
+
+    /// Whether a peer is there, as far as its stream and the arena tell; has the next poll look at the stream.
+    pub(super) fn presence(&mut self, peer: usize) -> Result<(), Error> {
+        self.reach_out(peer)?;
+        self.look_soon = true;
+        match &self.peers[peer].fate {
+            Fate::Fine if self.has_departed(peer) => Err(self.parting(peer)),
+            Fate::Fine => Ok(()),
+            Fate::Leaving { cause, .. } | Fate::Lost(cause) => Err(cause.clone()),
         }
     }
 

@@ -67,7 +67,7 @@ pub use arena::{FLAT_LONG, FLAT_MAX};
 pub use board::Board;
 pub use copy::copy_streaming;
 pub use endpoint::ShmEndpoint;
-pub use flat::{FLAT_INLINE, Flat, FlatMismatch, Needs};
+pub use flat::{FLAT_INLINE, Flat, FlatMismatch, Needs, Payload, Slot};
 pub use handover::{Handover, SharedMemory};
 pub use host::probe;
 pub use options::{ShmOptions, SingleCopy};

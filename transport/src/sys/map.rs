@@ -86,18 +86,28 @@ impl Mapping {
         self.bytes
     }
 
-    /// Asks for huge pages, and has the kernel back all of it now. Kernels that know neither leave it to first touch.
-    pub(crate) fn back(&self) -> io::Result<()> {
-        let at = self.base.as_ptr().cast();
-        // SAFETY: the range is the mapping; neither changes contents.
+    /// Asks for huge pages for a range that begins with a page, and has the kernel back it now. Kernels that know neither
+    /// leave it to first touch.
+    ///
+    /// # Panics
+    /// If the range is not inside the mapping.
+    pub(crate) fn back(&self, offset: usize, len: usize) -> io::Result<()> {
+        let at = self.bytes(offset, len).cast();
+        // SAFETY: the range is inside the mapping; neither changes contents.
         let populated = unsafe {
-            let _ = rustix::mm::madvise(at, self.bytes, Advice::LinuxHugepage);
-            rustix::mm::madvise(at, self.bytes, Advice::LinuxPopulateWrite)
+            let _ = rustix::mm::madvise(at, len, Advice::LinuxHugepage);
+            rustix::mm::madvise(at, len, Advice::LinuxPopulateWrite)
         };
         match populated {
             Err(errno) if errno != rustix::io::Errno::INVAL => Err(errno.into()),
             _ => Ok(()),
         }
+    }
+
+    /// Has the kernel zero it in every child that is made by `fork`. Only for private mappings.
+    pub(crate) fn wipe_on_fork(&self) -> io::Result<()> {
+        // SAFETY: the range is the mapping; this process's contents stay.
+        Ok(unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxWipeOnFork) }?)
     }
 
     /// Gives the pages of a shared mapping back, for all who map the file: what is there reads as zeroes then.

@@ -5,4 +5,5 @@ pub(crate) mod fences;
 pub(crate) mod futex;
 pub(crate) mod map;
 pub(crate) mod memfd;
+pub(crate) mod process;
 pub(crate) mod unix;

@@ -109,7 +109,10 @@ fn theirs() -> Vec<(&'static str, u64)> {
             IBV_ACCESS_ON_DEMAND IBV_ACCESS_RELAXED_ORDERING
         ]
         bits ibv_wc_flags [IBV_WC_WITH_IMM]
-        enum ibv_event_type [IBV_EVENT_DEVICE_FATAL IBV_EVENT_PORT_ERR IBV_EVENT_WQ_FATAL]
+        enum ibv_event_type [
+            IBV_EVENT_CQ_ERR IBV_EVENT_QP_FATAL IBV_EVENT_QP_REQ_ERR IBV_EVENT_QP_ACCESS_ERR IBV_EVENT_DEVICE_FATAL
+            IBV_EVENT_PORT_ACTIVE IBV_EVENT_PORT_ERR IBV_EVENT_WQ_FATAL
+        ]
     }
     rows
 }

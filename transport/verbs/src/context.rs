@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::completion::{CompletionChannel, CompletionQueue};
 use crate::error::{Error, code, errno};
 use crate::gid::{self, GidEntry};
-use crate::library::{Device, text};
+use crate::library::{Device, ForkSafety, text};
 use crate::memory::ProtectionDomain;
 use crate::port::{LinkLayer, Port};
 use crate::sys::{self, Symbols};
@@ -80,8 +80,36 @@ pub enum AsyncEvent {
         /// Its number.
         port: u8,
     },
+    /// A port is usable again.
+    PortUp {
+        /// Its number.
+        port: u8,
+    },
+    /// A queue pair is out of service, and no request of its own need say so.
+    QueuePairFailed {
+        /// Its number.
+        number: u32,
+        /// How.
+        fault: QueuePairFault,
+    },
+    /// A completion queue is out of service, and with it all queue pairs that use it.
+    CompletionQueueFailed {
+        /// What the queue was made with.
+        cookie: usize,
+    },
     /// Another event, by libibverbs' number.
     Other(u32),
+}
+
+/// Why a queue pair is out of service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueuePairFault {
+    /// `IBV_EVENT_QP_FATAL`: the device gave it up.
+    Device,
+    /// `IBV_EVENT_QP_REQ_ERR`: the peer sent a request that is none.
+    Request,
+    /// `IBV_EVENT_QP_ACCESS_ERR`: the peer asked for memory that it may not touch.
+    Access,
 }
 
 impl Context {
@@ -102,6 +130,12 @@ impl Context {
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.0.device
+    }
+
+    /// What `fork` does to memory that is registered with it.
+    #[must_use]
+    pub fn fork_safety(&self) -> ForkSafety {
+        self.device().library().fork_safety()
     }
 
     /// What it can do.
@@ -211,14 +245,12 @@ impl Context {
             Err(errno) => return Err(Error::call("ibv_get_async_event", "reading a device's event", errno)),
             Ok(()) => {}
         }
+        // SAFETY: as just received, and not acknowledged yet: what it names is not destroyed before that.
+        let event = unsafe { decode(&raw) };
         // SAFETY: as just received. What it names is acknowledged before anybody could wait for that: an object is
         // destroyed only after its events are acknowledged.
         unsafe { (self.symbols().ibv_ack_async_event)(&raw mut raw) };
-        Ok(Some(match raw.event_type {
-            sys::IBV_EVENT_DEVICE_FATAL => AsyncEvent::DeviceFatal,
-            sys::IBV_EVENT_PORT_ERR => AsyncEvent::PortDown { port: port_of(&raw) },
-            other => AsyncEvent::Other(other),
-        }))
+        Ok(Some(event))
     }
 
     pub(crate) fn symbols(&self) -> &Symbols {
@@ -238,6 +270,31 @@ impl Context {
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Context({})", self.device().name())
+    }
+}
+
+/// # Safety
+/// The event was received and is not acknowledged, so that the object it names is alive.
+unsafe fn decode(raw: &sys::ibv_async_event) -> AsyncEvent {
+    let object = raw.element as usize;
+    let pair = |fault| {
+        let pair = std::ptr::with_exposed_provenance::<sys::ibv_qp>(object);
+        // SAFETY: an event of a queue pair names it by its address; alive, by the caller's promise.
+        AsyncEvent::QueuePairFailed { number: unsafe { (*pair).qp_num }, fault }
+    };
+    match raw.event_type {
+        sys::IBV_EVENT_DEVICE_FATAL => AsyncEvent::DeviceFatal,
+        sys::IBV_EVENT_PORT_ERR => AsyncEvent::PortDown { port: port_of(raw) },
+        sys::IBV_EVENT_PORT_ACTIVE => AsyncEvent::PortUp { port: port_of(raw) },
+        sys::IBV_EVENT_QP_FATAL => pair(QueuePairFault::Device),
+        sys::IBV_EVENT_QP_REQ_ERR => pair(QueuePairFault::Request),
+        sys::IBV_EVENT_QP_ACCESS_ERR => pair(QueuePairFault::Access),
+        sys::IBV_EVENT_CQ_ERR => {
+            let queue = std::ptr::with_exposed_provenance::<sys::ibv_cq>(object);
+            // SAFETY: as for a queue pair.
+            AsyncEvent::CompletionQueueFailed { cookie: unsafe { (*queue).cq_context }.addr() }
+        }
+        other => AsyncEvent::Other(other),
     }
 }
 

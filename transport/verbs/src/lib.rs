@@ -24,7 +24,7 @@
 //!    account; providers of hardware do not either.
 //! 5. Enumerations that come from the library keep values that this version does not know.
 //!
-//! No part of it may be used in a child after `fork`; see [`Library::prepare_for_fork`] for the parent's sake.
+//! No part of it may be used in a child after `fork`; see [`Library::fork_safety`] for the parent's sake.
 
 mod completion;
 mod connection;
@@ -43,10 +43,10 @@ mod work;
 
 pub use completion::{Completion, CompletionChannel, CompletionQueue, Kind, Wake};
 pub use connection::{Address, Path, Reliability};
-pub use context::{AsyncEvent, Context, DeviceAttributes};
+pub use context::{AsyncEvent, Context, DeviceAttributes, QueuePairFault};
 pub use error::{Absence, Error};
 pub use gid::{Gid, GidEntry, GidKind};
-pub use library::{Device, DeviceList, LIBRARY_NAME, LIBRARY_VARIABLE, Library, Transport};
+pub use library::{Device, DeviceList, ForkSafety, LIBRARY_NAME, LIBRARY_VARIABLE, Library, Transport};
 pub use memlock::MemoryLock;
 pub use memory::{Access, DmaBufSupport, MemoryRegion, PinnedBuffer, ProtectionDomain};
 pub use port::{LinkLayer, Mtu, Port, PortState};

@@ -24,6 +24,69 @@ pub struct Library(Arc<Inner>);
 struct Inner {
     name: OsString,
     symbols: Symbols,
+    fork: ForkSafety,
+}
+
+/// What `fork` does to registered memory. Without copy-on-fork of pinned pages in the kernel (5.9, for huge pages 5.12), the
+/// first write after it gives the parent a new page, and the device keeps the old one: silent wrong bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ForkSafety {
+    /// The kernel copies pinned pages for the child.
+    ByKernel,
+    /// The library keeps registered pages out of children: they must not touch these.
+    ByLibrary,
+    /// The library was prepared, and is too old to say which of the two it is.
+    Prepared,
+    /// The library refused, with this number of the system's: as a rule another user of it in this process has registered
+    /// memory before without asking for this.
+    Refused {
+        /// The system's error number.
+        errno: i32,
+    },
+    /// The library cannot be asked.
+    NotOffered,
+}
+
+/// What `ibv_is_fork_initialized` says where the kernel does it.
+const FORK_UNNEEDED: i32 = 2;
+
+impl ForkSafety {
+    /// Prepares the library. It does so once for a process; later calls change nothing.
+    fn prepare(symbols: &Symbols) -> Self {
+        let Some(prepare) = symbols.ibv_fork_init else { return Self::NotOffered };
+        // SAFETY: takes nothing.
+        match code(unsafe { prepare() }) {
+            Err(errno) => Self::Refused { errno },
+            // SAFETY: takes nothing.
+            Ok(()) => match symbols.ibv_is_fork_initialized.map(|ask| unsafe { ask() }) {
+                None => Self::Prepared,
+                Some(FORK_UNNEEDED) => Self::ByKernel,
+                Some(_) => Self::ByLibrary,
+            },
+        }
+    }
+}
+
+impl fmt::Display for ForkSafety {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ByKernel => f.write_str("safe: the kernel copies pinned pages"),
+            Self::ByLibrary => {
+                f.write_str("safe: children do not get registered pages, and must not touch them")
+            }
+            Self::Prepared => f.write_str("safe: ibv_fork_init was called"),
+            Self::Refused { errno } => write!(
+                f,
+                "not safe on kernels before 5.12: ibv_fork_init refused ({}); set RDMAV_FORK_SAFE=1 before the program \
+                 starts",
+                std::io::Error::from_raw_os_error(*errno)
+            ),
+            Self::NotOffered => f.write_str(
+                "not safe on kernels before 5.12: libibverbs has no ibv_fork_init (rdma-core is too old)",
+            ),
+        }
+    }
 }
 
 impl Library {
@@ -44,7 +107,9 @@ impl Library {
     /// As [`Library::open`].
     pub fn open_file(name: &OsStr) -> Result<Self, Absence> {
         let symbols = Symbols::load(name)?;
-        Ok(Self(Arc::new(Inner { name: name.to_owned(), symbols })))
+        // Before anything can be registered: later it is refused.
+        let fork = ForkSafety::prepare(&symbols);
+        Ok(Self(Arc::new(Inner { name: name.to_owned(), symbols, fork })))
     }
 
     /// The name or file that was loaded.
@@ -59,15 +124,10 @@ impl Library {
         &self.0.symbols
     }
 
-    /// Makes `fork` safe with registered memory on kernels before 5.12, which need it before the first
-    /// registration. Costs a system call per registration there, nothing on newer kernels.
-    ///
-    /// # Errors
-    /// If the library lacks it or refuses.
-    pub fn prepare_for_fork(&self) -> Result<(), Error> {
-        let call = self.symbols().ibv_fork_init.ok_or(Error::Unsupported { what: "ibv_fork_init" })?;
-        // SAFETY: takes nothing.
-        code(unsafe { call() }).map_err(|errno| Error::call("ibv_fork_init", "preparing for fork", errno))
+    /// What `fork` does to memory that is registered through this library. It was prepared when it was loaded.
+    #[must_use]
+    pub fn fork_safety(&self) -> ForkSafety {
+        self.0.fork
     }
 
     /// The devices there are now, at least one.

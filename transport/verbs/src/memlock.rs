@@ -35,6 +35,20 @@ impl MemoryLock {
         }
     }
 
+    /// Bytes that can be registered beyond what this process has pinned; none where nothing bounds it.
+    #[must_use]
+    pub fn left(self) -> Option<u64> {
+        let Self::Limited { bytes } = self else { return None };
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        Some(bytes.saturating_sub(pinned(&status)))
+    }
+
+    /// How to raise the limit.
+    #[must_use]
+    pub fn remedy() -> &'static str {
+        REMEDY
+    }
+
     /// Whether so much can be registered, as far as this limit goes; else what to do.
     ///
     /// # Errors
@@ -47,6 +61,12 @@ impl MemoryLock {
             _ => Ok(()),
         }
     }
+}
+
+fn pinned(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
+    let kib = line.and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
 }
 
 fn has_capability(status: &str, number: u32) -> bool {
@@ -66,6 +86,15 @@ mod tests {
         assert!(has_capability("CapPrm:\t0\nCapEff:\t0000000000004000\n", CAP_IPC_LOCK));
         assert!(!has_capability("CapPrm:\t4000\nCapEff:\t0000000000003fff\n", CAP_IPC_LOCK));
         assert!(!has_capability("", CAP_IPC_LOCK));
+    }
+
+    #[test]
+    fn pinned_memory_counts() {
+        assert_eq!(pinned("VmLck:\t 4 kB\nVmPin:\t     640 kB\n"), 640 << 10);
+        assert_eq!(pinned("VmLck:\t 4 kB\n"), 0);
+        assert_eq!(MemoryLock::Unlimited.left(), None);
+        let left = MemoryLock::Limited { bytes: 1 << 40 }.left().expect("a limit");
+        assert!(left > 0 && left <= 1 << 40, "{left}");
     }
 
     #[test]

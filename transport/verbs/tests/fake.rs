@@ -3,7 +3,7 @@
 mod common;
 
 use common::ends::{self, connected};
-use common::fake::{Fake, Knob};
+use common::fake::{Count, Fake, Knob};
 use kolo_verbs::*;
 
 fn open(fake: &Fake) -> Context {
@@ -37,7 +37,14 @@ fn every_required_function_is_required() {
 
 #[test]
 fn optional_functions_are_optional() {
-    let fake = Fake::without(&["ibv_reg_mr_iova2", "_ibv_query_gid_ex", "ibv_reg_dmabuf_mr"]);
+    let names = [
+        "ibv_reg_mr_iova2",
+        "_ibv_query_gid_ex",
+        "ibv_reg_dmabuf_mr",
+        "ibv_fork_init",
+        "ibv_is_fork_initialized",
+    ];
+    let fake = Fake::without(&names);
     let library = fake.load().unwrap();
     assert!(library.symbols().optional().iter().all(|(_, found)| !found));
     let context = open(&fake);
@@ -46,7 +53,8 @@ fn optional_functions_are_optional() {
     assert_eq!(domain.dma_buf_support(), DmaBufSupport::NotInLibrary);
     let wanted = Access::LOCAL_WRITE | Access::RELAXED_ORDERING;
     assert_eq!(domain.allocate(64, wanted).unwrap().region().access(), Access::LOCAL_WRITE);
-    assert!(matches!(library.prepare_for_fork(), Err(Error::Unsupported { .. })));
+    assert_eq!(library.fork_safety(), ForkSafety::NotOffered);
+    assert!(library.fork_safety().to_string().contains("not safe on kernels before 5.12"));
 
     let context = open(&Fake::new());
     let domain = context.protection_domain().unwrap();
@@ -234,6 +242,35 @@ fn events_of_the_device_are_read_without_waiting() {
     fake.set(Knob::AsyncEvent, sys::IBV_EVENT_DEVICE_FATAL.into());
     assert_eq!(context.async_event(), Ok(Some(AsyncEvent::DeviceFatal)));
     assert_eq!(context.async_event(), Ok(None));
+    fake.set(Knob::AsyncEvent, sys::IBV_EVENT_PORT_ACTIVE.into());
+    assert_eq!(context.async_event(), Ok(Some(AsyncEvent::PortUp { port: 1 })));
+    // Events of a queue pair or a completion queue name it.
+    let (_one, two) = connected(&context, None);
+    fake.set(Knob::EventPlace, 1);
+    for (raw, fault) in [
+        (sys::IBV_EVENT_QP_FATAL, QueuePairFault::Device),
+        (sys::IBV_EVENT_QP_REQ_ERR, QueuePairFault::Request),
+        (sys::IBV_EVENT_QP_ACCESS_ERR, QueuePairFault::Access),
+    ] {
+        fake.set(Knob::AsyncEvent, raw.into());
+        let number = two.pair.number();
+        assert_eq!(context.async_event(), Ok(Some(AsyncEvent::QueuePairFailed { number, fault })));
+    }
+    fake.set(Knob::AsyncEvent, sys::IBV_EVENT_CQ_ERR.into());
+    assert_eq!(context.async_event(), Ok(Some(AsyncEvent::CompletionQueueFailed { cookie: 42 })));
+}
+
+#[test]
+fn forking_is_prepared_before_anything_is_registered() {
+    let fake = Fake::new();
+    ends::exercise(&open(&fake));
+    assert!(fake.count(Count::ForkCalls) > 0 && fake.count(Count::Registrations) > 0);
+    assert_eq!(fake.count(Count::RegionsAtFork), 0);
+    assert_eq!(fake.load().unwrap().fork_safety(), ForkSafety::ByKernel);
+    fake.set(Knob::ForkErrno, libc::EINVAL.into());
+    let refused = fake.load().unwrap().fork_safety();
+    assert_eq!(refused, ForkSafety::Refused { errno: libc::EINVAL });
+    assert!(refused.to_string().contains("RDMAV_FORK_SAFE=1"), "{refused}");
 }
 
 #[test]

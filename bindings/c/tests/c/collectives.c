@@ -123,6 +123,8 @@ static void unequal(void) {
     for (int r = 0; r < size; r++)
         for (size_t i = 0; i < counts[r]; i++) CHECK(out[at[r] + i] == value(r, i));
     FAILS(koloAllGatherV(comm, out, out, counts, KOLO_FLOAT32), KOLO_USAGE, "overlap");
+    /* An output longer than PTRDIFF_MAX bytes, of blocks that are not. */
+    FAILS(koloAllGather(comm, in, out, (size_t)1 << 60, KOLO_FLOAT32), KOLO_USAGE, "addressed");
 
     for (int root = 0; root < size; root++) {
         fill(in, rank, 0, own);

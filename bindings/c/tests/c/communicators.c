@@ -19,6 +19,17 @@ static void parts(koloComm_t comm) {
     CHECK(number == (rank == 0 ? 1 : 0));
     OK(koloCommDestroy(&part));
 
+    /* Keys of either sign order the ranks: here the other way round. */
+    OK(koloCommSplit(comm, 0, 1 - rank, &part));
+    OK(koloCommRank(part, &number));
+    CHECK(number == size - 1 - rank);
+    OK(koloCommDestroy(&part));
+
+    /* What one rank gets wrong is an error on all, at once, and the next split is in step. */
+    FAILS(koloCommSplit(comm, rank == 1 ? -2 : 0, 0, &part), KOLO_USAGE, "rank 1 cannot take part: color is -2");
+    FAILS(koloCommSplit(comm, 0, 0, rank == 1 ? NULL : &part), KOLO_USAGE, "result is NULL");
+    CHECK(part == NULL);
+
     OK(koloCommSplit(comm, rank == 1 ? KOLO_NO_COLOR : 7, 0, &part));
     CHECK((part == NULL) == (rank == 1));
     OK(koloCommDestroy(&part));

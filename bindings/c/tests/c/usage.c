@@ -2,6 +2,7 @@
 #include "test.h"
 
 #include <pthread.h>
+#include <stdint.h>
 
 static void *other_thread(void *comm) {
     CHECK(koloGetLastError(NULL)[0] == 0);
@@ -18,15 +19,18 @@ int main(void) {
     koloUniqueId id;
     koloTransfer_t transfer;
     pthread_t thread;
+    void *memory = NULL;
     char url[] = "tcp://127.0.0.1:1", long_name[200];
     int version = 0, done = 0;
     size_t wrong = (size_t)-1;
-    float x = 1;
+    const size_t beyond = (size_t)PTRDIFF_MAX / sizeof(float) + 1;
+    float x = 1, three[3] = {1, 2, 3};
 
     OK(koloGetVersion(&version));
     CHECK(version == KOLO_VERSION);
     FAILS(koloGetVersion(NULL), KOLO_USAGE, "version is NULL");
     CHECK(strcmp(koloGetErrorString(KOLO_PEER_LOST), "peer lost") == 0);
+    CHECK(strstr(koloGetErrorString(KOLO_USAGE), "argument") != NULL);
     CHECK(koloGetErrorString((koloResult_t)99)[0] != 0);
 
     memset(&blank, 0, sizeof blank);
@@ -76,7 +80,8 @@ int main(void) {
     FAILS(koloCommRank(comm, NULL), KOLO_USAGE, "NULL");
     FAILS(koloCommSplit(comm, 0, 0, NULL), KOLO_USAGE, "result is NULL");
     FAILS(koloCommSplit(comm, -2, 0, &none), KOLO_USAGE, "color");
-    FAILS(koloCommSplit(comm, 0, -1, &none), KOLO_USAGE, "key");
+    OK(koloCommSplit(comm, 0, -1, &none));
+    OK(koloCommDestroy(&none));
     FAILS(koloCommGroup(comm, NULL, 1, &none), KOLO_USAGE, "ranks is NULL");
     FAILS(koloCommGroup(comm, NULL, wrong, &none), KOLO_USAGE, "the communicator has 1");
     FAILS(koloCommSummary(comm, NULL, 10, NULL), KOLO_USAGE, "text is NULL");
@@ -85,6 +90,19 @@ int main(void) {
     FAILS(koloAllReduce(comm, &x, &x, 1, KOLO_FLOAT32, (koloRedOp_t)77), KOLO_USAGE, "77 is no koloRedOp_t");
     FAILS(koloAllReduce(comm, &x, &x, 1, KOLO_FLOAT32, KOLO_BIT_AND), KOLO_USAGE, "bit_and");
     FAILS(koloAllReduce(comm, &x, &x, wrong, KOLO_FLOAT32, KOLO_SUM), KOLO_USAGE, "addressed");
+    FAILS(koloAllReduce(comm, &x, &x, beyond, KOLO_FLOAT32, KOLO_SUM), KOLO_USAGE, "addressed");
+    FAILS(koloAllGather(comm, &x, &x, beyond, KOLO_FLOAT32), KOLO_USAGE, "addressed");
+    FAILS(koloAllGatherV(comm, &x, &x, &beyond, KOLO_FLOAT32), KOLO_USAGE, "addressed");
+    FAILS(koloSend(comm, &x, beyond, KOLO_FLOAT32, 0), KOLO_USAGE, "addressed");
+    FAILS(koloBatch(comm, &transfer, wrong / 2), KOLO_USAGE, "addressed");
+    FAILS(koloCommMemAlloc(comm, &memory, (size_t)PTRDIFF_MAX + 1), KOLO_USAGE, "addressed");
+    FAILS(koloCommMemAlloc(comm, &memory, (size_t)1 << 60), KOLO_UNSUPPORTED, "available");
+    CHECK(memory == NULL);
+    FAILS(koloAllReduce(comm, three, three + 1, 2, KOLO_FLOAT32, KOLO_SUM), KOLO_USAGE, "overlap");
+    FAILS(koloAllGather(comm, three + 1, three, 2, KOLO_FLOAT32), KOLO_USAGE, "overlap");
+    FAILS(koloAllToAllStart(comm, three + 1, three, 2, KOLO_FLOAT32, &request), KOLO_USAGE, "overlap");
+    FAILS(koloSendRecv(comm, three, 2, 0, three + 1, 2, 0, KOLO_FLOAT32), KOLO_USAGE, "overlap");
+    CHECK(three[0] == 1 && three[1] == 2 && three[2] == 3);
     FAILS(koloBroadcast(comm, &x, &x, 1, KOLO_FLOAT32, 1), KOLO_USAGE, "root 1");
     FAILS(koloBroadcast(comm, &x, &x, 1, KOLO_FLOAT32, -1), KOLO_USAGE, "root is -1");
     FAILS(koloAllReduceStart(comm, &x, &x, 1, KOLO_FLOAT32, KOLO_SUM, NULL), KOLO_USAGE, "request is NULL");

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 
 from . import _kolo, memory
 from .errors import Usage
@@ -21,6 +22,11 @@ class Calls:
 
     _comm: _kolo.Comm
     timeout: float
+    rank: int
+    world_size: int
+
+    def _find(self, what: str, obj: object, writable: bool) -> Memory:
+        return memory.find(what, obj, writable, self._comm)
 
     def _run(self, call: Call) -> None:
         self._comm.run(call.arguments, self.timeout)
@@ -31,8 +37,8 @@ class Calls:
     def _vector(self, collective: int, buffer, out, op: str, factor: float, root: int = 0) -> tuple[Call, object]:
         in_place = out is None or out is buffer
         out = buffer if in_place else out
-        input = memory.find("the buffer", buffer, in_place)
-        output = input if in_place else memory.find("out", out, True)
+        input = self._find("the buffer", buffer, in_place)
+        output = input if in_place else self._find("out", out, True)
         number = operator(op)
         if collective != BROADCAST:
             input.check_op(number)
@@ -46,7 +52,7 @@ class Calls:
     def _blocks(
         self, collective: int, input, out, op: str = "sum", factor: float = 1.0, root: int = 0
     ) -> tuple[Call, object]:
-        from_, to = memory.find("the input", input, False), memory.find("out", out, True)
+        from_, to = self._find("the input", input, False), self._find("out", out, True)
         number = operator(op)
         if collective == REDUCE_SCATTER:
             from_.check_op(number)
@@ -64,13 +70,13 @@ class Calls:
     def _gather(self, input, out, root: int) -> tuple[Call, object]:
         if self.rank == root:
             return self._blocks(GATHER, input, self._room(input, out, self.world_size), root=root)
-        from_ = memory.find("the input", input, False)
+        from_ = self._find("the input", input, False)
         return Call(GATHER, from_, NOTHING, from_.count, SUM, 1.0, root), None
 
     def _scatter(self, input, out, root: int) -> tuple[Call, object]:
         if self.rank == root:
             return self._blocks(SCATTER, input, out, root=root)
-        to = memory.find("out", out, True)
+        to = self._find("out", out, True)
         return Call(SCATTER, NOTHING, to, to.count, SUM, 1.0, root), out
 
     def _all_gather_v(self, input, out, counts):
@@ -98,8 +104,8 @@ class Calls:
 
     def _uneven(self, collective, input, input_counts, out, output_counts, op="sum", factor=1.0, root=0):
         """The arguments of a v-form, and its output. Counts of ``None`` are one block, as long as the buffer."""
-        from_ = NOTHING if input is None else memory.find("the input", input, False)
-        to = NOTHING if out is None else memory.find("out", out, True)
+        from_ = NOTHING if input is None else self._find("the input", input, False)
+        to = NOTHING if out is None else self._find("out", out, True)
         number = operator(op)
         if collective == REDUCE_SCATTER:
             from_.check_op(number)
@@ -121,7 +127,7 @@ class Calls:
         return Work(self._comm.start_v(arguments, owner), out, self.timeout)
 
     def _transfer(self, send: bool, buffer, peer: int | None, tag: int) -> tuple[tuple, Memory]:
-        found = memory.find("the buffer", buffer, not send)
+        found = self._find("the buffer", buffer, not send)
         for what, value in (("the other rank", peer), ("tag", tag)):
             if value is not None and not 0 <= value <= 0xFFFF_FFFF:
                 raise Usage(f"{what} is {value}, but must be 0 or more, and below 2^32")
@@ -130,6 +136,20 @@ class Calls:
     def _start_transfer(self, send: bool, buffer, peer: int | None, tag: int) -> Work:
         transfer, found = self._transfer(send, buffer, peer, tag)
         return Work(self._comm.start_transfer(transfer, found.owner), buffer, self.timeout)
+
+    def _split(self, color, key) -> _kolo.Comm | None:
+        """What is wrong on this rank raises on all: else they would wait for it, and later splits be out of step."""
+        try:
+            color = None if color is None else index(color)
+            key = index(key)
+        except TypeError:
+            problem = f"color is {color!r} and key {key!r}, but must be None or an integer, and an integer"
+            return self._comm.refuse_split(problem)
+        if color is not None and not 0 <= color <= 0xFFFF_FFFF:
+            return self._comm.refuse_split(f"color is {color}, but must be None, or 0 or more and below 2^32")
+        if not -(2**63) <= key < 2**63:
+            return self._comm.refuse_split(f"key is {key}, but must fit into 64 bits")
+        return self._comm.split(color, key)
 
     def _room(self, input, out, blocks: int):
         """``out``, or a new array with room for so many blocks like ``input``."""
@@ -141,7 +161,8 @@ class Calls:
             raise Usage("without NumPy, out must be given") from None
         if getattr(input, "__cuda_array_interface__", None) is not None:
             raise Usage("the input is on a GPU, where Kolo makes no arrays; out must be given")
-        input = numpy.asarray(input)
+        # NumPy takes bytes for a text.
+        input = numpy.frombuffer(input, numpy.uint8) if isinstance(input, bytes) else numpy.asarray(input)
         return numpy.empty(input.shape if blocks == 1 else (blocks, *input.shape), input.dtype)
 
     def _count(self, what: str, counts: Counts) -> int:

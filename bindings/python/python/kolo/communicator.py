@@ -20,12 +20,13 @@ from .numbers import (
 from .work import Work
 
 
-class Communicator(Calls):
+class Communicator(Calls, _kolo.Base):
     """A group of ranks that communicate; made by :func:`kolo.init`, :meth:`split` and :meth:`group`.
 
-    **Buffers** are NumPy arrays, objects with DLPack (CPU tensors), or writable buffers (``bytearray``, ``array.array``,
-    ``memoryview``). They must be contiguous and are used in place, without a copy, with the interpreter's lock released.
-    What is only read may be read-only. Lengths are in elements; shapes do not matter.
+    **Buffers** are NumPy arrays, objects with DLPack (tensors), with ``__cuda_array_interface__``, or with the buffer protocol
+    (``bytearray``, ``array.array``, ``memoryview``). They must be contiguous and are used in place, without a copy, with the
+    interpreter's lock released. What is only read may be read-only: ``bytes``, NumPy's scalars, immutable arrays. What is
+    written may not: give ``out``, or for a scalar ``numpy.asarray(x)``. Lengths are in elements; shapes do not matter.
 
     **Order**: every rank makes the same calls in the same order, with the same lengths, types, operators and roots; a
     rank that does not is named in a :class:`kolo.Mismatch`. Blocking and started calls do not match each other.
@@ -46,26 +47,16 @@ class Communicator(Calls):
     it. Leaving a ``with`` block closes it.
     """
 
-    __slots__ = ("_comm", "timeout", "__weakref__")
-
-    #: Seconds after which a blocking call, or the wait for a started one, gives up.
-    timeout: float
-
-    def __init__(self, comm: _kolo.Comm) -> None:
-        self._comm = comm
-        self.timeout = comm.timeout
+    __slots__ = ("__weakref__",)
 
     # Facts.
 
-    @property
-    def rank(self) -> int:
-        """This process's rank, from 0."""
-        return self._comm.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self._comm.world_size
+    #: This process's rank, from 0.
+    rank: int
+    #: Number of ranks.
+    world_size: int
+    #: Seconds after which a blocking call, or the wait for a started one, gives up.
+    timeout: float
 
     @property
     def local_rank(self) -> int:
@@ -294,9 +285,10 @@ class Communicator(Calls):
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Ranks that give the same ``color`` form a new communicator, ordered by ``key`` and then by rank.
 
-        A rank that gives ``None`` gets ``None``. Every rank calls it; blocks until all have.
+        A rank that gives ``None`` gets ``None``. Keys may be negative. Every rank calls it; blocks until all have. What one
+        rank gets wrong is a :class:`kolo.Usage` on all.
         """
-        part = self._comm.split(color, key)
+        part = self._split(color, key)
         return None if part is None else Communicator(part)
 
     def group(self, ranks: Sequence[int]) -> Communicator:
@@ -319,3 +311,6 @@ class Communicator(Calls):
 
     def __repr__(self) -> str:
         return f"<kolo.Communicator rank {self.rank} of {self.world_size}>"
+
+
+_kolo.quicken(Communicator)

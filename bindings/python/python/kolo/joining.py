@@ -26,7 +26,7 @@ def init(
     join_timeout: float | None = None,
     **settings: object,
 ) -> Communicator:
-    """Joins the other ranks. Blocks until all are there, at most ``join_timeout`` seconds (default 60).
+    """Joins the other ranks. Blocks until all are there, at most ``join_timeout`` seconds (default 300).
 
     Args:
         url: ``tcp://host:port``, ``file:///path``, ``multicast://group:port/job`` or ``env://``; by default what the

@@ -1,12 +1,12 @@
 """From what users pass to address, length and type, without a copy.
 
-The limited API that one wheel for all Pythons is built on has no buffer protocol before 3.11. So the address comes from
-``__array_interface__`` (NumPy), ``__cuda_array_interface__`` or ``__dlpack__`` (everybody else with arrays), or from
-``ctypes`` (plain buffers).
+For all kinds of memory; ``quick.rs`` finds that of the usual calls by itself. The address comes from ``__array_interface__``
+(NumPy), ``__cuda_array_interface__`` or ``__dlpack__`` (everybody else with arrays), or from the buffer protocol.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 
 from . import _kolo
@@ -14,7 +14,6 @@ from .errors import Unsupported, Usage
 from .numbers import BF16, BOOL, F16, F32, F64, I8, I32, I64, SUM, AVG, PREMUL_SUM, U8, U32, U64
 
 _NATIVE = "<" if sys.byteorder == "little" else ">"
-_LETTERS = "abcdefghijklmnopqrstuvwxyzV"
 _LINEAR = frozenset((SUM, AVG, PREMUL_SUM))
 _NO_OPS: frozenset = frozenset()
 
@@ -39,12 +38,24 @@ _TYPES: dict[str, tuple[int, int, frozenset | None]] = {
 #: Bytes of an element of each of Kolo's types.
 SIZES = (1, 1, 1, 4, 4, 8, 8, 2, 2, 4, 8)
 
-_FORMATS = {"?": "b", "e": "f", "f": "f", "d": "f", "c": "u", **dict.fromkeys("bhilqn", "i"), **dict.fromkeys("BHILQN", "u")}
+#: Names as NumPy and torch have them, of kinds that are not named after their bits.
+_NAMES = {"b1": "bool", "bf2": "bfloat16", "f16": "longdouble", "c32": "clongdouble"}
+_WORDS = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
+
+_FORMATS = {"?": "b", "e": "f", "f": "f", "d": "f", "g": "f", "c": "u", **dict.fromkeys("bhilqn", "i"), **dict.fromkeys("BHILQN", "u")}
 
 #: DLPack's type codes.
 _DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 4: "bf", 5: "c", 6: "b"}
 #: The processor, a GPU, pinned memory of either, and managed memory.
 _DLPACK_DEVICES = (1, 2, 3, 13)
+#: Those whose memory streams write.
+_DLPACK_GPUS = (2, 13)
+_DLPACK_READ_ONLY, _DLPACK_COPIED = 1, 2
+#: CUDA's number for the default stream that waits for the others.
+_LEGACY_STREAM = 1
+
+#: Libraries whose arrays never change, but which lend them without a word about it.
+_IMMUTABLE = frozenset(("jax", "jaxlib", "pyarrow", "tensorflow"))
 
 
 class Memory:
@@ -55,8 +66,8 @@ class Memory:
     def __init__(self, address: int, elements: int, kind: str, owner: object) -> None:
         number, units, ops = _TYPES.get(kind, (U8, 0, frozenset()))
         if not units:
-            digits = kind.lstrip("abcdefghijklmnopqrstuvwxyzV")
-            units = int(digits or 1)
+            # As many bytes as the number behind the letters says; dates have a unit behind that.
+            units = int(re.search(r"\d+|$", kind)[0] or 1)
         self.address = address
         #: Elements as the user counts them, and as Kolo does.
         self.elements = elements
@@ -65,7 +76,7 @@ class Memory:
         self.units = units
         self.ops = ops
         self.owner = owner
-        self.name = kind
+        self.name = _name(kind, units)
 
     def check_op(self, op: int) -> None:
         if self.ops is not None and op not in self.ops:
@@ -75,20 +86,46 @@ class Memory:
             )
 
 
+def _name(kind: str, units: int) -> str:
+    if kind in _NAMES:
+        return _NAMES[kind]
+    if kind[0] in "mM":
+        return kind.replace("M8", "datetime64").replace("m8", "timedelta64")
+    size = SIZES[_TYPES[kind][0]] if kind in _TYPES else 1
+    word = _WORDS.get(kind[0])
+    return kind if word is None else f"{word}{size * units * 8}"
+
+
 NOTHING = Memory(0, 0, "u1", None)
 
 
-def find(what: str, obj: object, writable: bool) -> Memory:
-    """Where ``obj`` keeps its elements. Raises :class:`Usage` if Kolo cannot use them in place."""
+def find(what: str, obj: object, writable: bool, comm: _kolo.Comm) -> Memory:
+    """Where ``obj`` keeps its elements. Raises :class:`Usage` if Kolo cannot use them in place.
+
+    What a stream of a GPU has still to write there is waited for.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(obj, numpy.generic):
+        # NumPy describes a copy of its value, not the value.
+        if writable:
+            raise Usage(
+                f"{what} is a numpy.{type(obj).__name__}, a value that cannot be changed in place; pass numpy.asarray(x), which "
+                "then holds the result and is returned"
+            )
+        obj = numpy.asarray(obj)
     interface = getattr(obj, "__array_interface__", None)
     if interface is not None:
         return _from_interface(what, obj, interface, writable)
     # The same with an address on a GPU.
     interface = getattr(obj, "__cuda_array_interface__", None)
     if interface is not None:
-        return _from_interface(what, obj, interface, writable)
+        if writable:
+            _refuse_immutable(what, obj)
+        found = _from_interface(what, obj, interface, writable)
+        _wait_for_stream(what, interface, found.address, comm)
+        return found
     if hasattr(obj, "__dlpack__"):
-        return _from_dlpack(what, obj)
+        return _from_dlpack(what, obj, writable, comm)
     return _from_buffer(what, obj, writable)
 
 
@@ -105,21 +142,54 @@ def _from_interface(what: str, obj: object, interface: dict, writable: bool) -> 
         kind = "bf2" if name == "bfloat16" else kind
     elif kind[0] in "OSU":
         raise Usage(f"{what} holds '{typestr}', which is neither numbers nor bytes")
-    address, read_only = interface["data"]
-    if writable and read_only:
-        raise Usage(f"{what} is read-only")
+    data = interface.get("data")
+    # The interface may own what it describes.
+    owner: object = (obj, interface)
+    if isinstance(data, tuple):
+        address, read_only = data
+        if writable and read_only:
+            raise Usage(f"{what} is read-only")
+    else:
+        lent = _lent(what, obj if data is None else data, writable)
+        address, owner = lent.address + interface.get("offset", 0), (owner, lent)
     elements = 1
     for extent in interface["shape"]:
         elements *= extent
-    return Memory(address, elements, kind, obj)
+    return Memory(address, elements, kind, owner)
 
 
-def _from_dlpack(what: str, obj) -> Memory:
+def _wait_for_stream(what: str, interface: dict, address: int, comm: _kolo.Comm) -> None:
+    stream = interface.get("stream")
+    if stream is None:
+        return
+    if stream == 0:
+        raise Usage(f"{what} names stream 0 in __cuda_array_interface__, which may be either default stream; 1 or 2 says which")
+    comm.synchronize(address, stream)
+
+
+def _refuse_immutable(what: str, obj: object) -> None:
+    for kind in type(obj).__mro__:
+        if kind.__module__.partition(".")[0] in _IMMUTABLE:
+            name = f"{kind.__module__.partition('.')[0]}'s {type(obj).__name__}"
+            raise Usage(f"{what} is read-only: {name} is immutable; pass a copy that is not, such as numpy.array(x), or give out")
+
+
+def _from_dlpack(what: str, obj, writable: bool, comm: _kolo.Comm) -> Memory:
     device, _ = obj.__dlpack_device__()
     if device not in _DLPACK_DEVICES:
         raise Usage(f"{what} is neither in the memory of the processor nor in that of an NVIDIA GPU; copy it there first")
-    capsule = obj.__dlpack__()
-    address, shape, strides, code, bits, lanes = _kolo.dlpack(capsule)
+    capsule = _capsule(what, obj, device in _DLPACK_GPUS)
+    address, shape, strides, code, bits, lanes, flags = _kolo.dlpack(capsule)
+    if writable:
+        if flags is None:
+            _refuse_immutable(what, obj)
+        elif flags & _DLPACK_READ_ONLY:
+            raise Usage(f"{what} is read-only; give out, or pass a copy such as numpy.array(x)")
+        elif flags & _DLPACK_COPIED:
+            raise Usage(f"{what} lends a copy of itself, so that nothing can be written to it; pass an array in plain memory")
+    if device in _DLPACK_GPUS:
+        # The producer has made this stream wait for its own.
+        comm.synchronize(address, _LEGACY_STREAM)
     elements = 1
     for extent, stride in zip(reversed(shape), reversed(strides)):
         if stride != elements and extent != 1:
@@ -129,10 +199,24 @@ def _from_dlpack(what: str, obj) -> Memory:
     return Memory(address, elements, kind, capsule)
 
 
+def _capsule(what: str, obj, on_gpu: bool):
+    stream = {"stream": _LEGACY_STREAM} if on_gpu else {}
+    try:
+        try:
+            return obj.__dlpack__(max_version=(1, 0), **stream)
+        except TypeError:
+            # A producer from before capsules had versions.
+            return obj.__dlpack__(**stream)
+    except (BufferError, RuntimeError, TypeError, ValueError) as problem:
+        raise Usage(f"{what} does not lend its memory: {problem}") from problem
+
+
 def _from_buffer(what: str, obj, writable: bool) -> Memory:
     try:
         view = memoryview(obj)
     except TypeError:
+        if isinstance(obj, (int, float, complex)):
+            raise Usage(f"{what} is a {type(obj).__name__}; pass numpy.array(x), which also takes the result") from None
         raise Usage(
             f"{what} is a {type(obj).__name__}, which has neither __array_interface__, nor __dlpack__, nor the buffer "
             "protocol"
@@ -141,14 +225,15 @@ def _from_buffer(what: str, obj, writable: bool) -> Memory:
         raise Usage(f"{what} is not contiguous")
     form = view.format.lstrip("@=" + _NATIVE)
     kind = f"{_FORMATS.get(form, 'V')}{view.itemsize}"
-    if view.readonly:
-        if writable:
-            raise Usage(f"{what} is read-only")
-        # ctypes finds no address in read-only memory, so this one case is a copy.
-        view = memoryview(bytearray(view))
-    if view.nbytes == 0:
-        return Memory(0, 0, kind, view)
-    import ctypes
+    return Memory(_lent(what, view, writable).address, view.nbytes // view.itemsize, kind, view)
 
-    array = (ctypes.c_char * view.nbytes).from_buffer(view)
-    return Memory(ctypes.addressof(array), view.nbytes // view.itemsize, kind, array)
+
+def _lent(what: str, obj, writable: bool) -> _kolo.Held:
+    try:
+        if writable and memoryview(obj).readonly:
+            raise Usage(f"{what} is read-only")
+        return _kolo.Held(obj, writable)
+    except (BufferError, TypeError, ValueError) as problem:
+        if isinstance(problem, Usage):
+            raise
+        raise Usage(f"{what} does not lend its memory: {problem}") from problem

@@ -31,31 +31,5 @@ class Call:
         self.owner = (input.owner, output.owner)
 
 
-class Work:
-    """A started operation. It makes progress whether or not anybody waits, and may be dropped at any time."""
-
-    __slots__ = ("_work", "_out", "_seconds", "source")
-
-    #: The sender, once a receive has been waited for; ``None`` for everything else.
-    source: int | None
-
-    def __init__(self, work: _kolo.Work, out, seconds: float) -> None:
-        self._work = work
-        self._out = out
-        self._seconds = seconds
-        self.source = None
-
-    def wait(self, timeout: float | None = None):
-        """Blocks until it is over, at most ``timeout`` seconds (default: the communicator's), and returns its output.
-
-        Raises as the blocking form of the call. Past the time-out the communicator is aborted. May be called again.
-        """
-        self.source = self._work.wait(self._seconds if timeout is None else timeout)
-        return self._out
-
-    def done(self) -> bool:
-        """Whether it is over, well or not; never blocks for long."""
-        return self._work.done()
-
-    def __repr__(self) -> str:
-        return f"<kolo.Work {'over' if self.done() else 'in progress'}>"
+#: A started operation.
+Work = _kolo.Work

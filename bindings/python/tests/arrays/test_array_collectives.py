@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from array_ranks import run
 
+import kolo
+
 INTEGERS = ["int8", "uint8", "int32", "uint32", "int64", "uint64"]
 FLOATS = ["float16", "float32", "float64"]
 MOVED = [*INTEGERS, *FLOATS, "bool", "int16", "uint16", "complex64", "complex128"]
@@ -262,3 +264,38 @@ def test_split_and_group():
             assert np.all(x == 3)
 
     run(4, body)
+
+
+def test_keys_of_splits_are_of_either_sign():
+    def body(comm):
+        part = comm.split(0, key=-comm.rank)
+        assert part.rank == comm.world_size - 1 - comm.rank
+        part = comm.split(0, key=[2**63 - 1, -(2**63), np.int64(-1)][comm.rank])
+        assert part.rank == [2, 0, 1][comm.rank]
+
+    run(3, body)
+
+
+@pytest.mark.parametrize(
+    "color, key, match",
+    [
+        ("red", 0, "color is 'red'"),
+        (0, 1.5, "key 1.5"),
+        (0, None, "key None"),
+        (-1, 0, "color is -1"),
+        (2**32, 0, "color is 4294967296"),
+        (0, 2**63, "64 bits"),
+    ],
+)
+def test_a_wrong_split_of_one_rank_raises_on_all(color, key, match):
+    def body(comm):
+        given = (color, key) if comm.rank == 1 else (0, 0)
+        with pytest.raises(kolo.Usage, match=f"rank 1 cannot take part: .*{match}"):
+            comm.split(*given)
+        # Later splits are in step.
+        part = comm.split(comm.rank % 2)
+        assert part.world_size == (2 if comm.rank != 1 else 1)
+        comm.barrier()
+
+    # Far below the 60 s for which the others would wait.
+    run(3, body, limit=20)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from array_ranks import run
+from dlpack_lender import Lender
 
 import kolo
 
@@ -69,3 +70,98 @@ def test_arrays_on_a_gpu(transport):
             comm.all_gather(x)
 
     run(3, body, settings={"transport": transport, "cuda_library": str(LIBRARY)})
+
+
+class Streaming(DeviceArray):
+    """An array whose values are still on their way, on a stream, when it is handed over."""
+
+    def __init__(self, values, stream=None):
+        super().__init__(np.zeros_like(values))
+        self.source = DeviceArray(values)
+        if stream is None:
+            made, context = ctypes.c_size_t(), ctypes.c_size_t()
+            self.driver.cuCtxPushCurrent_v2(self.context())
+            assert self.driver.cuStreamCreate(ctypes.byref(made), 0) == 0
+            self.driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+            stream = made.value
+        self.stream = stream
+
+    def context(self):
+        context = ctypes.c_size_t()
+        device = ctypes.c_int()
+        assert self.driver.cuDeviceGet(ctypes.byref(device), 0) == 0
+        assert self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+        return context
+
+    def queue(self, stream):
+        """Queues the copy that brings the values."""
+        context = ctypes.c_size_t()
+        self.driver.cuCtxPushCurrent_v2(self.context())
+        count = ctypes.c_size_t(self.like.nbytes)
+        assert self.driver.cuMemcpyAsync(self.address, self.source.address, count, ctypes.c_size_t(stream)) == 0
+        self.driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+
+
+class Interface(Streaming):
+    """As CuPy's: the interface names the stream."""
+
+    def __init__(self, values, stream=None):
+        super().__init__(values, stream)
+        self.__cuda_array_interface__ = {**self.__cuda_array_interface__, "stream": self.stream}
+        self.queue(self.stream)
+
+
+class Capsule(Streaming):
+    """As torch's: the stream that is asked for waits for the array's own."""
+
+    def __init__(self, values, flags=None):
+        super().__init__(values, 1)
+        del self.__cuda_array_interface__
+        self.lender = Lender(values, flags=flags, device=2, address=self.address.value)
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, *, stream=None, **newer):
+        capsule = self.lender.__dlpack__(stream=stream, **newer)
+        assert stream == 1, "the consumer's stream, by the protocol"
+        self.queue(stream)
+        return capsule
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(
+    "make",
+    [Interface, lambda values: Interface(values, 1), lambda values: Interface(values, 2), Capsule, lambda values: Capsule(values, 0)],
+    ids=["interface", "legacy", "per_thread", "capsule", "versioned"],
+)
+def test_calls_come_after_what_streams_write(make, transport):
+    def body(comm):
+        ones = np.ones(5000)
+        x = make(ones)
+        comm.all_reduce(x)
+        assert (x.get() == 2).all()
+        y = make(ones * (comm.rank + 1))
+        out = np.empty((2, 5000))
+        comm.all_gather_start(y, out).wait()
+        assert (out[0] == 1).all() and (out[1] == 2).all()
+        z = make(ones * 3)
+        out = np.empty(5000)
+        comm.send_recv(z, 1 - comm.rank, out, 1 - comm.rank)
+        assert (out == 3).all()
+        # What is written on a stream before does not come after the result.
+        late = make(ones * 9)
+        comm.broadcast(late if comm.rank else ones * 4, 0)
+        assert comm.rank == 0 or (late.get() == 4).all()
+
+    run(2, body, settings={"transport": transport, "cuda_library": str(LIBRARY)})
+
+
+def test_stream_zero_is_refused():
+    def body(comm):
+        x = DeviceArray(np.ones(3))
+        x.__cuda_array_interface__["stream"] = 0
+        with pytest.raises(kolo.Usage, match="stream 0"):
+            comm.all_reduce(x)
+
+    run(1, body, settings={"cuda_library": str(LIBRARY)})

@@ -50,10 +50,7 @@ impl Claim {
     }
 
     /// Reads a claim; what does not exist is found out when it is looked up.
-    ///
-    /// # Panics
-    /// If it is shorter than claims are.
-    pub(super) fn decode(bytes: &[u8]) -> Self {
+    pub(super) fn decode(bytes: &[u8; CLAIM_BYTES]) -> Self {
         let word = |i: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[8 * i..8 * i + 8]);

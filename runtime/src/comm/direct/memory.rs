@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use kolo_transport::Process;
 use kolo_transport::shm::SharedMemory;
 
 /// This rank's memory of an allocation, shared by the handle of the program and the communicator.
@@ -12,11 +13,13 @@ pub(crate) struct Lease {
     /// Bytes asked for.
     used: usize,
     is_retired: AtomicBool,
+    /// Whose ranks share it.
+    process: Process,
 }
 
 impl Lease {
     pub(crate) fn new(memory: SharedMemory, used: usize) -> Self {
-        Self { memory, used, is_retired: AtomicBool::new(false) }
+        Self { memory, used, is_retired: AtomicBool::new(false), process: Process::current() }
     }
 
     pub(crate) fn memory(&self) -> &SharedMemory {
@@ -27,8 +30,12 @@ impl Lease {
         self.used
     }
 
-    /// The program is done with it: the pages go back to the system, the addresses once all ranks are done.
+    /// The program is done with it: the pages go back to the system, the addresses once all ranks are done. In a child made
+    /// by `fork` nothing happens: the pages are those that the parent and the other ranks use.
     pub(crate) fn retire(&self) {
+        if !self.process.is_current() {
+            return;
+        }
         self.is_retired.store(true, Ordering::Release);
         self.memory.discard();
     }

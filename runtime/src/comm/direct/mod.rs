@@ -30,6 +30,7 @@ use kolo_transport::shm::FlatMismatch;
 
 use super::tiny::Tiny;
 use crate::call::{Call, Counts};
+use crate::forced::Forced;
 use crate::reduce::Combine;
 use crate::types::ReduceOp;
 use claim::{CLAIM_BYTES, Claim};
@@ -43,6 +44,8 @@ pub(crate) struct Direct {
     rank: usize,
     members: usize,
     canonical: bool,
+    /// Calls that have to take a plan.
+    forced: Forced,
     /// From which length on calls look, if it was set.
     bytes_min: Option<usize>,
     /// In the order in which they were made, which is the same on all ranks; and so is which ones are kept.
@@ -61,6 +64,7 @@ pub(crate) struct Passage<'a> {
     turn: u64,
     stage: Stage,
     claim: Claim,
+    /// None once the call is over.
     exposure: Option<Exposure>,
 }
 
@@ -117,8 +121,15 @@ impl Exposure {
 }
 
 impl Direct {
-    pub(crate) fn new(rank: u32, members: u32, bytes_min: Option<usize>, canonical: bool) -> Self {
+    pub(crate) fn new(
+        rank: u32,
+        members: u32,
+        bytes_min: Option<usize>,
+        canonical: bool,
+        forced: Forced,
+    ) -> Self {
         Self {
+            forced,
             rank: rank as usize,
             members: members as usize,
             canonical,
@@ -163,7 +174,7 @@ impl Direct {
     /// Whether a call begins with claims. The same answer on all ranks.
     #[inline]
     pub(crate) fn considers(&self, call: &Call) -> bool {
-        !self.windows.is_empty() && self.long_enough(call)
+        !self.windows.is_empty() && self.long_enough(call) && !self.forced.covers(call)
     }
 
     fn long_enough(&self, call: &Call) -> bool {
@@ -195,7 +206,7 @@ impl Direct {
     /// Moves a call on: to its next wait, or by one piece of work.
     ///
     /// # Safety
-    /// The buffers of the call are valid, and lent to it until it is done, declined, or [abandoned](Passage::abandon).
+    /// The buffers of the call are valid, and lent to it until it is done, declined, or dropped.
     pub(crate) unsafe fn advance(
         &mut self,
         tiny: &mut Tiny,
@@ -210,8 +221,12 @@ impl Direct {
                     {
                         return Ok(Step::Waits);
                     }
-                    let claims: Vec<Claim> =
-                        (0..self.members).map(|member| Claim::decode(tiny.heard(member))).collect();
+                    let claims = (0..self.members).map(|member| {
+                        let mut claim = [0; CLAIM_BYTES];
+                        tiny.heard(member).read(0, &mut claim);
+                        Claim::decode(&claim)
+                    });
+                    let claims: Vec<Claim> = claims.collect();
                     tiny.end_exchange();
                     match plan(&self.windows, self.rank, passage.call, &claims)? {
                         Ok((mut job, how)) => {
@@ -222,6 +237,7 @@ impl Direct {
                         }
                         Err(why) => {
                             self.last = Some(Err(why));
+                            passage.exposure = None;
                             tiny.end_turn();
                             return Ok(Step::Declined);
                         }
@@ -243,6 +259,7 @@ impl Direct {
                     }
                     tiny.end_exchange();
                     tiny.end_turn();
+                    passage.exposure = None;
                     // SAFETY: everybody's work is over, so this rank's buffers are its own again.
                     unsafe { job.patch() };
                     return Ok(Step::Done);
@@ -311,7 +328,9 @@ impl Direct {
             Some(Ok(how)) => format!("; the last call that asked went so: {how}"),
             Some(Err(why)) => format!("; the last call that asked did not: {why}"),
         };
-        Some(if !self.long_enough(call) {
+        Some(if self.forced.covers(call) {
+            "not direct: KOLO_ALGO names an algorithm for this call".to_owned()
+        } else if !self.long_enough(call) {
             let least = self.bytes_min(call.collective);
             format!(
                 "not direct: only some collectives with even counts, of {least} bytes or more (KOLO_DIRECT_BYTES)"
@@ -331,8 +350,15 @@ impl Direct {
 }
 
 impl Passage<'_> {
-    /// Gives a call up: when this returns, nobody else writes its buffers.
-    pub(crate) fn abandon(self) {
+    /// Its turn.
+    pub(crate) fn turn(&self) -> u64 {
+        self.turn
+    }
+}
+
+impl Drop for Passage<'_> {
+    /// Gives a call up that is not over: when this returns, nobody else writes its buffers.
+    fn drop(&mut self) {
         if let Some(exposure) = &self.exposure {
             exposure.withdraw();
         }

@@ -12,9 +12,14 @@ use crate::call::{Call, Counts};
 /// 546 / 659, 128 MiB 8.7 / 21.5 ms; all_gather 8 ranks 8 MiB 0.9 / 1.65 ms, 128 MiB 22 / 43.
 const STREAMING_BYTES: usize = 32 << 20;
 
-/// Longest contribution where buffers may be a GPU's. On this path those are copied to and from the host as a whole; a plan
-/// copies them segment by segment, and meanwhile communicates.
-const GPU_BYTES: usize = 1 << 20;
+/// Most bytes that a rank reads or writes where buffers may be a GPU's. On this path those are copied to and from the host as a
+/// whole, through as much pinned memory; a plan copies them segment by segment. A rank does not know whose memory the others'
+/// is, so the limit holds for all: high enough that calls on the host's memory lose nothing but where nearly all of it is
+/// data (gradients come in buckets of 25 MB), low enough to be pinned.
+const GPU_BYTES: usize = 64 << 20;
+
+/// Contributions up to this length take this path all the same: of a hundred ranks, a hundred of them are pinned.
+const GPU_BYTES_LEAST: usize = 1 << 20;
 
 /// Most ranks with which long calls share out slices of a part.
 pub(super) const MEMBERS_MAX: usize = 64;
@@ -24,15 +29,11 @@ impl Tiny {
     #[inline]
     pub(crate) fn serves(&self, call: &Call) -> bool {
         let Counts::Even(count) = call.counts else { return false };
+        if self.forced.covers(call) {
+            return false;
+        }
         let given = blocks(call.collective, self.members) * count * call.data_type.size();
         self.bytes_max(call.collective).is_none_or(|most| given <= most)
-    }
-
-    /// Whether a call is one for this path when it is started too. Where buffers may be a GPU's it is not: plans copy those
-    /// segment by segment, without anybody's waiting for a copy.
-    #[inline]
-    pub(crate) fn serves_started(&self, call: &Call) -> bool {
-        !self.has_gpus && self.serves(call)
     }
 
     /// Longest contribution of a rank, in bytes, with which a collective takes this path; none if any does. Unless it was set,
@@ -56,7 +57,15 @@ impl Tiny {
     fn bytes_max(&self, collective: Collective) -> Option<usize> {
         match (self.bytes_max, self.quicker_upto(collective)) {
             (Some(set), _) => Some(set),
-            (None, most) if self.has_gpus => Some(most.unwrap_or(GPU_BYTES).min(GPU_BYTES)),
+            (None, most) if self.has_gpus => {
+                // What comes back is as many times as long.
+                let times = match collective {
+                    Collective::AllGather | Collective::Gather => self.members,
+                    _ => 1,
+                };
+                let limit = (GPU_BYTES / times).max(GPU_BYTES_LEAST);
+                Some(most.unwrap_or(limit).min(limit))
+            }
             (None, most) => most,
         }
     }
@@ -96,9 +105,8 @@ impl Tiny {
         let limit = self
             .bytes_max(call.collective)
             .map_or_else(|| "at any length".to_owned(), |most| format!("up to {most} bytes"));
-        let started = if self.has_gpus { "; a rank has a GPU, so a started call takes a plan" } else { "" };
         Some(format!(
-            "tiny: {given} bytes per rank in {exchanges} over shared memory ({limit}; KOLO_TINY_BYTES){started}"
+            "tiny: {given} bytes per rank in {exchanges} over shared memory ({limit}; KOLO_TINY_BYTES)"
         ))
     }
 

@@ -14,15 +14,18 @@ mod tree;
 mod two_shot;
 
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use kolo_transport::shm::{Flat, FlatMismatch, Needs};
+use kolo_transport::shm::{Board, Flat, FlatMismatch, Needs, Payload, Slot};
 
 pub(crate) use passage::Passage;
 pub(super) use tree::tree;
 
 use crate::call::Call;
+use crate::forced::Forced;
 use crate::reduce::Combine;
+use crate::wait::Turnstile;
 
 /// The exchange area of the host, with what is needed to compute from it.
 #[derive(Debug)]
@@ -35,11 +38,15 @@ pub(crate) struct Tiny {
     /// Whether buffers may be a GPU's, on any rank.
     has_gpus: bool,
     canonical: bool,
+    /// Calls that have to take a plan.
+    forced: Forced,
     step: Step,
     /// Turns given out: threads of one rank may call while another one's exchange is not over.
     turns: u64,
     /// Turns that are over; the call that has the next one has the exchange.
     turns_over: u64,
+    /// Where threads sleep that wait for another thread's turn to end.
+    turnstile: Arc<Turnstile>,
     /// For the canonical tree: its partial results.
     scratch: RefCell<Vec<u8>>,
 }
@@ -59,21 +66,23 @@ impl Tiny {
     pub(crate) fn new(
         flat: Flat,
         rank: u32,
-        members: u32,
         bytes_max: Option<usize>,
         has_gpus: bool,
         canonical: bool,
+        forced: Forced,
     ) -> Self {
         Self {
+            members: flat.members(),
             flat,
             rank: rank as usize,
-            members: members as usize,
             bytes_max,
             has_gpus,
             canonical,
+            forced,
             step: Step::Idle,
             turns: 0,
             turns_over: 0,
+            turnstile: Arc::default(),
             scratch: RefCell::default(),
         }
     }
@@ -98,16 +107,25 @@ impl Tiny {
         turn == self.turns_over + 1
     }
 
+    /// How many turns are over, and where to sleep until more are.
+    pub(super) fn turns_over(&self) -> (u64, &Arc<Turnstile>) {
+        (self.turns_over, &self.turnstile)
+    }
+
     /// Ends the turn at hand.
+    #[inline]
     pub(super) fn end_turn(&mut self) {
         self.turns_over += 1;
+        if self.turns != self.turns_over {
+            self.turnstile.tell(self.turns_over);
+        }
     }
 
     /// Moves an exchange of everybody's `words` (as many on all ranks) on as far as it goes; true once all are there. The
     /// caller has the turn, looks at [`heard`](Self::heard) and then calls [`end_exchange`](Self::end_exchange).
     pub(super) fn exchange(&mut self, tag: u64, words: &[u8]) -> Result<bool, FlatMismatch> {
         if !matches!(self.step, Step::Published) {
-            let fill = (!words.is_empty()).then_some(|slot: &mut [u8]| slot.copy_from_slice(words));
+            let fill = (!words.is_empty()).then_some(|mut slot: Slot<'_>| slot.write(0, words));
             if !self.flat.is_free(words.len())? {
                 self.step = Step::Queued(words.len());
                 return Ok(false);
@@ -119,7 +137,7 @@ impl Tiny {
     }
 
     /// What a member gave in a complete exchange.
-    pub(super) fn heard(&self, member: usize) -> &[u8] {
+    pub(super) fn heard(&self, member: usize) -> Payload<'_> {
         self.flat.payload(member)
     }
 
@@ -179,13 +197,23 @@ impl Tiny {
         Ok(is_over)
     }
 
-    /// Whether a sleeper has reason to look.
+    /// Whether the turn at hand has reason to look.
     pub(crate) fn has_arrived(&mut self) -> bool {
         match self.step {
             Step::Idle => false,
             Step::Queued(given) => !matches!(self.flat.is_free(given), Ok(false)),
             Step::Published => !matches!(self.flat.poll(), Ok(false)),
         }
+    }
+
+    /// What the ranks of the host show each other outside of exchanges.
+    pub(crate) fn board(&self) -> &Board {
+        self.flat.board()
+    }
+
+    /// Whether an exchange is under way.
+    pub(crate) fn is_under_way(&self) -> bool {
+        !matches!(self.step, Step::Idle)
     }
 
     /// Ranks that have not published what is waited for.

@@ -70,6 +70,11 @@ impl Passage {
         self.tag
     }
 
+    /// Its turn.
+    pub(crate) fn turn(&self) -> u64 {
+        self.turn
+    }
+
     /// How far it has come; grows with every exchange.
     #[inline]
     pub(crate) fn position(&self) -> usize {

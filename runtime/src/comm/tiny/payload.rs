@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kolo_collectives::plan::{Collective, Placement};
-use kolo_transport::shm::Needs;
+use kolo_transport::shm::{Needs, Slot};
 
 use super::passage::{Passage, place};
 use super::{Tiny, tree};
@@ -24,9 +24,9 @@ impl Tiny {
         let ((at, len), block) = (passage.part(), passage.block);
         let (rank, members, skips_own) = (self.rank, self.members, !self.reads_own_back(call));
         let fill = own.map(|own| {
-            move |slot: &mut [u8]| {
+            move |mut slot: Slot<'_>| {
                 let mut put = |to: usize, from: usize, len: usize| {
-                    let to = slot[to..][..len].as_mut_ptr();
+                    let to = slot.part(to, len);
                     // SAFETY: a part of a contribution, by the shape of the call.
                     unsafe {
                         match call.op {
@@ -172,7 +172,7 @@ impl Tiny {
             Some(own) if member == self.rank => unsafe { own.add(index * passage.block + at) },
             _ => {
                 let place = place(call.collective, member, index);
-                self.flat.payload(member)[place * len..][..len].as_ptr()
+                self.flat.payload(member).part(place * len, len)
             }
         }
     }
@@ -198,9 +198,9 @@ impl Tiny {
             // The same for all.
             _ => 0,
         };
-        let from = &self.flat.payload(member)[index * len..][..len];
+        let from = self.flat.payload(member).part(index * len, len);
         // SAFETY: the caller's promise for `to`.
-        unsafe { passage.copy(from.as_ptr(), to, len) };
+        unsafe { passage.copy(from, to, len) };
     }
 
     /// Reduces part `index` of what the given members published into the output.

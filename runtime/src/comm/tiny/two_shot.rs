@@ -14,7 +14,7 @@
 use std::ops::Range;
 
 use kolo_collectives::plan::Collective;
-use kolo_transport::shm::Needs;
+use kolo_transport::shm::{Needs, Slot};
 
 use super::Tiny;
 use super::limits::MEMBERS_MAX;
@@ -103,10 +103,10 @@ impl Tiny {
         own: *const u8,
     ) {
         let ((at, len), rank) = (passage.part(), self.rank);
-        let fill = |slot: &mut [u8]| {
+        let fill = |mut slot: Slot<'_>| {
             // SAFETY: for the whole block: parts of the vectors, by the shape of the call.
             unsafe {
-                let part = slot[..len].as_mut_ptr();
+                let part = slot.part(0, len);
                 match call.op {
                     // Only the sums of the last part are left.
                     _ if len == 0 => {}
@@ -119,7 +119,7 @@ impl Tiny {
                     && let share = shots.share(rank, before)
                     && !share.is_empty()
                 {
-                    let sums = slot[Shots::sums_at(len)..][..share.len()].as_mut_ptr();
+                    let sums = slot.part(Shots::sums_at(len), share.len());
                     call.output.add(at + share.start).copy_to_nonoverlapping(sums, share.len());
                 }
             }
@@ -136,10 +136,10 @@ impl Tiny {
         if let Some((at, before)) = passage.part_before() {
             for member in (0..self.members).filter(|member| *member != self.rank) {
                 let share = shots.share(member, before);
-                let sums = &self.flat.payload(member)[Shots::sums_at(len)..][..share.len()];
+                let sums = self.flat.payload(member).part(Shots::sums_at(len), share.len());
                 if !share.is_empty() {
                     // SAFETY: inside the vector, by the shape of the call.
-                    unsafe { passage.copy(sums.as_ptr(), call.output.add(at + share.start), share.len()) };
+                    unsafe { passage.copy(sums, call.output.add(at + share.start), share.len()) };
                 }
             }
         }
@@ -152,7 +152,7 @@ impl Tiny {
         unsafe {
             let payload = |member: usize| match own {
                 Some(own) if member == self.rank => own.add(at + share.start),
-                _ => self.flat.payload(member)[share.clone()].as_ptr(),
+                _ => self.flat.payload(member).part(share.start, share.len()),
             };
             let output = call.output.add(at + share.start);
             self.fold(call, passage, output, share.len(), 0..self.members, payload);

@@ -5,11 +5,28 @@ use std::sync::Arc;
 
 use kolo_collectives::layout::Shape;
 use kolo_collectives::plan::Plan;
+use kolo_transport::Piece;
 
 use super::super::memory::Buffers;
 use super::super::sides::Sides;
 use crate::reduce::Combine;
 use crate::types::DataType;
+
+/// The host's memory that an operation works on: the input and the output, or one of them in place.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Lent {
+    pub(crate) input: Option<Piece>,
+    pub(crate) output: Option<Piece>,
+}
+
+// SAFETY: names of memory that the caller keeps while the operation runs, whichever thread drives it; see `Engine::start`.
+unsafe impl Send for Lent {}
+
+impl Lent {
+    pub(crate) fn pieces(self) -> impl Iterator<Item = Piece> {
+        [self.input, self.output].into_iter().flatten()
+    }
+}
 
 /// Everything needed to start an operation.
 #[derive(Debug)]
@@ -29,6 +46,8 @@ pub(crate) struct Job {
     /// First of the transport channels that this operation may use.
     pub(crate) channel_base: u16,
     pub(crate) tag: u64,
+    /// What messages will come from and go to, as a whole.
+    pub(crate) lent: Lent,
     /// Memory that must live as long as the operation runs.
     pub(crate) keep: Option<Box<dyn Any + Send>>,
 }

@@ -36,7 +36,7 @@ use super::token::{Kind, Name};
 use crate::reduce::{Combine, divide};
 use crate::types::DataType;
 use instance::{Instance, Phase};
-pub(crate) use job::Job;
+pub(crate) use job::{Job, Lent};
 
 /// An operation, or the idle shell of one, whose memory is reused.
 #[derive(Debug)]

@@ -200,22 +200,25 @@ fn establish_names_who_is_missing() {
 #[test]
 fn a_watched_peer_is_missed_without_any_message() {
     let (mut a, mut b) = pair();
-    a.watch(1).expect("linked");
+    a.look_for(1).expect("linked");
     let mut events = [Vec::new(), Vec::new()];
     pump(&mut [&mut a, &mut b], &mut events, |_| true);
     assert!(events[0].is_empty());
     // Like a crash: the streams close without a good-bye.
     b.abort(&aborted(), &mut events[1]);
     pump(&mut [&mut a], &mut events[..1], |e| downs(&e[0]) == [1]);
+    assert_eq!(a.look_for(1).expect_err("it is gone").kind, ErrorKind::PeerLost);
 }
 
 #[test]
 fn a_good_bye_without_any_token_is_no_loss() {
     let (mut a, mut b) = pair();
-    a.watch(1).expect("linked");
+    a.look_for(1).expect("linked");
     let mut events = [Vec::new(), Vec::new()];
     pump(&mut [&mut a, &mut b], &mut events, |_| true);
     drop(b);
+    let gone = a.look_for(1).expect_err("it has left");
+    assert_eq!(gone.kind, ErrorKind::PeerLost);
     for _ in 0..20_000 {
         a.poll(&mut events[0]);
     }

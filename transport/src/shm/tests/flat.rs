@@ -3,14 +3,14 @@
 use std::thread;
 
 use super::*;
-use crate::shm::{FLAT_INLINE, FLAT_LONG, FLAT_MAX, Flat, FlatMismatch, Needs};
+use crate::shm::{FLAT_INLINE, FLAT_LONG, FLAT_MAX, Flat, FlatMismatch, Needs, Slot};
 use crate::wait_word;
 
 fn flats(n: u32) -> Vec<Flat> {
     world(n).iter_mut().map(|e| e.flat().expect("all on one host")).collect()
 }
 
-type Fill = fn(&mut [u8]);
+type Fill = fn(Slot<'_>);
 /// A member that gives nothing.
 const NOTHING: Option<Fill> = None;
 
@@ -36,7 +36,7 @@ fn wait(flat: &mut Flat, asleep: bool, mut step: impl FnMut(&mut Flat) -> Result
 fn round(flat: &mut Flat, asleep: bool, number: usize, len: usize, gives: bool, needs: Needs) {
     let me = flat.member();
     wait(flat, asleep, |flat| flat.is_free(if gives { len } else { 0 }));
-    let fill = gives.then_some(|to: &mut [u8]| to.copy_from_slice(&pattern(number * 10 + me, len)));
+    let fill = gives.then_some(|mut to: Slot<'_>| to.write(0, &pattern(number * 10 + me, len)));
     flat.publish(number as u64, len, needs, fill);
     wait(flat, asleep, Flat::poll);
 }
@@ -52,7 +52,10 @@ fn rounds(n: u32, asleep: bool) {
                     let len = LENS[number % LENS.len()];
                     round(&mut flat, asleep, number, len, true, Needs::All);
                     for member in 0..flat.members() {
-                        assert!(flat.payload(member) == pattern(number * 10 + member, len), "round {number}");
+                        assert!(
+                            flat.payload(member).to_vec() == pattern(number * 10 + member, len),
+                            "round {number}"
+                        );
                     }
                     flat.finish();
                 }
@@ -107,7 +110,10 @@ fn mixed_rounds(n: usize, asleep: bool) {
                         Needs::Nobody => 0..0,
                     };
                     for member in from {
-                        assert!(flat.payload(member) == pattern(number * 10 + member, len), "round {number}");
+                        assert!(
+                            flat.payload(member).to_vec() == pattern(number * 10 + member, len),
+                            "round {number}"
+                        );
                     }
                     flat.finish();
                 }
@@ -132,7 +138,7 @@ fn a_member_runs_ahead_so_far_and_no_further() {
     for (len, rounds) in [(8, 7), (8192, 7), (8193, 3), (FLAT_LONG + 1, 1)] {
         for number in 0..rounds {
             assert_eq!(flats[0].is_free(len), Ok(true), "{len} bytes, round {number}");
-            flats[0].publish(1, len, Needs::Nobody, Some(|_: &mut [u8]| ()));
+            flats[0].publish(1, len, Needs::Nobody, Some(|_: Slot<'_>| ()));
             assert_eq!(flats[0].poll(), Ok(true));
             flats[0].finish();
         }
@@ -179,10 +185,10 @@ fn other_tags_and_lengths_are_told() {
 fn what_differed_in_a_round_that_nobody_looked_at_is_told_in_a_later_one() {
     let mut flats = flats(2);
     for (flat, tag) in flats.iter_mut().zip([3, 4]) {
-        flat.publish(tag, 8, Needs::Nobody, Some(|_: &mut [u8]| ()));
+        flat.publish(tag, 8, Needs::Nobody, Some(|_: Slot<'_>| ()));
         assert_eq!(flat.poll(), Ok(true));
         flat.finish();
-        flat.publish(5, 8, Needs::All, Some(|_: &mut [u8]| ()));
+        flat.publish(5, 8, Needs::All, Some(|_: Slot<'_>| ()));
     }
     assert_eq!(flats[0].poll(), Err(FlatMismatch { member: 1, tag: 4 }));
     assert_eq!(flats[1].poll(), Err(FlatMismatch { member: 0, tag: 3 }));

@@ -94,7 +94,7 @@ proptest! {
                     prop_assert_eq!(token.0, number as u64);
                     prop_assert!(sent != len || wrong_tag, "{}", error);
                 }
-                Event::Down { .. } | Event::Returned(_) | Event::Waiting(_) => prop_assert!(false),
+                Event::Down { .. } | Event::Returned(_) | Event::Waiting(_) | Event::Warning(_) => prop_assert!(false),
             }
         }
     }

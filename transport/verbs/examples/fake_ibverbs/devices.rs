@@ -111,13 +111,15 @@ pub unsafe extern "C" fn ibv_get_async_event(
     context: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {
-    let mut bytes = [0; 4];
+    let mut bytes = [0; 8];
     // SAFETY: a live context and the caller's event.
     unsafe {
         if !read_from((*context).async_fd, &mut bytes) {
             return -1;
         }
-        *event = ibv_async_event { element: 1, event_type: u32::from_ne_bytes(bytes) };
+        let message = u64::from_ne_bytes(bytes);
+        let (element, event_type) = (message >> 8, message as u32 & 0xff);
+        *event = ibv_async_event { element, event_type };
     }
     0
 }

@@ -2,7 +2,7 @@
 //!
 //! Devices "fake0", "fake1" ... whose reliable connected queue pairs reach each other within one process. Requests
 //! are carried out when posted; a send that meets no receive waits for it. Tests turn its knobs with `fake_set` and
-//! ask with `fake_live` how many objects were not given back. Misuse that would hang or corrupt with the real one
+//! ask with `fake_get`, such as how many objects were not given back. Misuse that would hang or corrupt with the real one
 //! ends the process.
 
 #![allow(missing_docs, clippy::missing_safety_doc)]
@@ -53,6 +53,9 @@ struct Pair {
     receive_queue: usize,
     receives: VecDeque<(u64, Vec<ibv_sge>)>,
     sends: VecDeque<Sending>,
+    /// Where the user sees it, and hears of its events.
+    object: usize,
+    async_fd: c_int,
 }
 
 #[derive(Default)]
@@ -60,6 +63,7 @@ struct Queue {
     entries: VecDeque<ibv_wc>,
     armed: bool,
     event_fd: Option<c_int>,
+    async_fd: c_int,
     unacknowledged: u32,
 }
 
@@ -74,6 +78,9 @@ struct World {
     async_fds: Vec<c_int>,
     next: u32,
     live: i64,
+    fork_calls: i64,
+    regions_at_fork: i64,
+    registrations: i64,
 }
 
 static WORLD: LazyLock<Mutex<World>> = LazyLock::new(Mutex::default);
@@ -100,6 +107,17 @@ unsafe fn free<T>(pointer: *mut T) -> c_int {
 }
 
 impl World {
+    /// The queue pair of this place, in the order in which they were made.
+    fn pair_at(&self, place: usize) -> u32 {
+        let mut numbers: Vec<u32> = self.pairs.keys().copied().collect();
+        numbers.sort_unstable();
+        numbers[place]
+    }
+
+    fn registered(&self) -> u64 {
+        self.regions.values().map(|region| region.len).sum()
+    }
+
     fn number(&mut self) -> u32 {
         self.next += 1;
         0x100 + self.next

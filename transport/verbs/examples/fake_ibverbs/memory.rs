@@ -50,6 +50,12 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: u3
             fail(errno as c_int);
             return ptr::null_mut();
         }
+        let lockable = world.knobs.of(Knob::Lockable, 0) as u64;
+        if lockable > 0 && world.registered() + length as u64 > lockable {
+            fail(libc::ENOMEM);
+            return ptr::null_mut();
+        }
+        world.registrations += 1;
         let key = world.number();
         world.regions.insert(key, Region { start: addr as u64, len: length as u64, access });
         key

@@ -32,9 +32,12 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
         receive_queue: init.recv_cq as usize,
         receives: VecDeque::new(),
         sends: VecDeque::new(),
+        object: 0,
+        // SAFETY: a live context.
+        async_fd: unsafe { (*context).async_fd },
     };
     world().pairs.insert(number, pair);
-    leak(ibv_qp {
+    let object = leak(ibv_qp {
         context,
         qp_context: init.qp_context,
         pd,
@@ -48,7 +51,9 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
         cond: libc::PTHREAD_COND_INITIALIZER,
         events_completed: 0,
-    })
+    });
+    world().pairs.get_mut(&number).expect("just made").object = object.expose_provenance();
+    object
 }
 
 #[unsafe(no_mangle)]

@@ -51,7 +51,15 @@ fn gid(index: i64) -> Option<[u8; 16]> {
     match index {
         index if index >= world().knobs.of(Knob::Gids, 2) => None,
         0 => Some([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]),
-        _ => Some([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1]),
+        _ => {
+            let address = match world().knobs.of(Knob::Address, 0) {
+                0 => [192, 0, 2, 1],
+                given => (given as u32).to_be_bytes(),
+            };
+            let mut gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0, 0];
+            gid[12..].copy_from_slice(&address);
+            Some(gid)
+        }
     }
 }
 

@@ -47,7 +47,9 @@ pub unsafe extern "C" fn ibv_create_cq(
     });
     // SAFETY: a live channel, or null.
     let event_fd = unsafe { channel.as_ref() }.map(|channel| channel.fd);
-    world().queues.insert(queue as usize, Queue { event_fd, ..Queue::default() });
+    // SAFETY: a live context.
+    let async_fd = unsafe { (*context).async_fd };
+    world().queues.insert(queue as usize, Queue { event_fd, async_fd, ..Queue::default() });
     queue
 }
 

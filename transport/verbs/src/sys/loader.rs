@@ -126,6 +126,7 @@ symbols! {
     }
     optional {
         ibv_fork_init = "ibv_fork_init" "IBVERBS_1.1" fn() -> c_int;
+        ibv_is_fork_initialized = "ibv_is_fork_initialized" "IBVERBS_1.13" fn() -> c_int;
         ibv_reg_mr_iova2 = "ibv_reg_mr_iova2" "IBVERBS_1.8" fn(*mut ibv_pd, *mut c_void, usize, u64, u32) -> *mut ibv_mr;
         ibv_query_gid_ex = "_ibv_query_gid_ex" "IBVERBS_1.11"
             fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int;

@@ -8,7 +8,7 @@ use std::process::Command;
 use kolo_verbs::{Absence, Library};
 use tempfile::TempDir;
 
-pub use super::knob::Knob;
+pub use super::knob::{Count, Knob};
 
 pub struct Fake {
     _folder: TempDir,
@@ -51,9 +51,14 @@ impl Fake {
 
     /// Objects made and not given back.
     pub fn live(&self) -> i64 {
+        self.count(Count::Live)
+    }
+
+    /// One of the stand-in's counts.
+    pub fn count(&self, which: Count) -> i64 {
         // SAFETY: as above.
-        let live: extern "C" fn() -> i64 = unsafe { std::mem::transmute(self.function(c"fake_live")) };
-        live()
+        let get: extern "C" fn(u32) -> i64 = unsafe { std::mem::transmute(self.function(c"fake_get")) };
+        get(which as u32)
     }
 
     fn function(&self, name: &std::ffi::CStr) -> *mut std::ffi::c_void {

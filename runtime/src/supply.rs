@@ -1,0 +1,359 @@
+//! What memory there is for ranks that ask for some of it at the same time.
+//!
+//! Pages that are backed beyond what there is end in the kernel's killing a process, which may be anybody's. So ranks tell
+//! each other what their host has available, and what is left to the control groups that they are in, before any of them
+//! takes a page; all come to the same verdict.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::call::mix;
+use crate::error::Result;
+
+/// Memory that processes draw from: a host's, or a control group's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Pool {
+    /// Equal for processes that draw from the same.
+    id: u64,
+    is_group: bool,
+    /// That were left when it was looked at.
+    bytes: u64,
+}
+
+/// One part in so many of what is asked for must be left over: for page tables, of which each rank has some for all of it.
+const SPARE: u64 = 32;
+
+/// Backed between two looks at the clock, at the other ranks and at what is left: a few hundredths of a second.
+const PIECE_BYTES: usize = 64 << 20;
+
+/// What this process draws from. What the system does not tell is left out.
+pub(crate) fn pools() -> Vec<Pool> {
+    pools_by(Path::new("/proc"))
+}
+
+/// Why there is not enough for ranks that ask for so many bytes each; `named` has what each of them draws from.
+///
+/// Ranks look at different times, before any of them has taken anything: who looks last sees what the others have given
+/// back meanwhile. So the most that any of them has seen is what counts.
+pub(crate) fn shortage(bytes_each: u64, named: &[Vec<Pool>]) -> Option<String> {
+    let mut totals: BTreeMap<u64, (u64, Pool)> = BTreeMap::new();
+    for pool in named.iter().flatten() {
+        let (ranks, seen) = totals.entry(pool.id).or_insert_with(|| (0, pool.clone()));
+        *ranks += 1;
+        seen.bytes = seen.bytes.max(pool.bytes);
+    }
+    let lacks = |(ranks, pool): &&(u64, Pool)| {
+        let wanted = u128::from(bytes_each) * u128::from(*ranks);
+        wanted + wanted / u128::from(SPARE) > u128::from(pool.bytes)
+    };
+    let (ranks, pool) = totals.values().filter(lacks).min_by_key(|(_, pool)| (pool.bytes, pool.id))?;
+    let wanted = u128::from(bytes_each) * u128::from(*ranks);
+    let of =
+        if pool.is_group { "their control group (memory.max) has" } else { "their host (MemAvailable) has" };
+    Some(format!(
+        "{ranks} rank(s) want {wanted} bytes together, {bytes_each} each, but {of} {} available; ask for less, or use \
+         fewer ranks per host",
+        pool.bytes
+    ))
+}
+
+/// The same while ranks take theirs: of what this process draws from, as it is now, with all ranks that named the same.
+pub(crate) fn shortage_meanwhile(bytes_each: u64, named: &[Vec<Pool>]) -> Option<String> {
+    shortage(bytes_each, &shared_with(&pools(), named))
+}
+
+/// Of the pools of one rank, those that each rank has named too.
+fn shared_with(own: &[Pool], named: &[Vec<Pool>]) -> Vec<Vec<Pool>> {
+    let common = |theirs: &Vec<Pool>| {
+        own.iter().filter(|pool| theirs.iter().any(|other| other.id == pool.id)).cloned().collect()
+    };
+    named.iter().map(common).collect()
+}
+
+/// Backs `total` bytes piece by piece. `look` is asked before each piece, with what is done and the length of the piece:
+/// an error ends it, and so does a reason to stop. The inner result is why not all is backed.
+pub(crate) fn back_in_pieces(
+    total: usize,
+    mut look: impl FnMut(usize, usize) -> Result<Option<String>>,
+    mut back: impl FnMut(usize, usize) -> std::io::Result<()>,
+) -> Result<std::result::Result<(), String>> {
+    for done in (0..total).step_by(PIECE_BYTES) {
+        let piece = PIECE_BYTES.min(total - done);
+        if let Some(why) = look(done, piece)? {
+            return Ok(Err(format!("after {done} of {total} bytes: {why}")));
+        }
+        if let Err(error) = back(done, piece) {
+            return Ok(Err(format!("after {done} of {total} bytes: {error}")));
+        }
+    }
+    Ok(Ok(()))
+}
+
+fn pools_by(proc: &Path) -> Vec<Pool> {
+    let boot = fs::read(proc.join("sys/kernel/random/boot_id")).unwrap_or_default();
+    let host = boot.iter().fold(0, |hash, byte| mix(hash ^ u64::from(*byte)));
+    let available = fs::read_to_string(proc.join("meminfo")).ok().and_then(|text| available(&text));
+    let mut pools: Vec<Pool> =
+        available.map(|bytes| Pool { id: host, is_group: false, bytes }).into_iter().collect();
+    let text = |name: &str| fs::read_to_string(proc.join("self").join(name)).unwrap_or_default();
+    for (folder, top, files) in groups(&text("cgroup"), &text("mountinfo")) {
+        for folder in folder.ancestors().take_while(|folder| folder.starts_with(&top)) {
+            let Some(bytes) = files.left(folder) else { continue };
+            let Ok(about) = fs::metadata(folder) else { continue };
+            pools.push(Pool { id: mix(mix(host ^ about.dev()) ^ about.ino()), is_group: true, bytes });
+        }
+    }
+    pools
+}
+
+/// `MemAvailable` in bytes: what can be had without swapping.
+fn available(meminfo: &str) -> Option<u64> {
+    number_after(meminfo, "MemAvailable:")?.checked_mul(1024)
+}
+
+fn number_after(text: &str, name: &str) -> Option<u64> {
+    let mut words = text
+        .lines()
+        .map(str::split_ascii_whitespace)
+        .find_map(|mut words| (words.next() == Some(name)).then_some(words))?;
+    words.next()?.parse().ok()
+}
+
+/// How the files of a version of control groups are called.
+#[derive(Clone, Copy)]
+struct Files {
+    limit: &'static str,
+    used: &'static str,
+    inactive: &'static str,
+    active: &'static str,
+}
+
+const VERSION_1: Files = Files {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    inactive: "total_inactive_file",
+    active: "total_active_file",
+};
+
+const VERSION_2: Files =
+    Files { limit: "memory.max", used: "memory.current", inactive: "inactive_file", active: "active_file" };
+
+impl Files {
+    /// Bytes that the group may still take, with what the kernel would take back from its files; none if it has no limit.
+    fn left(self, folder: &Path) -> Option<u64> {
+        let text = |name: &str| fs::read_to_string(folder.join(name)).ok();
+        // "max", and the first version's greatest number, are no limits.
+        let limit: u64 = text(self.limit)?.trim().parse().ok().filter(|limit| *limit < 1 << 62)?;
+        let used: u64 = text(self.used)?.trim().parse().ok()?;
+        let stat = text("memory.stat").unwrap_or_default();
+        let files = |name| number_after(&stat, name).unwrap_or(0);
+        // As the kernel reckons MemAvailable: of the files in use, half.
+        Some(
+            limit
+                .saturating_sub(used)
+                .saturating_add(files(self.inactive))
+                .saturating_add(files(self.active) / 2),
+        )
+    }
+}
+
+/// The folders of the control groups that limit this process's memory, each with the folder of the topmost one to be seen.
+fn groups(cgroup: &str, mountinfo: &str) -> Vec<(PathBuf, PathBuf, Files)> {
+    let mut found = Vec::new();
+    for line in cgroup.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (Some(number), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
+            continue;
+        };
+        let files = match (number, controllers) {
+            ("0", "") => VERSION_2,
+            (_, controllers) if controllers.split(',').any(|name| name == "memory") => VERSION_1,
+            _ => continue,
+        };
+        let is_v2 = controllers.is_empty();
+        found.extend(
+            mountinfo.lines().find_map(|line| mounted(line, path, is_v2)).map(|(at, top)| (at, top, files)),
+        );
+    }
+    found
+}
+
+/// Where a line of mountinfo(5) shows a group, and the top of what it shows.
+fn mounted(line: &str, path: &str, is_v2: bool) -> Option<(PathBuf, PathBuf)> {
+    let (mount, system) = line.split_once(" - ")?;
+    let mut mount = mount.split(' ').skip(3);
+    let (root, point) = (mount.next()?, PathBuf::from(mount.next()?));
+    let mut system = system.split(' ');
+    let (kind, options) = (system.next()?, system.nth(1)?);
+    let fits = match is_v2 {
+        true => kind == "cgroup2",
+        false => kind == "cgroup" && options.split(',').any(|option| option == "memory"),
+    };
+    // In a container the mount may begin at the group, whose path is that of the host.
+    let inside = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
+    fits.then(|| (point.join(inside), point))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+
+    const GIB: u64 = 1 << 30;
+
+    fn host(id: u64, bytes: u64) -> Pool {
+        Pool { id, is_group: false, bytes }
+    }
+
+    fn group(id: u64, bytes: u64) -> Pool {
+        Pool { id, is_group: true, bytes }
+    }
+
+    #[test]
+    fn what_all_ranks_want_is_compared_with_what_they_share() {
+        let two_hosts = [vec![host(1, 10 * GIB)], vec![host(1, 10 * GIB)], vec![host(2, 5 * GIB)]];
+        assert_eq!(shortage(4 * GIB, &two_hosts), None);
+        let text = shortage(5 * GIB, &two_hosts).unwrap();
+        // The spare part of 5 of 5 is lacking on the second host, which has less.
+        assert!(
+            text.contains("1 rank(s) want 5368709120 bytes") && text.contains("has 5368709120"),
+            "{text}"
+        );
+        let text = shortage(1 << 40, &two_hosts[..2]).unwrap();
+        assert!(text.contains("2 rank(s) want 2199023255552 bytes together, 1099511627776 each"), "{text}");
+        assert!(text.contains("MemAvailable") && text.contains("10737418240 available"), "{text}");
+        assert!(shortage(u64::MAX, &two_hosts).is_some());
+        assert_eq!(shortage(1 << 40, &[vec![], vec![]]), None, "the system says nothing");
+        assert_eq!(shortage(0, &[vec![host(1, 0)]]), None);
+    }
+
+    #[test]
+    fn groups_inside_a_host_count_by_themselves() {
+        let in_two = [vec![host(1, 10 * GIB), group(7, 3 * GIB)], vec![host(1, 10 * GIB), group(8, GIB)]];
+        assert_eq!(shortage(GIB / 2, &in_two), None);
+        let text = shortage(2 * GIB, &in_two).unwrap();
+        assert!(
+            text.contains("1 rank(s)") && text.contains("memory.max") && text.contains("1073741824 av"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn while_ranks_take_theirs_those_of_other_groups_do_not_count() {
+        let named = [vec![host(1, 10 * GIB), group(7, GIB)], vec![host(1, 10 * GIB), group(8, GIB)]];
+        let now = [host(1, 9 * GIB), group(7, GIB / 2)];
+        let shared = shared_with(&now, &named);
+        assert_eq!(shared, [now.to_vec(), vec![host(1, 9 * GIB)]]);
+        assert_eq!(shortage(GIB / 4, &shared), None);
+        assert!(shortage(GIB, &shared).unwrap().contains("1 rank(s) want 1073741824"));
+    }
+
+    #[test]
+    fn who_looks_last_sees_what_was_given_back() {
+        assert_eq!(shortage(4 * GIB, &[vec![host(1, 5 * GIB)], vec![host(1, 10 * GIB)]]), None);
+    }
+
+    #[test]
+    fn pieces_end_where_there_is_a_reason() {
+        let total = 5 * PIECE_BYTES / 2;
+        let mut backed = Vec::new();
+        let all = back_in_pieces(
+            total,
+            |_, _| Ok(None),
+            |at, len| {
+                backed.push((at, len));
+                Ok(())
+            },
+        );
+        assert_eq!(all.unwrap(), Ok(()));
+        assert_eq!(
+            backed,
+            [(0, PIECE_BYTES), (PIECE_BYTES, PIECE_BYTES), (2 * PIECE_BYTES, PIECE_BYTES / 2)]
+        );
+        let late = |done, _| Ok((done > 0).then(|| "time is up".to_owned()));
+        let mut pieces = 0;
+        let stopped = back_in_pieces(total, late, |_, _| {
+            pieces += 1;
+            Ok(())
+        });
+        let text = stopped.unwrap().unwrap_err();
+        assert!(pieces == 1 && text.contains("after 67108864 of 167772160 bytes: time is up"), "{text}");
+        let aborted = |_, _| Err(Error::configuration("a", "b", "c"));
+        back_in_pieces(total, aborted, |_, _| panic!("backed after an abort")).unwrap_err();
+        let refused = back_in_pieces(total, |_, _| Ok(None), |_, _| Err(std::io::Error::other("no pages")));
+        assert!(refused.unwrap().unwrap_err().contains("after 0 of"));
+    }
+
+    /// A system with the files of the given texts.
+    fn system(cgroup: &str, mountinfo: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<u64>) {
+        let root = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text.replace("ROOT", root.path().to_str().unwrap())).unwrap();
+        };
+        put("proc/sys/kernel/random/boot_id", "x");
+        put("proc/meminfo", "MemTotal: 99 kB\nMemFree:  1 kB\nMemAvailable:   2048 kB\n");
+        put("proc/self/cgroup", cgroup);
+        put("proc/self/mountinfo", mountinfo);
+        files.iter().for_each(|(name, text)| put(name, text));
+        let found = pools_by(&root.path().join("proc"));
+        let mut ids: Vec<u64> = found.iter().map(|pool| pool.id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), found.len(), "pools have names of their own");
+        assert!(found.iter().skip(1).all(|pool| pool.is_group));
+        let bytes = found.iter().map(|pool| pool.bytes).collect();
+        (root, bytes)
+    }
+
+    #[test]
+    fn control_groups_of_both_versions_are_found_with_those_above() {
+        let (_root, bytes) = system(
+            "0::/job/rank0\n",
+            "30 20 0:26 / ROOT/cg rw,nosuid - cgroup2 cgroup2 rw\n",
+            &[
+                ("cg/job/rank0/memory.max", "max\n"),
+                ("cg/job/rank0/memory.current", "5\n"),
+                ("cg/job/memory.max", "1000\n"),
+                ("cg/job/memory.current", "400\n"),
+                ("cg/job/memory.stat", "anon 1\ninactive_file 50\nactive_file 20\n"),
+            ],
+        );
+        assert_eq!(bytes, [2048 * 1024, 660]);
+        // The first version, in a container that sees its own group as the top; beside it, the second without memory.
+        let (_root, bytes) = system(
+            "5:cpu:/\n4:memory:/docker/abc\n0::/\n",
+            "1 2 0:3 / ROOT/cpu rw - cgroup cgroup rw,cpu\n\
+             1 2 0:3 /docker/abc ROOT/memory rw - cgroup cgroup rw,memory\n\
+             1 2 0:3 / ROOT/unified rw - cgroup2 cgroup2 rw\n",
+            &[
+                ("memory/memory.limit_in_bytes", "1000\n"),
+                ("memory/memory.usage_in_bytes", "1200\n"),
+                ("memory/memory.stat", "inactive_file 9\ntotal_inactive_file 30\n"),
+                ("unified/cgroup.procs", ""),
+            ],
+        );
+        assert_eq!(bytes, [2048 * 1024, 30]);
+    }
+
+    #[test]
+    fn a_system_that_tells_nothing_limits_nothing() {
+        let unlimited = [
+            ("memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("memory/memory.usage_in_bytes", "5"),
+        ];
+        let (_root, bytes) = system(
+            "4:memory:/\nnonsense\n",
+            "1 2 0:3 / ROOT/memory rw - cgroup cgroup rw,memory\nx\n",
+            &unlimited,
+        );
+        assert_eq!(bytes, [2048 * 1024]);
+        assert_eq!(pools_by(Path::new("/nonexistent")), []);
+        assert!(pools().iter().any(|pool| !pool.is_group && pool.bytes > 0), "this system tells");
+    }
+}

@@ -1,0 +1,54 @@
+//! A child made by `fork` can use nothing of its parent's communicator, and takes nothing away from it by going: the parent
+//! and the other ranks get right results, as if there were no child.
+
+use kolo_tests::arrangement::Arrangement;
+use kolo_tests::processes::{Job, environment};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_fork");
+
+/// A drop that waits for others or for threads that do not exist takes seconds.
+const CHILD_MOST_MS: u64 = 1500;
+
+fn fork(task: &str, forks: u32) {
+    for arrangement in [Arrangement::Tiny, Arrangement::Shm, Arrangement::Tcp] {
+        let settings = |rank| environment(arrangement, rank);
+        let mut job = Job::start(PROGRAM, 3, 3, &[task, &forks.to_string()], settings);
+        if task != "exit" {
+            let took: u64 = job.ranks[forks as usize].expect("@child").parse().expect("milliseconds");
+            assert!(took < CHILD_MOST_MS, "{arrangement:?}: the child took {took} ms");
+        }
+        job.expect_all("@gone");
+        assert_eq!(job.ended(), [true; 3], "{arrangement:?}, {task}, rank {forks}");
+    }
+}
+
+#[test]
+fn calls_in_the_child_are_refused() {
+    fork("call", 1);
+}
+
+#[test]
+fn a_child_drops_what_it_inherited() {
+    fork("drop", 1);
+}
+
+#[test]
+fn so_does_a_child_of_the_rank_that_carries_the_control_plane() {
+    fork("drop", 0);
+    fork("call", 0);
+}
+
+#[test]
+fn a_child_exits_without_dropping() {
+    fork("exit", 1);
+}
+
+#[test]
+fn a_child_makes_communicators_of_its_own() {
+    fork("new", 1);
+}
+
+#[test]
+fn a_fork_inside_a_scope() {
+    fork("scope", 2);
+}

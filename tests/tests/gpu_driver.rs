@@ -1,0 +1,149 @@
+//! A GPU's driver that is installed, beside calls on the host's memory: which way they take, and what its errors do to them.
+
+use std::time::Duration;
+
+use kolo::{Collective, Communicator, Config, DataType, RawCall, RawMessage, ReduceOp, Work};
+use kolo_tests::arrangement::Arrangement;
+use kolo_tests::gpu::{Count, DeviceMemory, answer_with, count, with_gpu};
+
+/// The stand-in answers for the whole process, so tests that change its answers run one at a time.
+static ANSWERS: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+fn all_reduce(data: *mut u8, bytes: usize) -> RawCall {
+    RawCall {
+        collective: Collective::AllReduce,
+        input: data,
+        output: data,
+        count: bytes,
+        data_type: DataType::U8,
+        op: ReduceOp::Max,
+        root: 0,
+    }
+}
+
+fn explained(change: fn(Config) -> Config) -> Vec<String> {
+    Arrangement::Tiny.run_with(4, change, |comm| {
+        let mut memory = vec![0_u8; 2 << 20];
+        let mut text = String::new();
+        for bytes in [8, 32 << 10, 2 << 20] {
+            text += &comm.explain(&all_reduce(memory.as_mut_ptr(), bytes)).expect("explained");
+        }
+        text
+    })
+}
+
+/// Apart from the limit that they name.
+fn ways(texts: &[String]) -> Vec<String> {
+    let words = |text: &String| {
+        text.split("tiny: ").map(|part| part.split(" (").next().unwrap_or_default().to_owned()).collect()
+    };
+    texts.iter().flat_map(|text| -> Vec<String> { words(text) }).collect()
+}
+
+#[test]
+fn calls_on_the_hosts_memory_take_the_way_that_they_take_without_a_gpu() {
+    let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let (with, without) = (explained(with_gpu), explained(|config| config));
+    assert!(without[0].matches("tiny: ").count() == 3, "{}", without[0]);
+    assert_eq!(ways(&with), ways(&without));
+}
+
+/// Blocking and started calls on a GPU's memory and the host's, in all mixtures: ranks meet only if all take one path,
+/// whosever memory it is. As many started at once as may be under way together.
+#[test]
+fn ranks_meet_whosever_memory_their_calls_are_on() {
+    let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let brief = |config| Config { timeout: Duration::from_secs(20), ..with_gpu(config) };
+    for bytes in [8, 40_000, 3_000_001] {
+        Arrangement::Tiny.run_with(3, brief, |comm| {
+            let (mut there, mut here, mut works) = (Vec::new(), Vec::new(), Vec::new());
+            for turn in 0..16_u32 {
+                let memory = vec![(comm.rank() as u8 + 1) * (turn as u8 + 1); bytes];
+                there.push(DeviceMemory::holding(&memory));
+                here.push(memory);
+                let on_gpu = turn >> comm.rank() & 1 != 0;
+                let data =
+                    if on_gpu { there[turn as usize].address() } else { here[turn as usize].as_mut_ptr() };
+                let call = all_reduce(data, bytes);
+                if turn & 8 != 0 {
+                    // SAFETY: kept until all are over.
+                    works.push(unsafe { comm.start_raw(&call) }.expect("started"));
+                } else {
+                    run(&comm, &call, turn & 4 != 0);
+                }
+                assert!(comm.staging_bytes() == 0, "a plan ran");
+            }
+            works.into_iter().for_each(|work| work.wait().expect("started"));
+            for (turn, (there, here)) in there.iter().zip(&here).enumerate() {
+                let on_gpu = turn >> comm.rank() & 1 != 0;
+                let got = if on_gpu { there.bytes() } else { here.clone() };
+                assert!(got.iter().all(|byte| *byte == 3 * (turn as u8 + 1)), "turn {turn}, {bytes} bytes");
+            }
+            let counters = comm.gpu_counters();
+            assert_eq!((counters.staged_calls, counters.loaded_bytes), (8, 8 * bytes as u64));
+            assert_eq!(counters.stored_bytes, counters.loaded_bytes);
+        });
+    }
+    assert_eq!(count(Count::Pinned), 0, "bytes are still pinned");
+}
+
+fn run(comm: &Communicator, call: &RawCall, starts: bool) {
+    // SAFETY: the callers keep the buffers until this returns.
+    unsafe {
+        match starts {
+            true => comm.start_raw(call).and_then(Work::wait).expect("started"),
+            false => comm.call_raw(call).expect("blocking"),
+        }
+    }
+}
+
+/// No context in this thread, the toolkit's stub library, the end of the process, kernels that have failed: none of it is the
+/// affair of a call on the host's memory.
+#[test]
+fn errors_of_the_driver_do_not_touch_the_hosts_memory() {
+    let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    for error in [201, 34, 4, 700, 719] {
+        answer_with(error);
+        for arrangement in [Arrangement::Tiny, Arrangement::Tcp] {
+            arrangement.run_with(2, with_gpu, |comm| {
+                let mut memory = vec![comm.rank() as u8 + 1; 10_000];
+                run(&comm, &all_reduce(memory.as_mut_ptr(), 10_000), false);
+                run(&comm, &all_reduce(memory.as_mut_ptr(), 10_000), true);
+                assert!(memory.iter().all(|byte| *byte == 2), "{error}");
+                let message =
+                    |data: *mut u8| RawMessage { data, bytes: 5000, data_type: DataType::U8, tag: 0 };
+                let (from, to) = memory.split_at_mut(5000);
+                from.fill(comm.rank() as u8);
+                let (from, to) = (message(from.as_mut_ptr()), message(to.as_mut_ptr()));
+                let other = 1 - comm.rank();
+                // SAFETY: as long as the batch.
+                let batch = unsafe { comm.batch().send_message(from, other).recv_message(to, other) };
+                batch.run().expect("a message");
+                assert!(memory[5000..].iter().all(|byte| u32::from(*byte) == other), "{error}");
+                assert_eq!(comm.gpu_counters().untold_buffers, 4, "of two calls in place and two messages");
+            });
+        }
+    }
+    // Nobody reads what the processor does not reach: an error that names the driver's, not a crash.
+    Arrangement::Tiny.run_with(1, with_gpu, |comm| {
+        answer_with(0);
+        let memory = DeviceMemory::new(100);
+        answer_with(700);
+        // SAFETY: refused.
+        let refused = unsafe { comm.call_raw(&all_reduce(memory.address(), 100)) }.expect_err("refused");
+        let text = refused.to_string();
+        assert!(text.contains("illegal memory access") && text.contains("cannot read it"), "{text}");
+        answer_with(0);
+    });
+}
+
+#[test]
+fn each_buffer_is_asked_about_once() {
+    let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    Arrangement::Tiny.run_with(1, with_gpu, |comm| {
+        let mut memory = vec![0_u8; 8];
+        let before = count(Count::Questions);
+        run(&comm, &all_reduce(memory.as_mut_ptr(), 8), false);
+        assert_eq!(count(Count::Questions), before + 1);
+    });
+}

@@ -1,0 +1,77 @@
+//! RDMA where userfaultfd is refused, as under the default seccomp profiles of containers. A test program of its own, since it
+//! gives that right up for good.
+
+use kolo::{Cluster, Communicator, Config, ReduceOp, TransportKind, Transports};
+
+#[path = "../../transport/verbs/tests/common/fake.rs"]
+#[allow(dead_code, unreachable_pub, missing_docs)]
+mod fake;
+#[path = "../../transport/verbs/tests/common/knob.rs"]
+#[allow(dead_code, unreachable_pub, missing_docs)]
+mod knob;
+
+use fake::{Fake, Knob};
+
+/// From here on, userfaultfd fails with EPERM in this thread and those that it starts.
+fn refuse_userfaultfd() {
+    let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut filter = [
+        // The number of the call.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_userfaultfd as u32, 0, 1),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the kernel copies the filter, which is well-formed or refused.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let mode = libc::SECCOMP_MODE_FILTER;
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program), 0, "no seccomp here");
+        assert_eq!(libc::syscall(libc::SYS_userfaultfd, 0), -1);
+    }
+}
+
+fn all_reduce(comm: &Communicator, data: &mut [u8]) {
+    data.fill(comm.rank() as u8 + 1);
+    comm.all_reduce(data, ReduceOp::Max).expect("all_reduce");
+    assert!(data.iter().all(|byte| *byte == 2));
+}
+
+#[test]
+fn what_cannot_be_watched_is_copied_or_registered_once_a_call_and_said() {
+    refuse_userfaultfd();
+    let fake = Fake::new();
+    fake.set(Knob::Address, 0x7f00_0001);
+    let config = Config {
+        transports: Transports::Only(vec![TransportKind::Rdma]),
+        ib_library: Some(fake.file.display().to_string()),
+        timeout: std::time::Duration::from_secs(60),
+        ..Config::default()
+    };
+    Cluster::with_config(2, &config, |comm| {
+        let policy = comm.registration_policy().expect("over RDMA");
+        for words in ["not kept", "userfaultfd: Operation not permitted", "KOLO_IB_CACHE=always"] {
+            assert!(policy.contains(words) && comm.summary().contains(words), "{policy}");
+        }
+        // A copy beats a registration that ends with the call.
+        let mut short = vec![0_u8; 256 << 10];
+        (0..4).for_each(|_| all_reduce(&comm, &mut short));
+        let counters = comm.memory_counters();
+        assert_eq!(counters.registrations, 0, "{counters:?}");
+        assert!(counters.staged_bytes > 0, "{counters:?}");
+        // One of a long vector does not, as long as it is one a call.
+        let mut long = vec![0_u8; 16 << 20];
+        (0..4).for_each(|_| all_reduce(&comm, &mut long));
+        let counters = comm.memory_counters();
+        assert_eq!(counters.registrations, 4, "{counters:?}");
+        assert!(counters.in_place_bytes > 4 * (8 << 20), "{counters:?}");
+        // Memory that the user registers by hand needs neither.
+        let before = comm.memory_counters();
+        let registration = comm.register(short).expect("registered");
+        drop(registration);
+        assert_eq!(comm.memory_counters().registrations, before.registrations + 1);
+    })
+    .expect("they join");
+    assert_eq!(fake.live(), 0, "objects are left");
+}

@@ -1,0 +1,72 @@
+//! What is registered with adapters, and how often, over the stand-in for libibverbs.
+
+use kolo::{Cluster, Communicator, Config, ReduceOp, TransportKind, Transports};
+use kolo_transport::MemoryCounters;
+
+#[path = "../../transport/verbs/tests/common/fake.rs"]
+#[allow(dead_code, unreachable_pub, missing_docs)]
+mod fake;
+#[path = "../../transport/verbs/tests/common/knob.rs"]
+#[allow(dead_code, unreachable_pub, missing_docs)]
+mod knob;
+
+use fake::{Fake, Knob};
+
+/// A vector that is cut into more pieces than the 256 regions that are kept: as 640 MiB are with segments of 4 MiB.
+const BYTES: usize = 32 << 20;
+const SEGMENT_BYTES: usize = 128 << 10;
+
+fn config(fake: &Fake) -> Config {
+    fake.set(Knob::Address, 0x7f00_0001);
+    Config {
+        transports: Transports::Only(vec![TransportKind::Rdma]),
+        ib_library: Some(fake.file.display().to_string()),
+        segment_bytes: Some(SEGMENT_BYTES),
+        timeout: std::time::Duration::from_secs(60),
+        ..Config::default()
+    }
+}
+
+/// What one more all-reduce of this vector does to the counters.
+fn counted(comm: &Communicator, data: &mut [u8]) -> MemoryCounters {
+    let before = comm.memory_counters();
+    let value = data[0].max(1);
+    data.fill(value + comm.rank() as u8);
+    comm.all_reduce(data, ReduceOp::Max).expect("all_reduce");
+    assert!(data.iter().all(|byte| *byte == value + 1));
+    let after = comm.memory_counters();
+    let mut made = MemoryCounters::default();
+    made.in_place_bytes = after.in_place_bytes - before.in_place_bytes;
+    made.staged_bytes = after.staged_bytes - before.staged_bytes;
+    made.registrations = after.registrations - before.registrations;
+    made.cache_hits = after.cache_hits - before.cache_hits;
+    made
+}
+
+#[test]
+fn a_vector_is_registered_once_however_many_pieces_it_is_cut_into() {
+    let fake = Fake::new();
+    Cluster::with_config(2, &config(&fake), |comm| {
+        let policy = comm.registration_policy().expect("over RDMA");
+        assert!(comm.summary().contains(&policy), "{}", comm.summary());
+        let is_kept = policy.starts_with("kept, and let go of when the kernel tells");
+        let mut data = vec![1_u8; BYTES];
+        let first = counted(&comm, &mut data);
+        assert!(first.registrations <= 1, "{first:?}");
+        assert!(first.cache_hits > 256, "{first:?}");
+        // Through another communicator of this process too.
+        let group = comm.split(Some(0), 0).expect("split").expect("a part");
+        for comm in [&comm, &group, &comm, &group] {
+            let next = counted(comm, &mut data);
+            assert!(next.registrations <= 1 && next.in_place_bytes > 0, "{next:?}");
+        }
+        if !is_kept {
+            return println!("skipped: registrations are {policy}");
+        }
+        for comm in [&comm, &group] {
+            let next = counted(comm, &mut data);
+            assert_eq!((next.registrations, next.staged_bytes), (0, 0), "{next:?}");
+        }
+    })
+    .expect("they join");
+}

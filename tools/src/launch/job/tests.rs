@@ -1,0 +1,106 @@
+//! One job after another, in shells.
+
+use super::super::output::Captured;
+use super::*;
+
+fn shell(script: &str, ranks: u32) -> Job {
+    Job {
+        program: "/bin/sh".into(),
+        arg0: None,
+        arguments: vec!["-c".into(), script.into()],
+        ranks: (0..ranks)
+            .map(|rank| Rank {
+                rank,
+                environment: vec![("RANK".into(), rank.to_string().into())],
+                stdout: Stdout::Pass,
+            })
+            .collect(),
+        prefix: Prefix::Rank,
+        grace: Duration::from_secs(60),
+        quiet_exit_code: None,
+    }
+}
+
+fn run_captured(job: &Job) -> (u8, String, String) {
+    let captured = Captured::default();
+    let code = run(job, &captured.outputs(), None).unwrap();
+    (code, captured.stdout(), captured.stderr())
+}
+
+fn sorted(text: &str) -> Vec<&str> {
+    let mut lines: Vec<_> = text.lines().collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[test]
+fn lines_say_which_rank_they_are_from() {
+    let (code, stdout, stderr) = run_captured(&shell("echo one; echo two >&2; printf three", 2));
+    assert_eq!(code, 0);
+    assert_eq!(sorted(&stdout), ["[0] one", "[0] three", "[1] one", "[1] three"]);
+    assert_eq!(sorted(&stderr), ["[0] two", "[1] two"]);
+    assert!(stdout.find("[0] one").unwrap() < stdout.find("[0] three").unwrap());
+}
+
+#[test]
+fn a_failing_rank_ends_the_job_and_is_named() {
+    // The others would wait for ever.
+    let (code, _, stderr) = run_captured(&shell("[ $RANK = 2 ] && exit 7; exec tail -f /dev/null", 4));
+    assert_eq!(code, 7);
+    assert!(stderr.starts_with("kolo: rank 2 (pid "), "{stderr}");
+    assert!(stderr.contains("ended with exit code 7; ending the other 3 ranks"), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+}
+
+#[test]
+fn a_signal_is_named() {
+    let (code, _, stderr) = run_captured(&shell("[ $RANK = 0 ] && kill -SEGV $$; exec tail -f /dev/null", 2));
+    assert_eq!(code, 128 + 11);
+    assert!(stderr.contains("rank 0") && stderr.contains("killed by signal 11 (SIGSEGV)"), "{stderr}");
+}
+
+#[test]
+fn who_does_not_listen_is_killed() {
+    // Rank 0 fails once rank 1 has made itself deaf, which its children inherit.
+    let directory = tempfile::tempdir().unwrap();
+    let script = format!(
+        "cd {} && if [ $RANK = 1 ]; then trap '' TERM; echo > pipe; tail -f /dev/null; fi; read line < pipe; exit 3",
+        directory.path().display()
+    );
+    let made = std::process::Command::new("mkfifo").arg(directory.path().join("pipe")).status().unwrap();
+    assert!(made.success());
+    let mut job = shell(&script, 2);
+    job.grace = Duration::from_millis(1);
+    assert_eq!(run_captured(&job).0, 3);
+}
+
+#[test]
+fn what_ranks_started_ends_with_them() {
+    // The shell waits for a child of its own, which only a signal to the group reaches.
+    let script = "if [ $RANK = 0 ]; then tail -f /dev/null & wait; fi; exit 4";
+    assert_eq!(run_captured(&shell(script, 2)).0, 4);
+}
+
+#[test]
+fn quiet_codes_are_passed_on_without_a_word() {
+    let mut job = shell("exit 1", 1);
+    job.quiet_exit_code = Some(1);
+    assert_eq!(run_captured(&job), (1, String::new(), String::new()));
+}
+
+#[test]
+fn outputs_can_be_dropped() {
+    let mut job = shell("echo $RANK", 2);
+    job.ranks[1].stdout = Stdout::Drop;
+    assert_eq!(run_captured(&job).1, "[0] 0\n");
+}
+
+#[test]
+fn a_program_that_is_not_there_is_an_error() {
+    let mut job = shell("", 2);
+    job.program = "/no/such/program".into();
+    let error = run(&job, &Captured::default().outputs(), None).unwrap_err();
+    assert!(
+        error.message.contains("rank 0 could not be started") && error.message.contains("/no/such/program")
+    );
+}

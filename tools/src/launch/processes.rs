@@ -1,0 +1,122 @@
+//! The processes of this machine and their relations, as /proc tells.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
+
+/// A process that has not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Process {
+    pid: Pid,
+    /// When it was started, in ticks: with its number, what tells it from any other one.
+    started: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stat {
+    parent: i32,
+    group: i32,
+    ended: bool,
+    started: u64,
+}
+
+impl Process {
+    /// Sends a signal to this process, and to none that has got its number since.
+    pub(super) fn signal(self, signal: Signal) {
+        let Ok(descriptor) = pidfd_open(self.pid, PidfdFlags::empty()) else { return };
+        // Whom the descriptor means does not change any more; so this is the process that was seen, or neither is.
+        if read(self.pid.as_raw_pid()).is_some_and(|stat| stat.started == self.started) {
+            let _ = pidfd_send_signal(&descriptor, signal);
+        }
+    }
+
+    /// Its number.
+    pub(super) fn pid(self) -> Pid {
+        self.pid
+    }
+}
+
+/// The process groups that have a member which has not ended.
+pub(super) fn living_groups() -> HashSet<Pid> {
+    let living = all().into_values().filter(|stat| !stat.ended);
+    living.filter_map(|stat| Pid::from_raw(stat.group)).collect()
+}
+
+/// What this process has started, and what these have started, and so on, without those that have ended.
+pub(super) fn descendants() -> Vec<Process> {
+    let (all, own) = (all(), getpid().as_raw_pid());
+    let descends = |mut at: i32| {
+        // A chain is no longer than there are processes, also if it changed while it was read.
+        for _ in 0..all.len() {
+            match all.get(&at) {
+                Some(stat) if stat.parent == own => return true,
+                Some(stat) => at = stat.parent,
+                None => return false,
+            }
+        }
+        false
+    };
+    let living = all.iter().filter(|(pid, stat)| !stat.ended && descends(**pid));
+    living
+        .filter_map(|(pid, stat)| Some(Process { pid: Pid::from_raw(*pid)?, started: stat.started }))
+        .collect()
+}
+
+fn all() -> HashMap<i32, Stat> {
+    let Ok(entries) = fs::read_dir("/proc") else { return HashMap::new() };
+    let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    numbers.filter_map(|pid| Some((pid, read(pid)?))).collect()
+}
+
+fn read(pid: i32) -> Option<Stat> {
+    // The name of a program may hold anything, also what is not text.
+    parse(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat")).ok()?))
+}
+
+fn parse(text: &str) -> Option<Stat> {
+    // The name stands in parentheses and may itself have some.
+    let fields: Vec<&str> = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace().collect();
+    Some(Stat {
+        ended: matches!(*fields.first()?, "Z" | "X"),
+        parent: fields.get(1)?.parse().ok()?,
+        group: fields.get(2)?.parse().ok()?,
+        started: fields.get(19)?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn names_do_not_confuse() {
+        let line = "42 (a) Z 1 (b\n) S 7 9 9 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 1234 0 0";
+        assert_eq!(parse(line), Some(Stat { parent: 7, group: 9, ended: false, started: 1234 }));
+        assert_eq!(parse("42 (x) S 7"), None);
+        assert_eq!(parse(""), None);
+    }
+
+    #[test]
+    fn children_and_their_children_are_found_and_signalled() {
+        let script = "tail -f /dev/null & echo $!; wait";
+        let mut shell = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        // Kept: tail ends when nobody reads what it writes.
+        let mut output = BufReader::new(shell.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        let grandchild = Pid::from_raw(line.trim().parse().unwrap()).unwrap();
+        let found = descendants();
+        assert!(found.iter().any(|process| process.pid() == Pid::from_child(&shell)));
+        let process = *found.iter().find(|process| process.pid() == grandchild).unwrap();
+        // Another process with its number is left alone.
+        Process { started: process.started + 1, ..process }.signal(Signal::KILL);
+        assert!(descendants().contains(&process));
+        process.signal(Signal::KILL);
+        shell.wait().unwrap();
+        assert!(!descendants().contains(&process));
+    }
+}

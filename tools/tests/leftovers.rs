@@ -1,0 +1,175 @@
+//! Nothing of a job is left when it has ended, however it ends: no process that a rank has started, and no folder.
+//!
+//! Whatever descends from the launcher inherits its standard output, a pipe of the test: the end of file there is the
+//! end of all of them. What they run ends by itself after a while, so that a failed test leaves nothing for long.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// For something to end that is ended by others: long beside the grace of a second, short beside [`DEAF`].
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// Asks are not heard by these; only SIGKILL ends them before their time.
+const DEAF: &str = "sh -c 'trap \"\" TERM HUP INT QUIT; echo deaf; exec sleep 100'";
+
+struct Job {
+    launcher: Child,
+    output: BufReader<ChildStdout>,
+    folder: tempfile::TempDir,
+}
+
+impl Job {
+    /// `kolo` with `arguments`, the last of which may hold blanks.
+    fn start(arguments: &str, script: Option<&str>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+        command.args(arguments.split_whitespace()).args(script);
+        command.env("TMPDIR", folder.path()).env_remove("RANK").env_remove("WORLD_SIZE");
+        // A group of its own, as a shell with job control gives it.
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+        let mut launcher = command.spawn().unwrap();
+        let output = BufReader::new(launcher.stdout.take().unwrap());
+        Self { launcher, output, folder }
+    }
+
+    fn shells(ranks: u32, script: &str) -> Self {
+        Self::start(&format!("run -n {ranks} --grace 1 -- sh -c"), Some(script))
+    }
+
+    /// Waits for lines that begin with a word; returns the rest of the last one.
+    fn expect(&mut self, word: &str, times: usize) -> String {
+        let mut rest = String::new();
+        for _ in 0..times {
+            loop {
+                let mut line = String::new();
+                assert!(self.output.read_line(&mut line).unwrap() > 0, "no line {word}");
+                if let Some(found) = line.strip_prefix(word) {
+                    rest = found.trim().to_owned();
+                    break;
+                }
+            }
+        }
+        rest
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.launcher), signal).unwrap();
+    }
+
+    /// The end of the launcher, after which nothing may be left.
+    fn leaves_nothing(mut self, what: &str) -> ExitStatus {
+        let status = self.launcher.wait().unwrap();
+        let (sender, ended) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut rest = Vec::new();
+            let _ = sender.send(self.output.read_to_end(&mut rest).map(|_| rest));
+        });
+        assert!(ended.recv_timeout(LIMIT).is_ok(), "{what}: processes are left");
+        let left: Vec<_> =
+            std::fs::read_dir(self.folder.path()).unwrap().flatten().map(|e| e.file_name()).collect();
+        assert!(left.is_empty(), "{what}: {left:?} is left");
+        status
+    }
+}
+
+#[test]
+fn after_a_rank_that_ends() {
+    for code in [0, 3] {
+        let job = Job::shells(2, &format!("{DEAF} & exit {code}"));
+        assert_eq!(job.leaves_nothing("a rank's end").code(), Some(code));
+    }
+}
+
+#[test]
+fn after_a_rank_that_is_killed() {
+    let job = Job::shells(2, &format!("{DEAF} & [ $RANK = 1 ] && kill -9 $$; wait"));
+    assert_eq!(job.leaves_nothing("a rank's death").code(), Some(128 + 9));
+}
+
+#[test]
+fn of_a_rank_that_ends_while_others_go_on() {
+    // Rank 1 goes on for as long as anybody holds the pipe.
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let pipe = pipe.display();
+    let script = format!("if [ $RANK = 0 ]; then {DEAF} > {pipe} & exit 0; fi; cat {pipe}; echo over");
+    let mut job = Job::shells(2, &script);
+    job.expect("deaf", 1);
+    job.expect("over", 1);
+    assert_eq!(job.leaves_nothing("one of two").code(), Some(0));
+}
+
+#[test]
+fn after_signals() {
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT] {
+        // The shell ends at once, what it has started does not.
+        let mut job = Job::shells(2, &format!("{DEAF} & wait"));
+        job.expect("deaf", 2);
+        job.signal(signal);
+        let status = job.leaves_nothing(&format!("{signal:?}"));
+        assert_eq!(status.code(), Some(128 + signal.as_raw()), "{signal:?}");
+    }
+}
+
+#[test]
+fn what_ends_by_itself_is_given_the_time() {
+    // It reads what the rank has written, and goes on for a moment after the rank's end.
+    let mut job = Job::shells(1, "(cat; sleep 0.2; echo whole) <<. & exit 0\n.\n");
+    job.expect("whole", 1);
+    assert_eq!(job.leaves_nothing("a filter").code(), Some(0));
+}
+
+/// A rank that has started one process in its group, a deaf one, and one in a session of its own.
+fn family() -> String {
+    format!("echo supervisor $PPID; {DEAF} & setsid {DEAF} & sleep 100; true")
+}
+
+#[test]
+fn of_a_launcher_that_is_killed() {
+    let mut job = Job::shells(2, &family());
+    job.expect("deaf", 4);
+    job.signal(Signal::KILL);
+    assert_eq!(job.leaves_nothing("the launcher's death").signal(), Some(9));
+}
+
+#[test]
+fn of_a_supervisor_that_is_killed() {
+    let mut job = Job::shells(1, &family());
+    let supervisor = Pid::from_raw(job.expect("supervisor", 1).parse().unwrap()).unwrap();
+    job.expect("deaf", 2);
+    assert_ne!(supervisor, Pid::from_child(&job.launcher));
+    kill_process(supervisor, Signal::KILL).unwrap();
+    assert_eq!(job.leaves_nothing("the supervisor's death").code(), Some(128 + 9));
+}
+
+#[test]
+fn of_a_launcher_that_is_killed_at_any_moment() {
+    // Spread over what a start takes, by a fixed sequence.
+    for trial in 0..24_u64 {
+        let job = Job::shells(2, &family());
+        std::thread::sleep(Duration::from_micros(trial * trial * 97));
+        job.signal(Signal::KILL);
+        job.leaves_nothing(&format!("killed after {} us", trial * trial * 97));
+    }
+}
+
+#[test]
+fn of_a_measurement_that_is_killed() {
+    let mut job = Job::start("perf all_reduce -b 8 -e 8 -N 0 --ranks 2", None);
+    job.expect("#  Rank  1", 1);
+    job.signal(Signal::KILL);
+    assert_eq!(job.leaves_nothing("a measurement").signal(), Some(9));
+}
+
+#[test]
+fn of_what_left_its_session_when_the_job_ends() {
+    let mut job = Job::shells(1, &format!("setsid {DEAF} & setsid sleep 100 & cat /dev/null; exit 0"));
+    job.expect("deaf", 1);
+    assert_eq!(job.leaves_nothing("sessions").code(), Some(0));
+}

@@ -1,0 +1,102 @@
+//! What befalls this side's adapters, which no completion tells of: read from the devices' descriptors.
+
+use kolo_verbs::{AsyncEvent, QueuePairFault};
+
+use rustix::event::epoll;
+
+use super::NAME;
+use super::endpoint::RdmaEndpoint;
+use crate::endpoint::Event;
+use crate::error::{Error, ErrorKind};
+
+impl RdmaEndpoint {
+    /// Takes in the events of all devices: peers behind what has failed are lost, by this side's fault; the rest is worth a
+    /// warning at most. Returns whether there were any.
+    pub(super) fn look_at_devices(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut moved = false;
+        for at in 0..self.rails.len() {
+            while !self.rails[at].mute {
+                match self.rails[at].context().async_event() {
+                    Ok(Some(event)) => {
+                        moved = true;
+                        self.befall(at as u8, event, events);
+                    }
+                    Ok(None) => break,
+                    Err(error) => {
+                        // The descriptor would wake everybody who sleeps from now on.
+                        let _ = epoll::delete(&self.epoll, self.rails[at].context().async_fd());
+                        self.rails[at].mute = true;
+                        moved = true;
+                        self.lose_behind(at as u8, &format!("is gone: {error}"), events, |_, _| true);
+                    }
+                }
+            }
+        }
+        moved
+    }
+
+    fn befall(&mut self, rail: u8, event: AsyncEvent, events: &mut Vec<Event>) {
+        let opened = &self.rails[usize::from(rail)];
+        match event {
+            AsyncEvent::DeviceFatal => {
+                let words = "failed: a reset by its driver or firmware, or it was taken away; see the kernel's log of \
+                             that host";
+                self.lose_behind(rail, words, events, |_, _| true);
+            }
+            AsyncEvent::QueuePairFailed { number, fault } => {
+                let words = match fault {
+                    QueuePairFault::Device => {
+                        "was given up by the adapter; see the kernel's log of that host"
+                    }
+                    QueuePairFault::Request => "got a request from the peer that is none",
+                    QueuePairFault::Access => "refused what the peer asked for: memory that it may not touch",
+                };
+                let words = format!("is out of service: its queue pair {number} {words}");
+                self.lose_behind(rail, &words, events, |this, peer| {
+                    let link = this.peers[peer as usize].link.as_deref();
+                    link.is_some_and(|link| {
+                        link.lanes.iter().any(|lane| lane.rail == rail && lane.pair_number() == number)
+                    })
+                });
+            }
+            AsyncEvent::CompletionQueueFailed { cookie } => {
+                let words = "is out of service for this peer: its completion queue failed or overran";
+                self.lose_behind(rail, words, events, |_, peer| peer as usize == cookie);
+            }
+            AsyncEvent::PortDown { port } if port == opened.path.port => {
+                events.push(Event::Warning(format!(
+                    "rank {}'s adapter {} port {port} went down: look at its cable and switch; what is under way fails \
+                     within seconds unless it comes back",
+                    self.rank, opened.device
+                )));
+            }
+            AsyncEvent::PortUp { port } if port == opened.path.port => {
+                events.push(Event::Warning(format!(
+                    "rank {}'s adapter {} port {port} is up again",
+                    self.rank, opened.device
+                )));
+            }
+            // Other ports, and what changes nothing for connections that are there.
+            _ => {}
+        }
+    }
+
+    /// Loses the peers that `concerned` holds for, of those with a queue pair on this rail.
+    fn lose_behind(
+        &mut self,
+        rail: u8,
+        words: &str,
+        events: &mut Vec<Event>,
+        concerned: impl Fn(&Self, u32) -> bool,
+    ) {
+        for peer in 0..self.peers.len() as u32 {
+            let link = self.peers[peer as usize].link.as_deref();
+            let uses = link.is_some_and(|link| link.lanes.iter().any(|lane| lane.rail == rail));
+            if uses && concerned(self, peer) {
+                let device = &self.rails[usize::from(rail)].device;
+                let detail = format!("rank {}'s adapter {device} {words}", self.rank);
+                self.lose(peer, Error::new(ErrorKind::Local, NAME, Some(peer), detail), events);
+            }
+        }
+    }
+}

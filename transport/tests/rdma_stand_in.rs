@@ -1,0 +1,252 @@
+//! RDMA over the stand-in for libibverbs: on every machine, and with faults that no real adapter has at will.
+
+use std::time::{Duration, Instant};
+
+use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions};
+use kolo_transport::{
+    Armed, Channel, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Reach, Sink, Token,
+};
+use kolo_verbs::sys;
+
+#[path = "../verbs/tests/common/fake.rs"]
+#[allow(dead_code, unreachable_pub, missing_docs)]
+mod fake;
+#[path = "../verbs/tests/common/knob.rs"]
+#[allow(dead_code, unreachable_pub, missing_docs)]
+mod knob;
+
+use fake::{Count, Fake, Knob};
+
+const LOOPBACK: i64 = 0x7f00_0001;
+const ON: [Channel; 2] = [Channel { peer: 1, index: 0 }, Channel { peer: 0, index: 0 }];
+
+fn options(fake: &Fake) -> RdmaOptions {
+    fake.set(Knob::Address, LOOPBACK);
+    RdmaOptions { library: Some(fake.file.clone().into()), ..RdmaOptions::default() }
+}
+
+/// Two ends that are connected.
+fn ends(options: &RdmaOptions) -> [RdmaEndpoint; 2] {
+    let mut ends = [0, 1].map(|rank| RdmaEndpoint::new(rank, 2, options.clone()).expect("endpoint"));
+    for rank in 0..2 {
+        let address = ends[1 - rank].address().to_vec();
+        let reach = ends[rank].introduce(1 - rank as u32, &address).expect("introduce");
+        assert!(matches!(reach, Reach::Yes { .. }), "{reach:?}");
+    }
+    let (mut from, mut to) = (vec![3_u8; 8], vec![0; 8]);
+    transfer(&mut ends, &mut from, &mut to);
+    assert_eq!(from, to);
+    ends
+}
+
+fn within<R>(what: &str, mut look: impl FnMut() -> Option<R>) -> R {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}");
+    }
+}
+
+/// Sends from the one buffer into the other.
+fn transfer(ends: &mut [RdmaEndpoint; 2], from: &mut [u8], to: &mut [u8]) {
+    let source = [Piece { ptr: from.as_mut_ptr(), len: from.len() }];
+    let target = [Piece { ptr: to.as_mut_ptr(), len: to.len() }];
+    // SAFETY: both buffers outlive the loop below, which sees both tokens complete.
+    let posted = unsafe {
+        [
+            ends[1].post_recv(ON[1], 7, Sink::Place(&target), Token(1)).expect("receive"),
+            ends[0].post_send(ON[0], 7, &source, Token(0)).expect("send"),
+        ]
+    };
+    let mut open = posted.iter().filter(|posted| **posted == Posted::Pending).count();
+    let mut events = Vec::new();
+    within("a message does not arrive", || {
+        for end in ends.iter_mut() {
+            end.poll(&mut events);
+        }
+        for event in events.drain(..) {
+            assert!(matches!(event, Event::Done(_)), "{event:?}");
+            open -= 1;
+        }
+        (open == 0).then_some(())
+    });
+}
+
+/// Posts a receive at each end for which nothing comes, has something happen, and gives the errors that both end with.
+fn errors_after(happens: impl FnOnce(&Fake)) -> [Error; 2] {
+    let fake = Fake::new();
+    let mut ends = ends(&options(&fake));
+    let mut memory = [vec![0_u8; 100_000], vec![0_u8; 100_000]];
+    for (rank, end) in ends.iter_mut().enumerate() {
+        let target = [Piece { ptr: memory[rank].as_mut_ptr(), len: memory[rank].len() }];
+        // SAFETY: the buffers outlive the endpoints.
+        let posted = unsafe { end.post_recv(ON[rank], 9, Sink::Place(&target), Token(5)).expect("receive") };
+        assert_eq!(posted, Posted::Pending);
+    }
+    let mut events = Vec::new();
+    for end in &mut ends {
+        end.poll(&mut events);
+    }
+    assert!(events.is_empty(), "{events:?}");
+    happens(&fake);
+    let mut errors = [None, None];
+    within("nobody notices", || {
+        for (end, error) in ends.iter_mut().zip(&mut errors) {
+            end.poll(&mut events);
+            for event in events.drain(..) {
+                if let Event::Failed(Token(5), cause) = event {
+                    error.get_or_insert(cause);
+                }
+            }
+        }
+        errors.iter().all(Option::is_some).then_some(())
+    });
+    drop(ends);
+    assert_eq!(fake.live(), 0, "objects are left");
+    errors.map(|error| error.expect("as just seen"))
+}
+
+/// The rank whose adapter failed says so; the other hears that the connection was given up.
+fn assert_blame([here, there]: [Error; 2], words: &[&str]) {
+    assert_eq!((here.kind, here.peer), (ErrorKind::Local, Some(1)), "{here}");
+    for words in words {
+        assert!(here.to_string().contains(words), "no '{words}' in: {here}");
+    }
+    assert_eq!((there.kind, there.peer), (ErrorKind::PeerLost, Some(0)), "{there}");
+}
+
+#[test]
+fn a_queue_pair_that_dies_without_a_request_that_failed_is_a_loss() {
+    for place in [0, 1] {
+        let errors = errors_after(|fake| fake.set(Knob::FailPair, place));
+        let words = ["rank 0's queue pair", "fake0 127.0.0.1", "out of service", "the adapter or its driver"];
+        assert_blame(errors, &words);
+    }
+}
+
+#[test]
+fn events_of_a_queue_pair_are_a_loss_that_names_the_adapter() {
+    for (event, words) in [
+        (sys::IBV_EVENT_QP_FATAL, "given up by the adapter"),
+        (sys::IBV_EVENT_QP_ACCESS_ERR, "may not touch"),
+        (sys::IBV_EVENT_QP_REQ_ERR, "a request from the peer that is none"),
+    ] {
+        let errors = errors_after(|fake| fake.set(Knob::AsyncEvent, event.into()));
+        assert_blame(errors, &["rank 0's adapter fake0", "queue pair", words]);
+    }
+}
+
+#[test]
+fn an_event_says_more_than_what_was_flushed() {
+    let errors = errors_after(|fake| {
+        fake.set(Knob::AsyncEvent, sys::IBV_EVENT_QP_FATAL.into());
+        fake.set(Knob::FailPair, 0);
+    });
+    assert_blame(errors, &["rank 0's adapter fake0 is out of service", "given up by the adapter"]);
+}
+
+#[test]
+fn a_device_that_fails_is_named_at_its_own_rank() {
+    let errors = errors_after(|fake| fake.set(Knob::AsyncEvent, sys::IBV_EVENT_DEVICE_FATAL.into()));
+    for (rank, error) in errors.iter().enumerate() {
+        assert_eq!((error.kind, error.peer), (ErrorKind::Local, Some(1 - rank as u32)), "{error}");
+        let words = format!("rank {rank}'s adapter fake0 failed: a reset");
+        assert!(error.to_string().contains(&words), "{error}");
+    }
+    let errors = errors_after(|fake| fake.set(Knob::AsyncEvent, sys::IBV_EVENT_CQ_ERR.into()));
+    assert!(errors.iter().any(|error| error.to_string().contains("completion queue failed")), "{errors:?}");
+}
+
+#[test]
+fn a_port_that_goes_down_is_a_warning_and_wakes_who_sleeps() {
+    let fake = Fake::new();
+    let mut ends = ends(&options(&fake));
+    let mut memory = vec![0_u8; 100];
+    let target = [Piece { ptr: memory.as_mut_ptr(), len: 100 }];
+    // SAFETY: the buffer outlives the endpoints.
+    let posted = unsafe { ends[0].post_recv(ON[0], 9, Sink::Place(&target), Token(5)).expect("receive") };
+    assert_eq!(posted, Posted::Pending);
+    let mut events = Vec::new();
+    for (event, words) in
+        [(sys::IBV_EVENT_PORT_ERR, "went down"), (sys::IBV_EVENT_PORT_ACTIVE, "is up again")]
+    {
+        let Armed::Fd(fd) = ends[0].arm(ParkBy::Fd) else { panic!("nothing to sleep on") };
+        fake.set(Knob::AsyncEvent, event.into());
+        let limit = rustix::time::Timespec { tv_sec: 10, tv_nsec: 0 };
+        let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+        assert_eq!(rustix::event::poll(&mut fds, Some(&limit)), Ok(1), "it sleeps on");
+        ends[0].disarm();
+        within("nobody warns", || {
+            ends[0].poll(&mut events);
+            let told = events.drain(..).next()?;
+            let Event::Warning(text) = told else { panic!("{told:?}") };
+            assert!(text.contains("rank 0's adapter fake0 port 1") && text.contains(words), "{text}");
+            Some(())
+        });
+    }
+}
+
+/// What cannot be had later is reckoned before: pairs beyond what either end may lock go another way, with the reason, and
+/// both ends decide alike.
+#[test]
+fn peers_beyond_what_may_be_locked_go_another_way() {
+    let fake = Fake::new();
+    let bounded = RdmaOptions { lockable_bytes: Some(5 << 20), ..options(&fake) };
+    let mut ends: Vec<RdmaEndpoint> = [bounded, options(&fake), options(&fake)]
+        .into_iter()
+        .enumerate()
+        .map(|(rank, options)| RdmaEndpoint::new(rank as u32, 3, options).expect("endpoint"))
+        .collect();
+    let mut reach = |from: usize, to: usize| {
+        let address = ends[to].address().to_vec();
+        ends[from].introduce(to as u32, &address).expect("introduce")
+    };
+    assert!(matches!(reach(0, 1), Reach::Yes { .. }), "enough for two");
+    let fewer = RdmaOptions { lockable_bytes: Some(3 << 20), ..options(&fake) };
+    ends[0] = RdmaEndpoint::new(0, 3, fewer).expect("endpoint");
+    let mut reach = |from: usize, to: usize| {
+        let address = ends[to].address().to_vec();
+        ends[from].introduce(to as u32, &address).expect("introduce")
+    };
+    for (from, to) in [(0, 1), (1, 0), (0, 2), (2, 0)] {
+        let Reach::No { because } = reach(from, to) else { panic!("{from} to {to}") };
+        let words = ["what rank 0 may lock is enough for 1 of 2 peers", "ulimit -l unlimited"];
+        assert!(words.iter().all(|words| because.contains(words)), "{from} to {to}: {because}");
+    }
+    assert!(matches!(reach(1, 2), Reach::Yes { .. }), "they may lock what they like");
+}
+
+/// Where all the same no more can be locked it is this rank's limit that is short, and nobody is lost.
+#[test]
+fn locked_memory_that_runs_out_is_not_the_neighbours_fault() {
+    let fake = Fake::new();
+    let mut ends = ends(&options(&fake));
+    // Long messages need no more than what is there: buffers are not registered, and staging gets short.
+    fake.set(Knob::Lockable, fake.count(Count::Registered) + (200 << 10));
+    let (mut from, mut to) = (vec![5_u8; 3 << 20], vec![0_u8; 3 << 20]);
+    transfer(&mut ends, &mut from, &mut to);
+    assert!(from == to);
+    let counters = ends[0].counters();
+    assert_eq!((counters.sent_in_place_bytes, counters.sent_staged_bytes), (0, 3 << 20));
+    // Another channel needs a block of its own.
+    fake.set(Knob::Lockable, fake.count(Count::Registered));
+    let source = [Piece { ptr: from.as_mut_ptr(), len: 8 }];
+    let on = Channel { peer: 1, index: 3 };
+    // SAFETY: the buffer outlives the endpoints.
+    let posted = unsafe { ends[0].post_send(on, 7, &source, Token(4)) }.expect("posted");
+    assert_eq!(posted, Posted::Pending);
+    let mut events = Vec::new();
+    let error = within("nobody says so", || {
+        ends[0].poll(&mut events);
+        events.drain(..).find_map(|event| match event {
+            Event::Failed(Token(4), error) => Some(error),
+            _ => None,
+        })
+    });
+    assert_eq!(error.kind, ErrorKind::Local, "{error}");
+    for words in ["rank 0 may lock no more memory, and needs 13", "rank 1 is well", "ulimit -l unlimited"] {
+        assert!(error.to_string().contains(words), "no '{words}' in: {error}");
+    }
+}
