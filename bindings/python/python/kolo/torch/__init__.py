@@ -21,7 +21,9 @@ from .errors import (
     Unsupported,
     Usage,
 )
+from .graphs import keep_out
 from .group import KoloBackend, KoloGroup, create
+from .work import Finished, KoloWork
 
 __all__ = [
     "Aborted",
@@ -48,4 +50,5 @@ def register() -> None:
     dist.Backend.register_backend("kolo", create, extended_api=True, devices=["cpu", "cuda"])
 
 
+keep_out(KoloGroup, KoloBackend, KoloWork, Finished)
 register()
