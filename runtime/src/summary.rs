@@ -91,7 +91,7 @@ impl fmt::Display for Summary {
 }
 
 impl fmt::Display for Label {
-    /// As in "all_reduce(1024 x f32, sum)".
+    /// As in "all_reduce(1024 x f32, sum)" and "barrier()".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, count } = *self;
         // Labels come from summaries only; a number that there is not would be a mistake here.
@@ -101,6 +101,9 @@ impl fmt::Display for Label {
             return write!(f, "an unknown call ({kind:#x})");
         };
         write!(f, "{}(", full_name(*collective, kind & EVEN == 0, kind & ASYNCHRONOUS != 0))?;
+        if *collective == Collective::Barrier {
+            return f.write_str(")");
+        }
         if kind & EVEN != 0 {
             write!(f, "{count} x ")?;
         }

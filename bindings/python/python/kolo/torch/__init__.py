@@ -6,9 +6,20 @@ process group that also has a backend of its own for GPUs, use ``"cpu:kolo,cuda:
 
 from __future__ import annotations
 
-import torch.distributed as dist
+import torch
 
-from .errors import (
+#: Before it, torch asks a backend that is written in Python for other methods than these.
+_OLDEST = (2, 14)
+
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST:
+    raise ImportError(
+        f"kolo.torch needs torch {_OLDEST[0]}.{_OLDEST[1]} or later; this is torch {torch.__version__} "
+        f"({torch.__file__}). Upgrade torch; kolo itself works with NumPy without it"
+    )
+
+import torch.distributed as dist  # noqa: E402
+
+from .errors import (  # noqa: E402
     Aborted,
     Configuration,
     Error,
@@ -21,9 +32,10 @@ from .errors import (
     Unsupported,
     Usage,
 )
-from .graphs import keep_out
-from .group import KoloBackend, KoloGroup, create
-from .work import Finished, KoloWork
+from .graphs import keep_out  # noqa: E402
+from .group import DEVICES, KoloBackend, KoloGroup, create  # noqa: E402
+from .recorder import dump_flight_record  # noqa: E402
+from .work import Finished, KoloWork  # noqa: E402
 
 __all__ = [
     "Aborted",
@@ -39,6 +51,7 @@ __all__ = [
     "Transport",
     "Unsupported",
     "Usage",
+    "dump_flight_record",
     "register",
 ]
 
@@ -47,7 +60,7 @@ def register() -> None:
     """Makes ``"kolo"`` a name that ``init_process_group`` and ``new_group`` know. May be called again."""
     if not dist.is_available() or "KOLO" in dist.Backend._plugins:
         return
-    dist.Backend.register_backend("kolo", create, extended_api=True, devices=["cpu", "cuda"])
+    dist.Backend.register_backend("kolo", create, extended_api=True, devices=list(DEVICES))
 
 
 keep_out(KoloGroup, KoloBackend, KoloWork, Finished)
