@@ -198,6 +198,9 @@ def test_a_monitored_barrier_without_patience_answers_at_once(backend, all_ranks
 
         store = dist.distributed_c10d._get_default_store()
         dist.monitored_barrier(timeout=timedelta(seconds=SOON))
+        # What ends the group must not come before the others are through.
+        store.set(f"through {dist.get_rank()}", "")
+        store.wait([f"through {rank}" for rank in range(3)])
         if dist.get_rank() == 0:
             began = time.monotonic()
             with pytest.raises(RuntimeError) as caught:

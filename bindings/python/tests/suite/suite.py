@@ -26,6 +26,7 @@ RUN_SECONDS = 900
 TEST_SECONDS, GROUP_SECONDS = 60, 20
 
 _NOT_GLOO = re.compile(r'BACKEND != "gloo"')
+_ERROR = re.compile(r"\S*(Error|Exception|Mismatch|Timeout|Aborted|PeerLost)\b.*")
 _NOT_MPI = re.compile(r'BACKEND != "mpi"')
 
 
@@ -70,6 +71,7 @@ def run_one(ranks: int, gates: str, only: str, out: str) -> None:
     import datetime
     import unittest
 
+    import torch
     import torch.distributed as dist
     import torch.testing._internal.common_distributed as common
 
@@ -85,7 +87,7 @@ def run_one(ranks: int, gates: str, only: str, out: str) -> None:
         def setUp(self):
             super().setUp()
             # A fork has everything imported already.
-            self._fork_processes()
+            self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     Suite.__module__ = "__main__"
     loader = unittest.TestLoader()
@@ -162,7 +164,7 @@ def main() -> int:
             for name, (outcome, text) in tests.items():
                 if outcome not in good:
                     theirs = reference.get(name, ["not run"])[0]
-                    reason = next((line for line in reversed(text.splitlines()) if line.strip()), "")
+                    reason = next((line for line in reversed(text.splitlines()) if _ERROR.match(line)), "")
                     print(f"{backend}, {ranks} ranks: {name} {outcome} (gloo: {theirs}): {reason[:300]}")
                     if backend == "kolo" and theirs in good:
                         worse.append(name)

@@ -28,7 +28,7 @@ _JOIN_SECONDS = 5.0
 class Engine:
     """One communicator in use by torch."""
 
-    __slots__ = ("comm", "seconds", "completion", "collected", "sequence", "launcher", "name", "ranks", "born_ns", "__weakref__")
+    __slots__ = ("comm", "seconds", "completion", "collected", "sequence", "at_first", "launcher", "name", "ranks", "born_ns", "__weakref__")
 
     def __init__(self, comm: _kolo.Comm, seconds: float, name: str, ranks: list[int]) -> None:
         self.comm = comm
@@ -41,8 +41,9 @@ class Engine:
         self.completion = Completion(name)
         #: Works since the start of coalescing; ``None`` outside.
         self.collected: list[KoloWork] | None = None
-        #: Collectives called so far.
+        #: Collectives called so far, and what is called at the first.
         self.sequence = 0
+        self.at_first = None
         #: ``None`` where no tensor can be on a GPU, so that nobody asks.
         self.launcher = Launcher(name) if streams.cuda.available() else None
         if self.launcher is not None:
@@ -55,7 +56,7 @@ class Engine:
         ``arguments`` are those of ``Comm.start``; ``after`` is called once the outputs of Kolo are complete; ``inputs``
         are what the caller gave, if that is not the outputs.
         """
-        self.sequence += 1
+        self._count()
         waits = opts is not None and self.collected is None and not getattr(opts, "asyncOp", True)
         if waits and self.launcher is None and not is_on():
             try:
@@ -78,7 +79,7 @@ class Engine:
 
     def several(self, name: str, starts: list, opts, outputs: list, after=None, inputs=None):
         """Starts several collectives that make one call, and waits for them if the caller does."""
-        self.sequence += 1
+        self._count()
         work = self.started(name, tuple(starts), opts, outputs, after, inputs)
         if self.collected is None and not getattr(opts, "asyncOp", True):
             work.wait()
@@ -96,7 +97,7 @@ class Engine:
                 works = tuple(self.launcher.start(event, start) for start in starts)
         except Error as error:
             if span is not None:
-                span.end()
+                span.end_with((), 0.0)
             raise translate(error) from None
         limit = self.limit(opts)
         work = KoloWork(self, works, outputs, after, limit, span)
@@ -108,6 +109,12 @@ class Engine:
             for tensor in outputs:
                 _register_work(tensor, work)
         return work
+
+    def _count(self) -> None:
+        self.sequence += 1
+        if self.at_first is not None:
+            check, self.at_first = self.at_first, None
+            check()
 
     def limit(self, opts) -> float:
         """Seconds that an operation may take."""

@@ -7,7 +7,9 @@ and checkpoints; it stands alone where a group has different backends for differ
 
 from __future__ import annotations
 
+import weakref
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -166,7 +168,9 @@ def create(options, _pg_options=None) -> KoloGroup | KoloBackend:
     if mixed:
         holders.install()
         return KoloBackend(engine)
-    return KoloGroup(options.store, engine)
+    group = KoloGroup(options.store, engine)
+    engine.at_first = partial(_refuse_others, weakref.ref(group))
+    return group
 
 
 def _join(options) -> Engine:
@@ -216,3 +220,18 @@ def _is_mixed(options) -> bool:
     key = "kolo/device"
     options.store.set(key, b"")
     return not options.store.underlying_store.check([f"{DEVICES[0]}//{key}"])
+
+
+def _refuse_others(group) -> None:
+    """Raises if a group that was taken for Kolo's altogether is not; torch says so only when it has been made."""
+    try:
+        config = dist.get_backend_config(group())
+    except (ValueError, KeyError):
+        return
+    pairs = [part.split(":") for part in config.split(",") if ":" in part]
+    others = [f"{device}:{name}" for device, name in pairs if name != "kolo"]
+    if others:
+        raise Unsupported(
+            f"the group of '{config}' would be Kolo's altogether: name other backends before Kolo, as in "
+            f"'{','.join(others)},{DEVICES[0]}:kolo'"
+        )
