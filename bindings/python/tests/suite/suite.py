@@ -54,7 +54,7 @@ def load(gates: str):
     spec = importlib.util.find_spec("torch.testing._internal.distributed.distributed_test")
     backend = os.environ["BACKEND"]
     if gates != "shipped":
-        for feature in ("ddp", "subgroup"):
+        for feature in ("ddp", "subgroup", "gpu"):
             common.DistTestCases.backend_feature[feature].add(backend)
     common.DistTestCases.backend_feature["plugin"].add(backend)
     module = importlib.util.module_from_spec(spec)
@@ -62,7 +62,7 @@ def load(gates: str):
     source = Path(spec.origin).read_text()
     if gates != "shipped":
         source = opened(source, profiles=gates == "open")
-    exec(compile(source, spec.origin, "exec"), module.__dict__)
+    exec(compile(source, spec.origin, "exec", dont_inherit=True), module.__dict__)
     return module
 
 

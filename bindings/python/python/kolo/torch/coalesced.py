@@ -54,10 +54,10 @@ class Coalesced:
 
     def allgather_coalesced(self, output_lists, inputs, opts=None, *_):
         """``output_lists[r][i]`` gets the input i of rank r."""
-        starts, after = [], []
+        comm, starts, after = self._engine.comm, [], []
         for i, input in enumerate(inputs):
-            start, spread = self._gathering_apart([tensors[i] for tensors in output_lists], input)
-            starts.append(start)
+            even, arguments, owner, spread = self._gathering_apart([tensors[i] for tensors in output_lists], input)
+            starts.append(partial(comm.start if even else comm.start_v, arguments, owner))
             if spread is not None:
                 after.append(spread)
         outputs = [tensor for tensors in output_lists for tensor in tensors]

@@ -58,19 +58,18 @@ class Engine:
         """
         self._count()
         waits = opts is not None and self.collected is None and not getattr(opts, "asyncOp", True)
-        if waits and self.launcher is None and not is_on():
-            try:
-                # Not as a blocking call: in torch, other ranks may start what this one waits for.
-                self.comm.start_and_wait(arguments, self.limit(opts))
-            except Error as error:
-                raise translate(error) from None
-            if after is not None:
-                after()
-            return None
-        work = self.started(name, (partial(self.comm.start, arguments, owner),), opts, outputs, after, inputs)
-        if not waits:
-            return work
-        work.wait()
+        if self.launcher is not None or is_on():
+            work = self.started(name, (partial(self.comm.start, arguments, owner),), opts, outputs, after, inputs)
+            return work.wait() and None if waits else work
+        try:
+            if not waits:
+                return self._handed_out(KoloWork(self, (self.comm.start(arguments, owner),), outputs, after, self.limit(opts)))
+            # Not as a blocking call: in torch, other ranks may start what this one waits for.
+            self.comm.start_and_wait(arguments, self.limit(opts))
+        except Error as error:
+            raise translate(error) from None
+        if after is not None:
+            after()
         return None
 
     def irregular(self, name: str, arguments: tuple, opts, owner, outputs: list, after=None, inputs=None):
@@ -100,13 +99,15 @@ class Engine:
                 span.end_with((), 0.0)
             raise translate(error) from None
         limit = self.limit(opts)
-        work = KoloWork(self, works, outputs, after, limit, span)
         if span is not None:
             span.end_with(works, limit)
+        return self._handed_out(KoloWork(self, works, outputs, after, limit, span))
+
+    def _handed_out(self, work: KoloWork) -> KoloWork:
         if self.collected is not None:
             self.collected.append(work)
         if _allow_inflight_collective_as_graph_input():
-            for tensor in outputs:
+            for tensor in work._outputs:
                 _register_work(tensor, work)
         return work
 

@@ -21,10 +21,11 @@ def keep_out(*classes: type) -> None:
             if each.__module__.startswith(__package__):
                 for name, member in list(vars(each).items()):
                     if isinstance(member, types.FunctionType):
-                        setattr(each, name, _kept_out(member))
+                        setattr(each, name, kept_out(member))
 
 
-def _kept_out(function: types.FunctionType) -> types.FunctionType:
+def kept_out(function: types.FunctionType) -> types.FunctionType:
+    """The same function, which breaks the graph where it is called."""
     # What torch.compiler.disable does, without a wrapper: that one takes 0.4 us a call, and importing Dynamo takes seconds.
     try:
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy

@@ -13,6 +13,7 @@ import threading
 import torch
 import torch.distributed as dist
 
+from .graphs import kept_out
 from .work import KoloWork
 
 
@@ -47,7 +48,7 @@ def _telling(get_future):
             return torch.futures.Future()
         return get_future(self)
 
-    return told
+    return kept_out(told)
 
 
 def _held(holder) -> KoloWork | None:
@@ -71,7 +72,7 @@ def _is_completed(plain):
         ours = _held(self)
         return ours is not None and ours.is_completed()
 
-    return is_completed
+    return kept_out(is_completed)
 
 
 def _forwarded(name: str, plain):
@@ -80,4 +81,4 @@ def _forwarded(name: str, plain):
         ours = _held(self)
         return plain(self) if ours is None else getattr(ours, name)()
 
-    return forwarded
+    return kept_out(forwarded)

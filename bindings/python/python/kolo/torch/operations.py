@@ -7,7 +7,6 @@ A call whose options say ``asyncOp=False`` blocks and returns ``None``; any othe
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import partial
 
 import torch
 
@@ -139,27 +138,28 @@ class Collectives:
 
     def allgather(self, outputs, inputs, opts=None, *_):
         outputs, input = _lists(outputs, inputs, "all_gather")
-        start, after = self._gathering_apart(outputs, input)
-        return self._engine.several("all_gather", [start], _options(opts), outputs, after, [input])
+        even, arguments, owner, after = self._gathering_apart(outputs, input)
+        run = self._engine.collective if even else self._engine.irregular
+        return run("all_gather", arguments, _options(opts), owner, outputs, after, [input])
 
     def _gathering_apart(self, outputs, input) -> tuple:
-        """How to start an all-gather into a tensor per rank, and what to call when it is over."""
+        """An all-gather into a tensor per rank: whether blocks are equal, arguments, owner, and what to call at the end."""
         self._expect_per_rank("all_gather", "output", outputs)
         check_devices((input, *outputs))
-        comm, source = self._engine.comm, staged(input)
+        source = staged(input)
         kind, own = moved_as(source)
         if any(output.numel() != input.numel() for output in outputs):
             room = flat_room(outputs[0], sum(output.numel() for output in outputs))
             counts = [moved_as(output)[1] for output in outputs]
             arguments = (ALL_GATHER, source.data_ptr(), [own], room.data_ptr(), counts, kind, SUM, 1.0, 0)
-            return partial(comm.start_v, arguments, (source, room)), _spread(room, outputs)
+            return False, arguments, (source, room), _spread(room, outputs)
         if adjoining(outputs):
             room, after = outputs[0], None
         else:
             room = flat_room(outputs[0], input.numel() * len(outputs))
             after = _spread(room, outputs)
         arguments = (ALL_GATHER, source.data_ptr(), room.data_ptr(), own, kind, SUM, 1.0, 0)
-        return partial(comm.start, arguments, (source, room)), after
+        return True, arguments, (source, room), after
 
     def reduce_scatter(self, outputs, inputs, opts=None, *_):
         inputs, output = _lists(inputs, outputs, "reduce_scatter")
