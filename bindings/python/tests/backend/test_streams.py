@@ -48,6 +48,9 @@ class Device(streams.Cuda):
     def available(self):
         return True
 
+    def holds(self, tensor):
+        return self.is_here(tensor)
+
     def takes(self, tensor):
         return True
 

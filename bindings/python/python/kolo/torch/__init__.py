@@ -1,6 +1,6 @@
 """Kolo as a backend of ``torch.distributed``.
 
-``import kolo.torch`` registers it; from torch 2.14 on ``init_process_group(backend="kolo")`` finds it without. For a
+``init_process_group(backend="kolo")`` finds it; ``import kolo.torch`` registers it and brings the exceptions. For a
 process group that also has a backend of its own for GPUs, use ``"cpu:kolo,cuda:nccl"``.
 """
 

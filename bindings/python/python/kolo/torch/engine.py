@@ -58,7 +58,7 @@ class Engine:
         """
         self._count()
         waits = opts is not None and self.collected is None and not getattr(opts, "asyncOp", True)
-        if self.launcher is not None or is_on():
+        if is_on() or (self.launcher is not None and self.launcher.is_needed((*outputs, *(inputs or ())))):
             work = self.started(name, (partial(self.comm.start, arguments, owner),), opts, outputs, after, inputs)
             return work.wait() and None if waits else work
         try:
@@ -102,6 +102,10 @@ class Engine:
         if span is not None:
             span.end_with(works, limit)
         return self._handed_out(KoloWork(self, works, outputs, after, limit, span))
+
+    def begin(self, start):
+        """Starts something on the host's memory, after what was called before."""
+        return start() if self.launcher is None else self.launcher.start(None, start)
 
     def _handed_out(self, work: KoloWork) -> KoloWork:
         if self.collected is not None:

@@ -29,6 +29,9 @@ class Cuda:
     def available(self) -> bool:
         return torch.cuda.is_available()
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda
+
     def takes(self, tensor: torch.Tensor) -> bool:
         """Whether Kolo can be given the address. It cannot where torch's devices are another maker's."""
         engine = next((engine for engine in self.engines if not engine.comm.closed), None)
@@ -72,6 +75,10 @@ class Launcher:
         self._lock = threading.Lock()
         self._pending = 0
         self._thread: threading.Thread | None = None
+
+    def is_needed(self, tensors) -> bool:
+        """Whether a call on these has to wait for a stream, or for calls that do."""
+        return self._pending > 0 or any(map(cuda.holds, tensors))
 
     def start(self, event, start):
         """The work that ``start()`` gives, at once if nothing has to be waited for, else later."""
