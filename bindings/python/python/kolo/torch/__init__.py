@@ -19,6 +19,7 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST:
 
 import torch.distributed as dist  # noqa: E402
 
+from .coalesced import Several  # noqa: E402
 from .errors import (  # noqa: E402
     Aborted,
     Configuration,
@@ -63,5 +64,5 @@ def register() -> None:
     dist.Backend.register_backend("kolo", create, extended_api=True, devices=list(DEVICES))
 
 
-keep_out(KoloGroup, KoloBackend, KoloWork, Finished)
+keep_out(KoloGroup, KoloBackend, KoloWork, Several, Finished)
 register()

@@ -28,7 +28,19 @@ _JOIN_SECONDS = 5.0
 class Engine:
     """One communicator in use by torch."""
 
-    __slots__ = ("comm", "seconds", "completion", "collected", "sequence", "at_first", "launcher", "name", "ranks", "born_ns", "__weakref__")
+    __slots__ = (
+        "comm",
+        "name",
+        "ranks",
+        "born_ns",
+        "seconds",
+        "completion",
+        "collected",
+        "sequence",
+        "at_first",
+        "launcher",
+        "__weakref__",
+    )
 
     def __init__(self, comm: _kolo.Comm, seconds: float, name: str, ranks: list[int]) -> None:
         self.comm = comm
@@ -63,7 +75,8 @@ class Engine:
             return work.wait() and None if waits else work
         try:
             if not waits:
-                return self._handed_out(KoloWork(self, (self.comm.start(arguments, owner),), outputs, after, self.limit(opts)))
+                works = (self.comm.start(arguments, owner),)
+                return self._handed_out(KoloWork(self, works, outputs, after, self.limit(opts)))
             # Not as a blocking call: in torch, other ranks may start what this one waits for.
             self.comm.start_and_wait(arguments, self.limit(opts))
         except Error as error:
