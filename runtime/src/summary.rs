@@ -185,6 +185,8 @@ mod tests {
         assert_eq!(BASE.to_string(), "all_reduce(8 x f32, sum)");
         let rooted = Summary { collective: Collective::Reduce, root: Some(3), asynchronous: true, ..BASE };
         assert_eq!(rooted.to_string(), "reduce_start(8 x f32, sum, root 3)");
+        let barrier = Summary { collective: Collective::Barrier, count: Some(0), op: None, root: None, ..rooted };
+        assert_eq!(barrier.to_string(), "barrier_start()");
         let uneven = Summary { collective: Collective::AllGather, count: None, op: None, ..BASE };
         assert_eq!(uneven.to_string(), "all_gather_v(f32)");
     }
