@@ -4,6 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What [`Error::Timeout`] advises, at the end of its text. A door whose limits are set in another way puts its own here.
+pub const TIMEOUT_REMEDY: &str = "Raise the limit with KOLO_TIMEOUT if the ranks are merely slow";
+
+/// What [`Error::Join`] advises where ranks are missing, in its remedy. As [`TIMEOUT_REMEDY`].
+pub const JOIN_REMEDY: &str = "a longer limit is set with KOLO_JOIN_TIMEOUT";
+
 /// Where an error happened: which rank, in which operation.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Context {
@@ -170,7 +176,7 @@ impl fmt::Display for Error {
                 if waiting_for.is_empty() {
                     write!(f, "no particular rank")?;
                 }
-                write!(f, ". Raise the limit with KOLO_TIMEOUT if the ranks are merely slow")
+                write!(f, ". {TIMEOUT_REMEDY}")
             }
             Self::Aborted { context, by, reason } => {
                 write!(f, "{context}: the communicator was aborted by rank {by}: {reason}")

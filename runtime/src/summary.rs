@@ -91,7 +91,7 @@ impl fmt::Display for Summary {
 }
 
 impl fmt::Display for Label {
-    /// As in "all_reduce(1024 x f32, sum)".
+    /// As in "all_reduce(1024 x f32, sum)" and "barrier()".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, count } = *self;
         // Labels come from summaries only; a number that there is not would be a mistake here.
@@ -101,6 +101,9 @@ impl fmt::Display for Label {
             return write!(f, "an unknown call ({kind:#x})");
         };
         write!(f, "{}(", full_name(*collective, kind & EVEN == 0, kind & ASYNCHRONOUS != 0))?;
+        if *collective == Collective::Barrier {
+            return f.write_str(")");
+        }
         if kind & EVEN != 0 {
             write!(f, "{count} x ")?;
         }
@@ -182,6 +185,9 @@ mod tests {
         assert_eq!(BASE.to_string(), "all_reduce(8 x f32, sum)");
         let rooted = Summary { collective: Collective::Reduce, root: Some(3), asynchronous: true, ..BASE };
         assert_eq!(rooted.to_string(), "reduce_start(8 x f32, sum, root 3)");
+        let barrier =
+            Summary { collective: Collective::Barrier, count: Some(0), op: None, root: None, ..rooted };
+        assert_eq!(barrier.to_string(), "barrier_start()");
         let uneven = Summary { collective: Collective::AllGather, count: None, op: None, ..BASE };
         assert_eq!(uneven.to_string(), "all_gather_v(f32)");
     }

@@ -158,6 +158,31 @@ impl Comm {
         Ok(records.iter().map(ToString::to_string).collect())
     }
 
+    /// The last collectives, oldest first: sequence, name, elements (`None` with unequal blocks), type, seconds from the
+    /// making of the communicator to the start, and seconds that it took (`None` while it runs).
+    #[allow(clippy::type_complexity, reason = "a plain tuple becomes a plain tuple")]
+    fn records(
+        &self,
+        py: Python<'_>,
+    ) -> PyResult<Vec<(u64, &'static str, Option<usize>, &'static str, f64, Option<f64>)>> {
+        let communicator = self.communicator()?;
+        let records = py.detach(|| communicator.recent());
+        Ok(records
+            .iter()
+            .map(|record| {
+                let call = &record.summary;
+                let took = record.took.map(|took| took.as_secs_f64());
+                let (name, data_type) = (call.collective.name(), call.data_type.name());
+                (record.sequence, name, call.count, data_type, record.started.as_secs_f64(), took)
+            })
+            .collect())
+    }
+
+    /// Whether calls take this address for memory of a GPU.
+    fn is_gpu_memory(&self, py: Python<'_>, address: usize) -> PyResult<bool> {
+        self.with(py, move |comm| comm.is_gpu_memory(address as *const u8))
+    }
+
     /// The algorithm that a call would take, and why.
     #[pyo3(signature = (collective, count, data_type, op, root, /))]
     fn explain(

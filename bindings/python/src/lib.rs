@@ -54,6 +54,10 @@ mod _kolo {
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");
+    #[pymodule_export]
+    const TIMEOUT_REMEDY: &str = kolo_rs::error::TIMEOUT_REMEDY;
+    #[pymodule_export]
+    const JOIN_REMEDY: &str = kolo_rs::error::JOIN_REMEDY;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

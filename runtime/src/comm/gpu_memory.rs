@@ -120,6 +120,16 @@ impl Communicator {
     }
 }
 
+impl Communicator {
+    /// Whether calls on raw memory take this address for a GPU's; no address is where there is no driver.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the driver cannot say.
+    pub fn is_gpu_memory(&self, address: *const u8) -> Result<bool> {
+        Ok(self.shared.gpu_of((address, 1), || Waited::other("is_gpu_memory"))?.is_some())
+    }
+}
+
 /// The library of the GPUs' driver, if there is one, and a GPU.
 ///
 /// # Errors

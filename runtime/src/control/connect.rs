@@ -17,7 +17,7 @@ use super::limits::{
 };
 use super::sealed::Sealed;
 use super::wire::{Cookie, FromHub, Hello, PeerInfo, Refusal, ToHub, clip, decode, encode, read_frame};
-use crate::error::{Error, Result};
+use crate::error::{Error, JOIN_REMEDY, Result};
 use crate::join::{Advert, JoinSpec, Locator, find, host_key, hostname};
 
 /// Between the starts of attempts on several addresses of one hub.
@@ -218,8 +218,7 @@ impl Search {
                 rank: Some(spec.rank),
                 problem: format!("after {after:.1} s rank 0 still waits for {missing}{strangers}"),
                 remedy: format!(
-                    "See whether these processes were started and what they printed ({}); a longer limit is set \
-                     with KOLO_JOIN_TIMEOUT",
+                    "See whether these processes were started and what they printed ({}); {JOIN_REMEDY}",
                     spec.source
                 ),
             };

@@ -19,6 +19,7 @@ use super::hub_seat::{HubSettings, Seat, Taken, describe, objection, standing};
 use super::limits::{CLOSING_TIMEOUT, MAX_NAME_BYTES};
 use super::ranks;
 use super::wire::{FromHub, Hello, PeerInfo, Refusal, ToHub, clip, encode, remember};
+use crate::error::JOIN_REMEDY;
 
 /// A connection, numbered by the hub's driver.
 pub(crate) type ConnectionId = u64;
@@ -395,7 +396,7 @@ impl HubState {
         }
         let remedy = format!(
             "See whether these processes were started, what they printed, and whether their hosts reach rank 0 \
-             ({}); a longer limit is set with KOLO_JOIN_TIMEOUT",
+             ({}); {JOIN_REMEDY}",
             self.settings.source
         );
         let problem = clip(problem, usize::MAX);

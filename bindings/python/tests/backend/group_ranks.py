@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import harness
 import torch
+import torch._dynamo  # noqa: F401  what DDP imports when it is first made: once, and not in each rank
 import torch.distributed as dist
 
 import kolo.torch  # noqa: F401

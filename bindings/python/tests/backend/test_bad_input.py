@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -138,6 +140,8 @@ def test_a_rank_that_dies_during_the_backward_pass(victim, how):
 def test_time_outs(asynchronous):
     def body():
         store = dist.distributed_c10d._get_default_store()
+        # Not the limit for joining, which takes as long as the machine likes.
+        dist.group.WORLD.set_timeout(timedelta(seconds=1.5))
         dist.barrier()
         if dist.get_rank() == 2:
             store.get("over")  # instead of coming
@@ -151,7 +155,7 @@ def test_time_outs(asynchronous):
         assert isinstance(caught.value, (kolo.Timeout, kolo.Aborted)), text
         store.set("over", "")
 
-    run(3, body, seconds=1.5, limit=SOON)
+    run(3, body, limit=SOON)
 
 
 def test_a_time_out_of_one_wait():
@@ -160,8 +164,6 @@ def test_a_time_out_of_one_wait():
         if dist.get_rank() == 1:
             store.get("over")
             return
-        from datetime import timedelta
-
         work = dist.all_reduce(torch.ones(4), async_op=True)
         with pytest.raises(kolo.torch.Timeout, match="after 0.5 s"):
             work.wait(timedelta(seconds=0.5))
@@ -175,18 +177,57 @@ def test_a_time_out_of_one_wait():
 
 def test_a_monitored_barrier_names_who_is_absent():
     def body():
-        from datetime import timedelta
-
         store = dist.distributed_c10d._get_default_store()
         if dist.get_rank() in (1, 3):
             store.get("over")
             return
         with pytest.raises(dist.DistBackendError) as caught:
             dist.monitored_barrier(timeout=timedelta(seconds=1))
-        assert "rank 1" in str(caught.value) or "rank 3" in str(caught.value), caught.value
+        assert "ranks 1, 3 have not called it" in str(caught.value), caught.value
         store.set("over", "")
 
     run(4, body, limit=SOON)
+
+
+@pytest.mark.parametrize("backend", ["kolo", "cpu:kolo,cuda:gloo"])
+@pytest.mark.parametrize("all_ranks", [False, True])
+def test_a_monitored_barrier_without_patience_answers_at_once(backend, all_ranks):
+    def body():
+        store = dist.distributed_c10d._get_default_store()
+        dist.monitored_barrier(timeout=timedelta(seconds=SOON))
+        # What ends the group must not come before the others are through.
+        store.set(f"through {dist.get_rank()}", "")
+        store.wait([f"through {rank}" for rank in range(3)])
+        if dist.get_rank() == 0:
+            began = time.monotonic()
+            with pytest.raises(RuntimeError) as caught:
+                dist.monitored_barrier(timeout=timedelta(0), wait_all_ranks=all_ranks)
+            # The group's limit is 30 s.
+            assert time.monotonic() - began < 5
+            text = str(caught.value)
+            assert "Rank 0 timed out in monitoredBarrier after 0 ms" in text, text
+            assert ("Ranks 1, 2" if all_ranks else "Rank 1") + " failed to pass monitoredBarrier in 0 ms" in text, text
+            assert isinstance(caught.value, kolo.Timeout) and caught.value.peer == 1
+            store.set("over", "")
+        store.get("over")
+
+    run(3, body, backend=backend, limit=SOON)
+
+
+def test_a_monitored_barrier_tells_those_who_came_whose_fault_it_is():
+    def body():
+        store = dist.distributed_c10d._get_default_store()
+        if dist.get_rank() == 1:
+            store.get("over")
+            return
+        with pytest.raises(dist.DistBackendError) as caught:
+            dist.monitored_barrier(timeout=timedelta(seconds=0.5))
+        if dist.get_rank() == 2:
+            for words in ("Rank 2 successfully reached monitoredBarrier", "Rank 1 failed to pass monitoredBarrier"):
+                assert words in str(caught.value), caught.value
+        store.set("over", "")
+
+    run(3, body, limit=SOON)
 
 
 def test_failed_futures_raise():

@@ -1,14 +1,26 @@
 """Kolo as a backend of ``torch.distributed``.
 
-``import kolo.torch`` registers it; from torch 2.14 on ``init_process_group(backend="kolo")`` finds it without. For a
+``init_process_group(backend="kolo")`` finds it; ``import kolo.torch`` registers it and brings the exceptions. For a
 process group that also has a backend of its own for GPUs, use ``"cpu:kolo,cuda:nccl"``.
 """
 
 from __future__ import annotations
 
-import torch.distributed as dist
+import torch
 
-from .errors import (
+#: Before it, torch asks a backend that is written in Python for other methods than these.
+_OLDEST = (2, 14)
+
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST:
+    raise ImportError(
+        f"kolo.torch needs torch {_OLDEST[0]}.{_OLDEST[1]} or later; this is torch {torch.__version__} "
+        f"({torch.__file__}). Upgrade torch; kolo itself works with NumPy without it"
+    )
+
+import torch.distributed as dist  # noqa: E402
+
+from .coalesced import Several  # noqa: E402
+from .errors import (  # noqa: E402
     Aborted,
     Configuration,
     Error,
@@ -21,7 +33,10 @@ from .errors import (
     Unsupported,
     Usage,
 )
-from .group import KoloBackend, KoloGroup, create
+from .graphs import keep_out  # noqa: E402
+from .group import DEVICES, KoloBackend, KoloGroup, create  # noqa: E402
+from .recorder import dump_flight_record  # noqa: E402
+from .work import Finished, KoloWork  # noqa: E402
 
 __all__ = [
     "Aborted",
@@ -37,6 +52,7 @@ __all__ = [
     "Transport",
     "Unsupported",
     "Usage",
+    "dump_flight_record",
     "register",
 ]
 
@@ -45,7 +61,8 @@ def register() -> None:
     """Makes ``"kolo"`` a name that ``init_process_group`` and ``new_group`` know. May be called again."""
     if not dist.is_available() or "KOLO" in dist.Backend._plugins:
         return
-    dist.Backend.register_backend("kolo", create, extended_api=True, devices=["cpu", "cuda"])
+    dist.Backend.register_backend("kolo", create, extended_api=True, devices=list(DEVICES))
 
 
+keep_out(KoloGroup, KoloBackend, KoloWork, Several, Finished)
 register()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from .engine import Engine
 from .errors import Usage
 from .operations import _operator, _options, _unfit
-from .tensors import check_devices, reduced_as, staged_to_reduce
+from .tensors import check_devices, copy_back, reduced_as, staged_to_reduce
 from .work import Finished, KoloWork
 from ..numbers import ALL_REDUCE
 
@@ -23,15 +25,16 @@ class Coalesced:
     def allreduce_coalesced(self, tensors, opts=None, *_):
         op, factor = _operator(opts)
         check_devices(tensors)
-        calls, after = [], []
+        starts, after = [], []
         for part in _parts(tensors):
             buffers = [staged_to_reduce(tensor) for tensor in part]
             whole = buffers[0] if len(part) == 1 else torch.cat([buffer.reshape(-1) for buffer in buffers])
             kind, count = reduced_as(whole, op)
-            calls.append(((ALL_REDUCE, whole.data_ptr(), whole.data_ptr(), count, kind, op, factor, 0), whole))
+            arguments = (ALL_REDUCE, whole.data_ptr(), whole.data_ptr(), count, kind, op, factor, 0)
+            starts.append(partial(self._engine.comm.start, arguments, whole))
             if len(part) > 1 or whole is not part[0]:
                 after.append((whole, part))
-        return self._together("all_reduce_coalesced", calls, opts, list(tensors), lambda: _split(after))
+        return self._together("all_reduce_coalesced", starts, opts, list(tensors), lambda: _split(after), list(tensors))
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None, *_):
         ranks = self._engine.comm.world_size
@@ -39,7 +42,7 @@ class Coalesced:
             if output.numel() != input.numel() * ranks or output.dtype != input.dtype:
                 raise _unfit("all_gather_into_tensor", "output", output, "input", input, ranks)
         made = [self._gathering(output, input, opts) for output, input in zip(outputs, inputs)]
-        return self._all_of("all_gather_coalesced", made, opts, outputs)
+        return self._all_of("all_gather_coalesced", made, outputs, inputs)
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None, *_):
         ranks = self._engine.comm.world_size
@@ -47,32 +50,31 @@ class Coalesced:
             if input.numel() != output.numel() * ranks or output.dtype != input.dtype:
                 raise _unfit("reduce_scatter_tensor", "input", input, "output", output, ranks)
         made = [self._scattering(output, input, opts) for output, input in zip(outputs, inputs)]
-        return self._all_of("reduce_scatter_coalesced", made, opts, outputs)
+        return self._all_of("reduce_scatter_coalesced", made, outputs, inputs)
 
     def allgather_coalesced(self, output_lists, inputs, opts=None, *_):
         """``output_lists[r][i]`` gets the input i of rank r."""
-        works = []
+        comm, starts, after = self._engine.comm, [], []
         for i, input in enumerate(inputs):
-            works.append(self.allgather([[outputs[i] for outputs in output_lists]], [input]))
-        return self._joined(works, opts, [tensor for outputs in output_lists for tensor in outputs])
+            even, arguments, owner, spread = self._gathering_apart([tensors[i] for tensors in output_lists], input)
+            starts.append(partial(comm.start if even else comm.start_v, arguments, owner))
+            if spread is not None:
+                after.append(spread)
+        outputs = [tensor for tensors in output_lists for tensor in tensors]
+        return self._together("all_gather_coalesced", starts, opts, outputs, lambda: _each(after), list(inputs))
 
-    def _all_of(self, name: str, made, opts, outputs):
+    def _all_of(self, name: str, made, outputs, inputs):
         if len(made) == 1:
-            return self._engine.collective(name, *made[0])
-        calls = [(arguments, owner) for arguments, _, owner, _, _ in made]
+            return self._engine.collective(name, *made[0], list(inputs))
+        starts = [partial(self._engine.comm.start, arguments, owner) for arguments, _, owner, _, _ in made]
         after = [after for *_, after in made if after is not None]
-        return self._together(name, calls, opts, list(outputs), lambda: [each() for each in after])
+        opts = made[0][1] if made else None
+        return self._together(name, starts, opts, list(outputs), lambda: _each(after), list(inputs))
 
-    def _together(self, name: str, calls, opts, outputs, after):
-        if not calls:
+    def _together(self, name: str, starts, opts, outputs, after, inputs):
+        if not starts:
             return Finished()
-        return self._engine.several(name, calls, _options(opts), outputs, after)
-
-    def _joined(self, works, opts, outputs):
-        work = Several(self._engine, works, outputs)
-        if not getattr(opts, "asyncOp", True):
-            work.wait()
-        return work
+        return self._engine.several(name, starts, _options(opts), outputs, after, inputs)
 
     # Regions: torch calls these around operations that it wants to be one.
 
@@ -87,7 +89,7 @@ class Coalesced:
 
 
 class Several(KoloWork):
-    """A work that is over when several are."""
+    """The work of a region: over when all of its works are."""
 
     def __init__(self, engine: Engine, works: list, outputs: list) -> None:
         super().__init__(engine, (), outputs, None, engine.seconds)
@@ -122,9 +124,14 @@ def _parts(tensors):
     yield from small.values()
 
 
+def _each(after) -> None:
+    for copy in after:
+        copy()
+
+
 def _split(after) -> None:
     for whole, part in after:
         at = 0
         for tensor in part:
-            tensor.copy_(whole.view(-1)[at : at + tensor.numel()].view(tensor.shape), non_blocking=True)
+            copy_back(tensor, whole.view(-1)[at : at + tensor.numel()])
             at += tensor.numel()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import torch.distributed as dist
 
 from .. import errors as kolo
+from .._kolo import JOIN_REMEDY, TIMEOUT_REMEDY
 
 
 class Error(kolo.Error, dist.DistBackendError):
@@ -69,13 +72,30 @@ _TWINS = {
 }
 
 
+#: What users of torch did not call: started forms, forms with unequal blocks, and the brackets of a barrier.
+_STARTED = re.compile(r"\b([a-z]+(?:_[a-z]+)*?)(?:_v)?_start\(")
+_ADVICE = {
+    TIMEOUT_REMEDY: "If the ranks are merely slow, raise the limit with the timeout of init_process_group or new_group",
+    JOIN_REMEDY: "a longer limit is set with the timeout of init_process_group or new_group",
+}
+
+
+def in_words_of_torch(text: str) -> str:
+    """A text of Kolo's with the names and the advice that users of ``torch.distributed`` know."""
+    text = _STARTED.sub(r"\1(", text).replace("barrier()", "barrier")
+    for ours, theirs in _ADVICE.items():
+        text = text.replace(ours, theirs)
+    return text
+
+
 def translate(error: kolo.Error) -> kolo.Error:
     """The same error as ``torch.distributed`` raises it."""
     kind = _TWINS.get(type(error))
     if kind is None:
         return error
-    text = str(error)
+    text = in_words_of_torch(str(error))
     if kind is Timeout:
-        # The word that users and tools look for, and the other way to set the limit.
-        text = f"Timed out: {text} or with the timeout of init_process_group or new_group"
-    return kind(text, rank=error.rank, operation=error.operation, sequence=error.sequence, peer=error.peer)
+        # The word that users and tools look for.
+        text = f"Timed out: {text}"
+    operation = error.operation and in_words_of_torch(error.operation)
+    return kind(text, rank=error.rank, operation=operation, sequence=error.sequence, peer=error.peer)

@@ -7,8 +7,9 @@ and checkpoints; it stands alone where a group has different backends for differ
 
 from __future__ import annotations
 
-import sys
+import weakref
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -16,15 +17,20 @@ from torch._C._distributed_c10d import Backend as TorchBackend
 
 from .. import _kolo
 from ..errors import Error
+from . import holders, recorder
 from .board import StoreBoard
 from .coalesced import Coalesced
 from .engine import Engine
-from .errors import translate
+from .errors import Unsupported, translate
 from .messages import Messages
+from .monitored import MonitoredBarrier
 from .operations import Collectives
 
+#: The devices that Kolo serves, in an order that tells: torch asks for the first one only where Kolo serves all.
+DEVICES = ["cuda", "cpu"]
 
-class Operations(Collectives, Coalesced, Messages):
+
+class Operations(Collectives, Coalesced, Messages, MonitoredBarrier):
     """Everything that a group and a backend do alike."""
 
     _engine: Engine
@@ -75,6 +81,14 @@ class Operations(Collectives, Coalesced, Messages):
     def _supports_time_estimate(self) -> bool:
         return False
 
+    def _get_sequence_number_for_group(self) -> int:
+        """How many collectives were called on the group."""
+        return self._engine.sequence
+
+    def kolo_flight_record(self) -> dict:
+        """The last collectives as ``torchfrtrace`` reads them: see :func:`kolo.torch.dump_flight_record`."""
+        return recorder.record([self._engine])
+
     def kolo_summary(self) -> str:
         """One line: which transports are used, and why not others."""
         return self._engine.comm.summary()
@@ -112,7 +126,7 @@ class KoloGroup(Operations, dist.ProcessGroup):
         # Torch keeps the C++ half only; the group keeps this one.
         self._backend = KoloBackend(engine)
         kind = dist.ProcessGroup.BackendType.CUSTOM
-        for device in ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]:
+        for device in DEVICES if torch.cuda.is_available() else ["cpu"]:
             self._register_backend(torch.device(device), kind, self._backend)
         self._set_default_backend(kind)
 
@@ -144,10 +158,19 @@ class KoloGroup(Operations, dist.ProcessGroup):
 
 def create(options, _pg_options=None) -> KoloGroup | KoloBackend:
     """What torch calls for ``backend="kolo"``. Joins the other ranks; blocks until all are there."""
+    if options.enable_reconfigure:
+        raise Unsupported(
+            "enable_reconfigure: Kolo's groups cannot be reconfigured yet. Leave it out; after a failure, call "
+            "destroy_process_group and init_process_group on the ranks that are left"
+        )
+    mixed = _is_mixed(options)
     engine = _join(options)
-    if _is_mixed(sys._getframe(1)):
+    if mixed:
+        holders.install()
         return KoloBackend(engine)
-    return KoloGroup(options.store, engine)
+    group = KoloGroup(options.store, engine)
+    engine.at_first = partial(_refuse_others, weakref.ref(group))
+    return group
 
 
 def _join(options) -> Engine:
@@ -155,14 +178,15 @@ def _join(options) -> Engine:
     name = options.group_id or "default"
     ranks = list(options.global_ranks_in_group)
     parent = _world_engine() if ranks else None
+    everybody = ranks or list(range(options.group_size))
     try:
         if parent is not None:
-            return Engine(parent.comm.group(ranks), seconds, name)
+            return Engine(parent.comm.group(ranks), seconds, name, everybody)
         settings = {"KOLO_TIMEOUT": str(seconds), "KOLO_JOIN_TIMEOUT": str(seconds)}
         comm = _kolo.connect_board(StoreBoard(options.store), options.group_rank, options.group_size, settings)
     except Error as error:
         raise translate(error) from None
-    return Engine(comm, seconds, name)
+    return Engine(comm, seconds, name, everybody)
 
 
 def _world_engine() -> Engine | None:
@@ -177,16 +201,37 @@ def _part(engine: Engine, ranks: list[int], seconds: float, name: str) -> Engine
     if engine.comm.rank not in ranks:
         return None
     try:
-        return Engine(engine.comm.group(ranks), seconds, name)
+        return Engine(engine.comm.group(ranks), seconds, name, [engine.ranks[rank] for rank in ranks])
     except Error as error:
         raise translate(error) from None
 
 
-def _is_mixed(caller) -> bool:
-    """Whether the group that is being made has other backends for other devices.
+def _is_mixed(options) -> bool:
+    """Whether the group that is being made has, or may have, other backends for other devices.
 
-    A group of ours would then take the place of all of them, but torch's call does not say so; its frame does.
+    A group of ours would take the place of all of them. A backend of ours is right in any case; it costs more per call,
+    since calls then go through torch's C++.
     """
-    config = caller.f_locals.get("backend_config")
-    devices = getattr(config, "get_device_backend_map", dict)()
-    return len({str(backend) for backend in devices.values()}) > 1
+    group = options.process_group
+    # What torch made first, and the backend of the device that matters most: both say when somebody else's is there.
+    if group._device_types or group._get_backend_name() != "custom":
+        return True
+    # Others that are no part of torch are "custom" too. But where Kolo serves all devices, this is the first of them.
+    key = "kolo/device"
+    options.store.set(key, b"")
+    return not options.store.underlying_store.check([f"{DEVICES[0]}//{key}"])
+
+
+def _refuse_others(group) -> None:
+    """Raises if a group that was taken for Kolo's altogether is not; torch says so only when it has been made."""
+    try:
+        config = dist.get_backend_config(group())
+    except (ValueError, KeyError):
+        return
+    pairs = [part.split(":") for part in config.split(",") if ":" in part]
+    others = [f"{device}:{name}" for device, name in pairs if name != "kolo"]
+    if others:
+        raise Unsupported(
+            f"the group of '{config}' would be Kolo's altogether: name other backends before Kolo, as in "
+            f"'{','.join(others)},{DEVICES[0]}:kolo'"
+        )

@@ -30,11 +30,14 @@ from .tensors import (
     NATIVE,
     adjoining,
     check_devices,
+    copy_back,
+    copying_back,
     flat_room,
     moved_as,
     operator,
     reduced_as,
     room_for,
+    room_in,
     staged,
     staged_to_reduce,
 )
@@ -57,7 +60,7 @@ class Collectives:
         buffer = staged_to_reduce(tensor)
         kind, count = reduced_as(buffer, op)
         at = buffer.data_ptr()
-        after = None if buffer is tensor else lambda: tensor.copy_(buffer, non_blocking=True)
+        after = copying_back(tensor, buffer)
         arguments = (ALL_REDUCE, at, at, count, kind, op, factor, 0)
         return self._engine.collective("all_reduce", arguments, _options(opts), buffer, [tensor], after)
 
@@ -67,7 +70,7 @@ class Collectives:
         buffer = staged(tensor) if self._engine.comm.rank == root else room_for(tensor)
         kind, count = moved_as(buffer)
         at = buffer.data_ptr()
-        after = None if buffer is tensor else lambda: tensor.copy_(buffer, non_blocking=True)
+        after = copying_back(tensor, buffer)
         arguments = (BROADCAST, at, at, count, kind, SUM, 1.0, root)
         return self._engine.collective("broadcast", arguments, _options(opts), buffer, [tensor], after)
 
@@ -79,7 +82,7 @@ class Collectives:
         kind, count = reduced_as(buffer, op)
         at = buffer.data_ptr()
         if self._engine.comm.rank == root:
-            after = None if buffer is tensor else lambda: tensor.copy_(buffer, non_blocking=True)
+            after = copying_back(tensor, buffer)
             arguments = (REDUCE, at, at, count, kind, op, factor, root)
         else:
             after = None
@@ -92,36 +95,26 @@ class Collectives:
             opts = None
         return self._engine.collective("barrier", arguments, opts, None, [])
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose time-out names the ranks that did not come; all of them, whatever ``wait_all_ranks`` says."""
-        from torch._C._distributed_c10d import BarrierOptions
-
-        opts = BarrierOptions()
-        opts.asyncOp = False
-        if timeout is not None:
-            opts.timeout = timeout
-        self.barrier(opts)
-
     # One block on one side, one per rank on the other, in one tensor.
 
     def all_gather_single(self, output, input, opts=None, *_):
         ranks = self._engine.comm.world_size
         if output.numel() != input.numel() * ranks or output.dtype != input.dtype:
             raise _unfit("all_gather_into_tensor", "output", output, "input", input, ranks)
-        return self._engine.collective("all_gather", *self._gathering(output, input, opts))
+        return self._engine.collective("all_gather", *self._gathering(output, input, opts), [input])
 
     def reduce_scatter_single(self, output, input, opts=None, *_):
         ranks = self._engine.comm.world_size
         if input.numel() != output.numel() * ranks or output.dtype != input.dtype:
             raise _unfit("reduce_scatter_tensor", "input", input, "output", output, ranks)
-        return self._engine.collective("reduce_scatter", *self._scattering(output, input, opts))
+        return self._engine.collective("reduce_scatter", *self._scattering(output, input, opts), [input])
 
     def all_to_all_single(self, output, input, output_split_sizes=(), input_split_sizes=(), opts=None, *_):
         check_devices((output, input))
         if output.dtype != input.dtype:
             raise Usage(f"all_to_all_single: the input is {input.dtype}, the output {output.dtype}")
         source, room = staged(input), room_for(output)
-        after = None if room is output else lambda: output.copy_(room, non_blocking=True)
+        after = copying_back(output, room)
         kind, received = moved_as(room)
         _, sent = moved_as(source)
         ranks = self._engine.comm.world_size
@@ -133,37 +126,40 @@ class Collectives:
                 )
             arguments = (ALL_TO_ALL, source.data_ptr(), room.data_ptr(), sent // ranks, kind, SUM, 1.0, 0)
             return self._engine.collective(
-                "all_to_all", arguments, _options(opts), (source, room), [output], after
+                "all_to_all", arguments, _options(opts), (source, room), [output], after, [input]
             )
         sends = _split_counts("input", source, sent, input_split_sizes, ranks)
         receives = _split_counts("output", room, received, output_split_sizes, ranks)
         arguments = (ALL_TO_ALL, source.data_ptr(), sends, room.data_ptr(), receives, kind, SUM, 1.0, 0)
-        return self._engine.irregular("all_to_all", arguments, _options(opts), (source, room), [output], after)
+        owner = (source, room)
+        return self._engine.irregular("all_to_all", arguments, _options(opts), owner, [output], after, [input])
 
     # The same with a tensor per block.
 
     def allgather(self, outputs, inputs, opts=None, *_):
         outputs, input = _lists(outputs, inputs, "all_gather")
+        even, arguments, owner, after = self._gathering_apart(outputs, input)
+        run = self._engine.collective if even else self._engine.irregular
+        return run("all_gather", arguments, _options(opts), owner, outputs, after, [input])
+
+    def _gathering_apart(self, outputs, input) -> tuple:
+        """An all-gather into a tensor per rank: whether blocks are equal, arguments, owner, and what to call at the end."""
         self._expect_per_rank("all_gather", "output", outputs)
         check_devices((input, *outputs))
-        if any(output.numel() != input.numel() for output in outputs):
-            return self._allgather_uneven(outputs, input, opts)
-        if adjoining(outputs):
-            whole = outputs[0].as_strided((input.numel() * len(outputs),), (1,))
-            arguments, opts, owner, _, after = self._gathering(whole, input, opts)
-            return self._engine.collective("all_gather", arguments, opts, owner, outputs, after)
-        room = flat_room(outputs[0], input.numel() * len(outputs))
-        arguments, opts, owner, _, _ = self._gathering(room, input, opts)
-        return self._engine.collective("all_gather", arguments, opts, owner, outputs, _spread(room, outputs))
-
-    def _allgather_uneven(self, outputs, input, opts):
-        room = flat_room(outputs[0], sum(output.numel() for output in outputs))
         source = staged(input)
         kind, own = moved_as(source)
-        counts = [moved_as(output)[1] for output in outputs]
-        arguments = (ALL_GATHER, source.data_ptr(), [own], room.data_ptr(), counts, kind, SUM, 1.0, 0)
-        owner = (source, room)
-        return self._engine.irregular("all_gather", arguments, _options(opts), owner, outputs, _spread(room, outputs))
+        if any(output.numel() != input.numel() for output in outputs):
+            room = flat_room(outputs[0], sum(output.numel() for output in outputs))
+            counts = [moved_as(output)[1] for output in outputs]
+            arguments = (ALL_GATHER, source.data_ptr(), [own], room.data_ptr(), counts, kind, SUM, 1.0, 0)
+            return False, arguments, (source, room), _spread(room, outputs)
+        if adjoining(outputs):
+            room, after = outputs[0], None
+        else:
+            room = flat_room(outputs[0], input.numel() * len(outputs))
+            after = _spread(room, outputs)
+        arguments = (ALL_GATHER, source.data_ptr(), room.data_ptr(), own, kind, SUM, 1.0, 0)
+        return True, arguments, (source, room), after
 
     def reduce_scatter(self, outputs, inputs, opts=None, *_):
         inputs, output = _lists(inputs, outputs, "reduce_scatter")
@@ -172,12 +168,12 @@ class Collectives:
         if any(input.numel() != output.numel() for input in inputs):
             return self._reduce_scatter_uneven(output, inputs, opts)
         joined = torch.cat([input.reshape(-1) for input in inputs])
-        return self._engine.collective("reduce_scatter", *self._scattering(output, joined, opts))
+        return self._engine.collective("reduce_scatter", *self._scattering(output, joined, opts), inputs)
 
     def _reduce_scatter_uneven(self, output, inputs, opts):
         op, factor = _operator(opts)
         joined = staged_to_reduce(torch.cat([input.reshape(-1) for input in inputs]))
-        room = torch.empty(output.numel(), dtype=joined.dtype)
+        room = room_in(joined, output)
         kind, _ = reduced_as(joined, op)
         units = moved_as(joined)[1] // max(joined.numel(), 1)
         counts = [input.numel() * units for input in inputs]
@@ -192,8 +188,8 @@ class Collectives:
             factor,
             0,
         )
-        after = lambda: output.copy_(room.view(output.shape), non_blocking=True)  # noqa: E731
-        return self._engine.irregular("reduce_scatter", arguments, _options(opts), (joined, room), [output], after)
+        owner, after = (joined, room), copying_back(output, room)
+        return self._engine.irregular("reduce_scatter", arguments, _options(opts), owner, [output], after, inputs)
 
     def alltoall(self, outputs, inputs, opts=None, *_):
         self._expect_per_rank("all_to_all", "output", outputs)
@@ -205,8 +201,8 @@ class Collectives:
         sends = [moved_as(input)[1] for input in inputs]
         receives = [moved_as(output)[1] for output in outputs]
         arguments = (ALL_TO_ALL, joined.data_ptr(), sends, room.data_ptr(), receives, kind, SUM, 1.0, 0)
-        owner = (joined, room)
-        return self._engine.irregular("all_to_all", arguments, _options(opts), owner, outputs, _spread(room, outputs))
+        owner, after = (joined, room), _spread(room, outputs)
+        return self._engine.irregular("all_to_all", arguments, _options(opts), owner, outputs, after, inputs)
 
     def gather(self, outputs, inputs, opts=None, *_):
         root = _root(opts)
@@ -215,31 +211,33 @@ class Collectives:
         kind, count = moved_as(source)
         if self._engine.comm.rank != root:
             arguments = (GATHER, source.data_ptr(), 0, count, kind, SUM, 1.0, root)
-            return self._engine.collective("gather", arguments, _options(opts), source, [])
+            return self._engine.collective("gather", arguments, _options(opts), source, [], None, [input])
         outputs = _only(outputs, "gather")
         self._expect_per_rank("gather", "output", outputs)
         self._expect_alike("gather", input, outputs)
         room = flat_room(outputs[0], input.numel() * len(outputs))
         arguments = (GATHER, source.data_ptr(), room.data_ptr(), count, kind, SUM, 1.0, root)
-        return self._engine.collective(
-            "gather", arguments, _options(opts), (source, room), outputs, _spread(room, outputs)
-        )
+        owner, after = (source, room), _spread(room, outputs)
+        return self._engine.collective("gather", arguments, _options(opts), owner, outputs, after, [input])
 
     def scatter(self, outputs, inputs, opts=None, *_):
         root = _root(opts)
         output = _only(outputs, "scatter")
         room = room_for(output)
         kind, count = moved_as(room)
-        after = None if room is output else lambda: output.copy_(room, non_blocking=True)
+        after = copying_back(output, room)
         source = None
-        if self._engine.comm.rank == root:
+        if self._engine.comm.rank != root:
+            inputs = []
+        else:
             inputs = _only(inputs, "scatter")
             self._expect_per_rank("scatter", "input", inputs)
             self._expect_alike("scatter", output, inputs)
             source = staged(torch.cat([input.reshape(-1) for input in inputs]))
         at = 0 if source is None else source.data_ptr()
         arguments = (SCATTER, at, room.data_ptr(), count, kind, SUM, 1.0, root)
-        return self._engine.collective("scatter", arguments, _options(opts), (source, room), [output], after)
+        owner = (source, room)
+        return self._engine.collective("scatter", arguments, _options(opts), owner, [output], after, inputs)
 
     # Parts of calls.
 
@@ -247,7 +245,7 @@ class Collectives:
         check_devices((output, input))
         source, room = staged(input), room_for(output)
         kind, count = moved_as(source)
-        after = None if room is output else lambda: output.copy_(room, non_blocking=True)
+        after = copying_back(output, room)
         arguments = (ALL_GATHER, source.data_ptr(), room.data_ptr(), count, kind, SUM, 1.0, 0)
         return arguments, _options(opts), (source, room), [output], after
 
@@ -256,10 +254,10 @@ class Collectives:
         op, factor = _operator(opts)
         source = staged_to_reduce(input)
         fits = source.dtype == output.dtype
-        room = room_for(output) if fits else torch.empty(output.shape, dtype=source.dtype)
+        room = room_for(output) if fits else room_in(source, output)
         kind, _ = reduced_as(source, op)
         _, count = moved_as(room)
-        after = None if room is output else lambda: output.copy_(room, non_blocking=True)
+        after = copying_back(output, room)
         arguments = (REDUCE_SCATTER, source.data_ptr(), room.data_ptr(), count, kind, op, factor, 0)
         return arguments, _options(opts), (source, room), [output], after
 
@@ -317,7 +315,7 @@ def _spread(room, outputs):
     def spread() -> None:
         parts = room.split([output.numel() for output in outputs])
         for output, part in zip(outputs, parts):
-            output.copy_(part.view(output.shape), non_blocking=True)
+            copy_back(output, part)
 
     return spread
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ..errors import Error
@@ -23,7 +25,7 @@ def all_reduce(engine, tensor: torch.Tensor, op: int, opts):
     entries = torch.empty(ranks, dtype=torch.int64)
     try:
         arguments = (ALL_GATHER, own.data_ptr(), entries.data_ptr(), 1, I64, SUM, 1.0, 0)
-        engine.comm.start_and_wait(arguments, limit)
+        engine.begin(partial(engine.comm.start, arguments, (own, entries))).wait(limit)
         counts = entries.tolist()
         all_indices = _gather(engine, indices, counts, limit)
         all_values = _gather(engine, values, counts, limit)
@@ -43,5 +45,5 @@ def _gather(engine, rows: torch.Tensor, counts: list[int], limit: float) -> torc
     own = [rows.size(0) * width]
     elements = [count * width for count in counts]
     arguments = (ALL_GATHER, rows.data_ptr(), own, room.data_ptr(), elements, kind, SUM, 1.0, 0)
-    engine.comm.start_v(arguments, (rows, room)).wait(limit)
+    engine.begin(partial(engine.comm.start_v, arguments, (rows, room))).wait(limit)
     return room

@@ -1,7 +1,7 @@
 """Types and memory of tensors.
 
-Kolo works on contiguous memory of the processor. A tensor that is there already is used in place; any other is staged: a
-contiguous copy takes part, and what came out is copied back when the operation is over.
+Kolo works on contiguous memory of the host, and of GPUs whose driver it knows. A tensor that is there already is used in
+place; any other is staged: a contiguous copy takes part, and what came out is copied back when the operation is over.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from ..numbers import (
     U32,
     U64,
 )
+from . import streams
 from .errors import Unsupported, Usage
 
 #: Types that Kolo reduces as they are.
@@ -93,7 +94,7 @@ def check(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
         raise Usage(f"a tensor of layout {tensor.layout}: Kolo moves dense tensors, and all-reduces sparse COO ones")
     if tensor.device.type not in ("cpu", "cuda"):
-        raise Usage(f"a tensor on device '{tensor.device}': Kolo works on 'cpu' and, staged through the host, on 'cuda'")
+        raise Usage(f"a tensor on device '{tensor.device}': Kolo works on 'cpu' and 'cuda'")
 
 
 def check_devices(tensors) -> None:
@@ -127,30 +128,65 @@ def reduced_as(tensor: torch.Tensor, op: int) -> tuple[int, int]:
 
 
 def staged(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if Kolo can use it in place, else a contiguous copy in host memory."""
+    """The tensor itself if Kolo can use it in place, else a contiguous copy.
+
+    What is on a device may be written by its stream only later; the engine has operations wait for that.
+    """
     if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not _is_lazy(tensor):
         return tensor
     check(tensor)
-    return _to_host(tensor) if tensor.is_cuda else _resolved(tensor).contiguous()
+    whole = _resolved(tensor).contiguous()
+    if whole.is_cpu or streams.cuda.takes(whole):
+        return whole
+    copy = streams.cuda.room(whole, whole.shape)
+    copy.copy_(whole, non_blocking=True)
+    return copy
 
 
 def staged_to_reduce(tensor: torch.Tensor) -> torch.Tensor:
     """As :func:`staged`, in the type that is reduced."""
     wider = _WIDER.get(tensor.dtype)
-    return staged(tensor) if wider is None else staged(tensor).to(wider)
+    if wider is None:
+        return staged(tensor)
+    # Widened where it is, since the host may not have the values yet.
+    return staged(tensor.to(wider))
 
 
 def room_for(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if Kolo can write it in place, else memory to be copied from by ``tensor.copy_``."""
+    """The tensor itself if Kolo can write it in place, else memory for :func:`copying_back`."""
     if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not _is_lazy(tensor):
         return tensor
     check(tensor)
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    if tensor.is_cpu:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    if tensor.is_contiguous() and not _is_lazy(tensor) and streams.cuda.takes(tensor):
+        return tensor
+    return streams.cuda.room(tensor, tensor.shape)
 
 
 def flat_room(tensor: torch.Tensor, elements: int) -> torch.Tensor:
     """Memory for so many elements like those of ``tensor``."""
-    return torch.empty(elements, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    if tensor.is_cpu:
+        return torch.empty(elements, dtype=tensor.dtype)
+    return streams.cuda.room(tensor, (elements,))
+
+
+def room_in(source: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Memory for the values of ``tensor`` in the type of ``source`` and where that is."""
+    if tensor.is_cpu:
+        return torch.empty(tensor.shape, dtype=source.dtype)
+    return streams.cuda.room(source, tensor.shape)
+
+
+def copying_back(tensor: torch.Tensor, room: torch.Tensor):
+    """What is to be called when Kolo has written ``room``; ``None`` if that is the tensor itself."""
+    return None if room is tensor else lambda: copy_back(tensor, room)
+
+
+def copy_back(tensor: torch.Tensor, room: torch.Tensor) -> None:
+    """Copies on the current stream; for a tensor on a device, the host does not wait."""
+    streams.cuda.used_here(room)
+    tensor.copy_(room.view(tensor.shape), non_blocking=True)
 
 
 def adjoining(tensors) -> bool:
@@ -166,14 +202,6 @@ def adjoining(tensors) -> bool:
     # Memory that happens to adjoin may belong to several owners; parts of one share its storage.
     storage = first.untyped_storage().data_ptr()
     return all(tensor.untyped_storage().data_ptr() == storage for tensor in tensors)
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    copy.copy_(tensor, non_blocking=True)
-    # Kolo reads it from now on, so the stream that writes it must have got there.
-    torch.cuda.current_stream(tensor.device).synchronize()
-    return copy
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import Error
+from . import streams
 from .errors import translate
 
 _NO_TIMEOUT = timedelta(0)
@@ -17,11 +18,11 @@ _NO_TIMEOUT = timedelta(0)
 class KoloWork(dist.Work):
     """An operation, or several that make one call.
 
-    It makes progress whether or not anybody waits. ``wait`` returns when the outputs are complete; on CUDA tensors it has
-    then queued the copies to the device on the current stream.
+    It makes progress whether or not anybody waits. ``wait`` returns when the outputs are complete; for CUDA tensors that
+    are copied to, the current stream then waits for the copies.
     """
 
-    def __init__(self, engine, works: tuple, outputs: list, after, seconds: float) -> None:
+    def __init__(self, engine, works: tuple, outputs: list, after, seconds: float, span=None) -> None:
         super().__init__()
         # Held so that its connections outlive the operation.
         self._engine = engine
@@ -30,6 +31,10 @@ class KoloWork(dist.Work):
         self._outputs = outputs
         self._after = after
         self._after_lock = threading.Lock() if after is not None else None
+        #: After the copies to a device that ``after`` queued, on whatever stream that was.
+        self._copied = None
+        self._span = span
+        self._sequence = engine.sequence
         self._future = None
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
@@ -40,7 +45,10 @@ class KoloWork(dist.Work):
                 work.wait(seconds)
         except Error as error:
             raise translate(error) from None
-        if self._after is not None:
+        finally:
+            if self._span is not None:
+                self._span.wait()
+        if self._after_lock is not None:
             self._finish()
         return True
 
@@ -49,6 +57,9 @@ class KoloWork(dist.Work):
             after, self._after = self._after, None
             if after is not None:
                 after()
+                self._copied = streams.cuda.mark(self._outputs)
+        if self._copied is not None:
+            streams.cuda.follow(self._copied, self._outputs)
 
     def synchronize(self) -> None:
         self.wait()
@@ -79,6 +90,10 @@ class KoloWork(dist.Work):
         return source
 
     _source_rank = source_rank
+
+    def _get_sequence_number(self) -> int:
+        """Which collective of its group it is, from 1; of a message, the collective before it."""
+        return self._sequence
 
     def get_future(self) -> torch.futures.Future:
         """A future of the list of outputs; failing if the operation fails."""

@@ -1,0 +1,84 @@
+"""Works of groups that have other backends beside Kolo.
+
+Such a group is torch's own, and its C++ hands out a holder of our work. The holder passes on ``wait`` and ``get_future``
+only; everything else is answered by its empty base, so that ``is_completed`` stays False for ever. :func:`install` lets
+``torch.distributed.Work`` ask the work inside. Works of other backends answer as they did.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import torch
+import torch.distributed as dist
+
+from .graphs import kept_out
+from .work import KoloWork
+
+
+class _Asked(threading.local):
+    now = False
+    work: KoloWork | None = None
+
+
+_asked = _Asked()
+_installed = False
+
+
+def install() -> None:
+    """May be called again."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    KoloWork.get_future = _telling(KoloWork.get_future)
+    dist.Work.is_completed = _is_completed(dist.Work.is_completed)
+    for name in ("is_success", "exception", "result", "source_rank", "_source_rank", "synchronize", "_get_sequence_number"):
+        setattr(dist.Work, name, _forwarded(name, getattr(dist.Work, name)))
+
+
+def _telling(get_future):
+    """A holder asks for the future on the thread of its caller, and so leads to our work."""
+
+    @functools.wraps(get_future)
+    def told(self):
+        if _asked.now:
+            _asked.work = self
+            return torch.futures.Future()
+        return get_future(self)
+
+    return kept_out(told)
+
+
+def _held(holder) -> KoloWork | None:
+    """Our work in a holder of torch's; ``None`` if it is another backend's work."""
+    _asked.now, _asked.work = True, None
+    try:
+        holder.get_future()
+    except RuntimeError:
+        return None  # of a backend without futures
+    finally:
+        _asked.now = False
+    found, _asked.work = _asked.work, None
+    return found
+
+
+def _is_completed(plain):
+    @functools.wraps(plain)
+    def is_completed(self):
+        if plain(self):
+            return True
+        ours = _held(self)
+        return ours is not None and ours.is_completed()
+
+    return kept_out(is_completed)
+
+
+def _forwarded(name: str, plain):
+    @functools.wraps(plain)
+    def forwarded(self):
+        ours = _held(self)
+        return plain(self) if ours is None else getattr(ours, name)()
+
+    return kept_out(forwarded)

@@ -1,0 +1,167 @@
+"""Groups that have Kolo for one device and another backend for another."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from group_ranks import run
+
+import kolo.torch
+
+MIXED = "cpu:kolo,cuda:gloo"
+
+
+@pytest.mark.parametrize(
+    ("backend", "whole"),
+    [("kolo", True), (MIXED, False), ("cuda:gloo,cpu:kolo", False), ("cpu:gloo,cuda:kolo", False), ("gloo", False)],
+)
+def test_who_serves_what(backend, whole):
+    """A group is Kolo's altogether only if nobody else has a part in it, whoever calls from wherever."""
+
+    def body():
+        group = dist.group.WORLD
+        assert isinstance(group, kolo.torch.KoloGroup) == whole
+        for part in backend.split(","):
+            device, _, name = part.rpartition(":")
+            for each in [device] if device else ["cpu"]:
+                assert group._get_backend(torch.device(each)).name() == name
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        assert torch.all(x == 2)
+
+    run(2, body, backend=backend)
+
+
+def test_a_combination_that_torch_does_not_tell_in_time_is_refused():
+    def body():
+        with pytest.raises(kolo.torch.Unsupported, match="name other backends before Kolo, as in 'cpu:gloo,cuda:kolo'"):
+            dist.all_reduce(torch.ones(2))
+
+    run(2, body, backend="cuda:kolo,cpu:gloo")
+
+
+def test_new_groups_are_as_the_default_one():
+    def body():
+        group = dist.new_group([0, 1])
+        assert not isinstance(group, kolo.torch.KoloGroup)
+        x = torch.ones(2)
+        dist.all_reduce(x, group=group)
+        assert torch.all(x == 2)
+
+    run(2, body, backend=MIXED)
+
+
+def test_polling():
+    def body():
+        x = torch.ones(100_000)
+        work = dist.all_reduce(x, async_op=True)
+        while not work.is_completed():
+            pass
+        assert work.is_success() and work.exception() is None
+        assert torch.all(x == 2) and work.result()[0].data_ptr() == x.data_ptr()
+        messages = [dist.isend(x, 1 - dist.get_rank()), dist.irecv(torch.zeros(100_000), 1 - dist.get_rank())]
+        while not all(message.is_completed() for message in messages):
+            pass
+        # And no answer before it is over.
+        if dist.get_rank() == 0:
+            late = dist.irecv(torch.zeros(1), 1)
+            assert not late.is_completed()
+            dist.distributed_c10d._get_default_store().set("looked", "")
+            late.wait()
+            assert late.is_completed()
+        else:
+            dist.distributed_c10d._get_default_store().get("looked")
+            dist.send(torch.ones(1), 0)
+
+    run(2, body, backend=MIXED)
+
+
+def test_receives_from_any_source():
+    def body():
+        me, n = dist.get_rank(), dist.get_world_size()
+        if me:
+            dist.send(torch.tensor([float(me)]), 0)
+            return
+        x = torch.zeros(1)
+        sources = set()
+        for _ in range(n - 1):
+            source = dist.recv(x)
+            assert x.item() == source
+            sources.add(source)
+        assert sources == set(range(1, n))
+
+    run(3, body, backend=MIXED)
+
+
+def test_other_backends_works_answer_as_before():
+    """In a process that has a mixed group."""
+
+    def body():
+        gloo = dist.new_group(backend="gloo")
+        x = torch.ones(1000)
+        work = dist.all_reduce(x, group=gloo, async_op=True)
+        assert work.wait() and work.is_completed() and work.is_success()
+        other = 1 - dist.get_rank()
+        y = torch.zeros(1)
+        sent = dist.isend(torch.ones(1), other, group=gloo)
+        assert dist.recv(y, group=gloo) == other
+        sent.wait()
+
+    run(2, body, backend=MIXED)
+
+
+def test_works_of_several_threads():
+    def body():
+        groups = [dist.new_group() for _ in range(3)]
+        wrong = []
+
+        def use(group):
+            for _ in range(20):
+                x = torch.ones(500)
+                work = dist.all_reduce(x, group=group, async_op=True)
+                while not work.is_completed():
+                    pass
+                if not torch.all(x == 2):
+                    wrong.append(x)
+
+        threads = [threading.Thread(target=use, args=(group,)) for group in groups]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+    run(2, body, backend=MIXED)
+
+
+def test_reconfiguring_is_refused():
+    def body(rank, ranks, folder):
+        store = dist.FileStore(f"{folder}/store", ranks)
+        with pytest.raises(kolo.torch.Unsupported, match="enable_reconfigure: .* cannot be reconfigured yet"):
+            dist.init_process_group("kolo", store=store, rank=rank, world_size=ranks, enable_reconfigure=True)
+
+    from harness import forked
+
+    forked(2, body)
+
+
+@pytest.mark.parametrize("version", ["2.8.0", "2.13.1+cpu"])
+def test_a_torch_that_is_too_old(tmp_path, version):
+    (tmp_path / "torch.py").write_text(f"__version__ = {version!r}\n")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import kolo.torch"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: kolo.torch needs torch 2.14 or later; this is torch " + version), ended.stderr
+
+
+def test_the_version_is_the_same_everywhere():
+    from pathlib import Path
+
+    folder = Path(__file__).parents[2]
+    assert 'torch = ["torch>=2.14"]' in (folder / "pyproject.toml").read_text()
+    for page in (folder.parents[1] / "docs" / "python.md", folder / "pyproject.toml"):
+        text = page.read_text()
+        assert "2.14" in text and "2.11" not in text, page

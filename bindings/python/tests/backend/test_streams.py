@@ -1,0 +1,208 @@
+"""Tensors on GPUs, without one: what stands in for torch.cuda says which tensors are on a device and when they are there.
+
+What Kolo does with a device address is tested with the stand-in of the driver, as in ``test_array_gpu.py``.
+"""
+
+import contextlib
+import ctypes
+import os
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from group_ranks import join, run
+from harness import forked
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import kolo.torch
+from kolo.torch import streams
+
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", Path(__file__).parents[4] / "target"))
+LIBRARY = TARGET / "debug" / "examples" / "libfake_libcuda.so"
+
+
+class Event:
+    """Over once the stream gets there, which is when the test says so."""
+
+    def __init__(self, reached):
+        self.reached = reached
+        self.waiters = []
+
+    def synchronize(self):
+        self.waiters.append(threading.current_thread().name)
+        assert self.reached.wait(20)
+
+
+class Device(streams.Cuda):
+    """Takes tensors of the host for those of a device."""
+
+    def __init__(self, is_here=lambda tensor: True):
+        super().__init__()
+        self.is_here = is_here
+        self.reached = threading.Event()
+        self.events, self.followed = [], []
+
+    def available(self):
+        return True
+
+    def holds(self, tensor):
+        return self.is_here(tensor)
+
+    def takes(self, tensor):
+        return True
+
+    def mark(self, tensors):
+        if not any(map(self.is_here, tensors)):
+            return None
+        self.events.append(Event(self.reached))
+        return self.events[-1]
+
+    def follow(self, event, tensors):
+        self.followed.append(event)
+
+
+@contextlib.contextmanager
+def device(stand_in):
+    before, streams.cuda = streams.cuda, stand_in
+    try:
+        yield stand_in
+    finally:
+        streams.cuda = before
+
+
+def test_the_host_goes_on_and_calls_keep_their_order():
+    def body(rank, ranks, folder):
+        x, y = torch.zeros(1000), torch.ones(10)
+        with device(Device(lambda tensor: tensor is x)) as stand_in:
+            join(rank, ranks, folder)
+            first = dist.all_reduce(x, async_op=True)
+            # Of the host's memory, but called later: it must not meet the other ranks' first.
+            second = dist.all_reduce(y, async_op=True)
+            assert not first.is_completed() and not second.is_completed()
+            x.fill_(rank + 1)  # what the kernel would do
+            stand_in.reached.set()
+            second.wait()
+            first.wait()
+            assert torch.all(x == 6) and torch.all(y == 3)
+            # Then nothing is pending, and a call on the host's memory is started by its caller.
+            dist.all_reduce(y)
+            assert torch.all(y == 9)
+            dist.destroy_process_group()
+
+    forked(3, body)
+
+
+def test_ddp_stops_the_host_at_no_bucket():
+    def body(rank, ranks, folder):
+        def net():
+            torch.manual_seed(1)
+            return nn.Sequential(*[nn.Linear(30, 30) for _ in range(5)])
+
+        def gradients(parallel):
+            parallel(torch.full((4, 30), float(rank))).square().sum().backward()
+            return torch.cat([p.grad.flatten() for p in parallel.parameters()])
+
+        with device(Device()) as stand_in:
+            stand_in.reached.set()
+            join(rank, ranks, folder)
+            parallel = DistributedDataParallel(net(), bucket_cap_mb=0.002)
+            buckets = []
+
+            def reach(state, bucket):
+                future = dist.group.WORLD.allreduce([bucket.buffer().div_(ranks)]).get_future()
+                buckets.append(bucket)
+                if bucket.is_last():
+                    stand_in.reached.set()
+                return future.then(lambda over: over.value()[0])
+
+            parallel.register_comm_hook(None, reach)
+            for _ in range(2):  # after which the buckets are what they stay
+                gradients(parallel)
+                parallel.zero_grad()
+            buckets.clear()
+            stand_in.events.clear()
+            # The device is behind until the backward pass has queued its last bucket.
+            stand_in.reached.clear()
+            got = gradients(parallel)
+            assert len(buckets) > 2
+            waiters = {name for event in stand_in.events for name in event.waiters}
+            assert waiters and all(name.startswith("kolo-launch") for name in waiters), waiters
+            gloo = dist.new_group(backend="gloo")
+            want = gradients(DistributedDataParallel(net(), process_group=gloo))
+            assert torch.allclose(got, want, atol=1e-5)
+            dist.destroy_process_group()
+
+    forked(2, body)
+
+
+def test_waiting_makes_the_current_stream_wait_for_what_is_copied_back():
+    def body(rank, ranks, folder):
+        with device(Device()) as stand_in:
+            stand_in.reached.set()
+            join(rank, ranks, folder)
+            x = torch.ones(4, 3).t()  # goes by way of a copy
+            work = dist.all_reduce(x, async_op=True)
+            work.wait()
+            assert torch.all(x == 2)
+            [event] = stand_in.followed
+            assert event is stand_in.events[-1], "it was marked after the copy"
+            # On whatever stream somebody waits once more.
+            work.wait()
+            assert stand_in.followed == [event, event]
+            dist.destroy_process_group()
+
+    forked(2, body)
+
+
+def test_a_stream_that_stands_still_is_a_time_out():
+    def body(rank, ranks, folder):
+        with device(Device()):
+            join(rank, ranks, folder)
+            dist.group.WORLD.set_timeout(timedelta(seconds=1))
+            with pytest.raises(kolo.torch.Timeout, match="the stream of the GPU has not reached this operation"):
+                dist.all_reduce(torch.ones(3))
+            os._exit(0)
+
+    forked(2, body, limit=20)
+
+
+def on_a_gpu(driver, values):
+    """A tensor at an address that the processor must not touch."""
+    address = ctypes.c_uint64()
+    data = values.numpy()
+    assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(data.nbytes)) == 0
+    assert driver.cuMemcpyHtoD_v2(address, ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(data.nbytes)) == 0
+    return torch.frombuffer((ctypes.c_byte * data.nbytes).from_address(address.value), dtype=values.dtype)
+
+
+def host_copy(driver, tensor):
+    out = torch.empty(tensor.shape, dtype=tensor.dtype).numpy()
+    address = ctypes.c_uint64(tensor.data_ptr())
+    assert driver.cuMemcpyDtoH_v2(ctypes.c_void_p(out.ctypes.data), address, ctypes.c_size_t(out.nbytes)) == 0
+    return torch.from_numpy(out)
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason=f"{LIBRARY} is not built")
+def test_device_addresses_are_passed_on(monkeypatch):
+    monkeypatch.setenv("KOLO_CUDA_LIBRARY", str(LIBRARY))
+
+    def body():
+        driver = ctypes.CDLL(str(LIBRARY))
+        driver.cuInit(0)
+        me = dist.get_rank()
+        x = on_a_gpu(driver, torch.full((70_001,), me + 1.0))
+        comm = dist.group.WORLD._engine.comm
+        assert comm.is_gpu_memory(x.data_ptr()) and not comm.is_gpu_memory(torch.ones(2).data_ptr())
+        dist.all_reduce(x, async_op=True).wait()
+        assert torch.all(host_copy(driver, x) == 3)
+        y = on_a_gpu(driver, torch.zeros(70_001))
+        works = [dist.isend(x, 1 - me), dist.irecv(y, 1 - me)]
+        for work in works:
+            work.wait()
+        assert torch.all(host_copy(driver, y) == 3)
+
+    run(2, body)

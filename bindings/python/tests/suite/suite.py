@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""PyTorch's own distributed_test on several backends, side by side.
+
+    suite.py [--ranks 3,4] [--backends gloo,kolo] [--gates shipped|open|data] [--only SUBSTRING] [--out FILE]
+
+The suite's classes run as PyTorch ships them, from ``torch.testing._internal``, each test in processes of its own. What a
+backend may run is decided there by its name. ``shipped`` leaves that as it is; ``open`` lets each of the backends run all
+that Gloo or MPI may; ``data`` is ``open`` without asking for events of the profiler. A table is printed; the exit status
+is 0 if no test failed on Kolo that did not fail on Gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+OUTCOMES = ("passed", "failed", "timed out", "skipped")
+GOOD = ("passed", "skipped")
+#: Seconds for all tests of one backend: several times what they take.
+RUN_SECONDS = 1500
+#: Seconds for a test, and for a group that a test makes without saying.
+TEST_SECONDS, GROUP_SECONDS = 60, 20
+
+_NOT_GLOO = re.compile(r'BACKEND != "gloo"')
+_ERROR = re.compile(r"\S*(Error|Exception|Mismatch|Timeout|Aborted|PeerLost)\b.*")
+_NOT_MPI = re.compile(r'BACKEND != "mpi"')
+
+
+def opened(source: str, profiles: bool) -> str:
+    """The suite's source with Gloo's and MPI's gates open to the backend that it runs on."""
+    source = _NOT_GLOO.sub('BACKEND not in ("gloo", OPENED)', source)
+    source = _NOT_MPI.sub('BACKEND not in ("mpi", OPENED)', source)
+    source = source.replace('if BACKEND == "mpi" or BACKEND == "gloo":', 'if BACKEND in ("mpi", "gloo", OPENED):')
+    # Tests that need Gloo need a backend for the CPU; whether Gloo itself is built does not matter to them.
+    source = source.replace('require_backend_is_available({"gloo"})', 'require_backend_is_available({"gloo", OPENED})')
+    lists = "PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"
+    names = "".join(f"{name}.append(OPENED)\n" for name in lists) if profiles else ""
+    marker = 'BACKEND = os.environ["BACKEND"]\n'
+    if marker not in source:
+        sys.exit("this version of the suite names its backend in another way: its gates cannot be opened")
+    return source.replace(marker, f'{marker}OPENED = os.environ["BACKEND"]\n{names}', 1)
+
+
+def load(gates: str):
+    """The suite as a module."""
+    import importlib.util
+
+    import torch.testing._internal.common_distributed as common
+
+    spec = importlib.util.find_spec("torch.testing._internal.distributed.distributed_test")
+    backend = os.environ["BACKEND"]
+    if gates != "shipped":
+        for feature in ("ddp", "subgroup", "gpu"):
+            common.DistTestCases.backend_feature[feature].add(backend)
+    common.DistTestCases.backend_feature["plugin"].add(backend)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    source = Path(spec.origin).read_text()
+    if gates != "shipped":
+        source = opened(source, profiles=gates == "open")
+    exec(compile(source, spec.origin, "exec", dont_inherit=True), module.__dict__)
+    return module
+
+
+def run_one(gates: str, only: str, out: str) -> None:
+    """Runs all tests on the backend of the environment; writes what became of each."""
+    import datetime
+    import unittest
+
+    import torch
+    import torch.distributed as dist
+    import torch.testing._internal.common_distributed as common
+
+    if os.environ["BACKEND"] == "kolo":
+        import kolo.torch  # noqa: F401
+    dist.distributed_c10d.default_pg_timeout = datetime.timedelta(seconds=GROUP_SECONDS)
+    common.TIMEOUT_DEFAULT = TEST_SECONDS
+    common.TIMEOUT_OVERRIDE = {}
+    module = load(gates)
+    base = module.TestDistBackend, module.DistributedTest._DistTestBase
+
+    class Suite(*base):
+        def setUp(self):
+            super().setUp()
+            # A fork has everything imported already.
+            self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+    Suite.__module__ = "__main__"
+    loader = unittest.TestLoader()
+    names = [name for name in loader.getTestCaseNames(Suite) if only in name]
+    # Skips end a rank with a status of their own, which the parent turns into one again.
+    found: dict[str, list[str]] = {}
+    for name in names:
+        result = unittest.TestResult()
+        Suite(name).run(result)
+        outcome, text = "passed", ""
+        for _, text in (*result.failures, *result.errors):
+            outcome = "timed out" if "terminated or timed out after" in text else "failed"
+        if result.skipped:
+            outcome, text = "skipped", result.skipped[0][1]
+        found[name] = [outcome, text[-4000:]]
+        Path(out).write_text(json.dumps(found))
+
+
+def run_backend(backend: str, ranks: int, gates: str, only: str) -> dict[str, list[str]]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = f"{folder}/found.json"
+        environment = {
+            **os.environ,
+            "BACKEND": backend,
+            "WORLD_SIZE": str(ranks),
+            "TEMP_DIR": folder,
+            "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "localhost",
+        }
+        command = [sys.executable, __file__, "--one", out, "--gates", gates, "--only", only]
+        log = Path(f"{folder}/log")
+        with log.open("w") as stream:
+            try:
+                subprocess.run(command, env=environment, stdout=stream, stderr=stream, timeout=RUN_SECONDS, check=False)
+            except subprocess.TimeoutExpired:
+                print(f"{backend}: not finished after {RUN_SECONDS} s", file=sys.stderr)
+        if not Path(out).exists():
+            sys.exit(f"{backend}: no test ran:\n{log.read_text()[-3000:]}")
+        return json.loads(Path(out).read_text())
+
+
+def compare(ranks: int, gates: str, only: str, backends: list[str]) -> tuple[dict, list[str]]:
+    """Runs the backends in turn and prints a row for each; what became of each test, and what failed on Kolo alone."""
+    found, texts, worse = {}, [], []
+    for backend in backends:
+        began = time.monotonic()
+        found[backend] = tests = run_backend(backend, ranks, gates, only)
+        seconds = time.monotonic() - began
+        counts = [sum(outcome == kind for outcome, _ in tests.values()) for kind in OUTCOMES]
+        print(f"| {backend} | {ranks} | {gates} | {' | '.join(map(str, counts))} | {seconds:.0f} |", flush=True)
+    reference = found.get("gloo", {})
+    for backend, tests in found.items():
+        for name, (outcome, text) in tests.items():
+            if outcome in GOOD:
+                continue
+            theirs = reference.get(name, ["not run"])[0]
+            reason = next((line for line in reversed(text.splitlines()) if _ERROR.match(line)), "")
+            texts.append(f"{backend}, {ranks} ranks: {name} {outcome} (gloo: {theirs}): {reason[:300]}")
+            if backend == "kolo" and theirs in GOOD:
+                worse.append(name)
+    # A run that was cut off has fewer tests than the others.
+    most = max(len(tests) for tests in found.values())
+    worse += [f"{backend}: not finished" for backend, tests in found.items() if len(tests) < most]
+    print("\n".join(texts))
+    return found, worse
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default="3,4")
+    parser.add_argument("--backends", default="gloo,kolo")
+    parser.add_argument("--gates", choices=["shipped", "open", "data"], default="open")
+    parser.add_argument("--only", default="", help="tests with this in their name")
+    parser.add_argument("--out", help="a JSON file for what became of each test")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        run_one(given.gates, given.only, given.one)
+        return 0
+    everything, worse = {}, []
+    print(f"| backend | ranks | gates | {' | '.join(OUTCOMES)} | seconds |")
+    print("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |")
+    for ranks in map(int, given.ranks.split(",")):
+        everything[ranks], more = compare(ranks, given.gates, given.only, given.backends.split(","))
+        worse += more
+    if given.out:
+        Path(given.out).write_text(json.dumps(everything, indent=1))
+    if worse:
+        print(f"worse than Gloo: {', '.join(worse)}")
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
