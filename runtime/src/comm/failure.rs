@@ -207,8 +207,8 @@ impl Shared {
     fn severed(&self, failure: kolo_transport::Error, but: &str) -> kolo_transport::Error {
         let route = self.routes.iter().find(|route| Some(route.peer) == failure.peer);
         let (peer, how) = route.map_or((0, ""), |route| (route.peer, &*route.how));
-        // Without the transport's guess at the reason.
-        let detail = format!("rank {} lost its connection to rank {peer} ({how}), {but}", self.rank);
+        let (rank, told) = (self.rank, &failure.detail);
+        let detail = format!("rank {rank} lost its connection to rank {peer} ({how}), {but} ({told})");
         kolo_transport::Error { detail, ..failure }
     }
 
