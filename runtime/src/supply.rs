@@ -61,6 +61,19 @@ pub(crate) fn shortage(bytes_each: u64, named: &[Vec<Pool>]) -> Option<String> {
     ))
 }
 
+/// The same while ranks take theirs: of what this process draws from, as it is now, with all ranks that named the same.
+pub(crate) fn shortage_meanwhile(bytes_each: u64, named: &[Vec<Pool>]) -> Option<String> {
+    shortage(bytes_each, &shared_with(&pools(), named))
+}
+
+/// Of the pools of one rank, those that each rank has named too.
+fn shared_with(own: &[Pool], named: &[Vec<Pool>]) -> Vec<Vec<Pool>> {
+    let common = |theirs: &Vec<Pool>| {
+        own.iter().filter(|pool| theirs.iter().any(|other| other.id == pool.id)).cloned().collect()
+    };
+    named.iter().map(common).collect()
+}
+
 /// Backs `total` bytes piece by piece. `look` is asked before each piece, with what is done and the length of the piece:
 /// an error ends it, and so does a reason to stop. The inner result is why not all is backed.
 pub(crate) fn back_in_pieces(
@@ -227,6 +240,16 @@ mod tests {
             text.contains("1 rank(s)") && text.contains("memory.max") && text.contains("1073741824 av"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn while_ranks_take_theirs_those_of_other_groups_do_not_count() {
+        let named = [vec![host(1, 10 * GIB), group(7, GIB)], vec![host(1, 10 * GIB), group(8, GIB)]];
+        let now = [host(1, 9 * GIB), group(7, GIB / 2)];
+        let shared = shared_with(&now, &named);
+        assert_eq!(shared, [now.to_vec(), vec![host(1, 9 * GIB)]]);
+        assert_eq!(shortage(GIB / 4, &shared), None);
+        assert!(shortage(GIB, &shared).unwrap().contains("1 rank(s) want 1073741824"));
     }
 
     #[test]

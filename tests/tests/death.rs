@@ -214,6 +214,55 @@ fn killed_in_a_part_and_outside_of_it() {
     });
 }
 
+#[test]
+fn a_rank_that_panics_says_so() {
+    within(LIMIT, "panic", || {
+        for arrangement in Arrangement::ALL {
+            for victim in [2, 0] {
+                let mut job = start(arrangement, 4, &["told", "1000"]);
+                job.expect_all("@running");
+                let since = machine_time();
+                job.ranks[victim].tell("panic");
+                for rank in (0..4).filter(|rank| *rank != victim) {
+                    let text = error_within_a_second(&mut job, rank, since);
+                    assert!(text.contains(&format!("rank {victim} is lost")), "{arrangement:?}: {text}");
+                    // Rank 0's end is the end of the connection over which it could say so.
+                    let why = if victim == 0 { "" } else { "its thread 'main' panicked" };
+                    assert!(text.contains(why), "{arrangement:?}: {text}");
+                    names_the_operation(&text, "panic");
+                }
+                job.ended();
+            }
+        }
+    });
+}
+
+#[test]
+fn with_rank_0_stopped_nobody_else_is_blamed() {
+    within(LIMIT, "rank 0 stopped", || {
+        for arrangement in Arrangement::ALL {
+            let mut job = Job::start(PROGRAM, 4, 4, &["loop", "1000"], |rank| {
+                let mut settings = environment(arrangement, rank);
+                settings.push(("KOLO_TIMEOUT", "1.5".to_owned()));
+                settings
+            });
+            job.expect_all("@running");
+            job.ranks[0].signal(Signal::STOP);
+            for rank in 1..4 {
+                let text = job.ranks[rank].expect("@error ");
+                println!("{arrangement:?}, rank {rank}: {text}");
+                assert!(!text.contains("is lost"), "{arrangement:?}: {text}");
+                assert!(!text.contains("no answer from it"), "{arrangement:?}: {text}");
+                let first = text.contains("waiting for rank 0 (it is silent");
+                let broken = text.contains("rank 0, which would tell, is silent");
+                assert!(first || broken, "{arrangement:?}: {text}");
+            }
+            job.ranks[0].signal(Signal::CONT);
+            job.ended();
+        }
+    });
+}
+
 /// A job whose rank 0 has left in good order while the others go on in a communicator of their own.
 fn orphaned(elements: &str) -> Job {
     let mut job = start(Arrangement::Tiny, 4, &["orphans", elements]);

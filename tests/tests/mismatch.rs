@@ -6,6 +6,37 @@ use kolo::{Communicator, Error, ReduceOp, Result};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::bounded;
 
+/// A rank that is late for a call that the others have finished hears that it is not to blame.
+#[test]
+fn a_call_before_the_one_that_differs_is_said_to_match() {
+    for arrangement in [Arrangement::Tcp, Arrangement::Shm] {
+        bounded(&format!("{arrangement:?}"), move || {
+            arrangement.run(3, |comm| {
+                // Makes the connections of the next one, which then needs no help of rank 2.
+                comm.broadcast(&mut [0_u8; 10], 0).expect("all call it");
+                if comm.rank() == 2 {
+                    let until = Instant::now() + Duration::from_secs(10);
+                    while comm.error().is_none() {
+                        assert!(Instant::now() < until, "it is not told of the mismatch");
+                        std::thread::yield_now();
+                    }
+                    let text = comm.broadcast(&mut [0_u8; 10], 0).expect_err("it comes late").to_string();
+                    assert!(text.contains("operation #2: ") && text.contains("in operation #3, "), "{text}");
+                    assert!(text.contains("this call comes before that and matched"), "{text}");
+                    assert!(text.contains("rank 0") && text.contains("rank 1"), "{text}");
+                    return;
+                }
+                comm.broadcast(&mut [0_u8; 10], 0).expect("rank 2 is not needed");
+                let elements = if comm.rank() == 0 { 7 } else { 8 };
+                comm.all_reduce(&mut vec![1_u32; elements], ReduceOp::Sum).expect_err("they differ");
+                while comm.error().is_none() {
+                    std::thread::yield_now();
+                }
+            });
+        });
+    }
+}
+
 /// From the moment that all have called, or sooner.
 const SOON: Duration = Duration::from_secs(2);
 

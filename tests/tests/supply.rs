@@ -82,7 +82,7 @@ impl Drop for Group {
 
 #[test]
 fn more_than_a_control_group_may_have() {
-    const LIMIT: usize = 256 << 20;
+    const LIMIT: usize = 128 << 20;
     let group = match Group::new(LIMIT) {
         Ok(group) => group,
         Err(why) => return println!("skipped: {why}"),
@@ -94,15 +94,17 @@ fn more_than_a_control_group_may_have() {
         Job::start("sh", 2, 2, &arguments, |_| Vec::new())
     };
     // Each rank's part would fit.
-    let mut refused = job(LIMIT / 8 * 5);
+    let each = LIMIT / 8 * 5;
+    let mut refused = job(each);
     for text in refused.expect_all("@error") {
-        for word in ["2 rank(s) want 335544320 bytes", "memory.max", "available", "ask for less"] {
+        let wanted = format!("2 rank(s) want {} bytes together, {each} each", 2 * each);
+        for word in [&wanted, "memory.max", "available", "ask for less"] {
             assert!(text.contains(word), "no {word:?} in: {text}");
         }
     }
     assert_eq!(refused.ended(), [true; 2]);
     // Again and again, each time after the last one was given back.
-    let mut fits = job(LIMIT / 4);
+    let mut fits = job(LIMIT / 8);
     fits.expect_all("@memory");
     assert_eq!(fits.ended(), [true; 2]);
 }

@@ -1,7 +1,7 @@
 //! Mistakes of the caller: an error that says what would be right, and a communicator that goes on working.
 
 use kolo::{
-    Cluster, Collective, Communicator, Config, DataType, Determinism, Error, RawCall, ReduceOp, Result,
+    Bool, Cluster, Collective, Communicator, Config, DataType, Determinism, Error, RawCall, ReduceOp, Result,
     TransportKind, Transports,
 };
 use kolo_tests::arrangement::Arrangement;
@@ -31,7 +31,7 @@ fn mistakes(comm: &Communicator) {
     refused(comm.broadcast(&mut four, 3), &["root 3 is out of range: ranks are 0 to 2"]);
     refused(comm.reduce(&five, &mut four, sum, 9), &["root 9"]);
     refused(comm.all_reduce(&mut [0.5_f32], ReduceOp::BitAnd), &["bit_and", "f32"]);
-    refused(comm.all_reduce(&mut [kolo::Bool::from(true)], ReduceOp::Avg), &["avg", "bool"]);
+    refused(comm.all_reduce(&mut [Bool::from(true)], ReduceOp::Avg), &["avg", "bool"]);
     refused(comm.scan(&mut [0.5_f32], ReduceOp::Avg), &["avg", "prefixes"]);
     refused(comm.all_gather_v(&four, &mut five, &[4, 1]), &["all_gather", "2"]);
     refused(comm.send(&four, 3), &["send", "rank 3 is out of range"]);
@@ -281,5 +281,73 @@ fn too_much_at_a_time() {
             refused(batch.run(), &["use smaller groups"]);
             comm.all_reduce_start(vec![1_u8], ReduceOp::Sum).expect("as it was").wait().expect("done");
         });
+    });
+}
+
+#[test]
+fn an_algorithm_for_one_collective_leaves_the_others_as_they_are() {
+    bounded("KOLO_ALGO for some calls", || {
+        let change =
+            |config| Config { algorithms: "broadcast:binomial,all_reduce@64K-:ring".into(), ..config };
+        Arrangement::Tiny.run_with(3, change, |comm| {
+            let memory = [0_f32; 2];
+            let explain = |collective, count| {
+                let output = memory.as_ptr().cast_mut().cast();
+                let (data_type, op) = (DataType::F32, ReduceOp::Sum);
+                let input = memory[1..].as_ptr().cast();
+                let call = RawCall { collective, input, output, count, data_type, op, root: 0 };
+                comm.explain(&call).expect("explained")
+            };
+            for (collective, count, way) in [
+                (Collective::AllReduce, 8, "tiny: "),
+                (Collective::AllReduce, 16 << 10, "ring: "),
+                (Collective::Broadcast, 8, "binomial: "),
+                (Collective::Broadcast, 1 << 20, "binomial: "),
+                (Collective::AllGather, 8, "tiny: "),
+                (Collective::Barrier, 0, "tiny: "),
+            ] {
+                let text = explain(collective, count);
+                assert!(text.starts_with(way), "{collective} of {count}: {text}");
+            }
+            // All ranks go the same ways, one after the other.
+            for count in [8, 16 << 10] {
+                let mut data = vec![comm.rank(); count];
+                comm.all_reduce(&mut data, ReduceOp::Sum).expect("all call it");
+                assert!(data.iter().all(|value| *value == 3));
+                comm.broadcast(&mut data, 2).expect("all call it");
+            }
+        });
+    });
+}
+
+#[test]
+fn a_truth_value_that_is_neither_0_nor_1_is_true() {
+    bounded("a byte of 2", || {
+        for arrangement in Arrangement::ALL {
+            arrangement.run(2, |comm| {
+                // As a rank in C would send it.
+                let mut bytes = [2_u8 * u8::from(comm.rank() == 0); 3];
+                let mut values = [Bool::default(); 3];
+                let output = match comm.rank() {
+                    0 => bytes.as_mut_ptr(),
+                    _ => values.as_mut_ptr().cast(),
+                };
+                let call = RawCall {
+                    collective: Collective::Broadcast,
+                    input: output,
+                    output,
+                    count: 3,
+                    data_type: DataType::Bool,
+                    op: ReduceOp::Sum,
+                    root: 0,
+                };
+                // SAFETY: both arrays live until it returns, and have three bytes.
+                unsafe { comm.call_raw(&call) }.expect("all call it");
+                if comm.rank() == 1 {
+                    assert_eq!(values, [true; 3]);
+                    assert!(values.iter().all(|value| value.get()));
+                }
+            });
+        }
     });
 }

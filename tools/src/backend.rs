@@ -11,6 +11,7 @@ use kolo_collectives::Task;
 use kolo_collectives::overrides::{Overrides, Rule};
 
 use crate::error::{CliError, Result};
+use crate::planning::has_block_per_rank;
 
 /// What the communicators of a run should be like.
 #[derive(Clone, Debug, Default)]
@@ -84,6 +85,9 @@ pub(crate) trait Comm {
     fn local_size(&self) -> u32;
     /// Lines for people: transports, and why.
     fn summary(&self) -> Vec<String>;
+
+    /// How a collective would be carried out: by which of the library's ways, and why.
+    fn way(&self, call: &Call) -> Option<String>;
 
     /// Runs a collective to its end.
     ///
@@ -174,6 +178,38 @@ pub(crate) fn threads(count: u32, request: &Request, body: Body<'_>) -> Result<(
     failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
 }
 
+/// How a collective of `count` elements would be carried out by `ranks` ranks of this host, under these settings.
+pub(crate) fn way_here(
+    ranks: u32,
+    request: &Request,
+    task: &Task,
+    in_place: bool,
+    count: u64,
+    data_type: DataType,
+) -> Result<String> {
+    let blocks = if has_block_per_rank(task.collective) { ranks as usize } else { 1 };
+    let bytes = count as usize * data_type.size() * blocks;
+    let way = Mutex::new(None);
+    threads(ranks, request, &|comm| {
+        // Nothing is sent: only lengths and places matter.
+        let (mut output, input) = (vec![0_u8; bytes], vec![0_u8; bytes]);
+        let call = Call {
+            collective: task.collective,
+            input: if in_place { output.as_ptr() } else { input.as_ptr() },
+            output: output.as_mut_ptr(),
+            count,
+            data_type,
+            op: ReduceOp::Sum,
+            root: task.root,
+        };
+        if comm.rank() == 0 {
+            *way.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = comm.way(&call);
+        }
+        comm.barrier()
+    })?;
+    Ok(way.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).unwrap_or_default())
+}
+
 /// The settings in force: the environment's, and over them what the command line says.
 fn config(request: &Request) -> Result<Config> {
     let mut config = Config::from_env()?;
@@ -260,6 +296,11 @@ impl Comm for Communicator {
             ));
         }
         lines
+    }
+
+    fn way(&self, call: &Call) -> Option<String> {
+        let text = self.explain(&call.into()).ok()?;
+        text.lines().next().map(str::to_owned)
     }
 
     unsafe fn call(&self, call: &Call) -> Result<()> {

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
+use kolo::DataType;
 use kolo::profile::{Inside, Loaded};
 use kolo_collectives::check::{self, Options};
 use kolo_collectives::model::Model;
@@ -14,6 +15,7 @@ use kolo_collectives::{Algorithm, Task};
 use tabled::builder::Builder;
 use tabled::settings::Style;
 
+use crate::backend::{self, Request};
 use crate::error::{CliError, Result};
 use crate::info::machine;
 use crate::perf::human_bytes;
@@ -21,6 +23,12 @@ use crate::planning::{CallArgs, has_block_per_rank, human_seconds};
 
 /// Beyond this, proving the plan takes longer than a person waits; `kolo sim` does it on request.
 const MAX_CHECKED_RANKS: u32 = 128;
+
+/// More ranks are not started to see which way they take.
+const MAX_TRIED_RANKS: u32 = 16;
+
+/// Nor are longer buffers made, of which each rank has two.
+const MAX_TRIED_BYTES: u64 = 64 << 20;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -123,6 +131,9 @@ fn explain(args: &ExplainArgs) -> Result<String> {
     let choice = choose(&args.call, &task, &model)?;
     let tuned = task.clone().with_params(choice.params);
     let mut out = heading(args, &choice, profile.as_ref());
+    if let Some(way) = way_here(args, &task)? {
+        let _ = writeln!(out, "  {:<10} {way}", "taken here");
+    }
     let _ = writeln!(out, "\n{}", losers(&choice));
     let _ = writeln!(out, "{}", proof(args, &tuned, choice.algorithm, choice.segment_bytes)?);
     if !args.no_steps {
@@ -142,6 +153,29 @@ pub(crate) fn choose(call: &CallArgs, task: &Task, model: &Model) -> Result<Choi
 /// The constants of a profile, where there is one, for ranks that share memory inside a host.
 pub(crate) fn with_profile(model: Model, profile: Option<&Loaded>) -> Model {
     profile.map_or(model, |loaded| loaded.profile.apply(Inside::Shm, model))
+}
+
+/// What ranks on this host would do with the call, which need not be a plan; `None` where that cannot be tried out.
+fn way_here(args: &ExplainArgs, task: &Task) -> Result<Option<String>> {
+    let call = &args.call;
+    let data_type = match call.element_bytes {
+        1 => DataType::U8,
+        2 => DataType::F16,
+        4 => DataType::F32,
+        8 => DataType::F64,
+        _ => return Ok(None),
+    };
+    let fits = args.ranks <= MAX_TRIED_RANKS && call.bytes <= MAX_TRIED_BYTES;
+    if args.hosts > 1 || args.processors.is_some() || call.canonical || !fits {
+        return Ok(None);
+    }
+    let request = Request {
+        algorithm: call.algo.map(|algorithm| format!("{}:{algorithm}", call.collective)),
+        ..Request::default()
+    };
+    let count = call.selection_bytes(args.ranks) / call.element_bytes;
+    let way = backend::way_here(args.ranks, &request, task, call.in_place, count, data_type)?;
+    Ok(Some(way).filter(|way| !way.is_empty()))
 }
 
 fn heading(args: &ExplainArgs, choice: &Choice, profile: Option<&Loaded>) -> String {
@@ -255,6 +289,18 @@ mod tests {
         {
             assert!(text.contains(expected), "{expected}:\n{text}");
         }
+    }
+
+    #[test]
+    fn says_which_way_is_taken_here() {
+        let way = |line: &str| {
+            let text = explained(&format!("{line} --no-steps")).unwrap();
+            let found = text.lines().find(|line| line.contains("taken here")).map(str::to_owned);
+            found.unwrap_or_default()
+        };
+        assert!(way("all_reduce -n 2 -b 64").contains("tiny"), "{}", way("all_reduce -n 2 -b 64"));
+        assert!(way("all_reduce -n 2 -b 64 --algo ring").contains("ring"));
+        assert_eq!(way("all_reduce -n 4 --hosts 2 -b 64"), "");
     }
 
     #[test]

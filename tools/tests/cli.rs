@@ -143,6 +143,21 @@ fn names_of_nccl_tests_take_unknown_types_and_operators_as_it_does() {
 }
 
 #[test]
+fn verbose_says_which_way_is_taken() {
+    for (algorithms, expected) in
+        [("", " on by tiny: "), ("all_reduce:ring", " on by ring: "), ("broadcast:chain", " on by tiny: ")]
+    {
+        let output = kolo("perf all_reduce -b 8 -e 8 -n 1 --ranks 2 -v")
+            .env("KOLO_ALGO", algorithms)
+            .output()
+            .unwrap();
+        let stdout = text(&output.stdout);
+        assert!(output.status.success(), "{algorithms}\n{stdout}{}", text(&output.stderr));
+        assert!(stdout.contains(expected), "{algorithms}\n{stdout}");
+    }
+}
+
+#[test]
 fn half_a_launcher_starts_no_cluster() {
     for (name, value, expected) in [
         ("RANK", "x", "RANK says 'x'"),
@@ -212,6 +227,23 @@ fn programs_of_a_job_can_meet() {
     assert!(output.status.success(), "{stdout}{}", text(&output.stderr));
     assert_eq!(stdout.matches("# Collective test concluded").count(), 1, "{stdout}");
     assert_eq!(stdout.matches("#  Rank ").count(), 2, "{stdout}");
+}
+
+/// Over the stand-in for libibverbs, which this machine needs no adapter for.
+#[test]
+fn info_says_what_becomes_of_registrations_and_of_a_fork() {
+    let library =
+        std::path::Path::new(env!("CARGO_BIN_EXE_kolo")).with_file_name("examples/libfake_ibverbs.so");
+    if !library.exists() {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "kolo-verbs", "--example", "fake_ibverbs"]);
+        assert!(cargo.status().unwrap().success() && library.exists(), "cannot build {}", library.display());
+    }
+    let output = kolo("info").env("KOLO_IBVERBS_LIB", &library).output().unwrap();
+    let said = text(&output.stdout);
+    for words in ["registrations of buffers are", "fork is safe: the kernel copies pinned pages"] {
+        assert!(said.contains(words), "no '{words}' in: {said}");
+    }
 }
 
 #[test]

@@ -39,11 +39,13 @@ type Part = (*const u8, *mut u8, usize);
 // SAFETY: the parts name the caller's memory, which stays as it is until the copies are over, and the bounce's own.
 unsafe impl Send for Bounce {}
 
-impl Bounce {
-    pub(crate) const fn new() -> Self {
+impl Default for Bounce {
+    fn default() -> Self {
         Self { copies: None, memory: Staging::new(), load: None, store: None }
     }
+}
 
+impl Bounce {
     /// Makes room for the buffers of a call that are a GPU's, and a call on that room.
     pub(super) fn prepare(&mut self, call: &Call, rank: u32, members: u32) -> Result<Call, Error> {
         let (input, output) = call.bytes(rank, members);

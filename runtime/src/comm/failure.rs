@@ -1,11 +1,12 @@
 //! From what the transports and the control plane report to the error a caller gets, the same on every rank.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use kolo_transport::ErrorKind;
 
 use super::shared::{Core, Shared};
+use super::timed_out::Carrier;
 use super::waited::Waited;
 use crate::call;
 use crate::control::{AbortCause, AbortKind, Past, Status};
@@ -16,13 +17,6 @@ use crate::wait;
 
 /// A control thread answers within a millisecond unless its process is stopped or its host swaps.
 pub(crate) const ANSWER_MAX: Duration = Duration::from_millis(200);
-
-/// How long a rank whose deadline has passed waits for answers: its last word should name the right one, on a busy machine
-/// too.
-const LAST_ANSWER_MAX: Duration = Duration::from_secs(1);
-
-/// Ranks that are asked at once for the one that holds up all others.
-const SEARCHED_MAX: usize = 256;
 
 /// Ranks that a message to the others names: a text of a few lines.
 const NAMED_MAX: usize = 8;
@@ -38,6 +32,8 @@ pub(crate) enum Poison {
     Timeout { after: Duration, waiting_for: Vec<(u32, String)>, operation: String, sequence: u64 },
     /// Somebody aborted.
     Aborted { by: u32, reason: String },
+    /// Others called different things, as operation `sequence`.
+    MismatchOfOthers { by: u32, reason: String, sequence: u64 },
     /// A transport failed.
     Transport(kolo_transport::Error),
 }
@@ -60,6 +56,15 @@ impl Poison {
                 Error::Aborted { context, by: rank, reason }
             }
             Self::Aborted { by, reason } => Error::Aborted { context, by, reason },
+            Self::MismatchOfOthers { by, reason, sequence } => {
+                let mut reason = format!("in operation #{sequence}, {reason}");
+                if (1..sequence).contains(&context.sequence) {
+                    reason.push_str(
+                        "; this call comes before that and matched, but a communicator on which calls differ ends for all",
+                    );
+                }
+                Error::Aborted { context, by, reason }
+            }
             Self::Transport(source) => Error::Transport { context, source: Box::new(source) },
         }
     }
@@ -77,7 +82,9 @@ impl Poison {
             Self::Timeout { operation, sequence, .. } => {
                 AbortCause::new(rank, AbortKind::Timeout, self.to_string()).during(operation, *sequence)
             }
-            Self::Aborted { by, reason } => AbortCause::new(*by, AbortKind::User, reason),
+            Self::Aborted { by, reason } | Self::MismatchOfOthers { by, reason, .. } => {
+                AbortCause::new(*by, AbortKind::User, reason)
+            }
             Self::Transport(error) => AbortCause::new(rank, AbortKind::User, error.to_string()),
         }
     }
@@ -127,7 +134,7 @@ impl fmt::Display for Poison {
                     .collect();
                 write!(f, "not finished after {:.1} s; waiting for {}", after.as_secs_f64(), ranks.join(", "))
             }
-            Self::Aborted { reason, .. } => f.write_str(reason),
+            Self::Aborted { reason, .. } | Self::MismatchOfOthers { reason, .. } => f.write_str(reason),
             Self::Transport(error) => write!(f, "{error}"),
         }
     }
@@ -169,15 +176,40 @@ impl Shared {
                     }
                     wait::sleep(Duration::from_millis(1));
                 }
-                let cause = if self.membership.departed(peer) {
-                    "it has dropped its communicator or exited, and is not in this call".to_owned()
-                } else {
-                    failure.to_string()
-                };
-                Poison::PeerLost { peer, cause }
+                // Who answers is not lost; only the way to it is.
+                let (answers, carrier) = self.ask_through(&[peer], ANSWER_MAX);
+                let has_left = self.membership.departed(peer);
+                // A rank that fails says why before it leaves.
+                if let Some(cause) = self.membership.abort_flag().cause() {
+                    return self.adopt(&self.core(), &cause);
+                }
+                if has_left {
+                    let cause =
+                        "it has dropped its communicator or exited, and is not in this call".to_owned();
+                    return Poison::PeerLost { peer, cause };
+                }
+                match answers.first() {
+                    Some((_, Some(_))) => Poison::Transport(
+                        self.severed(failure, "which is alive: look at what lies between the two"),
+                    ),
+                    _ if carrier == Carrier::Silent => {
+                        let unknown = "and why is not known, since rank 0, which would tell, is silent";
+                        Poison::Transport(self.severed(failure, unknown))
+                    }
+                    _ => Poison::PeerLost { peer, cause: failure.to_string() },
+                }
             }
             _ => Poison::Transport(failure),
         }
+    }
+
+    /// The error of a connection that broke, where the rank at its other end is not known to be lost.
+    fn severed(&self, failure: kolo_transport::Error, but: &str) -> kolo_transport::Error {
+        let route = self.routes.iter().find(|route| Some(route.peer) == failure.peer);
+        let (peer, how) = route.map_or((0, ""), |route| (route.peer, &*route.how));
+        // Without the transport's guess at the reason.
+        let detail = format!("rank {} lost its connection to rank {peer} ({how}), {but}", self.rank);
+        kolo_transport::Error { detail, ..failure }
     }
 
     /// What another rank reported, as it looks from here.
@@ -196,7 +228,7 @@ impl Shared {
                     Poison::Mismatch { peer: by, theirs: operation, ours, sequence }
                 }
                 // This rank called the same as the one that reported, or has not come so far.
-                _ => Poison::Aborted { by, reason: format!("{reason}, operation #{sequence}") },
+                _ => Poison::MismatchOfOthers { by, reason, sequence },
             },
         }
     }
@@ -272,66 +304,6 @@ impl Shared {
             Some(past) if past.sequence == sequence => past.description.clone(),
             Some(past) => format!("{} as operation #{}", past.description, past.sequence),
             None => format!("something else (it {status})"),
-        }
-    }
-
-    /// A deadline has passed.
-    pub(crate) fn time_out(&self, waited: Waited, after: Duration, peers: &[u32]) -> Error {
-        let asked = self.ask(peers, LAST_ANSWER_MAX);
-        // A rank inside an earlier operation waits for somebody itself.
-        let holds_up = |status: &Option<Status>| {
-            status
-                .as_ref()
-                .is_none_or(|status| status.started < waited.sequence && status.finished >= status.started)
-        };
-        let culprit_is_known = asked.iter().any(|(_, status)| holds_up(status));
-        let mut waiting_for: Vec<(u32, String)> =
-            asked.iter().map(|(peer, status)| (*peer, self.standing(*peer, status.as_ref()))).collect();
-        waiting_for.extend(peers.iter().skip(asked.len()).map(|peer| (*peer, "not asked".to_owned())));
-        if !culprit_is_known && !waited.is_message() {
-            // Those waited for are themselves waiting for somebody.
-            let others = (0..self.world_size).filter(|rank| *rank != self.rank && !peers.contains(rank));
-            let others: Vec<u32> = others.take(SEARCHED_MAX).collect();
-            let answers = self.membership.ask_all(&others, LAST_ANSWER_MAX);
-            let culprit = others.into_iter().zip(answers).find(|(_, status)| holds_up(status));
-            waiting_for.extend(culprit.map(|(peer, status)| (peer, self.standing(peer, status.as_ref()))));
-        }
-        if waited.is_message() {
-            let core = self.core();
-            for (peer, standing) in &mut waiting_for {
-                let Some((tag, len, max)) = core.engine.stands_before(*peer) else { continue };
-                let _ = write!(
-                    standing,
-                    "; before it stands a message of {len} bytes with tag {tag}, which nobody receives and for which \
-                     KOLO_UNEXPECTED_BYTES={max} has no room"
-                );
-            }
-        }
-        if self.membership.abort_flag().is_raised() {
-            return self.fail(waited);
-        }
-        let context = self.context(waited);
-        self.poison_with(Poison::Timeout {
-            after,
-            waiting_for,
-            operation: context.operation,
-            sequence: context.sequence,
-        });
-        self.fail(waited)
-    }
-
-    /// What is known of a peer that was asked.
-    fn standing(&self, peer: u32, status: Option<&Status>) -> String {
-        match status {
-            // Another thread might still have come, so it is not known before.
-            _ if peer == self.rank => {
-                "itself: a message to oneself takes a send and a receive, one of them started before the other \
-                 or made by another thread"
-                    .to_owned()
-            }
-            Some(status) => status.to_string(),
-            None if self.membership.departed(peer) => "it has left".to_owned(),
-            None => "no answer from it".to_owned(),
         }
     }
 

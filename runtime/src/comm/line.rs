@@ -20,7 +20,7 @@ use crate::reduce::Combine;
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     waiting: VecDeque<Started>,
-    storing: Vec<(Id, Bounce)>,
+    storing: Vec<(Id, Box<Bounce>)>,
 }
 
 #[derive(Debug)]
@@ -29,7 +29,8 @@ struct Started {
     /// On copies, if the caller's memory is a GPU's.
     call: Call,
     passage: Passage,
-    bounce: Option<Bounce>,
+    /// In a box, since most calls have none and are moved often.
+    bounce: Option<Box<Bounce>>,
 }
 
 // SAFETY: the raw pointers of a call name the caller's buffers, which by the contract of `Shared::start` stay valid and
@@ -51,7 +52,7 @@ impl Line {
     /// Waits until no copy touches the callers' memory any more; what became of them is no news.
     pub(super) fn settle(&mut self) {
         let loading = self.waiting.iter_mut().filter_map(|started| started.bounce.as_mut());
-        loading.chain(self.storing.iter_mut().map(|(_, bounce)| bounce)).for_each(Bounce::settle);
+        loading.chain(self.storing.iter_mut().map(|(_, bounce)| bounce)).for_each(|bounce| bounce.settle());
     }
 }
 
@@ -79,7 +80,7 @@ impl Core {
         let mut bounce = None;
         let mut call = call.clone();
         if call.gpus.is_some() {
-            let taken = bounce.insert(self.bounces.pop().unwrap_or_else(Bounce::new));
+            let taken = bounce.insert(Box::new(self.bounces.pop().unwrap_or_default()));
             call = taken.prepare(&call, rank, members)?;
             // SAFETY: the promise to this function; the copies are settled before the communicator is given up.
             self.gpu_counters.loaded_bytes += unsafe { taken.load() }? as u64;
@@ -175,7 +176,7 @@ impl Core {
     }
 
     /// A call has been through its exchanges: done, or to be copied to where its result belongs.
-    fn passed(&mut self, id: Id, bounce: Option<Bounce>) {
+    fn passed(&mut self, id: Id, bounce: Option<Box<Bounce>>) {
         let Some(mut bounce) = bounce else { return self.engine.conclude(id) };
         // SAFETY: the promise made to `line_up`: the call is not done before its copies are.
         match unsafe { bounce.store() } {
@@ -195,7 +196,7 @@ impl Core {
                 Ok(false) => at += 1,
                 Ok(true) => {
                     let (id, bounce) = self.line.storing.remove(at);
-                    self.give_back(bounce);
+                    self.give_back(*bounce);
                     self.engine.conclude(id);
                     any = true;
                 }

@@ -34,6 +34,7 @@ mod start_irregular;
 mod start_messages;
 mod subset;
 mod symmetric;
+mod timed_out;
 mod tiny;
 mod typed;
 mod waited;

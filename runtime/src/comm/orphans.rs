@@ -41,7 +41,7 @@ impl LastWord {
             Poison::PeerLost { peer, .. } => (AbortKind::PeerLost, *peer),
             Poison::Mismatch { peer, .. } => (AbortKind::Mismatch, *peer),
             Poison::Timeout { .. } => (AbortKind::Timeout, rank),
-            Poison::Aborted { by, .. } => (AbortKind::User, *by),
+            Poison::Aborted { by, .. } | Poison::MismatchOfOthers { by, .. } => (AbortKind::User, *by),
             Poison::Transport(_) => (AbortKind::User, rank),
         };
         Self { kind, by: rank, about }

@@ -9,7 +9,6 @@ use kolo_collectives::plan::{Collective, Cut, Placement};
 use kolo_transport::Piece;
 use kolo_transport::shm::FlatMismatch;
 
-use super::bounce::Bounce;
 use super::failure::{Meeting, Poison};
 use super::familiar::Known;
 use super::gpu_memory::GpuPath;
@@ -253,7 +252,7 @@ impl Shared {
     ) -> Result<MutexGuard<'a, Core>> {
         let waited = begun.waited(call);
         let combine = self.combine(call)?;
-        let mut bounce = core.bounces.pop().unwrap_or_else(Bounce::new);
+        let mut bounce = core.bounces.pop().unwrap_or_default();
         let bounced = bounce.prepare(call, self.rank, self.world_size);
         // SAFETY: handed on; settled before this returns.
         let loaded = bounced.and_then(|bounced| Ok((bounced, unsafe { bounce.load() }?)));

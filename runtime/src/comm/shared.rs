@@ -4,7 +4,8 @@
 //! All state that moves is in [`Core`], behind one mutex. A blocking call takes it, starts its operation and drives the
 //! engine until that is done: no hand-over to another thread. The helper thread exists only once something asynchronous
 //! was started, and drives only while nobody else does. A driver gives the mutex up between turns when somebody asks
-//! for it, and while it sleeps.
+//! for it, and while it sleeps. A blocking call of the exchange that waits for its turn behind another thread's sleeps without
+//! the mutex until that is over.
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -128,7 +129,7 @@ const YIELDS_MAX: u32 = 8;
 const COPY_NAP: Duration = Duration::from_micros(50);
 
 /// Peers asked per question: enough to find a culprit, few enough to be answered at once.
-const PEERS_ASKED: usize = 4;
+pub(super) const PEERS_ASKED: usize = 4;
 
 impl Shared {
     #[allow(clippy::too_many_arguments, reason = "plain construction from parts made in one place")]

@@ -105,7 +105,7 @@ impl Communicator {
         if let Ok(made) = &own {
             // So that the others still hear of it if time is up.
             let until = begin + (deadline - begin) / 8 * 7;
-            if let Err(why) = self.back(made.memory(), until)? {
+            if let Err(why) = self.back(made.memory(), &pools, until)? {
                 own = Err(why);
             }
         }
@@ -133,12 +133,15 @@ impl Communicator {
         Ok(lease)
     }
 
-    /// Has all pages of this rank's memory backed, while there is enough for all ranks of this host that do the same; the
-    /// inner result is why they are not.
-    fn back(&self, memory: &SharedMemory, until: Instant) -> Result<std::result::Result<(), String>> {
+    /// Has all pages of this rank's memory backed, while there is enough for all ranks that draw from the same pools and do
+    /// the same; the inner result is why they are not.
+    fn back(
+        &self,
+        memory: &SharedMemory,
+        pools: &[Vec<Pool>],
+        until: Instant,
+    ) -> Result<std::result::Result<(), String>> {
         let shared = &self.shared;
-        let here = shared.hosts[self.rank() as usize];
-        let ranks = shared.hosts.iter().filter(|host| **host == here).count();
         let look = |done: usize, piece: usize| {
             if shared.membership.abort_flag().is_raised() {
                 return Err(shared.fail(ALLOC));
@@ -146,7 +149,7 @@ impl Communicator {
             if done > 0 && Instant::now() >= until {
                 return Ok(Some("time was up; raise KOLO_TIMEOUT if the system is merely slow".to_owned()));
             }
-            Ok(supply::shortage(piece as u64, &vec![supply::pools(); ranks]))
+            Ok(supply::shortage_meanwhile(piece as u64, pools))
         };
         supply::back_in_pieces(memory.bytes(), look, |at, len| memory.back(at, len))
     }

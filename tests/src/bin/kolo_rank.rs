@@ -37,6 +37,7 @@ fn main() {
         "pair" => pair(&comm, number(1)),
         "receives" => receives(&comm, number(1)),
         "child" => child(&comm, number(1)),
+        "told" => told(&comm, number(1)),
         "orphans" => orphans(&comm, number(1)),
         "async" => asynchronous(&comm, number(1)),
         _ => panic!("unknown task {task:?}"),
@@ -177,14 +178,18 @@ fn child(comm: &Communicator, elements: usize) -> Result<()> {
     }
 }
 
-/// Rank 0 leaves when told. The others use a communicator of their own until something fails, or they are told to leave, or
-/// to call something else once.
+/// Rank 0 leaves when told. The others use a communicator of their own, and do as they are told.
 fn orphans(comm: &Communicator, elements: usize) -> Result<()> {
     let Some(part) = comm.split((comm.rank() > 0).then_some(7), 0)? else {
         report("@running");
         let _ = std::io::stdin().lock().read_line(&mut String::new());
         return Ok(());
     };
+    told(&part, elements)
+}
+
+/// All-reduces until something fails, or this rank is told to leave, to panic, or to call something else once.
+fn told(comm: &Communicator, elements: usize) -> Result<()> {
     let (say, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(std::result::Result::ok) {
@@ -196,8 +201,9 @@ fn orphans(comm: &Communicator, elements: usize) -> Result<()> {
         data.fill(1.0);
         match told.try_recv().as_deref() {
             Ok("leave") => break,
-            Ok("other") => part.all_reduce(&mut data, ReduceOp::Max)?,
-            _ => part.all_reduce(&mut data, ReduceOp::Sum)?,
+            Ok("panic") => panic!("as told"),
+            Ok("other") => comm.all_reduce(&mut data, ReduceOp::Max)?,
+            _ => comm.all_reduce(&mut data, ReduceOp::Sum)?,
         }
         if turn == 3 {
             report("@running");

@@ -176,6 +176,12 @@ impl Buffers {
         }
     }
 
+    /// How an operation is carried out, if it is a single call.
+    pub(crate) fn way(&mut self, comm: &dyn Comm, operation: &Operation) -> Option<String> {
+        let place = self.place(operation, comm.rank(), Placement::OutOfPlace, 0);
+        comm.way(&self.call(comm, operation, place)?)
+    }
+
     /// Starts the operations of some iterations together, then waits for all; returns the seconds until all were
     /// started. Operations on the same memory are never in flight together.
     pub(crate) fn run_together(

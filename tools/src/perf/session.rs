@@ -135,7 +135,7 @@ fn sweep(
     }
     let sizes = settings.sizes(max_bytes);
     console.begin(lines.len() * sizes.len() * settings.cycles.unwrap_or(1) as usize);
-    let mut cycle = 0;
+    let (mut cycle, mut way) = (0, String::new());
     while settings.cycles.is_none_or(|cycles| cycle < cycles) {
         for &line in &lines {
             let operation = |bytes| operation(settings, environment, line, bytes, ranks);
@@ -152,6 +152,9 @@ fn sweep(
                         line.element.name
                     )
                 });
+                if settings.verbose {
+                    tell_way(bench, &operation(bytes), bytes, &mut way, console)?;
+                }
                 let row = row(bench, &operation(bytes), line)?;
                 console.line(&text::row(&row, columns))?;
                 if let (true, Some(line)) = (settings.per_iteration.percentiles, text::percentiles(&row)) {
@@ -162,6 +165,24 @@ fn sweep(
             }
         }
         cycle += 1;
+    }
+    Ok(())
+}
+
+/// Says how the library carries an operation out, where that is not as for the one before.
+fn tell_way(
+    bench: &mut Bench<'_>,
+    operation: &Operation,
+    bytes: u64,
+    last: &mut String,
+    console: &mut Console,
+) -> Result<()> {
+    let Some(way) = bench.buffers.way(bench.group, operation) else { return Ok(()) };
+    // Lengths and costs differ from size to size.
+    let kind = |text: &str| text.split(':').next().unwrap_or_default().to_owned();
+    if kind(&way) != kind(last) {
+        console.line(&format!("# from {} on by {way}", numbers::human_bytes(bytes as f64)))?;
+        *last = way;
     }
     Ok(())
 }

@@ -15,9 +15,10 @@ use std::sync::Arc;
 use kolo_verbs::{Access, PinnedBuffer};
 
 use super::movers::Movers;
-use super::progress::{Hands, Trouble};
+use super::progress::Hands;
 use super::registrations::Use;
 use super::small;
+use super::trouble::Trouble;
 use super::wire::{EAGER_BYTES, GRANTS, Grant, Header, Place, SLOTS};
 use crate::endpoint::Token;
 use crate::tcp::memory::{Cursor, Eater, Pieces};

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use kolo_verbs::MemoryLock;
 use rustix::event::epoll;
 
 use super::NAME;
@@ -20,7 +19,7 @@ use super::rails::{self, Rail};
 use super::reach;
 use super::registrations::Registrations;
 use super::side::{News, Side};
-use super::small::{Lockable, affords};
+use super::small::Lockable;
 use super::stats::Counters;
 use super::watch::Watch;
 use super::wire::{CHANNELS, EAGER_BYTES, GRANTS};
@@ -204,31 +203,6 @@ impl RdmaEndpoint {
             }
         }
         failed
-    }
-
-    /// Why a peer is not to be reached though it could be: what this rank or the peer may lock is not enough for so many.
-    fn beyond(&self, peer: u32, address: &Address) -> Option<String> {
-        let world_size = self.peers.len() as u32;
-        if affords(self.rank, peer, world_size, self.lockable.peers.min(address.peers)) {
-            return None;
-        }
-        let (rank, peers) = match self.lockable.peers <= address.peers {
-            true => (self.rank, self.lockable.peers),
-            false => (peer, address.peers),
-        };
-        Some(format!(
-            "what rank {rank} may lock is enough for {peers} of {} peers, which need {} KiB each: {}",
-            world_size - 1,
-            self.lockable.per_peer >> 10,
-            MemoryLock::remedy()
-        ))
-    }
-
-    /// Leaves of what may be locked to the caller's buffers what the peers do not need.
-    fn share_out(&mut self) {
-        let peers = self.peers.iter().filter(|peer| peer.address.is_some()).count();
-        let room = self.lockable.for_buffers(peers, self.rails.len());
-        self.registrations.iter_mut().for_each(|cache| cache.bound(room));
     }
 
     /// The adapters used, each in a line: name, port, address, MTU, rate, NUMA node.

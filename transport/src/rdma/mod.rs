@@ -36,6 +36,7 @@ mod endpoint;
 mod failure;
 mod hello;
 mod lane;
+mod lent;
 mod link;
 mod memory;
 mod movers;
@@ -50,6 +51,7 @@ mod sending;
 mod side;
 mod small;
 mod stats;
+mod trouble;
 mod watch;
 mod wire;
 

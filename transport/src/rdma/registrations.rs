@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use kolo_verbs::{Access, Error, MemoryRegion, ProtectionDomain};
 
+use super::lent::Lent;
 use super::options::{Keep, RdmaOptions};
 use super::watch::Watch;
 
@@ -80,7 +81,7 @@ pub(super) struct Registrations {
     stamp: u64,
     watch: Option<Arc<Watch>>,
     seen: u64,
-    lent: Vec<Lent>,
+    pub(super) lent: Vec<Lent>,
     /// What the watch has refused, the latest first.
     unwatchable: Vec<(usize, usize)>,
     pub(super) counters: CacheCounters,
@@ -94,19 +95,6 @@ const LONG_BYTES: usize = 1 << 20;
 
 /// Ranges remembered that cannot be watched.
 const UNWATCHABLE_MAX: usize = 64;
-
-/// Memory that an operation works on.
-#[derive(Debug)]
-struct Lent {
-    start: usize,
-    end: usize,
-    /// Operations that have lent it.
-    times: u32,
-    /// Its region, from the first message on.
-    held: Option<Use>,
-    /// Whether it cannot be registered as a whole.
-    refused: bool,
-}
 
 impl Registrations {
     pub(super) fn new(domain: ProtectionDomain, options: &RdmaOptions, watch: Option<Arc<Watch>>) -> Self {
@@ -189,29 +177,6 @@ impl Registrations {
     /// Bounds what buffers are registered for by themselves; those registered by hand are the user's affair.
     pub(super) fn bound(&mut self, room: Option<u64>) {
         self.room = room;
-    }
-
-    /// Notes memory that an operation works on.
-    pub(super) fn lend(&mut self, ptr: *mut u8, len: usize) {
-        let (start, end) = (ptr.expose_provenance(), ptr.addr().saturating_add(len));
-        match self.lent.iter_mut().find(|lent| (lent.start, lent.end) == (start, end)) {
-            Some(lent) => lent.times += 1,
-            None => self.lent.push(Lent { start, end, times: 1, held: None, refused: false }),
-        }
-    }
-
-    /// The operation is over.
-    pub(super) fn reclaim(&mut self, ptr: *mut u8, len: usize) {
-        let (start, end) = (ptr.addr(), ptr.addr().saturating_add(len));
-        let Some(at) = self.lent.iter().position(|lent| (lent.start, lent.end) == (start, end)) else {
-            return;
-        };
-        self.lent[at].times -= 1;
-        if self.lent[at].times == 0
-            && let Some(held) = self.lent.swap_remove(at).held
-        {
-            self.release(held);
-        }
     }
 
     /// One more use of the same region.

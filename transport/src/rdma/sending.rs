@@ -11,8 +11,9 @@ use super::channel::{BLOCK_BYTES, Chan, SendOp, own, own_place, slot_at, staging
 use super::lane::Settled;
 use super::link::{Bounce, Link};
 use super::movers::Movers;
-use super::progress::{Hands, Trouble};
+use super::progress::Hands;
 use super::small;
+use super::trouble::Trouble;
 use super::wire::{EAGER_BYTES, Grant, Header, Kind, Note, Place, SLOTS};
 use crate::endpoint::{Event, Posted};
 

@@ -5,10 +5,12 @@
 
 use kolo_verbs::{Access, Error, MemoryLock, PinnedBuffer, ProtectionDomain};
 
+use super::address::Address;
 use super::channel::{BLOCK_BYTES, CHUNK_BYTES_LEAST};
+use super::endpoint::RdmaEndpoint;
 use super::options::RdmaOptions;
-use super::progress::Trouble;
 use super::registrations::Registrations;
+use super::trouble::Trouble;
 use super::wire::GRANTS;
 
 /// Queues of the first rail: adapters pin theirs (soft-RoCE does not). 512 sends of 256 bytes, 1700 receives of 16, 2600
@@ -64,9 +66,36 @@ impl Lockable {
     }
 }
 
+impl RdmaEndpoint {
+    /// Why a peer is not to be reached though it could be: what this rank or the peer may lock is not enough for so many.
+    pub(super) fn beyond(&self, peer: u32, address: &Address) -> Option<String> {
+        let world_size = self.peers.len() as u32;
+        if affords(self.rank, peer, world_size, self.lockable.peers.min(address.peers)) {
+            return None;
+        }
+        let (rank, peers) = match self.lockable.peers <= address.peers {
+            true => (self.rank, self.lockable.peers),
+            false => (peer, address.peers),
+        };
+        Some(format!(
+            "what rank {rank} may lock is enough for {peers} of {} peers, which need {} KiB each: {}",
+            world_size - 1,
+            self.lockable.per_peer >> 10,
+            MemoryLock::remedy()
+        ))
+    }
+
+    /// Leaves of what may be locked to the caller's buffers what the peers do not need.
+    pub(super) fn share_out(&mut self) {
+        let peers = self.peers.iter().filter(|peer| peer.address.is_some()).count();
+        let room = self.lockable.for_buffers(peers, self.rails.len());
+        self.registrations.iter_mut().for_each(|cache| cache.bound(room));
+    }
+}
+
 /// Whether ranks `one` and `other` of so many reach each other where locked memory is enough for so many peers of each.
 /// Both ends decide alike: the nearest come first, since they are each other's neighbours in rings.
-pub(super) fn affords(one: u32, other: u32, world_size: u32, peers: u16) -> bool {
+fn affords(one: u32, other: u32, world_size: u32, peers: u16) -> bool {
     let apart = one.abs_diff(other);
     let distance = apart.min(world_size - apart);
     (2 * distance).min(world_size - 1) <= u32::from(peers)

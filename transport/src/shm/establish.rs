@@ -33,6 +33,9 @@ pub(crate) const NAME: &str = "shm";
 pub(crate) const NO_PEER: u32 = u32::MAX;
 /// A leader whose backlog is full is asked again after this long; the backlog empties within one accept.
 const RETRY: Duration = Duration::from_millis(1);
+/// A leader that waits in vain for so long looks whether those it waits for are still there. Long beside what members of
+/// one host are apart, short beside what a person takes for a hang.
+const LOOK_FOR_THE_GONE: Duration = Duration::from_millis(200);
 
 impl ShmEndpoint {
     /// Makes rank `rank`'s endpoint in a world of `world_size`.
@@ -158,6 +161,7 @@ impl ShmEndpoint {
         let (arena, fd) = Arena::create(members, self.fences())
             .map_err(|e| Error::system(NAME, None, "creating the memory shared by this host's ranks", e))?;
         let mut waiting: Vec<u32> = self.peers.iter().map(|p| p.rank).collect();
+        let mut looked = Instant::now();
         while !waiting.is_empty() {
             let mut callers = std::mem::take(&mut self.callers);
             self.lobby.receive(&self.epoll, &mut callers);
@@ -188,9 +192,31 @@ impl ShmEndpoint {
                     format!("ranks {waiting:?} of this host did not ask for the shared arena in time");
                 Error::new(ErrorKind::Timeout, NAME, waiting.first().copied(), detail)
             })?;
-            wait_readable(&self.epoll, patience);
+            // By the clock: the end of a peer that has already come keeps the descriptor readable.
+            if looked.elapsed() >= LOOK_FOR_THE_GONE {
+                self.check_presence(&waiting)?;
+                looked = Instant::now();
+            }
+            wait_readable(&self.epoll, patience.min(LOOK_FOR_THE_GONE));
         }
         Ok(arena)
+    }
+
+    /// Fails if one of these peers has ended or given up: its socket is gone.
+    fn check_presence(&self, ranks: &[u32]) -> Result<(), Error> {
+        for peer in self.peers.iter().filter(|peer| ranks.contains(&peer.rank)) {
+            // The peer takes the connection for one that says nothing, and drops it.
+            let refused = unix::connect(&peer.address.name)
+                .is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
+            if refused {
+                let detail = format!(
+                    "process {} of rank {} has ended, or gave up, before it shared memory",
+                    peer.address.pid, peer.rank
+                );
+                return Err(Error::new(ErrorKind::PeerLost, NAME, Some(peer.rank), detail));
+            }
+        }
+        Ok(())
     }
 
     /// Asks the leader for the arena.

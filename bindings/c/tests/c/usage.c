@@ -96,6 +96,8 @@ int main(void) {
     FAILS(koloSend(comm, &x, beyond, KOLO_FLOAT32, 0), KOLO_USAGE, "addressed");
     FAILS(koloBatch(comm, &transfer, wrong / 2), KOLO_USAGE, "addressed");
     FAILS(koloCommMemAlloc(comm, &memory, (size_t)PTRDIFF_MAX + 1), KOLO_USAGE, "addressed");
+    FAILS(koloCommMemAlloc(comm, &memory, (size_t)1 << 60), KOLO_UNSUPPORTED, "available");
+    CHECK(memory == NULL);
     FAILS(koloAllReduce(comm, three, three + 1, 2, KOLO_FLOAT32, KOLO_SUM), KOLO_USAGE, "overlap");
     FAILS(koloAllGather(comm, three + 1, three, 2, KOLO_FLOAT32), KOLO_USAGE, "overlap");
     FAILS(koloAllToAllStart(comm, three + 1, three, 2, KOLO_FLOAT32, &request), KOLO_USAGE, "overlap");

@@ -1,6 +1,7 @@
 //! Tests of the whole endpoint. Endpoints never block, so most tests drive all ends of a conversation from one
 //! thread, step by step; every loop has a deadline.
 
+mod establishing;
 mod failure;
 mod flat;
 mod hostile;

@@ -1,0 +1,137 @@
+//! The last words of a rank whose deadline has passed: whom it waits for, and what is known of them.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::failure::Poison;
+use super::shared::{PEERS_ASKED, Shared};
+use super::waited::Waited;
+use crate::control::Status;
+use crate::error::Error;
+
+/// How long a rank whose deadline has passed waits for answers: its last word should name the right one, on a busy machine
+/// too.
+const LAST_ANSWER_MAX: Duration = Duration::from_secs(1);
+
+/// Ranks that are asked at once for the one that holds up all others.
+const SEARCHED_MAX: usize = 256;
+
+/// What world rank 0 does, which carries the questions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Carrier {
+    Answers,
+    /// It does not even give a rank its own answer.
+    Silent,
+    /// It has left in good order.
+    Gone,
+}
+
+impl Shared {
+    /// A deadline has passed.
+    pub(crate) fn time_out(&self, waited: Waited, after: Duration, peers: &[u32]) -> Error {
+        let (asked, carrier) = self.ask_through(peers, LAST_ANSWER_MAX);
+        // A rank inside an earlier operation waits for somebody itself.
+        let holds_up = |status: &Option<Status>| {
+            status
+                .as_ref()
+                .is_none_or(|status| status.started < waited.sequence && status.finished >= status.started)
+        };
+        let culprit_is_known = asked.iter().any(|(_, status)| holds_up(status));
+        let mut waiting_for: Vec<(u32, String)> = asked
+            .iter()
+            .map(|(peer, status)| (*peer, self.standing(*peer, status.as_ref(), carrier)))
+            .collect();
+        waiting_for.extend(peers.iter().skip(asked.len()).map(|peer| (*peer, "not asked".to_owned())));
+        if carrier == Carrier::Silent {
+            self.put_carrier_first(&mut waiting_for);
+        } else if !culprit_is_known && !waited.is_message() {
+            // Those waited for are themselves waiting for somebody.
+            let others = (0..self.world_size).filter(|rank| *rank != self.rank && !peers.contains(rank));
+            let others: Vec<u32> = others.take(SEARCHED_MAX).collect();
+            let answers = self.membership.ask_all(&others, LAST_ANSWER_MAX);
+            let culprit = others.into_iter().zip(answers).find(|(_, status)| holds_up(status));
+            waiting_for
+                .extend(culprit.map(|(peer, status)| (peer, self.standing(peer, status.as_ref(), carrier))));
+        }
+        if waited.is_message() {
+            let core = self.core();
+            for (peer, standing) in &mut waiting_for {
+                let Some((tag, len, max)) = core.engine.stands_before(*peer) else { continue };
+                let _ = write!(
+                    standing,
+                    "; before it stands a message of {len} bytes with tag {tag}, which nobody receives and for which \
+                     KOLO_UNEXPECTED_BYTES={max} has no room"
+                );
+            }
+        }
+        if self.membership.abort_flag().is_raised() {
+            return self.fail(waited);
+        }
+        let context = self.context(waited);
+        self.poison_with(Poison::Timeout {
+            after,
+            waiting_for,
+            operation: context.operation,
+            sequence: context.sequence,
+        });
+        self.fail(waited)
+    }
+
+    /// Asks some peers what they are doing, and whether whoever carries the questions does so: this rank asks itself too.
+    pub(super) fn ask_through(
+        &self,
+        peers: &[u32],
+        patience: Duration,
+    ) -> (Vec<(u32, Option<Status>)>, Carrier) {
+        if self.world.control.is_closed() {
+            return (peers.iter().map(|peer| (*peer, None)).collect(), Carrier::Gone);
+        }
+        let mut asked = peers[..peers.len().min(PEERS_ASKED)].to_vec();
+        asked.push(self.rank);
+        let mut answers: Vec<_> =
+            asked.iter().copied().zip(self.membership.ask_all(&asked, patience)).collect();
+        let carrier = match answers.pop() {
+            Some((_, None)) if !self.membership.abort_flag().is_raised() => Carrier::Silent,
+            _ => Carrier::Answers,
+        };
+        (answers, carrier)
+    }
+
+    /// What is known of a peer that was asked.
+    fn standing(&self, peer: u32, status: Option<&Status>, carrier: Carrier) -> String {
+        let over = || {
+            let route = self.routes.iter().find(|route| route.peer == peer && route.transport != "shm");
+            route.map_or_else(String::new, |route| {
+                format!("; reached over {}, {}", route.transport, route.how)
+            })
+        };
+        match (status, carrier) {
+            // Another thread might still have come, so it is not known before.
+            _ if peer == self.rank => {
+                "itself: a message to oneself takes a send and a receive, one of them started before the other \
+                 or made by another thread"
+                    .to_owned()
+            }
+            // It waits too: perhaps what is sent does not arrive.
+            (Some(status), _) if status.finished < status.started || status.waits_in.is_some() => {
+                format!("{status}{}", over())
+            }
+            (Some(status), _) => status.to_string(),
+            (None, _) if self.membership.departed(peer) => "it has left".to_owned(),
+            (None, Carrier::Answers) => "no answer from it".to_owned(),
+            (None, Carrier::Silent) => "not known, since rank 0 is silent".to_owned(),
+            (None, Carrier::Gone) => {
+                "not known, since rank 0 has left and nobody carries questions".to_owned()
+            }
+        }
+    }
+
+    /// World rank 0 carries the questions and is silent: nothing tells that anybody else is late.
+    fn put_carrier_first(&self, waiting_for: &mut Vec<(u32, String)>) {
+        let Some(carrier) = self.members.iter().position(|member| *member == 0) else { return };
+        let carrier = carrier as u32;
+        waiting_for.retain(|(peer, _)| *peer != carrier);
+        let text = "it is silent, and carries the questions to all others: look there first".to_owned();
+        waiting_for.insert(0, (carrier, text));
+    }
+}
