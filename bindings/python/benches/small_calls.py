@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 """What a small call on a NumPy array takes through Kolo and through mpi4py, in turn in one run.
 
-    python small_calls.py [--ranks 1,2,4] [--rounds 5] [--mpi NAME=PYTHON=MPIRUN ...] [--markdown]
+    python small_calls.py [--ranks 1,2,4] [--rounds 5] [--mpi NAME=PYTHON=MPIRUN ...] [--kolo NAME=PYTHON ...] [--markdown]
 
-Both run under MPI's launcher, so that processes are placed alike. ``--mpi`` names an MPI, the interpreter that has mpi4py
-and NumPy, and its mpirun; give one for each MPI to compare with. Kolo runs with this interpreter under the first of them, or
-without any launcher. Programs take turns: a round starts each once. A run repeats each call as often on all ranks and takes
-the time of each batch; its result is the batch that a tenth of all are faster than, on the rank where that is slowest: what
-the call takes while nothing else has the processors. A point is the median over the rounds, in microseconds. Every call is
-checked once before it is timed.
+``--mpi`` names an MPI, an interpreter that has mpi4py and NumPy, and its mpirun; ``--kolo`` another build of Kolo by an
+interpreter that has it. Kolo's ranks are started here. Programs take turns: a round starts each once. A run repeats each call
+as often on all ranks and takes the time of each batch; its result is the batch that a tenth of all are faster than, on the
+rank where that is slowest: what the call takes while nothing else has the processors. On a machine that others use, let
+``chrt -f 1`` start this. A point is the median over the rounds, in microseconds. Every call is checked before it is timed.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ def main() -> None:
     if options.be:
         return be_rank(options.be)
     mpis = [entry.split("=") for entry in options.mpi]
-    programs = [("kolo", "kolo", sys.executable, None), *((n, "kolo", python, None) for n, python in (e.split("=") for e in options.kolo))]
+    programs = [("kolo", "kolo", sys.executable, None)]
+    programs += [(name, "kolo", python, None) for name, python in (entry.split("=") for entry in options.kolo)]
     programs += [(name, "mpi", python, mpirun) for name, python, mpirun in mpis]
     for ranks in map(int, options.ranks.split(",")):
         found: dict[str, dict[str, list[float]]] = {name: {} for name, *_ in programs}
@@ -57,7 +57,9 @@ def run(kind: str, python: str, mpirun: str | None, ranks: int) -> dict[str, flo
         environment["MEET"] = folder
         if mpirun is None:
             places = [{"RANK": str(rank), "WORLD_SIZE": str(ranks)} for rank in range(ranks)]
-            started = [subprocess.Popen(command, env={**environment, **place}, stdout=subprocess.PIPE, text=True) for place in places]
+            started = [
+                subprocess.Popen(command, env={**environment, **place}, stdout=subprocess.PIPE, text=True) for place in places
+            ]
         else:
             command = [mpirun, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *command]
             started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)]
