@@ -8,6 +8,9 @@ pub mod control;
 mod engine;
 pub mod error;
 mod forced;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod home;
 pub mod join;
 mod planner;

@@ -117,7 +117,7 @@ fn strangers_do_not_matter() {
     let mut huge = connect();
     let mut preamble = [0; 64];
     preamble[..8].copy_from_slice(b"KOLOctl\n");
-    preamble[8] = 1;
+    preamble[8] = 2; // the protocol
     let version = env!("CARGO_PKG_VERSION").as_bytes();
     preamble[16..16 + version.len()].copy_from_slice(version);
     huge.write_all(&preamble).unwrap();
@@ -337,9 +337,9 @@ fn a_stale_file_is_not_trusted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("job");
     let stale = |port: u16| {
-        let cookie = "0123456789abcdef0123456789abcdef";
+        let key = "0123456789abcdef0123456789abcdef";
         let text = format!(
-            "{{\"kolo\":1,\"addresses\":[\"127.0.0.1:{port}\"],\"cookie\":\"{cookie}\",\"host\":\"gone\",\"pid\":1,\
+            "{{\"kolo\":2,\"addresses\":[\"127.0.0.1:{port}\"],\"key\":\"{key}\",\"host\":\"gone\",\"pid\":1,\
              \"process_start\":5}}"
         );
         std::fs::write(&path, text).unwrap();
@@ -369,9 +369,9 @@ fn a_file_in_use_by_a_running_job_is_not_overwritten() {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", sleeper.id())).unwrap();
     let start_ticks = stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(19).unwrap().to_owned();
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned();
-    let cookie = "0123456789abcdef0123456789abcdef";
+    let key = "0123456789abcdef0123456789abcdef";
     let text = format!(
-        "{{\"kolo\":1,\"addresses\":[\"127.0.0.1:9\"],\"cookie\":\"{cookie}\",\"host\":\"{host}\",\"pid\":{},\
+        "{{\"kolo\":2,\"addresses\":[\"127.0.0.1:9\"],\"key\":\"{key}\",\"host\":\"{host}\",\"pid\":{},\
          \"process_start\":{start_ticks}}}",
         sleeper.id()
     );

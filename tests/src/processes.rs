@@ -106,7 +106,12 @@ impl Job {
 }
 
 impl Process {
-    fn start(mut command: Command) -> Self {
+    /// Starts a program whose lines are to be waited for.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    #[must_use]
+    pub fn start(mut command: Command) -> Self {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         let mut child = command.spawn().expect("the helper program starts");
         let (output, input) = (child.stdout.take().expect("piped"), child.stdin.take());
@@ -144,6 +149,12 @@ impl Process {
     /// If it is gone.
     pub fn tell(&mut self, line: &str) {
         writeln!(self.input.as_mut().expect("its input is open"), "{line}").expect("it reads");
+    }
+
+    /// Its process number.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// Sends it a signal; returns when, on the clock of the machine.

@@ -3,7 +3,12 @@
 pub mod conformance;
 mod endpoint;
 mod error;
+pub mod foreign;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod memory;
+mod proof;
 pub mod rdma;
 pub mod shm;
 mod sys;

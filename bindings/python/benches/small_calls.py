@@ -23,7 +23,7 @@ import time
 
 #: Calls between two looks at the clock, and such batches.
 CALLS = 50
-BATCHES = 400
+BATCHES = 100
 
 
 def main() -> None:

@@ -1,9 +1,13 @@
 //! Settings on which ranks must agree, since they decide which messages are exchanged.
 
+use kolo_transport::foreign::printable;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+
+/// Most bytes shown of a value, which may be another rank's.
+const VALUE_BYTES: usize = 512;
 
 const NAMES: [&str; 7] = [
     "KOLO_ALGO",
@@ -39,7 +43,8 @@ impl Agreed {
     /// The settings that differ, with both values; empty if none does.
     fn difference(&self, other: &Self) -> String {
         let tell = |name, here: Option<String>, there: Option<String>| {
-            let [here, there] = [here, there].map(|value| value.unwrap_or_else(|| "not set".to_owned()));
+            let shown = |value: String| printable(&value, VALUE_BYTES);
+            let [here, there] = [here, there].map(|value| value.map_or_else(|| "not set".to_owned(), shown));
             format!("{name} is {here} here, {there} there")
         };
         let pairs = NAMES.into_iter().zip(self.values.iter().zip(&other.values));
@@ -63,7 +68,7 @@ impl Agreed {
 /// # Errors
 /// [`Error::Join`] with the first rank that has others.
 pub(super) fn check(rank: u32, all: &[&Agreed]) -> Result<()> {
-    let ours = all[rank as usize];
+    let Some(ours) = all.get(rank as usize) else { return Ok(()) };
     let differences = all.iter().map(|theirs| ours.difference(theirs));
     let Some((other, difference)) = differences.enumerate().find(|(_, text)| !text.is_empty()) else {
         return Ok(());

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use kolo_transport::foreign::printable;
 use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions, RegistrationPolicy};
 use kolo_transport::shm::{ShmEndpoint, ShmOptions};
 use kolo_transport::tcp::{Congestion, TcpEndpoint, TcpOptions};
@@ -118,6 +119,46 @@ struct Card {
     agreed: Agreed,
 }
 
+/// Most bytes shown of another rank's reason.
+const REASON_BYTES: usize = 1 << 10;
+
+/// More processors than any host has.
+const PROCESSORS_MAX: u32 = 1 << 16;
+
+impl Card {
+    /// From another rank's bytes; what is wrong with them if they are no card. What the code behind divides by or indexes
+    /// with is bounded here.
+    fn parse(blob: &[u8]) -> std::result::Result<Self, String> {
+        let card: Self = match postcard::take_from_bytes(blob) {
+            Ok((card, [])) => card,
+            Ok((_, rest)) => return Err(format!("{} bytes too many", rest.len())),
+            Err(error) => return Err(error.to_string()),
+        };
+        if card.channels == 0 {
+            return Err("it offers no channels".to_owned());
+        }
+        if !(1..=PROCESSORS_MAX).contains(&card.processors) {
+            return Err(format!("it has {} processors", card.processors));
+        }
+        if card.transports.len() > TransportKind::ALL.len() {
+            return Err(format!("it has {} transports", card.transports.len()));
+        }
+        Ok(card)
+    }
+}
+
+/// See [`crate::fuzzing`].
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_card(bytes: &[u8]) {
+    if let Ok(card) = Card::parse(bytes) {
+        let cards = [card];
+        let hosts = host_indices(&cards);
+        let _ = (facts(&hosts, &cards), agreement::check(0, &[&cards[0].agreed]));
+        let _ = assign_processor(0, &hosts, &cards);
+    }
+    let _ = failed_paths(0, &[bytes.to_vec()]);
+}
+
 /// Makes a communicator of `members` (world ranks), of which this is number `rank`. All members call it. Blocks until all
 /// have, or the deadline.
 pub(crate) fn connect(
@@ -155,9 +196,9 @@ pub(crate) fn connect(
         .control
         .exchange(key, &members, blob, deadline)?
         .iter()
-        .map(|blob| postcard::from_bytes(blob))
+        .map(|blob| Card::parse(blob))
         .collect::<std::result::Result<_, _>>()
-        .map_err(|error| broken(rank, &error))?;
+        .map_err(|problem| broken(rank, &problem))?;
     agreement::check(rank, &cards.iter().map(|card| &card.agreed).collect::<Vec<_>>())?;
     let hosts = host_indices(&cards);
     let mut routes = Vec::new();
@@ -401,7 +442,9 @@ fn choose_route(
         let reach = match (&mut candidate.endpoint, theirs) {
             (Err(because), _) => Reach::No { because: because.clone() },
             (_, None) => Reach::No { because: format!("rank {peer} does not use it") },
-            (_, Some(Err(because))) => Reach::No { because: format!("rank {peer} has none: {because}") },
+            (_, Some(Err(because))) => {
+                Reach::No { because: format!("rank {peer} has none: {}", printable(because, REASON_BYTES)) }
+            }
             (Ok(endpoint), Some(Ok(address))) => {
                 endpoint.as_endpoint_mut().introduce(peer, address).map_err(|source| Error::Transport {
                     context: Context { rank, ..Context::default() },
@@ -450,6 +493,7 @@ fn failed_paths(
     for (from, blob) in blobs.iter().enumerate() {
         let list: Vec<(u32, String)> = postcard::from_bytes(blob.as_ref())?;
         for (peer, why) in list {
+            let why = printable(&why, REASON_BYTES);
             if from as u32 == rank {
                 failed.insert(peer, why);
             } else if peer == rank {
@@ -534,6 +578,35 @@ fn broken(rank: u32, error: &dyn std::fmt::Display) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn odd_cards_are_refused() {
+        let card = |change: &dyn Fn(&mut Card)| {
+            let mut card = Card {
+                transports: vec![("tcp".to_owned(), Ok(vec![1, 2]))],
+                host: (7, None),
+                processors: 2,
+                affinity: 0,
+                channels: 16,
+                has_gpus: false,
+                agreed: Agreed::of(&Config::from_lookup(&|_| None).unwrap()),
+            };
+            change(&mut card);
+            Card::parse(&postcard::to_stdvec(&card).unwrap()).map(|_| ())
+        };
+        assert_eq!(card(&|_| ()), Ok(()));
+        let many = || vec![("tcp".to_owned(), Ok(vec![])); 99];
+        for (problem, change) in [
+            ("no channels", &(|card: &mut Card| card.channels = 0) as &dyn Fn(&mut Card)),
+            ("0 processors", &|card| card.processors = 0),
+            ("4294967295 processors", &|card| card.processors = u32::MAX),
+            ("99 transports", &|card| card.transports = many()),
+        ] {
+            let told = card(change).unwrap_err();
+            assert!(told.contains(problem), "{told}");
+        }
+        assert!(Card::parse(&[]).is_err() && Card::parse(&[0xff; 40]).is_err());
+    }
 
     #[test]
     fn one_time_limit_for_all_ways_to_join() {

@@ -47,6 +47,8 @@ use std::time::{Duration, Instant};
 
 pub use batch::Batch;
 pub use create::Builder;
+#[cfg(any(test, fuzzing))]
+pub(crate) use create::fuzz_card;
 pub(crate) use forked::leak_in_child;
 pub use gpu_memory::{GpuCounters, GpuPath, Staged};
 pub use messages::RawMessage;

@@ -30,10 +30,12 @@ pub struct AbortCause {
     /// What kind.
     pub kind: AbortKind,
     /// In words.
+    #[serde(deserialize_with = "super::wire::foreign")]
     pub reason: String,
     /// Sequence number of the operation in which it was noticed; 0 outside operations.
     pub sequence: u64,
     /// That operation; empty outside operations.
+    #[serde(deserialize_with = "super::wire::foreign")]
     pub operation: String,
 }
 

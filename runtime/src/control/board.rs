@@ -20,8 +20,10 @@ pub struct Status {
     /// Signature of the operation started last.
     pub signature: u64,
     /// The operation started last: "all_reduce(1024 x f32, sum)".
+    #[serde(deserialize_with = "super::wire::foreign")]
     pub description: String,
     /// The send or receive, or group of them, in which it has been waiting for long.
+    #[serde(deserialize_with = "super::wire::foreign_if_any")]
     pub waits_in: Option<String>,
     /// The operations started last, oldest first: ranks that are some calls apart can still compare.
     pub recent: Vec<Past>,
@@ -37,6 +39,7 @@ pub struct Past {
     /// What tells it from others.
     pub signature: u64,
     /// The same in words.
+    #[serde(deserialize_with = "super::wire::foreign")]
     pub description: String,
 }
 

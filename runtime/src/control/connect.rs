@@ -8,12 +8,14 @@ use tokio::io::{AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use super::handshake::{Rejection, VERSION, greet_hub};
+use super::handshake::{Credentials, Rejection, VERSION, greet_hub};
 use super::hub::{BoxedStream, Hub};
+use super::hub_state::strangers_text;
 use super::limits::{
     CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_HUB, MAX_NAME_BYTES, MAX_SOURCE_BYTES, RETRY_FIRST,
     RETRY_MOST,
 };
+use super::sealed::Sealed;
 use super::wire::{Cookie, FromHub, Hello, PeerInfo, Refusal, ToHub, clip, decode, encode, read_frame};
 use crate::error::{Error, Result};
 use crate::join::{Advert, JoinSpec, Locator, find, host_key, hostname};
@@ -73,41 +75,38 @@ struct Search {
     waits_for: String,
     /// Whom rank 0 still waits for; `Some` once a seat is taken.
     missing: Option<String>,
+    /// Strangers that rank 0 has turned away, as far as it has told.
+    strangers: u64,
 }
 
 impl Search {
     async fn attempt(&mut self, spec: &JoinSpec, hub: Option<&Hub>) -> Result<Seated, Setback> {
         self.waits_for = spec.locator.to_string();
-        let (stream, cookie) = match (hub, &spec.locator) {
-            (Some(hub), _) => (self.attach(spec, hub).await?, None),
+        let stream = match (hub, &spec.locator) {
+            (Some(hub), _) => attach(hub).await?,
             (None, Locator::Local(meeting)) => {
                 let mut hubs = meeting.hub.subscribe();
                 let found = hubs.wait_for(Option::is_some).await.ok().and_then(|hub| hub.clone());
                 let hub = found.ok_or_else(|| Setback::Retry("rank 0 has not started its hub".into()))?;
-                (self.attach(spec, &hub).await?, None)
+                attach(&hub).await?
             }
             (None, _) => {
                 let advert = find(spec).await.map_err(Setback::Retry)?;
                 self.tried.extend(&advert.candidates);
                 self.waits_for = list(&advert.candidates);
-                (self.connect(spec, &advert).await?, advert.cookie)
+                self.connect(spec, &advert).await?
             }
         };
         let judged = hub.is_none() && !matches!(spec.locator, Locator::Local(_));
-        self.wait_for_welcome(spec, stream, cookie, judged).await
-    }
-
-    async fn attach(&mut self, spec: &JoinSpec, hub: &Hub) -> Result<BoxedStream, Setback> {
-        let mut stream = hub.attach().await.map_err(|e| Setback::Retry(e.to_string()))?;
-        greet_hub(&mut stream, spec.secret.as_ref()).await.map_err(|r| setback(spec, r, "this process"))?;
-        Ok(stream)
+        self.wait_for_welcome(spec, stream, judged).await
     }
 
     /// Tries all candidates, each a little after the one before; the first that is a fitting hub wins.
     async fn connect(&mut self, spec: &JoinSpec, advert: &Advert) -> Result<BoxedStream, Setback> {
         let mut attempts = JoinSet::new();
+        let credentials = Credentials { secret: spec.secret.clone(), rendezvous: advert.key };
         for (i, &address) in advert.candidates.iter().enumerate() {
-            let secret = spec.secret.clone();
+            let credentials = credentials.clone();
             let stagger = STAGGER * u32::try_from(i).unwrap_or(u32::MAX);
             attempts.spawn(async move {
                 if !stagger.is_zero() {
@@ -128,8 +127,9 @@ impl Search {
                     return Err((address, itself));
                 }
                 let _ = stream.set_nodelay(true);
-                match tokio::time::timeout(HANDSHAKE_TIMEOUT, greet_hub(&mut stream, secret.as_ref())).await {
-                    Ok(Ok(())) => Ok(Box::new(stream) as BoxedStream),
+                match tokio::time::timeout(HANDSHAKE_TIMEOUT, greet_hub(&mut stream, &credentials)).await {
+                    Ok(Ok(Some(keys))) => Ok(Box::new(Sealed::new(stream, &keys)) as BoxedStream),
+                    Ok(Ok(None)) => Ok(Box::new(stream) as BoxedStream),
                     Ok(Err(rejection)) => Err((address, rejection)),
                     Err(_) => {
                         let silent = "something accepts connections there but does not answer as Kolo does";
@@ -159,7 +159,6 @@ impl Search {
         &mut self,
         spec: &JoinSpec,
         mut stream: BoxedStream,
-        expected: Option<Cookie>,
         judged: bool,
     ) -> Result<Seated, Setback> {
         let again = |doing: &str, error: std::io::Error| Setback::Retry(format!("{doing}: {error}"));
@@ -174,10 +173,11 @@ impl Search {
             },
             world_size: spec.world_size,
             job: clip(spec.job.clone(), MAX_NAME_BYTES),
-            expected,
             source: clip(spec.source.clone(), MAX_SOURCE_BYTES),
         };
-        stream.write_all(&encode(&ToHub::Hello(hello))).await.map_err(|e| again("introducing itself", e))?;
+        let hello = encode(&ToHub::Hello(hello));
+        stream.write_all(&hello).await.map_err(|e| again("introducing itself", e))?;
+        stream.flush().await.map_err(|e| again("introducing itself", e))?;
         let (read, writer) = tokio::io::split(stream);
         let mut reader = BufReader::new(read);
         loop {
@@ -187,8 +187,13 @@ impl Search {
                 return Err(Setback::Retry("rank 0 closed the connection while waiting for others".into()));
             };
             match decode(&frame).map_err(|e| again("waiting for the other ranks", e))? {
-                FromHub::Waiting { missing } => self.missing = Some(missing),
+                FromHub::Waiting { missing, strangers } => {
+                    self.missing = Some(missing);
+                    self.strangers = strangers;
+                }
                 FromHub::Welcome { cookie, peers } => {
+                    check_peers(&peers, spec.world_size)
+                        .map_err(|problem| Setback::Retry(format!("rank 0's welcome: {problem}")))?;
                     return Ok(Seated { reader, writer, cookie, peers, judged });
                 }
                 FromHub::Refused(Refusal { problem, retry: true, .. }) => {
@@ -204,10 +209,14 @@ impl Search {
 
     fn out_of_time(&self, spec: &JoinSpec) -> Error {
         let after = spec.timeout.as_secs_f64();
+        let strangers = match self.strangers {
+            0 => String::new(),
+            count => format!("; {}", strangers_text(count)),
+        };
         if let Some(missing) = &self.missing {
             return Error::Join {
                 rank: Some(spec.rank),
-                problem: format!("after {after:.1} s rank 0 still waits for {missing}"),
+                problem: format!("after {after:.1} s rank 0 still waits for {missing}{strangers}"),
                 remedy: format!(
                     "See whether these processes were started and what they printed ({}); a longer limit is set \
                      with KOLO_JOIN_TIMEOUT",
@@ -233,6 +242,21 @@ impl Search {
                 spec.locator, spec.source
             ),
         }
+    }
+}
+
+async fn attach(hub: &Hub) -> Result<BoxedStream, Setback> {
+    hub.attach().await.map_err(|e| Setback::Retry(e.to_string()))
+}
+
+/// Everything that follows counts on one entry per rank, in order.
+fn check_peers(peers: &[PeerInfo], world_size: u32) -> Result<(), String> {
+    if peers.len() != world_size as usize {
+        return Err(format!("it names {} ranks, this process was told of {world_size}", peers.len()));
+    }
+    match peers.iter().zip(0..).find(|(peer, rank)| peer.rank != *rank) {
+        Some((peer, rank)) => Err(format!("it names rank {} where rank {rank} belongs", peer.rank)),
+        None => Ok(()),
     }
 }
 

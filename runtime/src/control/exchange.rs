@@ -44,6 +44,14 @@ pub(crate) fn exchange(
     state = shared.lock();
     let outcome = loop {
         if let Some(Some(outcome)) = state.exchanges.get_mut(&key).map(Option::take) {
+            let outcome = match outcome {
+                Ok(blobs) if blobs.len() != members.len() => {
+                    let cause =
+                        format!("it answered with {} blobs for {} members", blobs.len(), members.len());
+                    break Err(without_hub(&context, members, &cause));
+                }
+                outcome => outcome,
+            };
             break outcome.map_err(|failure| match failure {
                 ExchangeFailure::Lost { rank, cause } => {
                     Error::PeerLost { context: context.clone(), peer: place(rank), cause }

@@ -1,23 +1,53 @@
-//! The first bytes of a connection: who speaks which version, and whether both know the job's secret.
+//! The first bytes of a connection: who speaks which version, and whether both know the job's keys.
 //!
 //! Both sides send a preamble of 64 bytes whose layout never changes, so that two versions can always tell each
-//! other apart. With a secret, each then proves that it knows it by an HMAC-SHA256 over both preambles (and so over
-//! both nonces), the rank first. Nothing else from the network is parsed before. This keeps strangers and other
-//! jobs out; it does not encrypt what follows.
+//! other apart. Two keys may be shared beforehand: the job's secret (KOLO_JOB_SECRET, or the one in a unique id), and the
+//! rendezvous' key, which rank 0 draws and publishes with its address where only the job's ranks can read (file, store,
+//! board). If there is one, three things follow before anything else is said or parsed:
+//!
+//! 1. The rank proves each key by an HMAC-SHA256 over both preambles (and so over both nonces, the version, and which keys
+//!    there are). A hub that does not know them learns nothing from it, and gets nothing else.
+//! 2. The hub answers with a verdict, and a proof made with a key that only whoever knows both has: derived (HKDF-SHA256)
+//!    from secret, rendezvous' key and preambles.
+//! 3. From the same derivation comes one key for each direction; all that follows is sealed with these ([`Sealed`]). So a
+//!    relay between the two can do no more than pass bytes on, or not.
+//!
+//! Which keys there are is in the preambles, each side compares, and the proofs cover it: nobody can talk two ranks out of
+//! using them. Without any key (`tcp://` and no secret) nothing is sealed, and whoever comes is believed.
+//!
+//! Secrets should not be guessable: who records a handshake can try words on it.
 
 use std::fmt;
 use std::io;
 
+use hkdf::Hkdf;
 use hmac::{Hmac, KeyInit, Mac};
+use kolo_transport::foreign::printable_bytes;
 use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::limits::PROTOCOL;
+#[cfg(doc)]
+use super::sealed::Sealed;
+use super::sealed::SessionKeys;
 
 const MAGIC: [u8; 8] = *b"KOLOctl\n";
 const PREAMBLE_BYTES: usize = 64;
 const MAC_BYTES: usize = 32;
 const FLAG_SECRET: u32 = 1;
+const FLAG_RENDEZVOUS: u32 = 2;
+/// Says that the hub closes this connection since there are too many; the nonce begins with how many it has turned away.
+const FLAG_CROWDED: u32 = 4;
+
+/// What the rank sends to prove its keys: one MAC for each.
+const PROOF_BYTES: usize = 2 * MAC_BYTES;
+
+const VERDICT_GOOD: u8 = 0;
+const VERDICT_SECRET: u8 = 1;
+const VERDICT_RENDEZVOUS: u8 = 2;
+
+/// Most bytes shown of what a stranger sent.
+const SHOWN_BYTES: usize = 64;
 
 /// This crate's version; ranks must agree on it, because equal plans on all ranks depend on it.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -34,13 +64,10 @@ impl JobSecret {
         if bytes.is_empty() { None } else { Some(Self(bytes)) }
     }
 
-    fn mac(&self, label: &[u8], parts: [&[u8]; 2]) -> Hmac<Sha256> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
-        mac.update(label);
-        for part in parts {
-            mac.update(part);
-        }
-        mac
+    /// One secret that only whoever knows both has.
+    #[must_use]
+    pub(crate) fn mixed_with(&self, other: &Self) -> Self {
+        Self(mac(&self.0, b"kolo mixed secrets", &[&other.0]).finalize().into_bytes().to_vec())
     }
 }
 
@@ -48,6 +75,98 @@ impl fmt::Debug for JobSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JobSecret(..)")
     }
+}
+
+/// A key that rank 0 draws and publishes with its address: who knows it has read what only the job's ranks can read.
+pub(crate) type RendezvousKey = [u8; 16];
+
+/// The keys that ranks and hub share before they talk.
+#[derive(Clone, Default)]
+pub(crate) struct Credentials {
+    pub(crate) secret: Option<JobSecret>,
+    pub(crate) rendezvous: Option<RendezvousKey>,
+}
+
+impl Credentials {
+    /// Whether there is any key.
+    pub(crate) fn is_private(&self) -> bool {
+        self.secret.is_some() || self.rendezvous.is_some()
+    }
+
+    fn flags(&self) -> u32 {
+        let secret = if self.secret.is_some() { FLAG_SECRET } else { 0 };
+        secret | if self.rendezvous.is_some() { FLAG_RENDEZVOUS } else { 0 }
+    }
+
+    /// Both keys; an absent one is empty, and the preambles, which everything covers, say that it is absent.
+    fn keys(&self) -> [&[u8]; 2] {
+        [
+            self.secret.as_ref().map_or(&[][..], |secret| &secret.0),
+            self.rendezvous.as_ref().map_or(&[][..], |key| &key[..]),
+        ]
+    }
+
+    /// The rank's proof of one key.
+    fn proof(&self, which: usize, transcript: &Transcript) -> Hmac<Sha256> {
+        let label: &[u8] = [&b"kolo rank, secret"[..], b"kolo rank, rendezvous"][which];
+        mac(self.keys()[which], label, &[transcript])
+    }
+
+    fn derive(&self, transcript: &Transcript) -> Derived {
+        let [secret, rendezvous] = self.keys();
+        let length = (secret.len() as u64).to_le_bytes();
+        let derivation = Hkdf::<Sha256>::new(Some(transcript), &[&length, secret, rendezvous].concat());
+        let expand = |label: &[u8]| {
+            let mut key = [0; 32];
+            derivation.expand(label, &mut key).expect("32 bytes are within what HKDF gives");
+            key
+        };
+        Derived {
+            proof: mac(&expand(b"kolo hub, proof"), b"kolo hub", &[transcript]),
+            to_hub: expand(b"kolo to hub"),
+            to_rank: expand(b"kolo to rank"),
+        }
+    }
+}
+
+/// The rank's preamble and the hub's.
+type Transcript = [u8; 2 * PREAMBLE_BYTES];
+
+/// What follows from the keys and the transcript.
+struct Derived {
+    proof: Hmac<Sha256>,
+    to_hub: [u8; 32],
+    to_rank: [u8; 32],
+}
+
+fn transcript(rank: &Preamble, hub: &Preamble) -> Transcript {
+    let mut both = [0; 2 * PREAMBLE_BYTES];
+    both[..PREAMBLE_BYTES].copy_from_slice(&rank.to_bytes());
+    both[PREAMBLE_BYTES..].copy_from_slice(&hub.to_bytes());
+    both
+}
+
+fn mac(key: &[u8], label: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
+    // Labels end with a zero and are followed by something of one length: no two inputs are the same bytes.
+    mac.update(label);
+    mac.update(&[0]);
+    for part in parts {
+        mac.update(part);
+    }
+    mac
+}
+
+/// How far a connection has come, for the hub that must choose which to give up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Progress {
+    /// Nothing that makes sense has come yet.
+    Silent = 0,
+    /// A fitting preamble has come, as anybody can send.
+    Greeted = 1,
+    /// The keys are proven.
+    Proven = 2,
 }
 
 /// How a handshake failed.
@@ -78,13 +197,13 @@ struct Preamble {
 }
 
 impl Preamble {
-    fn ours(secret: Option<&JobSecret>) -> io::Result<Self> {
+    fn ours(flags: u32) -> io::Result<Self> {
         let mut nonce = [0; 32];
         getrandom::fill(&mut nonce).map_err(|e| io::Error::other(e.to_string()))?;
         let mut version = [0; 16];
         let length = VERSION.len().min(version.len());
         version[..length].copy_from_slice(&VERSION.as_bytes()[..length]);
-        Ok(Self { protocol: PROTOCOL, flags: if secret.is_some() { FLAG_SECRET } else { 0 }, version, nonce })
+        Ok(Self { protocol: PROTOCOL, flags, version, nonce })
     }
 
     fn to_bytes(&self) -> [u8; PREAMBLE_BYTES] {
@@ -124,18 +243,44 @@ impl Preamble {
                 "Install the same version on every host",
             ));
         }
-        match (self.flags & FLAG_SECRET != 0, theirs.flags & FLAG_SECRET != 0) {
-            (true, false) => Err(Rejection::misfit(
-                format!("this process has a job secret, {them} has none"),
-                "Set the same KOLO_JOB_SECRET for every process of the job, or for none",
-            )),
-            (false, true) => Err(Rejection::misfit(
-                format!("{them} has a job secret, this process has none"),
-                "Set the same KOLO_JOB_SECRET for every process of the job, or for none",
-            )),
+        let has = |preamble: &Self, flag| preamble.flags & flag != 0;
+        match (has(self, FLAG_SECRET), has(theirs, FLAG_SECRET)) {
+            (true, false) => {
+                return Err(Rejection::misfit(
+                    format!("this process has a job secret, {them} has none"),
+                    "Set the same KOLO_JOB_SECRET for every process of the job, or for none",
+                ));
+            }
+            (false, true) => {
+                return Err(Rejection::misfit(
+                    format!("{them} has a job secret, this process has none"),
+                    "Set the same KOLO_JOB_SECRET for every process of the job, or for none",
+                ));
+            }
+            _ => {}
+        }
+        match (has(self, FLAG_RENDEZVOUS), has(theirs, FLAG_RENDEZVOUS)) {
+            (true, false) => Err(Rejection::Stranger(format!(
+                "{them} belongs to another job: it knows of no key, and this job's rendezvous named one"
+            ))),
+            (false, true) => Err(Rejection::Stranger(format!(
+                "{them} belongs to another job: it demands the key of a rendezvous (file, store, board), and this \
+                 process was given an address only"
+            ))),
             _ => Ok(()),
         }
     }
+}
+
+/// What the hub says to a connection that it gives up for lack of room.
+pub(crate) fn crowded(turned_away: u64) -> Option<[u8; PREAMBLE_BYTES]> {
+    let mut preamble = Preamble::ours(FLAG_CROWDED).ok()?;
+    preamble.nonce[..8].copy_from_slice(&turned_away.to_le_bytes());
+    Some(preamble.to_bytes())
+}
+
+fn other_job(them: &str) -> Rejection {
+    Rejection::Stranger(format!("{them} belongs to another job: it has another rendezvous key"))
 }
 
 fn different_secrets(them: &str) -> Rejection {
@@ -145,13 +290,13 @@ fn different_secrets(them: &str) -> Rejection {
     )
 }
 
-/// The rank's side. The caller bounds the time.
+/// The rank's side. The caller bounds the time. What follows is to be sealed with the keys, if there are any.
 pub(crate) async fn greet_hub<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
-    secret: Option<&JobSecret>,
-) -> Result<(), Rejection> {
+    credentials: &Credentials,
+) -> Result<Option<SessionKeys>, Rejection> {
     let them = "rank 0";
-    let ours = Preamble::ours(secret).map_err(|e| Rejection::io("drawing a nonce", &e))?;
+    let ours = Preamble::ours(credentials.flags()).map_err(|e| Rejection::io("drawing a nonce", &e))?;
     stream.write_all(&ours.to_bytes()).await.map_err(|e| Rejection::io("greeting", &e))?;
     let mut bytes = [0; PREAMBLE_BYTES];
     let mut have = 0;
@@ -172,25 +317,44 @@ pub(crate) async fn greet_hub<S: AsyncRead + AsyncWrite + Unpin>(
     if theirs.nonce == ours.nonce {
         return Err(Rejection::Stranger("connected to itself".into()));
     }
-    ours.check(&theirs, them)?;
-    if let Some(secret) = secret {
-        let (a, b) = (ours.to_bytes(), theirs.to_bytes());
-        let proof = secret.mac(b"kolo rank", [&a, &b]).finalize().into_bytes();
-        stream.write_all(&proof).await.map_err(|e| Rejection::io("sending the proof", &e))?;
-        let mut answer = [0; 1 + MAC_BYTES];
-        stream.read_exact(&mut answer).await.map_err(|e| Rejection::io("waiting for the proof", &e))?;
-        if answer[0] != 0 || secret.mac(b"kolo hub", [&a, &b]).verify_slice(&answer[1..]).is_err() {
-            return Err(different_secrets(them));
-        }
+    if (theirs.protocol, theirs.flags & FLAG_CROWDED) == (PROTOCOL, FLAG_CROWDED) {
+        let mut count = [0; 8];
+        count.copy_from_slice(&theirs.nonce[..8]);
+        return Err(Rejection::Stranger(format!(
+            "rank 0 is crowded with connections of strangers: it has turned away {}, this one among them",
+            u64::from_le_bytes(count)
+        )));
     }
-    Ok(())
+    ours.check(&theirs, them)?;
+    if !credentials.is_private() {
+        return Ok(None);
+    }
+    let transcript = transcript(&ours, &theirs);
+    let mut proof = [0; PROOF_BYTES];
+    for (which, part) in proof.chunks_exact_mut(MAC_BYTES).enumerate() {
+        part.copy_from_slice(&credentials.proof(which, &transcript).finalize().into_bytes());
+    }
+    stream.write_all(&proof).await.map_err(|e| Rejection::io("sending the proof", &e))?;
+    let mut answer = [0; 1 + MAC_BYTES];
+    stream.read_exact(&mut answer).await.map_err(|e| Rejection::io("waiting for the proof", &e))?;
+    let derived = credentials.derive(&transcript);
+    match answer[0] {
+        VERDICT_SECRET => Err(different_secrets(them)),
+        VERDICT_RENDEZVOUS => Err(other_job(them)),
+        VERDICT_GOOD if derived.proof.verify_slice(&answer[1..]).is_ok() => {
+            Ok(Some(SessionKeys { outward: derived.to_hub, inward: derived.to_rank }))
+        }
+        // Whoever is between does not get what is meant for rank 0; the real one may answer the next time.
+        _ => Err(Rejection::Stranger(format!("what answers does not know the keys of this job ({them}?)"))),
+    }
 }
 
-/// The hub's side. The caller bounds the time.
+/// The hub's side. The caller bounds the time. What follows is to be sealed with the keys, if there are any.
 pub(crate) async fn greet_rank<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
-    secret: Option<&JobSecret>,
-) -> Result<(), Rejection> {
+    credentials: &Credentials,
+    progress: impl Fn(Progress),
+) -> Result<Option<SessionKeys>, Rejection> {
     let them = "a process that tried to join";
     let mut bytes = [0; PREAMBLE_BYTES];
     // The magic first: a stranger that sends eight other bytes and then waits is dropped at once.
@@ -201,95 +365,55 @@ pub(crate) async fn greet_rank<S: AsyncRead + AsyncWrite + Unpin>(
     }
     stream.read_exact(rest).await.map_err(|e| Rejection::io("waiting for the greeting", &e))?;
     let theirs = Preamble::parse(&bytes).ok_or_else(|| not_kolo(&bytes))?;
-    let ours = Preamble::ours(secret).map_err(|e| Rejection::io("drawing a nonce", &e))?;
+    let ours = Preamble::ours(credentials.flags()).map_err(|e| Rejection::io("drawing a nonce", &e))?;
     stream.write_all(&ours.to_bytes()).await.map_err(|e| Rejection::io("greeting", &e))?;
     ours.check(&theirs, them)?;
-    if let Some(secret) = secret {
-        let (a, b) = (theirs.to_bytes(), ours.to_bytes());
-        let mut proof = [0; MAC_BYTES];
-        stream.read_exact(&mut proof).await.map_err(|e| Rejection::io("waiting for the proof", &e))?;
-        let mut answer = [1; 1 + MAC_BYTES];
-        let good = secret.mac(b"kolo rank", [&a, &b]).verify_slice(&proof).is_ok();
-        if good {
-            answer[0] = 0;
-            answer[1..].copy_from_slice(&secret.mac(b"kolo hub", [&a, &b]).finalize().into_bytes());
-        }
-        stream.write_all(&answer).await.map_err(|e| Rejection::io("answering the proof", &e))?;
-        if !good {
-            return Err(different_secrets(them));
-        }
+    progress(Progress::Greeted);
+    if !credentials.is_private() {
+        return Ok(None);
     }
-    Ok(())
+    let transcript = transcript(&theirs, &ours);
+    let mut proof = [0; PROOF_BYTES];
+    stream.read_exact(&mut proof).await.map_err(|e| Rejection::io("waiting for the proof", &e))?;
+    let proven = |which: usize| {
+        let given = &proof[which * MAC_BYTES..(which + 1) * MAC_BYTES];
+        credentials.proof(which, &transcript).verify_slice(given).is_ok()
+    };
+    let rejection = match (proven(0), proven(1)) {
+        (true, true) => None,
+        // Of another job it does not matter which secret it has, and a rank of it may find its own hub the next time.
+        (_, false) if credentials.rendezvous.is_some() => Some((VERDICT_RENDEZVOUS, other_job(them))),
+        _ => Some((VERDICT_SECRET, different_secrets(them))),
+    };
+    let mut answer = [0; 1 + MAC_BYTES];
+    let derived = match &rejection {
+        Some((verdict, _)) => {
+            answer[0] = *verdict;
+            None
+        }
+        None => {
+            progress(Progress::Proven);
+            let derived = credentials.derive(&transcript);
+            answer[0] = VERDICT_GOOD;
+            answer[1..].copy_from_slice(&derived.proof.clone().finalize().into_bytes());
+            Some(derived)
+        }
+    };
+    stream.write_all(&answer).await.map_err(|e| Rejection::io("answering the proof", &e))?;
+    match (rejection, derived) {
+        (None, Some(derived)) => Ok(Some(SessionKeys { outward: derived.to_rank, inward: derived.to_hub })),
+        (Some((_, rejection)), _) => Err(rejection),
+        (None, None) => Ok(None),
+    }
 }
 
 fn not_kolo(start: &[u8]) -> Rejection {
-    Rejection::Stranger(format!("something that is not Kolo answered (\"{}\")", start.escape_ascii()))
+    Rejection::Stranger(format!(
+        "something that is not Kolo answered (\"{}\")",
+        printable_bytes(start, SHOWN_BYTES)
+    ))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    async fn both(rank: Option<&str>, hub: Option<&str>) -> (Result<(), Rejection>, Result<(), Rejection>) {
-        let (mut a, mut b) = tokio::io::duplex(1024);
-        let rank = rank.and_then(JobSecret::new);
-        let hub = hub.and_then(JobSecret::new);
-        tokio::join!(
-            async {
-                let result = greet_hub(&mut a, rank.as_ref()).await;
-                drop(a);
-                result
-            },
-            async {
-                let result = greet_rank(&mut b, hub.as_ref()).await;
-                drop(b);
-                result
-            }
-        )
-    }
-
-    fn problem(result: Result<(), Rejection>) -> String {
-        match result {
-            Err(Rejection::Misfit { problem, .. }) => problem,
-            other => panic!("expected a misfit, got {other:?}"),
-        }
-    }
-
-    #[tokio::test(flavor = "current_thread")]
-    async fn secrets_must_agree() {
-        for secret in [None, Some("open sesame")] {
-            let (rank, hub) = both(secret, secret).await;
-            assert!(rank.is_ok() && hub.is_ok(), "{rank:?} {hub:?}");
-        }
-        let (rank, hub) = both(Some("one"), Some("two")).await;
-        assert!(problem(rank).contains("rank 0 has a different job secret"));
-        assert!(problem(hub).contains("different job secret"));
-        let (rank, hub) = both(None, Some("two")).await;
-        assert!(problem(rank).contains("rank 0 has a job secret, this process has none"));
-        assert!(problem(hub).contains("this process has a job secret"));
-    }
-
-    #[tokio::test(flavor = "current_thread")]
-    async fn another_version_is_named_on_both_sides() {
-        let other = Preamble { version: *b"9.9.9\0\0\0\0\0\0\0\0\0\0\0", ..Preamble::ours(None).unwrap() };
-        let (mut a, mut b) = tokio::io::duplex(1024);
-        a.write_all(&other.to_bytes()).await.unwrap();
-        assert!(problem(greet_rank(&mut b, None).await).contains("runs Kolo 9.9.9 (protocol 1)"));
-        let (mut a, mut b) = tokio::io::duplex(1024);
-        b.write_all(&other.to_bytes()).await.unwrap();
-        assert!(problem(greet_hub(&mut a, None).await).contains("rank 0 runs Kolo 9.9.9"));
-    }
-
-    #[tokio::test(flavor = "current_thread")]
-    async fn strangers_are_told_apart() {
-        let (mut a, mut b) = tokio::io::duplex(1024);
-        a.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
-        assert!(matches!(greet_rank(&mut b, None).await, Err(Rejection::Stranger(_))));
-        let (mut a, mut b) = tokio::io::duplex(1024);
-        b.write_all(b"HTTP/1.1 400 Bad Request\r\n").await.unwrap();
-        match greet_hub(&mut a, None).await {
-            Err(Rejection::Stranger(problem)) => assert!(problem.contains("HTTP/1.1"), "{problem}"),
-            other => panic!("{other:?}"),
-        }
-    }
-}
+#[path = "handshake_tests.rs"]
+mod tests;

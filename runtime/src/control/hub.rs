@@ -1,26 +1,32 @@
 //! The hub's body: sockets, tasks and the clock around [`HubState`].
 //!
 //! One driver task owns the state. Each connection has a task that reads and one that writes; a connection in the
-//! handshake has one task, bounded in time and number, and cannot hold up anything else.
+//! handshake has one task, bounded in time (from its first byte to its last) and number ([`Crowd`]), and cannot hold up
+//! anything else. Where no descriptors are left, a connection in the handshake is given up for the next one.
 
 use std::collections::HashMap;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter, ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
-use super::handshake::{JobSecret, Rejection, greet_rank};
+use super::crowd::{Crowd, Footing};
+use super::handshake::{Credentials, Rejection, crowded, greet_rank};
 use super::hub_seat::HubSettings;
 use super::hub_state::{Action, ConnectionId, HubState};
 use super::limits::{
-    CLOSING_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_TO_HUB, MAX_HELLO_FRAME, MAX_QUEUE_BYTES, SPARE_HANDSHAKES,
+    ACCEPT_PAUSE, ACCEPTS_AT_ONCE, CLOSING_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_TO_HUB, MAX_HANDSHAKES,
+    MAX_HELLO_FRAME, MAX_QUEUE_BYTES, SPARE_HANDSHAKES,
 };
+use super::sealed::Sealed;
 use super::wire::{Hello, ToHub, decode, invalid, read_frame};
 
 /// A byte stream in both directions: TCP between processes, a pipe in memory within one.
@@ -63,24 +69,27 @@ impl Hub {
     /// Starts a hub on the current tokio runtime. `published` is dropped when all ranks are here.
     pub(crate) fn start(
         settings: HubSettings,
-        secret: Option<JobSecret>,
+        credentials: Credentials,
         listener: Option<TcpListener>,
         published: Option<Box<dyn Send>>,
     ) -> Self {
         let (events, inbox) = mpsc::channel(QUEUED_EVENTS);
         let counters = Arc::new(HubCounters::default());
-        let most_handshakes = settings.world_size as usize + SPARE_HANDSHAKES;
+        let most_handshakes = MAX_HANDSHAKES.min(settings.world_size as usize + SPARE_HANDSHAKES);
         let driver = Driver {
             state: HubState::new(settings, Instant::now()),
-            secret,
+            credentials,
             listener,
+            accept_after: None,
+            spare: spare_descriptor(),
             published,
             inbox,
             events: events.downgrade(),
             connections: HashMap::new(),
             next_connection: 0,
             handshakes: JoinSet::new(),
-            most_handshakes,
+            crowd: Crowd::new(most_handshakes),
+            closing: JoinSet::new(),
             readers: JoinSet::new(),
             writers: JoinSet::new(),
             lingerers: Vec::new(),
@@ -113,8 +122,12 @@ struct Connection {
 
 struct Driver {
     state: HubState,
-    secret: Option<JobSecret>,
+    credentials: Credentials,
     listener: Option<TcpListener>,
+    /// No connection is taken before: there were no descriptors.
+    accept_after: Option<tokio::time::Instant>,
+    /// Given up for a moment when there are none left, so that whoever waits at the port is dropped and told so.
+    spare: Option<std::fs::File>,
     published: Option<Box<dyn Send>>,
     inbox: mpsc::Receiver<Event>,
     /// Weak: once rank 0's handle and all connections are gone nobody can send any more.
@@ -122,7 +135,8 @@ struct Driver {
     connections: HashMap<ConnectionId, Connection>,
     next_connection: ConnectionId,
     handshakes: JoinSet<()>,
-    most_handshakes: usize,
+    crowd: Crowd,
+    closing: JoinSet<()>,
     readers: JoinSet<()>,
     writers: JoinSet<()>,
     /// Dropped when the driver ends, which tells whoever waits for it.
@@ -133,6 +147,7 @@ struct Driver {
 impl Driver {
     async fn run(mut self) {
         loop {
+            self.state.count_strangers(self.counters.strangers.load(Ordering::Relaxed));
             self.act();
             if self.state.is_done() {
                 break;
@@ -150,9 +165,17 @@ impl Driver {
                     }
                     None => break,
                 },
-                (stream, origin) = accept(self.listener.as_ref()) => self.greet(Box::new(stream), origin, true),
+                accepted = accept(self.listener.as_ref(), self.accept_after) => {
+                    self.take_all(accepted).await;
+                    // Those just taken, and those given up for them, have their turn before the next ones.
+                    tokio::task::yield_now().await;
+                    while let Some(ended) = self.handshakes.try_join_next_with_id() {
+                        self.leave_crowd(ended);
+                    }
+                }
                 () = tokio::time::sleep_until(wakeup) => self.state.tick(Instant::now()),
-                Some(_) = self.handshakes.join_next() => {}
+                Some(ended) = self.handshakes.join_next_with_id() => self.leave_crowd(ended),
+                Some(_) = self.closing.join_next() => {}
                 Some(_) = self.readers.join_next() => {}
                 Some(_) = self.writers.join_next() => {}
             }
@@ -168,7 +191,7 @@ impl Driver {
     fn handle(&mut self, event: Event) {
         let now = Instant::now();
         match event {
-            Event::Local { stream } => self.greet(stream, "this process".into(), false),
+            Event::Local { stream } => self.seat_local(stream),
             Event::Greeted { stream, hello, judged } => {
                 let connection = self.adopt(stream);
                 self.state.hello(connection, hello, judged, now);
@@ -220,7 +243,7 @@ impl Driver {
             return;
         };
         drop(queue);
-        self.handshakes.spawn(async move {
+        self.closing.spawn(async move {
             tokio::time::sleep(CLOSING_TIMEOUT).await;
             reader.abort();
             writer.abort();
@@ -254,19 +277,61 @@ impl Driver {
         connection
     }
 
-    fn greet(&mut self, stream: BoxedStream, origin: String, judged: bool) {
-        if self.handshakes.len() >= self.most_handshakes {
-            self.counters.strangers.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!(origin, "too many connections in the handshake; dropped");
+    fn leave_crowd(&mut self, ended: Result<(Id, ()), JoinError>) {
+        self.crowd.leave(ended.map_or_else(|error| error.id(), |(task, ())| task));
+    }
+
+    /// Takes a connection, and what else waits at the port, as far as that is fair to the others.
+    async fn take_all(&mut self, first: io::Result<(TcpStream, SocketAddr)>) {
+        let mut accepted = first;
+        for _ in 0..ACCEPTS_AT_ONCE {
+            match accepted {
+                Ok((stream, origin)) => self.greet(stream, origin),
+                Err(error) => return self.cannot_accept(&error).await,
+            }
+            let Some(Poll::Ready(next)) = look(self.listener.as_ref()).await else { return };
+            accepted = next;
+        }
+        if let Ok((stream, origin)) = accepted {
+            self.greet(stream, origin);
+        }
+    }
+
+    /// Out of descriptors, most likely. That passes; it must neither stop the hub nor become a busy loop.
+    async fn cannot_accept(&mut self, error: &io::Error) {
+        tracing::debug!(%error, "accepting a connection failed");
+        self.accept_after = Some(tokio::time::Instant::now() + ACCEPT_PAUSE);
+        if !matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
             return;
         }
+        if self.crowd.make_room(self.counters.strangers.load(Ordering::Relaxed)) {
+            return; // its descriptor is free within the pause
+        }
+        self.state.note_misfit_once(format!(
+            "connections that rank 0 had no descriptors for ({error}; raise the limit with ulimit -n)"
+        ));
+        // Who waits at the port is dropped rather than left waiting; a rank comes again.
+        if self.spare.take().is_some() {
+            drop(look(self.listener.as_ref()).await);
+        }
+        self.spare = spare_descriptor();
+    }
+
+    fn greet(&mut self, stream: TcpStream, origin: SocketAddr) {
+        let _ = stream.set_nodelay(true);
+        if self.crowd.is_full() {
+            self.crowd.make_room(self.counters.strangers.load(Ordering::Relaxed));
+        }
         let Some(events) = self.events.upgrade() else { return };
-        let (secret, counters) = (self.secret.clone(), self.counters.clone());
-        self.handshakes.spawn(async move {
-            let greeting = tokio::time::timeout(HANDSHAKE_TIMEOUT, introduce(stream, secret.as_ref()));
-            let rejection = match greeting.await {
+        let (credentials, counters) = (self.credentials.clone(), self.counters.clone());
+        let (give_up, given_up) = oneshot::channel();
+        let footing = Footing::default();
+        let standing = footing.clone();
+        let task = self.handshakes.spawn(async move {
+            let greeting = introduce(stream, &credentials, &footing, given_up);
+            let rejection = match tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting).await {
                 Ok(Ok((stream, hello))) => {
-                    let _ = events.send(Event::Greeted { stream, hello, judged }).await;
+                    let _ = events.send(Event::Greeted { stream, hello, judged: true }).await;
                     return;
                 }
                 Ok(Err(rejection)) => rejection,
@@ -274,46 +339,92 @@ impl Driver {
             };
             counters.strangers.fetch_add(1, Ordering::Relaxed);
             match rejection {
-                Rejection::Stranger(problem) => tracing::debug!(origin, problem, "a stranger's connection"),
+                Rejection::Stranger(problem) => tracing::debug!(%origin, problem, "a stranger's connection"),
                 Rejection::Misfit { problem, remedy } => {
-                    tracing::warn!(origin, problem, remedy, "a process was turned away");
+                    tracing::warn!(%origin, problem, remedy, "a process was turned away");
                     let _ = events.send(Event::Misfit { note: format!("{origin}: {problem}") }).await;
                 }
+            }
+        });
+        self.crowd.enter(task.id(), origin.ip(), standing, give_up);
+    }
+
+    /// A rank of this process: nobody is between, and there is nothing to prove.
+    fn seat_local(&mut self, mut stream: BoxedStream) {
+        let Some(events) = self.events.upgrade() else { return };
+        self.closing.spawn(async move {
+            if let Ok(Ok(hello)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, read_hello(&mut stream)).await {
+                let _ = events.send(Event::Greeted { stream, hello, judged: false }).await;
             }
         });
     }
 }
 
-async fn accept(listener: Option<&TcpListener>) -> (TcpStream, String) {
+fn spare_descriptor() -> Option<std::fs::File> {
+    std::fs::File::open("/dev/null").ok()
+}
+
+async fn accept(
+    listener: Option<&TcpListener>,
+    after: Option<tokio::time::Instant>,
+) -> io::Result<(TcpStream, SocketAddr)> {
     let Some(listener) = listener else { return std::future::pending().await };
-    loop {
-        match listener.accept().await {
-            Ok((stream, origin)) => {
-                let _ = stream.set_nodelay(true);
-                return (stream, origin.to_string());
-            }
-            Err(error) => {
-                // Out of descriptors, most likely: that passes, and must not become a busy loop.
-                tracing::debug!(%error, "accepting a connection failed");
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        }
+    if let Some(after) = after {
+        tokio::time::sleep_until(after).await;
     }
+    listener.accept().await
+}
+
+/// What waits at the port now.
+async fn look(listener: Option<&TcpListener>) -> Option<Poll<io::Result<(TcpStream, SocketAddr)>>> {
+    let listener = listener?;
+    Some(std::future::poll_fn(|cx| Poll::Ready(listener.poll_accept(cx))).await)
 }
 
 /// Handshake and first frame.
 async fn introduce(
-    mut stream: BoxedStream,
-    secret: Option<&JobSecret>,
+    mut stream: TcpStream,
+    credentials: &Credentials,
+    footing: &Footing,
+    mut given_up: oneshot::Receiver<u64>,
 ) -> Result<(BoxedStream, Hello), Rejection> {
-    greet_rank(&mut stream, secret).await?;
-    let frame = read_frame(&mut stream, MAX_HELLO_FRAME).await;
-    let hello = frame.and_then(|frame| match frame.map(|frame| decode(&frame)).transpose()? {
+    let made_room = || Rejection::Stranger("it made room for another".into());
+    let greeted = tokio::select! {
+        biased;
+        greeted = greet_rank(&mut stream, credentials, |progress| footing.set(progress)) => Ok(greeted?),
+        turned_away = &mut given_up => Err(turned_away),
+    };
+    let keys = match greeted {
+        Ok(keys) => keys,
+        Err(turned_away) => {
+            // A rank among them learns why, and comes again. What lies unread would turn the answer into a reset.
+            if footing.is_silent()
+                && let Some(answer) = crowded(turned_away.unwrap_or_default())
+            {
+                let _ = stream.try_read(&mut [0; 256]);
+                let _ = stream.try_write(&answer);
+            }
+            return Err(made_room());
+        }
+    };
+    let mut stream: BoxedStream = match keys {
+        Some(keys) => Box::new(Sealed::new(stream, &keys)),
+        None => Box::new(stream),
+    };
+    let hello = tokio::select! {
+        biased;
+        hello = read_hello(&mut stream) => hello,
+        _ = given_up => return Err(made_room()),
+    };
+    hello.map(|hello| (stream, hello)).map_err(|e| Rejection::io("waiting for the hello", &e))
+}
+
+async fn read_hello(stream: &mut BoxedStream) -> io::Result<Hello> {
+    match read_frame(stream, MAX_HELLO_FRAME).await?.map(|frame| decode(&frame)).transpose()? {
         Some(ToHub::Hello(hello)) => Ok(hello),
         Some(_) => Err(invalid("something else than a hello".into())),
         None => Err(io::ErrorKind::UnexpectedEof.into()),
-    });
-    hello.map(|hello| (stream, hello)).map_err(|e| Rejection::io("waiting for the hello", &e))
+    }
 }
 
 async fn read_messages(connection: ConnectionId, read: ReadHalf<BoxedStream>, events: mpsc::Sender<Event>) {

@@ -72,9 +72,6 @@ pub(crate) fn objection(
     let refuse = |problem: String, remedy: &str, retry: bool| {
         Some(Refusal { problem: clip(problem, usize::MAX), remedy: remedy.into(), retry })
     };
-    if hello.expected.is_some_and(|cookie| cookie != settings.cookie) {
-        return refuse("the address belongs to another job".into(), "Wait for this job's rank 0", true);
-    }
     if !hello.job.is_empty() && !settings.job.is_empty() && hello.job != settings.job {
         return refuse(
             format!("job '{}' listens here, this is job '{}'", settings.job, hello.job),

@@ -57,6 +57,8 @@ pub(crate) struct HubState {
     aborted: VecDeque<u64>,
     newly_departed: Vec<u32>,
     turned_away: Vec<String>,
+    /// Connections turned away that were no rank's, as the driver counts them.
+    strangers: u64,
     next_tick: Instant,
     actions: Vec<Action>,
 }
@@ -72,6 +74,7 @@ impl HubState {
             aborted: VecDeque::new(),
             newly_departed: Vec::new(),
             turned_away: Vec::new(),
+            strangers: 0,
             next_tick: now + settings.liveness.heartbeat,
             actions: Vec::new(),
             settings,
@@ -109,6 +112,18 @@ impl HubState {
         }
     }
 
+    /// The same, if nobody has noted it before.
+    pub(crate) fn note_misfit_once(&mut self, note: String) {
+        if !self.turned_away.contains(&note) {
+            self.note_misfit(note);
+        }
+    }
+
+    /// How many connections were turned away so far.
+    pub(crate) fn count_strangers(&mut self, strangers: u64) {
+        self.strangers = strangers;
+    }
+
     /// A rank introduces itself.
     pub(crate) fn hello(&mut self, connection: ConnectionId, hello: Hello, judged: bool, now: Instant) {
         let who = describe(&hello.peer);
@@ -138,8 +153,8 @@ impl HubState {
                 self.tell_all(&FromHub::Welcome { cookie: self.settings.cookie, peers });
             }
             _ => {
-                let missing = self.missing_text();
-                self.send(connection, &FromHub::Waiting { missing });
+                let waiting = self.waiting();
+                self.send(connection, &waiting);
             }
         }
     }
@@ -248,8 +263,8 @@ impl HubState {
         }
         self.judge(now);
         if matches!(self.phase, Phase::Gathering { .. }) {
-            let missing = self.missing_text();
-            self.tell_all(&FromHub::Waiting { missing });
+            let waiting = self.waiting();
+            self.tell_all(&waiting);
         } else {
             let frame = encode(&FromHub::Heartbeat);
             let to: Vec<_> = self
@@ -375,6 +390,9 @@ impl HubState {
         if !self.turned_away.is_empty() {
             problem += &format!("; turned away: {}", self.turned_away.join("; "));
         }
+        if self.strangers > 0 {
+            problem += &format!("; {}", strangers_text(self.strangers));
+        }
         let remedy = format!(
             "See whether these processes were started, what they printed, and whether their hosts reach rank 0 \
              ({}); a longer limit is set with KOLO_JOIN_TIMEOUT",
@@ -399,6 +417,10 @@ impl HubState {
                 *seat = Seat::Departed;
             }
         }
+    }
+
+    fn waiting(&self) -> FromHub {
+        FromHub::Waiting { missing: self.missing_text(), strangers: self.strangers }
     }
 
     fn missing(&self) -> Vec<u32> {
@@ -431,6 +453,14 @@ impl HubState {
             self.actions.push(Action::Send { connection, frame: frame.clone() });
         }
     }
+}
+
+/// For errors of joining.
+pub(crate) fn strangers_text(count: u64) -> String {
+    let s = if count == 1 { "" } else { "s" };
+    format!(
+        "{count} connection{s} of strangers (silent, garbage, or without the job's keys) turned away at rank 0's port"
+    )
 }
 
 #[cfg(test)]

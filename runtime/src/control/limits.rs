@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Version of the protocol. Raised whenever a message changes; the preamble's own layout never changes.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 
 /// Most ranks of a job. The hub holds one descriptor and two small tasks per rank: 4096 of them stay well under
 /// the usual descriptor limit of large systems, and an abort reaches all within some ten milliseconds.
@@ -23,8 +23,8 @@ pub(crate) const MAX_TEXT_BYTES: usize = 2 << 10;
 /// A varint of 32 bits takes at most 5 bytes.
 const VARINT_BYTES: usize = 5;
 
-/// First frame of a rank: a few numbers, a host name and a job name.
-pub(crate) const MAX_HELLO_FRAME: usize = 8 << 10;
+/// First frame of a rank: a few numbers, a host name and a job name. Strangers can make the hub set this much aside each.
+pub(crate) const MAX_HELLO_FRAME: usize = 4 << 10;
 
 /// A frame to the hub: one blob and one list of members, a few texts.
 pub(crate) const MAX_FRAME_TO_HUB: usize =
@@ -50,8 +50,19 @@ pub(crate) const MAX_OPEN_EXCHANGES: usize = 256;
 /// forgetting one costs a latecomer its own deadline, nothing more.
 pub(crate) const MAX_REMEMBERED: usize = 1024;
 
-/// Connections in the handshake at a time, beyond one per rank.
-pub(crate) const SPARE_HANDSHAKES: usize = 64;
+/// Connections in the handshake at a time, beyond one per rank. When more come some are given up (`crowd`): 128 let a
+/// rank that needs 2 ms for its two round trips pass a flood of 60 000 connections a second.
+pub(crate) const SPARE_HANDSHAKES: usize = 128;
+
+/// Connections in the handshake at a time at most, however large the job is: what 1152 of them hold is 5 MiB at the very
+/// worst, and the ranks of larger jobs wait their turn in the kernel's queue.
+pub(crate) const MAX_HANDSHAKES: usize = 1024 + SPARE_HANDSHAKES;
+
+/// Connections taken in one go, so that a flood does not hold up those who are seated.
+pub(crate) const ACCEPTS_AT_ONCE: usize = 16;
+
+/// Before the next look at the port when there were no descriptors for what waits there.
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// From a connection's first byte to its last byte of the handshake. Two round trips; a busy host with hundreds of
 /// starting ranks needs up to about a second.

@@ -79,9 +79,12 @@ impl Membership {
             state.answers.extend(tickets.clone().map(|ticket| (ticket, None)));
             drop(state);
             for (ticket, member) in tickets.clone().zip(members) {
-                // Whoever is not a member has no answer.
-                if let Some(target) = self.members.get(*member as usize).copied() {
-                    shared.send(&ToHub::Ask { ticket, target, communicator: self.communicator });
+                match self.members.get(*member as usize).copied() {
+                    Some(target) => {
+                        shared.send(&ToHub::Ask { ticket, target, communicator: self.communicator });
+                    }
+                    // Whoever is not a member has no answer, and is not waited for.
+                    None => drop(shared.lock().answers.insert(ticket, Some(None))),
                 }
             }
             state = shared.lock();

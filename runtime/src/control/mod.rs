@@ -17,12 +17,17 @@
 //! cause that reaches a rank stays there: ranks that abort at the same moment may name different causes.
 //!
 //! Files: `limits` (every bound), `wire` (messages), `handshake`, `hub_state` (the hub without sockets), `hub` (its
-//! sockets), `hub_seat`, `hub_exchange`, `connect` (a rank's way in), `seat` (a rank's end), `exchange`, `membership`, `abort`, `board`, `runtime`.
+//! sockets), `crowd` (connections that have not said who they are), `sealed` (what is said once keys are proven), `hub_seat`, `hub_exchange`, `connect` (a rank's way in), `seat` (a rank's end), `exchange`, `membership`, `abort`, `board`, `runtime`.
 
 mod abort;
 mod board;
 mod connect;
+mod crowd;
 mod exchange;
+#[cfg(test)]
+mod false_hub_tests;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod handshake;
 mod hub;
 mod hub_exchange;
@@ -33,6 +38,7 @@ mod membership;
 mod ranks;
 mod recent;
 mod runtime;
+mod sealed;
 mod seat;
 mod wire;
 
@@ -49,6 +55,7 @@ pub use membership::Membership;
 pub use runtime::ControlRuntime;
 pub use wire::{Cookie, ExchangeKey, PeerInfo};
 
+pub(crate) use handshake::RendezvousKey;
 pub(crate) use hub::Hub;
 pub(crate) use limits::{BIND_PATIENCE, RETRY_MOST};
 
@@ -56,6 +63,7 @@ use kolo_transport::Process;
 
 use crate::error::{Error, Result};
 use crate::join::{self, JoinSpec, Locator};
+use handshake::Credentials;
 use hub_seat::HubSettings;
 use limits::{CLOSING_TIMEOUT, FAREWELL_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES};
 use seat::{HubStanding, Shared};
@@ -262,7 +270,12 @@ async fn join_all(spec: &JoinSpec) -> Result<(Arc<Shared>, Option<Hub>)> {
     let mut cookie = Cookie::default();
     getrandom::fill(&mut cookie)
         .map_err(|e| Error::system("drawing the job's cookie", std::io::Error::other(e.to_string())))?;
-    let anchor = join::bind(spec, &cookie).await?;
+    let mut key = RendezvousKey::default();
+    getrandom::fill(&mut key)
+        .map_err(|e| Error::system("drawing the rendezvous' key", std::io::Error::other(e.to_string())))?;
+    let anchor = join::bind(spec, &key).await?;
+    let credentials =
+        Credentials { secret: spec.secret.clone(), rendezvous: spec.locator.publishes_key().then_some(key) };
     let settings = HubSettings {
         world_size: spec.world_size,
         cookie,
@@ -271,7 +284,7 @@ async fn join_all(spec: &JoinSpec) -> Result<(Arc<Shared>, Option<Hub>)> {
         timeout: spec.timeout,
         liveness: spec.liveness,
     };
-    let hub = Hub::start(settings, spec.secret.clone(), anchor.listener, anchor.published);
+    let hub = Hub::start(settings, credentials, anchor.listener, anchor.published);
     if let Locator::Local(meeting) = &spec.locator {
         meeting.hub.send_replace(Some(hub.clone()));
     }

@@ -1,13 +1,14 @@
 //! Frames and messages between ranks and the hub.
 //!
 //! A frame is its length (4 bytes, little-endian) and a postcard-encoded message. The length is checked against the
-//! limit of its direction before anything is allocated.
+//! limit of its direction before anything is allocated. Texts of others are made printable where they are decoded.
 
 use std::collections::VecDeque;
 use std::io;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use kolo_transport::foreign::printable;
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::abort::AbortCause;
@@ -23,12 +24,14 @@ pub struct PeerInfo {
     /// Rank in the world.
     pub rank: u32,
     /// Host name, for messages.
+    #[serde(deserialize_with = "foreign")]
     pub hostname: String,
     /// Process, in its own PID namespace.
     pub pid: u32,
     /// Rank among those on its host, where the launcher told.
     pub local_rank: Option<u32>,
     /// Version of this crate.
+    #[serde(deserialize_with = "foreign")]
     pub version: String,
     /// Equal for ranks on one running kernel within the same network and PID namespaces: those can share memory.
     pub host_key: u64,
@@ -49,10 +52,10 @@ pub(crate) struct Hello {
     pub(crate) peer: PeerInfo,
     pub(crate) world_size: u32,
     /// Name of the job where the launcher told; empty matches any.
+    #[serde(deserialize_with = "foreign")]
     pub(crate) job: String,
-    /// The cookie that a file, multicast answer or store named, if one did.
-    pub(crate) expected: Option<Cookie>,
     /// Where the rank learned its place, for messages.
+    #[serde(deserialize_with = "foreign")]
     pub(crate) source: String,
 }
 
@@ -88,6 +91,7 @@ pub(crate) enum ToHub {
     Goodbye,
     /// The rank cannot go on (its thread panics); as good as a closed connection, with a reason.
     Dying {
+        #[serde(deserialize_with = "foreign")]
         reason: String,
     },
 }
@@ -99,9 +103,11 @@ pub(crate) enum FromHub {
         cookie: Cookie,
         peers: Vec<PeerInfo>,
     },
-    /// Not everybody is here yet; who is missing, as text.
+    /// Not everybody is here yet; who is missing, as text, and how many strangers were turned away.
     Waiting {
+        #[serde(deserialize_with = "foreign")]
         missing: String,
+        strangers: u64,
     },
     Refused(Refusal),
     Heartbeat,
@@ -119,6 +125,7 @@ pub(crate) enum FromHub {
     },
     Lost {
         rank: u32,
+        #[serde(deserialize_with = "foreign")]
         cause: String,
     },
     Departed {
@@ -141,7 +148,9 @@ pub(crate) enum FromHub {
 /// Why the hub does not take a rank, or gives up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
+    #[serde(deserialize_with = "foreign")]
     pub(crate) problem: String,
+    #[serde(deserialize_with = "foreign")]
     pub(crate) remedy: String,
     /// Whether another hub may soon listen here, so that trying again makes sense.
     pub(crate) retry: bool,
@@ -150,10 +159,33 @@ pub(crate) struct Refusal {
 /// Why an exchange came to nothing. Ranks are world ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ExchangeFailure {
-    Lost { rank: u32, cause: String },
-    Departed { rank: u32 },
-    Timeout { by: u32, missing: Vec<u32> },
-    Disagreement { problem: String },
+    Lost {
+        rank: u32,
+        #[serde(deserialize_with = "foreign")]
+        cause: String,
+    },
+    Departed {
+        rank: u32,
+    },
+    Timeout {
+        by: u32,
+        missing: Vec<u32>,
+    },
+    Disagreement {
+        #[serde(deserialize_with = "foreign")]
+        problem: String,
+    },
+}
+
+/// A text of somebody else's, made fit for errors, logs and terminals.
+pub(crate) fn foreign<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    String::deserialize(from).map(|text| printable(&text, MAX_TEXT_BYTES))
+}
+
+/// The same where there may be none.
+pub(crate) fn foreign_if_any<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let text = Option::<String>::deserialize(from)?;
+    Ok(text.map(|text| printable(&text, MAX_TEXT_BYTES)))
 }
 
 /// Encodes a message as a frame.

@@ -240,7 +240,8 @@ pub(crate) fn numbered(
     }
 }
 
-/// Settings that apply wherever the rank comes from: KOLO_JOIN_TIMEOUT, KOLO_DEAD_AFTER (seconds), KOLO_JOB_SECRET.
+/// Settings that apply wherever the rank comes from: KOLO_JOIN_TIMEOUT, KOLO_DEAD_AFTER (seconds), KOLO_JOB_SECRET;
+/// and whether all ranks are on one host.
 pub(crate) fn apply_settings(spec: &mut JoinSpec, environment: Environment<'_>) -> Result<()> {
     if let Some(timeout) = seconds(environment, "KOLO_JOIN_TIMEOUT")? {
         spec.timeout = timeout;
@@ -254,7 +255,14 @@ pub(crate) fn apply_settings(spec: &mut JoinSpec, environment: Environment<'_>) 
     if let Some(secret) = set(environment, "KOLO_JOB_SECRET").and_then(JobSecret::new) {
         spec.secret = Some(secret);
     }
+    spec.one_host |= is_on_one_host(spec.world_size, environment);
     Ok(())
+}
+
+/// Whether the launcher says that all ranks of this job are on this host. A world of another size is not this job's.
+fn is_on_one_host(world_size: u32, environment: Environment<'_>) -> bool {
+    let is_all = |name| set(environment, name).and_then(|value| value.parse().ok()) == Some(world_size);
+    is_all("WORLD_SIZE") && is_all("LOCAL_WORLD_SIZE")
 }
 
 fn seconds(environment: Environment<'_>, name: &str) -> Result<Option<Duration>> {

@@ -1,45 +1,54 @@
 //! Rendezvous through a file that all ranks see.
 //!
-//! Rank 0 writes its addresses and its hub's cookie beside the final name and renames, so nobody reads half a file.
-//! Readers trust nothing: they connect, and the hub compares the cookie. A file that an earlier job left behind
-//! names a dead address or another cookie; the reader notes that and looks again until rank 0 has replaced it. Rank 0
+//! Rank 0 writes its addresses and a key that it draws beside the final name and renames, so nobody reads half a file.
+//! Readers trust nothing: they connect, and both sides prove that they know the key. A file that an earlier job left behind
+//! names a dead address or another key; the reader notes that and looks again until rank 0 has replaced it. Rank 0
 //! removes the file when all ranks are here, before any of them is told so.
 
+use std::fmt;
 use std::fs;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use kolo_transport::foreign::printable;
 use serde::{Deserialize, Serialize};
 
 use super::addresses::{hostname, process_start};
-use crate::control::Cookie;
+use crate::control::RendezvousKey;
 use crate::error::{Error, Result};
 
 /// A line of text naming rank 0; some 20 addresses are less than this.
 const MAX_FILE_BYTES: u64 = 16 << 10;
 
-#[derive(Debug, Serialize, Deserialize)]
+/// Most bytes shown of the name of the writer's host.
+const HOST_BYTES: usize = 256;
+
+/// More addresses than any host has that we would try; more are no notice of ours.
+const MAX_ADDRESSES: usize = 256;
+
+/// What rank 0 publishes. Not printed: it holds a key.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Notice {
     kolo: u32,
     pub(crate) addresses: Vec<SocketAddr>,
-    cookie: String,
+    key: String,
     host: String,
     pid: u32,
     process_start: u64,
 }
 
 /// Format of the file.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 impl Notice {
-    pub(crate) fn new(addresses: Vec<SocketAddr>, cookie: &Cookie) -> Self {
+    pub(crate) fn new(addresses: Vec<SocketAddr>, key: &RendezvousKey) -> Self {
         let pid = std::process::id();
         Self {
             kolo: FORMAT,
             addresses,
-            cookie: to_hex(cookie),
+            key: to_hex(key),
             host: hostname(),
             pid,
             process_start: process_start(pid).unwrap_or_default(),
@@ -56,18 +65,21 @@ impl Notice {
         if notice.kolo != FORMAT {
             return Err(format!("it has format {}, this version reads {FORMAT}", notice.kolo));
         }
-        if notice.cookie().is_none() || notice.addresses.is_empty() {
-            return Err("it names no cookie or no address".into());
+        if notice.key().is_none() || notice.addresses.is_empty() {
+            return Err("it names no key or no address".into());
+        }
+        if notice.addresses.len() > MAX_ADDRESSES {
+            return Err(format!("it names {} addresses", notice.addresses.len()));
         }
         Ok(notice)
     }
 
-    pub(crate) fn cookie(&self) -> Option<Cookie> {
-        from_hex(&self.cookie)
+    pub(crate) fn key(&self) -> Option<RendezvousKey> {
+        from_hex(&self.key)
     }
 
     pub(crate) fn writer(&self) -> String {
-        format!("process {} on {}", self.pid, self.host)
+        format!("process {} on {}", self.pid, printable(&self.host, HOST_BYTES))
     }
 
     /// Whether the writer is another process of this host that still runs.
@@ -79,8 +91,13 @@ impl Notice {
     }
 }
 
+impl fmt::Debug for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Notice").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
 /// Removes the file when dropped, if it is still ours.
-#[derive(Debug)]
 pub(crate) struct Posted {
     path: PathBuf,
     text: Vec<u8>,
@@ -95,7 +112,7 @@ impl Drop for Posted {
 }
 
 /// Rank 0 posts its addresses.
-pub(crate) fn post(path: &Path, addresses: Vec<SocketAddr>, cookie: &Cookie) -> Result<Posted> {
+pub(crate) fn post(path: &Path, addresses: Vec<SocketAddr>, key: &RendezvousKey) -> Result<Posted> {
     if let Ok(earlier) = read(path)
         && earlier.writer_lives_here()
     {
@@ -105,9 +122,10 @@ pub(crate) fn post(path: &Path, addresses: Vec<SocketAddr>, cookie: &Cookie) -> 
             remedy: "Give every job a file of its own, or end that process".into(),
         });
     }
-    let text = Notice::new(addresses, cookie).to_json();
+    let text = Notice::new(addresses, key).to_json();
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}", to_hex(&cookie[..4])));
+    // Names can be listed where the file cannot be read, so nothing of the key is in it.
+    name.push(format!(".{:08x}", getrandom::u32().unwrap_or_else(|_| std::process::id())));
     let draft = path.with_file_name(name);
     let written = fs::OpenOptions::new()
         .write(true)
@@ -145,7 +163,7 @@ pub(crate) fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-fn from_hex(text: &str) -> Option<Cookie> {
+fn from_hex(text: &str) -> Option<RendezvousKey> {
     let value = u128::from_str_radix(text, 16).ok()?;
     (text.len() == 32).then(|| value.to_be_bytes())
 }
@@ -164,7 +182,7 @@ mod tests {
         let address: SocketAddr = "10.0.0.1:5".parse().unwrap();
         let posted = post(&path, vec![address], &[7; 16]).unwrap();
         let notice = read(&path).unwrap();
-        assert_eq!((notice.addresses.clone(), notice.cookie()), (vec![address], Some([7; 16])));
+        assert_eq!((notice.addresses.clone(), notice.key()), (vec![address], Some([7; 16])));
         drop(posted);
         assert!(!path.exists());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "no drafts are left");
@@ -178,7 +196,7 @@ mod tests {
         let first = post(&path, vec![address], &[1; 16]).unwrap();
         let second = post(&path, vec![address], &[2; 16]).unwrap();
         drop(first);
-        assert_eq!(read(&path).unwrap().cookie(), Some([2; 16]));
+        assert_eq!(read(&path).unwrap().key(), Some([2; 16]));
         drop(second);
     }
 }

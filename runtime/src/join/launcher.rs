@@ -212,6 +212,7 @@ fn on_one_host(
     let source = format!("{}, {named_by}", place.source);
     let mut spec = place.at(Locator::File { path }, source);
     spec.job = format!("{launcher} {job}");
+    spec.one_host = true;
     Ok(spec)
 }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Once;
 use std::time::Instant;
 
 use socket2::{Domain, Protocol, Socket, Type};
@@ -12,7 +13,7 @@ use super::file::Notice;
 use super::multicast::Group;
 use super::store::Store;
 use super::{JoinSpec, Locator, board, file, multicast};
-use crate::control::{BIND_PATIENCE, Cookie, RETRY_MOST};
+use crate::control::{BIND_PATIENCE, RETRY_MOST, RendezvousKey};
 use crate::error::{Error, Result};
 
 /// More than the ranks that may connect at one instant; the kernel caps it at net.core.somaxconn.
@@ -29,28 +30,58 @@ pub(crate) struct Anchor {
 pub(crate) struct Advert {
     /// To be tried in order.
     pub(crate) candidates: Vec<SocketAddr>,
-    /// The hub's cookie, where the locator names it.
-    pub(crate) cookie: Option<Cookie>,
+    /// What rank 0 has drawn and published beside its address, where the locator has room for it.
+    pub(crate) key: Option<RendezvousKey>,
     /// Where this comes from, for messages: "node7:29500", "process 12 on node7".
     pub(crate) origin: String,
 }
 
+/// Said once per process, however many communicators it joins.
+static WARNED: Once = Once::new();
+
+/// Rank 0: says so if whoever reaches its port may be a rank of this job.
+fn warn_of_open_door(spec: &JoinSpec, listener: &TcpListener) {
+    let reach = listener.local_addr().map(|address| address.ip());
+    if spec.secret.is_some() || spec.world_size == 1 || !spec.locator.is_open() {
+        return;
+    }
+    WARNED.call_once(|| {
+        let who = match reach {
+            Ok(ip) if ip.is_loopback() => "every user of this host",
+            _ => "whoever reaches this port",
+        };
+        let text = format!(
+            "rank 0 listens for {} without a job secret: {who} can take a rank; set the same KOLO_JOB_SECRET for every \
+             process of the job, or meet by a file or a store",
+            spec.locator
+        );
+        tracing::warn!("{text}");
+        // Other users of a host are rarely foes, other hosts of a network may be: that is worth a line on the terminal of
+        // programs that log nothing.
+        if !reach.is_ok_and(|ip| ip.is_loopback()) {
+            eprintln!("kolo: warning: {text}");
+        }
+    });
+}
+
 /// Rank 0: listens and publishes.
-pub(crate) async fn bind(spec: &JoinSpec, cookie: &Cookie) -> Result<Anchor> {
+pub(crate) async fn bind(spec: &JoinSpec, key: &RendezvousKey) -> Result<Anchor> {
     match &spec.locator {
         Locator::Tcp { host, port } => {
             let listener = bind_patiently(only_loopback(host), *port, &spec.source).await?;
+            warn_of_open_door(spec, &listener);
             Ok(Anchor { listener: Some(listener), published: None })
         }
         Locator::File { path } => {
-            let listener = bind_patiently(None, 0, &spec.source).await?;
-            let posted = file::post(path, reachable_at(&listener)?, cookie)?;
+            let listener = listen_for(spec).await?;
+            let posted = file::post(path, reachable_at(&listener)?, key)?;
             Ok(Anchor { listener: Some(listener), published: Some(Box::new(posted)) })
         }
         Locator::Multicast { group, port, job, interface } => {
-            let listener = bind_patiently(None, 0, &spec.source).await?;
+            let listener = listen_for(spec).await?;
+            warn_of_open_door(spec, &listener);
             let group = Group { address: *group, port: *port, interface: *interface, job: job.clone() };
-            let notice = Notice::new(reachable_at(&listener)?, cookie);
+            let notice = Notice::new(reachable_at(&listener)?, key);
             let answering = multicast::answer(&group, notice).map_err(|error| Error::Join {
                 rank: Some(0),
                 problem: format!("joining the multicast group {}:{}: {error}", group.address, group.port),
@@ -59,12 +90,12 @@ pub(crate) async fn bind(spec: &JoinSpec, cookie: &Cookie) -> Result<Anchor> {
             Ok(Anchor { listener: Some(listener), published: Some(Box::new(answering)) })
         }
         Locator::Store { host, port, prefix } => {
-            let listener = bind_patiently(None, 0, &spec.source).await?;
-            publish_in_store(spec, &listener, (host, *port), &store_key(prefix), cookie).await?;
+            let listener = listen_for(spec).await?;
+            publish_in_store(spec, &listener, (host, *port), &store_key(prefix), key).await?;
             Ok(Anchor { listener: Some(listener), published: None })
         }
         Locator::Board(place) => {
-            let listener = bind_patiently(None, 0, &spec.source).await?;
+            let listener = listen_for(spec).await?;
             let mut addresses = reachable_at(&listener)?;
             let server = match place.served_by() {
                 // Which port does not matter for the route.
@@ -74,7 +105,7 @@ pub(crate) async fn bind(spec: &JoinSpec, cookie: &Cookie) -> Result<Anchor> {
             if let Some(near) = server.and_then(address_towards) {
                 addresses.sort_by_key(|address| address.ip().is_loopback() || address.ip() != near);
             }
-            board::publish(place, Notice::new(addresses, cookie).to_json()).await?;
+            board::publish(place, Notice::new(addresses, key).to_json()).await?;
             Ok(Anchor { listener: Some(listener), published: None })
         }
         Locator::Local(_) => Ok(Anchor { listener: None, published: None }),
@@ -87,33 +118,33 @@ pub(crate) async fn find(spec: &JoinSpec) -> Result<Advert, String> {
         Locator::Tcp { host, port } => {
             let origin = format!("{host}:{port}");
             let candidates = resolve(host, *port).await?;
-            Ok(Advert { candidates, cookie: None, origin })
+            Ok(Advert { candidates, key: None, origin })
         }
         Locator::File { path } => {
             let notice = file::read(path)?;
             let origin = format!("{} (written by {})", path.display(), notice.writer());
-            Ok(Advert { cookie: notice.cookie(), candidates: notice.addresses, origin })
+            Ok(Advert { key: notice.key(), candidates: notice.addresses, origin })
         }
         Locator::Multicast { group, port, job, interface } => {
             let group = Group { address: *group, port: *port, interface: *interface, job: job.clone() };
             let (notice, from) = multicast::ask(&group).await?;
             let origin = format!("{from} (answer of {})", notice.writer());
-            Ok(Advert { cookie: notice.cookie(), candidates: notice.addresses, origin })
+            Ok(Advert { key: notice.key(), candidates: notice.addresses, origin })
         }
         Locator::Store { host, port, prefix } => {
             let mut store = open_store(host, *port).await?;
-            let key = store_key(prefix);
+            let name = store_key(prefix);
             let again = |e: io::Error| format!("the TCPStore at {host}:{port}: {e}");
-            let value = store.wait_and_get(&key).await.map_err(again)?;
-            let notice = Notice::parse(&value).map_err(|e| format!("key {key} of the TCPStore: {e}"))?;
-            let origin = format!("key {key} of the TCPStore (set by {})", notice.writer());
-            Ok(Advert { cookie: notice.cookie(), candidates: notice.addresses, origin })
+            let value = store.wait_and_get(&name).await.map_err(again)?;
+            let notice = Notice::parse(&value).map_err(|e| format!("key {name} of the TCPStore: {e}"))?;
+            let origin = format!("key {name} of the TCPStore (set by {})", notice.writer());
+            Ok(Advert { key: notice.key(), candidates: notice.addresses, origin })
         }
         Locator::Board(place) => {
             let notice =
                 Notice::parse(&board::read(place).await?).map_err(|e| format!("{}: {e}", place.name()))?;
             let origin = format!("{} (set by {})", place.name(), notice.writer());
-            Ok(Advert { cookie: notice.cookie(), candidates: notice.addresses, origin })
+            Ok(Advert { key: notice.key(), candidates: notice.addresses, origin })
         }
         Locator::Local(_) => Err("threads of one process meet without addresses".into()),
     }
@@ -140,8 +171,8 @@ async fn publish_in_store(
     spec: &JoinSpec,
     listener: &TcpListener,
     (host, port): (&str, u16),
-    key: &str,
-    cookie: &Cookie,
+    name: &str,
+    key: &RendezvousKey,
 ) -> Result<()> {
     let deadline = Instant::now() + spec.timeout;
     let mut addresses = reachable_at(listener)?;
@@ -152,8 +183,8 @@ async fn publish_in_store(
             let near = store.local_ip().map_err(|e| e.to_string())?;
             // The address by which this host reaches the store first: the others reach the store too.
             addresses.sort_by_key(|address| address.ip().is_loopback() || address.ip() != near);
-            let value = Notice::new(addresses.clone(), cookie).to_json();
-            store.set(key, &value).await.map_err(|e| format!("the TCPStore at {host}:{port}: {e}"))
+            let value = Notice::new(addresses.clone(), key).to_json();
+            store.set(name, &value).await.map_err(|e| format!("the TCPStore at {host}:{port}: {e}"))
         };
         match tokio::time::timeout_at(deadline.into(), attempt).await {
             Ok(Ok(())) => return Ok(()),
@@ -173,6 +204,16 @@ async fn publish_in_store(
         }
         tokio::time::sleep(RETRY_MOST).await;
     }
+}
+
+/// A listener at any port, on loopback if the job is known to be on this host alone.
+async fn listen_for(spec: &JoinSpec) -> Result<TcpListener> {
+    if spec.one_host
+        && let Ok(listener) = listen(Some(Ipv4Addr::LOCALHOST.into()), 0)
+    {
+        return Ok(listener);
+    }
+    bind_patiently(None, 0, &spec.source).await
 }
 
 async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
@@ -247,6 +288,10 @@ fn listen(address: Option<IpAddr>, port: u16) -> io::Result<TcpListener> {
 }
 
 fn reachable_at(listener: &TcpListener) -> Result<Vec<SocketAddr>> {
-    let port = listener.local_addr().map_err(|e| Error::system("asking for the port", e))?.port();
+    let address = listener.local_addr().map_err(|e| Error::system("asking for the port", e))?;
+    if !address.ip().is_unspecified() {
+        return Ok(vec![address]);
+    }
+    let port = address.port();
     Ok(own_addresses().into_iter().map(|address| SocketAddr::new(address, port)).collect())
 }

@@ -4,13 +4,18 @@
 //! from the environment a launcher set ([`JoinSpec::from_env`]), from a URL ([`JoinSpec::parse_url`]), or from code.
 //! [`Control::join`](crate::control::Control::join) turns it into a connection to rank 0's hub.
 //!
-//! Whatever a locator yields is only a hint: the address is tried, and the hub must prove by its cookie that it is
-//! the one that was meant. So a file left behind by an earlier job costs a failed attempt, nothing worse.
+//! Whatever a locator yields is only a hint: the address is tried, and both ends must prove that they know the key that
+//! rank 0 drew and published beside its address. So a file left behind by an earlier job costs a failed attempt, nothing
+//! worse; and where only the job's ranks can read what rank 0 publishes (a file, a store, a board, a unique id), nobody
+//! else takes a seat. A plain address (`tcp://`) has no such key and a multicast group tells it to whoever asks: there only
+//! a job secret keeps others out, and rank 0 warns once if there is none.
 
 mod addresses;
 mod board;
 mod env;
 mod file;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod launcher;
 mod locate;
 mod multicast;
@@ -58,7 +63,11 @@ pub struct JoinSpec {
     pub source: String,
     /// Name of the job, where known: keeps jobs apart that meet at one port. Empty matches any.
     pub job: String,
-    /// Secret that all processes of the job know; without one, whoever reaches the port can take a free rank.
+    /// Whether all ranks are known to be on this host: rank 0 then listens on loopback only, unless the locator names
+    /// the address itself.
+    pub one_host: bool,
+    /// Secret that all processes of the job know. Without one, whoever reaches the port can take a free rank where the
+    /// locator is an address ([`Locator::Tcp`], [`Locator::Multicast`]).
     pub secret: Option<JobSecret>,
     /// How silence is judged.
     pub liveness: Liveness,
@@ -118,6 +127,7 @@ impl JoinSpec {
             timeout: DEFAULT_JOIN_TIMEOUT,
             source: source.into(),
             job: String::new(),
+            one_host: false,
             secret: None,
             liveness: Liveness::default(),
         }
@@ -171,6 +181,18 @@ impl JoinSpec {
             );
         }
         Ok(())
+    }
+}
+
+impl Locator {
+    /// Whether rank 0 publishes a key beside its address.
+    pub(crate) fn publishes_key(&self) -> bool {
+        !matches!(self, Self::Tcp { .. } | Self::Local(_))
+    }
+
+    /// Whether others than the job's ranks learn all that is needed to join without a secret.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self, Self::Tcp { .. } | Self::Multicast { .. })
     }
 }
 

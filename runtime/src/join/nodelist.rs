@@ -3,8 +3,17 @@
 /// More hosts than any job names; a list that would expand beyond is refused before it does.
 const MAX_HOSTS: u64 = 1 << 20;
 
+/// Digits of a number, zeros in front among them.
+const MAX_DIGITS: usize = 18;
+
+/// The longest list that is read: Slurm's own limit for a node's name is 1 KiB, and its lists are compact.
+const MAX_LIST_BYTES: usize = 1 << 20;
+
 /// All hosts, in the order of the list. An error says what cannot be read.
 pub(crate) fn expand(list: &str) -> Result<Vec<String>, String> {
+    if list.len() > MAX_LIST_BYTES {
+        return Err(format!("it has {} bytes", list.len()));
+    }
     let mut hosts = Vec::new();
     for part in split_outside_brackets(list)? {
         let part = part.trim();
@@ -55,7 +64,9 @@ fn expand_part(done: &str, rest: &str, hosts: &mut Vec<String>) -> Result<(), St
         after.split_once(']').ok_or_else(|| format!("'{rest}' does not close its bracket"))?;
     for range in ranges.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        // Zeros in front count: a number of many digits would make as many names that long.
+        let digits =
+            |text: &str| (1..=MAX_DIGITS).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
         if !digits(first) || !digits(last) {
             return Err(format!("'{range}' is no number or range of numbers"));
         }
@@ -106,6 +117,7 @@ mod tests {
             "n[1-]",
             "n[0-99999999999]",
             "n[0-9999999]",
+            "n[00000000000000000000000000000001-2]",
         ] {
             assert!(expand(list).is_err(), "{list}");
         }

@@ -33,6 +33,7 @@ fn main() {
         "early" => leave_early(&comm, number(1)),
         "memory" => memory(&comm, number(1)),
         "ready" => comm.barrier(),
+        "meet" => meet(&comm, number(1)),
         "ring" => ring(&comm, number(1)),
         "pair" => pair(&comm, number(1)),
         "receives" => receives(&comm, number(1)),
@@ -107,6 +108,17 @@ fn allocate(comm: &Communicator, bytes: usize) -> Result<()> {
     }
     let after = used();
     report(&format!("@memory {} {} {} {}", before.0, before.1, after.0, after.1));
+    comm.barrier()
+}
+
+/// Every rank talks to every other.
+fn meet(comm: &Communicator, elements: usize) -> Result<()> {
+    let source = vec![1.0_f32; elements * comm.world_size() as usize];
+    let mut target = source.clone();
+    for _ in 0..3 {
+        comm.all_to_all(&source, &mut target)?;
+    }
+    report("@met");
     comm.barrier()
 }
 

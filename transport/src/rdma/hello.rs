@@ -4,6 +4,7 @@ use kolo_verbs::Address;
 
 use super::rails::RAILS_MAX;
 use super::wire::Place;
+use crate::foreign::printable_bytes;
 
 /// Length of a hello; the side connection's messages have a length that both ends know.
 pub(super) const HELLO_BYTES: usize = 512;
@@ -95,7 +96,7 @@ impl Hello {
             }
             2 => {
                 let len = usize::from(u16::from_le_bytes([body[0], body[1]])).min(WORDS_MAX);
-                Ok(Self::Refusal(String::from_utf8_lossy(&body[2..2 + len]).into_owned()))
+                Ok(Self::Refusal(printable_bytes(&body[2..2 + len], WORDS_MAX)))
             }
             _ => Err("its kind"),
         }

@@ -63,3 +63,30 @@ pub use stats::Counters;
 
 /// The transport's name, in errors and capabilities.
 pub(crate) const NAME: &str = "rdma";
+
+/// See [`crate::fuzzing`].
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_hello(bytes: &[u8]) {
+    let mut whole = [0; hello::HELLO_BYTES];
+    let most = bytes.len().min(whole.len());
+    whole[..most].copy_from_slice(&bytes[..most]);
+    if let Ok(hello) = hello::Hello::decode(&whole) {
+        let mut again = [0; hello::HELLO_BYTES];
+        hello.encode(&mut again);
+        assert!(hello::Hello::decode(&again).is_ok());
+    }
+    if let Ok(address) = address::Address::decode(bytes) {
+        assert_eq!(address::Address::decode(&address.encode()), Ok(address));
+    }
+}
+
+/// See [`crate::fuzzing`].
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_wire(bytes: &[u8]) {
+    if let Some(word) = bytes.first_chunk() {
+        let _ = wire::Note::decode(u32::from_le_bytes(*word));
+    }
+    let _ = bytes.first_chunk().map(wire::Header::decode);
+    let _ = bytes.first_chunk().map(wire::Grant::decode);
+    let _ = bytes.first_chunk().map(wire::Place::decode);
+}

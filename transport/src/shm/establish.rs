@@ -14,7 +14,7 @@ use rustix::time::Timespec;
 use super::address::Address;
 use super::arena::{Arena, MEMBERS_MAX};
 use super::endpoint::ShmEndpoint;
-use super::hello::{HELLO_BYTES, Hello, Purpose};
+use super::hello::{Ends, HELLO_BYTES, Hello, Purpose};
 use super::host::{self, Host};
 use super::lobby::{EPOLL_LOBBY, Lobby};
 use super::options::{Budget, RING_MAX_BYTES, RING_MIN_BYTES, ShmOptions, SingleCopy, channels_max};
@@ -166,17 +166,20 @@ impl ShmEndpoint {
             let mut callers = std::mem::take(&mut self.callers);
             self.lobby.receive(&self.epoll, &mut callers);
             for caller in callers.drain(..) {
-                let Some(peer) = self.recognise(&caller.hello) else { continue };
-                if caller.hello.purpose == Purpose::AskArena {
+                let Some(peer) = self.recognise(&caller.greeting) else { continue };
+                if caller.greeting.hello.purpose == Purpose::AskArena {
                     let rank = self.peers[peer].rank;
                     let answer = Hello {
                         purpose: Purpose::Arena { members },
                         rank: self.rank,
-                        to: self.peers[peer].address.cookie,
-                        from: self.identity.cookie,
+                        nonce: caller.greeting.hello.nonce,
                     };
+                    let answer = answer.encode(Ends {
+                        caller: &self.identity.cookie,
+                        callee: &self.peers[peer].address.cookie,
+                    });
                     // A member that went away meanwhile is missed at the deadline, or asks again.
-                    if unix::send(&caller.stream, &answer.encode(), Some(fd.as_fd())).is_ok() {
+                    if unix::send(&caller.stream, &answer, Some(fd.as_fd())).is_ok() {
                         waiting.retain(|r| *r != rank);
                     }
                 } else {
@@ -250,10 +253,11 @@ impl ShmEndpoint {
         let hello = Hello {
             purpose: Purpose::AskArena,
             rank: self.rank,
-            to: leader.address.cookie,
-            from: self.identity.cookie,
+            nonce: host::random_bits().map_err(|e| system("random numbers", e))?,
         };
-        unix::send(&stream, &hello.encode(), None).map_err(|e| system("asking for the shared arena", e))?;
+        let ends = Ends { caller: &self.identity.cookie, callee: &leader.address.cookie };
+        unix::send(&stream, &hello.encode(ends), None)
+            .map_err(|e| system("asking for the shared arena", e))?;
         let mut answer = [0; HELLO_BYTES];
         let (mut filled, mut fd) = (0, None);
         while filled < HELLO_BYTES {
@@ -270,10 +274,11 @@ impl ShmEndpoint {
                 Err(e) => return Err(system("waiting for the shared arena", e)),
             }
         }
-        let is_right = Hello::decode(&answer).is_some_and(|hello| {
-            hello.to == self.identity.cookie
-                && hello.from == leader.address.cookie
-                && hello.purpose == Purpose::Arena { members }
+        let back = Ends { caller: ends.callee, callee: ends.caller };
+        let is_right = Hello::decode(&answer).is_some_and(|greeting| {
+            greeting.is_between(back)
+                && greeting.hello.nonce == hello.nonce
+                && greeting.hello.purpose == Purpose::Arena { members }
         });
         let (true, Some(fd)) = (is_right, fd) else {
             let detail = format!("rank {} did not answer with an arena for {members} members", leader.rank);

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::time::Timespec;
 
 use super::establish::NAME;
-use super::hello::{Hello, Purpose};
+use super::hello::{Ends, Hello, Purpose};
 use super::host::{self, NAME_BYTES};
 use super::lobby::{EPOLL_LOBBY, Lobby};
 use crate::error::{Error, ErrorKind};
@@ -104,6 +104,12 @@ struct Address {
     cookie: [u8; COOKIE_BYTES],
 }
 
+/// See [`crate::fuzzing`].
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz_address(bytes: &[u8]) {
+    let _ = Address::decode(bytes);
+}
+
 #[derive(Debug)]
 struct Peer {
     rank: u32,
@@ -168,11 +174,11 @@ impl Handover {
             let hello = Hello {
                 purpose: Purpose::Memory { bytes: bytes as u64 },
                 rank: self.rank,
-                to: peer.address.cookie,
-                from: self.address.cookie,
+                nonce: [0; 16], // nothing is answered
             };
+            let ends = Ends { caller: &self.address.cookie, callee: &peer.address.cookie };
             let given = unix::connect(&peer.address.name).and_then(|stream| {
-                unix::send(&stream, &hello.encode(), Some(self.fd.as_fd()))?;
+                unix::send(&stream, &hello.encode(ends), Some(self.fd.as_fd()))?;
                 Ok(stream)
             });
             match given {
@@ -191,15 +197,16 @@ impl Handover {
         let mut callers = Vec::new();
         self.lobby.receive(&self.epoll, &mut callers);
         for caller in callers {
-            let Hello { purpose: Purpose::Memory { bytes: theirs }, rank, to, from } = caller.hello else {
+            let Hello { purpose: Purpose::Memory { bytes: theirs }, rank, .. } = caller.greeting.hello else {
                 continue;
             };
-            let known = |peer: &&mut Peer| peer.rank == rank && peer.address.cookie == from;
+            let own = &self.address.cookie;
+            let known = |peer: &&mut Peer| {
+                let ends = Ends { caller: &peer.address.cookie, callee: own };
+                peer.rank == rank && caller.greeting.is_between(ends)
+            };
             let Some(peer) = self.peers.iter_mut().find(known) else { continue };
-            let (true, true, Some(fd)) = (to == self.address.cookie, theirs == bytes as u64, caller.fd)
-            else {
-                continue;
-            };
+            let (true, Some(fd)) = (theirs == bytes as u64, caller.fd) else { continue };
             let map =
                 memfd::check_sealed(&fd, bytes).and_then(|()| Mapping::new(&fd, bytes)).and_then(|map| {
                     map.back(0, bytes)?;

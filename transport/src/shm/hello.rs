@@ -1,9 +1,15 @@
 //! The one message that goes over a UNIX stream: who is calling, and which shared memory comes along.
+//!
+//! It proves that the caller has the addresses of both ends, which only the control plane tells, by a MAC under a key that
+//! follows from the cookies in both; the cookies themselves are not sent, since a socket's name can be taken by somebody
+//! else once its owner has ended.
 
 use super::address::VERSION;
+use crate::proof::{Key, PROOF_BYTES};
 
 /// Bytes of an encoded greeting.
-pub(crate) const HELLO_BYTES: usize = 72;
+pub(crate) const HELLO_BYTES: usize = HEAD_BYTES + PROOF_BYTES;
+const HEAD_BYTES: usize = 40;
 const MAGIC: u32 = 0x6f6c_6f6b;
 
 /// Why somebody calls.
@@ -30,20 +36,46 @@ pub(crate) enum Purpose {
     },
 }
 
-/// A greeting. Both cookies show that the caller has the addresses of both ends.
+/// The cookies in the addresses of both ends.
+#[derive(Clone, Copy)]
+pub(crate) struct Ends<'a> {
+    pub(crate) caller: &'a [u8; 16],
+    pub(crate) callee: &'a [u8; 16],
+}
+
+impl Ends<'_> {
+    fn key(self) -> Key {
+        Key::derive(&[self.caller, self.callee], b"kolo shm greetings")
+    }
+}
+
+/// A greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) purpose: Purpose,
     /// The caller's rank.
     pub(crate) rank: u32,
-    /// The cookie in the callee's address.
-    pub(crate) to: [u8; 16],
-    /// The cookie in the caller's address.
-    pub(crate) from: [u8; 16],
+    /// Drawn by who asks; an answer repeats it.
+    pub(crate) nonce: [u8; 16],
+}
+
+/// A greeting as it came, not proven yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Greeting {
+    pub(crate) hello: Hello,
+    bytes: [u8; HELLO_BYTES],
+}
+
+impl Greeting {
+    /// Whether it was made by the caller for the callee of these two.
+    pub(crate) fn is_between(&self, ends: Ends<'_>) -> bool {
+        let (head, proof) = self.bytes.split_at(HEAD_BYTES);
+        ends.key().verify(&[head], proof)
+    }
 }
 
 impl Hello {
-    pub(crate) fn encode(&self) -> [u8; HELLO_BYTES] {
+    pub(crate) fn encode(&self, ends: Ends<'_>) -> [u8; HELLO_BYTES] {
         let (kind, a, b) = match self.purpose {
             Purpose::AskArena => (1u32, 0, 0),
             Purpose::Arena { members } => (2, members, 0),
@@ -54,13 +86,14 @@ impl Hello {
         for (i, word) in [MAGIC, VERSION, kind, self.rank, a, b].into_iter().enumerate() {
             out[4 * i..4 * i + 4].copy_from_slice(&word.to_le_bytes());
         }
-        out[24..40].copy_from_slice(&self.to);
-        out[40..56].copy_from_slice(&self.from);
+        out[24..40].copy_from_slice(&self.nonce);
+        let proof = ends.key().prove(&[&out[..HEAD_BYTES]]);
+        out[HEAD_BYTES..].copy_from_slice(&proof);
         out
     }
 
     /// Reads a greeting; nothing if it is not one.
-    pub(crate) fn decode(bytes: &[u8; HELLO_BYTES]) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8; HELLO_BYTES]) -> Option<Greeting> {
         let word = |i: usize| {
             u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
         };
@@ -74,11 +107,9 @@ impl Hello {
             4 => Purpose::Memory { bytes: u64::from(word(4)) | u64::from(word(5)) << 32 },
             _ => return None,
         };
-        let mut to = [0; 16];
-        let mut from = [0; 16];
-        to.copy_from_slice(&bytes[24..40]);
-        from.copy_from_slice(&bytes[40..56]);
-        Some(Self { purpose, rank: word(3), to, from })
+        let mut nonce = [0; 16];
+        nonce.copy_from_slice(&bytes[24..HEAD_BYTES]);
+        Some(Greeting { hello: Self { purpose, rank: word(3), nonce }, bytes: *bytes })
     }
 }
 
@@ -94,8 +125,23 @@ mod tests {
             Purpose::Segment { channels: 64, ring_max: 131_072 },
             Purpose::Memory { bytes: 5 << 40 | 4096 },
         ] {
-            let hello = Hello { purpose, rank: 3, to: [1; 16], from: [2; 16] };
-            assert_eq!(Hello::decode(&hello.encode()), Some(hello));
+            let hello = Hello { purpose, rank: 3, nonce: [9; 16] };
+            let ends = Ends { caller: &[1; 16], callee: &[2; 16] };
+            let bytes = hello.encode(ends);
+            assert!(!bytes.windows(16).any(|b| b == [1; 16] || b == [2; 16]), "cookies are not sent");
+            let greeting = Hello::decode(&bytes).unwrap();
+            assert_eq!(greeting.hello, hello);
+            assert!(greeting.is_between(ends));
+            assert!(!greeting.is_between(Ends { caller: ends.callee, callee: ends.caller }), "reflected");
+            assert!(!greeting.is_between(Ends { callee: &[3; 16], ..ends }), "for somebody else");
+            for bit in 0..8 * HELLO_BYTES {
+                let mut changed = bytes;
+                changed[bit / 8] ^= 1 << (bit % 8);
+                assert!(
+                    Hello::decode(&changed).is_none_or(|greeting| !greeting.is_between(ends)),
+                    "bit {bit}"
+                );
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use rustix::time::Timespec;
 
 use super::endpoint::ShmEndpoint;
 use super::establish::{NAME, NO_PEER};
-use super::hello::{Hello, Purpose};
+use super::hello::{Ends, Greeting, Hello, Purpose};
 use super::lobby::{Caller, EPOLL_LOBBY};
 use super::peer::{Fate, Inward, NO_LANE, Outward};
 use super::progress::{give_back, received};
@@ -63,11 +63,11 @@ impl ShmEndpoint {
                 ring_max: u32::try_from(self.options.ring_bytes).expect("checked in new"),
             },
             rank: self.rank,
-            to: target.address.cookie,
-            from: self.identity.cookie,
+            nonce: [0; 16], // nothing is answered
         };
+        let ends = Ends { caller: &self.identity.cookie, callee: &target.address.cookie };
         let sent = unix::connect(&target.address.name).and_then(|stream| {
-            unix::send(&stream, &hello.encode(), Some(parcel.as_fd()))?;
+            unix::send(&stream, &hello.encode(ends), Some(parcel.as_fd()))?;
             let data = epoll::EventData::new_u64(peer as u64);
             epoll::add(&self.epoll, &stream, data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP)?;
             Ok(stream)
@@ -100,16 +100,17 @@ impl ShmEndpoint {
         }
     }
 
-    /// Which peer a greeting is from, if both cookies are right.
-    pub(super) fn recognise(&self, hello: &Hello) -> Option<usize> {
-        let index = *self.by_rank.get(hello.rank as usize).filter(|i| **i != NO_PEER)? as usize;
-        let is_right = hello.to == self.identity.cookie && hello.from == self.peers[index].address.cookie;
-        is_right.then_some(index)
+    /// Which peer a greeting is from, if it proves that.
+    pub(super) fn recognise(&self, greeting: &Greeting) -> Option<usize> {
+        let index = *self.by_rank.get(greeting.hello.rank as usize).filter(|i| **i != NO_PEER)? as usize;
+        let ends = Ends { caller: &self.peers[index].address.cookie, callee: &self.identity.cookie };
+        greeting.is_between(ends).then_some(index)
     }
 
     /// Takes the half of a link that a peer has made. What does not fit is dropped: it is no peer of ours.
     pub(super) fn welcome(&mut self, peer: usize, caller: Caller) {
-        let (Purpose::Segment { channels, ring_max }, Some(fd)) = (caller.hello.purpose, caller.fd) else {
+        let (Purpose::Segment { channels, ring_max }, Some(fd)) = (caller.greeting.hello.purpose, caller.fd)
+        else {
             return;
         };
         if self.peers[peer].inward.is_some() || matches!(self.peers[peer].fate, Fate::Lost(_)) {
@@ -171,7 +172,7 @@ impl ShmEndpoint {
         let mut callers = std::mem::take(&mut self.callers);
         self.lobby.receive(&self.epoll, &mut callers);
         for caller in callers.drain(..) {
-            let Some(peer) = self.recognise(&caller.hello) else { continue };
+            let Some(peer) = self.recognise(&caller.greeting) else { continue };
             any = true;
             self.welcome(peer, caller);
         }

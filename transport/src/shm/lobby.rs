@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::epoll;
 
-use super::hello::{HELLO_BYTES, Hello};
+use super::hello::{Greeting, HELLO_BYTES, Hello};
 use crate::sys::{credentials, unix};
 
 /// Silent visitors kept at most. A peer's greeting is sent with one call right after connecting, so an honest
@@ -24,7 +24,7 @@ pub(crate) const EPOLL_LOBBY: u64 = u64::MAX;
 /// Somebody who has greeted.
 #[derive(Debug)]
 pub(crate) struct Caller {
-    pub(crate) hello: Hello,
+    pub(crate) greeting: Greeting,
     pub(crate) stream: OwnedFd,
     /// The descriptor that came along.
     pub(crate) fd: Option<OwnedFd>,
@@ -43,7 +43,7 @@ enum Heard {
     /// More is to come.
     Silence,
     /// A greeting.
-    Greeting(Hello),
+    Greeting(Greeting),
     /// Nonsense, or the end.
     Nonsense,
 }
@@ -68,11 +68,11 @@ impl Lobby {
             match self.visitors[index].listen() {
                 Heard::Silence => index += 1,
                 Heard::Nonsense => drop(self.visitors.remove(index)),
-                Heard::Greeting(hello) => {
+                Heard::Greeting(greeting) => {
                     let visitor = self.visitors.remove(index);
                     // The new owner adds the stream again, under its own name.
                     let _ = epoll::delete(epoll, &visitor.stream);
-                    callers.push(Caller { hello, stream: visitor.stream, fd: visitor.fd });
+                    callers.push(Caller { greeting, stream: visitor.stream, fd: visitor.fd });
                 }
             }
         }
@@ -83,8 +83,8 @@ impl Lobby {
             }
             let mut visitor = Visitor { stream, buffer: [0; HELLO_BYTES], filled: 0, fd: None };
             match visitor.listen() {
-                Heard::Greeting(hello) => {
-                    callers.push(Caller { hello, stream: visitor.stream, fd: visitor.fd });
+                Heard::Greeting(greeting) => {
+                    callers.push(Caller { greeting, stream: visitor.stream, fd: visitor.fd });
                 }
                 Heard::Nonsense => {}
                 Heard::Silence => self.keep(epoll, visitor),

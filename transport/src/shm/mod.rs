@@ -71,3 +71,23 @@ pub use flat::{FLAT_INLINE, Flat, FlatMismatch, Needs, Payload, Slot};
 pub use handover::{Handover, SharedMemory};
 pub use host::probe;
 pub use options::{ShmOptions, SingleCopy};
+
+/// See [`crate::fuzzing`].
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_hello(bytes: &[u8]) {
+    if let Some(greeting) = bytes.first_chunk().and_then(hello::Hello::decode) {
+        let ends = hello::Ends { caller: &[1; 16], callee: &[2; 16] };
+        assert!(!greeting.is_between(ends), "a proof without the key");
+        assert_eq!(hello::Hello::decode(&greeting.hello.encode(ends)).map(|g| g.hello), Some(greeting.hello));
+    }
+    if let Ok(address) = address::Address::decode(bytes) {
+        assert_eq!(address::Address::decode(&address.encode()), Ok(address));
+    }
+    handover::fuzz_address(bytes);
+}
+
+/// See [`crate::fuzzing`].
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_control(bytes: &[u8]) {
+    ring::fuzz_control(bytes);
+}

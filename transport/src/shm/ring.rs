@@ -456,6 +456,70 @@ impl Consumer {
     }
 }
 
+/// See [`crate::fuzzing`]. Bytes are a script: what the peer writes where in the control page, and what the owner of
+/// either end does in between.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz_control(script: &[u8]) {
+    const RING: usize = 4 * RING_MIN_BYTES;
+    let Ok(map) = Mapping::private(CONTROL_BYTES + RING) else { return };
+    let map = Arc::new(map);
+    let mut producer = Producer::new(map.clone(), 0, RING, 1024);
+    let mut consumer = Consumer::new(map.clone(), 0, RING);
+    let (mut sends, mut receives) = (true, true);
+    for step in script.chunks_exact(11) {
+        let mut value = [0; 8];
+        value.copy_from_slice(&step[3..]);
+        let value = u64::from_le_bytes(value);
+        let at = usize::from(u16::from_le_bytes([step[1], step[2]])) % (CONTROL_BYTES / 8) * 8;
+        match step[0] % 6 {
+            0 => map.atomic::<AtomicU64>(at).store(value, Ordering::Relaxed),
+            // The words that are looked at, so that they are hit more often than by chance.
+            1 => {
+                let words = [RING_SIZE, WITHDRAWN, CELLS_FREED, BYTES_FREED, DECLINED];
+                map.atomic::<AtomicU64>(words[at / 8 % words.len()]).store(value, Ordering::Relaxed);
+            }
+            2 => {
+                // A stamp that fits, with any length.
+                let base = CELLS_OFFSET + consumer.cell as usize * CELL_BYTES;
+                let stamp = (consumer.consumed + 1) << 32 | value & 0xffff_ffff;
+                map.atomic::<AtomicU64>(base).store(stamp, Ordering::Relaxed);
+            }
+            3 | 4 if receives => match consumer.peek() {
+                Ok(Some(arrival)) => {
+                    let all = map.bytes(0, CONTROL_BYTES + RING).addr();
+                    let begin = arrival.ptr.addr();
+                    assert!(
+                        begin >= all && begin + arrival.len <= all + CONTROL_BYTES + RING,
+                        "out of the memory"
+                    );
+                    let _ = (consumer.envelope(), consumer.offer_words(), consumer.is_withdrawn());
+                    match (arrival.is_offer, value & 1) {
+                        (true, 0) => consumer.decline(),
+                        (true, _) => consumer.release_cell(),
+                        (false, _) => consumer.release(&arrival),
+                    }
+                }
+                Ok(None) => {}
+                Err(Corrupt(_)) => receives = false,
+            },
+            _ if sends => match producer.reserve(value as usize % (2 * RING) + 1) {
+                Ok(Some(space)) => {
+                    let all = map.bytes(0, CONTROL_BYTES + RING).addr();
+                    let begin = space.ptr.addr();
+                    assert!(
+                        begin >= all && begin + space.len <= all + CONTROL_BYTES + RING,
+                        "out of the memory"
+                    );
+                    producer.publish(&space, Some((value, value)));
+                }
+                Ok(None) => {}
+                Err(Corrupt(_)) => sends = false,
+            },
+            _ => {}
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;

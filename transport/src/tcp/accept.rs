@@ -2,13 +2,14 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use socket2::Socket;
 
 use super::options::TcpOptions;
 use super::socket::{self, Stop};
-use super::wire::{Answer, HELLO_BYTES, Hello, NotHello, PROTOCOL, Verdict, same_secret};
+use super::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Hello, NotHello, PROTOCOL, Verdict, is_proven};
+use crate::proof::Key;
 
 /// Most connections that have not said who they are yet. When more come the oldest goes: a peer says its hello at
 /// once, so the oldest is the likeliest stranger; a peer that is hit dials again.
@@ -17,13 +18,20 @@ const WAITING_ROOM: usize = 256;
 /// Most connections taken per step, so that a flood does not hold up the traffic.
 const ACCEPTS_PER_STEP: usize = 64;
 
+/// How long it goes on without a descriptor for whoever waits at the door: others of this process may close some.
+pub(super) const STARVED_FOR: Duration = Duration::from_secs(1);
+
+/// A visitor may be turned away for its descriptor after this long: a peer says its hello at once.
+const HESITATION: Duration = Duration::from_millis(100);
+
 /// Who this endpoint is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Identity {
     pub(super) rank: u32,
     pub(super) world_size: u32,
     pub(super) instance: u64,
-    pub(super) cookie: [u8; 16],
+    /// Follows from the job's cookie.
+    pub(super) key: Key,
 }
 
 /// Connections that were turned away.
@@ -50,6 +58,8 @@ pub(super) struct Arrival {
     pub(super) socket: Socket,
     pub(super) from: Option<SocketAddr>,
     pub(super) hello: Hello,
+    /// The same as it came, which the answer is about.
+    pub(super) bytes: [u8; HELLO_BYTES],
 }
 
 /// The listener, and who waits there.
@@ -58,16 +68,24 @@ pub(super) struct Door {
     pub(super) listener: Socket,
     visitors: Vec<Visitor>,
     pub(super) strangers: Strangers,
+    /// Since when there has been no descriptor for whoever waits at the door.
+    hungry_since: Option<Instant>,
 }
 
 impl Door {
     pub(super) fn open() -> io::Result<Self> {
-        Ok(Self { listener: socket::listen()?, visitors: Vec::new(), strangers: Strangers::default() })
+        Ok(Self {
+            listener: socket::listen()?,
+            visitors: Vec::new(),
+            strangers: Strangers::default(),
+            hungry_since: None,
+        })
     }
 
     /// When [`Door::step`] has something to do even if nothing arrives.
     pub(super) fn due(&self, options: &TcpOptions) -> Option<Instant> {
-        self.visitors.iter().map(|visitor| visitor.since + options.hello_timeout).min()
+        let silent = self.visitors.iter().map(|visitor| visitor.since + options.hello_timeout);
+        silent.chain(self.hungry_since.map(|since| since + STARVED_FOR)).min()
     }
 
     pub(super) fn sockets(&self) -> impl Iterator<Item = &Socket> {
@@ -79,8 +97,11 @@ impl Door {
         self.visitors.is_empty()
     }
 
-    /// Takes connections and reads hellos; those with a right cookie become `arrivals`. `opened` is called with
+    /// Takes connections and reads hellos; those that prove the job's cookie become `arrivals`. `opened` is called with
     /// every new connection. Returns whether anything happened.
+    ///
+    /// # Errors
+    /// If somebody has waited at the door for [`STARVED_FOR`] and the system has no descriptor.
     pub(super) fn step(
         &mut self,
         me: &Identity,
@@ -88,19 +109,32 @@ impl Door {
         options: &TcpOptions,
         mut opened: impl FnMut(&Socket),
         arrivals: &mut Vec<Arrival>,
-    ) -> bool {
+    ) -> io::Result<bool> {
         let mut moved = false;
         for _ in 0..ACCEPTS_PER_STEP {
             match self.listener.accept() {
                 Ok((socket, from)) => {
                     moved = true;
+                    self.hungry_since = None;
                     // The listener of both families shows IPv4 as mapped into IPv6.
                     let from = from.as_socket().map(|a| SocketAddr::new(a.ip().to_canonical(), a.port()));
                     self.admit(socket, from, now, options, &mut opened);
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // Connections that broke in the queue, or no descriptors left: the latter shows as a stall, so it
-                // is noted where strangers are.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.hungry_since = None;
+                    break;
+                }
+                Err(error) if socket::is_out_of_descriptors(&error) => {
+                    let since = *self.hungry_since.get_or_insert(now);
+                    let oldest = (0..self.visitors.len()).min_by_key(|&at| self.visitors[at].since);
+                    if let Some(oldest) = oldest.filter(|&at| now >= self.visitors[at].since + HESITATION) {
+                        self.turn_away(oldest, "no descriptor left for others", None);
+                    } else if now >= since + STARVED_FOR {
+                        return Err(error);
+                    }
+                    break;
+                }
+                // A connection that broke in the queue.
                 Err(error) => {
                     if error.kind() != io::ErrorKind::Interrupted
                         && error.kind() != io::ErrorKind::ConnectionAborted
@@ -122,17 +156,21 @@ impl Door {
                     continue;
                 }
                 Heard::Peer(hello) => {
-                    let Visitor { socket, from, .. } = self.visitors.swap_remove(at);
-                    arrivals.push(Arrival { socket, from, hello });
+                    let Visitor { socket, from, hello: bytes, .. } = self.visitors.swap_remove(at);
+                    arrivals.push(Arrival { socket, from, hello, bytes });
                 }
                 Heard::Stranger(why, verdict) => {
-                    let answer = verdict.map(|verdict| answer_of(me, verdict));
+                    let answer = verdict.map(|verdict| {
+                        let hello = &self.visitors[at].hello;
+                        let proven = !matches!(verdict, Verdict::Version | Verdict::Cookie);
+                        answer_of(me, verdict).encode(proven.then_some((hello, &me.key)))
+                    });
                     self.turn_away(at, &why, answer);
                 }
             }
             moved = true;
         }
-        moved
+        Ok(moved)
     }
 
     fn admit(
@@ -156,11 +194,11 @@ impl Door {
         self.visitors.push(Visitor { socket, from, since: now, hello: [0; HELLO_BYTES], received: 0 });
     }
 
-    fn turn_away(&mut self, at: usize, why: &str, answer: Option<Answer>) {
+    fn turn_away(&mut self, at: usize, why: &str, answer: Option<[u8; ANSWER_BYTES]>) {
         let visitor = self.visitors.swap_remove(at);
         if let Some(answer) = answer {
             // Whether it hears the answer is its own affair.
-            let _ = socket::send_bytes(&visitor.socket, &answer.encode());
+            let _ = socket::send_bytes(&visitor.socket, &answer);
         }
         self.note(visitor.from, why);
     }
@@ -200,14 +238,14 @@ impl Visitor {
                 Some(Verdict::Version),
             ),
             Ok(Some(hello)) => {
-                if !same_secret(&hello.cookie, &me.cookie) {
-                    return Heard::Stranger("wrong cookie".into(), Some(Verdict::Cookie));
+                if !is_proven(&self.hello, &me.key) {
+                    return Heard::Stranger("does not know the job's cookie".into(), Some(Verdict::Cookie));
                 }
                 if hello.target != me.instance {
                     return Heard::Stranger("wanted another endpoint".into(), Some(Verdict::Instance));
                 }
                 // The lower rank dials.
-                if hello.world_size != me.world_size || hello.from >= me.rank {
+                if hello.world_size != me.world_size || hello.to != me.rank || hello.from >= me.rank {
                     return Heard::Stranger("rank or world size out of place".into(), Some(Verdict::Rank));
                 }
                 Heard::Peer(hello)

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::MetadataExt;
 
 use super::interfaces::Interface;
+use crate::foreign::printable_bytes;
 
 /// Version of the layout below.
 const VERSION: u8 = 1;
@@ -13,6 +14,8 @@ const MAGIC: [u8; 3] = *b"KoT";
 const FIXED_BYTES: usize = 3 + 1 + 2 + 1 + 1 + 8 + 16 + 8;
 /// Interface names are at most this long (IFNAMSIZ less the final zero).
 const NAME_MAX: usize = 15;
+/// A peer's name for its interface as it is shown here, each byte escaped at the worst.
+const SHOWN_MAX: usize = 8 * NAME_MAX;
 /// Most networks told: 24 of the longest (family, prefix, name length, IPv6, name) are 816 bytes, within the
 /// 1 KiB that an address may have.
 const NETWORKS_MAX: usize = 24;
@@ -151,7 +154,7 @@ impl Address {
                 return Err(bad("field out of range"));
             }
             let name = rest.take(usize::from(name_len)).ok_or_else(short)?;
-            let interface = String::from_utf8_lossy(name).into_owned();
+            let interface = printable_bytes(name, SHOWN_MAX);
             networks.push(Network { interface, ip, prefix });
         }
         if rest.0.is_empty() {

@@ -1,5 +1,6 @@
 //! Connections: made on first use, and unmade when a peer is lost.
 
+use std::io;
 use std::time::Instant;
 
 use super::NAME;
@@ -10,7 +11,7 @@ use super::endpoint::TcpEndpoint;
 use super::link::{Route, State};
 use super::park::Whose;
 use super::socket;
-use super::wire::{ANSWER_BYTES, Hello, Verdict};
+use super::wire::{ANSWER_BYTES, Hello, NONCE_BYTES, Verdict};
 use crate::endpoint::{Channel, Event};
 use crate::error::{Error, ErrorKind};
 
@@ -30,16 +31,27 @@ impl TcpEndpoint {
         // A peer that is not introduced yet is dialed when it is.
         let known = &self.peers[peer as usize];
         let Some(address) = &known.address else { return };
+        let mut nonce = [0; NONCE_BYTES];
+        // The system had random numbers when the endpoint was made. Without one, the answer's proof is still about this
+        // channel of these two endpoints.
+        let _ = getrandom::fill(&mut nonce);
         let hello = Hello {
             from: self.me.rank,
+            to: peer,
             world_size: self.me.world_size,
             channel: index,
             instance: self.me.instance,
             target: address.instance,
-            cookie: self.me.cookie,
+            nonce,
         };
         let same_host = self.host.same_kernel(&address.host);
-        let dial = Dial::new(hello.encode(), address.instance, same_host, &known.candidates, Instant::now());
+        let dial = Dial::new(
+            (hello.encode(&self.me.key), self.me.key.clone()),
+            address.instance,
+            same_host,
+            &known.candidates,
+            Instant::now(),
+        );
         link.state = State::Dialing(Box::new(dial));
         self.dialing.push(number);
     }
@@ -54,11 +66,15 @@ impl TcpEndpoint {
                 *deaf |= park.watch(socket, Whose::Connecting).is_err();
             }
         };
-        let mut moved = self.door.step(&self.me, now, &self.options, &mut opened, &mut arrivals);
+        let step = self.door.step(&self.me, now, &self.options, &mut opened, &mut arrivals);
         for arrival in arrivals.drain(..) {
             self.receive(arrival);
         }
         self.arrivals = arrivals;
+        let mut moved = match step {
+            Ok(moved) => moved,
+            Err(error) => self.starve(&error, events),
+        };
         let mut at = 0;
         while at < self.dialing.len() {
             if self.step_dial(self.dialing[at], now, events) {
@@ -74,6 +90,29 @@ impl TcpEndpoint {
             moved |= self.miss_the_gone(events);
         }
         moved
+    }
+
+    /// There are no descriptors for the connections that peers are to make: this rank is the cause, and says so.
+    fn starve(&mut self, error: &io::Error, events: &mut Vec<Event>) -> bool {
+        let waited_for = self.awaited.iter().map(|&number| &self.links[number as usize]);
+        let peers: Vec<u32> =
+            waited_for.filter(|link| link.has_tokens()).map(|link| link.channel.peer).collect();
+        for &peer in &peers {
+            let down = &self.peers[peer as usize].down;
+            if down.is_none() {
+                let cause = self.out_of_descriptors(peer, "accept connections", error);
+                self.lose(peer, cause, events);
+            }
+        }
+        !peers.is_empty()
+    }
+
+    fn out_of_descriptors(&self, peer: u32, to_do: &str, error: &io::Error) -> Error {
+        let detail = format!(
+            "rank {} cannot {to_do}: it has no descriptor left; raise its limit of open files (ulimit -n 65536)",
+            self.me.rank
+        );
+        Error::system(NAME, Some(peer), detail, io::Error::new(error.kind(), error.to_string()))
     }
 
     /// Steps one dial; returns whether it goes on.
@@ -101,6 +140,11 @@ impl TcpEndpoint {
                 }
                 false
             }
+            Dialed::Starved(error) => {
+                let cause = self.out_of_descriptors(peer, "connect", &error);
+                self.lose(peer, cause, events);
+                false
+            }
             Dialed::Failed(tried) => {
                 let detail = format!(
                     "no connection ({tried}); check that the rank is alive, that no firewall is between, \
@@ -113,11 +157,11 @@ impl TcpEndpoint {
     }
 
     /// Lets an arrival in, if it fits.
-    fn receive(&mut self, Arrival { socket, from, hello }: Arrival) {
+    fn receive(&mut self, Arrival { socket, from, hello, bytes }: Arrival) {
         let verdict = self.judge(&hello);
-        let answer = answer_of(&self.me, verdict);
+        let answer = answer_of(&self.me, verdict).encode(Some((&bytes, &self.me.key)));
         // The socket's buffer is empty: the answer goes out whole, or the peer has gone.
-        let sent = socket::send_bytes(&socket, &answer.encode());
+        let sent = socket::send_bytes(&socket, &answer);
         if verdict != Verdict::Welcome {
             self.door.note(from, &format!("rank {}, channel {}: {verdict:?}", hello.from, hello.channel));
             return;

@@ -6,24 +6,30 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
+use super::accept::STARVED_FOR;
 use super::congestion;
 use super::options::TcpOptions;
 use super::route::Candidate;
 use super::socket::{self, Stop};
 use super::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Verdict};
+use crate::proof::Key;
 
 /// How often an address is tried again whose connection broke before the answer: the peer may have taken this
 /// rank's hello for a stranger's when its waiting room was full.
 const RETRIES: u32 = 3;
 
+/// How soon an attempt is made again for which there was no descriptor.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
 /// A dial under way.
 #[derive(Debug)]
 pub(super) struct Dial {
     hello: [u8; HELLO_BYTES],
+    key: Key,
     /// Instance that must answer.
     target: u64,
     same_host: bool,
@@ -32,6 +38,8 @@ pub(super) struct Dial {
     /// When the next address is started although none has failed.
     next_at: Instant,
     failures: Vec<String>,
+    /// Since when there has been no descriptor for the next attempt.
+    hungry_since: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -63,11 +71,13 @@ pub(super) enum Dialed {
     Connected(Connected),
     /// No address works; the text lists what was tried.
     Failed(String),
+    /// The system has had no descriptor for a connection for [`STARVED_FOR`].
+    Starved(std::io::Error),
 }
 
 impl Dial {
     pub(super) fn new(
-        hello: [u8; HELLO_BYTES],
+        (hello, key): ([u8; HELLO_BYTES], Key),
         target: u64,
         same_host: bool,
         candidates: &[Candidate],
@@ -75,12 +85,14 @@ impl Dial {
     ) -> Self {
         Self {
             hello,
+            key,
             target,
             same_host,
             waiting: candidates.iter().map(|candidate| (candidate.clone(), 0)).collect(),
             attempts: Vec::new(),
             next_at: now,
             failures: Vec::new(),
+            hungry_since: None,
         }
     }
 
@@ -105,7 +117,7 @@ impl Dial {
         let mut at = 0;
         while at < self.attempts.len() {
             let attempt = &mut self.attempts[at];
-            match attempt.step(&self.hello, self.target) {
+            match attempt.step(&self.hello, &self.key, self.target) {
                 Ok(true) => {
                     let attempt = self.attempts.swap_remove(at);
                     return Dialed::Connected(Connected {
@@ -135,15 +147,22 @@ impl Dial {
         while now >= self.next_at {
             let Some((candidate, try_number)) = self.waiting.pop_front() else { break };
             let to = candidate.to;
-            match Attempt::start(candidate, try_number, self.same_host, now, options) {
+            match Attempt::start(candidate.clone(), try_number, self.same_host, now, options) {
                 Ok(attempt) => {
+                    self.hungry_since = None;
                     opened(&attempt.socket);
                     self.attempts.push(attempt);
                     self.next_at = now + options.dial_patience;
                 }
+                Err(error) if socket::is_out_of_descriptors(&error) => {
+                    if now >= *self.hungry_since.get_or_insert(now) + STARVED_FOR {
+                        return Dialed::Starved(error);
+                    }
+                    self.waiting.push_front((candidate, try_number));
+                    self.next_at = now + LOOK_AGAIN;
+                }
                 Err(error) => {
                     let remedy = match error.raw_os_error() {
-                        Some(libc::EMFILE) => "; raise the limit of open files (ulimit -n)",
                         Some(libc::EADDRNOTAVAIL) => "; see net.ipv4.ip_local_port_range",
                         _ => "",
                     };
@@ -204,7 +223,7 @@ impl Attempt {
     }
 
     /// Whether the peer has said welcome.
-    fn step(&mut self, hello: &[u8; HELLO_BYTES], target: u64) -> Result<bool, Broken> {
+    fn step(&mut self, hello: &[u8; HELLO_BYTES], key: &Key, target: u64) -> Result<bool, Broken> {
         let early = |error: Option<std::io::Error>| {
             Broken::Early(error.map_or_else(|| "closed before it answered".into(), |error| error.to_string()))
         };
@@ -228,6 +247,13 @@ impl Attempt {
         }
         match Answer::decode(&self.answer) {
             None => Err(Broken::For("something else than Kolo answers there".into())),
+            // These two are said by who cannot prove anything to this rank. They end this attempt, nothing else.
+            Some(answer) if matches!(answer.verdict, Verdict::Version | Verdict::Cookie) => {
+                Err(Broken::For(answer.explain()))
+            }
+            Some(_) if !Answer::is_proven(&self.answer, hello, key) => {
+                Err(Broken::For("what answers there does not know the job's cookie".into()))
+            }
             Some(Answer { verdict: Verdict::Welcome, instance, .. }) if instance == target => Ok(true),
             Some(Answer { verdict: Verdict::Welcome, .. }) => {
                 Err(Broken::For("another endpoint answers".into()))

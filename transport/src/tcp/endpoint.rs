@@ -15,7 +15,7 @@ use super::outbound::{BURST_BYTES, Send};
 use super::park::Park;
 use super::route::{self, Candidate};
 use super::socket::{self, Stop};
-use super::wire::MESSAGE_MAX;
+use super::wire::{MESSAGE_MAX, key_of};
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 
@@ -109,7 +109,7 @@ impl TcpEndpoint {
         let port = port.as_socket().map_or(0, |address| address.port());
         let address = Address::new(port, instance, host, &admitted).encode();
         let park = Park::new().map_err(system("creating an epoll descriptor"))?;
-        let cookie = options.cookie;
+        let key = key_of(&options.cookie);
         Ok(Self {
             caps: Caps {
                 name: NAME,
@@ -123,7 +123,7 @@ impl TcpEndpoint {
                 park_fd: true,
                 in_place: true,
             },
-            me: Identity { rank, world_size, instance, cookie },
+            me: Identity { rank, world_size, instance, key },
             options,
             host,
             interfaces: admitted,

@@ -51,3 +51,32 @@ pub use options::{Congestion, Family, TcpOptions};
 
 /// The transport's name, in errors and capabilities.
 pub(crate) const NAME: &str = "tcp";
+
+/// See [`crate::fuzzing`].
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_hello(bytes: &[u8]) {
+    let key = wire::key_of(&[7; 16]);
+    if let Ok(Some(hello)) = wire::Hello::decode(bytes) {
+        assert_eq!(wire::Hello::decode(&hello.encode(&key)), Ok(Some(hello)));
+    }
+    if let Some(hello) = bytes.first_chunk() {
+        assert!(!wire::is_proven(hello, &key), "a proof without the key");
+    }
+    if let Some(answer) = bytes.first_chunk() {
+        let _ = wire::Answer::decode(answer).map(|answer| answer.explain());
+    }
+    if let Some(header) = bytes.first_chunk().and_then(wire::Header::decode) {
+        assert_eq!(Some(&header.encode()[..]), bytes.get(..wire::HEADER_BYTES));
+    }
+}
+
+/// See [`crate::fuzzing`].
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_address(bytes: &[u8]) {
+    if let Ok(address) = address::Address::decode(bytes) {
+        let here = address::Host::here(1);
+        let interfaces = interfaces::enumerate().unwrap_or_default();
+        let _ = route::candidates(&address, &here, &interfaces, Family::Both);
+        assert!(address::Address::decode(&address.encode()).is_ok());
+    }
+}

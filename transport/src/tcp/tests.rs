@@ -6,10 +6,13 @@ use std::time::{Duration, Instant};
 
 use super::dial::{Dial, Dialed};
 use super::route::Candidate;
-use super::wire::{ANSWER_BYTES, Answer, HEADER_BYTES, HELLO_BYTES, Header, Hello, PROTOCOL, Verdict};
+use super::wire::{
+    ANSWER_BYTES, Answer, HEADER_BYTES, HELLO_BYTES, Header, Hello, PROTOCOL, Verdict, key_of,
+};
 use super::{TcpEndpoint, TcpOptions};
 use crate::endpoint::{Channel, Endpoint, Event, Piece, Posted, Sink, Token};
 use crate::error::{Error, ErrorKind};
+use crate::proof::Key;
 
 const COOKIE: [u8; 16] = [7; 16];
 
@@ -99,7 +102,11 @@ fn knock(end: &TcpEndpoint) -> TcpStream {
 
 fn hello_to(end: &TcpEndpoint, from: u32, channel: u16) -> Hello {
     let (world_size, target) = (end.me.world_size, end.me.instance);
-    Hello { from, world_size, channel, instance: 1234, target, cookie: COOKIE }
+    Hello { from, to: end.me.rank, world_size, channel, instance: 1234, target, nonce: [3; 16] }
+}
+
+fn key() -> Key {
+    key_of(&COOKIE)
 }
 
 fn answer(end: &mut TcpEndpoint, stream: &mut TcpStream) -> Answer {
@@ -127,7 +134,7 @@ fn strangers_do_not_disturb() {
     let mut crowd = Vec::new();
     for round in 0..120 {
         let mut stream = knock(&ends[1]);
-        let hello = hello_to(&ends[1], 0, 0).encode();
+        let hello = hello_to(&ends[1], 0, 0).encode(&key());
         // Garbage; half a hello; nothing at all; a hello that stops before its last byte; gone at once.
         match round % 5 {
             0 => stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap(),
@@ -176,7 +183,7 @@ fn a_hello_may_come_byte_by_byte() {
     let mut end = TcpEndpoint::new(1, 2, options()).unwrap();
     let mut stream = knock(&end);
     stream.set_nodelay(true).unwrap();
-    for byte in hello_to(&end, 0, 3).encode() {
+    for byte in hello_to(&end, 0, 3).encode(&key()) {
         stream.write_all(&[byte]).unwrap();
         end.connect(&mut Vec::new());
     }
@@ -188,7 +195,7 @@ fn wrong_hellos_are_told_why() {
     let mut end = TcpEndpoint::new(1, 3, options()).unwrap();
     let good = hello_to(&end, 0, 0);
     let wrong = [
-        (Hello { cookie: [8; 16], ..good }, Verdict::Cookie),
+        (Hello { to: 0, ..good }, Verdict::Rank),
         (Hello { target: 5, ..good }, Verdict::Instance),
         (Hello { from: 2, ..good }, Verdict::Rank),
         (Hello { from: 1, ..good }, Verdict::Rank),
@@ -198,17 +205,20 @@ fn wrong_hellos_are_told_why() {
     ];
     for (hello, verdict) in wrong {
         let mut stream = knock(&end);
-        stream.write_all(&hello.encode()).unwrap();
+        stream.write_all(&hello.encode(&key())).unwrap();
         assert_eq!(answer(&mut end, &mut stream).verdict, verdict, "{hello:?}");
     }
     let mut stream = knock(&end);
-    let mut bytes = good.encode();
+    stream.write_all(&good.encode(&key_of(&[8; 16]))).unwrap();
+    assert_eq!(answer(&mut end, &mut stream).verdict, Verdict::Cookie);
+    let mut stream = knock(&end);
+    let mut bytes = good.encode(&key());
     bytes[8..10].copy_from_slice(&(PROTOCOL + 1).to_le_bytes());
     stream.write_all(&bytes).unwrap();
     let told = answer(&mut end, &mut stream);
     assert_eq!((told.verdict, told.protocol), (Verdict::Version, PROTOCOL));
-    assert!(Answer { protocol: 2, ..told }.explain().contains("protocol 2, this is 1"));
-    assert_eq!(end.strangers().turned_away, 8);
+    assert!(Answer { protocol: 9, ..told }.explain().contains("protocol 9, this is 2"));
+    assert_eq!(end.strangers().turned_away, 9);
 }
 
 #[test]
@@ -218,14 +228,47 @@ fn a_channel_is_claimed_once() {
     let instance = ends[0].me.instance;
     let hello = Hello { instance, ..hello_to(&ends[1], 0, 0) };
     let mut stream = knock(&ends[1]);
-    stream.write_all(&hello.encode()).unwrap();
+    stream.write_all(&hello.encode(&key())).unwrap();
     assert_eq!(answer(&mut ends[1], &mut stream).verdict, Verdict::Duplicate);
     // Another process that claims to be the rank, although it knows the cookie.
     let mut stream = knock(&ends[1]);
-    stream.write_all(&hello_to(&ends[1], 0, 1).encode()).unwrap();
+    stream.write_all(&hello_to(&ends[1], 0, 1).encode(&key())).unwrap();
     assert_eq!(answer(&mut ends[1], &mut stream).verdict, Verdict::Instance);
     deliver(&mut ends, 0, 1, 0, 100);
     deliver(&mut ends, 1, 0, 0, 100);
+}
+
+/// What stands at a peer's address answers as its endpoint would, but for the proof: it is not believed.
+#[test]
+fn a_false_acceptor_is_recognised() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let end = TcpEndpoint::new(1, 2, options()).unwrap();
+    let candidate = Candidate { to: listener.local_addr().unwrap(), interface: "lo".into(), distance: 0 };
+    let hello = hello_to(&end, 0, 0).encode(&key());
+    let welcome = Answer { verdict: Verdict::Welcome, protocol: PROTOCOL, instance: end.me.instance };
+    // An answer to another hello of the same dialer, as somebody would have recorded it.
+    let recorded = Hello { nonce: [4; 16], ..hello_to(&end, 0, 0) }.encode(&key());
+    for bytes in [welcome.encode(None), welcome.encode(Some((&recorded, &key())))] {
+        let now = Instant::now();
+        let mut dial =
+            Dial::new((hello, key()), end.me.instance, true, std::slice::from_ref(&candidate), now);
+        let mut taken = None;
+        listener.set_nonblocking(true).unwrap();
+        let why = until("the verdict", || {
+            if taken.is_none()
+                && let Ok((mut stream, _)) = listener.accept()
+            {
+                stream.write_all(&bytes).unwrap();
+                taken = Some(stream);
+            }
+            match dial.step(Instant::now(), &options(), |_| {}) {
+                Dialed::Waiting => None,
+                Dialed::Failed(why) => Some(why),
+                other => panic!("{other:?}"),
+            }
+        });
+        assert!(why.contains("does not know the job's cookie"), "{why}");
+    }
 }
 
 #[test]
@@ -276,14 +319,14 @@ fn dialing_passes_over_the_refusing_and_the_silent() {
         interface: "lo".into(),
         distance: 0,
     });
-    let hello = hello_to(&end, 0, 0).encode();
+    let hello = (hello_to(&end, 0, 0).encode(&key()), key());
     let mut dial = Dial::new(hello, end.me.instance, true, &candidates, Instant::now());
     let made = until("a connection", || {
         end.connect(&mut Vec::new());
         match dial.step(Instant::now(), &options(), |_| {}) {
             Dialed::Waiting => None,
             Dialed::Connected(made) => Some(made),
-            Dialed::Failed(tried) => panic!("{tried}"),
+            other => panic!("{other:?}"),
         }
     });
     assert_eq!(made.to, right);
@@ -301,7 +344,7 @@ fn nonsense_from_a_peer_ends_it_and_nobody_else() {
         let mut end = ends.pop().unwrap();
         let instance = ends[0].me.instance;
         let mut stream = knock(&end);
-        stream.write_all(&Hello { instance, ..hello_to(&end, 0, 0) }.encode()).unwrap();
+        stream.write_all(&Hello { instance, ..hello_to(&end, 0, 0) }.encode(&key())).unwrap();
         assert_eq!(answer(&mut end, &mut stream).verdict, Verdict::Welcome);
         stream.write_all(&nonsense).unwrap();
         stream.write_all(&[1; 5000]).unwrap();

@@ -1,14 +1,27 @@
 //! What crosses the wire: the hello of a connection, its answer, and the header of a message. All little-endian.
+//!
+//! Hello and answer prove that their senders know the job's cookie, which itself is never sent: each ends with a MAC under a
+//! key that follows from it. The hello's covers who dials whom on which channel, the endpoint that is meant (a random
+//! number that only the control plane has told) and a nonce; so it is good at one endpoint for one channel, which is
+//! taken once. The answer's covers the whole hello, nonce and all, so the dialer knows who answers.
+
+use crate::proof::{Key, PROOF_BYTES};
 
 /// Version of hello, answer and header together. Ranks of different versions do not talk.
-pub(super) const PROTOCOL: u16 = 1;
+pub(super) const PROTOCOL: u16 = 2;
 
 /// Bytes of a message header: half a cache line, two of which go by per small message.
 pub(super) const HEADER_BYTES: usize = 32;
-/// Bytes of a hello: a cache line.
-pub(super) const HELLO_BYTES: usize = 64;
+/// What a hello says, before its proof.
+const HELLO_HEAD: usize = 64;
+/// Bytes of a hello.
+pub(super) const HELLO_BYTES: usize = HELLO_HEAD + PROOF_BYTES;
+/// What an answer says, before its proof.
+const ANSWER_HEAD: usize = 16;
 /// Bytes of the answer to a hello.
-pub(super) const ANSWER_BYTES: usize = 16;
+pub(super) const ANSWER_BYTES: usize = ANSWER_HEAD + PROOF_BYTES;
+/// Bytes of a hello's nonce.
+pub(super) const NONCE_BYTES: usize = 16;
 
 /// Longest message: what a slice may be long.
 pub(super) const MESSAGE_MAX: usize = isize::MAX as usize;
@@ -61,13 +74,26 @@ impl Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) from: u32,
+    pub(super) to: u32,
     pub(super) world_size: u32,
     pub(super) channel: u16,
     /// Instance of the endpoint that dials.
     pub(super) instance: u64,
     /// Instance of the endpoint it wants: another process may have the address by now.
     pub(super) target: u64,
-    pub(super) cookie: [u8; 16],
+    /// Drawn for this connection.
+    pub(super) nonce: [u8; NONCE_BYTES],
+}
+
+/// The key of hellos and answers that follows from a job's cookie.
+pub(super) fn key_of(cookie: &[u8; 16]) -> Key {
+    Key::derive(&[cookie], b"kolo tcp connections")
+}
+
+/// Whether a hello was made with the key.
+pub(super) fn is_proven(hello: &[u8; HELLO_BYTES], key: &Key) -> bool {
+    let (head, proof) = hello.split_at(HELLO_HEAD);
+    key.verify(&[b"dial", head], proof)
 }
 
 /// Why bytes are no hello, as far as they go.
@@ -80,16 +106,19 @@ pub(super) enum NotHello {
 }
 
 impl Hello {
-    pub(super) fn encode(&self) -> [u8; HELLO_BYTES] {
+    pub(super) fn encode(&self, key: &Key) -> [u8; HELLO_BYTES] {
         let mut out = [0; HELLO_BYTES];
         out[0..8].copy_from_slice(&HELLO_MAGIC);
         out[8..10].copy_from_slice(&PROTOCOL.to_le_bytes());
         out[10..12].copy_from_slice(&self.channel.to_le_bytes());
         out[12..16].copy_from_slice(&self.from.to_le_bytes());
         out[16..20].copy_from_slice(&self.world_size.to_le_bytes());
+        out[20..24].copy_from_slice(&self.to.to_le_bytes());
         out[24..32].copy_from_slice(&self.instance.to_le_bytes());
         out[32..40].copy_from_slice(&self.target.to_le_bytes());
-        out[40..56].copy_from_slice(&self.cookie);
+        out[40..56].copy_from_slice(&self.nonce);
+        let proof = key.prove(&[b"dial", &out[..HELLO_HEAD]]);
+        out[HELLO_HEAD..].copy_from_slice(&proof);
         out
     }
 
@@ -105,15 +134,16 @@ impl Hello {
         if bytes.len() < HELLO_BYTES {
             return Ok(None);
         }
-        let mut cookie = [0; 16];
-        cookie.copy_from_slice(&bytes[40..56]);
+        let mut nonce = [0; NONCE_BYTES];
+        nonce.copy_from_slice(&bytes[40..56]);
         Ok(Some(Self {
             from: u32_at(bytes, 12),
+            to: u32_at(bytes, 20),
             world_size: u32_at(bytes, 16),
             channel: u16_at(bytes, 10),
             instance: u64_at(bytes, 24),
             target: u64_at(bytes, 32),
-            cookie,
+            nonce,
         }))
     }
 }
@@ -126,7 +156,7 @@ pub(super) enum Verdict {
     Welcome = 1,
     /// The protocol differs; the answer tells the acceptor's.
     Version = 2,
-    /// The cookie is wrong.
+    /// The hello does not prove that its sender knows the job's cookie.
     Cookie = 3,
     /// Somebody else than the dialer wants lives here.
     Instance = 4,
@@ -147,13 +177,24 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    pub(super) fn encode(&self) -> [u8; ANSWER_BYTES] {
+    /// The answer to `hello`, with a proof about both if that was proven itself.
+    pub(super) fn encode(&self, proven: Option<(&[u8; HELLO_BYTES], &Key)>) -> [u8; ANSWER_BYTES] {
         let mut out = [0; ANSWER_BYTES];
         out[0..4].copy_from_slice(&ANSWER_MAGIC);
         out[4..6].copy_from_slice(&self.protocol.to_le_bytes());
         out[6] = self.verdict as u8;
         out[8..16].copy_from_slice(&self.instance.to_le_bytes());
+        if let Some((hello, key)) = proven {
+            let proof = key.prove(&[b"answer", hello, &out[..ANSWER_HEAD]]);
+            out[ANSWER_HEAD..].copy_from_slice(&proof);
+        }
         out
+    }
+
+    /// Whether these bytes are the answer to `hello` of somebody with the key.
+    pub(super) fn is_proven(bytes: &[u8; ANSWER_BYTES], hello: &[u8; HELLO_BYTES], key: &Key) -> bool {
+        let (head, proof) = bytes.split_at(ANSWER_HEAD);
+        key.verify(&[b"answer", hello, head], proof)
     }
 
     /// `None` if these bytes are no answer.
@@ -182,19 +223,13 @@ impl Answer {
                 "the peer speaks protocol {}, this is {PROTOCOL}; use the same Kolo on all ranks",
                 self.protocol
             ),
-            Verdict::Cookie => "the peer belongs to another job (its cookie differs)".into(),
+            Verdict::Cookie => "the peer belongs to another job (it has another cookie)".into(),
             Verdict::Instance => "another endpoint lives at that address; the peer may have restarted".into(),
             Verdict::Duplicate => "the peer has this channel connected already".into(),
             Verdict::Rank => "the peer does not know this rank; do all ranks agree on the world size?".into(),
             Verdict::Gone => "the peer has given up on this rank".into(),
         }
     }
-}
-
-/// Compares secrets in a time that does not depend on where they differ.
-pub(super) fn same_secret(a: &[u8; 16], b: &[u8; 16]) -> bool {
-    let difference = a.iter().zip(b).fold(0u8, |sum, (x, y)| sum | (x ^ y));
-    std::hint::black_box(difference) == 0
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
@@ -235,20 +270,52 @@ mod tests {
         #[test]
         fn any_bytes_are_judged_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..=HELLO_BYTES)) {
             let _ = Hello::decode(&bytes);
-            if let Ok(answer) = <&[u8; ANSWER_BYTES]>::try_from(&bytes[..bytes.len().min(ANSWER_BYTES)]) {
+            if let Some(answer) = bytes.first_chunk::<ANSWER_BYTES>() {
                 let _ = Answer::decode(answer);
             }
         }
     }
 
+    const HELLO: Hello = Hello {
+        from: 3,
+        to: 4,
+        world_size: 9,
+        channel: 2,
+        instance: 77,
+        target: 88,
+        nonce: [5; NONCE_BYTES],
+    };
+
+    #[test]
+    fn a_proof_covers_every_byte_and_is_nobody_elses() {
+        let (key, other) = (key_of(&[7; 16]), key_of(&[8; 16]));
+        let hello = HELLO.encode(&key);
+        assert!(is_proven(&hello, &key) && !is_proven(&hello, &other));
+        assert!(!hello.windows(16).any(|bytes| bytes == [7; 16]), "the cookie is not sent");
+        let answer = Answer { verdict: Verdict::Welcome, protocol: PROTOCOL, instance: 88 };
+        let bytes = answer.encode(Some((&hello, &key)));
+        assert!(Answer::is_proven(&bytes, &hello, &key) && !Answer::is_proven(&bytes, &hello, &other));
+        for bit in 0..8 * HELLO_BYTES {
+            let mut changed = hello;
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(!is_proven(&changed, &key), "bit {bit} of the hello");
+            assert!(!Answer::is_proven(&bytes, &changed, &key), "an answer to another hello");
+        }
+        for bit in 0..8 * ANSWER_BYTES {
+            let mut changed = bytes;
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(!Answer::is_proven(&changed, &hello, &key), "bit {bit} of the answer");
+        }
+        assert!(!Answer::is_proven(&answer.encode(None), &hello, &key), "without a proof");
+    }
+
     #[test]
     fn a_hello_is_known_from_its_first_byte_on() {
-        let hello = Hello { from: 3, world_size: 9, channel: 2, instance: 77, target: 88, cookie: [5; 16] };
-        let bytes = hello.encode();
+        let bytes = HELLO.encode(&key_of(&[7; 16]));
         for n in 0..HELLO_BYTES {
             assert_eq!(Hello::decode(&bytes[..n]), Ok(None));
         }
-        assert_eq!(Hello::decode(&bytes), Ok(Some(hello)));
+        assert_eq!(Hello::decode(&bytes), Ok(Some(HELLO)));
         assert_eq!(Hello::decode(b"G"), Err(NotHello::Garbage));
         let mut other = bytes;
         other[8] = 9;
@@ -259,7 +326,7 @@ mod tests {
     fn answers_survive_the_wire() {
         for verdict in [Verdict::Welcome, Verdict::Version, Verdict::Cookie, Verdict::Instance] {
             let answer = Answer { verdict, protocol: 2, instance: 9 };
-            assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+            assert_eq!(Answer::decode(&answer.encode(None)), Some(answer));
         }
         assert_eq!(Answer::decode(&[0; ANSWER_BYTES]), None);
     }

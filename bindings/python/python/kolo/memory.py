@@ -6,7 +6,6 @@ For all kinds of memory; ``quick.rs`` finds that of the usual calls by itself. T
 
 from __future__ import annotations
 
-import re
 import sys
 
 from . import _kolo
@@ -14,6 +13,7 @@ from .errors import Unsupported, Usage
 from .numbers import BF16, BOOL, F16, F32, F64, I8, I32, I64, SUM, AVG, PREMUL_SUM, U8, U32, U64
 
 _NATIVE = "<" if sys.byteorder == "little" else ">"
+_LETTERS = "abcdefghijklmnopqrstuvwxyzMV"
 _LINEAR = frozenset((SUM, AVG, PREMUL_SUM))
 _NO_OPS: frozenset = frozenset()
 
@@ -67,7 +67,7 @@ class Memory:
         number, units, ops = _TYPES.get(kind, (U8, 0, frozenset()))
         if not units:
             # As many bytes as the number behind the letters says; dates have a unit behind that.
-            units = int(re.search(r"\d+|$", kind)[0] or 1)
+            units = int(kind.lstrip(_LETTERS).partition("[")[0] or 1)
         self.address = address
         #: Elements as the user counts them, and as Kolo does.
         self.elements = elements

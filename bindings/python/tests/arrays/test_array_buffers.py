@@ -100,3 +100,38 @@ def test_closed_communicators():
             comm.barrier()
 
     run(2, body)
+
+
+def other(name):
+    """The same text as another object, so that the call takes the general way."""
+    return "".join(list(name))
+
+
+def test_buffers_that_partly_overlap_are_refused():
+    def body(comm):
+        n = comm.world_size
+        x = np.zeros(8 * n)
+        counts = [4] * n
+        for call in (
+            lambda: comm.all_reduce(x[:-1], out=x[1:]),
+            lambda: comm.all_reduce(x[:-1], other("sum"), out=x[1:]),
+            lambda: comm.all_reduce_start(x[:-1], out=x[1:]),
+            lambda: comm.scan(x[1:], out=x[:-1]),
+            lambda: comm.all_gather(x[1:5], x[: 4 * n]),
+            lambda: comm.all_gather_start(x[1:5], x[: 4 * n]),
+            lambda: comm.reduce_scatter(x[: 4 * n], x[1:5]),
+            lambda: comm.all_to_all(x[: 4 * n], x[1 : 4 * n + 1]),
+            lambda: comm.all_gather_v(x[:4], x[: 4 * n], counts),
+            lambda: comm.all_gather_v_start(x[:4], x[: 4 * n], counts),
+        ):
+            with pytest.raises(kolo.Usage, match="overlap"):
+                call()
+        assert not x.any()
+        # Exactly in place is not partly, and nothing of that was sent.
+        x[:] = comm.rank
+        comm.all_reduce(x, out=x[:])
+        own = x[4 * comm.rank : 4 * comm.rank + 4]
+        comm.all_gather(own, x[: 4 * n])
+        assert np.all(x == sum(range(n)))
+
+    run(2, body)

@@ -1,0 +1,129 @@
+//! The control plane's parsers and its hub as functions of bytes; see [`crate::fuzzing`].
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use tokio::io::AsyncReadExt;
+
+use super::handshake::{Credentials, JobSecret, greet_hub, greet_rank};
+use super::hub_seat::HubSettings;
+use super::hub_state::{Action, HubState};
+use super::limits::{Liveness, MAX_FRAME_FROM_HUB, MAX_FRAME_TO_HUB};
+use super::sealed::{Sealed, SessionKeys};
+use super::wire::{FromHub, Hello, PeerInfo, ToHub, decode, encode, read_frame};
+
+/// Bytes in memory are always ready; a sink takes everything.
+fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+/// Frames in both directions; what is decoded survives encoding.
+pub(crate) fn frames(bytes: &[u8]) {
+    let _ = at_once(async {
+        let mut rest = bytes;
+        while let Ok(Some(payload)) = read_frame(&mut rest, MAX_FRAME_TO_HUB.min(bytes.len())).await {
+            both_ways(&payload);
+        }
+        let mut rest = bytes;
+        let _ = read_frame(&mut rest, MAX_FRAME_FROM_HUB.min(bytes.len())).await;
+    });
+    both_ways(bytes);
+}
+
+fn both_ways(payload: &[u8]) {
+    if let Ok(message) = decode::<ToHub>(payload) {
+        assert_eq!(decode::<ToHub>(&encode(&message)[4..]).ok(), Some(message));
+    }
+    if let Ok(message) = decode::<FromHub>(payload) {
+        assert_eq!(decode::<FromHub>(&encode(&message)[4..]).ok(), Some(message));
+    }
+}
+
+/// Either side of the handshake, with and without keys: nobody gets through without them.
+pub(crate) fn handshake(bytes: &[u8]) {
+    let private = Credentials { secret: JobSecret::new("secret"), rendezvous: Some([7; 16]) };
+    for credentials in [&private, &Credentials::default()] {
+        let mut stream = tokio::io::join(bytes, tokio::io::sink());
+        let greeted = at_once(greet_hub(&mut stream, credentials));
+        assert!(!(credentials.is_private() && matches!(greeted, Some(Ok(_)))), "a hub without the keys");
+        let mut stream = tokio::io::join(bytes, tokio::io::sink());
+        let greeted = at_once(greet_rank(&mut stream, credentials, |_| ()));
+        assert!(!(credentials.is_private() && matches!(greeted, Some(Ok(_)))), "a rank without the keys");
+    }
+}
+
+/// Records that nobody with the key has sealed: none is taken for one.
+pub(crate) fn sealed(bytes: &[u8]) {
+    let keys = SessionKeys { outward: [1; 32], inward: [2; 32] };
+    let mut stream = Sealed::new(tokio::io::join(bytes, tokio::io::sink()), &keys);
+    let mut plain = Vec::new();
+    let _ = at_once(stream.read_to_end(&mut plain));
+    assert!(plain.is_empty(), "a record without the key");
+}
+
+/// The hub, fed with events and times: bytes are a script. What it sends can be read, and its memory stays in bounds.
+pub(crate) fn hub_state(script: &[u8]) {
+    const WORLD: u32 = 4;
+    let settings = HubSettings {
+        world_size: WORLD,
+        cookie: [9; 16],
+        job: "job".into(),
+        source: "a script".into(),
+        timeout: Duration::from_secs(5),
+        liveness: Liveness::default(),
+    };
+    let mut now = Instant::now();
+    let mut hub = HubState::new(settings, now);
+    let mut rest = script;
+    while let [step, argument, tail @ ..] = rest {
+        let connection = u64::from(argument % 8);
+        rest = tail;
+        match step % 8 {
+            0 | 1 => {
+                let peer = PeerInfo {
+                    rank: u32::from(argument % 8) % (WORLD + 1),
+                    hostname: "host".into(),
+                    pid: 1,
+                    local_rank: None,
+                    version: "1".into(),
+                    host_key: 0,
+                };
+                let world_size = if *argument < 250 { WORLD } else { WORLD + 1 };
+                let hello = Hello { peer, world_size, job: String::new(), source: String::new() };
+                // The driver numbers connections once.
+                hub.closed(connection, "gone");
+                hub.hello(connection, hello, step % 2 == 0, now);
+            }
+            2..=4 => {
+                let length = rest.first().map_or(0, |length| usize::from(*length)).min(rest.len());
+                let (payload, tail) = rest.split_at(length);
+                rest = tail;
+                if let Ok(message) = decode::<ToHub>(payload.get(1..).unwrap_or_default())
+                    && hub.message(connection, message, now).is_err()
+                {
+                    hub.closed(connection, "broke the protocol");
+                }
+            }
+            5 => hub.closed(connection, "its connection was closed"),
+            6 => {
+                now += Duration::from_millis(u64::from(*argument) * 50);
+                hub.tick(now);
+            }
+            _ => hub.linger(Duration::from_millis(u64::from(*argument)), now),
+        }
+        for action in hub.take_actions() {
+            if let Action::Send { frame, .. } = action {
+                assert!(decode::<FromHub>(&frame[4..]).is_ok(), "what it sends can be read");
+            }
+        }
+        if hub.is_done() {
+            return;
+        }
+        assert!(hub.next_wakeup() <= now + Duration::from_secs(10), "it looks at the clock again");
+    }
+}

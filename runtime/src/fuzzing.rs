@@ -1,0 +1,102 @@
+//! The parsers of what comes from outside, as functions of bytes, for tests/fuzz. Only with `cfg(fuzzing)` and in tests.
+//!
+//! Each takes any bytes and must not panic, and asserts what must hold besides.
+
+use crate::profile::Profile;
+use crate::{comm, control, join};
+
+/// A target: its name, and what takes its bytes.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All of them.
+pub const TARGETS: [Target; 11] = [
+    ("control_frames", control_frames),
+    ("control_handshake", control_handshake),
+    ("control_sealed", control_sealed),
+    ("hub_state", hub_state),
+    ("card", card),
+    ("notice", notice),
+    ("url", url),
+    ("node_list", node_list),
+    ("environment", environment),
+    ("unique_id", unique_id),
+    ("profile", profile),
+];
+
+/// Frames between ranks and hub.
+pub fn control_frames(bytes: &[u8]) {
+    control::fuzz::frames(bytes);
+}
+
+/// Both sides of the handshake.
+pub fn control_handshake(bytes: &[u8]) {
+    control::fuzz::handshake(bytes);
+}
+
+/// Sealed records.
+pub fn control_sealed(bytes: &[u8]) {
+    control::fuzz::sealed(bytes);
+}
+
+/// The hub, by a script of events and times.
+pub fn hub_state(bytes: &[u8]) {
+    control::fuzz::hub_state(bytes);
+}
+
+/// What a rank tells the others when a communicator is made.
+pub fn card(bytes: &[u8]) {
+    comm::fuzz_card(bytes);
+}
+
+/// What rank 0 publishes.
+pub fn notice(bytes: &[u8]) {
+    join::fuzz::notice(bytes);
+}
+
+/// Rendezvous URLs.
+pub fn url(bytes: &[u8]) {
+    join::fuzz::url(bytes);
+}
+
+/// Lists of hosts.
+pub fn node_list(bytes: &[u8]) {
+    join::fuzz::node_list(bytes);
+}
+
+/// Variables of launchers and settings.
+pub fn environment(bytes: &[u8]) {
+    join::fuzz::environment(bytes);
+}
+
+/// Unique ids.
+pub fn unique_id(bytes: &[u8]) {
+    join::fuzz::unique_id(bytes);
+}
+
+/// Profiles as `kolo tune` writes them.
+pub fn profile(bytes: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(bytes)
+        && let Ok(profile) = Profile::parse(text)
+    {
+        let again = Profile::parse(&profile.to_toml()).expect("what it writes it reads");
+        assert_eq!(again.digest(), profile.digest());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// The corpus of tests/fuzz, through the same functions.
+    #[test]
+    fn the_corpus_passes() {
+        let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/corpus");
+        for (name, target) in super::TARGETS {
+            let files = std::fs::read_dir(corpus.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let mut count = 0;
+            for file in files {
+                target(&std::fs::read(file.unwrap().path()).unwrap());
+                count += 1;
+            }
+            assert!(count > 0, "{name} has no corpus");
+        }
+    }
+}

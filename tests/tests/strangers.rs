@@ -1,0 +1,504 @@
+//! Who does not belong to a job reaches its ports: the job starts and runs, tells how many were turned away, gives
+//! nobody a seat, and tells nobody anything.
+//!
+//! `KOLO_TEST_STRANGERS` sets how many connections are made before and during a job (2000 without it); with 10000 the time
+//! to start is asserted as it is promised, which wants a machine of its own.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kolo::control::{Control, ControlRuntime, ExchangeKey};
+use kolo::join::{JoinSpec, Locator};
+use kolo_tests::processes::{Job, LONG, Process};
+use kolo_tests::watchdog::within;
+use rustix::process::Signal;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_rank");
+
+/// Connections that the strangers hold at a time; the next one closes their oldest.
+const HELD: usize = 400;
+
+/// What a rank may grow by while they knock.
+const GROWTH_BYTES: u64 = 1 << 20;
+
+fn free_port() -> u16 {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+}
+
+fn knocks() -> (usize, Duration) {
+    match std::env::var("KOLO_TEST_STRANGERS").ok().and_then(|text| text.parse().ok()) {
+        Some(count) => (count, Duration::from_secs(2)),
+        // Beside other tests on few processors.
+        None => (2000, Duration::from_secs(15)),
+    }
+}
+
+/// Somebody who connects to ports without end, in every way that is none of a rank's.
+struct Strangers {
+    ports: Arc<Mutex<Vec<u16>>>,
+    made: Arc<AtomicUsize>,
+    over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Strangers {
+    fn knock_at(ports: Vec<u16>) -> Self {
+        let ports = Arc::new(Mutex::new(ports));
+        let (made, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let threads = (0..2)
+            .map(|which| {
+                let (ports, made, over) = (ports.clone(), made.clone(), over.clone());
+                std::thread::spawn(move || knock(which, &ports, &made, &over))
+            })
+            .collect();
+        Self { ports, made, over, threads }
+    }
+
+    /// Waits until `count` more connections were made.
+    fn made_more(&self, count: usize) {
+        let (until, goal) = (Instant::now() + LONG, self.made.load(Ordering::Relaxed) + count);
+        while self.made.load(Ordering::Relaxed) < goal {
+            assert!(
+                Instant::now() < until,
+                "only {} of {goal} connections",
+                self.made.load(Ordering::Relaxed)
+            );
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Strangers {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn knock(which: usize, ports: &Mutex<Vec<u16>>, made: &AtomicUsize, over: &AtomicBool) {
+    let mut held = VecDeque::new();
+    let mut preamble = [0; 64];
+    preamble[..8].copy_from_slice(b"KOLOctl\n");
+    preamble[8] = 2;
+    let version = env!("CARGO_PKG_VERSION").as_bytes();
+    preamble[16..16 + version.len()].copy_from_slice(version);
+    let data_magic = *b"\x89Kolo\r\n\x1a\x02\0\0\0";
+    let mut turn = which;
+    while !over.load(Ordering::Relaxed) {
+        turn += 1;
+        let port = {
+            let ports = ports.lock().unwrap();
+            ports[turn % ports.len()]
+        };
+        let Ok(mut stream) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else { continue };
+        made.fetch_add(1, Ordering::Relaxed);
+        // Whether it is taken does not matter.
+        let _ = match turn / 3 % 9 {
+            0 => stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
+            1 => stream.write_all(&[0xff; 4096]),
+            2 => stream.write_all(&preamble),
+            3 => stream.write_all(&preamble[..40]),
+            4 => stream.write_all(&[&preamble[..], &[0xff; 300]].concat()),
+            5 => stream.write_all(&data_magic),
+            6 => stream.shutdown(Shutdown::Both),
+            _ => Ok(()),
+        };
+        held.push_back(stream);
+        if held.len() > HELD / 2 {
+            held.pop_front();
+        }
+    }
+}
+
+/// One rank as a process.
+fn rank(rank: u32, of: u32, rendezvous: &str, task: &[&str], more: &[(&str, &str)]) -> Process {
+    let mut command = Command::new(PROGRAM);
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("KOLO_")) {
+        command.env_remove(name);
+    }
+    command
+        .args(task)
+        .env("KOLO_RENDEZVOUS", rendezvous)
+        .env("KOLO_RANK", rank.to_string())
+        .env("KOLO_WORLD_SIZE", of.to_string())
+        .env("KOLO_JOIN_TIMEOUT", "30")
+        .env("KOLO_TIMEOUT", "30")
+        .envs(more.iter().copied());
+    Process::start(command)
+}
+
+/// The ports at which a process listens.
+fn listening(pid: u32) -> Vec<u16> {
+    let links = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let sockets: BTreeSet<String> = links
+        .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+        .filter_map(|to| Some(to.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
+        .collect();
+    let tables = ["tcp", "tcp6"].map(|name| std::fs::read_to_string(format!("/proc/{pid}/net/{name}")));
+    let mut ports = Vec::new();
+    for line in tables.iter().flatten().flat_map(|table| table.lines()) {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        if let [_, local, _, "0A", _, _, _, _, _, inode, ..] = fields[..]
+            && sockets.contains(inode)
+        {
+            ports.push(u16::from_str_radix(local.rsplit_once(':').unwrap().1, 16).unwrap());
+        }
+    }
+    ports
+}
+
+fn wait_for_port(process: &Process, port: u16) {
+    let until = Instant::now() + LONG;
+    while !listening(process.id()).contains(&port) {
+        assert!(Instant::now() < until, "it does not listen");
+        std::thread::yield_now();
+    }
+}
+
+fn private_bytes(process: &Process) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.split_ascii_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn a_flood_of_strangers_neither_prevents_nor_disturbs_a_job() {
+    let (count, patience) = knocks();
+    for secret in [None, Some("a secret that nobody guesses")] {
+        within(Duration::from_secs(150), "a flood", move || {
+            let port = free_port();
+            let url = format!("tcp://127.0.0.1:{port}");
+            let mut more = vec![("KOLO_TRANSPORT", "tcp")];
+            more.extend(secret.map(|secret| ("KOLO_JOB_SECRET", secret)));
+            let mut zero = rank(0, 2, &url, &["loop", "8"], &more);
+            wait_for_port(&zero, port);
+            let strangers = Strangers::knock_at(vec![port]);
+            strangers.made_more(count);
+            let before = Instant::now();
+            let mut one = rank(1, 2, &url, &["loop", "8"], &more);
+            zero.expect("@joined ");
+            one.expect("@joined ");
+            zero.expect("@running");
+            let took = before.elapsed();
+            println!("secret {}: joined and running {took:.2?} after rank 1 came", secret.is_some());
+            assert!(took < patience, "{took:?}");
+
+            let ports = [listening(zero.id()), listening(one.id())].concat();
+            assert!(ports.len() >= 3, "the hub and two data ports: {ports:?}");
+            *strangers.ports.lock().unwrap() = ports;
+            strangers.made_more(count / 4);
+            let at_first = [&zero, &one].map(private_bytes);
+            strangers.made_more(count);
+            let at_last = [&zero, &one].map(private_bytes);
+            println!("private memory of the ranks: {at_first:?} -> {at_last:?} bytes");
+            for (first, last) in at_first.into_iter().zip(at_last) {
+                assert!(last < first + GROWTH_BYTES, "{first} -> {last}");
+            }
+            // They have run all the time, and notice the end of the other.
+            one.signal(Signal::KILL);
+            let error = zero.expect("@error ");
+            assert!(error.contains("rank 1 is lost"), "{error}");
+            drop(strangers);
+        });
+    }
+}
+
+#[test]
+fn both_errors_count_the_strangers() {
+    within(Duration::from_secs(60), "a job that does not gather", || {
+        let port = free_port();
+        let url = format!("tcp://127.0.0.1:{port}");
+        let mut zero = rank(0, 3, &url, &["ready"], &[("KOLO_JOIN_TIMEOUT", "5")]);
+        wait_for_port(&zero, port);
+        for _ in 0..20 {
+            let mut stranger = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+            stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+            let mut answer = Vec::new();
+            let _ = stranger.read_to_end(&mut answer);
+        }
+        let mut soon = rank(1, 3, &url, &["ready"], &[("KOLO_JOIN_TIMEOUT", "2")]);
+        let mut late = rank(2, 3, "tcp://127.0.0.1:1", &["ready"], &[("KOLO_JOIN_TIMEOUT", "0.1")]);
+        late.expect("@error ");
+        for error in [soon.expect("@error "), zero.expect("@error ")] {
+            assert!(error.contains("20 connections of strangers"), "{error}");
+        }
+    });
+}
+
+fn file(rank: u32, path: &Path) -> JoinSpec {
+    let locator = Locator::File { path: path.to_owned() };
+    JoinSpec { timeout: LONG, ..JoinSpec::new(rank, 2, locator, "a test") }
+}
+
+fn start(spec: JoinSpec) -> JoinHandle<kolo::Result<Control>> {
+    std::thread::spawn(move || Control::join(&spec, &ControlRuntime::new()?))
+}
+
+/// Where rank 0 listens, as the file says once it is there; and the file's text.
+fn posted(path: &Path) -> (SocketAddr, String) {
+    let until = Instant::now() + LONG;
+    loop {
+        if let Ok(text) = std::fs::read_to_string(path)
+            && let Ok(notice) = serde_json::from_str::<serde_json::Value>(&text)
+        {
+            let addresses = notice["addresses"].as_array().unwrap();
+            return (addresses.last().unwrap().as_str().unwrap().parse().unwrap(), text);
+        }
+        assert!(Instant::now() < until, "rank 0 posts nothing");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn who_has_not_read_the_file_gets_no_seat() {
+    within(Duration::from_secs(60), "a job by a file", || {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job");
+        let zero = start(file(0, &path));
+        let (at, _) = posted(&path);
+        // Whoever finds the port and has Kolo.
+        let locator = Locator::Tcp { host: at.ip().to_string(), port: at.port() };
+        let stranger =
+            JoinSpec { timeout: Duration::from_secs(1), ..JoinSpec::new(1, 2, locator, "a stranger") };
+        let refused = start(stranger).join().unwrap().expect_err("no seat").to_string();
+        assert!(refused.contains("another job"), "{refused}");
+        let one = start(file(1, &path)).join().unwrap().expect("the real rank 1");
+        let zero = zero.join().unwrap().unwrap();
+        assert_eq!(zero.strangers().map(|count| count > 0), Some(true));
+        leave([zero, one]);
+    });
+}
+
+fn leave(controls: [Control; 2]) {
+    let leaving = controls.map(|control| std::thread::spawn(move || control.leave()));
+    for thread in leaving {
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn a_job_on_one_host_is_not_reachable_from_others() {
+    within(Duration::from_secs(60), "a job on one host", || {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job");
+        let local = |rank: u32| {
+            let text = format!("file://{}?rank={rank}&world_size=2", path.display());
+            let environment =
+                |name: &str| ["WORLD_SIZE", "LOCAL_WORLD_SIZE"].contains(&name).then(|| "2".to_owned());
+            JoinSpec { timeout: LONG, ..JoinSpec::parse_url_with(&text, &environment).unwrap() }
+        };
+        let zero = start(local(0));
+        let (_, text) = posted(&path);
+        let notice: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for address in notice["addresses"].as_array().unwrap() {
+            let address: SocketAddr = address.as_str().unwrap().parse().unwrap();
+            assert!(address.ip().is_loopback(), "{address}");
+        }
+        let port = posted(&path).0.port();
+        let hosts_own = listening_addresses(port);
+        assert!(hosts_own.iter().all(|local| local.starts_with("0100007F")), "{hosts_own:?}");
+        let one = start(local(1)).join().unwrap().unwrap();
+        leave([zero.join().unwrap().unwrap(), one]);
+    });
+}
+
+/// Addresses on which something listens at the port, as the kernel writes them.
+fn listening_addresses(port: u16) -> Vec<String> {
+    let tables = ["/proc/self/net/tcp", "/proc/self/net/tcp6"].map(std::fs::read_to_string);
+    let suffix = format!(":{port:04X}");
+    let lines = tables.iter().flatten().flat_map(|table| table.lines());
+    let fields = lines.map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());
+    fields
+        .filter(|f| f.len() > 3 && f[3] == "0A" && f[1].ends_with(&suffix))
+        .map(|f| f[1].trim_end_matches(&suffix).to_owned())
+        .collect()
+}
+
+/// Somebody between rank 1 and the hub, who passes on what is said, keeps it, and changes one byte if told which.
+struct Relay {
+    port: u16,
+    seen: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Relay {
+    /// `change`: a byte after so many of what goes to the rank on the first connection.
+    fn to(hub: SocketAddr, change: Option<usize>) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let record = seen.clone();
+        std::thread::spawn(move || {
+            let changes = Arc::new(AtomicU16::new(0));
+            for rank in listener.incoming().flatten() {
+                let Ok(hub) = TcpStream::connect(hub) else { continue };
+                let change = change.filter(|_| changes.fetch_add(1, Ordering::Relaxed) == 0);
+                let ways = [(rank.try_clone(), hub.try_clone(), None), (Ok(hub), Ok(rank), change)];
+                for (from, to, change) in ways {
+                    let (Ok(from), Ok(to)) = (from, to) else { continue };
+                    let record = record.clone();
+                    std::thread::spawn(move || pass(from, to, change, &record));
+                }
+            }
+        });
+        Self { port, seen }
+    }
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, change: Option<usize>, record: &Mutex<Vec<u8>>) {
+    let (mut buffer, mut passed) = ([0; 4096], 0);
+    while let Ok(bytes @ 1..) = from.read(&mut buffer) {
+        record.lock().unwrap().extend_from_slice(&buffer[..bytes]);
+        if let Some(at) = change.filter(|at| (passed..passed + bytes).contains(at)) {
+            buffer[at - passed] ^= 1;
+        }
+        passed += bytes;
+        if to.write_all(&buffer[..bytes]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+/// Rank 0 at a file, and a copy of the file that leads to a relay.
+fn relayed(
+    folder: &Path,
+    change: Option<usize>,
+) -> (JoinHandle<kolo::Result<Control>>, PathBuf, Relay, String) {
+    let path = folder.join("job");
+    let zero = start(file(0, &path));
+    let (hub, text) = posted(&path);
+    let relay = Relay::to((Ipv4Addr::LOCALHOST, hub.port()).into(), change);
+    let mut notice: serde_json::Value = serde_json::from_str(&text).unwrap();
+    notice["addresses"] = serde_json::json!([format!("127.0.0.1:{}", relay.port)]);
+    let other = folder.join("relayed");
+    std::fs::write(&other, notice.to_string()).unwrap();
+    (zero, other, relay, text)
+}
+
+#[test]
+fn a_relay_learns_nothing() {
+    within(Duration::from_secs(60), "a relayed job", || {
+        let folder = tempfile::tempdir().unwrap();
+        let (zero, other, relay, text) = relayed(folder.path(), None);
+        let one = start(file(1, &other)).join().unwrap().expect("the relay passes on what is said");
+        let zero = zero.join().unwrap().unwrap();
+        let cookie = zero.job_cookie();
+        assert_eq!(cookie, one.job_cookie());
+        let secret_address = *b"an address on a transport";
+        let blobs = std::thread::scope(|scope| {
+            let both = [&zero, &one].map(|control| {
+                scope.spawn(move || {
+                    let key = ExchangeKey { communicator: 1, round: 0 };
+                    control.exchange(key, &[0, 1], secret_address.to_vec(), Instant::now() + LONG).unwrap()
+                })
+            });
+            both.map(|thread| thread.join().unwrap())
+        });
+        assert_eq!(blobs[1], [secret_address; 2]);
+        leave([zero, one]);
+        let seen = relay.seen.lock().unwrap().clone();
+        assert!(seen.len() > 500, "everything went by here");
+        let has = |what: &[u8]| seen.windows(what.len()).any(|window| window == what);
+        assert!(!has(&cookie), "the job's cookie");
+        assert!(!has(&secret_address), "addresses");
+        let notice: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let key = notice.get("key").or(notice.get("cookie")).unwrap().as_str().unwrap().to_owned();
+        let key: Vec<u8> = (0..16).map(|i| u8::from_str_radix(&key[2 * i..2 * i + 2], 16).unwrap()).collect();
+        assert!(!has(&key), "the rendezvous' key");
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        assert!(!has(host.trim().as_bytes()), "the host's name");
+
+        // What it has recorded opens nothing: said again to a hub, it is a stranger's.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job");
+        std::fs::copy(other, folder.path().join("old")).unwrap();
+        let zero = start(JoinSpec { timeout: Duration::from_secs(2), ..file(0, &path) });
+        let (hub, _) = posted(&path);
+        let mut again = TcpStream::connect((Ipv4Addr::LOCALHOST, hub.port())).unwrap();
+        again.write_all(&seen).unwrap();
+        again.set_read_timeout(Some(LONG)).unwrap();
+        let mut answer = Vec::new();
+        let _ = again.read_to_end(&mut answer);
+        assert!(answer.len() <= 64 + 33, "a preamble and a refusal, nothing else");
+        let error = zero.join().unwrap().expect_err("nobody has joined").to_string();
+        assert!(error.contains("missing: rank 1") && error.contains("1 connection of strangers"), "{error}");
+    });
+}
+
+#[test]
+fn a_relay_that_changes_a_byte_is_noticed() {
+    // In the hub's preamble, and in its proof: the first connection fails; the second passes unchanged.
+    for at in [33, 70] {
+        within(Duration::from_secs(60), "a changed handshake", move || {
+            let folder = tempfile::tempdir().unwrap();
+            let (zero, other, _relay, _) = relayed(folder.path(), Some(at));
+            let one = start(file(1, &other)).join().unwrap().expect("it comes again");
+            let zero = zero.join().unwrap().unwrap();
+            assert_eq!(zero.job_cookie(), one.job_cookie());
+            leave([zero, one]);
+        });
+    }
+    // In the length, the body and the tag of what the hub says first, which is the welcome: the seat was taken by then.
+    for at in [97, 98, 105] {
+        within(Duration::from_secs(60), "a changed welcome", move || {
+            let folder = tempfile::tempdir().unwrap();
+            let (_zero, other, _relay, _) = relayed(folder.path(), Some(at));
+            let joining = start(JoinSpec { timeout: Duration::from_secs(8), ..file(1, &other) });
+            let refused = joining.join().unwrap().expect_err("what was changed is not believed").to_string();
+            assert!(refused.contains("rank 1"), "{refused}");
+        });
+    }
+}
+
+/// One rank may open fewer files than it needs connections: it is named, with the cause, on all ranks, and nobody waits
+/// for a time-out.
+#[test]
+fn a_rank_without_descriptors_is_named_by_all() {
+    // Of 8 ranks the last only accepts, and the first only dials and holds the hub.
+    for (starved, files, does) in [(7, [14, 13, 15], "accept connections"), (0, [20, 21, 19], "connect")] {
+        within(Duration::from_secs(90), "a rank without descriptors", move || {
+            let script =
+                format!("test \"$KOLO_RANK\" = {starved} && ulimit -n \"$FILES\"; exec \"$0\" \"$@\"");
+            let cause = format!("rank {starved} cannot {does}: it has no descriptor left");
+            // How many are enough to join and too few for all connections depends a little on the system.
+            let mut outcomes = Vec::new();
+            for files in files {
+                let settings = |_| {
+                    vec![
+                        ("KOLO_TRANSPORT", "tcp".to_owned()),
+                        ("KOLO_JOIN_TIMEOUT", "5".to_owned()),
+                        ("FILES", files.to_string()),
+                    ]
+                };
+                let begin = Instant::now();
+                let mut job = Job::start("sh", 8, 8, &["-c", &script, PROGRAM, "meet", "1000"], settings);
+                let said: Vec<String> = job.ranks.iter_mut().map(last_words).collect();
+                if said.iter().all(|words| words.contains(&cause) && words.contains("ulimit -n")) {
+                    assert!(
+                        begin.elapsed() < Duration::from_secs(20),
+                        "KOLO_TIMEOUT is 30 s: {:?}",
+                        begin.elapsed()
+                    );
+                    return;
+                }
+                outcomes.push(said);
+            }
+            panic!("never was it named by all: {outcomes:#?}");
+        });
+    }
+}
+
+/// What a rank reports that has joined, or why it has not.
+fn last_words(rank: &mut Process) -> String {
+    let first = rank.expect("@");
+    if first.starts_with("joined") { rank.expect("@") } else { first }
+}

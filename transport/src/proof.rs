@@ -1,0 +1,43 @@
+//! Proofs of a shared key, made and checked without sending it: HMAC-SHA256 under a key that follows from it.
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+/// Bytes of a proof.
+pub(crate) const PROOF_BYTES: usize = 32;
+
+/// A key for one purpose. Not printed.
+#[derive(Clone)]
+pub(crate) struct Key([u8; 32]);
+
+impl Key {
+    /// The key that follows for `purpose` from what both sides share.
+    pub(crate) fn derive(shared: &[&[u8]], purpose: &[u8]) -> Self {
+        // Each purpose is a constant of ours and each shared part of one length, so no two inputs are the same bytes.
+        Self(mac(&shared.concat(), &[purpose]).finalize().into_bytes().into())
+    }
+
+    /// Proves that the prover knows the key, about these parts.
+    pub(crate) fn prove(&self, parts: &[&[u8]]) -> [u8; PROOF_BYTES] {
+        mac(&self.0, parts).finalize().into_bytes().into()
+    }
+
+    /// Checks a proof, in a time that does not depend on where it differs.
+    pub(crate) fn verify(&self, parts: &[&[u8]], proof: &[u8]) -> bool {
+        mac(&self.0, parts).verify_slice(proof).is_ok()
+    }
+}
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
+    for part in parts {
+        mac.update(part);
+    }
+    mac
+}
