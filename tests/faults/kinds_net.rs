@@ -133,11 +133,10 @@ fn weather() -> Vec<Kind> {
             ])
         }),
         Kind::new("loss of 20 %", 1, |draw| {
-            fine(draw, 20).then([
-                Step::Running,
-                Step::Fault,
-                Step::Net(Change::everywhere(20, Duration::ZERO)),
-            ])
+            // A segment that is lost several times in a row takes many seconds.
+            let mut plan = fine(draw, 20).set("KOLO_TIMEOUT", 60);
+            plan.expect.within = Duration::from_secs(55);
+            plan.then([Step::Running, Step::Fault, Step::Net(Change::everywhere(20, Duration::ZERO))])
         })
         .long(),
         Kind::new("delay of 100 ms", 2, |draw| {

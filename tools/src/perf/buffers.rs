@@ -110,6 +110,8 @@ impl Buffers {
         let shift = operation.bytes() as usize * (iteration % self.positions(operation));
         let counts = &operation.counts;
         match placement {
+            // What is received must lie apart from what is sent.
+            _ if operation.test.lies_apart() => Place { input: shift, output: shift, in_place: false },
             Placement::OutOfPlace => Place { input: shift, output: shift, in_place: false },
             Placement::InPlace => Place {
                 input: shift + counts.send_offset_in_place as usize * element_bytes * rank,
@@ -252,7 +254,7 @@ impl Buffers {
         let send = Outgoing { to: (rank + 1) % ranks, bytes: input, len };
         let receive = Incoming { from: (rank + ranks - 1) % ranks, bytes: output, len };
         // SAFETY: both lie in the buffers (test `places_stay_within_the_buffers`), which are borrowed mutably
-        // until this returns. In place both are the same memory: the result is not looked at.
+        // until this returns.
         unsafe { comm.exchange(&[send], &[receive]) }
     }
 

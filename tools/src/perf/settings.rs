@@ -164,6 +164,12 @@ impl Settings {
         let ranks = ranks(args, threads, gpus)?;
         let mut remarks: Vec<String> = type_remark.into_iter().chain(op_remark).collect();
         remarks.extend(without_effect(args)?);
+        if test.lies_apart() {
+            remarks.push(format!(
+                "# The in-place columns are measured out of place: what {} receives must lie apart from what it sends",
+                test.name()
+            ));
+        }
         Ok(Self {
             test,
             program: program.unwrap_or_else(|| format!("{}_perf", test.name())),

@@ -167,6 +167,12 @@ impl Test {
         }
     }
 
+    /// Whether it is made of messages whose outputs must lie apart from all inputs, so that there is no in place.
+    #[must_use]
+    pub(crate) const fn lies_apart(self) -> bool {
+        matches!(self, Self::SendRecv | Self::AllToAllV)
+    }
+
     /// What `bytes` on the command line means with elements of `element_bytes` on `ranks` ranks.
     #[must_use]
     pub(crate) fn counts(self, bytes: u64, element_bytes: u64, ranks: u64) -> Counts {
