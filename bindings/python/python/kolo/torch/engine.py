@@ -68,7 +68,9 @@ class Engine:
         ``arguments`` are those of ``Comm.start``; ``after`` is called once the outputs of Kolo are complete; ``inputs``
         are what the caller gave, if that is not the outputs.
         """
-        self._count()
+        self.sequence += 1
+        if self.at_first is not None:
+            self._check_once()
         waits = opts is not None and self.collected is None and not getattr(opts, "asyncOp", True)
         if is_on() or (self.launcher is not None and self.launcher.is_needed((*outputs, *(inputs or ())))):
             work = self.started(name, (partial(self.comm.start, arguments, owner),), opts, outputs, after, inputs)
@@ -91,7 +93,9 @@ class Engine:
 
     def several(self, name: str, starts: list, opts, outputs: list, after=None, inputs=None):
         """Starts several collectives that make one call, and waits for them if the caller does."""
-        self._count()
+        self.sequence += 1
+        if self.at_first is not None:
+            self._check_once()
         work = self.started(name, tuple(starts), opts, outputs, after, inputs)
         if self.collected is None and not getattr(opts, "asyncOp", True):
             work.wait()
@@ -128,11 +132,9 @@ class Engine:
                 _register_work(tensor, work)
         return work
 
-    def _count(self) -> None:
-        self.sequence += 1
-        if self.at_first is not None:
-            check, self.at_first = self.at_first, None
-            check()
+    def _check_once(self) -> None:
+        check, self.at_first = self.at_first, None
+        check()
 
     def limit(self, opts) -> float:
         """Seconds that an operation may take."""
