@@ -1,8 +1,11 @@
 //! A connection that breaks between two ranks that are well.
 
 use std::net::SocketAddr;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use kolo::join::JoinSpec;
 use kolo::{Communicator, Config, Error, TransportKind};
 use kolo_tests::arrangement::{Arrangement, in_guest};
 use kolo_tests::watchdog::{Gate, bounded};
@@ -119,6 +122,161 @@ fn a_pair_that_is_cut_silently_is_named_with_its_addresses() {
             assert!(text.contains("not finished after 2.0 s; waiting for"), "{text}");
             assert!(text.contains("reached over tcp") && text.contains(" via "), "no address: {text}");
             end.wait();
+        });
+    });
+}
+
+/// Bytes that wait to be read at this port, on connections made to it.
+fn unread_at(port: u16) -> u64 {
+    let unread = AtomicU64::new(0);
+    each_connection(port, |socket| {
+        let here = socket.local_addr().ok().and_then(|address| address.as_socket());
+        if here.is_some_and(|here| here.port() == port) {
+            let bytes = rustix::io::ioctl_fionread(&**socket).unwrap_or(0);
+            unread.fetch_add(bytes, Ordering::Relaxed);
+        }
+    });
+    unread.into_inner()
+}
+
+/// Runs three ranks over TCP, which count as lost after `dead_after` of silence.
+fn three_ranks<R: Send>(dead_after: Duration, body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    let connect = |mut spec: JoinSpec| {
+        spec.liveness.dead_after = dead_after;
+        spec.liveness.suspect_after = spec.liveness.suspect_after.min(dead_after);
+        spec.liveness.heartbeat = spec.liveness.heartbeat.min(dead_after / 4);
+        let config = Arrangement::Tcp.config(spec.rank);
+        Communicator::builder().config(config).join(spec).connect().expect("a communicator")
+    };
+    std::thread::scope(|scope| {
+        let spawn = |spec| scope.spawn(|| body(connect(spec)));
+        let threads: Vec<_> = JoinSpec::local(3).into_iter().map(spawn).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, R>| thread.join();
+        threads.into_iter().map(|thread| join(thread).unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    })
+}
+
+/// Rank 2 sends its last message to rank 1 and leaves; none of its packets gets through for `cut`, or ever. Returns what comes of
+/// the message, and how long after rank 2 has left.
+fn last_message(cut: Option<Duration>, dead_after: Duration) -> (Result<(), Error>, Duration) {
+    const COUNT: usize = 1000;
+    let gates = (Gate::new(2), Gate::new(2), Gate::new(2));
+    let (is_cut, has_left, end) = (&gates.0, &gates.1, &gates.2);
+    let came_of_it = three_ranks(dead_after, |comm| {
+        let rank = comm.rank();
+        if rank == 0 {
+            // Without it nobody would tell that rank 2 has left.
+            end.wait();
+            return None;
+        }
+        let peer = 3 - rank;
+        comm.send_recv(&[1_u8], peer, &mut [0], peer).expect("all is well");
+        if rank == 2 {
+            is_cut.wait();
+            comm.send(&[7_u8; COUNT], 1).expect("the kernel takes it");
+            drop(comm);
+            has_left.wait();
+            return None;
+        }
+        // The lower rank dials; so its end is the one whose other end has the other's port.
+        let port = port_of(&comm, 2);
+        let each_end = |each: &dyn Fn(&SockRef<'_>)| {
+            let count = AtomicUsize::new(0);
+            each_connection(port, |socket| {
+                let there = socket.peer_addr().ok().and_then(|address| address.as_socket());
+                if there.is_some_and(|there| there.port() == port) {
+                    each(socket);
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            count.into_inner()
+        };
+        // Dropped as if lost on the way: the sender's kernel sends it again and again.
+        let lose_all = |socket: &SockRef<'_>| {
+            socket.attach_filter(&[SockFilter::new(0x06, 0, 0, 0)]).expect("a filter");
+        };
+        assert!(each_end(&lose_all) > 0, "no connection found");
+        is_cut.wait();
+        has_left.wait();
+        let since = Instant::now();
+        let result = std::thread::scope(|scope| {
+            if let Some(cut) = cut {
+                scope.spawn(move || {
+                    std::thread::sleep(cut);
+                    each_end(&|socket| socket.detach_filter().expect("it was attached"));
+                });
+            }
+            let mut into = [0_u8; COUNT];
+            comm.recv(&mut into, 2).inspect(|()| assert_eq!(into, [7; COUNT]))
+        });
+        let took = since.elapsed();
+        end.wait();
+        Some((result, took))
+    });
+    came_of_it.into_iter().flatten().next().expect("rank 1 tells")
+}
+
+#[test]
+fn the_last_bytes_of_a_rank_that_has_left_are_waited_for() {
+    if in_guest() {
+        return;
+    }
+    bounded("a goodbye that overtakes the last message", || {
+        let cut = Duration::from_secs(1);
+        let (result, took) = last_message(Some(cut), Duration::from_secs(60));
+        result.expect("the message was lost and sent again");
+        assert!(took >= cut, "nothing was lost on the way");
+    });
+}
+
+#[test]
+fn a_rank_that_has_left_behind_a_dead_network_is_not_waited_for_without_end() {
+    if in_guest() {
+        return;
+    }
+    bounded("a goodbye without the last message", || {
+        let dead_after = Duration::from_secs(2);
+        let (result, took) = last_message(None, dead_after);
+        let error = result.expect_err("nothing arrives");
+        println!("{error} after {took:?}");
+        assert!(matches!(error, Error::PeerLost { peer: 2, .. }), "{error}");
+        assert!(took >= dead_after && took < dead_after + Duration::from_secs(10), "{took:?}");
+    });
+}
+
+#[test]
+fn what_a_rank_has_sent_arrives_though_it_leaves_a_message_unread() {
+    if in_guest() {
+        return;
+    }
+    bounded("a connection that is reset on closing", || {
+        // More than the receiver's kernel takes at once, so that the rest is still to be sent when the rank leaves.
+        const COUNT: usize = 512 << 10;
+        let gate = &Gate::new(2);
+        Arrangement::Tcp.run(2, |comm| {
+            let peer = 1 - comm.rank();
+            comm.send_recv(&[1_u8], peer, &mut [0], peer).expect("all is well");
+            if comm.rank() == 1 {
+                gate.wait();
+                comm.send(&vec![7_u8; COUNT], 0).expect("the kernel takes it");
+                gate.wait();
+                return;
+            }
+            comm.send(&[1_u8; 100], 1).expect("the kernel takes it");
+            // Rank 0 dials: the other end is at the port of rank 1.
+            let port = port_of(&comm, 1);
+            assert!(unread_at(port) > 0, "the message that nobody reads is not there");
+            gate.wait();
+            gate.wait();
+            // Rank 1 leaves now.
+            let until = Instant::now() + Duration::from_secs(10);
+            while unread_at(port) > 0 {
+                assert!(Instant::now() < until, "rank 1 does not leave");
+                std::thread::yield_now();
+            }
+            let mut into = vec![0_u8; COUNT];
+            comm.recv(&mut into, 1).expect("it was sent before rank 1 left");
+            assert!(into.iter().all(|byte| *byte == 7));
         });
     });
 }

@@ -281,6 +281,17 @@ pub trait Endpoint: Send + std::fmt::Debug {
         Ok(())
     }
 
+    /// Whether something is posted for receiving, or [watched](Endpoint::watch) for, on an open connection on which the end of
+    /// `peer` arrives behind its last bytes. What else tells that the peer has left may come before these; as long as this is
+    /// so, nothing follows from it. Never blocks, makes no progress.
+    fn is_hearing(&self, _peer: u32) -> bool {
+        false
+    }
+
+    /// The owner leaves in good order, and will [abort](Endpoint::abort) and drop this endpoint next: messages reported done
+    /// must reach their peers nevertheless. Never blocks; dropping may, for a second at most. Nothing may be posted after.
+    fn leave(&mut self) {}
+
     /// Registers memory until [`Endpoint::deregister`] or the end of this endpoint: messages from and to it need no
     /// registration of their own.
     ///

@@ -337,6 +337,12 @@ impl Shared {
         Ok(Suspicion::None)
     }
 
+    /// Whether one of these peers has left, and what it sent before may still come: its goodbye over the control plane
+    /// overtakes bytes that are sent again because a packet was lost. The end of the connection tells, which is behind them.
+    pub(crate) fn is_outrun(&self, core: &Core, peers: &[u32]) -> bool {
+        peers.iter().any(|peer| core.engine.is_hearing(*peer) && self.membership.departed(*peer))
+    }
+
     /// Gives up on purpose.
     pub(crate) fn abort(&self, reason: &str) {
         if !self.is_ours() {

@@ -271,6 +271,9 @@ impl Shared {
             let failed = core.engine.failure().is_some() || self.membership.abort_flag().is_raised();
             if core.closed || done || failed || Instant::now() >= deadline {
                 core.closed = true;
+                if done && !failed {
+                    core.engine.leave();
+                }
                 let cause = kolo_transport::Error::new(
                     kolo_transport::ErrorKind::Aborted,
                     "kolo",

@@ -186,7 +186,13 @@ impl<'a> Watch<'a> {
         }
         let core = if idle >= STALL { self.shared.look_for_the_gone(core, self.waited)? } else { core };
         let since = |at: Instant| now.saturating_duration_since(at);
-        let is_due = match self.suspected_at {
+        // A network that is broken for good tells nothing, so this is believed for some time only.
+        let is_outrun = self.suspected_at.is_some_and(|at| {
+            since(at) < self.shared.world.control.dead_after()
+                && self.shared.is_outrun(&core, &waiting_for(&core))
+        });
+        let suspected_at = self.suspected_at.filter(|_| !is_outrun);
+        let is_due = match suspected_at {
             // What it sent before it left has had its time.
             Some(at) => since(at) >= LOSS_GRACE,
             None => idle >= STALL && self.asked_at.is_none_or(|at| since(at) >= 4 * STALL),
@@ -198,8 +204,9 @@ impl<'a> Watch<'a> {
             }
             let peers = waiting_for(&core);
             drop(core);
-            let found = self.shared.examine(self.waited, &peers, self.suspected_at.is_some())?;
-            self.suspected_at = (found == Suspicion::HasLeft).then(Instant::now);
+            let found = self.shared.examine(self.waited, &peers, suspected_at.is_some())?;
+            let first = self.suspected_at.unwrap_or_else(Instant::now);
+            self.suspected_at = (found == Suspicion::HasLeft).then_some(first);
             return Ok(self.shared.core());
         }
         Ok(core)

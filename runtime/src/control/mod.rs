@@ -88,6 +88,11 @@ struct Inner {
 }
 
 impl Control {
+    /// How long a rank may be silent before it counts as lost.
+    pub(crate) fn dead_after(&self) -> Duration {
+        self.inner.spec.liveness.dead_after
+    }
+
     /// Finds the other ranks. Blocks until all are there, at most `spec.timeout`.
     ///
     /// # Errors

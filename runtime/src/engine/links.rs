@@ -96,6 +96,17 @@ impl Links {
         self.endpoint(peer)?.look_for(peer)
     }
 
+    /// See [`Endpoint::is_hearing`].
+    pub(crate) fn is_hearing(&self, peer: u32) -> bool {
+        let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
+        self.endpoints.get(via as usize).is_some_and(|endpoint| endpoint.is_hearing(peer))
+    }
+
+    /// See [`Endpoint::leave`].
+    pub(crate) fn leave(&mut self) {
+        self.endpoints.iter_mut().for_each(|endpoint| endpoint.leave());
+    }
+
     /// Registers memory with all endpoints, or with none; says of each what came of it.
     ///
     /// # Safety

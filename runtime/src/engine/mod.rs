@@ -386,6 +386,16 @@ impl Engine {
         self.links.close();
     }
 
+    /// See [`kolo_transport::Endpoint::is_hearing`].
+    pub(crate) fn is_hearing(&self, peer: u32) -> bool {
+        self.links.is_hearing(peer)
+    }
+
+    /// Says goodbye on all links; [`Engine::abort`] and [`Engine::close`] follow.
+    pub(crate) fn leave(&mut self) {
+        self.links.leave();
+    }
+
     /// What made the links unusable, if anything did.
     pub(crate) fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()

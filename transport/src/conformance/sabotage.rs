@@ -210,6 +210,14 @@ impl Endpoint for Sabotaged {
         self.inner.abort(cause, events);
     }
 
+    fn is_hearing(&self, peer: u32) -> bool {
+        self.inner.is_hearing(peer)
+    }
+
+    fn leave(&mut self) {
+        self.inner.leave();
+    }
+
     fn is_flushed(&self) -> bool {
         self.inner.is_flushed()
     }

@@ -103,6 +103,11 @@ impl Dial {
         silent.chain(next).min()
     }
 
+    /// Whether a connection is there on which an answer may come.
+    pub(super) fn has_said_hello(&self) -> bool {
+        self.attempts.iter().any(|attempt| attempt.sent == HELLO_BYTES)
+    }
+
     pub(super) fn sockets(&self) -> impl Iterator<Item = &Socket> {
         self.attempts.iter().map(|attempt| &attempt.socket)
     }

@@ -14,7 +14,7 @@ use super::options::{Family, TcpOptions};
 use super::outbound::{BURST_BYTES, Send};
 use super::park::Park;
 use super::route::{self, Candidate};
-use super::socket::{self, Stop};
+use super::socket::Stop;
 use super::wire::{MESSAGE_MAX, key_of};
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
@@ -46,6 +46,8 @@ pub struct TcpEndpoint {
     pub(super) dialing: Vec<u32>,
     /// Links that the peer is to dial and that have something pending.
     pub(super) awaited: Vec<u32>,
+    /// Connections that the kernel would reset on closing, with bytes of this rank unsent: kept for a moment.
+    pub(super) leaving: Vec<socket2::Socket>,
     /// Empty between calls.
     pub(super) arrivals: Vec<Arrival>,
     pub(super) work: Workspace,
@@ -135,6 +137,7 @@ impl TcpEndpoint {
             listed: Vec::new(),
             dialing: Vec::new(),
             awaited: Vec::new(),
+            leaving: Vec::new(),
             arrivals: Vec::new(),
             work: Workspace::new(),
             park,
@@ -353,6 +356,20 @@ impl Endpoint for TcpEndpoint {
         }
     }
 
+    fn is_hearing(&self, peer: u32) -> bool {
+        let numbers = self.peers.get(peer as usize).map_or(&[][..], |peer| &peer.links);
+        numbers.iter().filter_map(|&number| self.links.get(number as usize)).any(|link| match &link.state {
+            State::Open(_) => link.inbound.is_wanted(),
+            // The peer may have said welcome, and all the rest.
+            State::Dialing(dial) => link.inbound.is_wanted() && dial.has_said_hello(),
+            State::Idle | State::Awaited | State::Gone => false,
+        })
+    }
+
+    fn leave(&mut self) {
+        self.part();
+    }
+
     fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         self.progress(events)
     }
@@ -393,48 +410,6 @@ impl Endpoint for TcpEndpoint {
 
     fn is_flushed(&self) -> bool {
         self.listed.iter().all(|&number| self.links[number as usize].outbound.queue.is_empty())
-    }
-}
-
-impl Drop for TcpEndpoint {
-    /// Leaves without taking messages along that were reported done. If bytes that nobody reads lie in a socket
-    /// the kernel resets the connection on closing, and drops what it has not sent yet; so they are read first.
-    fn drop(&mut self) {
-        // Only bytes of an unfinished conversation make this wait.
-        const PATIENCE: Duration = Duration::from_secs(1);
-        let mut reset_looms = Vec::new();
-        for link in &self.links {
-            let State::Open(socket) = &link.state else { continue };
-            // Fails if the peer has gone already, which is as good.
-            let _ = socket.shutdown(std::net::Shutdown::Write);
-            if discard(socket, &mut self.work) > 0 {
-                reset_looms.push(socket);
-            }
-        }
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            reset_looms.retain(|socket| {
-                discard(socket, &mut self.work);
-                socket::unacknowledged_bytes(socket) > 0
-            });
-            if reset_looms.is_empty() || Instant::now() >= deadline {
-                return;
-            }
-            std::thread::yield_now();
-        }
-    }
-}
-
-/// Reads what is there, and forgets it; returns how much.
-fn discard(socket: &socket2::Socket, work: &mut Workspace) -> usize {
-    let mut total = 0;
-    loop {
-        work.io.clear();
-        work.ask_scratch(0, super::link::SCRATCH_BYTES);
-        match socket::recv(socket, &mut work.io) {
-            Ok(bytes) => total += bytes,
-            Err(_) => return total,
-        }
     }
 }
 

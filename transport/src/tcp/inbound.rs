@@ -162,6 +162,11 @@ impl Inbound {
         }
     }
 
+    /// Whether anybody waits for a message, so that the end of the stream is met.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.watched || !self.queue.is_empty()
+    }
+
     /// Whether there is something to do without the socket.
     pub(super) fn is_ready(&self) -> bool {
         self.held || self.has_stash()

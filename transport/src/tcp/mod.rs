@@ -33,6 +33,7 @@ mod dial;
 mod endpoint;
 mod inbound;
 mod interfaces;
+mod leaving;
 mod link;
 pub(crate) mod memory;
 mod options;

@@ -84,8 +84,7 @@ impl TcpEndpoint {
         let State::Open(socket) = &link.state else { return Ok(0) };
         let channel = link.channel;
         let mut total = 0;
-        let wanted = link.inbound.watched || !link.inbound.queue.is_empty();
-        if wanted && (link.readable || link.inbound.is_ready() || !asked) {
+        if link.inbound.is_wanted() && (link.readable || link.inbound.is_ready() || !asked) {
             let (bytes, halt) =
                 link.inbound.progress(socket, channel, &mut self.work, budget, exhaust, events);
             total += bytes;

@@ -1,0 +1,60 @@
+//! Leaving: what was reported done arrives, whatever this rank has left unread.
+
+use std::net::Shutdown;
+use std::time::{Duration, Instant};
+
+use socket2::Socket;
+
+use super::endpoint::TcpEndpoint;
+use super::link::{SCRATCH_BYTES, State, Workspace};
+use super::socket;
+
+impl TcpEndpoint {
+    /// Ends all streams behind their last bytes. If bytes that nobody reads lie in a socket the kernel resets the connection
+    /// on closing, and drops what it has not sent yet; so they are read, and the socket is kept until it is dropped.
+    pub(super) fn part(&mut self) {
+        for link in &mut self.links {
+            let State::Open(socket) = &link.state else { continue };
+            // Fails if the peer has gone already, which is as good.
+            let _ = socket.shutdown(Shutdown::Write);
+            if discard(socket, &mut self.work) > 0
+                && let State::Open(socket) = std::mem::replace(&mut link.state, State::Gone)
+            {
+                self.leaving.push(socket);
+            }
+        }
+    }
+}
+
+impl Drop for TcpEndpoint {
+    /// Leaves without taking messages along that were reported done.
+    fn drop(&mut self) {
+        // Only bytes of an unfinished conversation make this wait.
+        const PATIENCE: Duration = Duration::from_secs(1);
+        self.part();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.leaving.retain(|socket| {
+                discard(socket, &mut self.work);
+                socket::unacknowledged_bytes(socket) > 0
+            });
+            if self.leaving.is_empty() || Instant::now() >= deadline {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Reads what is there, and forgets it; returns how much.
+fn discard(socket: &Socket, work: &mut Workspace) -> usize {
+    let mut total = 0;
+    loop {
+        work.io.clear();
+        work.ask_scratch(0, SCRATCH_BYTES);
+        match socket::recv(socket, &mut work.io) {
+            Ok(bytes) => total += bytes,
+            Err(_) => return total,
+        }
+    }
+}
