@@ -290,11 +290,11 @@ fn an_algorithm_for_one_collective_leaves_the_others_as_they_are() {
         let change =
             |config| Config { algorithms: "broadcast:binomial,all_reduce@64K-:ring".into(), ..config };
         Arrangement::Tiny.run_with(3, change, |comm| {
-            let memory = [0_f32; 2];
-            let explain = |collective, count| {
-                let output = memory.as_ptr().cast_mut().cast();
+            let (from, mut to) = (vec![0_f32; 1 << 20], vec![0_f32; 1 << 20]);
+            let mut explain = |collective, count| {
+                let output = to.as_mut_ptr().cast();
                 let (data_type, op) = (DataType::F32, ReduceOp::Sum);
-                let input = memory[1..].as_ptr().cast();
+                let input = from.as_ptr().cast();
                 let call = RawCall { collective, input, output, count, data_type, op, root: 0 };
                 comm.explain(&call).expect("explained")
             };

@@ -162,7 +162,7 @@ impl Communicator {
     /// The constants that algorithms are chosen by: built-in ones, or those of `KOLO_PROFILE`; the same on all ranks.
     #[must_use]
     pub fn model(&self) -> Model {
-        *self.shared.core().planner.model()
+        self.shared.look(|core| *core.planner.model())
     }
 
     /// In a line, for each transport which ranks are reached by it and why; and what becomes of registrations of buffers.

@@ -238,14 +238,14 @@ impl Communicator {
     /// go of when the kernel tells that memory changed". None if no peer is reached by RDMA.
     #[must_use]
     pub fn registration_policy(&self) -> Option<String> {
-        self.shared.core().adapters.as_ref().map(|adapters| adapters.registrations.clone())
+        self.shared.look(|core| core.adapters.as_ref().map(|adapters| adapters.registrations.clone()))
     }
 
     /// Whether a `fork` of this process leaves memory that is registered with adapters as it is: "safe: the kernel copies
     /// pinned pages". None if no peer is reached by RDMA.
     #[must_use]
     pub fn fork_safety(&self) -> Option<String> {
-        self.shared.core().adapters.as_ref().map(|adapters| adapters.fork.clone())
+        self.shared.look(|core| core.adapters.as_ref().map(|adapters| adapters.fork.clone()))
     }
 
     /// What the transports have done with memory so far: bytes in place and copied, registrations, ranges found

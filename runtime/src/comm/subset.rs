@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use kolo_transport::foreign::printable;
+
 use super::Communicator;
 use super::create::{child_id, connect, patience};
 use super::waited::Waited;
@@ -16,8 +18,8 @@ const SPLIT_ROUND: u64 = 1 << 32;
 /// What a rank brings to a split: its color and key, or what is wrong with its call.
 type Wish = std::result::Result<(Option<u32>, i64), String>;
 
-/// Characters of another rank's words that are repeated: some lines.
-const MOST_CHARACTERS: usize = 500;
+/// Bytes of another rank's words that are repeated: some lines.
+const MOST_BYTES: usize = 500;
 
 impl Communicator {
     /// Splits the communicator: ranks that give the same `color` form a new one, ordered by `key`, which may be negative,
@@ -34,7 +36,7 @@ impl Communicator {
     /// [`Error::Usage`] with `problem`, and the communicator is as it was. Otherwise the others would wait for this rank, and
     /// its later splits would meet their earlier ones. Blocks as [`split`](Self::split).
     pub fn refuse_split(&self, problem: &str) -> Error {
-        let wish = Err(problem.chars().take(MOST_CHARACTERS).collect());
+        let wish = Err(printable(problem, MOST_BYTES));
         match self.split_as(wish) {
             Err(error) => error,
             Ok(_) => self.usage("split", problem.to_owned()),
@@ -54,7 +56,7 @@ impl Communicator {
                 Wish::Ok(wish) => wishes.push(wish),
                 Wish::Err(problem) => {
                     // Another rank's words: no longer than it may make them, and nothing that a terminal obeys.
-                    let shown: String = problem.chars().take(MOST_CHARACTERS).map(printable).collect();
+                    let shown = printable(&problem, MOST_BYTES);
                     return Err(self.usage("split", format!("rank {rank} cannot take part: {shown}")));
                 }
             }
@@ -135,14 +137,6 @@ impl Communicator {
             problem: format!("a rank's part of a split or allocation could not be read: {error}"),
             remedy: "Use the same version of Kolo on all ranks".to_owned(),
         }
-    }
-}
-
-/// A character as it may be shown: quotes as they are.
-fn printable(character: char) -> String {
-    match character {
-        '\'' | '"' | '\\' => character.to_string(),
-        other => other.escape_debug().to_string(),
     }
 }
 
