@@ -38,7 +38,13 @@ impl Forced {
     /// Whether an algorithm is forced for a call of even counts.
     #[inline]
     pub(crate) fn covers(&self, call: &Call) -> bool {
-        self.collectives & 1 << call.collective as u16 != 0 && self.covers_length(call)
+        self.names(call.collective) && self.covers_length(call)
+    }
+
+    /// Whether one is for some length of a collective.
+    #[inline]
+    pub(crate) fn names(&self, collective: Collective) -> bool {
+        self.collectives & 1 << collective as u16 != 0
     }
 
     #[cold]

@@ -24,16 +24,41 @@ const GPU_BYTES_LEAST: usize = 1 << 20;
 /// Most ranks with which long calls share out slices of a part.
 pub(super) const MEMBERS_MAX: usize = 64;
 
+/// What is asked with every call, of one collective.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Served {
+    /// That a rank gives.
+    blocks: usize,
+    /// Calls in which a rank gives fewer bytes take this path, whatever else is set.
+    below: usize,
+}
+
 impl Tiny {
+    /// For each collective, by its number.
+    pub(super) fn served(&self) -> [Served; Collective::ALL.len()] {
+        Collective::ALL.map(|collective| Served {
+            blocks: blocks(collective, self.members),
+            below: match self.bytes_max(collective) {
+                _ if self.forced.names(collective) => 0,
+                most => most.map_or(usize::MAX, |most| most.saturating_add(1)),
+            },
+        })
+    }
+
     /// Whether a call is one for this path. The same answer on all ranks.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn serves(&self, call: &Call) -> bool {
         let Counts::Even(count) = call.counts else { return false };
-        if self.forced.covers(call) {
-            return false;
-        }
-        let given = blocks(call.collective, self.members) * count * call.data_type.size();
-        self.bytes_max(call.collective).is_none_or(|most| given <= most)
+        let Served { blocks, below } = self.served[call.collective as usize];
+        let given = blocks * count * call.data_type.size();
+        given < below || self.serves_what_is_not_forced(call, given)
+    }
+
+    #[cold]
+    fn serves_what_is_not_forced(&self, call: &Call, given: usize) -> bool {
+        self.forced.names(call.collective)
+            && !self.forced.covers(call)
+            && self.bytes_max(call.collective).is_none_or(|most| given <= most)
     }
 
     /// Longest contribution of a rank, in bytes, with which a collective takes this path; none if any does. Unless it was set,
@@ -53,7 +78,6 @@ impl Tiny {
     /// | all_gather, 8 ranks | 1.0 | 1.8 | 2.4 | 2.1 | 2.9 | | 2.6 |
     /// | all_to_all, 4 ranks | 1.0 | 0.9 | 1.0 | 1.0 | 1.3 | | 0.9 |
     /// | all_to_all, 8 ranks | 1.0 | 1.3 | 1.5 | 1.1 | 1.3 | | 1.3 |
-    #[inline]
     fn bytes_max(&self, collective: Collective) -> Option<usize> {
         match (self.bytes_max, self.quicker_upto(collective)) {
             (Some(set), _) => Some(set),
@@ -70,7 +94,6 @@ impl Tiny {
         }
     }
 
-    #[inline]
     fn quicker_upto(&self, collective: Collective) -> Option<usize> {
         match collective {
             // Nobody copies more, nor computes more, than over messages.

@@ -17,8 +17,10 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
+use kolo_collectives::plan::Collective;
 use kolo_transport::shm::{Board, Flat, FlatMismatch, Needs, Payload, Slot};
 
+use limits::Served;
 pub(crate) use passage::Passage;
 pub(super) use tree::tree;
 
@@ -40,6 +42,8 @@ pub(crate) struct Tiny {
     canonical: bool,
     /// Calls that have to take a plan.
     forced: Forced,
+    /// What follows from all that for each collective.
+    served: [Served; Collective::ALL.len()],
     step: Step,
     /// Turns given out: threads of one rank may call while another one's exchange is not over.
     turns: u64,
@@ -71,7 +75,7 @@ impl Tiny {
         canonical: bool,
         forced: Forced,
     ) -> Self {
-        Self {
+        let mut tiny = Self {
             members: flat.members(),
             flat,
             rank: rank as usize,
@@ -79,12 +83,15 @@ impl Tiny {
             has_gpus,
             canonical,
             forced,
+            served: Default::default(),
             step: Step::Idle,
             turns: 0,
             turns_over: 0,
             turnstile: Arc::default(),
             scratch: RefCell::default(),
-        }
+        };
+        tiny.served = tiny.served();
+        tiny
     }
 
     /// Takes a turn for a call that this path serves.
