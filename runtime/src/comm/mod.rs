@@ -3,6 +3,7 @@
 mod agreement;
 mod batch;
 mod bounce;
+mod card;
 mod collectives;
 mod create;
 mod direct;
