@@ -14,6 +14,7 @@ use super::Communicator;
 use super::agreement::{self, Agreed};
 use super::card::{Card, assign_processor, facts, host_indices, policy};
 use super::direct::Direct;
+use super::failure::Poison;
 use super::familiar::Familiar;
 use super::gpu_direct;
 use super::gpu_memory;
@@ -25,7 +26,7 @@ use super::shared::{Core, Shared, World};
 use super::tiny::Tiny;
 use crate::call::mix;
 use crate::config::{Config, Determinism, TransportKind, Transports};
-use crate::control::{Control, ControlRuntime, ExchangeKey};
+use crate::control::{Control, ControlRuntime, ExchangeKey, Membership};
 use crate::engine::{Engine, Links, Route};
 use crate::error::{Context, Error, Result};
 use crate::home::{self, Home};
@@ -196,7 +197,7 @@ pub(crate) fn connect(
         index_of.push(candidate.kind.name());
         endpoints.push(match opened {
             Opened::Shm(mut endpoint) => {
-                establish(&mut *endpoint, rank, deadline)?;
+                establish(&mut *endpoint, rank, &membership, deadline)?;
                 if routes.iter().all(|route| route.transport == TransportKind::Shm.name()) {
                     flat = endpoint.flat();
                 }
@@ -212,11 +213,11 @@ pub(crate) fn connect(
                 }
                 gpu_direct = Some(plan);
                 adapters = Some(Adapters::of(&endpoint));
-                establish(&mut *endpoint, rank, deadline)?;
+                establish(&mut *endpoint, rank, &membership, deadline)?;
                 endpoint
             }
             Opened::Tcp(mut endpoint) => {
-                establish(&mut *endpoint, rank, deadline)?;
+                establish(&mut *endpoint, rank, &membership, deadline)?;
                 endpoint
             }
         });
@@ -461,10 +462,18 @@ fn failed_paths(
     Ok(failed)
 }
 
-fn establish(endpoint: &mut dyn Endpoint, rank: u32, deadline: Instant) -> Result<()> {
-    endpoint.establish(deadline).map_err(|source| Error::Transport {
-        context: Context { rank, operation: "making the communicator".to_owned(), sequence: 0 },
-        source: Box::new(source),
+/// If it fails, all members hear why: some may have their connections, and would take this rank for one that has left.
+fn establish(
+    endpoint: &mut dyn Endpoint,
+    rank: u32,
+    membership: &Membership,
+    deadline: Instant,
+) -> Result<()> {
+    endpoint.establish(deadline).map_err(|source| {
+        let context = Context { rank, operation: "making the communicator".to_owned(), sequence: 0 };
+        let reason = format!("{}: {source}", context.operation);
+        membership.abort(Poison::Aborted { by: rank, reason }.cause(rank));
+        Error::Transport { context, source: Box::new(source) }
     })
 }
 
