@@ -56,6 +56,14 @@ pub struct Driver {
     untold: AtomicU64,
 }
 
+/// What the driver says of an address. All 0 for memory of the host that it does not know.
+#[derive(Default)]
+struct Attributes {
+    kind: c_uint,
+    managed: c_uint,
+    ordinal: c_int,
+}
+
 impl Driver {
     /// Loads the library: a file's name, or the driver's own.
     ///
@@ -91,15 +99,7 @@ impl Driver {
     /// # Errors
     /// If the driver does not tell, and the processor cannot read the address either: a GPU's memory, most likely.
     pub fn owner(&self, address: *const u8) -> Result<Owner, String> {
-        let ask = self.library.need(self.library.functions.pointer_attributes)?;
-        let mut which = [MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL];
-        let (mut kind, mut managed, mut ordinal): (c_uint, c_uint, c_int) = (0, 0, 0);
-        let mut values: [*mut c_void; 3] =
-            [(&raw mut kind).cast(), (&raw mut managed).cast(), (&raw mut ordinal).cast()];
-        // SAFETY: as many attributes as places, each as wide as its attribute; the address is only looked up.
-        let code = unsafe {
-            ask(which.len() as c_uint, which.as_mut_ptr(), values.as_mut_ptr(), address.addr() as Address)
-        };
+        let (code, Attributes { kind, managed, ordinal }) = self.attributes(address)?;
         match code {
             0 if kind == TYPE_DEVICE && managed == 0 => Ok(Owner::Gpu(ordinal as u32)),
             0 | NOT_INITIALIZED | INVALID_VALUE => Ok(Owner::Host),
@@ -114,6 +114,20 @@ impl Driver {
         }
     }
 
+    /// Asks the driver about an address: the code of its answer, and the answer, which counts if the code is 0.
+    fn attributes(&self, address: *const u8) -> Result<(c_int, Attributes), String> {
+        let ask = self.library.need(self.library.functions.pointer_attributes)?;
+        let mut found = Attributes::default();
+        let mut which = [MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL];
+        let mut values: [*mut c_void; 3] =
+            [(&raw mut found.kind).cast(), (&raw mut found.managed).cast(), (&raw mut found.ordinal).cast()];
+        // SAFETY: as many attributes as places, each as wide as its attribute; the address is only looked up.
+        let code = unsafe {
+            ask(which.len() as c_uint, which.as_mut_ptr(), values.as_mut_ptr(), address.addr() as Address)
+        };
+        Ok((code, found))
+    }
+
     /// Waits until all that is queued on a stream so far is done, if the driver knows the address: of a GPU's memory, managed
     /// or not. Blocks. `stream` is a `CUstream`, or 1 for the legacy default stream and 2 for the calling thread's.
     ///
@@ -123,13 +137,7 @@ impl Driver {
     /// # Safety
     /// The stream exists until this returns.
     pub unsafe fn synchronize(&self, address: *const u8, stream: usize) -> Result<(), String> {
-        let ask = self.library.need(self.library.functions.pointer_attributes)?;
-        let (mut which, mut kind, mut ordinal) = ([MEMORY_TYPE, DEVICE_ORDINAL], 0 as c_uint, 0 as c_int);
-        let mut values: [*mut c_void; 2] = [(&raw mut kind).cast(), (&raw mut ordinal).cast()];
-        // SAFETY: as many attributes as places, each as wide as its attribute; the address is only looked up.
-        let code = unsafe {
-            ask(which.len() as c_uint, which.as_mut_ptr(), values.as_mut_ptr(), address.addr() as Address)
-        };
+        let (code, Attributes { kind, ordinal, .. }) = self.attributes(address)?;
         if code != 0 || kind == 0 {
             // Memory of the host alone, which no stream writes, or taken for it: see `owner`.
             return Ok(());
