@@ -38,6 +38,18 @@ fn port_of(comm: &Communicator, peer: u32) -> u16 {
     address.unwrap_or_else(|| panic!("no address in {:?}", route.how)).port()
 }
 
+/// The error that a rank in no call is told.
+fn told(comm: &Communicator) -> Error {
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(error) = comm.error() {
+            return error;
+        }
+        assert!(Instant::now() < until, "rank {} is not told", comm.rank());
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn both_ends_are_named_on_all_ranks_and_none_is_called_lost() {
     if in_guest() {
@@ -50,14 +62,7 @@ fn both_ends_are_named_on_all_ranks_and_none_is_called_lost() {
             assert!(comm.routes().iter().all(|route| route.transport == TransportKind::Tcp.name()));
             let error = if comm.rank() == 0 {
                 // It is in no call, and has no part in the connection.
-                let until = Instant::now() + Duration::from_secs(20);
-                loop {
-                    if let Some(error) = comm.error() {
-                        break error;
-                    }
-                    assert!(Instant::now() < until, "rank 0 is not told");
-                    std::thread::yield_now();
-                }
+                told(&comm)
             } else {
                 // Connections are made on first use: this is the only one.
                 let peer = 3 - comm.rank();
@@ -94,14 +99,8 @@ fn a_pair_that_is_cut_silently_is_named_with_its_addresses() {
         let change = |config| Config { timeout: Duration::from_secs(2), ..config };
         Arrangement::Tcp.run_with(3, change, |comm| {
             let error = if comm.rank() == 0 {
-                let until = Instant::now() + Duration::from_secs(20);
-                loop {
-                    if let Some(error) = comm.error() {
-                        break error;
-                    }
-                    assert!(Instant::now() < until, "rank 0 is not told");
-                    std::thread::yield_now();
-                }
+                // It is in no call, and has no part in the connection.
+                told(&comm)
             } else {
                 let peer = 3 - comm.rank();
                 comm.send_recv(&[1_u8], peer, &mut [0], peer).expect("all is well");
