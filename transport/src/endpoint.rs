@@ -29,6 +29,7 @@ use std::time::Instant;
 
 use crate::error::Error;
 use crate::memory::{Backing, MemoryCounters, Registered};
+use crate::stage::{Stage, StageCaps};
 
 /// A FIFO between this rank and `peer`, in both directions. `index` is small and dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -145,6 +146,8 @@ pub struct Caps {
     pub park_fd: bool,
     /// Whether payload is placed without an intermediate copy of the transport's own.
     pub in_place: bool,
+    /// What its [stage](Endpoint::stage) offers, if it has one.
+    pub stage: Option<StageCaps>,
 }
 
 /// How the owner is going to sleep.
@@ -279,6 +282,12 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// [`ErrorKind::PeerLost`](crate::ErrorKind::PeerLost) if it has ended or closed its endpoint.
     fn look_for(&mut self, _peer: u32) -> Result<(), Error> {
         Ok(())
+    }
+
+    /// The memory that this rank shares with others of its host, after [`Endpoint::establish`]: with all that it was introduced
+    /// to and can reach. None where [`Caps::stage`] is none.
+    fn stage(&mut self) -> Option<&mut dyn Stage> {
+        None
     }
 
     /// Whether something is posted for receiving, or [watched](Endpoint::watch) for, on an open connection on which the end of

@@ -199,7 +199,7 @@ pub(crate) fn connect(
             Opened::Shm(mut endpoint) => {
                 establish(&mut *endpoint, rank, &membership, deadline)?;
                 if routes.iter().all(|route| route.transport == TransportKind::Shm.name()) {
-                    flat = endpoint.flat();
+                    flat = endpoint.exchange();
                 }
                 endpoint
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kolo_collectives::layout::Shape;
 use kolo_collectives::plan::{Collective, Cut, Placement};
 use kolo_transport::Piece;
-use kolo_transport::shm::FlatMismatch;
+use kolo_transport::StageMismatch;
 
 use super::failure::{Meeting, Poison};
 use super::familiar::Known;
@@ -366,7 +366,7 @@ impl Shared {
     }
 
     #[cold]
-    pub(super) fn tiny_mismatch(&self, found: FlatMismatch, waited: Waited) -> Error {
+    pub(super) fn tiny_mismatch(&self, found: StageMismatch, waited: Waited) -> Error {
         self.show_call(&self.core(), waited);
         let met = Meeting { tag: found.tag, len: 0, expected: None };
         let poison = self.mismatch(found.member as u32, met, waited);

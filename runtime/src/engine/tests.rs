@@ -59,6 +59,7 @@ impl Memory {
             park_word: false,
             park_fd: false,
             in_place: false,
+            stage: None,
         };
         Self { rank, caps, queues, receives: VecDeque::new(), sent: VecDeque::new() }
     }

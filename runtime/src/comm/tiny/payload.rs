@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use kolo_collectives::plan::{Collective, Placement};
-use kolo_transport::shm::{Needs, Slot};
+use kolo_transport::Needs;
+use kolo_transport::shm::Slot;
 
 use super::passage::{Passage, place};
 use super::{Tiny, tree};
