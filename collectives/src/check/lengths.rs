@@ -25,12 +25,16 @@ impl Lengths {
         for (plan, layout) in plans.iter().zip(layouts) {
             for lane in &plan.lanes {
                 lens.extend(lane.iter().map(|step| match step.action {
-                    Action::Signal { .. } | Action::WaitSignal { .. } => SIGNAL,
+                    Action::Signal { .. }
+                    | Action::WaitSignal { .. }
+                    | Action::Publish { .. }
+                    | Action::Await { .. } => SIGNAL,
                     Action::Send { src, .. } => layout.len(src, segment),
                     Action::Recv { dst, .. }
                     | Action::RecvReduce { dst, .. }
                     | Action::Copy { dst, .. }
-                    | Action::Reduce { dst, .. } => layout.len(dst, segment),
+                    | Action::Reduce { dst, .. }
+                    | Action::Fold { dst, .. } => layout.len(dst, segment),
                 }));
                 first_step.push(lens.len());
             }

@@ -239,6 +239,7 @@ impl<'a> Run<'a> {
                 }
             }
             Action::Copy { .. } | Action::Reduce { .. } => {}
+            Action::Publish { .. } | Action::Await { .. } | Action::Fold { .. } => {}
         }
         Ok(true)
     }

@@ -297,6 +297,7 @@ impl<'a> Engine<'a> {
             }
             Action::Copy { .. } => work = memory(|model| model.copy_bytes_per_second),
             Action::Reduce { .. } => work = memory(|model| model.reduce_bytes_per_second),
+            Action::Publish { .. } | Action::Await { .. } | Action::Fold { .. } => {}
             Action::Recv { .. } | Action::RecvReduce { .. } | Action::WaitSignal { .. } => {
                 let channel = compiled.channel as usize;
                 let Some(message) = self.queues[slot_index][channel].front().copied() else {
@@ -377,8 +378,12 @@ impl<'a> Engine<'a> {
             Action::Recv { dst, .. }
             | Action::RecvReduce { dst, .. }
             | Action::Copy { dst, .. }
-            | Action::Reduce { dst, .. } => dst,
-            Action::Signal { .. } | Action::WaitSignal { .. } => return 0.0,
+            | Action::Reduce { dst, .. }
+            | Action::Fold { dst, .. } => dst,
+            Action::Signal { .. }
+            | Action::WaitSignal { .. }
+            | Action::Publish { .. }
+            | Action::Await { .. } => return 0.0,
         };
         (self.layouts[rank].len(blocks, segment) * self.cluster.element_bytes) as f64
     }

@@ -71,7 +71,7 @@ fn first_shares(plan: &Plan) -> (Vec<Vec<f64>>, Vec<Blocks>) {
             let Some(step) = lane.get(number) else { continue };
             let ends = ends(&step.action);
             let mut share = 0.0;
-            for blocks in ends.iter().flatten().filter(|blocks| blocks.space != Space::Scratch) {
+            for blocks in ends.iter().flatten().filter(|blocks| is_users(blocks.space)) {
                 for first in blocks.first..blocks.first + blocks.count {
                     if been.insert((blocks.space, first)) {
                         touched.push(Blocks { first, count: 1, ..*blocks });
@@ -85,6 +85,11 @@ fn first_shares(plan: &Plan) -> (Vec<Vec<f64>>, Vec<Blocks>) {
     (shares, touched)
 }
 
+/// Whether it is a buffer of the user's.
+const fn is_users(space: Space) -> bool {
+    matches!(space, Space::Input | Space::Output)
+}
+
 /// The blocks that a step reads or writes, each once.
 fn ends(action: &Action) -> [Option<Blocks>; 2] {
     match *action {
@@ -93,7 +98,9 @@ fn ends(action: &Action) -> [Option<Blocks>; 2] {
         Action::Copy { src, dst } => [Some(src), Some(dst)],
         Action::RecvReduce { with, dst, .. } => [Some(with), (dst != with).then_some(dst)],
         Action::Reduce { a, b, .. } => [Some(a), Some(b)],
-        Action::Signal { .. } | Action::WaitSignal { .. } => [None, None],
+        Action::Publish { src, .. } => src,
+        Action::Fold { own, dst, .. } => [own.filter(|own| *own != dst), Some(dst)],
+        Action::Signal { .. } | Action::WaitSignal { .. } | Action::Await { .. } => [None, None],
     }
 }
 

@@ -1,7 +1,7 @@
 //! The steps of a segment's lanes: posted, or done at once.
 
 use kolo_collectives::plan::{Action, Blocks, Channel as PlanChannel, Space};
-use kolo_transport::{Channel, Consumer, Error, Posted, Sink};
+use kolo_transport::{Channel, Consumer, Error, ErrorKind, Posted, Sink};
 
 use super::super::copies::CopyLines;
 use super::super::links::Links;
@@ -160,6 +160,10 @@ impl Operation {
                         );
                     };
                     Posted::Done
+                }
+                Action::Publish { .. } | Action::Await { .. } | Action::Fold { .. } => {
+                    let detail = format!("{} has stages, which cannot be run yet", binding.plan.algorithm);
+                    return Err(Error::new(ErrorKind::Usage, "engine", None, detail));
                 }
             };
             let state = &mut instance.lanes[lane];
