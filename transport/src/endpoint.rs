@@ -286,7 +286,12 @@ pub trait Endpoint: Send + std::fmt::Debug {
 
     /// The memory that this rank shares with others of its host, after [`Endpoint::establish`]: with all that it was introduced
     /// to and can reach. None where [`Caps::stage`] is none.
-    fn stage(&mut self) -> Option<&mut dyn Stage> {
+    fn stage(&self) -> Option<&dyn Stage> {
+        None
+    }
+
+    /// The same, to publish there.
+    fn stage_mut(&mut self) -> Option<&mut dyn Stage> {
         None
     }
 

@@ -17,6 +17,7 @@ use super::tiny::Passage;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
 use crate::call::{self, Call, Counts, reduces};
+use crate::config::Determinism;
 use crate::engine::{Buffers, Id, Job, Lent, Mode, Reach, Sides};
 use crate::error::{Error, Result};
 use crate::reduce::{Combine, combine_fn, kernel};
@@ -420,6 +421,8 @@ impl Shared {
             segment_elements: planned.segment_elements,
             window: planned.window,
             channel_base: 0,
+            area_base: 0,
+            canonical: self.config.determinism == Determinism::Canonical,
             tag,
             lent,
             keep,

@@ -133,8 +133,12 @@ impl Endpoint for Sabotaged {
         unsafe { self.inner.post_recv_if(on, tag, dst, token) }
     }
 
-    fn stage(&mut self) -> Option<&mut dyn Stage> {
+    fn stage(&self) -> Option<&dyn Stage> {
         self.inner.stage()
+    }
+
+    fn stage_mut(&mut self) -> Option<&mut dyn Stage> {
+        self.inner.stage_mut()
     }
 
     fn watch(&mut self, on: Channel) -> Result<(), Error> {

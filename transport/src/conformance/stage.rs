@@ -27,7 +27,7 @@ fn stages(subject: &dyn Subject, members: u32) -> Option<(Vec<Box<dyn Endpoint>>
 }
 
 fn stage(end: &mut Box<dyn Endpoint>) -> &mut dyn Stage {
-    end.stage().expect("its capabilities say that it has one")
+    end.stage_mut().expect("its capabilities say that it has one")
 }
 
 /// The byte of a member in a round.
@@ -175,7 +175,7 @@ pub(super) fn sleepers_wake_for_stages(subject: &dyn Subject) {
                         sleep_until(&mut *end, by, deadline, |end| {
                             // What woke this end by a descriptor lies there until it is read.
                             end.poll(&mut Vec::new());
-                            let stage = end.stage().expect("there is one");
+                            let stage = end.stage_mut().expect("there is one");
                             publish(stage, area, round, own)
                         });
                         let needs = match round % 3 {
@@ -185,7 +185,7 @@ pub(super) fn sleepers_wake_for_stages(subject: &dyn Subject) {
                         };
                         sleep_until(&mut *end, by, deadline, |end| {
                             end.poll(&mut Vec::new());
-                            let stage = end.stage().expect("there is one");
+                            let stage = end.stage_mut().expect("there is one");
                             stage.has_published(area, needs).expect("all agree")
                         });
                         let stage = stage(&mut end);

@@ -391,7 +391,11 @@ impl Endpoint for ShmEndpoint {
         }
     }
 
-    fn stage(&mut self) -> Option<&mut dyn Stage> {
+    fn stage(&self) -> Option<&dyn Stage> {
+        self.arena.is_some().then_some(self as &dyn Stage)
+    }
+
+    fn stage_mut(&mut self) -> Option<&mut dyn Stage> {
         self.arena.is_some().then_some(self as &mut dyn Stage)
     }
 

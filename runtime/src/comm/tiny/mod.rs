@@ -10,7 +10,6 @@
 mod limits;
 mod passage;
 mod payload;
-mod tree;
 mod two_shot;
 
 use std::cell::RefCell;
@@ -23,7 +22,6 @@ use kolo_transport::{Needs, StageMismatch};
 
 use limits::Served;
 pub(crate) use passage::Passage;
-pub(super) use tree::tree;
 
 use crate::call::Call;
 use crate::forced::Forced;
