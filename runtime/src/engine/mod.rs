@@ -391,6 +391,11 @@ impl Engine {
         self.links.is_hearing(peer)
     }
 
+    /// See [`kolo_transport::Endpoint::is_unheard`].
+    pub(crate) fn is_unheard(&self, peer: u32) -> bool {
+        self.links.is_unheard(peer)
+    }
+
     /// Says goodbye on all links; [`Engine::abort`] and [`Engine::close`] follow.
     pub(crate) fn leave(&mut self) {
         self.links.leave();

@@ -108,6 +108,12 @@ impl Dial {
         self.attempts.iter().any(|attempt| attempt.sent == HELLO_BYTES)
     }
 
+    /// Whether none of the addresses tried answers.
+    pub(super) fn is_unheard(&self) -> bool {
+        !self.attempts.is_empty()
+            && self.attempts.iter().all(|attempt| socket::resends_in_vain(&attempt.socket))
+    }
+
     pub(super) fn sockets(&self) -> impl Iterator<Item = &Socket> {
         self.attempts.iter().map(|attempt| &attempt.socket)
     }
