@@ -72,11 +72,6 @@ pub(super) fn recv_bytes(socket: &Socket, bytes: &mut [u8]) -> Result<usize, Sto
     recv(socket, &mut io)
 }
 
-/// Whether an error says that no socket can be made now, which passes once some are closed.
-pub(super) fn is_out_of_descriptors(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
-}
-
 /// Whether the peer has closed and everything it sent has been read.
 pub(super) fn is_at_end(socket: &Socket) -> bool {
     let mut byte = [std::mem::MaybeUninit::uninit(); 1];
