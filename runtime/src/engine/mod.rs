@@ -15,7 +15,6 @@ mod matching;
 mod memory;
 mod operation;
 mod porter;
-mod sides;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -37,7 +36,7 @@ pub(crate) use memory::Buffers;
 use operation::Operation;
 pub(crate) use operation::{Job, Lent};
 pub(crate) use porter::Porter;
-pub(crate) use sides::{Reach, Sides};
+
 pub(crate) use staging::Staging;
 pub(crate) use token::Kind;
 use token::{MOST_SLOTS, Name, TRANSFER};
