@@ -11,16 +11,17 @@ use kolo_transport::StageMismatch;
 
 use super::failure::{Meeting, Poison};
 use super::familiar::Known;
-use super::gpu_memory::GpuPath;
 use super::shared::{Core, Shared};
 use super::tiny::Passage;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
 use crate::call::{self, Call, Counts, reduces};
 use crate::config::Determinism;
-use crate::engine::{Buffers, Id, Job, Lent, Mode, Reach, Sides};
+use crate::engine::{Buffers, Id, Job, Lent, Mode};
 use crate::error::{Error, Result};
-use crate::reduce::{Combine, combine_fn, kernel};
+use crate::gpu::GpuPath;
+use crate::reduce::{Combine, combine_fn, combine_nothing, kernel};
+use crate::sides::{Reach, Sides};
 use crate::types::ReduceOp;
 
 /// Polls of a tiny exchange before the wait is watched, where spinning is wanted: about a microsecond, which is what most
@@ -52,9 +53,6 @@ impl Begun {
         Waited::call(call.summary(self.asynchronous), self.sequence)
     }
 }
-
-/// Stands in where nothing is reduced.
-pub(super) unsafe fn combine_nothing(_: *mut u8, _: *const u8, _: *const u8, _: usize) {}
 
 impl Shared {
     /// Runs a call and waits for it, as long as the settings say.

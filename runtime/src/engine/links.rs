@@ -122,6 +122,12 @@ impl Links {
         self.endpoints.get(via as usize).is_some_and(|endpoint| endpoint.is_hearing(peer))
     }
 
+    /// See [`Endpoint::is_unheard`].
+    pub(crate) fn is_unheard(&self, peer: u32) -> bool {
+        let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
+        self.endpoints.get(via as usize).is_some_and(|endpoint| endpoint.is_unheard(peer))
+    }
+
     /// See [`Endpoint::leave`].
     pub(crate) fn leave(&mut self) {
         self.endpoints.iter_mut().for_each(|endpoint| endpoint.leave());

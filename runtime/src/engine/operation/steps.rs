@@ -10,13 +10,13 @@ use super::super::copies::CopyLines;
 use super::super::links::Links;
 use super::super::local::{self, Reducer};
 use super::super::memory::{Binding, Buffers};
-use super::super::sides::Reach;
 use super::super::token::{Kind, Name};
 use super::Operation;
 use super::instance::Instance;
 use super::staged::{Staged, member_of};
 use super::waiting::source;
 use crate::reduce::Combine;
+use crate::sides::Reach;
 
 /// How a step stands.
 enum Stood {
