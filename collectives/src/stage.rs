@@ -105,6 +105,14 @@ impl Payload {
         self.runs.iter().flatten().map(|run| run.count).sum()
     }
 
+    /// Which of its blocks has this number.
+    #[must_use]
+    pub fn position(&self, number: u32) -> Option<usize> {
+        let before = |index: usize| self.runs[..index].iter().flatten().map(|run| run.count).sum::<u32>();
+        let index = self.run_of(number, 1)?;
+        Some((before(index) + number - self.runs[index]?.first) as usize)
+    }
+
     /// The run that consecutive blocks lie in, if it is one.
     #[must_use]
     pub fn run_of(&self, first: u32, count: u32) -> Option<usize> {

@@ -112,3 +112,27 @@ impl Lengths {
         self.first_step[lane] + usize::from(step)
     }
 }
+
+/// What a rank publishes must be as long as all members of its stage take it to be, block by block.
+pub(crate) fn published(plans: &[Plan], layouts: &[Layout], segment: usize) -> Result<(), Violation> {
+    for (plan, layout) in plans.iter().zip(layouts) {
+        let Some(stage) = &plan.stage else { continue };
+        let me = stage.member(plan.rank).unwrap_or_default();
+        let publishes = steps(plan).filter(|(_, action)| matches!(action, Action::Publish { .. }));
+        for ((at, action), round) in publishes.zip(&stage.rounds) {
+            let place = |at| Place::of(plan, at);
+            let runs = round[me].runs.iter().flatten().zip(action.reads().into_iter().flatten());
+            for (run, src) in runs {
+                for index in 0..run.count {
+                    let (name, block) = (run.first + index, src.first + index);
+                    let len = layout.block(src.space, block, segment).len;
+                    let as_named = |rank: &u32| layouts[*rank as usize].block(stage.like, name, segment).len;
+                    if stage.members.iter().any(|rank| as_named(rank) != len) {
+                        return Err(Violation::Lengths { at: place(at), sender: place(at) });
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
