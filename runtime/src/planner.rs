@@ -41,6 +41,15 @@ pub(crate) struct Planned {
     pub(crate) window: usize,
 }
 
+/// What the transports of all ranks have for one call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Channels to a peer.
+    pub(crate) channels: u16,
+    /// Whether the ranks of each host share memory that plans may use.
+    pub(crate) stages: bool,
+}
+
 /// Chooses and caches plans for one communicator.
 #[derive(Debug)]
 pub(crate) struct Planner {
@@ -52,7 +61,7 @@ pub(crate) struct Planner {
     overrides: Overrides,
     segment_bytes: Option<usize>,
     window: Option<usize>,
-    channels_max: u16,
+    limits: Limits,
     choices: HashMap<ChoiceKey, Planned>,
     plans: HashMap<PlanKey, Arc<Plan>>,
 }
@@ -70,7 +79,7 @@ impl Planner {
         hosts: Arc<[u32]>,
         model: Model,
         config: &Config,
-        channels_max: u16,
+        limits: Limits,
     ) -> Result<Self> {
         let overrides = config.algorithms.parse::<Overrides>().map_err(|problem| {
             Error::configuration("KOLO_ALGO", problem.to_string(), "See `kolo explain --help` for the names")
@@ -87,7 +96,7 @@ impl Planner {
             overrides,
             segment_bytes: config.segment_bytes,
             window: config.window,
-            channels_max,
+            limits,
             choices: HashMap::new(),
             plans: HashMap::new(),
         })
@@ -107,20 +116,20 @@ impl Planner {
             .entry(plan_key)
             .or_insert_with_key(|key| Arc::new(key.algorithm.plan(&key.task, rank)))
             .clone();
-        if plan.channels > self.channels_max {
+        if plan.channels > self.limits.channels {
             return Err(Error::Unsupported {
                 context: Context { rank, ..Context::default() },
                 problem: format!(
                     "algorithm {} needs {} channels to a peer, the transports offer {}; choose another one with \
                      KOLO_ALGO",
-                    choice.algorithm, plan.channels, self.channels_max
+                    choice.algorithm, plan.channels, self.limits.channels
                 ),
             });
         }
         let window = self.window.unwrap_or(choice.window).clamp(1, 64);
         let planned = Planned {
             segment_elements: (choice.segment_bytes / key.element_bytes).max(1),
-            window: window.min(usize::from(self.channels_max / plan.channels.max(1))),
+            window: window.min(usize::from(self.limits.channels / plan.channels.max(1))),
             plan,
         };
         if self.choices.len() >= CHOICES_MAX {

@@ -366,7 +366,6 @@ impl Shared {
 
     #[cold]
     pub(super) fn tiny_mismatch(&self, found: StageMismatch, waited: Waited) -> Error {
-        self.show_call(&self.core(), waited);
         let met = Meeting { tag: found.tag, len: 0, expected: None };
         let poison = self.mismatch(found.member as u32, met, waited);
         self.poison_with(poison);

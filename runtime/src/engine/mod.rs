@@ -134,7 +134,6 @@ impl Engine {
     }
 
     /// Ranks that share memory with this one, this one included; none if nobody does.
-    #[expect(dead_code, reason = "asked when communicators are made, as soon as a plan has stages")]
     pub(crate) fn stage_members(&self) -> &[u32] {
         self.links.stage().map_or(&[], |stage| stage.members())
     }
@@ -462,6 +461,12 @@ impl Engine {
             }
             Id::Transfer { slot, .. } => self.transfers.waiting_for(slot),
         }
+    }
+
+    /// Ranks that have not come as far on the stage as something outstanding waits for.
+    pub(crate) fn late_on_stage(&self) -> Vec<u32> {
+        let operations = self.staged.iter().map(|slot| &self.slots[*slot as usize].operation);
+        operations.flat_map(|operation| operation.late_on_stage(&self.links)).collect()
     }
 
     /// Where the message of a transfer that is done came from, or went to.
