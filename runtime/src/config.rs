@@ -11,7 +11,7 @@ use kolo_gdr::Wish;
 use kolo_transport::rdma::Keep;
 
 use crate::error::{Error, Result};
-use crate::join::DEFAULT_JOIN_TIMEOUT;
+use crate::job::DEFAULT_JOIN_TIMEOUT;
 use crate::profile::Loaded;
 
 /// Which transports may be used, in order of preference.

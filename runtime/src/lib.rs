@@ -11,13 +11,17 @@ mod forced;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod gpu;
 mod home;
+mod job;
 pub mod join;
+mod mix;
 mod planner;
 pub mod profile;
 mod ranges;
 mod recorder;
 pub mod reduce;
+mod sides;
 mod summary;
 mod supply;
 mod ticks;
@@ -29,12 +33,13 @@ mod work;
 pub use call::{RawCall, RawCallV};
 pub use cluster::Cluster;
 pub use comm::{
-    Batch, Builder, Communicator, GpuCounters, GpuPath, RawMessage, RegisteredBuffer, Registration, Scope,
-    Stable, Staged, Standing, Symmetric,
+    Batch, Builder, Communicator, GpuCounters, RawMessage, RegisteredBuffer, Registration, Scope, Stable,
+    Standing, Symmetric,
 };
 pub use config::{Config, Determinism, TransportKind, Transports};
 pub use engine::Route;
 pub use error::{Context, Error, Result};
+pub use gpu::{GpuPath, Staged};
 pub use kolo_collectives::plan::Collective;
 pub use kolo_gdr::Wish as GpuDirectWish;
 pub use kolo_transport::MemoryCounters;

@@ -29,6 +29,7 @@ use std::time::Instant;
 
 use crate::error::Error;
 use crate::memory::{Backing, MemoryCounters, Registered};
+use crate::stage::{Stage, StageCaps};
 
 /// A FIFO between this rank and `peer`, in both directions. `index` is small and dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -145,6 +146,8 @@ pub struct Caps {
     pub park_fd: bool,
     /// Whether payload is placed without an intermediate copy of the transport's own.
     pub in_place: bool,
+    /// What its [stage](Endpoint::stage) offers, if it has one.
+    pub stage: Option<StageCaps>,
 }
 
 /// How the owner is going to sleep.
@@ -281,10 +284,28 @@ pub trait Endpoint: Send + std::fmt::Debug {
         Ok(())
     }
 
+    /// The memory that this rank shares with others of its host, after [`Endpoint::establish`]: with all that it was introduced
+    /// to and can reach. None where [`Caps::stage`] is none.
+    fn stage(&self) -> Option<&dyn Stage> {
+        None
+    }
+
+    /// The same, to publish there.
+    fn stage_mut(&mut self) -> Option<&mut dyn Stage> {
+        None
+    }
+
     /// Whether something is posted for receiving, or [watched](Endpoint::watch) for, on an open connection on which the end of
     /// `peer` arrives behind its last bytes. What else tells that the peer has left may come before these; as long as this is
     /// so, nothing follows from it. Never blocks, makes no progress.
     fn is_hearing(&self, _peer: u32) -> bool {
+        false
+    }
+
+    /// Whether what this rank has sent to `peer` is sent again and again and never acknowledged: the peer's kernel does so
+    /// even while its process is stopped, so something between the two is cut. For texts only, since networks heal. Never
+    /// blocks, makes no progress.
+    fn is_unheard(&self, _peer: u32) -> bool {
         false
     }
 

@@ -11,6 +11,7 @@ mod memory;
 mod proof;
 pub mod rdma;
 pub mod shm;
+mod stage;
 mod sys;
 pub mod tcp;
 
@@ -22,6 +23,7 @@ pub use error::{Error, ErrorKind};
 pub use memory::{Backing, MemoryCounters, Mover, Registered};
 pub use rdma::{RdmaEndpoint, RdmaOptions};
 pub use shm::{ShmEndpoint, ShmOptions};
+pub use stage::{Awaited, Needs, Stage, StageCaps, StageMismatch};
 pub use sys::futex::wait_word;
 pub use sys::process::Process;
 pub use tcp::{TcpEndpoint, TcpOptions};

@@ -24,13 +24,14 @@ use super::model::model_for;
 use super::registration::Adapters;
 use super::shared::{Core, Shared, World};
 use super::tiny::Tiny;
-use crate::call::mix;
 use crate::config::{Config, Determinism, TransportKind, Transports};
 use crate::control::{Control, ControlRuntime, ExchangeKey, Membership};
 use crate::engine::{Engine, Links, Route};
 use crate::error::{Context, Error, Result};
 use crate::home::{self, Home};
-use crate::join::{JoinSpec, MOST_PATIENCE};
+use crate::job::MOST_PATIENCE;
+use crate::join::JoinSpec;
+use crate::mix::mix;
 use crate::planner::Planner;
 use crate::recorder::Recorder;
 use crate::wait::usable_processors;
@@ -199,7 +200,7 @@ pub(crate) fn connect(
             Opened::Shm(mut endpoint) => {
                 establish(&mut *endpoint, rank, &membership, deadline)?;
                 if routes.iter().all(|route| route.transport == TransportKind::Shm.name()) {
-                    flat = endpoint.flat();
+                    flat = endpoint.exchange();
                 }
                 endpoint
             }

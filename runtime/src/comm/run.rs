@@ -7,19 +7,21 @@ use std::time::Duration;
 use kolo_collectives::layout::Shape;
 use kolo_collectives::plan::{Collective, Cut, Placement};
 use kolo_transport::Piece;
-use kolo_transport::shm::FlatMismatch;
+use kolo_transport::StageMismatch;
 
 use super::failure::{Meeting, Poison};
 use super::familiar::Known;
-use super::gpu_memory::GpuPath;
 use super::shared::{Core, Shared};
 use super::tiny::Passage;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
 use crate::call::{self, Call, Counts, reduces};
-use crate::engine::{Buffers, Id, Job, Lent, Mode, Reach, Sides};
+use crate::config::Determinism;
+use crate::engine::{Buffers, Id, Job, Lent, Mode};
 use crate::error::{Error, Result};
-use crate::reduce::{Combine, combine_fn, kernel};
+use crate::gpu::GpuPath;
+use crate::reduce::{Combine, combine_fn, combine_nothing, kernel};
+use crate::sides::{Reach, Sides};
 use crate::types::ReduceOp;
 
 /// Polls of a tiny exchange before the wait is watched, where spinning is wanted: about a microsecond, which is what most
@@ -51,9 +53,6 @@ impl Begun {
         Waited::call(call.summary(self.asynchronous), self.sequence)
     }
 }
-
-/// Stands in where nothing is reduced.
-pub(super) unsafe fn combine_nothing(_: *mut u8, _: *const u8, _: *const u8, _: usize) {}
 
 impl Shared {
     /// Runs a call and waits for it, as long as the settings say.
@@ -366,7 +365,7 @@ impl Shared {
     }
 
     #[cold]
-    pub(super) fn tiny_mismatch(&self, found: FlatMismatch, waited: Waited) -> Error {
+    pub(super) fn tiny_mismatch(&self, found: StageMismatch, waited: Waited) -> Error {
         self.show_call(&self.core(), waited);
         let met = Meeting { tag: found.tag, len: 0, expected: None };
         let poison = self.mismatch(found.member as u32, met, waited);
@@ -420,6 +419,8 @@ impl Shared {
             segment_elements: planned.segment_elements,
             window: planned.window,
             channel_base: 0,
+            area_base: 0,
+            canonical: self.config.determinism == Determinism::Canonical,
             tag,
             lent,
             keep,

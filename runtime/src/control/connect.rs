@@ -11,13 +11,14 @@ use tokio::task::JoinSet;
 use super::handshake::{Credentials, Rejection, VERSION, greet_hub};
 use super::hub::{BoxedStream, Hub};
 use super::hub_state::strangers_text;
-use super::limits::{
+use super::sealed::Sealed;
+use super::wire::{FromHub, Hello, PeerInfo, Refusal, ToHub, clip, decode, encode, read_frame};
+use crate::error::{Error, JOIN_REMEDY, Result};
+use crate::job::Cookie;
+use crate::job::limits::{
     CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_HUB, MAX_NAME_BYTES, MAX_SOURCE_BYTES, RETRY_FIRST,
     RETRY_MOST,
 };
-use super::sealed::Sealed;
-use super::wire::{Cookie, FromHub, Hello, PeerInfo, Refusal, ToHub, clip, decode, encode, read_frame};
-use crate::error::{Error, JOIN_REMEDY, Result};
 use crate::join::{Advert, JoinSpec, Locator, find, host_key, hostname};
 
 /// Between the starts of attempts on several addresses of one hub.
@@ -87,6 +88,7 @@ impl Search {
             (None, Locator::Local(meeting)) => {
                 let mut hubs = meeting.hub.subscribe();
                 let found = hubs.wait_for(Option::is_some).await.ok().and_then(|hub| hub.clone());
+                let found = found.and_then(|hub| hub.downcast::<Hub>().ok());
                 let hub = found.ok_or_else(|| Setback::Retry("rank 0 has not started its hub".into()))?;
                 attach(&hub).await?
             }

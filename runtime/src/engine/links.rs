@@ -3,7 +3,7 @@
 use super::Lent;
 use kolo_transport::{
     Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, MemoryCounters, ParkBy, Piece, Posted,
-    Registered, Sink, Token,
+    Registered, Sink, Stage, StageCaps, Token,
 };
 
 /// How one peer is reached.
@@ -27,6 +27,8 @@ pub(crate) struct Links {
     endpoints: Vec<Box<dyn Endpoint>>,
     /// Index of the endpoint for each rank.
     via: Box<[u8]>,
+    /// Index of the endpoint whose stage is shared with others, if there is one.
+    stage: Option<usize>,
 }
 
 impl Links {
@@ -36,7 +38,25 @@ impl Links {
         via: impl IntoIterator<Item = Option<usize>>,
     ) -> Self {
         let via = via.into_iter().map(|index| index.map_or(NOWHERE, |i| i as u8)).collect();
-        Self { endpoints, via }
+        let is_shared =
+            |endpoint: &Box<dyn Endpoint>| endpoint.stage().is_some_and(|stage| stage.members().len() > 1);
+        let stage = endpoints.iter().position(is_shared);
+        Self { endpoints, via, stage }
+    }
+
+    /// What the ranks of this host share, if there are others.
+    pub(crate) fn stage(&self) -> Option<&dyn Stage> {
+        self.endpoints.get(self.stage?)?.stage()
+    }
+
+    /// The same, to publish there.
+    pub(crate) fn stage_mut(&mut self) -> Option<&mut dyn Stage> {
+        self.endpoints.get_mut(self.stage?)?.stage_mut()
+    }
+
+    /// What it offers.
+    pub(crate) fn stage_caps(&self) -> Option<StageCaps> {
+        self.endpoints.get(self.stage?)?.caps().stage
     }
 
     /// # Safety
@@ -100,6 +120,12 @@ impl Links {
     pub(crate) fn is_hearing(&self, peer: u32) -> bool {
         let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
         self.endpoints.get(via as usize).is_some_and(|endpoint| endpoint.is_hearing(peer))
+    }
+
+    /// See [`Endpoint::is_unheard`].
+    pub(crate) fn is_unheard(&self, peer: u32) -> bool {
+        let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
+        self.endpoints.get(via as usize).is_some_and(|endpoint| endpoint.is_unheard(peer))
     }
 
     /// See [`Endpoint::leave`].

@@ -119,6 +119,17 @@ impl Binding {
         }
     }
 
+    /// Bytes of the whole input and of the whole output.
+    pub(crate) fn buffer_bytes(&self) -> (usize, usize) {
+        let (input, output) = (self.memory.input_blocks(), self.memory.output_blocks());
+        let (input, output) = match &self.shape {
+            Shape::Vector { count } => (input.min(1) as usize * count, output.min(1) as usize * count),
+            Shape::Blocks { count } => (input as usize * count, output as usize * count),
+            Shape::Irregular { input, output } => (input.iter().sum(), output.iter().sum()),
+        };
+        (input * self.element_bytes, output * self.element_bytes)
+    }
+
     /// Whether any buffer is mirrored.
     pub(crate) fn is_mirrored(&self) -> bool {
         self.mirrored != Mirrored::default()

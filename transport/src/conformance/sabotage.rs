@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Backing, MemoryCounters, Registered};
+use crate::stage::Stage;
 
 /// What is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +133,14 @@ impl Endpoint for Sabotaged {
         unsafe { self.inner.post_recv_if(on, tag, dst, token) }
     }
 
+    fn stage(&self) -> Option<&dyn Stage> {
+        self.inner.stage()
+    }
+
+    fn stage_mut(&mut self) -> Option<&mut dyn Stage> {
+        self.inner.stage_mut()
+    }
+
     fn watch(&mut self, on: Channel) -> Result<(), Error> {
         self.inner.watch(on)
     }
@@ -212,6 +221,10 @@ impl Endpoint for Sabotaged {
 
     fn is_hearing(&self, peer: u32) -> bool {
         self.inner.is_hearing(peer)
+    }
+
+    fn is_unheard(&self, peer: u32) -> bool {
+        self.inner.is_unheard(peer)
     }
 
     fn leave(&mut self) {

@@ -14,7 +14,7 @@ use super::options::{Family, TcpOptions};
 use super::outbound::{BURST_BYTES, Send};
 use super::park::Park;
 use super::route::{self, Candidate};
-use super::socket::Stop;
+use super::socket::{self, Stop};
 use super::wire::{MESSAGE_MAX, key_of};
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
@@ -124,6 +124,7 @@ impl TcpEndpoint {
                 park_word: false,
                 park_fd: true,
                 in_place: true,
+                stage: None,
             },
             me: Identity { rank, world_size, instance, key },
             options,
@@ -229,6 +230,12 @@ impl TcpEndpoint {
         inbound.queue.push_back(Recv { token, tag, len, landing, conditional });
         self.enlist(number);
         Ok(Posted::Pending)
+    }
+
+    /// The links of a peer that there are.
+    fn links_to(&self, peer: u32) -> impl Iterator<Item = &Link> {
+        let numbers = self.peers.get(peer as usize).map_or(&[][..], |peer| &peer.links);
+        numbers.iter().filter_map(|&number| self.links.get(number as usize))
     }
 
     /// Notes that a link has something pending, and gets it connected.
@@ -357,11 +364,18 @@ impl Endpoint for TcpEndpoint {
     }
 
     fn is_hearing(&self, peer: u32) -> bool {
-        let numbers = self.peers.get(peer as usize).map_or(&[][..], |peer| &peer.links);
-        numbers.iter().filter_map(|&number| self.links.get(number as usize)).any(|link| match &link.state {
+        self.links_to(peer).any(|link| match &link.state {
             State::Open(_) => link.inbound.is_wanted(),
             // The peer may have said welcome, and all the rest.
             State::Dialing(dial) => link.inbound.is_wanted() && dial.has_said_hello(),
+            State::Idle | State::Awaited | State::Gone => false,
+        })
+    }
+
+    fn is_unheard(&self, peer: u32) -> bool {
+        self.links_to(peer).any(|link| match &link.state {
+            State::Open(socket) => socket::resends_in_vain(socket),
+            State::Dialing(dial) => dial.is_unheard(),
             State::Idle | State::Awaited | State::Gone => false,
         })
     }
