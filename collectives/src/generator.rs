@@ -67,6 +67,12 @@ pub(crate) trait Generator {
         task.params.parts
     }
 
+    /// Longest segment that it can do, where there is a limit: of the vector, or of the longest block.
+    fn segment_bytes_max(&self, task: &Task) -> Option<u64> {
+        let _ = task;
+        None
+    }
+
     /// Whether it consists of exchanges for which ranks that share processors take turns.
     fn takes_turns(&self, task: &Task) -> bool {
         let _ = task;

@@ -90,6 +90,11 @@ impl Layout {
         layout
     }
 
+    /// The caller's buffers.
+    pub(crate) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
     /// Number of segments, at least one.
     #[must_use]
     pub fn segments(&self) -> usize {

@@ -277,7 +277,10 @@ fn tune(
 fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model) -> u64 {
     let loopback = model.has_system_calls() && model.oversubscription <= 1.0 && !task.has_several_hosts();
     let broadcast = task.collective == Collective::Broadcast;
-    if takes_turns(algorithm, task, model) {
+    if let Some(limit) = algorithm.generator().segment_bytes_max(task) {
+        // Parts that begin in the middle of a cache line cost reductions more.
+        (limit / GRAIN_BYTES * GRAIN_BYTES).max(GRAIN_BYTES)
+    } else if takes_turns(algorithm, task, model) {
         SEGMENT_BYTES_TURNS
     } else if broadcast && loopback && bytes <= LOOPBACK_CACHED_BYTES {
         SEGMENT_BYTES_LOOPBACK
@@ -285,6 +288,9 @@ fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model)
         SEGMENT_BYTES_MAX
     }
 }
+
+/// Two cache lines, and a whole number of elements of any type.
+const GRAIN_BYTES: u64 = 128;
 
 /// Exchanges in flight: as the task has them, or one after the other where ranks that share processors get in each other's
 /// way.

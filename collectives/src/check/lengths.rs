@@ -118,6 +118,10 @@ pub(crate) fn published(plans: &[Plan], layouts: &[Layout], segment: usize) -> R
     for (plan, layout) in plans.iter().zip(layouts) {
         let Some(stage) = &plan.stage else { continue };
         let me = stage.member(plan.rank).unwrap_or_default();
+        // All but those for which it is the same.
+        let others: Vec<&Layout> = stage.members.iter().map(|rank| &layouts[*rank as usize]).collect();
+        let others = others.into_iter().filter(|other| other.shape() != layout.shape());
+        let all: Vec<&Layout> = std::iter::once(layout).chain(others).collect();
         let publishes = steps(plan).filter(|(_, action)| matches!(action, Action::Publish { .. }));
         for ((at, action), round) in publishes.zip(&stage.rounds) {
             let place = |at| Place::of(plan, at);
@@ -126,8 +130,7 @@ pub(crate) fn published(plans: &[Plan], layouts: &[Layout], segment: usize) -> R
                 for index in 0..run.count {
                     let (name, block) = (run.first + index, src.first + index);
                     let len = layout.block(src.space, block, segment).len;
-                    let as_named = |rank: &u32| layouts[*rank as usize].block(stage.like, name, segment).len;
-                    if stage.members.iter().any(|rank| as_named(rank) != len) {
+                    if all.iter().any(|layout| layout.block(stage.like, name, segment).len != len) {
                         return Err(Violation::Lengths { at: place(at), sender: place(at) });
                     }
                 }
