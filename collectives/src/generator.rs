@@ -124,6 +124,13 @@ impl Algorithm {
         !task.collective.reduces() || self.generator().is_canonical(task)
     }
 
+    /// Longest segment that it can do, where there is a limit: of the vector, or of the longest block. There is one for all
+    /// algorithms that use stages, and for no others.
+    #[must_use]
+    pub fn segment_bytes_max(self, task: &Task) -> Option<u64> {
+        self.generator().segment_bytes_max(task)
+    }
+
     /// The program of `rank`.
     ///
     /// # Panics

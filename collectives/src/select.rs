@@ -277,7 +277,7 @@ fn tune(
 fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model) -> u64 {
     let loopback = model.has_system_calls() && model.oversubscription <= 1.0 && !task.has_several_hosts();
     let broadcast = task.collective == Collective::Broadcast;
-    if let Some(limit) = algorithm.generator().segment_bytes_max(task) {
+    if let Some(limit) = algorithm.segment_bytes_max(task) {
         // Parts that begin in the middle of a cache line cost reductions more.
         (limit / GRAIN_BYTES * GRAIN_BYTES).max(GRAIN_BYTES)
     } else if takes_turns(algorithm, task, model) {

@@ -12,6 +12,7 @@ use kolo_collectives::task::Task;
 
 use crate::call::{Call, Counts};
 use crate::config::{Config, Determinism};
+use crate::engine::STAGE_SEGMENTS;
 use crate::error::{Context, Error, Result};
 use crate::forced::Forced;
 
@@ -109,6 +110,8 @@ impl Planner {
             return Ok(planned.clone());
         }
         let (task, choice) = self.choose(key)?;
+        // Of what is the same on all ranks: one that is alone on its host has no stage, and segments as the others have.
+        let uses_stages = choice.algorithm.segment_bytes_max(&task).is_some();
         let plan_key = PlanKey { task, algorithm: choice.algorithm };
         let rank = self.rank;
         let plan = self
@@ -126,7 +129,8 @@ impl Planner {
                 ),
             });
         }
-        let window = self.window.unwrap_or(choice.window).clamp(1, 64);
+        let most = if uses_stages { STAGE_SEGMENTS } else { 64 };
+        let window = self.window.unwrap_or(choice.window).clamp(1, most);
         let planned = Planned {
             segment_elements: (choice.segment_bytes / key.element_bytes).max(1),
             window: window.min(usize::from(self.limits.channels / plan.channels.max(1))),
@@ -141,9 +145,13 @@ impl Planner {
 
     /// The calls for which the settings name an algorithm.
     pub(crate) fn forced(&self) -> Forced {
-        Forced::new(&self.overrides, |collective| {
-            Task::new(collective, self.world_size).with_hosts(Arc::clone(&self.hosts))
-        })
+        Forced::new(&self.overrides, |collective| self.task(collective))
+    }
+
+    /// A collective of all ranks.
+    fn task(&self, collective: Collective) -> Task {
+        let task = Task::new(collective, self.world_size).with_hosts(Arc::clone(&self.hosts));
+        if self.limits.stages { task.with_stages() } else { task }
     }
 
     /// The constants of the selection.
@@ -181,9 +189,7 @@ impl Planner {
 
     /// Chooses as for buffers that lie apart, wherever they lie here: other ranks' may lie otherwise, and all must choose alike.
     fn choose(&self, key: ChoiceKey) -> Result<(Task, Choice)> {
-        let mut task = Task::new(key.collective, self.world_size)
-            .with_root(key.root)
-            .with_hosts(Arc::clone(&self.hosts));
+        let mut task = self.task(key.collective).with_root(key.root);
         let forced = self.overrides.force(&task, key.bytes as u64);
         let mut choice = select(
             &task,
@@ -199,7 +205,8 @@ impl Planner {
             problem: problem.to_string(),
         })?;
         if let Some(bytes) = self.segment_bytes {
-            choice.segment_bytes = bytes;
+            let most = choice.algorithm.segment_bytes_max(&task);
+            choice.segment_bytes = most.map_or(bytes, |most| bytes.min(most as usize));
         }
         task.params = choice.params;
         task.placement = key.placement;

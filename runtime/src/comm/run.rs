@@ -403,6 +403,8 @@ impl Shared {
             Placement::InPlace => Buffers { input: call.input.cast_mut(), output: call.output },
         };
         let lent = self.lent(call, &buffers);
+        // Processors publish and fold, so what is a GPU's is copied to the host first.
+        let path = path.filter(|_| planned.plan.stage.is_none());
         let job = Job {
             plan: planned.plan,
             shape,
