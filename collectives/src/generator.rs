@@ -67,7 +67,7 @@ pub(crate) trait Generator {
         task.params.parts
     }
 
-    /// Longest segment that it can do, where there is a limit: of the vector, or of the longest block.
+    /// Where it uses stages: the longest segment, in bytes of the vector or of the longest block, whose payloads fit.
     fn segment_bytes_max(&self, task: &Task) -> Option<u64> {
         let _ = task;
         None

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::Algorithm;
 use crate::cost::{Flow, footprint_bytes, seconds};
+use crate::generator::MAX_PARTS;
 use crate::model::Model;
 use crate::plan::Collective;
 use crate::task::{Params, Task};
@@ -35,6 +36,9 @@ pub struct Choice {
     pub segment_bytes: usize,
     /// Segments in flight.
     pub window: usize,
+    /// Whether the plan of any rank uses stages; and the longest segment then, in bytes, with which no payload is longer
+    /// than [`PAYLOAD_BYTES_MAX`](crate::stage::PAYLOAD_BYTES_MAX).
+    pub staged_segment_bytes_max: Option<usize>,
     /// What it is expected to take.
     pub cost_seconds: f64,
     /// The others: what they would take, or why they cannot serve. Those that can come first, cheapest first.
@@ -181,9 +185,11 @@ pub fn select(
     let losers = candidates.into_iter().map(|(cost, algorithm, ..)| (algorithm, Ok(cost)));
     let losers =
         losers.chain(unfit.into_iter().map(|(algorithm, reason)| (algorithm, Err(reason)))).collect();
+    let longest = algorithm.generator().segment_bytes_max(&Task { params, ..task.clone() });
     Ok(Choice {
         algorithm,
         params,
+        staged_segment_bytes_max: longest.map(|bytes| bytes as usize),
         segment_bytes: flow.segment_bytes as usize,
         window: flow.window as usize,
         cost_seconds,
@@ -277,7 +283,8 @@ fn tune(
 fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model) -> u64 {
     let loopback = model.has_system_calls() && model.oversubscription <= 1.0 && !task.has_several_hosts();
     let broadcast = task.collective == Collective::Broadcast;
-    if let Some(limit) = algorithm.generator().segment_bytes_max(task) {
+    let parts = Params { parts: MAX_PARTS, ..task.params };
+    if let Some(limit) = algorithm.generator().segment_bytes_max(&task.clone().with_params(parts)) {
         // Parts that begin in the middle of a cache line cost reductions more.
         (limit / GRAIN_BYTES * GRAIN_BYTES).max(GRAIN_BYTES)
     } else if takes_turns(algorithm, task, model) {

@@ -34,6 +34,9 @@ const ONE_PART_MAX: u64 = 512 << 10;
 /// 1,035 / 750 us, 32 MiB 33 / 28 ms; 4 ranks, 512 / 256 KiB: 1 MiB 116 / 119 us, 32 MiB 5.53 / 5.49 ms.
 const ALL_PARTS_MAX: u64 = 2 << 20;
 
+/// Room for what slices differ in length: an element of 16 bytes each, with more ranks than shared memory is for.
+const UNEVEN_BYTES: u64 = 4 << 10;
+
 /// A part is no shorter, however many there are.
 const PART_MIN: u64 = 128 << 10;
 
@@ -134,7 +137,9 @@ impl Generator for StagedTwoShot {
     }
 
     fn segment_bytes_max(&self, task: &Task) -> Option<u64> {
-        Some(part_bytes(task, u64::MAX) * u64::from(PARTS_MAX))
+        // A short vector may be one part longer than those of a long one.
+        let bytes = if task.params.parts <= 1 { ONE_PART_MAX } else { u64::MAX };
+        Some(part_bytes(task, bytes) * u64::from(task.params.parts.clamp(1, PARTS_MAX)))
     }
 }
 
@@ -142,5 +147,7 @@ impl Generator for StagedTwoShot {
 fn part_bytes(task: &Task, bytes: u64) -> u64 {
     let p = u64::from(task.world_size.max(1));
     let part = if bytes <= ONE_PART_MAX { ONE_PART_MAX } else { (ALL_PARTS_MAX / p).max(PART_MIN) };
-    part.min(payload_bytes(Collective::AllReduce, task.world_size) / (p + 1) * p)
+    // Slices are as long as each other but for an element.
+    let most = payload_bytes(Collective::AllReduce, task.world_size) - UNEVEN_BYTES;
+    part.min(most / (p + 1) * p)
 }
