@@ -67,8 +67,8 @@ pub(crate) trait Generator {
         task.params.parts
     }
 
-    /// Where it uses stages: the longest segment, in bytes of the vector or of the longest block, whose payloads fit.
-    fn segment_bytes_max(&self, task: &Task) -> Option<u64> {
+    /// How long segments may be, where it uses stages.
+    fn staged_segments(&self, task: &Task) -> Option<StagedSegments> {
         let _ = task;
         None
     }
@@ -78,6 +78,15 @@ pub(crate) trait Generator {
         let _ = task;
         false
     }
+}
+
+/// Segments of plans that use stages: bytes of the vector, or of the longest block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StagedSegments {
+    /// The longest that is any better than a shorter one.
+    pub(crate) best: u64,
+    /// The longest with the task's parameters whose payloads fit.
+    pub(crate) most: u64,
 }
 
 impl Algorithm {

@@ -8,7 +8,6 @@ use serde::Serialize;
 
 use crate::Algorithm;
 use crate::cost::{Flow, footprint_bytes, seconds};
-use crate::generator::MAX_PARTS;
 use crate::model::Model;
 use crate::plan::Collective;
 use crate::task::{Params, Task};
@@ -185,11 +184,11 @@ pub fn select(
     let losers = candidates.into_iter().map(|(cost, algorithm, ..)| (algorithm, Ok(cost)));
     let losers =
         losers.chain(unfit.into_iter().map(|(algorithm, reason)| (algorithm, Err(reason)))).collect();
-    let longest = algorithm.generator().segment_bytes_max(&Task { params, ..task.clone() });
+    let staged = algorithm.generator().staged_segments(&Task { params, ..task.clone() });
     Ok(Choice {
         algorithm,
         params,
-        staged_segment_bytes_max: longest.map(|bytes| bytes as usize),
+        staged_segment_bytes_max: staged.map(|segments| segments.most as usize),
         segment_bytes: flow.segment_bytes as usize,
         window: flow.window as usize,
         cost_seconds,
@@ -283,10 +282,9 @@ fn tune(
 fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model) -> u64 {
     let loopback = model.has_system_calls() && model.oversubscription <= 1.0 && !task.has_several_hosts();
     let broadcast = task.collective == Collective::Broadcast;
-    let parts = Params { parts: MAX_PARTS, ..task.params };
-    if let Some(limit) = algorithm.generator().segment_bytes_max(&task.clone().with_params(parts)) {
+    if let Some(segments) = algorithm.generator().staged_segments(task) {
         // Parts that begin in the middle of a cache line cost reductions more.
-        (limit / GRAIN_BYTES * GRAIN_BYTES).max(GRAIN_BYTES)
+        (segments.best / GRAIN_BYTES * GRAIN_BYTES).max(GRAIN_BYTES)
     } else if takes_turns(algorithm, task, model) {
         SEGMENT_BYTES_TURNS
     } else if broadcast && loopback && bytes <= LOOPBACK_CACHED_BYTES {
