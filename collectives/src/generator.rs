@@ -67,8 +67,8 @@ pub(crate) trait Generator {
         task.params.parts
     }
 
-    /// Longest segment that it can do, where there is a limit: of the vector, or of the longest block.
-    fn segment_bytes_max(&self, task: &Task) -> Option<u64> {
+    /// How long segments may be, where it uses stages.
+    fn staged_segments(&self, task: &Task) -> Option<StagedSegments> {
         let _ = task;
         None
     }
@@ -78,6 +78,15 @@ pub(crate) trait Generator {
         let _ = task;
         false
     }
+}
+
+/// Segments of plans that use stages: bytes of the vector, or of the longest block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StagedSegments {
+    /// The longest that is any better than a shorter one.
+    pub(crate) best: u64,
+    /// The longest with the task's parameters whose payloads fit.
+    pub(crate) most: u64,
 }
 
 impl Algorithm {
@@ -122,13 +131,6 @@ impl Algorithm {
     #[must_use]
     pub fn is_canonical(self, task: &Task) -> bool {
         !task.collective.reduces() || self.generator().is_canonical(task)
-    }
-
-    /// Longest segment that it can do, where there is a limit: of the vector, or of the longest block. There is one for all
-    /// algorithms that use stages, and for no others.
-    #[must_use]
-    pub fn segment_bytes_max(self, task: &Task) -> Option<u64> {
-        self.generator().segment_bytes_max(task)
     }
 
     /// The program of `rank`.

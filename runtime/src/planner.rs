@@ -110,8 +110,6 @@ impl Planner {
             return Ok(planned.clone());
         }
         let (task, choice) = self.choose(key)?;
-        // Of what is the same on all ranks: one that is alone on its host has no stage, and segments as the others have.
-        let uses_stages = choice.algorithm.segment_bytes_max(&task).is_some();
         let plan_key = PlanKey { task, algorithm: choice.algorithm };
         let rank = self.rank;
         let plan = self
@@ -129,7 +127,8 @@ impl Planner {
                 ),
             });
         }
-        let most = if uses_stages { STAGE_SEGMENTS } else { 64 };
+        // By what is the same on all ranks: one that is alone on its host has no stage, but segments as the others have.
+        let most = if choice.staged_segment_bytes_max.is_some() { STAGE_SEGMENTS } else { 64 };
         let window = self.window.unwrap_or(choice.window).clamp(1, most);
         let planned = Planned {
             segment_elements: (choice.segment_bytes / key.element_bytes).max(1),
@@ -205,8 +204,7 @@ impl Planner {
             problem: problem.to_string(),
         })?;
         if let Some(bytes) = self.segment_bytes {
-            let most = choice.algorithm.segment_bytes_max(&task);
-            choice.segment_bytes = most.map_or(bytes, |most| bytes.min(most as usize));
+            choice.segment_bytes = choice.staged_segment_bytes_max.map_or(bytes, |most| bytes.min(most));
         }
         task.params = choice.params;
         task.placement = key.placement;

@@ -20,7 +20,7 @@ mod judge;
 mod lengths;
 mod run;
 mod schedule;
-mod stage;
+pub(crate) mod stage;
 mod stage_run;
 mod value;
 mod violation;

@@ -12,12 +12,12 @@ use super::violation::{Place, Violation};
 use super::wiring::steps;
 
 /// Which ranks share memory.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Groups {
     /// Group and number among its members, by rank.
-    pub(super) of_ranks: Vec<Option<(usize, usize)>>,
+    pub(crate) of_ranks: Vec<Option<(usize, usize)>>,
     /// Ranks of the members.
-    pub(super) members: Vec<Box<[u32]>>,
+    pub(crate) members: Vec<Box<[u32]>>,
 }
 
 impl Groups {

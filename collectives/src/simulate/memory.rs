@@ -1,7 +1,7 @@
 //! Whether caches hold what a step moves.
 //!
 //! A call goes through buffers; where caches do not hold all of them, a byte is slow the first time that a segment comes to it,
-//! and no slower than what the segments in flight take the next time. Scratch is used by one segment after the other.
+//! and no slower than what the segments in flight take the next time. Scratch and stages are used by one segment after the other.
 
 use std::collections::HashSet;
 
@@ -39,7 +39,8 @@ impl Memory {
                 let elements =
                     |segment| -> usize { touched.iter().map(|blocks| layout.len(*blocks, segment)).sum() };
                 let user = (0..segments).map(elements).sum::<usize>() as f64;
-                let scratch = layout.scratch_elements() as f64 * window;
+                let stage = plan.stage.as_ref().map_or(0, |stage| stage.longest(layout).iter().sum());
+                let scratch = (layout.scratch_elements() + stage) as f64 * window;
                 whole += (user + scratch) * cluster.element_bytes as f64;
                 in_flight += (user * window / segments as f64 + scratch) * cluster.element_bytes as f64;
             }

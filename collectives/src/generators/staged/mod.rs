@@ -9,6 +9,7 @@ pub(crate) use one_shot::StagedOneShot;
 pub(crate) use simple::Staged;
 pub(crate) use two_shot::StagedTwoShot;
 
+use crate::generator::StagedSegments;
 use crate::plan::{Blocks, Collective, Space};
 use crate::stage::{PAYLOAD_BYTES_MAX, Payload};
 use crate::task::Task;
@@ -44,6 +45,13 @@ fn named(payload: &Payload, space: Space) -> [Option<Blocks>; 2] {
 /// looked at the third member's.
 fn may_read_own(task: &Task, rank: u32) -> bool {
     task.out_of_place() || rank < 2
+}
+
+/// Segments of plans in which a rank publishes so many blocks a round.
+fn segments(task: &Task, blocks: u32) -> Option<StagedSegments> {
+    let of = |bytes| bytes / u64::from(blocks.max(1));
+    let best = payload_bytes(task.collective, task.world_size);
+    Some(StagedSegments { best: of(best), most: of(PAYLOAD_BYTES_MAX as u64) })
 }
 
 /// Most that a rank publishes in one round of a long call.

@@ -3,11 +3,11 @@
 //! All-reduce: everybody reduces everything, for short vectors. Reduce: the root alone does. Scans: what those before it have
 //! published. Reduce-scatter: each its own block, for any length. The order is that of the ranks, or the canonical tree.
 
-use super::{may_read_own, named, on_one_host, payload_bytes, world};
+use super::{may_read_own, named, on_one_host, segments, world};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
 use crate::cost::Bill;
-use crate::generator::Generator;
+use crate::generator::{Generator, StagedSegments};
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::stage::{Members, Payload};
 use crate::task::Task;
@@ -92,9 +92,12 @@ impl Generator for StagedOneShot {
         true
     }
 
-    fn segment_bytes_max(&self, task: &Task) -> Option<u64> {
-        let blocks = if task.collective == Collective::ReduceScatter { task.world_size } else { 1 };
-        Some(payload_bytes(task.collective, task.world_size) / u64::from(blocks))
+    fn window(&self) -> Option<u32> {
+        Some(1)
+    }
+
+    fn staged_segments(&self, task: &Task) -> Option<StagedSegments> {
+        segments(task, if task.collective == Collective::ReduceScatter { task.world_size } else { 1 })
     }
 }
 

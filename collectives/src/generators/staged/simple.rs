@@ -5,11 +5,11 @@
 //! others. What a rank gives to itself it copies after publishing and before it waits: that makes up for others coming later,
 //! and finds in the caches what was just published.
 
-use super::{named, on_one_host, others, payload_bytes, world};
+use super::{named, on_one_host, others, segments, world};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
 use crate::cost::Bill;
-use crate::generator::Generator;
+use crate::generator::{Generator, StagedSegments};
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::stage::{Members, Payload};
 use crate::task::Task;
@@ -112,12 +112,18 @@ impl Generator for Staged {
         0.0
     }
 
-    fn segment_bytes_max(&self, task: &Task) -> Option<u64> {
-        let blocks = match task.collective {
-            Collective::Scatter | Collective::AllToAll => task.world_size.max(2) - 1,
-            _ => 1,
-        };
-        Some(payload_bytes(task.collective, task.world_size) / u64::from(blocks))
+    fn window(&self) -> Option<u32> {
+        Some(1)
+    }
+
+    fn staged_segments(&self, task: &Task) -> Option<StagedSegments> {
+        segments(
+            task,
+            match task.collective {
+                Collective::Scatter | Collective::AllToAll => task.world_size.max(1) - 1,
+                _ => 1,
+            },
+        )
     }
 }
 

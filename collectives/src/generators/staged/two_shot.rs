@@ -16,10 +16,10 @@ use super::{may_read_own, named, on_one_host, payload_bytes, world};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
 use crate::cost::Bill;
-use crate::generator::Generator;
+use crate::generator::{Generator, StagedSegments};
 use crate::model::Model;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
-use crate::stage::{Members, Payload};
+use crate::stage::{Members, PAYLOAD_BYTES_MAX, Payload};
 use crate::task::Task;
 
 /// Most parts of one segment: by then the round that there is one more of no longer counts.
@@ -33,6 +33,9 @@ const ONE_PART_MAX: u64 = 512 << 10;
 /// near each other: 8 ranks, 1 MiB 291 / 261 us, 2 MiB 724 / 562, 32 MiB 13.0 / 12.1 ms, far apart 15.5 / 15.1; 16 ranks, 1 MiB
 /// 1,035 / 750 us, 32 MiB 33 / 28 ms; 4 ranks, 512 / 256 KiB: 1 MiB 116 / 119 us, 32 MiB 5.53 / 5.49 ms.
 const ALL_PARTS_MAX: u64 = 2 << 20;
+
+/// Room for what slices differ in length: an element of 16 bytes each, with more ranks than shared memory is for.
+const UNEVEN_BYTES: u64 = 4 << 10;
 
 /// A part is no shorter, however many there are.
 const PART_MIN: u64 = 128 << 10;
@@ -133,14 +136,26 @@ impl Generator for StagedTwoShot {
         (parts as u32).next_power_of_two()
     }
 
-    fn segment_bytes_max(&self, task: &Task) -> Option<u64> {
-        Some(part_bytes(task, u64::MAX) * u64::from(PARTS_MAX))
+    fn window(&self) -> Option<u32> {
+        Some(1)
+    }
+
+    fn staged_segments(&self, task: &Task) -> Option<StagedSegments> {
+        let best = part_bytes(task, u64::MAX) * u64::from(PARTS_MAX);
+        let most = part_bytes_max(task, PAYLOAD_BYTES_MAX as u64);
+        Some(StagedSegments { best, most: most * u64::from(task.params.parts.clamp(1, PARTS_MAX)) })
     }
 }
 
-/// Most bytes of a part of a segment of `bytes`: with a slice of the part before, it is a payload.
+/// Best length of the parts of a segment of `bytes`, in bytes.
 fn part_bytes(task: &Task, bytes: u64) -> u64 {
     let p = u64::from(task.world_size.max(1));
     let part = if bytes <= ONE_PART_MAX { ONE_PART_MAX } else { (ALL_PARTS_MAX / p).max(PART_MIN) };
-    part.min(payload_bytes(Collective::AllReduce, task.world_size) / (p + 1) * p)
+    part.min(part_bytes_max(task, payload_bytes(Collective::AllReduce, task.world_size)))
+}
+
+/// The longest part with which a payload of `bytes` has room for a slice of the part before.
+fn part_bytes_max(task: &Task, bytes: u64) -> u64 {
+    let p = u64::from(task.world_size.max(1));
+    (bytes - UNEVEN_BYTES) / (p + 1) * p
 }
