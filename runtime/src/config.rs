@@ -223,8 +223,8 @@ pub fn parse_transports(value: &str) -> Result<Transports> {
     let mut list = Vec::new();
     for name in value.split(',').map(str::trim) {
         let kind = TransportKind::named(name).ok_or_else(|| {
-            let names = TransportKind::ALL.map(TransportKind::name).join(", ");
-            invalid("KOLO_TRANSPORT", name, &format!("auto, or a list of some of {names}"))
+            let [before @ .., last] = TransportKind::ALL.map(TransportKind::name);
+            invalid("KOLO_TRANSPORT", name, &format!("auto, or a list of {} and {last}", before.join(", ")))
         })?;
         if !list.contains(&kind) {
             list.push(kind);
