@@ -3,11 +3,15 @@
 pub mod call;
 mod cluster;
 mod comm;
+mod communicator;
 pub mod config;
 pub mod control;
+mod dispatch;
+mod drive;
 mod engine;
 pub mod error;
-mod forced;
+mod exchange;
+mod failure;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -16,10 +20,8 @@ mod home;
 mod job;
 pub mod join;
 mod mix;
-mod planner;
 pub mod profile;
 mod ranges;
-mod recorder;
 pub mod reduce;
 mod sides;
 mod summary;
@@ -28,22 +30,23 @@ mod ticks;
 pub mod types;
 pub mod verify;
 pub mod wait;
+mod waited;
 mod work;
 
 pub use call::{RawCall, RawCallV};
 pub use cluster::Cluster;
 pub use comm::{
-    Batch, Builder, Communicator, GpuCounters, RawMessage, RegisteredBuffer, Registration, Scope, Stable,
-    Standing, Symmetric,
+    Batch, Builder, Communicator, RawMessage, RegisteredBuffer, Registration, Scope, Stable, Standing,
+    Symmetric,
 };
+pub use communicator::Record;
 pub use config::{Config, Determinism, TransportKind, Transports};
 pub use engine::Route;
 pub use error::{Context, Error, Result};
-pub use gpu::{GpuPath, Staged};
+pub use gpu::{GpuCounters, GpuPath, Staged};
 pub use kolo_collectives::plan::Collective;
 pub use kolo_gdr::Wish as GpuDirectWish;
 pub use kolo_transport::MemoryCounters;
-pub use recorder::Record;
 pub use summary::{Label, Summary};
 pub use types::{Bool, DataType, Element, ReduceOp};
 pub use work::Work;

@@ -25,7 +25,7 @@ pub(crate) use passage::Passage;
 pub(super) use tree::tree;
 
 use crate::call::Call;
-use crate::forced::Forced;
+use crate::dispatch::Forced;
 use crate::reduce::Combine;
 use crate::wait::Turnstile;
 
@@ -110,12 +110,12 @@ impl Tiny {
     }
 
     /// Whether a turn has come.
-    pub(super) fn has_turn(&self, turn: u64) -> bool {
+    pub(crate) fn has_turn(&self, turn: u64) -> bool {
         turn == self.turns_over + 1
     }
 
     /// How many turns are over, and where to sleep until more are.
-    pub(super) fn turns_over(&self) -> (u64, &Arc<Turnstile>) {
+    pub(crate) fn turns_over(&self) -> (u64, &Arc<Turnstile>) {
         (self.turns_over, &self.turnstile)
     }
 

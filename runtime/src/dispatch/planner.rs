@@ -10,10 +10,10 @@ use kolo_collectives::plan::{Collective, Placement, Plan};
 use kolo_collectives::select::{Choice, Order, select};
 use kolo_collectives::task::Task;
 
+use super::forced::Forced;
 use crate::call::{Call, Counts};
 use crate::config::{Config, Determinism};
 use crate::error::{Context, Error, Result};
-use crate::forced::Forced;
 
 /// What decides the plan of a call. Sizes come in as the selection's answer, so that plans are shared by all sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
