@@ -17,6 +17,7 @@ use super::tiny::Passage;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
 use crate::call::{self, Call, Counts, reduces};
+use crate::cancel::Whole;
 use crate::engine::{Buffers, Id, Job, Lent, Mode, Reach, Sides};
 use crate::error::{Error, Result};
 use crate::reduce::{Combine, combine_fn, kernel};
@@ -250,6 +251,7 @@ impl Shared {
         begun: &Begun,
         limit: Duration,
     ) -> Result<MutexGuard<'a, Core>> {
+        let _whole = Whole::new();
         let waited = begun.waited(call);
         let combine = self.combine(call)?;
         let mut bounce = core.bounces.pop().unwrap_or_default();
@@ -367,6 +369,7 @@ impl Shared {
 
     #[cold]
     pub(super) fn tiny_mismatch(&self, found: FlatMismatch, waited: Waited) -> Error {
+        let _whole = Whole::new();
         self.show_call(&self.core(), waited);
         let met = Meeting { tag: found.tag, len: 0, expected: None };
         let poison = self.mismatch(found.member as u32, met, waited);
