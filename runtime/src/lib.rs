@@ -1,6 +1,7 @@
 //! Kolo: collective communication for CPU and mixed clusters.
 
 pub mod call;
+pub mod cancel;
 mod cluster;
 mod comm;
 pub mod config;

@@ -11,6 +11,7 @@ use super::Communicator;
 use super::shared::{Core, Shared};
 use super::waited::Waited;
 use crate::call::{Call, reduces, touches};
+use crate::cancel::Whole;
 use crate::config::{Config, TransportKind};
 use crate::engine::Route;
 use crate::error::{Error, Result};
@@ -136,6 +137,7 @@ impl Shared {
         if self.driver.is_none() {
             return Ok(());
         }
+        let _whole = Whole::new();
         let waited = || Waited::call(call.summary(false), 0);
         let (reads, writes) = touches(call.collective, self.rank == call.root);
         let (input_bytes, output_bytes) = call.bytes(self.rank, self.world_size);
@@ -156,6 +158,7 @@ impl Shared {
     /// # Errors
     /// [`Error::Unsupported`] if adapters must reach the memory by themselves, and do not.
     pub(super) fn gpu_path(&self, core: &mut Core, call: &Call, waited: Waited) -> Result<Option<GpuPath>> {
+        let _whole = Whole::new();
         let Some(path) = self.foreseen(core, call) else { return Ok(None) };
         let (input, output) = call.bytes(self.rank, self.world_size);
         let buffers = [

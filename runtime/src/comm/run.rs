@@ -16,6 +16,7 @@ use super::tiny::Passage;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
 use crate::call::{self, Call, Counts, reduces};
+use crate::cancel::Whole;
 use crate::engine::{Buffers, Id, Job, Lent, Mode};
 use crate::error::{Error, Result};
 use crate::gpu::GpuPath;
@@ -248,6 +249,7 @@ impl Shared {
         begun: &Begun,
         limit: Duration,
     ) -> Result<MutexGuard<'a, Core>> {
+        let _whole = Whole::new();
         let waited = begun.waited(call);
         let combine = self.combine(call)?;
         let mut bounce = core.bounces.pop().unwrap_or_default();
@@ -365,6 +367,7 @@ impl Shared {
 
     #[cold]
     pub(super) fn tiny_mismatch(&self, found: FlatMismatch, waited: Waited) -> Error {
+        let _whole = Whole::new();
         self.show_call(&self.core(), waited);
         let met = Meeting { tag: found.tag, len: 0, expected: None };
         let poison = self.mismatch(found.member as u32, met, waited);
