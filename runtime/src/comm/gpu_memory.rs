@@ -12,7 +12,7 @@ use super::shared::{Core, Shared};
 use super::waited::Waited;
 use crate::call::{Call, reduces, touches};
 use crate::cancel::Whole;
-use crate::config::{Config, TransportKind};
+use crate::config::Config;
 use crate::engine::Route;
 use crate::error::{Error, Result};
 use crate::gpu::{GpuPath, Staged};
@@ -180,7 +180,7 @@ impl Shared {
         buffer: (&Arc<Gpu>, *const u8, usize),
         waited: Waited,
     ) -> Result<GpuPath> {
-        let reached = |route: &Route| route.transport == TransportKind::Rdma.name();
+        let reached = Route::uses_adapters;
         let concerned = |route: &&Route| peer.is_none_or(|peer| route.peer == peer);
         let path = match peer {
             Some(peer) if peer == self.rank => GpuPath::Staged(Staged::ToItself),
@@ -199,7 +199,7 @@ impl Shared {
         } else if is_mixed {
             GpuPath::Staged(Staged::Mixed)
         } else {
-            direct_or(core, self.routes.iter().all(|route| route.transport == TransportKind::Rdma.name()))
+            direct_or(core, self.routes.iter().all(Route::uses_adapters))
         })
     }
 

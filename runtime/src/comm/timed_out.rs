@@ -113,7 +113,7 @@ impl Shared {
     /// What is known of a peer that was asked.
     fn standing(&self, peer: u32, status: Option<&Status>, carrier: Carrier) -> String {
         let over = || {
-            let route = self.routes.iter().find(|route| route.peer == peer && route.transport != "shm");
+            let route = self.routes.iter().find(|route| route.peer == peer && !route.shares_memory());
             route.map_or_else(String::new, |route| {
                 format!("; reached over {}, {}", route.transport, route.how)
             })

@@ -2,8 +2,8 @@
 
 use super::Lent;
 use kolo_transport::{
-    Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, MemoryCounters, ParkBy, Piece, Posted,
-    Registered, Sink, Token,
+    Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, ParkBy, Piece,
+    Posted, Registered, Sink, Token, TransportKind,
 };
 
 /// How one peer is reached.
@@ -17,6 +17,22 @@ pub struct Route {
     pub how: String,
     /// Why each transport that would have been preferred was not taken.
     pub declined: Vec<(String, String)>,
+}
+
+impl Route {
+    fn features(&self) -> Option<&'static Features> {
+        TransportKind::named(self.transport).map(TransportKind::features)
+    }
+
+    /// Whether adapters move the bytes.
+    pub(crate) fn uses_adapters(&self) -> bool {
+        self.features().is_some_and(|features| features.uses_adapters)
+    }
+
+    /// Whether the two ranks share memory.
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.features().is_some_and(|features| features.shares_memory)
+    }
 }
 
 /// No endpoint: the rank itself.
