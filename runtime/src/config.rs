@@ -16,6 +16,7 @@ use crate::profile::Loaded;
 
 /// Which transports may be used, in order of preference.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Transports {
     /// Shared memory between ranks of one host; between hosts RDMA where both ends have it, else TCP.
     Auto,
@@ -25,6 +26,7 @@ pub enum Transports {
 
 /// A transport by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum TransportKind {
     /// Shared memory inside a host.
     Shm,
@@ -51,6 +53,7 @@ impl TransportKind {
 
 /// How results may depend on how they are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Determinism {
     /// All ranks get the same bits and runs repeat, for a given size and configuration.
     Repeatable,

@@ -5,7 +5,7 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use kolo::join::JoinSpec;
+use kolo::JoinSpec;
 use kolo::{Communicator, Config, Error, TransportKind};
 use kolo_tests::arrangement::{Arrangement, in_guest};
 use kolo_tests::watchdog::{Gate, bounded};

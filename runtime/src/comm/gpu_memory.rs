@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 
 /// How a call on a GPU's memory is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum GpuPath {
     /// Adapters reach it by themselves.
     Direct,

@@ -47,7 +47,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-pub use abort::{AbortCause, AbortFlag, AbortKind};
+pub use abort::{AbortCause, AbortFlag, AbortKind, Loss};
 pub use board::{Past, Status, StatusBoard};
 pub use handshake::JobSecret;
 pub use limits::{Liveness, MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES, MAX_WORLD_SIZE};
@@ -61,7 +61,7 @@ pub(crate) use limits::{BIND_PATIENCE, RETRY_MOST};
 
 use kolo_transport::Process;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, LossCause, Result};
 use crate::join::{self, JoinSpec, Locator};
 use handshake::Credentials;
 use hub_seat::HubSettings;
@@ -215,8 +215,8 @@ impl Inner {
         if std::thread::panicking() && self.process.is_current() {
             let what = std::thread::current().name().unwrap_or("unnamed").to_owned();
             // Wait until the hub has it: otherwise the end of the process overtakes the reason.
-            let reason = wire::clip(format!("its thread '{what}' panicked"), MAX_NAME_BYTES);
-            self.part(&ToHub::Dying { reason });
+            let text = wire::clip(format!("its thread '{what}' panicked"), MAX_NAME_BYTES);
+            self.part(&ToHub::Dying { loss: Loss::new(LossCause::Panicked, text) });
             self.wait_for_farewell();
             self.close_hub(Duration::ZERO);
         } else {
