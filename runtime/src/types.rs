@@ -8,6 +8,7 @@ use half::{bf16, f16};
 /// The type of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "the names say it all")]
+#[non_exhaustive]
 pub enum DataType {
     Bool,
     U8,
@@ -191,6 +192,7 @@ pub(crate) fn zeros<T: Element>(len: usize) -> Vec<T> {
 /// Integers wrap. `f16` and `bf16` are combined in `f32` and rounded to nearest even. `Min` and `Max` of
 /// floating-point values are NaN if either is.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum ReduceOp {
     /// Sum. For `bool`: or.
     Sum,

@@ -7,6 +7,8 @@
 use super::failure::Poison;
 use super::shared::Shared;
 use crate::cancel::Whole;
+use crate::control::Loss;
+use crate::error::LossCause;
 
 /// Memory that is lent to the engine. Dropped only by unwinding.
 struct Lent<'a>(&'a Shared);
@@ -30,7 +32,8 @@ impl Drop for Lent<'_> {
     #[cold]
     fn drop(&mut self) {
         let thread = std::thread::current();
-        let cause = format!("its thread '{}' panicked inside a call", thread.name().unwrap_or("unnamed"));
+        let text = format!("its thread '{}' panicked inside a call", thread.name().unwrap_or("unnamed"));
+        let cause = Loss::new(LossCause::Panicked, text);
         self.0.poison_with(Poison::PeerLost { peer: self.0.rank, cause });
     }
 }
