@@ -1,4 +1,4 @@
-//! Kolo: collective communication for CPU and mixed clusters.
+#![doc = include_str!("guide.md")]
 
 mod call;
 pub mod cancel;
