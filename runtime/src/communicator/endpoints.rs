@@ -9,10 +9,9 @@ use kolo_transport::{Endpoint, Options, RdmaOptions, RegistrationPolicy, ShmOpti
 use super::connect::{Making, WORLD};
 use super::shared::Adapters;
 use crate::config::{Config, TransportKind, Transports};
-use crate::control::{Control, Membership};
+use crate::control::{AbortCause, AbortKind, Control, Membership};
 use crate::engine::{Links, Route};
 use crate::error::{Context, Error, Result};
-use crate::failure::Cause;
 use crate::gpu;
 
 /// A transport that may be used.
@@ -153,7 +152,7 @@ fn establish_one(endpoint: &mut dyn Endpoint, making: &Making, membership: &Memb
     endpoint.establish(making.deadline).map_err(|source| {
         let context = Context { rank, operation: "making the communicator".to_owned(), sequence: 0 };
         let reason = format!("{}: {source}", context.operation);
-        membership.abort(Cause::Aborted { by: rank, reason }.report(rank));
+        membership.abort(AbortCause::new(rank, AbortKind::Transport, reason));
         Error::Transport { context, source: Box::new(source) }
     })
 }

@@ -6,6 +6,7 @@ use kolo_gdr::{Gpu, Wish};
 
 use super::{Core, Shared};
 use crate::call::Call;
+use crate::cancel::Whole;
 use crate::engine::Route;
 use crate::error::{Error, Result};
 use crate::gpu::{Buffer, GpuPath, Staged};
@@ -53,6 +54,7 @@ pub(crate) fn call_path(
     call: &Call,
     waited: Waited,
 ) -> Result<Option<GpuPath>> {
+    let _whole = Whole::new();
     let Some(path) = foreseen(shared, core, call) else { return Ok(None) };
     let (input, output) = call.bytes(shared.group.rank, shared.group.size);
     let buffers =

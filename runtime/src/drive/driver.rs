@@ -10,6 +10,7 @@ use kolo_transport::{Armed, ParkBy};
 use super::{
     End, News, Patience, Step, Suspicion, Waiter, asking, fail, orphans, time_out, timed_out, until,
 };
+use crate::cancel::Whole;
 use crate::communicator::{Core, Shared};
 use crate::engine::Id;
 use crate::error::{Error, Result};
@@ -53,6 +54,7 @@ impl Fault {
     /// Makes it the communicator's, and the error of the call that met it. Not while the caller has the core.
     #[cold]
     pub(super) fn error(self, shared: &Shared, waited: Waited) -> Error {
+        let _whole = Whole::new();
         match self {
             Self::Mismatch(found) => fail::mismatch(shared, found, waited),
             Self::Transport(error) => fail::give_up(shared, crate::failure::Cause::Transport(error), waited),

@@ -9,7 +9,7 @@ use super::asking::{ANSWER_MAX, ask_through};
 use super::orphans;
 use crate::communicator::{Core, Shared};
 use crate::control::AbortCause;
-use crate::error::{Error, Result};
+use crate::error::{AbortReason, Error, Result};
 use crate::exchange::Mismatch;
 use crate::failure::{Cause, Diagnosis, Evidence, Meeting, Presence, Question, adopt, diagnose, is_loss};
 use crate::wait;
@@ -33,7 +33,8 @@ pub(crate) fn check_usable(shared: &Shared, core: &Core, waited: Waited) -> Resu
     let rank = shared.group.rank;
     if core.closed {
         let reason = "the communicator was dropped".to_owned();
-        return Err(Error::Aborted { context: shared.context(waited), by: rank, reason });
+        let (context, kind) = (shared.context(waited), AbortReason::Dropped);
+        return Err(Error::Aborted { context, by: rank, kind, reason });
     }
     // After the loss of a peer, what it had sent before may still be enough for this call.
     let may_go_on = |cause: &AbortCause| {
@@ -74,7 +75,8 @@ fn adopted(core: &Core, report: &AbortCause) -> Cause {
 /// Gives up on purpose.
 pub(crate) fn abort(shared: &Shared, reason: &str) {
     if shared.is_ours() {
-        poison(shared, &Cause::Aborted { by: shared.group.rank, reason: reason.to_owned() });
+        let (by, kind) = (shared.group.rank, AbortReason::Requested);
+        poison(shared, &Cause::Aborted { by, kind, reason: reason.to_owned() });
     }
 }
 

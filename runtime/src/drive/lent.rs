@@ -5,7 +5,10 @@
 //! memory to the engine runs inside [`lend`].
 
 use super::fail::poison;
+use crate::cancel::Whole;
 use crate::communicator::Shared;
+use crate::control::Loss;
+use crate::error::LossCause;
 use crate::failure::Cause;
 
 /// Memory that is lent to the engine. Dropped only by unwinding.
@@ -16,6 +19,8 @@ struct Lent<'a>(&'a Shared);
 /// panics too, the process is aborted, as with any panic in a destructor.
 #[inline(always)]
 pub(crate) fn lend<R>(shared: &Shared, body: impl FnOnce() -> R) -> R {
+    // Last to go: what a panic leads to is part of the call.
+    let _whole = Whole::new();
     let lent = Lent(shared);
     let result = body();
     std::mem::forget(lent);
@@ -26,7 +31,8 @@ impl Drop for Lent<'_> {
     #[cold]
     fn drop(&mut self) {
         let thread = std::thread::current();
-        let cause = format!("its thread '{}' panicked inside a call", thread.name().unwrap_or("unnamed"));
+        let text = format!("its thread '{}' panicked inside a call", thread.name().unwrap_or("unnamed"));
+        let cause = Loss::new(LossCause::Panicked, text);
         poison(self.0, &Cause::PeerLost { peer: self.0.group.rank, cause });
     }
 }

@@ -13,8 +13,8 @@ use kolo_transport::shm::Board;
 use super::fail::give_up;
 use crate::call;
 use crate::communicator::{Core, Shared};
-use crate::control::{AbortCause, AbortKind};
-use crate::error::Result;
+use crate::control::{AbortCause, AbortKind, Loss};
+use crate::error::{LossCause, Result};
 use crate::failure::{Cause, LastWord};
 use crate::summary::{Label, Summary};
 use crate::wait;
@@ -62,10 +62,14 @@ fn take_last_words(shared: &Shared, core: &Core, word: LastWord, waited: Waited)
         return;
     }
     let cause = match kind {
-        AbortKind::PeerLost => AbortCause::new(about, kind, format!("rank {by} found it gone")),
+        AbortKind::PeerLost => {
+            AbortCause::lost(about, &Loss::new(LossCause::Closed, format!("rank {by} found it gone")))
+        }
         AbortKind::Mismatch => mismatch_of_others(core, (by, about), waited),
         AbortKind::Timeout => AbortCause::new(by, kind, "it did not finish in time"),
-        AbortKind::User | AbortKind::HubLost => AbortCause::new(about, AbortKind::User, "it gave up"),
+        AbortKind::User | AbortKind::HubLost | AbortKind::Transport => {
+            AbortCause::new(about, AbortKind::User, "it gave up")
+        }
     };
     shared.membership.abort_flag().raise(cause);
 }
@@ -138,7 +142,11 @@ pub(super) fn look_for_the_gone<'a>(
         // What it published before its end has come by now.
         if late(&core).contains(&peer) {
             drop(core);
-            return Err(give_up(shared, Cause::PeerLost { peer, cause: error.detail }, waited));
+            return Err(give_up(
+                shared,
+                Cause::PeerLost { peer, cause: Loss::new(LossCause::Closed, error.detail) },
+                waited,
+            ));
         }
     }
     Ok(core)

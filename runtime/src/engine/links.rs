@@ -8,6 +8,7 @@ use kolo_transport::{
 
 /// How one peer is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Route {
     /// The peer's rank in the communicator.
     pub peer: u32,

@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use super::called_by;
-use crate::control::{AbortCause, AbortKind};
-use crate::error::{Context, Error};
+use crate::control::{AbortCause, AbortKind, Loss};
+use crate::error::{AbortReason, Context, Error};
 
 /// Ranks that a message to the others names: a text of a few lines.
 const NAMED_MAX: usize = 8;
@@ -16,11 +16,11 @@ pub(crate) enum Cause {
     /// The ranks called different things.
     Mismatch { peer: u32, theirs: String, ours: String, sequence: u64 },
     /// A peer is gone.
-    PeerLost { peer: u32, cause: String },
+    PeerLost { peer: u32, cause: Loss },
     /// A deadline passed here.
     Timeout { after: Duration, waiting_for: Vec<(u32, String)>, operation: String, sequence: u64 },
     /// Somebody aborted.
-    Aborted { by: u32, reason: String },
+    Aborted { by: u32, kind: AbortReason, reason: String },
     /// Others called different things, as operation `sequence`.
     MismatchOfOthers { by: u32, reason: String, sequence: u64 },
     /// A transport failed.
@@ -36,15 +36,15 @@ impl Cause {
                 Error::Mismatch { context: Context { rank, operation: ours, sequence }, peer, theirs }
             }
             Self::Mismatch { peer, theirs, .. } => Error::Mismatch { context, peer, theirs },
-            Self::PeerLost { peer, cause } => Error::PeerLost { context, peer, cause },
+            Self::PeerLost { peer, cause } => cause.error(context, peer),
             Self::Timeout { after, waiting_for, sequence, .. } if sequence == context.sequence => {
                 Error::Timeout { context, after, waiting_for }
             }
             Self::Timeout { ref operation, sequence, .. } => {
                 let reason = format!("{operation}, operation #{sequence}, did not finish in time");
-                Error::Aborted { context, by: rank, reason }
+                Error::Aborted { context, by: rank, kind: AbortReason::Timeout, reason }
             }
-            Self::Aborted { by, reason } => Error::Aborted { context, by, reason },
+            Self::Aborted { by, kind, reason } => Error::Aborted { context, by, kind, reason },
             Self::MismatchOfOthers { by, reason, sequence } => {
                 let mut reason = format!("in operation #{sequence}, {reason}");
                 if (1..sequence).contains(&context.sequence) {
@@ -52,7 +52,7 @@ impl Cause {
                         "; this call comes before that and matched, but a communicator on which calls differ ends for all",
                     );
                 }
-                Error::Aborted { context, by, reason }
+                Error::Aborted { context, by, kind: AbortReason::Mismatch, reason }
             }
             Self::Transport(source) => Error::Transport { context, source: Box::new(source) },
         }
@@ -67,14 +67,14 @@ impl Cause {
                 format!("{}{ours}, rank {peer} called {theirs}", called_by(rank)),
             )
             .during(ours, *sequence),
-            Self::PeerLost { peer, cause } => AbortCause::new(*peer, AbortKind::PeerLost, cause),
+            Self::PeerLost { peer, cause } => AbortCause::lost(*peer, cause),
             Self::Timeout { operation, sequence, .. } => {
                 AbortCause::new(rank, AbortKind::Timeout, self.to_string()).during(operation, *sequence)
             }
-            Self::Aborted { by, reason } | Self::MismatchOfOthers { by, reason, .. } => {
+            Self::Aborted { by, reason, .. } | Self::MismatchOfOthers { by, reason, .. } => {
                 AbortCause::new(*by, AbortKind::User, reason)
             }
-            Self::Transport(error) => AbortCause::new(rank, AbortKind::User, error.to_string()),
+            Self::Transport(error) => AbortCause::new(rank, AbortKind::Transport, error.to_string()),
         }
     }
 }

@@ -7,8 +7,9 @@ use kolo_transport::{Error, ErrorKind};
 
 use super::{Cause, called_by};
 use crate::call;
-use crate::control::{AbortCause, AbortKind, Status};
+use crate::control::{AbortCause, AbortKind, Loss, Status};
 use crate::engine::label;
+use crate::error::{AbortReason, LossCause};
 use crate::summary::Summary;
 use crate::types::DataType;
 use crate::waited::Waited;
@@ -90,8 +91,9 @@ pub(crate) enum Diagnosis {
 
 /// Why a call failed.
 pub(crate) fn diagnose(evidence: &Evidence) -> Diagnosis {
-    let aborted =
-        |reason: &str| Diagnosis::Known(Cause::Aborted { by: evidence.rank, reason: reason.to_owned() });
+    let aborted = |kind, reason: &str| {
+        Diagnosis::Known(Cause::Aborted { by: evidence.rank, kind, reason: reason.to_owned() })
+    };
     if let Some(met) = evidence.met {
         return evidence.mismatch(met);
     }
@@ -99,9 +101,9 @@ pub(crate) fn diagnose(evidence: &Evidence) -> Diagnosis {
         return Diagnosis::Known(evidence.adopt(report));
     }
     if evidence.is_closed {
-        return aborted("the communicator was dropped");
+        return aborted(AbortReason::Dropped, "the communicator was dropped");
     }
-    let Some(failure) = &evidence.failure else { return aborted("aborted") };
+    let Some(failure) = &evidence.failure else { return aborted(AbortReason::Requested, "aborted") };
     match (failure.kind, failure.peer) {
         (ErrorKind::Mismatch { expected_tag, tag, expected_len, len }, Some(peer)) => {
             evidence.mismatch(Meeting { peer, tag, len, expected: Some((expected_tag, expected_len)) })
@@ -113,11 +115,13 @@ pub(crate) fn diagnose(evidence: &Evidence) -> Diagnosis {
 
 /// What another rank reported, as it looks from a rank with these calls.
 pub(crate) fn adopt(cause: &AbortCause, own: impl Fn(u64) -> Option<Summary>) -> Cause {
-    let AbortCause { by, kind, reason, sequence, operation } = cause.clone();
+    let AbortCause { by, kind, reason, sequence, operation, .. } = cause.clone();
     match kind {
-        AbortKind::PeerLost => Cause::PeerLost { peer: by, cause: reason },
+        AbortKind::PeerLost => Cause::PeerLost { peer: by, cause: cause.loss() },
         // The rank that is lost has no number in this communicator.
-        AbortKind::Timeout | AbortKind::User | AbortKind::HubLost => Cause::Aborted { by, reason },
+        AbortKind::Timeout | AbortKind::User | AbortKind::HubLost | AbortKind::Transport => {
+            Cause::Aborted { by, kind: kind.reason(), reason }
+        }
         AbortKind::Mismatch if sequence == 0 => {
             let theirs = reason.strip_prefix(&called_by(by)).unwrap_or(&reason).to_owned();
             Cause::Mismatch { peer: by, theirs, ours: String::new(), sequence }
@@ -161,8 +165,8 @@ pub(crate) fn judge(
 }
 
 fn has_left(peer: u32) -> Cause {
-    let cause = "it has dropped its communicator or exited, and is not in this call".to_owned();
-    Cause::PeerLost { peer, cause }
+    let text = "it has dropped its communicator or exited, and is not in this call";
+    Cause::PeerLost { peer, cause: Loss::new(LossCause::Left, text) }
 }
 
 /// The first call that differs between this rank and a peer, of those that both remember.
@@ -203,7 +207,7 @@ impl Evidence {
             Presence { carrier: Carrier::Silent, .. } => {
                 self.severed(failure, "and why is not known, since rank 0, which would tell, is silent")
             }
-            _ => Cause::PeerLost { peer, cause: failure.to_string() },
+            _ => Cause::PeerLost { peer, cause: Loss::new(LossCause::Closed, failure.to_string()) },
         })
     }
 

@@ -17,6 +17,7 @@ pub use path::{GpuPath, Staged};
 use regions::Regions;
 
 use crate::call::{Call, reduces, touches};
+use crate::cancel::Whole;
 use crate::engine::Engine;
 use crate::sides::{Reach, Sides};
 
@@ -176,6 +177,7 @@ impl Gpus {
     }
 
     fn locate_both(&self, call: &mut Call, world_size: u32) -> Result<(), String> {
+        let _whole = Whole::new();
         let (reads, writes) = touches(call.collective, self.rank == call.root);
         let (input_bytes, output_bytes) = call.bytes(self.rank, world_size);
         let input = if reads { self.owner(call.input, input_bytes)? } else { None };
