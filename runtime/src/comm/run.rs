@@ -7,7 +7,7 @@ use std::time::Duration;
 use kolo_collectives::layout::Shape;
 use kolo_collectives::plan::{Collective, Cut, Placement};
 use kolo_transport::Piece;
-use kolo_transport::shm::FlatMismatch;
+use kolo_transport::StageMismatch;
 
 use super::failure::{Meeting, Poison};
 use super::familiar::Known;
@@ -17,6 +17,7 @@ use super::waited::Waited;
 use super::watch::{Attended, Watch};
 use crate::call::{self, Call, Counts, reduces};
 use crate::cancel::Whole;
+use crate::config::Determinism;
 use crate::engine::{Buffers, Id, Job, Lent, Mode};
 use crate::error::{Error, Result};
 use crate::gpu::GpuPath;
@@ -366,7 +367,7 @@ impl Shared {
     }
 
     #[cold]
-    pub(super) fn tiny_mismatch(&self, found: FlatMismatch, waited: Waited) -> Error {
+    pub(super) fn tiny_mismatch(&self, found: StageMismatch, waited: Waited) -> Error {
         let _whole = Whole::new();
         self.show_call(&self.core(), waited);
         let met = Meeting { tag: found.tag, len: 0, expected: None };
@@ -421,6 +422,8 @@ impl Shared {
             segment_elements: planned.segment_elements,
             window: planned.window,
             channel_base: 0,
+            area_base: 0,
+            canonical: self.config.determinism == Determinism::Canonical,
             tag,
             lent,
             keep,

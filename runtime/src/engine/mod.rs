@@ -97,6 +97,8 @@ pub(crate) struct Engine {
     transfers: Transfers,
     events: Vec<Event>,
     running: usize,
+    /// Slots of operations under way that use the stage.
+    staged: Vec<u16>,
     failure: Option<Error>,
 }
 
@@ -116,6 +118,7 @@ impl Engine {
             transfers,
             events: Vec::with_capacity(64),
             running: 0,
+            staged: Vec::new(),
             failure: None,
         }
     }
@@ -125,7 +128,18 @@ impl Engine {
         (self.channels_max - 1 - TRANSFER_CHANNEL) / GROUPS
     }
 
-    /// Starts an operation, or queues it. `job.channel_base` is set here.
+    /// Areas of the stage that one operation may use: 0 where this rank shares memory with nobody.
+    pub(crate) fn areas_per_operation(&self) -> u16 {
+        self.links.stage_caps().map_or(0, |caps| caps.areas / GROUPS)
+    }
+
+    /// Ranks that share memory with this one, this one included; none if nobody does.
+    #[expect(dead_code, reason = "asked when communicators are made, as soon as a plan has stages")]
+    pub(crate) fn stage_members(&self) -> &[u32] {
+        self.links.stage().map_or(&[], |stage| stage.members())
+    }
+
+    /// Starts an operation, or queues it. `job.channel_base` and `job.area_base` are set here.
     ///
     /// # Safety
     /// The buffers of the job are valid, and not touched by anybody else, until the operation is done or
@@ -140,6 +154,7 @@ impl Engine {
             }
         };
         job.channel_base = TRANSFER_CHANNEL + 1 + group * self.channels_per_operation();
+        job.area_base = group * self.areas_per_operation();
         let slot = self.take_slot();
         let queue = &mut self.groups[group as usize];
         queue.push_back(slot);
@@ -223,7 +238,8 @@ impl Engine {
     /// One bounded turn: polls the links and advances what they completed. Returns whether anything moved.
     pub(crate) fn turn(&mut self) -> bool {
         let copied = self.copies.is_busy() && self.take_copied();
-        let moved = self.links.poll(&mut self.events) || copied;
+        let shown = !self.staged.is_empty() && self.look_at_stage();
+        let moved = self.links.poll(&mut self.events) || copied || shown;
         if self.events.is_empty() {
             return moved;
         }
@@ -281,6 +297,22 @@ impl Engine {
                 Err(error) => self.fail(error),
             }
             any = true;
+        }
+        any
+    }
+
+    /// Goes on with what waited for others on the stage. Returns whether there was any.
+    fn look_at_stage(&mut self) -> bool {
+        let mut any = false;
+        let mut at = 0;
+        while self.failure.is_none()
+            && let Some(slot) = self.staged.get(at).copied()
+        {
+            let operation = &mut self.slots[slot as usize].operation;
+            let looked = operation.look_at_stage(&mut self.links, &mut self.copies);
+            any |= looked.as_ref().map_or(true, |(moved, _)| *moved);
+            self.went_on(slot, looked.map(|(_, is_done)| is_done));
+            at += usize::from(self.staged.get(at) == Some(&slot));
         }
         any
     }
@@ -426,7 +458,7 @@ impl Engine {
                 // A queued operation waits for whatever its group's first one waits for.
                 let group = &self.groups[self.slots[slot as usize].group as usize];
                 let slot = group.front().copied().unwrap_or(slot);
-                self.slots[slot as usize].operation.waiting_for()
+                self.slots[slot as usize].operation.waiting_for(&self.links)
             }
             Id::Transfer { slot, .. } => self.transfers.waiting_for(slot),
         }
@@ -487,6 +519,9 @@ impl Engine {
         unsafe { self.links.lend(job.lent) };
         // SAFETY: handed on.
         let result = unsafe { entry.operation.start(job, &mut self.links, &mut self.copies) };
+        if entry.operation.is_staged() {
+            self.staged.push(slot);
+        }
         self.went_on(slot, result);
     }
 
@@ -537,6 +572,9 @@ impl Engine {
     fn over(&mut self, slot: u16) {
         let entry = &mut self.slots[slot as usize];
         entry.phase = Phase::Done;
+        if entry.operation.is_staged() {
+            self.staged.retain(|staged| *staged != slot);
+        }
         self.links.reclaim(std::mem::take(&mut entry.lent));
         self.running -= 1;
         if std::mem::take(&mut entry.forgotten) {

@@ -2,15 +2,20 @@
 
 use kolo_collectives::plan::Action;
 
+use super::super::links::Links;
 use super::Operation;
 use super::instance::Phase;
 
 impl Operation {
-    /// Ranks that a message is outstanding from or to.
-    pub(crate) fn waiting_for(&self) -> Vec<u32> {
+    /// Ranks that a message is outstanding from or to, or that have not come as far on the stage as is waited for.
+    pub(crate) fn waiting_for(&self, links: &Links) -> Vec<u32> {
         let Some(binding) = &self.binding else { return Vec::new() };
         let mut peers: Vec<u32> = Vec::new();
         for instance in self.instances.iter().filter(|i| i.phase == Phase::Running) {
+            if let (Some(awaited), Some(stage)) = (instance.awaited, links.stage()) {
+                let late = stage.waited_for(self.area(instance.segment), awaited);
+                peers.extend(late.into_iter().filter_map(|member| stage.members().get(member)));
+            }
             for (lane, steps) in instance.lanes.iter().zip(&binding.plan.lanes) {
                 let at = lane.cursor as usize;
                 if lane.receiving {

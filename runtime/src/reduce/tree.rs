@@ -1,6 +1,6 @@
 //! The order in which partial results are combined so that it depends on the number of ranks only.
 
-use crate::reduce::Combine;
+use super::Combine;
 
 /// Reduces `len` payloads along the canonical tree, as the canonical generators do: of `len` = 2^k + e ranks the first 2e
 /// are added in pairs, and the 2^k values that there are then in a balanced tree. The result is the first block of
@@ -8,7 +8,7 @@ use crate::reduce::Combine;
 ///
 /// # Safety
 /// Payloads hold `count` elements in `bytes` bytes; `len` is at least 2.
-pub(in crate::comm) unsafe fn tree(
+pub(crate) unsafe fn tree(
     combine: Combine,
     count: usize,
     bytes: usize,
