@@ -20,6 +20,7 @@ use super::line::Line;
 use super::model::model_for;
 use super::registration::Adapters;
 use super::shared::{Core, Shared, World};
+use super::shared_memory;
 use super::tiny::Tiny;
 use crate::config::{Config, Determinism, TransportKind, Transports};
 use crate::control::{AbortCause, AbortKind, Control, ControlRuntime, ExchangeKey, Membership};
@@ -29,7 +30,7 @@ use crate::home::{self, Home};
 use crate::job::MOST_PATIENCE;
 use crate::join::JoinSpec;
 use crate::mix::mix;
-use crate::planner::Planner;
+use crate::planner::{Limits, Planner};
 use crate::recorder::Recorder;
 use crate::wait::usable_processors;
 
@@ -216,7 +217,11 @@ pub(crate) fn connect(
     let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
     let engine = Engine::new(rank, links, channels, config.unexpected_bytes);
     let model = model_for(facts(&hosts, &cards), config.profile.as_ref().map(|loaded| &loaded.profile));
-    let planner = Planner::new(rank, Arc::clone(&hosts), model, &config, engine.channels_per_operation())?;
+    let key = ExchangeKey { communicator: id, round: 2 };
+    let who = (&*members, rank);
+    let stages = shared_memory::is_everywhere(&world.control, key, who, &hosts, &engine, deadline)?;
+    let limits = Limits { channels: engine.channels_per_operation(), stages };
+    let planner = Planner::new(rank, Arc::clone(&hosts), model, &config, limits)?;
     let canonical = config.determinism == Determinism::Canonical;
     let tiny = flat.filter(|_| config.tiny_bytes != Some(0)).map(|flat| {
         let has_gpus = cards.iter().any(|card| card.has_gpus);

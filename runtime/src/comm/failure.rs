@@ -243,6 +243,7 @@ impl Shared {
 
     /// Puts names to a message of `peer` that did not fit.
     pub(crate) fn mismatch(&self, peer: u32, met: Meeting, waited: Waited) -> Poison {
+        self.show_call(&self.core(), waited);
         let (expected_tag, expected_len) = met.expected.unzip();
         let (sequence, ours) = self.own_call(expected_tag, expected_len, waited);
         let theirs = if Some(met.tag) == expected_tag {

@@ -30,6 +30,7 @@ mod run_direct;
 mod scope;
 mod scope_messages;
 mod shared;
+mod shared_memory;
 mod start;
 mod start_irregular;
 mod start_messages;

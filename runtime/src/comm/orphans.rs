@@ -1,6 +1,6 @@
 //! What ranks of one host do where there is no control plane any more: world rank 0 has left in good order.
 //!
-//! Messages are carried by links, whose ends show by themselves. An exchange has no link, so who waits in one for long
+//! Messages are carried by links, whose ends show by themselves. An exchange and a stage have no link, so who waits there for long
 //! looks whether those that it waits for are still there. Ranks that give up leave word on the board of the host: the cause
 //! in one word, and for mismatches, each its own call beside it.
 
@@ -162,7 +162,7 @@ impl Shared {
         }
     }
 
-    /// Fails if a rank is gone that the exchange at hand waits for, and no control plane would say so.
+    /// Fails if a rank is gone that the exchange at hand or the stage waits for, and no control plane would say so.
     pub(super) fn look_for_the_gone<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
@@ -173,7 +173,9 @@ impl Shared {
         }
         let late = |core: &Core| {
             let tiny = core.tiny.as_ref().filter(|tiny| tiny.is_under_way());
-            tiny.map_or_else(Vec::new, |tiny| tiny.waiting_for())
+            let mut late = tiny.map_or_else(Vec::new, |tiny| tiny.waiting_for());
+            late.extend(core.engine.late_on_stage());
+            late
         };
         for peer in late(&core) {
             let Err(error) = core.engine.look_for(peer) else { continue };

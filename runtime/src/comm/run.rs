@@ -369,7 +369,6 @@ impl Shared {
     #[cold]
     pub(super) fn tiny_mismatch(&self, found: StageMismatch, waited: Waited) -> Error {
         let _whole = Whole::new();
-        self.show_call(&self.core(), waited);
         let met = Meeting { tag: found.tag, len: 0, expected: None };
         let poison = self.mismatch(found.member as u32, met, waited);
         self.poison_with(poison);
@@ -407,6 +406,8 @@ impl Shared {
             Placement::InPlace => Buffers { input: call.input.cast_mut(), output: call.output },
         };
         let lent = self.lent(call, &buffers);
+        // Processors publish and fold, so what is a GPU's is copied to the host first.
+        let path = path.filter(|_| planned.plan.stage.is_none());
         let job = Job {
             plan: planned.plan,
             shape,

@@ -47,6 +47,9 @@ use transfers::{TRANSFER_CHANNEL, Transfers};
 /// while one operation fills, one streams and one drains.
 const GROUPS: u16 = 4;
 
+/// Segments in flight of an operation that uses the stage of its host: each has an area of its own.
+pub(crate) const STAGE_SEGMENTS: usize = 4;
+
 /// What runs: an operation or a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Id {
@@ -128,13 +131,7 @@ impl Engine {
         (self.channels_max - 1 - TRANSFER_CHANNEL) / GROUPS
     }
 
-    /// Areas of the stage that one operation may use: 0 where this rank shares memory with nobody.
-    pub(crate) fn areas_per_operation(&self) -> u16 {
-        self.links.stage_caps().map_or(0, |caps| caps.areas / GROUPS)
-    }
-
     /// Ranks that share memory with this one, this one included; none if nobody does.
-    #[expect(dead_code, reason = "asked when communicators are made, as soon as a plan has stages")]
     pub(crate) fn stage_members(&self) -> &[u32] {
         self.links.stage().map_or(&[], |stage| stage.members())
     }
@@ -154,7 +151,7 @@ impl Engine {
             }
         };
         job.channel_base = TRANSFER_CHANNEL + 1 + group * self.channels_per_operation();
-        job.area_base = group * self.areas_per_operation();
+        job.area_base = group * STAGE_SEGMENTS as u16;
         let slot = self.take_slot();
         let queue = &mut self.groups[group as usize];
         queue.push_back(slot);
@@ -462,6 +459,12 @@ impl Engine {
             }
             Id::Transfer { slot, .. } => self.transfers.waiting_for(slot),
         }
+    }
+
+    /// Ranks that have not come as far on the stage as something outstanding waits for.
+    pub(crate) fn late_on_stage(&self) -> Vec<u32> {
+        let operations = self.staged.iter().map(|slot| &self.slots[*slot as usize].operation);
+        operations.flat_map(|operation| operation.late_on_stage(&self.links)).collect()
     }
 
     /// Where the message of a transfer that is done came from, or went to.

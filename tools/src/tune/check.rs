@@ -78,6 +78,10 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
     if is_in_place(collective) {
         task.placement = Placement::InPlace;
     }
+    let has_tiny = comm.routes().iter().all(|route| route.transport == "shm");
+    if has_tiny {
+        task = task.with_stages();
+    }
     let with = |config: Config| -> Result<Communicator> { Ok(comm.duplicate(config)?) };
     let mut candidates = Vec::new();
     for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| algorithm.supports(&task).is_ok()) {
@@ -85,7 +89,6 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
         let forced = with(Config { algorithms, ..comm.config().clone() })?;
         candidates.push((algorithm.name().to_owned(), Some(algorithm), forced));
     }
-    let has_tiny = comm.routes().iter().all(|route| route.transport == "shm");
     if has_tiny {
         let tiny = with(Config { tiny_bytes: Some(1 << 30), ..comm.config().clone() })?;
         candidates.push((TINY.to_owned(), None, tiny));

@@ -159,6 +159,7 @@ impl Operation {
         let Some(binding) = &self.binding else { unreachable!("set above") };
         // The stride of sub-channels must be the same on all ranks; the number of segments need not be.
         self.window = job.window.max(1) as u16;
+        staged::check_window(binding, job.window)?;
         let gpu = self.sides.any();
         self.stride = instance::most(binding, self.window, gpu);
         self.running = binding.layout.segments().min(self.stride);

@@ -16,6 +16,7 @@ use kolo_transport::{Awaited, Error, ErrorKind, Needs, Piece, Stage, StageMismat
 
 use super::super::links::Links;
 use super::super::memory::{Binding, Buffers};
+use super::super::{GROUPS, STAGE_SEGMENTS};
 use crate::reduce::{Combine, Folding};
 
 const PAGE: usize = 4096;
@@ -205,6 +206,15 @@ fn payload_bytes(binding: &Binding, payload: &Payload, segment: usize) -> usize 
     }
 }
 
+/// Whether there is an area for each segment in flight.
+pub(super) fn check_window(binding: &Binding, window: usize) -> Result<(), Error> {
+    if binding.plan.stage.is_none() || window <= STAGE_SEGMENTS {
+        return Ok(());
+    }
+    let detail = format!("{window} segments in flight on the stage; at most {STAGE_SEGMENTS}");
+    Err(Error::new(ErrorKind::Usage, "engine", None, detail))
+}
+
 /// Whether a bound plan can run on the stage that there is: with the same members, and room for the longest payload.
 pub(super) fn check(binding: &Binding, links: &Links) -> Result<(), Error> {
     let Some(wanted) = &binding.plan.stage else { return Ok(()) };
@@ -219,6 +229,9 @@ pub(super) fn check(binding: &Binding, links: &Links) -> Result<(), Error> {
     }
     let payloads = wanted.rounds.iter().flatten();
     let longest = payloads.map(|payload| payload_bytes(binding, payload, 0)).max().unwrap_or(0);
+    if usize::from(caps.areas) < usize::from(GROUPS) * STAGE_SEGMENTS {
+        return refused(format!("a stage of {} areas", caps.areas));
+    }
     if longest > caps.payload_max {
         let most = caps.payload_max;
         return refused(format!("{algorithm} with payloads of {longest} bytes; at most {most}"));

@@ -13,7 +13,7 @@ use super::*;
 const DEPTH: u64 = 2;
 const PAYLOAD_MAX: usize = 4096;
 
-pub(super) const CAPS: StageCaps = StageCaps { areas: 8, payload_max: PAYLOAD_MAX };
+pub(super) const CAPS: StageCaps = StageCaps { areas: 16, payload_max: PAYLOAD_MAX };
 
 /// What all members of a test's stage share: by area and member.
 pub(super) type Areas = HashMap<(u16, usize), Shown>;
