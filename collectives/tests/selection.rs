@@ -24,7 +24,9 @@ fn simulated(algorithm: Algorithm, task: &Task, bytes: u64, cluster: &Cluster) -
         Cut::PerRank => Shape::Blocks { count },
     };
     let shapes: Vec<Shape> = plans.iter().map(|plan| shape(plan.cut)).collect();
-    simulate(&plans, &shapes, cluster).expect("the plans fit together").seconds
+    let timing = simulate(&plans, &shapes, cluster).expect("the plans fit together");
+    assert_eq!(timing.stuck, [], "{algorithm} {task:?}");
+    timing.seconds
 }
 
 fn clusters() -> Vec<Cluster> {
@@ -64,7 +66,12 @@ fn closed_forms_agree_with_the_simulator() {
                             found * 1e6
                         );
                     }
-                    assert!((0.2..5.0).contains(&ratio), "{ratio}\n{report}");
+                    assert!(
+                        (0.2..5.0).contains(&ratio),
+                        "{algorithm} {collective} of {bytes} on {}x{}: {ratio}\n{report}",
+                        cluster.hosts,
+                        cluster.ranks_per_host
+                    );
                 }
             }
         }

@@ -72,6 +72,10 @@ table! {
     Hierarchical = hierarchical::Hierarchical,
     /// Within hosts to one leader each, then among the leaders.
     Leader = leader::Leader,
+    /// As `Hierarchical`, with shared memory within hosts.
+    HierarchicalStaged = staged::HierarchicalStaged,
+    /// As `Leader`, with shared memory within hosts.
+    LeaderStaged = staged::LeaderStaged,
     /// Over memory that the ranks of a host share: what is only copied, and the barrier.
     Staged = staged::Staged,
     /// The same, where everybody who wants a result reduces everything by itself.

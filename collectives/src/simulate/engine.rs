@@ -270,7 +270,12 @@ impl<'a> Engine<'a> {
         if let Some(after) = compiled.step.after {
             let (done, record) = instance.lanes[usize::from(after.lane)].done[usize::from(after.step)];
             if done > at {
-                instance.lanes[usize::from(lane)].waiting_after = true;
+                // Once the step has begun, it is known when it will be done, and nobody says so again.
+                if done.is_finite() {
+                    self.schedule(done, this);
+                } else {
+                    instance.lanes[usize::from(lane)].waiting_after = true;
+                }
                 return;
             }
             let own = instance.lanes[usize::from(lane)].last.map_or(0.0, |own| self.records[own as usize].at);

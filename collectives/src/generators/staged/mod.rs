@@ -1,15 +1,23 @@
 //! Collectives inside one host, over memory that its ranks share: everybody publishes what it contributes, waits for what it
-//! needs, and takes it from there. So every byte is copied in once, whoever needs it, and there are no messages.
+//! needs, and takes it from there. So every byte is copied in once, whoever needs it, and there are no messages. The two forms
+//! for several hosts use messages between them only.
 
+mod all_to_all;
+mod hierarchical;
+mod leader;
 mod one_shot;
+mod rails;
 mod simple;
 mod two_shot;
 
+pub(crate) use hierarchical::HierarchicalStaged;
+pub(crate) use leader::LeaderStaged;
 pub(crate) use one_shot::StagedOneShot;
 pub(crate) use simple::Staged;
 pub(crate) use two_shot::StagedTwoShot;
 
 use crate::generator::StagedSegments;
+use crate::hosts::Hosts;
 use crate::plan::{Blocks, Collective, Space};
 use crate::stage::{PAYLOAD_BYTES_MAX, Payload};
 use crate::task::Task;
@@ -23,6 +31,14 @@ fn on_one_host(task: &Task) -> Result<(), String> {
         return Err("ranks of several hosts share no memory".to_owned());
     }
     Ok(())
+}
+
+/// The hosts, if their ranks share memory; if not, why not, for users.
+fn on_hosts(task: &Task) -> Result<Hosts, String> {
+    if !task.stages {
+        return Err("the ranks of a host share no memory".to_owned());
+    }
+    Hosts::of(task)
 }
 
 /// All ranks.
