@@ -6,29 +6,29 @@ use crate::summary::Label;
 
 /// The last call.
 #[derive(Debug)]
-pub(crate) struct Familiar {
+pub(crate) struct LastCall {
     label: Label,
     known: Known,
 }
 
 /// What follows from a call's label.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Known {
-    pub(super) signature: u64,
+pub(crate) struct Known {
+    pub(crate) signature: u64,
     /// What reduces; none if there is no kernel for it.
-    pub(super) combine: Option<Combine>,
+    pub(crate) combine: Option<Combine>,
 }
 
-impl Familiar {
+impl LastCall {
     /// Of a label that no call has.
-    pub(super) fn new() -> Self {
+    pub(crate) fn none() -> Self {
         let label = Label { kind: u64::MAX, count: 0 };
         Self { label, known: Known { signature: label.signature(), combine: None } }
     }
 
     /// What follows from the label of a call.
     #[inline]
-    pub(super) fn look_up(&mut self, call: &Call, label: Label) -> Known {
+    pub(crate) fn look_up(&mut self, call: &Call, label: Label) -> Known {
         if label != self.label {
             self.learn(call, label);
         }
@@ -58,10 +58,10 @@ mod tests {
         };
         let sums = [DataType::F32, DataType::F64].map(|data_type| call(Collective::AllReduce, data_type));
         let gather = call(Collective::AllGather, DataType::F32);
-        let mut familiar = Familiar::new();
+        let mut last = LastCall::none();
         for call in [&sums[0], &sums[0], &sums[1], &gather, &sums[0]] {
             let label = call.summary(false).label();
-            let known = familiar.look_up(call, label);
+            let known = last.look_up(call, label);
             let wanted = if reduces(call.collective) {
                 combine_fn(call.data_type, call.op)
             } else {

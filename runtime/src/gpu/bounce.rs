@@ -2,19 +2,12 @@
 //!
 //! Ranks whose memory is the host's take the same path, and see no difference.
 
-use std::sync::MutexGuard;
-
 use kolo_collectives::plan::{Collective, Placement};
 use kolo_gdr::Copies;
 use kolo_transport::Error;
 
-use super::failure::Poison;
-use super::shared::{Core, Shared};
-use super::waited::Waited;
-use super::watch::Watch;
 use crate::call::Call;
 use crate::engine::{Staging, failed};
-use crate::error::Result;
 
 /// Starts of buffers: two cache lines.
 const ALIGN: usize = 128;
@@ -47,7 +40,7 @@ impl Default for Bounce {
 
 impl Bounce {
     /// Makes room for the buffers of a call that are a GPU's, and a call on that room.
-    pub(super) fn prepare(&mut self, call: &Call, rank: u32, members: u32) -> Result<Call, Error> {
+    pub(crate) fn prepare(&mut self, call: &Call, rank: u32, members: u32) -> Result<Call, Error> {
         let (input, output) = call.bytes(rank, members);
         let in_place = call.placement == Placement::InPlace;
         let mut bounced = call.clone();
@@ -86,7 +79,7 @@ impl Bounce {
     ///
     /// # Safety
     /// The buffers of the call that this was prepared for are valid until the copies are over.
-    pub(super) unsafe fn load(&mut self) -> Result<usize, Error> {
+    pub(crate) unsafe fn load(&mut self) -> Result<usize, Error> {
         let part = self.load.take();
         // SAFETY: handed on.
         unsafe { self.start(part) }
@@ -96,7 +89,7 @@ impl Bounce {
     ///
     /// # Safety
     /// As [`Bounce::load`].
-    pub(super) unsafe fn store(&mut self) -> Result<usize, Error> {
+    pub(crate) unsafe fn store(&mut self) -> Result<usize, Error> {
         let part = self.store.take();
         // SAFETY: handed on.
         unsafe { self.start(part) }
@@ -113,7 +106,7 @@ impl Bounce {
     }
 
     /// Whether the copies that were started are over.
-    pub(super) fn poll(&mut self) -> Result<bool, Error> {
+    pub(crate) fn poll(&mut self) -> Result<bool, Error> {
         let Some(copies) = &mut self.copies else { return Ok(true) };
         while !copies.is_idle() {
             if copies.poll().map_err(failed)?.is_none() {
@@ -123,60 +116,35 @@ impl Bounce {
         Ok(true)
     }
 
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.copies.as_ref().is_none_or(Copies::is_idle)
     }
 
     /// Waits until nothing is copied any more.
-    pub(super) fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         if let Some(copies) = &mut self.copies {
             copies.settle();
         }
     }
 }
 
-impl Core {
-    /// Keeps a bounce for the next call.
-    pub(super) fn give_back(&mut self, bounce: Bounce) {
-        if bounce.memory.bytes() <= KEPT_BYTES {
-            self.bounces.push(bounce);
-        }
-    }
+/// The bounces that are not in use, and what was copied with all of them.
+#[derive(Debug, Default)]
+pub(crate) struct Bounces {
+    free: Vec<Bounce>,
+    pub(crate) loaded_bytes: u64,
+    pub(crate) stored_bytes: u64,
 }
 
-impl Shared {
-    /// Waits for the copies of a bounce, and drives what else there is meanwhile.
-    pub(super) fn carry<'a>(
-        &'a self,
-        mut core: MutexGuard<'a, Core>,
-        bounce: &mut Bounce,
-        watch: &mut Watch<'a>,
-        waited: Waited,
-    ) -> Result<MutexGuard<'a, Core>> {
-        core.bouncing += 1;
-        loop {
-            match bounce.poll() {
-                Ok(true) => break,
-                Ok(false) => {}
-                Err(error) => {
-                    core.bouncing -= 1;
-                    bounce.settle();
-                    drop(core);
-                    self.poison_with(Poison::Transport(error));
-                    return Err(self.fail(waited));
-                }
-            }
-            let turned = core.engine.outstanding() > 0 && core.turn();
-            core = match watch.pause(core, turned, |_| Vec::new()) {
-                Ok(core) => core,
-                Err(error) => {
-                    bounce.settle();
-                    self.core().bouncing -= 1;
-                    return Err(error);
-                }
-            };
+impl Bounces {
+    pub(crate) fn take(&mut self) -> Box<Bounce> {
+        Box::new(self.free.pop().unwrap_or_default())
+    }
+
+    /// Keeps a bounce for the next call.
+    pub(crate) fn give_back(&mut self, bounce: Bounce) {
+        if bounce.memory.bytes() <= KEPT_BYTES {
+            self.free.push(bounce);
         }
-        core.bouncing -= 1;
-        Ok(core)
     }
 }

@@ -23,7 +23,7 @@ impl Regions {
     ///
     /// # Errors
     /// Why they do not, in plain words.
-    pub(super) fn reach(
+    pub(crate) fn reach(
         &mut self,
         engine: &mut Engine,
         gpu: &Arc<Gpu>,

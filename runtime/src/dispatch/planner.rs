@@ -10,11 +10,11 @@ use kolo_collectives::plan::{Collective, Placement, Plan};
 use kolo_collectives::select::{Choice, Order, select};
 use kolo_collectives::task::Task;
 
+use super::forced::Forced;
 use crate::call::{Call, Counts};
 use crate::config::{Config, Determinism};
 use crate::engine::STAGE_SEGMENTS;
 use crate::error::{Context, Error, Result};
-use crate::forced::Forced;
 
 /// What decides the plan of a call. Sizes come in as the selection's answer, so that plans are shared by all sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -101,6 +101,11 @@ impl Planner {
             choices: HashMap::new(),
             plans: HashMap::new(),
         })
+    }
+
+    /// Whether reductions are in the canonical order.
+    pub(crate) fn is_canonical(&self) -> bool {
+        self.order == Order::Canonical
     }
 
     /// The plan for a call with its buffers placed so, and how to run it.

@@ -1,31 +1,21 @@
 //! Whether the ranks of each host share memory, so that plans may use it.
 
-use std::time::Instant;
-
-use crate::control::{Control, ExchangeKey};
-use crate::engine::Engine;
+use super::connect::Making;
 use crate::error::Result;
 
 /// Whether, on every host, all ranks of the communicator share memory. The same on all ranks.
 ///
 /// Inside one host each rank sees that by itself: whether two ranks share memory is decided by the same facts at both, and two
 /// that share it with a third share it with each other. Of other hosts a rank is told.
-pub(super) fn is_everywhere(
-    control: &Control,
-    key: ExchangeKey,
-    (members, rank): (&[u32], u32),
-    hosts: &[u32],
-    engine: &Engine,
-    deadline: Instant,
-) -> Result<bool> {
-    let is_here = is_shared(hosts, rank, engine.stage_members());
+pub(super) fn is_everywhere(making: &Making, hosts: &[u32], shared: &[u32]) -> Result<bool> {
+    let is_here = is_shared(hosts, making.rank, shared);
     if !has_several(hosts) {
         return Ok(is_here && hosts.len() > 1);
     }
     if !has_company(hosts) {
         return Ok(false);
     }
-    let answers = control.exchange(key, members, vec![u8::from(is_here)], deadline)?;
+    let answers = making.tell_bytes(2, vec![u8::from(is_here)])?;
     Ok(answers.iter().all(|answer| answer == &[1]))
 }
 

@@ -2,30 +2,29 @@
 //!
 //! Code of users runs inside calls (subscribers of `tracing`), and so do assertions of ours. To unwind frees the caller's
 //! buffers, into which messages would still be received when the communicator is dropped, or by the helper. So whatever lends
-//! memory to the engine runs inside [`Shared::lend`].
+//! memory to the engine runs inside [`lend`].
 
-use super::failure::Poison;
-use super::shared::Shared;
+use super::fail::poison;
 use crate::cancel::Whole;
+use crate::communicator::Shared;
 use crate::control::Loss;
 use crate::error::LossCause;
+use crate::failure::Cause;
 
 /// Memory that is lent to the engine. Dropped only by unwinding.
 struct Lent<'a>(&'a Shared);
 
-impl Shared {
-    /// Runs something that lends the caller's memory to the engine, and owns the core while it runs. If it panics, the
-    /// communicator is aborted on all ranks before the panic goes on, so nothing touches that memory any more. If that
-    /// panics too, the process is aborted, as with any panic in a destructor.
-    #[inline(always)]
-    pub(crate) fn lend<R>(&self, body: impl FnOnce() -> R) -> R {
-        // Last to go: what a panic leads to is part of the call.
-        let _whole = Whole::new();
-        let lent = Lent(self);
-        let result = body();
-        std::mem::forget(lent);
-        result
-    }
+/// Runs something that lends the caller's memory to the engine, and owns the core while it runs. If it panics, the
+/// communicator is aborted on all ranks before the panic goes on, so nothing touches that memory any more. If that
+/// panics too, the process is aborted, as with any panic in a destructor.
+#[inline(always)]
+pub(crate) fn lend<R>(shared: &Shared, body: impl FnOnce() -> R) -> R {
+    // Last to go: what a panic leads to is part of the call.
+    let _whole = Whole::new();
+    let lent = Lent(shared);
+    let result = body();
+    std::mem::forget(lent);
+    result
 }
 
 impl Drop for Lent<'_> {
@@ -34,12 +33,12 @@ impl Drop for Lent<'_> {
         let thread = std::thread::current();
         let text = format!("its thread '{}' panicked inside a call", thread.name().unwrap_or("unnamed"));
         let cause = Loss::new(LossCause::Panicked, text);
-        self.0.poison_with(Poison::PeerLost { peer: self.0.rank, cause });
+        poison(self.0, &Cause::PeerLost { peer: self.0.group.rank, cause });
     }
 }
 
 #[cfg(test)]
-pub(super) mod injected {
+pub(crate) mod injected {
     //! Panics where code of users might.
 
     use std::cell::Cell;
@@ -49,7 +48,7 @@ pub(super) mod injected {
     }
 
     /// The next pause of this thread panics.
-    pub(in super::super) fn at_next_pause() {
+    pub(crate) fn at_next_pause() {
         NEXT_PAUSE.set(true);
     }
 
