@@ -9,7 +9,7 @@ use super::super::local::{self, Reducer};
 use super::super::token::{Kind, Name};
 use super::Operation;
 use super::waiting::source;
-use crate::sides::Reach;
+use crate::call::Reach;
 
 impl Operation {
     /// Advances all lanes as far as they go. Returns whether the segment is done.

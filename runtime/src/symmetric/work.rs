@@ -7,7 +7,7 @@ use kolo_transport::shm::copy_streaming;
 use super::claim::Claim;
 use super::memory::Window;
 use crate::call::{Call, reduces};
-use crate::comm::tiny::tree;
+use crate::exchange::tiny::tree;
 use crate::reduce::{Combine, divide, scale};
 use crate::types::{DataType, ReduceOp};
 

@@ -22,10 +22,9 @@ use kolo_transport::shm::{Board, Flat, FlatMismatch, Needs, Payload, Slot};
 
 use limits::Served;
 pub(crate) use passage::Passage;
-pub(super) use tree::tree;
+pub(crate) use tree::tree;
 
-use crate::call::Call;
-use crate::dispatch::Forced;
+use crate::call::{Call, Forced};
 use crate::reduce::Combine;
 use crate::wait::Turnstile;
 
@@ -104,7 +103,7 @@ impl Tiny {
     }
 
     /// A turn, in the order of calls.
-    pub(super) fn take_turn(&mut self) -> u64 {
+    pub(crate) fn take_turn(&mut self) -> u64 {
         self.turns += 1;
         self.turns
     }
@@ -121,7 +120,7 @@ impl Tiny {
 
     /// Ends the turn at hand.
     #[inline]
-    pub(super) fn end_turn(&mut self) {
+    pub(crate) fn end_turn(&mut self) {
         self.turns_over += 1;
         if self.turns != self.turns_over {
             self.turnstile.tell(self.turns_over);
@@ -130,7 +129,7 @@ impl Tiny {
 
     /// Moves an exchange of everybody's `words` (as many on all ranks) on as far as it goes; true once all are there. The
     /// caller has the turn, looks at [`heard`](Self::heard) and then calls [`end_exchange`](Self::end_exchange).
-    pub(super) fn exchange(&mut self, tag: u64, words: &[u8]) -> Result<bool, FlatMismatch> {
+    pub(crate) fn exchange(&mut self, tag: u64, words: &[u8]) -> Result<bool, FlatMismatch> {
         if !matches!(self.step, Step::Published) {
             let fill = (!words.is_empty()).then_some(|mut slot: Slot<'_>| slot.write(0, words));
             if !self.flat.is_free(words.len())? {
@@ -144,12 +143,12 @@ impl Tiny {
     }
 
     /// What a member gave in a complete exchange.
-    pub(super) fn heard(&self, member: usize) -> Payload<'_> {
+    pub(crate) fn heard(&self, member: usize) -> Payload<'_> {
         self.flat.payload(member)
     }
 
     /// Ends a complete exchange.
-    pub(super) fn end_exchange(&mut self) {
+    pub(crate) fn end_exchange(&mut self) {
         self.flat.finish();
         self.step = Step::Idle;
     }

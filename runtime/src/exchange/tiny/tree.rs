@@ -8,7 +8,7 @@ use crate::reduce::Combine;
 ///
 /// # Safety
 /// Payloads hold `count` elements in `bytes` bytes; `len` is at least 2.
-pub(in crate::comm) unsafe fn tree(
+pub(crate) unsafe fn tree(
     combine: Combine,
     count: usize,
     bytes: usize,
