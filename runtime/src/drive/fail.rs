@@ -7,13 +7,13 @@ use kolo_transport::ErrorKind;
 
 use super::asking::{ANSWER_MAX, ask_through};
 use super::orphans;
+use crate::call::Waited;
 use crate::communicator::{Core, Shared};
 use crate::control::AbortCause;
 use crate::error::{AbortReason, Error, Result};
 use crate::exchange::Mismatch;
 use crate::failure::{Cause, Diagnosis, Evidence, Meeting, Presence, Question, adopt, diagnose, is_loss};
 use crate::wait;
-use crate::waited::Waited;
 
 /// How long after the first call that saw the loss of a peer further calls are tried: ranks that do not need the lost one,
 /// such as pairs that exchange messages, would otherwise go on until their first pause.

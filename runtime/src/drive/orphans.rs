@@ -12,13 +12,12 @@ use kolo_transport::shm::Board;
 
 use super::fail::give_up;
 use crate::call;
+use crate::call::{Label, Summary, Waited};
 use crate::communicator::{Core, Shared};
 use crate::control::{AbortCause, AbortKind, Loss};
 use crate::error::{LossCause, Result};
 use crate::failure::{Cause, LastWord};
-use crate::summary::{Label, Summary};
 use crate::wait;
-use crate::waited::Waited;
 
 /// How long a rank that has met another call waits for the name of it: the other rank meets this one's within a sleep.
 const NAME_MAX: Duration = Duration::from_millis(500);
