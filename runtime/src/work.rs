@@ -4,7 +4,8 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::comm::{Shared, Ticket, leak_in_child};
+use crate::communicator::{Shared, leak_in_child};
+use crate::drive::{self, Ticket};
 use crate::engine::Engine;
 use crate::error::Result;
 
@@ -58,7 +59,7 @@ impl<B: 'static> Work<B> {
         let mut core = self.shared.core();
         let is_done = |engine: &Engine| self.tickets().all(|ticket| engine.is_done(ticket.id));
         is_done(&core.engine) || {
-            core.turn();
+            core.progress();
             is_done(&core.engine) || core.engine.failure().is_some()
         }
     }
@@ -66,7 +67,7 @@ impl<B: 'static> Work<B> {
     /// Gives up: this operation and everything else on the communicator, on all ranks, fails with `reason`. Returns at
     /// once; [`Work::wait`] then gives the error.
     pub fn abort(&self, reason: &str) {
-        self.shared.abort(reason);
+        drive::abort(&self.shared, reason);
     }
 
     fn tickets(&self) -> impl Iterator<Item = Ticket> {
@@ -93,7 +94,7 @@ impl<B: 'static> Work<B> {
         let begin = (!self.more.is_empty()).then(Instant::now);
         for Ticket { id, waited } in std::mem::take(&mut self.more) {
             let left = limit.saturating_sub(begin.map_or(Duration::ZERO, |begin| begin.elapsed()));
-            match self.shared.wait_for(self.shared.core(), id, waited, left) {
+            match drive::wait_for(&self.shared, self.shared.core(), id, waited, left) {
                 Ok(mut core) => drop(core.engine.finish(id)),
                 Err(error) => {
                     // The engine has been aborted: nothing touches any buffer any more.
@@ -104,7 +105,7 @@ impl<B: 'static> Work<B> {
         }
         let Ticket { id, waited } = self.ticket;
         let left = limit.saturating_sub(begin.map_or(Duration::ZERO, |begin| begin.elapsed()));
-        let mut core = match self.shared.wait_for(self.shared.core(), id, waited, left) {
+        let mut core = match drive::wait_for(&self.shared, self.shared.core(), id, waited, left) {
             Ok(core) => core,
             Err(error) => {
                 // As above.
@@ -114,7 +115,7 @@ impl<B: 'static> Work<B> {
         };
         let source = core.engine.other_end(id);
         let keep = core.engine.finish(id);
-        self.shared.end(&mut core, waited);
+        drive::end(&self.shared, &mut core, waited);
         drop(core);
         // Every caller of a constructor hands the engine what `extract` expects.
         Ok(keep
@@ -127,7 +128,7 @@ impl<B> Drop for Work<B> {
     fn drop(&mut self) {
         if !leak_in_child(&self.shared) && !self.finished {
             for ticket in std::iter::once(self.ticket).chain(self.more.drain(..)) {
-                self.shared.forget(ticket);
+                self.shared.core().engine.forget(ticket.id);
             }
         }
     }

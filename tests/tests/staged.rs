@@ -138,7 +138,7 @@ fn started_calls_use_stages_of_their_own() {
                 let started: Vec<_> = (0..5)
                     .map(|i| {
                         let data = vec![comm.rank() as f32; 10_000 * (i + 1) + round];
-                        comm.start_all_reduce(data, ReduceOp::Sum).unwrap()
+                        comm.all_reduce_start(data, ReduceOp::Sum).unwrap()
                     })
                     .collect();
                 let mut data = vec![comm.rank() as f32; 33_333];

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::Communicator;
 use super::messages::{RawMessage, Transfer};
+use crate::drive;
 use crate::error::Result;
 use crate::types::{DataType, Element};
 use crate::work::Work;
@@ -115,12 +116,12 @@ impl<'a> Batch<'a> {
     pub fn run_within(self, limit: Duration) -> Result<()> {
         let shared = &self.communicator.shared;
         let mut sources = self.sources.into_iter().peekable();
-        shared.lend(|| {
+        drive::lend(shared, || {
             // SAFETY: the memory is borrowed until this returns, and an error only returns, and a panic only leaves, after the
             // engine was aborted.
             let (mut core, tickets) = unsafe { self.communicator.post(&self.transfers, None) }?;
             for (at, ticket) in tickets.into_iter().enumerate() {
-                core = shared.wait_for(core, ticket.id, ticket.waited, limit)?;
+                core = drive::wait_for(shared, core, ticket.id, ticket.waited, limit)?;
                 if let Some((_, source)) = sources.next_if(|(of, _)| *of == at) {
                     *source = core.engine.other_end(ticket.id).unwrap_or_default();
                 }

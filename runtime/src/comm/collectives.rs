@@ -3,6 +3,7 @@
 use kolo_collectives::plan::Collective;
 
 use super::Communicator;
+use crate::drive;
 use crate::error::{Context, Error, Result};
 use crate::types::{Element, ReduceOp};
 
@@ -14,7 +15,7 @@ impl Communicator {
     pub fn all_reduce<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
         let call = self.vector_call(Collective::AllReduce, buffer, op, 0)?;
         // SAFETY: the slices are as long as the call says, which was checked, and borrowed until it is over.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// As [`Communicator::all_reduce`], out of place.
@@ -24,7 +25,7 @@ impl Communicator {
     pub fn all_reduce_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         let call = self.vector_call_into(Collective::AllReduce, input, output, op)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// Puts the blocks of all ranks behind one another: `output` is `world_size` times as long as `input`.
@@ -34,7 +35,7 @@ impl Communicator {
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         let call = self.all_gather_call(input, output)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// As [`Communicator::all_gather`], with this rank's block already at its place in `buffer`.
@@ -47,7 +48,7 @@ impl Communicator {
         let own = at.wrapping_add(count * self.rank() as usize);
         let call = self.even(Collective::AllGather, own, at, count, ReduceOp::Sum, 0)?;
         // SAFETY: as above; the input is a part of the buffer, which the collective allows.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// Gives rank r the reduction of everybody's block r: `input` is `world_size` times as long as `output`.
@@ -57,7 +58,7 @@ impl Communicator {
     pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         let call = self.reduce_scatter_call(input, output, op)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// Makes `buffer` on every rank a copy of the root's.
@@ -67,7 +68,7 @@ impl Communicator {
     pub fn broadcast<T: Element>(&self, buffer: &mut [T], root: u32) -> Result<()> {
         let call = self.vector_call(Collective::Broadcast, buffer, ReduceOp::Sum, root)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// Gives the root the element-wise reduction over all ranks. `output` is used on the root only, and may be
@@ -78,7 +79,7 @@ impl Communicator {
     pub fn reduce<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp, root: u32) -> Result<()> {
         let call = self.reduce_call(input, output, op, root)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// As [`Communicator::reduce`], with the root's result in its own `buffer`; the others' are left as they were.
@@ -88,7 +89,7 @@ impl Communicator {
     pub fn reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp, root: u32) -> Result<()> {
         let call = self.reduce_in_place_call(buffer, op, root)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// Gives the root the blocks of all ranks, in rank order. `output` is used on the root only, where it is
@@ -99,7 +100,7 @@ impl Communicator {
     pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: u32) -> Result<()> {
         let call = self.gather_call(input, output, root)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// Gives rank r the root's block r. `input` is used on the root only, where it is `world_size` times as long
@@ -110,7 +111,7 @@ impl Communicator {
     pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: u32) -> Result<()> {
         let call = self.scatter_call(input, output, root)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// Sends block s of `input` to rank s, and receives block r of `output` from rank r. Both have `world_size`
@@ -121,7 +122,7 @@ impl Communicator {
     pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         let call = self.all_to_all_call(input, output)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// As [`Communicator::all_to_all`], within one buffer.
@@ -133,7 +134,7 @@ impl Communicator {
         let at = buffer.as_mut_ptr();
         let call = self.even(Collective::AllToAll, at, at, count, ReduceOp::Sum, 0)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// Replaces `buffer` on rank r by the reduction over ranks 0 to r.
@@ -143,7 +144,7 @@ impl Communicator {
     pub fn scan<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
         let call = self.vector_call(Collective::Scan, buffer, op, 0)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// As [`Communicator::scan`], out of place.
@@ -153,7 +154,7 @@ impl Communicator {
     pub fn scan_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         let call = self.vector_call_into(Collective::Scan, input, output, op)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// Replaces `buffer` on rank r by the reduction over ranks 0 to r - 1; rank 0's is left as it was.
@@ -163,7 +164,7 @@ impl Communicator {
     pub fn exscan<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
         let call = self.vector_call(Collective::ExScan, buffer, op, 0)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// As [`Communicator::exscan`], out of place.
@@ -173,7 +174,7 @@ impl Communicator {
     pub fn exscan_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         let call = self.vector_call_into(Collective::ExScan, input, output, op)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// Returns once every rank has called it.
@@ -183,7 +184,7 @@ impl Communicator {
     pub fn barrier(&self) -> Result<()> {
         let call = self.barrier_call();
         // SAFETY: there is no memory.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     #[inline]

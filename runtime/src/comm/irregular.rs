@@ -4,6 +4,7 @@
 //! the same list; elsewhere a rank knows its own, and those of its peers must fit.
 
 use super::Communicator;
+use crate::drive;
 use crate::error::Result;
 use crate::types::{Element, ReduceOp};
 
@@ -15,7 +16,7 @@ impl Communicator {
     pub fn all_gather_v<T: Element>(&self, input: &[T], output: &mut [T], counts: &[usize]) -> Result<()> {
         let call = self.all_gather_v_call(input, output, counts)?;
         // SAFETY: the slices are as long as the call says, which was checked, and borrowed until it is over.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// Gives rank r the reduction of everybody's block r, which has `counts[r]` elements.
@@ -31,7 +32,7 @@ impl Communicator {
     ) -> Result<()> {
         let call = self.reduce_scatter_v_call(input, output, counts, op)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// Gives the root the blocks of all ranks, `counts[r]` elements from rank r. `output` and `counts` are used on
@@ -48,7 +49,7 @@ impl Communicator {
     ) -> Result<()> {
         let call = self.gather_v_call(input, output, counts, root)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// Gives rank r the root's block r, of `counts[r]` elements. `input` and `counts` are used on the root only.
@@ -64,7 +65,7 @@ impl Communicator {
     ) -> Result<()> {
         let call = self.scatter_v_call(input, output, counts, root)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 
     /// Sends `send_counts[s]` elements to each rank s and receives `recv_counts[r]` from each rank r.
@@ -80,6 +81,6 @@ impl Communicator {
     ) -> Result<()> {
         let call = self.all_to_all_v_call(input, send_counts, output, recv_counts)?;
         // SAFETY: as above.
-        unsafe { self.shared.run(&call) }
+        unsafe { drive::run(&self.shared, &call) }
     }
 }

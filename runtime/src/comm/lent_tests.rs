@@ -6,9 +6,10 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Communicator;
-use super::lent::injected;
+
 use crate::cluster::Cluster;
 use crate::config::{Config, TransportKind, Transports};
+use crate::drive::injected;
 use crate::error::{Error, Result};
 use crate::types::ReduceOp;
 

@@ -1,20 +1,20 @@
 //! Starting sends and receives, singly or together: what all their forms share.
 
 use std::any::Any;
-use std::sync::{Arc, MutexGuard};
+use std::sync::MutexGuard;
 
 use kolo_transport::Piece;
 
 use super::Communicator;
-use super::run::Ticket;
-use super::shared::Core;
-use super::waited::{Message, Single, Waited};
 use crate::call::transfer_tag;
+use crate::communicator::{Core, on_gpus};
+use crate::drive::{self, Ticket};
 use crate::engine::{ANY_SOURCE, Kind, TransferJob};
 use crate::error::{Error, Result};
 use crate::ranges::{Range, first_conflict, is_addressable};
 use crate::sides::Reach;
 use crate::types::{DataType, Element};
+use crate::waited::{Message, Single, Waited};
 
 /// Memory of a message, for bindings and tools: of the host, or of a GPU, as for [`RawCall`](crate::RawCall).
 #[derive(Clone, Copy, Debug)]
@@ -81,9 +81,9 @@ impl Communicator {
             _ => "grouped send and recv",
         };
         for transfer in transfers {
-            if let Some(peer) = transfer.peer.filter(|peer| *peer >= shared.world_size) {
+            if let Some(peer) = transfer.peer.filter(|peer| *peer >= shared.group.size) {
                 let problem =
-                    format!("rank {peer} is out of range: ranks are 0 to {}", shared.world_size - 1);
+                    format!("rank {peer} is out of range: ranks are 0 to {}", shared.group.size - 1);
                 return Err(self.usage(label, problem));
             }
         }
@@ -97,8 +97,8 @@ impl Communicator {
             _ => None,
         };
         let mut core = shared.core();
-        let waited = Waited::transfer(label, Message { number: core.messages + 1, single });
-        shared.check_usable(&core, waited)?;
+        let waited = Waited::transfer(label, Message { number: core.calls.messages + 1, single });
+        drive::check_usable(shared, &core, waited)?;
         if !core.engine.has_room_for_transfers(transfers.len()) {
             let problem = "more than 65000 sends and receives would be outstanding; use smaller groups";
             return Err(self.usage(label, problem.to_owned()));
@@ -113,21 +113,21 @@ impl Communicator {
         }
         let mut gpus = Vec::with_capacity(transfers.len());
         for Transfer { peer, message, .. } in transfers {
-            let gpu = shared.gpu_of((message.data, message.bytes), || waited)?;
+            let gpu = on_gpus::owner(shared, (message.data, message.bytes), || waited)?;
             let reach = match &gpu {
                 Some(gpu) => {
                     let buffer = (gpu, message.data.cast_const(), message.bytes);
-                    let path = shared.message_path(&mut core, *peer, buffer, waited)?;
-                    core.reach(path)
+                    let path = on_gpus::message_path(shared, &mut core, *peer, buffer, waited)?;
+                    core.gpu.reach(path)
                 }
                 None => Reach::Staged,
             };
             gpus.push(gpu.map(|gpu| (gpu, reach)));
         }
-        core.messages += 1;
+        core.calls.messages += 1;
         let mut tickets = Vec::with_capacity(transfers.len());
         for (Transfer { kind, peer, message }, gpu) in transfers.iter().zip(gpus) {
-            let tag = transfer_tag(shared.id, message.data_type, message.tag);
+            let tag = transfer_tag(shared.group.id, message.data_type, message.tag);
             let memory = Piece { ptr: message.data, len: message.bytes };
             let peer = peer.unwrap_or(ANY_SOURCE);
             let job = TransferJob { kind: *kind, peer, tag, memory, gpu, keep: keep.take() };
@@ -137,7 +137,7 @@ impl Communicator {
                 Err(error) => {
                     core.engine.note_failure(error);
                     drop(core);
-                    return Err(shared.fail(waited));
+                    return Err(drive::fail(shared, waited));
                 }
             }
         }
@@ -185,14 +185,14 @@ impl Communicator {
         transfers: &[Transfer],
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Vec<Ticket>> {
-        let (tickets, pending) = self.shared.lend(|| {
+        let (tickets, pending) = drive::lend(&self.shared, || {
             // SAFETY: the caller's promise.
             let (core, tickets) = unsafe { self.post(transfers, keep) }?;
             let pending = tickets.iter().any(|ticket| !core.engine.is_done(ticket.id));
             Ok((tickets, pending))
         })?;
         if pending {
-            Arc::clone(&self.shared).call_helper();
+            drive::call_helper(&self.shared);
         }
         Ok(tickets)
     }

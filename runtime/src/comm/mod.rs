@@ -1,74 +1,49 @@
-//! Communicators: the public face of the runtime.
+//! The public face of the runtime: what users call.
 
-mod agreement;
 mod batch;
-mod bounce;
-mod card;
+mod builder;
 mod collectives;
-mod create;
-mod direct;
-mod failure;
-mod familiar;
-mod forked;
-mod gpu_direct;
-mod gpu_memory;
-mod gpu_regions;
-mod helper;
+pub(crate) mod direct;
+mod gpu;
 mod irregular;
-mod lent;
 #[cfg(test)]
 mod lent_tests;
-mod line;
 mod messages;
-mod model;
-mod orphans;
 mod point_to_point;
 mod raw;
 mod registration;
-mod run;
-mod run_direct;
 mod scope;
 mod scope_messages;
-mod shared;
-mod shared_memory;
 mod start;
 mod start_irregular;
 mod start_messages;
 mod subset;
 mod symmetric;
-mod timed_out;
-mod tiny;
+pub(crate) mod tiny;
 mod typed;
-mod waited;
-mod watch;
 
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use batch::Batch;
-pub use create::Builder;
-#[cfg(any(test, fuzzing))]
-pub(crate) use create::fuzz_card;
-pub(crate) use forked::leak_in_child;
-pub use gpu_memory::GpuCounters;
+pub use builder::Builder;
 pub use messages::RawMessage;
 pub use registration::{RegisteredBuffer, Registration, Stable, Standing};
-pub(crate) use run::Ticket;
 pub use scope::Scope;
-pub(crate) use shared::Shared;
 pub use symmetric::Symmetric;
 
 use kolo_collectives::model::Model;
-use kolo_collectives::select::Choice;
 
 use crate::call::RawCall;
+use crate::communicator::{Making, Record, Shared, leak_in_child, on_gpus};
 use crate::config::Config;
 use crate::control::PeerInfo;
+use crate::dispatch::CarriedOut;
+use crate::drive;
 use crate::engine::Route;
 use crate::error::{Error, Result};
-use crate::recorder::Record;
+use crate::waited::Waited;
 
 /// A group of ranks that communicate.
 ///
@@ -102,6 +77,13 @@ pub struct Communicator {
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 impl Communicator {
+    /// Makes one. All members call it. Blocks until all have, or the deadline.
+    fn make(making: Making) -> Result<Self> {
+        let communicator = Self { shared: Arc::new(making.connect()?) };
+        tracing::info!("{}", communicator.summary());
+        Ok(communicator)
+    }
+
     /// Joins the other ranks as the environment says: `KOLO_*`, `RANK` and `MASTER_ADDR` and so on as torchrun sets
     /// them, or the variables of Open MPI, MPICH, Cray PALS or Slurm. Blocks until all ranks are there.
     ///
@@ -120,39 +102,39 @@ impl Communicator {
     /// This process's (or thread's) rank.
     #[must_use]
     pub fn rank(&self) -> u32 {
-        self.shared.rank
+        self.shared.group.rank
     }
 
     /// Number of ranks.
     #[must_use]
     pub fn world_size(&self) -> u32 {
-        self.shared.world_size
+        self.shared.group.size
     }
 
     /// Rank among the ranks of this host.
     #[must_use]
     pub fn local_rank(&self) -> u32 {
-        let host = self.shared.hosts[self.rank() as usize];
-        self.shared.hosts[..self.rank() as usize].iter().filter(|h| **h == host).count() as u32
+        let host = self.shared.group.hosts[self.rank() as usize];
+        self.shared.group.hosts[..self.rank() as usize].iter().filter(|h| **h == host).count() as u32
     }
 
     /// Host index of each rank; ranks with the same index share memory.
     #[must_use]
     pub fn hosts(&self) -> &[u32] {
-        &self.shared.hosts
+        &self.shared.group.hosts
     }
 
     /// How each other rank is reached, and why so.
     #[must_use]
     pub fn routes(&self) -> &[Route] {
-        &self.shared.routes
+        &self.shared.group.routes
     }
 
     /// Process, host and version of each rank.
     #[must_use]
     pub fn peers(&self) -> Vec<PeerInfo> {
         let all = self.shared.world.control.peer_info();
-        self.shared.members.iter().map(|rank| all[*rank as usize].clone()).collect()
+        self.shared.group.members.iter().map(|rank| all[*rank as usize].clone()).collect()
     }
 
     /// The settings in force.
@@ -171,12 +153,13 @@ impl Communicator {
     #[must_use]
     pub fn summary(&self) -> String {
         let shared = &self.shared;
-        let mut out = format!("rank {} of {}", shared.rank, shared.world_size);
-        let mut transports: Vec<&str> = shared.routes.iter().map(|r| r.transport).collect();
+        let mut out = format!("rank {} of {}", shared.group.rank, shared.group.size);
+        let mut transports: Vec<&str> = shared.group.routes.iter().map(|r| r.transport).collect();
         transports.sort_unstable();
         transports.dedup();
         for transport in transports {
-            let routes: Vec<&Route> = shared.routes.iter().filter(|r| r.transport == transport).collect();
+            let routes: Vec<&Route> =
+                shared.group.routes.iter().filter(|r| r.transport == transport).collect();
             let _ = write!(out, "; {transport} to {} rank(s) ({})", routes.len(), routes[0].how);
             if let Some((other, why)) = routes[0].declined.first() {
                 let _ = write!(out, ", not {other}: {why}");
@@ -191,7 +174,7 @@ impl Communicator {
     /// The last collectives, oldest first.
     #[must_use]
     pub fn recent(&self) -> Vec<Record> {
-        self.shared.look(|core| core.recorder.records())
+        self.shared.look(|core| core.calls.recorder.records())
     }
 
     /// Bytes of staging that operations hold now, without that of the transports.
@@ -208,20 +191,39 @@ impl Communicator {
         self.check_process()?;
         let call = self.checked(call)?;
         let core = self.shared.core();
-        let memory = match self.shared.foreseen(&core, &call) {
-            Some(path) => format!("\n  memory: {path}"),
-            None => String::new(),
+        let memory = on_gpus::foreseen(&self.shared, &core, &call);
+        let memory = memory.map_or_else(String::new, |path| format!("\n  memory: {path}"));
+        let symmetric = core.symmetric.describe(&call).map_or_else(String::new, |words| words + "\n");
+        let way = core.explain(&call)?;
+        let constants = match (&way, &self.config().profile) {
+            (CarriedOut::ByExchange(_), _) => String::new(),
+            (CarriedOut::ByPlan(_), None) => "\n  constants: built-in".to_owned(),
+            (CarriedOut::ByPlan(_), Some(loaded)) => {
+                let (path, digest) = (loaded.path.display(), loaded.profile.digest());
+                format!("\n  constants: profile {path} ({digest})")
+            }
         };
-        let direct = core.direct.describe(&call).map_or_else(String::new, |direct| direct + "\n");
-        if let Some(tiny) = core.tiny.as_ref().and_then(|tiny| tiny.describe(&call)) {
-            return Ok(direct + &tiny + &memory);
-        }
-        let constants = self.config().profile.as_ref().map_or_else(
-            || "built-in".to_owned(),
-            |loaded| format!("profile {} ({})", loaded.path.display(), loaded.profile.digest()),
-        );
-        let choice = core.planner.explain(&call)?;
-        Ok(format!("{direct}{}\n  constants: {constants}{memory}", describe(&choice)))
+        Ok(format!("{symmetric}{way}{constants}{memory}"))
+    }
+
+    /// What would carry a blocking call out, by name: an algorithm, or `tiny` for the exchange inside a host.
+    ///
+    /// # Errors
+    /// As [`Communicator::explain`].
+    pub fn way(&self, call: &RawCall) -> Result<&'static str> {
+        self.check_process()?;
+        let call = self.checked(call)?;
+        Ok(self.shared.core().explain(&call)?.name())
+    }
+
+    /// Fails in a child made by `fork`, as every call on the communicator does there: it belongs to the process that made
+    /// it. Never blocks, and costs as much as reading a word.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] in a child of the process that made the communicator.
+    #[inline]
+    pub fn check_process(&self) -> Result<()> {
+        self.shared.check_process(|| Waited::other(""))
     }
 
     /// Why the communicator cannot be used any more, if that is so: the error that its next call would give. For programs
@@ -229,91 +231,20 @@ impl Communicator {
     /// once while all is well.
     #[must_use]
     pub fn error(&self) -> Option<Error> {
-        self.shared.standing_error()
+        drive::standing_error(&self.shared)
     }
 
     /// Gives up: every call in progress on any rank, and every later one, fails with `reason`. Returns at once.
     pub fn abort(&self, reason: &str) {
-        self.shared.abort(reason);
+        drive::abort(&self.shared, reason);
     }
-}
-
-fn describe(choice: &Choice) -> String {
-    let mut out = format!(
-        "{}: {}; segments of {} bytes, {} in flight",
-        choice.algorithm, choice.reason, choice.segment_bytes, choice.window
-    );
-    for (algorithm, cost) in &choice.losers {
-        let _ = match cost {
-            Ok(seconds) => write!(out, "\n  {algorithm}: {:.1} us", seconds * 1e6),
-            Err(because) => write!(out, "\n  {algorithm}: {because}"),
-        };
-    }
-    out
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
         if !leak_in_child(&self.shared) {
             // After a panic nobody waits for what was started: the others should hear why first.
-            self.shared.close(if std::thread::panicking() { Duration::ZERO } else { CLOSE_LIMIT });
+            drive::close(&self.shared, if std::thread::panicking() { Duration::ZERO } else { CLOSE_LIMIT });
         }
-    }
-}
-
-impl Shared {
-    /// Ends the helper, lets what was started finish and leave, and gives the connections up.
-    fn close(&self, limit: Duration) {
-        self.stop_helper();
-        let deadline = Instant::now() + limit;
-        let mut pacer = crate::wait::Pacer::new(self.policy);
-        loop {
-            let mut core = self.core();
-            let done = core.engine.outstanding() == 0 && core.engine.is_flushed();
-            let failed = core.engine.failure().is_some() || self.membership.abort_flag().is_raised();
-            if core.closed || done || failed || Instant::now() >= deadline {
-                core.closed = true;
-                if done && !failed {
-                    core.engine.leave();
-                }
-                let cause = kolo_transport::Error::new(
-                    kolo_transport::ErrorKind::Aborted,
-                    "kolo",
-                    None,
-                    "the communicator was dropped",
-                );
-                core.abort(&cause);
-                drop(core);
-                self.release_links(&cause);
-                return;
-            }
-            if core.turn() {
-                pacer.moved();
-            } else {
-                drop(core);
-                if pacer.idle() == crate::wait::Next::Sleep {
-                    crate::wait::sleep(Duration::from_micros(200));
-                }
-            }
-        }
-    }
-
-    /// Drops the links once no thread (that waits for a handle) can be asleep on them. Such a thread finds the abort at
-    /// its next turn; if it does not come back, the links live as long as the handle does.
-    fn release_links(&self, cause: &kolo_transport::Error) {
-        let deadline = Instant::now() + CLOSE_LIMIT;
-        while self.drivers.load(Ordering::Acquire) > 0 {
-            if Instant::now() >= deadline {
-                return;
-            }
-            crate::wait::sleep(Duration::from_micros(200));
-        }
-        self.core().engine.close(cause);
-    }
-
-    /// The handle of an asynchronous operation is gone: its slot is freed when it is done.
-    pub(crate) fn forget(&self, ticket: Ticket) {
-        let mut core = self.core();
-        core.engine.forget(ticket.id);
     }
 }

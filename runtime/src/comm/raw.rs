@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Communicator, Ticket};
+use super::Communicator;
 use crate::call::{Call, RawCall, RawCallV};
+use crate::communicator::on_gpus;
+use crate::drive;
+use crate::drive::Ticket;
 use crate::error::Result;
 use crate::work::Work;
 
@@ -32,7 +35,7 @@ impl Communicator {
     pub unsafe fn call_raw_within(&self, call: &RawCall, limit: Duration) -> Result<()> {
         let call = self.checked(call)?;
         // SAFETY: the caller's promise.
-        unsafe { self.shared.run_within(&call, limit) }
+        unsafe { drive::run_within(&self.shared, &call, limit) }
     }
 
     /// As [`Communicator::start_raw`] and an immediate wait: matches what other ranks start, as a blocking call does not.
@@ -46,7 +49,7 @@ impl Communicator {
     pub unsafe fn start_raw_and_wait(&self, call: &RawCall, limit: Duration) -> Result<()> {
         let call = self.checked(call)?;
         // SAFETY: the caller's promise.
-        unsafe { self.shared.start_and_wait(&call, limit) }
+        unsafe { drive::start_and_wait(&self.shared, &call, limit) }
     }
 
     /// Starts a collective on raw memory.
@@ -73,7 +76,7 @@ impl Communicator {
     pub unsafe fn start_raw_keeping<B: Send + 'static>(&self, call: &RawCall, owner: B) -> Result<Work<B>> {
         let call = self.checked(call)?;
         // SAFETY: the caller's promise.
-        let ticket = unsafe { self.shared.start(&call, Some(Box::new(owner))) }?;
+        let ticket = unsafe { drive::start(&self.shared, &call, Some(Box::new(owner))) }?;
         Ok(self.work(ticket))
     }
 
@@ -98,9 +101,9 @@ impl Communicator {
     /// As [`Communicator::call_raw_v`].
     pub unsafe fn call_raw_v_within(&self, call: &RawCallV<'_>, limit: Duration) -> Result<()> {
         let mut call = self.uneven_call(call)?;
-        self.shared.locate(&mut call)?;
+        on_gpus::locate(&self.shared, &mut call)?;
         // SAFETY: the caller's promise.
-        unsafe { self.shared.run_within(&call, limit) }
+        unsafe { drive::run_within(&self.shared, &call, limit) }
     }
 
     /// Starts a collective with blocks of unequal length on raw memory. The counts are copied.
@@ -128,16 +131,16 @@ impl Communicator {
         owner: B,
     ) -> Result<Work<B>> {
         let mut call = self.uneven_call(call)?;
-        self.shared.locate(&mut call)?;
+        on_gpus::locate(&self.shared, &mut call)?;
         // SAFETY: the caller's promise.
-        let ticket = unsafe { self.shared.start(&call, Some(Box::new(owner))) }?;
+        let ticket = unsafe { drive::start(&self.shared, &call, Some(Box::new(owner))) }?;
         Ok(self.work(ticket))
     }
 
     /// Checks a call, and finds out whose memory its buffers are.
     pub(super) fn checked(&self, call: &RawCall) -> Result<Call> {
         let mut call = Call::check(call, self.rank(), self.world_size())?;
-        self.shared.locate(&mut call)?;
+        on_gpus::locate(&self.shared, &mut call)?;
         Ok(call)
     }
 

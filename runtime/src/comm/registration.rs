@@ -10,13 +10,14 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
-use kolo_transport::rdma::RdmaEndpoint;
 use kolo_transport::{Backing, MemoryCounters, Piece};
 
-use super::waited::Waited;
-use super::{Communicator, Shared};
+use super::Communicator;
+use crate::communicator::Shared;
+use crate::drive;
 use crate::error::{Error, Result};
 use crate::ranges::is_addressable;
+use crate::waited::Waited;
 
 const WAITED: Waited = Waited::other("register");
 
@@ -144,19 +145,6 @@ impl<B: Stable> DerefMut for RegisteredBuffer<B> {
     }
 }
 
-/// What RDMA adapters do with buffers, in words.
-#[derive(Debug)]
-pub(crate) struct Adapters {
-    registrations: String,
-    fork: String,
-}
-
-impl Adapters {
-    pub(super) fn of(endpoint: &RdmaEndpoint) -> Self {
-        Self { registrations: endpoint.registration_policy().to_string(), fork: endpoint.fork_safety() }
-    }
-}
-
 impl Communicator {
     /// Registers a buffer with the transports that have use for it. Local: other ranks need not do the same.
     ///
@@ -226,7 +214,7 @@ impl Communicator {
             return Err(Error::Usage { context: self.shared.context(WAITED), problem });
         }
         let mut core = self.shared.core();
-        self.shared.check_usable(&core, WAITED)?;
+        drive::check_usable(&self.shared, &core, WAITED)?;
         // SAFETY: the caller's promise; the registration ends when the handle is dropped.
         let standing = unsafe { core.engine.register(memory, backing) }.map_err(|source| {
             Error::Transport { context: self.shared.context(WAITED), source: Box::new(source) }
@@ -238,14 +226,14 @@ impl Communicator {
     /// go of when the kernel tells that memory changed". None if no peer is reached by RDMA.
     #[must_use]
     pub fn registration_policy(&self) -> Option<String> {
-        self.shared.look(|core| core.adapters.as_ref().map(|adapters| adapters.registrations.clone()))
+        self.shared.group.adapters.as_ref().map(|adapters| adapters.registrations.clone())
     }
 
     /// Whether a `fork` of this process leaves memory that is registered with adapters as it is: "safe: the kernel copies
     /// pinned pages". None if no peer is reached by RDMA.
     #[must_use]
     pub fn fork_safety(&self) -> Option<String> {
-        self.shared.look(|core| core.adapters.as_ref().map(|adapters| adapters.fork.clone()))
+        self.shared.group.adapters.as_ref().map(|adapters| adapters.fork.clone())
     }
 
     /// What the transports have done with memory so far: bytes in place and copied, registrations, ranges found

@@ -5,11 +5,13 @@ use std::marker::PhantomData;
 
 use kolo_collectives::plan::Collective;
 
-use super::waited::Waited;
-use super::{Communicator, Ticket};
+use super::Communicator;
 use crate::call::Call;
+use crate::drive;
+use crate::drive::Ticket;
 use crate::error::Result;
 use crate::types::{Element, ReduceOp};
+use crate::waited::Waited;
 
 /// Starts operations on buffers that outlive the scope. See [`Communicator::scope`].
 #[derive(Debug)]
@@ -240,7 +242,7 @@ impl<'buffers> Scope<'buffers, '_> {
     fn start(&self, call: &Call) -> Result<()> {
         // SAFETY: the methods above, the only callers, make calls from buffers borrowed for 'buffers, which outlives the
         // scope, and the scope does not end before the operation is done or the engine was aborted.
-        let ticket = unsafe { self.communicator.shared.start(call, None) }?;
+        let ticket = unsafe { drive::start(&self.communicator.shared, call, None) }?;
         self.note(ticket, None);
         Ok(())
     }
@@ -254,17 +256,17 @@ impl<'buffers> Scope<'buffers, '_> {
     fn wait(&self) -> Result<()> {
         let shared = &self.communicator.shared;
         shared.check_process(|| Waited::other("scope"))?;
-        shared.lend(|| {
+        drive::lend(shared, || {
             let mut result = Ok(());
             for Started { ticket: Ticket { id, waited }, source } in self.started.borrow_mut().drain(..) {
                 if result.is_ok() {
-                    match shared.wait_for(shared.core(), id, waited, shared.config.timeout) {
+                    match drive::wait_for(shared, shared.core(), id, waited, shared.config.timeout) {
                         Ok(mut core) => {
                             if let (Some(source), Some(from)) = (source, core.engine.other_end(id)) {
                                 *source = from;
                             }
                             drop(core.engine.finish(id));
-                            shared.end(&mut core, waited);
+                            drive::end(shared, &mut core, waited);
                         }
                         Err(error) => result = Err(error),
                     }

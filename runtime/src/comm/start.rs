@@ -10,6 +10,7 @@ use kolo_collectives::plan::Collective;
 
 use super::Communicator;
 use crate::call::Call;
+use crate::drive;
 use crate::error::Result;
 use crate::types::{Element, ReduceOp, zeros};
 use crate::work::{Kept, Work};
@@ -133,7 +134,7 @@ impl Communicator {
     pub fn barrier_start(&self) -> Result<Work<()>> {
         let call = self.barrier_call();
         // SAFETY: there is no memory.
-        let ticket = unsafe { self.shared.start(&call, Some(Box::new(()))) }?;
+        let ticket = unsafe { drive::start(&self.shared, &call, Some(Box::new(()))) }?;
         Ok(self.work(ticket))
     }
 
@@ -141,7 +142,7 @@ impl Communicator {
     /// The call is on this vector.
     unsafe fn start_in_place<T: Element>(&self, call: &Call, buffer: Vec<T>) -> Result<Work<Vec<T>>> {
         // SAFETY: the engine keeps the vector until the operation is done; moving it does not move its elements.
-        let ticket = unsafe { self.shared.start(call, Some(Box::new(buffer))) }?;
+        let ticket = unsafe { drive::start(&self.shared, call, Some(Box::new(buffer))) }?;
         Ok(self.work(ticket))
     }
 
@@ -155,7 +156,7 @@ impl Communicator {
     ) -> Result<Work<Vec<T>>> {
         let keep = Box::new(Pair { output, _input: input });
         // SAFETY: as above, for both vectors.
-        let ticket = unsafe { self.shared.start(call, Some(keep)) }?;
+        let ticket = unsafe { drive::start(&self.shared, call, Some(keep)) }?;
         let output = |kept: Kept, _| kept.downcast::<Pair<T>>().ok().map(|pair| pair.output);
         Ok(Work::extracting(Arc::clone(&self.shared), ticket, output))
     }

@@ -6,11 +6,12 @@ use std::time::Instant;
 use kolo_transport::foreign::printable;
 
 use super::Communicator;
-use super::create::{child_id, connect, patience};
-use super::waited::Waited;
+use crate::communicator::{Making, child_id, patience};
 use crate::config::Config;
 use crate::control::ExchangeKey;
+use crate::drive;
 use crate::error::{Error, Result};
+use crate::waited::Waited;
 
 /// Rounds of the control plane's exchange that splits use, apart from the one that introduces a communicator's ranks.
 const SPLIT_ROUND: u64 = 1 << 32;
@@ -48,8 +49,8 @@ impl Communicator {
         let shared = &self.shared;
         let deadline = Instant::now() + patience(&shared.config);
         let entry = postcard::to_stdvec(&wish).map_err(|error| self.unreadable(&error))?;
-        let round = ExchangeKey { communicator: shared.id, round: SPLIT_ROUND + number };
-        let entries = shared.world.control.exchange(round, &shared.members, entry, deadline)?;
+        let round = ExchangeKey { communicator: shared.group.id, round: SPLIT_ROUND + number };
+        let entries = shared.world.control.exchange(round, &shared.group.members, entry, deadline)?;
         let mut wishes: Vec<(Option<u32>, i64)> = Vec::with_capacity(entries.len());
         for (rank, entry) in entries.iter().enumerate() {
             match postcard::from_bytes(entry).map_err(|error| self.unreadable(&error))? {
@@ -91,9 +92,9 @@ impl Communicator {
         // Ranks outside the list do not count this call, so the number cannot come from the common counter: the list
         // itself, and how often it was used, name the group.
         let mut core = self.shared.core();
-        self.shared.check_usable(&core, Waited::other("group"))?;
+        drive::check_usable(&self.shared, &core, Waited::other("group"))?;
         let list = ranks.iter().fold(0, |hash, rank| crate::mix::mix(hash ^ u64::from(*rank)));
-        let uses = core.groups.entry(list).or_insert(0_u64);
+        let uses = core.calls.groups.entry(list).or_insert(0_u64);
         *uses += 1;
         let number = GROUP_NUMBERS + *uses;
         drop(core);
@@ -108,27 +109,29 @@ impl Communicator {
     pub fn duplicate(&self, config: Config) -> Result<Self> {
         let number = self.next_child()?;
         let shared = &self.shared;
-        let id = child_id(shared.id, number, u64::MAX);
+        let id = child_id(shared.group.id, number, u64::MAX);
         let deadline = Instant::now() + patience(&config);
-        connect(Arc::clone(&shared.world), id, Arc::clone(&shared.members), self.rank(), config, deadline)
+        let (world, members) = (Arc::clone(&shared.world), Arc::clone(&shared.group.members));
+        Self::make(Making { world, id, members, rank: self.rank(), config, deadline })
     }
 
     fn subset(&self, ranks: &[u32], number: u64, color: u64, deadline: Instant) -> Result<Self> {
         let shared = &self.shared;
-        let id = child_id(shared.id, number, color);
-        let members: Arc<[u32]> = ranks.iter().map(|rank| shared.members[*rank as usize]).collect();
+        let id = child_id(shared.group.id, number, color);
+        let members: Arc<[u32]> = ranks.iter().map(|rank| shared.group.members[*rank as usize]).collect();
         let Some(own) = ranks.iter().position(|rank| *rank == self.rank()) else {
             return Err(self.usage("split", "this rank is not in its own group".to_owned()));
         };
-        connect(Arc::clone(&shared.world), id, members, own as u32, shared.config.clone(), deadline)
+        let (world, config) = (Arc::clone(&shared.world), shared.config.clone());
+        Self::make(Making { world, id, members, rank: own as u32, config, deadline })
     }
 
     fn next_child(&self) -> Result<u64> {
         self.shared.check_process(|| Waited::other("split"))?;
         let mut core = self.shared.core();
-        self.shared.check_usable(&core, Waited::other("split"))?;
-        core.children += 1;
-        Ok(core.children)
+        drive::check_usable(&self.shared, &core, Waited::other("split"))?;
+        core.calls.children += 1;
+        Ok(core.calls.children)
     }
 
     pub(super) fn unreadable(&self, error: &dyn std::fmt::Display) -> Error {

@@ -11,12 +11,15 @@ use serde::{Deserialize, Serialize};
 
 use super::Communicator;
 use super::direct::{Lease, Window};
-use super::waited::Waited;
+use crate::communicator::Shared;
 use crate::control::ExchangeKey;
+use crate::drive::{self, End, Patience, Step, Waiter, until};
 use crate::error::{Context, Error, Result};
 use crate::job::MOST_PATIENCE;
 use crate::supply::{self, Pool};
 use crate::types::Element;
+use crate::wait::{Next, Pacer, Policy};
+use crate::waited::Waited;
 
 /// Rounds of the control plane's exchange that allocations use: three each, apart from those of splits.
 const ALLOC_ROUND: u64 = 1 << 40;
@@ -80,11 +83,11 @@ impl Communicator {
         let shared = &self.shared;
         shared.check_process(|| ALLOC)?;
         let mut core = shared.core();
-        shared.check_usable(&core, ALLOC)?;
-        core.allocations += 1;
-        let number = core.allocations;
-        let may_share = core.tiny.is_some() && self.world_size() > 1;
-        let live = core.direct.live();
+        drive::check_usable(shared, &core, ALLOC)?;
+        core.calls.allocations += 1;
+        let number = core.calls.allocations;
+        let may_share = core.exchange.is_some() && self.world_size() > 1;
+        let live = core.symmetric.live();
         drop(core);
 
         let begin = Instant::now();
@@ -129,7 +132,7 @@ impl Communicator {
         let peers = (0..self.world_size()).map(|rank| if rank == self.rank() { None } else { others.next() });
         let window = Window::new(number, Arc::clone(&lease), peers.collect());
         let is_used = |id| wishes.iter().any(|wish| wish.live.contains(&id));
-        shared.core().direct.add(window, is_used);
+        shared.core().symmetric.add(window, is_used);
         Ok(lease)
     }
 
@@ -144,7 +147,7 @@ impl Communicator {
         let shared = &self.shared;
         let look = |done: usize, piece: usize| {
             if shared.membership.abort_flag().is_raised() {
-                return Err(shared.fail(ALLOC));
+                return Err(drive::fail(shared, ALLOC));
             }
             if done > 0 && Instant::now() >= until {
                 return Ok(Some("time was up; raise KOLO_TIMEOUT if the system is merely slow".to_owned()));
@@ -167,21 +170,12 @@ impl Communicator {
         if let Err(error) = handover.introduce(self.rank(), &others) {
             return Ok(Err(error.to_string()));
         }
-        let begin = Instant::now();
-        loop {
-            match handover.poll() {
-                Ok(true) => return Ok(Ok(())),
-                Ok(false) => {}
-                // Its death, if it has died, is what the next exchange ends with.
-                Err(error) => return Ok(Err(error.to_string())),
-            }
-            if shared.membership.abort_flag().is_raised() {
-                return Err(shared.fail(ALLOC));
-            }
-            if Instant::now() >= deadline {
-                return Err(shared.time_out(ALLOC, begin.elapsed(), &handover.waiting_for()));
-            }
-            handover.wait(LOOK);
+        let limit = deadline.saturating_duration_since(Instant::now());
+        let pacer = Pacer::new(Policy { spin: Duration::ZERO, yield_until: Duration::ZERO });
+        match until(&mut Taking { shared, handover }, &mut Patience::new(limit, pacer)) {
+            Ok(()) => Ok(Ok(())),
+            Err(NotTaken::Here(why)) => Ok(Err(why)),
+            Err(NotTaken::ByAll(error)) => Err(error),
         }
     }
 
@@ -193,10 +187,10 @@ impl Communicator {
         deadline: Instant,
     ) -> Result<Vec<M>> {
         let shared = &self.shared;
-        let key = ExchangeKey { communicator: shared.id, round: ALLOC_ROUND + round };
+        let key = ExchangeKey { communicator: shared.group.id, round: ALLOC_ROUND + round };
         let unreadable = |error: postcard::Error| self.unreadable(&error);
         let blob = postcard::to_stdvec(message).map_err(unreadable)?;
-        let blobs = shared.world.control.exchange(key, &shared.members, blob, deadline)?;
+        let blobs = shared.world.control.exchange(key, &shared.group.members, blob, deadline)?;
         blobs.iter().map(|blob| postcard::from_bytes(blob).map_err(unreadable)).collect()
     }
 
@@ -209,6 +203,42 @@ impl Communicator {
 }
 
 const ALLOC: Waited = Waited::other("alloc");
+
+/// A rank that waits for the others' memory.
+struct Taking<'a> {
+    shared: &'a Shared,
+    handover: &'a mut Handover,
+}
+
+enum NotTaken {
+    /// For a reason of this rank's own, or a peer's death, which the next exchange ends with.
+    Here(String),
+    ByAll(Error),
+}
+
+impl Waiter for Taking<'_> {
+    type Error = NotTaken;
+
+    fn step(&mut self) -> std::result::Result<Step, NotTaken> {
+        match self.handover.poll() {
+            Ok(true) => Ok(Step::Done),
+            Ok(false) if self.shared.membership.abort_flag().is_raised() => Ok(Step::Failed),
+            Ok(false) => Ok(Step::Waits { moved: false }),
+            Err(error) => Err(NotTaken::Here(error.to_string())),
+        }
+    }
+
+    fn rest(&mut self, _: Next, _: &Pacer) {
+        self.handover.wait(LOOK);
+    }
+
+    fn end(&mut self, why: End) -> NotTaken {
+        NotTaken::ByAll(match why {
+            End::Failed => drive::fail(self.shared, ALLOC),
+            End::Deadline(after) => drive::time_out(self.shared, ALLOC, after, &self.handover.waiting_for()),
+        })
+    }
+}
 
 /// This rank's memory before the others are known.
 enum Made {

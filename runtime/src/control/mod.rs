@@ -46,7 +46,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-pub use abort::{AbortCause, AbortFlag, AbortKind};
+pub use abort::{AbortCause, AbortFlag, AbortKind, Loss};
 pub use board::{Past, Status, StatusBoard};
 pub use membership::Membership;
 pub use runtime::ControlRuntime;
@@ -56,7 +56,7 @@ pub(crate) use hub::Hub;
 
 use kolo_transport::Process;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, LossCause, Result};
 use crate::job::RendezvousKey;
 use crate::job::limits::{CLOSING_TIMEOUT, FAREWELL_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES};
 pub use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES};
@@ -213,8 +213,8 @@ impl Inner {
         if std::thread::panicking() && self.process.is_current() {
             let what = std::thread::current().name().unwrap_or("unnamed").to_owned();
             // Wait until the hub has it: otherwise the end of the process overtakes the reason.
-            let reason = wire::clip(format!("its thread '{what}' panicked"), MAX_NAME_BYTES);
-            self.part(&ToHub::Dying { reason });
+            let text = wire::clip(format!("its thread '{what}' panicked"), MAX_NAME_BYTES);
+            self.part(&ToHub::Dying { loss: Loss::new(LossCause::Panicked, text) });
             self.wait_for_farewell();
             self.close_hub(Duration::ZERO);
         } else {

@@ -2,12 +2,13 @@
 
 use super::Lent;
 use kolo_transport::{
-    Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, MemoryCounters, ParkBy, Piece, Posted,
-    Registered, Sink, Stage, StageCaps, Token,
+    Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, ParkBy, Piece,
+    Posted, Registered, Sink, Stage, StageCaps, Token, TransportKind,
 };
 
 /// How one peer is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Route {
     /// The peer's rank in the communicator.
     pub peer: u32,
@@ -17,6 +18,22 @@ pub struct Route {
     pub how: String,
     /// Why each transport that would have been preferred was not taken.
     pub declined: Vec<(String, String)>,
+}
+
+impl Route {
+    fn features(&self) -> Option<&'static Features> {
+        TransportKind::named(self.transport).map(TransportKind::features)
+    }
+
+    /// Whether adapters move the bytes.
+    pub(crate) fn uses_adapters(&self) -> bool {
+        self.features().is_some_and(|features| features.uses_adapters)
+    }
+
+    /// Whether the two ranks share memory.
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.features().is_some_and(|features| features.shares_memory)
+    }
 }
 
 /// No endpoint: the rank itself.

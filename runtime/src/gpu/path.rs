@@ -4,6 +4,7 @@ use std::fmt;
 
 /// How a call on a GPU's memory is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum GpuPath {
     /// Adapters reach it by themselves.
     Direct,

@@ -1,11 +1,11 @@
 //! The data that is sent, and the proof that what came back is right, to the last bit.
 //!
-//! What is only moved is random bytes; what is reduced comes from [`kolo::verify`], whose values make every partial
+//! What is only moved is random bytes; what is reduced comes from [`kolo::internal::verify`], whose values make every partial
 //! reduction exact in whatever order. Both are pure functions of seed, rank and place, so expectations are made
 //! piece by piece and need no buffer.
 
 use kolo::DataType;
-use kolo::verify::{Problem, count_wrong, fill_bytes};
+use kolo::internal::verify::{Problem, count_wrong, fill_bytes};
 
 use super::choice::NamedOp;
 use super::pieces::{Origin, Piece};
@@ -81,7 +81,7 @@ impl Inputs {
 
 #[cfg(test)]
 mod tests {
-    use super::super::choice::TYPES;
+    use super::super::choice::all_types;
     use super::*;
 
     #[test]
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn there_is_data_for_all_that_can_be_asked() {
-        for named in TYPES {
+        for named in all_types() {
             for op in NamedOp::ALL {
                 let inputs = Inputs::new(1, named.data_type, Some(op), 1).unwrap();
                 let mut result = vec![0; 64 * named.data_type.size()];

@@ -23,7 +23,7 @@
 //! brought nothing, `arm` again (which gives the word or the descriptor once more and changes nothing), sleep,
 //! `disarm`. The word lies in shared memory: sleep on it with [`wait_word`](crate::wait_word), not with a private futex.
 //!
-//! *Compiled exchange*: [`ShmEndpoint::exchange`] once, then for each round [`Exchange::is_free`] until true,
+//! *Compiled exchange*: [`Endpoint::exchange`](crate::Endpoint::exchange) once, then for each round [`Exchange::is_free`] until true,
 //! [`Exchange::publish`], [`Exchange::poll`] until true,
 //! [`Exchange::payload`] of everybody, [`Exchange::finish`]; asleep with [`Exchange::arm`] in the same way. Rounds and messages
 //! are independent of each other.
@@ -68,6 +68,10 @@ mod stage;
 #[cfg(test)]
 mod tests;
 
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::kinds::{Features, Options};
+
 pub use arena::{FLAT_LONG, FLAT_MAX};
 pub use board::Board;
 pub use copy::copy_streaming;
@@ -77,6 +81,15 @@ pub use handover::{Handover, SharedMemory};
 pub use host::probe;
 pub use options::{ShmOptions, SingleCopy};
 pub use rounds::FLAT_INLINE;
+
+/// See [`TransportKind::features`](crate::TransportKind::features).
+pub(crate) const FEATURES: Features =
+    Features { name: establish::NAME, shares_memory: true, uses_adapters: false, tries_paths: false };
+
+/// See [`TransportKind::open`](crate::TransportKind::open).
+pub(crate) fn open(rank: u32, world_size: u32, options: &Options) -> Result<Box<dyn Endpoint>, Error> {
+    Ok(Box::new(ShmEndpoint::new(rank, world_size, options.shm.clone())?))
+}
 
 /// See [`crate::fuzzing`].
 #[cfg(any(test, fuzzing))]

@@ -30,7 +30,7 @@ use kolo_transport::StageMismatch;
 
 use super::tiny::Tiny;
 use crate::call::{Call, Counts};
-use crate::forced::Forced;
+use crate::dispatch::Forced;
 use crate::reduce::Combine;
 use crate::types::ReduceOp;
 use claim::{CLAIM_BYTES, Claim};

@@ -115,11 +115,8 @@ impl Tiny {
         }
     }
 
-    /// How a call takes this path, as text, if it does.
-    pub(crate) fn describe(&self, call: &Call) -> Option<String> {
-        if !self.serves(call) {
-            return None;
-        }
+    /// How a call that this path serves takes it, as text.
+    pub(crate) fn describe(&self, call: &Call) -> String {
         let given = blocks(call.collective, self.members) * block(call);
         let exchanges = match exchanges(call, self.members) {
             1 => "one exchange".to_owned(),
@@ -128,9 +125,7 @@ impl Tiny {
         let limit = self
             .bytes_max(call.collective)
             .map_or_else(|| "at any length".to_owned(), |most| format!("up to {most} bytes"));
-        Some(format!(
-            "tiny: {given} bytes per rank in {exchanges} over shared memory ({limit}; KOLO_TINY_BYTES)"
-        ))
+        format!("tiny: {given} bytes per rank in {exchanges} over shared memory ({limit}; KOLO_TINY_BYTES)")
     }
 
     /// Whether the ranks' buffers are together too long for the caches, so that results had better go past them.

@@ -24,7 +24,7 @@ use limits::Served;
 pub(crate) use passage::Passage;
 
 use crate::call::Call;
-use crate::forced::Forced;
+use crate::dispatch::Forced;
 use crate::reduce::Combine;
 use crate::wait::Turnstile;
 
@@ -109,12 +109,12 @@ impl Tiny {
     }
 
     /// Whether a turn has come.
-    pub(super) fn has_turn(&self, turn: u64) -> bool {
+    pub(crate) fn has_turn(&self, turn: u64) -> bool {
         turn == self.turns_over + 1
     }
 
     /// How many turns are over, and where to sleep until more are.
-    pub(super) fn turns_over(&self) -> (u64, &Arc<Turnstile>) {
+    pub(crate) fn turns_over(&self) -> (u64, &Arc<Turnstile>) {
         (self.turns_over, &self.turnstile)
     }
 

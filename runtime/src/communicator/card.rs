@@ -1,0 +1,151 @@
+//! What the ranks tell each other when a communicator is made, and what follows from it on all ranks alike.
+
+use std::sync::Arc;
+
+use kolo_transport::Features;
+use serde::{Deserialize, Serialize};
+
+use super::agreement::Agreed;
+use super::model::Facts;
+use crate::config::{Config, TransportKind};
+use crate::home;
+use crate::wait::Policy;
+
+/// What a rank tells the others when a communicator is made.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Card {
+    /// Address of each transport, or why there is none.
+    pub(super) transports: Vec<(String, Result<Vec<u8>, String>)>,
+    /// Ranks with the same keys share a kernel and a network namespace, and have not been told otherwise.
+    pub(super) host: (u64, Option<String>),
+    /// Processors this rank may use.
+    pub(super) processors: u32,
+    /// Ranks of a host with the same number may run on the same ones.
+    pub(super) affinity: u64,
+    /// Channels per peer that all transports of this rank offer.
+    pub(super) channels: u16,
+    /// Whether this rank has a GPU's driver, so that its buffers may be a GPU's.
+    pub(super) has_gpus: bool,
+    pub(super) agreed: Agreed,
+}
+
+/// More processors than any host has.
+const PROCESSORS_MAX: u32 = 1 << 16;
+
+impl Card {
+    /// From another rank's bytes; what is wrong with them if they are no card. What the code behind divides by or indexes
+    /// with is bounded here.
+    pub(super) fn parse(blob: &[u8]) -> Result<Self, String> {
+        let card: Self = match postcard::take_from_bytes(blob) {
+            Ok((card, [])) => card,
+            Ok((_, rest)) => return Err(format!("{} bytes too many", rest.len())),
+            Err(error) => return Err(error.to_string()),
+        };
+        if card.channels == 0 {
+            return Err("it offers no channels".to_owned());
+        }
+        if !(1..=PROCESSORS_MAX).contains(&card.processors) {
+            return Err(format!("it has {} processors", card.processors));
+        }
+        if card.transports.len() > TransportKind::ALL.len() {
+            return Err(format!("it has {} transports", card.transports.len()));
+        }
+        Ok(card)
+    }
+
+    /// The transports that it has.
+    pub(super) fn offers(&self) -> impl Iterator<Item = TransportKind> {
+        self.transports.iter().filter(|(_, at)| at.is_ok()).filter_map(|(name, _)| TransportKind::named(name))
+    }
+}
+
+/// Host index of each rank, in order of first appearance.
+pub(super) fn host_indices(cards: &[Card]) -> Arc<[u32]> {
+    let mut keys: Vec<&(u64, Option<String>)> = Vec::new();
+    cards
+        .iter()
+        .map(|card| {
+            keys.iter().position(|key| **key == card.host).unwrap_or_else(|| {
+                keys.push(&card.host);
+                keys.len() - 1
+            }) as u32
+        })
+        .collect()
+}
+
+/// Ranks per processor of the fullest host decides for all: the algorithms must agree.
+pub(super) fn policy(hosts: &[u32], cards: &[Card], config: &Config) -> Policy {
+    let (ranks, processors) = fullest(hosts, cards);
+    Policy::for_host(ranks, processors, config.spin)
+}
+
+/// The processor that this rank comes back to, among those of its host that may run on the same ones.
+pub(super) fn assign_processor(rank: usize, hosts: &[u32], cards: &[Card]) -> Option<usize> {
+    let same = |other: &usize| hosts[*other] == hosts[rank] && cards[*other].affinity == cards[rank].affinity;
+    let place = (0..rank).filter(same).count();
+    home::assign(place, (0..cards.len()).filter(same).count())
+}
+
+fn fullest(hosts: &[u32], cards: &[Card]) -> (usize, usize) {
+    let host_count = hosts.iter().max().map_or(0, |max| *max as usize + 1);
+    (0..host_count)
+        .map(|host| {
+            let on_host = || hosts.iter().zip(cards).filter(move |(h, _)| **h as usize == host);
+            let ranks = on_host().count();
+            // Ranks bound to different processors report one each, unbound ones report all of them.
+            let bound: usize = on_host().map(|(_, card)| card.processors as usize).sum();
+            let widest = on_host().map(|(_, card)| card.processors as usize).max().unwrap_or(1);
+            (ranks, widest.max(if widest == 1 { bound } else { widest }))
+        })
+        .max_by(|a, b| (a.0 * b.1).cmp(&(b.0 * a.1)))
+        .unwrap_or((1, 1))
+}
+
+/// What decides the constants of the selection.
+pub(super) fn facts(hosts: &[u32], cards: &[Card]) -> Facts {
+    let (ranks, processors) = fullest(hosts, cards);
+    let all_have = |is: fn(&Features) -> bool| {
+        let offered_by_all =
+            |kind: &TransportKind| cards.iter().all(|card| card.offers().any(|own| own == *kind));
+        TransportKind::ALL.iter().filter(|kind| is(kind.features())).any(offered_by_all)
+    };
+    Facts {
+        shm: all_have(|features| features.shares_memory),
+        rdma: all_have(|features| features.uses_adapters),
+        oversubscription: (ranks as f64 / processors as f64).max(1.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_cards_are_refused() {
+        let card = |change: &dyn Fn(&mut Card)| {
+            let mut card = Card {
+                transports: vec![("tcp".to_owned(), Ok(vec![1, 2]))],
+                host: (7, None),
+                processors: 2,
+                affinity: 0,
+                channels: 16,
+                has_gpus: false,
+                agreed: Agreed::of(&Config::from_lookup(&|_| None).unwrap()),
+            };
+            change(&mut card);
+            Card::parse(&postcard::to_stdvec(&card).unwrap()).map(|_| ())
+        };
+        assert_eq!(card(&|_| ()), Ok(()));
+        let many = || vec![("tcp".to_owned(), Ok(vec![])); 99];
+        for (problem, change) in [
+            ("no channels", &(|card: &mut Card| card.channels = 0) as &dyn Fn(&mut Card)),
+            ("0 processors", &|card| card.processors = 0),
+            ("4294967295 processors", &|card| card.processors = u32::MAX),
+            ("99 transports", &|card| card.transports = many()),
+        ] {
+            let told = card(change).unwrap_err();
+            assert!(told.contains(problem), "{told}");
+        }
+        assert!(Card::parse(&[]).is_err() && Card::parse(&[0xff; 40]).is_err());
+    }
+}
