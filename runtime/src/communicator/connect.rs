@@ -123,11 +123,7 @@ impl Making {
 
     /// Tells the others something, and gives what all have told, in rank order.
     pub(super) fn tell(&self, round: u64, message: &impl Serialize) -> Result<Vec<Vec<u8>>> {
-        self.tell_bytes(round, postcard::to_stdvec(message).map_err(|error| broken(self.rank, &error))?)
-    }
-
-    /// The same of what is bytes already.
-    pub(super) fn tell_bytes(&self, round: u64, blob: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        let blob = postcard::to_stdvec(message).map_err(|error| broken(self.rank, &error))?;
         let key = ExchangeKey { communicator: self.id, round };
         self.world.control.exchange(key, &self.members, blob, self.deadline)
     }
@@ -139,7 +135,7 @@ impl Making {
         let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
         let engine = Engine::new(rank, established.links, channels, config.unexpected_bytes);
         let model = model_for(facts(hosts, cards), config.profile.as_ref().map(|loaded| &loaded.profile));
-        let stages = shared_memory::is_everywhere(self, hosts, engine.stage_members())?;
+        let stages = shared_memory::is_everywhere(self, hosts, &engine)?;
         let limits = Limits { channels: engine.channels_per_operation(), stages };
         let planner = Planner::new(rank, Arc::clone(hosts), model, config, limits)?;
         let canonical = config.determinism == Determinism::Canonical;

@@ -1,21 +1,22 @@
 //! Whether the ranks of each host share memory, so that plans may use it.
 
 use super::connect::Making;
+use crate::engine::Engine;
 use crate::error::Result;
 
 /// Whether, on every host, all ranks of the communicator share memory. The same on all ranks.
 ///
 /// Inside one host each rank sees that by itself: whether two ranks share memory is decided by the same facts at both, and two
 /// that share it with a third share it with each other. Of other hosts a rank is told.
-pub(super) fn is_everywhere(making: &Making, hosts: &[u32], shared: &[u32]) -> Result<bool> {
-    let is_here = is_shared(hosts, making.rank, shared);
+pub(super) fn is_everywhere(making: &Making, hosts: &[u32], engine: &Engine) -> Result<bool> {
+    let is_here = is_shared(hosts, making.rank, engine.stage_members());
     if !has_several(hosts) {
         return Ok(is_here && hosts.len() > 1);
     }
     if !has_company(hosts) {
         return Ok(false);
     }
-    let answers = making.tell_bytes(2, vec![u8::from(is_here)])?;
+    let answers = making.tell(2, &u8::from(is_here))?;
     Ok(answers.iter().all(|answer| answer == &[1]))
 }
 

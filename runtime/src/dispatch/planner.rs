@@ -102,11 +102,6 @@ impl Planner {
         })
     }
 
-    /// Whether reductions are in the canonical order.
-    pub(crate) fn is_canonical(&self) -> bool {
-        self.order == Order::Canonical
-    }
-
     /// The plan for a call with its buffers placed so, and how to run it.
     pub(crate) fn plan(&mut self, call: &Call, placement: Placement) -> Result<Planned> {
         let key = ChoiceKey { placement, ..self.key(call) };
@@ -155,6 +150,11 @@ impl Planner {
     fn task(&self, collective: Collective) -> Task {
         let task = Task::new(collective, self.world_size).with_hosts(Arc::clone(&self.hosts));
         if self.limits.stages { task.with_stages() } else { task }
+    }
+
+    /// Whether all reductions go along the canonical tree.
+    pub(crate) fn is_canonical(&self) -> bool {
+        self.order == Order::Canonical
     }
 
     /// The constants of the selection.

@@ -82,7 +82,12 @@ pub(crate) fn abort(shared: &Shared, reason: &str) {
 
 /// Makes the communicator unusable for the reason at hand, tells the others, and returns the error to report.
 pub(crate) fn fail(shared: &Shared, waited: Waited) -> Error {
-    let cause = shared.fault.cause().unwrap_or_else(|| find_out(shared, evidence(shared, waited)));
+    let find_out = || {
+        // Where ranks have met each other's calls, on the stage for one, and no control plane tells which.
+        orphans::show_call(&shared.core(), waited);
+        find_out(shared, evidence(shared, waited))
+    };
+    let cause = shared.fault.cause().unwrap_or_else(find_out);
     poison(shared, &cause);
     cause.error(shared.context(waited), shared.group.rank)
 }

@@ -251,6 +251,7 @@ fn job(
     let apart = premultiply.is_some() && call.collective == Collective::ReduceScatter;
     let placement = if apart { Placement::OutOfPlace } else { call.placement };
     let planned = core.planner.plan(call, placement)?;
+    let canonical = core.planner.is_canonical();
     let shape = match (&call.counts, planned.plan.cut) {
         (Counts::Even(count), Cut::Vector { .. }) => Shape::Vector { count: *count },
         (Counts::Even(count), Cut::PerRank) => Shape::Blocks { count: *count },
@@ -283,7 +284,7 @@ fn job(
         window: planned.window,
         channel_base: 0,
         area_base: 0,
-        canonical: core.planner.is_canonical(),
+        canonical,
         tag: begun.tag,
         lent,
         keep: None,

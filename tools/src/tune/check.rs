@@ -78,8 +78,7 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
     if is_in_place(collective) {
         task.placement = Placement::InPlace;
     }
-    let has_tiny = comm.routes().iter().all(|route| route.transport == "shm");
-    if has_tiny {
+    if comm.routes().iter().all(|route| route.transport == "shm") {
         task = task.with_stages();
     }
     let with = |config: Config| -> Result<Communicator> { Ok(comm.duplicate(config)?) };

@@ -312,7 +312,7 @@ impl Endpoint for ShmEndpoint {
     }
 
     fn exchange(&mut self) -> Option<Exchange> {
-        Self::exchange(self)
+        self.make_exchange()
     }
 
     unsafe fn post_send(

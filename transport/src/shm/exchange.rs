@@ -122,8 +122,7 @@ pub struct Exchange {
 impl ShmEndpoint {
     /// The compiled exchange, if all ranks of the world are on this host. Once per endpoint, after
     /// [`establish`](crate::Endpoint::establish); it stays usable without the endpoint.
-    #[must_use]
-    pub fn exchange(&mut self) -> Option<Exchange> {
+    pub(super) fn make_exchange(&mut self) -> Option<Exchange> {
         if self.is_exchange_taken || self.members.len() != self.world_size as usize {
             return None;
         }

@@ -23,7 +23,7 @@
 //! brought nothing, `arm` again (which gives the word or the descriptor once more and changes nothing), sleep,
 //! `disarm`. The word lies in shared memory: sleep on it with [`wait_word`](crate::wait_word), not with a private futex.
 //!
-//! *Compiled exchange*: [`ShmEndpoint::exchange`] once, then for each round [`Exchange::is_free`] until true,
+//! *Compiled exchange*: [`Endpoint::exchange`](crate::Endpoint::exchange) once, then for each round [`Exchange::is_free`] until true,
 //! [`Exchange::publish`], [`Exchange::poll`] until true,
 //! [`Exchange::payload`] of everybody, [`Exchange::finish`]; asleep with [`Exchange::arm`] in the same way. Rounds and messages
 //! are independent of each other.
