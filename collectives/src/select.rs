@@ -244,15 +244,18 @@ fn tune(
     let scratch = generator.scratch_factor(task);
     let whole = bytes.next_multiple_of(element).max(element);
     let longest = longest_segment(algorithm, task, bytes, model);
+    let staged = algorithm.generator().staged_segments(task).is_some();
     let mut sizes: Vec<u64> = Vec::new();
     let mut size = longest;
     loop {
         // With scratch for many blocks, segments are shorter than would otherwise make sense.
         let fits = scratch * size as f64 * f64::from(window) <= SCRATCH_BYTES;
         if fits && size < whole {
-            sizes.push(aligned(size));
+            sizes.push(aligned(if staged { even(whole, size) } else { size }));
         }
-        if size <= shortest && (fits || size <= 1 << 10) {
+        // Inside a host rounds are as long as was measured best.
+        let measured = staged && !task.has_several_hosts();
+        if (size <= shortest || measured) && (fits || size <= 1 << 10) {
             break;
         }
         size /= 2;
@@ -292,6 +295,12 @@ fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model)
     } else {
         SEGMENT_BYTES_MAX
     }
+}
+
+/// The length of equal segments of `whole`, of which none is longer than `longest`: the last round of all that wait for each other
+/// costs what the others cost.
+fn even(whole: u64, longest: u64) -> u64 {
+    whole.div_ceil(whole.div_ceil(longest)).next_multiple_of(GRAIN_BYTES).min(longest)
 }
 
 /// Two cache lines, and a whole number of elements of any type.

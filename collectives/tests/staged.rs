@@ -97,3 +97,22 @@ fn no_stage_says_why() {
     let dealt = Task::new(Collective::AllToAll, 4).with_hosts([0, 1, 0, 1]).with_stages();
     assert!(refusal(Algorithm::HierarchicalStaged, &dealt).contains("follow each other"));
 }
+
+/// Every byte is copied in once, whoever needs it, and nobody sends a message inside a host.
+#[test]
+fn every_byte_is_copied_in_once() {
+    for (collective, algorithm, of_vector) in [
+        (Collective::Broadcast, Algorithm::Staged, 1),
+        (Collective::AllGather, Algorithm::Staged, 5),
+        (Collective::AllToAll, Algorithm::Staged, 5 * 4),
+        (Collective::ReduceScatter, Algorithm::StagedOneShot, 5 * 4),
+        (Collective::AllReduce, Algorithm::StagedOneShot, 5),
+        // Less the slice that each reduces itself, and the sums.
+        (Collective::AllReduce, Algorithm::StagedTwoShot, 5 - 1 + 1),
+    ] {
+        let task = Task::new(collective, 5).with_stages();
+        let plans = plans(algorithm, &task);
+        let report = expect(algorithm, &task, &plans, &uniform(&plans, 1000), &Options::quick());
+        assert_eq!((report.published, report.messages), (of_vector * 1000, 0), "{algorithm} {collective}");
+    }
+}

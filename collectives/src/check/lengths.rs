@@ -113,8 +113,10 @@ impl Lengths {
     }
 }
 
-/// What a rank publishes must be as long as all members of its stage take it to be, block by block.
-pub(crate) fn published(plans: &[Plan], layouts: &[Layout], segment: usize) -> Result<(), Violation> {
+/// What a rank publishes must be as long as all members of its stage take it to be, block by block. Tells how many elements
+/// all ranks copy.
+pub(crate) fn published(plans: &[Plan], layouts: &[Layout], segment: usize) -> Result<u64, Violation> {
+    let (mut copied, mut left_out) = (0, 0);
     for (plan, layout) in plans.iter().zip(layouts) {
         let Some(stage) = &plan.stage else { continue };
         let me = stage.member(plan.rank).unwrap_or_default();
@@ -125,6 +127,8 @@ pub(crate) fn published(plans: &[Plan], layouts: &[Layout], segment: usize) -> R
         let publishes = steps(plan).filter(|(_, action)| matches!(action, Action::Publish { .. }));
         for ((at, action), round) in publishes.zip(&stage.rounds) {
             let place = |at| Place::of(plan, at);
+            let Action::Publish { except, .. } = action else { continue };
+            left_out += except.map_or(0, |hole| layout.len(hole, segment));
             let runs = round[me].runs.iter().flatten().zip(action.reads().into_iter().flatten());
             for (run, src) in runs {
                 for index in 0..run.count {
@@ -133,9 +137,10 @@ pub(crate) fn published(plans: &[Plan], layouts: &[Layout], segment: usize) -> R
                     if all.iter().any(|layout| layout.block(stage.like, name, segment).len != len) {
                         return Err(Violation::Lengths { at: place(at), sender: place(at) });
                     }
+                    copied += len;
                 }
             }
         }
     }
-    Ok(())
+    Ok((copied - left_out) as u64)
 }

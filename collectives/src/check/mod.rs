@@ -101,6 +101,8 @@ pub struct Report {
     pub elements: u64,
     /// The most elements that any one rank sends in one segment.
     pub elements_per_rank: u64,
+    /// Elements that all ranks copy into stages in one segment; the largest over the segments checked.
+    pub published: u64,
     /// The most peers any rank talks to.
     pub connections: u32,
     /// The most elements of scratch that one segment takes on any rank.
@@ -138,6 +140,7 @@ pub fn check(plans: &[Plan], shapes: &[Shape], options: &Options) -> Result<Repo
         messages: 0,
         elements: 0,
         elements_per_rank: 0,
+        published: 0,
         connections: wiring.connections(plans),
         scratch_elements: layouts.iter().map(Layout::scratch_elements).max().unwrap_or(0),
         expression: None,
@@ -146,7 +149,7 @@ pub fn check(plans: &[Plan], shapes: &[Shape], options: &Options) -> Result<Repo
     for segment in chosen(segments, options.segments) {
         let lengths = lengths::Lengths::new(plans, &layouts, segment);
         lengths.agree(plans, &wiring)?;
-        lengths::published(plans, &layouts, segment)?;
+        report.published = report.published.max(lengths::published(plans, &layouts, segment)?);
         report.messages = report.messages.max(lengths.messages(plans));
         report.elements = report.elements.max(lengths.elements(plans));
         report.elements_per_rank = report.elements_per_rank.max(lengths.elements_per_rank(plans));

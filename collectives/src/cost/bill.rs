@@ -180,27 +180,30 @@ impl Bill {
         self.path += work;
     }
 
-    /// Every rank of a host copies so much into memory that the others read.
-    pub(crate) fn publish(&mut self, bytes: f64) {
-        self.share(bytes, 0.0);
+    /// `ranks` ranks of each host copy so much into memory that the others read.
+    pub(crate) fn publish(&mut self, ranks: u32, bytes: f64) {
+        self.share(ranks, bytes, 0.0);
     }
 
-    /// Every rank of a host copies so much of what others have published.
-    pub(crate) fn take(&mut self, bytes: f64) {
-        self.share(bytes, 0.0);
+    /// `ranks` ranks of each host copy so much of what others have published.
+    pub(crate) fn take(&mut self, ranks: u32, bytes: f64) {
+        self.share(ranks, bytes, 0.0);
     }
 
-    /// Every rank reduces what so many ranks of its host have for it, `bytes` each, its own among it.
-    pub(crate) fn fold(&mut self, ranks: u32, bytes: f64) {
-        let bytes = f64::from(ranks - 1) * bytes;
-        self.share(bytes, bytes / self.model.reduce_bytes_per_second);
+    /// `ranks` ranks of each host reduce what so many have for them, `bytes` each, their own among it.
+    pub(crate) fn fold(&mut self, ranks: u32, contributions: u32, bytes: f64) {
+        let bytes = f64::from(contributions - 1) * bytes;
+        self.share(ranks, bytes, bytes / self.model.reduce_bytes_per_second);
     }
 
-    /// Every rank moves so much to or from memory that the ranks of a host share.
-    fn share(&mut self, bytes: f64, more: f64) {
+    /// `ranks` ranks of each host move so much to or from memory that all share, and work so long beside. The others leave the
+    /// processors to them.
+    fn share(&mut self, ranks: u32, bytes: f64, more: f64) {
+        let share = f64::from(ranks) / f64::from(self.local);
+        let turns = (self.model.oversubscription.max(1.0) * share).max(1.0);
         let moved = bytes / self.model.move_bytes_per_second;
-        let memory = f64::from(self.local) * bytes / self.model.memory_bytes_per_second;
-        let work = ((moved + more) * self.model.oversubscription.max(1.0)).max(memory);
+        let memory = f64::from(ranks) * bytes / self.model.memory_bytes_per_second;
+        let work = ((moved + more) * turns).max(memory);
         self.busy.memory += memory;
         self.busy.processor += work;
         self.path += work;

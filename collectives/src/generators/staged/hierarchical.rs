@@ -71,46 +71,46 @@ impl Generator for HierarchicalStaged {
         match task.collective {
             Collective::AllReduce => {
                 let slice = bytes / f64::from(rails);
-                bill.publish(bytes);
+                bill.publish(local, bytes);
                 bill.meet(local - 1);
-                bill.fold(local, slice);
+                bill.fold(rails, local, slice);
                 let piece = slice / f64::from(hosts);
                 circulant::phase_cost(bill, hosts, piece, true, Some(share));
                 circulant::phase_cost(bill, hosts, piece, false, Some(share));
-                bill.publish(slice);
+                bill.publish(rails, slice);
                 bill.meet(rails - 1);
-                bill.take(bytes - slice);
+                bill.take(local, bytes - slice);
             }
             Collective::AllGather => {
-                bill.copy(bytes);
                 for host in 0..hosts {
-                    bill.publish(if host == 0 { bytes } else { chunk });
+                    let (givers, given) = if host == 0 { (local, bytes) } else { (rails, chunk) };
+                    bill.publish(givers, given);
                     bill.meet(local - 1);
-                    bill.take(f64::from(local) * bytes - chunk);
+                    bill.take(local, f64::from(local) * bytes - given);
                     if host > 0 {
                         bill.exchange(Meeting::Pairs, Reach::Network(share), 1.0, chunk, false);
                     }
                 }
             }
             Collective::ReduceScatter => {
-                bill.publish(f64::from(task.world_size) * bytes);
+                bill.publish(local, f64::from(task.world_size) * bytes);
                 bill.meet(local - 1);
-                bill.fold(local, f64::from(hosts) * chunk);
+                bill.fold(rails, local, f64::from(hosts) * chunk);
                 for _ in 1..hosts {
                     bill.exchange(Meeting::Pairs, Reach::Network(share), 1.0, chunk, true);
                 }
                 if rails < local {
-                    bill.publish(chunk);
+                    bill.publish(rails, chunk);
                     bill.meet(1);
-                    bill.take(bytes);
+                    bill.take(local, bytes);
                 }
             }
             _ => {
                 let (near, far) = (f64::from(local - 1), f64::from(task.world_size - local));
                 bill.copy(bytes);
-                bill.publish(near * bytes);
+                bill.publish(local, near * bytes);
                 bill.meet(local - 1);
-                bill.take(near * bytes);
+                bill.take(local, near * bytes);
                 bill.exchange(Meeting::Pairs, Reach::Network(1.0), far, far * bytes, false);
             }
         }

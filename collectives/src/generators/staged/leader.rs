@@ -91,18 +91,18 @@ impl Generator for LeaderStaged {
         let all_reduce = task.collective == Collective::AllReduce;
         let bytes = if task.collective == Collective::Barrier { 0.0 } else { bytes };
         if task.collective != Collective::Broadcast {
-            bill.publish(bytes);
+            bill.publish(bill.local, bytes);
             bill.meet(bill.local - 1);
-            bill.fold(bill.local, bytes);
+            bill.fold(1, bill.local, bytes);
         }
         let fold = if bill.hosts.is_power_of_two() || !all_reduce { 0 } else { 1 };
         for _ in 0..ceil_log2(bill.hosts) + fold {
             bill.exchange(Meeting::Pairs, bill.one_per_host(), 1.0, bytes, reduces);
         }
         if task.collective != Collective::Reduce {
-            bill.publish(bytes);
+            bill.publish(1, bytes);
             bill.meet(1);
-            bill.take(bytes);
+            bill.take(bill.local - 1, bytes);
         }
     }
 

@@ -79,9 +79,10 @@ impl Generator for StagedOneShot {
     fn cost(&self, task: &Task, n: f64, bill: &mut Bill) {
         let p = task.world_size;
         let blocks = if task.collective == Collective::ReduceScatter { p - 1 } else { 1 };
-        bill.publish(f64::from(blocks) * n);
+        let takers = if task.collective == Collective::Reduce { 1 } else { p };
+        bill.publish(p, f64::from(blocks) * n);
         bill.meet(p - 1);
-        bill.fold(p, n);
+        bill.fold(takers, p, n);
     }
 
     fn scratch_factor(&self, _: &Task) -> f64 {

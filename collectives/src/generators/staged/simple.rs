@@ -8,7 +8,7 @@
 use super::{named, on_one_host, others, segments, world};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
-use crate::cost::Bill;
+use crate::cost::{Bill, Busy};
 use crate::generator::{Generator, StagedSegments};
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::stage::{Members, Payload};
@@ -80,29 +80,36 @@ impl Generator for Staged {
 
     fn cost(&self, task: &Task, n: f64, bill: &mut Bill) {
         let p = task.world_size;
-        let more = f64::from(p - 1);
+        let others = f64::from(p - 1) * n;
         match task.collective {
+            // One copies in the next segment while the others copy this one out, so that the longer of the two counts.
             Collective::Broadcast => {
-                bill.publish(n);
+                bill.publish(1, n);
                 bill.meet(1);
-                bill.take(n);
+                bill.busy = Busy::default();
+                bill.take(p - 1, n);
             }
-            Collective::Scatter | Collective::Gather => {
-                bill.publish(n);
+            Collective::Scatter => {
+                bill.publish(1, others);
                 bill.meet(1);
-                bill.take(more * n);
+                bill.take(p - 1, n);
             }
-            Collective::AllGather => {
-                bill.publish(n);
-                bill.copy(n);
+            Collective::Gather => {
+                bill.publish(p - 1, n);
                 bill.meet(p - 1);
-                bill.take(more * n);
+                bill.take(1, others);
+            }
+            // The copy of its own block a rank makes while it would wait; other forms do not count it either.
+            Collective::AllGather => {
+                bill.publish(p, n);
+                bill.meet(p - 1);
+                bill.take(p, others);
             }
             Collective::AllToAll => {
-                bill.publish(more * n);
+                bill.publish(p, others);
                 bill.copy(n);
                 bill.meet(p - 1);
-                bill.take(more * n);
+                bill.take(p, others);
             }
             _ => bill.meet(p - 1),
         }

@@ -113,13 +113,13 @@ impl Generator for StagedTwoShot {
     fn cost(&self, task: &Task, n: f64, bill: &mut Bill) {
         let p = task.world_size;
         let slice = n / f64::from(p);
-        bill.publish(n - slice);
+        bill.publish(p, n - slice);
         for _ in 0..=task.params.parts.clamp(1, PARTS_MAX) {
             bill.meet(p - 1);
         }
-        bill.fold(p, slice);
-        bill.publish(slice);
-        bill.take(n - slice);
+        bill.fold(p, p, slice);
+        bill.publish(p, slice);
+        bill.take(if task.collective == Collective::Reduce { 1 } else { p }, n - slice);
     }
 
     fn scratch_factor(&self, task: &Task) -> f64 {

@@ -2,8 +2,8 @@
 
 mod batch;
 mod builder;
+mod cluster;
 mod collectives;
-pub(crate) mod direct;
 mod gpu;
 mod irregular;
 #[cfg(test)]
@@ -19,8 +19,8 @@ mod start_irregular;
 mod start_messages;
 mod subset;
 mod symmetric;
-pub(crate) mod tiny;
 mod typed;
+mod work;
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -28,14 +28,16 @@ use std::time::Duration;
 
 pub use batch::Batch;
 pub use builder::Builder;
+pub use cluster::Cluster;
 pub use messages::RawMessage;
 pub use registration::{RegisteredBuffer, Registration, Stable, Standing};
 pub use scope::Scope;
 pub use symmetric::Symmetric;
+pub use work::Work;
 
 use kolo_collectives::model::Model;
 
-use crate::call::RawCall;
+use crate::call::{RawCall, Waited};
 use crate::communicator::{Making, Record, Shared, leak_in_child, on_gpus};
 use crate::config::Config;
 use crate::control::PeerInfo;
@@ -43,7 +45,6 @@ use crate::dispatch::CarriedOut;
 use crate::drive;
 use crate::engine::Route;
 use crate::error::{Error, Result};
-use crate::waited::Waited;
 
 /// A group of ranks that communicate.
 ///

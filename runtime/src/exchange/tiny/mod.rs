@@ -23,8 +23,7 @@ use kolo_transport::{Needs, StageMismatch};
 use limits::Served;
 pub(crate) use passage::Passage;
 
-use crate::call::Call;
-use crate::dispatch::Forced;
+use crate::call::{Call, Forced};
 use crate::reduce::Combine;
 use crate::wait::Turnstile;
 
@@ -103,7 +102,7 @@ impl Tiny {
     }
 
     /// A turn, in the order of calls.
-    pub(super) fn take_turn(&mut self) -> u64 {
+    pub(crate) fn take_turn(&mut self) -> u64 {
         self.turns += 1;
         self.turns
     }
@@ -120,7 +119,7 @@ impl Tiny {
 
     /// Ends the turn at hand.
     #[inline]
-    pub(super) fn end_turn(&mut self) {
+    pub(crate) fn end_turn(&mut self) {
         self.turns_over += 1;
         if self.turns != self.turns_over {
             self.turnstile.tell(self.turns_over);
@@ -129,7 +128,7 @@ impl Tiny {
 
     /// Moves an exchange of everybody's `words` (as many on all ranks) on as far as it goes; true once all are there. The
     /// caller has the turn, looks at [`heard`](Self::heard) and then calls [`end_exchange`](Self::end_exchange).
-    pub(super) fn exchange(&mut self, tag: u64, words: &[u8]) -> Result<bool, StageMismatch> {
+    pub(crate) fn exchange(&mut self, tag: u64, words: &[u8]) -> Result<bool, StageMismatch> {
         if !matches!(self.step, Step::Published) {
             let fill = (!words.is_empty()).then_some(|mut slot: Slot<'_>| slot.write(0, words));
             if !self.flat.is_free(words.len())? {
@@ -143,12 +142,12 @@ impl Tiny {
     }
 
     /// What a member gave in a complete exchange.
-    pub(super) fn heard(&self, member: usize) -> Payload<'_> {
+    pub(crate) fn heard(&self, member: usize) -> Payload<'_> {
         self.flat.payload(member)
     }
 
     /// Ends a complete exchange.
-    pub(super) fn end_exchange(&mut self) {
+    pub(crate) fn end_exchange(&mut self) {
         self.flat.finish();
         self.step = Step::Idle;
     }

@@ -6,7 +6,7 @@ use kolo_collectives::overrides::Overrides;
 use kolo_collectives::plan::Collective;
 use kolo_collectives::task::Task;
 
-use crate::call::{Call, Counts};
+use super::{Call, Counts};
 
 /// The calls of a communicator for which an algorithm is forced. The same on all ranks, since the settings are.
 #[derive(Clone, Debug, Default)]

@@ -13,11 +13,11 @@ use std::sync::{Arc, Weak};
 use kolo_transport::{Backing, MemoryCounters, Piece};
 
 use super::Communicator;
+use crate::call::Waited;
+use crate::call::ranges::is_addressable;
 use crate::communicator::Shared;
 use crate::drive;
 use crate::error::{Error, Result};
-use crate::ranges::is_addressable;
-use crate::waited::Waited;
 
 const WAITED: Waited = Waited::other("register");
 

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Communicator;
+use super::work::Work;
 use crate::call::{Call, RawCall, RawCallV};
 use crate::communicator::on_gpus;
 use crate::drive;
 use crate::drive::Ticket;
 use crate::error::Result;
-use crate::work::Work;
 
 impl Communicator {
     /// Runs a collective on raw memory and blocks until it is done.

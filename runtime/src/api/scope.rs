@@ -6,12 +6,11 @@ use std::marker::PhantomData;
 use kolo_collectives::plan::Collective;
 
 use super::Communicator;
-use crate::call::Call;
+use crate::call::{Call, Waited};
 use crate::drive;
 use crate::drive::Ticket;
 use crate::error::Result;
 use crate::types::{Element, ReduceOp};
-use crate::waited::Waited;
 
 /// Starts operations on buffers that outlive the scope. See [`Communicator::scope`].
 #[derive(Debug)]

@@ -5,9 +5,9 @@
 use kolo_collectives::plan::{Collective, Placement};
 
 use super::Communicator;
+use crate::call::ranges::{Range, is_addressable};
 use crate::call::{Call, Counts, RawCall, RawCallV, overlap};
 use crate::error::Result;
-use crate::ranges::{Range, is_addressable};
 use crate::types::{DataType, Element, ReduceOp};
 
 /// Stands in where nothing is reduced.

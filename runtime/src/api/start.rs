@@ -9,11 +9,11 @@ use std::sync::Arc;
 use kolo_collectives::plan::Collective;
 
 use super::Communicator;
+use super::work::{Kept, Work};
 use crate::call::Call;
 use crate::drive;
 use crate::error::Result;
 use crate::types::{Element, ReduceOp, zeros};
-use crate::work::{Kept, Work};
 
 impl Communicator {
     /// Starts an in-place all-reduce.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Communicator;
 
-use crate::cluster::Cluster;
+use super::cluster::Cluster;
 use crate::config::{Config, TransportKind, Transports};
 use crate::drive::injected;
 use crate::error::{Error, Result};

@@ -3,10 +3,10 @@
 use kolo_gdr::Driver;
 
 use super::Communicator;
+use crate::call::Waited;
 use crate::communicator::on_gpus;
 use crate::error::{Error, Result};
 use crate::gpu::GpuCounters;
-use crate::waited::Waited;
 
 impl Communicator {
     /// What was done with memory of GPUs so far.

@@ -6,12 +6,12 @@ use std::time::Instant;
 use kolo_transport::foreign::printable;
 
 use super::Communicator;
+use crate::call::Waited;
 use crate::communicator::{Making, child_id, patience};
 use crate::config::Config;
 use crate::control::ExchangeKey;
 use crate::drive;
 use crate::error::{Error, Result};
-use crate::waited::Waited;
 
 /// Rounds of the control plane's exchange that splits use, apart from the one that introduces a communicator's ranks.
 const SPLIT_ROUND: u64 = 1 << 32;

@@ -1,6 +1,6 @@
 //! The embedded loopback cluster: threads as ranks, for tests, examples and trying things out.
 
-use crate::comm::Communicator;
+use super::Communicator;
 use crate::config::Config;
 use crate::control::ControlRuntime;
 use crate::error::{Error, Result};

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::Communicator;
 use super::messages::{RawMessage, Transfer};
+use super::work::{Kept, Work};
 use crate::error::Result;
 use crate::types::Element;
-use crate::work::{Kept, Work};
 
 impl Communicator {
     /// Starts a send; the work gives the buffer back once it may be changed.

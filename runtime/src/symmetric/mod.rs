@@ -28,9 +28,8 @@ use std::sync::Arc;
 use kolo_collectives::plan::{Collective, Placement};
 use kolo_transport::StageMismatch;
 
-use super::tiny::Tiny;
-use crate::call::{Call, Counts};
-use crate::dispatch::Forced;
+use crate::call::{Call, Counts, Forced};
+use crate::exchange::tiny::Tiny;
 use crate::reduce::Combine;
 use crate::types::ReduceOp;
 use claim::{CLAIM_BYTES, Claim};

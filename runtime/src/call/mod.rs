@@ -1,13 +1,22 @@
 //! A collective call as a value: checked, described and signed before anything moves.
 
+mod forced;
+pub(crate) mod ranges;
+mod sides;
+mod summary;
+mod waited;
+
+pub(crate) use forced::Forced;
+pub(crate) use sides::{Reach, Sides};
+pub use summary::{Label, Summary};
+pub(crate) use waited::{Message, Single, Waited};
+
 use kolo_collectives::plan::{Collective, Placement};
 
 use crate::error::{Context, Error, Result};
 use crate::mix::mix;
-use crate::ranges::{self, Range};
-use crate::sides::{Reach, Sides};
-use crate::summary::Summary;
 use crate::types::{DataType, ReduceOp};
+use ranges::Range;
 
 /// A collective call on raw memory, for bindings and tools.
 ///

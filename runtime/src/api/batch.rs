@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::Communicator;
 use super::messages::{RawMessage, Transfer};
+use super::work::Work;
 use crate::drive;
 use crate::error::Result;
 use crate::types::{DataType, Element};
-use crate::work::Work;
 
 /// Sends and receives that run together, whatever their order: no pattern of them deadlocks.
 #[derive(Debug)]

@@ -10,16 +10,16 @@ use kolo_transport::shm::{Handover, SharedMemory};
 use serde::{Deserialize, Serialize};
 
 use super::Communicator;
-use super::direct::{Lease, Window};
+use crate::call::Waited;
 use crate::communicator::Shared;
 use crate::control::ExchangeKey;
 use crate::drive::{self, End, Patience, Step, Waiter, until};
 use crate::error::{Context, Error, Result};
 use crate::job::MOST_PATIENCE;
 use crate::supply::{self, Pool};
+use crate::symmetric::{Lease, Window};
 use crate::types::Element;
 use crate::wait::{Next, Pacer, Policy};
-use crate::waited::Waited;
 
 /// Rounds of the control plane's exchange that allocations use: three each, apart from those of splits.
 const ALLOC_ROUND: u64 = 1 << 40;

@@ -3,9 +3,9 @@
 use kolo_collectives::plan::Collective;
 
 use super::Communicator;
+use super::work::Work;
 use crate::error::Result;
 use crate::types::{Element, ReduceOp, zeros};
-use crate::work::Work;
 
 impl Communicator {
     /// Starts an all-gather of blocks of `counts[r]` elements of each rank r; the work gives all of them, one behind the

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::summary::Summary;
+use super::summary::Summary;
 use crate::types::DataType;
 
 /// What is being waited for.

@@ -6,15 +6,13 @@ use std::sync::MutexGuard;
 use kolo_transport::Piece;
 
 use super::Communicator;
-use crate::call::transfer_tag;
+use crate::call::ranges::{Range, first_conflict, is_addressable};
+use crate::call::{Message, Reach, Single, Waited, transfer_tag};
 use crate::communicator::{Core, on_gpus};
 use crate::drive::{self, Ticket};
 use crate::engine::{ANY_SOURCE, Kind, TransferJob};
 use crate::error::{Error, Result};
-use crate::ranges::{Range, first_conflict, is_addressable};
-use crate::sides::Reach;
 use crate::types::{DataType, Element};
-use crate::waited::{Message, Single, Waited};
 
 /// Memory of a message, for bindings and tools: of the host, or of a GPU, as for [`RawCall`](crate::RawCall).
 #[derive(Clone, Copy, Debug)]
