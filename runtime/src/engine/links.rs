@@ -55,9 +55,9 @@ impl Links {
         via: impl IntoIterator<Item = Option<usize>>,
     ) -> Self {
         let via = via.into_iter().map(|index| index.map_or(NOWHERE, |i| i as u8)).collect();
-        let is_shared =
-            |endpoint: &Box<dyn Endpoint>| endpoint.stage().is_some_and(|stage| stage.members().len() > 1);
-        let stage = endpoints.iter().position(is_shared);
+        let stage = endpoints
+            .iter()
+            .position(|endpoint| endpoint.stage().is_some_and(|stage| stage.members().len() > 1));
         Self { endpoints, via, stage }
     }
 
