@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::process::Command;
 use std::time::Duration;
 
-use kolo::reduce::{Isa, kernel_for};
+use kolo::internal::reduce::{Isa, kernel_for};
 use kolo::{Cluster, Communicator, Config, DataType, ReduceOp, TransportKind, Transports};
 use kolo_collectives::model::Model;
 use kolo_collectives::plan::Collective;

@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kolo::reduce::{Isa, Kernel, divide, kernel_for, scale};
+use kolo::internal::reduce::{Isa, Kernel, divide, kernel_for, scale};
 use kolo::{DataType, ReduceOp};
 
 /// Sizes of an operand in bytes.

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kolo::verify::{Problem, fill_bytes};
+use kolo::internal::verify::{Problem, fill_bytes};
 use kolo::{DataType, ReduceOp};
 
 const BYTES: usize = 512 << 10;

@@ -8,7 +8,7 @@
 use std::error::Error;
 use std::ptr;
 
-use kolo::reduce::{Kernel, kernel};
+use kolo::internal::reduce::{Kernel, kernel};
 use kolo::{Communicator, DataType, ReduceOp};
 
 use crate::shared::Shared;

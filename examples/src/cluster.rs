@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
-use kolo::join::JoinSpec;
+use kolo::JoinSpec;
 use kolo::{Cluster, Communicator, Error};
 
 use crate::Result;

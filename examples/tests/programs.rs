@@ -7,6 +7,11 @@ const HELLO: &str = env!("CARGO_BIN_EXE_hello");
 const RING: &str = env!("CARGO_BIN_EXE_ring");
 const GROUPS: &str = env!("CARGO_BIN_EXE_groups");
 const OVERLAP: &str = env!("CARGO_BIN_EXE_overlap");
+const SCOPE: &str = env!("CARGO_BIN_EXE_scope");
+const SYMMETRIC: &str = env!("CARGO_BIN_EXE_symmetric");
+const FAILURE: &str = env!("CARGO_BIN_EXE_failure");
+const THREADS: &str = env!("CARGO_BIN_EXE_threads");
+const EXPLAIN: &str = env!("CARGO_BIN_EXE_explain");
 const TRAIN: &str = env!("CARGO_BIN_EXE_train_mlp");
 
 /// A training of a few seconds, wherever it runs.
@@ -102,6 +107,46 @@ fn overlap_gets_the_same_sums() {
         .env("KOLO_DETERMINISM", "canonical");
     let text = printed(&canonical.output().unwrap());
     assert!(text.starts_with("16 buckets of 1024 KiB, the same sums both times\n"), "{text}");
+}
+
+#[test]
+fn scope_sums_all_layers() {
+    let text = printed(&output(SCOPE, &["--ranks", "3"]));
+    let want: Vec<String> = (0..3).map(|rank| format!("rank {rank}: 3 layers summed in one scope")).collect();
+    assert_eq!(sorted(&text), want);
+}
+
+#[test]
+fn symmetric_buffers_give_the_same_sums() {
+    let text = printed(&output(SYMMETRIC, &["--ranks", "2"]));
+    assert!(text.starts_with("16 MiB, the same sums both times\nordinary memory: "), "{text}");
+}
+
+#[test]
+fn failure_is_told_by_every_rank_that_stays() {
+    let text = printed(&output(FAILURE, &["--ranks", "3"]));
+    for rank in 0..3 {
+        assert!(text.contains(&format!("rank {rank}: fatal: false: ")), "{text}");
+        let is_told = text.contains(&format!("rank {rank}: fatal: true: rank {rank}, all_reduce("));
+        assert_eq!(is_told, rank < 2, "{text}");
+    }
+    assert_eq!(text.matches("rank 2 is lost (it has dropped its communicator").count(), 2, "{text}");
+}
+
+#[test]
+fn threads_reduce_at_the_same_time() {
+    let text = printed(&output(THREADS, &["--ranks", "3"]));
+    let want: Vec<String> =
+        (0..3).map(|rank| format!("rank {rank}: 100 sums of 6, 100 products of 8")).collect();
+    assert_eq!(sorted(&text), want);
+}
+
+#[test]
+fn explain_names_the_forced_algorithm() {
+    let text = printed(&output(EXPLAIN, &["--ranks", "3"]));
+    assert!(text.starts_with("as chosen: "), "{text}");
+    assert!(text.contains("\nby the ring: ring: "), "{text}");
+    assert_eq!(text.matches(" all_reduce(1048576 x f32, sum) took ").count(), 2, "{text}");
 }
 
 #[test]

@@ -12,11 +12,12 @@ pub use kolo_transport::TransportKind;
 use kolo_transport::rdma::Keep;
 
 use crate::error::{Error, Result};
-use crate::join::DEFAULT_JOIN_TIMEOUT;
+use crate::job::DEFAULT_JOIN_TIMEOUT;
 use crate::profile::Loaded;
 
 /// Which transports may be used, in order of preference.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Transports {
     /// Shared memory between ranks of one host; between hosts RDMA where both ends have it, else TCP.
     Auto,
@@ -26,6 +27,7 @@ pub enum Transports {
 
 /// How results may depend on how they are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Determinism {
     /// All ranks get the same bits and runs repeat, for a given size and configuration.
     Repeatable,

@@ -1,8 +1,10 @@
-//! The one error of the public API: fields, not strings, so that a caller can act on them.
+//! The one error type of the public API. Programs act on its fields; people read its text.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 /// What [`Error::Timeout`] advises, at the end of its text. A door whose limits are set in another way puts its own here.
 pub const TIMEOUT_REMEDY: &str = "Raise the limit with KOLO_TIMEOUT if the ranks are merely slow";
@@ -10,8 +12,9 @@ pub const TIMEOUT_REMEDY: &str = "Raise the limit with KOLO_TIMEOUT if the ranks
 /// What [`Error::Join`] advises where ranks are missing, in its remedy. As [`TIMEOUT_REMEDY`].
 pub const JOIN_REMEDY: &str = "a longer limit is set with KOLO_JOIN_TIMEOUT";
 
-/// Where an error happened: which rank, in which operation.
+/// Where an error happened: the rank, the operation and its number.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Context {
     /// Rank of the caller in the communicator concerned.
     pub rank: u32,
@@ -21,11 +24,47 @@ pub struct Context {
     pub sequence: u64,
 }
 
+/// How a peer was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// Its connection closed without a goodbye. The process was killed, crashed or exited in the middle of the job.
+    Closed,
+    /// Its connection was open, but nothing came from it for this long. The host is down, the network between is cut, or
+    /// the process is stopped.
+    Silent(Duration),
+    /// It dropped its communicator or exited in good order while this rank still needed it.
+    Left,
+    /// One of its threads panicked.
+    Panicked,
+    /// It sent something that the control plane's protocol does not allow: another program or version, or corruption.
+    Protocol,
+}
+
+/// Why a rank aborted a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AbortReason {
+    /// The program asked for it: [`Communicator::abort`](crate::Communicator::abort), or
+    /// [`Work::abort`](crate::Work::abort).
+    Requested,
+    /// Ranks called different things, and this rank's call was not one of them.
+    Mismatch,
+    /// The deadline of a call on that rank passed.
+    Timeout,
+    /// A connection between two living ranks broke, or an adapter failed.
+    Transport,
+    /// World rank 0, which runs the control plane and is not a member of this communicator, is lost.
+    CoordinatorLost,
+    /// The communicator was dropped while something on it was under way.
+    Dropped,
+}
+
 /// Everything that can go wrong.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The caller asked for something that makes no sense: a root out of range, buffers of the wrong length.
+    /// The arguments make no sense: a root out of range, buffers of the wrong length.
     /// Nothing was sent; the communicator is as it was.
     Usage {
         /// Where.
@@ -37,7 +76,7 @@ pub enum Error {
     Configuration {
         /// The setting: "MASTER_ADDR", "--transport".
         setting: String,
-        /// What was found, or that nothing was.
+        /// The value that was found, or that there was none.
         problem: String,
         /// What to set.
         remedy: String,
@@ -64,10 +103,12 @@ pub enum Error {
     PeerLost {
         /// Where.
         context: Context,
-        /// Who is gone.
+        /// The rank that is gone.
         peer: u32,
-        /// How that was noticed.
-        cause: String,
+        /// How it was lost.
+        cause: LossCause,
+        /// The same in words, with process, host and address where known.
+        detail: String,
     },
     /// The deadline passed. The communicator is aborted.
     Timeout {
@@ -84,7 +125,9 @@ pub enum Error {
         context: Context,
         /// The rank that aborted.
         by: u32,
-        /// Its reason.
+        /// The kind of reason.
+        kind: AbortReason,
+        /// The reason in words.
         reason: String,
     },
     /// The combination is not supported, for a reason that waiting does not cure.
@@ -94,16 +137,17 @@ pub enum Error {
         /// What, why, and what to use instead.
         problem: String,
     },
-    /// A transport failed in another way.
+    /// A transport failed, and no rank is known to be lost. The communicator is aborted, unless the call was local
+    /// ([`Communicator::register`](crate::Communicator::register)).
     Transport {
         /// Where.
         context: Context,
-        /// Its own words.
+        /// The transport's own error.
         source: Box<kolo_transport::Error>,
     },
     /// The operating system refused.
     System {
-        /// What was being done.
+        /// What Kolo was doing.
         doing: String,
         /// The system's error.
         source: Arc<std::io::Error>,
@@ -114,6 +158,28 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
+    /// Whether the communicator is beyond use: every later call on it fails too, on every rank. Make a new job, or at least a
+    /// new communicator without the rank at fault.
+    ///
+    /// False for errors that come before anything is sent: the call had no effect, and the next one may succeed. The one
+    /// exception is a failed [`Communicator::register`](crate::Communicator::register), an [`Error::Transport`] that leaves the
+    /// communicator as it was; [`Communicator::error`](crate::Communicator::error) is `None` then.
+    #[must_use]
+    pub const fn is_fatal(&self) -> bool {
+        match self {
+            Self::Mismatch { .. }
+            | Self::PeerLost { .. }
+            | Self::Timeout { .. }
+            | Self::Aborted { .. }
+            | Self::Transport { .. } => true,
+            Self::Usage { .. }
+            | Self::Unsupported { .. }
+            | Self::Configuration { .. }
+            | Self::Join { .. }
+            | Self::System { .. } => false,
+        }
+    }
+
     /// The operating system refused.
     #[must_use]
     pub fn system(doing: impl Into<String>, source: std::io::Error) -> Self {
@@ -162,9 +228,9 @@ impl fmt::Display for Error {
                 "{context}: rank {peer} called {theirs} at this point. All ranks of a communicator must make the \
                  same calls in the same order, with equal lengths, types, operators and roots"
             ),
-            Self::PeerLost { context, peer, cause } => write!(
+            Self::PeerLost { context, peer, detail, .. } => write!(
                 f,
-                "{context}: rank {peer} is lost ({cause}). Look at its own output for the reason; the \
+                "{context}: rank {peer} is lost ({detail}). Look at its own output for the reason; the \
                  communicator cannot be used any more"
             ),
             Self::Timeout { context, after, waiting_for } => {
@@ -178,7 +244,7 @@ impl fmt::Display for Error {
                 }
                 write!(f, ". {TIMEOUT_REMEDY}")
             }
-            Self::Aborted { context, by, reason } => {
+            Self::Aborted { context, by, reason, .. } => {
                 write!(f, "{context}: the communicator was aborted by rank {by}: {reason}")
             }
             Self::Unsupported { context, problem } => write!(f, "{context}: {problem}"),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::comm::GpuPath;
+use crate::gpu::GpuPath;
 use crate::summary::Summary;
 use crate::ticks::{Tick, Ticks};
 
@@ -12,6 +12,7 @@ const LENGTH: usize = 512;
 
 /// One operation.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Record {
     /// Its number in the communicator, from 1.
     pub sequence: u64,

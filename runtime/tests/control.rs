@@ -4,12 +4,12 @@ use std::sync::mpsc;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use kolo::control::{
+use kolo::JoinSpec;
+use kolo::error::Error;
+use kolo::internal::control::{
     AbortCause, AbortKind, Control, ControlRuntime, ExchangeKey, Liveness, MAX_BLOB_BYTES, Membership,
 };
-use kolo::error::Error;
-use kolo::join::JoinSpec;
-use kolo::{Collective, DataType, Summary};
+use kolo::{Collective, DataType, LossCause, Summary};
 
 /// More than any test needs on a busy machine; only a failing test waits for it.
 const LONG: Duration = Duration::from_secs(30);
@@ -223,11 +223,15 @@ fn a_panicking_rank_is_lost_and_a_leaving_one_is_not() {
                 let others = others.as_ref().unwrap();
                 let cause = wait_raised(&world);
                 assert_eq!((cause.by, cause.kind), (1, AbortKind::PeerLost));
+                assert_eq!(cause.loss, Some(LossCause::Panicked));
                 assert!(cause.reason.contains("panicked"), "{cause}");
                 assert!(!others.abort_flag().is_raised());
                 // Rank 3 leaves: that ends an exchange, but aborts nothing.
                 let gone = control.exchange(key(2, 0), &[2, 3], vec![], soon());
-                assert!(matches!(gone, Err(Error::PeerLost { peer: 1, .. })), "{gone:?}");
+                assert!(
+                    matches!(gone, Err(Error::PeerLost { peer: 1, cause: LossCause::Left, .. })),
+                    "{gone:?}"
+                );
                 assert!(!others.abort_flag().is_raised());
                 survivors.wait();
             }
@@ -282,7 +286,7 @@ fn the_others_go_on_when_rank_0_has_left() {
     let world = control.register(1, all(2));
     leaving.join().unwrap();
     let after = control.exchange(key(1, 0), &all(2), vec![], soon());
-    assert!(matches!(after, Err(Error::PeerLost { peer: 0, .. })), "{after:?}");
+    assert!(matches!(after, Err(Error::PeerLost { peer: 0, cause: LossCause::Left, .. })), "{after:?}");
     assert!(world.departed(0) && !world.abort_flag().is_raised());
     assert_eq!(world.ask(0, LONG), None);
     control.leave();

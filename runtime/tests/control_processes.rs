@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-use kolo::control::{Control, ControlRuntime};
-use kolo::join::JoinSpec;
+use kolo::JoinSpec;
+use kolo::internal::control::{Control, ControlRuntime};
 
 const LONG: Duration = Duration::from_secs(30);
 

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kolo::control::{Control, ControlRuntime, ExchangeKey, JobSecret};
 use kolo::error::{Error, Result};
-use kolo::join::{JoinSpec, Locator};
+use kolo::internal::control::{Control, ControlRuntime, ExchangeKey, JobSecret};
+use kolo::{JoinSpec, Locator};
 
 /// More than any test needs on a busy machine; only a failing test waits for it.
 const LONG: Duration = Duration::from_secs(30);

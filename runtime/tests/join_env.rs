@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kolo::join::JoinSpec;
+use kolo::JoinSpec;
 
 /// An environment from "NAME=value" words; %s is a space.
 fn environment(words: &str) -> impl Fn(&str) -> Option<String> {

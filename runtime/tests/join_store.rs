@@ -7,8 +7,8 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use kolo::control::{Control, ControlRuntime, ExchangeKey};
-use kolo::join::{JoinSpec, Locator};
+use kolo::internal::control::{Control, ControlRuntime, ExchangeKey};
+use kolo::{JoinSpec, Locator};
 
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(400);

@@ -1,6 +1,6 @@
 //! Profiles, as ranks of a communicator meet them.
 
-use kolo::profile::{Curve, Loaded, Profile, TransportProfile, VERSION};
+use kolo::internal::profile::{Curve, Loaded, Profile, TransportProfile, VERSION};
 use kolo::{Cluster, Collective, Config, DataType, RawCall, ReduceOp};
 
 fn profile(latency_seconds: f64) -> Profile {

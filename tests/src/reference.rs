@@ -1,6 +1,6 @@
 //! What every collective must give, computed serially from what all ranks put in.
 
-use kolo::verify::Problem;
+use kolo::internal::verify::Problem;
 use kolo::{Collective, Communicator, DataType, RawCall, ReduceOp, Result};
 
 /// A call on buffers of bytes, with the data of every rank known everywhere.
@@ -132,7 +132,7 @@ impl Case {
         if reduces(self.collective) {
             data.fill(rank as u32, 0, input);
         } else {
-            kolo::verify::fill_bytes(SEED, rank as u32, 0, input);
+            kolo::internal::verify::fill_bytes(SEED, rank as u32, 0, input);
             booleans(self.data_type, input);
         }
     }
@@ -143,11 +143,12 @@ impl Case {
         // Block `index` of what `from` put in.
         let moved = |from: usize, index: usize| {
             let mut bytes = vec![0; (index + 1) * block];
-            kolo::verify::fill_bytes(SEED, from as u32, 0, &mut bytes);
+            kolo::internal::verify::fill_bytes(SEED, from as u32, 0, &mut bytes);
             booleans(self.data_type, &mut bytes);
             bytes.split_off(index * block)
         };
-        let differing = |got: &[u8], want: &[u8]| kolo::verify::count_wrong(self.data_type, got, want);
+        let differing =
+            |got: &[u8], want: &[u8]| kolo::internal::verify::count_wrong(self.data_type, got, want);
         let root = self.root as usize;
         match self.collective {
             Collective::AllReduce => data.count_wrong(all, 0, output),

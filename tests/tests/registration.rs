@@ -67,7 +67,7 @@ fn where_nothing_pins_memory_it_says_so() {
         Transports::Auto => {
             Config { transports: Transports::Only(vec![TransportKind::Shm, TransportKind::Tcp]), ..config }
         }
-        Transports::Only(_) => config,
+        _ => config,
     };
     for arrangement in [Arrangement::Shm, Arrangement::Tcp, Arrangement::Hosts(1)] {
         arrangement.run_with(2, no_rdma, |comm| {

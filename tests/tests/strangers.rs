@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kolo::control::{Control, ControlRuntime, ExchangeKey};
-use kolo::join::{JoinSpec, Locator};
+use kolo::internal::control::{Control, ControlRuntime, ExchangeKey};
+use kolo::{JoinSpec, Locator};
 use kolo_tests::processes::{Job, LONG, Process};
 use kolo_tests::watchdog::within;
 use rustix::process::Signal;

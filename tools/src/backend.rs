@@ -5,7 +5,7 @@
 use std::ops::DerefMut;
 use std::sync::Mutex;
 
-use kolo::join::JoinSpec;
+use kolo::JoinSpec;
 use kolo::{Cluster, Collective, Communicator, Config, DataType, RawCall, ReduceOp, Symmetric, Work};
 use kolo_collectives::Task;
 use kolo_collectives::overrides::{Overrides, Rule};

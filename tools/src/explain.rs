@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use kolo::DataType;
-use kolo::profile::{Inside, Loaded};
+use kolo::internal::profile::{Inside, Loaded};
 use kolo_collectives::check::{self, Options};
 use kolo_collectives::model::Model;
 use kolo_collectives::plan::Plan;

@@ -303,6 +303,13 @@ pub trait Endpoint: Send + std::fmt::Debug {
         false
     }
 
+    /// Whether what this rank has sent to `peer` is sent again and again and never acknowledged: the peer's kernel does so
+    /// even while its process is stopped, so something between the two is cut. For texts only, since networks heal. Never
+    /// blocks, makes no progress.
+    fn is_unheard(&self, _peer: u32) -> bool {
+        false
+    }
+
     /// The owner leaves in good order, and will [abort](Endpoint::abort) and drop this endpoint next: messages reported done
     /// must reach their peers nevertheless. Never blocks; dropping may, for a second at most. Nothing may be posted after.
     fn leave(&mut self) {}

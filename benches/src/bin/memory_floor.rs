@@ -9,7 +9,7 @@
 use std::error::Error;
 use std::time::Instant;
 
-use kolo::reduce::kernel;
+use kolo::internal::reduce::kernel;
 use kolo::{Communicator, DataType, ReduceOp};
 use kolo_benches::limit::{HEAD, Row, Unit, median};
 use kolo_benches::processors;

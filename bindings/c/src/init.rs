@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int};
 
 use kolo_rs::Communicator;
-use kolo_rs::join::JoinSpec;
+use kolo_rs::JoinSpec;
 
 use crate::abi::{self, UniqueId};
 use crate::cancel::Uncancelled;

@@ -3,7 +3,8 @@
 use std::ffi::{c_char, c_int};
 
 use kolo_rs::Error;
-use kolo_rs::join::{self, JoinSpec, Reservation};
+use kolo_rs::JoinSpec;
+use kolo_rs::internal::join::{self, Reservation};
 
 use crate::abi::UniqueId;
 use crate::checked;

@@ -1,6 +1,6 @@
 //! Rendezvous through a Python object.
 
-use kolo_rs::join::Board;
+use kolo_rs::internal::join::Board;
 use pyo3::prelude::*;
 
 /// An object with the methods `publish(bytes)`, `read() -> bytes or None`, `name() -> str` and `served_by() -> str or

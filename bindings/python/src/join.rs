@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kolo_rs::join::{JoinSpec, Locator, UNIQUE_ID_BYTES, UniqueId};
+use kolo_rs::internal::join::{UNIQUE_ID_BYTES, UniqueId};
 use kolo_rs::{Communicator, Config, Error};
+use kolo_rs::{JoinSpec, Locator};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 

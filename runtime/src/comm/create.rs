@@ -12,7 +12,6 @@ use super::Communicator;
 use super::agreement::{self, Agreed};
 use super::card::{Card, assign_processor, facts, host_indices, policy};
 use super::direct::Direct;
-use super::failure::Poison;
 use super::familiar::Familiar;
 use super::gpu_direct;
 use super::gpu_memory;
@@ -22,13 +21,14 @@ use super::model::model_for;
 use super::registration::Adapters;
 use super::shared::{Core, Shared, World};
 use super::tiny::Tiny;
-use crate::call::mix;
 use crate::config::{Config, Determinism, TransportKind, Transports};
-use crate::control::{Control, ControlRuntime, ExchangeKey, Membership};
+use crate::control::{AbortCause, AbortKind, Control, ControlRuntime, ExchangeKey, Membership};
 use crate::engine::{Engine, Links, Route};
 use crate::error::{Context, Error, Result};
 use crate::home::{self, Home};
-use crate::join::{JoinSpec, MOST_PATIENCE};
+use crate::job::MOST_PATIENCE;
+use crate::join::JoinSpec;
+use crate::mix::mix;
 use crate::planner::Planner;
 use crate::recorder::Recorder;
 use crate::wait::usable_processors;
@@ -422,7 +422,7 @@ fn establish(
     endpoint.establish(deadline).map_err(|source| {
         let context = Context { rank, operation: "making the communicator".to_owned(), sequence: 0 };
         let reason = format!("{}: {source}", context.operation);
-        membership.abort(Poison::Aborted { by: rank, reason }.cause(rank));
+        membership.abort(AbortCause::new(rank, AbortKind::Transport, reason));
         Error::Transport { context, source: Box::new(source) }
     })
 }

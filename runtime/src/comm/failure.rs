@@ -9,14 +9,17 @@ use super::shared::{Core, Shared};
 use super::timed_out::Carrier;
 use super::waited::Waited;
 use crate::call;
-use crate::control::{AbortCause, AbortKind, Past, Status};
-use crate::error::{Context, Error, Result};
+use crate::control::{AbortCause, AbortKind, Loss, Past, Status};
+use crate::error::{AbortReason, Context, Error, LossCause, Result};
 use crate::summary::Summary;
 use crate::types::DataType;
 use crate::wait;
 
 /// A control thread answers within a millisecond unless its process is stopped or its host swaps.
 pub(crate) const ANSWER_MAX: Duration = Duration::from_millis(200);
+
+/// Where a rank is that others still need.
+const HAS_LEFT: &str = "it has dropped its communicator or exited, and is not in this call";
 
 /// Ranks that a message to the others names: a text of a few lines.
 const NAMED_MAX: usize = 8;
@@ -27,11 +30,11 @@ pub(crate) enum Poison {
     /// The ranks called different things.
     Mismatch { peer: u32, theirs: String, ours: String, sequence: u64 },
     /// A peer is gone.
-    PeerLost { peer: u32, cause: String },
+    PeerLost { peer: u32, cause: Loss },
     /// A deadline passed here.
     Timeout { after: Duration, waiting_for: Vec<(u32, String)>, operation: String, sequence: u64 },
     /// Somebody aborted.
-    Aborted { by: u32, reason: String },
+    Aborted { by: u32, kind: AbortReason, reason: String },
     /// Others called different things, as operation `sequence`.
     MismatchOfOthers { by: u32, reason: String, sequence: u64 },
     /// A transport failed.
@@ -47,15 +50,15 @@ impl Poison {
                 Error::Mismatch { context: Context { rank, operation: ours, sequence }, peer, theirs }
             }
             Self::Mismatch { peer, theirs, .. } => Error::Mismatch { context, peer, theirs },
-            Self::PeerLost { peer, cause } => Error::PeerLost { context, peer, cause },
+            Self::PeerLost { peer, cause } => cause.error(context, peer),
             Self::Timeout { after, waiting_for, sequence, .. } if sequence == context.sequence => {
                 Error::Timeout { context, after, waiting_for }
             }
             Self::Timeout { ref operation, sequence, .. } => {
                 let reason = format!("{operation}, operation #{sequence}, did not finish in time");
-                Error::Aborted { context, by: rank, reason }
+                Error::Aborted { context, by: rank, kind: AbortReason::Timeout, reason }
             }
-            Self::Aborted { by, reason } => Error::Aborted { context, by, reason },
+            Self::Aborted { by, kind, reason } => Error::Aborted { context, by, kind, reason },
             Self::MismatchOfOthers { by, reason, sequence } => {
                 let mut reason = format!("in operation #{sequence}, {reason}");
                 if (1..sequence).contains(&context.sequence) {
@@ -63,7 +66,7 @@ impl Poison {
                         "; this call comes before that and matched, but a communicator on which calls differ ends for all",
                     );
                 }
-                Error::Aborted { context, by, reason }
+                Error::Aborted { context, by, kind: AbortReason::Mismatch, reason }
             }
             Self::Transport(source) => Error::Transport { context, source: Box::new(source) },
         }
@@ -78,14 +81,14 @@ impl Poison {
                 format!("{}{ours}, rank {peer} called {theirs}", called_by(rank)),
             )
             .during(ours, *sequence),
-            Self::PeerLost { peer, cause } => AbortCause::new(*peer, AbortKind::PeerLost, cause),
+            Self::PeerLost { peer, cause } => AbortCause::lost(*peer, cause),
             Self::Timeout { operation, sequence, .. } => {
                 AbortCause::new(rank, AbortKind::Timeout, self.to_string()).during(operation, *sequence)
             }
-            Self::Aborted { by, reason } | Self::MismatchOfOthers { by, reason, .. } => {
+            Self::Aborted { by, reason, .. } | Self::MismatchOfOthers { by, reason, .. } => {
                 AbortCause::new(*by, AbortKind::User, reason)
             }
-            Self::Transport(error) => AbortCause::new(rank, AbortKind::User, error.to_string()),
+            Self::Transport(error) => AbortCause::new(rank, AbortKind::Transport, error.to_string()),
         }
     }
 }
@@ -156,10 +159,15 @@ impl Shared {
             (core.closed, core.engine.failure().cloned())
         };
         if closed {
-            return Poison::Aborted { by: self.rank, reason: "the communicator was dropped".to_owned() };
+            let reason = "the communicator was dropped".to_owned();
+            return Poison::Aborted { by: self.rank, kind: AbortReason::Dropped, reason };
         }
         let Some(failure) = failure else {
-            return Poison::Aborted { by: self.rank, reason: "aborted".to_owned() };
+            return Poison::Aborted {
+                by: self.rank,
+                kind: AbortReason::Requested,
+                reason: "aborted".to_owned(),
+            };
         };
         match (failure.kind, failure.peer) {
             (ErrorKind::Mismatch { expected_tag, tag, expected_len, len }, Some(peer)) => self.mismatch(
@@ -184,9 +192,7 @@ impl Shared {
                     return self.adopt(&self.core(), &cause);
                 }
                 if has_left {
-                    let cause =
-                        "it has dropped its communicator or exited, and is not in this call".to_owned();
-                    return Poison::PeerLost { peer, cause };
+                    return Poison::PeerLost { peer, cause: Loss::new(LossCause::Left, HAS_LEFT) };
                 }
                 match answers.first() {
                     Some((_, Some(_))) => Poison::Transport(
@@ -196,7 +202,7 @@ impl Shared {
                         let unknown = "and why is not known, since rank 0, which would tell, is silent";
                         Poison::Transport(self.severed(failure, unknown))
                     }
-                    _ => Poison::PeerLost { peer, cause: failure.to_string() },
+                    _ => Poison::PeerLost { peer, cause: Loss::new(LossCause::Closed, failure.to_string()) },
                 }
             }
             _ => Poison::Transport(failure),
@@ -214,11 +220,13 @@ impl Shared {
 
     /// What another rank reported, as it looks from here.
     pub(crate) fn adopt(&self, core: &Core, cause: &AbortCause) -> Poison {
-        let AbortCause { by, kind, reason, sequence, operation } = cause.clone();
+        let AbortCause { by, kind, reason, sequence, operation, .. } = cause.clone();
         match kind {
-            AbortKind::PeerLost => Poison::PeerLost { peer: by, cause: reason },
+            AbortKind::PeerLost => Poison::PeerLost { peer: by, cause: cause.loss() },
             // The rank that is lost has no number in this communicator.
-            AbortKind::Timeout | AbortKind::User | AbortKind::HubLost => Poison::Aborted { by, reason },
+            AbortKind::Timeout | AbortKind::User | AbortKind::HubLost | AbortKind::Transport => {
+                Poison::Aborted { by, kind: kind.reason(), reason }
+            }
             AbortKind::Mismatch if sequence == 0 => {
                 let theirs = reason.strip_prefix(&called_by(by)).unwrap_or(&reason).to_owned();
                 Poison::Mismatch { peer: by, theirs, ours: String::new(), sequence }
@@ -319,7 +327,7 @@ impl Shared {
         for (peer, status) in self.ask(peers, ANSWER_MAX) {
             let first = status.and_then(|status| self.first_difference(peer, &status));
             let left = || {
-                let cause = "it has dropped its communicator or exited, and is not in this call".to_owned();
+                let cause = Loss::new(LossCause::Left, HAS_LEFT);
                 departed(peer).then_some(Poison::PeerLost { peer, cause })
             };
             let gone = if first.is_none() { left() } else { None };
@@ -348,6 +356,7 @@ impl Shared {
         if !self.is_ours() {
             return;
         }
-        self.poison_with(Poison::Aborted { by: self.rank, reason: reason.to_owned() });
+        let kind = AbortReason::Requested;
+        self.poison_with(Poison::Aborted { by: self.rank, kind, reason: reason.to_owned() });
     }
 }

@@ -6,6 +6,9 @@
 
 use super::failure::Poison;
 use super::shared::Shared;
+use crate::cancel::Whole;
+use crate::control::Loss;
+use crate::error::LossCause;
 
 /// Memory that is lent to the engine. Dropped only by unwinding.
 struct Lent<'a>(&'a Shared);
@@ -16,6 +19,8 @@ impl Shared {
     /// panics too, the process is aborted, as with any panic in a destructor.
     #[inline(always)]
     pub(crate) fn lend<R>(&self, body: impl FnOnce() -> R) -> R {
+        // Last to go: what a panic leads to is part of the call.
+        let _whole = Whole::new();
         let lent = Lent(self);
         let result = body();
         std::mem::forget(lent);
@@ -27,7 +32,8 @@ impl Drop for Lent<'_> {
     #[cold]
     fn drop(&mut self) {
         let thread = std::thread::current();
-        let cause = format!("its thread '{}' panicked inside a call", thread.name().unwrap_or("unnamed"));
+        let text = format!("its thread '{}' panicked inside a call", thread.name().unwrap_or("unnamed"));
+        let cause = Loss::new(LossCause::Panicked, text);
         self.0.poison_with(Poison::PeerLost { peer: self.0.rank, cause });
     }
 }

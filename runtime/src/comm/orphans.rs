@@ -13,8 +13,8 @@ use super::failure::Poison;
 use super::shared::{Core, Shared};
 use super::waited::Waited;
 use crate::call;
-use crate::control::{AbortCause, AbortKind};
-use crate::error::Result;
+use crate::control::{AbortCause, AbortKind, Loss};
+use crate::error::{LossCause, Result};
 use crate::summary::{Label, Summary};
 use crate::wait;
 
@@ -52,7 +52,7 @@ impl LastWord {
             AbortKind::PeerLost => 1,
             AbortKind::Mismatch => 2,
             AbortKind::Timeout => 3,
-            AbortKind::User | AbortKind::HubLost => 4,
+            AbortKind::User | AbortKind::HubLost | AbortKind::Transport => 4,
         };
         kind | self.by.min(RANK_MAX) << 4 | self.about.min(RANK_MAX) << 18
     }
@@ -101,10 +101,14 @@ impl Shared {
             return;
         }
         let cause = match kind {
-            AbortKind::PeerLost => AbortCause::new(about, kind, format!("rank {by} found it gone")),
+            AbortKind::PeerLost => {
+                AbortCause::lost(about, &Loss::new(LossCause::Closed, format!("rank {by} found it gone")))
+            }
             AbortKind::Mismatch => self.mismatch_of_others(core, (by, about), waited),
             AbortKind::Timeout => AbortCause::new(by, kind, "it did not finish in time"),
-            AbortKind::User | AbortKind::HubLost => AbortCause::new(about, AbortKind::User, "it gave up"),
+            AbortKind::User | AbortKind::HubLost | AbortKind::Transport => {
+                AbortCause::new(about, AbortKind::User, "it gave up")
+            }
         };
         self.membership.abort_flag().raise(cause);
     }
@@ -180,7 +184,10 @@ impl Shared {
             // What it published before its end has come by now.
             if late(&core).contains(&peer) {
                 drop(core);
-                self.poison_with(Poison::PeerLost { peer, cause: error.detail });
+                self.poison_with(Poison::PeerLost {
+                    peer,
+                    cause: Loss::new(LossCause::Closed, error.detail),
+                });
                 return Err(self.fail(waited));
             }
         }

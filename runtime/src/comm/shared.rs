@@ -30,7 +30,7 @@ use super::watch::{Attended, Watch};
 use crate::config::Config;
 use crate::control::{AbortCause, Control, Membership};
 use crate::engine::{Engine, Id, Route};
-use crate::error::{Context, Error, Result};
+use crate::error::{AbortReason, Context, Error, Result};
 use crate::home::Home;
 use crate::planner::Planner;
 use crate::recorder::Recorder;
@@ -229,6 +229,7 @@ impl Shared {
             return Err(Error::Aborted {
                 context: self.context(waited),
                 by: self.rank,
+                kind: AbortReason::Dropped,
                 reason: "the communicator was dropped".to_owned(),
             });
         }

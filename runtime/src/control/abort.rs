@@ -6,6 +6,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::{AbortReason, Context, Error, LossCause};
+
 /// What kind of failure ended a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum AbortKind {
@@ -17,8 +19,56 @@ pub enum AbortKind {
     Timeout,
     /// A member called abort.
     User,
+    /// A connection between two living members broke, or an adapter failed.
+    Transport,
     /// World rank 0, which carries the control plane and is no member of this communicator, is lost.
     HubLost,
+}
+
+impl AbortKind {
+    /// As an [`Error::Aborted`](crate::Error::Aborted) names it.
+    pub(crate) const fn reason(self) -> AbortReason {
+        match self {
+            Self::Mismatch => AbortReason::Mismatch,
+            Self::Timeout => AbortReason::Timeout,
+            Self::User => AbortReason::Requested,
+            Self::HubLost => AbortReason::CoordinatorLost,
+            // The loss of a member is an error of its own.
+            Self::Transport | Self::PeerLost => AbortReason::Transport,
+        }
+    }
+}
+
+/// How a rank was lost, as a value and in words.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Loss {
+    /// As a value.
+    pub cause: LossCause,
+    /// In words.
+    #[serde(deserialize_with = "super::wire::foreign")]
+    pub text: String,
+}
+
+impl Loss {
+    pub(crate) fn new(cause: LossCause, text: impl Into<String>) -> Self {
+        Self { cause, text: text.into() }
+    }
+
+    /// The error for a call that needed the rank.
+    pub(crate) fn error(self, context: Context, peer: u32) -> Error {
+        Error::PeerLost { context, peer, cause: self.cause, detail: self.text }
+    }
+
+    /// The same, with the rank's name before the words and no longer than a message may be.
+    pub(crate) fn of(self, who: &str) -> Self {
+        Self { text: super::wire::clip(format!("{who}: {}", self.text), usize::MAX), ..self }
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }
 
 /// Why a communicator was aborted.
@@ -29,6 +79,8 @@ pub struct AbortCause {
     pub by: u32,
     /// What kind.
     pub kind: AbortKind,
+    /// How the member was lost, for [`AbortKind::PeerLost`].
+    pub loss: Option<LossCause>,
     /// In words.
     #[serde(deserialize_with = "super::wire::foreign")]
     pub reason: String,
@@ -43,7 +95,17 @@ impl AbortCause {
     /// A cause noticed outside operations.
     #[must_use]
     pub fn new(by: u32, kind: AbortKind, reason: impl Into<String>) -> Self {
-        Self { by, kind, reason: reason.into(), sequence: 0, operation: String::new() }
+        Self { by, kind, loss: None, reason: reason.into(), sequence: 0, operation: String::new() }
+    }
+
+    /// The loss of a member.
+    pub(crate) fn lost(member: u32, loss: &Loss) -> Self {
+        Self { loss: Some(loss.cause), ..Self::new(member, AbortKind::PeerLost, &*loss.text) }
+    }
+
+    /// How the member was lost.
+    pub(crate) fn loss(&self) -> Loss {
+        Loss::new(self.loss.unwrap_or(LossCause::Closed), &*self.reason)
     }
 
     /// The same, with the operation in which it was noticed.
@@ -61,7 +123,9 @@ impl fmt::Display for AbortCause {
             AbortKind::PeerLost => write!(f, "rank {} is lost: {}", self.by, self.reason)?,
             AbortKind::Mismatch => write!(f, "mismatch seen by rank {}: {}", self.by, self.reason)?,
             AbortKind::Timeout => write!(f, "deadline of rank {}: {}", self.by, self.reason)?,
-            AbortKind::User => write!(f, "aborted by rank {}: {}", self.by, self.reason)?,
+            AbortKind::User | AbortKind::Transport => {
+                write!(f, "aborted by rank {}: {}", self.by, self.reason)?
+            }
             AbortKind::HubLost => f.write_str(&self.reason)?,
         }
         if !self.operation.is_empty() {

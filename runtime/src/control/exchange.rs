@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::abort::AbortKind;
-use super::limits::{MAX_BLOB_BYTES, VERDICT_TIMEOUT};
+use super::abort::{AbortKind, Loss};
 use super::ranks;
 use super::seat::{HubStanding, Shared};
 use super::wire::{ExchangeFailure, ExchangeKey, ToHub};
-use crate::error::{Context, Error, Result};
+use crate::error::{AbortReason, Context, Error, LossCause, Result};
+use crate::job::limits::{MAX_BLOB_BYTES, VERDICT_TIMEOUT};
 
 pub(crate) fn exchange(
     shared: &Shared,
@@ -46,21 +46,17 @@ pub(crate) fn exchange(
         if let Some(Some(outcome)) = state.exchanges.get_mut(&key).map(Option::take) {
             let outcome = match outcome {
                 Ok(blobs) if blobs.len() != members.len() => {
-                    let cause =
+                    let text =
                         format!("it answered with {} blobs for {} members", blobs.len(), members.len());
-                    break Err(without_hub(&context, members, &cause));
+                    break Err(without_hub(&context, members, &Loss::new(LossCause::Protocol, text)));
                 }
                 outcome => outcome,
             };
             break outcome.map_err(|failure| match failure {
-                ExchangeFailure::Lost { rank, cause } => {
-                    Error::PeerLost { context: context.clone(), peer: place(rank), cause }
+                ExchangeFailure::Lost { rank, loss } => loss.error(context.clone(), place(rank)),
+                ExchangeFailure::Departed { rank } => {
+                    Loss::new(LossCause::Left, "it has left the job").error(context.clone(), place(rank))
                 }
-                ExchangeFailure::Departed { rank } => Error::PeerLost {
-                    context: context.clone(),
-                    peer: place(rank),
-                    cause: "it has left the job".into(),
-                },
                 ExchangeFailure::Timeout { by, missing } => timeout(&context, started, shared, place(by), {
                     missing.iter().map(|&rank| (rank, place(rank))).collect()
                 }),
@@ -70,19 +66,16 @@ pub(crate) fn exchange(
         if let Some(cause) = Shared::abort_cause(&state, key.communicator) {
             let (context, by) = (context.clone(), cause.by);
             break Err(match cause.kind {
-                AbortKind::PeerLost => Error::PeerLost { context, peer: by, cause: cause.reason },
-                _ => Error::Aborted { context, by, reason: cause.to_string() },
+                AbortKind::PeerLost => cause.loss().error(context, by),
+                kind => Error::Aborted { context, by, kind: kind.reason(), reason: cause.to_string() },
             });
         }
         match &state.hub {
             HubStanding::Open => {}
-            HubStanding::Lost(cause) => break Err(without_hub(&context, members, cause)),
+            HubStanding::Lost(loss) => break Err(without_hub(&context, members, loss)),
             HubStanding::Closed => {
-                break Err(without_hub(
-                    &context,
-                    members,
-                    "it has left the job and closed its control plane",
-                ));
+                let text = "it has left the job and closed its control plane";
+                break Err(without_hub(&context, members, &Loss::new(LossCause::Left, text)));
             }
             HubStanding::Left { .. } => break Err(usage("this rank has left the job".into())),
         }
@@ -107,13 +100,14 @@ pub(crate) fn exchange(
 }
 
 /// World rank 0 is gone: a member that is lost, or, if it is none, a service that is missing.
-fn without_hub(context: &Context, members: &[u32], cause: &str) -> Error {
+fn without_hub(context: &Context, members: &[u32], loss: &Loss) -> Error {
     let context = context.clone();
     match members.iter().position(|&member| member == 0) {
-        Some(place) => Error::PeerLost { context, peer: place as u32, cause: cause.to_owned() },
+        Some(place) => loss.clone().error(context, place as u32),
         None => Error::Aborted {
             by: context.rank,
-            reason: format!("world rank 0 carries the control plane that an exchange needs: {cause}"),
+            kind: AbortReason::CoordinatorLost,
+            reason: format!("world rank 0 carries the control plane that an exchange needs: {loss}"),
             context,
         },
     }

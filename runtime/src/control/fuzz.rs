@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 
 use tokio::io::AsyncReadExt;
 
-use super::handshake::{Credentials, JobSecret, greet_hub, greet_rank};
+use super::abort::Loss;
+use super::handshake::{Credentials, greet_hub, greet_rank};
 use super::hub_seat::HubSettings;
 use super::hub_state::{Action, HubState};
-use super::limits::{Liveness, MAX_FRAME_FROM_HUB, MAX_FRAME_TO_HUB};
 use super::sealed::{Sealed, SessionKeys};
 use super::wire::{FromHub, Hello, PeerInfo, ToHub, decode, encode, read_frame};
+use crate::error::LossCause;
+use crate::job::JobSecret;
+use crate::job::limits::{Liveness, MAX_FRAME_FROM_HUB, MAX_FRAME_TO_HUB};
 
 /// Bytes in memory are always ready; a sink takes everything.
 fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
@@ -96,7 +99,7 @@ pub(crate) fn hub_state(script: &[u8]) {
                 let world_size = if *argument < 250 { WORLD } else { WORLD + 1 };
                 let hello = Hello { peer, world_size, job: String::new(), source: String::new() };
                 // The driver numbers connections once.
-                hub.closed(connection, "gone");
+                hub.closed(connection, Loss::new(LossCause::Closed, "gone"));
                 hub.hello(connection, hello, step % 2 == 0, now);
             }
             2..=4 => {
@@ -106,10 +109,10 @@ pub(crate) fn hub_state(script: &[u8]) {
                 if let Ok(message) = decode::<ToHub>(payload.get(1..).unwrap_or_default())
                     && hub.message(connection, message, now).is_err()
                 {
-                    hub.closed(connection, "broke the protocol");
+                    hub.closed(connection, Loss::new(LossCause::Closed, "broke the protocol"));
                 }
             }
-            5 => hub.closed(connection, "its connection was closed"),
+            5 => hub.closed(connection, Loss::new(LossCause::Closed, "its connection was closed")),
             6 => {
                 now += Duration::from_millis(u64::from(*argument) * 50);
                 hub.tick(now);

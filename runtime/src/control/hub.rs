@@ -18,16 +18,18 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
+use super::abort::Loss;
 use super::crowd::{Crowd, Footing};
 use super::handshake::{Credentials, Rejection, crowded, greet_rank};
 use super::hub_seat::HubSettings;
 use super::hub_state::{Action, ConnectionId, HubState};
-use super::limits::{
+use super::sealed::Sealed;
+use super::wire::{Hello, ToHub, decode, invalid, read_frame};
+use crate::error::LossCause;
+use crate::job::limits::{
     ACCEPT_PAUSE, ACCEPTS_AT_ONCE, CLOSING_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_TO_HUB, MAX_HANDSHAKES,
     MAX_HELLO_FRAME, MAX_QUEUE_BYTES, SPARE_HANDSHAKES,
 };
-use super::sealed::Sealed;
-use super::wire::{Hello, ToHub, decode, invalid, read_frame};
 
 /// A byte stream in both directions: TCP between processes, a pipe in memory within one.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
@@ -47,7 +49,7 @@ enum Event {
     Greeted { stream: BoxedStream, hello: Hello, judged: bool },
     Misfit { note: String },
     Message { connection: ConnectionId, message: ToHub },
-    Closed { connection: ConnectionId, cause: String },
+    Closed { connection: ConnectionId, loss: Loss },
     Linger { patience: Duration, done: Box<dyn Send> },
 }
 
@@ -199,10 +201,11 @@ impl Driver {
             Event::Misfit { note } => self.state.note_misfit(note),
             Event::Message { connection, message } => {
                 if let Err(problem) = self.state.message(connection, message, now) {
-                    self.drop_connection(connection, &format!("broke the protocol: {problem}"));
+                    let text = format!("broke the protocol: {problem}");
+                    self.drop_connection(connection, Loss::new(LossCause::Protocol, text));
                 }
             }
-            Event::Closed { connection, cause } => self.drop_connection(connection, &cause),
+            Event::Closed { connection, loss } => self.drop_connection(connection, loss),
             Event::Linger { patience, done } => {
                 self.lingerers.push(done);
                 self.state.linger(patience, now);
@@ -230,7 +233,8 @@ impl Driver {
         let Some(to) = self.connections.get(&connection) else { return };
         let queued = to.queued_bytes.fetch_add(frame.len(), Ordering::Relaxed) + frame.len();
         if queued > MAX_QUEUE_BYTES {
-            self.drop_connection(connection, "it does not read what it is sent");
+            let text = "it does not read what it is sent";
+            self.drop_connection(connection, Loss::new(LossCause::Protocol, text));
         } else {
             // A writer that has ended is reported by the reader.
             let _ = to.queue.send(frame);
@@ -250,12 +254,12 @@ impl Driver {
         });
     }
 
-    fn drop_connection(&mut self, connection: ConnectionId, cause: &str) {
+    fn drop_connection(&mut self, connection: ConnectionId, loss: Loss) {
         if let Some(Connection { reader, writer, .. }) = self.connections.remove(&connection) {
             reader.abort();
             writer.abort();
         }
-        self.state.closed(connection, cause);
+        self.state.closed(connection, loss);
     }
 
     fn adopt(&mut self, stream: BoxedStream) -> ConnectionId {
@@ -304,12 +308,13 @@ impl Driver {
         if !matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
             return;
         }
-        if self.crowd.make_room(self.counters.strangers.load(Ordering::Relaxed)) {
-            return; // its descriptor is free within the pause
-        }
+        // Said also where one in the handshake goes: it may be a rank, which comes again and is given up again.
         self.state.note_misfit_once(format!(
             "connections that rank 0 had no descriptors for ({error}; raise the limit with ulimit -n)"
         ));
+        if self.crowd.make_room(self.counters.strangers.load(Ordering::Relaxed)) {
+            return; // its descriptor is free within the pause
+        }
         // Who waits at the port is dropped rather than left waiting; a rank comes again.
         if self.spare.take().is_some() {
             drop(look(self.listener.as_ref()).await);
@@ -429,10 +434,11 @@ async fn read_hello(stream: &mut BoxedStream) -> io::Result<Hello> {
 
 async fn read_messages(connection: ConnectionId, read: ReadHalf<BoxedStream>, events: mpsc::Sender<Event>) {
     let mut reader = BufReader::new(read);
-    let cause = loop {
+    let closed = |text: String| Loss::new(LossCause::Closed, text);
+    let loss = loop {
         let message = match read_frame(&mut reader, MAX_FRAME_TO_HUB).await {
             Ok(Some(payload)) => decode(&payload),
-            Ok(None) => break "its connection was closed without goodbye".to_owned(),
+            Ok(None) => break closed("its connection was closed without goodbye".to_owned()),
             Err(error) => Err(error),
         };
         match message {
@@ -441,10 +447,10 @@ async fn read_messages(connection: ConnectionId, read: ReadHalf<BoxedStream>, ev
                     return;
                 }
             }
-            Err(error) => break format!("its connection broke: {error}"),
+            Err(error) => break closed(format!("its connection broke: {error}")),
         }
     };
-    let _ = events.send(Event::Closed { connection, cause }).await;
+    let _ = events.send(Event::Closed { connection, loss }).await;
 }
 
 /// Writes frames until the queue is closed, then shuts the direction down. `written` is told each frame's length.

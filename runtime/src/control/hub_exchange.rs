@@ -7,16 +7,17 @@ use std::collections::{HashMap, VecDeque};
 
 use bytes::Bytes;
 
-use super::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES, MAX_OPEN_EXCHANGES};
+use super::abort::Loss;
 use super::ranks;
 use super::wire::{ExchangeFailure, ExchangeKey, FromHub, encode, remember};
+use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES, MAX_OPEN_EXCHANGES};
 
 /// How a rank stands, as far as an exchange is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     Here,
     Departed,
-    Lost(String),
+    Lost(Loss),
 }
 
 /// A frame for a rank.
@@ -136,7 +137,7 @@ impl Exchanges {
         let doomed = collecting.missing().find_map(|rank| match standing(rank) {
             Standing::Here => None,
             Standing::Departed => Some(ExchangeFailure::Departed { rank }),
-            Standing::Lost(cause) => Some(ExchangeFailure::Lost { rank, cause }),
+            Standing::Lost(loss) => Some(ExchangeFailure::Lost { rank, loss }),
         });
         if let Some(failure) = doomed {
             return self.fail(key, failure);
@@ -188,6 +189,7 @@ fn check(rank: u32, members: &[u32], blob: &[u8], world_size: u32) -> Result<(),
 mod tests {
     use super::*;
     use crate::control::wire::decode;
+    use crate::error::LossCause;
 
     const KEY: ExchangeKey = ExchangeKey { communicator: 1, round: 2 };
 
@@ -214,8 +216,9 @@ mod tests {
     fn a_lost_member_fails_it_now_and_for_latecomers() {
         let mut exchanges = Exchanges::default();
         assert!(bring(&mut exchanges, 0, &[0, 1, 2], b"").is_empty());
-        let standing = |rank| if rank == 2 { Standing::Lost("killed".into()) } else { Standing::Here };
-        let failure = ExchangeFailure::Lost { rank: 2, cause: "killed".into() };
+        let loss = Loss::new(LossCause::Closed, "killed");
+        let standing = |rank| if rank == 2 { Standing::Lost(loss.clone()) } else { Standing::Here };
+        let failure = ExchangeFailure::Lost { rank: 2, loss: loss.clone() };
         let failed = FromHub::ExchangeFailed { key: KEY, failure };
         assert_eq!(told(&exchanges.settle_all(&standing)), [(0, failed.clone())]);
         assert_eq!(told(&bring(&mut exchanges, 1, &[0, 1, 2], b"")), [(1, failed)]);
@@ -240,6 +243,6 @@ mod tests {
             assert!(exchanges.contribute(0, contribution, 8, &|_| Standing::Here).is_empty());
             assert_eq!(exchanges.withdraw(0, key).len(), 1);
         }
-        assert!(exchanges.failed.len() <= crate::control::limits::MAX_REMEMBERED);
+        assert!(exchanges.failed.len() <= crate::job::limits::MAX_REMEMBERED);
     }
 }

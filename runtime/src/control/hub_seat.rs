@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use super::abort::Loss;
 use super::hub_exchange::Standing;
 use super::hub_state::ConnectionId;
-use super::limits::Liveness;
-use super::wire::{Cookie, Hello, PeerInfo, Refusal, clip};
+use super::wire::{Hello, PeerInfo, Refusal, clip};
+use crate::job::Cookie;
+use crate::job::limits::Liveness;
 
 /// Facts about a hub that do not change.
 #[derive(Clone, Debug)]
@@ -24,7 +26,7 @@ pub(crate) enum Seat {
     Empty { last: Option<String> },
     Taken(Taken),
     Departed,
-    Lost { cause: String },
+    Lost { loss: Loss },
 }
 
 /// Who sits there.
@@ -56,7 +58,7 @@ pub(crate) fn describe(peer: &PeerInfo) -> String {
 /// How a rank stands, as far as an exchange is concerned.
 pub(crate) fn standing(seats: &[Seat], rank: u32) -> Standing {
     match seats.get(rank as usize) {
-        Some(Seat::Lost { cause }) => Standing::Lost(cause.clone()),
+        Some(Seat::Lost { loss }) => Standing::Lost(loss.clone()),
         Some(Seat::Departed) => Standing::Departed,
         Some(Seat::Empty { .. } | Seat::Taken(_)) | None => Standing::Here,
     }
@@ -109,8 +111,8 @@ pub(crate) fn objection(
             false,
         ),
         Seat::Departed => refuse(format!("{newcomer}: this rank has left the job before"), remedy, false),
-        Seat::Lost { cause } => {
-            refuse(format!("{newcomer}: this rank was lost before ({cause})"), remedy, false)
+        Seat::Lost { loss } => {
+            refuse(format!("{newcomer}: this rank was lost before ({loss})"), remedy, false)
         }
     }
 }

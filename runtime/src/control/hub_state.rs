@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::abort::AbortCause;
+use super::abort::{AbortCause, Loss};
 use super::board::Status;
 use super::hub_exchange::{Contribution, Delivery, Exchanges};
 use super::hub_seat::{HubSettings, Seat, Taken, describe, objection, standing};
-use super::limits::{CLOSING_TIMEOUT, MAX_NAME_BYTES};
 use super::ranks;
 use super::wire::{FromHub, Hello, PeerInfo, Refusal, ToHub, clip, encode, remember};
-use crate::error::JOIN_REMEDY;
+use crate::error::{JOIN_REMEDY, LossCause};
+use crate::job::limits::{CLOSING_TIMEOUT, MAX_NAME_BYTES};
 
 /// A connection, numbered by the hub's driver.
 pub(crate) type ConnectionId = u64;
@@ -211,19 +211,19 @@ impl HubState {
                 self.depart(rank, connection);
                 Ok(())
             }
-            ToHub::Dying { reason } => {
-                self.lose(rank, clip(reason, usize::MAX));
+            ToHub::Dying { loss } => {
+                self.lose(rank, loss);
                 self.actions.push(Action::Close { connection });
                 Ok(())
             }
         }
     }
 
-    /// A connection ended. `cause` says how.
-    pub(crate) fn closed(&mut self, connection: ConnectionId, cause: &str) {
+    /// A connection ended.
+    pub(crate) fn closed(&mut self, connection: ConnectionId, loss: Loss) {
         let Some(rank) = self.ranks.remove(&connection) else { return };
         if let Seat::Taken(_) = &self.seats[rank as usize] {
-            self.lose(rank, cause.to_owned());
+            self.lose(rank, loss);
         }
     }
 
@@ -305,7 +305,8 @@ impl HubState {
         }
         for (rank, connection, silent) in dead {
             self.ranks.remove(&connection);
-            self.lose(rank, format!("silent for {:.1} s", silent.as_secs_f64()));
+            let text = format!("silent for {:.1} s", silent.as_secs_f64());
+            self.lose(rank, Loss::new(LossCause::Silent(silent), text));
             self.actions.push(Action::Close { connection });
         }
     }
@@ -348,18 +349,18 @@ impl HubState {
         self.maybe_close();
     }
 
-    fn lose(&mut self, rank: u32, cause: String) {
+    fn lose(&mut self, rank: u32, loss: Loss) {
         let seat = &mut self.seats[rank as usize];
         let who = seat.peer().map(describe).unwrap_or_default();
         if matches!(self.phase, Phase::Gathering { .. }) {
-            tracing::debug!(rank, who, cause, "a rank went away while the job gathers");
-            *seat = Seat::Empty { last: Some(format!("{who} was here, then: {cause}")) };
+            tracing::debug!(rank, who, %loss, "a rank went away while the job gathers");
+            *seat = Seat::Empty { last: Some(format!("{who} was here, then: {loss}")) };
             return;
         }
-        tracing::warn!(rank, who, cause, "a rank is lost");
-        let cause = clip(format!("{who}: {cause}"), usize::MAX);
-        *seat = Seat::Lost { cause: cause.clone() };
-        self.tell_all(&FromHub::Lost { rank, cause });
+        tracing::warn!(rank, who, %loss, "a rank is lost");
+        let loss = loss.of(&who);
+        *seat = Seat::Lost { loss: loss.clone() };
+        self.tell_all(&FromHub::Lost { rank, loss });
         self.settle_all();
         self.maybe_close();
     }

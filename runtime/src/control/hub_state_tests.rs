@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::control::abort::AbortKind;
-use crate::control::limits::Liveness;
 use crate::control::wire::{ExchangeKey, decode};
+use crate::job::limits::Liveness;
 
 fn hub(world_size: u32, now: Instant) -> HubState {
     let settings = HubSettings {
@@ -72,7 +72,11 @@ fn silence_is_judged_by_the_clock_and_not_after_an_own_pause() {
     hub.tick(now);
     let (sent, closed) = told(&mut hub);
     assert_eq!(closed, [1]);
-    let lost = |(to, message): &(u64, FromHub)| *to == 0 && matches!(message, FromHub::Lost { rank: 1, .. });
+    let lost = |(to, message): &(u64, FromHub)| {
+        let FromHub::Lost { rank: 1, loss } = message else { return false };
+        *to == 0
+            && matches!(loss.cause, LossCause::Silent(silent) if silent >= Liveness::default().dead_after)
+    };
     assert!(sent.iter().any(lost), "{sent:?}");
     // This process stops for ten minutes: the silence was its own.
     let mut hub = running(2, begin);
@@ -105,13 +109,13 @@ fn departures_are_told_together_and_the_hub_ends_when_all_have_left() {
     let (sent, _) = told(&mut hub);
     assert!(sent.contains(&(3, FromHub::Departed { ranks: vec![0, 1, 2] })), "{sent:?}");
     for connection in 0..3 {
-        hub.closed(connection, "end");
+        hub.closed(connection, Loss::new(LossCause::Closed, "end"));
     }
     assert!(!hub.is_done());
     hub.tick(now + Duration::from_secs(5));
     let (sent, closed) = told(&mut hub);
     assert_eq!((sent.last(), &closed[..]), (Some(&(3, FromHub::Closing)), &[3][..]));
-    hub.closed(3, "end");
+    hub.closed(3, Loss::new(LossCause::Closed, "end"));
     assert!(hub.is_done());
 }
 
@@ -141,7 +145,7 @@ fn facts() -> impl Strategy<Value = Fact> {
     let message = prop_oneof![
         Just(ToHub::Heartbeat),
         Just(ToHub::Goodbye),
-        Just(ToHub::Dying { reason: "x".into() }),
+        Just(ToHub::Dying { loss: Loss::new(LossCause::Panicked, "x") }),
         Just(ToHub::Hello(hello(1, 3))),
         key.clone().prop_map(|key| ToHub::Withdraw { key }),
         (key, members.clone(), 0..3usize)
@@ -192,12 +196,12 @@ proptest! {
                 }
                 Fact::Message { connection, message } => {
                     if hub.message(connection, message, now).is_err() {
-                        hub.closed(connection, "broke the protocol");
+                        hub.closed(connection, Loss::new(LossCause::Closed, "broke the protocol"));
                         ended.insert(connection);
                     }
                 }
                 Fact::Closed { connection } => {
-                    hub.closed(connection, "closed");
+                    hub.closed(connection, Loss::new(LossCause::Closed, "closed"));
                     ended.insert(connection);
                     known.insert(connection);
                 }

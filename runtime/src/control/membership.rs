@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Control;
-use super::abort::{AbortCause, AbortFlag};
+use super::abort::{AbortCause, AbortFlag, Loss};
 use super::board::{Status, StatusBoard};
 use super::seat::HubStanding;
 use super::wire::ToHub;
@@ -115,7 +115,7 @@ impl Membership {
 
     /// Why a member counts as lost, if it does.
     #[must_use]
-    pub fn lost(&self, member: u32) -> Option<String> {
+    pub fn lost(&self, member: u32) -> Option<Loss> {
         let rank = self.members.get(member as usize)?;
         self.control.shared().lock().lost.get(rank).cloned()
     }

@@ -11,14 +11,16 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use super::abort::{AbortCause, AbortFlag, AbortKind};
+use super::abort::{AbortCause, AbortFlag, AbortKind, Loss};
 use super::board::{Status, StatusBoard};
 use super::connect::Seated;
 use super::hub::write_frames;
-use super::limits::{Liveness, MAX_FRAME_FROM_HUB};
 use super::wire::{
-    Cookie, ExchangeFailure, ExchangeKey, FromHub, PeerInfo, ToHub, decode, encode, read_frame, remember,
+    ExchangeFailure, ExchangeKey, FromHub, PeerInfo, ToHub, decode, encode, read_frame, remember,
 };
+use crate::error::LossCause;
+use crate::job::Cookie;
+use crate::job::limits::{Liveness, MAX_FRAME_FROM_HUB};
 
 /// What the rank's threads and its control task share.
 #[derive(Debug)]
@@ -37,7 +39,7 @@ pub(crate) enum HubStanding {
     Open,
     /// Rank 0 has left; nothing is wrong.
     Closed,
-    Lost(String),
+    Lost(Loss),
     /// This rank has said goodbye; true once the hub has answered.
     Left {
         answered: bool,
@@ -47,7 +49,7 @@ pub(crate) enum HubStanding {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) hub: HubStanding,
-    pub(crate) lost: BTreeMap<u32, String>,
+    pub(crate) lost: BTreeMap<u32, Loss>,
     pub(crate) departed: BTreeSet<u32>,
     pub(crate) exchanges: HashMap<ExchangeKey, Option<ExchangeOutcome>>,
     /// Whether a communicator that is no longer registered was aborted.
@@ -98,9 +100,9 @@ impl Shared {
         let mut state = self.lock();
         let early = state.early_aborts.iter().find(|(id, _)| *id == communicator).map(|(_, c)| c.clone());
         let cause = early.or_else(|| {
-            let lost = state.lost.iter().find_map(|(&rank, cause)| registered.loss_of(rank, cause));
+            let lost = state.lost.iter().find_map(|(&rank, loss)| registered.loss_of(rank, loss));
             lost.or_else(|| match &state.hub {
-                HubStanding::Lost(cause) => registered.hub_lost(self.rank, cause),
+                HubStanding::Lost(loss) => registered.hub_lost(self.rank, loss),
                 _ => None,
             })
         });
@@ -151,12 +153,12 @@ impl Shared {
     }
 
     /// The connection ended without a farewell.
-    fn hub_gone(&self, cause: &str) {
+    fn hub_gone(&self, loss: &Loss) {
         self.change(|state| match state.hub {
             HubStanding::Open => {
-                tracing::warn!(rank = self.rank, cause, "rank 0 is lost");
-                state.hub = HubStanding::Lost(cause.to_owned());
-                let raise = |r: &Registered| r.hub_lost(self.rank, cause).map(|c| (r.flag.clone(), c));
+                tracing::warn!(rank = self.rank, %loss, "rank 0 is lost");
+                state.hub = HubStanding::Lost(loss.clone());
+                let raise = |r: &Registered| r.hub_lost(self.rank, loss).map(|c| (r.flag.clone(), c));
                 state.communicators.values().filter_map(raise).collect()
             }
             HubStanding::Left { .. } => {
@@ -188,10 +190,10 @@ impl Shared {
                 remember(&mut state.early_aborts, (communicator, cause));
                 Vec::new()
             }),
-            FromHub::Lost { rank, cause } => self.change(|state| {
-                let raise = |r: &Registered| r.loss_of(rank, &cause).map(|c| (r.flag.clone(), c));
+            FromHub::Lost { rank, loss } => self.change(|state| {
+                let raise = |r: &Registered| r.loss_of(rank, &loss).map(|c| (r.flag.clone(), c));
                 let raised = state.communicators.values().filter_map(raise).collect();
-                state.lost.insert(rank, cause.clone());
+                state.lost.insert(rank, loss.clone());
                 raised
             }),
             FromHub::Departed { ranks } => self.change(|state| {
@@ -237,17 +239,17 @@ impl Registered {
         self.members.iter().position(|&member| member == rank).map(|i| i as u32)
     }
 
-    fn loss_of(&self, rank: u32, cause: &str) -> Option<AbortCause> {
-        self.index(rank).map(|by| AbortCause::new(by, AbortKind::PeerLost, cause))
+    fn loss_of(&self, rank: u32, loss: &Loss) -> Option<AbortCause> {
+        self.index(rank).map(|member| AbortCause::lost(member, loss))
     }
 
-    fn hub_lost(&self, me: u32, cause: &str) -> Option<AbortCause> {
+    fn hub_lost(&self, me: u32, loss: &Loss) -> Option<AbortCause> {
         Some(match self.index(0) {
-            Some(by) => AbortCause::new(by, AbortKind::PeerLost, cause),
+            Some(member) => AbortCause::lost(member, loss),
             None => AbortCause::new(
                 self.index(me).unwrap_or_default(),
                 AbortKind::HubLost,
-                format!("world rank 0, which carries the control plane, is lost: {cause}"),
+                format!("world rank 0, which carries the control plane, is lost: {loss}"),
             ),
         })
     }
@@ -288,6 +290,7 @@ async fn run(
     let writing = tokio::spawn(write_frames(writer, frames, |_| ()));
     let beat = encode(&ToHub::Heartbeat);
     let (beats, heard) = (Mutex::new(Instant::now()), &shared);
+    let closed = |text: &str| Loss::new(LossCause::Closed, text);
     let reading = async {
         loop {
             match read_frame(&mut reader, MAX_FRAME_FROM_HUB).await {
@@ -297,13 +300,16 @@ async fn run(
                         let last = matches!(message, FromHub::Farewell | FromHub::Closing);
                         heard.heard(message);
                         if last {
-                            return "the hub has closed".to_owned();
+                            return closed("the hub has closed");
                         }
                     }
-                    Err(error) => return format!("rank 0 broke the protocol: {error}"),
+                    Err(error) => {
+                        let text = format!("rank 0 broke the protocol: {error}");
+                        return Loss::new(LossCause::Protocol, text);
+                    }
                 },
-                Ok(None) => return "its connection was closed without goodbye".to_owned(),
-                Err(error) => return format!("its connection broke: {error}"),
+                Ok(None) => return closed("its connection was closed without goodbye"),
+                Err(error) => return closed(&format!("its connection broke: {error}")),
             }
         }
     };
@@ -326,7 +332,8 @@ async fn run(
             }
             let silent = now.saturating_duration_since(*last);
             if silent >= liveness.dead_after {
-                return format!("silent for {:.1} s", silent.as_secs_f64());
+                let text = format!("silent for {:.1} s", silent.as_secs_f64());
+                return Loss::new(LossCause::Silent(silent), text);
             }
             if silent >= liveness.suspect_after && !suspected {
                 tracing::warn!(
@@ -338,12 +345,12 @@ async fn run(
             suspected = silent >= liveness.suspect_after;
         }
     };
-    let cause = tokio::select! {
-        cause = reading => cause,
-        cause = beating => cause,
+    let loss = tokio::select! {
+        loss = reading => loss,
+        loss = beating => loss,
     };
     writing.abort();
-    shared.hub_gone(&cause);
+    shared.hub_gone(&loss);
 }
 
 /// Waits until the hub has answered the goodbye, at most this long.

@@ -11,15 +11,14 @@ use kolo_transport::foreign::printable;
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::abort::AbortCause;
+use super::abort::{AbortCause, Loss};
 use super::board::Status;
-use super::limits::{MAX_FRAME_FROM_HUB, MAX_REMEMBERED, MAX_TEXT_BYTES};
-
-/// Random number that names a job: chosen by rank 0's hub, given to all ranks in the welcome.
-pub type Cookie = [u8; 16];
+use crate::job::Cookie;
+use crate::job::limits::{MAX_FRAME_FROM_HUB, MAX_REMEMBERED, MAX_TEXT_BYTES};
 
 /// Facts about a rank, known to all after joining.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct PeerInfo {
     /// Rank in the world.
     pub rank: u32,
@@ -91,8 +90,7 @@ pub(crate) enum ToHub {
     Goodbye,
     /// The rank cannot go on (its thread panics); as good as a closed connection, with a reason.
     Dying {
-        #[serde(deserialize_with = "foreign")]
-        reason: String,
+        loss: Loss,
     },
 }
 
@@ -125,8 +123,7 @@ pub(crate) enum FromHub {
     },
     Lost {
         rank: u32,
-        #[serde(deserialize_with = "foreign")]
-        cause: String,
+        loss: Loss,
     },
     Departed {
         ranks: Vec<u32>,
@@ -161,8 +158,7 @@ pub(crate) struct Refusal {
 pub(crate) enum ExchangeFailure {
     Lost {
         rank: u32,
-        #[serde(deserialize_with = "foreign")]
-        cause: String,
+        loss: Loss,
     },
     Departed {
         rank: u32,

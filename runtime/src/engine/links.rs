@@ -8,6 +8,7 @@ use kolo_transport::{
 
 /// How one peer is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Route {
     /// The peer's rank in the communicator.
     pub peer: u32,
@@ -116,6 +117,12 @@ impl Links {
     pub(crate) fn is_hearing(&self, peer: u32) -> bool {
         let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
         self.endpoints.get(via as usize).is_some_and(|endpoint| endpoint.is_hearing(peer))
+    }
+
+    /// See [`Endpoint::is_unheard`].
+    pub(crate) fn is_unheard(&self, peer: u32) -> bool {
+        let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
+        self.endpoints.get(via as usize).is_some_and(|endpoint| endpoint.is_unheard(peer))
     }
 
     /// See [`Endpoint::leave`].

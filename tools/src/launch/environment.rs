@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use kolo::join::JoinSpec;
+use kolo::JoinSpec;
 
 use crate::error::{CliError, Result};
 

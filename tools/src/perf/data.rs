@@ -1,11 +1,11 @@
 //! The data that is sent, and the proof that what came back is right, to the last bit.
 //!
-//! What is only moved is random bytes; what is reduced comes from [`kolo::verify`], whose values make every partial
+//! What is only moved is random bytes; what is reduced comes from [`kolo::internal::verify`], whose values make every partial
 //! reduction exact in whatever order. Both are pure functions of seed, rank and place, so expectations are made
 //! piece by piece and need no buffer.
 
 use kolo::DataType;
-use kolo::verify::{Problem, count_wrong, fill_bytes};
+use kolo::internal::verify::{Problem, count_wrong, fill_bytes};
 
 use super::choice::NamedOp;
 use super::pieces::{Origin, Piece};

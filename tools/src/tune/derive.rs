@@ -1,7 +1,7 @@
 //! From measured times to the constants of a profile.
 
 use kolo::Collective;
-use kolo::profile::{Curve, Inside, Profile, TransportProfile, VERSION};
+use kolo::internal::profile::{Curve, Inside, Profile, TransportProfile, VERSION};
 use kolo_collectives::Algorithm;
 use kolo_collectives::caches::{FIRST_BYTES, POINTS};
 use kolo_collectives::model::Model;

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use kolo::join::JoinSpec;
-use kolo::profile::{Profile, VERSION};
+use kolo::JoinSpec;
+use kolo::internal::profile::{Profile, VERSION};
 use kolo::{Collective, Communicator, Config, TransportKind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -1,6 +1,6 @@
 //! What `kolo tune` found, as tables.
 
-use kolo::profile::{Curve, Profile};
+use kolo::internal::profile::{Curve, Profile};
 use tabled::builder::Builder;
 use tabled::settings::object::Columns;
 use tabled::settings::{Alignment, Style};
