@@ -23,7 +23,7 @@
 //! 3. End of stream harms only tokens that need the peer: a rank that is through with its work may leave early.
 //! 4. A header, a hello, an acknowledgement or an address from a peer is parsed in `wire` and `address` only;
 //!    what comes out is bounded.
-//! 5. Memory of the caller is touched in `memory` (copies, consumers) and by the kernel from `socket` only.
+//! 5. Memory of the caller is touched in `pieces` (copies, consumers) and by the kernel from `socket` only.
 
 mod accept;
 mod address;
@@ -35,7 +35,7 @@ mod inbound;
 mod interfaces;
 mod leaving;
 mod link;
-pub(crate) mod memory;
+mod memory;
 mod options;
 mod outbound;
 mod park;
