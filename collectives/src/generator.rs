@@ -1,11 +1,13 @@
-//! The algorithms by name, and the door to their generators.
+//! What a generator provides, and [`Algorithm`], the name by which it is asked.
 
 use std::fmt;
 use std::str::FromStr;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use crate::generators::*;
+use crate::cost::Bill;
+pub use crate::generators::Algorithm;
+use crate::model::Model;
 use crate::plan::{Collective, Plan};
 use crate::task::Task;
 
@@ -16,94 +18,73 @@ pub const MAX_WORLD_SIZE: u32 = 1 << 14;
 /// The most blocks that a pipelined broadcast or reduce is cut into: a block takes two steps, with room to spare.
 pub const MAX_PARTS: u32 = 1 << 14;
 
-/// The algorithms Kolo knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Algorithm {
-    /// Everybody gets all vectors and reduces them by itself, in canonical order.
-    OneShot,
-    /// Exchange whole vectors with partners at doubling distance.
-    RecursiveDoubling,
-    /// Träff's exchange on a circulant graph; for broadcast and reduce its pipelined form.
-    Circulant,
-    /// Neighbours on a ring, over one or several channels.
-    Ring,
-    /// Two binary trees, each for half of the vector.
-    Tree,
-    /// Binomial tree.
-    Binomial,
-    /// Straight from owner to destination.
-    Direct,
-    /// Bruck's few rounds for small blocks.
-    Bruck,
-    /// Signals at doubling distance.
-    Dissemination,
-    /// Halving vectors with partners at doubling distance, in canonical order.
-    Halving,
-    /// From rank to rank.
-    Chain,
-    /// Within hosts, then between them, in parallel on all ranks of a host.
-    Hierarchical,
-    /// Within hosts to one leader each, then among the leaders.
-    Leader,
+/// An algorithm: all that the rest of Kolo asks of it. Facts that are the same on all ranks go in, so that all ranks get the
+/// same answers.
+pub(crate) trait Generator {
+    /// The name, as parsed and printed.
+    fn name(&self) -> &'static str;
+
+    /// The paper or system it comes from.
+    fn source(&self) -> &'static str;
+
+    /// Whether it can do `task`; if not, why not, for users. The limits that hold for all have been looked at.
+    fn supports(&self, task: &Task) -> Result<(), String>;
+
+    /// The program of `rank` for a task that it supports.
+    fn plan(&self, task: &Task, rank: u32) -> Plan;
+
+    /// Enters what a segment of `bytes` bytes costs: of the vector, or of the longest block where the collective has a block
+    /// per rank. There are at least two ranks.
+    fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill);
+
+    /// Bytes of scratch that the plan takes per byte of a segment, on the rank that needs most.
+    fn scratch_factor(&self, task: &Task) -> f64 {
+        let _ = task;
+        1.0
+    }
+
+    /// See [`Algorithm::is_canonical`]; asked only where something is reduced. Most have an order of their own, and scans have
+    /// only one to speak of.
+    fn is_canonical(&self, task: &Task) -> bool {
+        let _ = task;
+        false
+    }
+
+    /// See [`Algorithm::serves_irregular`].
+    fn serves_irregular(&self, collective: Collective) -> bool {
+        !matches!(collective, Collective::Gather | Collective::Scatter | Collective::AllToAll)
+    }
+
+    /// Segments in flight, where another number than the usual one or two is better: what is short compared to its latency
+    /// must have much in flight.
+    fn window(&self) -> Option<u32> {
+        None
+    }
+
+    /// The best `params.parts` for segments of `bytes` bytes.
+    fn parts(&self, task: &Task, bytes: u64, model: &Model) -> u32 {
+        let _ = (bytes, model);
+        task.params.parts
+    }
+
+    /// Whether it consists of exchanges for which ranks that share processors take turns.
+    fn takes_turns(&self, task: &Task) -> bool {
+        let _ = task;
+        false
+    }
 }
 
 impl Algorithm {
-    /// All of them.
-    pub const ALL: [Self; 13] = [
-        Self::OneShot,
-        Self::RecursiveDoubling,
-        Self::Circulant,
-        Self::Ring,
-        Self::Tree,
-        Self::Binomial,
-        Self::Direct,
-        Self::Bruck,
-        Self::Dissemination,
-        Self::Halving,
-        Self::Chain,
-        Self::Hierarchical,
-        Self::Leader,
-    ];
-
     /// The name, as parsed and printed.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::OneShot => "one_shot",
-            Self::RecursiveDoubling => "recursive_doubling",
-            Self::Circulant => "circulant",
-            Self::Ring => "ring",
-            Self::Tree => "tree",
-            Self::Binomial => "binomial",
-            Self::Direct => "direct",
-            Self::Bruck => "bruck",
-            Self::Dissemination => "dissemination",
-            Self::Halving => "halving",
-            Self::Chain => "chain",
-            Self::Hierarchical => "hierarchical",
-            Self::Leader => "leader",
-        }
+    pub fn name(self) -> &'static str {
+        self.generator().name()
     }
 
     /// The paper or system it comes from.
     #[must_use]
-    pub const fn source(self) -> &'static str {
-        match self {
-            Self::OneShot => "flat exchange with ordered local reduction, as one-shot kernels on GPUs do",
-            Self::RecursiveDoubling => "Thakur, Rabenseifner, Gropp 2005; scans: Hillis, Steele 1986",
-            Self::Circulant => "Träff 2023 and 2024",
-            Self::Ring => "Patarasuk, Yuan 2009; Gloo, NCCL",
-            Self::Tree => "Sanders, Speck, Träff 2009; NCCL",
-            Self::Binomial => "binomial trees; Chan, Heimlich, Purkayastha, van de Geijn 2007",
-            Self::Direct => "pairwise exchange; two-shot kernels on GPUs",
-            Self::Bruck => "Bruck, Ho, Kipnis, Upfal, Weathersby 1997",
-            Self::Dissemination => "Hensgen, Finkel, Manber 1988",
-            Self::Halving => "Rabenseifner 2004, with distance doubling",
-            Self::Chain => "pipelined chain",
-            Self::Hierarchical => "split rails and multiple leaders, as UCC and DPML do",
-            Self::Leader => "one leader per host, as Open MPI's HAN does",
-        }
+    pub fn source(self) -> &'static str {
+        self.generator().source()
     }
 
     /// Whether it can do `task`; if not, why not, for users.
@@ -120,51 +101,21 @@ impl Algorithm {
         if task.params.parts > MAX_PARTS {
             return Err(format!("{} parts are more than {MAX_PARTS}", task.params.parts));
         }
-        match self {
-            Self::RecursiveDoubling => recursive_doubling::supports(task),
-            Self::Circulant => circulant::supports(task),
-            Self::Ring => ring::supports(task),
-            Self::Binomial => binomial::supports(task),
-            Self::Direct => direct::supports(task),
-            Self::Dissemination => dissemination::supports(task),
-            Self::Chain => chain::supports(task),
-            Self::OneShot => one_shot::supports(task),
-            Self::Tree => tree::supports(task),
-            Self::Bruck => bruck::supports(task),
-            Self::Halving => halving::supports(task),
-            Self::Hierarchical => hierarchical::supports(task),
-            Self::Leader => leader::supports(task),
-        }
+        self.generator().supports(task)
     }
 
     /// Whether it also serves blocks of unequal length (the v-forms). Gather, scatter and all-to-all with
     /// unequal blocks need a direct form, since only two ranks know the length of a block.
     #[must_use]
-    pub const fn serves_irregular(self, collective: Collective) -> bool {
-        match collective {
-            Collective::Gather | Collective::Scatter | Collective::AllToAll => matches!(self, Self::Direct),
-            _ => true,
-        }
+    pub fn serves_irregular(self, collective: Collective) -> bool {
+        self.generator().serves_irregular(collective)
     }
 
     /// Whether what it reduces comes out in canonical order: the same expression for every element, whatever
     /// the size, the segments and the parameters, and the same for all algorithms of which this is true.
     #[must_use]
     pub fn is_canonical(self, task: &Task) -> bool {
-        match (self, task.collective) {
-            (Self::OneShot | Self::RecursiveDoubling | Self::Halving, Collective::AllReduce)
-            | (Self::OneShot, Collective::Reduce | Collective::ReduceScatter) => true,
-            (Self::Binomial, Collective::Reduce) => task.root == 0 && task.world_size.is_power_of_two(),
-            // The others reduce nothing, or in an order of their own; scans have only one order to speak of.
-            _ => !matches!(
-                task.collective,
-                Collective::AllReduce
-                    | Collective::Reduce
-                    | Collective::ReduceScatter
-                    | Collective::Scan
-                    | Collective::ExScan
-            ),
-        }
+        !task.collective.reduces() || self.generator().is_canonical(task)
     }
 
     /// The program of `rank`.
@@ -176,21 +127,13 @@ impl Algorithm {
         if let Err(reason) = self.supports(task) {
             panic!("{reason}");
         }
-        match self {
-            Self::RecursiveDoubling => recursive_doubling::plan(task, rank),
-            Self::Circulant => circulant::plan(task, rank),
-            Self::Ring => ring::plan(task, rank),
-            Self::Binomial => binomial::plan(task, rank),
-            Self::Direct => direct::plan(task, rank),
-            Self::Dissemination => dissemination::plan(task, rank),
-            Self::Chain => chain::plan(task, rank),
-            Self::OneShot => one_shot::plan(task, rank),
-            Self::Tree => tree::plan(task, rank),
-            Self::Bruck => bruck::plan(task, rank),
-            Self::Halving => halving::plan(task, rank),
-            Self::Hierarchical => hierarchical::plan(task, rank),
-            Self::Leader => leader::plan(task, rank),
-        }
+        self.generator().plan(task, rank)
+    }
+}
+
+impl Serialize for Algorithm {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
     }
 }
 
@@ -234,6 +177,7 @@ mod tests {
         for algorithm in Algorithm::ALL {
             assert_eq!(algorithm.to_string().parse(), Ok(algorithm));
             assert!(!algorithm.source().is_empty());
+            assert_eq!(Algorithm::ALL.iter().filter(|other| other.name() == algorithm.name()).count(), 1);
         }
         for collective in Collective::ALL {
             assert_eq!(collective.to_string().parse(), Ok(collective));

@@ -8,7 +8,7 @@
 //! | module | what it has |
 //! |---|---|
 //! | [`plan`], [`memory`], [`layout`] | what a plan is, which memory it works on, where its blocks lie |
-//! | [`task`], [`generator`], [`builder`] | what is to be done, the algorithms by name, how plans are written |
+//! | [`task`], [`generator`], [`builder`] | what is to be done, the algorithms and what each provides, how plans are written |
 //! | [`check`] | proves a set of plans: exactly once, no hazard, no deadlock, one order |
 //! | [`simulate`], [`model`], [`cost`] | how long it takes, by events and in closed form |
 //! | [`select`], [`overrides`] | which algorithm, and what the user says to it |

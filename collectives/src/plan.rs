@@ -93,6 +93,12 @@ impl Collective {
         matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
     }
 
+    /// Whether contributions of several ranks are reduced.
+    #[must_use]
+    pub const fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce | Self::Scan | Self::ExScan)
+    }
+
     /// Whether a buffer consists of a block for each rank, rather than of one vector.
     #[must_use]
     pub const fn has_block_per_rank(self) -> bool {

@@ -7,10 +7,9 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::Algorithm;
-use crate::cost::{Flow, footprint_bytes, scratch_factor, seconds};
+use crate::cost::{Flow, footprint_bytes, seconds};
 use crate::model::Model;
 use crate::plan::Collective;
-use crate::rounds::ceil_log2;
 use crate::task::{Params, Task};
 
 /// What is asked of the order of reduction.
@@ -220,22 +219,24 @@ fn tune(
     element_size: usize,
     model: &Model,
 ) -> (f64, Params, Flow) {
-    // What is short compared to its latency must have much in flight. Ranks that share processors have nothing to
-    // overlap with: each only gets to run when another one waits.
-    let window = match algorithm {
-        Algorithm::Chain => 8,
-        Algorithm::Tree => 4,
-        _ if model.oversubscription > 1.0 => 1,
+    let generator = algorithm.generator();
+    let window = match generator.window() {
+        Some(window) => window,
+        // Ranks that share processors have nothing to overlap with: each only gets to run when another one waits.
+        None if model.oversubscription > 1.0 => 1,
         // One exchange, of which the kernel holds what the other rank is not at yet: as fast with one segment as with two.
-        _ if task.collective == Collective::AllGather && task.world_size == 2 && model.has_system_calls() => {
+        None if task.collective == Collective::AllGather
+            && task.world_size == 2
+            && model.has_system_calls() =>
+        {
             1
         }
-        _ => 2,
+        None => 2,
     };
     let shortest = shortest_segment(task.collective);
     let element = element_size as u64;
     let aligned = |size: u64| (size / element).max(1) * element;
-    let scratch = scratch_factor(algorithm, task);
+    let scratch = generator.scratch_factor(task);
     let whole = bytes.next_multiple_of(element).max(element);
     let longest = longest_segment(algorithm, task, bytes, model);
     let mut sizes: Vec<u64> = Vec::new();
@@ -259,7 +260,7 @@ fn tune(
     }
     let mut best: Option<(f64, Params, Flow)> = None;
     for segment_bytes in sizes {
-        let parts = parts(algorithm, task, segment_bytes.min(bytes), model);
+        let parts = generator.parts(task, segment_bytes.min(bytes), model);
         for width in widths(algorithm, task, model) {
             let params = Params { parts, width, ..task.params };
             let tuned = Task { params, ..task.clone() };
@@ -293,25 +294,5 @@ fn widths(algorithm: Algorithm, task: &Task, model: &Model) -> impl Iterator<Ite
 }
 
 fn takes_turns(algorithm: Algorithm, task: &Task, model: &Model) -> bool {
-    let exchanges = algorithm == Algorithm::Direct && task.collective == Collective::AllToAll;
-    exchanges && model.oversubscription > 1.0 && model.has_system_calls()
-}
-
-/// Blocks for the pipelined circulant broadcast: parts - 1 + q rounds of alpha + (n / parts) beta are least at
-/// parts = sqrt((q - 1) n beta / alpha). To the next power of two, so that few plans serve all sizes.
-fn parts(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model) -> u32 {
-    let pipelined = matches!(task.collective, Collective::Broadcast | Collective::Reduce);
-    if algorithm != Algorithm::Circulant || !pipelined || task.world_size < 3 {
-        return task.params.parts;
-    }
-    let (class, shared) = if task.has_several_hosts() {
-        (&model.inter, 1.0)
-    } else {
-        (&model.intra, model.oversubscription.max(1.0))
-    };
-    let fixed = model.latency_seconds(class) + 2.0 * class.overhead_seconds * model.oversubscription.max(1.0);
-    let rounds = f64::from(ceil_log2(task.world_size) - 1);
-    let best = (rounds * bytes as f64 * shared / class.bytes_per_second / fixed).sqrt();
-    // More than 64 rounds in a segment no longer pay for their steps.
-    (best.clamp(1.0, 64.0) as u32).next_power_of_two()
+    algorithm.generator().takes_turns(task) && model.oversubscription > 1.0 && model.has_system_calls()
 }

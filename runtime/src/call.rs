@@ -2,9 +2,10 @@
 
 use kolo_collectives::plan::{Collective, Placement};
 
-use crate::engine::{Reach, Sides};
 use crate::error::{Context, Error, Result};
+use crate::mix::mix;
 use crate::ranges::{self, Range};
+use crate::sides::{Reach, Sides};
 use crate::summary::Summary;
 use crate::types::{DataType, ReduceOp};
 
@@ -238,14 +239,6 @@ pub(crate) const fn tag(communicator: u64, sequence: u64, signature: u64) -> u64
 /// The same for point-to-point messages: the caller's tag, by which they are matched, in the lower half.
 pub(crate) const fn transfer_tag(communicator: u64, data_type: DataType, tag: u32) -> u64 {
     mix(communicator ^ mix(data_type as u64 + 1)) & !0xffff_ffff | tag as u64
-}
-
-/// Spreads the bits of a number: the finaliser of SplitMix64 (Steele, Lea and Flood 2014).
-pub(crate) const fn mix(mut x: u64) -> u64 {
-    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 pub(crate) const fn reduces(collective: Collective) -> bool {

@@ -8,10 +8,11 @@ mod settings;
 use std::time::Duration;
 
 use kolo_gdr::Wish;
+pub use kolo_transport::TransportKind;
 use kolo_transport::rdma::Keep;
 
 use crate::error::{Error, Result};
-use crate::join::DEFAULT_JOIN_TIMEOUT;
+use crate::job::DEFAULT_JOIN_TIMEOUT;
 use crate::profile::Loaded;
 
 /// Which transports may be used, in order of preference.
@@ -22,33 +23,6 @@ pub enum Transports {
     Auto,
     /// Only these, the first that reaches a peer.
     Only(Vec<TransportKind>),
-}
-
-/// A transport by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum TransportKind {
-    /// Shared memory inside a host.
-    Shm,
-    /// InfiniBand, RoCE or soft-RoCE, through libibverbs.
-    Rdma,
-    /// TCP over any network.
-    Tcp,
-}
-
-impl TransportKind {
-    /// All, in order of preference.
-    pub const ALL: [Self; 3] = [Self::Shm, Self::Rdma, Self::Tcp];
-
-    /// Name as in `KOLO_TRANSPORT`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Shm => "shm",
-            Self::Rdma => "rdma",
-            Self::Tcp => "tcp",
-        }
-    }
 }
 
 /// How results may depend on how they are computed.
@@ -250,10 +224,10 @@ pub fn parse_transports(value: &str) -> Result<Transports> {
     }
     let mut list = Vec::new();
     for name in value.split(',').map(str::trim) {
-        let kind = TransportKind::ALL
-            .into_iter()
-            .find(|kind| kind.name() == name)
-            .ok_or_else(|| invalid("KOLO_TRANSPORT", name, "auto, or a list of shm, rdma and tcp"))?;
+        let kind = TransportKind::named(name).ok_or_else(|| {
+            let [before @ .., last] = TransportKind::ALL.map(TransportKind::name);
+            invalid("KOLO_TRANSPORT", name, &format!("auto, or a list of {} and {last}", before.join(", ")))
+        })?;
         if !list.contains(&kind) {
             list.push(kind);
         }

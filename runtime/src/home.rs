@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::call::mix;
+use crate::mix::mix;
 
 /// Coming back takes 10 to 30 us, and the others of a short call take their turns in as much; somebody else holds on to a
 /// processor for a slice or until the next tick, which is 1 to 4 ms.

@@ -1,6 +1,7 @@
 #![doc = include_str!("guide.md")]
 
 mod call;
+mod cancel;
 mod cluster;
 mod comm;
 pub mod config;
@@ -11,13 +12,17 @@ mod forced;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod gpu;
 mod home;
+mod job;
 mod join;
+mod mix;
 mod planner;
 mod profile;
 mod ranges;
 mod recorder;
 mod reduce;
+mod sides;
 mod summary;
 mod supply;
 mod ticks;
@@ -30,6 +35,9 @@ mod work;
 /// any version.
 #[doc(hidden)]
 pub mod internal {
+    pub mod cancel {
+        pub use crate::cancel::*;
+    }
     pub mod control {
         pub use crate::control::*;
     }
@@ -53,13 +61,14 @@ pub mod internal {
 pub use call::{RawCall, RawCallV};
 pub use cluster::Cluster;
 pub use comm::{
-    Batch, Builder, Communicator, GpuCounters, GpuPath, RawMessage, RegisteredBuffer, Registration, Scope,
-    Stable, Staged, Standing, Symmetric,
+    Batch, Builder, Communicator, GpuCounters, RawMessage, RegisteredBuffer, Registration, Scope, Stable,
+    Standing, Symmetric,
 };
 pub use config::{Config, Determinism, TransportKind, Transports};
 pub use control::{ControlRuntime, JobSecret, PeerInfo};
 pub use engine::Route;
 pub use error::{AbortReason, Context, Error, LossCause, Result};
+pub use gpu::{GpuPath, Staged};
 pub use join::{JoinSpec, Locator};
 pub use kolo_collectives::plan::Collective;
 pub use kolo_gdr::Wish as GpuDirectWish;

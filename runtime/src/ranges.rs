@@ -112,7 +112,7 @@ mod tests {
     fn the_sweep_finds_what_comparing_all_pairs_finds() {
         let mut state = 7_u64;
         let mut draw = |below: u64| {
-            state = crate::call::mix(state);
+            state = crate::mix::mix(state);
             (state % below) as usize
         };
         for _ in 0..2000 {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::comm::GpuPath;
+use crate::gpu::GpuPath;
 use crate::summary::Summary;
 use crate::ticks::{Tick, Ticks};
 

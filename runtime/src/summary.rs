@@ -4,7 +4,7 @@ use std::fmt;
 
 use kolo_collectives::plan::Collective;
 
-use crate::call::mix;
+use crate::mix::mix;
 use crate::types::{DataType, ReduceOp};
 
 /// What tells one call from another, for messages and the flight recorder.

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::call::mix;
 use crate::error::Result;
+use crate::mix::mix;
 
 /// Memory that processes draw from: a host's, or a control group's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

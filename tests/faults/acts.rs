@@ -156,7 +156,7 @@ fn report_fault() {
     report(&format!("@fault {}", machine_time().as_nanos()));
 }
 
-fn limit(resource: Resource, value: u64) {
+pub(crate) fn limit(resource: Resource, value: u64) {
     let limit = Rlimit { current: Some(value), maximum: Some(value) };
     setrlimit(resource, limit).expect("a limit can be lowered");
 }

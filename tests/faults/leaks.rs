@@ -28,6 +28,7 @@ pub(crate) fn look(folder: &Path, own_network: bool, may_leave_files: bool) -> V
         }
         if Instant::now() >= until {
             for (pid, _) in processes {
+                // A child of this process, which alone reaps it: nobody else has got its number since.
                 if let Some(pid) = Pid::from_raw(pid) {
                     let _ = kill_process(pid, Signal::KILL);
                 }
@@ -42,6 +43,10 @@ pub(crate) fn look(folder: &Path, own_network: bool, may_leave_files: bool) -> V
 fn children() -> Vec<(i32, String)> {
     while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
     let own = getpid().as_raw_pid();
+    // In a PID namespace without a /proc of its own, the numbers there are those of other processes here.
+    if fs::read_link("/proc/self").ok().and_then(|link| link.to_str()?.parse().ok()) != Some(own) {
+        return Vec::new();
+    }
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let parent = |pid: i32| -> Option<i32> {

@@ -69,6 +69,8 @@ impl Rule {
 pub(crate) struct Net {
     base: String,
     hosts: u32,
+    /// Namespaces that have come to be: one of the same name that was there before is somebody else's.
+    made: u32,
     rules: Arc<Mutex<Vec<Rule>>>,
     over: Arc<AtomicBool>,
     switch: Option<JoinHandle<()>>,
@@ -80,11 +82,13 @@ impl Net {
         let base = format!("kolo-faults-{:x}", std::process::id());
         let rules = Arc::new(Mutex::new(Vec::new()));
         let over = Arc::new(AtomicBool::new(false));
-        let mut net = Self { base, hosts, rules: Arc::clone(&rules), over: Arc::clone(&over), switch: None };
+        let mut net =
+            Self { base, hosts, made: 0, rules: Arc::clone(&rules), over: Arc::clone(&over), switch: None };
         let mut ports = Vec::new();
         for host in 0..hosts {
             let (name, device) = (net.namespace(host), format!("kolo{host}"));
             run(&format!("ip netns add {name}"))?;
+            net.made = host + 1;
             ports.push(tun(&device).map_err(|error| format!("no TUN device: {error}"))?);
             run(&format!("ip link set {device} netns {name}"))?;
             run(&format!("ip -n {name} link set lo up"))?;
@@ -141,8 +145,7 @@ impl Drop for Net {
         if let Some(switch) = self.switch.take() {
             let _ = switch.join();
         }
-        for host in 0..self.hosts {
-            // It may not have come to be.
+        for host in 0..self.made {
             let _ = run(&format!("ip netns delete {}", self.namespace(host)));
         }
     }

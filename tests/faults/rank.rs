@@ -73,6 +73,8 @@ pub(crate) fn report_error(error: &Error) {
 /// The whole life of a rank.
 pub(crate) fn main(arguments: &[String]) {
     let told = Told::new(arguments);
+    // Ranks that abort on purpose leave no cores on the disk.
+    acts::limit(rustix::process::Resource::Core, 0);
     if told.number("tied") > 0 {
         tie_to_parent();
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo::JoinSpec;
-use kolo::{Communicator, Config, Error, TransportKind};
+use kolo::{Cluster, Communicator, Config, Error, ReduceOp, TransportKind};
 use kolo_tests::arrangement::{Arrangement, in_guest};
 use kolo_tests::watchdog::{Gate, bounded};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
@@ -122,6 +122,50 @@ fn a_pair_that_is_cut_silently_is_named_with_its_addresses() {
             assert!(text.contains("reached over tcp") && text.contains(" via "), "no address: {text}");
             end.wait();
         });
+    });
+}
+
+#[test]
+fn a_cut_pair_is_named_by_a_rank_that_waits_for_a_healthy_one() {
+    if in_guest() {
+        return;
+    }
+    bounded("a rank that waits for one that waits", || {
+        const COUNT: usize = 1 << 10;
+        let gates = (Gate::new(4), Gate::new(4), Gate::new(4));
+        let (ready, cut, end) = (&gates.0, &gates.1, &gates.2);
+        let config = |rank| {
+            // Round a ring each waits for the one before it. Rank 0 gives up first, and waits for rank 3.
+            let timeout = Duration::from_secs(if rank == 0 { 3 } else { 60 });
+            Config { timeout, algorithms: "all_reduce:ring".into(), ..Arrangement::Tcp.config(rank) }
+        };
+        let told = Cluster::with_configs(4, config, |comm| {
+            let mut data = [1_f32; COUNT];
+            comm.all_reduce(&mut data, ReduceOp::Sum).expect("all is well");
+            ready.wait();
+            if comm.rank() == 1 {
+                // It dials rank 2, the only one that it sends to. What arrives at the other end is dropped.
+                let port = port_of(&comm, 2);
+                let dropped = AtomicUsize::new(0);
+                each_connection(port, |socket| {
+                    let here = socket.local_addr().ok().and_then(|address| address.as_socket());
+                    if here.is_some_and(|here| here.port() == port) {
+                        socket.attach_filter(&[SockFilter::new(0x06, 0, 0, 0)]).expect("a filter");
+                        dropped.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                assert!(dropped.into_inner() > 0, "no connection found");
+            }
+            cut.wait();
+            let error = comm.all_reduce(&mut data, ReduceOp::Sum).expect_err("nothing gets through");
+            end.wait();
+            error.to_string()
+        });
+        for text in told.expect("a cluster") {
+            println!("{text}");
+            let pair = "rank 2 (it does not acknowledge what rank 1 sends: look at what lies between the two";
+            assert!(text.contains(pair), "{text}");
+        }
     });
 }
 

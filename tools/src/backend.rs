@@ -215,7 +215,7 @@ fn config(request: &Request) -> Result<Config> {
     let mut config = Config::from_env()?;
     if let Some(list) = &request.transport {
         config.transports = kolo::config::parse_transports(list).map_err(|_| {
-            let names: Vec<_> = kolo::TransportKind::ALL.iter().map(|kind| kind.name()).collect();
+            let names = kolo::TransportKind::ALL.map(kolo::TransportKind::name);
             CliError::usage(
                 format!("--transport says '{list}', which is not understood"),
                 format!("Use auto, or a list of {}", names.join(", ")),

@@ -173,3 +173,17 @@ fn of_what_left_its_session_when_the_job_ends() {
     job.expect("deaf", 1);
     assert_eq!(job.leaves_nothing("sessions").code(), Some(0));
 }
+
+/// The numbers in such a /proc are those of other processes here, and none of them is signalled.
+#[test]
+fn where_proc_is_of_another_namespace_it_is_not_believed() {
+    let run = |arguments: &[&str]| Command::new("unshare").args(["--pid", "--fork"]).args(arguments).output();
+    if !run(&["true"]).is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: no new PID namespace can be made here");
+        return;
+    }
+    let output = run(&[env!("CARGO_BIN_EXE_kolo"), "run", "-n", "2", "--", "true"]).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("/proc is of another PID namespace"), "{said}");
+}

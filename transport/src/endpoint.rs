@@ -28,7 +28,8 @@ use std::sync::atomic::AtomicU32;
 use std::time::Instant;
 
 use crate::error::Error;
-use crate::memory::{Backing, MemoryCounters, Registered};
+use crate::memory::{Backing, DeviceAccess, MemoryCounters, Registered};
+use crate::shm::Flat;
 
 /// A FIFO between this rank and `peer`, in both directions. `index` is small and dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -203,6 +204,20 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// If a peer does not show up in time, or the system refuses.
     fn establish(&mut self, deadline: Instant) -> Result<(), Error>;
 
+    /// Has a message go each way over every path to these peers, before anything relies on them; they do the same at about
+    /// the same time. Blocks until it is known, or `deadline`. Those that it failed with, which are given up. Only where
+    /// [`Features::tries_paths`](crate::Features::tries_paths) says so; before [`Endpoint::establish`].
+    fn try_paths(&mut self, peers: &[u32], deadline: Instant) -> Vec<(u32, Error)> {
+        let _ = (peers, deadline);
+        Vec::new()
+    }
+
+    /// The short exchange of a host, if this transport has one and all ranks of the world are on this host. Once, after
+    /// [`Endpoint::establish`]; it stays usable without the endpoint.
+    fn exchange(&mut self) -> Option<Flat> {
+        None
+    }
+
     /// Posts a message. With [`Posted::Done`] the source may be reused at once.
     ///
     /// # Errors
@@ -288,6 +303,13 @@ pub trait Endpoint: Send + std::fmt::Debug {
         false
     }
 
+    /// Whether what this rank has sent to `peer` is sent again and again and never acknowledged: the peer's kernel does so
+    /// even while its process is stopped, so something between the two is cut. For texts only, since networks heal. Never
+    /// blocks, makes no progress.
+    fn is_unheard(&self, _peer: u32) -> bool {
+        false
+    }
+
     /// The owner leaves in good order, and will [abort](Endpoint::abort) and drop this endpoint next: messages reported done
     /// must reach their peers nevertheless. Never blocks; dropping may, for a second at most. Nothing may be posted after.
     fn leave(&mut self) {}
@@ -317,6 +339,11 @@ pub trait Endpoint: Send + std::fmt::Debug {
 
     /// Ends one [`Endpoint::lend`] of exactly this memory.
     fn reclaim(&mut self, _memory: Piece) {}
+
+    /// How devices get at memory, if it has such that read and write it by themselves.
+    fn device_access(&self) -> Option<DeviceAccess> {
+        None
+    }
 
     /// What was done with the caller's memory so far. All zero where nothing is registered.
     fn memory_counters(&self) -> MemoryCounters {

@@ -7,6 +7,7 @@ pub mod foreign;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod kinds;
 mod memory;
 mod proof;
 pub mod rdma;
@@ -19,7 +20,8 @@ pub use endpoint::{
     Sink, Token,
 };
 pub use error::{Error, ErrorKind};
-pub use memory::{Backing, MemoryCounters, Mover, Registered};
+pub use kinds::{Features, Options, TransportKind};
+pub use memory::{Backing, DeviceAccess, MemoryCounters, Mover, Registered, RegistrationPolicy};
 pub use rdma::{RdmaEndpoint, RdmaOptions};
 pub use shm::{ShmEndpoint, ShmOptions};
 pub use sys::futex::wait_word;

@@ -56,6 +56,52 @@ pub enum Registered {
     NotNeeded(&'static str),
 }
 
+/// What becomes of registrations of the caller's memory that nobody uses any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RegistrationPolicy {
+    /// They are kept, and let go of when the kernel tells that memory changed.
+    Watched,
+    /// They are to be kept, and the kernel tells nothing to this process: they end with their operations.
+    Unwatched {
+        /// What was refused, and how.
+        because: String,
+    },
+    /// They are kept, as the user promises not to unmap.
+    Promised,
+    /// They end with their messages, as the user wished.
+    Never,
+}
+
+impl fmt::Display for RegistrationPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Watched => f.write_str("kept, and let go of when the kernel tells that memory changed"),
+            Self::Unwatched { because } => write!(
+                f,
+                "not kept, since changes of memory go unnoticed ({because}): short buffers are copied, those from 1 MiB \
+                 on registered by each call; let the process use userfaultfd (a container's seccomp profile, \
+                 vm.unprivileged_userfaultfd=1), or promise with KOLO_IB_CACHE=always that no buffer is unmapped"
+            ),
+            Self::Promised => {
+                f.write_str("kept, as KOLO_IB_CACHE=always promises that no buffer is unmapped")
+            }
+            Self::Never => f.write_str("not kept, as KOLO_IB_CACHE=never wants"),
+        }
+    }
+}
+
+/// How devices that read and write memory by themselves get at it.
+#[derive(Clone, Debug)]
+pub struct DeviceAccess {
+    /// What becomes of registrations of the caller's memory.
+    pub registrations: RegistrationPolicy,
+    /// Whether they take memory of other drivers, such as a GPU's, as dma-bufs; if not, which does not, and why.
+    pub takes_dma_bufs: Result<(), String>,
+    /// What a `fork` of this process does to memory that is registered, in words.
+    pub fork: String,
+}
+
 /// What a transport has done with the caller's memory since its beginning: so that zero-copy is a number and no claim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use kolo_transport::rdma::{Keep, RdmaEndpoint, RdmaOptions, RegistrationPolicy};
+use kolo_transport::RegistrationPolicy;
+use kolo_transport::rdma::{Keep, RdmaEndpoint, RdmaOptions};
 use kolo_transport::{
     Backing, Channel, Consumer, Endpoint, ErrorKind, Event, Piece, Posted, Reach, Sink, Token,
 };

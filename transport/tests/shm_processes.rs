@@ -137,6 +137,26 @@ fn messages_outlive_their_process() {
     receiver.end();
 }
 
+#[test]
+fn a_process_without_descriptors_says_so() {
+    // It cannot accept its peer; or it can, and the memory that the peer shares gets no number.
+    for scenario in ["starve-0", "starve-1"] {
+        let mut processes = start(scenario, 2);
+        let mut starved = processes.pop().expect("two");
+        let mut sender = processes.pop().expect("two");
+        starved.hear("READY");
+        sender.tell("send");
+        let told = starved.hear("STARVED");
+        println!("{scenario}: {told}");
+        for word in ["rank 1 cannot", "no descriptor left", "ulimit -n", "os error 24"] {
+            assert!(told.contains(word), "{scenario}: {told}");
+        }
+        sender.tell("end");
+        starved.end();
+        sender.end();
+    }
+}
+
 /// What the started processes do; as a test of its own, nothing.
 #[test]
 fn child() {
@@ -164,6 +184,8 @@ fn child() {
         "mourn-by-descriptor" => mourn(endpoint, rank, Some(ParkBy::Fd)),
         "mourn-by-word" => mourn(endpoint, rank, Some(ParkBy::Word)),
         "legacy" => legacy(endpoint, rank),
+        "starve-0" => starve(endpoint, rank, 0),
+        "starve-1" => starve(endpoint, rank, 1),
         other => panic!("no scenario {other}"),
     }
 }
@@ -323,4 +345,41 @@ fn legacy(mut endpoint: ShmEndpoint, rank: u32) {
     let posted = post(&mut endpoint, Channel { peer: 0, index: 4 }, &whole, false).expect("post");
     wait(&mut endpoint, usize::from(posted == Posted::Pending));
     assert!(bytes == pattern(3, 100_000));
+}
+
+/// Rank 1 has `left` descriptors when rank 0 first sends to it.
+fn starve(mut endpoint: ShmEndpoint, rank: u32, left: u64) {
+    let mut bytes = pattern(3, 100);
+    let whole = piece(&mut bytes);
+    let on = Channel { peer: 1 - rank, index: 0 };
+    if rank == 0 {
+        assert_eq!(listen(), "send");
+        assert_eq!(post(&mut endpoint, on, &whole, true).expect("post"), Posted::Done);
+        assert_eq!(listen(), "end");
+        return;
+    }
+    // Its own half of the link is made here.
+    assert_eq!(post(&mut endpoint, on, &whole, false).expect("post"), Posted::Pending);
+    let mut events = Vec::new();
+    endpoint.poll(&mut events);
+    // The kernel gives the lowest number that is free.
+    let probe = rustix::io::dup(std::io::stdin()).expect("a descriptor");
+    let free = std::os::fd::AsRawFd::as_raw_fd(&probe) as u64;
+    drop(probe);
+    let resource = rustix::process::Resource::Nofile;
+    let limit =
+        rustix::process::Rlimit { current: Some(free + left), ..rustix::process::getrlimit(resource) };
+    rustix::process::setrlimit(resource, limit).expect("a lower limit");
+    println!("READY");
+    let deadline = Instant::now() + PATIENCE;
+    let cause = loop {
+        endpoint.poll(&mut events);
+        if let Some(Event::Failed(Token(2), cause)) = events.first() {
+            break cause;
+        }
+        assert!(events.is_empty() && Instant::now() < deadline, "{events:?}");
+        std::thread::yield_now();
+    };
+    assert_eq!(cause.kind, ErrorKind::System);
+    println!("STARVED {cause}");
 }

@@ -30,7 +30,8 @@
  * fork        A communicator belongs to the process that made it. In a child made by fork its calls fail with KOLO_USAGE
  *             and do nothing, also koloCommAbort; destroying and freeing succeed at once and leave the parent's
  *             communicator and memory alone. The child may make communicators of its own.
- * Cancelling  pthread_cancel takes effect after a call has returned: no thread ends inside Kolo.
+ * Cancelling  pthread_cancel takes effect after a call has returned: no thread ends inside Kolo. This holds for deferred
+ *             cancellation, the default; a thread of type PTHREAD_CANCEL_ASYNCHRONOUS must not call Kolo.
  *
  * What calls return, beside KOLO_SUCCESS
  * --------------------------------------

@@ -2,6 +2,8 @@
 
 use std::ffi::c_int;
 
+use kolo_rs::internal::cancel::HoldOff;
+
 unsafe extern "C" {
     // POSIX; the crate libc has it for other systems only.
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
@@ -16,19 +18,30 @@ pub(crate) struct Uncancelled {
     before: c_int,
 }
 
+/// For calls that the runtime may end within its first polls: it does the same where they may come to a cancellation point.
+pub(crate) const BY_RUNTIME: HoldOff = HoldOff { begin: disable, end: restore };
+
+fn disable() -> c_int {
+    let mut before = DISABLE;
+    // SAFETY: writes to a local variable; never fails for this state, and concerns this thread alone.
+    unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+    before
+}
+
+fn restore(before: c_int) {
+    let mut unused = DISABLE;
+    // SAFETY: as above; the state is one that this thread had. Tested by `tests/c/cancel.c`.
+    unsafe { pthread_setcancelstate(before, &raw mut unused) };
+}
+
 impl Uncancelled {
     pub(crate) fn new() -> Self {
-        let mut before = DISABLE;
-        // SAFETY: writes to a local variable; never fails for this state, and concerns this thread alone.
-        unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
-        Self { before }
+        Self { before: disable() }
     }
 }
 
 impl Drop for Uncancelled {
     fn drop(&mut self) {
-        let mut unused = DISABLE;
-        // SAFETY: as above; the state is the one that this thread had. Tested by `tests/c/cancel.c`.
-        unsafe { pthread_setcancelstate(self.before, &raw mut unused) };
+        restore(self.before);
     }
 }

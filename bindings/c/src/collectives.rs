@@ -7,7 +7,7 @@ use kolo_rs::{Collective, DataType, RawCall, ReduceOp};
 use crate::abi::{self, Versioned};
 use crate::checked;
 use crate::comm::Comm;
-use crate::guard::{Outcome, usage, with_comm};
+use crate::guard::{Outcome, usage, with_comm, with_comm_quick};
 use crate::request::{Request, start_call};
 use crate::text::give_text;
 
@@ -57,7 +57,7 @@ macro_rules! collective {
                 Arguments { collective, input, output, count, data_type, $($argument,)* $($left_out: $value),* };
             // SAFETY: the header's promise, for the communicator and for the buffers until the call is over.
             unsafe {
-                with_comm(stringify!($blocking), comm, |comm| {
+                with_comm_quick(stringify!($blocking), comm, |comm| {
                     Ok(comm.communicator.call_raw(&arguments.call()?)?)
                 })
             }
@@ -108,7 +108,7 @@ const BARRIER: RawCall = RawCall {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloBarrier(comm: *const Comm) -> c_int {
     // SAFETY: the header's promise; there are no buffers.
-    unsafe { with_comm("koloBarrier", comm, |comm| Ok(comm.communicator.call_raw(&BARRIER)?)) }
+    unsafe { with_comm_quick("koloBarrier", comm, |comm| Ok(comm.communicator.call_raw(&BARRIER)?)) }
 }
 
 /// See `kolo.h`.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kolo_rs::Communicator;
 
 use crate::abi::{UNSET, result::SUCCESS};
+use crate::cancel;
 use crate::checked;
 use crate::guard::{Failure, LastError, Outcome, guard, place, take, usage, with_comm};
 use crate::memory::Lent;
@@ -24,6 +25,7 @@ pub(crate) struct Comm {
 impl Comm {
     /// A new handle.
     pub(crate) fn handle(communicator: Communicator) -> *mut Self {
+        kolo_rs::internal::cancel::hold_off_by(cancel::BY_RUNTIME);
         Box::into_raw(Box::new(Self { communicator, last_error: Arc::default(), lent: Lent::default() }))
     }
 }

@@ -86,6 +86,12 @@ thread_local! {
 /// Runs the body of an entry. Its error goes to the thread and, where there is one, to the communicator.
 pub(crate) fn guard(function: &str, kept_by: Option<&LastError>, body: impl FnOnce() -> Outcome) -> c_int {
     let _whole = Uncancelled::new();
+    guard_quick(function, kept_by, body)
+}
+
+/// The same for a body that comes to no cancellation point but inside the runtime, which sees to that by itself.
+#[inline]
+fn guard_quick(function: &str, kept_by: Option<&LastError>, body: impl FnOnce() -> Outcome) -> c_int {
     // What a panic may leave half done is behind the runtime's own locks, which treat poison as an error.
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);
@@ -115,9 +121,26 @@ pub(crate) unsafe fn with_comm(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let comm = unsafe { comm.as_ref() };
-    guard(function, comm.map(|comm| &*comm.last_error), || {
-        body(comm.ok_or_else(|| usage("the communicator is NULL; was it made, and not yet destroyed?"))?)
-    })
+    guard(function, comm.map(|comm| &*comm.last_error), || body(comm.ok_or_else(no_communicator)?))
+}
+
+/// As [`with_comm`], for one blocking collective: many are over sooner than cancellation is held off.
+///
+/// # Safety
+/// As [`with_comm`].
+pub(crate) unsafe fn with_comm_quick(
+    function: &str,
+    comm: *const Comm,
+    body: impl FnOnce(&Comm) -> Outcome,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let comm = unsafe { comm.as_ref() };
+    guard_quick(function, comm.map(|comm| &*comm.last_error), || body(comm.ok_or_else(no_communicator)?))
+}
+
+#[cold]
+fn no_communicator() -> Failure {
+    usage("the communicator is NULL; was it made, and not yet destroyed?")
 }
 
 /// Where C wants a result to be written, if it is not null. C need not have put anything there.

@@ -7,49 +7,97 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::cost::Bill;
+use crate::generator::Generator;
 use crate::group::Group;
+use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
 use crate::rounds::ceil_log2;
 use crate::task::Task;
 
-pub(crate) fn supports(task: &Task) -> Result<(), String> {
-    match task.collective {
-        Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter => Ok(()),
-        other => Err(format!("the binomial tree has no form for {other:?}")),
-    }
-}
+pub(crate) struct Binomial;
 
-pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
-    let vector = Cut::Vector { parts: 1 };
-    let cut = match task.collective {
-        Collective::Broadcast | Collective::Reduce => vector,
-        _ => Cut::PerRank,
-    };
-    let mut b = PlanBuilder::new(task, Algorithm::Binomial, rank, cut);
-    b.lane(0);
-    let group = Group::world(task.world_size, rank);
-    let output = Blocks::one(Space::Output, 0);
-    match task.collective {
-        Collective::Broadcast => {
-            let root_source =
-                (rank == task.root && task.out_of_place()).then_some(Blocks::one(Space::Input, 0));
-            broadcast_core(&mut b, &group, task.root, root_source, output);
-        }
-        Collective::Reduce => {
-            let own = task.own_blocks(0, 1);
-            let sum = if rank == task.root {
-                Some(output)
-            } else if Tree::of(&group, task.root).children().next().is_some() {
-                Some(b.scratch_like_own(task, 0))
-            } else {
-                None
-            };
-            reduce_core(&mut b, &group, task.root, own, sum);
-        }
-        Collective::Gather => gather(&mut b, task, &group),
-        _ => scatter(&mut b, task, &group),
+impl Generator for Binomial {
+    fn name(&self) -> &'static str {
+        "binomial"
     }
-    b.finish()
+
+    fn source(&self) -> &'static str {
+        "binomial trees; Chan, Heimlich, Purkayastha, van de Geijn 2007"
+    }
+
+    fn supports(&self, task: &Task) -> Result<(), String> {
+        match task.collective {
+            Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter => Ok(()),
+            other => Err(format!("the binomial tree has no form for {other:?}")),
+        }
+    }
+
+    fn plan(&self, task: &Task, rank: u32) -> Plan {
+        let vector = Cut::Vector { parts: 1 };
+        let cut = match task.collective {
+            Collective::Broadcast | Collective::Reduce => vector,
+            _ => Cut::PerRank,
+        };
+        let mut b = PlanBuilder::new(task, Algorithm::Binomial, rank, cut);
+        b.lane(0);
+        let group = Group::world(task.world_size, rank);
+        let output = Blocks::one(Space::Output, 0);
+        match task.collective {
+            Collective::Broadcast => {
+                let root_source =
+                    (rank == task.root && task.out_of_place()).then_some(Blocks::one(Space::Input, 0));
+                broadcast_core(&mut b, &group, task.root, root_source, output);
+            }
+            Collective::Reduce => {
+                let own = task.own_blocks(0, 1);
+                let sum = if rank == task.root {
+                    Some(output)
+                } else if Tree::of(&group, task.root).children().next().is_some() {
+                    Some(b.scratch_like_own(task, 0))
+                } else {
+                    None
+                };
+                reduce_core(&mut b, &group, task.root, own, sum);
+            }
+            Collective::Gather => gather(&mut b, task, &group),
+            _ => scatter(&mut b, task, &group),
+        }
+        b.finish()
+    }
+
+    fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
+        let p = task.world_size;
+        let rounds = ceil_log2(p);
+        match task.collective {
+            Collective::Broadcast | Collective::Reduce => {
+                for round in 0..rounds {
+                    let (meeting, reach) = (Meeting::OneWay(bill.branches(round)), bill.branch(1 << round));
+                    bill.exchange(meeting, reach, 1.0, bytes, task.collective == Collective::Reduce);
+                }
+            }
+            _ => {
+                for round in 0..rounds {
+                    let blocks = (1_u32 << round).min(p - (1 << round));
+                    // The longer the messages, the fewer they are.
+                    let meeting = Meeting::OneWay(bill.branches(rounds - 1 - round));
+                    bill.exchange(meeting, bill.branch(1 << round), 1.0, bytes * f64::from(blocks), false);
+                }
+                bill.copy(bytes);
+            }
+        }
+    }
+
+    fn scratch_factor(&self, task: &Task) -> f64 {
+        match task.collective {
+            Collective::Gather | Collective::Scatter => f64::from(task.world_size) / 2.0,
+            _ => 1.0,
+        }
+    }
+
+    fn is_canonical(&self, task: &Task) -> bool {
+        task.collective == Collective::Reduce && task.root == 0 && task.world_size.is_power_of_two()
+    }
 }
 
 /// A member's place in the tree, in numbers relative to the root.

@@ -9,25 +9,61 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::cost::Bill;
+use crate::generator::Generator;
+use crate::generators::{circulant, copy_own};
+use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
 use crate::rounds::ceil_log2;
 use crate::task::Task;
 
-pub(crate) fn supports(task: &Task) -> Result<(), String> {
-    match task.collective {
-        Collective::AllToAll | Collective::AllGather => Ok(()),
-        other => Err(format!("Bruck's exchange has no form for {other:?}")),
-    }
-}
+pub(crate) struct Bruck;
 
-pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
-    let mut b = PlanBuilder::new(task, Algorithm::Bruck, rank, Cut::PerRank);
-    b.lane(0);
-    match task.collective {
-        Collective::AllGather => all_gather(&mut b, task, rank),
-        _ => all_to_all(&mut b, task, rank),
+impl Generator for Bruck {
+    fn name(&self) -> &'static str {
+        "bruck"
     }
-    b.finish()
+
+    fn source(&self) -> &'static str {
+        "Bruck, Ho, Kipnis, Upfal, Weathersby 1997"
+    }
+
+    fn supports(&self, task: &Task) -> Result<(), String> {
+        match task.collective {
+            Collective::AllToAll | Collective::AllGather => Ok(()),
+            other => Err(format!("Bruck's exchange has no form for {other:?}")),
+        }
+    }
+
+    fn plan(&self, task: &Task, rank: u32) -> Plan {
+        let mut b = PlanBuilder::new(task, Algorithm::Bruck, rank, Cut::PerRank);
+        b.lane(0);
+        match task.collective {
+            Collective::AllGather => all_gather(&mut b, task, rank),
+            _ => all_to_all(&mut b, task, rank),
+        }
+        b.finish()
+    }
+
+    fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
+        let p = task.world_size;
+        if task.collective == Collective::AllGather {
+            return circulant::phase_cost(bill, p, bytes, false, None);
+        }
+        let moved = bytes * f64::from(p / 2);
+        bill.copy(2.0 * bytes * f64::from(p));
+        for round in 0..ceil_log2(p) {
+            bill.copy(2.0 * moved);
+            bill.exchange(Meeting::Circle, bill.circle(1 << round), 1.0, moved, false);
+        }
+    }
+
+    fn scratch_factor(&self, task: &Task) -> f64 {
+        match task.collective {
+            Collective::AllToAll => 2.0 * f64::from(task.world_size),
+            _ => 1.0,
+        }
+    }
 }
 
 /// `count` blocks from `first` on, round the circle: one or two ranges.
@@ -60,7 +96,7 @@ fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32) {
     let p = task.world_size;
     let own = task.own();
     if p == 1 {
-        crate::generators::copy_own(b, task, 0, 1);
+        copy_own(b, task, 0, 1);
         return;
     }
     if task.out_of_place() {

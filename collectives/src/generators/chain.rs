@@ -8,26 +8,61 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::cost::Bill;
+use crate::generator::Generator;
+use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::task::Task;
 
-pub(crate) fn supports(task: &Task) -> Result<(), String> {
-    match task.collective {
-        Collective::Scan | Collective::ExScan | Collective::Broadcast | Collective::Reduce => Ok(()),
-        other => Err(format!("the chain has no form for {other:?}")),
-    }
-}
+pub(crate) struct Chain;
 
-pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
-    let mut b = PlanBuilder::new(task, Algorithm::Chain, rank, Cut::Vector { parts: 1 });
-    b.lane(0);
-    match task.collective {
-        Collective::Scan => scan(&mut b, task, rank),
-        Collective::ExScan => exclusive_scan(&mut b, task, rank),
-        Collective::Reduce => reduce(&mut b, task, rank),
-        _ => broadcast(&mut b, task, rank),
+impl Generator for Chain {
+    fn name(&self) -> &'static str {
+        "chain"
     }
-    b.finish()
+
+    fn source(&self) -> &'static str {
+        "pipelined chain"
+    }
+
+    fn supports(&self, task: &Task) -> Result<(), String> {
+        match task.collective {
+            Collective::Scan | Collective::ExScan | Collective::Broadcast | Collective::Reduce => Ok(()),
+            other => Err(format!("the chain has no form for {other:?}")),
+        }
+    }
+
+    fn plan(&self, task: &Task, rank: u32) -> Plan {
+        let mut b = PlanBuilder::new(task, Algorithm::Chain, rank, Cut::Vector { parts: 1 });
+        b.lane(0);
+        match task.collective {
+            Collective::Scan => scan(&mut b, task, rank),
+            Collective::ExScan => exclusive_scan(&mut b, task, rank),
+            Collective::Reduce => reduce(&mut b, task, rank),
+            _ => broadcast(&mut b, task, rank),
+        }
+        b.finish()
+    }
+
+    fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
+        let reduces = task.collective != Collective::Broadcast;
+        let busy = bill.busy;
+        for _ in 0..task.world_size - 1 {
+            bill.busy = busy;
+            bill.exchange(Meeting::Pipeline, bill.circle(1), 1.0, bytes, reduces);
+        }
+    }
+
+    fn scratch_factor(&self, task: &Task) -> f64 {
+        match task.collective {
+            Collective::ExScan => 2.0,
+            _ => 1.0,
+        }
+    }
+
+    fn window(&self) -> Option<u32> {
+        Some(8)
+    }
 }
 
 fn scan(b: &mut PlanBuilder, task: &Task, rank: u32) {

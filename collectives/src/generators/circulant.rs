@@ -8,45 +8,100 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::cost::{Bill, Reach};
+use crate::generator::Generator;
 use crate::generators::{circulant_pipelined, copy_own};
 use crate::group::{Group, Span};
+use crate::meeting::Meeting;
+use crate::model::Model;
 use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
 use crate::rounds::halvings;
 use crate::task::Task;
 
-pub(crate) fn supports(task: &Task) -> Result<(), String> {
-    match task.collective {
-        Collective::AllReduce | Collective::ReduceScatter | Collective::AllGather => Ok(()),
-        Collective::Broadcast | Collective::Reduce => Ok(()),
-        other => Err(format!("the circulant exchange has no form for {other:?}")),
+pub(crate) struct Circulant;
+
+impl Generator for Circulant {
+    fn name(&self) -> &'static str {
+        "circulant"
+    }
+
+    fn source(&self) -> &'static str {
+        "Träff 2023 and 2024"
+    }
+
+    fn supports(&self, task: &Task) -> Result<(), String> {
+        match task.collective {
+            Collective::AllReduce | Collective::ReduceScatter | Collective::AllGather => Ok(()),
+            Collective::Broadcast | Collective::Reduce => Ok(()),
+            other => Err(format!("the circulant exchange has no form for {other:?}")),
+        }
+    }
+
+    fn plan(&self, task: &Task, rank: u32) -> Plan {
+        if matches!(task.collective, Collective::Broadcast | Collective::Reduce) {
+            return circulant_pipelined::plan(task, rank);
+        }
+        let p = task.world_size;
+        let group = Group::world(p, rank);
+        let cut = match task.collective {
+            Collective::AllReduce => Cut::Vector { parts: p },
+            _ => Cut::PerRank,
+        };
+        let mut b = PlanBuilder::new(task, Algorithm::Circulant, rank, cut);
+        b.lane(0);
+        match task.collective {
+            _ if p == 1 => copy_own(&mut b, task, 0, 1),
+            Collective::AllReduce => {
+                reduce_scatter_core(&mut b, &group, Span::BLOCKS, task.own());
+                all_gather_core(&mut b, &group, Span::BLOCKS, None);
+            }
+            Collective::ReduceScatter => reduce_scatter(&mut b, task, &group),
+            _ => {
+                let input = task.out_of_place().then_some(Blocks::one(Space::Input, 0));
+                all_gather_core(&mut b, &group, Span::BLOCKS, input);
+            }
+        }
+        b.finish()
+    }
+
+    fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
+        let p = task.world_size;
+        match task.collective {
+            Collective::AllReduce => {
+                let share = bytes / f64::from(p);
+                phase_cost(bill, p, share, true, None);
+                phase_cost(bill, p, share, false, None);
+            }
+            Collective::ReduceScatter => phase_cost(bill, p, bytes, true, None),
+            Collective::AllGather => phase_cost(bill, p, bytes, false, None),
+            _ => circulant_pipelined::cost(task, bytes, bill),
+        }
+    }
+
+    fn scratch_factor(&self, task: &Task) -> f64 {
+        match task.collective {
+            Collective::ReduceScatter => f64::from(task.world_size) / 2.0,
+            _ => 1.0,
+        }
+    }
+
+    fn parts(&self, task: &Task, bytes: u64, model: &Model) -> u32 {
+        match task.collective {
+            Collective::Broadcast | Collective::Reduce => circulant_pipelined::parts(task, bytes, model),
+            _ => task.params.parts,
+        }
     }
 }
 
-pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
-    if matches!(task.collective, Collective::Broadcast | Collective::Reduce) {
-        return circulant_pipelined::plan(task, rank);
+/// What one phase costs among `p` ranks or hosts, with blocks of `block` bytes; `share` of a host's ranks cross, if given.
+pub(crate) fn phase_cost(bill: &mut Bill, p: u32, block: f64, reduces: bool, share: Option<f64>) {
+    for active in halvings(p).windows(2) {
+        let reach = share.map_or_else(|| bill.circle(active[1]), Reach::Network);
+        // A range that wraps is two messages, on some rank of every round.
+        let messages = if active[0] - active[1] > 1 { 2.0 } else { 1.0 };
+        let bytes = f64::from(active[0] - active[1]) * block;
+        bill.exchange(Meeting::Circle, reach, messages, bytes, reduces);
     }
-    let p = task.world_size;
-    let group = Group::world(p, rank);
-    let cut = match task.collective {
-        Collective::AllReduce => Cut::Vector { parts: p },
-        _ => Cut::PerRank,
-    };
-    let mut b = PlanBuilder::new(task, Algorithm::Circulant, rank, cut);
-    b.lane(0);
-    match task.collective {
-        _ if p == 1 => copy_own(&mut b, task, 0, 1),
-        Collective::AllReduce => {
-            reduce_scatter_core(&mut b, &group, Span::BLOCKS, task.own());
-            all_gather_core(&mut b, &group, Span::BLOCKS, None);
-        }
-        Collective::ReduceScatter => reduce_scatter(&mut b, task, &group),
-        _ => {
-            let input = task.out_of_place().then_some(Blocks::one(Space::Input, 0));
-            all_gather_core(&mut b, &group, Span::BLOCKS, input);
-        }
-    }
-    b.finish()
 }
 
 /// The range `low..high`, cut at those of `cuts` that lie inside. A message is contiguous at both ends, so both

@@ -8,8 +8,12 @@
 use super::circulant_schedule::{receives, sends, skips};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::cost::Bill;
 use crate::generators::copy_own;
+use crate::meeting::Meeting;
+use crate::model::Model;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
+use crate::rounds::{ceil_log2, halvings};
 use crate::task::Task;
 
 /// One round of one rank: whom it sends which block to, and whom it receives which from.
@@ -30,6 +34,39 @@ pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
         _ => reduce(&mut b, task, rank, parts, &rounds),
     }
     b.finish()
+}
+
+pub(crate) fn cost(task: &Task, bytes: f64, bill: &mut Bill) {
+    let parts = task.params.parts.max(1);
+    let reduces = task.collective == Collective::Reduce;
+    if task.world_size == 2 {
+        // Two ranks have no rounds: all blocks go one after the other.
+        return bill.exchange(Meeting::Pairs, bill.circle(1), f64::from(parts), bytes, reduces);
+    }
+    let rounds = ceil_log2(task.world_size);
+    let skips = halvings(task.world_size);
+    for round in (0..parts - 1 + rounds).rev() {
+        let reach = bill.circle(skips[(round % rounds) as usize + 1]);
+        bill.exchange(Meeting::Pipeline, reach, 1.0, bytes / f64::from(parts), reduces);
+    }
+}
+
+/// parts - 1 + q rounds of alpha + (n / parts) beta are least at parts = sqrt((q - 1) n beta / alpha). To the next power of
+/// two, so that few plans serve all sizes.
+pub(crate) fn parts(task: &Task, bytes: u64, model: &Model) -> u32 {
+    if task.world_size < 3 {
+        return task.params.parts;
+    }
+    let (class, shared) = if task.has_several_hosts() {
+        (&model.inter, 1.0)
+    } else {
+        (&model.intra, model.oversubscription.max(1.0))
+    };
+    let fixed = model.latency_seconds(class) + 2.0 * class.overhead_seconds * model.oversubscription.max(1.0);
+    let rounds = f64::from(ceil_log2(task.world_size) - 1);
+    let best = (rounds * bytes as f64 * shared / class.bytes_per_second / fixed).sqrt();
+    // More than 64 rounds in a segment no longer pay for their steps.
+    (best.clamp(1.0, 64.0) as u32).next_power_of_two()
 }
 
 fn rounds(task: &Task, rank: u32, parts: u32) -> Vec<Round> {

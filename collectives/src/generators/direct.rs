@@ -11,45 +11,92 @@ use std::ops::Range;
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::cost::Bill;
+use crate::generator::Generator;
 use crate::generators::copy_own;
 use crate::group::{Group, Span};
 use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space, StepRef};
 use crate::task::Task;
 
-pub(crate) fn supports(task: &Task) -> Result<(), String> {
-    match task.collective {
-        Collective::Reduce | Collective::Scan | Collective::ExScan | Collective::Barrier => {
-            Err(format!("direct exchange has no form for {:?}", task.collective))
-        }
-        _ => Ok(()),
-    }
-}
+pub(crate) struct Direct;
 
-pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
-    let p = task.world_size;
-    let cut = match task.collective {
-        Collective::AllReduce => Cut::Vector { parts: p },
-        Collective::Broadcast => Cut::Vector { parts: 1 },
-        _ => Cut::PerRank,
-    };
-    let mut b = PlanBuilder::new(task, Algorithm::Direct, rank, cut);
-    b.lane(0);
-    let group = Group::world(p, rank);
-    match task.collective {
-        Collective::AllReduce if p == 1 => copy_own(&mut b, task, 0, 1),
-        Collective::AllReduce => {
-            reduce_scatter_core(&mut b, task, &group, Span::BLOCKS, task.own());
-            all_gather_core(&mut b, &group, Span::BLOCKS);
-        }
-        Collective::AllGather => all_gather(&mut b, task, rank),
-        Collective::ReduceScatter => reduce_scatter(&mut b, task, rank),
-        Collective::Broadcast => broadcast(&mut b, task, rank),
-        Collective::Gather => gather(&mut b, task, rank),
-        Collective::Scatter => scatter(&mut b, task, rank),
-        _ if task.out_of_place() => all_to_all(&mut b, task, rank),
-        _ => all_to_all_in_place(&mut b, task, rank),
+impl Generator for Direct {
+    fn name(&self) -> &'static str {
+        "direct"
     }
-    b.finish()
+
+    fn source(&self) -> &'static str {
+        "pairwise exchange; two-shot kernels on GPUs"
+    }
+
+    fn supports(&self, task: &Task) -> Result<(), String> {
+        match task.collective {
+            Collective::Reduce | Collective::Scan | Collective::ExScan | Collective::Barrier => {
+                Err(format!("direct exchange has no form for {:?}", task.collective))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn plan(&self, task: &Task, rank: u32) -> Plan {
+        let p = task.world_size;
+        let cut = match task.collective {
+            Collective::AllReduce => Cut::Vector { parts: p },
+            Collective::Broadcast => Cut::Vector { parts: 1 },
+            _ => Cut::PerRank,
+        };
+        let mut b = PlanBuilder::new(task, Algorithm::Direct, rank, cut);
+        b.lane(0);
+        let group = Group::world(p, rank);
+        match task.collective {
+            Collective::AllReduce if p == 1 => copy_own(&mut b, task, 0, 1),
+            Collective::AllReduce => {
+                reduce_scatter_core(&mut b, task, &group, Span::BLOCKS, task.own());
+                all_gather_core(&mut b, &group, Span::BLOCKS);
+            }
+            Collective::AllGather => all_gather(&mut b, task, rank),
+            Collective::ReduceScatter => reduce_scatter(&mut b, task, rank),
+            Collective::Broadcast => broadcast(&mut b, task, rank),
+            Collective::Gather => gather(&mut b, task, rank),
+            Collective::Scatter => scatter(&mut b, task, rank),
+            _ if task.out_of_place() => all_to_all(&mut b, task, rank),
+            _ => all_to_all_in_place(&mut b, task, rank),
+        }
+        b.finish()
+    }
+
+    fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
+        let others = task.world_size - 1;
+        match task.collective {
+            Collective::AllReduce => {
+                let share = bytes / f64::from(task.world_size);
+                bill.wave(others, share, true, f64::INFINITY);
+                bill.wave(others, share, false, f64::INFINITY);
+            }
+            Collective::ReduceScatter => bill.wave(others, bytes, true, f64::INFINITY),
+            Collective::Broadcast | Collective::Gather | Collective::Scatter => bill.fan(bytes, false),
+            _ => {
+                bill.wave(others, bytes, false, f64::from(task.params.width.max(1)));
+                bill.copy(bytes);
+            }
+        }
+    }
+
+    fn scratch_factor(&self, task: &Task) -> f64 {
+        match task.collective {
+            // Where it is in place; ranks need not agree on that.
+            Collective::AllToAll => f64::from(task.world_size),
+            _ => 1.0,
+        }
+    }
+
+    fn serves_irregular(&self, _: Collective) -> bool {
+        true
+    }
+
+    fn takes_turns(&self, task: &Task) -> bool {
+        task.collective == Collective::AllToAll
+    }
 }
 
 /// Lanes for `exchanges` exchanges: lane w takes every width-th.

@@ -6,23 +6,44 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::cost::Bill;
+use crate::generator::Generator;
 use crate::group::Group;
+use crate::meeting::Meeting;
 use crate::plan::{Collective, Cut, Plan};
 use crate::rounds::ceil_log2;
 use crate::task::Task;
 
-pub(crate) fn supports(task: &Task) -> Result<(), String> {
-    match task.collective {
-        Collective::Barrier => Ok(()),
-        other => Err(format!("dissemination is a barrier, not {other:?}")),
-    }
-}
+pub(crate) struct Dissemination;
 
-pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
-    let mut b = PlanBuilder::new(task, Algorithm::Dissemination, rank, Cut::Vector { parts: 1 });
-    b.lane(0);
-    core(&mut b, &Group::world(task.world_size, rank));
-    b.finish()
+impl Generator for Dissemination {
+    fn name(&self) -> &'static str {
+        "dissemination"
+    }
+
+    fn source(&self) -> &'static str {
+        "Hensgen, Finkel, Manber 1988"
+    }
+
+    fn supports(&self, task: &Task) -> Result<(), String> {
+        match task.collective {
+            Collective::Barrier => Ok(()),
+            other => Err(format!("dissemination is a barrier, not {other:?}")),
+        }
+    }
+
+    fn plan(&self, task: &Task, rank: u32) -> Plan {
+        let mut b = PlanBuilder::new(task, Algorithm::Dissemination, rank, Cut::Vector { parts: 1 });
+        b.lane(0);
+        core(&mut b, &Group::world(task.world_size, rank));
+        b.finish()
+    }
+
+    fn cost(&self, task: &Task, _: f64, bill: &mut Bill) {
+        for round in 0..ceil_log2(task.world_size) {
+            bill.exchange(Meeting::Circle, bill.circle(1 << round), 1.0, 0.0, false);
+        }
+    }
 }
 
 /// A barrier among the members of a group.

@@ -13,37 +13,78 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::cost::Bill;
+use crate::generator::Generator;
 use crate::generators::copy_own;
+use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Like, Placement, Plan, Space};
-use crate::rounds::{Fold, floor_log2};
+use crate::rounds::{Fold, ceil_log2, floor_log2};
 use crate::task::Task;
 
-pub(crate) fn supports(task: &Task) -> Result<(), String> {
-    match task.collective {
-        Collective::AllReduce => Ok(()),
-        Collective::ReduceScatter | Collective::AllGather if task.world_size.is_power_of_two() => Ok(()),
-        Collective::ReduceScatter | Collective::AllGather => {
-            Err(format!("halving of blocks per rank needs a power of two ranks, not {}", task.world_size))
-        }
-        other => Err(format!("halving has no form for {other:?}")),
-    }
-}
+pub(crate) struct Halving;
 
-pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
-    let p = task.world_size;
-    let cut = match task.collective {
-        Collective::AllReduce => Cut::Vector { parts: 1 << floor_log2(p) },
-        _ => Cut::PerRank,
-    };
-    let mut b = PlanBuilder::new(task, Algorithm::Halving, rank, cut);
-    b.lane(0);
-    match task.collective {
-        _ if p == 1 => copy_own(&mut b, task, 0, 1),
-        Collective::AllReduce => all_reduce(&mut b, task, rank),
-        Collective::ReduceScatter => reduce_scatter(&mut b, task, rank),
-        _ => all_gather(&mut b, task, rank),
+impl Generator for Halving {
+    fn name(&self) -> &'static str {
+        "halving"
     }
-    b.finish()
+
+    fn source(&self) -> &'static str {
+        "Rabenseifner 2004, with distance doubling"
+    }
+
+    fn supports(&self, task: &Task) -> Result<(), String> {
+        match task.collective {
+            Collective::AllReduce => Ok(()),
+            Collective::ReduceScatter | Collective::AllGather if task.world_size.is_power_of_two() => Ok(()),
+            Collective::ReduceScatter | Collective::AllGather => {
+                Err(format!("halving of blocks per rank needs a power of two ranks, not {}", task.world_size))
+            }
+            other => Err(format!("halving has no form for {other:?}")),
+        }
+    }
+
+    fn plan(&self, task: &Task, rank: u32) -> Plan {
+        let p = task.world_size;
+        let cut = match task.collective {
+            Collective::AllReduce => Cut::Vector { parts: 1 << floor_log2(p) },
+            _ => Cut::PerRank,
+        };
+        let mut b = PlanBuilder::new(task, Algorithm::Halving, rank, cut);
+        b.lane(0);
+        match task.collective {
+            _ if p == 1 => copy_own(&mut b, task, 0, 1),
+            Collective::AllReduce => all_reduce(&mut b, task, rank),
+            Collective::ReduceScatter => reduce_scatter(&mut b, task, rank),
+            _ => all_gather(&mut b, task, rank),
+        }
+        b.finish()
+    }
+
+    fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
+        let reduces = match task.collective {
+            Collective::AllReduce => {
+                bill.doubling(bytes, bytes / 2.0, true);
+                bill.doubling(0.0, bytes / 2.0, false);
+                return;
+            }
+            other => other.reduces(),
+        };
+        for round in 0..ceil_log2(task.world_size) {
+            let blocks = f64::from(1_u32 << round);
+            bill.exchange(Meeting::Pairs, bill.partner(1 << round), 1.0, bytes * blocks, reduces);
+        }
+    }
+
+    fn scratch_factor(&self, task: &Task) -> f64 {
+        match task.collective {
+            Collective::ReduceScatter => f64::from(task.world_size) / 2.0,
+            _ => 0.0,
+        }
+    }
+
+    fn is_canonical(&self, task: &Task) -> bool {
+        task.collective == Collective::AllReduce
+    }
 }
 
 fn all_reduce(b: &mut PlanBuilder, task: &Task, rank: u32) {

@@ -10,40 +10,89 @@
 use super::{circulant, direct};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::cost::{Bill, Reach};
+use crate::generator::Generator;
 use crate::group::{Group, Span};
 use crate::hosts::Hosts;
+use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
 use crate::task::Task;
 
-pub(crate) fn supports(task: &Task) -> Result<(), String> {
-    match task.collective {
-        Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter => {}
-        other => return Err(format!("split rails have no form for {other:?}")),
-    }
-    match Hosts::of(task)?.even() {
-        Some(_) => Ok(()),
-        None => Err("hosts have different numbers of ranks".to_owned()),
-    }
-}
+pub(crate) struct Hierarchical;
 
-pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
-    let hosts = Hosts::of(task).expect("supported");
-    let (local, rail) = (hosts.local(rank), hosts.rail(rank));
-    match task.collective {
-        Collective::AllReduce => {
-            let cut = Cut::Vector { parts: task.world_size };
-            let mut b = PlanBuilder::new(task, Algorithm::Hierarchical, rank, cut);
-            b.lane(0);
-            let within = Span { base: 0, stride: rail.len() };
-            let between = Span { base: local.me() * rail.len(), stride: 1 };
-            direct::reduce_scatter_core(&mut b, task, &local, within, task.own());
-            circulant::reduce_scatter_core(&mut b, &rail, between, Space::Output);
-            circulant::all_gather_core(&mut b, &rail, between, None);
-            direct::all_gather_core(&mut b, &local, within);
-            b.finish()
+impl Generator for Hierarchical {
+    fn name(&self) -> &'static str {
+        "hierarchical"
+    }
+
+    fn source(&self) -> &'static str {
+        "split rails and multiple leaders, as UCC and DPML do"
+    }
+
+    fn supports(&self, task: &Task) -> Result<(), String> {
+        match task.collective {
+            Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter => {}
+            other => return Err(format!("split rails have no form for {other:?}")),
         }
-        Collective::ReduceScatter => reduce_scatter(task, rank, &hosts, &local, &rail),
-        _ => all_gather(task, rank, &hosts, &local, &rail),
+        match Hosts::of(task)?.even() {
+            Some(_) => Ok(()),
+            None => Err("hosts have different numbers of ranks".to_owned()),
+        }
+    }
+
+    fn plan(&self, task: &Task, rank: u32) -> Plan {
+        let hosts = Hosts::of(task).expect("supported");
+        let (local, rail) = (hosts.local(rank), hosts.rail(rank));
+        match task.collective {
+            Collective::AllReduce => {
+                let cut = Cut::Vector { parts: task.world_size };
+                let mut b = PlanBuilder::new(task, Algorithm::Hierarchical, rank, cut);
+                b.lane(0);
+                let within = Span { base: 0, stride: rail.len() };
+                let between = Span { base: local.me() * rail.len(), stride: 1 };
+                direct::reduce_scatter_core(&mut b, task, &local, within, task.own());
+                circulant::reduce_scatter_core(&mut b, &rail, between, Space::Output);
+                circulant::all_gather_core(&mut b, &rail, between, None);
+                direct::all_gather_core(&mut b, &local, within);
+                b.finish()
+            }
+            Collective::ReduceScatter => reduce_scatter(task, rank, &hosts, &local, &rail),
+            _ => all_gather(task, rank, &hosts, &local, &rail),
+        }
+    }
+
+    fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
+        let (hosts, local) = (bill.hosts, bill.local);
+        match task.collective {
+            Collective::AllReduce => {
+                let slice = bytes / f64::from(local);
+                bill.local_wave(local - 1, slice, true);
+                let piece = slice / f64::from(hosts);
+                circulant::phase_cost(bill, hosts, piece, true, Some(1.0));
+                circulant::phase_cost(bill, hosts, piece, false, Some(1.0));
+                bill.local_wave(local - 1, slice, false);
+            }
+            Collective::ReduceScatter => {
+                bill.local_wave((local - 1) * hosts, bytes, true);
+                for _ in 0..hosts - 1 {
+                    bill.exchange(Meeting::Pairs, Reach::Network(1.0), 1.0, bytes, true);
+                }
+            }
+            _ => {
+                for _ in 0..hosts - 1 {
+                    bill.exchange(Meeting::Pairs, Reach::Network(1.0), 1.0, bytes, false);
+                }
+                bill.local_wave((local - 1) * hosts, bytes, false);
+            }
+        }
+    }
+
+    fn scratch_factor(&self, task: &Task) -> f64 {
+        match task.collective {
+            // A block per host, and a host has two ranks at least.
+            Collective::ReduceScatter => f64::from(task.world_size) / 2.0,
+            _ => 1.0,
+        }
     }
 }
 

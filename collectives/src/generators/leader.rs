@@ -9,70 +9,104 @@
 use super::{binomial, dissemination, recursive_doubling};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::cost::{Bill, Reach};
+use crate::generator::Generator;
 use crate::group::Group;
 use crate::hosts::Hosts;
+use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
+use crate::rounds::ceil_log2;
 use crate::task::Task;
 
-pub(crate) fn supports(task: &Task) -> Result<(), String> {
-    match task.collective {
-        Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier => {
-            Hosts::of(task).map(|_| ())
-        }
-        other => Err(format!("the leader form has none for {other:?}")),
+pub(crate) struct Leader;
+
+impl Generator for Leader {
+    fn name(&self) -> &'static str {
+        "leader"
     }
-}
 
-pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
-    let hosts = Hosts::of(task).expect("supported");
-    let local = hosts.local(rank);
-    let leaders = hosts.leaders(task.root);
-    let leader =
-        (0..local.len()).find(|member| leaders.contains(&local.rank(*member))).expect("one per host");
-    let root = leaders.iter().position(|rank| *rank == task.root).unwrap_or(0) as u32;
-    let leading = (local.me() == leader).then(|| Group::of(leaders, rank));
+    fn source(&self) -> &'static str {
+        "one leader per host, as Open MPI's HAN does"
+    }
 
-    let mut b = PlanBuilder::new(task, Algorithm::Leader, rank, Cut::Vector { parts: 1 });
-    b.lane(0);
-    let (own, output) = (task.own_blocks(0, 1), Blocks::one(Space::Output, 0));
-    match task.collective {
-        Collective::AllReduce => {
-            let sum = if leading.is_some() { output } else { b.scratch_like_own(task, 0) };
-            binomial::reduce_core(&mut b, &local, leader, own, Some(sum));
-            if let Some(leaders) = &leading {
-                recursive_doubling::all_reduce_core(&mut b, task, leaders, output);
+    fn supports(&self, task: &Task) -> Result<(), String> {
+        match task.collective {
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier => {
+                Hosts::of(task).map(|_| ())
             }
-            binomial::broadcast_core(&mut b, &local, leader, None, output);
+            other => Err(format!("the leader form has none for {other:?}")),
         }
-        Collective::Broadcast => {
-            let source = (rank == task.root && task.out_of_place()).then_some(own);
-            if let Some(leaders) = &leading {
-                binomial::broadcast_core(&mut b, leaders, root, source, output);
+    }
+
+    fn plan(&self, task: &Task, rank: u32) -> Plan {
+        let hosts = Hosts::of(task).expect("supported");
+        let local = hosts.local(rank);
+        let leaders = hosts.leaders(task.root);
+        let leader =
+            (0..local.len()).find(|member| leaders.contains(&local.rank(*member))).expect("one per host");
+        let root = leaders.iter().position(|rank| *rank == task.root).unwrap_or(0) as u32;
+        let leading = (local.me() == leader).then(|| Group::of(leaders, rank));
+
+        let mut b = PlanBuilder::new(task, Algorithm::Leader, rank, Cut::Vector { parts: 1 });
+        b.lane(0);
+        let (own, output) = (task.own_blocks(0, 1), Blocks::one(Space::Output, 0));
+        match task.collective {
+            Collective::AllReduce => {
+                let sum = if leading.is_some() { output } else { b.scratch_like_own(task, 0) };
+                binomial::reduce_core(&mut b, &local, leader, own, Some(sum));
+                if let Some(leaders) = &leading {
+                    recursive_doubling::all_reduce_core(&mut b, task, leaders, output);
+                }
+                binomial::broadcast_core(&mut b, &local, leader, None, output);
             }
-            binomial::broadcast_core(&mut b, &local, leader, None, output);
-        }
-        Collective::Reduce => {
-            let sum = if rank == task.root { output } else { b.scratch_like_own(task, 0) };
-            match &leading {
-                None => binomial::reduce_core(&mut b, &local, leader, own, Some(sum)),
-                Some(leaders) => {
-                    let mine = if local.len() > 1 {
-                        binomial::reduce_core(&mut b, &local, leader, own, Some(sum));
-                        sum
-                    } else {
-                        own
-                    };
-                    binomial::reduce_core(&mut b, leaders, root, mine, Some(sum));
+            Collective::Broadcast => {
+                let source = (rank == task.root && task.out_of_place()).then_some(own);
+                if let Some(leaders) = &leading {
+                    binomial::broadcast_core(&mut b, leaders, root, source, output);
+                }
+                binomial::broadcast_core(&mut b, &local, leader, None, output);
+            }
+            Collective::Reduce => {
+                let sum = if rank == task.root { output } else { b.scratch_like_own(task, 0) };
+                match &leading {
+                    None => binomial::reduce_core(&mut b, &local, leader, own, Some(sum)),
+                    Some(leaders) => {
+                        let mine = if local.len() > 1 {
+                            binomial::reduce_core(&mut b, &local, leader, own, Some(sum));
+                            sum
+                        } else {
+                            own
+                        };
+                        binomial::reduce_core(&mut b, leaders, root, mine, Some(sum));
+                    }
                 }
             }
-        }
-        _ => {
-            binomial::gather_signals(&mut b, &local, leader);
-            if let Some(leaders) = &leading {
-                dissemination::core(&mut b, leaders);
+            _ => {
+                binomial::gather_signals(&mut b, &local, leader);
+                if let Some(leaders) = &leading {
+                    dissemination::core(&mut b, leaders);
+                }
+                binomial::spread_signals(&mut b, &local, leader);
             }
-            binomial::spread_signals(&mut b, &local, leader);
+        }
+        b.finish()
+    }
+
+    fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
+        let one = bill.one_per_host();
+        let reduces = task.collective.reduces();
+        let both = matches!(task.collective, Collective::AllReduce | Collective::Barrier);
+        let bytes = if task.collective == Collective::Barrier { 0.0 } else { bytes };
+        for _ in 0..ceil_log2(bill.local) {
+            bill.exchange(Meeting::Pairs, Reach::Host, 1.0, bytes, reduces);
+            if both {
+                bill.exchange(Meeting::Pairs, Reach::Host, 1.0, bytes, false);
+            }
+        }
+        let all_reduce = task.collective == Collective::AllReduce;
+        let fold = if bill.hosts.is_power_of_two() || !all_reduce { 0 } else { 1 };
+        for _ in 0..ceil_log2(bill.hosts) + fold {
+            bill.exchange(Meeting::Pairs, one, 1.0, bytes, reduces);
         }
     }
-    b.finish()
 }

@@ -1,24 +1,77 @@
-//! The generators, one file each. [`Algorithm`](crate::Algorithm) is the door.
+//! The algorithms: one file each, and a row in the table below. [`Algorithm`] is the door, [`Generator`] what a file provides.
 
-pub(crate) mod binomial;
-pub(crate) mod bruck;
-pub(crate) mod chain;
-pub(crate) mod circulant;
+mod binomial;
+mod bruck;
+mod chain;
+mod circulant;
 mod circulant_pipelined;
 mod circulant_schedule;
-pub(crate) mod direct;
-pub(crate) mod dissemination;
-pub(crate) mod halving;
-pub(crate) mod hierarchical;
-pub(crate) mod leader;
-pub(crate) mod one_shot;
-pub(crate) mod recursive_doubling;
-pub(crate) mod ring;
-pub(crate) mod tree;
+mod direct;
+mod dissemination;
+mod halving;
+mod hierarchical;
+mod leader;
+mod one_shot;
+mod recursive_doubling;
+mod ring;
+mod tree;
 
 use crate::builder::PlanBuilder;
+use crate::generator::Generator;
 use crate::plan::{Blocks, Space};
 use crate::task::Task;
+
+macro_rules! table {
+    ($($(#[$doc:meta])+ $algorithm:ident = $generator:expr,)+) => {
+        /// The algorithms Kolo knows.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum Algorithm {
+            $($(#[$doc])+ $algorithm,)+
+        }
+
+        impl Algorithm {
+            /// All of them.
+            pub const ALL: [Self; [$(stringify!($algorithm)),+].len()] = [$(Self::$algorithm),+];
+
+            pub(crate) fn generator(self) -> &'static dyn Generator {
+                match self {
+                    $(Self::$algorithm => &$generator,)+
+                }
+            }
+        }
+    };
+}
+
+// Of algorithms that cost the same, the first one listed is taken.
+table! {
+    /// Everybody gets all vectors and reduces them by itself, in canonical order.
+    OneShot = one_shot::OneShot,
+    /// Exchange whole vectors with partners at doubling distance.
+    RecursiveDoubling = recursive_doubling::RecursiveDoubling,
+    /// Träff's exchange on a circulant graph; for broadcast and reduce its pipelined form.
+    Circulant = circulant::Circulant,
+    /// Neighbours on a ring, over one or several channels.
+    Ring = ring::Ring,
+    /// Two binary trees, each for half of the vector.
+    Tree = tree::Tree,
+    /// Binomial tree.
+    Binomial = binomial::Binomial,
+    /// Straight from owner to destination.
+    Direct = direct::Direct,
+    /// Bruck's few rounds for small blocks.
+    Bruck = bruck::Bruck,
+    /// Signals at doubling distance.
+    Dissemination = dissemination::Dissemination,
+    /// Halving vectors with partners at doubling distance, in canonical order.
+    Halving = halving::Halving,
+    /// From rank to rank.
+    Chain = chain::Chain,
+    /// Within hosts, then between them, in parallel on all ranks of a host.
+    Hierarchical = hierarchical::Hierarchical,
+    /// Within hosts to one leader each, then among the leaders.
+    Leader = leader::Leader,
+}
 
 /// What a world of one rank does: the result is the own contribution.
 pub(crate) fn copy_own(b: &mut PlanBuilder, task: &Task, first: u32, count: u32) {

@@ -9,50 +9,82 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::cost::Bill;
+use crate::generator::Generator;
 use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
-use crate::rounds::{Fold, floor_log2};
+use crate::rounds::{Fold, ceil_log2, floor_log2};
 use crate::task::Task;
 
-pub(crate) fn supports(task: &Task) -> Result<(), String> {
-    match task.collective {
-        Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => Ok(()),
-        other => Err(format!("one-shot reduces, and has no form for {other:?}")),
-    }
-}
+pub(crate) struct OneShot;
 
-pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
-    let scatter = task.collective == Collective::ReduceScatter;
-    let cut = if scatter { Cut::PerRank } else { Cut::Vector { parts: 1 } };
-    let mut b = PlanBuilder::new(task, Algorithm::OneShot, rank, cut);
-    b.lane(0);
-    let output = Blocks::one(Space::Output, 0);
-    for distance in 1..task.world_size {
-        let to = task.ahead(rank, distance);
+impl Generator for OneShot {
+    fn name(&self) -> &'static str {
+        "one_shot"
+    }
+
+    fn source(&self) -> &'static str {
+        "flat exchange with ordered local reduction, as one-shot kernels on GPUs do"
+    }
+
+    fn supports(&self, task: &Task) -> Result<(), String> {
         match task.collective {
-            Collective::ReduceScatter => b.send(to, Blocks::one(Space::Input, to)),
-            Collective::AllReduce => b.send(to, task.own_blocks(0, 1)),
-            _ if to == task.root => b.send(to, task.own_blocks(0, 1)),
-            _ => {}
+            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => Ok(()),
+            other => Err(format!("one-shot reduces, and has no form for {other:?}")),
         }
     }
-    if task.collective == Collective::Reduce && rank != task.root {
-        return b.finish();
+
+    fn plan(&self, task: &Task, rank: u32) -> Plan {
+        let scatter = task.collective == Collective::ReduceScatter;
+        let cut = if scatter { Cut::PerRank } else { Cut::Vector { parts: 1 } };
+        let mut b = PlanBuilder::new(task, Algorithm::OneShot, rank, cut);
+        b.lane(0);
+        let output = Blocks::one(Space::Output, 0);
+        for distance in 1..task.world_size {
+            let to = task.ahead(rank, distance);
+            match task.collective {
+                Collective::ReduceScatter => b.send(to, Blocks::one(Space::Input, to)),
+                Collective::AllReduce => b.send(to, task.own_blocks(0, 1)),
+                _ if to == task.root => b.send(to, task.own_blocks(0, 1)),
+                _ => {}
+            }
+        }
+        if task.collective == Collective::Reduce && rank != task.root {
+            return b.finish();
+        }
+        let (own, like) = match (scatter, task.out_of_place()) {
+            (true, true) => (Blocks::one(Space::Input, rank), Like::Output(0)),
+            (false, true) => (Blocks::one(Space::Input, 0), Like::Output(0)),
+            (_, false) => (output, Like::Output(0)),
+        };
+        // An all-reduce in place must not write what it still sends; and a receive that waited for the sends would
+        // wait for peers that wait alike. So the sum is formed aside.
+        let aside = task.collective == Collective::AllReduce && !task.out_of_place();
+        let mut tree = Tree { b: &mut b, me: rank, p: task.world_size, own, like, free: Vec::new() };
+        let sum = tree.sum(0, 1 << floor_log2(task.world_size));
+        let result = tree.place(sum, (!aside).then_some(output));
+        if result != output {
+            b.copy(result, output);
+        }
+        b.finish()
     }
-    let (own, like) = match (scatter, task.out_of_place()) {
-        (true, true) => (Blocks::one(Space::Input, rank), Like::Output(0)),
-        (false, true) => (Blocks::one(Space::Input, 0), Like::Output(0)),
-        (_, false) => (output, Like::Output(0)),
-    };
-    // An all-reduce in place must not write what it still sends; and a receive that waited for the sends would
-    // wait for peers that wait alike. So the sum is formed aside.
-    let aside = task.collective == Collective::AllReduce && !task.out_of_place();
-    let mut tree = Tree { b: &mut b, me: rank, p: task.world_size, own, like, free: Vec::new() };
-    let sum = tree.sum(0, 1 << floor_log2(task.world_size));
-    let result = tree.place(sum, (!aside).then_some(output));
-    if result != output {
-        b.copy(result, output);
+
+    fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
+        let others = task.world_size - 1;
+        if task.collective == Collective::Reduce {
+            return bill.fan(bytes, true);
+        }
+        bill.wave(others, bytes, true, f64::INFINITY);
+        // The order is fixed, so that what arrives is put down first and reduced later.
+        bill.copy(bytes * f64::from(others));
     }
-    b.finish()
+
+    fn scratch_factor(&self, task: &Task) -> f64 {
+        f64::from(ceil_log2(task.world_size)).max(1.0)
+    }
+
+    fn is_canonical(&self, task: &Task) -> bool {
+        !matches!(task.collective, Collective::Scan | Collective::ExScan)
+    }
 }
 
 /// A sum on its way.

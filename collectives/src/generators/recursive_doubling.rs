@@ -8,35 +8,70 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::cost::Bill;
+use crate::generator::Generator;
 use crate::group::Group;
+use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::rounds::{Fold, ceil_log2, floor_log2};
 use crate::task::Task;
 
-pub(crate) fn supports(task: &Task) -> Result<(), String> {
-    match task.collective {
-        Collective::AllReduce | Collective::Scan | Collective::ExScan => Ok(()),
-        Collective::Barrier if task.world_size.is_power_of_two() => Ok(()),
-        Collective::Barrier => {
-            Err(format!("a barrier by doubling needs a power of two ranks, not {}", task.world_size))
-        }
-        other => Err(format!("recursive doubling has no form for {other:?}")),
-    }
-}
+pub(crate) struct RecursiveDoubling;
 
-pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
-    let mut b = PlanBuilder::new(task, Algorithm::RecursiveDoubling, rank, Cut::Vector { parts: 1 });
-    b.lane(0);
-    match task.collective {
-        Collective::AllReduce => {
-            let group = Group::world(task.world_size, rank);
-            all_reduce_core(&mut b, task, &group, task.own_blocks(0, 1));
-        }
-        Collective::Barrier => barrier(&mut b, task.world_size, rank),
-        Collective::Scan => scan(&mut b, task, rank, 0, task.own_blocks(0, 1)),
-        _ => exclusive_scan(&mut b, task, rank),
+impl Generator for RecursiveDoubling {
+    fn name(&self) -> &'static str {
+        "recursive_doubling"
     }
-    b.finish()
+
+    fn source(&self) -> &'static str {
+        "Thakur, Rabenseifner, Gropp 2005; scans: Hillis, Steele 1986"
+    }
+
+    fn supports(&self, task: &Task) -> Result<(), String> {
+        match task.collective {
+            Collective::AllReduce | Collective::Scan | Collective::ExScan => Ok(()),
+            Collective::Barrier if task.world_size.is_power_of_two() => Ok(()),
+            Collective::Barrier => {
+                Err(format!("a barrier by doubling needs a power of two ranks, not {}", task.world_size))
+            }
+            other => Err(format!("recursive doubling has no form for {other:?}")),
+        }
+    }
+
+    fn plan(&self, task: &Task, rank: u32) -> Plan {
+        let mut b = PlanBuilder::new(task, Algorithm::RecursiveDoubling, rank, Cut::Vector { parts: 1 });
+        b.lane(0);
+        match task.collective {
+            Collective::AllReduce => {
+                let group = Group::world(task.world_size, rank);
+                all_reduce_core(&mut b, task, &group, task.own_blocks(0, 1));
+            }
+            Collective::Barrier => barrier(&mut b, task.world_size, rank),
+            Collective::Scan => scan(&mut b, task, rank, 0, task.own_blocks(0, 1)),
+            _ => exclusive_scan(&mut b, task, rank),
+        }
+        b.finish()
+    }
+
+    fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
+        match task.collective {
+            Collective::AllReduce => bill.doubling(bytes, bytes, true),
+            Collective::Barrier => bill.doubling(0.0, 0.0, false),
+            _ => {
+                for round in 0..ceil_log2(task.world_size) {
+                    bill.exchange(Meeting::Circle, bill.circle(1 << round), 1.0, bytes, true);
+                }
+            }
+        }
+    }
+
+    fn scratch_factor(&self, _: &Task) -> f64 {
+        3.0
+    }
+
+    fn is_canonical(&self, task: &Task) -> bool {
+        task.collective == Collective::AllReduce
+    }
 }
 
 /// Reduces `own` of every member into the same blocks of the output. `own` lies in the input or in the output.

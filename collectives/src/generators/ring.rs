@@ -7,46 +7,88 @@
 //! successor: the order depends on the block, so this form is not canonical.
 
 use crate::builder::PlanBuilder;
+use crate::cost::Bill;
+use crate::generator::Generator;
 use crate::group::{Group, Span};
+use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
 use crate::task::Task;
 use crate::{Algorithm, generators::copy_own};
 
-pub(crate) fn supports(task: &Task) -> Result<(), String> {
-    match task.collective {
-        Collective::AllReduce | Collective::ReduceScatter | Collective::AllGather => Ok(()),
-        other => Err(format!("the ring has no form for {other:?}")),
+pub(crate) struct Ring;
+
+impl Generator for Ring {
+    fn name(&self) -> &'static str {
+        "ring"
+    }
+
+    fn source(&self) -> &'static str {
+        "Patarasuk, Yuan 2009; Gloo, NCCL"
+    }
+
+    fn supports(&self, task: &Task) -> Result<(), String> {
+        match task.collective {
+            Collective::AllReduce | Collective::ReduceScatter | Collective::AllGather => Ok(()),
+            other => Err(format!("the ring has no form for {other:?}")),
+        }
+    }
+
+    fn plan(&self, task: &Task, rank: u32) -> Plan {
+        let p = task.world_size;
+        let group = Group::world(p, rank);
+        match task.collective {
+            Collective::AllReduce => {
+                let channels = u32::from(task.params.channels.max(1));
+                let cut = Cut::Vector { parts: channels * p };
+                let mut b = PlanBuilder::new(task, Algorithm::Ring, rank, cut);
+                for channel in 0..channels {
+                    b.lane(channel as u16);
+                    if p == 1 {
+                        copy_own(&mut b, task, channel, 1);
+                        continue;
+                    }
+                    let span = Span { base: channel * p, stride: 1 };
+                    reduce_scatter_core(&mut b, &group, span, task.own());
+                    all_gather_core(&mut b, &group, span, None);
+                }
+                b.finish()
+            }
+            Collective::ReduceScatter => reduce_scatter(task, rank),
+            _ => {
+                let mut b = PlanBuilder::new(task, Algorithm::Ring, rank, Cut::PerRank);
+                b.lane(0);
+                let input = task.out_of_place().then_some(Blocks::one(Space::Input, 0));
+                all_gather_core(&mut b, &group, Span::BLOCKS, input);
+                b.finish()
+            }
+        }
+    }
+
+    fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
+        let (p, reduces) = (task.world_size, task.collective == Collective::ReduceScatter);
+        match task.collective {
+            Collective::AllReduce => {
+                let channels = f64::from(task.params.channels.max(1));
+                let share = bytes / f64::from(p);
+                phase_cost(bill, p - 1, channels, share, true);
+                phase_cost(bill, p - 1, channels, share, false);
+            }
+            _ => phase_cost(bill, p - 1, 1.0, bytes, reduces),
+        }
+    }
+
+    fn scratch_factor(&self, task: &Task) -> f64 {
+        match task.collective {
+            Collective::ReduceScatter => f64::from(task.world_size),
+            _ => 0.0,
+        }
     }
 }
 
-pub(crate) fn plan(task: &Task, rank: u32) -> Plan {
-    let p = task.world_size;
-    let group = Group::world(p, rank);
-    match task.collective {
-        Collective::AllReduce => {
-            let channels = u32::from(task.params.channels.max(1));
-            let cut = Cut::Vector { parts: channels * p };
-            let mut b = PlanBuilder::new(task, Algorithm::Ring, rank, cut);
-            for channel in 0..channels {
-                b.lane(channel as u16);
-                if p == 1 {
-                    copy_own(&mut b, task, channel, 1);
-                    continue;
-                }
-                let span = Span { base: channel * p, stride: 1 };
-                reduce_scatter_core(&mut b, &group, span, task.own());
-                all_gather_core(&mut b, &group, span, None);
-            }
-            b.finish()
-        }
-        Collective::ReduceScatter => reduce_scatter(task, rank),
-        _ => {
-            let mut b = PlanBuilder::new(task, Algorithm::Ring, rank, Cut::PerRank);
-            b.lane(0);
-            let input = task.out_of_place().then_some(Blocks::one(Space::Input, 0));
-            all_gather_core(&mut b, &group, Span::BLOCKS, input);
-            b.finish()
-        }
+fn phase_cost(bill: &mut Bill, rounds: u32, channels: f64, block: f64, reduces: bool) {
+    let reach = bill.circle(1);
+    for _ in 0..rounds {
+        bill.exchange(Meeting::Neighbours, reach, channels, block, reduces);
     }
 }
 

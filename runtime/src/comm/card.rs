@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kolo_transport::Features;
 use serde::{Deserialize, Serialize};
 
 use super::agreement::Agreed;
@@ -51,6 +52,11 @@ impl Card {
         }
         Ok(card)
     }
+
+    /// The transports that it has.
+    pub(super) fn offers(&self) -> impl Iterator<Item = TransportKind> {
+        self.transports.iter().filter(|(_, at)| at.is_ok()).filter_map(|(name, _)| TransportKind::named(name))
+    }
 }
 
 /// Host index of each rank, in order of first appearance.
@@ -98,13 +104,14 @@ fn fullest(hosts: &[u32], cards: &[Card]) -> (usize, usize) {
 /// What decides the constants of the selection.
 pub(super) fn facts(hosts: &[u32], cards: &[Card]) -> Facts {
     let (ranks, processors) = fullest(hosts, cards);
-    let all_have = |kind: TransportKind| {
-        let has = |card: &Card| card.transports.iter().any(|(name, at)| name == kind.name() && at.is_ok());
-        cards.iter().all(has)
+    let all_have = |is: fn(&Features) -> bool| {
+        let offered_by_all =
+            |kind: &TransportKind| cards.iter().all(|card| card.offers().any(|own| own == *kind));
+        TransportKind::ALL.iter().filter(|kind| is(kind.features())).any(offered_by_all)
     };
     Facts {
-        shm: all_have(TransportKind::Shm),
-        rdma: all_have(TransportKind::Rdma),
+        shm: all_have(|features| features.shares_memory),
+        rdma: all_have(|features| features.uses_adapters),
         oversubscription: (ranks as f64 / processors as f64).max(1.0),
     }
 }

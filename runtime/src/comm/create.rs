@@ -5,10 +5,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kolo_transport::foreign::printable;
-use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions, RegistrationPolicy};
-use kolo_transport::shm::{ShmEndpoint, ShmOptions};
-use kolo_transport::tcp::{Congestion, TcpEndpoint, TcpOptions};
-use kolo_transport::{Endpoint, Reach};
+use kolo_transport::tcp::Congestion;
+use kolo_transport::{Endpoint, Options, RdmaOptions, Reach, RegistrationPolicy, ShmOptions, TcpOptions};
 
 use super::Communicator;
 use super::agreement::{self, Agreed};
@@ -23,13 +21,14 @@ use super::model::model_for;
 use super::registration::Adapters;
 use super::shared::{Core, Shared, World};
 use super::tiny::Tiny;
-use crate::call::mix;
 use crate::config::{Config, Determinism, TransportKind, Transports};
 use crate::control::{AbortCause, AbortKind, Control, ControlRuntime, ExchangeKey, Membership};
 use crate::engine::{Engine, Links, Route};
 use crate::error::{Context, Error, Result};
 use crate::home::{self, Home};
-use crate::join::{JoinSpec, MOST_PATIENCE};
+use crate::job::MOST_PATIENCE;
+use crate::join::JoinSpec;
+use crate::mix::mix;
 use crate::planner::Planner;
 use crate::recorder::Recorder;
 use crate::wait::usable_processors;
@@ -134,7 +133,7 @@ pub(crate) fn connect(
             .iter()
             .map(|c| {
                 let address = match &c.endpoint {
-                    Ok(endpoint) => Ok(endpoint.as_endpoint().address().to_vec()),
+                    Ok(endpoint) => Ok(endpoint.address().to_vec()),
                     Err(because) => Err(because.clone()),
                 };
                 (c.kind.name().to_owned(), address)
@@ -162,10 +161,8 @@ pub(crate) fn connect(
     for peer in (0..members.len() as u32).filter(|peer| *peer != rank) {
         routes.push(choose_route(rank, peer, &mut candidates, &cards[peer as usize], Vec::new())?);
     }
-    let rdma = TransportKind::Rdma.name();
-    let has_rdma =
-        |card: &Card| card.transports.iter().any(|(name, address)| name == rdma && address.is_ok());
-    if cards.iter().filter(|card| has_rdma(card)).count() > 1 {
+    let tries = |card: &Card| card.offers().any(|kind| kind.features().tries_paths);
+    if cards.iter().filter(|card| tries(card)).count() > 1 {
         let key = ExchangeKey { communicator: id, round: 1 };
         let failed = try_paths(rank, &mut candidates, &routes, deadline);
         let blob = postcard::to_stdvec(&failed).map_err(|error| broken(rank, &error))?;
@@ -174,7 +171,7 @@ pub(crate) fn connect(
         for route in &mut routes {
             if let Some(why) = failed.get(&route.peer) {
                 let mut declined = std::mem::take(&mut route.declined);
-                declined.push((rdma.to_owned(), why.clone()));
+                declined.push((route.transport.to_owned(), why.clone()));
                 let card = &cards[route.peer as usize];
                 *route = choose_route(rank, route.peer, &mut candidates, card, declined)?;
             }
@@ -188,38 +185,27 @@ pub(crate) fn connect(
     let mut endpoints: Vec<Box<dyn Endpoint>> = Vec::new();
     let mut index_of = Vec::new();
     for candidate in candidates {
-        let used = routes.iter().any(|route| route.transport == candidate.kind.name());
-        let Ok(opened) = candidate.endpoint else { continue };
-        if !used {
+        let (name, Ok(mut endpoint)) = (candidate.kind.name(), candidate.endpoint) else { continue };
+        if !routes.iter().any(|route| route.transport == name) {
             continue;
         }
-        index_of.push(candidate.kind.name());
-        endpoints.push(match opened {
-            Opened::Shm(mut endpoint) => {
-                establish(&mut *endpoint, rank, &membership, deadline)?;
-                if routes.iter().all(|route| route.transport == TransportKind::Shm.name()) {
-                    flat = endpoint.flat();
+        if let Some(access) = endpoint.device_access() {
+            let plan = gpu_direct::plan(&config, access.takes_dma_bufs.clone())?;
+            if id == WORLD {
+                tracing::info!("GPU memory: {plan}");
+                if let policy @ RegistrationPolicy::Unwatched { .. } = &access.registrations {
+                    tracing::warn!(rank, "registrations of buffers with adapters are {policy}");
                 }
-                endpoint
             }
-            Opened::Rdma(mut endpoint) => {
-                let plan = gpu_direct::plan(&config, &endpoint)?;
-                if id == WORLD {
-                    tracing::info!("GPU memory: {plan}");
-                    if let policy @ RegistrationPolicy::Unwatched { .. } = endpoint.registration_policy() {
-                        tracing::warn!(rank, "registrations of buffers with adapters are {policy}");
-                    }
-                }
-                gpu_direct = Some(plan);
-                adapters = Some(Adapters::of(&endpoint));
-                establish(&mut *endpoint, rank, &membership, deadline)?;
-                endpoint
-            }
-            Opened::Tcp(mut endpoint) => {
-                establish(&mut *endpoint, rank, &membership, deadline)?;
-                endpoint
-            }
-        });
+            gpu_direct = Some(plan);
+            adapters = Some(Adapters::of(&access));
+        }
+        establish(&mut *endpoint, rank, &membership, deadline)?;
+        if routes.iter().all(|route| route.transport == name) {
+            flat = endpoint.exchange();
+        }
+        index_of.push(name);
+        endpoints.push(endpoint);
     }
     let via = (0..members.len() as u32).map(|peer| {
         let route = routes.iter().find(|route| route.peer == peer)?;
@@ -273,36 +259,12 @@ pub(crate) fn child_id(parent: u64, number: u64, color: u64) -> u64 {
 
 struct Candidate {
     kind: TransportKind,
-    endpoint: Result<Opened, String>,
+    endpoint: Result<Box<dyn Endpoint>, String>,
 }
 
 impl Candidate {
     fn channels_max(&self) -> Option<u16> {
-        Some(self.endpoint.as_ref().ok()?.as_endpoint().caps().channels_max)
-    }
-}
-
-enum Opened {
-    Shm(Box<ShmEndpoint>),
-    Rdma(Box<RdmaEndpoint>),
-    Tcp(Box<TcpEndpoint>),
-}
-
-impl Opened {
-    fn as_endpoint(&self) -> &dyn Endpoint {
-        match self {
-            Self::Shm(endpoint) => &**endpoint,
-            Self::Rdma(endpoint) => &**endpoint,
-            Self::Tcp(endpoint) => &**endpoint,
-        }
-    }
-
-    fn as_endpoint_mut(&mut self) -> &mut dyn Endpoint {
-        match self {
-            Self::Shm(endpoint) => &mut **endpoint,
-            Self::Rdma(endpoint) => &mut **endpoint,
-            Self::Tcp(endpoint) => &mut **endpoint,
-        }
+        Some(self.endpoint.as_ref().ok()?.caps().channels_max)
     }
 }
 
@@ -312,19 +274,10 @@ fn open_endpoints(control: &Control, rank: u32, members: &[u32], config: &Config
         Transports::Auto => TransportKind::ALL.to_vec(),
         Transports::Only(list) => list.clone(),
     };
-    let open = |kind| match kind {
-        TransportKind::Shm => {
-            let options = ShmOptions { host_key: config.host_id.clone(), ..ShmOptions::default() };
-            ShmEndpoint::new(rank, world_size, options).map(|endpoint| Opened::Shm(Box::new(endpoint)))
-        }
-        TransportKind::Rdma => {
-            let options = rdma_options(control, config);
-            RdmaEndpoint::new(rank, world_size, options).map(|endpoint| Opened::Rdma(Box::new(endpoint)))
-        }
-        TransportKind::Tcp => {
-            let options = tcp_options(control, config);
-            TcpEndpoint::new(rank, world_size, options).map(|endpoint| Opened::Tcp(Box::new(endpoint)))
-        }
+    let options = Options {
+        shm: ShmOptions { host_key: config.host_id.clone(), ..ShmOptions::default() },
+        rdma: rdma_options(control, config),
+        tcp: tcp_options(control, config),
     };
     let info = control.peer_info();
     let own = info[control.rank() as usize].host_key;
@@ -334,10 +287,10 @@ fn open_endpoints(control: &Control, rank: u32, members: &[u32], config: &Config
         .into_iter()
         .map(|kind| {
             // Adapters are not troubled for what shared memory will carry.
-            let idle = kind == TransportKind::Rdma && one_host && config.transports == Transports::Auto;
+            let idle = kind.features().uses_adapters && one_host && config.transports == Transports::Auto;
             let endpoint = match idle {
                 true => Err("all ranks are on one host".to_owned()),
-                false => open(kind).map_err(|error| error.to_string()),
+                false => kind.open(rank, world_size, &options).map_err(|error| error.to_string()),
             };
             Candidate { kind, endpoint }
         })
@@ -402,12 +355,9 @@ fn choose_route(
             (_, Some(Err(because))) => {
                 Reach::No { because: format!("rank {peer} has none: {}", printable(because, REASON_BYTES)) }
             }
-            (Ok(endpoint), Some(Ok(address))) => {
-                endpoint.as_endpoint_mut().introduce(peer, address).map_err(|source| Error::Transport {
-                    context: Context { rank, ..Context::default() },
-                    source: Box::new(source),
-                })?
-            }
+            (Ok(endpoint), Some(Ok(address))) => endpoint.introduce(peer, address).map_err(|source| {
+                Error::Transport { context: Context { rank, ..Context::default() }, source: Box::new(source) }
+            })?,
         };
         match reach {
             Reach::Yes { how } => return Ok(Route { peer, transport: name, how, declined }),
@@ -422,23 +372,24 @@ fn choose_route(
     })
 }
 
-/// Sends a message each way over every RDMA path before anything relies on it. Those that do not carry it, by peer.
+/// Tries the paths that are to be tried before anything relies on them. Those that carry nothing, by peer.
 fn try_paths(
     rank: u32,
     candidates: &mut [Candidate],
     routes: &[Route],
     deadline: Instant,
 ) -> Vec<(u32, String)> {
-    let kind = TransportKind::Rdma;
-    let peers: Vec<u32> =
-        routes.iter().filter(|route| route.transport == kind.name()).map(|route| route.peer).collect();
-    let endpoint = candidates.iter_mut().find_map(|candidate| match &mut candidate.endpoint {
-        Ok(Opened::Rdma(endpoint)) => Some(endpoint),
-        _ => None,
-    });
-    let Some(endpoint) = endpoint.filter(|_| !peers.is_empty()) else { return Vec::new() };
-    tracing::debug!(rank, ?peers, "trying RDMA paths");
-    endpoint.try_paths(&peers, deadline).into_iter().map(|(peer, error)| (peer, error.detail)).collect()
+    let mut failed = Vec::new();
+    for Candidate { kind, endpoint } in candidates {
+        let Ok(endpoint) = endpoint else { continue };
+        let via = routes.iter().filter(|route| route.transport == kind.name());
+        let peers: Vec<u32> = via.map(|route| route.peer).collect();
+        if kind.features().tries_paths && !peers.is_empty() {
+            tracing::debug!(rank, ?peers, "trying paths over {}", kind.name());
+            failed.extend(endpoint.try_paths(&peers, deadline));
+        }
+    }
+    failed.into_iter().map(|(peer, error)| (peer, error.detail)).collect()
 }
 
 /// The peers of this rank that it, or they, could not reach.

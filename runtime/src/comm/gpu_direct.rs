@@ -2,12 +2,10 @@
 
 use std::ffi::OsStr;
 
-use kolo_gdr::{Cuda, Plan, decide};
-use kolo_transport::rdma::RdmaEndpoint;
-
 use super::Communicator;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use kolo_gdr::{Cuda, Plan, decide};
 
 impl Communicator {
     /// How the RDMA adapters of this communicator reach the memory of this rank's GPU, and why not better, in a line. None
@@ -22,9 +20,9 @@ impl Communicator {
 ///
 /// # Errors
 /// [`Error::Configuration`] if `KOLO_GDR=require` cannot be had.
-pub(super) fn plan(config: &Config, endpoint: &RdmaEndpoint) -> Result<Plan> {
+pub(super) fn plan(config: &Config, takes_dma_bufs: std::result::Result<(), String>) -> Result<Plan> {
     // The first that the process sees: launchers deal GPUs out by making only one visible.
-    let table = Cuda::open(0, config.cuda_library.as_ref().map(OsStr::new), endpoint.takes_dma_bufs());
+    let table = Cuda::open(0, config.cuda_library.as_ref().map(OsStr::new), takes_dma_bufs);
     decide(config.gdr, &table).map_err(|refused| {
         Error::configuration(
             "KOLO_GDR",

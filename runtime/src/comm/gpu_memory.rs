@@ -3,7 +3,6 @@
 //! Each rank decides for itself: plans, segments and messages are the same whatever the memory, so ranks need not agree.
 
 use std::ffi::OsStr;
-use std::fmt;
 use std::sync::Arc;
 
 use kolo_gdr::{Driver, Flush, Gpu, Owner, Path, Wish};
@@ -12,62 +11,12 @@ use super::Communicator;
 use super::shared::{Core, Shared};
 use super::waited::Waited;
 use crate::call::{Call, reduces, touches};
-use crate::config::{Config, TransportKind};
-use crate::engine::{Reach, Route, Sides};
+use crate::cancel::Whole;
+use crate::config::Config;
+use crate::engine::Route;
 use crate::error::{Error, Result};
-
-/// How a call on a GPU's memory is carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum GpuPath {
-    /// Adapters reach it by themselves.
-    Direct,
-    /// Through pinned memory of the host, for this reason.
-    Staged(Staged),
-}
-
-/// Why memory of a GPU is copied through the host's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Staged {
-    /// The processor reduces.
-    Reduces,
-    /// A message goes to the rank that sends it.
-    ToItself,
-    /// Adapters do not reach the memory; [`Communicator::gpu_direct`] says why.
-    NoPath,
-    /// The driver has no call that makes what adapters wrote visible to the GPU.
-    NoFlush,
-    /// Some rank that matters is not reached by RDMA.
-    NotRdma,
-    /// One buffer is a GPU's, and the other the host's.
-    Mixed,
-    /// A driver refused to register this buffer; the log says in what words.
-    Refused,
-}
-
-impl fmt::Display for Staged {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Reduces => "the processor reduces",
-            Self::ToItself => "a rank sends it to itself",
-            Self::NoPath => "adapters do not reach it",
-            Self::NoFlush => "the GPU's driver does not flush what adapters write",
-            Self::NotRdma => "not all ranks are reached by RDMA",
-            Self::Mixed => "only one of the buffers is a GPU's",
-            Self::Refused => "a driver does not register the buffer",
-        })
-    }
-}
-
-impl fmt::Display for GpuPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Direct => f.write_str("a GPU's memory, reached by the adapters"),
-            Self::Staged(why) => write!(f, "a GPU's memory, copied through the host's: {why}"),
-        }
-    }
-}
+use crate::gpu::{GpuPath, Staged};
+use crate::sides::{Reach, Sides};
 
 /// What was done with memory of GPUs, for calls on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -188,6 +137,7 @@ impl Shared {
         if self.driver.is_none() {
             return Ok(());
         }
+        let _whole = Whole::new();
         let waited = || Waited::call(call.summary(false), 0);
         let (reads, writes) = touches(call.collective, self.rank == call.root);
         let (input_bytes, output_bytes) = call.bytes(self.rank, self.world_size);
@@ -208,6 +158,7 @@ impl Shared {
     /// # Errors
     /// [`Error::Unsupported`] if adapters must reach the memory by themselves, and do not.
     pub(super) fn gpu_path(&self, core: &mut Core, call: &Call, waited: Waited) -> Result<Option<GpuPath>> {
+        let _whole = Whole::new();
         let Some(path) = self.foreseen(core, call) else { return Ok(None) };
         let (input, output) = call.bytes(self.rank, self.world_size);
         let buffers = [
@@ -229,7 +180,7 @@ impl Shared {
         buffer: (&Arc<Gpu>, *const u8, usize),
         waited: Waited,
     ) -> Result<GpuPath> {
-        let reached = |route: &Route| route.transport == TransportKind::Rdma.name();
+        let reached = Route::uses_adapters;
         let concerned = |route: &&Route| peer.is_none_or(|peer| route.peer == peer);
         let path = match peer {
             Some(peer) if peer == self.rank => GpuPath::Staged(Staged::ToItself),
@@ -248,7 +199,7 @@ impl Shared {
         } else if is_mixed {
             GpuPath::Staged(Staged::Mixed)
         } else {
-            direct_or(core, self.routes.iter().all(|route| route.transport == TransportKind::Rdma.name()))
+            direct_or(core, self.routes.iter().all(Route::uses_adapters))
         })
     }
 

@@ -6,6 +6,7 @@
 
 use super::failure::Poison;
 use super::shared::Shared;
+use crate::cancel::Whole;
 use crate::control::Loss;
 use crate::error::LossCause;
 
@@ -18,6 +19,8 @@ impl Shared {
     /// panics too, the process is aborted, as with any panic in a destructor.
     #[inline(always)]
     pub(crate) fn lend<R>(&self, body: impl FnOnce() -> R) -> R {
+        // Last to go: what a panic leads to is part of the call.
+        let _whole = Whole::new();
         let lent = Lent(self);
         let result = body();
         std::mem::forget(lent);

@@ -10,9 +10,10 @@ use super::run::Ticket;
 use super::shared::Core;
 use super::waited::{Message, Single, Waited};
 use crate::call::transfer_tag;
-use crate::engine::{ANY_SOURCE, Kind, Reach, TransferJob};
+use crate::engine::{ANY_SOURCE, Kind, TransferJob};
 use crate::error::{Error, Result};
 use crate::ranges::{Range, first_conflict, is_addressable};
+use crate::sides::Reach;
 use crate::types::{DataType, Element};
 
 /// Memory of a message, for bindings and tools: of the host, or of a GPU, as for [`RawCall`](crate::RawCall).

@@ -51,7 +51,7 @@ pub use create::Builder;
 #[cfg(any(test, fuzzing))]
 pub(crate) use create::fuzz_card;
 pub(crate) use forked::leak_in_child;
-pub use gpu_memory::{GpuCounters, GpuPath, Staged};
+pub use gpu_memory::GpuCounters;
 pub use messages::RawMessage;
 pub use registration::{RegisteredBuffer, Registration, Stable, Standing};
 pub(crate) use run::Ticket;

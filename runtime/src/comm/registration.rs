@@ -10,7 +10,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
-use kolo_transport::rdma::RdmaEndpoint;
+use kolo_transport::DeviceAccess;
 use kolo_transport::{Backing, MemoryCounters, Piece};
 
 use super::waited::Waited;
@@ -152,8 +152,8 @@ pub(crate) struct Adapters {
 }
 
 impl Adapters {
-    pub(super) fn of(endpoint: &RdmaEndpoint) -> Self {
-        Self { registrations: endpoint.registration_policy().to_string(), fork: endpoint.fork_safety() }
+    pub(super) fn of(access: &DeviceAccess) -> Self {
+        Self { registrations: access.registrations.to_string(), fork: access.fork.clone() }
     }
 }
 

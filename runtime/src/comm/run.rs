@@ -11,15 +11,17 @@ use kolo_transport::shm::FlatMismatch;
 
 use super::failure::{Meeting, Poison};
 use super::familiar::Known;
-use super::gpu_memory::GpuPath;
 use super::shared::{Core, Shared};
 use super::tiny::Passage;
 use super::waited::Waited;
 use super::watch::{Attended, Watch};
 use crate::call::{self, Call, Counts, reduces};
-use crate::engine::{Buffers, Id, Job, Lent, Mode, Reach, Sides};
+use crate::cancel::Whole;
+use crate::engine::{Buffers, Id, Job, Lent, Mode};
 use crate::error::{Error, Result};
-use crate::reduce::{Combine, combine_fn, kernel};
+use crate::gpu::GpuPath;
+use crate::reduce::{Combine, combine_fn, combine_nothing, kernel};
+use crate::sides::{Reach, Sides};
 use crate::types::ReduceOp;
 
 /// Polls of a tiny exchange before the wait is watched, where spinning is wanted: about a microsecond, which is what most
@@ -51,9 +53,6 @@ impl Begun {
         Waited::call(call.summary(self.asynchronous), self.sequence)
     }
 }
-
-/// Stands in where nothing is reduced.
-pub(super) unsafe fn combine_nothing(_: *mut u8, _: *const u8, _: *const u8, _: usize) {}
 
 impl Shared {
     /// Runs a call and waits for it, as long as the settings say.
@@ -250,6 +249,7 @@ impl Shared {
         begun: &Begun,
         limit: Duration,
     ) -> Result<MutexGuard<'a, Core>> {
+        let _whole = Whole::new();
         let waited = begun.waited(call);
         let combine = self.combine(call)?;
         let mut bounce = core.bounces.pop().unwrap_or_default();
@@ -367,6 +367,7 @@ impl Shared {
 
     #[cold]
     pub(super) fn tiny_mismatch(&self, found: FlatMismatch, waited: Waited) -> Error {
+        let _whole = Whole::new();
         self.show_call(&self.core(), waited);
         let met = Meeting { tag: found.tag, len: 0, expected: None };
         let poison = self.mismatch(found.member as u32, met, waited);

@@ -92,7 +92,7 @@ impl Communicator {
         // itself, and how often it was used, name the group.
         let mut core = self.shared.core();
         self.shared.check_usable(&core, Waited::other("group"))?;
-        let list = ranks.iter().fold(0, |hash, rank| crate::call::mix(hash ^ u64::from(*rank)));
+        let list = ranks.iter().fold(0, |hash, rank| crate::mix::mix(hash ^ u64::from(*rank)));
         let uses = core.groups.entry(list).or_insert(0_u64);
         *uses += 1;
         let number = GROUP_NUMBERS + *uses;

@@ -14,7 +14,7 @@ use super::direct::{Lease, Window};
 use super::waited::Waited;
 use crate::control::ExchangeKey;
 use crate::error::{Context, Error, Result};
-use crate::join::MOST_PATIENCE;
+use crate::job::MOST_PATIENCE;
 use crate::supply::{self, Pool};
 use crate::types::Element;
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::failure::Poison;
-use super::shared::{PEERS_ASKED, Shared};
+use super::shared::{Core, PEERS_ASKED, Shared};
 use super::waited::Waited;
 use crate::control::Status;
 use crate::error::Error;
@@ -15,6 +15,12 @@ const LAST_ANSWER_MAX: Duration = Duration::from_secs(1);
 
 /// Ranks that are asked at once for the one that holds up all others.
 const SEARCHED_MAX: usize = 256;
+
+/// Ranks that a status names as deaf, and pairs that an error names: a host that is cut off makes one pair with each other.
+const PAIRS_MAX: usize = 4;
+
+/// Two ranks of which the second does not acknowledge what the first sends.
+type Cut = (u32, u32);
 
 /// What world rank 0 does, which carries the questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +43,9 @@ impl Shared {
                 .is_none_or(|status| status.started < waited.sequence && status.finished >= status.started)
         };
         let culprit_is_known = asked.iter().any(|(_, status)| holds_up(status));
+        let unheard_by = self.note_unheard(&self.core());
+        let mut cuts: Vec<Cut> = unheard_by.into_iter().map(|peer| (self.rank, peer)).collect();
+        asked.iter().for_each(|(rank, status)| self.add_cuts(&mut cuts, *rank, status.as_ref()));
         let mut waiting_for: Vec<(u32, String)> = asked
             .iter()
             .map(|(peer, status)| (*peer, self.standing(*peer, status.as_ref(), carrier)))
@@ -44,14 +53,17 @@ impl Shared {
         waiting_for.extend(peers.iter().skip(asked.len()).map(|peer| (*peer, "not asked".to_owned())));
         if carrier == Carrier::Silent {
             self.put_carrier_first(&mut waiting_for);
-        } else if !culprit_is_known && !waited.is_message() {
+        } else if !culprit_is_known && cuts.is_empty() {
             // Those waited for are themselves waiting for somebody.
             let others = (0..self.world_size).filter(|rank| *rank != self.rank && !peers.contains(rank));
             let others: Vec<u32> = others.take(SEARCHED_MAX).collect();
             let answers = self.membership.ask_all(&others, LAST_ANSWER_MAX);
-            let culprit = others.into_iter().zip(answers).find(|(_, status)| holds_up(status));
-            waiting_for
-                .extend(culprit.map(|(peer, status)| (peer, self.standing(peer, status.as_ref(), carrier))));
+            let answers: Vec<_> = others.into_iter().zip(answers).collect();
+            answers.iter().for_each(|(rank, status)| self.add_cuts(&mut cuts, *rank, status.as_ref()));
+            let culprit = answers.iter().find(|(_, status)| !waited.is_message() && holds_up(status));
+            waiting_for.extend(
+                culprit.map(|(peer, status)| (*peer, self.standing(*peer, status.as_ref(), carrier))),
+            );
         }
         if waited.is_message() {
             let core = self.core();
@@ -64,6 +76,7 @@ impl Shared {
                 );
             }
         }
+        self.put_cuts_first(&mut waiting_for, &cuts);
         if self.membership.abort_flag().is_raised() {
             return self.fail(waited);
         }
@@ -100,7 +113,7 @@ impl Shared {
     /// What is known of a peer that was asked.
     fn standing(&self, peer: u32, status: Option<&Status>, carrier: Carrier) -> String {
         let over = || {
-            let route = self.routes.iter().find(|route| route.peer == peer && route.transport != "shm");
+            let route = self.routes.iter().find(|route| route.peer == peer && !route.shares_memory());
             route.map_or_else(String::new, |route| {
                 format!("; reached over {}, {}", route.transport, route.how)
             })
@@ -123,6 +136,38 @@ impl Shared {
             (None, Carrier::Gone) => {
                 "not known, since rank 0 has left and nobody carries questions".to_owned()
             }
+        }
+    }
+
+    /// Tells the board, and thus whoever asks, which peers do not acknowledge what this rank sends them.
+    pub(super) fn note_unheard(&self, core: &Core) -> Vec<u32> {
+        let peers = (0..self.world_size).filter(|peer| core.engine.is_unheard(*peer));
+        let peers: Vec<u32> = peers.take(PAIRS_MAX).collect();
+        self.membership.board().unheard_by(peers.clone());
+        peers
+    }
+
+    /// Adds what a rank has answered to what is known of cuts. A pair is one pair, whichever of the two tells.
+    fn add_cuts(&self, cuts: &mut Vec<Cut>, rank: u32, status: Option<&Status>) {
+        for peer in status.map_or(&[][..], |status| &status.unheard_by).iter().copied().take(PAIRS_MAX) {
+            let is_new = !cuts.contains(&(rank, peer)) && !cuts.contains(&(peer, rank));
+            if is_new && peer < self.world_size && peer != rank {
+                cuts.push((rank, peer));
+            }
+        }
+    }
+
+    /// Pairs between which nothing gets through hold up everybody, those that wait for a healthy rank too.
+    fn put_cuts_first(&self, waiting_for: &mut Vec<(u32, String)>, cuts: &[Cut]) {
+        for &(from, to) in cuts.iter().take(PAIRS_MAX) {
+            let (rank, cut) = if to == self.rank {
+                (from, format!("what it sends to rank {to} is not acknowledged"))
+            } else {
+                (to, format!("it does not acknowledge what rank {from} sends"))
+            };
+            let known = waiting_for.iter().position(|(named, _)| *named == rank);
+            let rest = known.map_or_else(String::new, |at| format!("; {}", waiting_for.remove(at).1));
+            waiting_for.insert(0, (rank, format!("{cut}: look at what lies between the two{rest}")));
         }
     }
 

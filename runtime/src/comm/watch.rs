@@ -202,6 +202,7 @@ impl<'a> Watch<'a> {
             if self.waited.is_message() {
                 self.shared.membership.board().waits_in(Some(self.waited.to_string()));
             }
+            self.shared.note_unheard(&core);
             let peers = waiting_for(&core);
             drop(core);
             let found = self.shared.examine(self.waited, &peers, suspected_at.is_some())?;
@@ -224,8 +225,12 @@ impl<'a> Watch<'a> {
 
 impl Drop for Watch<'_> {
     fn drop(&mut self) {
-        if self.asked_at.is_some() && self.waited.is_message() {
-            self.shared.membership.board().waits_in(None);
+        if self.asked_at.is_some() {
+            let board = self.shared.membership.board();
+            board.unheard_by(Vec::new());
+            if self.waited.is_message() {
+                board.waits_in(None);
+            }
         }
     }
 }

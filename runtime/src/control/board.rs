@@ -29,6 +29,8 @@ pub struct Status {
     pub recent: Vec<Past>,
     /// No operation was started or finished for at least this long (in steps of the heartbeat interval).
     pub unchanged_ms: u64,
+    /// Ranks that do not acknowledge what it sends them, as seen while it waits.
+    pub unheard_by: Vec<u32>,
 }
 
 /// An operation that a rank has started.
@@ -78,6 +80,7 @@ pub struct StatusBoard {
     finished: AtomicU64,
     recent: Recent,
     waits_in: Mutex<Option<String>>,
+    unheard_by: Mutex<Vec<u32>>,
     seen: Mutex<Option<Seen>>,
 }
 
@@ -107,6 +110,11 @@ impl StatusBoard {
     /// A send or receive has been waiting for long, or does so no more. Costs nothing while messages flow.
     pub fn waits_in(&self, message: Option<String>) {
         *self.waits_in.lock().unwrap_or_else(PoisonError::into_inner) = message;
+    }
+
+    /// Which ranks do not acknowledge what this one sends; looked at while a wait is long.
+    pub fn unheard_by(&self, ranks: Vec<u32>) {
+        *self.unheard_by.lock().unwrap_or_else(PoisonError::into_inner) = ranks;
     }
 
     /// Sequence number of the operation started last.
@@ -139,6 +147,7 @@ impl StatusBoard {
             waits_in: self.waits_in.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             recent,
             unchanged_ms: u64::try_from(self.observe(now).as_millis()).unwrap_or(u64::MAX),
+            unheard_by: self.unheard_by.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! A rank's way to its seat: find the hub, connect, introduce oneself, wait for the others.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -11,13 +12,14 @@ use tokio::task::JoinSet;
 use super::handshake::{Credentials, Rejection, VERSION, greet_hub};
 use super::hub::{BoxedStream, Hub};
 use super::hub_state::strangers_text;
-use super::limits::{
+use super::sealed::Sealed;
+use super::wire::{FromHub, Hello, PeerInfo, Refusal, ToHub, clip, decode, encode, read_frame};
+use crate::error::{Error, JOIN_REMEDY, Result};
+use crate::job::Cookie;
+use crate::job::limits::{
     CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_HUB, MAX_NAME_BYTES, MAX_SOURCE_BYTES, RETRY_FIRST,
     RETRY_MOST,
 };
-use super::sealed::Sealed;
-use super::wire::{Cookie, FromHub, Hello, PeerInfo, Refusal, ToHub, clip, decode, encode, read_frame};
-use crate::error::{Error, JOIN_REMEDY, Result};
 use crate::join::{Advert, JoinSpec, Locator, find, host_key, hostname};
 
 /// Between the starts of attempts on several addresses of one hub.
@@ -52,7 +54,7 @@ pub(crate) async fn take_seat(spec: &JoinSpec, hub: Option<&Hub>, deadline: Inst
             Ok(Err(Setback::Fatal(error))) => return Err(error),
             Ok(Err(Setback::Retry(cause))) => {
                 tracing::debug!(rank = spec.rank, cause, "looking for rank 0");
-                search.last = Some(cause);
+                search.came_to(cause);
                 search.missing = None;
             }
             Err(_) => return Err(search.out_of_time(spec)),
@@ -71,6 +73,9 @@ struct Search {
     attempts: u64,
     /// What came of the last attempt that came to an end.
     last: Option<String>,
+    /// What came of the attempts before it, as far as that was something else: rank 0 takes its address away when it gives
+    /// up, and that it is not there any more says less than why this rank did not come.
+    before: Option<String>,
     /// What the attempt under way waits for.
     waits_for: String,
     /// Whom rank 0 still waits for; `Some` once a seat is taken.
@@ -80,6 +85,12 @@ struct Search {
 }
 
 impl Search {
+    fn came_to(&mut self, cause: String) {
+        if self.last.as_ref() != Some(&cause) {
+            self.before = self.last.replace(cause);
+        }
+    }
+
     async fn attempt(&mut self, spec: &JoinSpec, hub: Option<&Hub>) -> Result<Seated, Setback> {
         self.waits_for = spec.locator.to_string();
         let stream = match (hub, &spec.locator) {
@@ -87,6 +98,7 @@ impl Search {
             (None, Locator::Local(meeting)) => {
                 let mut hubs = meeting.hub.subscribe();
                 let found = hubs.wait_for(Option::is_some).await.ok().and_then(|hub| hub.clone());
+                let found = found.and_then(|hub| hub.downcast::<Hub>().ok());
                 let hub = found.ok_or_else(|| Setback::Retry("rank 0 has not started its hub".into()))?;
                 attach(&hub).await?
             }
@@ -229,7 +241,10 @@ impl Search {
             format!("tried {}", list(&self.tried))
         };
         let silent = || format!("no answer yet from {}", self.waits_for);
-        let last = self.last.clone().unwrap_or_else(silent);
+        let mut last = self.last.clone().unwrap_or_else(silent);
+        if let Some(before) = &self.before {
+            let _ = write!(last, "; before that: {before}");
+        }
         Error::Join {
             rank: Some(spec.rank),
             problem: format!(
@@ -272,5 +287,22 @@ fn setback(spec: &JoinSpec, rejection: Rejection, at: &str) -> Setback {
             problem: format!("{problem} ({at})"),
             remedy,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_keeps_a_rank_out_is_told_though_the_last_attempt_met_something_else() {
+        let mut search = Search::default();
+        for cause in
+            ["rank 0 has not written it yet", "too many open files", "too many open files", "no such file"]
+        {
+            search.came_to(cause.to_owned());
+        }
+        let text = search.out_of_time(&JoinSpec::local(2).remove(1)).to_string();
+        assert!(text.contains("the last: no such file; before that: too many open files"), "{text}");
     }
 }

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use super::abort::{AbortKind, Loss};
-use super::limits::{MAX_BLOB_BYTES, VERDICT_TIMEOUT};
 use super::ranks;
 use super::seat::{HubStanding, Shared};
 use super::wire::{ExchangeFailure, ExchangeKey, ToHub};
 use crate::error::{AbortReason, Context, Error, LossCause, Result};
+use crate::job::limits::{MAX_BLOB_BYTES, VERDICT_TIMEOUT};
 
 pub(crate) fn exchange(
     shared: &Shared,

@@ -7,10 +7,10 @@ use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 
 use super::handshake::{Credentials, greet_rank};
-use super::limits::MAX_HELLO_FRAME;
 use super::wire::{ExchangeKey, FromHub, PeerInfo, ToHub, decode, encode, read_frame};
 use super::{Control, ControlRuntime};
 use crate::error::Error;
+use crate::job::limits::MAX_HELLO_FRAME;
 use crate::join::{JoinSpec, Locator};
 
 const LONG: Duration = Duration::from_secs(20);

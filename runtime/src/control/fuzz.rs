@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
 
 use super::abort::Loss;
-use super::handshake::{Credentials, JobSecret, greet_hub, greet_rank};
+use super::handshake::{Credentials, greet_hub, greet_rank};
 use super::hub_seat::HubSettings;
 use super::hub_state::{Action, HubState};
-use super::limits::{Liveness, MAX_FRAME_FROM_HUB, MAX_FRAME_TO_HUB};
 use super::sealed::{Sealed, SessionKeys};
 use super::wire::{FromHub, Hello, PeerInfo, ToHub, decode, encode, read_frame};
 use crate::error::LossCause;
+use crate::job::JobSecret;
+use crate::job::limits::{Liveness, MAX_FRAME_FROM_HUB, MAX_FRAME_TO_HUB};
 
 /// Bytes in memory are always ready; a sink takes everything.
 fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {

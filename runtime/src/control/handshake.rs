@@ -17,19 +17,19 @@
 //!
 //! Secrets should not be guessable: who records a handshake can try words on it.
 
-use std::fmt;
 use std::io;
 
 use hkdf::Hkdf;
-use hmac::{Hmac, KeyInit, Mac};
+use hmac::{Hmac, Mac};
 use kolo_transport::foreign::printable_bytes;
 use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::limits::PROTOCOL;
 #[cfg(doc)]
 use super::sealed::Sealed;
 use super::sealed::SessionKeys;
+use crate::job::limits::PROTOCOL;
+use crate::job::{JobSecret, RendezvousKey, mac};
 
 const MAGIC: [u8; 8] = *b"KOLOctl\n";
 const PREAMBLE_BYTES: usize = 64;
@@ -52,34 +52,6 @@ const SHOWN_BYTES: usize = 64;
 /// This crate's version; ranks must agree on it, because equal plans on all ranks depend on it.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// A secret that all processes of a job share. Not printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct JobSecret(Vec<u8>);
-
-impl JobSecret {
-    /// A secret from text, such as KOLO_JOB_SECRET. `None` if it is empty.
-    #[must_use]
-    pub fn new(text: impl Into<Vec<u8>>) -> Option<Self> {
-        let bytes = text.into();
-        if bytes.is_empty() { None } else { Some(Self(bytes)) }
-    }
-
-    /// One secret that only whoever knows both has.
-    #[must_use]
-    pub(crate) fn mixed_with(&self, other: &Self) -> Self {
-        Self(mac(&self.0, b"kolo mixed secrets", &[&other.0]).finalize().into_bytes().to_vec())
-    }
-}
-
-impl fmt::Debug for JobSecret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JobSecret(..)")
-    }
-}
-
-/// A key that rank 0 draws and publishes with its address: who knows it has read what only the job's ranks can read.
-pub(crate) type RendezvousKey = [u8; 16];
-
 /// The keys that ranks and hub share before they talk.
 #[derive(Clone, Default)]
 pub(crate) struct Credentials {
@@ -101,7 +73,7 @@ impl Credentials {
     /// Both keys; an absent one is empty, and the preambles, which everything covers, say that it is absent.
     fn keys(&self) -> [&[u8]; 2] {
         [
-            self.secret.as_ref().map_or(&[][..], |secret| &secret.0),
+            self.secret.as_ref().map_or(&[][..], |secret| secret.bytes()),
             self.rendezvous.as_ref().map_or(&[][..], |key| &key[..]),
         ]
     }
@@ -144,17 +116,6 @@ fn transcript(rank: &Preamble, hub: &Preamble) -> Transcript {
     both[..PREAMBLE_BYTES].copy_from_slice(&rank.to_bytes());
     both[PREAMBLE_BYTES..].copy_from_slice(&hub.to_bytes());
     both
-}
-
-fn mac(key: &[u8], label: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
-    // Labels end with a zero and are followed by something of one length: no two inputs are the same bytes.
-    mac.update(label);
-    mac.update(&[0]);
-    for part in parts {
-        mac.update(part);
-    }
-    mac
 }
 
 /// How far a connection has come, for the hub that must choose which to give up.

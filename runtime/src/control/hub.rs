@@ -23,13 +23,13 @@ use super::crowd::{Crowd, Footing};
 use super::handshake::{Credentials, Rejection, crowded, greet_rank};
 use super::hub_seat::HubSettings;
 use super::hub_state::{Action, ConnectionId, HubState};
-use super::limits::{
-    ACCEPT_PAUSE, ACCEPTS_AT_ONCE, CLOSING_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_TO_HUB, MAX_HANDSHAKES,
-    MAX_HELLO_FRAME, MAX_QUEUE_BYTES, SPARE_HANDSHAKES,
-};
 use super::sealed::Sealed;
 use super::wire::{Hello, ToHub, decode, invalid, read_frame};
 use crate::error::LossCause;
+use crate::job::limits::{
+    ACCEPT_PAUSE, ACCEPTS_AT_ONCE, CLOSING_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_TO_HUB, MAX_HANDSHAKES,
+    MAX_HELLO_FRAME, MAX_QUEUE_BYTES, SPARE_HANDSHAKES,
+};
 
 /// A byte stream in both directions: TCP between processes, a pipe in memory within one.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}

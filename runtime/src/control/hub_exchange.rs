@@ -8,9 +8,9 @@ use std::collections::{HashMap, VecDeque};
 use bytes::Bytes;
 
 use super::abort::Loss;
-use super::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES, MAX_OPEN_EXCHANGES};
 use super::ranks;
 use super::wire::{ExchangeFailure, ExchangeKey, FromHub, encode, remember};
+use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES, MAX_OPEN_EXCHANGES};
 
 /// How a rank stands, as far as an exchange is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -243,6 +243,6 @@ mod tests {
             assert!(exchanges.contribute(0, contribution, 8, &|_| Standing::Here).is_empty());
             assert_eq!(exchanges.withdraw(0, key).len(), 1);
         }
-        assert!(exchanges.failed.len() <= crate::control::limits::MAX_REMEMBERED);
+        assert!(exchanges.failed.len() <= crate::job::limits::MAX_REMEMBERED);
     }
 }

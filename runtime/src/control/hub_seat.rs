@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use super::abort::Loss;
 use super::hub_exchange::Standing;
 use super::hub_state::ConnectionId;
-use super::limits::Liveness;
-use super::wire::{Cookie, Hello, PeerInfo, Refusal, clip};
+use super::wire::{Hello, PeerInfo, Refusal, clip};
+use crate::job::Cookie;
+use crate::job::limits::Liveness;
 
 /// Facts about a hub that do not change.
 #[derive(Clone, Debug)]

@@ -16,10 +16,10 @@ use super::abort::{AbortCause, Loss};
 use super::board::Status;
 use super::hub_exchange::{Contribution, Delivery, Exchanges};
 use super::hub_seat::{HubSettings, Seat, Taken, describe, objection, standing};
-use super::limits::{CLOSING_TIMEOUT, MAX_NAME_BYTES};
 use super::ranks;
 use super::wire::{FromHub, Hello, PeerInfo, Refusal, ToHub, clip, encode, remember};
 use crate::error::{JOIN_REMEDY, LossCause};
+use crate::job::limits::{CLOSING_TIMEOUT, MAX_NAME_BYTES};
 
 /// A connection, numbered by the hub's driver.
 pub(crate) type ConnectionId = u64;

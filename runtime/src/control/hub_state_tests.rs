@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::control::abort::AbortKind;
-use crate::control::limits::Liveness;
 use crate::control::wire::{ExchangeKey, decode};
+use crate::job::limits::Liveness;
 
 fn hub(world_size: u32, now: Instant) -> HubState {
     let settings = HubSettings {

@@ -16,7 +16,7 @@
 //! still running goes on without a control plane, and its transports alone notice failures from then on. The first
 //! cause that reaches a rank stays there: ranks that abort at the same moment may name different causes.
 //!
-//! Files: `limits` (every bound), `wire` (messages), `handshake`, `hub_state` (the hub without sockets), `hub` (its
+//! Files: `job::limits` (every bound), `wire` (messages), `handshake`, `hub_state` (the hub without sockets), `hub` (its
 //! sockets), `crowd` (connections that have not said who they are), `sealed` (what is said once keys are proven), `hub_seat`, `hub_exchange`, `connect` (a rank's way in), `seat` (a rank's end), `exchange`, `membership`, `abort`, `board`, `runtime`.
 
 mod abort;
@@ -33,7 +33,6 @@ mod hub;
 mod hub_exchange;
 mod hub_seat;
 mod hub_state;
-mod limits;
 mod membership;
 mod ranks;
 mod recent;
@@ -49,23 +48,22 @@ use std::time::{Duration, Instant};
 
 pub use abort::{AbortCause, AbortFlag, AbortKind, Loss};
 pub use board::{Past, Status, StatusBoard};
-pub use handshake::JobSecret;
-pub use limits::{Liveness, MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES, MAX_WORLD_SIZE};
 pub use membership::Membership;
 pub use runtime::ControlRuntime;
-pub use wire::{Cookie, ExchangeKey, PeerInfo};
+pub use wire::{ExchangeKey, PeerInfo};
 
-pub(crate) use handshake::RendezvousKey;
 pub(crate) use hub::Hub;
-pub(crate) use limits::{BIND_PATIENCE, RETRY_MOST};
 
 use kolo_transport::Process;
 
 use crate::error::{Error, LossCause, Result};
+use crate::job::RendezvousKey;
+use crate::job::limits::{CLOSING_TIMEOUT, FAREWELL_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES};
+pub use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES};
+pub use crate::job::{Cookie, JobSecret, Liveness, MAX_WORLD_SIZE};
 use crate::join::{self, JoinSpec, Locator};
 use handshake::Credentials;
 use hub_seat::HubSettings;
-use limits::{CLOSING_TIMEOUT, FAREWELL_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES};
 use seat::{HubStanding, Shared};
 use wire::ToHub;
 
@@ -291,7 +289,7 @@ async fn join_all(spec: &JoinSpec) -> Result<(Arc<Shared>, Option<Hub>)> {
     };
     let hub = Hub::start(settings, credentials, anchor.listener, anchor.published);
     if let Locator::Local(meeting) = &spec.locator {
-        meeting.hub.send_replace(Some(hub.clone()));
+        meeting.hub.send_replace(Some(Arc::new(hub.clone())));
     }
     match connect::take_seat(spec, Some(&hub), started + spec.timeout + VERDICT_GRACE).await {
         Ok(seated) => {

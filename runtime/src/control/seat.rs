@@ -15,11 +15,12 @@ use super::abort::{AbortCause, AbortFlag, AbortKind, Loss};
 use super::board::{Status, StatusBoard};
 use super::connect::Seated;
 use super::hub::write_frames;
-use super::limits::{Liveness, MAX_FRAME_FROM_HUB};
 use super::wire::{
-    Cookie, ExchangeFailure, ExchangeKey, FromHub, PeerInfo, ToHub, decode, encode, read_frame, remember,
+    ExchangeFailure, ExchangeKey, FromHub, PeerInfo, ToHub, decode, encode, read_frame, remember,
 };
 use crate::error::LossCause;
+use crate::job::Cookie;
+use crate::job::limits::{Liveness, MAX_FRAME_FROM_HUB};
 
 /// What the rank's threads and its control task share.
 #[derive(Debug)]

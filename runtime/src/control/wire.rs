@@ -13,10 +13,8 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::abort::{AbortCause, Loss};
 use super::board::Status;
-use super::limits::{MAX_FRAME_FROM_HUB, MAX_REMEMBERED, MAX_TEXT_BYTES};
-
-/// Random number that names a job: chosen by rank 0's hub, given to all ranks in the welcome.
-pub type Cookie = [u8; 16];
+use crate::job::Cookie;
+use crate::job::limits::{MAX_FRAME_FROM_HUB, MAX_REMEMBERED, MAX_TEXT_BYTES};
 
 /// Facts about a rank, known to all after joining.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

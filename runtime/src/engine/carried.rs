@@ -13,10 +13,10 @@ use kolo_transport::{Error, Mover, Piece};
 use super::copies::{CopyLines, Mark, Way, failed};
 use super::links::Links;
 use super::porter::Porter;
-use super::sides::Reach;
 use super::staging::Staging;
 use super::token::Kind;
 use super::transfers::Transfers;
+use crate::sides::Reach;
 
 /// Pinned memory that is kept for later messages: pinning costs more than copying, and a host may lock only so much.
 const SPARE_BYTES: usize = 32 << 20;

@@ -2,8 +2,8 @@
 
 use super::Lent;
 use kolo_transport::{
-    Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, MemoryCounters, ParkBy, Piece, Posted,
-    Registered, Sink, Token,
+    Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, ParkBy, Piece,
+    Posted, Registered, Sink, Token, TransportKind,
 };
 
 /// How one peer is reached.
@@ -18,6 +18,22 @@ pub struct Route {
     pub how: String,
     /// Why each transport that would have been preferred was not taken.
     pub declined: Vec<(String, String)>,
+}
+
+impl Route {
+    fn features(&self) -> Option<&'static Features> {
+        TransportKind::named(self.transport).map(TransportKind::features)
+    }
+
+    /// Whether adapters move the bytes.
+    pub(crate) fn uses_adapters(&self) -> bool {
+        self.features().is_some_and(|features| features.uses_adapters)
+    }
+
+    /// Whether the two ranks share memory.
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.features().is_some_and(|features| features.shares_memory)
+    }
 }
 
 /// No endpoint: the rank itself.
@@ -101,6 +117,12 @@ impl Links {
     pub(crate) fn is_hearing(&self, peer: u32) -> bool {
         let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
         self.endpoints.get(via as usize).is_some_and(|endpoint| endpoint.is_hearing(peer))
+    }
+
+    /// See [`Endpoint::is_unheard`].
+    pub(crate) fn is_unheard(&self, peer: u32) -> bool {
+        let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
+        self.endpoints.get(via as usize).is_some_and(|endpoint| endpoint.is_unheard(peer))
     }
 
     /// See [`Endpoint::leave`].

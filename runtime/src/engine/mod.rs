@@ -15,7 +15,6 @@ mod matching;
 mod memory;
 mod operation;
 mod porter;
-mod sides;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -37,7 +36,7 @@ pub(crate) use memory::Buffers;
 use operation::Operation;
 pub(crate) use operation::{Job, Lent};
 pub(crate) use porter::Porter;
-pub(crate) use sides::{Reach, Sides};
+
 pub(crate) use staging::Staging;
 pub(crate) use token::Kind;
 use token::{MOST_SLOTS, Name, TRANSFER};
@@ -389,6 +388,11 @@ impl Engine {
     /// See [`kolo_transport::Endpoint::is_hearing`].
     pub(crate) fn is_hearing(&self, peer: u32) -> bool {
         self.links.is_hearing(peer)
+    }
+
+    /// See [`kolo_transport::Endpoint::is_unheard`].
+    pub(crate) fn is_unheard(&self, peer: u32) -> bool {
+        self.links.is_unheard(peer)
     }
 
     /// Says goodbye on all links; [`Engine::abort`] and [`Engine::close`] follow.

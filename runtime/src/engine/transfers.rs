@@ -16,9 +16,9 @@ use super::inbox::Inbox;
 use super::links::Links;
 use super::listed::Listed;
 use super::matching::label;
-use super::sides::Reach;
 use super::token::{Kind, MOST_SLOTS, Name, TRANSFER};
 use super::unexpected::Allowance;
+use crate::sides::Reach;
 
 /// The channel index that transfers use; operations use higher ones.
 pub(crate) const TRANSFER_CHANNEL: u16 = 0;

@@ -10,8 +10,8 @@ use std::time::Duration;
 use super::launcher;
 use super::url;
 use super::{JoinSpec, Locator};
-use crate::control::JobSecret;
 use crate::error::{Error, Result};
+use crate::job::{JobSecret, MOST_PATIENCE};
 
 /// An environment look-up.
 pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -268,7 +268,7 @@ fn is_on_one_host(world_size: u32, environment: Environment<'_>) -> bool {
 fn seconds(environment: Environment<'_>, name: &str) -> Result<Option<Duration>> {
     let Some(value) = set(environment, name) else { return Ok(None) };
     match value.parse::<f64>() {
-        Ok(seconds) if seconds > 0.0 && seconds <= super::MOST_PATIENCE.as_secs_f64() => {
+        Ok(seconds) if seconds > 0.0 && seconds <= MOST_PATIENCE.as_secs_f64() => {
             Ok(Some(Duration::from_secs_f64(seconds)))
         }
         _ => Err(Error::configuration(

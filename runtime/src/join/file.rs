@@ -16,8 +16,8 @@ use kolo_transport::foreign::printable;
 use serde::{Deserialize, Serialize};
 
 use super::addresses::{hostname, process_start};
-use crate::control::RendezvousKey;
 use crate::error::{Error, Result};
+use crate::job::RendezvousKey;
 
 /// A line of text naming rank 0; some 20 addresses are less than this.
 const MAX_FILE_BYTES: u64 = 16 << 10;

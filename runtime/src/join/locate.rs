@@ -13,8 +13,9 @@ use super::file::Notice;
 use super::multicast::Group;
 use super::store::Store;
 use super::{JoinSpec, Locator, board, file, multicast};
-use crate::control::{BIND_PATIENCE, RETRY_MOST, RendezvousKey};
 use crate::error::{Error, Result};
+use crate::job::RendezvousKey;
+use crate::job::limits::{BIND_PATIENCE, RETRY_MOST};
 
 /// More than the ranks that may connect at one instant; the kernel caps it at net.core.somaxconn.
 const BACKLOG: i32 = 4096;

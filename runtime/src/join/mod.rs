@@ -30,20 +30,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::control::{JobSecret, Liveness};
 use crate::error::{Error, Result};
+pub use crate::job::DEFAULT_JOIN_TIMEOUT;
+use crate::job::{JobSecret, Liveness, MAX_WORLD_SIZE, MOST_PATIENCE};
 
 pub(crate) use addresses::{host_key, hostname};
 pub use board::Board;
 pub(crate) use env::process_environment;
 pub(crate) use locate::{Advert, bind, find};
 pub use unique_id::{Reservation, UNIQUE_ID_BYTES, UniqueId};
-
-/// How long ranks wait for each other by default, whichever way they join: containers of one job may start minutes apart.
-pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(300);
-
-/// Ten years: no wait is longer, and clocks do not overflow.
-pub(crate) const MOST_PATIENCE: Duration = Duration::from_secs(315_360_000);
 
 /// Who this process is and how it finds the others.
 #[derive(Clone, Debug)]
@@ -150,7 +145,7 @@ impl JoinSpec {
     /// # Errors
     /// [`Error::Configuration`] if they make no sense together.
     pub fn check(&self) -> Result<()> {
-        let most = crate::control::MAX_WORLD_SIZE;
+        let most = MAX_WORLD_SIZE;
         let wrong = |problem: String, remedy: &str| {
             Err(Error::configuration(format!("rank and world size ({})", self.source), problem, remedy))
         };
@@ -213,7 +208,8 @@ impl fmt::Display for Locator {
 /// Where the threads of an in-process cluster meet.
 #[derive(Clone)]
 pub struct LocalMeeting {
-    pub(crate) hub: Arc<tokio::sync::watch::Sender<Option<crate::control::Hub>>>,
+    /// Rank 0's hub, once it runs, which the control plane knows what to do with.
+    pub(crate) hub: Arc<tokio::sync::watch::Sender<Option<Arc<dyn std::any::Any + Send + Sync>>>>,
 }
 
 impl Default for LocalMeeting {

@@ -13,8 +13,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::addresses::address_towards;
 use super::{JoinSpec, Locator, env};
-use crate::control::JobSecret;
 use crate::error::{Error, Result};
+use crate::job::JobSecret;
 
 /// Bytes of a [`UniqueId`].
 pub const UNIQUE_ID_BYTES: usize = 128;

@@ -47,6 +47,12 @@ use crate::types::{DataType, ReduceOp};
 /// neither. Alignment does not matter. The processor has the instructions that the function was compiled for.
 pub type Combine = unsafe fn(dst: *mut u8, a: *const u8, b: *const u8, count: usize);
 
+/// Stands in where nothing is reduced.
+///
+/// # Safety
+/// None is asked for: it does nothing.
+pub(crate) unsafe fn combine_nothing(_: *mut u8, _: *const u8, _: *const u8, _: usize) {}
+
 /// The function that reduces one type with one operator on this processor.
 #[derive(Clone, Copy)]
 pub struct Kernel {

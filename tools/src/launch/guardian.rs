@@ -172,6 +172,12 @@ fn remove_folders(mut told: PipeReader) {
 
 /// Ends all descendants: asks them, waits for as long as `patience` says or until `hurry`, and kills them.
 fn end_descendants(patience: Duration, hurry: impl Fn() -> bool) {
+    if !processes::are_seen() {
+        return Outputs::own().say(
+            "kolo: /proc is of another PID namespace, so what ranks may have left behind cannot be ended; mount one here \
+             (unshare --mount-proc)",
+        );
+    }
     let asked = Instant::now();
     let mut told = HashSet::new();
     let mut killing_since = None;

@@ -63,7 +63,23 @@ pub(super) fn descendants() -> Vec<Process> {
         .collect()
 }
 
+/// Whether /proc numbers processes as this one does. In a PID namespace that has no /proc of its own, the numbers there are
+/// those of other processes here.
+pub(super) fn are_seen() -> bool {
+    fs::read_to_string("/proc/self/status").is_ok_and(|status| is_of_own_namespace(&status))
+}
+
+/// A process has a number in each namespace from that of /proc down to its own.
+fn is_of_own_namespace(status: &str) -> bool {
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    // Kernels that do not tell (before 4.1) are older than pidfds, without which nobody is signalled.
+    numbers.is_none_or(|numbers| numbers.split_ascii_whitespace().count() == 1)
+}
+
 fn all() -> HashMap<i32, Stat> {
+    if !are_seen() {
+        return HashMap::new();
+    }
     let Ok(entries) = fs::read_dir("/proc") else { return HashMap::new() };
     let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     numbers.filter_map(|pid| Some((pid, read(pid)?))).collect()
@@ -91,6 +107,13 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+
+    #[test]
+    fn numbers_of_another_namespace_are_no_numbers_here() {
+        assert!(is_of_own_namespace("Name:\tkolo\nNSpid:\t4021\n"));
+        assert!(!is_of_own_namespace("Name:\tkolo\nNSpid:\t4021\t7\nNSpgid:\t7\n"));
+        assert!(are_seen() == (fs::read_link("/proc/self").unwrap().to_str() == Some(&getpid().to_string())));
+    }
 
     #[test]
     fn names_do_not_confuse() {

@@ -169,9 +169,9 @@ fn measure(console: &mut Console) -> Result<Profile> {
 fn check(args: &TuneArgs) -> Result<ExitCode> {
     let mut kinds = Vec::new();
     for name in &args.transport {
-        let kind = TransportKind::ALL.into_iter().find(|kind| kind.name() == name);
-        kinds.push(kind.ok_or_else(|| {
-            CliError::usage(format!("there is no transport '{name}'"), "Use shm, tcp or rdma")
+        kinds.push(TransportKind::named(name).ok_or_else(|| {
+            let names = TransportKind::ALL.map(TransportKind::name).join(", ");
+            CliError::usage(format!("there is no transport '{name}'"), format!("Use some of {names}"))
         })?);
     }
     if let Some(ranks) = args.ranks.iter().find(|ranks| !(2..=1024).contains(*ranks)) {

@@ -214,6 +214,10 @@ impl Endpoint for Sabotaged {
         self.inner.is_hearing(peer)
     }
 
+    fn is_unheard(&self, peer: u32) -> bool {
+        self.inner.is_unheard(peer)
+    }
+
     fn leave(&mut self) {
         self.inner.leave();
     }

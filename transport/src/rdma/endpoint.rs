@@ -25,7 +25,7 @@ use super::watch::Watch;
 use super::wire::{CHANNELS, EAGER_BYTES, GRANTS};
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
-use crate::memory::{Backing, MemoryCounters, Registered};
+use crate::memory::{Backing, DeviceAccess, MemoryCounters, Registered};
 
 /// Longest message. Writes are cut into shorter ones, so this is what a slice may be long.
 pub(super) const MESSAGE_MAX: usize = isize::MAX as usize;
@@ -172,39 +172,6 @@ impl RdmaEndpoint {
         })
     }
 
-    /// Connects to these peers now rather than on first use, and has a message go each way over every path; they do
-    /// the same at about the same time. Blocks until it is known, or `deadline`. Those that it failed with are given
-    /// up.
-    pub fn try_paths(&mut self, peers: &[u32], deadline: Instant) -> Vec<(u32, Error)> {
-        let mut failed = Vec::new();
-        let mut events = Vec::new();
-        for &peer in peers {
-            if let Err(error) = self.start(peer) {
-                self.lose(peer, error, &mut events);
-            }
-        }
-        let by = deadline.min(Instant::now() + self.options.probe_timeout);
-        let is_open = |peer: &Peer| {
-            peer.down.is_none() && peer.link.as_ref().is_none_or(|link| link.stage != Stage::Up)
-        };
-        while peers.iter().any(|&peer| is_open(&self.peers[peer as usize])) && Instant::now() < by {
-            if !self.progress(&mut events) {
-                std::thread::yield_now();
-            }
-        }
-        for &number in peers {
-            if is_open(&self.peers[number as usize]) {
-                let words = format!("no packet came through within {:?}", self.options.probe_timeout);
-                let error = Error::new(ErrorKind::Timeout, NAME, Some(number), words);
-                self.lose(number, error, &mut events);
-            }
-            if let Some(error) = &self.peers[number as usize].down {
-                failed.push((number, error.clone()));
-            }
-        }
-        failed
-    }
-
     /// The adapters used, each in a line: name, port, address, MTU, rate, NUMA node.
     #[must_use]
     pub fn adapters(&self) -> Vec<String> {
@@ -268,6 +235,41 @@ impl Endpoint for RdmaEndpoint {
     fn establish(&mut self, deadline: Instant) -> Result<(), Error> {
         // Queue pairs are made on first use.
         self.side.establish(deadline)
+    }
+
+    /// Connects to these peers now rather than on first use.
+    fn try_paths(&mut self, peers: &[u32], deadline: Instant) -> Vec<(u32, Error)> {
+        let mut failed = Vec::new();
+        let mut events = Vec::new();
+        for &peer in peers {
+            if let Err(error) = self.start(peer) {
+                self.lose(peer, error, &mut events);
+            }
+        }
+        let by = deadline.min(Instant::now() + self.options.probe_timeout);
+        let is_open = |peer: &Peer| {
+            peer.down.is_none() && peer.link.as_ref().is_none_or(|link| link.stage != Stage::Up)
+        };
+        while peers.iter().any(|&peer| is_open(&self.peers[peer as usize])) && Instant::now() < by {
+            if !self.progress(&mut events) {
+                std::thread::yield_now();
+            }
+        }
+        for &number in peers {
+            if is_open(&self.peers[number as usize]) {
+                let words = format!("no packet came through within {:?}", self.options.probe_timeout);
+                let error = Error::new(ErrorKind::Timeout, NAME, Some(number), words);
+                self.lose(number, error, &mut events);
+            }
+            if let Some(error) = &self.peers[number as usize].down {
+                failed.push((number, error.clone()));
+            }
+        }
+        failed
+    }
+
+    fn device_access(&self) -> Option<DeviceAccess> {
+        Some(self.access())
     }
 
     unsafe fn post_send(

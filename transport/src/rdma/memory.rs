@@ -1,6 +1,5 @@
 //! Memory that is registered once: the endpoint's share.
 
-use std::fmt;
 use std::sync::Arc;
 
 use kolo_verbs::{Access, DmaBufSupport};
@@ -11,44 +10,17 @@ use super::options::Keep;
 use super::stats::Counters;
 use crate::endpoint::Piece;
 use crate::error::{Error, ErrorKind};
-use crate::memory::Backing;
-
-/// What becomes of registrations of the caller's memory that nobody uses any more.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RegistrationPolicy {
-    /// They are kept, and let go of when the kernel tells that memory changed.
-    Watched,
-    /// They are to be kept, and the kernel tells nothing to this process: they end with their operations.
-    Unwatched {
-        /// What was refused, and how.
-        because: String,
-    },
-    /// They are kept, as the user promises not to unmap.
-    Promised,
-    /// They end with their messages, as the user wished.
-    Never,
-}
-
-impl fmt::Display for RegistrationPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Watched => f.write_str("kept, and let go of when the kernel tells that memory changed"),
-            Self::Unwatched { because } => write!(
-                f,
-                "not kept, since changes of memory go unnoticed ({because}): short buffers are copied, those from 1 MiB \
-                 on registered by each call; let the process use userfaultfd (a container's seccomp profile, \
-                 vm.unprivileged_userfaultfd=1), or promise with KOLO_IB_CACHE=always that no buffer is unmapped"
-            ),
-            Self::Promised => {
-                f.write_str("kept, as KOLO_IB_CACHE=always promises that no buffer is unmapped")
-            }
-            Self::Never => f.write_str("not kept, as KOLO_IB_CACHE=never wants"),
-        }
-    }
-}
+use crate::memory::{Backing, DeviceAccess, RegistrationPolicy};
 
 impl RdmaEndpoint {
+    pub(super) fn access(&self) -> DeviceAccess {
+        DeviceAccess {
+            registrations: self.registration_policy(),
+            takes_dma_bufs: self.takes_dma_bufs(),
+            fork: self.fork_safety(),
+        }
+    }
+
     /// What becomes of registrations of the caller's memory that nobody uses any more.
     #[must_use]
     pub fn registration_policy(&self) -> RegistrationPolicy {

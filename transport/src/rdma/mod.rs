@@ -55,14 +55,26 @@ mod trouble;
 mod watch;
 mod wire;
 
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::kinds::{Features, Options};
+
 pub use endpoint::RdmaEndpoint;
-pub use memory::RegistrationPolicy;
 pub use options::{Keep, RdmaOptions};
 pub use registrations::CacheCounters;
 pub use stats::Counters;
 
 /// The transport's name, in errors and capabilities.
 pub(crate) const NAME: &str = "rdma";
+
+/// See [`TransportKind::features`](crate::TransportKind::features).
+pub(crate) const FEATURES: Features =
+    Features { name: NAME, shares_memory: false, uses_adapters: true, tries_paths: true };
+
+/// See [`TransportKind::open`](crate::TransportKind::open).
+pub(crate) fn open(rank: u32, world_size: u32, options: &Options) -> Result<Box<dyn Endpoint>, Error> {
+    Ok(Box::new(RdmaEndpoint::new(rank, world_size, options.rdma.clone())?))
+}
 
 /// See [`crate::fuzzing`].
 #[cfg(any(test, fuzzing))]

@@ -22,6 +22,7 @@ use std::time::Instant;
 use super::address::Address;
 use super::arena::{ASLEEP_WORD, Arena};
 use super::establish::{NAME, NO_PEER};
+use super::flat::Flat;
 use super::lane::{Handed, SendLane};
 use super::lobby::{Caller, Lobby};
 use super::options::{Budget, ShmOptions, SingleCopy};
@@ -303,6 +304,10 @@ impl Endpoint for ShmEndpoint {
 
     fn establish(&mut self, deadline: Instant) -> Result<(), Error> {
         self.share_arena(deadline)
+    }
+
+    fn exchange(&mut self) -> Option<Flat> {
+        self.flat()
     }
 
     unsafe fn post_send(

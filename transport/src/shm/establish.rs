@@ -25,7 +25,7 @@ use super::ring::{CELLS, INLINE_BYTES};
 use crate::endpoint::{Caps, Reach};
 use crate::error::{Error, ErrorKind};
 use crate::sys::fences::Fences;
-use crate::sys::unix;
+use crate::sys::{descriptors, unix};
 
 /// Name of the transport in errors and capabilities.
 pub(crate) const NAME: &str = "shm";
@@ -164,7 +164,9 @@ impl ShmEndpoint {
         let mut looked = Instant::now();
         while !waiting.is_empty() {
             let mut callers = std::mem::take(&mut self.callers);
-            self.lobby.receive(&self.epoll, &mut callers);
+            self.lobby.receive(&self.epoll, &mut callers).map_err(|e| {
+                descriptors::shortage(NAME, (self.rank, None), "accept the ranks of its host", &e)
+            })?;
             for caller in callers.drain(..) {
                 let Some(peer) = self.recognise(&caller.greeting) else { continue };
                 if caller.greeting.hello.purpose == Purpose::AskArena {
@@ -275,6 +277,9 @@ impl ShmEndpoint {
             }
         }
         let back = Ends { caller: ends.callee, callee: ends.caller };
+        let fd = fd.transpose().map_err(|e| {
+            descriptors::shortage(NAME, (self.rank, rank), "take the memory shared by this host's ranks", &e)
+        })?;
         let is_right = Hello::decode(&answer).is_some_and(|greeting| {
             greeting.is_between(back)
                 && greeting.hello.nonce == hello.nonce

@@ -17,7 +17,7 @@ use super::host::{self, NAME_BYTES};
 use super::lobby::{EPOLL_LOBBY, Lobby};
 use crate::error::{Error, ErrorKind};
 use crate::sys::map::Mapping;
-use crate::sys::{memfd, unix};
+use crate::sys::{descriptors, memfd, unix};
 
 const COOKIE_BYTES: usize = 16;
 
@@ -195,7 +195,9 @@ impl Handover {
             }
         }
         let mut callers = Vec::new();
-        self.lobby.receive(&self.epoll, &mut callers);
+        self.lobby.receive(&self.epoll, &mut callers).map_err(|e| {
+            descriptors::shortage(NAME, (self.rank, None), "accept ranks that hand memory over", &e)
+        })?;
         for caller in callers {
             let Hello { purpose: Purpose::Memory { bytes: theirs }, rank, .. } = caller.greeting.hello else {
                 continue;
@@ -207,6 +209,9 @@ impl Handover {
             };
             let Some(peer) = self.peers.iter_mut().find(known) else { continue };
             let (true, Some(fd)) = (theirs == bytes as u64, caller.fd) else { continue };
+            let fd = fd.map_err(|e| {
+                descriptors::shortage(NAME, (self.rank, Some(rank)), "take the memory that a peer shares", &e)
+            })?;
             let map =
                 memfd::check_sealed(&fd, bytes).and_then(|()| Mapping::new(&fd, bytes)).and_then(|map| {
                     map.back(0, bytes)?;

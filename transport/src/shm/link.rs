@@ -12,13 +12,13 @@ use super::endpoint::ShmEndpoint;
 use super::establish::{NAME, NO_PEER};
 use super::hello::{Ends, Greeting, Hello, Purpose};
 use super::lobby::{Caller, EPOLL_LOBBY};
-use super::peer::{Fate, Inward, NO_LANE, Outward};
+use super::peer::{Fate, Inward, NO_LANE, Outward, Peer};
 use super::progress::{give_back, received};
 use super::recv_lane::Trouble;
 use super::segment::{Geometry, Segment};
 use crate::endpoint::Event;
 use crate::error::{Error, ErrorKind};
-use crate::sys::unix;
+use crate::sys::{descriptors, unix};
 
 /// Events taken from epoll at one go; level-triggered, so the rest comes next time.
 const EPOLL_EVENTS: usize = 32;
@@ -116,6 +116,11 @@ impl ShmEndpoint {
         if self.peers[peer].inward.is_some() || matches!(self.peers[peer].fate, Fate::Lost(_)) {
             return;
         }
+        let fd = match fd {
+            Ok(fd) => fd,
+            // The peer has given it away and will not send it again.
+            Err(error) => return self.starve(peer, &error),
+        };
         let is_fine = matches!(self.peers[peer].fate, Fate::Fine);
         let opened = Geometry::checked(channels, ring_max)
             .ok_or_else(|| io::Error::other(format!("{channels} channels with rings of {ring_max} bytes")))
@@ -160,6 +165,24 @@ impl ShmEndpoint {
         self.peers[peer].inward = Some(Inward { segment, stream: caller.stream });
     }
 
+    /// There is no descriptor for the memory that a peer shares: this rank is the cause, and says so.
+    fn starve(&mut self, peer: usize, error: &io::Error) {
+        let to_do = "take the memory that a peer shares";
+        let cause = descriptors::shortage(NAME, (self.rank, Some(self.peers[peer].rank)), to_do, error);
+        self.start_leaving(peer, cause, true);
+    }
+
+    /// Somebody cannot be accepted: it concerns those of whom something is awaited, and who have not shared memory yet.
+    fn starve_all(&mut self, error: &io::Error) -> bool {
+        let awaits = |peer: &Peer| {
+            let has_work = |id: &u32| *id != NO_LANE && self.recv_lanes[*id as usize].has_work();
+            matches!(peer.fate, Fate::Fine) && peer.inward.is_none() && peer.recv_lanes.iter().any(has_work)
+        };
+        let awaited: Vec<usize> = (0..self.peers.len()).filter(|i| awaits(&self.peers[*i])).collect();
+        awaited.iter().for_each(|peer| self.starve(*peer, error));
+        !awaited.is_empty()
+    }
+
     /// Accepts, delivers, and notices who is gone. Returns whether anything happened.
     #[cold]
     pub(super) fn look_at_sockets(&mut self, events: &mut Vec<Event>) -> bool {
@@ -170,13 +193,16 @@ impl ShmEndpoint {
         self.find_departed(&mut gone);
         self.take_epoll_events(&mut gone);
         let mut callers = std::mem::take(&mut self.callers);
-        self.lobby.receive(&self.epoll, &mut callers);
+        let starved = self.lobby.receive(&self.epoll, &mut callers);
         for caller in callers.drain(..) {
             let Some(peer) = self.recognise(&caller.greeting) else { continue };
             any = true;
             self.welcome(peer, caller);
         }
         self.callers = callers;
+        if let Err(error) = starved {
+            any |= self.starve_all(&error);
+        }
         for peer in gone.drain(..) {
             any = true;
             self.part_with(peer as usize);

@@ -4,12 +4,16 @@
 //! its greeting is read without ever waiting for it, and a bounded number of silent visitors is kept, the oldest
 //! making room for the newest.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
 use rustix::event::epoll;
 
 use super::hello::{Greeting, HELLO_BYTES, Hello};
-use crate::sys::{credentials, unix};
+use crate::sys::credentials;
+use crate::sys::descriptors::{self, STARVED_FOR};
+use crate::sys::unix::{self, Attached};
 
 /// Silent visitors kept at most. A peer's greeting is sent with one call right after connecting, so an honest
 /// visitor is silent only between those two calls of its own.
@@ -27,7 +31,7 @@ pub(crate) struct Caller {
     pub(crate) greeting: Greeting,
     pub(crate) stream: OwnedFd,
     /// The descriptor that came along.
-    pub(crate) fd: Option<OwnedFd>,
+    pub(crate) fd: Attached,
 }
 
 #[derive(Debug)]
@@ -35,7 +39,7 @@ struct Visitor {
     stream: OwnedFd,
     buffer: [u8; HELLO_BYTES],
     filled: usize,
-    fd: Option<OwnedFd>,
+    fd: Attached,
 }
 
 /// What became of reading from a visitor.
@@ -54,15 +58,20 @@ pub(crate) struct Lobby {
     listener: OwnedFd,
     uid: u32,
     visitors: Vec<Visitor>,
+    /// Since when there has been no descriptor for whoever waits to be accepted.
+    hungry_since: Option<Instant>,
 }
 
 impl Lobby {
     pub(crate) fn new(listener: OwnedFd, uid: u32) -> Self {
-        Self { listener, uid, visitors: Vec::new() }
+        Self { listener, uid, visitors: Vec::new(), hungry_since: None }
     }
 
     /// Accepts who is waiting and listens to everybody. Those who have greeted go into `callers`.
-    pub(crate) fn receive(&mut self, epoll: &OwnedFd, callers: &mut Vec<Caller>) {
+    ///
+    /// # Errors
+    /// If somebody has waited to be accepted for [`STARVED_FOR`] and the system has no descriptor.
+    pub(crate) fn receive(&mut self, epoll: &OwnedFd, callers: &mut Vec<Caller>) -> io::Result<()> {
         let mut index = 0;
         while index < self.visitors.len() {
             match self.visitors[index].listen() {
@@ -77,7 +86,12 @@ impl Lobby {
             }
         }
         for _ in 0..ACCEPTS_MAX {
-            let Ok(stream) = unix::accept(&self.listener) else { return };
+            let stream = match unix::accept(&self.listener) {
+                Ok(stream) => stream,
+                Err(error) if descriptors::are_out(&error) => return self.hunger(error),
+                Err(_) => break,
+            };
+            self.hungry_since = None;
             if credentials::peer_uid(&stream).ok() != Some(self.uid) {
                 continue;
             }
@@ -90,6 +104,19 @@ impl Lobby {
                 Heard::Silence => self.keep(epoll, visitor),
             }
         }
+        self.hungry_since = None;
+        Ok(())
+    }
+
+    /// There is no descriptor for whoever waits to be accepted, if anybody does: the system says so without looking.
+    #[cold]
+    fn hunger(&mut self, error: io::Error) -> io::Result<()> {
+        if !unix::is_readable(&self.listener) {
+            self.hungry_since = None;
+            return Ok(());
+        }
+        let since = *self.hungry_since.get_or_insert_with(Instant::now);
+        if since.elapsed() >= STARVED_FOR { Err(error) } else { Ok(()) }
     }
 
     fn keep(&mut self, epoll: &OwnedFd, visitor: Visitor) {
@@ -109,8 +136,8 @@ impl Visitor {
             match unix::receive(&self.stream, &mut self.buffer[self.filled..], &mut self.fd) {
                 Ok(0) => return Heard::Nonsense,
                 Ok(bytes) => self.filled += bytes,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Heard::Silence,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Heard::Silence,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return Heard::Nonsense,
             }
         }

@@ -63,6 +63,10 @@ mod segment;
 #[cfg(test)]
 mod tests;
 
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::kinds::{Features, Options};
+
 pub use arena::{FLAT_LONG, FLAT_MAX};
 pub use board::Board;
 pub use copy::copy_streaming;
@@ -71,6 +75,15 @@ pub use flat::{FLAT_INLINE, Flat, FlatMismatch, Needs, Payload, Slot};
 pub use handover::{Handover, SharedMemory};
 pub use host::probe;
 pub use options::{ShmOptions, SingleCopy};
+
+/// See [`TransportKind::features`](crate::TransportKind::features).
+pub(crate) const FEATURES: Features =
+    Features { name: establish::NAME, shares_memory: true, uses_adapters: false, tries_paths: false };
+
+/// See [`TransportKind::open`](crate::TransportKind::open).
+pub(crate) fn open(rank: u32, world_size: u32, options: &Options) -> Result<Box<dyn Endpoint>, Error> {
+    Ok(Box::new(ShmEndpoint::new(rank, world_size, options.shm.clone())?))
+}
 
 /// See [`crate::fuzzing`].
 #[cfg(any(test, fuzzing))]

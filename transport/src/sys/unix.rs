@@ -4,10 +4,12 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use rustix::time::Timespec;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
@@ -42,6 +44,13 @@ pub(crate) fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
     Ok(rustix::net::accept_with(listener, FLAGS)?)
 }
 
+/// Whether something waits to be read or accepted.
+pub(crate) fn is_readable(socket: impl AsFd) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut fds = [PollFd::new(&socket, PollFlags::IN)];
+    rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
 /// Sends an empty datagram to a named socket.
 pub(crate) fn nudge(from: impl AsFd, name: &[u8]) -> io::Result<()> {
     rustix::net::sendto(from, &[1], SendFlags::NOSIGNAL, &SocketAddrUnix::new_abstract_name(name)?)?;
@@ -70,9 +79,13 @@ pub(crate) fn send(stream: impl AsFd, message: &[u8], fd: Option<BorrowedFd<'_>>
     Ok(rustix::net::sendmsg(stream, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
+/// A descriptor that came along with a message, or why it was lost on the way.
+pub(crate) type Attached = Option<io::Result<OwnedFd>>;
+
 /// Receives into `buffer`; 0 bytes is the end of the stream. A descriptor that came along replaces `fd`; a sender
-/// that attaches more than one has the others closed by the kernel, since there is no space for them.
-pub(crate) fn receive(stream: impl AsFd, buffer: &mut [u8], fd: &mut Option<OwnedFd>) -> io::Result<usize> {
+/// that attaches more than one has the others closed by the kernel, since there is no space for them. One for which this
+/// process has no number left is closed too, for good: then `fd` says so.
+pub(crate) fn receive(stream: impl AsFd, buffer: &mut [u8], fd: &mut Attached) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let result = rustix::net::recvmsg(
@@ -81,12 +94,17 @@ pub(crate) fn receive(stream: impl AsFd, buffer: &mut [u8], fd: &mut Option<Owne
         &mut control,
         RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
     )?;
+    let mut came = None;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
-            for right in rights {
-                *fd = Some(right);
-            }
+            came = rights.last().or(came);
         }
+    }
+    if let Some(right) = came {
+        *fd = Some(Ok(right));
+    } else if result.flags.contains(ReturnFlags::CTRUNC) {
+        // There is space for one: it was refused a number.
+        *fd = Some(Err(io::Error::from_raw_os_error(libc::EMFILE)));
     }
     Ok(result.bytes)
 }

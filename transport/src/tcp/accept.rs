@@ -10,6 +10,7 @@ use super::options::TcpOptions;
 use super::socket::{self, Stop};
 use super::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Hello, NotHello, PROTOCOL, Verdict, is_proven};
 use crate::proof::Key;
+use crate::sys::descriptors::{self, STARVED_FOR};
 
 /// Most connections that have not said who they are yet. When more come the oldest goes: a peer says its hello at
 /// once, so the oldest is the likeliest stranger; a peer that is hit dials again.
@@ -17,9 +18,6 @@ const WAITING_ROOM: usize = 256;
 
 /// Most connections taken per step, so that a flood does not hold up the traffic.
 const ACCEPTS_PER_STEP: usize = 64;
-
-/// How long it goes on without a descriptor for whoever waits at the door: others of this process may close some.
-pub(super) const STARVED_FOR: Duration = Duration::from_secs(1);
 
 /// A visitor may be turned away for its descriptor after this long: a peer says its hello at once.
 const HESITATION: Duration = Duration::from_millis(100);
@@ -124,7 +122,7 @@ impl Door {
                     self.hungry_since = None;
                     break;
                 }
-                Err(error) if socket::is_out_of_descriptors(&error) => {
+                Err(error) if descriptors::are_out(&error) => {
                     let since = *self.hungry_since.get_or_insert(now);
                     let oldest = (0..self.visitors.len()).min_by_key(|&at| self.visitors[at].since);
                     if let Some(oldest) = oldest.filter(|&at| now >= self.visitors[at].since + HESITATION) {

@@ -14,6 +14,7 @@ use super::socket;
 use super::wire::{ANSWER_BYTES, Hello, NONCE_BYTES, Verdict};
 use crate::endpoint::{Channel, Event};
 use crate::error::{Error, ErrorKind};
+use crate::sys::descriptors;
 
 /// A peer that should dial but has gone shows on its other connections; they are looked at every so many polls.
 const GONE_TICKS: u32 = 64;
@@ -108,11 +109,7 @@ impl TcpEndpoint {
     }
 
     fn out_of_descriptors(&self, peer: u32, to_do: &str, error: &io::Error) -> Error {
-        let detail = format!(
-            "rank {} cannot {to_do}: it has no descriptor left; raise its limit of open files (ulimit -n 65536)",
-            self.me.rank
-        );
-        Error::system(NAME, Some(peer), detail, io::Error::new(error.kind(), error.to_string()))
+        descriptors::shortage(NAME, (self.me.rank, Some(peer)), to_do, error)
     }
 
     /// Steps one dial; returns whether it goes on.

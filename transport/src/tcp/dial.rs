@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use super::accept::STARVED_FOR;
 use super::congestion;
 use super::options::TcpOptions;
 use super::route::Candidate;
 use super::socket::{self, Stop};
 use super::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Verdict};
 use crate::proof::Key;
+use crate::sys::descriptors::{self, STARVED_FOR};
 
 /// How often an address is tried again whose connection broke before the answer: the peer may have taken this
 /// rank's hello for a stranger's when its waiting room was full.
@@ -108,6 +108,12 @@ impl Dial {
         self.attempts.iter().any(|attempt| attempt.sent == HELLO_BYTES)
     }
 
+    /// Whether none of the addresses tried answers.
+    pub(super) fn is_unheard(&self) -> bool {
+        !self.attempts.is_empty()
+            && self.attempts.iter().all(|attempt| socket::resends_in_vain(&attempt.socket))
+    }
+
     pub(super) fn sockets(&self) -> impl Iterator<Item = &Socket> {
         self.attempts.iter().map(|attempt| &attempt.socket)
     }
@@ -159,7 +165,7 @@ impl Dial {
                     self.attempts.push(attempt);
                     self.next_at = now + options.dial_patience;
                 }
-                Err(error) if socket::is_out_of_descriptors(&error) => {
+                Err(error) if descriptors::are_out(&error) => {
                     if now >= *self.hungry_since.get_or_insert(now) + STARVED_FOR {
                         return Dialed::Starved(error);
                     }

@@ -14,7 +14,7 @@ use super::options::{Family, TcpOptions};
 use super::outbound::{BURST_BYTES, Send};
 use super::park::Park;
 use super::route::{self, Candidate};
-use super::socket::Stop;
+use super::socket::{self, Stop};
 use super::wire::{MESSAGE_MAX, key_of};
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
@@ -231,6 +231,12 @@ impl TcpEndpoint {
         Ok(Posted::Pending)
     }
 
+    /// The links of a peer that there are.
+    fn links_to(&self, peer: u32) -> impl Iterator<Item = &Link> {
+        let numbers = self.peers.get(peer as usize).map_or(&[][..], |peer| &peer.links);
+        numbers.iter().filter_map(|&number| self.links.get(number as usize))
+    }
+
     /// Notes that a link has something pending, and gets it connected.
     fn enlist(&mut self, number: u32) {
         let link = &mut self.links[number as usize];
@@ -357,11 +363,18 @@ impl Endpoint for TcpEndpoint {
     }
 
     fn is_hearing(&self, peer: u32) -> bool {
-        let numbers = self.peers.get(peer as usize).map_or(&[][..], |peer| &peer.links);
-        numbers.iter().filter_map(|&number| self.links.get(number as usize)).any(|link| match &link.state {
+        self.links_to(peer).any(|link| match &link.state {
             State::Open(_) => link.inbound.is_wanted(),
             // The peer may have said welcome, and all the rest.
             State::Dialing(dial) => link.inbound.is_wanted() && dial.has_said_hello(),
+            State::Idle | State::Awaited | State::Gone => false,
+        })
+    }
+
+    fn is_unheard(&self, peer: u32) -> bool {
+        self.links_to(peer).any(|link| match &link.state {
+            State::Open(socket) => socket::resends_in_vain(socket),
+            State::Dialing(dial) => dial.is_unheard(),
             State::Idle | State::Awaited | State::Gone => false,
         })
     }

@@ -46,12 +46,25 @@ mod tests;
 mod traffic;
 mod wire;
 
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::kinds::{Features, Options};
+
 pub use accept::Strangers;
 pub use endpoint::TcpEndpoint;
 pub use options::{Congestion, Family, TcpOptions};
 
 /// The transport's name, in errors and capabilities.
 pub(crate) const NAME: &str = "tcp";
+
+/// See [`TransportKind::features`](crate::TransportKind::features).
+pub(crate) const FEATURES: Features =
+    Features { name: NAME, shares_memory: false, uses_adapters: false, tries_paths: false };
+
+/// See [`TransportKind::open`](crate::TransportKind::open).
+pub(crate) fn open(rank: u32, world_size: u32, options: &Options) -> Result<Box<dyn Endpoint>, Error> {
+    Ok(Box::new(TcpEndpoint::new(rank, world_size, options.tcp.clone())?))
+}
 
 /// See [`crate::fuzzing`].
 #[cfg(any(test, fuzzing))]

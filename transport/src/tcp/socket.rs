@@ -72,11 +72,6 @@ pub(super) fn recv_bytes(socket: &Socket, bytes: &mut [u8]) -> Result<usize, Sto
     recv(socket, &mut io)
 }
 
-/// Whether an error says that no socket can be made now, which passes once some are closed.
-pub(super) fn is_out_of_descriptors(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
-}
-
 /// Whether the peer has closed and everything it sent has been read.
 pub(super) fn is_at_end(socket: &Socket) -> bool {
     let mut byte = [std::mem::MaybeUninit::uninit(); 1];
@@ -89,6 +84,24 @@ pub(super) fn unacknowledged_bytes(socket: &Socket) -> usize {
     // SAFETY: SIOCOUTQ (the same number as TIOCOUTQ) writes one int to the given address.
     let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut count) };
     if rc == 0 { usize::try_from(count).unwrap_or(0) } else { 0 }
+}
+
+/// Whether the kernel has sent the same bytes, or the request for a connection, again and again without an acknowledgement.
+/// It first does so after some 200 ms (for a request 1 s), then after twice as long, and so on.
+pub(super) fn resends_in_vain(socket: &Socket) -> bool {
+    const RESENDS: u8 = 2; // the first may be a packet lost
+    const SYN_SENT: u8 = 2;
+    // SAFETY: plain numbers, for which zeros are valid.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+    let option = (libc::IPPROTO_TCP, libc::TCP_INFO);
+    // SAFETY: TCP_INFO writes at most `len` bytes to the given address, and how many to that of `len`; older kernels write
+    // less and leave zeros.
+    let rc = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), option.0, option.1, (&raw mut info).cast(), &raw mut len)
+    };
+    let needed = if info.tcpi_state == SYN_SENT { 1 } else { RESENDS };
+    rc == 0 && info.tcpi_unacked > 0 && info.tcpi_retransmits >= needed
 }
 
 /// A socket that listens on all addresses at a port the system picks; of both families where it can.

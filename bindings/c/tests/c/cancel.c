@@ -37,6 +37,26 @@ static void *work(void *argument) {
     return NULL;
 }
 
+/* With a cancellation pending, calls go on: those that are over at once, and those that wait. */
+static void *pending(void *argument) {
+    static float data[1 << 18];
+    int *calls = argument, value;
+    CHECK(pthread_cancel(pthread_self()) == 0);
+    for (*calls = 0; *calls < 2000; ++*calls) {
+        value = 1;
+        if (koloAllReduce(comm, &value, &value, 1, KOLO_INT32, KOLO_SUM) != KOLO_SUCCESS || value != 3) return NULL;
+        if (*calls % 100 == 0) {
+            if (koloBarrier(comm) != KOLO_SUCCESS) return NULL;
+            if (koloBroadcast(comm, data, data, 1 << 18, KOLO_FLOAT32, 0) != KOLO_SUCCESS) return NULL;
+        }
+        /* A wrong call makes its error text on this way too. */
+        if (koloBarrier(NULL) != KOLO_USAGE) return NULL;
+    }
+    pthread_testcancel();
+    *calls = -1;
+    return NULL;
+}
+
 int main(int argc, char **argv) {
     koloConfig_t config = KOLO_CONFIG_INITIALIZER;
     static const char *const calls[] = {"all_reduce", "wait", "split"};
@@ -60,6 +80,14 @@ int main(int argc, char **argv) {
             outcome.value = 3;
         }
         CHECK(outcome.result == KOLO_SUCCESS && outcome.value == 3);
+    }
+    {
+        pthread_t thread;
+        int calls = -1;
+        void *end = NULL;
+        CHECK(pthread_create(&thread, NULL, pending, &calls) == 0);
+        CHECK(pthread_join(thread, &end) == 0);
+        CHECK(end == PTHREAD_CANCELED && calls == 2000);
     }
     OK(koloCommDestroy(&comm));
     return 0;

@@ -225,7 +225,9 @@ def test_a_monitored_barrier_tells_those_who_came_whose_fault_it_is():
         if dist.get_rank() == 2:
             for words in ("Rank 2 successfully reached monitoredBarrier", "Rank 1 failed to pass monitoredBarrier"):
                 assert words in str(caught.value), caught.value
-        store.set("over", "")
+            store.set("over", "")
+        # Rank 0 has told rank 2, and stays until it has heard.
+        store.get("over")
 
     run(3, body, limit=SOON)
 

@@ -5,8 +5,8 @@ use kolo_transport::Error;
 
 use super::super::copies::{CopyLines, Mark, Way};
 use super::super::memory::Part;
-use super::super::sides::Reach;
 use super::Operation;
+use crate::sides::Reach;
 
 impl Operation {
     /// Makes what was received into a GPU's memory visible to it.

@@ -13,10 +13,10 @@ use kolo_transport::Error;
 
 use super::super::copies::{CopyLines, Mark, Way};
 use super::super::memory::{Binding, Mirrored};
-use super::super::sides::{Reach, Sides};
 use super::Operation;
 use super::job::Job;
 use crate::reduce::scale;
+use crate::sides::{Reach, Sides};
 
 /// Which buffers of a job its plan works on mirrors of.
 pub(super) fn mirrored(job: &Job) -> Mirrored {

@@ -31,9 +31,9 @@ use kolo_transport::Error;
 use super::copies::CopyLines;
 use super::links::Links;
 use super::memory::{Binding, Buffers};
-use super::sides::Sides;
 use super::token::{Kind, Name};
-use crate::reduce::{Combine, divide};
+use crate::reduce::{Combine, combine_nothing, divide};
+use crate::sides::Sides;
 use crate::types::DataType;
 use instance::{Instance, Phase};
 pub(crate) use job::{Job, Lent};
@@ -67,8 +67,6 @@ pub(crate) struct Operation {
 // otherwise untouched while the operation runs, whichever thread drives it.
 unsafe impl Send for Operation {}
 
-unsafe fn no_combine(_: *mut u8, _: *const u8, _: *const u8, _: usize) {}
-
 impl Operation {
     pub(crate) fn new(slot: u16) -> Self {
         Self {
@@ -78,7 +76,7 @@ impl Operation {
             buffers: Buffers { input: std::ptr::null_mut(), output: std::ptr::null_mut() },
             sides: Sides::default(),
             data_type: DataType::U8,
-            combine: no_combine,
+            combine: combine_nothing,
             premultiply: None,
             divide_by: None,
             channel_base: 0,

@@ -6,10 +6,10 @@ use kolo_transport::{Channel, Consumer, Error, Posted, Sink};
 use super::super::copies::CopyLines;
 use super::super::links::Links;
 use super::super::local::{self, Reducer};
-use super::super::sides::Reach;
 use super::super::token::{Kind, Name};
 use super::Operation;
 use super::waiting::source;
+use crate::sides::Reach;
 
 impl Operation {
     /// Advances all lanes as far as they go. Returns whether the segment is done.

@@ -1,0 +1,260 @@
+//! What a plan costs, added up exchange by exchange: the words in which generators state their price.
+
+use crate::meeting::{Meeting, Weight};
+use crate::model::{LinkClass, Model};
+use crate::rounds::floor_log2;
+use crate::task::Task;
+
+/// How far the messages of an exchange go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reach {
+    /// To a rank of the same host.
+    Host,
+    /// To another host: for this share of a host's ranks at the same time.
+    Network(f64),
+    /// To another host for this share of the ranks, to the same host for the others. A chain of such exchanges
+    /// meets both kinds in that proportion.
+    Mixed(f64),
+}
+
+/// What the resources that ranks share have to do, in seconds each.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Busy {
+    link: f64,
+    interface: f64,
+    memory: f64,
+    processor: f64,
+}
+
+impl Busy {
+    /// Of the one that has most to do.
+    pub(crate) fn most(&self) -> f64 {
+        self.link.max(self.interface).max(self.memory).max(self.processor)
+    }
+}
+
+/// What one segment costs. A generator enters the exchanges of its plan, in order.
+pub(crate) struct Bill {
+    /// Inside a host processors do the moving: ranks that share one share the speed of the link too.
+    model: Model,
+    p: u32,
+    /// Hosts.
+    pub(crate) hosts: u32,
+    /// Ranks on a host.
+    pub(crate) local: u32,
+    width: f64,
+    /// From start to end with nothing else going on, in seconds.
+    pub(crate) path: f64,
+    /// What shared resources do meanwhile. A generator puts back what it read before where exchanges use a resource that the
+    /// exchanges before them leave alone.
+    pub(crate) busy: Busy,
+}
+
+impl Bill {
+    pub(super) fn new(task: &Task, model: &Model) -> Self {
+        let mut model = *model;
+        model.intra.bytes_per_second /= model.oversubscription.max(1.0);
+        let p = task.world_size;
+        let hosts = task.host_count();
+        Self {
+            model,
+            p,
+            hosts,
+            local: p.div_ceil(hosts),
+            width: f64::from(task.params.width.max(1)),
+            path: 0.0,
+            busy: Busy::default(),
+        }
+    }
+
+    /// How far `distance` places round the circle go, ranks being consecutive on hosts.
+    pub(crate) fn circle(&self, distance: u32) -> Reach {
+        if self.hosts == 1 {
+            Reach::Host
+        } else if distance >= self.local {
+            Reach::Network(1.0)
+        } else {
+            Reach::Mixed(f64::from(distance) / f64::from(self.local))
+        }
+    }
+
+    /// How far the edge of a binomial tree goes, of which there is one at a time on a host.
+    pub(crate) fn branch(&self, distance: u32) -> Reach {
+        if self.hosts == 1 || distance < self.local { Reach::Host } else { self.one_per_host() }
+    }
+
+    /// One rank of each host at a time sends to another host.
+    pub(crate) fn one_per_host(&self) -> Reach {
+        Reach::Network(1.0 / f64::from(self.local))
+    }
+
+    /// The share of the ranks that a round of a binomial tree concerns, when `round` rounds were before it.
+    pub(crate) fn branches(&self, round: u32) -> f64 {
+        (f64::from(2_u32 << round) / f64::from(self.p)).min(1.0)
+    }
+
+    /// How far partners are whose numbers differ in one bit: they share a host if that bit is low.
+    pub(crate) fn partner(&self, distance: u32) -> Reach {
+        if self.hosts == 1 || distance < self.local { Reach::Host } else { Reach::Network(1.0) }
+    }
+
+    /// All ranks send and receive `messages` messages, `bytes` in all, and go on when they have.
+    pub(crate) fn exchange(
+        &mut self,
+        meeting: Meeting,
+        reach: Reach,
+        messages: f64,
+        bytes: f64,
+        reduces: bool,
+    ) {
+        let Weight { turns, processors, links } = self.weight(meeting, reach, bytes, reduces);
+        let latency = turns * self.weigh(reach, |class| self.model.latency_seconds(class));
+        let transfer = self.transfer(reach, bytes * links);
+        let work = self.work(reach, turns * processors * messages, processors * bytes, reduces);
+        self.path += latency + transfer + work;
+    }
+
+    fn weight(&self, meeting: Meeting, reach: Reach, bytes: f64, reduces: bool) -> Weight {
+        match reach {
+            Reach::Host => meeting.weight(&self.model, self.p, bytes, reduces),
+            Reach::Network(_) | Reach::Mixed(_) => Weight::ONE,
+        }
+    }
+
+    /// The processor's part of sending and receiving.
+    pub(crate) fn work(&mut self, reach: Reach, messages: f64, bytes: f64, reduces: bool) -> f64 {
+        let overhead = 2.0 * messages * self.weigh(reach, |class| class.overhead_seconds);
+        let reduce = if reduces { bytes / self.model.reduce_bytes_per_second } else { 0.0 };
+        let work = (overhead + reduce) * self.model.oversubscription.max(1.0);
+        self.busy.processor += work;
+        work
+    }
+
+    /// The network's part; the most used resource tells how long it takes.
+    pub(crate) fn transfer(&mut self, reach: Reach, bytes: f64) -> f64 {
+        let link = bytes * self.weigh(reach, LinkClass::seconds_per_byte);
+        // Some rank is always on the slower kind.
+        self.busy.link += match reach {
+            Reach::Host => link,
+            Reach::Network(_) | Reach::Mixed(_) => bytes * self.model.inter.seconds_per_byte(),
+        };
+        let ranks = f64::from(self.local);
+        let crossing = match reach {
+            Reach::Host => 0.0,
+            Reach::Network(share) | Reach::Mixed(share) => share,
+        };
+        let interface = if crossing > 0.0 {
+            (ranks * crossing).max(1.0) * bytes / self.model.nic_bytes_per_second
+        } else {
+            0.0
+        };
+        let memory = 2.0 * ranks * (1.0 - crossing) * bytes / self.model.memory_bytes_per_second;
+        let memory = if self.local > 1 { memory } else { 0.0 };
+        self.busy.interface += interface;
+        self.busy.memory += memory;
+        if matches!(reach, Reach::Host) {
+            // Inside a host processors do the moving, and reduce nothing meanwhile.
+            self.busy.processor += link.max(memory);
+        }
+        match reach {
+            Reach::Mixed(share) => link.max(interface * share).max(memory),
+            _ => link.max(interface).max(memory),
+        }
+    }
+
+    /// A constant of the class of links that the exchange uses, or of both in proportion.
+    fn weigh(&self, reach: Reach, constant: impl Fn(&LinkClass) -> f64) -> f64 {
+        match reach {
+            Reach::Host => constant(&self.model.intra),
+            Reach::Network(_) => constant(&self.model.inter),
+            Reach::Mixed(share) => {
+                share * constant(&self.model.inter) + (1.0 - share) * constant(&self.model.intra)
+            }
+        }
+    }
+
+    /// A copy from memory to memory.
+    pub(crate) fn copy(&mut self, bytes: f64) {
+        let work = bytes / self.model.copy_bytes_per_second * self.model.oversubscription.max(1.0);
+        self.busy.processor += work;
+        self.path += work;
+    }
+
+    /// `messages` messages of `bytes` each to and from different ranks of the world, `width` at a time; between
+    /// hosts never more than `params.width`, since networks do not bear many senders to one receiver.
+    pub(crate) fn wave(&mut self, messages: u32, bytes: f64, reduces: bool, width: f64) {
+        let near = f64::from(self.local - 1).min(f64::from(messages));
+        let far = f64::from(messages) - near;
+        let mut time = 0.0;
+        for (reach, count) in [(Reach::Host, near), (Reach::Network(1.0), far)] {
+            if count > 0.0 {
+                let width = if matches!(reach, Reach::Host) { width } else { width.min(self.width) };
+                let crowd = Meeting::Crowd(count.min(width));
+                let Weight { turns, links, .. } = self.weight(crowd, reach, bytes, reduces);
+                let transfer = self.transfer(reach, count * bytes * links);
+                // The processor works while the link does; only the last message's work is in the open.
+                let work = self.work(reach, count * turns, count * bytes, reduces);
+                let waits = (count / width).ceil().max(1.0)
+                    * self.weigh(reach, |class| self.model.latency_seconds(class));
+                time += waits + together(reach, transfer, work, count);
+            }
+        }
+        self.path += time;
+    }
+
+    /// One rank sends to, or receives from, all others; the others have next to nothing to do.
+    pub(crate) fn fan(&mut self, bytes: f64, reduces: bool) {
+        let near = f64::from(self.local - 1);
+        let far = f64::from(self.p) - 1.0 - near;
+        let (mut time, mut latency) = (0.0, 0.0_f64);
+        for (reach, count) in [(Reach::Host, near), (self.one_per_host(), far)] {
+            if count > 0.0 {
+                let Weight { processors, links, .. } = self.weight(Meeting::Fan, reach, bytes, reduces);
+                let transfer = self.transfer(reach, count * bytes * links);
+                // One end of each message only, but for the last one.
+                let messages = (count + 1.0) / 2.0;
+                let work = self.work(reach, messages * processors, count * bytes * processors, reduces);
+                time += together(reach, transfer, work, count);
+                latency = latency.max(self.weigh(reach, |class| self.model.latency_seconds(class)));
+            }
+        }
+        self.path += time + latency;
+    }
+
+    /// A wave within each host.
+    pub(crate) fn local_wave(&mut self, messages: u32, bytes: f64, reduces: bool) {
+        let count = f64::from(messages);
+        if messages > 0 {
+            let transfer = self.transfer(Reach::Host, count * bytes);
+            let work = self.work(Reach::Host, count, count * bytes, reduces);
+            self.path +=
+                self.model.latency_seconds(&self.model.intra) + together(Reach::Host, transfer, work, count);
+        }
+    }
+
+    /// Exchanges with partners at doubling distance of messages that halve from `first`, if it is less than
+    /// `whole`, after folding ranks that have no partner.
+    pub(crate) fn doubling(&mut self, whole: f64, first: f64, reduces: bool) {
+        if !self.p.is_power_of_two() && whole > 0.0 {
+            self.exchange(Meeting::Pairs, self.partner(1), 1.0, whole, reduces);
+            // In and out are different directions of the link, and the way back is taken by some ranks only.
+            let busy = self.busy;
+            self.exchange(Meeting::Pairs, self.partner(1), 1.0, whole, false);
+            self.busy = busy;
+        }
+        let halves = first < whole || whole == 0.0;
+        for round in 0..floor_log2(self.p) {
+            let bytes = if halves { first / f64::from(1_u32 << round) } else { first };
+            self.exchange(Meeting::Pairs, self.partner(1 << round), 1.0, bytes, reduces);
+        }
+    }
+}
+
+/// Time of `count` messages one behind the other. Between hosts the processor works while the link does, and only the last
+/// message's work is in the open; inside a host the processor is the link.
+fn together(reach: Reach, transfer: f64, work: f64, count: f64) -> f64 {
+    match reach {
+        Reach::Host => transfer + work,
+        Reach::Network(_) | Reach::Mixed(_) => transfer.max(work) + transfer.min(work) / count,
+    }
+}

@@ -1,0 +1,44 @@
+//! Threads that another one may cancel (`pthread_cancel`), as those of C programs are.
+//!
+//! Such a thread ends at the next of its cancellation points: system calls of the C library that may block. Inside a call that
+//! would leave locks held and buffers in use. So cancellation is held off wherever a call may come to one. A call that is over
+//! within its first polls makes no such system call, and pays nothing.
+
+use std::sync::OnceLock;
+
+/// How cancellation is held off.
+#[derive(Clone, Copy, Debug)]
+pub struct HoldOff {
+    /// Holds it off for this thread; returns how it was before.
+    pub begin: fn() -> i32,
+    /// Makes it as it was.
+    pub end: fn(i32),
+}
+
+static HOLD_OFF: OnceLock<HoldOff> = OnceLock::new();
+
+/// Has cancellation held off like this inside calls from now on; for bindings to languages whose threads may be cancelled.
+/// The first to say so decides. Covers [`Communicator::call_raw`](crate::Communicator::call_raw); around other calls, the
+/// binding does it by itself.
+pub fn hold_off_by(hold_off: HoldOff) {
+    let _ = HOLD_OFF.set(hold_off);
+}
+
+/// While it lives, this thread is not cancelled. They may be nested.
+pub(crate) struct Whole(Option<(fn(i32), i32)>);
+
+impl Whole {
+    #[inline]
+    pub(crate) fn new() -> Self {
+        Self(HOLD_OFF.get().map(|hold_off| (hold_off.end, (hold_off.begin)())))
+    }
+}
+
+impl Drop for Whole {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some((end, before)) = self.0 {
+            end(before);
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Memory of GPUs.
+
+mod path;
+
+pub use path::{GpuPath, Staged};

@@ -1,0 +1,20 @@
+//! Facts about a job that both finding rank 0 (`join`) and the control plane (`control`) rest on: limits, and what the job's
+//! processes know that nobody else does.
+
+pub(crate) mod limits;
+mod secret;
+
+use std::time::Duration;
+
+pub use limits::{Liveness, MAX_WORLD_SIZE};
+pub use secret::JobSecret;
+pub(crate) use secret::{RendezvousKey, mac};
+
+/// Random number that names a job: chosen by rank 0's hub, given to all ranks in the welcome.
+pub type Cookie = [u8; 16];
+
+/// How long ranks wait for each other by default, whichever way they join: containers of one job may start minutes apart.
+pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Ten years: no wait is longer, and clocks do not overflow.
+pub(crate) const MOST_PATIENCE: Duration = Duration::from_secs(315_360_000);

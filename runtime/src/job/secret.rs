@@ -1,0 +1,50 @@
+//! What the processes of a job know and nobody else does.
+
+use std::fmt;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+/// A secret that all processes of a job share. Not printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct JobSecret(Vec<u8>);
+
+impl JobSecret {
+    /// A secret from text, such as KOLO_JOB_SECRET. `None` if it is empty.
+    #[must_use]
+    pub fn new(text: impl Into<Vec<u8>>) -> Option<Self> {
+        let bytes = text.into();
+        if bytes.is_empty() { None } else { Some(Self(bytes)) }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// One secret that only whoever knows both has.
+    #[must_use]
+    pub(crate) fn mixed_with(&self, other: &Self) -> Self {
+        Self(mac(&self.0, b"kolo mixed secrets", &[&other.0]).finalize().into_bytes().to_vec())
+    }
+}
+
+impl fmt::Debug for JobSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JobSecret(..)")
+    }
+}
+
+/// A key that rank 0 draws and publishes with its address: who knows it has read what only the job's ranks can read.
+pub(crate) type RendezvousKey = [u8; 16];
+
+/// An HMAC over a label and parts.
+pub(crate) fn mac(key: &[u8], label: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
+    // Labels end with a zero and are followed by something of one length: no two inputs are the same bytes.
+    mac.update(label);
+    mac.update(&[0]);
+    for part in parts {
+        mac.update(part);
+    }
+    mac
+}

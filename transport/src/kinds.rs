@@ -1,0 +1,111 @@
+//! The transports by name: a folder each, and a row of the table below.
+//!
+//! A folder provides `FEATURES`, what is known of the transport before an endpoint is opened, and `open`, which opens one.
+
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::{RdmaOptions, ShmOptions, TcpOptions};
+
+/// What all endpoints of a transport have in common, so that a rank knows it of another's by the name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features {
+    /// Name, as in `KOLO_TRANSPORT`.
+    pub name: &'static str,
+    /// It connects ranks of one host only, through memory that they share.
+    pub shares_memory: bool,
+    /// Adapters move the bytes, past the kernel, and reach a GPU's memory where drivers let them. They are not troubled for
+    /// what shared memory will carry.
+    pub uses_adapters: bool,
+    /// Paths are [tried](Endpoint::try_paths) before anything relies on them.
+    pub tries_paths: bool,
+}
+
+/// What the owner says to the endpoints that it opens. Each takes what is its own.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// For shared memory.
+    pub shm: ShmOptions,
+    /// For RDMA.
+    pub rdma: RdmaOptions,
+    /// For TCP.
+    pub tcp: TcpOptions,
+}
+
+macro_rules! table {
+    ($($(#[$doc:meta])+ $kind:ident = $folder:ident,)+) => {
+        /// A transport by name.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum TransportKind {
+            $($(#[$doc])+ $kind,)+
+        }
+
+        impl TransportKind {
+            /// All, in order of preference.
+            pub const ALL: [Self; [$(stringify!($kind)),+].len()] = [$(Self::$kind),+];
+
+            /// What is known of it before an endpoint is opened.
+            #[must_use]
+            pub const fn features(self) -> &'static Features {
+                match self {
+                    $(Self::$kind => &crate::$folder::FEATURES,)+
+                }
+            }
+
+            /// Opens the endpoint of `rank`. Local: other ranks need not do the same.
+            ///
+            /// # Errors
+            /// If this host or process has no such transport, in words for the user.
+            pub fn open(
+                self,
+                rank: u32,
+                world_size: u32,
+                options: &Options,
+            ) -> Result<Box<dyn Endpoint>, Error> {
+                match self {
+                    $(Self::$kind => crate::$folder::open(rank, world_size, options),)+
+                }
+            }
+        }
+    };
+}
+
+table! {
+    /// Shared memory inside a host.
+    Shm = shm,
+    /// InfiniBand, RoCE or soft-RoCE, through libibverbs.
+    Rdma = rdma,
+    /// TCP over any network.
+    Tcp = tcp,
+}
+
+impl TransportKind {
+    /// Name as in `KOLO_TRANSPORT`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        self.features().name
+    }
+
+    /// The one of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_transport_is_found_by_its_name() {
+        for kind in TransportKind::ALL {
+            assert_eq!(TransportKind::named(kind.name()), Some(kind));
+            match kind.open(0, 1, &Options::default()) {
+                Ok(endpoint) => assert_eq!(endpoint.caps().name, kind.name()),
+                Err(refused) => println!("{}: {refused}", kind.name()),
+            }
+        }
+        assert_eq!(TransportKind::named("pigeon"), None);
+    }
+}
