@@ -27,7 +27,7 @@ pub struct Summary {
 /// What all ranks must agree on in a call, in two words: cheap to keep for each call, and to hand from thread to thread.
 ///
 /// ```text
-/// kind:   collective | data type << 8 | (1 + place in ReduceOp::ALL, or 0) << 16 | asynchronous << 24 | even << 25 | (root + 1, or 0) << 28
+/// kind:   collective | data type << 8 | (op.code() + 1, or 0) << 16 | asynchronous << 24 | even << 25 | (root + 1, or 0) << 28
 /// count:  elements, where all ranks have as many
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,20 +46,7 @@ impl Summary {
     #[must_use]
     #[inline]
     pub fn label(&self) -> Label {
-        let op = self.op.map_or(0, |op| match op {
-            ReduceOp::Sum => 1,
-            ReduceOp::Prod => 2,
-            ReduceOp::Min => 3,
-            ReduceOp::Max => 4,
-            ReduceOp::Avg => 5,
-            ReduceOp::PremulSum(_) => 6,
-            ReduceOp::BitAnd => 7,
-            ReduceOp::BitOr => 8,
-            ReduceOp::BitXor => 9,
-            ReduceOp::LogicalAnd => 10,
-            ReduceOp::LogicalOr => 11,
-            ReduceOp::LogicalXor => 12,
-        });
+        let op = self.op.map_or(0, |op| u64::from(op.code()) + 1);
         let kind = self.collective as u64
             | (self.data_type as u64) << 8
             | op << OP_AT

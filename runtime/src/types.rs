@@ -5,73 +5,101 @@ use std::str::FromStr;
 
 use half::{bf16, f16};
 
-/// The type of an element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names say it all")]
-#[non_exhaustive]
-pub enum DataType {
-    Bool,
-    U8,
-    I8,
-    U32,
-    I32,
-    U64,
-    I64,
-    F16,
-    BF16,
-    F32,
-    F64,
+/// The element types: a row each, from which all that there is one of for each type is made. A type's place is its number in C
+/// and Python (`kolo.h`, `numbers.py`; the test `numbers` compares them), so rows are only ever added at the end.
+///
+/// Columns: the name here; the Rust type; its name; what kind of number it is; the kernels that reduce, scale and divide it
+/// (see `reduce`: an integer is reduced as these bits, and divided over a type that holds it); what its test data is computed in
+/// (see `verify`); its number and name in NCCL and its tests, where it has one there.
+macro_rules! data_types {
+    ($make:ident) => {
+        $make! {
+            Bool, Bool, "bool", Boolean, [boolean], LaneU8, None;
+            U8, u8, "u8", Unsigned, [integer u8 as u8, over f32 as i32], LaneU8, Some((1, "uint8"));
+            I8, i8, "i8", Signed, [integer i8 as u8, over f32 as i32], LaneU8, Some((0, "int8"));
+            U32, u32, "u32", Unsigned, [integer u32 as u32, over f64 as u32], LaneU32, Some((3, "uint32"));
+            I32, i32, "i32", Signed, [integer i32 as u32, over f64 as i32], LaneU32, Some((2, "int32"));
+            U64, u64, "u64", Unsigned, [integer u64 as u64, over u64], LaneU64, Some((5, "uint64"));
+            I64, i64, "i64", Signed, [integer i64 as u64, over i64], LaneU64, Some((4, "int64"));
+            F16, f16, "f16", Float, [f16], LaneF16, Some((6, "half"));
+            BF16, bf16, "bf16", Float, [bf16], LaneBf16, Some((9, "bfloat16"));
+            F32, f32, "f32", Float, [float f32], LaneF32, Some((7, "float"));
+            F64, f64, "f64", Float, [float f64], LaneF64, Some((8, "double"));
+        }
+    };
+}
+pub(crate) use data_types;
+
+/// What kind of number a type holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    Boolean,
+    Unsigned,
+    Signed,
+    Float,
 }
 
+macro_rules! make_data_type {
+    ($($kolo:ident, $rust:ty, $name:literal, $class:ident, $kernels:tt, $lane:ident, $nccl:expr;)+) => {
+        /// The type of an element.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(missing_docs, reason = "the names say it all")]
+        #[non_exhaustive]
+        pub enum DataType {
+            $($kolo,)+
+        }
+
+        impl DataType {
+            /// All of them. A type's place is its number in C and Python.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$kolo),+];
+
+            /// Size of an element in bytes.
+            #[must_use]
+            pub const fn size(self) -> usize {
+                match self {
+                    $(Self::$kolo => size_of::<$rust>(),)+
+                }
+            }
+
+            /// Name as in Rust.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kolo => $name,)+
+                }
+            }
+
+            /// Number in NCCL and name in its tests, where it has one there.
+            #[must_use]
+            pub const fn in_nccl(self) -> Option<(u8, &'static str)> {
+                match self {
+                    $(Self::$kolo => $nccl,)+
+                }
+            }
+
+            pub(crate) const fn class(self) -> Class {
+                match self {
+                    $(Self::$kolo => Class::$class,)+
+                }
+            }
+        }
+
+        $(
+            // SAFETY: plain numbers, or a byte that may be any, without padding (test `zeros_are_elements`); the size is that of
+            // the Rust type.
+            unsafe impl Element for $rust {
+                const TYPE: DataType = DataType::$kolo;
+            }
+        )+
+    };
+}
+data_types!(make_data_type);
+
 impl DataType {
-    /// All of them. A type's place is its number in C and Python.
-    pub const ALL: [Self; 11] = [
-        Self::Bool,
-        Self::U8,
-        Self::I8,
-        Self::U32,
-        Self::I32,
-        Self::U64,
-        Self::I64,
-        Self::F16,
-        Self::BF16,
-        Self::F32,
-        Self::F64,
-    ];
-
-    /// Size of an element in bytes.
-    #[must_use]
-    pub const fn size(self) -> usize {
-        match self {
-            Self::Bool | Self::U8 | Self::I8 => 1,
-            Self::F16 | Self::BF16 => 2,
-            Self::U32 | Self::I32 | Self::F32 => 4,
-            Self::U64 | Self::I64 | Self::F64 => 8,
-        }
-    }
-
-    /// Name as in Rust.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Bool => "bool",
-            Self::U8 => "u8",
-            Self::I8 => "i8",
-            Self::U32 => "u32",
-            Self::I32 => "i32",
-            Self::U64 => "u64",
-            Self::I64 => "i64",
-            Self::F16 => "f16",
-            Self::BF16 => "bf16",
-            Self::F32 => "f32",
-            Self::F64 => "f64",
-        }
-    }
-
     /// Whether it is one of the floating-point types.
     #[must_use]
     pub const fn is_float(self) -> bool {
-        matches!(self, Self::F16 | Self::BF16 | Self::F32 | Self::F64)
+        matches!(self.class(), Class::Float)
     }
 }
 
@@ -162,19 +190,6 @@ impl fmt::Debug for Bool {
     }
 }
 
-macro_rules! elements {
-    ($($rust:ty => $kolo:ident),*) => {$(
-        const _: () = assert!(size_of::<$rust>() == DataType::$kolo.size());
-        // SAFETY: the sizes are asserted above; these are plain numbers, or a byte that may be any, without padding (test
-        // `zeros_are_elements`).
-        unsafe impl Element for $rust {
-            const TYPE: DataType = DataType::$kolo;
-        }
-    )*};
-}
-elements!(Bool => Bool, u8 => U8, i8 => I8, u32 => U32, i32 => I32, u64 => U64, i64 => I64, f16 => F16,
-    bf16 => BF16, f32 => F32, f64 => F64);
-
 /// A vector of zeros.
 pub(crate) fn zeros<T: Element>(len: usize) -> Vec<T> {
     let mut vec = Vec::with_capacity(len);
@@ -187,83 +202,97 @@ pub(crate) fn zeros<T: Element>(len: usize) -> Vec<T> {
     vec
 }
 
-/// How values of the ranks are combined, element by element.
-///
-/// Integers wrap. `f16` and `bf16` are combined in `f32` and rounded to nearest even. `Min` and `Max` of
-/// floating-point values are NaN if either is.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum ReduceOp {
+/// What types an operator is defined for.
+#[derive(Clone, Copy, PartialEq)]
+enum Domain {
+    All,
+    /// Not `bool`.
+    Numbers,
+    /// Not floating point.
+    Bits,
+}
+
+macro_rules! make_reduce_op {
+    ($($(#[$doc:meta])+ $op:ident $(($factor:ty = $one:expr))?, $name:literal, $domain:ident;)+) => {
+        /// How values of the ranks are combined, element by element.
+        ///
+        /// Integers wrap. `f16` and `bf16` are combined in `f32` and rounded to nearest even. `Min` and `Max` of
+        /// floating-point values are NaN if either is.
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        #[non_exhaustive]
+        pub enum ReduceOp {
+            $($(#[$doc])+ $op $(($factor))?,)+
+        }
+
+        enum Place {
+            $($op,)+
+        }
+
+        impl ReduceOp {
+            /// All of them, PremulSum with the factor 1. An operator's place is its number in C and Python.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$op $(($one))?),+];
+
+            /// Its place in [`ALL`](Self::ALL).
+            #[must_use]
+            pub const fn code(self) -> u8 {
+                match self {
+                    $(Self::$op { .. } => Place::$op as u8,)+
+                }
+            }
+
+            /// Name without the factor.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$op { .. } => $name,)+
+                }
+            }
+
+            const fn domain(self) -> Domain {
+                match self {
+                    $(Self::$op { .. } => Domain::$domain,)+
+                }
+            }
+        }
+    };
+}
+// An operator's place is its number in C and Python: rows are only ever added at the end.
+make_reduce_op! {
     /// Sum. For `bool`: or.
-    Sum,
+    Sum, "sum", All;
     /// Product. For `bool`: and.
-    Prod,
+    Prod, "prod", All;
     /// Least value.
-    Min,
+    Min, "min", All;
     /// Greatest value.
-    Max,
+    Max, "max", All;
     /// Sum divided by the number of ranks; integers truncate towards zero. Not for `bool`, nor for scans.
-    Avg,
+    Avg, "avg", Numbers;
     /// Every rank's values are first multiplied by its own factor, then summed (NCCL's PreMulSum). Not for
     /// `bool`, nor for scans.
-    PremulSum(f64),
+    PremulSum(f64 = 1.0), "premul_sum", Numbers;
     /// Bitwise and; logical for `bool`. Not for floating point.
-    BitAnd,
+    BitAnd, "bit_and", Bits;
     /// Bitwise or; logical for `bool`. Not for floating point.
-    BitOr,
+    BitOr, "bit_or", Bits;
     /// Bitwise exclusive or; logical for `bool`. Not for floating point.
-    BitXor,
+    BitXor, "bit_xor", Bits;
     /// 1 where both are non-zero, else 0 (MPI_LAND). For every type.
-    LogicalAnd,
+    LogicalAnd, "logical_and", All;
     /// 1 where one is non-zero, else 0 (MPI_LOR). For every type.
-    LogicalOr,
+    LogicalOr, "logical_or", All;
     /// 1 where exactly one is non-zero, else 0 (MPI_LXOR). For every type.
-    LogicalXor,
+    LogicalXor, "logical_xor", All;
 }
 
 impl ReduceOp {
-    /// All of them, PremulSum with the factor 1. An operator's place is its number in C and Python.
-    pub const ALL: [Self; 12] = [
-        Self::Sum,
-        Self::Prod,
-        Self::Min,
-        Self::Max,
-        Self::Avg,
-        Self::PremulSum(1.0),
-        Self::BitAnd,
-        Self::BitOr,
-        Self::BitXor,
-        Self::LogicalAnd,
-        Self::LogicalOr,
-        Self::LogicalXor,
-    ];
-
-    /// Name without the factor.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "sum",
-            Self::Prod => "prod",
-            Self::Min => "min",
-            Self::Max => "max",
-            Self::Avg => "avg",
-            Self::PremulSum(_) => "premul_sum",
-            Self::BitAnd => "bit_and",
-            Self::BitOr => "bit_or",
-            Self::BitXor => "bit_xor",
-            Self::LogicalAnd => "logical_and",
-            Self::LogicalOr => "logical_or",
-            Self::LogicalXor => "logical_xor",
-        }
-    }
-
     /// Whether the operator is defined for a type.
     #[must_use]
     pub const fn supports(self, data_type: DataType) -> bool {
-        match self {
-            Self::Avg | Self::PremulSum(_) => !matches!(data_type, DataType::Bool),
-            Self::BitAnd | Self::BitOr | Self::BitXor => !data_type.is_float(),
-            _ => true,
+        match self.domain() {
+            Domain::All => true,
+            Domain::Numbers => !matches!(data_type.class(), Class::Boolean),
+            Domain::Bits => !data_type.is_float(),
         }
     }
 }
@@ -271,6 +300,12 @@ impl ReduceOp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn places_are_codes() {
+        assert!(ReduceOp::ALL.iter().enumerate().all(|(place, op)| usize::from(op.code()) == place));
+        assert!(DataType::ALL.iter().enumerate().all(|(place, data_type)| *data_type as usize == place));
+    }
 
     #[test]
     fn zeros_are_elements() {

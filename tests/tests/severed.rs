@@ -5,8 +5,7 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use kolo::JoinSpec;
-use kolo::{Cluster, Communicator, Config, Error, ReduceOp, TransportKind};
+use kolo::{Cluster, Communicator, Config, Error, JoinSpec, ReduceOp, TransportKind};
 use kolo_tests::arrangement::{Arrangement, in_guest};
 use kolo_tests::watchdog::{Gate, bounded};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};

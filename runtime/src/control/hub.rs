@@ -308,12 +308,13 @@ impl Driver {
         if !matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
             return;
         }
-        if self.crowd.make_room(self.counters.strangers.load(Ordering::Relaxed)) {
-            return; // its descriptor is free within the pause
-        }
+        // Said also where one in the handshake goes: it may be a rank, which comes again and is given up again.
         self.state.note_misfit_once(format!(
             "connections that rank 0 had no descriptors for ({error}; raise the limit with ulimit -n)"
         ));
+        if self.crowd.make_room(self.counters.strangers.load(Ordering::Relaxed)) {
+            return; // its descriptor is free within the pause
+        }
         // Who waits at the port is dropped rather than left waiting; a rank comes again.
         if self.spare.take().is_some() {
             drop(look(self.listener.as_ref()).await);

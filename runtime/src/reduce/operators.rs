@@ -7,6 +7,7 @@ use super::half_bits::{
     BF16_INFINITY, BF16_NAN, F16_INFINITY, F16_NAN, MAGNITUDE, bf16_to_f32, f16_to_f32, f32_to_bf16,
     f32_to_f16, round_to_bf16,
 };
+use crate::types::data_types;
 
 /// An operator on elements of type `T`, commutative in bits.
 pub(super) trait Operator<T> {
@@ -91,7 +92,6 @@ macro_rules! unsigned_operators {
         operator!(LogicalXor, $type, |a, b| <$type>::from((a != 0) ^ (b != 0)));
     )*};
 }
-unsigned_operators!(u8, u32, u64);
 
 macro_rules! ordered_operators {
     ($($type:ty),*) => {$(
@@ -99,7 +99,21 @@ macro_rules! ordered_operators {
         operator!(Max, $type, |a, b| if a > b { a } else { b });
     )*};
 }
-ordered_operators!(u8, i8, u32, i32, u64, i64);
+
+macro_rules! make_operators {
+    ($($kolo:ident, $rust:ty, $name:literal, $class:ident, $kernels:tt, $lane:ident, $nccl:expr;)+) => {$(
+        make_operators!(@ $class $kernels);
+    )+};
+    (@ Unsigned [integer $type:ty as $($rest:tt)+]) => {
+        unsigned_operators!($type);
+        ordered_operators!($type);
+    };
+    (@ Signed [integer $type:ty as $($rest:tt)+]) => {
+        ordered_operators!($type);
+    };
+    (@ $class:ident $kernels:tt) => {};
+}
+data_types!(make_operators);
 
 macro_rules! float_operators {
     ($($type:ty),*) => {$(

@@ -6,7 +6,7 @@ use super::half_bits::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use super::loops::Unary;
 use super::operators::{Bf16, Bf16Pair, F16, quiet};
 use super::{Isa, loops};
-use crate::types::DataType;
+use crate::types::{DataType, data_types};
 
 /// Multiplies by a factor.
 #[derive(Clone, Copy)]
@@ -26,7 +26,6 @@ macro_rules! integer_functions {
         }
     )*};
 }
-integer_functions!(u8, i8, u32, i32, u64, i64);
 
 macro_rules! float_functions {
     ($($type:ty),*) => {$(
@@ -88,8 +87,6 @@ macro_rules! divide_as_float {
         }
     )*};
 }
-// Processors convert vectors to 32-bit integers, not to bytes.
-divide_as_float!(u8 as f32, i32; i8 as f32, i32; u32 as f64, u32; i32 as f64, i32);
 
 macro_rules! divide_as_integer {
     ($($type:ty),*) => {$(
@@ -101,7 +98,23 @@ macro_rules! divide_as_integer {
         }
     )*};
 }
-divide_as_integer!(u64, i64);
+
+macro_rules! make_functions {
+    ($($kolo:ident, $rust:ty, $name:literal, $class:ident, $kernels:tt, $lane:ident, $nccl:expr;)+) => {$(
+        make_functions!(@ $kernels);
+    )+};
+    // Processors convert vectors to 32-bit integers, not to bytes: hence the last type.
+    (@ [integer $type:ty as $bits:ty, over $float:ty as $whole:ty]) => {
+        integer_functions!($type);
+        divide_as_float!($type as $float, $whole);
+    };
+    (@ [integer $type:ty as $bits:ty, over $whole:ty]) => {
+        integer_functions!($type);
+        divide_as_integer!($type);
+    };
+    (@ $kernels:tt) => {};
+}
+data_types!(make_functions);
 
 /// Calls the instance of a loop for an instruction set.
 macro_rules! call {
@@ -142,36 +155,6 @@ pub unsafe fn scale(data_type: DataType, dst: *mut u8, src: *const u8, count: us
     unsafe { scale_for(Isa::best(), data_type, dst, src, count, factor) }
 }
 
-/// [`scale()`] for one instruction set.
-///
-/// # Safety
-/// As for [`scale()`], and the instruction set is available.
-pub(super) unsafe fn scale_for(
-    isa: Isa,
-    data_type: DataType,
-    dst: *mut u8,
-    src: *const u8,
-    count: usize,
-    factor: f64,
-) {
-    // SAFETY: the caller vouches for the pointers and the instruction set. Test: `scales_and_divides`.
-    unsafe {
-        match data_type {
-            DataType::Bool => panic!("bool cannot be multiplied"),
-            DataType::U8 => call!(isa, u8, dst, src, count, Times(factor as u8)),
-            DataType::I8 => call!(isa, i8, dst, src, count, Times(factor as i8)),
-            DataType::U32 => call!(isa, u32, dst, src, count, Times(factor as u32)),
-            DataType::I32 => call!(isa, i32, dst, src, count, Times(factor as i32)),
-            DataType::U64 => call!(isa, u64, dst, src, count, Times(factor as u64)),
-            DataType::I64 => call!(isa, i64, dst, src, count, Times(factor as i64)),
-            DataType::F16 => call!(isa, f16, dst, src, count, Times(factor as f32)),
-            DataType::BF16 => call!(isa, bf16, dst, src, count, Times(factor as f32)),
-            DataType::F32 => call!(isa, f32, dst, src, count, Times(factor as f32)),
-            DataType::F64 => call!(isa, f64, dst, src, count, Times(factor)),
-        }
-    }
-}
-
 /// `buf = buf / by`, over `count` elements: integers truncate towards zero, floating-point types divide in their own
 /// precision, the 16-bit types in `f32`.
 ///
@@ -185,27 +168,80 @@ pub unsafe fn divide(data_type: DataType, buf: *mut u8, count: usize, by: u32) {
     unsafe { divide_for(Isa::best(), data_type, buf, count, by) }
 }
 
-/// [`divide`] for one instruction set.
-///
-/// # Safety
-/// As for [`divide`], and the instruction set is available.
-pub(super) unsafe fn divide_for(isa: Isa, data_type: DataType, buf: *mut u8, count: usize, by: u32) {
-    assert!(by > 0, "an average over no ranks");
-    let src = buf.cast_const();
-    // SAFETY: the caller vouches for the pointer and the instruction set. Test: `scales_and_divides`.
-    unsafe {
-        match data_type {
-            DataType::Bool => panic!("bool has no average"),
-            DataType::U8 => call!(isa, u8, buf, src, count, Over(by as f32)),
-            DataType::I8 => call!(isa, i8, buf, src, count, Over(by as f32)),
-            DataType::U32 => call!(isa, u32, buf, src, count, Over(f64::from(by))),
-            DataType::I32 => call!(isa, i32, buf, src, count, Over(f64::from(by))),
-            DataType::U64 => call!(isa, u64, buf, src, count, Over(u64::from(by))),
-            DataType::I64 => call!(isa, i64, buf, src, count, Over(i64::from(by))),
-            DataType::F16 => call!(isa, f16, buf, src, count, Over(by as f32)),
-            DataType::BF16 => call!(isa, bf16, buf, src, count, Over(by as f32)),
-            DataType::F32 => call!(isa, f32, buf, src, count, Over(by as f32)),
-            DataType::F64 => call!(isa, f64, buf, src, count, Over(f64::from(by))),
-        }
-    }
+/// The call for a type, by the kernels that the table names.
+macro_rules! times {
+    ([boolean], $isa:ident, $dst:ident, $src:ident, $count:ident, $factor:ident) => {
+        panic!("bool cannot be multiplied")
+    };
+    ([integer $type:ty as $($rest:tt)+], $isa:ident, $dst:ident, $src:ident, $count:ident, $factor:ident) => {
+        call!($isa, $type, $dst, $src, $count, Times($factor as $type))
+    };
+    ([f16], $isa:ident, $dst:ident, $src:ident, $count:ident, $factor:ident) => {
+        call!($isa, f16, $dst, $src, $count, Times($factor as f32))
+    };
+    ([bf16], $isa:ident, $dst:ident, $src:ident, $count:ident, $factor:ident) => {
+        call!($isa, bf16, $dst, $src, $count, Times($factor as f32))
+    };
+    ([float $type:ty], $isa:ident, $dst:ident, $src:ident, $count:ident, $factor:ident) => {
+        call!($isa, $type, $dst, $src, $count, Times($factor as $type))
+    };
 }
+
+macro_rules! over {
+    ([boolean], $isa:ident, $buf:ident, $src:ident, $count:ident, $by:ident) => {
+        panic!("bool has no average")
+    };
+    ([integer $type:ty as $bits:ty, over $divisor:ty $(as $whole:ty)?], $isa:ident, $buf:ident, $src:ident,
+        $count:ident, $by:ident) => {
+        call!($isa, $type, $buf, $src, $count, Over($by as $divisor))
+    };
+    ([f16], $isa:ident, $buf:ident, $src:ident, $count:ident, $by:ident) => {
+        call!($isa, f16, $buf, $src, $count, Over($by as f32))
+    };
+    ([bf16], $isa:ident, $buf:ident, $src:ident, $count:ident, $by:ident) => {
+        call!($isa, bf16, $buf, $src, $count, Over($by as f32))
+    };
+    ([float $type:ty], $isa:ident, $buf:ident, $src:ident, $count:ident, $by:ident) => {
+        call!($isa, $type, $buf, $src, $count, Over($by as $type))
+    };
+}
+
+macro_rules! make_scale {
+    ($($kolo:ident, $rust:ty, $name:literal, $class:ident, $kernels:tt, $lane:ident, $nccl:expr;)+) => {
+        /// [`scale()`] for one instruction set.
+        ///
+        /// # Safety
+        /// As for [`scale()`], and the instruction set is available.
+        pub(super) unsafe fn scale_for(
+            isa: Isa,
+            data_type: DataType,
+            dst: *mut u8,
+            src: *const u8,
+            count: usize,
+            factor: f64,
+        ) {
+            // SAFETY: the caller vouches for the pointers and the instruction set. Test: `scales_and_divides`.
+            unsafe {
+                match data_type {
+                    $(DataType::$kolo => times!($kernels, isa, dst, src, count, factor),)+
+                }
+            }
+        }
+
+        /// [`divide`] for one instruction set.
+        ///
+        /// # Safety
+        /// As for [`divide`], and the instruction set is available.
+        pub(super) unsafe fn divide_for(isa: Isa, data_type: DataType, buf: *mut u8, count: usize, by: u32) {
+            assert!(by > 0, "an average over no ranks");
+            let src = buf.cast_const();
+            // SAFETY: the caller vouches for the pointer and the instruction set. Test: `scales_and_divides`.
+            unsafe {
+                match data_type {
+                    $(DataType::$kolo => over!($kernels, isa, buf, src, count, by),)+
+                }
+            }
+        }
+    };
+}
+data_types!(make_scale);

@@ -6,7 +6,7 @@ use super::operators::{
     Bf16, BitAnd, BitOr, BitXor, F16, LogicalAnd, LogicalOr, LogicalXor, Max, Min, Operator, Prod, Sum,
 };
 use super::{Combine, Isa, loops};
-use crate::types::{DataType, ReduceOp};
+use crate::types::{DataType, ReduceOp, data_types};
 
 /// The instance of a loop for an instruction set.
 macro_rules! instance {
@@ -34,29 +34,50 @@ macro_rules! f16_instance {
     };
 }
 
-/// The function for an instruction set, a type and an operator, if the operator is defined for the type.
-pub(super) fn combine(isa: Isa, data_type: DataType, op: ReduceOp) -> Option<Combine> {
-    use ReduceOp as Op;
-    match data_type {
-        DataType::Bool => boolean(isa, op),
-        DataType::U8 => order::<u8>(isa, op).or_else(|| integer::<u8>(isa, op)),
-        DataType::I8 => order::<i8>(isa, op).or_else(|| integer::<u8>(isa, op)),
-        DataType::U32 => order::<u32>(isa, op).or_else(|| integer::<u32>(isa, op)),
-        DataType::I32 => order::<i32>(isa, op).or_else(|| integer::<u32>(isa, op)),
-        DataType::U64 => order::<u64>(isa, op).or_else(|| integer::<u64>(isa, op)),
-        DataType::I64 => order::<i64>(isa, op).or_else(|| integer::<u64>(isa, op)),
-        DataType::F16 => match op {
-            Op::Sum | Op::Avg | Op::PremulSum(_) => Some(f16_instance!(isa, Sum)),
-            Op::Prod => Some(f16_instance!(isa, Prod)),
-            _ => order::<F16>(isa, op).or_else(|| logical::<F16>(isa, op)),
-        },
-        DataType::BF16 => match op {
-            Op::Sum | Op::Avg | Op::PremulSum(_) => Some(instance!(isa, combine_pairs::<Sum>)),
-            Op::Prod => Some(instance!(isa, combine_pairs::<Prod>)),
-            _ => order::<Bf16>(isa, op).or_else(|| logical::<Bf16>(isa, op)),
-        },
-        DataType::F32 => order::<f32>(isa, op).or_else(|| arithmetic::<f32>(isa, op)),
-        DataType::F64 => order::<f64>(isa, op).or_else(|| arithmetic::<f64>(isa, op)),
+/// By the kernels that the table of types names.
+macro_rules! kernels {
+    ([boolean], $isa:ident, $op:ident) => {
+        boolean($isa, $op)
+    };
+    ([integer $type:ty as $bits:ty, over $($divisor:tt)+], $isa:ident, $op:ident) => {
+        order::<$type>($isa, $op).or_else(|| integer::<$bits>($isa, $op))
+    };
+    ([f16], $isa:ident, $op:ident) => {
+        half($isa, $op)
+    };
+    ([bf16], $isa:ident, $op:ident) => {
+        brain_half($isa, $op)
+    };
+    ([float $type:ty], $isa:ident, $op:ident) => {
+        order::<$type>($isa, $op).or_else(|| arithmetic::<$type>($isa, $op))
+    };
+}
+
+macro_rules! make_combine {
+    ($($kolo:ident, $rust:ty, $name:literal, $class:ident, $kernels:tt, $lane:ident, $nccl:expr;)+) => {
+        /// The function for an instruction set, a type and an operator, if the operator is defined for the type.
+        pub(super) fn combine(isa: Isa, data_type: DataType, op: ReduceOp) -> Option<Combine> {
+            match data_type {
+                $(DataType::$kolo => kernels!($kernels, isa, op),)+
+            }
+        }
+    };
+}
+data_types!(make_combine);
+
+fn half(isa: Isa, op: ReduceOp) -> Option<Combine> {
+    match op {
+        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => Some(f16_instance!(isa, Sum)),
+        ReduceOp::Prod => Some(f16_instance!(isa, Prod)),
+        _ => order::<F16>(isa, op).or_else(|| logical::<F16>(isa, op)),
+    }
+}
+
+fn brain_half(isa: Isa, op: ReduceOp) -> Option<Combine> {
+    match op {
+        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => Some(instance!(isa, combine_pairs::<Sum>)),
+        ReduceOp::Prod => Some(instance!(isa, combine_pairs::<Prod>)),
+        _ => order::<Bf16>(isa, op).or_else(|| logical::<Bf16>(isa, op)),
     }
 }
 

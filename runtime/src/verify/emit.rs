@@ -3,13 +3,12 @@
 use std::ops::Range;
 
 use super::formula::{
-    Covered, Factor, Formula, Lane, LaneBf16, LaneF16, LaneF32, LaneF64, LaneU8, LaneU32, LaneU64, Masked,
-    Raw, Scaled, Shifted, TrueIf, TrueUnless, mix,
+    self, Covered, Factor, Formula, Lane, LaneU64, Masked, Raw, Scaled, Shifted, TrueIf, TrueUnless, mix,
 };
 use super::pattern::{Group, Patterns, Ranks};
 use super::{PERIOD, Problem};
 use crate::reduce::{Isa, divide};
-use crate::types::{DataType, ReduceOp};
+use crate::types::{DataType, ReduceOp, data_types};
 
 /// The patterns of a period.
 struct Table<L: Lane> {
@@ -33,27 +32,38 @@ pub(super) fn fill(problem: Problem, ranks: Ranks, start: u64, out: &mut [u8]) {
     visit(problem, ranks, start, out.len(), |range, values| out[range].copy_from_slice(values));
 }
 
-/// Passes `len` bytes' worth of values from byte `start` on to a function, piece by piece, with the range that each
-/// piece has among the `len` bytes.
-pub(super) fn visit(
-    problem: Problem,
-    ranks: Ranks,
-    start: u64,
-    len: usize,
-    piece: impl FnMut(Range<usize>, &[u8]),
-) {
-    let span = Span { problem, ranks, start, len };
-    match problem.data_type {
-        DataType::Bool => span.logical::<LaneU8>(piece),
-        DataType::U8 | DataType::I8 => span.integer::<LaneU8>(piece),
-        DataType::U32 | DataType::I32 => span.integer::<LaneU32>(piece),
-        DataType::U64 | DataType::I64 => span.integer::<LaneU64>(piece),
-        DataType::F16 => span.float::<LaneF16>(piece),
-        DataType::BF16 => span.float::<LaneBf16>(piece),
-        DataType::F32 => span.float::<LaneF32>(piece),
-        DataType::F64 => span.float::<LaneF64>(piece),
-    }
+/// The values of a type, by its class and the lane that the table names.
+macro_rules! values {
+    (Boolean, $lane:ident, $span:ident, $piece:ident) => {
+        $span.logical::<formula::$lane>($piece)
+    };
+    (Float, $lane:ident, $span:ident, $piece:ident) => {
+        $span.float::<formula::$lane>($piece)
+    };
+    ($integer:ident, $lane:ident, $span:ident, $piece:ident) => {
+        $span.integer::<formula::$lane>($piece)
+    };
 }
+
+macro_rules! make_visit {
+    ($($kolo:ident, $rust:ty, $name:literal, $class:ident, $kernels:tt, $lane:ident, $nccl:expr;)+) => {
+        /// Passes `len` bytes' worth of values from byte `start` on to a function, piece by piece, with the range that each
+        /// piece has among the `len` bytes.
+        pub(super) fn visit(
+            problem: Problem,
+            ranks: Ranks,
+            start: u64,
+            len: usize,
+            piece: impl FnMut(Range<usize>, &[u8]),
+        ) {
+            let span = Span { problem, ranks, start, len };
+            match problem.data_type {
+                $(DataType::$kolo => values!($class, $lane, span, piece),)+
+            }
+        }
+    };
+}
+data_types!(make_visit);
 
 /// As [`visit`], for the bytes of [`fill_bytes`](super::fill_bytes).
 pub(super) fn visit_bytes(

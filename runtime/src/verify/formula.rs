@@ -3,6 +3,7 @@
 //! All are a few instructions without branches, so that loops of them vectorise.
 
 use crate::reduce::f32_to_f16;
+use crate::types::data_types;
 
 /// How a type computes and is stored. Signed integers are computed as unsigned ones; `bool` is a byte.
 pub(super) trait Lane: 'static {
@@ -44,9 +45,6 @@ pub(super) struct TrueUnless;
 /// h: data that is only moved.
 pub(super) struct Raw;
 
-pub(super) struct LaneU8;
-pub(super) struct LaneU32;
-pub(super) struct LaneU64;
 pub(super) struct LaneF16;
 pub(super) struct LaneBf16;
 pub(super) struct LaneF32;
@@ -109,9 +107,6 @@ macro_rules! lane {
         }
     };
 }
-lane!(LaneU8, u8, u8, u8, |key, j| (hash_32(key, j) >> 24) as u8, |x| x, |integer, _float| integer as u8);
-lane!(LaneU32, u32, u32, u32, |key, j| hash_32(key, j), |x| x, |integer, _float| integer as u32);
-lane!(LaneU64, u64, u64, u64, |key, j| hash_64(key, j), |x| x, |integer, _float| integer);
 lane!(LaneF16, f32, u32, u16, |key, j| hash_32(key, j), |x| f32_to_f16(x), |_integer, float| float as f32);
 lane!(
     LaneBf16,
@@ -153,7 +148,31 @@ macro_rules! integer_formulas {
         formula!(TrueUnless, $lane, |h, p, m| if h & m & 1 != 0 { 0 } else { p });
     )*};
 }
-integer_formulas!(LaneU8, LaneU32, LaneU64);
+
+/// The lanes of integers are those of the unsigned ones in the table.
+macro_rules! make_lanes {
+    ($($kolo:ident, $rust:ty, $name:literal, $class:ident, $kernels:tt, $lane:ident, $nccl:expr;)+) => {$(
+        make_lanes!(@ $class $rust, $lane);
+    )+};
+    (@ Unsigned $type:ty, $lane:ident) => {
+        pub(super) struct $lane;
+        lane!(
+            $lane,
+            $type,
+            $type,
+            $type,
+            |key, j| match <$type>::BITS {
+                ..=32 => (hash_32(key, j) >> (32 - <$type>::BITS.min(32))) as $type,
+                _ => hash_64(key, j) as $type,
+            },
+            |x| x,
+            |integer, _float| integer as $type
+        );
+        integer_formulas!($lane);
+    };
+    (@ $class:ident $type:ty, $lane:ident) => {};
+}
+data_types!(make_lanes);
 formula!(Raw, LaneU64, |h, p, _m| h.wrapping_add(p));
 
 macro_rules! float_formulas {

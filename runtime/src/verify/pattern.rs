@@ -12,7 +12,7 @@
 //! * **Averages.** An exact sum, divided once.
 
 use super::formula::mix;
-use crate::types::{DataType, ReduceOp};
+use crate::types::{Class, DataType, ReduceOp, data_types};
 
 /// Whose pattern.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,16 +42,27 @@ impl Limits {
     pub(super) const F32: Self = Self { budget: 1 << 12, powers: 64, range_bits: 22 };
     /// 53 bits of significand: 20 for the patterns, 32 for B.
     pub(super) const F64: Self = Self { budget: 1 << 20, powers: 64, range_bits: 50 };
-
-    fn of(data_type: DataType) -> &'static Self {
-        match data_type {
-            DataType::F16 => &Self::F16,
-            DataType::BF16 => &Self::BF16,
-            DataType::F64 => &Self::F64,
-            _ => &Self::F32,
-        }
-    }
 }
+
+macro_rules! make_limits {
+    ($($kolo:ident, $rust:ty, $name:literal, $class:ident, $kernels:tt, $lane:ident, $nccl:expr;)+) => {
+        impl Limits {
+            /// Those of a floating-point type; integers have no use for any.
+            fn of(data_type: DataType) -> &'static Self {
+                match data_type {
+                    $(DataType::$kolo => make_limits!(@ $class $kolo),)+
+                }
+            }
+        }
+    };
+    (@ Float $kolo:ident) => {
+        &Self::$kolo
+    };
+    (@ $class:ident $kolo:ident) => {
+        &Self::F32
+    };
+}
+data_types!(make_limits);
 
 /// The patterns p and m of a formula. Integers compute with the first of each pair, floating-point types with the
 /// second.
@@ -175,7 +186,7 @@ impl Patterns {
             }
             Group::Min | Group::Max => {
                 // The sign bit turns the order of unsigned numbers into that of signed ones.
-                let signed = matches!(self.data_type, DataType::I8 | DataType::I32 | DataType::I64);
+                let signed = self.data_type.class() == Class::Signed;
                 let flip = if signed { 1 << (bits - 1) } else { 0 };
                 let below_zero =
                     (random >> (64 - limits.range_bits)) as f64 - (1_u64 << limits.range_bits) as f64;

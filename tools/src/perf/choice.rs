@@ -30,22 +30,20 @@ pub(crate) enum NamedOp {
     MulSum,
 }
 
-/// The types in the order in which `-d all` goes through them.
-pub(crate) const TYPES: [NamedType; 10] = [
-    NamedType { name: "int8", data_type: DataType::I8 },
-    NamedType { name: "uint8", data_type: DataType::U8 },
-    NamedType { name: "int32", data_type: DataType::I32 },
-    NamedType { name: "uint32", data_type: DataType::U32 },
-    NamedType { name: "int64", data_type: DataType::I64 },
-    NamedType { name: "uint64", data_type: DataType::U64 },
-    NamedType { name: "half", data_type: DataType::F16 },
-    NamedType { name: "float", data_type: DataType::F32 },
-    NamedType { name: "double", data_type: DataType::F64 },
-    NamedType { name: "bfloat16", data_type: DataType::BF16 },
-];
+/// The types that nccl-tests knows, in the order of their numbers there, in which `-d all` goes through them.
+pub(crate) fn all_types() -> Vec<NamedType> {
+    let mut known: Vec<_> = DataType::ALL
+        .into_iter()
+        .filter_map(|data_type| {
+            data_type.in_nccl().map(|(number, name)| (number, NamedType { name, data_type }))
+        })
+        .collect();
+    known.sort_by_key(|(number, _)| *number);
+    known.into_iter().map(|(_, named)| named).collect()
+}
 
 /// The type to fall back to.
-pub(crate) const FLOAT: NamedType = TYPES[7];
+pub(crate) const FLOAT: NamedType = NamedType { name: "float", data_type: DataType::F32 };
 
 impl NamedOp {
     /// In the order in which `-o all` goes through them.
@@ -90,14 +88,14 @@ pub(crate) enum Unknown {
 /// The types `-d` means, and the line to print if it means none of them.
 pub(crate) fn types(text: &str, unknown: Unknown) -> Result<(Vec<NamedType>, Option<String>)> {
     if text == "all" {
-        return Ok((TYPES.to_vec(), None));
+        return Ok((all_types(), None));
     }
-    match TYPES.into_iter().find(|known| known.name == text) {
+    match all_types().into_iter().find(|known| known.name == text) {
         Some(known) => Ok((vec![known], None)),
         None if unknown == Unknown::Defaults => {
             Ok((vec![FLOAT], Some(format!("invalid type {text}, defaulting to {} .. ", FLOAT.name))))
         }
-        None => Err(no_such("-d", "element type", text, TYPES.map(|known| known.name))),
+        None => Err(no_such("-d", "element type", text, all_types().iter().map(|known| known.name))),
     }
 }
 
@@ -111,11 +109,12 @@ pub(crate) fn ops(text: &str, unknown: Unknown) -> Result<(Vec<NamedOp>, Option<
         None if unknown == Unknown::Defaults => {
             Ok((vec![NamedOp::Sum], Some(format!("invalid op {text}, defaulting to sum .. "))))
         }
-        None => Err(no_such("-o", "operator", text, NamedOp::ALL.map(NamedOp::name))),
+        None => Err(no_such("-o", "operator", text, NamedOp::ALL.into_iter().map(NamedOp::name))),
     }
 }
 
-fn no_such<const N: usize>(option: &str, what: &str, text: &str, known: [&str; N]) -> CliError {
+fn no_such<'a>(option: &str, what: &str, text: &str, known: impl Iterator<Item = &'a str>) -> CliError {
+    let known: Vec<&str> = known.collect();
     CliError::usage(
         format!("{option} says '{text}', and there is no such {what}"),
         format!("Choose one of {}, or all", known.join(", ")),
@@ -150,8 +149,15 @@ mod tests {
     }
 
     #[test]
+    fn types_come_in_the_order_of_nccl() {
+        let names: Vec<&str> = all_types().iter().map(|known| known.name).collect();
+        assert_eq!(names.join(" "), "int8 uint8 int32 uint32 int64 uint64 half float double bfloat16");
+        assert!(all_types().contains(&FLOAT));
+    }
+
+    #[test]
     fn every_op_supports_every_type() {
-        for named in TYPES {
+        for named in all_types() {
             for op in NamedOp::ALL {
                 assert!(op.on_rank(1).supports(named.data_type));
             }

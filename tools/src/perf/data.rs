@@ -81,7 +81,7 @@ impl Inputs {
 
 #[cfg(test)]
 mod tests {
-    use super::super::choice::TYPES;
+    use super::super::choice::all_types;
     use super::*;
 
     #[test]
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn there_is_data_for_all_that_can_be_asked() {
-        for named in TYPES {
+        for named in all_types() {
             for op in NamedOp::ALL {
                 let inputs = Inputs::new(1, named.data_type, Some(op), 1).unwrap();
                 let mut result = vec![0; 64 * named.data_type.size()];
