@@ -180,6 +180,40 @@ impl Bill {
         self.path += work;
     }
 
+    /// Every rank of a host copies so much into memory that the others read.
+    pub(crate) fn publish(&mut self, bytes: f64) {
+        self.share(bytes, 0.0);
+    }
+
+    /// Every rank of a host copies so much of what others have published.
+    pub(crate) fn take(&mut self, bytes: f64) {
+        self.share(bytes, 0.0);
+    }
+
+    /// Every rank reduces what so many ranks of its host have for it, `bytes` each, its own among it.
+    pub(crate) fn fold(&mut self, ranks: u32, bytes: f64) {
+        let bytes = f64::from(ranks - 1) * bytes;
+        self.share(bytes, bytes / self.model.reduce_bytes_per_second);
+    }
+
+    /// Every rank moves so much to or from memory that the ranks of a host share.
+    fn share(&mut self, bytes: f64, more: f64) {
+        let moved = bytes / self.model.move_bytes_per_second;
+        let memory = f64::from(self.local) * bytes / self.model.memory_bytes_per_second;
+        let work = ((moved + more) * self.model.oversubscription.max(1.0)).max(memory);
+        self.busy.memory += memory;
+        self.busy.processor += work;
+        self.path += work;
+    }
+
+    /// Every rank waits for what so many others of its host publish.
+    pub(crate) fn meet(&mut self, others: u32) {
+        let intra = &self.model.intra;
+        let work = f64::from(others + 1) * intra.overhead_seconds * self.model.oversubscription.max(1.0);
+        self.busy.processor += work;
+        self.path += self.model.latency_seconds(intra) + work;
+    }
+
     /// `messages` messages of `bytes` each to and from different ranks of the world, `width` at a time; between
     /// hosts never more than `params.width`, since networks do not bear many senders to one receiver.
     pub(crate) fn wave(&mut self, messages: u32, bytes: f64, reduces: bool, width: f64) {

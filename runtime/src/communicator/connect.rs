@@ -13,9 +13,10 @@ use super::endpoints::{self, Candidate, Established};
 use super::model::model_for;
 use super::routes;
 use super::shared::{Attendance, Contended, Fault, Group, Shared, World};
+use super::shared_memory;
 use crate::config::{Config, Determinism};
 use crate::control::ExchangeKey;
-use crate::dispatch::Planner;
+use crate::dispatch::{Limits, Planner};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::exchange::Exchange;
@@ -122,7 +123,11 @@ impl Making {
 
     /// Tells the others something, and gives what all have told, in rank order.
     pub(super) fn tell(&self, round: u64, message: &impl Serialize) -> Result<Vec<Vec<u8>>> {
-        let blob = postcard::to_stdvec(message).map_err(|error| broken(self.rank, &error))?;
+        self.tell_bytes(round, postcard::to_stdvec(message).map_err(|error| broken(self.rank, &error))?)
+    }
+
+    /// The same of what is bytes already.
+    pub(super) fn tell_bytes(&self, round: u64, blob: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         let key = ExchangeKey { communicator: self.id, round };
         self.world.control.exchange(key, &self.members, blob, self.deadline)
     }
@@ -134,7 +139,9 @@ impl Making {
         let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
         let engine = Engine::new(rank, established.links, channels, config.unexpected_bytes);
         let model = model_for(facts(hosts, cards), config.profile.as_ref().map(|loaded| &loaded.profile));
-        let planner = Planner::new(rank, Arc::clone(hosts), model, config, engine.channels_per_operation())?;
+        let stages = shared_memory::is_everywhere(self, hosts, engine.stage_members())?;
+        let limits = Limits { channels: engine.channels_per_operation(), stages };
+        let planner = Planner::new(rank, Arc::clone(hosts), model, config, limits)?;
         let canonical = config.determinism == Determinism::Canonical;
         let exchange = established.exchange.filter(|_| config.tiny_bytes != Some(0)).map(|flat| {
             let has_gpus = cards.iter().any(|card| card.has_gpus);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kolo_transport::shm::Flat;
+use kolo_transport::shm::Exchange;
 use kolo_transport::tcp::Congestion;
 use kolo_transport::{Endpoint, Options, RdmaOptions, RegistrationPolicy, ShmOptions, TcpOptions};
 
@@ -99,7 +99,7 @@ fn rdma_options(control: &Control, config: &Config) -> RdmaOptions {
 pub(super) struct Established {
     pub(super) links: Links,
     /// The exchange of the host, if all ranks are on it.
-    pub(super) exchange: Option<Flat>,
+    pub(super) exchange: Option<Exchange>,
     /// How adapters reach a GPU's memory, if there are any.
     pub(super) plan: Option<kolo_gdr::Plan>,
     pub(super) adapters: Option<Adapters>,

@@ -12,6 +12,7 @@ pub(crate) mod on_gpus;
 mod recorder;
 mod routes;
 mod shared;
+mod shared_memory;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use connect::fuzz_card;

@@ -8,7 +8,7 @@ use std::fmt;
 use kolo_collectives::select::Choice;
 
 pub(crate) use last_call::{Known, LastCall};
-pub(crate) use planner::Planner;
+pub(crate) use planner::{Limits, Planner};
 
 use crate::call::Call;
 use crate::exchange::tiny::Tiny;

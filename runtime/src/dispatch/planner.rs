@@ -12,6 +12,7 @@ use kolo_collectives::task::Task;
 
 use crate::call::{Call, Counts, Forced};
 use crate::config::{Config, Determinism};
+use crate::engine::STAGE_SEGMENTS;
 use crate::error::{Context, Error, Result};
 
 /// What decides the plan of a call. Sizes come in as the selection's answer, so that plans are shared by all sizes.
@@ -40,6 +41,15 @@ pub(crate) struct Planned {
     pub(crate) window: usize,
 }
 
+/// What the transports of all ranks have for one call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Channels to a peer.
+    pub(crate) channels: u16,
+    /// Whether the ranks of each host share memory that plans may use.
+    pub(crate) stages: bool,
+}
+
 /// Chooses and caches plans for one communicator.
 #[derive(Debug)]
 pub(crate) struct Planner {
@@ -51,7 +61,7 @@ pub(crate) struct Planner {
     overrides: Overrides,
     segment_bytes: Option<usize>,
     window: Option<usize>,
-    channels_max: u16,
+    limits: Limits,
     choices: HashMap<ChoiceKey, Planned>,
     plans: HashMap<PlanKey, Arc<Plan>>,
 }
@@ -69,7 +79,7 @@ impl Planner {
         hosts: Arc<[u32]>,
         model: Model,
         config: &Config,
-        channels_max: u16,
+        limits: Limits,
     ) -> Result<Self> {
         let overrides = config.algorithms.parse::<Overrides>().map_err(|problem| {
             Error::configuration("KOLO_ALGO", problem.to_string(), "See `kolo explain --help` for the names")
@@ -86,10 +96,15 @@ impl Planner {
             overrides,
             segment_bytes: config.segment_bytes,
             window: config.window,
-            channels_max,
+            limits,
             choices: HashMap::new(),
             plans: HashMap::new(),
         })
+    }
+
+    /// Whether reductions are in the canonical order.
+    pub(crate) fn is_canonical(&self) -> bool {
+        self.order == Order::Canonical
     }
 
     /// The plan for a call with its buffers placed so, and how to run it.
@@ -106,20 +121,22 @@ impl Planner {
             .entry(plan_key)
             .or_insert_with_key(|key| Arc::new(key.algorithm.plan(&key.task, rank)))
             .clone();
-        if plan.channels > self.channels_max {
+        if plan.channels > self.limits.channels {
             return Err(Error::Unsupported {
                 context: Context { rank, ..Context::default() },
                 problem: format!(
                     "algorithm {} needs {} channels to a peer, the transports offer {}; choose another one with \
                      KOLO_ALGO",
-                    choice.algorithm, plan.channels, self.channels_max
+                    choice.algorithm, plan.channels, self.limits.channels
                 ),
             });
         }
-        let window = self.window.unwrap_or(choice.window).clamp(1, 64);
+        // By what is the same on all ranks: one that is alone on its host has no stage, but segments as the others have.
+        let most = if choice.staged_segment_bytes_max.is_some() { STAGE_SEGMENTS } else { 64 };
+        let window = self.window.unwrap_or(choice.window).clamp(1, most);
         let planned = Planned {
             segment_elements: (choice.segment_bytes / key.element_bytes).max(1),
-            window: window.min(usize::from(self.channels_max / plan.channels.max(1))),
+            window: window.min(usize::from(self.limits.channels / plan.channels.max(1))),
             plan,
         };
         if self.choices.len() >= CHOICES_MAX {
@@ -131,9 +148,13 @@ impl Planner {
 
     /// The calls for which the settings name an algorithm.
     pub(crate) fn forced(&self) -> Forced {
-        Forced::new(&self.overrides, |collective| {
-            Task::new(collective, self.world_size).with_hosts(Arc::clone(&self.hosts))
-        })
+        Forced::new(&self.overrides, |collective| self.task(collective))
+    }
+
+    /// A collective of all ranks.
+    fn task(&self, collective: Collective) -> Task {
+        let task = Task::new(collective, self.world_size).with_hosts(Arc::clone(&self.hosts));
+        if self.limits.stages { task.with_stages() } else { task }
     }
 
     /// The constants of the selection.
@@ -171,9 +192,7 @@ impl Planner {
 
     /// Chooses as for buffers that lie apart, wherever they lie here: other ranks' may lie otherwise, and all must choose alike.
     fn choose(&self, key: ChoiceKey) -> Result<(Task, Choice)> {
-        let mut task = Task::new(key.collective, self.world_size)
-            .with_root(key.root)
-            .with_hosts(Arc::clone(&self.hosts));
+        let mut task = self.task(key.collective).with_root(key.root);
         let forced = self.overrides.force(&task, key.bytes as u64);
         let mut choice = select(
             &task,
@@ -189,7 +208,7 @@ impl Planner {
             problem: problem.to_string(),
         })?;
         if let Some(bytes) = self.segment_bytes {
-            choice.segment_bytes = bytes;
+            choice.segment_bytes = choice.staged_segment_bytes_max.map_or(bytes, |most| bytes.min(most));
         }
         task.params = choice.params;
         task.placement = key.placement;

@@ -1,6 +1,6 @@
 //! What ranks of one host do where there is no control plane any more: world rank 0 has left in good order.
 //!
-//! Messages are carried by links, whose ends show by themselves. An exchange has no link, so who waits in one for long
+//! Messages are carried by links, whose ends show by themselves. An exchange and a stage have no link, so who waits there for long
 //! looks whether those that it waits for are still there. Ranks that give up leave word on the board of the host: the cause
 //! in one word, and for mismatches, each its own call beside it.
 
@@ -119,7 +119,7 @@ pub(super) fn shown_by(shared: &Shared, peer: u32, tag: u64, sequence: u64) -> O
     })
 }
 
-/// Fails if a rank is gone that the exchange at hand waits for, and no control plane would say so.
+/// Fails if a rank is gone that the exchange at hand or the stage waits for, and no control plane would say so.
 pub(super) fn look_for_the_gone<'a>(
     shared: &'a Shared,
     mut core: MutexGuard<'a, Core>,
@@ -128,9 +128,11 @@ pub(super) fn look_for_the_gone<'a>(
     if !shared.world.control.is_closed() {
         return Ok(core);
     }
-    let late = |core: &Core| match &core.exchange {
-        Some(exchange) if exchange.tiny.is_under_way() => exchange.tiny.waiting_for(),
-        _ => Vec::new(),
+    let late = |core: &Core| {
+        let exchange = core.exchange.as_ref().filter(|exchange| exchange.tiny.is_under_way());
+        let mut late = exchange.map_or_else(Vec::new, |exchange| exchange.tiny.waiting_for());
+        late.extend(core.engine.late_on_stage());
+        late
     };
     for peer in late(&core) {
         let Err(error) = core.engine.look_for(peer) else { continue };

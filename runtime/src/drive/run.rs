@@ -265,12 +265,14 @@ fn job(
         Placement::InPlace => Buffers { input: call.input.cast_mut(), output: call.output },
     };
     let lent = lent(call, &buffers, rank, world_size);
+    // Processors publish and fold, so what is a GPU's is copied to the host first.
+    let path = begun.path.filter(|_| planned.plan.stage.is_none());
     Ok(Job {
         plan: planned.plan,
         shape,
         buffers,
         sides: Sides {
-            reach: begun.path.map_or(Reach::Staged, |path| core.gpu.reach(path)),
+            reach: path.map_or(Reach::Staged, |path| core.gpu.reach(path)),
             ..call.sides().clone()
         },
         data_type: call.data_type,
@@ -280,6 +282,8 @@ fn job(
         segment_elements: planned.segment_elements,
         window: planned.window,
         channel_base: 0,
+        area_base: 0,
+        canonical: core.planner.is_canonical(),
         tag: begun.tag,
         lent,
         keep: None,

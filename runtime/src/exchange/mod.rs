@@ -3,7 +3,7 @@
 mod queue;
 pub(crate) mod tiny;
 
-use kolo_transport::shm::FlatMismatch;
+use kolo_transport::StageMismatch;
 
 use queue::Queue;
 use tiny::Tiny;
@@ -16,7 +16,7 @@ pub(crate) struct Exchange {
 }
 
 /// A member called something else.
-pub(crate) type Mismatch = FlatMismatch;
+pub(crate) type Mismatch = StageMismatch;
 
 impl Exchange {
     pub(crate) fn new(tiny: Tiny) -> Self {

@@ -26,7 +26,7 @@ mod work;
 use std::sync::Arc;
 
 use kolo_collectives::plan::{Collective, Placement};
-use kolo_transport::shm::FlatMismatch;
+use kolo_transport::StageMismatch;
 
 use crate::call::{Call, Counts, Forced};
 use crate::exchange::tiny::Tiny;
@@ -91,7 +91,7 @@ pub(crate) enum Step {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
     /// A member called something else.
-    Mismatch(FlatMismatch),
+    Mismatch(StageMismatch),
     /// A member claimed what it does not have.
     Corrupt {
         /// Which.

@@ -7,8 +7,7 @@ use kolo_transport::shm::copy_streaming;
 use super::claim::Claim;
 use super::memory::Window;
 use crate::call::{Call, reduces};
-use crate::exchange::tiny::tree;
-use crate::reduce::{Combine, divide, scale};
+use crate::reduce::{Combine, divide, scale, tree};
 use crate::types::{DataType, ReduceOp};
 
 /// Bytes of each buffer between two looks at abort and deadline: some tens of microseconds.

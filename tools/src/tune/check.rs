@@ -78,6 +78,10 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
     if is_in_place(collective) {
         task.placement = Placement::InPlace;
     }
+    let has_tiny = comm.routes().iter().all(|route| route.transport == "shm");
+    if has_tiny {
+        task = task.with_stages();
+    }
     let with = |config: Config| -> Result<Communicator> { Ok(comm.duplicate(config)?) };
     let mut candidates = Vec::new();
     for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| algorithm.supports(&task).is_ok()) {

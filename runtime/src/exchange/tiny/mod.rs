@@ -10,7 +10,6 @@
 mod limits;
 mod passage;
 mod payload;
-mod tree;
 mod two_shot;
 
 use std::cell::RefCell;
@@ -18,11 +17,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use kolo_collectives::plan::Collective;
-use kolo_transport::shm::{Board, Flat, FlatMismatch, Needs, Payload, Slot};
+use kolo_transport::shm::{Board, Exchange, Payload, Slot};
+use kolo_transport::{Needs, StageMismatch};
 
 use limits::Served;
 pub(crate) use passage::Passage;
-pub(crate) use tree::tree;
 
 use crate::call::{Call, Forced};
 use crate::reduce::Combine;
@@ -31,7 +30,7 @@ use crate::wait::Turnstile;
 /// The exchange area of the host, with what is needed to compute from it.
 #[derive(Debug)]
 pub(crate) struct Tiny {
-    flat: Flat,
+    flat: Exchange,
     rank: usize,
     members: usize,
     /// Longest contribution on this path, if it was set.
@@ -67,7 +66,7 @@ enum Step {
 
 impl Tiny {
     pub(crate) fn new(
-        flat: Flat,
+        flat: Exchange,
         rank: u32,
         bytes_max: Option<usize>,
         has_gpus: bool,
@@ -129,7 +128,7 @@ impl Tiny {
 
     /// Moves an exchange of everybody's `words` (as many on all ranks) on as far as it goes; true once all are there. The
     /// caller has the turn, looks at [`heard`](Self::heard) and then calls [`end_exchange`](Self::end_exchange).
-    pub(crate) fn exchange(&mut self, tag: u64, words: &[u8]) -> Result<bool, FlatMismatch> {
+    pub(crate) fn exchange(&mut self, tag: u64, words: &[u8]) -> Result<bool, StageMismatch> {
         if !matches!(self.step, Step::Published) {
             let fill = (!words.is_empty()).then_some(|mut slot: Slot<'_>| slot.write(0, words));
             if !self.flat.is_free(words.len())? {
@@ -162,7 +161,7 @@ impl Tiny {
         &mut self,
         call: &Call,
         passage: &mut Passage,
-    ) -> Result<bool, FlatMismatch> {
+    ) -> Result<bool, StageMismatch> {
         if !self.has_turn(passage.turn) {
             return Ok(false);
         }

@@ -3,16 +3,14 @@
 use std::ops::Range;
 
 use kolo_collectives::plan::{Collective, Placement};
-use kolo_transport::shm::{Needs, Slot};
+use kolo_transport::Needs;
+use kolo_transport::shm::Slot;
 
+use super::Tiny;
 use super::passage::{Passage, place};
-use super::{Tiny, tree};
 use crate::call::{Call, reduces};
-use crate::reduce::{Combine, divide, scale};
+use crate::reduce::{Folding, divide, scale};
 use crate::types::ReduceOp;
-
-/// Bytes of each payload that are reduced at a time.
-const FOLD_BYTES: usize = 4 << 10;
 
 impl Tiny {
     /// Publishes this rank's contribution to the exchange at hand.
@@ -230,64 +228,18 @@ impl Tiny {
         members: Range<usize>,
         payload: impl Fn(usize) -> *const u8,
     ) {
-        let (first, len) = (members.start, members.len());
-        // Sizes are powers of two.
-        let shift = call.data_type.size().trailing_zeros();
+        let how = Folding {
+            combine: passage.combine,
+            element_bytes: call.data_type.size(),
+            canonical: self.canonical,
+            scratch: &self.scratch,
+        };
+        let first = members.start;
         // SAFETY: for the whole block: the caller's promise.
         unsafe {
-            if len == 2 {
-                let (a, b) = (payload(first), payload(first + 1));
-                (passage.combine)(output, a, b, bytes >> shift);
-            } else {
-                // What is computed stays in the first-level cache while the ranks' payloads pass through it.
-                for at in (0..bytes).step_by(FOLD_BYTES) {
-                    let bytes = FOLD_BYTES.min(bytes - at);
-                    let payload = |member| payload(member).add(at);
-                    self.fold_block(
-                        passage.combine,
-                        output.add(at),
-                        (bytes, bytes >> shift),
-                        members.clone(),
-                        payload,
-                    );
-                }
-            }
+            how.fold(output, bytes, members.len(), |index| payload(first + index));
             if matches!(call.op, ReduceOp::Avg) {
-                divide(call.data_type, output, bytes >> shift, self.members as u32);
-            }
-        }
-    }
-
-    /// The same of one or more than two members, for so many bytes and elements as stay in the first-level cache.
-    ///
-    /// # Safety
-    /// As [`Self::fold`].
-    unsafe fn fold_block(
-        &self,
-        combine: Combine,
-        output: *mut u8,
-        (bytes, count): (usize, usize),
-        members: Range<usize>,
-        payload: impl Fn(usize) -> *const u8,
-    ) {
-        let (first, len) = (members.start, members.len());
-        // SAFETY: for the whole block: the caller's promise, and scratch of the size that the tree asks for.
-        unsafe {
-            if len == 1 {
-                let from = payload(first);
-                if from != output.cast_const() {
-                    output.copy_from_nonoverlapping(from, bytes);
-                }
-            } else if self.canonical {
-                let mut scratch = self.scratch.borrow_mut();
-                scratch.resize((1 << len.ilog2()) * bytes, 0);
-                tree(combine, count, bytes, |leaf| payload(first + leaf), len, &mut scratch);
-                output.copy_from_nonoverlapping(scratch.as_ptr(), bytes);
-            } else {
-                combine(output, payload(first), payload(first + 1), count);
-                for member in first + 2..first + len {
-                    combine(output, output, payload(member), count);
-                }
+                divide(call.data_type, output, bytes / call.data_type.size(), self.members as u32);
             }
         }
     }

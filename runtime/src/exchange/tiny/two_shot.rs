@@ -14,7 +14,8 @@
 use std::ops::Range;
 
 use kolo_collectives::plan::Collective;
-use kolo_transport::shm::{Needs, Slot};
+use kolo_transport::Needs;
+use kolo_transport::shm::Slot;
 
 use super::Tiny;
 use super::limits::MEMBERS_MAX;

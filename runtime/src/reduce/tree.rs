@@ -1,6 +1,6 @@
 //! The order in which partial results are combined so that it depends on the number of ranks only.
 
-use crate::reduce::Combine;
+use super::Combine;
 
 /// Reduces `len` payloads along the canonical tree, as the canonical generators do: of `len` = 2^k + e ranks the first 2e
 /// are added in pairs, and the 2^k values that there are then in a balanced tree. The result is the first block of

@@ -3,11 +3,12 @@
 use std::thread;
 
 use super::*;
-use crate::shm::{FLAT_INLINE, FLAT_LONG, FLAT_MAX, Flat, FlatMismatch, Needs, Slot};
+use crate::shm::{Exchange, FLAT_INLINE, FLAT_LONG, FLAT_MAX, Slot};
 use crate::wait_word;
+use crate::{Needs, StageMismatch};
 
-fn flats(n: u32) -> Vec<Flat> {
-    world(n).iter_mut().map(|e| e.flat().expect("all on one host")).collect()
+fn flats(n: u32) -> Vec<Exchange> {
+    world(n).iter_mut().map(|e| e.exchange().expect("all on one host")).collect()
 }
 
 type Fill = fn(Slot<'_>);
@@ -15,7 +16,11 @@ type Fill = fn(Slot<'_>);
 const NOTHING: Option<Fill> = None;
 
 /// Waits until `step` says yes, asleep or not.
-fn wait(flat: &mut Flat, asleep: bool, mut step: impl FnMut(&mut Flat) -> Result<bool, FlatMismatch>) {
+fn wait(
+    flat: &mut Exchange,
+    asleep: bool,
+    mut step: impl FnMut(&mut Exchange) -> Result<bool, StageMismatch>,
+) {
     let deadline = deadline();
     while !step(flat).expect("all agree") {
         assert!(Instant::now() < deadline, "waited too long for {:?}", flat.waiting_for(0));
@@ -33,12 +38,12 @@ fn wait(flat: &mut Flat, asleep: bool, mut step: impl FnMut(&mut Flat) -> Result
 }
 
 /// One round: waits until it may publish, publishes if it gives, waits for what it needs.
-fn round(flat: &mut Flat, asleep: bool, number: usize, len: usize, gives: bool, needs: Needs) {
+fn round(flat: &mut Exchange, asleep: bool, number: usize, len: usize, gives: bool, needs: Needs) {
     let me = flat.member();
     wait(flat, asleep, |flat| flat.is_free(if gives { len } else { 0 }));
     let fill = gives.then_some(|mut to: Slot<'_>| to.write(0, &pattern(number * 10 + me, len)));
     flat.publish(number as u64, len, needs, fill);
-    wait(flat, asleep, Flat::poll);
+    wait(flat, asleep, Exchange::poll);
 }
 
 const LENS: [usize; 12] =
@@ -175,8 +180,8 @@ fn other_tags_and_lengths_are_told() {
         flats[2].publish(7, 16, Needs::All, NOTHING);
         assert_eq!(flats[0].waiting_for(0), [1]);
         flats[1].publish(tag, len, Needs::All, NOTHING);
-        assert_eq!(flats[0].poll(), Err(FlatMismatch { member: 1, tag }));
-        assert_eq!(flats[1].poll(), Err(FlatMismatch { member: 0, tag: 7 }));
+        assert_eq!(flats[0].poll(), Err(StageMismatch { member: 1, tag }));
+        assert_eq!(flats[1].poll(), Err(StageMismatch { member: 0, tag: 7 }));
     }
 }
 
@@ -190,8 +195,8 @@ fn what_differed_in_a_round_that_nobody_looked_at_is_told_in_a_later_one() {
         flat.finish();
         flat.publish(5, 8, Needs::All, Some(|_: Slot<'_>| ()));
     }
-    assert_eq!(flats[0].poll(), Err(FlatMismatch { member: 1, tag: 4 }));
-    assert_eq!(flats[1].poll(), Err(FlatMismatch { member: 0, tag: 3 }));
+    assert_eq!(flats[0].poll(), Err(StageMismatch { member: 1, tag: 4 }));
+    assert_eq!(flats[1].poll(), Err(StageMismatch { member: 0, tag: 3 }));
     // The same if one of them runs ahead as far as it can.
     let mut flats = self::flats(2);
     for tag in 0..7 {
@@ -200,7 +205,7 @@ fn what_differed_in_a_round_that_nobody_looked_at_is_told_in_a_later_one() {
         flats[0].finish();
     }
     flats[1].publish(9, 8, Needs::Nobody, NOTHING);
-    assert_eq!(flats[0].is_free(0), Err(FlatMismatch { member: 1, tag: 9 }));
+    assert_eq!(flats[0].is_free(0), Err(StageMismatch { member: 1, tag: 9 }));
 }
 
 #[test]
@@ -251,6 +256,6 @@ fn announcements_are_seen() {
 #[test]
 fn there_is_one_flat_per_endpoint() {
     let mut world = world(1);
-    assert!(world[0].flat().is_some());
-    assert!(world[0].flat().is_none());
+    assert!(world[0].exchange().is_some());
+    assert!(world[0].exchange().is_none());
 }
