@@ -11,11 +11,11 @@ const CRATES: [(&str, &str, &[&str]); 8] = [
     ("collectives", "kolo-collectives", &[]),
     ("transport/verbs", "kolo-verbs", &[]),
     ("transport/gdr", "kolo-gdr", &[]),
-    ("transport", "kolo-transport", &["kolo-verbs", "kolo-gdr"]),
+    ("transport", "kolo-transport", &["kolo-verbs"]),
     ("runtime", "kolo", &["kolo-collectives", "kolo-transport", "kolo-gdr"]),
     ("bindings/c", "kolo-c", &["kolo"]),
     ("bindings/python", "kolo-python", &["kolo"]),
-    ("tools", "kolo-cli", &["kolo", "kolo-collectives", "kolo-transport", "kolo-gdr", "kolo-verbs"]),
+    ("tools", "kolo-cli", &["kolo", "kolo-collectives", "kolo-transport"]),
 ];
 
 #[test]
