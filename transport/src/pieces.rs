@@ -2,10 +2,10 @@
 //!
 //! # Safety argument of this file
 //!
-//! `Endpoint::post_send` and `post_recv` oblige the caller to keep the slice of pieces, the memory that it names
-//! and the consumer's context valid until the token completes or the endpoint is dropped. A [`Pieces`] or an
-//! [`Eater`] is made in a post and lives in a queue entry that is removed when its token completes; so as long as
-//! one can be used, the memory is valid. `abort` and `abandon` empty the queues, so nothing is touched after.
+//! `Endpoint::post_send` and `post_recv` oblige the caller to keep the slice of pieces, the memory that it names, and the consumer's
+//! context valid until the token completes or the endpoint is dropped. A [`Pieces`] or an [`Eater`] is made in a post and lives in a queue
+//! entry, which is removed when its token completes. The memory is therefore valid for as long as either can be used. `abort` and `abandon`
+//! empty the queues, so nothing is touched afterwards.
 
 use crate::endpoint::{Consumer, Piece};
 
