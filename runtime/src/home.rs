@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::mix::mix;
+use crate::wait::Crowd;
 
 /// Coming back takes 10 to 30 us, and the others of a short call take their turns in as much; somebody else holds on to a
 /// processor for a slice or until the next tick, which is 1 to 4 ms.
@@ -44,6 +45,20 @@ pub(crate) fn assign(place: usize, ranks: usize) -> Option<usize> {
 fn deal(processors: &[usize], place: usize, ranks: usize) -> Option<usize> {
     let shared = ranks > processors.len() && processors.len() > 1;
     shared.then(|| processors[place % processors.len()])
+}
+
+/// Where a rank runs, and beside whom.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// None where it has a processor to itself.
+    pub(crate) home: Option<Home>,
+    pub(crate) crowd: Crowd,
+}
+
+impl Place {
+    pub(crate) fn new(home: Option<Home>) -> Self {
+        Self { home, crowd: Crowd::default() }
+    }
 }
 
 /// The processor that a rank comes back to, and whether it is worth the while.
