@@ -1,9 +1,8 @@
 #![doc = include_str!("guide.md")]
 
+mod api;
 mod call;
-pub mod cancel;
-mod cluster;
-mod comm;
+mod cancel;
 mod communicator;
 pub mod config;
 mod control;
@@ -22,22 +21,21 @@ mod job;
 mod join;
 mod mix;
 mod profile;
-mod ranges;
 mod reduce;
-mod sides;
-mod summary;
 mod supply;
+mod symmetric;
 mod ticks;
 pub mod types;
 mod verify;
 mod wait;
-mod waited;
-mod work;
 
 /// For Kolo's own tools, bindings, tests and benchmarks. Not part of the stable interface: anything in here may change in
 /// any version.
 #[doc(hidden)]
 pub mod internal {
+    pub mod cancel {
+        pub use crate::cancel::*;
+    }
     pub mod control {
         pub use crate::control::*;
     }
@@ -58,12 +56,11 @@ pub mod internal {
     }
 }
 
-pub use call::{RawCall, RawCallV};
-pub use cluster::Cluster;
-pub use comm::{
-    Batch, Builder, Communicator, RawMessage, RegisteredBuffer, Registration, Scope, Stable, Standing,
-    Symmetric,
+pub use api::{
+    Batch, Builder, Cluster, Communicator, RawMessage, RegisteredBuffer, Registration, Scope, Stable,
+    Standing, Symmetric, Work,
 };
+pub use call::{Label, RawCall, RawCallV, Summary};
 pub use communicator::Record;
 pub use config::{Config, Determinism, TransportKind, Transports};
 pub use control::{ControlRuntime, JobSecret, PeerInfo};
@@ -75,6 +72,4 @@ pub use kolo_collectives::plan::Collective;
 pub use kolo_gdr::Wish as GpuDirectWish;
 pub use kolo_transport::MemoryCounters;
 pub use profile::Loaded as LoadedProfile;
-pub use summary::{Label, Summary};
 pub use types::{Bool, DataType, Element, ReduceOp};
-pub use work::Work;

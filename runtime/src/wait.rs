@@ -1,10 +1,9 @@
-//! Waiting: the only place in Kolo that spins, yields or sleeps.
+//! Waiting: the policy by which threads spin, yield and sleep. The test `tidy` lists the few other places that wait.
 //!
-//! A waiting thread polls; between polls it asks a [`Pacer`] what to do. How long to spin and to yield depends on
-//! whether every rank of this host has a processor to itself. If not, spinning takes the processor from the very
-//! rank that is waited for: a single 8-byte all-reduce of 8 ranks on 2 processors then takes tens of milliseconds
-//! instead of tens of microseconds, so an oversubscribed rank yields at once. If yes, going to sleep costs
-//! 15 to 30 us to wake up from on a virtual machine, so a rank spins and yields for much longer first.
+//! A waiting thread polls; between polls it asks a [`Pacer`] what to do. How long it spins and yields depends on whether every rank of this
+//! host has a processor of its own. If not, spinning takes the processor from the very rank that is waited for: a single 8-byte all-reduce
+//! of 8 ranks on 2 processors then takes tens of milliseconds instead of tens of microseconds, so an oversubscribed rank yields at once. If
+//! so, waking up from sleep costs 15 to 30 us on a virtual machine, so a rank spins and yields for much longer first.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};

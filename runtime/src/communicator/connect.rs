@@ -14,18 +14,18 @@ use super::model::model_for;
 use super::routes;
 use super::shared::{Attendance, Contended, Fault, Group, Shared, World};
 use super::shared_memory;
-use crate::comm::direct::Direct;
-use crate::comm::tiny::Tiny;
 use crate::config::{Config, Determinism};
 use crate::control::ExchangeKey;
 use crate::dispatch::{Limits, Planner};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::exchange::Exchange;
+use crate::exchange::tiny::Tiny;
 use crate::gpu::{self, GpuAccess, Gpus};
 use crate::home::{self, Home};
 use crate::job::MOST_PATIENCE;
 use crate::mix::mix;
+use crate::symmetric::Direct;
 use crate::wait::usable_processors;
 
 /// The identity of the communicator of all ranks. Others are derived from their parent's.

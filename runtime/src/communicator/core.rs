@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use super::recorder::Recorder;
 use crate::call::Call;
-use crate::comm::direct::Direct;
 use crate::dispatch::{CarriedOut, Decision, Form, LastCall, Planner, Way, decide};
 use crate::engine::{Engine, Id};
 use crate::error::Result;
 use crate::exchange::Exchange;
 use crate::gpu::GpuAccess;
 use crate::home::Home;
+use crate::symmetric::Direct;
 
 /// Everything that calls move. One thread at a time has it: see [`Shared`](super::Shared).
 #[derive(Debug)]

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use kolo_gdr::{Gpu, Wish};
 
 use super::{Core, Shared};
-use crate::call::Call;
+use crate::call::{Call, Waited};
 use crate::cancel::Whole;
 use crate::engine::Route;
 use crate::error::{Error, Result};
 use crate::gpu::{Buffer, GpuPath, Staged};
-use crate::waited::Waited;
 
 /// The GPU whose memory this is, if it is one's.
 ///

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::call::Summary;
 use crate::gpu::GpuPath;
-use crate::summary::Summary;
 use crate::ticks::{Tick, Ticks};
 
 /// Operations remembered: a few training steps of a large model, in well under 100 KiB.

@@ -14,6 +14,7 @@ use std::time::Instant;
 use kolo_transport::Process;
 
 use super::core::Core;
+use crate::call::Waited;
 use crate::config::Config;
 use crate::control::{Control, Membership};
 use crate::engine::Route;
@@ -21,7 +22,6 @@ use crate::error::{Context, Error, Result};
 use crate::failure::Cause;
 use crate::gpu::Gpus;
 use crate::wait::{self, Policy};
-use crate::waited::Waited;
 
 /// A communicator, but for what its handles add.
 #[derive(Debug)]

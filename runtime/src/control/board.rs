@@ -1,4 +1,4 @@
-//! What a rank is doing, readable by its control thread while its main thread computes or hangs.
+//! The state of a rank, which its control thread can read while its main thread computes or hangs.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::recent::{Recent, Start};
-use crate::summary::Label;
+use crate::call::Label;
 
 /// What a member answers when asked what it is doing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,7 +172,7 @@ mod tests {
     use kolo_collectives::plan::Collective;
 
     use super::*;
-    use crate::summary::Summary;
+    use crate::call::Summary;
     use crate::types::DataType;
 
     #[test]

@@ -1,8 +1,7 @@
 //! What was worked out for the last call, for when it is made again: most are.
 
-use crate::call::{Call, reduces};
+use crate::call::{Call, Label, reduces};
 use crate::reduce::{Combine, combine_fn, combine_nothing};
-use crate::summary::Label;
 
 /// The last call.
 #[derive(Debug)]

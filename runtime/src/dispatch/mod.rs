@@ -1,6 +1,5 @@
 //! Which way a call goes: decided in one place, for those who run calls, start them, explain them and check the choice.
 
-mod forced;
 mod last_call;
 mod planner;
 
@@ -8,13 +7,12 @@ use std::fmt;
 
 use kolo_collectives::select::Choice;
 
-pub(crate) use forced::Forced;
 pub(crate) use last_call::{Known, LastCall};
 pub(crate) use planner::{Limits, Planner};
 
 use crate::call::Call;
-use crate::comm::direct::Direct;
-use crate::comm::tiny::Tiny;
+use crate::exchange::tiny::Tiny;
+use crate::symmetric::Direct;
 
 /// How a call is made. Blocking and started ones do not match each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,8 +10,7 @@ use kolo_collectives::plan::{Collective, Placement, Plan};
 use kolo_collectives::select::{Choice, Order, select};
 use kolo_collectives::task::Task;
 
-use super::forced::Forced;
-use crate::call::{Call, Counts};
+use crate::call::{Call, Counts, Forced};
 use crate::config::{Config, Determinism};
 use crate::engine::STAGE_SEGMENTS;
 use crate::error::{Context, Error, Result};

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use super::Suspicion;
 use super::fail::{fail, poison};
+use crate::call::Waited;
 use crate::communicator::Shared;
 use crate::control::Status;
 use crate::error::Result;
 use crate::failure::{Carrier, Judgement, judge};
-use crate::waited::Waited;
 
 /// A control thread answers within a millisecond unless its process is stopped or its host swaps.
 pub(super) const ANSWER_MAX: Duration = Duration::from_millis(200);

@@ -10,6 +10,7 @@ use kolo_transport::{Armed, ParkBy};
 use super::{
     End, News, Patience, Step, Suspicion, Waiter, asking, fail, orphans, time_out, timed_out, until,
 };
+use crate::call::Waited;
 use crate::cancel::Whole;
 use crate::communicator::{Core, Shared};
 use crate::engine::Id;
@@ -17,7 +18,6 @@ use crate::error::{Error, Result};
 use crate::failure::is_loss;
 use crate::home::{Home, TURN_MAX};
 use crate::wait::{self, Next, Pacer, SLEEP_MAX};
-use crate::waited::Waited;
 
 /// Calls of less than so many bytes are over when all ranks of a processor have had some turns of microseconds.
 const SHORT_BYTES: usize = 64 << 10;

@@ -6,12 +6,11 @@ use std::time::Duration;
 use super::driver::{Attended, Fault, Goal, drive};
 use super::run::Begun;
 use super::{Patience, Step, lend};
-use crate::call::Call;
-use crate::comm::tiny::Passage;
+use crate::call::{Call, Waited};
 use crate::communicator::{Core, Shared};
 use crate::error::Result;
+use crate::exchange::tiny::Passage;
 use crate::wait::{self, Pacer};
-use crate::waited::Waited;
 
 /// Polls of an exchange before the wait is watched, where spinning is wanted: about a microsecond, which is what most
 /// exchanges take.

@@ -7,13 +7,13 @@ use kolo_transport::ErrorKind;
 
 use super::asking::{ANSWER_MAX, ask_through};
 use super::orphans;
+use crate::call::Waited;
 use crate::communicator::{Core, Shared};
 use crate::control::AbortCause;
 use crate::error::{AbortReason, Error, Result};
 use crate::exchange::Mismatch;
 use crate::failure::{Cause, Diagnosis, Evidence, Meeting, Presence, Question, adopt, diagnose, is_loss};
 use crate::wait;
-use crate::waited::Waited;
 
 /// How long after the first call that saw the loss of a peer further calls are tried: ranks that do not need the lost one,
 /// such as pairs that exchange messages, would otherwise go on until their first pause.
@@ -100,7 +100,6 @@ pub(super) fn give_up(shared: &Shared, cause: Cause, waited: Waited) -> Error {
 
 /// The same where a member of the exchange called something else.
 pub(super) fn mismatch(shared: &Shared, found: Mismatch, waited: Waited) -> Error {
-    orphans::show_call(&shared.core(), waited);
     let met = Meeting { peer: found.member as u32, tag: found.tag, len: 0, expected: None };
     let cause = find_out(shared, Evidence { met: Some(met), ..evidence(shared, waited) });
     give_up(shared, cause, waited)
@@ -141,6 +140,10 @@ fn evidence(shared: &Shared, waited: Waited) -> Evidence {
 
 /// Why a call failed: asks whatever the cause cannot be told without.
 fn find_out(shared: &Shared, mut evidence: Evidence) -> Cause {
+    let is_mismatch = |failure: &kolo_transport::Error| matches!(failure.kind, ErrorKind::Mismatch { .. });
+    if evidence.met.is_some() || evidence.failure.as_ref().is_some_and(is_mismatch) {
+        orphans::show_call(&shared.core(), evidence.waited);
+    }
     loop {
         match diagnose(&evidence) {
             Diagnosis::Known(cause) => return cause,

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use super::driver::{Fault, Goal, drive};
 use super::{Patience, Step, fail, lend};
+use crate::call::Waited;
 use crate::communicator::{Core, Shared};
 use crate::wait::Pacer;
-use crate::waited::Waited;
 
 /// Between two looks of a helper that naps: what an operation may lose that is started meanwhile.
 const NAP: Duration = Duration::from_micros(200);

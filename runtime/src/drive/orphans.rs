@@ -1,6 +1,6 @@
 //! What ranks of one host do where there is no control plane any more: world rank 0 has left in good order.
 //!
-//! Messages are carried by links, whose ends show by themselves. An exchange has no link, so who waits in one for long
+//! Messages are carried by links, whose ends show by themselves. An exchange and a stage have no link, so who waits there for long
 //! looks whether those that it waits for are still there. Ranks that give up leave word on the board of the host: the cause
 //! in one word, and for mismatches, each its own call beside it.
 
@@ -12,13 +12,12 @@ use kolo_transport::shm::Board;
 
 use super::fail::give_up;
 use crate::call;
+use crate::call::{Label, Summary, Waited};
 use crate::communicator::{Core, Shared};
 use crate::control::{AbortCause, AbortKind, Loss};
 use crate::error::{LossCause, Result};
 use crate::failure::{Cause, LastWord};
-use crate::summary::{Label, Summary};
 use crate::wait;
-use crate::waited::Waited;
 
 /// How long a rank that has met another call waits for the name of it: the other rank meets this one's within a sleep.
 const NAME_MAX: Duration = Duration::from_millis(500);

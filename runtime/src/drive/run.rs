@@ -12,7 +12,7 @@ use super::exchange::run_exchange;
 use super::fail::give_up;
 use super::symmetric::run_symmetric;
 use super::{call_helper, check_usable, lend, wait_for};
-use crate::call::{self, Call, Counts, reduces};
+use crate::call::{self, Call, Counts, Reach, Sides, Waited, reduces};
 use crate::communicator::{Core, Shared, on_gpus};
 use crate::dispatch::{Decision, Form, Known, Way};
 use crate::engine::{Buffers, Id, Job, Lent, Mode};
@@ -20,9 +20,7 @@ use crate::error::{Error, Result};
 use crate::failure::Cause;
 use crate::gpu::GpuPath;
 use crate::reduce::{Combine, kernel};
-use crate::sides::{Reach, Sides};
 use crate::types::ReduceOp;
-use crate::waited::Waited;
 
 /// An asynchronous operation that was started.
 #[derive(Clone, Copy, Debug)]

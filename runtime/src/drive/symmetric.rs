@@ -10,9 +10,9 @@ use super::exchange::at_the_exchange;
 use super::run::Begun;
 use super::{Patience, Step, lend};
 use crate::call::Call;
-use crate::comm::direct::{self, Passage};
 use crate::communicator::{Core, Shared};
 use crate::error::Result;
+use crate::symmetric::{self, Passage};
 use crate::wait::Pacer;
 
 /// Runs a call that asks for symmetric buffers; false if it must go another way.
@@ -58,16 +58,16 @@ impl Goal for Reaching<'_> {
         let step = unsafe { symmetric.advance(&mut exchange.tiny, &mut self.passage) };
         // Somebody may be waiting for an earlier operation of ours before coming here.
         match step.map_err(fault)? {
-            direct::Step::Done => Ok(Step::Done),
-            direct::Step::Declined => {
+            symmetric::Step::Done => Ok(Step::Done),
+            symmetric::Step::Declined => {
                 *self.is_declined = true;
                 Ok(Step::Done)
             }
-            direct::Step::Works => {
+            symmetric::Step::Works => {
                 core.progress_others();
                 Ok(Step::Works)
             }
-            direct::Step::Waits => {
+            symmetric::Step::Waits => {
                 let moved = core.progress_others();
                 Ok(at_the_exchange(core, self.passage.turn(), moved))
             }
@@ -83,10 +83,10 @@ impl Goal for Reaching<'_> {
     }
 }
 
-fn fault(fault: direct::Fault) -> Fault {
+fn fault(fault: symmetric::Fault) -> Fault {
     match fault {
-        direct::Fault::Mismatch(found) => Fault::Mismatch(found),
-        direct::Fault::Corrupt { member } => {
+        symmetric::Fault::Mismatch(found) => Fault::Mismatch(found),
+        symmetric::Fault::Corrupt { member } => {
             let problem = "it claimed a symmetric buffer that there is not";
             let member = Some(member as u32);
             Fault::Transport(kolo_transport::Error::new(ErrorKind::Corrupt, "shm", member, problem))

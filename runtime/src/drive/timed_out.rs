@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use super::asking::ask_through;
 use super::fail::{fail, give_up};
+use crate::call::Waited;
 use crate::communicator::{Core, Shared};
 use crate::control::Status;
 use crate::error::{Context, Error};
 use crate::failure::{Carrier, Cause};
-use crate::waited::Waited;
 
 /// How long a rank whose deadline has passed waits for answers: its last word should name the right one, on a busy machine
 /// too.

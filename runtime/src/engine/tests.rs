@@ -229,7 +229,7 @@ fn job(algorithm: Algorithm, task: &Task, rank: u32, count: usize, buffers: Buff
         plan,
         shape,
         buffers,
-        sides: crate::sides::Sides::default(),
+        sides: crate::call::Sides::default(),
         data_type: DataType::U32,
         combine: kernel(DataType::U32, op).unwrap().as_fn(),
         premultiply: if let ReduceOp::PremulSum(factor) = op { Some(factor) } else { None },

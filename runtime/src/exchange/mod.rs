@@ -1,11 +1,12 @@
 //! The exchange of a host, and the calls that queue for it.
 
 mod queue;
+pub(crate) mod tiny;
 
 use kolo_transport::StageMismatch;
 
-use crate::comm::tiny::Tiny;
 use queue::Queue;
+use tiny::Tiny;
 
 /// The exchange of the host that all ranks are on.
 #[derive(Debug)]

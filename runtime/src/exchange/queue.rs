@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 use kolo_transport::{Error, ErrorKind};
 
 use super::Exchange;
+use super::tiny::Passage;
 use crate::call::Call;
-use crate::comm::tiny::Passage;
 use crate::engine::{Engine, Id};
 use crate::gpu::{Bounce, Bounces};
 use crate::reduce::Combine;

@@ -7,12 +7,11 @@ use kolo_transport::{Error, ErrorKind};
 
 use super::{Cause, called_by};
 use crate::call;
+use crate::call::{Summary, Waited};
 use crate::control::{AbortCause, AbortKind, Loss, Status};
 use crate::engine::label;
 use crate::error::{AbortReason, LossCause};
-use crate::summary::Summary;
 use crate::types::DataType;
-use crate::waited::Waited;
 
 /// A message, or a word in an exchange, that came where another was expected.
 #[derive(Clone, Copy, Debug)]

@@ -9,10 +9,9 @@ use super::{
     Carrier, Cause, Diagnosis, Evidence, Judgement, Meeting, Presence, Question, adopt, diagnose, judge,
 };
 use crate::call;
+use crate::call::{Summary, Waited};
 use crate::control::{AbortCause, AbortKind, Past, Status};
-use crate::summary::Summary;
 use crate::types::{DataType, ReduceOp};
-use crate::waited::Waited;
 
 const COMMUNICATOR: u64 = 7;
 

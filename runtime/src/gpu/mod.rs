@@ -16,10 +16,9 @@ pub(crate) use found::{driver, plan};
 pub use path::{GpuPath, Staged};
 use regions::Regions;
 
-use crate::call::{Call, reduces, touches};
+use crate::call::{Call, Reach, Sides, reduces, touches};
 use crate::cancel::Whole;
 use crate::engine::Engine;
-use crate::sides::{Reach, Sides};
 
 /// What was done with memory of GPUs, for calls on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use kolo_collectives::plan::Plan;
 use kolo_transport::Piece;
 
 use super::super::memory::Buffers;
+use crate::call::Sides;
 use crate::reduce::Combine;
-use crate::sides::Sides;
 use crate::types::DataType;
 
 /// The host's memory that an operation works on: the input and the output, or one of them in place.

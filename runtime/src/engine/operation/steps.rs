@@ -15,8 +15,8 @@ use super::Operation;
 use super::instance::Instance;
 use super::staged::{Staged, member_of};
 use super::waiting::source;
+use crate::call::Reach;
 use crate::reduce::Combine;
-use crate::sides::Reach;
 
 /// How a step stands.
 enum Stood {
