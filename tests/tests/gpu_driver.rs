@@ -25,7 +25,7 @@ fn explained(change: fn(Config) -> Config) -> Vec<String> {
     Arrangement::Tiny.run_with(4, change, |comm| {
         let mut memory = vec![0_u8; 2 << 20];
         let mut text = String::new();
-        for bytes in [8, 32 << 10, 2 << 20] {
+        for bytes in [8, 32 << 10, 512 << 10] {
             text += &comm.explain(&all_reduce(memory.as_mut_ptr(), bytes)).expect("explained");
         }
         text

@@ -95,6 +95,45 @@ fn long_calls_give_the_bits_of_the_compiled_exchange() {
     }
 }
 
+/// Long calls take them unasked, and short ones the compiled exchange.
+#[test]
+fn long_calls_take_the_stage() {
+    Arrangement::Tiny.run(4, |comm| {
+        let (from, mut to) = (vec![0_f32; 1 << 20], vec![0_f32; 1 << 20]);
+        for (collective, count, way) in [
+            (Collective::AllReduce, 1 << 17, "tiny: "),
+            (Collective::AllReduce, 1 << 19, "staged_two_shot: "),
+            (Collective::Broadcast, 1 << 19, "staged: "),
+            (Collective::AllGather, 1 << 18, "staged: "),
+            (Collective::AllToAll, 1 << 18, "staged: "),
+        ] {
+            let (input, output) = (from.as_ptr().cast(), to.as_mut_ptr().cast());
+            let (data_type, op) = (DataType::F32, ReduceOp::Sum);
+            let call = kolo::RawCall { collective, input, output, count, data_type, op, root: 0 };
+            let text = comm.explain(&call).unwrap();
+            assert!(text.starts_with(way), "{collective} of {count}: {text}");
+        }
+    });
+}
+
+/// In-host parts by stage, the rest by messages, for hosts of equal and of unequal numbers of ranks.
+#[test]
+fn several_hosts_use_the_stages_of_each() {
+    for (ranks, per_host) in [(4, 2), (8, 4), (7, 4), (5, 2), (3, 2)] {
+        for algorithms in ["hierarchical_staged", "leader_staged"] {
+            Arrangement::Hosts(per_host).run_with(ranks, forced(algorithms), |comm| {
+                for collective in Collective::ALL {
+                    for (count, in_place) in [(3, false), (2_003, true), (50_021, false), (300_007, true)] {
+                        let (data_type, op, root) = (DataType::F32, ReduceOp::Sum, ranks - 1);
+                        let case = Case { collective, data_type, op, count, root, in_place };
+                        assert_eq!(case.run(&comm).unwrap(), 0, "{algorithms}, {case:?} on {}", comm.rank());
+                    }
+                }
+            });
+        }
+    }
+}
+
 /// Every rank decides for itself where its buffers lie.
 #[test]
 fn some_ranks_in_place_and_others_not() {

@@ -142,7 +142,8 @@ impl Making {
         let exchange = established.exchange.filter(|_| config.tiny_bytes != Some(0)).map(|flat| {
             let has_gpus = cards.iter().any(|card| card.has_gpus);
             let forced = planner.forced();
-            Exchange::new(Tiny::new(flat, rank, config.tiny_bytes, has_gpus, canonical, forced))
+            let takes_stages = |collective, bytes| planner.takes_stages(collective, bytes);
+            Exchange::new(Tiny::new(flat, rank, config.tiny_bytes, has_gpus, canonical, forced, takes_stages))
         });
         let symmetric = Direct::new(rank, group.size, config.direct_bytes, canonical, planner.forced());
         let assign = || assign_processor(rank as usize, hosts, cards);

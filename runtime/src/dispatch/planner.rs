@@ -152,6 +152,22 @@ impl Planner {
         if self.limits.stages { task.with_stages() } else { task }
     }
 
+    /// Whether calls of so many bytes (of the vector, or of a block) and of many more take plans that use the stage.
+    pub(crate) fn takes_stages(&self, collective: Collective, bytes: usize) -> bool {
+        let key = |bytes| ChoiceKey {
+            collective,
+            root: 0,
+            bytes,
+            element_bytes: 4,
+            irregular: false,
+            placement: Placement::OutOfPlace,
+        };
+        let uses_stages = |(_, choice): (Task, Choice)| choice.staged_segment_bytes_max.is_some();
+        [bytes, 16 * bytes, 64 * bytes]
+            .into_iter()
+            .all(|bytes| self.choose(key(bytes)).is_ok_and(uses_stages))
+    }
+
     /// Whether all reductions go along the canonical tree.
     pub(crate) fn is_canonical(&self) -> bool {
         self.order == Order::Canonical

@@ -50,6 +50,9 @@ const GROUPS: u16 = 4;
 /// Segments in flight of an operation that uses the stage of its host: each has an area of its own.
 pub(crate) const STAGE_SEGMENTS: usize = 4;
 
+/// Looks at the stage for one at links that carry nothing: they only tell of peers' ends, and a look at them costs several.
+const LOOKS_AT_STAGE: u32 = 16;
+
 /// What runs: an operation or a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Id {
@@ -102,6 +105,8 @@ pub(crate) struct Engine {
     running: usize,
     /// Slots of operations under way that use the stage.
     staged: Vec<u16>,
+    /// Looks at the stage before the next one at the links, if nothing outstanding has messages.
+    looks_left: u32,
     failure: Option<Error>,
 }
 
@@ -122,6 +127,7 @@ impl Engine {
             events: Vec::with_capacity(64),
             running: 0,
             staged: Vec::new(),
+            looks_left: 0,
             failure: None,
         }
     }
@@ -236,6 +242,9 @@ impl Engine {
     pub(crate) fn turn(&mut self) -> bool {
         let copied = self.copies.is_busy() && self.take_copied();
         let shown = !self.staged.is_empty() && self.look_at_stage();
+        if !self.staged.is_empty() && self.skips_links() {
+            return shown || copied;
+        }
         let moved = self.links.poll(&mut self.events) || copied || shown;
         if self.events.is_empty() {
             return moved;
@@ -261,6 +270,16 @@ impl Engine {
         }
         self.store_arrived();
         true
+    }
+
+    /// Whether the links may be left alone for now: nothing outstanding has messages.
+    fn skips_links(&mut self) -> bool {
+        let is_silent = |slot: &u16| self.slots[*slot as usize].operation.is_silent();
+        let is_quiet = self.running == self.staged.len()
+            && self.transfers.active() == 0
+            && self.staged.iter().all(is_silent);
+        self.looks_left = if is_quiet && self.looks_left > 0 { self.looks_left - 1 } else { LOOKS_AT_STAGE };
+        self.looks_left < LOOKS_AT_STAGE
     }
 
     /// Goes on with what waited for copies that are done. Returns whether there was any.
@@ -504,6 +523,8 @@ impl Engine {
 
     /// Tells the links that the owner is about to sleep. See [`kolo_transport::Endpoint::arm`].
     pub(crate) fn arm(&mut self, by: ParkBy, each: impl FnMut(Armed<'_>)) {
+        // What wakes a sleeper may lie in the links.
+        self.looks_left = 0;
         self.links.arm(by, each);
     }
 

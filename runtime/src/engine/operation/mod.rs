@@ -228,6 +228,11 @@ impl Operation {
         self.binding.as_ref().is_some_and(|binding| binding.plan.stage.is_some())
     }
 
+    /// Whether it has no messages.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.binding.as_ref().is_some_and(|binding| binding.plan.channels == 0)
+    }
+
     /// The area of the stage that a segment uses.
     fn area(&self, segment: usize) -> u16 {
         self.area_base + (segment % self.window as usize) as u16

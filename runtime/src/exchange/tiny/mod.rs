@@ -40,6 +40,8 @@ pub(crate) struct Tiny {
     canonical: bool,
     /// Calls that have to take a plan.
     forced: Forced,
+    /// Collectives whose long calls take plans that use the stage.
+    staged: [bool; Collective::ALL.len()],
     /// What follows from all that for each collective.
     served: [Served; Collective::ALL.len()],
     step: Step,
@@ -72,6 +74,7 @@ impl Tiny {
         has_gpus: bool,
         canonical: bool,
         forced: Forced,
+        takes_stages: impl Fn(Collective, usize) -> bool,
     ) -> Self {
         let mut tiny = Self {
             members: flat.members(),
@@ -81,6 +84,7 @@ impl Tiny {
             has_gpus,
             canonical,
             forced,
+            staged: Default::default(),
             served: Default::default(),
             step: Step::Idle,
             turns: 0,
@@ -88,6 +92,7 @@ impl Tiny {
             turnstile: Arc::default(),
             scratch: RefCell::default(),
         };
+        tiny.staged = tiny.staged(takes_stages);
         tiny.served = tiny.served();
         tiny
     }
