@@ -10,7 +10,8 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use kolo::{Cluster, Communicator, Config, ReduceOp, TransportKind, Transports};
 use kolo_benches::bare_flag::BareFlag;
 use kolo_benches::pair::{in_pair, places};
-use kolo_transport::shm::{Flat, Needs, Slot};
+use kolo_transport::Needs;
+use kolo_transport::shm::{Exchange, Slot};
 use kolo_transport::{Endpoint, ShmEndpoint, ShmOptions};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -44,7 +45,7 @@ fn flags(c: &mut Criterion) {
 }
 
 /// Two members of the tiny path's exchange.
-fn flats() -> [Flat; 2] {
+fn flats() -> [Exchange; 2] {
     let mut world = [0, 1].map(|rank| ShmEndpoint::new(rank, 2, ShmOptions::default()).expect("an endpoint"));
     let addresses = world.each_ref().map(|endpoint| endpoint.address().to_vec());
     for (rank, endpoint) in world.iter_mut().enumerate() {
@@ -55,11 +56,11 @@ fn flats() -> [Flat; 2] {
             scope.spawn(|| endpoint.establish(Instant::now() + PATIENCE).expect("both are there"));
         }
     });
-    world.map(|mut endpoint| endpoint.flat().expect("all on one host"))
+    world.map(|mut endpoint| endpoint.exchange().expect("all on one host"))
 }
 
 /// One exchange of 8 bytes.
-fn exchange(flat: &mut Flat) {
+fn exchange(flat: &mut Exchange) {
     while !flat.is_free(8).expect("all agree") {
         hint::spin_loop();
     }

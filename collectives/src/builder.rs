@@ -8,6 +8,7 @@
 use crate::generator::Algorithm;
 use crate::memory::Memory;
 use crate::plan::{Action, Blocks, Channel, Cut, Lane, Like, Plan, Space, Step, StepRef};
+use crate::stage::{Members, Payload, Stage};
 use crate::task::Task;
 
 /// Builds the plan of one rank. Steps go to the current lane; [`lane`](Self::lane) starts another.
@@ -25,6 +26,18 @@ pub struct PlanBuilder {
     after: Option<StepRef>,
     channel: u16,
     channels: u16,
+    stage: Option<StageBuilder>,
+}
+
+/// The table of a stage as it grows.
+#[derive(Debug)]
+struct StageBuilder {
+    members: Vec<u32>,
+    me: usize,
+    like: Space,
+    rounds: Vec<Box<[Payload]>>,
+    /// The one that all its steps are in.
+    lane: Option<usize>,
 }
 
 impl PlanBuilder {
@@ -51,6 +64,7 @@ impl PlanBuilder {
             after: None,
             channel: 0,
             channels: 0,
+            stage: None,
         }
     }
 
@@ -151,6 +165,48 @@ impl PlanBuilder {
         self.push(Action::WaitSignal { from });
     }
 
+    /// Shares memory with `members`, ranks in ascending order, this one among them. Block i of a stage is as long as block i
+    /// of `like`: input or output.
+    pub fn stage(&mut self, members: impl Into<Vec<u32>>, like: Space) {
+        let members = members.into();
+        assert!(members.is_sorted() && members.len() <= usize::from(u16::MAX), "members in order");
+        assert!(matches!(like, Space::Input | Space::Output), "stages are like input or output");
+        let me = members.binary_search(&self.memory.rank).expect("this rank is a member");
+        self.stage = Some(StageBuilder { members, me, like, rounds: Vec::new(), lane: None });
+    }
+
+    /// Starts the next round, in which each member publishes the payload that `payload` gives for its number, and this rank
+    /// `src`. Nobody else reads its blocks `except`, as (first, count), of which there may be none.
+    pub fn publish(
+        &mut self,
+        payload: impl Fn(u16) -> Payload,
+        src: [Option<Blocks>; 2],
+        except: (u32, u32),
+    ) {
+        let stage = self.stage.as_mut().expect("there is a stage");
+        let round: Box<[Payload]> = (0..stage.members.len() as u16).map(payload).collect();
+        let own = round[stage.me].runs.map(|run| run.map(|run| run.count));
+        assert_eq!(own, src.map(|src| src.map(|src| src.count)), "as many blocks as it says to others");
+        let (first, count) = except;
+        let except = (count > 0).then(|| Blocks::range(Space::Stage(stage.me as u16), first, count));
+        assert!(
+            except.is_none() || round[stage.me].run_of(first, count).is_some(),
+            "published but for these"
+        );
+        stage.rounds.push(round);
+        self.push(Action::Publish { src, except });
+    }
+
+    /// Waits for what these members publish in this round.
+    pub fn await_members(&mut self, of: Members) {
+        self.push(Action::Await { of });
+    }
+
+    /// `dst` = the reduction of what these members have published as `count` blocks from number `first` on.
+    pub fn fold(&mut self, of: Members, (first, count): (u32, u32), own: Option<Blocks>, dst: Blocks) {
+        self.push(Action::Fold { of, first, count, own, dst });
+    }
+
     /// The finished plan.
     #[must_use]
     pub fn finish(self) -> Plan {
@@ -164,6 +220,11 @@ impl PlanBuilder {
             placement: memory.placement,
             cut: memory.cut,
             scratch: self.scratch.into(),
+            stage: self.stage.map(|stage| Stage {
+                members: stage.members.into(),
+                like: stage.like,
+                rounds: stage.rounds.into(),
+            }),
             lanes: self.lanes.into_iter().map(Lane::from).collect(),
             channels: self.channels,
         }
@@ -188,20 +249,28 @@ impl PlanBuilder {
         let lane = self.lanes.len() - 1;
         let index = self.lanes[lane].len();
         assert!(index <= usize::from(u16::MAX), "a lane has at most 65536 steps");
+        if let (true, Some(stage)) = (action.is_staged(), &mut self.stage) {
+            assert!(*stage.lane.get_or_insert(lane) == lane, "all steps of stages are in one lane");
+        }
+        let dst = action.writes();
+        let is_writable = |dst: Blocks| matches!(dst.space, Space::Output | Space::Scratch);
+        assert!(dst.is_none_or(is_writable), "a plan writes its output and scratch");
+        let dst = dst.map(|dst| self.memory.physical(dst));
+        // What a step does away with: what it writes, or what was read of the round before.
+        let is_lost = |src: &Blocks| match action {
+            Action::Publish { .. } => src.space.is_stage(),
+            _ => dst.is_some_and(|dst| src.overlaps(&dst)),
+        };
         let mut fence = false;
-        if let Some(dst) = action.writes() {
-            assert!(dst.space != Space::Input, "a plan does not write its input");
-            let dst = self.memory.physical(dst);
-            let last = self.unfenced.iter().rev().find(|(_, src)| src.overlaps(&dst)).map(|(step, _)| *step);
-            if let Some(last) = last {
-                let at = self.latest_run.filter(|run| *run > last);
-                match at {
-                    Some(run) => self.lanes[lane][run].fence = true,
-                    None => fence = true,
-                }
-                let waited = at.unwrap_or(index);
-                self.unfenced.retain(|(step, _)| *step >= waited);
+        let last = self.unfenced.iter().rev().find(|(_, src)| is_lost(src)).map(|(step, _)| *step);
+        if let Some(last) = last {
+            let at = self.latest_run.filter(|run| *run > last);
+            match at {
+                Some(run) => self.lanes[lane][run].fence = true,
+                None => fence = true,
             }
+            let waited = at.unwrap_or(index);
+            self.unfenced.retain(|(step, _)| *step >= waited);
         }
         if let Action::Send { src, .. } = action {
             let follows_send =
@@ -223,6 +292,13 @@ impl PlanBuilder {
             Space::Input => self.memory.input_blocks(),
             Space::Output => self.memory.output_blocks(),
             Space::Scratch => self.scratch.len() as u32,
+            Space::Stage(member) => {
+                let stage = self.stage.as_ref().expect("there is a stage");
+                let payload = stage.rounds.last().map(|round| round[usize::from(member)]);
+                let run = payload.and_then(|payload| payload.run_of(blocks.first, blocks.count));
+                assert!(run.is_some(), "{blocks:?} is not in this round's {payload:?}");
+                return;
+            }
         };
         assert!(
             blocks.count > 0 && blocks.end() <= available,

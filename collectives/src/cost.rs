@@ -19,7 +19,7 @@ use crate::model::Model;
 use crate::plan::Collective;
 use crate::task::Task;
 
-pub(crate) use bill::{Bill, Reach};
+pub(crate) use bill::{Bill, Busy, Reach};
 
 /// How the data of one operation is run through a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

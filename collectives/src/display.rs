@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::plan::{Action, Blocks, Channel, Collective, Cut, Like, Placement, Plan, Space, Step};
+use crate::stage::{Members, Stage};
 
 impl fmt::Display for Collective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -60,6 +61,7 @@ impl fmt::Display for Space {
             Self::Input => "in",
             Self::Output => "out",
             Self::Scratch => "tmp",
+            Self::Stage(member) => return write!(f, "stage{member}"),
         })
     }
 }
@@ -91,6 +93,37 @@ impl fmt::Display for Like {
     }
 }
 
+impl fmt::Display for Members {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::One(member) => write!(f, "member {member}"),
+            Self::Below(end) => write!(f, "members 0..{end}"),
+        }
+    }
+}
+
+/// What a rank publishes.
+pub(crate) struct Published([Option<Blocks>; 2], Option<Blocks>);
+
+impl Published {
+    /// Of a `Publish`.
+    pub(crate) fn of(src: [Option<Blocks>; 2], except: Option<Blocks>) -> Self {
+        Self(src, except)
+    }
+}
+
+impl fmt::Display for Published {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            [None, None] => f.write_str("presence")?,
+            [Some(blocks), None] | [None, Some(blocks)] => write!(f, "{blocks}")?,
+            [Some(first), Some(second)] => write!(f, "{first}, {second}")?,
+        }
+        self.1.map_or(Ok(()), |blocks| write!(f, " but {blocks}"))
+    }
+}
+
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -102,6 +135,16 @@ impl fmt::Display for Action {
             Self::Reduce { a, b, dst } => write!(f, "reduce  {dst} = {a} + {b}"),
             Self::Signal { to } => write!(f, "signal  {to}"),
             Self::WaitSignal { from } => write!(f, "wait    signal from {from}"),
+            Self::Publish { src, except } => write!(f, "publish {}", Published::of(*src, *except)),
+            Self::Await { of } => write!(f, "await   {of}"),
+            Self::Fold { of, first, count, own, dst } => {
+                write!(f, "fold    {dst} = stages[{first}")?;
+                if *count > 1 {
+                    write!(f, "..{}", first + count)?;
+                }
+                write!(f, "] of {of}")?;
+                own.map_or(Ok(()), |own| write!(f, ", own from {own}"))
+            }
         }
     }
 }
@@ -139,6 +182,10 @@ impl fmt::Display for Plan {
                 write!(f, " {like}")?;
             }
             writeln!(f, "{}", if self.scratch.len() > SHOWN { " ..." } else { "" })?;
+        }
+        if let Some(Stage { members, rounds, .. }) = &self.stage {
+            let rounds = Counted(rounds.len() as u32, "round");
+            writeln!(f, "  stages: {} in {rounds}", Counted(members.len() as u32, "member"))?;
         }
         for (index, lane) in self.lanes.iter().enumerate() {
             writeln!(f, "  lane {index}")?;

@@ -67,11 +67,26 @@ pub(crate) trait Generator {
         task.params.parts
     }
 
+    /// How long segments may be, where it uses stages.
+    fn staged_segments(&self, task: &Task) -> Option<StagedSegments> {
+        let _ = task;
+        None
+    }
+
     /// Whether it consists of exchanges for which ranks that share processors take turns.
     fn takes_turns(&self, task: &Task) -> bool {
         let _ = task;
         false
     }
+}
+
+/// Segments of plans that use stages: bytes of the vector, or of the longest block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StagedSegments {
+    /// The longest that is any better than a shorter one.
+    pub(crate) best: u64,
+    /// The longest with the task's parameters whose payloads fit.
+    pub(crate) most: u64,
 }
 
 impl Algorithm {

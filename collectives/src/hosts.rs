@@ -61,6 +61,31 @@ impl Hosts {
         self.members.iter().map(|host| if host.contains(&root) { root } else { host[0] }).collect()
     }
 
+    /// Number of hosts.
+    pub(crate) fn count(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    /// The ranks of host `index`.
+    pub(crate) fn host(&self, index: u32) -> &[u32] {
+        &self.members[index as usize]
+    }
+
+    /// The host of a rank.
+    pub(crate) fn index_of(&self, rank: u32) -> u32 {
+        self.host_of(rank) as u32
+    }
+
+    /// Ranks of the host that has fewest.
+    pub(crate) fn least(&self) -> u32 {
+        self.members.iter().map(Vec::len).min().unwrap_or(0) as u32
+    }
+
+    /// The ranks at `place` on every host.
+    pub(crate) fn rail_at(&self, place: u32) -> Vec<u32> {
+        self.members.iter().map(|host| host[place as usize]).collect()
+    }
+
     fn host_of(&self, rank: u32) -> usize {
         self.members.iter().position(|host| host.binary_search(&rank).is_ok()).expect("every rank has a host")
     }

@@ -41,6 +41,8 @@ pub struct Layout {
     cut: Cut,
     shape: Shape,
     scratch: Box<[Like]>,
+    /// What blocks of stages are as long as.
+    stages_like: Space,
     /// Where each scratch block begins. The same in all segments, with room for the first, which is the longest.
     scratch_offsets: Box<[usize]>,
     /// Prefix sums of the irregular block lengths; empty otherwise.
@@ -76,6 +78,7 @@ impl Layout {
             cut: plan.cut,
             shape,
             scratch: plan.scratch.clone(),
+            stages_like: plan.stage.as_ref().map_or(Space::Output, |stage| stage.like),
             scratch_offsets: Box::default(),
             input_offsets,
             output_offsets,
@@ -87,22 +90,29 @@ impl Layout {
         layout
     }
 
+    /// The caller's buffers.
+    pub(crate) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
     /// Number of segments, at least one.
     #[must_use]
     pub fn segments(&self) -> usize {
         self.segments
     }
 
-    /// The element range of one block in one segment.
+    /// The element range of one block in one segment. That of a stage is where the block lies that it is as long as; where in
+    /// the stage it lies [`Stage::place`](crate::stage::Stage::place) says.
     #[must_use]
     pub fn block(&self, space: Space, block: u32, segment: usize) -> Extent {
+        let space = self.named(space);
         let block = block as usize;
         match space {
             Space::Scratch => {
                 let offset = self.scratch_offsets[block];
                 Extent { offset, len: self.like(self.scratch[block], segment) }
             }
-            Space::Input | Space::Output => match (&self.cut, &self.shape) {
+            Space::Input | Space::Output | Space::Stage(_) => match (&self.cut, &self.shape) {
                 (Cut::Vector { parts }, Shape::Vector { count }) => {
                     let start = segment * self.segment_elements;
                     let len = self.segment_elements.min(count.saturating_sub(start));
@@ -161,6 +171,7 @@ impl Layout {
     /// Elements in consecutive blocks in one segment.
     #[must_use]
     pub fn len(&self, blocks: Blocks, segment: usize) -> usize {
+        let blocks = Blocks { space: self.named(blocks.space), ..blocks };
         let (first, last) = (blocks.first, blocks.first + blocks.count - 1);
         match (&self.shape, blocks.space) {
             (Shape::Vector { .. }, Space::Input | Space::Output) => {
@@ -181,6 +192,10 @@ impl Layout {
     pub fn scratch_elements(&self) -> usize {
         // The first segment is the longest one, for every block.
         self.scratch.iter().map(|like| self.like(*like, 0)).sum()
+    }
+
+    fn named(&self, space: Space) -> Space {
+        if space.is_stage() { self.stages_like } else { space }
     }
 
     fn slice_of_block(&self, offset: usize, len: usize, segment: usize) -> Extent {

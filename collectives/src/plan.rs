@@ -21,8 +21,23 @@
 //!    rely on them, and others may name it in their `after`.
 //! 7. A long message is run as many *segments*. Each segment is one run of the whole plan over its own part of
 //!    the data; up to `window` segments are in flight, each on sub-channels and scratch of its own.
+//!
+//! # Stages
+//!
+//! Ranks of one host may share memory: see [`crate::stage`]. Each segment in flight has stages of its own.
+//!
+//! 8. `Publish` starts this rank's next round: it copies its sources into its own stage, and is complete when others can see
+//!    that. Nothing else writes a stage. Every member publishes in every round of [`Stage::rounds`].
+//! 9. A stage holds the payloads of `depth` rounds, at least 2. So round k is published only after everybody has published
+//!    round k - depth + 1; a `Publish` waits for that.
+//! 10. `Await` waits until the members named have published the round that this rank published last. From then on until its next
+//!     `Publish` this rank may read their stages: by `Fold`, or as the source of `Copy`, `Reduce` and `Send`. A `Publish` that
+//!     follows a `Send` from a stage needs a fence between, as a step that overwrites would.
+//! 11. All steps that have to do with stages are in one lane.
 
 use serde::Serialize;
+
+use crate::stage::{Members, Stage};
 
 /// The operations Kolo offers to a whole communicator. The v-forms (blocks of unequal size) are the same
 /// collectives with an irregular [`Layout`](crate::layout::Layout).
@@ -115,7 +130,7 @@ pub struct Channel {
     pub index: u16,
 }
 
-/// Which of the three memories of an operation a step touches.
+/// Which of the memories of an operation a step touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Space {
@@ -126,6 +141,17 @@ pub enum Space {
     Output,
     /// Staging owned by the runtime, one instance per segment in flight.
     Scratch,
+    /// What this member has published in the round that was awaited last. Blocks have the numbers that
+    /// [`Stage::rounds`] gives them.
+    Stage(u16),
+}
+
+impl Space {
+    /// Whether it is a member's stage.
+    #[must_use]
+    pub const fn is_stage(self) -> bool {
+        matches!(self, Self::Stage(_))
+    }
 }
 
 /// `count` consecutive blocks of a space, starting with block `first`.
@@ -204,17 +230,49 @@ pub enum Action {
         /// Where from.
         from: Channel,
     },
+    /// Start this rank's next round.
+    Publish {
+        /// What becomes each run of its payload: as many blocks, of the same lengths.
+        src: [Option<Blocks>; 2],
+        /// Blocks of its own stage that nobody reads, so that they need not be copied.
+        except: Option<Blocks>,
+    },
+    /// Wait until members have published the round that this rank published last.
+    Await {
+        /// Which.
+        of: Members,
+    },
+    /// `dst` = the reduction, in the order of the members or along the canonical tree, of what they have published under
+    /// these numbers.
+    Fold {
+        /// Whose.
+        of: Members,
+        /// Number of the first block in their stages.
+        first: u32,
+        /// How many blocks.
+        count: u32,
+        /// Where this rank takes its own from, if not from its stage: quicker, since what it wrote for others is on its way
+        /// to them. The same as `dst` only if this is one of the first two of the members, since what is computed is
+        /// written before the others are looked at; else apart from it.
+        own: Option<Blocks>,
+        /// The result.
+        dst: Blocks,
+    },
 }
 
 impl Action {
-    /// What the step reads of this rank's memory.
+    /// What the step reads, but what a `Fold` takes from stages.
     #[must_use]
     pub const fn reads(&self) -> [Option<Blocks>; 2] {
         match *self {
             Self::Send { src, .. } | Self::Copy { src, .. } => [Some(src), None],
             Self::RecvReduce { with, .. } => [Some(with), None],
             Self::Reduce { a, b, .. } => [Some(a), Some(b)],
-            Self::Recv { .. } | Self::Signal { .. } | Self::WaitSignal { .. } => [None, None],
+            Self::Publish { src, .. } => src,
+            Self::Fold { own, .. } => [own, None],
+            Self::Recv { .. } | Self::Signal { .. } | Self::WaitSignal { .. } | Self::Await { .. } => {
+                [None, None]
+            }
         }
     }
 
@@ -225,9 +283,21 @@ impl Action {
             Self::Recv { dst, .. }
             | Self::RecvReduce { dst, .. }
             | Self::Copy { dst, .. }
-            | Self::Reduce { dst, .. } => Some(dst),
-            Self::Send { .. } | Self::Signal { .. } | Self::WaitSignal { .. } => None,
+            | Self::Reduce { dst, .. }
+            | Self::Fold { dst, .. } => Some(dst),
+            Self::Send { .. }
+            | Self::Signal { .. }
+            | Self::WaitSignal { .. }
+            | Self::Publish { .. }
+            | Self::Await { .. } => None,
         }
+    }
+
+    /// Whether it has to do with stages.
+    #[must_use]
+    pub fn is_staged(&self) -> bool {
+        let from_stage = self.reads().into_iter().flatten().any(|blocks| blocks.space.is_stage());
+        from_stage || matches!(self, Self::Publish { .. } | Self::Await { .. } | Self::Fold { .. })
     }
 
     /// The channel it posts a message to.
@@ -320,6 +390,8 @@ pub struct Plan {
     pub cut: Cut,
     /// Length of each scratch block.
     pub scratch: Box<[Like]>,
+    /// Whom this rank shares memory with, and what they publish there, if the plan uses that.
+    pub stage: Option<Stage>,
     /// The lanes.
     pub lanes: Box<[Lane]>,
     /// One more than the highest channel index in use, 0 if none is.

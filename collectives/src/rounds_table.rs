@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::display::Published;
 use crate::plan::{Action, Plan, Step};
 
 /// Prints what a rank sends and receives, round by round: a table for each lane, `lane` given or all.
@@ -43,7 +44,9 @@ fn rounds(lane: &[Step]) -> Vec<Round> {
             Action::Recv { from, dst } => (false, format!("{dst} < {from}")),
             Action::RecvReduce { from, dst, .. } => (false, format!("{dst} += {from}")),
             Action::WaitSignal { from } => (false, format!("signal < {from}")),
-            Action::Copy { .. } | Action::Reduce { .. } => continue,
+            Action::Publish { src, except } => (true, format!("{} > stage", Published::of(src, except))),
+            Action::Await { of } => (false, format!("stage < {of}")),
+            Action::Copy { .. } | Action::Reduce { .. } | Action::Fold { .. } => continue,
         };
         if rounds.last().is_none_or(|round| sends && !round.receives.is_empty()) {
             rounds.push(Round::default());

@@ -35,6 +35,9 @@ pub struct Choice {
     pub segment_bytes: usize,
     /// Segments in flight.
     pub window: usize,
+    /// Whether the plan of any rank uses stages; and the longest segment then, in bytes, with which no payload is longer
+    /// than [`PAYLOAD_BYTES_MAX`](crate::stage::PAYLOAD_BYTES_MAX).
+    pub staged_segment_bytes_max: Option<usize>,
     /// What it is expected to take.
     pub cost_seconds: f64,
     /// The others: what they would take, or why they cannot serve. Those that can come first, cheapest first.
@@ -181,9 +184,11 @@ pub fn select(
     let losers = candidates.into_iter().map(|(cost, algorithm, ..)| (algorithm, Ok(cost)));
     let losers =
         losers.chain(unfit.into_iter().map(|(algorithm, reason)| (algorithm, Err(reason)))).collect();
+    let staged = algorithm.generator().staged_segments(&Task { params, ..task.clone() });
     Ok(Choice {
         algorithm,
         params,
+        staged_segment_bytes_max: staged.map(|segments| segments.most as usize),
         segment_bytes: flow.segment_bytes as usize,
         window: flow.window as usize,
         cost_seconds,
@@ -239,15 +244,18 @@ fn tune(
     let scratch = generator.scratch_factor(task);
     let whole = bytes.next_multiple_of(element).max(element);
     let longest = longest_segment(algorithm, task, bytes, model);
+    let staged = algorithm.generator().staged_segments(task).is_some();
     let mut sizes: Vec<u64> = Vec::new();
     let mut size = longest;
     loop {
         // With scratch for many blocks, segments are shorter than would otherwise make sense.
         let fits = scratch * size as f64 * f64::from(window) <= SCRATCH_BYTES;
         if fits && size < whole {
-            sizes.push(aligned(size));
+            sizes.push(aligned(if staged { even(whole, size) } else { size }));
         }
-        if size <= shortest && (fits || size <= 1 << 10) {
+        // Inside a host rounds are as long as was measured best.
+        let measured = staged && !task.has_several_hosts();
+        if (size <= shortest || measured) && (fits || size <= 1 << 10) {
             break;
         }
         size /= 2;
@@ -277,7 +285,10 @@ fn tune(
 fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model) -> u64 {
     let loopback = model.has_system_calls() && model.oversubscription <= 1.0 && !task.has_several_hosts();
     let broadcast = task.collective == Collective::Broadcast;
-    if takes_turns(algorithm, task, model) {
+    if let Some(segments) = algorithm.generator().staged_segments(task) {
+        // Parts that begin in the middle of a cache line cost reductions more.
+        (segments.best / GRAIN_BYTES * GRAIN_BYTES).max(GRAIN_BYTES)
+    } else if takes_turns(algorithm, task, model) {
         SEGMENT_BYTES_TURNS
     } else if broadcast && loopback && bytes <= LOOPBACK_CACHED_BYTES {
         SEGMENT_BYTES_LOOPBACK
@@ -285,6 +296,15 @@ fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model)
         SEGMENT_BYTES_MAX
     }
 }
+
+/// The length of equal segments of `whole`, of which none is longer than `longest`: the last round of all that wait for each other
+/// costs what the others cost.
+fn even(whole: u64, longest: u64) -> u64 {
+    whole.div_ceil(whole.div_ceil(longest)).next_multiple_of(GRAIN_BYTES).min(longest)
+}
+
+/// Two cache lines, and a whole number of elements of any type.
+const GRAIN_BYTES: u64 = 128;
 
 /// Exchanges in flight: as the task has them, or one after the other where ranks that share processors get in each other's
 /// way.

@@ -22,6 +22,8 @@ pub struct Task {
     /// Host index of each rank, where known; the hierarchical forms need it. Costs are those of a single host
     /// where it is not.
     pub hosts: Option<Arc<[u32]>>,
+    /// Whether the ranks of each host share memory that plans may use: see [`crate::stage`].
+    pub stages: bool,
 }
 
 /// Knobs of the generators. Each generator uses those that mean something to it.
@@ -44,7 +46,7 @@ impl Default for Params {
 }
 
 impl Task {
-    /// A task with default parameters, out of place, root 0, hosts unknown.
+    /// A task with default parameters, out of place, root 0, hosts unknown, no memory shared.
     #[must_use]
     pub fn new(collective: Collective, world_size: u32) -> Self {
         Self {
@@ -54,6 +56,7 @@ impl Task {
             placement: Placement::OutOfPlace,
             params: Params::default(),
             hosts: None,
+            stages: false,
         }
     }
 
@@ -82,6 +85,13 @@ impl Task {
     #[must_use]
     pub fn with_hosts(mut self, hosts: impl Into<Arc<[u32]>>) -> Self {
         self.hosts = Some(hosts.into());
+        self
+    }
+
+    /// The same task, where the ranks of each host share memory.
+    #[must_use]
+    pub fn with_stages(mut self) -> Self {
+        self.stages = true;
         self
     }
 

@@ -19,7 +19,7 @@ fn roots(collective: Collective, p: u32) -> Vec<u32> {
 }
 
 fn task(collective: Collective, p: u32, root: u32, placement: Placement) -> Task {
-    Task { placement, ..Task::new(collective, p).with_root(root) }
+    Task { placement, ..Task::new(collective, p).with_root(root) }.with_stages()
 }
 
 fn for_all(worlds: impl Iterator<Item = u32>, mut each: impl FnMut(Algorithm, &Task)) {

@@ -7,14 +7,18 @@ use kolo_collectives::check::Options;
 use kolo_collectives::plan::Collective;
 use kolo_collectives::{Algorithm, Task};
 
+const FORMS: [Algorithm; 4] =
+    [Algorithm::Hierarchical, Algorithm::Leader, Algorithm::HierarchicalStaged, Algorithm::LeaderStaged];
+
 fn check_on(hosts: &[u32], checked: &mut usize) {
     let p = hosts.len() as u32;
     for collective in COLLECTIVES {
         let roots = if rooted(collective) { (0..p).collect() } else { vec![0] };
         for root in roots {
             for placement in PLACEMENTS {
-                let task = Task { placement, ..Task::new(collective, p).with_root(root) }.with_hosts(hosts);
-                for algorithm in [Algorithm::Hierarchical, Algorithm::Leader] {
+                let task = Task { placement, ..Task::new(collective, p).with_root(root) };
+                let task = task.with_hosts(hosts).with_stages();
+                for algorithm in FORMS {
                     if algorithm.supports(&task).is_err() {
                         continue;
                     }

@@ -12,6 +12,10 @@ use kolo_collectives::{Algorithm, Task};
 
 fn widen(plan: &Plan, window: u32) -> Option<Plan> {
     let Cut::Vector { parts } = plan.cut else { return None };
+    if plan.stage.is_some() {
+        // Each segment in flight has stages of its own, and a plan has not several.
+        return None;
+    }
     let scratch = plan.scratch.len() as u32;
     let copies = (0..window).flat_map(|copy| {
         let blocks = move |blocks: Blocks| Blocks {
@@ -34,6 +38,9 @@ fn widen(plan: &Plan, window: u32) -> Option<Plan> {
                     }
                     Action::Signal { to } => Action::Signal { to: channel(to) },
                     Action::WaitSignal { from } => Action::WaitSignal { from: channel(from) },
+                    Action::Publish { .. } | Action::Await { .. } | Action::Fold { .. } => {
+                        unreachable!("plans with stages are left out")
+                    }
                 },
                 after: step.after.map(|after| StepRef {
                     lane: after.lane + copy as u16 * plan.lanes.len() as u16,

@@ -14,6 +14,7 @@ fn plan(cut: Cut, scratch: Vec<Like>) -> Plan {
         placement: Placement::OutOfPlace,
         cut,
         scratch: scratch.into(),
+        stage: None,
         lanes: Box::default(),
         channels: 0,
     }

@@ -5,12 +5,14 @@ mod common;
 use common::{COLLECTIVES, PLACEMENTS, expect, plans, uniform};
 use kolo_collectives::check::{Expression, Options};
 use kolo_collectives::plan::Collective;
+use kolo_collectives::select::Order;
 use kolo_collectives::{Algorithm, Params, Task};
 
 /// The expression of a generator with `count` elements in segments of `segment`.
 fn expression(algorithm: Algorithm, task: &Task, count: usize, segment: usize) -> Option<Expression> {
     let plans = plans(algorithm, task);
-    expect(algorithm, task, &plans, &uniform(&plans, count), &Options::quick().segmented(segment)).expression
+    let options = Options { order: Order::Canonical, ..Options::quick().segmented(segment) };
+    expect(algorithm, task, &plans, &uniform(&plans, count), &options).expression
 }
 
 #[test]
@@ -21,7 +23,7 @@ fn canonical_generators_share_one_expression_for_every_size() {
             for placement in PLACEMENTS {
                 for (channels, parts) in [(1, 8), (3, 2)] {
                     let params = Params { channels, parts, ..Params::default() };
-                    let task = Task { placement, params, ..Task::new(collective, p) };
+                    let task = Task { placement, params, ..Task::new(collective, p) }.with_stages();
                     for algorithm in Algorithm::ALL {
                         let reduces = matches!(
                             collective,
@@ -47,6 +49,11 @@ fn canonical_generators_share_one_expression_for_every_size() {
         (Algorithm::RecursiveDoubling, Collective::AllReduce),
         (Algorithm::Halving, Collective::AllReduce),
         (Algorithm::Binomial, Collective::Reduce),
+        (Algorithm::StagedOneShot, Collective::AllReduce),
+        (Algorithm::StagedOneShot, Collective::Reduce),
+        (Algorithm::StagedOneShot, Collective::ReduceScatter),
+        (Algorithm::StagedTwoShot, Collective::AllReduce),
+        (Algorithm::StagedTwoShot, Collective::Reduce),
     ] {
         assert!(seen.contains(&wanted), "{wanted:?} was not looked at");
     }

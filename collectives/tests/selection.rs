@@ -4,15 +4,16 @@ mod common;
 
 use common::{COLLECTIVES, plans};
 use kolo_collectives::cost::{Flow, seconds};
-use kolo_collectives::layout::Shape;
+use kolo_collectives::layout::{Layout, Shape};
 use kolo_collectives::model::Model;
-use kolo_collectives::plan::{Collective, Cut};
+use kolo_collectives::plan::{Collective, Cut, Plan};
 use kolo_collectives::select::{Choice, Order, SelectError, select};
 use kolo_collectives::simulate::{Cluster, simulate};
+use kolo_collectives::stage::PAYLOAD_BYTES_MAX;
 use kolo_collectives::{Algorithm, Task};
 
 fn task_on(collective: Collective, cluster: &Cluster) -> Task {
-    Task::new(collective, cluster.world_size()).with_hosts(cluster.hosts_of_ranks())
+    Task::new(collective, cluster.world_size()).with_hosts(cluster.hosts_of_ranks()).with_stages()
 }
 
 fn simulated(algorithm: Algorithm, task: &Task, bytes: u64, cluster: &Cluster) -> f64 {
@@ -23,7 +24,9 @@ fn simulated(algorithm: Algorithm, task: &Task, bytes: u64, cluster: &Cluster) -
         Cut::PerRank => Shape::Blocks { count },
     };
     let shapes: Vec<Shape> = plans.iter().map(|plan| shape(plan.cut)).collect();
-    simulate(&plans, &shapes, cluster).expect("the plans fit together").seconds
+    let timing = simulate(&plans, &shapes, cluster).expect("the plans fit together");
+    assert_eq!(timing.stuck, [], "{algorithm} {task:?}");
+    timing.seconds
 }
 
 fn clusters() -> Vec<Cluster> {
@@ -63,7 +66,12 @@ fn closed_forms_agree_with_the_simulator() {
                             found * 1e6
                         );
                     }
-                    assert!((0.2..5.0).contains(&ratio), "{ratio}\n{report}");
+                    assert!(
+                        (0.2..5.0).contains(&ratio),
+                        "{algorithm} {collective} of {bytes} on {}x{}: {ratio}\n{report}",
+                        cluster.hosts,
+                        cluster.ranks_per_host
+                    );
                 }
             }
         }
@@ -178,9 +186,58 @@ fn staging_is_bounded() {
 }
 
 #[test]
+fn no_payload_is_longer_than_a_stage_holds() {
+    let mut looked_at = 0;
+    for (hosts, ranks) in [(1, 2), (1, 3), (1, 4), (1, 7), (1, 8), (1, 17), (1, 64), (2, 2), (2, 4), (4, 8)] {
+        let cluster = Cluster { hosts, ranks_per_host: ranks, ..Cluster::default() };
+        for collective in COLLECTIVES {
+            let task = task_on(collective, &cluster);
+            for algorithm in Algorithm::ALL {
+                if algorithm.supports(&task).is_err() {
+                    continue;
+                }
+                let staged = plans(algorithm, &task).iter().any(|plan| plan.stage.is_some());
+                for bytes in [8, 1 << 10, 100_000, 513 << 10, 1_000_000, 16 << 20, 1 << 30] {
+                    for element in [1, 16] {
+                        let force = Some(algorithm);
+                        let choice = select(&task, bytes, element, false, Order::Any, &Model::TCP, force)
+                            .expect("it can");
+                        assert_eq!(choice.staged_segment_bytes_max.is_some(), staged, "{algorithm}");
+                        let Some(longest) = choice.staged_segment_bytes_max else { continue };
+                        assert!(choice.segment_bytes <= longest, "{algorithm} {task:?} {bytes}: {choice:?}");
+                        let task = task.clone().with_params(choice.params);
+                        for segment in [choice.segment_bytes, longest] {
+                            let most = longest_payload(&plans(algorithm, &task), segment / element) * element;
+                            assert!(
+                                most <= PAYLOAD_BYTES_MAX,
+                                "{algorithm} {task:?} {bytes} {segment}: {most}"
+                            );
+                            looked_at += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(looked_at > 1000, "only {looked_at}");
+}
+
+/// Elements of the longest payload in segments of so many.
+fn longest_payload(plans: &[Plan], elements: usize) -> usize {
+    let longest = |plan: &Plan| {
+        let shape = match plan.cut {
+            Cut::Vector { .. } => Shape::Vector { count: elements },
+            Cut::PerRank => Shape::Blocks { count: elements },
+        };
+        let layout = Layout::new(plan, shape, elements.max(1));
+        plan.stage.as_ref().map_or(0, |stage| stage.longest(&layout).iter().sum())
+    };
+    plans.iter().map(longest).max().unwrap_or(0)
+}
+
+#[test]
 fn scratch_is_what_the_cost_model_says_at_most() {
     use kolo_collectives::cost::scratch_factor;
-    use kolo_collectives::layout::Layout;
     for p in [2, 3, 8, 13, 32] {
         for collective in COLLECTIVES {
             for task in [Task::new(collective, p), Task::new(collective, p).in_place()] {

@@ -50,6 +50,7 @@ fn by_hand(placement: Placement, scratch: u32, programs: Vec<Vec<Vec<Step>>>) ->
             placement,
             cut: Cut::Vector { parts: 1 },
             scratch: (0..scratch).map(|_| Like::Output(0)).collect(),
+            stage: None,
             lanes: lanes.into_iter().map(Lane::from).collect(),
             channels: 2,
         })

@@ -3,7 +3,7 @@
 //! Each function accepts any bytes, must not panic, and asserts the properties that must hold.
 
 use crate::profile::Profile;
-use crate::{comm, control, join};
+use crate::{communicator, control, join};
 
 /// A target: its name, and what takes its bytes.
 pub type Target = (&'static str, fn(&[u8]));
@@ -45,7 +45,7 @@ pub fn hub_state(bytes: &[u8]) {
 
 /// What a rank tells the others when a communicator is made.
 pub fn card(bytes: &[u8]) {
-    comm::fuzz_card(bytes);
+    communicator::fuzz_card(bytes);
 }
 
 /// What rank 0 publishes.

@@ -1,14 +1,17 @@
 #![doc = include_str!("guide.md")]
 
+mod api;
 mod call;
 mod cancel;
-mod cluster;
-mod comm;
+mod communicator;
 pub mod config;
 mod control;
+mod dispatch;
+mod drive;
 mod engine;
 pub mod error;
-mod forced;
+mod exchange;
+mod failure;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -17,19 +20,14 @@ mod home;
 mod job;
 mod join;
 mod mix;
-mod planner;
 mod profile;
-mod ranges;
-mod recorder;
 mod reduce;
-mod sides;
-mod summary;
 mod supply;
+mod symmetric;
 mod ticks;
 pub mod types;
 mod verify;
 mod wait;
-mod work;
 
 /// For Kolo's own tools, bindings, tests and benchmarks. Not part of the stable interface: anything in here may change in
 /// any version.
@@ -58,23 +56,20 @@ pub mod internal {
     }
 }
 
-pub use call::{RawCall, RawCallV};
-pub use cluster::Cluster;
-pub use comm::{
-    Batch, Builder, Communicator, GpuCounters, RawMessage, RegisteredBuffer, Registration, Scope, Stable,
-    Standing, Symmetric,
+pub use api::{
+    Batch, Builder, Cluster, Communicator, RawMessage, RegisteredBuffer, Registration, Scope, Stable,
+    Standing, Symmetric, Work,
 };
+pub use call::{Label, RawCall, RawCallV, Summary};
+pub use communicator::Record;
 pub use config::{Config, Determinism, TransportKind, Transports};
 pub use control::{ControlRuntime, JobSecret, PeerInfo};
 pub use engine::Route;
 pub use error::{AbortReason, Context, Error, LossCause, Result};
-pub use gpu::{GpuPath, Staged};
+pub use gpu::{GpuCounters, GpuPath, Staged};
 pub use join::{JoinSpec, Locator};
 pub use kolo_collectives::plan::Collective;
 pub use kolo_gdr::Wish as GpuDirectWish;
 pub use kolo_transport::MemoryCounters;
 pub use profile::Loaded as LoadedProfile;
-pub use recorder::Record;
-pub use summary::{Label, Summary};
 pub use types::{Bool, DataType, Element, ReduceOp};
-pub use work::Work;

@@ -63,10 +63,24 @@ const POLLS_PER_CLOCK_READ: u32 = 32;
 pub enum Next {
     /// Poll again at once.
     Poll,
+    /// [`spin`], and poll again.
+    Spin,
     /// Poll again, and look at deadline and abort flag too: some time has passed.
     Check,
+    /// The same after a [`yield_now`].
+    Yield,
     /// Nothing has come for long: sleep, for at most [`SLEEP_MAX`].
     Sleep,
+    /// Sleep until the calls of other threads before this one are over.
+    Queue,
+}
+
+impl Next {
+    /// Whether some time has passed, so that deadline and abort flag are to be looked at.
+    #[must_use]
+    pub const fn is_a_while(self) -> bool {
+        !matches!(self, Self::Poll | Self::Spin)
+    }
 }
 
 /// Paces one wait.
@@ -86,7 +100,7 @@ pub struct Pacer {
 impl Pacer {
     /// Starts a wait.
     #[must_use]
-    pub fn new(policy: Policy) -> Self {
+    pub const fn new(policy: Policy) -> Self {
         Self {
             policy,
             polls: 0,
@@ -112,15 +126,14 @@ impl Pacer {
         self.turn = Duration::ZERO;
     }
 
-    /// Call after a poll that moved nothing; spins or yields as the policy says.
-    pub fn idle(&mut self) -> Next {
+    /// Call after a poll that moved nothing: what to do, as the policy says.
+    pub fn idle(&mut self, now: impl FnOnce() -> Instant) -> Next {
         self.polls = self.polls.wrapping_add(1);
         let spinning = self.policy.spin > Duration::ZERO;
         if spinning && !self.polls.is_multiple_of(POLLS_PER_CLOCK_READ) {
-            std::hint::spin_loop();
-            return Next::Poll;
+            return Next::Spin;
         }
-        let now = Instant::now();
+        let now = now();
         self.turn = self.now.map_or(Duration::ZERO, |before| now - before);
         if self.beside_computation && self.turn > TURN_OF_RANKS {
             self.sleeps = SLEEPS;
@@ -134,16 +147,15 @@ impl Pacer {
         if age < self.policy.spin {
             Next::Check
         } else if age < self.policy.yield_until {
-            std::thread::yield_now();
-            Next::Check
+            Next::Yield
         } else {
             Next::Sleep
         }
     }
 
     /// Looks at the clock after a wait of another kind.
-    pub(crate) fn look(&mut self) {
-        self.now = Some(Instant::now());
+    pub fn look(&mut self, now: Instant) {
+        self.now = Some(now);
     }
 
     /// The time between the last two looks at the clock, with what others did meanwhile; zero after something has moved.
@@ -154,8 +166,8 @@ impl Pacer {
 
     /// The time of the last look at the clock.
     #[must_use]
-    pub fn now(&self) -> Instant {
-        self.now.unwrap_or_else(Instant::now)
+    pub fn now(&self, now: impl FnOnce() -> Instant) -> Instant {
+        self.now.unwrap_or_else(now)
     }
 }
 
@@ -191,6 +203,17 @@ impl Turnstile {
             self.moved.notify_all();
         }
     }
+}
+
+/// Between two polls in quick succession.
+#[inline]
+pub fn spin() {
+    std::hint::spin_loop();
+}
+
+/// Lets others have the processor.
+pub fn yield_now() {
+    std::thread::yield_now();
 }
 
 /// Sleeps while `word` holds `value`, at most `limit`.
@@ -230,33 +253,33 @@ mod tests {
     #[test]
     fn oversubscribed_ranks_never_spin() {
         let mut pacer = Pacer::new(Policy::for_host(8, 2, None));
-        assert_eq!(pacer.idle(), Next::Check);
+        assert_eq!(pacer.idle(Instant::now), Next::Yield);
     }
 
     #[test]
     fn a_helper_does_not_yield_to_who_computes() {
         let policy = Policy { spin: Duration::ZERO, yield_until: Duration::MAX };
         let mut pacer = Pacer::beside_computation(policy);
-        assert_eq!(pacer.idle(), Next::Check);
+        assert_eq!(pacer.idle(Instant::now), Next::Yield);
         // Somebody has computed since.
         pacer.now = pacer.now.and_then(|now| now.checked_sub(2 * TURN_OF_RANKS));
-        assert_eq!(pacer.idle(), Next::Sleep);
-        assert_eq!(pacer.idle(), Next::Sleep, "for a while");
+        assert_eq!(pacer.idle(Instant::now), Next::Sleep);
+        assert_eq!(pacer.idle(Instant::now), Next::Sleep, "for a while");
         let mut waiting = Pacer::new(policy);
-        assert_eq!(waiting.idle(), Next::Check);
+        assert_eq!(waiting.idle(Instant::now), Next::Yield);
         waiting.now = waiting.now.and_then(|now| now.checked_sub(2 * TURN_OF_RANKS));
-        assert_eq!(waiting.idle(), Next::Check, "its own call is what the program waits for");
+        assert_eq!(waiting.idle(Instant::now), Next::Yield, "its own call is what the program waits for");
     }
 
     #[test]
     fn a_wait_ends_in_sleep_and_progress_restarts_it() {
         let policy = Policy { spin: Duration::ZERO, yield_until: Duration::ZERO };
         let mut pacer = Pacer::new(policy);
-        assert_eq!(pacer.idle(), Next::Sleep);
+        assert_eq!(pacer.idle(Instant::now), Next::Sleep);
         let mut pacer = Pacer::new(Policy::OWN_PROCESSOR);
-        assert_eq!(pacer.idle(), Next::Poll);
+        assert_eq!(pacer.idle(Instant::now), Next::Spin);
         pacer.moved();
-        assert_eq!(pacer.idle(), Next::Poll);
+        assert_eq!(pacer.idle(Instant::now), Next::Spin);
     }
 
     #[test]

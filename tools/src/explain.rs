@@ -256,9 +256,16 @@ fn proof(args: &ExplainArgs, task: &Task, algorithm: Algorithm, segment_bytes: u
     let report = check::check(&plans, &shapes, &options).map_err(|violation| {
         CliError::failure(format!("the plan is wrong: {violation}"), "Please report this as a bug")
     })?;
+    let published = match report.published {
+        0 => String::new(),
+        elements => format!(
+            "; {} copied into memory that ranks share",
+            human_bytes((elements as usize * element_bytes) as f64)
+        ),
+    };
     Ok(format!(
         "checked: right and free of deadlock; per segment {} messages and {} in all, {} from the busiest rank; at \
-         most {} peers per rank; {} of staging",
+         most {} peers per rank; {} of staging{published}",
         report.messages,
         human_bytes((report.elements as usize * element_bytes) as f64),
         human_bytes((report.elements_per_rank as usize * element_bytes) as f64),

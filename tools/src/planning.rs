@@ -39,7 +39,7 @@ pub(crate) struct CallArgs {
 }
 
 impl CallArgs {
-    /// The task on so many ranks; `hosts` says on which host each is.
+    /// The task on so many ranks; `hosts` says on which host each is. Those of a host share memory, as the constants have it.
     pub(crate) fn task(&self, hosts: Vec<u32>) -> Result<Task> {
         let ranks = hosts.len() as u32;
         if ranks == 0 {
@@ -57,7 +57,7 @@ impl CallArgs {
             0
         });
         let several = hosts.iter().any(|host| *host != hosts[0]);
-        let task = if several { task.with_hosts(hosts) } else { task };
+        let task = if several { task.with_hosts(hosts) } else { task }.with_stages();
         Ok(if self.in_place { task.in_place() } else { task })
     }
 

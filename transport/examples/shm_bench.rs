@@ -21,7 +21,8 @@ use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kolo_transport::shm::{Needs, ShmEndpoint, ShmOptions, SingleCopy, Slot};
+use kolo_transport::Needs;
+use kolo_transport::shm::{ShmEndpoint, ShmOptions, SingleCopy, Slot};
 use kolo_transport::{Channel, Consumer, Endpoint, Event, Piece, Posted, Sink, Token};
 
 fn main() -> ExitCode {
@@ -294,7 +295,7 @@ fn synchronise(bench: &mut Bench) {
 }
 
 fn flat(mut endpoint: ShmEndpoint, rank: u32) {
-    let mut flat = endpoint.flat().expect("all on this host");
+    let mut flat = endpoint.exchange().expect("all on this host");
     let oversubscribed = flat.members() > thread::available_parallelism().map_or(1, usize::from);
     for len in [8, 48, 112, 1024, 16384] {
         let rounds = if oversubscribed { 1000 } else { 20_000 };

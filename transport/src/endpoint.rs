@@ -29,7 +29,8 @@ use std::time::Instant;
 
 use crate::error::Error;
 use crate::memory::{Backing, DeviceAccess, MemoryCounters, Registered};
-use crate::shm::Flat;
+use crate::shm::Exchange;
+use crate::stage::{Stage, StageCaps};
 
 /// A FIFO between this rank and `peer`, in both directions. `index` is small and dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -146,6 +147,8 @@ pub struct Caps {
     pub park_fd: bool,
     /// Whether payload is placed without an intermediate copy of the transport's own.
     pub in_place: bool,
+    /// What its [stage](Endpoint::stage) offers, if it has one.
+    pub stage: Option<StageCaps>,
 }
 
 /// How the owner is going to sleep.
@@ -214,7 +217,7 @@ pub trait Endpoint: Send + std::fmt::Debug {
 
     /// The short exchange of a host, if this transport has one and all ranks of the world are on this host. Once, after
     /// [`Endpoint::establish`]; it stays usable without the endpoint.
-    fn exchange(&mut self) -> Option<Flat> {
+    fn exchange(&mut self) -> Option<Exchange> {
         None
     }
 
@@ -294,6 +297,17 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// [`ErrorKind::PeerLost`](crate::ErrorKind::PeerLost) if it has ended or closed its endpoint.
     fn look_for(&mut self, _peer: u32) -> Result<(), Error> {
         Ok(())
+    }
+
+    /// The memory that this rank shares with others of its host, after [`Endpoint::establish`]: with all that it was introduced
+    /// to and can reach. None where [`Caps::stage`] is none.
+    fn stage(&self) -> Option<&dyn Stage> {
+        None
+    }
+
+    /// The same, to publish there.
+    fn stage_mut(&mut self) -> Option<&mut dyn Stage> {
+        None
     }
 
     /// Whether something is posted for receiving, or [watched](Endpoint::watch) for, on an open connection on which the end of

@@ -12,6 +12,7 @@ mod memory;
 mod proof;
 pub mod rdma;
 pub mod shm;
+mod stage;
 mod sys;
 pub mod tcp;
 
@@ -24,6 +25,7 @@ pub use kinds::{Features, Options, TransportKind};
 pub use memory::{Backing, DeviceAccess, MemoryCounters, Mover, Registered, RegistrationPolicy};
 pub use rdma::{RdmaEndpoint, RdmaOptions};
 pub use shm::{ShmEndpoint, ShmOptions};
+pub use stage::{Awaited, Needs, Stage, StageCaps, StageMismatch};
 pub use sys::futex::wait_word;
 pub use sys::process::Process;
 pub use tcp::{TcpEndpoint, TcpOptions};

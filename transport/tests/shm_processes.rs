@@ -7,7 +7,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kolo_transport::shm::{Needs, ShmEndpoint, ShmOptions, SingleCopy, Slot};
+use kolo_transport::Needs;
+use kolo_transport::shm::{ShmEndpoint, ShmOptions, SingleCopy, Slot};
 use kolo_transport::{
     Armed, Channel, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Sink, Token, wait_word,
 };
@@ -247,7 +248,7 @@ fn talk(mut endpoint: ShmEndpoint, rank: u32, n: u32) {
 }
 
 fn flat(mut endpoint: ShmEndpoint) {
-    let mut flat = endpoint.flat().expect("all on this host");
+    let mut flat = endpoint.exchange().expect("all on this host");
     let deadline = Instant::now() + PATIENCE;
     for round in 0..2000u32 {
         let len = [8, 112, 113, 3000][round as usize % 4];

@@ -25,12 +25,16 @@ impl Lengths {
         for (plan, layout) in plans.iter().zip(layouts) {
             for lane in &plan.lanes {
                 lens.extend(lane.iter().map(|step| match step.action {
-                    Action::Signal { .. } | Action::WaitSignal { .. } => SIGNAL,
+                    Action::Signal { .. }
+                    | Action::WaitSignal { .. }
+                    | Action::Publish { .. }
+                    | Action::Await { .. } => SIGNAL,
                     Action::Send { src, .. } => layout.len(src, segment),
                     Action::Recv { dst, .. }
                     | Action::RecvReduce { dst, .. }
                     | Action::Copy { dst, .. }
-                    | Action::Reduce { dst, .. } => layout.len(dst, segment),
+                    | Action::Reduce { dst, .. }
+                    | Action::Fold { dst, .. } => layout.len(dst, segment),
                 }));
                 first_step.push(lens.len());
             }
@@ -107,4 +111,36 @@ impl Lengths {
     pub(super) fn index(&self, lane: usize, step: u16) -> usize {
         self.first_step[lane] + usize::from(step)
     }
+}
+
+/// What a rank publishes must be as long as all members of its stage take it to be, block by block. Tells how many elements
+/// all ranks copy.
+pub(crate) fn published(plans: &[Plan], layouts: &[Layout], segment: usize) -> Result<u64, Violation> {
+    let (mut copied, mut left_out) = (0, 0);
+    for (plan, layout) in plans.iter().zip(layouts) {
+        let Some(stage) = &plan.stage else { continue };
+        let me = stage.member(plan.rank).unwrap_or_default();
+        // All but those for which it is the same.
+        let others: Vec<&Layout> = stage.members.iter().map(|rank| &layouts[*rank as usize]).collect();
+        let others = others.into_iter().filter(|other| other.shape() != layout.shape());
+        let all: Vec<&Layout> = std::iter::once(layout).chain(others).collect();
+        let publishes = steps(plan).filter(|(_, action)| matches!(action, Action::Publish { .. }));
+        for ((at, action), round) in publishes.zip(&stage.rounds) {
+            let place = |at| Place::of(plan, at);
+            let Action::Publish { except, .. } = action else { continue };
+            left_out += except.map_or(0, |hole| layout.len(hole, segment));
+            let runs = round[me].runs.iter().flatten().zip(action.reads().into_iter().flatten());
+            for (run, src) in runs {
+                for index in 0..run.count {
+                    let (name, block) = (run.first + index, src.first + index);
+                    let len = layout.block(src.space, block, segment).len;
+                    if all.iter().any(|layout| layout.block(stage.like, name, segment).len != len) {
+                        return Err(Violation::Lengths { at: place(at), sender: place(at) });
+                    }
+                    copied += len;
+                }
+            }
+        }
+    }
+    Ok((copied - left_out) as u64)
 }

@@ -5,6 +5,7 @@
 //! | indices, channels, matching counts | read off the plans | `wiring` |
 //! | no step touches what another may be using | happens-before by lane order, `after` and fences | `hazard` |
 //! | no deadlock | runs with few credits, under several orders | `run` |
+//! | stages: members agree, what is read was awaited and is not overwritten | the order of steps in a lane | `stage` |
 //! | each contribution exactly once, all ranks the same expression, nothing else written | symbolic values | `value`, `run` |
 //!
 //! Time, cost and failures are the business of [`simulate`](crate::simulate).
@@ -14,15 +15,20 @@
 //! data, scratch and sub-channels of its own; so they are checked one at a time.
 
 mod hazard;
+mod heard;
+mod judge;
 mod lengths;
 mod run;
 mod schedule;
+pub(crate) mod stage;
+mod stage_run;
 mod value;
 mod violation;
 pub(crate) mod wiring;
 
 use crate::layout::{Layout, Shape};
 use crate::plan::Plan;
+use crate::select::Order;
 
 pub use run::Credits;
 pub use schedule::Schedule;
@@ -43,6 +49,10 @@ pub struct Options {
     pub hazard_stride: u32,
     /// At most this many segments are run: the first, the last, and others between.
     pub segments: usize,
+    /// Rounds of which a stage holds the payloads, at least 2. What goes with few goes with more.
+    pub stage_depth: u32,
+    /// In which order folds reduce: that of the members, or the canonical one.
+    pub order: Order,
 }
 
 impl Default for Options {
@@ -60,6 +70,8 @@ impl Default for Options {
             values: true,
             hazard_stride: 1,
             segments: 4,
+            stage_depth: 2,
+            order: Order::Any,
         }
     }
 }
@@ -89,6 +101,8 @@ pub struct Report {
     pub elements: u64,
     /// The most elements that any one rank sends in one segment.
     pub elements_per_rank: u64,
+    /// Elements that all ranks copy into stages in one segment; the largest over the segments checked.
+    pub published: u64,
     /// The most peers any rank talks to.
     pub connections: u32,
     /// The most elements of scratch that one segment takes on any rank.
@@ -108,6 +122,7 @@ pub struct Report {
 pub fn check(plans: &[Plan], shapes: &[Shape], options: &Options) -> Result<Report, Violation> {
     assert_eq!(plans.len(), shapes.len(), "a shape per rank");
     let wiring = wiring::Wiring::new(plans)?;
+    let groups = stage::Groups::new(plans)?;
     let last = plans.len().saturating_sub(1);
     for (rank, plan) in plans.iter().enumerate() {
         if rank == last || (rank as u32).is_multiple_of(options.hazard_stride.max(1)) {
@@ -125,6 +140,7 @@ pub fn check(plans: &[Plan], shapes: &[Shape], options: &Options) -> Result<Repo
         messages: 0,
         elements: 0,
         elements_per_rank: 0,
+        published: 0,
         connections: wiring.connections(plans),
         scratch_elements: layouts.iter().map(Layout::scratch_elements).max().unwrap_or(0),
         expression: None,
@@ -133,12 +149,20 @@ pub fn check(plans: &[Plan], shapes: &[Shape], options: &Options) -> Result<Repo
     for segment in chosen(segments, options.segments) {
         let lengths = lengths::Lengths::new(plans, &layouts, segment);
         lengths.agree(plans, &wiring)?;
+        report.published = report.published.max(lengths::published(plans, &layouts, segment)?);
         report.messages = report.messages.max(lengths.messages(plans));
         report.elements = report.elements.max(lengths.elements(plans));
         report.elements_per_rank = report.elements_per_rank.max(lengths.elements_per_rank(plans));
         for (credits, schedule) in &options.runs {
-            let run = run::Run::new(plans, &layouts, segment, &wiring, &lengths, *credits, *schedule);
-            run.finish(options.values, &mut expressions)?;
+            let facts = run::Facts {
+                plans,
+                layouts: &layouts,
+                segment,
+                wiring: &wiring,
+                lengths: &lengths,
+                groups: &groups,
+            };
+            run::Run::new(facts, (*credits, *schedule), options).finish(&mut expressions)?;
         }
     }
     report.expression = expressions.uniform();

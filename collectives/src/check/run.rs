@@ -3,12 +3,16 @@
 use std::collections::VecDeque;
 
 use crate::layout::Layout;
-use crate::memory::Memory;
-use crate::plan::{Action, Blocks, Plan, StepRef};
+use crate::plan::{Action, Blocks, Collective, Plan, Space, StepRef};
+use crate::select::Order;
 
+use super::Options;
+use super::heard::Heard;
 use super::lengths::Lengths;
 use super::schedule::{Ready, Schedule};
-use super::value::{Cells, Expected, Expressions, Value, Verdict};
+use super::stage::Groups;
+use super::stage_run::Stages;
+use super::value::{Cells, Expressions, Value};
 use super::violation::{Place, Violation};
 use super::wiring::Wiring;
 
@@ -25,7 +29,7 @@ pub enum Credits {
 }
 
 /// Lengths and values of the blocks of a message that are not empty.
-type Payload = Vec<(usize, Value)>;
+pub(super) type Payload = Vec<(usize, Value)>;
 
 #[derive(Debug)]
 struct Message {
@@ -33,10 +37,11 @@ struct Message {
     lane: usize,
     step: u16,
     payload: Payload,
+    heard: Heard,
 }
 
 #[derive(Debug)]
-struct LaneState {
+pub(super) struct LaneState {
     rank: usize,
     /// Number within its plan.
     lane: u16,
@@ -44,6 +49,8 @@ struct LaneState {
     /// Sends that have not been read out.
     outstanding: u32,
     queued: bool,
+    /// For barriers: of whom it knows that they have called.
+    pub(super) heard: Heard,
 }
 
 #[derive(Debug, Default)]
@@ -59,18 +66,26 @@ enum Outcome {
     Stuck,
 }
 
+/// What is the same in all runs of a segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts<'a> {
+    pub(crate) plans: &'a [Plan],
+    pub(crate) layouts: &'a [Layout],
+    pub(crate) segment: usize,
+    pub(crate) wiring: &'a Wiring,
+    pub(crate) lengths: &'a Lengths,
+    pub(crate) groups: &'a Groups,
+}
+
 /// One run.
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
-    plans: &'a [Plan],
-    layouts: &'a [Layout],
-    segment: usize,
-    wiring: &'a Wiring,
-    lengths: &'a Lengths,
+    pub(super) facts: Facts<'a>,
     credits: Credits,
     schedule: Schedule,
+    pub(super) order: Order,
     limit: usize,
-    lanes: Vec<LaneState>,
+    pub(super) lanes: Vec<LaneState>,
     channels: Vec<ChannelState>,
     /// Messages posted and without a credit, by stream.
     streams: Vec<VecDeque<Message>>,
@@ -78,20 +93,15 @@ pub(crate) struct Run<'a> {
     /// Lanes that wait for another lane of their rank.
     dependents: Vec<Vec<usize>>,
     ready: Ready,
+    pub(super) stages: Vec<Stages>,
     /// Empty unless values are followed.
-    cells: Vec<Cells>,
+    pub(super) cells: Vec<Cells>,
 }
 
 impl<'a> Run<'a> {
-    pub(crate) fn new(
-        plans: &'a [Plan],
-        layouts: &'a [Layout],
-        segment: usize,
-        wiring: &'a Wiring,
-        lengths: &'a Lengths,
-        credits: Credits,
-        schedule: Schedule,
-    ) -> Self {
+    pub(crate) fn new(facts: Facts<'a>, (credits, schedule): (Credits, Schedule), options: &Options) -> Self {
+        let Facts { plans, wiring, groups, .. } = facts;
+        let listens = options.values && plans.first().is_some_and(|p| p.collective == Collective::Barrier);
         let lanes = plans.iter().enumerate().flat_map(|(rank, plan)| {
             (0..plan.lanes.len()).map(move |lane| LaneState {
                 rank,
@@ -99,6 +109,7 @@ impl<'a> Run<'a> {
                 next: 0,
                 outstanding: 0,
                 queued: false,
+                heard: if listens { Heard::only(plan.rank, plans.len()) } else { Heard::default() },
             })
         });
         let (limit, stream_of) = match credits {
@@ -107,13 +118,10 @@ impl<'a> Run<'a> {
             Credits::SharedStream => (1, wiring.pairs()),
         };
         Self {
-            plans,
-            layouts,
-            segment,
-            wiring,
-            lengths,
+            facts,
             credits,
             schedule,
+            order: options.order,
             limit,
             lanes: lanes.collect(),
             channels: (0..wiring.len()).map(|_| ChannelState::default()).collect(),
@@ -121,15 +129,13 @@ impl<'a> Run<'a> {
             stream_of,
             dependents: vec![Vec::new(); plans.len()],
             ready: Ready::new(schedule),
-            cells: Vec::new(),
+            stages: Stages::of_all(groups, options.stage_depth),
+            cells: if options.values { plans.iter().map(Cells::new).collect() } else { Vec::new() },
         }
     }
 
     /// Runs to the end and judges the outcome.
-    pub(crate) fn finish(mut self, values: bool, expressions: &mut Expressions) -> Result<(), Violation> {
-        if values {
-            self.cells = self.plans.iter().map(Cells::new).collect();
-        }
+    pub(crate) fn finish(mut self, expressions: &mut Expressions) -> Result<(), Violation> {
         let until_stuck = matches!(self.schedule, Schedule::LowestRank | Schedule::HighestRank);
         for lane in 0..self.lanes.len() {
             self.wake(lane);
@@ -148,24 +154,24 @@ impl<'a> Run<'a> {
         if let Some(first) = stuck.first() {
             let at = StepRef { lane: first.lane, step: first.next };
             return Err(Violation::Deadlock {
-                at: Place::of(&self.plans[first.rank], at),
+                at: Place::of(&self.facts.plans[first.rank], at),
                 stuck: stuck.len(),
                 credits: self.credits,
                 schedule: self.schedule,
             });
         }
-        if values { self.judge(expressions) } else { Ok(()) }
+        if self.cells.is_empty() { Ok(()) } else { self.judge(expressions) }
     }
 
     fn body(&self, lane: &LaneState) -> &'a [crate::plan::Step] {
-        &self.plans[lane.rank].lanes[usize::from(lane.lane)]
+        &self.facts.plans[lane.rank].lanes[usize::from(lane.lane)]
     }
 
     fn channel(&self, lane: usize, step: u16) -> usize {
-        self.wiring.of_step(self.lengths.index(lane, step)).expect("the step sends or receives")
+        self.facts.wiring.of_step(self.facts.lengths.index(lane, step)).expect("the step sends or receives")
     }
 
-    fn wake(&mut self, lane: usize) {
+    pub(super) fn wake(&mut self, lane: usize) {
         if !self.lanes[lane].queued {
             self.lanes[lane].queued = true;
             self.ready.push(lane);
@@ -178,16 +184,18 @@ impl<'a> Run<'a> {
         let (rank, next) = (state.rank, state.next);
         let Some(step) = self.body(state).get(usize::from(next)) else { return Ok(Outcome::Stuck) };
         if let Some(after) = step.after {
-            let other = self.lengths.first_lane[rank] + usize::from(after.lane);
+            let other = self.facts.lengths.first_lane[rank] + usize::from(after.lane);
             if self.lanes[other].next <= after.step {
                 self.dependents[rank].push(lane);
                 return Ok(Outcome::Stuck);
             }
+            let heard = self.lanes[other].heard.clone();
+            self.lanes[lane].heard.add(&heard);
         }
-        if step.fence && state.outstanding > 0 {
+        if step.fence && self.lanes[lane].outstanding > 0 {
             return Ok(Outcome::Stuck);
         }
-        let len = self.lengths.lens[self.lengths.index(lane, next)];
+        let len = self.facts.lengths.lens[self.facts.lengths.index(lane, next)];
         if len > 0 && !self.act(lane, rank, next, &step.action)? {
             return Ok(Outcome::Stuck);
         }
@@ -200,14 +208,15 @@ impl<'a> Run<'a> {
 
     /// Does what a step does; `false` if it has to wait for a message.
     fn act(&mut self, lane: usize, rank: usize, step: u16, action: &Action) -> Result<bool, Violation> {
-        let (plans, at) = (self.plans, StepRef { lane: self.lanes[lane].lane, step });
+        let (plans, at) = (self.facts.plans, StepRef { lane: self.lanes[lane].lane, step });
         let place = || Place::of(&plans[rank], at);
         match *action {
             Action::Send { .. } | Action::Signal { .. } => {
                 let channel = self.channel(lane, step);
                 self.lanes[lane].outstanding += 1;
                 let stream = self.stream_of[channel];
-                self.streams[stream].push_back(Message { channel, lane, step, payload: Vec::new() });
+                let heard = self.lanes[lane].heard.clone();
+                self.streams[stream].push_back(Message { channel, lane, step, payload: Vec::new(), heard });
                 self.pump(stream)?;
             }
             Action::Recv { .. } | Action::RecvReduce { .. } | Action::WaitSignal { .. } => {
@@ -219,6 +228,7 @@ impl<'a> Run<'a> {
                 let Some(message) = self.channels[channel].arrived.pop_front() else { return Ok(false) };
                 self.channels[channel].waiting = None;
                 self.pump(self.stream_of[channel])?;
+                self.lanes[lane].heard.add(&message.heard);
                 if !self.cells.is_empty() {
                     self.take(rank, lane, step, action, message)?;
                 }
@@ -238,7 +248,21 @@ impl<'a> Run<'a> {
                     return Err(Violation::Lengths { at: place(), sender: place() });
                 }
             }
-            Action::Copy { .. } | Action::Reduce { .. } => {}
+            Action::Fold { of, first, count, own, dst } if !self.cells.is_empty() => {
+                let sum = self.fold(rank, of, (first, count), own, &place)?;
+                if !sum.is_some_and(|sum| self.write(rank, dst, &sum)) {
+                    return Err(Violation::Lengths { at: place(), sender: place() });
+                }
+            }
+            Action::Copy { .. } | Action::Reduce { .. } | Action::Fold { .. } => {}
+            Action::Publish { .. } => return self.publish(rank, lane, action, &place),
+            Action::Await { of } => {
+                let (group, member) = self.member(rank);
+                if !self.stages[group].have_published(of, member, lane) {
+                    return Ok(false);
+                }
+                self.stages[group].hear(of, member, &mut self.lanes[lane].heard);
+            }
         }
         Ok(true)
     }
@@ -252,7 +276,7 @@ impl<'a> Run<'a> {
         action: &Action,
         message: Message,
     ) -> Result<(), Violation> {
-        let at = || place_of(self.plans, rank, &self.lanes[lane], step);
+        let at = || place_of(self.facts.plans, rank, &self.lanes[lane], step);
         let landed = match *action {
             Action::Recv { dst, .. } => {
                 self.fits(rank, dst, &message.payload).then_some((dst, message.payload))
@@ -267,7 +291,7 @@ impl<'a> Run<'a> {
             let from = &self.lanes[message.lane];
             return Err(Violation::Lengths {
                 at: at(),
-                sender: place_of(self.plans, from.rank, from, message.step),
+                sender: place_of(self.facts.plans, from.rank, from, message.step),
             });
         };
         self.write(rank, dst, &values);
@@ -289,9 +313,9 @@ impl<'a> Run<'a> {
             if let (false, Action::Send { src, .. }) =
                 (self.cells.is_empty(), self.body(from)[usize::from(step)].action)
             {
-                message.payload = self
-                    .read(rank, src)
-                    .ok_or_else(|| Violation::Undefined { at: place_of(self.plans, rank, from, step) })?;
+                message.payload = self.read(rank, src).ok_or_else(|| Violation::Undefined {
+                    at: place_of(self.facts.plans, rank, from, step),
+                })?;
             }
             let sender = message.lane;
             self.lanes[sender].outstanding -= 1;
@@ -309,12 +333,19 @@ impl<'a> Run<'a> {
     }
 
     /// Lengths and values of the blocks that are not empty; `None` if one of them was never written.
-    fn read(&self, rank: usize, blocks: Blocks) -> Option<Payload> {
+    pub(super) fn read(&self, rank: usize, blocks: Blocks) -> Option<Payload> {
         let mut payload = Vec::with_capacity(blocks.count as usize);
         for block in blocks.first..blocks.end() {
-            let len = self.layouts[rank].block(blocks.space, block, self.segment).len;
+            let len = self.facts.layouts[rank].block(blocks.space, block, self.facts.segment).len;
             if len > 0 {
-                payload.push((len, self.cells[rank].read(blocks.space, block)?));
+                let value = match blocks.space {
+                    Space::Stage(owner) => {
+                        let (group, me) = self.member(rank);
+                        self.stages[group].read(me, usize::from(owner), block)?
+                    }
+                    space => self.cells[rank].read(space, block)?,
+                };
+                payload.push((len, value));
             }
         }
         Some(payload)
@@ -322,7 +353,7 @@ impl<'a> Run<'a> {
 
     fn fits(&self, rank: usize, blocks: Blocks, payload: &Payload) -> bool {
         let lens = (blocks.first..blocks.end())
-            .map(|block| self.layouts[rank].block(blocks.space, block, self.segment).len)
+            .map(|block| self.facts.layouts[rank].block(blocks.space, block, self.facts.segment).len)
             .filter(|len| *len > 0);
         lens.eq(payload.iter().map(|(len, _)| *len))
     }
@@ -332,38 +363,13 @@ impl<'a> Run<'a> {
         if !self.fits(rank, blocks, payload) {
             return false;
         }
-        let (layout, cells) = (&self.layouts[rank], &mut self.cells[rank]);
+        let (layout, cells) = (&self.facts.layouts[rank], &mut self.cells[rank]);
         let blocks_with_elements = (blocks.first..blocks.end())
-            .filter(|block| layout.block(blocks.space, *block, self.segment).len > 0);
+            .filter(|block| layout.block(blocks.space, *block, self.facts.segment).len > 0);
         for (block, (_, value)) in blocks_with_elements.zip(payload) {
             cells.write(blocks.space, block, *value);
         }
         true
-    }
-
-    fn judge(&self, expressions: &mut Expressions) -> Result<(), Violation> {
-        let expected = Expected::new(&Memory::of(&self.plans[0]));
-        let mut references = Vec::new();
-        for (rank, cells) in self.cells.iter().enumerate() {
-            let plan = &self.plans[rank];
-            let blocks = Memory::of(plan).output_blocks();
-            references.resize(references.len().max(blocks as usize), None);
-            for block in 0..blocks {
-                if self.layouts[rank].block(crate::plan::Space::Output, block, self.segment).len == 0 {
-                    continue;
-                }
-                let rank = rank as u32;
-                match expected.judge(cells, block, &mut references[block as usize], expressions) {
-                    Verdict::Right => {}
-                    Verdict::Wrong { contributions, expected } => {
-                        return Err(Violation::Wrong { rank, block, contributions, expected });
-                    }
-                    Verdict::Touched => return Err(Violation::Touched { rank, block }),
-                    Verdict::OtherOrder => return Err(Violation::Order { rank, block }),
-                }
-            }
-        }
-        Ok(())
     }
 }
 
@@ -371,7 +377,7 @@ fn place_of(plans: &[Plan], rank: usize, lane: &LaneState, step: u16) -> Place {
     Place::of(&plans[rank], StepRef { lane: lane.lane, step })
 }
 
-fn combine(left: &Payload, right: &Payload) -> Option<Payload> {
+pub(super) fn combine(left: &Payload, right: &Payload) -> Option<Payload> {
     let same = left.len() == right.len() && left.iter().zip(right).all(|(a, b)| a.0 == b.0);
     same.then(|| left.iter().zip(right).map(|(a, b)| (a.0, a.1.plus(b.1))).collect())
 }

@@ -142,6 +142,7 @@ impl Cells {
             },
             Space::Output => self.output[physical.first as usize],
             Space::Scratch => self.scratch[physical.first as usize],
+            Space::Stage(_) => unreachable!("stages are nobody's own memory"),
         }
     }
 
@@ -151,6 +152,7 @@ impl Cells {
             Space::Input => self.aliased_input = Some((physical.first, value)),
             Space::Output => self.output[physical.first as usize] = Some(value),
             Space::Scratch => self.scratch[physical.first as usize] = Some(value),
+            Space::Stage(_) => unreachable!("found in `wiring`"),
         }
     }
 }

@@ -87,6 +87,41 @@ pub enum Violation {
         /// The sending step.
         sender: Place,
     },
+    /// What plans say of their stages does not hold together.
+    Stage {
+        /// Whose plan.
+        rank: u32,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// Steps that have to do with stages are in two lanes.
+    StageLane {
+        /// A step of the second lane.
+        at: Place,
+        /// The first lane.
+        other_lane: u16,
+    },
+    /// A step reads a stage without having awaited the round.
+    NotAwaited {
+        /// The step.
+        at: Place,
+        /// Whose stage.
+        member: u16,
+    },
+    /// A step reads what a member does not publish in this round.
+    Unpublished {
+        /// The step.
+        at: Place,
+        /// Whose stage.
+        member: u16,
+    },
+    /// A rank can be through with a barrier before another one has called.
+    Early {
+        /// The rank.
+        rank: u32,
+        /// The other one.
+        missing: u32,
+    },
     /// Two steps may touch the same block at the same time, and one of them writes.
     Hazard {
         /// The writing step.
@@ -154,6 +189,19 @@ impl fmt::Display for Violation {
                 "channel {index} from rank {from} to rank {to}: {sent} messages sent, {received} received"
             ),
             Self::Lengths { at, sender } => write!(f, "{at}: other lengths than {sender}"),
+            Self::Stage { rank, what } => write!(f, "stages of rank {rank}: wrong {what}"),
+            Self::StageLane { at, other_lane } => {
+                write!(f, "{at}: the stages already belong to lane {other_lane}")
+            }
+            Self::NotAwaited { at, member } => {
+                write!(f, "{at}: reads the stage of member {member}, which it has not awaited in this round")
+            }
+            Self::Unpublished { at, member } => {
+                write!(f, "{at}: reads what member {member} does not publish in this round")
+            }
+            Self::Early { rank, missing } => {
+                write!(f, "rank {rank} can be through before rank {missing} has called")
+            }
             Self::Hazard { writer, other, block } => {
                 write!(f, "{writer} may write {block} while {other} uses it")
             }

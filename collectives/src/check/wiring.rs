@@ -191,6 +191,8 @@ fn validate(plan: &Plan) -> Result<(), Violation> {
                 Space::Input => memory.input_blocks(),
                 Space::Output => memory.output_blocks(),
                 Space::Scratch => plan.scratch.len() as u32,
+                // Looked at with the rounds: see `stage`.
+                Space::Stage(_) => u32::MAX,
             };
             blocks.count > 0 && blocks.first.checked_add(blocks.count).is_some_and(|end| end <= available)
         };
@@ -211,7 +213,7 @@ fn validate(plan: &Plan) -> Result<(), Violation> {
                 return fails("dependency");
             }
         }
-        if action.writes().is_some_and(|dst| dst.space == Space::Input) {
+        if action.writes().is_some_and(|dst| !matches!(dst.space, Space::Output | Space::Scratch)) {
             return Err(Violation::WritesInput { at: Place::of(plan, at) });
         }
         if !operands_agree(&memory, action) {

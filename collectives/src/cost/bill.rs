@@ -180,6 +180,43 @@ impl Bill {
         self.path += work;
     }
 
+    /// `ranks` ranks of each host copy so much into memory that the others read.
+    pub(crate) fn publish(&mut self, ranks: u32, bytes: f64) {
+        self.share(ranks, bytes, 0.0);
+    }
+
+    /// `ranks` ranks of each host copy so much of what others have published.
+    pub(crate) fn take(&mut self, ranks: u32, bytes: f64) {
+        self.share(ranks, bytes, 0.0);
+    }
+
+    /// `ranks` ranks of each host reduce what so many have for them, `bytes` each, their own among it.
+    pub(crate) fn fold(&mut self, ranks: u32, contributions: u32, bytes: f64) {
+        let bytes = f64::from(contributions - 1) * bytes;
+        self.share(ranks, bytes, bytes / self.model.reduce_bytes_per_second);
+    }
+
+    /// `ranks` ranks of each host move so much to or from memory that all share, and work so long beside. The others leave the
+    /// processors to them.
+    fn share(&mut self, ranks: u32, bytes: f64, more: f64) {
+        let share = f64::from(ranks) / f64::from(self.local);
+        let turns = (self.model.oversubscription.max(1.0) * share).max(1.0);
+        let moved = bytes / self.model.move_bytes_per_second;
+        let memory = f64::from(ranks) * bytes / self.model.memory_bytes_per_second;
+        let work = ((moved + more) * turns).max(memory);
+        self.busy.memory += memory;
+        self.busy.processor += work;
+        self.path += work;
+    }
+
+    /// Every rank waits for what so many others of its host publish.
+    pub(crate) fn meet(&mut self, others: u32) {
+        let intra = &self.model.intra;
+        let work = f64::from(others + 1) * intra.overhead_seconds * self.model.oversubscription.max(1.0);
+        self.busy.processor += work;
+        self.path += self.model.latency_seconds(intra) + work;
+    }
+
     /// `messages` messages of `bytes` each to and from different ranks of the world, `width` at a time; between
     /// hosts never more than `params.width`, since networks do not bear many senders to one receiver.
     pub(crate) fn wave(&mut self, messages: u32, bytes: f64, reduces: bool, width: f64) {

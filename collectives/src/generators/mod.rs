@@ -14,6 +14,7 @@ mod leader;
 mod one_shot;
 mod recursive_doubling;
 mod ring;
+mod staged;
 mod tree;
 
 use crate::builder::PlanBuilder;
@@ -71,6 +72,16 @@ table! {
     Hierarchical = hierarchical::Hierarchical,
     /// Within hosts to one leader each, then among the leaders.
     Leader = leader::Leader,
+    /// As `Hierarchical`, with shared memory within hosts.
+    HierarchicalStaged = staged::HierarchicalStaged,
+    /// As `Leader`, with shared memory within hosts.
+    LeaderStaged = staged::LeaderStaged,
+    /// Over memory that the ranks of a host share: what is only copied, and the barrier.
+    Staged = staged::Staged,
+    /// The same, where everybody who wants a result reduces everything by itself.
+    StagedOneShot = staged::StagedOneShot,
+    /// The same, where all ranks share the reduction out.
+    StagedTwoShot = staged::StagedTwoShot,
 }
 
 /// What a world of one rank does: the result is the own contribution.

@@ -3,26 +3,29 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+use crate::check::stage::Groups;
 use crate::layout::Layout;
 use crate::model::{LinkClass, Model};
-use crate::plan::{Action, Plan, Step, StepRef};
+use crate::plan::{Action, Blocks, Plan, Step, StepRef};
 
 use super::memory::Memory;
 use super::processor::{Claim, Processor};
+use super::stages::{Ready, Stages};
 use super::state::{Compiled, Event, Host, Instance, Lane, Message, Rank, Record, Timed};
-use super::{Cluster, CriticalStep, Stuck, Timing, Traffic};
+use super::{Cluster, Timing, Traffic};
 
 /// Which channel a step uses, in a dense numbering; steps are counted over all ranks.
 type Channels<'a> = &'a dyn Fn(usize, &Action) -> Option<usize>;
 
 pub(super) struct Engine<'a> {
-    plans: &'a [Plan],
-    layouts: &'a [Layout],
-    cluster: &'a Cluster,
-    window: usize,
-    programs: Vec<Vec<Vec<Compiled>>>,
-    ranks: Vec<Rank>,
+    pub(super) plans: &'a [Plan],
+    pub(super) layouts: &'a [Layout],
+    pub(super) cluster: &'a Cluster,
+    pub(super) window: usize,
+    pub(super) programs: Vec<Vec<Vec<Compiled>>>,
+    pub(super) ranks: Vec<Rank>,
     memory: Memory,
+    pub(super) stages: Stages,
     processors: Vec<Processor>,
     processors_per_host: u32,
     /// How many times as long work takes because of ranks that are not simulated.
@@ -31,11 +34,11 @@ pub(super) struct Engine<'a> {
     /// Messages and waiting lane, by slot and channel.
     queues: Vec<Vec<VecDeque<Message>>>,
     waiting: Vec<Vec<Option<(u32, u16)>>>,
-    records: Vec<Record>,
+    pub(super) records: Vec<Record>,
     events: BinaryHeap<Reverse<Timed>>,
     order: u64,
-    intra: Traffic,
-    inter: Traffic,
+    pub(super) intra: Traffic,
+    pub(super) inter: Traffic,
 }
 
 impl<'a> Engine<'a> {
@@ -45,6 +48,7 @@ impl<'a> Engine<'a> {
         cluster: &'a Cluster,
         channels: usize,
         channel_of: Channels<'_>,
+        groups: Groups,
     ) -> Self {
         let window = cluster.window.max(1);
         let symmetric = plans.len() == 1;
@@ -97,6 +101,7 @@ impl<'a> Engine<'a> {
             programs,
             ranks: ranks.collect(),
             memory: Memory::new(plans, layouts, cluster),
+            stages: Stages::new(groups, window),
             processors: vec![of_host; hosts].concat(),
             processors_per_host,
             slower,
@@ -265,7 +270,12 @@ impl<'a> Engine<'a> {
         if let Some(after) = compiled.step.after {
             let (done, record) = instance.lanes[usize::from(after.lane)].done[usize::from(after.step)];
             if done > at {
-                instance.lanes[usize::from(lane)].waiting_after = true;
+                // Once the step has begun, it is known when it will be done, and nobody says so again.
+                if done.is_finite() {
+                    self.schedule(done, this);
+                } else {
+                    instance.lanes[usize::from(lane)].waiting_after = true;
+                }
                 return;
             }
             let own = instance.lanes[usize::from(lane)].last.map_or(0.0, |own| self.records[own as usize].at);
@@ -288,6 +298,25 @@ impl<'a> Engine<'a> {
             |rate: fn(&Model) -> f64| bytes * self.memory.seconds_per_byte((rank, lane, number), rate);
         let moved = |inter: bool| if inter { 0.0 } else { memory(|model| model.move_bytes_per_second) };
         let (mut work, mut opening, mut last_byte) = (0.0, 0.0, 0.0);
+        // How many times its bytes a step moves to or from a stage.
+        let mut staged = 0.0;
+        let latency = model.intra.latency_seconds + (slower - 1.0) * model.switch_seconds;
+        let ready = match compiled.step.action {
+            Action::Publish { .. } => self.stages.may_publish(rank, lane, slot_index, latency),
+            Action::Await { of } => self.stages.have_published(of, (rank, lane), slot_index, latency),
+            _ => Ready::At(0.0, None),
+        };
+        match ready {
+            Ready::Later => return,
+            Ready::At(ready, _) if ready > at => {
+                self.schedule(ready, this);
+                return;
+            }
+            Ready::At(ready, record) => {
+                let own = cause.map_or(0.0, |own| self.records[own as usize].at);
+                cause = if ready >= own { record.or(cause) } else { cause };
+            }
+        }
         match compiled.step.action {
             // Messages of no bytes are skipped at both ends.
             Action::Send { .. } | Action::Recv { .. } | Action::RecvReduce { .. } if bytes == 0.0 => {}
@@ -295,8 +324,18 @@ impl<'a> Engine<'a> {
                 opening = class.overhead_seconds * slower;
                 work = class.overhead_seconds + moved(compiled.inter);
             }
+            Action::Copy { src, .. } if src.space.is_stage() => staged = 1.0,
             Action::Copy { .. } => work = memory(|model| model.copy_bytes_per_second),
             Action::Reduce { .. } => work = memory(|model| model.reduce_bytes_per_second),
+            Action::Publish { .. } => staged = 1.0,
+            Action::Await { of } => {
+                work = model.intra.overhead_seconds * self.stages.count(of, rank) as f64;
+            }
+            Action::Fold { of, .. } => {
+                let others = self.stages.count(of, rank) as f64 - 1.0;
+                work = others * memory(|model| model.reduce_bytes_per_second);
+                staged = others.max(1.0);
+            }
             Action::Recv { .. } | Action::RecvReduce { .. } | Action::WaitSignal { .. } => {
                 let channel = compiled.channel as usize;
                 let Some(message) = self.queues[slot_index][channel].front().copied() else {
@@ -324,6 +363,9 @@ impl<'a> Engine<'a> {
                 }
             }
         }
+        // A processor moves what a stage takes or gives, over the memory bus.
+        work += staged * memory(|model| model.move_bytes_per_second);
+        let on_bus = staged * memory(|model| model.memory_bytes_per_second);
         let work = work * slower;
         let rank_state = &mut self.ranks[rank];
         let processor = &mut self.processors[rank_state.processor];
@@ -333,6 +375,11 @@ impl<'a> Engine<'a> {
                 cause = processor.record.or(cause);
             }
             processor.free = start + work;
+        }
+        if on_bus > 0.0 {
+            let host = &mut self.hosts[rank_state.host];
+            host.memory = host.memory.max(start) + on_bus;
+            last_byte = host.memory;
         }
         let done = if work > 0.0 { (start + work).max(last_byte) } else { at };
         let record = self.records.len() as u32;
@@ -346,6 +393,11 @@ impl<'a> Engine<'a> {
         });
         if work > 0.0 {
             processor.record = Some(record);
+        }
+        if let Action::Publish { .. } = compiled.step.action {
+            for (rank, lane) in self.stages.publish(rank, slot_index, done, record) {
+                self.schedule(done + latency, Event::Lane { rank, slot, lane });
+            }
         }
         let sends = matches!(compiled.step.action, Action::Send { .. }) && bytes > 0.0
             || matches!(compiled.step.action, Action::Signal { .. });
@@ -377,8 +429,15 @@ impl<'a> Engine<'a> {
             Action::Recv { dst, .. }
             | Action::RecvReduce { dst, .. }
             | Action::Copy { dst, .. }
-            | Action::Reduce { dst, .. } => dst,
-            Action::Signal { .. } | Action::WaitSignal { .. } => return 0.0,
+            | Action::Reduce { dst, .. }
+            | Action::Fold { dst, .. } => dst,
+            Action::Publish { src, except } => {
+                let elements = |blocks: &Blocks| self.layouts[rank].len(*blocks, segment);
+                let all: usize = src.iter().flatten().map(elements).sum();
+                let copied = all - except.as_ref().map_or(0, elements).min(all);
+                return (copied * self.cluster.element_bytes) as f64;
+            }
+            Action::Signal { .. } | Action::WaitSignal { .. } | Action::Await { .. } => return 0.0,
         };
         (self.layouts[rank].len(blocks, segment) * self.cluster.element_bytes) as f64
     }
@@ -489,52 +548,6 @@ impl<'a> Engine<'a> {
         queue.push_back(Message { begins, arrived, record });
         if let Some((rank, lane)) = self.waiting[usize::from(slot)][channel].take() {
             self.schedule(begins, Event::Lane { rank, slot, lane });
-        }
-    }
-
-    fn report(self) -> Timing {
-        let mut stuck = Vec::new();
-        let mut finished = Vec::with_capacity(self.ranks.len());
-        for (rank, state) in self.ranks.iter().enumerate() {
-            let dead = state.dies.is_finite();
-            let mut through = state.calls == 0 || state.segments == 0;
-            for instance in state.instances.iter().filter(|instance| instance.unfinished > 0) {
-                through = false;
-                for (lane, position) in instance.lanes.iter().enumerate().filter(|_| !dead) {
-                    if let Some(compiled) = self.programs[rank][lane].get(usize::from(position.next)) {
-                        stuck.push(Stuck {
-                            rank: rank as u32,
-                            segment: instance.segment,
-                            step: StepRef { lane: lane as u16, step: position.next },
-                            peer: compiled.step.action.receives_from().map(|from| from.peer),
-                        });
-                    }
-                }
-            }
-            finished.push(through.then_some(state.finished));
-        }
-        let last = (0..self.ranks.len())
-            .filter(|rank| finished[*rank].is_some())
-            .max_by(|a, b| self.ranks[*a].finished.total_cmp(&self.ranks[*b].finished));
-        let mut critical_path = Vec::new();
-        let mut record = last.and_then(|rank| self.ranks[rank].last_record);
-        while let Some(index) = record {
-            let Record { rank, segment, step, at, cause } = self.records[index as usize];
-            critical_path.push(CriticalStep { rank, segment: segment as usize, step, at_seconds: at });
-            record = cause;
-        }
-        critical_path.reverse();
-        let in_flight = |layout: &Layout| layout.segments().min(self.window);
-        let scratch = self.layouts.iter().map(|layout| layout.scratch_elements() * in_flight(layout)).max();
-        Timing {
-            seconds: last.map_or(0.0, |rank| self.ranks[rank].finished),
-            finished,
-            critical_path,
-            intra: self.intra,
-            inter: self.inter,
-            connections: 0,
-            scratch_bytes: scratch.unwrap_or(0) * self.cluster.element_bytes,
-            stuck,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Whether caches hold what a step moves.
 //!
 //! A call goes through buffers; where caches do not hold all of them, a byte is slow the first time that a segment comes to it,
-//! and no slower than what the segments in flight take the next time. Scratch is used by one segment after the other.
+//! and no slower than what the segments in flight take the next time. Scratch and stages are used by one segment after the other.
 
 use std::collections::HashSet;
 
@@ -39,7 +39,8 @@ impl Memory {
                 let elements =
                     |segment| -> usize { touched.iter().map(|blocks| layout.len(*blocks, segment)).sum() };
                 let user = (0..segments).map(elements).sum::<usize>() as f64;
-                let scratch = layout.scratch_elements() as f64 * window;
+                let stage = plan.stage.as_ref().map_or(0, |stage| stage.longest(layout).iter().sum());
+                let scratch = (layout.scratch_elements() + stage) as f64 * window;
                 whole += (user + scratch) * cluster.element_bytes as f64;
                 in_flight += (user * window / segments as f64 + scratch) * cluster.element_bytes as f64;
             }
@@ -71,7 +72,7 @@ fn first_shares(plan: &Plan) -> (Vec<Vec<f64>>, Vec<Blocks>) {
             let Some(step) = lane.get(number) else { continue };
             let ends = ends(&step.action);
             let mut share = 0.0;
-            for blocks in ends.iter().flatten().filter(|blocks| blocks.space != Space::Scratch) {
+            for blocks in ends.iter().flatten().filter(|blocks| is_users(blocks.space)) {
                 for first in blocks.first..blocks.first + blocks.count {
                     if been.insert((blocks.space, first)) {
                         touched.push(Blocks { first, count: 1, ..*blocks });
@@ -85,6 +86,11 @@ fn first_shares(plan: &Plan) -> (Vec<Vec<f64>>, Vec<Blocks>) {
     (shares, touched)
 }
 
+/// Whether it is a buffer of the user's.
+const fn is_users(space: Space) -> bool {
+    matches!(space, Space::Input | Space::Output)
+}
+
 /// The blocks that a step reads or writes, each once.
 fn ends(action: &Action) -> [Option<Blocks>; 2] {
     match *action {
@@ -93,7 +99,9 @@ fn ends(action: &Action) -> [Option<Blocks>; 2] {
         Action::Copy { src, dst } => [Some(src), Some(dst)],
         Action::RecvReduce { with, dst, .. } => [Some(with), (dst != with).then_some(dst)],
         Action::Reduce { a, b, .. } => [Some(a), Some(b)],
-        Action::Signal { .. } | Action::WaitSignal { .. } => [None, None],
+        Action::Publish { src, .. } => src,
+        Action::Fold { own, dst, .. } => [own.filter(|own| *own != dst), Some(dst)],
+        Action::Signal { .. } | Action::WaitSignal { .. } | Action::Await { .. } => [None, None],
     }
 }
 

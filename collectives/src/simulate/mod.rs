@@ -12,6 +12,8 @@
 //!   the receiver's, and cuts through: it has arrived when its last byte has passed both.
 //! - Messages between hosts also pass the host's network interface, in and out; those within a host its memory
 //!   bus, twice. These have their own bandwidth, shared by the ranks of the host.
+//! - What is published in a stage, or taken from one, is moved by the processor of the rank that does it, once, over the memory
+//!   bus. A flag is seen a latency later, and looking at one costs overhead. Stages hold two rounds.
 //! - Sends are eager. A fence waits until the sender's link has read the message.
 //! - Up to `window` segments are in flight on each rank, each with sub-channels of its own. A rank that is done with a call goes
 //!   on to the next one, if several follow each other.
@@ -24,11 +26,13 @@ mod cluster;
 mod engine;
 mod memory;
 mod processor;
+mod report;
+mod stages;
 mod state;
 
 use serde::Serialize;
 
-use crate::check::{Violation, wiring::Wiring};
+use crate::check::{Violation, stage::Groups, wiring::Wiring};
 use crate::layout::{Layout, Shape};
 use crate::plan::{Plan, StepRef};
 
@@ -108,7 +112,8 @@ pub fn simulate(plans: &[Plan], shapes: &[Shape], cluster: &Cluster) -> Result<T
     let connections = wiring.connections(plans);
     let layouts = bind(plans, shapes, cluster);
     let channels = |number: usize, _: &crate::plan::Action| wiring.of_step(number);
-    let mut timing = engine::Engine::new(plans, &layouts, cluster, wiring.len(), &channels).run();
+    let groups = Groups::new(plans)?;
+    let mut timing = engine::Engine::new(plans, &layouts, cluster, wiring.len(), &channels, groups).run();
     timing.connections = connections;
     Ok(timing)
 }
@@ -118,6 +123,9 @@ pub fn simulate(plans: &[Plan], shapes: &[Shape], cluster: &Cluster) -> Result<T
 /// what rank 0 receives from -d arrives as what it sends to d does. One rank per host, so that nothing is
 /// shared; stragglers and deaths break the symmetry and are ignored. Blocks whose lengths differ by an element
 /// from rank to rank are taken as rank 0 has them. Traffic is that of the whole world.
+///
+/// # Panics
+/// If the plan has stages.
 #[must_use]
 pub fn simulate_symmetric(plan: &Plan, shape: &Shape, cluster: &Cluster) -> Timing {
     let p = plan.world_size;
@@ -141,7 +149,9 @@ pub fn simulate_symmetric(plan: &Plan, shape: &Shape, cluster: &Cluster) -> Timi
         Cluster { hosts: 1, ranks_per_host: 1, stragglers: Vec::new(), killed: None, ..cluster.clone() };
     let plans = std::slice::from_ref(plan);
     let layouts = bind(plans, std::slice::from_ref(shape), cluster);
-    let mut timing = engine::Engine::new(plans, &layouts, &alone, distances.len(), &channels).run();
+    assert!(plan.stage.is_none(), "{} shares memory within hosts: simulate all ranks", plan.algorithm);
+    let groups = Groups::default();
+    let mut timing = engine::Engine::new(plans, &layouts, &alone, distances.len(), &channels, groups).run();
     timing.inter =
         Traffic { messages: timing.inter.messages * u64::from(p), bytes: timing.inter.bytes * u64::from(p) };
     timing.finished = vec![timing.finished[0]; p as usize];

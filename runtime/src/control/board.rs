@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::recent::{Recent, Start};
-use crate::summary::Label;
+use crate::call::Label;
 
 /// What a member answers when asked what it is doing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,7 +172,7 @@ mod tests {
     use kolo_collectives::plan::Collective;
 
     use super::*;
-    use crate::summary::Summary;
+    use crate::call::Summary;
     use crate::types::DataType;
 
     #[test]

@@ -9,7 +9,7 @@
 use std::array;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crate::summary::Label;
+use crate::call::Label;
 
 /// One more than are remembered, since one may be under way. As many as a rank is usually ahead of another; in words they are
 /// well under 2 KiB. A power of two, as every call divides by it.

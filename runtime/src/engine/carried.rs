@@ -16,7 +16,7 @@ use super::porter::Porter;
 use super::staging::Staging;
 use super::token::Kind;
 use super::transfers::Transfers;
-use crate::sides::Reach;
+use crate::call::Reach;
 
 /// Pinned memory that is kept for later messages: pinning costs more than copying, and a host may lock only so much.
 const SPARE_BYTES: usize = 32 << 20;

@@ -3,7 +3,7 @@
 use super::Lent;
 use kolo_transport::{
     Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, ParkBy, Piece,
-    Posted, Registered, Sink, Token, TransportKind,
+    Posted, Registered, Sink, Stage, StageCaps, Token, TransportKind,
 };
 
 /// How one peer is reached.
@@ -44,6 +44,8 @@ pub(crate) struct Links {
     endpoints: Vec<Box<dyn Endpoint>>,
     /// Index of the endpoint for each rank.
     via: Box<[u8]>,
+    /// Index of the endpoint whose stage is shared with others, if there is one.
+    stage: Option<usize>,
 }
 
 impl Links {
@@ -53,7 +55,25 @@ impl Links {
         via: impl IntoIterator<Item = Option<usize>>,
     ) -> Self {
         let via = via.into_iter().map(|index| index.map_or(NOWHERE, |i| i as u8)).collect();
-        Self { endpoints, via }
+        let stage = endpoints
+            .iter()
+            .position(|endpoint| endpoint.stage().is_some_and(|stage| stage.members().len() > 1));
+        Self { endpoints, via, stage }
+    }
+
+    /// What the ranks of this host share, if there are others.
+    pub(crate) fn stage(&self) -> Option<&dyn Stage> {
+        self.endpoints.get(self.stage?)?.stage()
+    }
+
+    /// The same, to publish there.
+    pub(crate) fn stage_mut(&mut self) -> Option<&mut dyn Stage> {
+        self.endpoints.get_mut(self.stage?)?.stage_mut()
+    }
+
+    /// What it offers.
+    pub(crate) fn stage_caps(&self) -> Option<StageCaps> {
+        self.endpoints.get(self.stage?)?.caps().stage
     }
 
     /// # Safety

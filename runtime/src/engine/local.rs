@@ -1,6 +1,7 @@
 //! Copies and reductions over pieces: the memory work of a step.
 
 use kolo_transport::Piece;
+use kolo_transport::shm::copy_streaming;
 
 use super::memory::Part;
 use crate::reduce::Combine;
@@ -13,6 +14,17 @@ pub(crate) unsafe fn copy(src: &[Piece], dst: &[Piece]) {
     zip(src, dst, |from, to, len| {
         // SAFETY: `zip` stays inside the pieces; validity and no overlap are the caller's promise.
         unsafe { to.copy_from_nonoverlapping(from, len) }
+    });
+}
+
+/// The same past the caches: for what is not read again before the caches have lost it.
+///
+/// # Safety
+/// As [`copy`].
+pub(crate) unsafe fn copy_past_caches(src: &[Piece], dst: &[Piece]) {
+    zip(src, dst, |from, to, len| {
+        // SAFETY: as in `copy`.
+        unsafe { copy_streaming(from, to, len) }
     });
 }
 

@@ -119,6 +119,17 @@ impl Binding {
         }
     }
 
+    /// Bytes of the whole input and of the whole output.
+    pub(crate) fn buffer_bytes(&self) -> (usize, usize) {
+        let (input, output) = (self.memory.input_blocks(), self.memory.output_blocks());
+        let (input, output) = match &self.shape {
+            Shape::Vector { count } => (input.min(1) as usize * count, output.min(1) as usize * count),
+            Shape::Blocks { count } => (input as usize * count, output as usize * count),
+            Shape::Irregular { input, output } => (input.iter().sum(), output.iter().sum()),
+        };
+        (input * self.element_bytes, output * self.element_bytes)
+    }
+
     /// Whether any buffer is mirrored.
     pub(crate) fn is_mirrored(&self) -> bool {
         self.mirrored != Mirrored::default()
@@ -185,6 +196,7 @@ impl Binding {
             Space::Scratch => return Home::Table(&self.scratch_offsets),
             Space::Input => (&self.input_mirror, buffers.input),
             Space::Output => (&self.output_mirror, buffers.output),
+            Space::Stage(_) => unreachable!("stages are no memory of the caller's"),
         };
         match mirror {
             None => Home::Buffer(buffer),
@@ -329,7 +341,7 @@ fn touched(plan: &Plan, memory: Memory, mirrored: Mirrored) -> (Box<[Blocks]>, B
         singles.map(move |block| memory.physical(block)).filter(move |block| match block.space {
             Space::Input => mirrored.input,
             Space::Output => mirrored.output,
-            Space::Scratch => false,
+            Space::Scratch | Space::Stage(_) => false,
         })
     };
     let collect = |blocks: Vec<Blocks>| {
@@ -356,6 +368,8 @@ fn pieces_of(action: &Action) -> usize {
         Action::RecvReduce { with, dst, .. } => count(with) + count(dst),
         Action::Copy { src, dst } => count(src) + count(dst),
         Action::Reduce { a, b, dst } => count(a) + count(b) + count(dst),
-        Action::Signal { .. } | Action::WaitSignal { .. } => 0,
+        Action::Publish { src, .. } => src.iter().flatten().map(count).sum(),
+        Action::Fold { own, dst, .. } => own.as_ref().map_or(0, count) + count(dst),
+        Action::Signal { .. } | Action::WaitSignal { .. } | Action::Await { .. } => 0,
     }
 }

@@ -47,6 +47,9 @@ use transfers::{TRANSFER_CHANNEL, Transfers};
 /// while one operation fills, one streams and one drains.
 const GROUPS: u16 = 4;
 
+/// Segments in flight of an operation that uses the stage of its host: each has an area of its own.
+pub(crate) const STAGE_SEGMENTS: usize = 4;
+
 /// What runs: an operation or a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Id {
@@ -97,6 +100,8 @@ pub(crate) struct Engine {
     transfers: Transfers,
     events: Vec<Event>,
     running: usize,
+    /// Slots of operations under way that use the stage.
+    staged: Vec<u16>,
     failure: Option<Error>,
 }
 
@@ -116,6 +121,7 @@ impl Engine {
             transfers,
             events: Vec::with_capacity(64),
             running: 0,
+            staged: Vec::new(),
             failure: None,
         }
     }
@@ -125,7 +131,12 @@ impl Engine {
         (self.channels_max - 1 - TRANSFER_CHANNEL) / GROUPS
     }
 
-    /// Starts an operation, or queues it. `job.channel_base` is set here.
+    /// Ranks that share memory with this one, this one included; none if nobody does.
+    pub(crate) fn stage_members(&self) -> &[u32] {
+        self.links.stage().map_or(&[], |stage| stage.members())
+    }
+
+    /// Starts an operation, or queues it. `job.channel_base` and `job.area_base` are set here.
     ///
     /// # Safety
     /// The buffers of the job are valid, and not touched by anybody else, until the operation is done or
@@ -140,6 +151,7 @@ impl Engine {
             }
         };
         job.channel_base = TRANSFER_CHANNEL + 1 + group * self.channels_per_operation();
+        job.area_base = group * STAGE_SEGMENTS as u16;
         let slot = self.take_slot();
         let queue = &mut self.groups[group as usize];
         queue.push_back(slot);
@@ -223,7 +235,8 @@ impl Engine {
     /// One bounded turn: polls the links and advances what they completed. Returns whether anything moved.
     pub(crate) fn turn(&mut self) -> bool {
         let copied = self.copies.is_busy() && self.take_copied();
-        let moved = self.links.poll(&mut self.events) || copied;
+        let shown = !self.staged.is_empty() && self.look_at_stage();
+        let moved = self.links.poll(&mut self.events) || copied || shown;
         if self.events.is_empty() {
             return moved;
         }
@@ -281,6 +294,22 @@ impl Engine {
                 Err(error) => self.fail(error),
             }
             any = true;
+        }
+        any
+    }
+
+    /// Goes on with what waited for others on the stage. Returns whether there was any.
+    fn look_at_stage(&mut self) -> bool {
+        let mut any = false;
+        let mut at = 0;
+        while self.failure.is_none()
+            && let Some(slot) = self.staged.get(at).copied()
+        {
+            let operation = &mut self.slots[slot as usize].operation;
+            let looked = operation.look_at_stage(&mut self.links, &mut self.copies);
+            any |= looked.as_ref().map_or(true, |(moved, _)| *moved);
+            self.went_on(slot, looked.map(|(_, is_done)| is_done));
+            at += usize::from(self.staged.get(at) == Some(&slot));
         }
         any
     }
@@ -426,10 +455,16 @@ impl Engine {
                 // A queued operation waits for whatever its group's first one waits for.
                 let group = &self.groups[self.slots[slot as usize].group as usize];
                 let slot = group.front().copied().unwrap_or(slot);
-                self.slots[slot as usize].operation.waiting_for()
+                self.slots[slot as usize].operation.waiting_for(&self.links)
             }
             Id::Transfer { slot, .. } => self.transfers.waiting_for(slot),
         }
+    }
+
+    /// Ranks that have not come as far on the stage as something outstanding waits for.
+    pub(crate) fn late_on_stage(&self) -> Vec<u32> {
+        let operations = self.staged.iter().map(|slot| &self.slots[*slot as usize].operation);
+        operations.flat_map(|operation| operation.late_on_stage(&self.links)).collect()
     }
 
     /// Where the message of a transfer that is done came from, or went to.
@@ -487,6 +522,9 @@ impl Engine {
         unsafe { self.links.lend(job.lent) };
         // SAFETY: handed on.
         let result = unsafe { entry.operation.start(job, &mut self.links, &mut self.copies) };
+        if entry.operation.is_staged() {
+            self.staged.push(slot);
+        }
         self.went_on(slot, result);
     }
 
@@ -537,6 +575,9 @@ impl Engine {
     fn over(&mut self, slot: u16) {
         let entry = &mut self.slots[slot as usize];
         entry.phase = Phase::Done;
+        if entry.operation.is_staged() {
+            self.staged.retain(|staged| *staged != slot);
+        }
         self.links.reclaim(std::mem::take(&mut entry.lent));
         self.running -= 1;
         if std::mem::take(&mut entry.forgotten) {

@@ -1,6 +1,8 @@
 //! The engine over an in-memory transport, stepped by one thread in seeded random order: plans against a serial
 //! reference, without sockets or timing.
 
+mod stage;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +12,7 @@ use kolo_collectives::plan::{Collective, Cut};
 use kolo_collectives::task::Task;
 use kolo_transport::{
     Armed, Caps, Channel, Endpoint, Error, ErrorKind, Event, GRAIN_BYTES, ParkBy, Piece, Posted, Reach, Sink,
-    Token,
+    Stage, Token,
 };
 
 use super::{Buffers, Engine, Id, Job, Kind, Links, Mode, TransferJob};
@@ -27,6 +29,7 @@ struct Memory {
     queues: Arc<Mutex<Queues>>,
     receives: VecDeque<(Channel, u64, Destination, Token)>,
     sent: VecDeque<Token>,
+    stage: Option<stage::End>,
 }
 
 #[test]
@@ -59,8 +62,9 @@ impl Memory {
             park_word: false,
             park_fd: false,
             in_place: false,
+            stage: None,
         };
-        Self { rank, caps, queues, receives: VecDeque::new(), sent: VecDeque::new() }
+        Self { rank, caps, queues, receives: VecDeque::new(), sent: VecDeque::new(), stage: None }
     }
 
     fn deliver(&mut self, index: usize) -> Option<Event> {
@@ -163,6 +167,12 @@ impl Endpoint for Memory {
         events.extend(event);
         moved
     }
+    fn stage(&self) -> Option<&dyn Stage> {
+        self.stage.as_ref().map(|stage| stage as &dyn Stage)
+    }
+    fn stage_mut(&mut self) -> Option<&mut dyn Stage> {
+        self.stage.as_mut().map(|stage| stage as &mut dyn Stage)
+    }
     fn arm(&mut self, _: ParkBy) -> Armed<'_> {
         Armed::Idle
     }
@@ -219,7 +229,7 @@ fn job(algorithm: Algorithm, task: &Task, rank: u32, count: usize, buffers: Buff
         plan,
         shape,
         buffers,
-        sides: crate::sides::Sides::default(),
+        sides: crate::call::Sides::default(),
         data_type: DataType::U32,
         combine: kernel(DataType::U32, op).unwrap().as_fn(),
         premultiply: if let ReduceOp::PremulSum(factor) = op { Some(factor) } else { None },
@@ -227,6 +237,8 @@ fn job(algorithm: Algorithm, task: &Task, rank: u32, count: usize, buffers: Buff
         segment_elements: 40,
         window: 2,
         channel_base: 0,
+        area_base: 0,
+        canonical: false,
         tag: 7,
         lent: super::Lent::default(),
         keep: None,

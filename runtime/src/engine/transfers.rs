@@ -18,7 +18,7 @@ use super::listed::Listed;
 use super::matching::label;
 use super::token::{Kind, MOST_SLOTS, Name, TRANSFER};
 use super::unexpected::Allowance;
-use crate::sides::Reach;
+use crate::call::Reach;
 
 /// The channel index that transfers use; operations use higher ones.
 pub(crate) const TRANSFER_CHANNEL: u16 = 0;

@@ -1,5 +1,193 @@
-//! Memory of GPUs.
+//! Memory of GPUs: which buffers are such, how calls on them are carried out, and what was registered and counted for that.
+//!
+//! Each rank decides for itself: plans, segments and messages are the same whatever the memory, so ranks need not agree.
 
+mod bounce;
+mod found;
 mod path;
+mod regions;
 
+use std::sync::Arc;
+
+use kolo_gdr::{Driver, Flush, Gpu, Owner, Path, Plan};
+
+pub(crate) use bounce::{Bounce, Bounces};
+pub(crate) use found::{driver, plan};
 pub use path::{GpuPath, Staged};
+use regions::Regions;
+
+use crate::call::{Call, Reach, Sides, reduces, touches};
+use crate::cancel::Whole;
+use crate::engine::Engine;
+
+/// What was done with memory of GPUs, for calls on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GpuCounters {
+    /// Collectives and messages whose bytes adapters took and put where they belong.
+    pub direct_calls: u64,
+    /// How often what adapters had written was flushed.
+    pub flushes: u64,
+    /// Collectives and messages whose bytes were copied through the host's memory.
+    pub staged_calls: u64,
+    /// Bytes copied from GPUs for that.
+    pub loaded_bytes: u64,
+    /// Bytes copied to GPUs for that.
+    pub stored_bytes: u64,
+    /// Buffers taken for the host's because the driver did not tell whose they are; the log has its words.
+    pub untold_buffers: u64,
+}
+
+/// How adapters reach a GPU's memory, and what of it they reach.
+#[derive(Debug, Default)]
+pub(crate) struct GpuAccess {
+    rank: u32,
+    /// None if no peer is reached by RDMA.
+    pub(crate) plan: Option<Plan>,
+    regions: Regions,
+    pub(crate) counters: GpuCounters,
+}
+
+/// A buffer of a GPU's memory.
+pub(crate) type Buffer<'a> = (&'a Arc<Gpu>, *const u8, usize);
+
+impl GpuAccess {
+    pub(crate) fn new(rank: u32, plan: Option<Plan>) -> Self {
+        Self { rank, plan, ..Self::default() }
+    }
+
+    /// How a call will be carried out as far as can be told beforehand, if it is on a GPU's memory.
+    pub(crate) fn foreseen(&self, call: &Call, is_root: bool, all_by_rdma: bool) -> Option<GpuPath> {
+        call.gpus.as_deref()?.any()?;
+        let (reads, writes) = touches(call.collective, is_root);
+        let is_mixed = (reads && call.sides().input.is_none()) || (writes && call.sides().output.is_none());
+        Some(if reduces(call.collective) {
+            GpuPath::Staged(Staged::Reduces)
+        } else if is_mixed {
+            GpuPath::Staged(Staged::Mixed)
+        } else {
+            self.direct_or(all_by_rdma)
+        })
+    }
+
+    /// Direct if adapters can, and reach all that they would have to.
+    pub(crate) fn direct_or(&self, all_by_rdma: bool) -> GpuPath {
+        match &self.plan {
+            Some(plan) if plan.path == Path::Staged => GpuPath::Staged(Staged::NoPath),
+            Some(plan) if plan.flush == Flush::ReadBack => GpuPath::Staged(Staged::NoFlush),
+            Some(_) if all_by_rdma => GpuPath::Direct,
+            _ => GpuPath::Staged(Staged::NotRdma),
+        }
+    }
+
+    /// Registers what a path needs, and counts; says how it is then. Direct ones are `required` by some.
+    ///
+    /// # Errors
+    /// In words, if adapters must reach the memory by themselves, and do not.
+    pub(crate) fn settle<'a>(
+        &mut self,
+        engine: &mut Engine,
+        mut path: GpuPath,
+        buffers: impl IntoIterator<Item = Buffer<'a>>,
+        required: bool,
+    ) -> Result<GpuPath, String> {
+        let mut words = String::new();
+        if path == GpuPath::Direct {
+            let by = self.plan.as_ref().map_or(Path::Staged, |plan| plan.path);
+            for (gpu, at, len) in buffers.into_iter().filter(|(.., len)| *len > 0) {
+                if let Err(refused) = self.regions.reach(engine, gpu, at, len, by) {
+                    tracing::warn!(rank = self.rank, "GPU memory is staged: {refused}");
+                    words = format!(" ({refused})");
+                    path = GpuPath::Staged(Staged::Refused);
+                    break;
+                }
+            }
+        }
+        match path {
+            GpuPath::Direct => self.counters.direct_calls += 1,
+            GpuPath::Staged(why) => {
+                let excepted = matches!(why, Staged::Reduces | Staged::ToItself);
+                if required && !excepted {
+                    return Err(format!(
+                        "KOLO_GDR=require, and a GPU's memory would be copied through the host's: {why}{words}; \
+                         KOLO_GDR=auto allows it"
+                    ));
+                }
+                self.counters.staged_calls += 1;
+            }
+        }
+        Ok(path)
+    }
+
+    /// What a path is to the engine.
+    pub(crate) fn reach(&self, path: GpuPath) -> Reach {
+        match path {
+            GpuPath::Direct => {
+                let flush = self.plan.as_ref().is_none_or(|plan| plan.flush != Flush::NotNeeded);
+                Reach::Direct { flush }
+            }
+            GpuPath::Staged(_) => Reach::Staged,
+        }
+    }
+}
+
+/// The GPUs that a rank's buffers may be on.
+#[derive(Debug)]
+pub(crate) struct Gpus {
+    pub(crate) rank: u32,
+    /// None where there is none, or no GPU.
+    pub(crate) driver: Option<Driver>,
+}
+
+impl Gpus {
+    /// The GPU whose memory this is, if it is one's.
+    ///
+    /// # Errors
+    /// In words, if the driver cannot say.
+    pub(crate) fn owner(&self, address: *const u8, bytes: usize) -> Result<Option<Arc<Gpu>>, String> {
+        let Some(driver) = self.driver.as_ref().filter(|_| !address.is_null()) else { return Ok(None) };
+        let found = match driver.owner(address) {
+            Ok(Owner::Host) => return Ok(None),
+            Ok(Owner::Gpu(number)) => driver.gpu(number).map(Some),
+            Ok(Owner::Untold { words, is_first }) => {
+                if is_first {
+                    tracing::warn!(
+                        rank = self.rank,
+                        "the GPU's driver does not tell whose memory {address:?} is ({words}); it is taken for the \
+                         host's, and others from now on without a word"
+                    );
+                }
+                Ok(None)
+            }
+            // Nobody touches it.
+            Err(_) if bytes == 0 => Ok(None),
+            Err(words) => Err(words),
+        };
+        found.map_err(|words| format!("whose memory {address:?} is: {words}"))
+    }
+
+    /// Notes in a call on raw memory which buffers are a GPU's.
+    ///
+    /// # Errors
+    /// As [`Gpus::owner`].
+    #[inline]
+    pub(crate) fn locate(&self, call: &mut Call, world_size: u32) -> Result<(), String> {
+        if self.driver.is_some() { self.locate_both(call, world_size) } else { Ok(()) }
+    }
+
+    fn locate_both(&self, call: &mut Call, world_size: u32) -> Result<(), String> {
+        let _whole = Whole::new();
+        let (reads, writes) = touches(call.collective, self.rank == call.root);
+        let (input_bytes, output_bytes) = call.bytes(self.rank, world_size);
+        let input = if reads { self.owner(call.input, input_bytes)? } else { None };
+        let output = match writes {
+            true if reads && call.input == call.output.cast_const() => input.clone(),
+            true => self.owner(call.output, output_bytes)?,
+            false => None,
+        };
+        if input.is_some() || output.is_some() {
+            call.gpus = Some(Box::new(Sides { input, output, ..Sides::default() }));
+        }
+        Ok(())
+    }
+}

@@ -6,6 +6,7 @@
 //! * `loops` is the one loop over elements; the compiler vectorises it once per instruction set.
 //! * `f16_blocks` is the one exception: conversions of `f16` that only intrinsics reach.
 //! * `table` pairs types and operators with functions; `isa` says which of them this processor runs.
+//! * `fold` reduces many operands to one, in their order or along the canonical `tree`.
 //! * `scale` is what PreMulSum needs before a reduction and Avg after it.
 //!
 //! # Rules
@@ -22,6 +23,7 @@
 //!    makes its threads flush subnormals to zero gets sums with subnormals flushed.
 
 mod f16_blocks;
+mod fold;
 mod half_bits;
 mod isa;
 mod loops;
@@ -31,12 +33,15 @@ mod stream;
 mod table;
 #[cfg(test)]
 mod tests;
+mod tree;
 
 use std::fmt;
 
+pub(crate) use fold::Folding;
 pub(crate) use half_bits::f32_to_f16;
 pub use isa::Isa;
 pub use scale::{divide, scale};
+pub(crate) use tree::tree;
 
 use crate::types::{DataType, ReduceOp};
 

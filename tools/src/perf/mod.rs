@@ -74,7 +74,13 @@ pub(crate) fn run(args: &PerfArgs, program: Option<String>) -> Result<ExitCode> 
 fn check_before_start(settings: &Settings) -> Result<()> {
     let ranks = settings.ranks.total();
     let root = settings.roots(ranks)?.first().and_then(|root| u32::try_from(*root).ok()).unwrap_or(0);
-    let task = settings.test.collective().map(|collective| Task::new(collective, ranks).with_root(root));
+    // Here, as where it runs, the ranks are of one host.
+    let shares = settings.transport.as_ref().is_none_or(|list| list == "auto" || list.contains("shm"));
+    let task = |collective| {
+        let task = Task::new(collective, ranks).with_root(root);
+        if shares { task.with_stages() } else { task }
+    };
+    let task = settings.test.collective().map(task);
     backend::check(&request(settings, (0, 1)), task.as_ref())?;
     if settings.test == Test::Hypercube && !ranks.is_power_of_two() {
         return Err(CliError::usage(

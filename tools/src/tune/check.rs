@@ -78,6 +78,9 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
     if is_in_place(collective) {
         task.placement = Placement::InPlace;
     }
+    if comm.routes().iter().all(|route| route.transport == "shm") {
+        task = task.with_stages();
+    }
     let with = |config: Config| -> Result<Communicator> { Ok(comm.duplicate(config)?) };
     let mut candidates = Vec::new();
     for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| algorithm.supports(&task).is_ok()) {
@@ -85,12 +88,11 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
         let forced = with(Config { algorithms, ..comm.config().clone() })?;
         candidates.push((algorithm.name().to_owned(), Some(algorithm), forced));
     }
-    let has_tiny = comm.routes().iter().all(|route| route.transport == "shm");
-    if has_tiny {
-        let tiny = with(Config { tiny_bytes: Some(1 << 30), ..comm.config().clone() })?;
+    let mut buffers = Buffers::new(SIZES[SIZES.len() - 1]);
+    let tiny = with(Config { tiny_bytes: Some(1 << 30), ..comm.config().clone() })?;
+    if chosen(&tiny, collective, SIZES[0], &buffers)? == TINY {
         candidates.push((TINY.to_owned(), None, tiny));
     }
-    let mut buffers = Buffers::new(SIZES[SIZES.len() - 1]);
     let mut points = Vec::new();
     for bytes in SIZES {
         let block = if has_block_per_rank(collective) { (bytes / ranks as usize).max(4) } else { bytes };
@@ -112,7 +114,7 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
         let chosen = candidates
             .iter()
             .position(|(name, ..)| *name == chosen)
-            .map_or(chosen, |chosen| candidates[first_alike(&ways[chosen])].0.clone());
+            .map_or(chosen.to_owned(), |chosen| candidates[first_alike(&ways[chosen])].0.clone());
         let worthy: Vec<_> = candidates
             .iter()
             .zip(&costs)
@@ -146,13 +148,16 @@ fn way(task: &Task, bytes: u64, model: &Model, algorithm: Algorithm) -> u64 {
     hash.finish()
 }
 
-/// What Kolo chooses: the first word of its explanation.
-fn chosen(comm: &Communicator, collective: Collective, block: usize, buffers: &Buffers) -> Result<String> {
+/// What Kolo chooses.
+fn chosen(
+    comm: &Communicator,
+    collective: Collective,
+    block: usize,
+    buffers: &Buffers,
+) -> Result<&'static str> {
     let (input, output) = buffers.places(collective, block * comm.rank() as usize);
     let count = (block / 4).max(1);
     let call =
         RawCall { collective, input, output, count, data_type: DataType::F32, op: ReduceOp::Sum, root: 0 };
-    let text = comm.explain(&call)?;
-    let line = text.lines().find(|line| line.starts_with(TINY) || line.contains(": ")).unwrap_or_default();
-    Ok(line.split(':').next().unwrap_or_default().to_owned())
+    Ok(comm.way(&call)?)
 }

@@ -25,6 +25,7 @@ mod namespaces;
 mod pattern;
 mod processes;
 mod sabotage;
+mod stage;
 mod waiting;
 mod world;
 
@@ -150,6 +151,13 @@ cases! {
         sleepers_wake_by_any_of_many_channels,
         idle_ends_do_not_hold_up_sleep,
     }
+    stage {
+        stages_show_what_was_published,
+        stages_wait_for_slow_readers,
+        stages_wait_for_whom_they_need,
+        stages_tell_mismatches,
+        sleepers_wake_for_stages,
+    }
 }
 
 /// Makes a `#[test]` of every case, for the subject that the expression gives.
@@ -172,6 +180,8 @@ macro_rules! conformance {
             sleepers_wake_by_descriptor sleepers_wake_by_word sleepers_wake_for_room
             sleepers_wake_by_any_of_many_channels
             idle_ends_do_not_hold_up_sleep
+            stages_show_what_was_published stages_wait_for_slow_readers stages_wait_for_whom_they_need
+            stages_tell_mismatches sleepers_wake_for_stages
         }
     };
     (@tests $subject:expr; $($name:ident)*) => {

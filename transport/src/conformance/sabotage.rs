@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Backing, MemoryCounters, Registered};
+use crate::stage::Stage;
 
 /// What is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +131,14 @@ impl Endpoint for Sabotaged {
     ) -> Result<Posted, Error> {
         // SAFETY: the caller's obligation, unchanged.
         unsafe { self.inner.post_recv_if(on, tag, dst, token) }
+    }
+
+    fn stage(&self) -> Option<&dyn Stage> {
+        self.inner.stage()
+    }
+
+    fn stage_mut(&mut self) -> Option<&mut dyn Stage> {
+        self.inner.stage_mut()
     }
 
     fn watch(&mut self, on: Channel) -> Result<(), Error> {

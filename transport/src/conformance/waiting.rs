@@ -193,9 +193,21 @@ enum Bed {
 
 fn sleep_until_done(end: &mut dyn Endpoint, by: ParkBy, token: Token, deadline: Instant) {
     let mut events = Vec::new();
-    loop {
+    sleep_until(end, by, deadline, |end| {
         end.poll(&mut events);
-        if is_done(&mut events, token) {
+        is_done(&mut events, token)
+    });
+}
+
+/// Sleeps until `is_over`, which it asks before and after it says that it sleeps.
+pub(super) fn sleep_until(
+    end: &mut dyn Endpoint,
+    by: ParkBy,
+    deadline: Instant,
+    mut is_over: impl FnMut(&mut dyn Endpoint) -> bool,
+) {
+    loop {
+        if is_over(end) {
             return;
         }
         let bed = match end.arm(by) {
@@ -203,16 +215,15 @@ fn sleep_until_done(end: &mut dyn Endpoint, by: ParkBy, token: Token, deadline: 
             Armed::Word(word, value) => Bed::Word(word, value),
             Armed::Fd(fd) => Bed::Fd(fd.as_raw_fd()),
         };
-        end.poll(&mut events);
-        if is_done(&mut events, token) {
+        if is_over(end) {
             end.disarm();
             return;
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        assert!(!left.is_zero(), "a lost wake-up: {token:?}, {end:#?}");
+        assert!(!left.is_zero(), "a lost wake-up: {end:#?}");
         let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         match bed {
-            Bed::None => panic!("the endpoint says that nothing is outstanding, but {token:?} is"),
+            Bed::None => panic!("the endpoint says that nothing is outstanding"),
             Bed::Word(word, value) => {
                 // SAFETY: the word belongs to the endpoint, which is not moved or dropped here.
                 let word = unsafe { &*word };

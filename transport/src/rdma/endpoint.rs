@@ -151,6 +151,7 @@ impl RdmaEndpoint {
                 park_word: false,
                 park_fd: true,
                 in_place: true,
+                stage: None,
             },
             rank,
             options,

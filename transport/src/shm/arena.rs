@@ -1,11 +1,13 @@
-//! What all ranks of a host share: doorbells, the abort word, and the flat exchange area.
+//! What all ranks of a host share: doorbells, the abort word, and the areas of exchanges.
 //!
 //! ```text
-//! page 0          version, members; then, 128 bytes apart: abort word; bell and sleepers of the flat exchange
+//! page 0          version, members; then, 128 bytes apart: abort word; bell and sleepers of the compiled exchange
 //! desks           256 bytes per member: its doorbell, its mail counter, whether it left; its announcement
-//! flat lines      [`FLAT_DEPTH`] lines of 128 bytes per member
-//! flat buffers    [`FLAT_DEPTH`] short buffers, [`FLAT_GREATS`] great ones and [`FLAT_LONGS`] long ones per member
+//! areas           [`AREAS`] of them, each with
+//!   lines         [`FLAT_DEPTH`] lines of 128 bytes per member
+//!   buffers       [`FLAT_DEPTH`] short buffers, [`FLAT_GREATS`] great ones and [`FLAT_LONGS`] long ones per member
 //! ```
+//! Area 0 is that of the compiled exchange, the others are the stage. Pages that nobody touches cost nothing.
 //!
 //! # Doorbells
 //! A member is `AWAKE`, or asleep on its doorbell word, or asleep on its descriptor. Only the member itself says
@@ -52,6 +54,13 @@ pub(crate) const FLAT_GREATS: usize = 2;
 /// buffers begin with a page: with 8 ranks broadcasts of 512 KiB from the middle of one take 1.1 times as long, with 4
 /// reduce_scatters of 2 MiB and more 1.04 times.
 const LONGS_IN_PAGE: usize = PAGE / 2;
+
+/// Areas of the stage: four for each of the four groups of calls that run at the same time, so that as many segments of a long
+/// call are under way. All four are in use with calls of several parts only; two suffice for one of few ranks.
+pub(crate) const STAGE_AREAS: u16 = 16;
+
+/// All areas: that of the compiled exchange comes first.
+const AREAS: usize = 1 + STAGE_AREAS as usize;
 
 /// Most members of one arena.
 pub(crate) const MEMBERS_MAX: u32 = 4096;
@@ -134,7 +143,7 @@ impl Arena {
         self.word(ABORT_AT)
     }
 
-    /// Wakes those asleep in a flat exchange, if there are any. A light fence is inside.
+    /// Wakes those asleep in the compiled exchange, if there are any. A light fence is inside.
     #[inline]
     pub(crate) fn ring_bell(&self) {
         self.fences.light();
@@ -143,14 +152,14 @@ impl Arena {
         }
     }
 
-    /// Wakes those asleep in a flat exchange, and those about to be.
+    /// Wakes those asleep in the compiled exchange, and those about to be.
     #[cold]
     pub(crate) fn ring_bell_always(&self) {
         self.bell().fetch_add(1, Ordering::SeqCst);
         futex::wake_all(self.bell());
     }
 
-    /// The word that sleepers of a flat exchange sleep on.
+    /// The word that sleepers of the compiled exchange sleep on.
     pub(crate) fn bell(&self) -> &AtomicU32 {
         self.word(BELL_AT)
     }
@@ -216,14 +225,15 @@ impl Arena {
         }
     }
 
-    /// The flat lines: those of all members for round 0 mod [`FLAT_DEPTH`], then those for round 1, and so on.
-    pub(crate) fn flat_lines(&self) -> *mut u8 {
-        self.map.bytes(lines_at(self.members), FLAT_DEPTH * self.members as usize * LINE)
+    /// The lines of an area: those of all members for round 0 mod [`FLAT_DEPTH`], then those for round 1, and so on.
+    pub(crate) fn lines(&self, area: u16) -> *mut u8 {
+        let at = areas_at(self.members) + usize::from(area) * area_bytes(self.members);
+        self.map.bytes(at, lines_bytes(self.members))
     }
 
-    /// A member's flat buffer for a payload of `len` bytes in the given round.
-    pub(crate) fn flat_buffer(&self, member: u32, round: u64, len: usize) -> *mut u8 {
-        assert!(member < self.members && len <= FLAT_MAX);
+    /// A member's buffer in an area for a payload of `len` bytes in the given round.
+    pub(crate) fn buffer(&self, area: usize, member: usize, round: u64, len: usize) -> *mut u8 {
+        assert!(area < AREAS && member < self.members as usize && len <= FLAT_MAX);
         let at = if len <= FLAT_SHORT {
             round as usize % FLAT_DEPTH * FLAT_SHORT
         } else if len <= FLAT_LONG {
@@ -231,7 +241,8 @@ impl Arena {
         } else {
             GREATS_AT + round as usize % FLAT_GREATS * FLAT_MAX
         };
-        self.map.bytes(buffers_at(self.members) + member as usize * BUFFER_BYTES + at, len)
+        let area = areas_at(self.members) + area * area_bytes(self.members) + lines_bytes(self.members);
+        self.map.bytes(area + member * BUFFER_BYTES + at, len)
     }
 
     fn desk(&self, member: u32) -> usize {
@@ -245,14 +256,19 @@ impl Arena {
     }
 }
 
-fn lines_at(members: u32) -> usize {
+fn areas_at(members: u32) -> usize {
     (DESKS_AT + members as usize * DESK_BYTES).next_multiple_of(PAGE)
 }
 
-fn buffers_at(members: u32) -> usize {
-    (lines_at(members) + FLAT_DEPTH * members as usize * LINE).next_multiple_of(PAGE)
+/// Lines of one area, up to its buffers.
+fn lines_bytes(members: u32) -> usize {
+    (FLAT_DEPTH * members as usize * LINE).next_multiple_of(PAGE)
+}
+
+fn area_bytes(members: u32) -> usize {
+    lines_bytes(members) + members as usize * BUFFER_BYTES
 }
 
 fn arena_bytes(members: u32) -> usize {
-    buffers_at(members) + members as usize * BUFFER_BYTES
+    areas_at(members) + AREAS * area_bytes(members)
 }

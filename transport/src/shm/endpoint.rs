@@ -22,7 +22,7 @@ use std::time::Instant;
 use super::address::Address;
 use super::arena::{ASLEEP_WORD, Arena};
 use super::establish::{NAME, NO_PEER};
-use super::flat::Flat;
+use super::exchange::Exchange;
 use super::lane::{Handed, SendLane};
 use super::lobby::{Caller, Lobby};
 use super::options::{Budget, ShmOptions, SingleCopy};
@@ -31,8 +31,10 @@ use super::peer::{NO_LANE, Peer};
 use super::progress::received;
 use super::recv_lane::{RecvLane, Wanted};
 use super::remote::{Beacon, FAR_RUNS};
+use super::stage::Area;
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
+use crate::stage::Stage;
 
 /// Polls between two looks at the sockets when nothing calls for one: a look costs about 0.4 µs, a poll at least
 /// 10 ns, so this is 1 % of a spinning owner's time, and a peer's death is seen within 50 µs or so of spinning.
@@ -62,7 +64,9 @@ pub struct ShmEndpoint {
     /// This rank's index there.
     pub(super) member: u32,
     pub(super) arena: Option<Arena>,
-    pub(super) is_flat_taken: bool,
+    pub(super) is_exchange_taken: bool,
+    /// Those of the stage; filled by `establish`.
+    pub(super) areas: Vec<Area>,
 
     /// Index into `peers` by rank, or [`NO_PEER`].
     pub(super) by_rank: Box<[u32]>,
@@ -124,7 +128,8 @@ impl ShmEndpoint {
             members: Vec::new(),
             member: 0,
             arena: None,
-            is_flat_taken: false,
+            is_exchange_taken: false,
+            areas: Vec::new(),
             by_rank: vec![NO_PEER; world_size as usize].into_boxed_slice(),
             peers: Vec::new(),
             send_lanes: Vec::new(),
@@ -306,8 +311,8 @@ impl Endpoint for ShmEndpoint {
         self.share_arena(deadline)
     }
 
-    fn exchange(&mut self) -> Option<Flat> {
-        self.flat()
+    fn exchange(&mut self) -> Option<Exchange> {
+        self.make_exchange()
     }
 
     unsafe fn post_send(
@@ -391,6 +396,14 @@ impl Endpoint for ShmEndpoint {
         }
     }
 
+    fn stage(&self) -> Option<&dyn Stage> {
+        self.arena.is_some().then_some(self as &dyn Stage)
+    }
+
+    fn stage_mut(&mut self) -> Option<&mut dyn Stage> {
+        self.arena.is_some().then_some(self as &mut dyn Stage)
+    }
+
     /// Links to the peer if that has not been done, whose stream then ends with it; the next poll looks there.
     fn look_for(&mut self, peer: u32) -> Result<(), Error> {
         let index = self.peer_for_post(Channel { peer, index: 0 })?;
@@ -422,7 +435,7 @@ impl Endpoint for ShmEndpoint {
     fn arm(&mut self, by: ParkBy) -> Armed<'_> {
         let Some(arena) = &self.arena else { return Armed::Idle };
         if self.armed != Some(by) {
-            if self.pending == 0 && self.deferred.is_empty() {
+            if self.pending == 0 && self.deferred.is_empty() && !self.waits_on_stage() {
                 return Armed::Idle;
             }
             self.armed = Some(by);

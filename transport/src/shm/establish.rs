@@ -22,6 +22,7 @@ use super::pages::Pages;
 use super::peer::Peer;
 use super::remote::{Beacon, Remote};
 use super::ring::{CELLS, INLINE_BYTES};
+use super::stage;
 use crate::endpoint::{Caps, Reach};
 use crate::error::{Error, ErrorKind};
 use crate::sys::fences::Fences;
@@ -146,6 +147,7 @@ impl ShmEndpoint {
         let arena =
             if self.member == 0 { self.lead(count, deadline)? } else { self.follow(count, deadline)? };
         self.last_mail = arena.mail(self.member).load(std::sync::atomic::Ordering::Acquire).wrapping_sub(1);
+        self.areas = stage::areas(&arena, self.member);
         self.arena = Some(arena);
         Ok(())
     }
@@ -303,6 +305,7 @@ fn caps(options: &ShmOptions, channels_max: u16, budget: &Budget) -> Caps {
         park_word: true,
         park_fd: true,
         in_place: false,
+        stage: Some(stage::STAGE),
     }
 }
 

@@ -5,15 +5,16 @@
 //! | --- | --- |
 //! | `options` | what can be chosen, and the budget of staging that follows |
 //! | `host`, `address`, `hello` | who is on this host, how it is found, how it introduces itself |
-//! | `establish`, `arena`, `board` | the memory that a local group shares: doorbells, abort word, flat area |
+//! | `establish`, `arena`, `board` | the memory that a local group shares: doorbells, abort word, areas of exchanges |
 //! | `endpoint`, `progress`, `link`, `peer`, `lobby` | posts and polls; links made on first use, and broken |
 //! | `lane`, `recv_lane`, `cursor`, `copy` | messages that wait on a channel |
 //! | `segment`, `ring` | one sender's memory to one receiver, and the ring of a channel in it |
 //! | `offer`, `pages`, `remote`, `pull` | long messages, read straight from their sender's memory |
 //! | `handover` | memory of the program, which all members map |
-//! | `flat` | the tiny path: exchanges of a few kilobytes among all members at once |
+//! | `rounds` | rounds of an area: what each member publishes, and when it may do so |
+//! | `exchange`, `stage` | the compiled exchange on area 0; the stage, which is the other areas |
 //!
-//! `unsafe` is confined to `ring`, `lane`, `recv_lane`, `cursor`, `copy`, `remote`, `pull`, `pages`, `flat`, `handover`,
+//! `unsafe` is confined to `ring`, `lane`, `recv_lane`, `cursor`, `copy`, `remote`, `pull`, `pages`, `rounds`, `exchange`, `handover`,
 //! `sys::map` and `sys::credentials`; `endpoint` only passes its caller's
 //! promises on.
 //!
@@ -22,10 +23,12 @@
 //! brought nothing, `arm` again (which gives the word or the descriptor once more and changes nothing), sleep,
 //! `disarm`. The word lies in shared memory: sleep on it with [`wait_word`](crate::wait_word), not with a private futex.
 //!
-//! *Tiny collectives*: [`ShmEndpoint::flat`] once, then for each round [`Flat::is_free`] until true, [`Flat::publish`],
-//! [`Flat::poll`] until true,
-//! [`Flat::payload`] of everybody, [`Flat::finish`]; asleep with [`Flat::arm`] in the same way. Rounds and messages
+//! *Compiled exchange*: [`Endpoint::exchange`](crate::Endpoint::exchange) once, then for each round [`Exchange::is_free`] until true,
+//! [`Exchange::publish`], [`Exchange::poll`] until true,
+//! [`Exchange::payload`] of everybody, [`Exchange::finish`]; asleep with [`Exchange::arm`] in the same way. Rounds and messages
 //! are independent of each other.
+//!
+//! *Stage*: [`Endpoint::stage`](crate::Endpoint::stage), whose contract says how. Who waits on it sleeps as for messages.
 //!
 //! *Abort*: look at [`Board::abort_word`] in every waiting loop; [`Board::abort`] wakes all sleepers of the host,
 //! whichever of these ways they sleep.
@@ -43,7 +46,7 @@ mod copy;
 mod cursor;
 mod endpoint;
 mod establish;
-mod flat;
+mod exchange;
 mod handover;
 mod hello;
 mod host;
@@ -59,7 +62,9 @@ mod pull;
 mod recv_lane;
 mod remote;
 mod ring;
+mod rounds;
 mod segment;
+mod stage;
 #[cfg(test)]
 mod tests;
 
@@ -71,10 +76,11 @@ pub use arena::{FLAT_LONG, FLAT_MAX};
 pub use board::Board;
 pub use copy::copy_streaming;
 pub use endpoint::ShmEndpoint;
-pub use flat::{FLAT_INLINE, Flat, FlatMismatch, Needs, Payload, Slot};
+pub use exchange::{Exchange, Payload, Slot};
 pub use handover::{Handover, SharedMemory};
 pub use host::probe;
 pub use options::{ShmOptions, SingleCopy};
+pub use rounds::FLAT_INLINE;
 
 /// See [`TransportKind::features`](crate::TransportKind::features).
 pub(crate) const FEATURES: Features =

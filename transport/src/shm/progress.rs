@@ -38,15 +38,15 @@ impl ShmEndpoint {
     fn ring_doorbell_after_fence(&self, peer: usize) {
         let Some(arena) = &self.arena else { return };
         if arena.wake(self.peers[peer].member) == Wake::Nudge {
-            self.nudge(peer);
+            self.nudge(&self.peers[peer]);
         }
     }
 
     /// Wakes a peer that sleeps on its descriptors. If its socket is full, it is awake; if it is gone, its stream
     /// tells.
     #[cold]
-    fn nudge(&self, peer: usize) {
-        let _ = unix::nudge(&self.bell, &self.peers[peer].bell_name);
+    pub(super) fn nudge(&self, peer: &Peer) {
+        let _ = unix::nudge(&self.bell, &peer.bell_name);
     }
 
     /// Tells a peer to look at its sockets.

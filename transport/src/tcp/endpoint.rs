@@ -124,6 +124,7 @@ impl TcpEndpoint {
                 park_word: false,
                 park_fd: true,
                 in_place: true,
+                stage: None,
             },
             me: Identity { rank, world_size, instance, key },
             options,

@@ -6,7 +6,7 @@ use kolo_transport::Error;
 use super::super::copies::{CopyLines, Mark, Way};
 use super::super::memory::Part;
 use super::Operation;
-use crate::sides::Reach;
+use crate::call::Reach;
 
 impl Operation {
     /// Makes what was received into a GPU's memory visible to it.

@@ -4,11 +4,12 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 
 use kolo_gdr::Gpu;
-use kolo_transport::{Error, Piece};
+use kolo_transport::{Awaited, Error, Piece};
 
 use super::super::local::Reducer;
 use super::super::memory::Binding;
 use super::super::staging::Staging;
+use super::staged::Kit;
 use crate::reduce::Combine;
 
 /// Pinned scratch that an operation on a GPU's memory holds at most, but for what a single segment needs: enough for copies
@@ -37,6 +38,11 @@ pub(super) struct Instance {
     pub(super) lanes: Vec<Lane>,
     pub(super) pieces: Vec<Piece>,
     pub(super) scratch: Staging,
+    /// Rounds of the stage that were published in this segment.
+    pub(super) round: u16,
+    /// What a step waits for on the stage.
+    pub(super) awaited: Option<Awaited>,
+    pub(super) kit: Kit,
 }
 
 /// How far a lane of the plan is.
@@ -54,6 +60,7 @@ impl Instance {
     pub(super) fn begin(&mut self, segment: usize) {
         self.segment = segment;
         self.pieces.clear();
+        (self.round, self.awaited) = (0, None);
         for lane in &mut self.lanes {
             (lane.cursor, lane.sends_pending, lane.receiving) = (0, 0, false);
         }
@@ -66,6 +73,9 @@ impl Instance {
             lanes: Vec::new(),
             pieces: Vec::new(),
             scratch: Staging::new(),
+            round: 0,
+            awaited: None,
+            kit: Kit::default(),
         }
     }
 

@@ -8,8 +8,8 @@ use kolo_collectives::plan::Plan;
 use kolo_transport::Piece;
 
 use super::super::memory::Buffers;
+use crate::call::Sides;
 use crate::reduce::Combine;
-use crate::sides::Sides;
 use crate::types::DataType;
 
 /// The host's memory that an operation works on: the input and the output, or one of them in place.
@@ -45,6 +45,10 @@ pub(crate) struct Job {
     pub(crate) window: usize,
     /// First of the transport channels that this operation may use.
     pub(crate) channel_base: u16,
+    /// First of the areas of the stage that it may use.
+    pub(crate) area_base: u16,
+    /// Whether reductions on the stage go along the canonical tree.
+    pub(crate) canonical: bool,
     pub(crate) tag: u64,
     /// What messages will come from and go to, as a whole.
     pub(crate) lent: Lent,

@@ -15,8 +15,8 @@ use super::super::copies::{CopyLines, Mark, Way};
 use super::super::memory::{Binding, Mirrored};
 use super::Operation;
 use super::job::Job;
+use crate::call::{Reach, Sides};
 use crate::reduce::scale;
-use crate::sides::{Reach, Sides};
 
 /// Which buffers of a job its plan works on mirrors of.
 pub(super) fn mirrored(job: &Job) -> Mirrored {

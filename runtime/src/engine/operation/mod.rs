@@ -5,6 +5,9 @@
 //! its own: instance i runs segments i, i + window, i + 2 window ... An instance goes on to its next segment when all
 //! lanes of the current one are done, sends included; the operation is done when all instances have run out.
 //!
+//! Where the plan uses the stage of the host, each instance has an area of its own there (`staged.rs`), and a segment that waits
+//! for others is looked after by the engine until they have come.
+//!
 //! Where a buffer is a GPU's memory, a segment may work on *mirrors* of it in pinned scratch (`mirrors.rs`), or name that memory
 //! where adapters reach it (`direct.rs`). With mirrors an operation may have fewer instances than the window, so that its
 //! scratch stays within bounds; segments keep their sub-channels, which other ranks count on.
@@ -21,19 +24,20 @@ mod direct;
 mod instance;
 mod job;
 mod mirrors;
+mod staged;
 mod steps;
 mod waiting;
 
 use std::any::Any;
 
-use kolo_transport::Error;
+use kolo_transport::{Awaited, Error};
 
 use super::copies::CopyLines;
 use super::links::Links;
 use super::memory::{Binding, Buffers};
 use super::token::{Kind, Name};
+use crate::call::Sides;
 use crate::reduce::{Combine, combine_nothing, divide};
-use crate::sides::Sides;
 use crate::types::DataType;
 use instance::{Instance, Phase};
 pub(crate) use job::{Job, Lent};
@@ -51,8 +55,12 @@ pub(crate) struct Operation {
     premultiply: Option<f64>,
     divide_by: Option<u32>,
     channel_base: u16,
+    area_base: u16,
     window: u16,
     tag: u64,
+    canonical: bool,
+    /// Whether what is copied to the output had better go past the caches.
+    streams: bool,
     keep: Option<Box<dyn Any + Send>>,
     instances: Vec<Instance>,
     /// Whether adapters may have written what the GPU does not see yet.
@@ -80,8 +88,11 @@ impl Operation {
             premultiply: None,
             divide_by: None,
             channel_base: 0,
+            area_base: 0,
             window: 1,
             tag: 0,
+            canonical: false,
+            streams: false,
             keep: None,
             instances: Vec::new(),
             unflushed: false,
@@ -127,8 +138,10 @@ impl Operation {
             .as_ref()
             .is_some_and(|b| b.serves(&job.plan, &job.shape, job.segment_elements, element_bytes, mirrored));
         if !reusable {
-            self.binding =
-                Some(Binding::new(job.plan, job.shape, job.segment_elements, element_bytes, mirrored));
+            let binding = Binding::new(job.plan, job.shape, job.segment_elements, element_bytes, mirrored);
+            staged::check(&binding, links)?;
+            self.streams = staged::streams(&binding);
+            self.binding = Some(binding);
         }
         self.generation = self.generation.wrapping_add(1);
         self.buffers = job.buffers;
@@ -138,12 +151,15 @@ impl Operation {
         self.premultiply = job.premultiply;
         self.divide_by = job.divide_by;
         self.channel_base = job.channel_base;
+        self.area_base = job.area_base;
+        self.canonical = job.canonical;
         self.tag = job.tag;
         self.keep = job.keep;
         self.unflushed = false;
         let Some(binding) = &self.binding else { unreachable!("set above") };
         // The stride of sub-channels must be the same on all ranks; the number of segments need not be.
         self.window = job.window.max(1) as u16;
+        staged::check_window(binding, job.window)?;
         let gpu = self.sides.any();
         self.stride = instance::most(binding, self.window, gpu);
         self.running = binding.layout.segments().min(self.stride);
@@ -205,6 +221,42 @@ impl Operation {
         }
         self.run_instance(index, links, copies)?;
         Ok(self.running == 0)
+    }
+
+    /// Whether it uses the stage.
+    pub(crate) fn is_staged(&self) -> bool {
+        self.binding.as_ref().is_some_and(|binding| binding.plan.stage.is_some())
+    }
+
+    /// The area of the stage that a segment uses.
+    fn area(&self, segment: usize) -> u16 {
+        self.area_base + (segment % self.window as usize) as u16
+    }
+
+    /// Goes on with segments that waited for something on the stage that has come. Returns whether any did, and whether the
+    /// operation is done.
+    pub(crate) fn look_at_stage(
+        &mut self,
+        links: &mut Links,
+        copies: &mut CopyLines,
+    ) -> Result<(bool, bool), Error> {
+        let mut moved = false;
+        for index in 0..self.instances.len() as u16 {
+            let Instance { awaited: Some(awaited), segment, .. } = self.instances[index as usize] else {
+                continue;
+            };
+            let Some(stage) = links.stage_mut() else { continue };
+            let area = self.area(segment);
+            let answer = match awaited {
+                Awaited::Room(len) => stage.is_free(area, len),
+                Awaited::Payloads(needs) => stage.has_published(area, needs),
+            };
+            if answer.map_err(|found| staged::mismatch(stage, self.tag, found))? {
+                moved = true;
+                self.run_instance(index, links, copies)?;
+            }
+        }
+        Ok((moved, self.running == 0))
     }
 
     /// Runs one instance until it blocks: its segment, then the next of its segments, and so on.

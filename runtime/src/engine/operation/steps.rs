@@ -1,15 +1,41 @@
 //! The steps of a segment's lanes: posted, or done at once.
 
-use kolo_collectives::plan::{Action, Blocks, Channel as PlanChannel, Space};
-use kolo_transport::{Channel, Consumer, Error, Posted, Sink};
+use std::ops::Range;
+
+use kolo_collectives::plan::{Action, Blocks, Channel as PlanChannel, Space, Step, StepRef};
+use kolo_collectives::stage::Members;
+use kolo_transport::{Channel, Consumer, Error, ErrorKind, Piece, Posted, Sink, Token};
 
 use super::super::copies::CopyLines;
 use super::super::links::Links;
 use super::super::local::{self, Reducer};
+use super::super::memory::{Binding, Buffers};
 use super::super::token::{Kind, Name};
 use super::Operation;
+use super::instance::Instance;
+use super::staged::{Staged, member_of};
 use super::waiting::source;
-use crate::sides::Reach;
+use crate::call::Reach;
+use crate::reduce::Combine;
+
+/// How a step stands.
+enum Stood {
+    /// It is over.
+    Done,
+    /// A word from elsewhere will end it.
+    Pending,
+    /// It has to be tried again, when the stage has what it waits for.
+    Waits,
+}
+
+impl From<Posted> for Stood {
+    fn from(posted: Posted) -> Self {
+        match posted {
+            Posted::Done => Self::Done,
+            Posted::Pending => Self::Pending,
+        }
+    }
+}
 
 impl Operation {
     /// Advances all lanes as far as they go. Returns whether the segment is done.
@@ -45,132 +71,249 @@ impl Operation {
         let Some(binding) = &self.binding else { return Ok(true) };
         let steps = &binding.plan.lanes[lane];
         let instance = &mut self.instances[index as usize];
-        let (segment, scratch) = (instance.segment, instance.scratch.ptr());
-        let sub_channel = (segment % self.window as usize) as u16;
-        let name = |kind| {
-            Name {
+        let mut at = At {
+            binding,
+            sub_channel: (instance.segment % self.window as usize) as u16,
+            segment: instance.segment,
+            scratch: instance.scratch.ptr(),
+            instance,
+            links,
+            lane,
+            name: Name {
                 slot: self.slot,
                 generation: self.generation,
                 instance: index as u8,
                 lane: lane as u16,
-                kind,
-            }
-            .token()
-        };
-        let channel = |on: PlanChannel| Channel {
-            peer: on.peer,
-            index: self.channel_base + on.index * self.window + sub_channel,
+                kind: Kind::Send,
+            },
+            buffers: self.buffers,
+            channel_base: self.channel_base,
+            area_base: self.area_base,
+            window: self.window,
+            tag: self.tag,
+            reducing: (self.combine, self.canonical),
+            streams: self.streams,
         };
         loop {
-            let at = instance.lanes[lane].cursor as usize;
-            let Some(step) = steps.get(at) else {
-                return Ok(instance.lanes[lane].sends_pending == 0);
+            let Some(step) = steps.get(at.instance.lanes[lane].cursor as usize) else {
+                return Ok(at.instance.lanes[lane].sends_pending == 0);
             };
-            let state = &instance.lanes[lane];
-            if state.receiving || (step.fence && state.sends_pending > 0) {
+            if !at.may_run(step) {
                 return Ok(false);
             }
-            if let Some(after) = step.after
-                && instance.lanes[after.lane as usize].cursor <= u32::from(after.step)
+            if let Action::Copy { src, dst } = step.action
+                && self.sides.reach != Reach::Staged
+                && !(src.space == Space::Scratch && dst.space == Space::Scratch)
             {
-                return Ok(false);
+                let (src, dst) = (at.place(src)?, at.place(dst)?);
+                let parts = local::parts(&at.instance.pieces[src], &at.instance.pieces[dst]);
+                return self.start_step(index, lane, parts, copies).map(|()| false);
             }
-            let mut place = |blocks: Blocks| {
-                let from = instance.pieces.len();
-                binding.pieces(blocks, segment, self.buffers, scratch, &mut instance.pieces);
-                from..instance.pieces.len()
-            };
-            let state = &mut instance.lanes[lane];
-            let posted = match step.action {
-                Action::Send { to, src } => {
-                    let src = place(src);
-                    let src = &instance.pieces[src];
-                    if src.is_empty() {
-                        Posted::Done
-                    } else {
-                        // SAFETY: rule 1 keeps the pieces, `start` the buffers, rule 3 the scratch; the plan's
-                        // fences keep them unwritten (proved by the checker).
-                        let posted =
-                            unsafe { links.post_send(channel(to), self.tag, src, name(Kind::Send)) }?;
-                        state.sends_pending += u32::from(posted == Posted::Pending);
-                        Posted::Done
-                    }
-                }
-                Action::Signal { to } => {
-                    // SAFETY: there is no memory.
-                    let posted = unsafe { links.post_send(channel(to), self.tag, &[], name(Kind::Send)) }?;
-                    state.sends_pending += u32::from(posted == Posted::Pending);
-                    Posted::Done
-                }
-                Action::Recv { from, dst } => {
-                    let dst = place(dst);
-                    let dst = &instance.pieces[dst];
-                    if dst.is_empty() {
-                        Posted::Done
-                    } else {
-                        // SAFETY: as for sends; nothing else touches the destination (proved by the checker).
-                        unsafe {
-                            links.post_recv(channel(from), self.tag, Sink::Place(dst), name(Kind::Recv))
-                        }?
-                    }
-                }
-                Action::WaitSignal { from } => {
-                    // SAFETY: there is no memory.
-                    unsafe { links.post_recv(channel(from), self.tag, Sink::Place(&[]), name(Kind::Recv)) }?
-                }
-                Action::RecvReduce { from, with, dst } => {
-                    let (with, dst) = (place(with), place(dst));
-                    let (with, dst) = (&instance.pieces[with], &instance.pieces[dst]);
-                    let len = dst.iter().map(|piece| piece.len).sum();
-                    if len == 0 {
-                        Posted::Done
-                    } else {
-                        // SAFETY: rule 2: no receive of this lane is posted, so nobody else uses the reducer.
-                        let reducer = unsafe { &mut *state.reducer.get() };
-                        reducer.start(self.combine, binding.element_bytes, with, dst);
-                        let consumer =
-                            Consumer { call: Reducer::consume, context: state.reducer.get().cast() };
-                        let sink = Sink::Consume { len, consumer };
-                        // SAFETY: rules 1 and 2, and `start`.
-                        unsafe { links.post_recv(channel(from), self.tag, sink, name(Kind::Recv)) }?
-                    }
-                }
-                Action::Copy { src, dst } => {
-                    let in_scratch = src.space == Space::Scratch && dst.space == Space::Scratch;
-                    let (src, dst) = (place(src), place(dst));
-                    if self.sides.reach != Reach::Staged && !in_scratch {
-                        let parts = local::parts(&instance.pieces[src], &instance.pieces[dst]);
-                        return self.start_step(index, lane, parts, copies).map(|()| false);
-                    }
-                    // SAFETY: valid by `start`; the checker proves that they do not overlap.
-                    unsafe { local::copy(&instance.pieces[src], &instance.pieces[dst]) };
-                    Posted::Done
-                }
-                Action::Reduce { a, b, dst } => {
-                    let (a, b, dst) = (place(a), place(b), place(dst));
-                    let pieces = &instance.pieces;
-                    // SAFETY: as for copies; equal or no overlap by the definition of the step.
-                    unsafe {
-                        local::reduce(
-                            self.combine,
-                            binding.element_bytes,
-                            &pieces[a],
-                            &pieces[b],
-                            &pieces[dst],
-                        );
-                    };
-                    Posted::Done
-                }
-            };
-            let state = &mut instance.lanes[lane];
+            let stood = at.run(&step.action)?;
             self.unflushed |= source(&step.action).is_some();
-            match posted {
-                Posted::Done => state.cursor += 1,
-                Posted::Pending => {
-                    state.receiving = true;
+            match stood {
+                Stood::Done => at.instance.lanes[lane].cursor += 1,
+                Stood::Pending => {
+                    at.instance.lanes[lane].receiving = true;
                     return Ok(false);
                 }
+                Stood::Waits => return Ok(false),
             }
         }
+    }
+}
+
+/// A lane of a segment, and what its steps need.
+struct At<'a> {
+    binding: &'a Binding,
+    instance: &'a mut Instance,
+    links: &'a mut Links,
+    lane: usize,
+    segment: usize,
+    scratch: *mut u8,
+    sub_channel: u16,
+    name: Name,
+    buffers: Buffers,
+    channel_base: u16,
+    area_base: u16,
+    window: u16,
+    tag: u64,
+    reducing: (Combine, bool),
+    streams: bool,
+}
+
+impl At<'_> {
+    /// Whether nothing stands before a step.
+    fn may_run(&self, step: &Step) -> bool {
+        let lanes = &self.instance.lanes;
+        let state = &lanes[self.lane];
+        let is_held = state.receiving || (step.fence && state.sends_pending > 0);
+        let comes_after = |after: StepRef| lanes[after.lane as usize].cursor <= u32::from(after.step);
+        !is_held && !step.after.is_some_and(comes_after)
+    }
+
+    fn run(&mut self, action: &Action) -> Result<Stood, Error> {
+        match *action {
+            Action::Send { to, src } => self.send(to, src),
+            Action::Signal { to } => self.post_send(to, 0..0),
+            Action::Recv { from, dst } => self.recv(from, dst),
+            Action::WaitSignal { from } => self.post_recv(from, 0..0),
+            Action::RecvReduce { from, with, dst } => self.recv_reduce(from, with, dst),
+            Action::Copy { src, dst } => self.copy(src, dst),
+            Action::Reduce { a, b, dst } => self.reduce(a, b, dst),
+            Action::Publish { src, except } => self.publish(src, except),
+            Action::Await { of } => self.await_members(of),
+            Action::Fold { of, first, count, own, dst } => self.fold(of, (first, count), own, dst),
+        }
+    }
+
+    /// The pieces of blocks, as a range of the instance's.
+    fn place(&mut self, blocks: Blocks) -> Result<Range<usize>, Error> {
+        let from = self.instance.pieces.len();
+        match member_of(blocks) {
+            None => {
+                let pieces = &mut self.instance.pieces;
+                self.binding.pieces(blocks, self.segment, self.buffers, self.scratch, pieces);
+            }
+            Some(member) => {
+                let shown = self.staged()?.shown(member, blocks.first, blocks.count)?;
+                self.instance.pieces.extend((shown.len > 0).then_some(shown));
+            }
+        }
+        Ok(from..self.instance.pieces.len())
+    }
+
+    fn channel(&self, on: PlanChannel) -> Channel {
+        Channel { peer: on.peer, index: self.channel_base + on.index * self.window + self.sub_channel }
+    }
+
+    fn token(&self, kind: Kind) -> Token {
+        Name { kind, ..self.name }.token()
+    }
+
+    fn send(&mut self, to: PlanChannel, src: Blocks) -> Result<Stood, Error> {
+        let src = self.place(src)?;
+        if src.is_empty() { Ok(Stood::Done) } else { self.post_send(to, src) }
+    }
+
+    fn post_send(&mut self, to: PlanChannel, src: Range<usize>) -> Result<Stood, Error> {
+        let (channel, token) = (self.channel(to), self.token(Kind::Send));
+        let src = &self.instance.pieces[src];
+        // SAFETY: rule 1 keeps the pieces, `start` the buffers, rule 3 the scratch, and the stage what it shows until the next
+        // publication; the plan's fences keep them unwritten (proved by the checker).
+        let posted = unsafe { self.links.post_send(channel, self.tag, src, token) }?;
+        self.instance.lanes[self.lane].sends_pending += u32::from(posted == Posted::Pending);
+        Ok(Stood::Done)
+    }
+
+    fn recv(&mut self, from: PlanChannel, dst: Blocks) -> Result<Stood, Error> {
+        let dst = self.place(dst)?;
+        if dst.is_empty() { Ok(Stood::Done) } else { self.post_recv(from, dst) }
+    }
+
+    fn post_recv(&mut self, from: PlanChannel, dst: Range<usize>) -> Result<Stood, Error> {
+        let (channel, token) = (self.channel(from), self.token(Kind::Recv));
+        let sink = Sink::Place(&self.instance.pieces[dst]);
+        // SAFETY: as for sends; nothing else touches the destination (proved by the checker).
+        Ok(unsafe { self.links.post_recv(channel, self.tag, sink, token) }?.into())
+    }
+
+    fn recv_reduce(&mut self, from: PlanChannel, with: Blocks, dst: Blocks) -> Result<Stood, Error> {
+        let (with, dst) = (self.place(with)?, self.place(dst)?);
+        let (channel, token) = (self.channel(from), self.token(Kind::Recv));
+        let pieces = &self.instance.pieces;
+        let (with, dst) = (&pieces[with], &pieces[dst]);
+        let len = dst.iter().map(|piece| piece.len).sum();
+        if len == 0 {
+            return Ok(Stood::Done);
+        }
+        let context = self.instance.lanes[self.lane].reducer.get();
+        // SAFETY: rule 2: no receive of this lane is posted, so nobody else uses the reducer.
+        let reducer = unsafe { &mut *context };
+        reducer.start(self.reducing.0, self.binding.element_bytes, with, dst);
+        let consumer = Consumer { call: Reducer::consume, context: context.cast() };
+        // SAFETY: rules 1 and 2, and `start`.
+        Ok(unsafe { self.links.post_recv(channel, self.tag, Sink::Consume { len, consumer }, token) }?.into())
+    }
+
+    fn copy(&mut self, src: Blocks, dst: Blocks) -> Result<Stood, Error> {
+        let streams = self.streams && dst.space == Space::Output;
+        let (src, dst) = (self.place(src)?, self.place(dst)?);
+        let (src, dst) = (&self.instance.pieces[src], &self.instance.pieces[dst]);
+        // SAFETY: valid by `start`; the checker proves that they do not overlap.
+        unsafe {
+            if streams {
+                local::copy_past_caches(src, dst);
+            } else {
+                local::copy(src, dst);
+            }
+        }
+        Ok(Stood::Done)
+    }
+
+    fn reduce(&mut self, a: Blocks, b: Blocks, dst: Blocks) -> Result<Stood, Error> {
+        let (a, b, dst) = (self.place(a)?, self.place(b)?, self.place(dst)?);
+        let pieces = &self.instance.pieces;
+        let size = self.binding.element_bytes;
+        // SAFETY: as for copies; equal or no overlap by the definition of the step.
+        unsafe { local::reduce(self.reducing.0, size, &pieces[a], &pieces[b], &pieces[dst]) };
+        Ok(Stood::Done)
+    }
+
+    fn publish(&mut self, src: [Option<Blocks>; 2], except: Option<Blocks>) -> Result<Stood, Error> {
+        let mut pieces = std::mem::take(&mut self.instance.pieces);
+        // SAFETY: the sources are valid by `start`.
+        let published =
+            self.staged().and_then(|mut staged| unsafe { staged.publish(src, except, &mut pieces) });
+        self.instance.pieces = pieces;
+        Ok(if published? { Stood::Done } else { Stood::Waits })
+    }
+
+    fn await_members(&mut self, of: Members) -> Result<Stood, Error> {
+        Ok(if self.staged()?.await_members(of)? { Stood::Done } else { Stood::Waits })
+    }
+
+    fn fold(
+        &mut self,
+        of: Members,
+        blocks: (u32, u32),
+        own: Option<Blocks>,
+        dst: Blocks,
+    ) -> Result<Stood, Error> {
+        let own = own.map(|own| self.place(own)).transpose()?;
+        let dst = self.place(dst)?;
+        let whole = |range: Range<usize>| match self.instance.pieces[range] {
+            [] => Ok(None),
+            [piece] => Ok(Some(piece)),
+            _ => Err(Error::new(ErrorKind::Usage, "engine", None, "a fold of blocks that lie apart")),
+        };
+        let (own, dst): (Option<Piece>, _) = (own.map(whole).transpose()?.flatten(), whole(dst)?);
+        let Some(dst) = dst else { return Ok(Stood::Done) };
+        let reducing = self.reducing;
+        let mut kit = std::mem::take(&mut self.instance.kit);
+        let own = own.map(|own| own.ptr.cast_const());
+        // SAFETY: valid by `start`, and each in one piece.
+        let folded =
+            self.staged().and_then(|staged| unsafe { staged.fold(of, blocks, own, dst, reducing, &mut kit) });
+        self.instance.kit = kit;
+        folded.map(|()| Stood::Done)
+    }
+
+    /// The segment, for its steps on the stage.
+    fn staged(&mut self) -> Result<Staged<'_>, Error> {
+        let Some(stage) = self.links.stage_mut() else {
+            return Err(Error::new(ErrorKind::Usage, "engine", None, "no stage, but a plan that uses it"));
+        };
+        Ok(Staged {
+            binding: self.binding,
+            stage,
+            area: self.area_base + self.sub_channel,
+            segment: self.segment,
+            round: &mut self.instance.round,
+            awaited: &mut self.instance.awaited,
+            buffers: self.buffers,
+            scratch: self.scratch,
+            tag: self.tag,
+        })
     }
 }

@@ -2,14 +2,15 @@
 
 use kolo_collectives::plan::Action;
 
+use super::super::links::Links;
 use super::Operation;
 use super::instance::Phase;
 
 impl Operation {
-    /// Ranks that a message is outstanding from or to.
-    pub(crate) fn waiting_for(&self) -> Vec<u32> {
+    /// Ranks that a message is outstanding from or to, or that have not come as far on the stage as is waited for.
+    pub(crate) fn waiting_for(&self, links: &Links) -> Vec<u32> {
         let Some(binding) = &self.binding else { return Vec::new() };
-        let mut peers: Vec<u32> = Vec::new();
+        let mut peers = self.late_on_stage(links);
         for instance in self.instances.iter().filter(|i| i.phase == Phase::Running) {
             for (lane, steps) in instance.lanes.iter().zip(&binding.plan.lanes) {
                 let at = lane.cursor as usize;
@@ -24,6 +25,17 @@ impl Operation {
         peers.sort_unstable();
         peers.dedup();
         peers
+    }
+
+    /// Ranks that have not come as far on the stage as is waited for.
+    pub(crate) fn late_on_stage(&self, links: &Links) -> Vec<u32> {
+        let Some(stage) = links.stage() else { return Vec::new() };
+        let running = self.instances.iter().filter(|instance| instance.phase == Phase::Running);
+        let late = running.flat_map(|instance| {
+            let late = |awaited| stage.waited_for(self.area(instance.segment), awaited);
+            instance.awaited.map_or_else(Vec::new, late)
+        });
+        late.filter_map(|member| stage.members().get(member).copied()).collect()
     }
 }
 

@@ -309,5 +309,5 @@ fn hosts_are_told_apart_and_worlds_of_one_work() {
     assert_eq!(a.introduce(1, b"rubbish").expect_err("refused").kind, ErrorKind::Corrupt);
     a.establish(deadline()).expect("nobody to wait for");
     assert_eq!(a.members(), [0]);
-    assert!(a.flat().is_none());
+    assert!(a.exchange().is_none());
 }

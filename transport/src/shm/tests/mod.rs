@@ -2,8 +2,8 @@
 //! thread, step by step; every loop has a deadline.
 
 mod establishing;
+mod exchange;
 mod failure;
-mod flat;
 mod hostile;
 mod messages;
 mod single;

@@ -1,0 +1,197 @@
+//! Two levels, with several ranks of each host on the network, and shared memory within hosts.
+//!
+//! As many ranks of each host as the smallest has are *rails*: each looks after its share of the data between hosts, with the
+//! ranks at the same place on the others. All-reduce: every rank publishes its vector, the rails reduce their slices of it,
+//! all-reduce them with the circulant exchange, all slices at once, and publish them again. A host moves 2 n (M-1)/M bytes over
+//! its network link, the least there is; inside, a byte is copied in once and read where it is needed. All-gather,
+//! reduce-scatter and all-to-all: see [`super::rails`]. Hosts may have different numbers of ranks.
+
+use super::{on_hosts, payload_bytes, rails};
+use crate::Algorithm;
+use crate::builder::PlanBuilder;
+use crate::cost::{Bill, Reach};
+use crate::generator::{Generator, StagedSegments};
+use crate::generators::{circulant, copy_own};
+use crate::group::{Group, Span};
+use crate::hosts::Hosts;
+use crate::meeting::Meeting;
+use crate::plan::{Blocks, Collective, Cut, Plan, Space};
+use crate::stage::{Members, PAYLOAD_BYTES_MAX, Payload};
+use crate::task::Task;
+
+/// Segments in flight: while one is on the network, ranks work on another, also where they share processors.
+pub(super) const WINDOW: u32 = 2;
+
+pub(crate) struct HierarchicalStaged;
+
+impl Generator for HierarchicalStaged {
+    fn name(&self) -> &'static str {
+        "hierarchical_staged"
+    }
+
+    fn source(&self) -> &'static str {
+        "split rails, and shared memory within hosts, as DPML does"
+    }
+
+    fn supports(&self, task: &Task) -> Result<(), String> {
+        use Collective as C;
+        match task.collective {
+            C::AllReduce => on_hosts(task).map(|_| ()),
+            C::AllGather | C::ReduceScatter | C::AllToAll => {
+                let hosts = on_hosts(task)?;
+                rails::Rails::of(&hosts).support(task.collective)
+            }
+            other => Err(format!("split rails have no form for {other:?}")),
+        }
+    }
+
+    fn plan(&self, task: &Task, rank: u32) -> Plan {
+        let hosts = Hosts::of(task).expect("supported");
+        let cut = match task.collective {
+            Collective::AllReduce => Cut::Vector { parts: hosts.least() * hosts.count() },
+            _ => Cut::PerRank,
+        };
+        let mut b = PlanBuilder::new(task, Algorithm::HierarchicalStaged, rank, cut);
+        b.lane(0);
+        match task.collective {
+            Collective::AllReduce => all_reduce(&mut b, task, rank, &hosts),
+            Collective::AllGather => rails::all_gather(&mut b, task, rank, &hosts),
+            Collective::ReduceScatter => rails::reduce_scatter(&mut b, rank, &hosts),
+            _ => super::all_to_all::plan(&mut b, task, rank, &hosts),
+        }
+        b.finish()
+    }
+
+    fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
+        let (local, hosts) = (bill.local, bill.hosts);
+        let rails = Hosts::of(task).map_or(1, |hosts| hosts.least());
+        let share = f64::from(rails) / f64::from(local);
+        // What a rail has of a host's blocks.
+        let chunk = bytes / share;
+        match task.collective {
+            Collective::AllReduce => {
+                let slice = bytes / f64::from(rails);
+                bill.publish(local, bytes);
+                bill.meet(local - 1);
+                bill.fold(rails, local, slice);
+                let piece = slice / f64::from(hosts);
+                circulant::phase_cost(bill, hosts, piece, true, Some(share));
+                circulant::phase_cost(bill, hosts, piece, false, Some(share));
+                bill.publish(rails, slice);
+                bill.meet(rails - 1);
+                bill.take(local, bytes - slice);
+            }
+            Collective::AllGather => {
+                for host in 0..hosts {
+                    let (givers, given) = if host == 0 { (local, bytes) } else { (rails, chunk) };
+                    bill.publish(givers, given);
+                    bill.meet(local - 1);
+                    bill.take(local, f64::from(local) * bytes - given);
+                    if host > 0 {
+                        bill.exchange(Meeting::Pairs, Reach::Network(share), 1.0, chunk, false);
+                    }
+                }
+            }
+            Collective::ReduceScatter => {
+                bill.publish(local, f64::from(task.world_size) * bytes);
+                bill.meet(local - 1);
+                bill.fold(rails, local, f64::from(hosts) * chunk);
+                for _ in 1..hosts {
+                    bill.exchange(Meeting::Pairs, Reach::Network(share), 1.0, chunk, true);
+                }
+                if rails < local {
+                    bill.publish(rails, chunk);
+                    bill.meet(1);
+                    bill.take(local, bytes);
+                }
+            }
+            _ => {
+                let (near, far) = (f64::from(local - 1), f64::from(task.world_size - local));
+                bill.copy(bytes);
+                bill.publish(local, near * bytes);
+                bill.meet(local - 1);
+                bill.take(local, near * bytes);
+                bill.exchange(Meeting::Pairs, Reach::Network(1.0), far, far * bytes, false);
+            }
+        }
+    }
+
+    fn scratch_factor(&self, task: &Task) -> f64 {
+        match task.collective {
+            // All-to-all: where it is in place; ranks need not agree on that.
+            Collective::ReduceScatter | Collective::AllToAll => f64::from(task.world_size),
+            _ => 0.0,
+        }
+    }
+
+    fn window(&self) -> Option<u32> {
+        Some(WINDOW)
+    }
+
+    fn staged_segments(&self, task: &Task) -> Option<StagedSegments> {
+        let most = |count: &dyn Fn(&Hosts) -> u32| Hosts::of(task).map_or(1, |hosts| count(&hosts));
+        segments(
+            task,
+            match task.collective {
+                Collective::AllReduce => 1,
+                Collective::AllGather => most(&|hosts| rails::Rails::of(hosts).longest()),
+                Collective::ReduceScatter => task.world_size,
+                _ => most(&|hosts| {
+                    (0..hosts.count()).map(|host| hosts.host(host).len()).max().unwrap_or(1) as u32
+                }),
+            },
+        )
+    }
+}
+
+/// Segments of plans in which a rank publishes so many blocks in a round, on hosts of so many ranks.
+pub(super) fn segments(task: &Task, blocks: u32) -> Option<StagedSegments> {
+    let local = task.world_size.div_ceil(task.host_count());
+    let of = |bytes: u64| (bytes / u64::from(blocks.max(1))).max(1);
+    let best = payload_bytes(task.collective, local);
+    Some(StagedSegments { best: of(best), most: of(PAYLOAD_BYTES_MAX as u64) })
+}
+
+fn all_reduce(b: &mut PlanBuilder, task: &Task, rank: u32, hosts: &Hosts) {
+    let (local, rails, count) = (hosts.local(rank), hosts.least(), hosts.count());
+    let me = local.me();
+    let slice = |member: u32| (member * count, count);
+    let blocks = |space, (first, count)| Blocks::range(space, first, count);
+    let is_rail = me < rails;
+    if local.len() == 1 {
+        copy_own(b, task, 0, count);
+    } else {
+        b.stage(hosts.host(hosts.index_of(rank)), Space::Output);
+        let whole = (0, rails * count);
+        let reads_own = is_rail && super::may_read_own(task, me);
+        let hole = if reads_own { slice(me) } else { (0, 0) };
+        let payload = |_| Payload::run(whole.0, whole.1);
+        b.publish(payload, [Some(blocks(task.own(), whole)), None], hole);
+        if is_rail {
+            b.await_members(Members::All);
+            let own = reads_own.then_some(blocks(task.own(), slice(me)));
+            b.fold(Members::All, slice(me), own, blocks(Space::Output, slice(me)));
+        }
+    }
+    if is_rail {
+        let rail = Group::of(hosts.rail_at(me), rank);
+        let between = Span { base: me * count, stride: 1 };
+        circulant::reduce_scatter_core(b, &rail, between, Space::Output);
+        circulant::all_gather_core(b, &rail, between, None);
+    }
+    if local.len() == 1 {
+        return;
+    }
+    let payload = |member: u16| {
+        let (first, count) = slice(member.into());
+        if u32::from(member) < rails { Payload::run(first, count) } else { Payload::PRESENCE }
+    };
+    b.publish(payload, [is_rail.then_some(blocks(Space::Output, slice(me))), None], (0, 0));
+    if rails == 1 && is_rail {
+        return;
+    }
+    b.await_members(Members::Below(rails as u16));
+    for member in (0..rails).filter(|member| *member != me) {
+        b.copy(blocks(Space::Stage(member as u16), slice(member)), blocks(Space::Output, slice(member)));
+    }
+}

@@ -1,0 +1,178 @@
+//! Two levels, with one rank of each host on the network, and shared memory within hosts.
+//!
+//! All-reduce: all publish, the leader of each host reduces, the leaders exchange by recursive doubling and publish the result:
+//! two meetings inside and log2 M rounds between hosts, whole vectors, so for short messages. Broadcast, reduce and barrier
+//! likewise, the root being the leader of its host. Hosts may have any numbers of ranks.
+
+use super::on_hosts;
+use crate::Algorithm;
+use crate::builder::PlanBuilder;
+use crate::cost::Bill;
+use crate::generator::{Generator, StagedSegments};
+use crate::generators::{binomial, dissemination, recursive_doubling};
+use crate::group::Group;
+use crate::hosts::Hosts;
+use crate::meeting::Meeting;
+use crate::plan::{Blocks, Collective, Cut, Plan, Space};
+use crate::rounds::ceil_log2;
+use crate::stage::{Members, Payload};
+use crate::task::Task;
+
+pub(crate) struct LeaderStaged;
+
+impl Generator for LeaderStaged {
+    fn name(&self) -> &'static str {
+        "leader_staged"
+    }
+
+    fn source(&self) -> &'static str {
+        "one leader per host, and shared memory within hosts, as MVAPICH does"
+    }
+
+    fn supports(&self, task: &Task) -> Result<(), String> {
+        use Collective as C;
+        match task.collective {
+            C::AllReduce | C::Broadcast | C::Reduce | C::Barrier => on_hosts(task).map(|_| ()),
+            other => Err(format!("the leader form has none for {other:?}")),
+        }
+    }
+
+    fn plan(&self, task: &Task, rank: u32) -> Plan {
+        let hosts = Hosts::of(task).expect("supported");
+        let local = hosts.local(rank);
+        let leaders = hosts.leaders(task.root);
+        let leader =
+            (0..local.len()).find(|member| leaders.contains(&local.rank(*member))).expect("one per host");
+        let root = leaders.iter().position(|rank| *rank == task.root).unwrap_or(0) as u32;
+        let leaders = (local.me() == leader).then(|| Group::of(leaders, rank));
+        let mut b = PlanBuilder::new(task, Algorithm::LeaderStaged, rank, Cut::Vector { parts: 1 });
+        b.lane(0);
+        if local.len() > 1 {
+            b.stage(hosts.host(hosts.index_of(rank)), Space::Output);
+        }
+        let host = Host { members: local.len(), leader, is_leader: leaders.is_some() };
+        let (own, output) = (task.own_blocks(0, 1), Blocks::one(Space::Output, 0));
+        match (task.collective, leaders) {
+            (Collective::AllReduce, leaders) => {
+                let sum = host.reduce(&mut b, own, output);
+                if let Some(leaders) = leaders {
+                    recursive_doubling::all_reduce_core(&mut b, task, &leaders, sum);
+                }
+                host.spread(&mut b, Some(output));
+            }
+            (Collective::Broadcast, leaders) => {
+                let source = (rank == task.root && task.out_of_place()).then_some(own);
+                if let Some(leaders) = leaders {
+                    binomial::broadcast_core(&mut b, &leaders, root, source, output);
+                }
+                host.spread(&mut b, Some(output));
+            }
+            (Collective::Reduce, None) => {
+                host.reduce(&mut b, own, output);
+            }
+            (Collective::Reduce, Some(leaders)) => {
+                let place = if rank == task.root { output } else { b.scratch_like_own(task, 0) };
+                let sum = host.reduce(&mut b, own, place);
+                binomial::reduce_core(&mut b, &leaders, root, sum, Some(place));
+            }
+            (_, leaders) => {
+                host.gather(&mut b);
+                if let Some(leaders) = leaders {
+                    dissemination::core(&mut b, &leaders);
+                }
+                host.spread(&mut b, None);
+            }
+        }
+        b.finish()
+    }
+
+    fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
+        let reduces = task.collective.reduces();
+        let all_reduce = task.collective == Collective::AllReduce;
+        let bytes = if task.collective == Collective::Barrier { 0.0 } else { bytes };
+        if task.collective != Collective::Broadcast {
+            bill.publish(bill.local, bytes);
+            bill.meet(bill.local - 1);
+            bill.fold(1, bill.local, bytes);
+        }
+        let fold = if bill.hosts.is_power_of_two() || !all_reduce { 0 } else { 1 };
+        for _ in 0..ceil_log2(bill.hosts) + fold {
+            bill.exchange(Meeting::Pairs, bill.one_per_host(), 1.0, bytes, reduces);
+        }
+        if task.collective != Collective::Reduce {
+            bill.publish(1, bytes);
+            bill.meet(1);
+            bill.take(bill.local - 1, bytes);
+        }
+    }
+
+    fn staged_segments(&self, task: &Task) -> Option<StagedSegments> {
+        super::hierarchical::segments(task, 1)
+    }
+
+    fn window(&self) -> Option<u32> {
+        Some(super::hierarchical::WINDOW)
+    }
+}
+
+/// The ranks of one host, as one of them sees them.
+struct Host {
+    members: u32,
+    /// Its number among them.
+    leader: u32,
+    is_leader: bool,
+}
+
+impl Host {
+    /// The leader reduces what all have, into `place`; where it is then.
+    fn reduce(&self, b: &mut PlanBuilder, own: Blocks, place: Blocks) -> Blocks {
+        if self.members == 1 {
+            return own;
+        }
+        // The leader of another host than the root's is its first rank.
+        let reads_back = self.leader >= 2;
+        let payload = |member: u16| {
+            let gives = u32::from(member) != self.leader || reads_back;
+            if gives { Payload::run(0, 1) } else { Payload::PRESENCE }
+        };
+        let own_is_left = own != place || !reads_back;
+        let gives = !self.is_leader || reads_back;
+        let hole = self.is_leader && gives && own_is_left;
+        b.publish(payload, [gives.then_some(own), None], (0, u32::from(hole)));
+        if self.is_leader {
+            b.await_members(Members::All);
+            b.fold(Members::All, (0, 1), own_is_left.then_some(own), place);
+        }
+        place
+    }
+
+    /// The leader waits for all.
+    fn gather(&self, b: &mut PlanBuilder) {
+        if self.members > 1 {
+            b.publish(|_| Payload::PRESENCE, [None; 2], (0, 0));
+            if self.is_leader {
+                b.await_members(Members::All);
+            }
+        }
+    }
+
+    /// All get what the leader has, or wait for it.
+    fn spread(&self, b: &mut PlanBuilder, what: Option<Blocks>) {
+        if self.members == 1 {
+            return;
+        }
+        let payload = |member: u16| {
+            let gives = u32::from(member) == self.leader && what.is_some();
+            if gives { Payload::run(0, 1) } else { Payload::PRESENCE }
+        };
+        b.publish(payload, [what.filter(|_| self.is_leader), None], (0, 0));
+        if self.is_leader {
+            return;
+        }
+        let leader = self.leader as u16;
+        b.await_members(Members::One(leader));
+        if let Some(what) = what {
+            b.copy(Blocks::one(Space::Stage(leader), 0), what);
+        }
+    }
+}

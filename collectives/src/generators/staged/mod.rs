@@ -1,0 +1,98 @@
+//! Collectives inside one host, over memory that its ranks share: everybody publishes what it contributes, waits for what it
+//! needs, and takes it from there. So every byte is copied in once, whoever needs it, and there are no messages. The two forms
+//! for several hosts use messages between them only.
+
+mod all_to_all;
+mod hierarchical;
+mod leader;
+mod one_shot;
+mod rails;
+mod simple;
+mod two_shot;
+
+pub(crate) use hierarchical::HierarchicalStaged;
+pub(crate) use leader::LeaderStaged;
+pub(crate) use one_shot::StagedOneShot;
+pub(crate) use simple::Staged;
+pub(crate) use two_shot::StagedTwoShot;
+
+use crate::generator::StagedSegments;
+use crate::hosts::Hosts;
+use crate::plan::{Blocks, Collective, Space};
+use crate::stage::{PAYLOAD_BYTES_MAX, Payload};
+use crate::task::Task;
+
+/// Whether all ranks share memory; if not, why not, for users.
+fn on_one_host(task: &Task) -> Result<(), String> {
+    if !task.stages {
+        return Err("the ranks of a host share no memory".to_owned());
+    }
+    if task.has_several_hosts() {
+        return Err("ranks of several hosts share no memory".to_owned());
+    }
+    Ok(())
+}
+
+/// The hosts, if their ranks share memory; if not, why not, for users.
+fn on_hosts(task: &Task) -> Result<Hosts, String> {
+    if !task.stages {
+        return Err("the ranks of a host share no memory".to_owned());
+    }
+    Hosts::of(task)
+}
+
+/// All ranks.
+fn world(task: &Task) -> Vec<u32> {
+    (0..task.world_size).collect()
+}
+
+/// All blocks but the one that a member has for itself.
+fn others(member: u16, blocks: u32) -> Payload {
+    let member = u32::from(member);
+    Payload::run(0, member).and(member + 1, blocks - member - 1)
+}
+
+/// The blocks of `space` that have the numbers under which they are published.
+fn named(payload: &Payload, space: Space) -> [Option<Blocks>; 2] {
+    payload.runs.map(|run| run.map(|run| Blocks::range(space, run.first, run.count)))
+}
+
+/// Whether a rank's own contribution, which lies where its result goes, may be read there by a fold: that writes before it has
+/// looked at the third member's.
+fn may_read_own(task: &Task, rank: u32) -> bool {
+    task.out_of_place() || rank < 2
+}
+
+/// Segments of plans in which a rank publishes so many blocks a round.
+fn segments(task: &Task, blocks: u32) -> Option<StagedSegments> {
+    let of = |bytes| bytes / u64::from(blocks.max(1));
+    let best = payload_bytes(task.collective, task.world_size);
+    Some(StagedSegments { best: of(best), most: of(PAYLOAD_BYTES_MAX as u64) })
+}
+
+/// Most that a rank publishes in one round of a long call.
+///
+/// Two ranks have a processor each as a rule. Where one gives and the other takes, short rounds let one copy in while the
+/// other copies out. Where both give, both copy in and then both copy out, and each round costs them a meeting. Times of 256
+/// KiB exchanged each way, in rounds of 64 / 128 / 256 KiB: 10.5 / 10.2 / 9.4 us with the processors near each other, 18.7 /
+/// 16.3 / 15.2 far apart; of 4 MiB 246 / 232 / 213. All-to-alls are quicker still in rounds of 512 KiB, others are not: with
+/// 256 / 512 KiB, 2 MiB 58 / 55 us near and 70.6 / 68.5 far, 128 MiB 8.9 / 8.0 ms; all_gather of 128 MiB 5.5 / 5.9 ms.
+///
+/// More ranks share processors, and a long round costs fewer turns of them; but what all ranks publish should stay in a
+/// third-level cache of 16 MiB, twice. Times on 2 processors in rounds of 64 / 256 / 640 KiB: all_reduce of 8 MiB, 4 ranks 2.8
+/// / 2.1 / 2.0 ms, 8 ranks 7.7 / 5.4 / 3.7; all_to_all of 8 MiB, 4 ranks 1.7 / 0.9 / 0.9, 8 ranks 5.9 / 3.1 / 2.8. An
+/// all-gather writes as much of its result as all publish, and that too should find room: 8 ranks with 320 / 640 KiB, 8 MiB
+/// 895 / 900 us, 32 MiB 3.6 / 3.9 ms; 16 ranks with 320 / 512 KiB 1.7 / 2.1 and 7.5 / 8.5 ms.
+pub(super) fn payload_bytes(collective: Collective, members: u32) -> u64 {
+    use Collective as C;
+    const SHORT: usize = 64 << 10;
+    let all_give = matches!(collective, C::AllReduce | C::AllGather | C::ReduceScatter | C::AllToAll);
+    let bytes = match members {
+        0..=2 if collective == C::AllToAll => 512 << 10,
+        0..=2 if all_give => 256 << 10,
+        0..=2 => SHORT,
+        8..=26 if collective == C::AllGather => 320 << 10,
+        _ => PAYLOAD_BYTES_MAX.min((8 << 20) / members as usize).max(SHORT),
+    };
+    bytes as u64
+}

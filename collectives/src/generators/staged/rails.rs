@@ -1,0 +1,210 @@
+//! All-gather and reduce-scatter over rails: which blocks each looks after, and how they go.
+//!
+//! All-gather: every rank publishes its block, and the rails hand the blocks of their hosts round a ring of their own; what
+//! comes from another host a rail publishes as it comes, while the next is on its way. Reduce-scatter: every rank publishes its
+//! input, the rails reduce what their host has for each other host, send it there, and add up what comes from there.
+
+use crate::builder::PlanBuilder;
+use crate::hosts::Hosts;
+use crate::plan::{Blocks, Collective, Like, Space, StepRef};
+use crate::stage::{Members, Payload};
+use crate::task::Task;
+
+/// How many rails there are, and the blocks that each has of every host.
+pub(super) struct Rails<'a> {
+    hosts: &'a Hosts,
+    count: u32,
+}
+
+impl<'a> Rails<'a> {
+    pub(super) fn of(hosts: &'a Hosts) -> Self {
+        Self { hosts, count: hosts.least() }
+    }
+
+    /// The ranks of host `host` that rail `rail` looks after.
+    fn chunk(&self, host: u32, rail: u32) -> &'a [u32] {
+        let ranks = self.hosts.host(host);
+        let at = |rail: u32| (u64::from(rail) * ranks.len() as u64 / u64::from(self.count)) as usize;
+        &ranks[at(rail)..at(rail + 1)]
+    }
+
+    /// The same, as a first one and their number.
+    fn run(&self, host: u32, rail: u32) -> (u32, u32) {
+        let chunk = self.chunk(host, rail);
+        (chunk[0], chunk.len() as u32)
+    }
+
+    /// Most blocks of one rail and host.
+    pub(super) fn longest(&self) -> u32 {
+        let of_host = |host| (0..self.count).map(move |rail| self.chunk(host, rail).len());
+        (0..self.hosts.count()).flat_map(of_host).max().unwrap_or(1) as u32
+    }
+
+    /// Whether blocks that are published together lie side by side; if not, why not, for users.
+    pub(super) fn support(&self, collective: Collective) -> Result<(), String> {
+        let is_run = |ranks: &[u32]| ranks.windows(2).all(|pair| pair[0] + 1 == pair[1]);
+        let together = (0..self.hosts.count()).all(|host| match collective {
+            Collective::AllToAll => is_run(self.hosts.host(host)),
+            _ => (0..self.count).all(|rail| is_run(self.chunk(host, rail))),
+        });
+        if together { Ok(()) } else { Err("the ranks of a host do not follow each other".to_owned()) }
+    }
+
+    /// What the members of a host publish for `host`: each rail its chunk.
+    fn payload(&self, host: u32, member: u16) -> Payload {
+        if u32::from(member) >= self.count {
+            return Payload::PRESENCE;
+        }
+        let (first, count) = self.run(host, member.into());
+        Payload::run(first, count)
+    }
+}
+
+pub(super) fn all_gather(b: &mut PlanBuilder, task: &Task, rank: u32, hosts: &Hosts) {
+    let rails = Rails::of(hosts);
+    let (local, home, count) = (hosts.local(rank), hosts.index_of(rank), hosts.count());
+    let me = local.me();
+    let output = |(first, count)| Blocks::range(Space::Output, first, count);
+    let (input, place) = (Blocks::one(Space::Input, 0), output((rank, 1)));
+    let own = if task.out_of_place() { input } else { place };
+    let behind = |distance: u32| (home + count - distance) % count;
+    // When what came from the host so many places behind is there.
+    let mut arrivals = Vec::new();
+    if me < rails.count {
+        let rail = hosts.rail_at(me);
+        let (next, previous) = (rail[((home + 1) % count) as usize], rail[behind(1) as usize]);
+        let mine = rails.run(home, me);
+        if mine == (rank, 1) {
+            b.send(next, own);
+        } else {
+            // After the blocks of the other ranks have been copied, by the other lane.
+            let step = 1 + u16::from(task.out_of_place()) + local.len() as u16 - 1;
+            b.after(StepRef { lane: 1, step });
+            b.send(next, output(mine));
+        }
+        for distance in 1..count {
+            let blocks = output(rails.run(behind(distance), me));
+            b.recv(previous, blocks);
+            arrivals.push(b.last());
+            if distance + 1 < count {
+                b.send(next, blocks);
+            }
+        }
+        if local.len() > 1 || task.out_of_place() {
+            b.lane(0);
+        }
+    }
+    if local.len() == 1 {
+        if task.out_of_place() {
+            b.copy(input, place);
+        }
+        return;
+    }
+    b.stage(hosts.host(home), Space::Output);
+    let stage = |member: u32, (first, count)| Blocks::range(Space::Stage(member as u16), first, count);
+    b.publish(|member| Payload::run(local.rank(member.into()), 1), [Some(own), None], (0, 0));
+    if task.out_of_place() {
+        b.copy(input, place);
+    }
+    b.await_members(Members::All);
+    for member in (0..local.len()).filter(|member| *member != me) {
+        let block = (local.rank(member), 1);
+        b.copy(stage(member, block), output(block));
+    }
+    for distance in 1..count {
+        let host = behind(distance);
+        let arrival = arrivals.get(distance as usize - 1);
+        if let Some(arrival) = arrival {
+            b.after(*arrival);
+        }
+        let src = arrival.map(|_| output(rails.run(host, me)));
+        b.publish(|member| rails.payload(host, member), [src, None], (0, 0));
+        if rails.count == 1 && me == 0 {
+            continue;
+        }
+        b.await_members(Members::Below(rails.count as u16));
+        for rail in (0..rails.count).filter(|rail| *rail != me) {
+            let run = rails.run(host, rail);
+            b.copy(stage(rail, run), output(run));
+        }
+    }
+}
+
+pub(super) fn reduce_scatter(b: &mut PlanBuilder, rank: u32, hosts: &Hosts) {
+    let rails = Rails::of(hosts);
+    let (local, home, count) = (hosts.local(rank), hosts.index_of(rank), hosts.count());
+    let me = local.me();
+    let world: u32 = (0..count).map(|host| hosts.host(host).len() as u32).sum();
+    let (is_rail, is_shared) = (me < rails.count, local.len() > 1);
+    let input = |(first, count)| Blocks::range(Space::Input, first, count);
+    let output = Blocks::one(Space::Output, 0);
+    if is_shared {
+        b.stage(hosts.host(home), Space::Input);
+        let hole = if is_rail { rails.run(home, me) } else { (0, 0) };
+        b.publish(|_| Payload::run(0, world), [Some(input((0, world))), None], hole);
+    }
+    if is_rail {
+        if is_shared {
+            b.await_members(Members::All);
+        }
+        // What this host has for a rail's blocks of another, or of its own.
+        let sum = |b: &mut PlanBuilder, host: u32| {
+            let (first, count) = rails.run(host, me);
+            if !is_shared {
+                return input((first, count));
+            }
+            let sums = b.scratch_range((first..first + count).map(Like::Input));
+            for at in 0..count {
+                let sum = Blocks::one(Space::Scratch, sums.first + at);
+                b.fold(Members::All, (first + at, 1), Some(input((first + at, 1))), sum);
+            }
+            sums
+        };
+        let rail = hosts.rail_at(me);
+        for distance in 1..count {
+            let host = (home + distance) % count;
+            let blocks = sum(b, host);
+            b.send(rail[host as usize], blocks);
+        }
+        let mine = sum(b, home);
+        let is_own = rails.run(home, me) == (rank, 1);
+        let mut total = mine;
+        for distance in 1..count {
+            let from = rail[((home + count - distance) % count) as usize];
+            // The result takes its place with the last; before, where there is room.
+            let dst = if is_own && (distance + 1 == count || !is_shared) { output } else { mine };
+            b.recv_reduce(from, total, dst);
+            total = dst;
+        }
+        if !is_own {
+            hand_over(b, rank, hosts, Some(total));
+            return;
+        }
+    }
+    if local.len() > rails.count {
+        let total = is_rail.then_some(output);
+        hand_over(b, rank, hosts, total);
+    }
+}
+
+/// The rails of a host that has more ranks than rails publish what they have for it; each rank takes its block.
+fn hand_over(b: &mut PlanBuilder, rank: u32, hosts: &Hosts, total: Option<Blocks>) {
+    let rails = Rails::of(hosts);
+    let (local, home) = (hosts.local(rank), hosts.index_of(rank));
+    let owner = (0..rails.count).find(|rail| rails.chunk(home, *rail).contains(&rank)).expect("somebody");
+    b.publish(|member| rails.payload(home, member), [total, None], (0, 0));
+    let output = Blocks::one(Space::Output, 0);
+    match total {
+        Some(total) if owner == local.me() => {
+            let at = rank - rails.run(home, owner).0;
+            let mine = Blocks::one(total.space, total.first + at);
+            if mine != output {
+                b.copy(mine, output);
+            }
+        }
+        _ => {
+            b.await_members(Members::One(owner as u16));
+            b.copy(Blocks::one(Space::Stage(owner as u16), rank), output);
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Stages: memory that the ranks of one host share, as plans see it.
+//!
+//! The ranks of a host that take part (the *members*, in rank order) own a *stage* each: memory that its owner alone writes
+//! and all members read. They go through *rounds* together: every member publishes in every round, something or only its
+//! presence, and reads what others have published in the round that it published last. [`crate::plan`] gives the rules.
+//!
+//! Every member's plan holds the same table of what everybody publishes in every round. So each knows how long the payloads
+//! of all others are and where a block lies in them, and the checker sees the whole picture.
+
+use std::ops::Range;
+
+use serde::Serialize;
+
+use crate::layout::Layout;
+use crate::plan::{Blocks, Space};
+
+/// Who shares memory, and what they publish in it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Stage {
+    /// Ranks of the members, ascending. The plan's own is among them.
+    pub members: Box<[u32]>,
+    /// [`Space::Input`] or [`Space::Output`]: block i of a stage is as long as block i of this.
+    pub like: Space,
+    /// For each round of a segment: what each member publishes.
+    pub rounds: Box<[Box<[Payload]>]>,
+}
+
+/// What a member publishes in a round: up to two runs of blocks, one after the other; none for its presence only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+pub struct Payload {
+    /// No number is in both.
+    pub runs: [Option<Run>; 2],
+}
+
+/// Consecutive blocks of a stage, side by side in the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Run {
+    /// Number of the first.
+    pub first: u32,
+    /// How many, at least one.
+    pub count: u32,
+}
+
+/// Some of the members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Members {
+    /// All.
+    All,
+    /// This one.
+    One(u16),
+    /// Those before this one, of which there is at least one.
+    Below(u16),
+}
+
+/// Most bytes of a payload. Segments are chosen so that no round of any member has more; what carries stages has room for it.
+pub const PAYLOAD_BYTES_MAX: usize = 640 << 10;
+
+/// Where blocks lie in a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// In which run.
+    pub run: usize,
+    /// After how many elements of it.
+    pub offset: usize,
+    /// How many elements.
+    pub len: usize,
+}
+
+impl Run {
+    /// One past the last block.
+    #[must_use]
+    pub const fn end(&self) -> u32 {
+        self.first + self.count
+    }
+
+    const fn holds(&self, first: u32, count: u32) -> bool {
+        self.first <= first && first + count <= self.end()
+    }
+}
+
+impl Payload {
+    /// Only the member's presence.
+    pub const PRESENCE: Self = Self { runs: [None; 2] };
+
+    /// Blocks `first..first + count`; presence only if there is none.
+    #[must_use]
+    pub const fn run(first: u32, count: u32) -> Self {
+        Self { runs: [if count > 0 { Some(Run { first, count }) } else { None }, None] }
+    }
+
+    /// The same, and other blocks behind them.
+    #[must_use]
+    pub const fn and(self, first: u32, count: u32) -> Self {
+        let other = Self::run(first, count).runs[0];
+        match self.runs[0] {
+            None => Self { runs: [other, None] },
+            Some(_) => Self { runs: [self.runs[0], other] },
+        }
+    }
+
+    /// Number of blocks.
+    #[must_use]
+    pub fn blocks(&self) -> u32 {
+        self.runs.iter().flatten().map(|run| run.count).sum()
+    }
+
+    /// Which of its blocks has this number.
+    #[must_use]
+    pub fn position(&self, number: u32) -> Option<usize> {
+        let before = |index: usize| self.runs[..index].iter().flatten().map(|run| run.count).sum::<u32>();
+        let index = self.run_of(number, 1)?;
+        Some((before(index) + number - self.runs[index]?.first) as usize)
+    }
+
+    /// The run that consecutive blocks lie in, if it is one.
+    #[must_use]
+    pub fn run_of(&self, first: u32, count: u32) -> Option<usize> {
+        self.runs.iter().position(|run| run.is_some_and(|run| run.holds(first, count)))
+    }
+}
+
+impl Members {
+    /// As numbers, of `members` members.
+    #[must_use]
+    pub const fn range(self, members: usize) -> Range<usize> {
+        match self {
+            Self::All => 0..members,
+            Self::One(member) => member as usize..member as usize + 1,
+            Self::Below(end) => 0..end as usize,
+        }
+    }
+}
+
+impl Stage {
+    /// The number of a rank among the members.
+    #[must_use]
+    pub fn member(&self, rank: u32) -> Option<usize> {
+        self.members.binary_search(&rank).ok()
+    }
+
+    /// What a member publishes in a round.
+    #[must_use]
+    pub fn payload(&self, round: usize, member: usize) -> Payload {
+        self.rounds[round][member]
+    }
+
+    /// Elements of one run of a payload in a segment.
+    #[must_use]
+    pub fn run_elements(&self, layout: &Layout, run: Run, segment: usize) -> usize {
+        layout.len(Blocks::range(self.like, run.first, run.count), segment)
+    }
+
+    /// Where consecutive blocks lie in a payload; `None` if it has them not, or not in one run.
+    #[must_use]
+    pub fn place(
+        &self,
+        layout: &Layout,
+        payload: &Payload,
+        (first, count): (u32, u32),
+        segment: usize,
+    ) -> Option<Place> {
+        let index = payload.run_of(first, count)?;
+        let run = payload.runs[index]?;
+        let before = first - run.first;
+        let elements = |first, count| match count {
+            0 => 0,
+            _ => layout.len(Blocks::range(self.like, first, count), segment),
+        };
+        Some(Place { run: index, offset: elements(run.first, before), len: elements(first, count) })
+    }
+
+    /// Elements of each run of the longest payload of any member in any round, in the longest segment.
+    #[must_use]
+    pub fn longest(&self, layout: &Layout) -> [usize; 2] {
+        let mut longest = [0; 2];
+        for payload in self.rounds.iter().flatten() {
+            let elements = payload.runs.map(|run| run.map_or(0, |run| self.run_elements(layout, run, 0)));
+            if elements.iter().sum::<usize>() > longest.iter().sum() {
+                longest = elements;
+            }
+        }
+        longest
+    }
+}

@@ -1,0 +1,59 @@
+//! What a communicator tells of GPUs' memory.
+
+use kolo_gdr::Driver;
+
+use super::Communicator;
+use crate::call::Waited;
+use crate::communicator::on_gpus;
+use crate::error::{Error, Result};
+use crate::gpu::GpuCounters;
+
+impl Communicator {
+    /// What was done with memory of GPUs so far.
+    #[must_use]
+    pub fn gpu_counters(&self) -> GpuCounters {
+        self.shared.look(|core| {
+            let (loaded, stored, flushes) = core.engine.copied();
+            let mut counters = core.gpu.counters;
+            let bounced = core.exchange.as_ref().map_or((0, 0), |exchange| exchange.copied());
+            counters.loaded_bytes += loaded + bounced.0;
+            counters.stored_bytes += stored + bounced.1;
+            counters.flushes += flushes;
+            counters.untold_buffers = self.shared.gpus.driver.as_ref().map_or(0, Driver::untold);
+            counters
+        })
+    }
+
+    /// Waits until what is queued on a stream of a GPU so far is done, if `address` is memory that a GPU writes: then what the
+    /// stream writes there is there. For bindings to libraries that say on which stream they write. Blocks, without a time-out
+    /// of ours. `stream` is a `CUstream` as a number, or 1 for the legacy default stream and 2 for the calling thread's.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with what the driver says.
+    ///
+    /// # Safety
+    /// The stream exists until this returns.
+    pub unsafe fn synchronize_stream(&self, address: *const u8, stream: usize) -> Result<()> {
+        let Some(driver) = &self.shared.gpus.driver else { return Ok(()) };
+        // SAFETY: the caller's promise.
+        unsafe { driver.synchronize(address, stream) }.map_err(|problem| Error::Unsupported {
+            context: self.shared.context(Waited::other("waiting for a stream")),
+            problem,
+        })
+    }
+
+    /// Whether calls on raw memory take this address for a GPU's; no address is where there is no driver.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the driver cannot say.
+    pub fn is_gpu_memory(&self, address: *const u8) -> Result<bool> {
+        Ok(on_gpus::owner(&self.shared, (address, 1), || Waited::other("is_gpu_memory"))?.is_some())
+    }
+
+    /// How the RDMA adapters of this communicator reach the memory of this rank's GPU, and why not better, in a line. None
+    /// if no peer is reached by RDMA.
+    #[must_use]
+    pub fn gpu_direct(&self) -> Option<String> {
+        self.shared.look(|core| core.gpu.plan.as_ref().map(ToString::to_string))
+    }
+}

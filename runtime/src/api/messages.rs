@@ -1,0 +1,211 @@
+//! Starting sends and receives, singly or together: what all their forms share.
+
+use std::any::Any;
+use std::sync::MutexGuard;
+
+use kolo_transport::Piece;
+
+use super::Communicator;
+use crate::call::ranges::{Range, first_conflict, is_addressable};
+use crate::call::{Message, Reach, Single, Waited, transfer_tag};
+use crate::communicator::{Core, on_gpus};
+use crate::drive::{self, Ticket};
+use crate::engine::{ANY_SOURCE, Kind, TransferJob};
+use crate::error::{Error, Result};
+use crate::types::{DataType, Element};
+
+/// Memory of a message, for bindings and tools: of the host, or of a GPU, as for [`RawCall`](crate::RawCall).
+#[derive(Clone, Copy, Debug)]
+pub struct RawMessage {
+    /// First byte; any alignment, and null if there are none.
+    pub data: *mut u8,
+    /// Number of bytes.
+    pub bytes: usize,
+    /// Type of the elements, which must be the same at both ends.
+    pub data_type: DataType,
+    /// Tells the messages of a pair of ranks apart: a receive takes only messages with its own tag.
+    pub tag: u32,
+}
+
+impl RawMessage {
+    pub(super) fn of<T: Element>(data: &[T], tag: u32) -> Self {
+        let data_type = T::TYPE;
+        Self { data: data.as_ptr().cast_mut().cast(), bytes: size_of_val(data), data_type, tag }
+    }
+
+    pub(super) fn of_mut<T: Element>(data: &mut [T], tag: u32) -> Self {
+        Self { data: data.as_mut_ptr().cast(), bytes: size_of_val(data), data_type: T::TYPE, tag }
+    }
+}
+
+/// A message and its other end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Transfer {
+    pub(super) kind: Kind,
+    /// `None` for a receive from any source.
+    pub(super) peer: Option<u32>,
+    pub(super) message: RawMessage,
+}
+
+impl Transfer {
+    pub(super) const fn send(message: RawMessage, to: u32) -> Self {
+        Self { kind: Kind::Send, peer: Some(to), message }
+    }
+
+    pub(super) const fn recv(message: RawMessage, from: u32) -> Self {
+        Self { kind: Kind::Recv, peer: Some(from), message }
+    }
+
+    pub(super) const fn recv_any(message: RawMessage) -> Self {
+        Self { kind: Kind::Recv, peer: None, message }
+    }
+}
+
+impl Communicator {
+    /// Posts transfers, in their order, and gives a ticket for each.
+    ///
+    /// # Safety
+    /// The memory of the messages is valid, that of receives not touched by anybody else and that of sends not written,
+    /// until the transfers are done or the communicator has been aborted.
+    pub(super) unsafe fn post<'a>(
+        &'a self,
+        transfers: &[Transfer],
+        mut keep: Option<Box<dyn Any + Send>>,
+    ) -> Result<(MutexGuard<'a, Core>, Vec<Ticket>)> {
+        let shared = &self.shared;
+        let label = match transfers {
+            [Transfer { kind: Kind::Send, .. }] => "send",
+            [Transfer { kind: Kind::Recv, .. }] => "recv",
+            _ => "grouped send and recv",
+        };
+        for transfer in transfers {
+            if let Some(peer) = transfer.peer.filter(|peer| *peer >= shared.group.size) {
+                let problem =
+                    format!("rank {peer} is out of range: ranks are 0 to {}", shared.group.size - 1);
+                return Err(self.usage(label, problem));
+            }
+        }
+        self.check_memory(label, transfers)?;
+        shared.check_process(|| Waited::other(label))?;
+        let single = match transfers {
+            [transfer] => {
+                let RawMessage { bytes, data_type, tag, .. } = transfer.message;
+                Some(Single { peer: transfer.peer, bytes, data_type, tag })
+            }
+            _ => None,
+        };
+        let mut core = shared.core();
+        let waited = Waited::transfer(label, Message { number: core.calls.messages + 1, single });
+        drive::check_usable(shared, &core, waited)?;
+        if !core.engine.has_room_for_transfers(transfers.len()) {
+            let problem = "more than 65000 sends and receives would be outstanding; use smaller groups";
+            return Err(self.usage(label, problem.to_owned()));
+        }
+        if transfers.iter().any(|transfer| transfer.peer.is_none())
+            && let Some(transport) = core.engine.short_sighted()
+        {
+            let problem = format!(
+                "the transport {transport} cannot receive from any source; name the source, or use KOLO_TRANSPORT=shm,tcp"
+            );
+            return Err(Error::Unsupported { context: shared.context(waited), problem });
+        }
+        let mut gpus = Vec::with_capacity(transfers.len());
+        for Transfer { peer, message, .. } in transfers {
+            let gpu = on_gpus::owner(shared, (message.data, message.bytes), || waited)?;
+            let reach = match &gpu {
+                Some(gpu) => {
+                    let buffer = (gpu, message.data.cast_const(), message.bytes);
+                    let path = on_gpus::message_path(shared, &mut core, *peer, buffer, waited)?;
+                    core.gpu.reach(path)
+                }
+                None => Reach::Staged,
+            };
+            gpus.push(gpu.map(|gpu| (gpu, reach)));
+        }
+        core.calls.messages += 1;
+        let mut tickets = Vec::with_capacity(transfers.len());
+        for (Transfer { kind, peer, message }, gpu) in transfers.iter().zip(gpus) {
+            let tag = transfer_tag(shared.group.id, message.data_type, message.tag);
+            let memory = Piece { ptr: message.data, len: message.bytes };
+            let peer = peer.unwrap_or(ANY_SOURCE);
+            let job = TransferJob { kind: *kind, peer, tag, memory, gpu, keep: keep.take() };
+            // SAFETY: the caller's promise; an error only returns after the engine was aborted.
+            match unsafe { core.engine.transfer(job) } {
+                Ok(id) => tickets.push(Ticket { id, waited }),
+                Err(error) => {
+                    core.engine.note_failure(error);
+                    drop(core);
+                    return Err(drive::fail(shared, waited));
+                }
+            }
+        }
+        Ok((core, tickets))
+    }
+
+    /// Whether messages are no longer than memory can be, and what is received lies apart from all the rest.
+    fn check_memory(&self, label: &str, transfers: &[Transfer]) -> Result<()> {
+        if let Some(long) = transfers.iter().find(|transfer| !is_addressable(transfer.message.bytes)) {
+            let problem = format!("a message of {} bytes is more than can be addressed", long.message.bytes);
+            return Err(self.usage(label, problem));
+        }
+        let range = |transfer: &Transfer| {
+            let RawMessage { data, bytes, .. } = transfer.message;
+            (Range::new(data, bytes), transfer.kind == Kind::Recv)
+        };
+        let (pair, many);
+        let ranges = match transfers {
+            [_] => return Ok(()),
+            [a, b] => {
+                pair = [range(a), range(b)];
+                &pair[..]
+            }
+            _ => {
+                many = transfers.iter().map(range).collect::<Vec<(Range, bool)>>();
+                &many[..]
+            }
+        };
+        let Some((a, b)) = first_conflict(ranges) else { return Ok(()) };
+        let name = |at: usize| {
+            let (range, is_received) = ranges[at];
+            format!("the {} of transfer {at} ({range})", if is_received { "output" } else { "input" })
+        };
+        let problem =
+            format!("{} and {} overlap; what is received must lie apart from all the rest", name(a), name(b));
+        Err(self.usage(label, problem))
+    }
+
+    /// Posts transfers that the helper drives.
+    ///
+    /// # Safety
+    /// As [`Communicator::post`].
+    pub(super) unsafe fn start_transfers(
+        &self,
+        transfers: &[Transfer],
+        keep: Option<Box<dyn Any + Send>>,
+    ) -> Result<Vec<Ticket>> {
+        let (tickets, pending) = drive::lend(&self.shared, || {
+            // SAFETY: the caller's promise.
+            let (core, tickets) = unsafe { self.post(transfers, keep) }?;
+            let pending = tickets.iter().any(|ticket| !core.engine.is_done(ticket.id));
+            Ok((tickets, pending))
+        })?;
+        if pending {
+            drive::call_helper(&self.shared);
+        }
+        Ok(tickets)
+    }
+
+    /// Posts one transfer that the helper drives.
+    ///
+    /// # Safety
+    /// As [`Communicator::post`].
+    pub(super) unsafe fn start_transfer(
+        &self,
+        transfer: Transfer,
+        keep: Option<Box<dyn Any + Send>>,
+    ) -> Result<Ticket> {
+        // SAFETY: the caller's promise.
+        let tickets = unsafe { self.start_transfers(&[transfer], keep) }?;
+        Ok(tickets[0])
+    }
+}

@@ -1,0 +1,251 @@
+//! The public face of the runtime: what users call.
+
+mod batch;
+mod builder;
+mod cluster;
+mod collectives;
+mod gpu;
+mod irregular;
+#[cfg(test)]
+mod lent_tests;
+mod messages;
+mod point_to_point;
+mod raw;
+mod registration;
+mod scope;
+mod scope_messages;
+mod start;
+mod start_irregular;
+mod start_messages;
+mod subset;
+mod symmetric;
+mod typed;
+mod work;
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use batch::Batch;
+pub use builder::Builder;
+pub use cluster::Cluster;
+pub use messages::RawMessage;
+pub use registration::{RegisteredBuffer, Registration, Stable, Standing};
+pub use scope::Scope;
+pub use symmetric::Symmetric;
+pub use work::Work;
+
+use kolo_collectives::model::Model;
+
+use crate::call::{RawCall, Waited};
+use crate::communicator::{Making, Record, Shared, leak_in_child, on_gpus};
+use crate::config::Config;
+use crate::control::PeerInfo;
+use crate::dispatch::CarriedOut;
+use crate::drive;
+use crate::engine::Route;
+use crate::error::{Error, Result};
+
+/// A group of ranks that communicate.
+///
+/// Every rank makes the same collective calls in the same order. A communicator may be used from several threads, if
+/// the program makes sure that this order is the same on all ranks. Blocking and asynchronous calls do not match
+/// each other.
+///
+/// A collective blocks until this rank's part is done: its output is complete and its input may be changed. That says
+/// nothing about the other ranks, but for [`Communicator::barrier`].
+///
+/// # Errors of calls
+/// [`crate::Error::Usage`] and [`crate::Error::Unsupported`] come before anything is sent, if lengths, root or operator
+/// make no sense; the communicator is as it was. After every other error ([`crate::Error::Mismatch`],
+/// [`crate::Error::PeerLost`], [`crate::Error::Timeout`], [`crate::Error::Aborted`], [`crate::Error::Transport`])
+/// the communicator cannot be used any more, on any rank.
+///
+/// # Dropping
+/// Dropping it waits (for a short time) until what was sent has left, and tells the others.
+///
+/// # Fork
+/// A communicator belongs to the process that made it. In a child made by `fork`, calls on it and on what was made from it
+/// fail with [`crate::Error::Usage`] and do nothing, [`Communicator::abort`] does nothing, and dropping it is without effect
+/// and returns at once; the parent and the other ranks go on. The child may make communicators of its own. See
+/// [`Communicator::check_process`].
+#[derive(Debug)]
+pub struct Communicator {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// How long dropping a communicator waits for asynchronous operations and for data to leave.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+
+impl Communicator {
+    /// Makes one. All members call it. Blocks until all have, or the deadline.
+    fn make(making: Making) -> Result<Self> {
+        let communicator = Self { shared: Arc::new(making.connect()?) };
+        tracing::info!("{}", communicator.summary());
+        Ok(communicator)
+    }
+
+    /// Joins the other ranks as the environment says: `KOLO_*`, `RANK` and `MASTER_ADDR` and so on as torchrun sets
+    /// them, or the variables of Open MPI, MPICH, Cray PALS or Slurm. Blocks until all ranks are there.
+    ///
+    /// # Errors
+    /// [`crate::Error::Configuration`] or [`crate::Error::Join`], with what was looked for and what to do.
+    pub fn from_env() -> Result<Self> {
+        Self::builder().connect()
+    }
+
+    /// Joins with explicit settings.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// This process's (or thread's) rank.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.shared.group.rank
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn world_size(&self) -> u32 {
+        self.shared.group.size
+    }
+
+    /// Rank among the ranks of this host.
+    #[must_use]
+    pub fn local_rank(&self) -> u32 {
+        let host = self.shared.group.hosts[self.rank() as usize];
+        self.shared.group.hosts[..self.rank() as usize].iter().filter(|h| **h == host).count() as u32
+    }
+
+    /// Host index of each rank; ranks with the same index share memory.
+    #[must_use]
+    pub fn hosts(&self) -> &[u32] {
+        &self.shared.group.hosts
+    }
+
+    /// How each other rank is reached, and why so.
+    #[must_use]
+    pub fn routes(&self) -> &[Route] {
+        &self.shared.group.routes
+    }
+
+    /// Process, host and version of each rank.
+    #[must_use]
+    pub fn peers(&self) -> Vec<PeerInfo> {
+        let all = self.shared.world.control.peer_info();
+        self.shared.group.members.iter().map(|rank| all[*rank as usize].clone()).collect()
+    }
+
+    /// The settings in force.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// The constants that algorithms are chosen by: built-in ones, or those of `KOLO_PROFILE`; the same on all ranks.
+    #[must_use]
+    pub fn model(&self) -> Model {
+        self.shared.look(|core| *core.planner.model())
+    }
+
+    /// In a line, for each transport which ranks are reached by it and why; and what becomes of registrations of buffers.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let shared = &self.shared;
+        let mut out = format!("rank {} of {}", shared.group.rank, shared.group.size);
+        let mut transports: Vec<&str> = shared.group.routes.iter().map(|r| r.transport).collect();
+        transports.sort_unstable();
+        transports.dedup();
+        for transport in transports {
+            let routes: Vec<&Route> =
+                shared.group.routes.iter().filter(|r| r.transport == transport).collect();
+            let _ = write!(out, "; {transport} to {} rank(s) ({})", routes.len(), routes[0].how);
+            if let Some((other, why)) = routes[0].declined.first() {
+                let _ = write!(out, ", not {other}: {why}");
+            }
+        }
+        if let Some(policy) = self.registration_policy() {
+            let _ = write!(out, "; registrations of buffers are {policy}");
+        }
+        out
+    }
+
+    /// The last collectives, oldest first.
+    #[must_use]
+    pub fn recent(&self) -> Vec<Record> {
+        self.shared.look(|core| core.calls.recorder.records())
+    }
+
+    /// Bytes of staging that operations hold now, without that of the transports.
+    #[must_use]
+    pub fn staging_bytes(&self) -> usize {
+        self.shared.look(|core| core.engine.staging_bytes())
+    }
+
+    /// The algorithm chosen for a call, the losers and the reasons, as text.
+    ///
+    /// # Errors
+    /// [`crate::Error::Usage`] or [`crate::Error::Unsupported`] as the call itself.
+    pub fn explain(&self, call: &RawCall) -> Result<String> {
+        self.check_process()?;
+        let call = self.checked(call)?;
+        let core = self.shared.core();
+        let memory = on_gpus::foreseen(&self.shared, &core, &call);
+        let memory = memory.map_or_else(String::new, |path| format!("\n  memory: {path}"));
+        let symmetric = core.symmetric.describe(&call).map_or_else(String::new, |words| words + "\n");
+        let way = core.explain(&call)?;
+        let constants = match (&way, &self.config().profile) {
+            (CarriedOut::ByExchange(_), _) => String::new(),
+            (CarriedOut::ByPlan(_), None) => "\n  constants: built-in".to_owned(),
+            (CarriedOut::ByPlan(_), Some(loaded)) => {
+                let (path, digest) = (loaded.path.display(), loaded.profile.digest());
+                format!("\n  constants: profile {path} ({digest})")
+            }
+        };
+        Ok(format!("{symmetric}{way}{constants}{memory}"))
+    }
+
+    /// What would carry a blocking call out, by name: an algorithm, or `tiny` for the exchange inside a host.
+    ///
+    /// # Errors
+    /// As [`Communicator::explain`].
+    pub fn way(&self, call: &RawCall) -> Result<&'static str> {
+        self.check_process()?;
+        let call = self.checked(call)?;
+        Ok(self.shared.core().explain(&call)?.name())
+    }
+
+    /// Fails in a child made by `fork`, as every call on the communicator does there: it belongs to the process that made
+    /// it. Never blocks, and costs as much as reading a word.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] in a child of the process that made the communicator.
+    #[inline]
+    pub fn check_process(&self) -> Result<()> {
+        self.shared.check_process(|| Waited::other(""))
+    }
+
+    /// Why the communicator cannot be used any more, if that is so: the error that its next call would give. For programs
+    /// that are not inside a call and want to hear of a failure elsewhere. Moves nothing; returns within a second, and at
+    /// once while all is well.
+    #[must_use]
+    pub fn error(&self) -> Option<Error> {
+        drive::standing_error(&self.shared)
+    }
+
+    /// Gives up: every call in progress on any rank, and every later one, fails with `reason`. Returns at once.
+    pub fn abort(&self, reason: &str) {
+        drive::abort(&self.shared, reason);
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if !leak_in_child(&self.shared) {
+            // After a panic nobody waits for what was started: the others should hear why first.
+            drive::close(&self.shared, if std::thread::panicking() { Duration::ZERO } else { CLOSE_LIMIT });
+        }
+    }
+}

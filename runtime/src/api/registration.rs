@@ -1,0 +1,245 @@
+//! Memory that is registered with the transports once, rather than with each message.
+//!
+//! A transport that writes straight into memory (RDMA) pins it first, which costs about as much as copying it. What is
+//! registered here stays so until the handle is dropped, whatever `KOLO_IB_CACHE` says. Nothing of it is needed: memory
+//! that is not registered is found in a cache, or registered for the length of a message.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Weak};
+
+use kolo_transport::{Backing, MemoryCounters, Piece};
+
+use super::Communicator;
+use crate::call::Waited;
+use crate::call::ranges::is_addressable;
+use crate::communicator::Shared;
+use crate::drive;
+use crate::error::{Error, Result};
+
+const WAITED: Waited = Waited::other("register");
+
+/// What became of a registration, transport by transport: the name, and why it was not needed if it was not.
+pub type Standing = (&'static str, Option<&'static str>);
+
+/// Memory that is registered with a communicator. Dropping it ends that; so does dropping the communicator.
+#[must_use = "dropping it ends the registration"]
+pub struct Registration {
+    shared: Weak<Shared>,
+    memory: Piece,
+    standing: Vec<Standing>,
+}
+
+// SAFETY: the address is a name for the memory; it is never read or written through here.
+unsafe impl Send for Registration {}
+// SAFETY: as above.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    /// For each transport of the communicator: its name, and why it did nothing; none if the memory is registered.
+    #[must_use]
+    pub fn standing(&self) -> &[Standing] {
+        &self.standing
+    }
+
+    /// Whether any transport has use for it.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.standing.iter().any(|(_, not)| not.is_none())
+    }
+}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registration")
+            .field("bytes", &self.memory.len)
+            .field("standing", &self.standing)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade().filter(|shared| shared.is_ours()) {
+            shared.core().engine.deregister(self.memory);
+        }
+    }
+}
+
+/// Elements whose place in memory does not change while their owner is kept.
+///
+/// # Safety
+/// `elements` gives the same address and length each time, also after the owner was moved, until it is dropped.
+pub unsafe trait Stable {
+    /// What it is made of.
+    type Item;
+    /// The elements.
+    fn elements(&mut self) -> &mut [Self::Item];
+    /// The elements.
+    fn elements_ref(&self) -> &[Self::Item];
+}
+
+// SAFETY: a vector that is not changed does not move its elements.
+unsafe impl<T> Stable for Vec<T> {
+    type Item = T;
+    fn elements(&mut self) -> &mut [T] {
+        self
+    }
+    fn elements_ref(&self) -> &[T] {
+        self
+    }
+}
+
+// SAFETY: a box does not move what is in it.
+unsafe impl<T> Stable for Box<[T]> {
+    type Item = T;
+    fn elements(&mut self) -> &mut [T] {
+        self
+    }
+    fn elements_ref(&self) -> &[T] {
+        self
+    }
+}
+
+/// A buffer (`Vec` or `Box<[T]>`) that is registered as long as this is kept. It is used as the slice that it holds. Forgetting
+/// it (`mem::forget`) leaves registration and memory behind. For a slice that is only borrowed, see
+/// [`Communicator::with_registered`]: forgetting this would leave only the registration.
+/// ```compile_fail
+/// fn register(comm: &kolo::Communicator, data: &mut [u8]) {
+///     std::mem::forget(comm.register(data));
+/// }
+/// ```
+#[derive(Debug)]
+pub struct RegisteredBuffer<B: Stable> {
+    // Dropped before the memory.
+    registration: Registration,
+    buffer: B,
+    elements: PhantomData<B::Item>,
+}
+
+impl<B: Stable> RegisteredBuffer<B> {
+    /// What became of the registration.
+    pub fn registration(&self) -> &Registration {
+        &self.registration
+    }
+
+    /// Ends the registration and gives the buffer back.
+    #[must_use]
+    pub fn into_inner(self) -> B {
+        self.buffer
+    }
+}
+
+impl<B: Stable> Deref for RegisteredBuffer<B> {
+    type Target = [B::Item];
+    fn deref(&self) -> &Self::Target {
+        self.buffer.elements_ref()
+    }
+}
+
+impl<B: Stable> DerefMut for RegisteredBuffer<B> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.buffer.elements()
+    }
+}
+
+impl Communicator {
+    /// Registers a buffer with the transports that have use for it. Local: other ranks need not do the same.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if it is empty; [`Error::Transport`] if a transport cannot register it, such as for want of memory
+    /// that may be locked: the text says what to do, and the communicator is as it was.
+    pub fn register<B: Stable>(&self, mut buffer: B) -> Result<RegisteredBuffer<B>> {
+        let elements = buffer.elements();
+        let (start, len) = (elements.as_mut_ptr().cast::<u8>(), size_of_val(elements));
+        // SAFETY: the buffer lives, in its place, until the registration is dropped.
+        let registration = unsafe { self.register_raw(start, len)? };
+        Ok(RegisteredBuffer { registration, buffer, elements: PhantomData })
+    }
+
+    /// Registers a borrowed slice while `body` runs on it. Local. Blocks as long as `body` does.
+    ///
+    /// # Errors
+    /// As [`Communicator::register`]; `body` has not run then.
+    pub fn with_registered<T, R>(
+        &self,
+        buffer: &mut [T],
+        body: impl FnOnce(&mut [T], &Registration) -> R,
+    ) -> Result<R> {
+        let (start, len) = (buffer.as_mut_ptr().cast::<u8>(), size_of_val(buffer));
+        // SAFETY: the slice is borrowed until this returns or unwinds, and the registration is dropped before.
+        let registration = unsafe { self.register_raw(start, len)? };
+        Ok(body(buffer, &registration))
+    }
+
+    /// Registers `len` bytes at `start`. Local.
+    ///
+    /// # Errors
+    /// As [`Communicator::register`].
+    ///
+    /// # Safety
+    /// The memory stays mapped, as it is, until the registration or the communicator is dropped.
+    pub unsafe fn register_raw(&self, start: *mut u8, len: usize) -> Result<Registration> {
+        // SAFETY: the caller's promise.
+        unsafe { self.register_backed(Piece { ptr: start, len }, Backing::Pages) }
+    }
+
+    /// Registers `len` bytes at `start` that are those of a dma-buf from `offset` on: memory of a GPU, say. The
+    /// descriptor may be closed afterwards. Local.
+    ///
+    /// # Errors
+    /// As [`Communicator::register`]; also where an adapter's driver takes no dma-buf.
+    ///
+    /// # Safety
+    /// As [`Communicator::register_raw`], and the addresses are those of the memory behind the descriptor.
+    pub unsafe fn register_dma_buf(
+        &self,
+        start: *mut u8,
+        len: usize,
+        descriptor: BorrowedFd<'_>,
+        offset: u64,
+    ) -> Result<Registration> {
+        // SAFETY: the caller's promise.
+        unsafe { self.register_backed(Piece { ptr: start, len }, Backing::DmaBuf { descriptor, offset }) }
+    }
+
+    /// # Safety
+    /// As [`Communicator::register_raw`] and [`Communicator::register_dma_buf`].
+    unsafe fn register_backed(&self, memory: Piece, backing: Backing<'_>) -> Result<Registration> {
+        self.shared.check_process(|| WAITED)?;
+        if memory.ptr.is_null() || memory.len == 0 || !is_addressable(memory.len) {
+            let problem = format!("{} bytes at {:?} are no memory to register", memory.len, memory.ptr);
+            return Err(Error::Usage { context: self.shared.context(WAITED), problem });
+        }
+        let mut core = self.shared.core();
+        drive::check_usable(&self.shared, &core, WAITED)?;
+        // SAFETY: the caller's promise; the registration ends when the handle is dropped.
+        let standing = unsafe { core.engine.register(memory, backing) }.map_err(|source| {
+            Error::Transport { context: self.shared.context(WAITED), source: Box::new(source) }
+        })?;
+        Ok(Registration { shared: Arc::downgrade(&self.shared), memory, standing })
+    }
+
+    /// Whether the adapters' registrations of buffers outlive the calls that they were made for, and why not: "kept, and let
+    /// go of when the kernel tells that memory changed". None if no peer is reached by RDMA.
+    #[must_use]
+    pub fn registration_policy(&self) -> Option<String> {
+        self.shared.group.adapters.as_ref().map(|adapters| adapters.registrations.clone())
+    }
+
+    /// Whether a `fork` of this process leaves memory that is registered with adapters as it is: "safe: the kernel copies
+    /// pinned pages". None if no peer is reached by RDMA.
+    #[must_use]
+    pub fn fork_safety(&self) -> Option<String> {
+        self.shared.group.adapters.as_ref().map(|adapters| adapters.fork.clone())
+    }
+
+    /// What the transports have done with memory so far: bytes in place and copied, registrations, ranges found
+    /// registered.
+    #[must_use]
+    pub fn memory_counters(&self) -> MemoryCounters {
+        self.shared.look(|core| core.engine.memory_counters())
+    }
+}

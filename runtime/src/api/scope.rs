@@ -1,0 +1,279 @@
+//! Asynchronous operations on borrowed buffers: everything started in a scope is done when the scope ends.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+
+use kolo_collectives::plan::Collective;
+
+use super::Communicator;
+use crate::call::{Call, Waited};
+use crate::drive;
+use crate::drive::Ticket;
+use crate::error::Result;
+use crate::types::{Element, ReduceOp};
+
+/// Starts operations on buffers that outlive the scope. See [`Communicator::scope`].
+#[derive(Debug)]
+pub struct Scope<'buffers, 'communicator> {
+    pub(super) communicator: &'communicator Communicator,
+    started: RefCell<Vec<Started<'buffers>>>,
+    /// Invariant in the lifetime of the buffers, as [`std::thread::Scope`] is.
+    _buffers: PhantomData<&'buffers mut &'buffers ()>,
+}
+
+/// Something to wait for.
+#[derive(Debug)]
+struct Started<'buffers> {
+    ticket: Ticket,
+    /// Where a receive from any source tells whom it was from.
+    source: Option<&'buffers mut u32>,
+}
+
+impl Communicator {
+    /// Runs `body`, which may start operations on borrowed buffers, and then waits for all of them, even if `body`
+    /// panics. Blocks until all are done.
+    ///
+    /// # Errors
+    /// The first error of `body` or of an operation.
+    pub fn scope<'buffers, R>(
+        &self,
+        body: impl for<'c> FnOnce(&Scope<'buffers, 'c>) -> Result<R>,
+    ) -> Result<R> {
+        let scope = Scope { communicator: self, started: RefCell::default(), _buffers: PhantomData };
+        let finish = Finish(&scope);
+        let result = body(finish.0);
+        std::mem::forget(finish);
+        let waited = scope.wait();
+        result.and_then(|value| waited.map(|()| value))
+    }
+}
+
+/// Waits when `body` unwinds.
+struct Finish<'a, 'buffers, 'communicator>(&'a Scope<'buffers, 'communicator>);
+
+impl Drop for Finish<'_, '_, '_> {
+    fn drop(&mut self) {
+        // The panic is the news; an error besides it is in the communicator, which reports it at the next call.
+        let _ = self.0.wait();
+    }
+}
+
+impl<'buffers> Scope<'buffers, '_> {
+    /// Starts an in-place all-reduce.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn all_reduce<T: Element>(&self, buffer: &'buffers mut [T], op: ReduceOp) -> Result<()> {
+        self.start(&self.communicator.vector_call(Collective::AllReduce, buffer, op, 0)?)
+    }
+
+    /// Starts a broadcast.
+    ///
+    /// # Errors
+    /// As [`Communicator::broadcast`].
+    pub fn broadcast<T: Element>(&self, buffer: &'buffers mut [T], root: u32) -> Result<()> {
+        self.start(&self.communicator.vector_call(Collective::Broadcast, buffer, ReduceOp::Sum, root)?)
+    }
+
+    /// Starts a reduce.
+    ///
+    /// # Errors
+    /// As [`Communicator::reduce`].
+    pub fn reduce<T: Element>(
+        &self,
+        input: &'buffers [T],
+        output: &'buffers mut [T],
+        op: ReduceOp,
+        root: u32,
+    ) -> Result<()> {
+        self.start(&self.communicator.reduce_call(input, output, op, root)?)
+    }
+
+    /// Starts an in-place scan.
+    ///
+    /// # Errors
+    /// As [`Communicator::scan`].
+    pub fn scan<T: Element>(&self, buffer: &'buffers mut [T], op: ReduceOp) -> Result<()> {
+        self.start(&self.communicator.vector_call(Collective::Scan, buffer, op, 0)?)
+    }
+
+    /// Starts an in-place exclusive scan.
+    ///
+    /// # Errors
+    /// As [`Communicator::exscan`].
+    pub fn exscan<T: Element>(&self, buffer: &'buffers mut [T], op: ReduceOp) -> Result<()> {
+        self.start(&self.communicator.vector_call(Collective::ExScan, buffer, op, 0)?)
+    }
+
+    /// Starts an all-gather.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_gather`].
+    pub fn all_gather<T: Element>(&self, input: &'buffers [T], output: &'buffers mut [T]) -> Result<()> {
+        self.start(&self.communicator.all_gather_call(input, output)?)
+    }
+
+    /// Starts a reduce-scatter.
+    ///
+    /// # Errors
+    /// As [`Communicator::reduce_scatter`].
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        input: &'buffers [T],
+        output: &'buffers mut [T],
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.start(&self.communicator.reduce_scatter_call(input, output, op)?)
+    }
+
+    /// Starts a gather.
+    ///
+    /// # Errors
+    /// As [`Communicator::gather`].
+    pub fn gather<T: Element>(
+        &self,
+        input: &'buffers [T],
+        output: &'buffers mut [T],
+        root: u32,
+    ) -> Result<()> {
+        self.start(&self.communicator.gather_call(input, output, root)?)
+    }
+
+    /// Starts a scatter.
+    ///
+    /// # Errors
+    /// As [`Communicator::scatter`].
+    pub fn scatter<T: Element>(
+        &self,
+        input: &'buffers [T],
+        output: &'buffers mut [T],
+        root: u32,
+    ) -> Result<()> {
+        self.start(&self.communicator.scatter_call(input, output, root)?)
+    }
+
+    /// Starts an all-to-all.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_to_all`].
+    pub fn all_to_all<T: Element>(&self, input: &'buffers [T], output: &'buffers mut [T]) -> Result<()> {
+        self.start(&self.communicator.all_to_all_call(input, output)?)
+    }
+
+    /// Starts a barrier.
+    ///
+    /// # Errors
+    /// As [`Communicator::barrier`].
+    pub fn barrier(&self) -> Result<()> {
+        self.start(&self.communicator.barrier_call())
+    }
+
+    /// Starts an all-gather of blocks of unequal length. The counts are copied.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_gather_v`].
+    pub fn all_gather_v<T: Element>(
+        &self,
+        input: &'buffers [T],
+        output: &'buffers mut [T],
+        counts: &[usize],
+    ) -> Result<()> {
+        self.start(&self.communicator.all_gather_v_call(input, output, counts)?)
+    }
+
+    /// Starts a reduce-scatter of blocks of unequal length.
+    ///
+    /// # Errors
+    /// As [`Communicator::reduce_scatter_v`].
+    pub fn reduce_scatter_v<T: Element>(
+        &self,
+        input: &'buffers [T],
+        output: &'buffers mut [T],
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.start(&self.communicator.reduce_scatter_v_call(input, output, counts, op)?)
+    }
+
+    /// Starts a gather of blocks of unequal length.
+    ///
+    /// # Errors
+    /// As [`Communicator::gather_v`].
+    pub fn gather_v<T: Element>(
+        &self,
+        input: &'buffers [T],
+        output: &'buffers mut [T],
+        counts: &[usize],
+        root: u32,
+    ) -> Result<()> {
+        self.start(&self.communicator.gather_v_call(input, output, counts, root)?)
+    }
+
+    /// Starts a scatter of blocks of unequal length.
+    ///
+    /// # Errors
+    /// As [`Communicator::scatter_v`].
+    pub fn scatter_v<T: Element>(
+        &self,
+        input: &'buffers [T],
+        output: &'buffers mut [T],
+        counts: &[usize],
+        root: u32,
+    ) -> Result<()> {
+        self.start(&self.communicator.scatter_v_call(input, output, counts, root)?)
+    }
+
+    /// Starts an all-to-all of blocks of unequal length.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_to_all_v`].
+    pub fn all_to_all_v<T: Element>(
+        &self,
+        input: &'buffers [T],
+        send_counts: &[usize],
+        output: &'buffers mut [T],
+        recv_counts: &[usize],
+    ) -> Result<()> {
+        self.start(&self.communicator.all_to_all_v_call(input, send_counts, output, recv_counts)?)
+    }
+
+    /// Starts a call made from borrowed buffers.
+    fn start(&self, call: &Call) -> Result<()> {
+        // SAFETY: the methods above, the only callers, make calls from buffers borrowed for 'buffers, which outlives the
+        // scope, and the scope does not end before the operation is done or the engine was aborted.
+        let ticket = unsafe { drive::start(&self.communicator.shared, call, None) }?;
+        self.note(ticket, None);
+        Ok(())
+    }
+
+    /// Has the scope wait for something that was started.
+    pub(super) fn note(&self, ticket: Ticket, source: Option<&'buffers mut u32>) {
+        self.started.borrow_mut().push(Started { ticket, source });
+    }
+
+    /// Waits for everything started; after an error or a panic the engine has been aborted, so the rest is over too.
+    fn wait(&self) -> Result<()> {
+        let shared = &self.communicator.shared;
+        shared.check_process(|| Waited::other("scope"))?;
+        drive::lend(shared, || {
+            let mut result = Ok(());
+            for Started { ticket: Ticket { id, waited }, source } in self.started.borrow_mut().drain(..) {
+                if result.is_ok() {
+                    match drive::wait_for(shared, shared.core(), id, waited, shared.config.timeout) {
+                        Ok(mut core) => {
+                            if let (Some(source), Some(from)) = (source, core.engine.other_end(id)) {
+                                *source = from;
+                            }
+                            drop(core.engine.finish(id));
+                            drive::end(shared, &mut core, waited);
+                        }
+                        Err(error) => result = Err(error),
+                    }
+                } else {
+                    drop(shared.core().engine.finish(id));
+                }
+            }
+            result
+        })
+    }
+}

@@ -1,0 +1,164 @@
+//! Asynchronous sends and receives: with buffers of their own, or on raw memory.
+//!
+//! They match as the blocking ones do, in the order of the calls of both kinds. Any number may be in flight.
+
+use std::sync::Arc;
+
+use super::Communicator;
+use super::messages::{RawMessage, Transfer};
+use super::work::{Kept, Work};
+use crate::error::Result;
+use crate::types::Element;
+
+impl Communicator {
+    /// Starts a send; the work gives the buffer back once it may be changed.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`].
+    pub fn send_start<T: Element>(&self, data: Vec<T>, to: u32) -> Result<Work<Vec<T>>> {
+        self.send_tagged_start(data, to, 0)
+    }
+
+    /// As [`Communicator::send_start`], with a tag.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`].
+    pub fn send_tagged_start<T: Element>(&self, data: Vec<T>, to: u32, tag: u32) -> Result<Work<Vec<T>>> {
+        let transfer = Transfer::send(RawMessage::of(&data, tag), to);
+        // SAFETY: the engine keeps the vector until the send is done; moving it does not move its elements.
+        let ticket = unsafe { self.start_transfer(transfer, Some(Box::new(data))) }?;
+        Ok(self.work(ticket))
+    }
+
+    /// Starts a receive of exactly `data.len()` elements; the work gives the buffer with the message.
+    ///
+    /// # Errors
+    /// As [`Communicator::recv`].
+    pub fn recv_start<T: Element>(&self, data: Vec<T>, from: u32) -> Result<Work<Vec<T>>> {
+        self.recv_tagged_start(data, from, 0)
+    }
+
+    /// As [`Communicator::recv_start`], of a message with this tag.
+    ///
+    /// # Errors
+    /// As [`Communicator::recv`].
+    pub fn recv_tagged_start<T: Element>(
+        &self,
+        mut data: Vec<T>,
+        from: u32,
+        tag: u32,
+    ) -> Result<Work<Vec<T>>> {
+        let transfer = Transfer::recv(RawMessage::of_mut(&mut data, tag), from);
+        // SAFETY: as above.
+        let ticket = unsafe { self.start_transfer(transfer, Some(Box::new(data))) }?;
+        Ok(self.work(ticket))
+    }
+
+    /// Starts a receive from whichever rank sends first; the work gives the message and its source.
+    ///
+    /// # Errors
+    /// As [`Communicator::recv_any`].
+    pub fn recv_any_start<T: Element>(&self, data: Vec<T>) -> Result<Work<(Vec<T>, u32)>> {
+        self.recv_any_tagged_start(data, 0)
+    }
+
+    /// As [`Communicator::recv_any_start`], of a message with this tag.
+    ///
+    /// # Errors
+    /// As [`Communicator::recv_any`].
+    pub fn recv_any_tagged_start<T: Element>(
+        &self,
+        mut data: Vec<T>,
+        tag: u32,
+    ) -> Result<Work<(Vec<T>, u32)>> {
+        let transfer = Transfer::recv_any(RawMessage::of_mut(&mut data, tag));
+        // SAFETY: as above.
+        let ticket = unsafe { self.start_transfer(transfer, Some(Box::new(data))) }?;
+        let result = |kept: Kept, source: Option<u32>| Some((*kept.downcast::<Vec<T>>().ok()?, source?));
+        Ok(Work::extracting(Arc::clone(&self.shared), ticket, result))
+    }
+
+    /// Starts a send of raw memory.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`].
+    ///
+    /// # Safety
+    /// The memory is valid and not written until the work is done, or its wait has returned an error. If the handle is
+    /// dropped, until the communicator is.
+    pub unsafe fn send_raw_start(&self, message: &RawMessage, to: u32) -> Result<Work<()>> {
+        // SAFETY: the caller's promise.
+        let ticket = unsafe { self.start_transfer(Transfer::send(*message, to), Some(Box::new(()))) }?;
+        Ok(self.work(ticket))
+    }
+
+    /// Starts a receive into raw memory; the work gives the source, which is `from`.
+    ///
+    /// # Errors
+    /// As [`Communicator::recv`].
+    ///
+    /// # Safety
+    /// The memory is valid and not touched by anybody else until the work is done, or its wait has returned an error. If
+    /// the handle is dropped, until the communicator is.
+    pub unsafe fn recv_raw_start(&self, message: &RawMessage, from: u32) -> Result<Work<u32>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.recv_source_start(Transfer::recv(*message, from)) }
+    }
+
+    /// Starts a receive into raw memory from whichever rank sends first; the work gives the source.
+    ///
+    /// # Errors
+    /// As [`Communicator::recv_any`].
+    ///
+    /// # Safety
+    /// As [`Communicator::recv_raw_start`].
+    pub unsafe fn recv_any_raw_start(&self, message: &RawMessage) -> Result<Work<u32>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.recv_source_start(Transfer::recv_any(*message)) }
+    }
+
+    /// As [`Communicator::send_raw_start`], on memory that `owner` keeps alive: the send owns it, and its wait gives it back.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`].
+    ///
+    /// # Safety
+    /// The memory is valid and not written for as long as `owner` lives; it may be dropped by any thread.
+    pub unsafe fn send_raw_keeping<B: Send + 'static>(
+        &self,
+        message: &RawMessage,
+        to: u32,
+        owner: B,
+    ) -> Result<Work<B>> {
+        // SAFETY: the caller's promise.
+        let ticket = unsafe { self.start_transfer(Transfer::send(*message, to), Some(Box::new(owner))) }?;
+        Ok(self.work(ticket))
+    }
+
+    /// Starts a receive into memory that `owner` keeps alive, from `from` or from whichever rank sends first; the work
+    /// gives the owner back, and the source.
+    ///
+    /// # Errors
+    /// As [`Communicator::recv_any`].
+    ///
+    /// # Safety
+    /// The memory is valid and not touched by anybody else for as long as `owner` lives; it may be dropped by any thread.
+    pub unsafe fn recv_raw_keeping<B: Send + 'static>(
+        &self,
+        message: &RawMessage,
+        from: Option<u32>,
+        owner: B,
+    ) -> Result<Work<(B, u32)>> {
+        let transfer = from.map_or(Transfer::recv_any(*message), |from| Transfer::recv(*message, from));
+        // SAFETY: the caller's promise.
+        let ticket = unsafe { self.start_transfer(transfer, Some(Box::new(owner))) }?;
+        let result = |kept: Kept, source: Option<u32>| Some((*kept.downcast::<B>().ok()?, source?));
+        Ok(Work::extracting(Arc::clone(&self.shared), ticket, result))
+    }
+
+    unsafe fn recv_source_start(&self, transfer: Transfer) -> Result<Work<u32>> {
+        // SAFETY: the caller's promise.
+        let ticket = unsafe { self.start_transfer(transfer, Some(Box::new(()))) }?;
+        Ok(Work::extracting(Arc::clone(&self.shared), ticket, |_, source| source))
+    }
+}

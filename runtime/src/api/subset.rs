@@ -1,0 +1,147 @@
+//! Communicators of some of the ranks.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kolo_transport::foreign::printable;
+
+use super::Communicator;
+use crate::call::Waited;
+use crate::communicator::{Making, child_id, patience};
+use crate::config::Config;
+use crate::control::ExchangeKey;
+use crate::drive;
+use crate::error::{Error, Result};
+
+/// Rounds of the control plane's exchange that splits use, apart from the one that introduces a communicator's ranks.
+const SPLIT_ROUND: u64 = 1 << 32;
+
+/// What a rank brings to a split: its color and key, or what is wrong with its call.
+type Wish = std::result::Result<(Option<u32>, i64), String>;
+
+/// Bytes of another rank's words that are repeated: some lines.
+const MOST_BYTES: usize = 500;
+
+impl Communicator {
+    /// Splits the communicator: ranks that give the same `color` form a new one, ordered by `key`, which may be negative,
+    /// and then by rank. A rank that gives `None` gets none. Every rank of this communicator calls it. Blocks until all have.
+    ///
+    /// # Errors
+    /// As [`Communicator::from_env`]; [`Error::Usage`] on every rank if one of them took part by
+    /// [`refuse_split`](Self::refuse_split).
+    pub fn split(&self, color: Option<u32>, key: impl Into<i64>) -> Result<Option<Self>> {
+        self.split_as(Ok((color, key.into())))
+    }
+
+    /// Takes part in a split in place of a call that makes no sense, for bindings: every rank, this one too, gets an
+    /// [`Error::Usage`] with `problem`, and the communicator is as it was. Otherwise the others would wait for this rank, and
+    /// its later splits would meet their earlier ones. Blocks as [`split`](Self::split).
+    pub fn refuse_split(&self, problem: &str) -> Error {
+        let wish = Err(printable(problem, MOST_BYTES));
+        match self.split_as(wish) {
+            Err(error) => error,
+            Ok(_) => self.usage("split", problem.to_owned()),
+        }
+    }
+
+    fn split_as(&self, wish: Wish) -> Result<Option<Self>> {
+        let number = self.next_child()?;
+        let shared = &self.shared;
+        let deadline = Instant::now() + patience(&shared.config);
+        let entry = postcard::to_stdvec(&wish).map_err(|error| self.unreadable(&error))?;
+        let round = ExchangeKey { communicator: shared.group.id, round: SPLIT_ROUND + number };
+        let entries = shared.world.control.exchange(round, &shared.group.members, entry, deadline)?;
+        let mut wishes: Vec<(Option<u32>, i64)> = Vec::with_capacity(entries.len());
+        for (rank, entry) in entries.iter().enumerate() {
+            match postcard::from_bytes(entry).map_err(|error| self.unreadable(&error))? {
+                Wish::Ok(wish) => wishes.push(wish),
+                Wish::Err(problem) => {
+                    // Another rank's words: no longer than it may make them, and nothing that a terminal obeys.
+                    let shown = printable(&problem, MOST_BYTES);
+                    return Err(self.usage("split", format!("rank {rank} cannot take part: {shown}")));
+                }
+            }
+        }
+        let Some(color) = wishes[self.rank() as usize].0 else { return Ok(None) };
+        let alike = wishes.iter().enumerate().filter(|(_, (theirs, _))| *theirs == Some(color));
+        let mut group: Vec<(i64, u32)> = alike.map(|(rank, (_, key))| (*key, rank as u32)).collect();
+        group.sort_unstable();
+        let ranks: Vec<u32> = group.into_iter().map(|(_, rank)| rank).collect();
+        self.subset(&ranks, number, u64::from(color), deadline).map(Some)
+    }
+
+    /// A communicator of the listed ranks, in this order. Only these call it, with the same list. Blocks until all have.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if this rank is not in the list, or the list is not one of distinct ranks; otherwise as
+    /// [`Communicator::from_env`].
+    pub fn group(&self, ranks: &[u32]) -> Result<Self> {
+        if let Some(rank) = ranks.iter().find(|rank| **rank >= self.world_size()) {
+            let problem = format!("rank {rank} is out of range: ranks are 0 to {}", self.world_size() - 1);
+            return Err(self.usage("group", problem));
+        }
+        if let Some(twice) = ranks.iter().enumerate().find(|(i, rank)| ranks[..*i].contains(rank)) {
+            return Err(self.usage("group", format!("rank {} is listed twice", twice.1)));
+        }
+        if !ranks.contains(&self.rank()) {
+            return Err(
+                self.usage("group", "this rank is not in the list; only listed ranks call".to_owned())
+            );
+        }
+        self.shared.check_process(|| Waited::other("group"))?;
+        // Ranks outside the list do not count this call, so the number cannot come from the common counter: the list
+        // itself, and how often it was used, name the group.
+        let mut core = self.shared.core();
+        drive::check_usable(&self.shared, &core, Waited::other("group"))?;
+        let list = ranks.iter().fold(0, |hash, rank| crate::mix::mix(hash ^ u64::from(*rank)));
+        let uses = core.calls.groups.entry(list).or_insert(0_u64);
+        *uses += 1;
+        let number = GROUP_NUMBERS + *uses;
+        drop(core);
+        self.subset(ranks, number, list, Instant::now() + patience(&self.shared.config))
+    }
+
+    /// A communicator of the same ranks with other settings, for comparisons. All ranks call it, with settings that agree.
+    /// Blocks until all have.
+    ///
+    /// # Errors
+    /// As [`Communicator::from_env`].
+    pub fn duplicate(&self, config: Config) -> Result<Self> {
+        let number = self.next_child()?;
+        let shared = &self.shared;
+        let id = child_id(shared.group.id, number, u64::MAX);
+        let deadline = Instant::now() + patience(&config);
+        let (world, members) = (Arc::clone(&shared.world), Arc::clone(&shared.group.members));
+        Self::make(Making { world, id, members, rank: self.rank(), config, deadline })
+    }
+
+    fn subset(&self, ranks: &[u32], number: u64, color: u64, deadline: Instant) -> Result<Self> {
+        let shared = &self.shared;
+        let id = child_id(shared.group.id, number, color);
+        let members: Arc<[u32]> = ranks.iter().map(|rank| shared.group.members[*rank as usize]).collect();
+        let Some(own) = ranks.iter().position(|rank| *rank == self.rank()) else {
+            return Err(self.usage("split", "this rank is not in its own group".to_owned()));
+        };
+        let (world, config) = (Arc::clone(&shared.world), shared.config.clone());
+        Self::make(Making { world, id, members, rank: own as u32, config, deadline })
+    }
+
+    fn next_child(&self) -> Result<u64> {
+        self.shared.check_process(|| Waited::other("split"))?;
+        let mut core = self.shared.core();
+        drive::check_usable(&self.shared, &core, Waited::other("split"))?;
+        core.calls.children += 1;
+        Ok(core.calls.children)
+    }
+
+    pub(super) fn unreadable(&self, error: &dyn std::fmt::Display) -> Error {
+        Error::Join {
+            rank: Some(self.rank()),
+            problem: format!("a rank's part of a split or allocation could not be read: {error}"),
+            remedy: "Use the same version of Kolo on all ranks".to_owned(),
+        }
+    }
+}
+
+/// Numbers of groups lie above those of splits, of which there are never so many.
+const GROUP_NUMBERS: u64 = 1 << 48;

@@ -1,0 +1,320 @@
+//! Symmetric buffers: memory that the other ranks of the host reach directly.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kolo_transport::shm::{Handover, SharedMemory};
+use serde::{Deserialize, Serialize};
+
+use super::Communicator;
+use crate::call::Waited;
+use crate::communicator::Shared;
+use crate::control::ExchangeKey;
+use crate::drive::{self, End, Patience, Step, Waiter, until};
+use crate::error::{Context, Error, Result};
+use crate::job::MOST_PATIENCE;
+use crate::supply::{self, Pool};
+use crate::symmetric::{Lease, Window};
+use crate::types::Element;
+use crate::wait::{Next, Pacer, Policy};
+
+/// Rounds of the control plane's exchange that allocations use: three each, apart from those of splits.
+const ALLOC_ROUND: u64 = 1 << 40;
+
+/// How often a rank that waits for others' memory looks whether they are still there.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A buffer that the other ranks of the host reach directly: see [`Communicator::alloc`]. It is used like a `Vec` of fixed
+/// length, and can be given to every call.
+///
+/// # Dropping
+/// Any rank may drop its buffer at any time when it is in no call, also after the communicator. The pages go back to the
+/// system at once; the others' view of them, which is then only address space, when all ranks have dropped theirs and the
+/// communicator allocates again, or with the communicator.
+///
+/// # Fork
+/// In a child made by `fork` it is the same memory still: the ranks see what the child writes. Dropping it there is without
+/// effect.
+pub struct Symmetric<T: Element> {
+    lease: Arc<Lease>,
+    count: usize,
+    elements: PhantomData<T>,
+}
+
+impl Communicator {
+    /// Makes a zeroed buffer of `count` elements that blocking collectives on this communicator use in place: ranks read
+    /// and write each other's buffers, and nothing is copied in between. All ranks call it, with the same size in bytes.
+    /// Blocks until all have.
+    ///
+    /// All-reduce, reduce, reduce-scatter, all-gather, broadcast, scatter and all-to-all (out of place) go that way if all
+    /// ranks are on one host over shared memory and the buffers that others would reach are symmetric: the inputs, and
+    /// for all-reduce and reduce the outputs. Slices of a buffer will do, at different offsets on different ranks; so will
+    /// different buffers. Other calls (with lengths of their own per rank, asynchronous, point to point, on several hosts,
+    /// with `KOLO_TINY_BYTES=0` or `KOLO_ALGO`) take their usual way. Once symmetric buffers
+    /// exist, such calls of 32 KiB or more (128 and 256 KiB for those that reduce nothing; `KOLO_DIRECT_BYTES`) on any
+    /// memory ask first, which costs one exchange of a line per rank.
+    ///
+    /// Its memory counts as shared memory of the process, and is backed by pages when this returns. Before, what all ranks ask
+    /// for is compared with what their hosts and control groups have available (`MemAvailable`, `memory.max`).
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if ranks ask for different sizes, [`Error::Unsupported`] if a host has not got the memory, with the
+    /// bytes wanted and available: on all ranks, and the communicator is as it was. Otherwise as [`Communicator::from_env`].
+    pub fn alloc<T: Element>(&self, count: usize) -> Result<Symmetric<T>> {
+        let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
+        let Some(bytes) = bytes else {
+            return Err(self.usage("alloc", format!("{count} elements are more than can be addressed")));
+        };
+        Ok(Symmetric { lease: self.lease(bytes)?, count, elements: PhantomData })
+    }
+
+    /// As [`Communicator::alloc`], for `bytes` bytes aligned to a page.
+    ///
+    /// # Errors
+    /// As [`Communicator::alloc`].
+    pub fn alloc_raw(&self, bytes: usize) -> Result<Symmetric<u8>> {
+        self.alloc(bytes)
+    }
+
+    fn lease(&self, bytes: usize) -> Result<Arc<Lease>> {
+        let shared = &self.shared;
+        shared.check_process(|| ALLOC)?;
+        let mut core = shared.core();
+        drive::check_usable(shared, &core, ALLOC)?;
+        core.calls.allocations += 1;
+        let number = core.calls.allocations;
+        let may_share = core.exchange.is_some() && self.world_size() > 1;
+        let live = core.symmetric.live();
+        drop(core);
+
+        let begin = Instant::now();
+        let deadline = begin + shared.config.timeout.min(MOST_PATIENCE);
+        let wish = Wish { bytes: bytes as u64, live, pools: supply::pools() };
+        let wishes = self.tell(3 * number, &wish, deadline)?;
+        if let Some(other) = wishes.iter().position(|wish| wish.bytes != bytes as u64) {
+            let problem =
+                format!("rank {other} asks for {} bytes and this rank for {bytes}", wishes[other].bytes);
+            return Err(self.usage("alloc", problem));
+        }
+        let pools: Vec<Vec<Pool>> = wishes.iter().map(|wish| wish.pools.clone()).collect();
+        if let Some(problem) = supply::shortage(bytes as u64, &pools) {
+            return Err(Error::Unsupported { context: shared.context(ALLOC), problem });
+        }
+
+        let mut own = Made::new(bytes, may_share).map_err(|error| error.to_string());
+        if let Ok(made) = &own {
+            // So that the others still hear of it if time is up.
+            let until = begin + (deadline - begin) / 8 * 7;
+            if let Err(why) = self.back(made.memory(), &pools, until)? {
+                own = Err(why);
+            }
+        }
+        let address = own.as_ref().map(Made::address).map_err(Clone::clone);
+        let cards: Vec<Card> = self.tell(3 * number + 1, &address, deadline)?;
+        self.all_could(cards.iter().map(|card| card.as_ref().err()))?;
+        let addresses: Option<Vec<&[u8]>> = cards.iter().map(|card| card.as_ref().ok()?.as_deref()).collect();
+        let mut handover = match (own, &addresses) {
+            (Ok(Made::Shared(handover)), Some(_)) => handover,
+            // Not all ranks are on one host.
+            (Ok(made), _) => return Ok(Arc::new(Lease::new(made.into_memory(), bytes))),
+            (Err(_), _) => unreachable!("this rank is among those that could"),
+        };
+        let addresses = addresses.unwrap_or_default();
+        let taken = self.take_over(&mut handover, &addresses, deadline)?;
+        let outcomes = self.tell(3 * number + 2, &taken, deadline)?;
+        self.all_could(outcomes.iter().map(|outcome| outcome.as_ref().err()))?;
+        let (memory, others) = handover.finish();
+        let lease = Arc::new(Lease::new(memory, bytes));
+        let mut others = others.into_iter();
+        let peers = (0..self.world_size()).map(|rank| if rank == self.rank() { None } else { others.next() });
+        let window = Window::new(number, Arc::clone(&lease), peers.collect());
+        let is_used = |id| wishes.iter().any(|wish| wish.live.contains(&id));
+        shared.core().symmetric.add(window, is_used);
+        Ok(lease)
+    }
+
+    /// Has all pages of this rank's memory backed, while there is enough for all ranks that draw from the same pools and do
+    /// the same; the inner result is why they are not.
+    fn back(
+        &self,
+        memory: &SharedMemory,
+        pools: &[Vec<Pool>],
+        until: Instant,
+    ) -> Result<std::result::Result<(), String>> {
+        let shared = &self.shared;
+        let look = |done: usize, piece: usize| {
+            if shared.membership.abort_flag().is_raised() {
+                return Err(drive::fail(shared, ALLOC));
+            }
+            if done > 0 && Instant::now() >= until {
+                return Ok(Some("time was up; raise KOLO_TIMEOUT if the system is merely slow".to_owned()));
+            }
+            Ok(supply::shortage_meanwhile(piece as u64, pools))
+        };
+        supply::back_in_pieces(memory.bytes(), look, |at, len| memory.back(at, len))
+    }
+
+    /// Gives this rank's memory to the others and takes theirs; the inner result is what this rank could not do.
+    fn take_over(
+        &self,
+        handover: &mut Handover,
+        addresses: &[&[u8]],
+        deadline: Instant,
+    ) -> Result<std::result::Result<(), String>> {
+        let shared = &self.shared;
+        let others = (0..).zip(addresses).filter(|(rank, _)| *rank != self.rank());
+        let others: Vec<(u32, &[u8])> = others.map(|(rank, address)| (rank, *address)).collect();
+        if let Err(error) = handover.introduce(self.rank(), &others) {
+            return Ok(Err(error.to_string()));
+        }
+        let limit = deadline.saturating_duration_since(Instant::now());
+        let pacer = Pacer::new(Policy { spin: Duration::ZERO, yield_until: Duration::ZERO });
+        match until(&mut Taking { shared, handover }, &mut Patience::new(limit, pacer)) {
+            Ok(()) => Ok(Ok(())),
+            Err(NotTaken::Here(why)) => Ok(Err(why)),
+            Err(NotTaken::ByAll(error)) => Err(error),
+        }
+    }
+
+    /// Tells the others something and hears the same from them, in rank order.
+    fn tell<M: Serialize + for<'de> Deserialize<'de>>(
+        &self,
+        round: u64,
+        message: &M,
+        deadline: Instant,
+    ) -> Result<Vec<M>> {
+        let shared = &self.shared;
+        let key = ExchangeKey { communicator: shared.group.id, round: ALLOC_ROUND + round };
+        let unreadable = |error: postcard::Error| self.unreadable(&error);
+        let blob = postcard::to_stdvec(message).map_err(unreadable)?;
+        let blobs = shared.world.control.exchange(key, &shared.group.members, blob, deadline)?;
+        blobs.iter().map(|blob| postcard::from_bytes(blob).map_err(unreadable)).collect()
+    }
+
+    fn all_could<'a>(&self, failures: impl Iterator<Item = Option<&'a String>>) -> Result<()> {
+        let mut failures = failures.enumerate().filter_map(|(rank, why)| Some((rank, why?)));
+        let Some((rank, why)) = failures.next() else { return Ok(()) };
+        let context = Context { rank: self.rank(), operation: "alloc".to_owned(), sequence: 0 };
+        Err(Error::Unsupported { context, problem: format!("rank {rank} could not: {why}") })
+    }
+}
+
+const ALLOC: Waited = Waited::other("alloc");
+
+/// A rank that waits for the others' memory.
+struct Taking<'a> {
+    shared: &'a Shared,
+    handover: &'a mut Handover,
+}
+
+enum NotTaken {
+    /// For a reason of this rank's own, or a peer's death, which the next exchange ends with.
+    Here(String),
+    ByAll(Error),
+}
+
+impl Waiter for Taking<'_> {
+    type Error = NotTaken;
+
+    fn step(&mut self) -> std::result::Result<Step, NotTaken> {
+        match self.handover.poll() {
+            Ok(true) => Ok(Step::Done),
+            Ok(false) if self.shared.membership.abort_flag().is_raised() => Ok(Step::Failed),
+            Ok(false) => Ok(Step::Waits { moved: false }),
+            Err(error) => Err(NotTaken::Here(error.to_string())),
+        }
+    }
+
+    fn rest(&mut self, _: Next, _: &Pacer) {
+        self.handover.wait(LOOK);
+    }
+
+    fn end(&mut self, why: End) -> NotTaken {
+        NotTaken::ByAll(match why {
+            End::Failed => drive::fail(self.shared, ALLOC),
+            End::Deadline(after) => drive::time_out(self.shared, ALLOC, after, &self.handover.waiting_for()),
+        })
+    }
+}
+
+/// This rank's memory before the others are known.
+enum Made {
+    Shared(Handover),
+    Private(SharedMemory),
+}
+
+impl Made {
+    fn new(bytes: usize, may_share: bool) -> std::io::Result<Self> {
+        if may_share {
+            Handover::new(bytes).map(Self::Shared)
+        } else {
+            SharedMemory::private(bytes).map(Self::Private)
+        }
+    }
+
+    fn memory(&self) -> &SharedMemory {
+        match self {
+            Self::Shared(handover) => handover.memory(),
+            Self::Private(memory) => memory,
+        }
+    }
+
+    fn address(&self) -> Option<Vec<u8>> {
+        match self {
+            Self::Shared(handover) => Some(handover.address()),
+            Self::Private(_) => None,
+        }
+    }
+
+    fn into_memory(self) -> SharedMemory {
+        match self {
+            Self::Shared(handover) => handover.finish().0,
+            Self::Private(memory) => memory,
+        }
+    }
+}
+
+/// What a rank tells the others before it allocates.
+#[derive(Debug, Serialize, Deserialize)]
+struct Wish {
+    bytes: u64,
+    /// Allocations that it still uses.
+    live: Vec<u64>,
+    /// What it draws from.
+    pools: Vec<Pool>,
+}
+
+/// What it tells them when it has: where its memory is to be had, if it can be shared; or why it has none.
+type Card = std::result::Result<Option<Vec<u8>>, String>;
+
+impl<T: Element> Deref for Symmetric<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: the memory holds `count` elements, aligned to a page, of zeros at first, which are valid by the contract
+        // of `Element`, and then of what this program or reductions wrote. Other processes write here only during calls
+        // that were lent this memory mutably: see the module `direct`.
+        unsafe { std::slice::from_raw_parts(self.lease.memory().base().cast::<T>(), self.count) }
+    }
+}
+
+impl<T: Element> DerefMut for Symmetric<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above; the borrow of `self` is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.lease.memory().base().cast::<T>(), self.count) }
+    }
+}
+
+impl<T: Element> fmt::Debug for Symmetric<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Symmetric({} x {})", self.count, T::TYPE)
+    }
+}
+
+impl<T: Element> Drop for Symmetric<T> {
+    fn drop(&mut self) {
+        self.lease.retire();
+    }
+}

@@ -1,0 +1,321 @@
+//! From typed slices to checked calls: one place for blocking calls, scopes and operations that own their buffers.
+//!
+//! Making a call touches no memory; whoever runs it promises that the slices stay as they are until it is over.
+
+use kolo_collectives::plan::{Collective, Placement};
+
+use super::Communicator;
+use crate::call::ranges::{Range, is_addressable};
+use crate::call::{Call, Counts, RawCall, RawCallV, overlap};
+use crate::error::Result;
+use crate::types::{DataType, Element, ReduceOp};
+
+/// Stands in where nothing is reduced.
+const NO_OP: ReduceOp = ReduceOp::Sum;
+
+impl Communicator {
+    /// A vector collective within one buffer.
+    pub(super) fn vector_call<T: Element>(
+        &self,
+        collective: Collective,
+        buffer: &mut [T],
+        op: ReduceOp,
+        root: u32,
+    ) -> Result<Call> {
+        let at = buffer.as_mut_ptr();
+        self.even::<T>(collective, at, at, buffer.len(), op, root)
+    }
+
+    /// A vector collective from one buffer into another.
+    pub(super) fn vector_call_into<T: Element>(
+        &self,
+        collective: Collective,
+        input: &[T],
+        output: &mut [T],
+        op: ReduceOp,
+    ) -> Result<Call> {
+        self.expect_len(collective, "output", output.len(), input.len())?;
+        self.even(collective, input.as_ptr(), output.as_mut_ptr(), input.len(), op, 0)
+    }
+
+    pub(super) fn all_gather_call<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<Call> {
+        self.expect_len(Collective::AllGather, "output", output.len(), self.blocks_of(input.len()))?;
+        self.even(Collective::AllGather, input.as_ptr(), output.as_mut_ptr(), input.len(), NO_OP, 0)
+    }
+
+    pub(super) fn reduce_scatter_call<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        op: ReduceOp,
+    ) -> Result<Call> {
+        self.expect_len(Collective::ReduceScatter, "input", input.len(), self.blocks_of(output.len()))?;
+        self.even(Collective::ReduceScatter, input.as_ptr(), output.as_mut_ptr(), output.len(), op, 0)
+    }
+
+    pub(super) fn reduce_call<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        op: ReduceOp,
+        root: u32,
+    ) -> Result<Call> {
+        let to = if self.rank() == root {
+            self.expect_len(Collective::Reduce, "output", output.len(), input.len())?;
+            output.as_mut_ptr()
+        } else {
+            std::ptr::null_mut()
+        };
+        self.even(Collective::Reduce, input.as_ptr(), to, input.len(), op, root)
+    }
+
+    pub(super) fn reduce_in_place_call<T: Element>(
+        &self,
+        buffer: &mut [T],
+        op: ReduceOp,
+        root: u32,
+    ) -> Result<Call> {
+        let at = buffer.as_mut_ptr();
+        let to = if self.rank() == root { at } else { std::ptr::null_mut() };
+        self.even(Collective::Reduce, at, to, buffer.len(), op, root)
+    }
+
+    pub(super) fn gather_call<T: Element>(&self, input: &[T], output: &mut [T], root: u32) -> Result<Call> {
+        let to = if self.rank() == root {
+            self.expect_len(Collective::Gather, "output", output.len(), self.blocks_of(input.len()))?;
+            output.as_mut_ptr()
+        } else {
+            std::ptr::null_mut()
+        };
+        self.even(Collective::Gather, input.as_ptr(), to, input.len(), NO_OP, root)
+    }
+
+    pub(super) fn scatter_call<T: Element>(&self, input: &[T], output: &mut [T], root: u32) -> Result<Call> {
+        let from = if self.rank() == root {
+            self.expect_len(Collective::Scatter, "input", input.len(), self.blocks_of(output.len()))?;
+            input.as_ptr()
+        } else {
+            std::ptr::null()
+        };
+        self.even(Collective::Scatter, from, output.as_mut_ptr(), output.len(), NO_OP, root)
+    }
+
+    pub(super) fn all_to_all_call<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<Call> {
+        self.expect_len(Collective::AllToAll, "output", output.len(), input.len())?;
+        let count = self.divided(Collective::AllToAll, input.len())?;
+        self.even(Collective::AllToAll, input.as_ptr(), output.as_mut_ptr(), count, NO_OP, 0)
+    }
+
+    /// Sound as it is.
+    #[inline]
+    pub(super) fn barrier_call(&self) -> Call {
+        Call {
+            collective: Collective::Barrier,
+            input: std::ptr::null(),
+            output: std::ptr::null_mut(),
+            counts: Counts::Even(0),
+            data_type: DataType::U8,
+            op: NO_OP,
+            root: 0,
+            placement: if self.world_size() > 1 { Placement::InPlace } else { Placement::OutOfPlace },
+            gpus: None,
+        }
+    }
+
+    pub(super) fn all_gather_v_call<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        counts: &[usize],
+    ) -> Result<Call> {
+        self.expect_counts(Collective::AllGather, "counts", counts)?;
+        let own = [counts[self.rank() as usize]];
+        self.uneven(Collective::AllGather, (input, &own), (output, counts), NO_OP, 0)
+    }
+
+    pub(super) fn reduce_scatter_v_call<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<Call> {
+        self.expect_counts(Collective::ReduceScatter, "counts", counts)?;
+        let own = [counts[self.rank() as usize]];
+        self.uneven(Collective::ReduceScatter, (input, counts), (output, &own), op, 0)
+    }
+
+    pub(super) fn gather_v_call<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        counts: &[usize],
+        root: u32,
+    ) -> Result<Call> {
+        if self.rank() != root {
+            return self.uneven(Collective::Gather, (input, &[input.len()]), (&mut [], &[]), NO_OP, root);
+        }
+        self.expect_counts(Collective::Gather, "counts", counts)?;
+        let own = [counts[root as usize]];
+        self.uneven(Collective::Gather, (input, &own), (output, counts), NO_OP, root)
+    }
+
+    pub(super) fn scatter_v_call<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        counts: &[usize],
+        root: u32,
+    ) -> Result<Call> {
+        if self.rank() != root {
+            let own = [output.len()];
+            return self.uneven(Collective::Scatter, (&[], &[]), (output, &own), NO_OP, root);
+        }
+        self.expect_counts(Collective::Scatter, "counts", counts)?;
+        let own = [counts[root as usize]];
+        self.uneven(Collective::Scatter, (input, counts), (output, &own), NO_OP, root)
+    }
+
+    pub(super) fn all_to_all_v_call<T: Element>(
+        &self,
+        input: &[T],
+        send_counts: &[usize],
+        output: &mut [T],
+        recv_counts: &[usize],
+    ) -> Result<Call> {
+        self.expect_counts(Collective::AllToAll, "send counts", send_counts)?;
+        self.expect_counts(Collective::AllToAll, "receive counts", recv_counts)?;
+        self.uneven(Collective::AllToAll, (input, send_counts), (output, recv_counts), NO_OP, 0)
+    }
+
+    /// A v-form on raw memory.
+    pub(super) fn uneven_call(&self, raw: &RawCallV<'_>) -> Result<Call> {
+        let collective = raw.collective;
+        let root = if collective.is_rooted() { raw.root } else { 0 };
+        if root >= self.world_size() {
+            let problem = format!("root {root} is out of range: ranks are 0 to {}", self.world_size() - 1);
+            return Err(self.usage(collective.name(), problem));
+        }
+        let ranks = self.world_size() as usize;
+        let at_root = self.rank() == root;
+        let (reads, writes) = match collective {
+            Collective::AllGather => (1, ranks),
+            Collective::ReduceScatter => (ranks, 1),
+            Collective::Gather => (1, if at_root { ranks } else { 0 }),
+            Collective::Scatter => (if at_root { ranks } else { 0 }, 1),
+            Collective::AllToAll => (ranks, ranks),
+            _ => {
+                let problem = "there is no form of it with blocks of unequal length".to_owned();
+                return Err(self.usage(collective.name(), problem));
+            }
+        };
+        for (what, found, wanted) in
+            [("input", raw.input_counts.len(), reads), ("output", raw.output_counts.len(), writes)]
+        {
+            if found != wanted {
+                let problem = format!("{found} {what} counts were given, {wanted} are needed");
+                return Err(self.usage(collective.name(), problem));
+            }
+        }
+        if crate::call::reduces(collective) && !raw.op.supports(raw.data_type) {
+            let problem = format!("operator {} is not defined for {}", raw.op.name(), raw.data_type);
+            return Err(self.usage(collective.name(), problem));
+        }
+        let mut ranges = [Range::new(raw.input, 0), Range::new(raw.output, 0)];
+        for ((what, counts, start), range) in
+            [("input", raw.input_counts, raw.input), ("output", raw.output_counts, raw.output.cast_const())]
+                .into_iter()
+                .zip(&mut ranges)
+        {
+            let elements = counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count));
+            let bytes = elements.and_then(|elements| elements.checked_mul(raw.data_type.size()));
+            let Some(bytes) = bytes.filter(|bytes| is_addressable(*bytes)) else {
+                let problem = format!("the {what} counts add up to more than can be addressed");
+                return Err(self.usage(collective.name(), problem));
+            };
+            if start.is_null() && bytes > 0 {
+                let problem = format!("the {what} is null, but should hold {bytes} bytes");
+                return Err(self.usage(collective.name(), problem));
+            }
+            *range = Range::new(start, bytes);
+        }
+        let [input, output] = ranges;
+        if input.meets(output) {
+            let problem = overlap(input, output, "with blocks of unequal length they must lie apart");
+            return Err(self.usage(collective.name(), problem));
+        }
+        Ok(Call {
+            gpus: None,
+            collective,
+            input: raw.input,
+            output: raw.output,
+            counts: Counts::Uneven { input: raw.input_counts.into(), output: raw.output_counts.into() },
+            data_type: raw.data_type,
+            op: raw.op,
+            root,
+            placement: Placement::OutOfPlace,
+        })
+    }
+
+    fn uneven<T: Element>(
+        &self,
+        collective: Collective,
+        (input, input_counts): (&[T], &[usize]),
+        (output, output_counts): (&mut [T], &[usize]),
+        op: ReduceOp,
+        root: u32,
+    ) -> Result<Call> {
+        self.expect_sum(collective, "input", input.len(), input_counts)?;
+        self.expect_sum(collective, "output", output.len(), output_counts)?;
+        self.uneven_call(&RawCallV {
+            collective,
+            input: input.as_ptr().cast(),
+            input_counts,
+            output: output.as_mut_ptr().cast(),
+            output_counts,
+            data_type: T::TYPE,
+            op,
+            root,
+        })
+    }
+
+    fn expect_sum(&self, collective: Collective, what: &str, found: usize, counts: &[usize]) -> Result<()> {
+        // A sum beyond the addressable is no length of a slice.
+        let sum = counts.iter().fold(0_usize, |sum, count| sum.saturating_add(*count));
+        self.expect_len(collective, what, found, sum)
+    }
+
+    pub(super) fn even<T: Element>(
+        &self,
+        collective: Collective,
+        input: *const T,
+        output: *mut T,
+        count: usize,
+        op: ReduceOp,
+        root: u32,
+    ) -> Result<Call> {
+        let raw = RawCall {
+            collective,
+            input: input.cast(),
+            output: output.cast(),
+            count,
+            data_type: T::TYPE,
+            op,
+            root,
+        };
+        Call::check(&raw, self.rank(), self.world_size())
+    }
+
+    fn blocks_of(&self, count: usize) -> usize {
+        count.saturating_mul(self.world_size() as usize)
+    }
+
+    pub(super) fn expect_counts(&self, collective: Collective, what: &str, counts: &[usize]) -> Result<()> {
+        if counts.len() == self.world_size() as usize {
+            return Ok(());
+        }
+        let problem =
+            format!("{} {what} were given, one per rank is needed: {}", counts.len(), self.world_size());
+        Err(self.usage(collective.name(), problem))
+    }
+}

@@ -1,0 +1,401 @@
+//! A collective call as a value: checked, described and signed before anything moves.
+
+mod forced;
+pub(crate) mod ranges;
+mod sides;
+mod summary;
+mod waited;
+
+pub(crate) use forced::Forced;
+pub(crate) use sides::{Reach, Sides};
+pub use summary::{Label, Summary};
+pub(crate) use waited::{Message, Single, Waited};
+
+use kolo_collectives::plan::{Collective, Placement};
+
+use crate::error::{Context, Error, Result};
+use crate::mix::mix;
+use crate::types::{DataType, ReduceOp};
+use ranges::Range;
+
+/// A collective call on raw memory, for bindings and tools.
+///
+/// `count` is what NCCL calls so: elements of the vector for all-reduce, reduce, broadcast and scans; elements of one
+/// rank's block for the others. Input and output share memory if the pointers say so, as NCCL defines it: equal for the
+/// vector collectives and all-to-all, the rank's own block of the longer buffer for the others. Ranks need not agree on it.
+/// Buffers that overlap in any other way are refused, and so are lengths of more than `isize::MAX` bytes.
+///
+/// Buffers may be memory of an NVIDIA GPU, named by the address that CUDA gives (a `CUdeviceptr` is one, as a number), on any
+/// ranks and for any of the buffers. The caller has synchronised the streams that wrote the input or use the output; when the
+/// call or the wait for it has returned, all streams see the output. Managed memory counts as the host's.
+#[derive(Clone, Copy, Debug)]
+pub struct RawCall {
+    /// What to do.
+    pub collective: Collective,
+    /// Send buffer; may be null where this rank sends nothing.
+    pub input: *const u8,
+    /// Receive buffer; may be null where this rank receives nothing.
+    pub output: *mut u8,
+    /// Elements; see above. Ignored, as the type is, for barriers.
+    pub count: usize,
+    /// Type of the elements.
+    pub data_type: DataType,
+    /// Operator, where the collective reduces; else ignored.
+    pub op: ReduceOp,
+    /// Root, where the collective has one; else ignored.
+    pub root: u32,
+}
+
+/// A call with blocks of unequal length on raw memory, for bindings and tools: all-gather, reduce-scatter, gather, scatter
+/// or all-to-all. Blocks lie one behind the other; input and output do not overlap.
+#[derive(Clone, Copy, Debug)]
+pub struct RawCallV<'a> {
+    /// What to do.
+    pub collective: Collective,
+    /// Send buffer; may be null where this rank sends nothing.
+    pub input: *const u8,
+    /// Elements of each block of the input: one per rank for reduce-scatter, all-to-all and the root of a scatter; none on
+    /// its other ranks; else this rank's one.
+    pub input_counts: &'a [usize],
+    /// Receive buffer; may be null where this rank receives nothing.
+    pub output: *mut u8,
+    /// Elements of each block of the output: one per rank for all-gather, all-to-all and the root of a gather; none on its
+    /// other ranks; else this rank's one.
+    pub output_counts: &'a [usize],
+    /// Type of the elements.
+    pub data_type: DataType,
+    /// Operator, for reduce-scatter; else ignored.
+    pub op: ReduceOp,
+    /// Root, where the collective has one; else ignored.
+    pub root: u32,
+}
+
+/// Lengths of the blocks of a call.
+#[derive(Clone, Debug)]
+pub(crate) enum Counts {
+    /// All alike.
+    Even(usize),
+    /// The v-forms: elements of each of this rank's input and output blocks.
+    Uneven { input: Box<[usize]>, output: Box<[usize]> },
+}
+
+/// A checked call.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) collective: Collective,
+    pub(crate) input: *const u8,
+    pub(crate) output: *mut u8,
+    pub(crate) counts: Counts,
+    pub(crate) data_type: DataType,
+    pub(crate) op: ReduceOp,
+    pub(crate) root: u32,
+    pub(crate) placement: Placement,
+    /// The GPUs whose memory the buffers are; found out for calls on raw memory. Apart, since few calls have any.
+    pub(crate) gpus: Option<Box<Sides>>,
+}
+
+impl Call {
+    /// Checks a raw call. Inlined, since callers mostly know collective, type and operator: little is then left to check.
+    #[inline]
+    pub(crate) fn check(raw: &RawCall, rank: u32, world_size: u32) -> Result<Self> {
+        let call = Self::unchecked(raw, rank, world_size);
+        if call.is_sound(rank, world_size) { Ok(call) } else { Err(call.refusal(rank, world_size)) }
+    }
+
+    #[inline]
+    fn unchecked(raw: &RawCall, rank: u32, world_size: u32) -> Self {
+        // A barrier has no data: a count would be cut into segments, each a barrier of its own.
+        let (count, data_type) = match raw.collective {
+            Collective::Barrier => (0, DataType::U8),
+            _ => (raw.count, raw.data_type),
+        };
+        Self {
+            collective: raw.collective,
+            input: raw.input,
+            output: raw.output,
+            counts: Counts::Even(count),
+            data_type,
+            op: raw.op,
+            root: if raw.collective.is_rooted() { raw.root } else { 0 },
+            placement: placement(raw, rank, world_size),
+            gpus: None,
+        }
+    }
+
+    #[inline]
+    fn is_sound(&self, rank: u32, world_size: u32) -> bool {
+        self.root < world_size
+            && (!reduces(self.collective) || self.op.supports(self.data_type))
+            && !self.is_prefix_of_averages()
+            && self.is_addressable(world_size)
+            && self.has_its_buffers(rank)
+            && self.lies_apart(rank, world_size)
+    }
+
+    #[inline]
+    fn is_prefix_of_averages(&self) -> bool {
+        matches!(self.collective, Collective::Scan | Collective::ExScan)
+            && matches!(self.op, ReduceOp::Avg | ReduceOp::PremulSum(_))
+    }
+
+    #[inline]
+    fn is_addressable(&self, world_size: u32) -> bool {
+        let Counts::Even(count) = self.counts else { return true };
+        let blocks = if self.collective.has_block_per_rank() { world_size as usize } else { 1 };
+        let bytes = count.checked_mul(self.data_type.size()).and_then(|bytes| bytes.checked_mul(blocks));
+        bytes.is_some_and(ranges::is_addressable)
+    }
+
+    #[inline]
+    fn has_its_buffers(&self, rank: u32) -> bool {
+        let (reads, writes) = touches(self.collective, rank == self.root);
+        matches!(self.counts, Counts::Even(0))
+            || !((reads && self.input.is_null()) || (writes && self.output.is_null()))
+    }
+
+    /// Whether input and output have no byte in common, unless they lie as in place asks. Called after the checks above.
+    #[inline]
+    fn lies_apart(&self, rank: u32, world_size: u32) -> bool {
+        self.placement == Placement::InPlace || {
+            let (input, output) = self.ranges(rank, world_size);
+            !input.meets(output)
+        }
+    }
+
+    #[inline]
+    fn ranges(&self, rank: u32, world_size: u32) -> (Range, Range) {
+        let (input, output) = self.bytes(rank, world_size);
+        (Range::new(self.input, input), Range::new(self.output, output))
+    }
+
+    /// What is wrong with a call that is not [sound](Self::is_sound).
+    #[cold]
+    fn refusal(&self, rank: u32, world_size: u32) -> Error {
+        let name = self.op.name();
+        let problem = if self.root >= world_size {
+            format!("root {} is out of range: ranks are 0 to {}", self.root, world_size - 1)
+        } else if reduces(self.collective) && !self.op.supports(self.data_type) {
+            format!("operator {name} is not defined for {}", self.data_type)
+        } else if self.is_prefix_of_averages() {
+            format!("operator {name} is not defined for prefixes; use sum and scale the result")
+        } else if !self.is_addressable(world_size) {
+            let per_rank = if self.collective.has_block_per_rank() { " for each rank" } else { "" };
+            let count = self.summary(false).count.unwrap_or(0);
+            format!("{count} elements{per_rank} are more than can be addressed")
+        } else if !self.has_its_buffers(rank) {
+            "a null pointer was given for a buffer that is not empty".to_owned()
+        } else {
+            let (input, output) = self.ranges(rank, world_size);
+            overlap(input, output, in_place_rule(self.collective))
+        };
+        let operation = self.summary(false).to_string();
+        Error::Usage { context: Context { rank, operation, sequence: 0 }, problem }
+    }
+
+    /// The GPUs whose memory the buffers are.
+    pub(crate) fn sides(&self) -> &Sides {
+        static NONE: Sides = Sides { input: None, output: None, reach: Reach::Staged };
+        self.gpus.as_deref().unwrap_or(&NONE)
+    }
+
+    /// Bytes of a rank's input and output; 0 where it has none.
+    #[inline]
+    pub(crate) fn bytes(&self, rank: u32, world_size: u32) -> (usize, usize) {
+        let size = self.data_type.size();
+        let count = match &self.counts {
+            Counts::Even(count) => *count,
+            Counts::Uneven { input, output } => {
+                return (input.iter().sum::<usize>() * size, output.iter().sum::<usize>() * size);
+            }
+        };
+        let (is_root, all) = (usize::from(rank == self.root), world_size as usize);
+        let (inputs, outputs) = match self.collective {
+            Collective::AllReduce | Collective::Scan | Collective::ExScan => (1, 1),
+            Collective::AllGather => (1, all),
+            Collective::ReduceScatter => (all, 1),
+            Collective::Broadcast => (is_root, 1),
+            Collective::Reduce => (1, is_root),
+            Collective::Gather => (1, is_root * all),
+            Collective::Scatter => (is_root * all, 1),
+            Collective::AllToAll => (all, all),
+            Collective::Barrier => (0, 0),
+        };
+        (inputs * count * size, outputs * count * size)
+    }
+
+    #[inline]
+    pub(crate) fn summary(&self, asynchronous: bool) -> Summary {
+        Summary {
+            collective: self.collective,
+            count: match self.counts {
+                Counts::Even(count) => Some(count),
+                Counts::Uneven { .. } => None,
+            },
+            data_type: self.data_type,
+            op: reduces(self.collective).then_some(self.op),
+            root: self.collective.is_rooted().then_some(self.root),
+            asynchronous,
+        }
+    }
+}
+
+/// What the header of every message of a call carries, so that calls that do not match are noticed where they meet.
+pub(crate) const fn tag(communicator: u64, sequence: u64, signature: u64) -> u64 {
+    // An odd factor keeps numbers apart; the golden ratio's spreads them.
+    mix(signature ^ sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ communicator)
+}
+
+/// The same for point-to-point messages: the caller's tag, by which they are matched, in the lower half.
+pub(crate) const fn transfer_tag(communicator: u64, data_type: DataType, tag: u32) -> u64 {
+    mix(communicator ^ mix(data_type as u64 + 1)) & !0xffff_ffff | tag as u64
+}
+
+pub(crate) const fn reduces(collective: Collective) -> bool {
+    matches!(
+        collective,
+        Collective::AllReduce
+            | Collective::ReduceScatter
+            | Collective::Reduce
+            | Collective::Scan
+            | Collective::ExScan
+    )
+}
+
+/// Whether a rank reads its input and writes its output.
+pub(crate) const fn touches(collective: Collective, is_root: bool) -> (bool, bool) {
+    match collective {
+        Collective::Broadcast => (is_root, true),
+        Collective::Reduce | Collective::Gather => (true, is_root),
+        Collective::Scatter => (is_root, true),
+        Collective::Barrier => (false, false),
+        _ => (true, true),
+    }
+}
+
+/// What is wrong with buffers that overlap, and what would be right.
+pub(crate) fn overlap(input: Range, output: Range, rule: &str) -> String {
+    format!("the input ({input}) and the output ({output}) overlap; {rule}")
+}
+
+const fn in_place_rule(collective: Collective) -> &'static str {
+    match collective {
+        Collective::AllGather | Collective::Gather => {
+            "they must lie apart, or the input be this rank's block of the output"
+        }
+        Collective::ReduceScatter | Collective::Scatter => {
+            "they must lie apart, or the output be this rank's block of the input"
+        }
+        _ => "they must lie apart, or begin at the same address",
+    }
+}
+
+#[inline]
+fn placement(raw: &RawCall, rank: u32, world_size: u32) -> Placement {
+    let block = raw.count.wrapping_mul(raw.data_type.size());
+    let own = block.wrapping_mul(rank as usize);
+    let (input, output) = (raw.input, raw.output.cast_const());
+    let is_root = rank == raw.root;
+    let in_place = match raw.collective {
+        Collective::AllGather => input == output.wrapping_add(own),
+        Collective::ReduceScatter => output == input.wrapping_add(own),
+        Collective::Gather => is_root && input == output.wrapping_add(own),
+        Collective::Scatter => is_root && output == input.wrapping_add(own),
+        // Only the root has two buffers; the others' one is input (reduce) or output (broadcast) alone.
+        Collective::Reduce | Collective::Broadcast => is_root && input == output,
+        Collective::Barrier => true,
+        _ => input == output,
+    };
+    // With a single rank all blocks are "the own block", and empty buffers have no place.
+    if in_place && (world_size > 1 || !input.is_null()) { Placement::InPlace } else { Placement::OutOfPlace }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(collective: Collective, input: usize, output: usize, count: usize) -> RawCall {
+        RawCall {
+            collective,
+            input: input as *const u8,
+            output: output as *mut u8,
+            count,
+            data_type: DataType::F32,
+            op: ReduceOp::Sum,
+            root: 0,
+        }
+    }
+
+    #[test]
+    fn in_place_is_what_nccl_calls_so() {
+        let placement = |raw: RawCall| Call::check(&raw, 1, 4).unwrap().placement;
+        assert_eq!(placement(raw(Collective::AllReduce, 64, 64, 8)), Placement::InPlace);
+        assert_eq!(placement(raw(Collective::AllReduce, 64, 128, 8)), Placement::OutOfPlace);
+        assert_eq!(placement(raw(Collective::AllGather, 96, 64, 8)), Placement::InPlace);
+        assert_eq!(placement(raw(Collective::ReduceScatter, 64, 96, 8)), Placement::InPlace);
+        assert_eq!(placement(raw(Collective::ReduceScatter, 64, 192, 8)), Placement::OutOfPlace);
+    }
+
+    #[test]
+    fn buffers_lie_apart_or_exactly_in_place() {
+        use Collective as C;
+        // 8 elements are 32 bytes; rank 1 of 4; the root is 0, which is then this rank's number too.
+        let check = |rank: u32, call: (Collective, usize, usize)| {
+            Call::check(&raw(call.0, call.1, call.2, 8), rank, 4).map_err(|error| error.to_string())
+        };
+        let far = 1 << 20;
+        for collective in C::ALL.into_iter().filter(|collective| *collective != C::Barrier) {
+            for rank in [0, 1] {
+                check(rank, (collective, far, 2 * far)).unwrap();
+                check(rank, (collective, 2 * far, far)).unwrap();
+                let (reads, writes) = touches(collective, rank == 0);
+                for (input, output) in [(far, far + 4), (far + 4, far)] {
+                    let checked = check(rank, (collective, input, output));
+                    assert_eq!(checked.is_err(), reads && writes, "{collective:?}, rank {rank}: {checked:?}");
+                    if let Err(text) = checked {
+                        let named = [format!("{input:#x}"), format!("{output:#x}"), "overlap".to_owned()];
+                        assert!(named.iter().all(|word| text.contains(word)), "{text}");
+                    }
+                }
+            }
+        }
+        // Right behind one another; then one byte less.
+        for (collective, input, output) in [(C::AllReduce, 32, 32), (C::AllGather, 32, 128)] {
+            check(1, (collective, far, far + input)).unwrap();
+            check(1, (collective, far, far + input - 1)).unwrap_err();
+            check(1, (collective, far + output, far)).unwrap();
+            check(1, (collective, far + output - 1, far)).unwrap_err();
+        }
+        // In place for another rank.
+        check(1, (C::ReduceScatter, far, far)).unwrap_err();
+        check(1, (C::AllGather, far + 64, far)).unwrap_err();
+        check(1, (C::AllGather, far + 32, far)).unwrap();
+    }
+
+    #[test]
+    fn no_buffer_is_longer_than_half_of_the_address_space() {
+        let most = isize::MAX as usize / 4;
+        let text = |call: RawCall| Call::check(&call, 1, 4).unwrap_err().to_string();
+        // Three quarters of what a usize holds, in total.
+        for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll] {
+            let call = raw(collective, 64, 64, 3 * (usize::MAX / 64));
+            assert!(text(call).contains("for each rank are more than can be addressed"), "{collective:?}");
+        }
+        assert!(text(raw(Collective::AllReduce, 64, 64, most + 1)).contains("more than can be addressed"));
+        Call::check(&raw(Collective::AllReduce, 64, 64, most), 1, 4).unwrap();
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_the_remedy() {
+        let text = |raw: RawCall| Call::check(&raw, 1, 4).unwrap_err().to_string();
+        let mut call = raw(Collective::Broadcast, 64, 64, 8);
+        call.root = 4;
+        assert!(text(call).contains("root 4 is out of range: ranks are 0 to 3"));
+        let mut call = raw(Collective::AllReduce, 64, 64, 8);
+        call.op = ReduceOp::BitAnd;
+        assert!(text(call).contains("operator bit_and is not defined for f32"));
+        assert!(
+            text(raw(Collective::AllToAll, 64, 64, usize::MAX / 8)).contains("more than can be addressed")
+        );
+        assert!(text(raw(Collective::AllReduce, 0, 64, 8)).contains("null"));
+    }
+}

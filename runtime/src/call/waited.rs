@@ -1,0 +1,90 @@
+//! What a thread waits for, for error texts.
+
+use std::fmt;
+
+use super::summary::Summary;
+use crate::types::DataType;
+
+/// What is being waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waited {
+    /// The number of the collective; 0 if it is none.
+    pub(crate) sequence: u64,
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Call(Summary),
+    Message(&'static str, Message),
+    Other(&'static str),
+}
+
+/// What tells one send, receive or group of them from another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Message {
+    /// Its number among those of this rank, from 1; ranks need not agree on it.
+    pub(crate) number: u64,
+    /// What it is, if it is not a group.
+    pub(crate) single: Option<Single>,
+}
+
+/// One send or receive.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Single {
+    /// The other end; `None` for a receive from any source.
+    pub(crate) peer: Option<u32>,
+    pub(crate) bytes: usize,
+    pub(crate) data_type: DataType,
+    pub(crate) tag: u32,
+}
+
+impl Waited {
+    #[inline]
+    pub(crate) const fn call(summary: Summary, sequence: u64) -> Self {
+        Self { sequence, what: What::Call(summary) }
+    }
+
+    pub(crate) const fn transfer(label: &'static str, message: Message) -> Self {
+        Self { sequence: 0, what: What::Message(label, message) }
+    }
+
+    pub(crate) const fn other(label: &'static str) -> Self {
+        Self { sequence: 0, what: What::Other(label) }
+    }
+
+    /// The collective, if it is one.
+    #[inline]
+    pub(crate) const fn summary(&self) -> Option<&Summary> {
+        if let What::Call(summary) = &self.what { Some(summary) } else { None }
+    }
+
+    /// Whether it is a send, a receive or a group of them.
+    pub(crate) const fn is_message(&self) -> bool {
+        matches!(self.what, What::Message(..))
+    }
+
+    /// Whether one of several ranks is enough for it to end.
+    pub(crate) const fn is_from_any(&self) -> bool {
+        matches!(self.what, What::Message(_, Message { single: Some(Single { peer: None, .. }), .. }))
+    }
+}
+
+impl fmt::Display for Waited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (label, Message { number, single }) = match self.what {
+            What::Call(summary) => return summary.fmt(f),
+            What::Other(label) => return f.write_str(label),
+            What::Message(label, message) => (label, message),
+        };
+        write!(f, "{label} #{number}")?;
+        let Some(Single { peer, bytes, data_type, tag }) = single else { return Ok(()) };
+        let way = if label == "send" { "to" } else { "from" };
+        write!(f, " of {bytes} bytes of {data_type} {way} ")?;
+        match peer {
+            Some(peer) => write!(f, "rank {peer}"),
+            None => f.write_str("any rank"),
+        }?;
+        if tag == 0 { Ok(()) } else { write!(f, " with tag {tag}") }
+    }
+}

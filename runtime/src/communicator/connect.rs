@@ -1,0 +1,184 @@
+//! Making a communicator: what the ranks tell each other, endpoints, routes, and the state that follows from them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kolo_transport::Process;
+use serde::Serialize;
+
+use super::agreement::{self, Agreed};
+use super::card::{Card, assign_processor, facts, host_indices, policy};
+use super::core::{Calls, Core};
+use super::endpoints::{self, Candidate, Established};
+use super::model::model_for;
+use super::routes;
+use super::shared::{Attendance, Contended, Fault, Group, Shared, World};
+use super::shared_memory;
+use crate::config::{Config, Determinism};
+use crate::control::ExchangeKey;
+use crate::dispatch::{Limits, Planner};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::exchange::Exchange;
+use crate::exchange::tiny::Tiny;
+use crate::gpu::{self, GpuAccess, Gpus};
+use crate::home::{self, Home};
+use crate::job::MOST_PATIENCE;
+use crate::mix::mix;
+use crate::symmetric::Direct;
+use crate::wait::usable_processors;
+
+/// The identity of the communicator of all ranks. Others are derived from their parent's.
+pub(crate) const WORLD: u64 = 1;
+
+/// The identity of a communicator split off `parent`.
+pub(crate) fn child_id(parent: u64, number: u64, color: u64) -> u64 {
+    mix(mix(parent ^ mix(number)) ^ color)
+}
+
+/// How long ranks wait for each other.
+pub(crate) fn patience(config: &Config) -> Duration {
+    config.join_timeout.min(MOST_PATIENCE)
+}
+
+/// See [`crate::fuzzing`].
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_card(bytes: &[u8]) {
+    if let Ok(card) = Card::parse(bytes) {
+        let cards = [card];
+        let hosts = host_indices(&cards);
+        let _ = (facts(&hosts, &cards), agreement::check(0, &[&cards[0].agreed]));
+        let _ = assign_processor(0, &hosts, &cards);
+    }
+    let _ = routes::failed_paths(0, &[bytes.to_vec()]);
+}
+
+/// A communicator in the making: of `members` (world ranks), of which this is number `rank`.
+pub(crate) struct Making {
+    pub(crate) world: Arc<World>,
+    pub(crate) id: u64,
+    pub(crate) members: Arc<[u32]>,
+    pub(crate) rank: u32,
+    pub(crate) config: Config,
+    pub(crate) deadline: Instant,
+}
+
+impl Making {
+    /// Makes it. All members call it. Blocks until all have, or the deadline.
+    pub(crate) fn connect(self) -> Result<Shared> {
+        let driver = gpu::driver(&self.config)?;
+        let membership = self.world.control.register(self.id, Arc::clone(&self.members));
+        let mut candidates = endpoints::open(&self);
+        let cards = self.introduce(&candidates, driver.is_some())?;
+        let hosts = host_indices(&cards);
+        let routes = routes::choose_all(&self, &mut candidates, &cards)?;
+        let mut established = endpoints::establish(&self, candidates, &routes, &membership)?;
+        let group = Group {
+            id: self.id,
+            rank: self.rank,
+            size: self.members.len() as u32,
+            members: Arc::clone(&self.members),
+            hosts,
+            routes,
+            adapters: established.adapters.take(),
+        };
+        let core = self.core(&group, &cards, established)?;
+        Ok(Shared {
+            policy: policy(&group.hosts, &cards, &self.config),
+            gpus: Gpus { rank: group.rank, driver },
+            group,
+            config: self.config,
+            world: self.world,
+            membership,
+            core: Contended::new(core),
+            attendance: Attendance::default(),
+            fault: Fault::default(),
+            process: Process::current(),
+        })
+    }
+
+    /// Tells the others what this rank has and wants, and hears the same of them.
+    fn introduce(&self, candidates: &[Candidate], has_gpus: bool) -> Result<Vec<Card>> {
+        let address = |candidate: &Candidate| match &candidate.endpoint {
+            Ok(endpoint) => Ok(endpoint.address().to_vec()),
+            Err(because) => Err(because.clone()),
+        };
+        let named = |candidate: &Candidate| (candidate.kind.name().to_owned(), address(candidate));
+        let control = &self.world.control;
+        let card = Card {
+            transports: candidates.iter().map(named).collect(),
+            host: (control.peer_info()[control.rank() as usize].host_key, self.config.host_id.clone()),
+            processors: usable_processors() as u32,
+            affinity: home::affinity(),
+            channels: candidates.iter().filter_map(Candidate::channels_max).min().unwrap_or(u16::MAX),
+            has_gpus,
+            agreed: Agreed::of(&self.config),
+        };
+        let blobs = self.tell(0, &card)?;
+        let cards: std::result::Result<Vec<Card>, _> = blobs.iter().map(|blob| Card::parse(blob)).collect();
+        let cards = cards.map_err(|problem| broken(self.rank, &problem))?;
+        agreement::check(self.rank, &cards.iter().map(|card| &card.agreed).collect::<Vec<_>>())?;
+        Ok(cards)
+    }
+
+    /// Tells the others something, and gives what all have told, in rank order.
+    pub(super) fn tell(&self, round: u64, message: &impl Serialize) -> Result<Vec<Vec<u8>>> {
+        let blob = postcard::to_stdvec(message).map_err(|error| broken(self.rank, &error))?;
+        let key = ExchangeKey { communicator: self.id, round };
+        self.world.control.exchange(key, &self.members, blob, self.deadline)
+    }
+
+    /// What calls move.
+    fn core(&self, group: &Group, cards: &[Card], established: Established) -> Result<Core> {
+        let (config, hosts, rank) = (&self.config, &group.hosts, self.rank);
+        // The numbering of channels must be the same on all ranks, whichever transports each has in the end.
+        let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
+        let engine = Engine::new(rank, established.links, channels, config.unexpected_bytes);
+        let model = model_for(facts(hosts, cards), config.profile.as_ref().map(|loaded| &loaded.profile));
+        let stages = shared_memory::is_everywhere(self, hosts, &engine)?;
+        let limits = Limits { channels: engine.channels_per_operation(), stages };
+        let planner = Planner::new(rank, Arc::clone(hosts), model, config, limits)?;
+        let canonical = config.determinism == Determinism::Canonical;
+        let exchange = established.exchange.filter(|_| config.tiny_bytes != Some(0)).map(|flat| {
+            let has_gpus = cards.iter().any(|card| card.has_gpus);
+            let forced = planner.forced();
+            Exchange::new(Tiny::new(flat, rank, config.tiny_bytes, has_gpus, canonical, forced))
+        });
+        let symmetric = Direct::new(rank, group.size, config.direct_bytes, canonical, planner.forced());
+        let assign = || assign_processor(rank as usize, hosts, cards);
+        Ok(Core {
+            engine,
+            planner,
+            exchange,
+            symmetric,
+            gpu: GpuAccess::new(rank, established.plan),
+            calls: Calls::none(),
+            home: self.world.processor.get_or_init(assign).map(Home::new),
+            closed: false,
+        })
+    }
+}
+
+pub(super) fn broken(rank: u32, error: &dyn std::fmt::Display) -> Error {
+    Error::Join {
+        rank: Some(rank),
+        problem: format!("a rank's introduction could not be read: {error}"),
+        remedy: "Use the same version of Kolo on all ranks".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::join::{JoinSpec, Locator};
+
+    #[test]
+    fn one_time_limit_for_all_ways_to_join() {
+        let spec = JoinSpec::new(0, 1, Locator::Local(Default::default()), "a test");
+        assert_eq!(patience(&Config::default()), spec.timeout, "the default is one");
+        let long = Config { join_timeout: 3 * spec.timeout, ..Config::default() };
+        assert_eq!(patience(&long), long.join_timeout, "longer than the default too");
+        let boundless = Config { join_timeout: Duration::MAX, ..Config::default() };
+        assert_eq!(patience(&boundless), MOST_PATIENCE);
+    }
+}

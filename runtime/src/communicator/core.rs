@@ -1,0 +1,106 @@
+//! Everything of a communicator that calls move.
+
+use std::collections::HashMap;
+
+use super::recorder::Recorder;
+use crate::call::Call;
+use crate::dispatch::{CarriedOut, Decision, Form, LastCall, Planner, Way, decide};
+use crate::engine::{Engine, Id};
+use crate::error::Result;
+use crate::exchange::Exchange;
+use crate::gpu::GpuAccess;
+use crate::home::Home;
+use crate::symmetric::Direct;
+
+/// Everything that calls move. One thread at a time has it: see [`Shared`](super::Shared).
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) engine: Engine,
+    pub(crate) planner: Planner,
+    /// The exchange of the host, if all ranks are on one.
+    pub(crate) exchange: Option<Exchange>,
+    /// Symmetric buffers; none unless there is an exchange.
+    pub(crate) symmetric: Direct,
+    pub(crate) gpu: GpuAccess,
+    pub(crate) calls: Calls,
+    /// Where this rank runs, if processors are shared.
+    pub(crate) home: Option<Home>,
+    pub(crate) closed: bool,
+}
+
+/// The calls made so far.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    pub(crate) recorder: Recorder,
+    pub(crate) last: LastCall,
+    /// Number of the last collective that was started, from 1.
+    pub(crate) sequence: u64,
+    /// Number of the last send, receive or group of them, from 1.
+    pub(crate) messages: u64,
+    /// Splits and groups made so far.
+    pub(crate) children: u64,
+    /// Symmetric buffers made so far.
+    pub(crate) allocations: u64,
+    /// Uses of each list of ranks given to `group`.
+    pub(crate) groups: HashMap<u64, u64>,
+}
+
+impl Calls {
+    pub(super) fn none() -> Self {
+        Self {
+            recorder: Recorder::new(),
+            last: LastCall::none(),
+            sequence: 0,
+            messages: 0,
+            children: 0,
+            allocations: 0,
+            groups: HashMap::new(),
+        }
+    }
+}
+
+impl Core {
+    /// Which way a call goes.
+    #[inline(always)]
+    pub(crate) fn decide(&self, call: &Call, form: Form) -> Decision {
+        decide(self.exchange.as_ref().map(|exchange| &exchange.tiny), &self.symmetric, call, form)
+    }
+
+    /// What carries a blocking call out that does not go by symmetric buffers, and why.
+    pub(crate) fn explain(&self, call: &Call) -> Result<CarriedOut> {
+        Ok(match (self.decide(call, Form::Blocking).way, &self.exchange) {
+            (Way::Exchange, Some(exchange)) => CarriedOut::ByExchange(exchange.tiny.describe(call)),
+            _ => CarriedOut::ByPlan(Box::new(self.planner.explain(call)?)),
+        })
+    }
+
+    /// Moves all that is outstanding on, for a bounded time. Returns whether anything moved.
+    pub(crate) fn progress(&mut self) -> bool {
+        let passed = self.exchange.as_mut().is_some_and(|exchange| exchange.progress(&mut self.engine));
+        self.engine.turn() || passed
+    }
+
+    /// The same if anything is outstanding: what a call does while it waits for something else.
+    #[inline]
+    pub(crate) fn progress_others(&mut self) -> bool {
+        self.engine.outstanding() > 0 && self.progress()
+    }
+
+    /// Ranks that something outstanding waits for.
+    pub(crate) fn waiting_for(&self, id: Id) -> Vec<u32> {
+        if self.engine.is_elsewhere(id) { self.exchange_waits_for() } else { self.engine.waiting_for(id) }
+    }
+
+    /// Ranks that the exchange at hand waits for.
+    pub(crate) fn exchange_waits_for(&self) -> Vec<u32> {
+        self.exchange.as_ref().map_or_else(Vec::new, |exchange| exchange.tiny.waiting_for())
+    }
+
+    /// Gives everything up: nothing touches the callers' memory any more when this returns.
+    pub(crate) fn abort(&mut self, cause: &kolo_transport::Error) {
+        self.engine.abort(cause);
+        if let Some(exchange) = &mut self.exchange {
+            exchange.settle();
+        }
+    }
+}

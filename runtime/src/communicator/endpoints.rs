@@ -1,0 +1,174 @@
+//! This rank's ends of the transports.
+
+use std::time::Duration;
+
+use kolo_transport::shm::Exchange;
+use kolo_transport::tcp::Congestion;
+use kolo_transport::{Endpoint, Options, RdmaOptions, RegistrationPolicy, ShmOptions, TcpOptions};
+
+use super::connect::{Making, WORLD};
+use super::shared::Adapters;
+use crate::config::{Config, TransportKind, Transports};
+use crate::control::{AbortCause, AbortKind, Control, Membership};
+use crate::engine::{Links, Route};
+use crate::error::{Context, Error, Result};
+use crate::gpu;
+
+/// A transport that may be used.
+pub(super) struct Candidate {
+    pub(super) kind: TransportKind,
+    pub(super) endpoint: Result<Box<dyn Endpoint>, String>,
+}
+
+impl Candidate {
+    /// Channels per peer that it offers, if it is there.
+    pub(super) fn channels_max(&self) -> Option<u16> {
+        Some(self.endpoint.as_ref().ok()?.caps().channels_max)
+    }
+}
+
+/// Opens all that the settings allow.
+pub(super) fn open(making: &Making) -> Vec<Candidate> {
+    let (control, config, members) = (&making.world.control, &making.config, &making.members);
+    let (rank, world_size) = (making.rank, members.len() as u32);
+    let kinds = match &config.transports {
+        Transports::Auto => TransportKind::ALL.to_vec(),
+        Transports::Only(list) => list.clone(),
+    };
+    let options = Options {
+        shm: ShmOptions { host_key: config.host_id.clone(), ..ShmOptions::default() },
+        rdma: rdma_options(control, config),
+        tcp: tcp_options(control, config),
+    };
+    let info = control.peer_info();
+    let own = info[control.rank() as usize].host_key;
+    let one_host =
+        config.host_id.is_none() && members.iter().all(|rank| info[*rank as usize].host_key == own);
+    kinds
+        .into_iter()
+        .map(|kind| {
+            // Adapters are not troubled for what shared memory will carry.
+            let idle = kind.features().uses_adapters && one_host && config.transports == Transports::Auto;
+            let endpoint = match idle {
+                true => Err("all ranks are on one host".to_owned()),
+                false => kind.open(rank, world_size, &options).map_err(|error| error.to_string()),
+            };
+            Candidate { kind, endpoint }
+        })
+        .collect()
+}
+
+fn tcp_options(control: &Control, config: &Config) -> TcpOptions {
+    let (dial_patience, dial_timeout) = dial_times(config.timeout);
+    TcpOptions {
+        dial_patience,
+        dial_timeout,
+        cookie: control.job_cookie(),
+        interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),
+        congestion: match config.socket_congestion.as_deref() {
+            None => Congestion::Auto,
+            Some("system") => Congestion::System,
+            Some(name) => Congestion::Named(name.to_owned()),
+        },
+        ..TcpOptions::default()
+    }
+}
+
+/// How long one address may be silent before the next is tried, and altogether. A call should end with the addresses that
+/// do not answer rather than with its own time-out, which knows of none: five addresses of a peer are given up before that.
+fn dial_times(timeout: Duration) -> (Duration, Duration) {
+    let usual = TcpOptions::default();
+    (usual.dial_patience.min(timeout / 16), usual.dial_timeout.min(timeout / 2))
+}
+
+fn rdma_options(control: &Control, config: &Config) -> RdmaOptions {
+    RdmaOptions {
+        library: config.ib_library.as_ref().map(Into::into),
+        adapters: config.ib_adapters.clone(),
+        gid_index: config.ib_gid_index,
+        traffic_class: config.ib_traffic_class,
+        service_level: config.ib_service_level,
+        queue_pairs: config.ib_queue_pairs,
+        keep: config.ib_cache,
+        side: tcp_options(control, config),
+        ..RdmaOptions::default()
+    }
+}
+
+/// Links to the other ranks, and what came with them.
+pub(super) struct Established {
+    pub(super) links: Links,
+    /// The exchange of the host, if all ranks are on it.
+    pub(super) exchange: Option<Exchange>,
+    /// How adapters reach a GPU's memory, if there are any.
+    pub(super) plan: Option<kolo_gdr::Plan>,
+    pub(super) adapters: Option<Adapters>,
+}
+
+/// Connects the endpoints that routes need. Blocks until all ranks have, or the deadline.
+pub(super) fn establish(
+    making: &Making,
+    candidates: Vec<Candidate>,
+    routes: &[Route],
+    membership: &Membership,
+) -> Result<Established> {
+    let (mut exchange, mut plan, mut adapters) = (None, None, None);
+    let mut endpoints: Vec<Box<dyn Endpoint>> = Vec::new();
+    let mut names = Vec::new();
+    for candidate in candidates {
+        let (name, Ok(mut endpoint)) = (candidate.kind.name(), candidate.endpoint) else { continue };
+        if !routes.iter().any(|route| route.transport == name) {
+            continue;
+        }
+        if let Some(access) = endpoint.device_access() {
+            let found = gpu::plan(&making.config, access.takes_dma_bufs.clone())?;
+            if making.id == WORLD {
+                tracing::info!("GPU memory: {found}");
+                if let policy @ RegistrationPolicy::Unwatched { .. } = &access.registrations {
+                    tracing::warn!(rank = making.rank, "registrations of buffers with adapters are {policy}");
+                }
+            }
+            plan = Some(found);
+            let registrations = access.registrations.to_string();
+            adapters = Some(Adapters { registrations, fork: access.fork.clone() });
+        }
+        establish_one(&mut *endpoint, making, membership)?;
+        if routes.iter().all(|route| route.transport == name) {
+            exchange = endpoint.exchange();
+        }
+        names.push(name);
+        endpoints.push(endpoint);
+    }
+    let via = (0..making.members.len() as u32).map(|peer| {
+        let route = routes.iter().find(|route| route.peer == peer)?;
+        names.iter().position(|name| *name == route.transport)
+    });
+    Ok(Established { links: Links::new(endpoints, via), exchange, plan, adapters })
+}
+
+/// If it fails, all members hear why: some may have their connections, and would take this rank for one that has left.
+fn establish_one(endpoint: &mut dyn Endpoint, making: &Making, membership: &Membership) -> Result<()> {
+    let rank = making.rank;
+    endpoint.establish(making.deadline).map_err(|source| {
+        let context = Context { rank, operation: "making the communicator".to_owned(), sequence: 0 };
+        let reason = format!("{}: {source}", context.operation);
+        membership.abort(AbortCause::new(rank, AbortKind::Transport, reason));
+        Error::Transport { context, source: Box::new(source) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silent_addresses_are_given_up_before_the_call_is() {
+        for timeout_ms in [1, 400, 4_000, 30_000, 600_000] {
+            let timeout = Duration::from_millis(timeout_ms);
+            let (patience, silence) = dial_times(timeout);
+            assert!(4 * patience + silence < timeout, "{timeout:?}: {patience:?}, {silence:?}");
+        }
+        let (usual, long) = (TcpOptions::default(), dial_times(Duration::from_secs(600)));
+        assert_eq!(long, (usual.dial_patience, usual.dial_timeout));
+    }
+}

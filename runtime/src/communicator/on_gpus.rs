@@ -1,0 +1,94 @@
+//! Calls and messages on a GPU's memory: which these are, and how they are carried out.
+
+use std::sync::Arc;
+
+use kolo_gdr::{Gpu, Wish};
+
+use super::{Core, Shared};
+use crate::call::{Call, Waited};
+use crate::cancel::Whole;
+use crate::engine::Route;
+use crate::error::{Error, Result};
+use crate::gpu::{Buffer, GpuPath, Staged};
+
+/// The GPU whose memory this is, if it is one's.
+///
+/// # Errors
+/// [`Error::Unsupported`] if the driver cannot say.
+pub(crate) fn owner(
+    shared: &Shared,
+    (address, bytes): (*const u8, usize),
+    waited: impl FnOnce() -> Waited,
+) -> Result<Option<Arc<Gpu>>> {
+    shared.gpus.owner(address, bytes).map_err(|problem| unsupported(shared, waited(), problem))
+}
+
+/// Notes in a call on raw memory which buffers are a GPU's.
+///
+/// # Errors
+/// As [`owner`].
+pub(crate) fn locate(shared: &Shared, call: &mut Call) -> Result<()> {
+    let found = shared.gpus.locate(call, shared.group.size);
+    found.map_err(|problem| unsupported(shared, Waited::call(call.summary(false), 0), problem))
+}
+
+#[cold]
+fn unsupported(shared: &Shared, waited: Waited, problem: String) -> Error {
+    Error::Unsupported { context: shared.context(waited), problem }
+}
+
+/// How a call will be carried out as far as can be told beforehand, if it is on a GPU's memory.
+pub(crate) fn foreseen(shared: &Shared, core: &Core, call: &Call) -> Option<GpuPath> {
+    let group = &shared.group;
+    core.gpu.foreseen(call, group.rank == call.root, group.routes.iter().all(Route::uses_adapters))
+}
+
+/// The same, once what it needs is registered.
+///
+/// # Errors
+/// [`Error::Unsupported`] if adapters must reach the memory by themselves, and do not.
+pub(crate) fn call_path(
+    shared: &Shared,
+    core: &mut Core,
+    call: &Call,
+    waited: Waited,
+) -> Result<Option<GpuPath>> {
+    let _whole = Whole::new();
+    let Some(path) = foreseen(shared, core, call) else { return Ok(None) };
+    let (input, output) = call.bytes(shared.group.rank, shared.group.size);
+    let buffers =
+        [(&call.sides().input, call.input, input), (&call.sides().output, call.output.cast_const(), output)];
+    let buffers = buffers.into_iter().filter_map(|(gpu, at, len)| Some((gpu.as_ref()?, at, len)));
+    settle(shared, core, path, buffers, waited).map(Some)
+}
+
+/// How a message from or to a GPU's memory is carried out; registers what it needs.
+///
+/// # Errors
+/// As [`call_path`].
+pub(crate) fn message_path(
+    shared: &Shared,
+    core: &mut Core,
+    peer: Option<u32>,
+    buffer: Buffer<'_>,
+    waited: Waited,
+) -> Result<GpuPath> {
+    let concerned = |route: &&Route| peer.is_none_or(|peer| route.peer == peer);
+    let path = match peer {
+        Some(peer) if peer == shared.group.rank => GpuPath::Staged(Staged::ToItself),
+        _ => core.gpu.direct_or(shared.group.routes.iter().filter(concerned).all(Route::uses_adapters)),
+    };
+    settle(shared, core, path, [buffer], waited)
+}
+
+fn settle<'a>(
+    shared: &Shared,
+    core: &mut Core,
+    path: GpuPath,
+    buffers: impl IntoIterator<Item = Buffer<'a>>,
+    waited: Waited,
+) -> Result<GpuPath> {
+    let Core { gpu, engine, .. } = core;
+    let settled = gpu.settle(engine, path, buffers, shared.config.gdr == Wish::Require);
+    settled.map_err(|problem| unsupported(shared, waited, problem))
+}

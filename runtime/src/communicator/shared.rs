@@ -1,0 +1,208 @@
+//! What the handles of one communicator share.
+//!
+//! # Threads
+//! All state that moves is in [`Core`], behind one mutex. A blocking call takes it, starts its operation and drives the
+//! engine until that is done: no hand-over to another thread. The helper thread exists only once something asynchronous
+//! was started, and drives only while nobody else does. A driver gives the mutex up between turns when somebody asks
+//! for it, and while it sleeps. A blocking call of the exchange that waits for its turn behind another thread's sleeps without
+//! the mutex until that is over.
+
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::Instant;
+
+use kolo_transport::Process;
+
+use super::core::Core;
+use crate::call::Waited;
+use crate::config::Config;
+use crate::control::{Control, Membership};
+use crate::engine::Route;
+use crate::error::{Context, Error, Result};
+use crate::failure::Cause;
+use crate::gpu::Gpus;
+use crate::wait::{self, Policy};
+
+/// A communicator, but for what its handles add.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) group: Group,
+    pub(crate) config: Config,
+    pub(crate) policy: Policy,
+    pub(crate) world: Arc<World>,
+    pub(crate) membership: Membership,
+    pub(crate) gpus: Gpus,
+    pub(super) core: Contended,
+    pub(crate) attendance: Attendance,
+    pub(crate) fault: Fault,
+    /// That made it.
+    pub(super) process: Process,
+}
+
+/// Who belongs to a communicator, and how each is reached.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) id: u64,
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    /// World ranks of the members.
+    pub(crate) members: Arc<[u32]>,
+    /// Host index of each member.
+    pub(crate) hosts: Arc<[u32]>,
+    pub(crate) routes: Vec<Route>,
+    /// What the adapters do with buffers, if any peer is reached by them.
+    pub(crate) adapters: Option<Adapters>,
+}
+
+/// What RDMA adapters do with buffers, in words.
+#[derive(Debug)]
+pub(crate) struct Adapters {
+    pub(crate) registrations: String,
+    pub(crate) fork: String,
+}
+
+impl Group {
+    /// The route to a peer.
+    pub(crate) fn route(&self, peer: u32) -> Option<&Route> {
+        self.routes.iter().find(|route| route.peer == peer)
+    }
+}
+
+/// The control plane, which a communicator shares with those split off it. The last one says goodbye.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) control: Control,
+    /// That this rank comes back to, if processors are shared. Communicators split off must not have another one.
+    pub(super) processor: OnceLock<Option<usize>>,
+}
+
+impl World {
+    pub(crate) const fn new(control: Control) -> Self {
+        Self { control, processor: OnceLock::new() }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // A rank that goes because of a panic is lost, and its last words say so.
+        self.control.leave_or_die();
+    }
+}
+
+/// Who drives.
+#[derive(Debug, Default)]
+pub(crate) struct Attendance {
+    /// Threads that drive the engine for themselves.
+    pub(crate) drivers: AtomicUsize,
+    pub(crate) helper: super::Helper,
+}
+
+/// Why the communicator cannot be used any more, if so.
+#[derive(Debug, Default)]
+pub(crate) struct Fault {
+    cause: Mutex<Option<Cause>>,
+    /// When a call first saw that a member is lost.
+    pub(crate) loss_seen: OnceLock<Instant>,
+}
+
+impl Fault {
+    /// The first cause.
+    pub(crate) fn cause(&self) -> Option<Cause> {
+        self.cause.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes a cause, unless there is one.
+    pub(crate) fn note(&self, cause: &Cause) {
+        self.cause.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| cause.clone());
+    }
+}
+
+/// The core, and how many threads want it.
+#[derive(Debug)]
+pub(super) struct Contended {
+    core: Mutex<Core>,
+    wanting: AtomicU32,
+}
+
+impl Contended {
+    pub(super) const fn new(core: Core) -> Self {
+        Self { core: Mutex::new(core), wanting: AtomicU32::new(0) }
+    }
+}
+
+/// Yields in which a thread that was woken up for the core should have taken it.
+const YIELDS_MAX: u32 = 8;
+
+impl Shared {
+    /// Takes the core; a driver that holds it gives way.
+    #[inline]
+    pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
+        match self.core.core.try_lock() {
+            Ok(core) => core,
+            // Whoever panicked has left the communicator unusable: see `drive::lend`.
+            Err(TryLockError::Poisoned(core)) => core.into_inner(),
+            Err(TryLockError::WouldBlock) => self.core_in_use(),
+        }
+    }
+
+    #[cold]
+    fn core_in_use(&self) -> MutexGuard<'_, Core> {
+        self.core.wanting.fetch_add(1, Ordering::Relaxed);
+        let core = self.core.core.lock().unwrap_or_else(PoisonError::into_inner);
+        self.core.wanting.fetch_sub(1, Ordering::Relaxed);
+        core
+    }
+
+    /// Whether another thread wants the core.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.core.wanting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Lets another thread have the core. A lock goes to whoever comes first, which is the thread that has just given it up
+    /// unless that waits for the other to wake up.
+    pub(crate) fn give_way<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        drop(core);
+        for _ in 0..YIELDS_MAX {
+            wait::yield_now();
+            if !self.is_wanted() {
+                break;
+            }
+        }
+        self.core()
+    }
+
+    /// Whether nothing has happened that might keep the communicator from being used.
+    #[inline]
+    pub(crate) fn is_well(&self, core: &Core) -> bool {
+        !core.closed && core.engine.failure().is_none() && !self.membership.abort_flag().is_raised()
+    }
+
+    pub(crate) fn context(&self, waited: Waited) -> Context {
+        Context { rank: self.group.rank, operation: waited.to_string(), sequence: waited.sequence }
+    }
+
+    /// Whether this is the process that made the communicator: see [`forked`](super::forked).
+    #[inline]
+    pub(crate) fn is_ours(&self) -> bool {
+        self.process.is_current()
+    }
+
+    /// Fails in a child made by `fork`.
+    #[inline]
+    pub(crate) fn check_process(&self, called: impl FnOnce() -> Waited) -> Result<()> {
+        if self.is_ours() { Ok(()) } else { Err(self.forked(called())) }
+    }
+
+    #[cold]
+    fn forked(&self, called: Waited) -> Error {
+        let problem = "this communicator was made before a fork and cannot be used in the child; make a new one there, or \
+                       start the child with exec";
+        Error::Usage { context: self.context(called), problem: problem.to_owned() }
+    }
+
+    /// Asks something that has no error: in a child, where another thread may have held the core, the answer is that of a
+    /// communicator on which nothing was called.
+    pub(crate) fn look<R: Default>(&self, question: impl FnOnce(&Core) -> R) -> R {
+        if self.is_ours() { question(&self.core()) } else { R::default() }
+    }
+}

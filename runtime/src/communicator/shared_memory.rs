@@ -1,0 +1,57 @@
+//! Whether the ranks of each host share memory, so that plans may use it.
+
+use super::connect::Making;
+use crate::engine::Engine;
+use crate::error::Result;
+
+/// Whether, on every host, all ranks of the communicator share memory. The same on all ranks.
+///
+/// Inside one host each rank sees that by itself: whether two ranks share memory is decided by the same facts at both, and two
+/// that share it with a third share it with each other. Of other hosts a rank is told.
+pub(super) fn is_everywhere(making: &Making, hosts: &[u32], engine: &Engine) -> Result<bool> {
+    let is_here = is_shared(hosts, making.rank, engine.stage_members());
+    if !has_several(hosts) {
+        return Ok(is_here && hosts.len() > 1);
+    }
+    if !has_company(hosts) {
+        return Ok(false);
+    }
+    let answers = making.tell(2, &u8::from(is_here))?;
+    Ok(answers.iter().all(|answer| answer == &[1]))
+}
+
+/// Whether a rank shares memory with all others of its host, if there are others, and with nobody else.
+fn is_shared(hosts: &[u32], rank: u32, shared: &[u32]) -> bool {
+    let host = hosts[rank as usize];
+    let on_host = (0..hosts.len() as u32).filter(|other| hosts[*other as usize] == host);
+    let is_alone = on_host.clone().count() == 1;
+    is_alone && shared.is_empty() || on_host.eq(shared.iter().copied())
+}
+
+fn has_several(hosts: &[u32]) -> bool {
+    hosts.iter().any(|host| *host != hosts[0])
+}
+
+/// Whether any host has several ranks.
+fn has_company(hosts: &[u32]) -> bool {
+    let mut sorted = hosts.to_vec();
+    sorted.sort_unstable();
+    sorted.windows(2).any(|pair| pair[0] == pair[1])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_and_shared_memory_must_be_the_same() {
+        let hosts = [0, 1, 0, 2];
+        assert!(is_shared(&hosts, 0, &[0, 2]));
+        assert!(is_shared(&hosts, 1, &[]));
+        assert!(!is_shared(&hosts, 0, &[]), "no memory is shared");
+        assert!(!is_shared(&hosts, 2, &[0, 1, 2]), "with a rank that counts as elsewhere");
+        assert!(!is_shared(&[0, 0, 0], 0, &[0, 1]), "not with all");
+        assert!(has_company(&hosts) && !has_company(&[2, 0, 1]));
+        assert!(has_several(&hosts) && !has_several(&[3, 3]));
+    }
+}

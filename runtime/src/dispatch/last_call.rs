@@ -1,0 +1,73 @@
+//! What was worked out for the last call, for when it is made again: most are.
+
+use crate::call::{Call, Label, reduces};
+use crate::reduce::{Combine, combine_fn, combine_nothing};
+
+/// The last call.
+#[derive(Debug)]
+pub(crate) struct LastCall {
+    label: Label,
+    known: Known,
+}
+
+/// What follows from a call's label.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    pub(crate) signature: u64,
+    /// What reduces; none if there is no kernel for it.
+    pub(crate) combine: Option<Combine>,
+}
+
+impl LastCall {
+    /// Of a label that no call has.
+    pub(crate) fn none() -> Self {
+        let label = Label { kind: u64::MAX, count: 0 };
+        Self { label, known: Known { signature: label.signature(), combine: None } }
+    }
+
+    /// What follows from the label of a call.
+    #[inline]
+    pub(crate) fn look_up(&mut self, call: &Call, label: Label) -> Known {
+        if label != self.label {
+            self.learn(call, label);
+        }
+        self.known
+    }
+
+    fn learn(&mut self, call: &Call, label: Label) {
+        let kernel = || combine_fn(call.data_type, call.op);
+        let combine = if reduces(call.collective) { kernel() } else { Some(combine_nothing as Combine) };
+        *self = Self { label, known: Known { signature: label.signature(), combine } };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::RawCall;
+    use crate::types::{DataType, ReduceOp};
+    use kolo_collectives::plan::Collective;
+
+    #[test]
+    fn what_is_known_is_of_the_call_at_hand() {
+        let call = |collective, data_type| {
+            let (input, output, op) = (std::ptr::null(), std::ptr::null_mut(), ReduceOp::Sum);
+            let raw = RawCall { collective, input, output, count: 0, data_type, op, root: 0 };
+            Call::check(&raw, 0, 2).expect("a sound call")
+        };
+        let sums = [DataType::F32, DataType::F64].map(|data_type| call(Collective::AllReduce, data_type));
+        let gather = call(Collective::AllGather, DataType::F32);
+        let mut last = LastCall::none();
+        for call in [&sums[0], &sums[0], &sums[1], &gather, &sums[0]] {
+            let label = call.summary(false).label();
+            let known = last.look_up(call, label);
+            let wanted = if reduces(call.collective) {
+                combine_fn(call.data_type, call.op)
+            } else {
+                Some(combine_nothing as Combine)
+            };
+            assert_eq!(known.signature, label.signature());
+            assert_eq!(known.combine.map(|combine| combine as usize), wanted.map(|wanted| wanted as usize));
+        }
+    }
+}

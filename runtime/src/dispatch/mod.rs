@@ -1,0 +1,85 @@
+//! Which way a call goes: decided in one place, for those who run calls, start them, explain them and check the choice.
+
+mod last_call;
+mod planner;
+
+use std::fmt;
+
+use kolo_collectives::select::Choice;
+
+pub(crate) use last_call::{Known, LastCall};
+pub(crate) use planner::{Limits, Planner};
+
+use crate::call::Call;
+use crate::exchange::tiny::Tiny;
+use crate::symmetric::Direct;
+
+/// How a call is made. Blocking and started ones do not match each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Blocking,
+    Started,
+}
+
+/// What carries a call out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// The exchange of the host.
+    Exchange,
+    /// The plan of an algorithm, by the engine.
+    Plan,
+}
+
+/// Which way a call goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Decision {
+    /// Whether the ranks ask each other first if all their buffers are symmetric, and then reach into each other's.
+    pub(crate) asks_for_symmetric: bool,
+    /// If they are not, or nobody asks.
+    pub(crate) way: Way,
+}
+
+/// Decides. The same on all ranks.
+#[inline(always)]
+pub(crate) fn decide(exchange: Option<&Tiny>, symmetric: &Direct, call: &Call, form: Form) -> Decision {
+    Decision {
+        asks_for_symmetric: form == Form::Blocking && symmetric.considers(call),
+        way: if exchange.is_some_and(|exchange| exchange.serves(call)) { Way::Exchange } else { Way::Plan },
+    }
+}
+
+/// What carries a call out, with its reasons.
+#[derive(Debug)]
+pub(crate) enum CarriedOut {
+    /// In words.
+    ByExchange(String),
+    ByPlan(Box<Choice>),
+}
+
+impl CarriedOut {
+    /// Its name: that of an algorithm, or [`Tiny`]'s.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::ByExchange(_) => "tiny",
+            Self::ByPlan(choice) => choice.algorithm.name(),
+        }
+    }
+}
+
+impl fmt::Display for CarriedOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let choice = match self {
+            Self::ByExchange(words) => return f.write_str(words),
+            Self::ByPlan(choice) => choice,
+        };
+        let Choice { algorithm, reason, segment_bytes, window, .. } = &**choice;
+        write!(f, "{algorithm}: {reason}; segments of {segment_bytes} bytes, {window} in flight")?;
+        for (algorithm, cost) in &choice.losers {
+            match cost {
+                Ok(seconds) => write!(f, "\n  {algorithm}: {:.1} us", seconds * 1e6),
+                Err(because) => write!(f, "\n  {algorithm}: {because}"),
+            }?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,217 @@
+//! From a call to the plan that serves it: selection, cached.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kolo_collectives::generator::Algorithm;
+use kolo_collectives::model::Model;
+use kolo_collectives::overrides::Overrides;
+use kolo_collectives::plan::{Collective, Placement, Plan};
+use kolo_collectives::select::{Choice, Order, select};
+use kolo_collectives::task::Task;
+
+use crate::call::{Call, Counts, Forced};
+use crate::config::{Config, Determinism};
+use crate::engine::STAGE_SEGMENTS;
+use crate::error::{Context, Error, Result};
+
+/// What decides the plan of a call. Sizes come in as the selection's answer, so that plans are shared by all sizes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct PlanKey {
+    task: Task,
+    algorithm: Algorithm,
+}
+
+/// What decides the selection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct ChoiceKey {
+    collective: Collective,
+    root: u32,
+    bytes: usize,
+    element_bytes: usize,
+    irregular: bool,
+    placement: Placement,
+}
+
+/// A call's plan, with how to run it.
+#[derive(Clone, Debug)]
+pub(crate) struct Planned {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) segment_elements: usize,
+    pub(crate) window: usize,
+}
+
+/// What the transports of all ranks have for one call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Channels to a peer.
+    pub(crate) channels: u16,
+    /// Whether the ranks of each host share memory that plans may use.
+    pub(crate) stages: bool,
+}
+
+/// Chooses and caches plans for one communicator.
+#[derive(Debug)]
+pub(crate) struct Planner {
+    rank: u32,
+    world_size: u32,
+    hosts: Arc<[u32]>,
+    model: Model,
+    order: Order,
+    overrides: Overrides,
+    segment_bytes: Option<usize>,
+    window: Option<usize>,
+    limits: Limits,
+    choices: HashMap<ChoiceKey, Planned>,
+    plans: HashMap<PlanKey, Arc<Plan>>,
+}
+
+/// What a block of a v-form is taken to be as long as where nobody knows all lengths: long enough for the segments of a
+/// long one to be sized for bandwidth.
+const UNKNOWN_BYTES: usize = 1 << 20;
+
+/// Distinct calls remembered. A training loop has tens; a program that calls with ever new sizes must not grow.
+const CHOICES_MAX: usize = 1024;
+
+impl Planner {
+    pub(crate) fn new(
+        rank: u32,
+        hosts: Arc<[u32]>,
+        model: Model,
+        config: &Config,
+        limits: Limits,
+    ) -> Result<Self> {
+        let overrides = config.algorithms.parse::<Overrides>().map_err(|problem| {
+            Error::configuration("KOLO_ALGO", problem.to_string(), "See `kolo explain --help` for the names")
+        })?;
+        Ok(Self {
+            rank,
+            world_size: hosts.len() as u32,
+            hosts,
+            model,
+            order: match config.determinism {
+                Determinism::Repeatable => Order::Any,
+                Determinism::Canonical => Order::Canonical,
+            },
+            overrides,
+            segment_bytes: config.segment_bytes,
+            window: config.window,
+            limits,
+            choices: HashMap::new(),
+            plans: HashMap::new(),
+        })
+    }
+
+    /// The plan for a call with its buffers placed so, and how to run it.
+    pub(crate) fn plan(&mut self, call: &Call, placement: Placement) -> Result<Planned> {
+        let key = ChoiceKey { placement, ..self.key(call) };
+        if let Some(planned) = self.choices.get(&key) {
+            return Ok(planned.clone());
+        }
+        let (task, choice) = self.choose(key)?;
+        let plan_key = PlanKey { task, algorithm: choice.algorithm };
+        let rank = self.rank;
+        let plan = self
+            .plans
+            .entry(plan_key)
+            .or_insert_with_key(|key| Arc::new(key.algorithm.plan(&key.task, rank)))
+            .clone();
+        if plan.channels > self.limits.channels {
+            return Err(Error::Unsupported {
+                context: Context { rank, ..Context::default() },
+                problem: format!(
+                    "algorithm {} needs {} channels to a peer, the transports offer {}; choose another one with \
+                     KOLO_ALGO",
+                    choice.algorithm, plan.channels, self.limits.channels
+                ),
+            });
+        }
+        // By what is the same on all ranks: one that is alone on its host has no stage, but segments as the others have.
+        let most = if choice.staged_segment_bytes_max.is_some() { STAGE_SEGMENTS } else { 64 };
+        let window = self.window.unwrap_or(choice.window).clamp(1, most);
+        let planned = Planned {
+            segment_elements: (choice.segment_bytes / key.element_bytes).max(1),
+            window: window.min(usize::from(self.limits.channels / plan.channels.max(1))),
+            plan,
+        };
+        if self.choices.len() >= CHOICES_MAX {
+            self.choices.clear();
+        }
+        self.choices.insert(key, planned.clone());
+        Ok(planned)
+    }
+
+    /// The calls for which the settings name an algorithm.
+    pub(crate) fn forced(&self) -> Forced {
+        Forced::new(&self.overrides, |collective| self.task(collective))
+    }
+
+    /// A collective of all ranks.
+    fn task(&self, collective: Collective) -> Task {
+        let task = Task::new(collective, self.world_size).with_hosts(Arc::clone(&self.hosts));
+        if self.limits.stages { task.with_stages() } else { task }
+    }
+
+    /// Whether all reductions go along the canonical tree.
+    pub(crate) fn is_canonical(&self) -> bool {
+        self.order == Order::Canonical
+    }
+
+    /// The constants of the selection.
+    pub(crate) const fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The selection for a call, with the losers: what `explain` prints.
+    pub(crate) fn explain(&self, call: &Call) -> Result<Choice> {
+        let key = self.key(call);
+        self.choose(key).map(|(_, choice)| choice)
+    }
+
+    fn key(&self, call: &Call) -> ChoiceKey {
+        let size = call.data_type.size();
+        let bytes = match &call.counts {
+            Counts::Even(count) => count * size,
+            Counts::Uneven { input, output } => match call.collective {
+                // All ranks know all lengths.
+                Collective::AllGather => output.iter().max().map_or(0, |longest| longest * size),
+                Collective::ReduceScatter => input.iter().max().map_or(0, |longest| longest * size),
+                // A rank knows its own lengths only, so these must not decide.
+                _ => UNKNOWN_BYTES,
+            },
+        };
+        ChoiceKey {
+            collective: call.collective,
+            root: call.root,
+            bytes,
+            element_bytes: size,
+            irregular: matches!(call.counts, Counts::Uneven { .. }),
+            placement: call.placement,
+        }
+    }
+
+    /// Chooses as for buffers that lie apart, wherever they lie here: other ranks' may lie otherwise, and all must choose alike.
+    fn choose(&self, key: ChoiceKey) -> Result<(Task, Choice)> {
+        let mut task = self.task(key.collective).with_root(key.root);
+        let forced = self.overrides.force(&task, key.bytes as u64);
+        let mut choice = select(
+            &task,
+            key.bytes as u64,
+            key.element_bytes,
+            key.irregular,
+            self.order,
+            &self.model,
+            forced,
+        )
+        .map_err(|problem| Error::Unsupported {
+            context: Context { rank: self.rank, ..Context::default() },
+            problem: problem.to_string(),
+        })?;
+        if let Some(bytes) = self.segment_bytes {
+            choice.segment_bytes = choice.staged_segment_bytes_max.map_or(bytes, |most| bytes.min(most));
+        }
+        task.params = choice.params;
+        task.placement = key.placement;
+        Ok((task, choice))
+    }
+}

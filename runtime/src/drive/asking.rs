@@ -1,0 +1,64 @@
+//! Asking peers what they are doing.
+
+use std::time::Duration;
+
+use super::Suspicion;
+use super::fail::{fail, poison};
+use crate::call::Waited;
+use crate::communicator::Shared;
+use crate::control::Status;
+use crate::error::Result;
+use crate::failure::{Carrier, Judgement, judge};
+
+/// A control thread answers within a millisecond unless its process is stopped or its host swaps.
+pub(super) const ANSWER_MAX: Duration = Duration::from_millis(200);
+
+/// Peers asked per question: enough to find a culprit, few enough to be answered at once.
+const PEERS_ASKED: usize = 4;
+
+/// Asks some peers what they are doing.
+fn ask(shared: &Shared, peers: &[u32], patience: Duration) -> Vec<(u32, Option<Status>)> {
+    let peers = &peers[..peers.len().min(PEERS_ASKED)];
+    peers.iter().copied().zip(shared.membership.ask_all(peers, patience)).collect()
+}
+
+/// The same, and whether whoever carries the questions does so: this rank asks itself too.
+pub(super) fn ask_through(
+    shared: &Shared,
+    peers: &[u32],
+    patience: Duration,
+) -> (Vec<(u32, Option<Status>)>, Carrier) {
+    if shared.world.control.is_closed() {
+        return (peers.iter().map(|peer| (*peer, None)).collect(), Carrier::Gone);
+    }
+    let mut asked = peers[..peers.len().min(PEERS_ASKED)].to_vec();
+    asked.push(shared.group.rank);
+    let mut answers: Vec<_> =
+        asked.iter().copied().zip(shared.membership.ask_all(&asked, patience)).collect();
+    let carrier = match answers.pop() {
+        Some((_, None)) if !shared.membership.abort_flag().is_raised() => Carrier::Silent,
+        _ => Carrier::Answers,
+    };
+    (answers, carrier)
+}
+
+/// Nothing has moved for some time: asks the peers, and fails if one of them is somewhere else for good.
+pub(super) fn examine(shared: &Shared, waited: Waited, peers: &[u32], suspected: bool) -> Result<Suspicion> {
+    let answers = ask(shared, peers, ANSWER_MAX);
+    let has_left = |peer: u32| shared.membership.departed(peer);
+    // Any one of them would do: it is over only if all have left.
+    let departed =
+        |peer| if waited.is_from_any() { peers.iter().all(|peer| has_left(*peer)) } else { has_left(peer) };
+    let own = |sequence| shared.core().calls.recorder.find(sequence);
+    match judge(&answers, own, departed, suspected) {
+        Judgement::Nothing => Ok(Suspicion::None),
+        Judgement::HasLeft => Ok(Suspicion::HasLeft),
+        Judgement::Over(cause) => {
+            // A rank that fails says why before it leaves: that is the cause then.
+            if !shared.membership.abort_flag().is_raised() {
+                poison(shared, &cause);
+            }
+            Err(fail(shared, waited))
+        }
+    }
+}

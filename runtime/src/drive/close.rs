@@ -1,0 +1,93 @@
+//! The end of a communicator.
+
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use kolo_transport::{Error, ErrorKind};
+
+use super::{End, Patience, Step, Waiter, helper, until};
+use crate::communicator::{Core, Shared};
+use crate::wait::{self, Next, Pacer};
+
+/// How long links are kept for threads that are asleep on them.
+const RELEASE_MAX: Duration = Duration::from_secs(5);
+
+/// Between two looks at what is still to leave.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// Ends the helper, lets what was started finish and leave, at most for `limit`, and gives the connections up.
+pub(crate) fn close(shared: &Shared, limit: Duration) {
+    helper::stop(shared);
+    let mut closing = Closing { shared, core: None };
+    let mut patience = Patience::new(limit, Pacer::new(shared.policy));
+    let flushed = until(&mut closing, &mut patience).is_ok();
+    let mut core = closing.core();
+    if flushed && !closing.is_over(&core) {
+        core.engine.leave();
+    }
+    core.closed = true;
+    let cause = Error::new(ErrorKind::Aborted, "kolo", None, "the communicator was dropped");
+    core.abort(&cause);
+    drop(core);
+    release_links(shared, &cause);
+}
+
+struct Closing<'a> {
+    shared: &'a Shared,
+    core: Option<MutexGuard<'a, Core>>,
+}
+
+impl<'a> Closing<'a> {
+    fn core(&mut self) -> MutexGuard<'a, Core> {
+        self.core.take().unwrap_or_else(|| self.shared.core())
+    }
+
+    fn is_over(&self, core: &Core) -> bool {
+        core.closed || core.engine.failure().is_some() || self.shared.membership.abort_flag().is_raised()
+    }
+}
+
+impl Waiter for Closing<'_> {
+    type Error = ();
+
+    fn step(&mut self) -> Result<Step, ()> {
+        let mut core = self.core();
+        let is_flushed = core.engine.outstanding() == 0 && core.engine.is_flushed();
+        let step = if is_flushed || self.is_over(&core) {
+            Step::Done
+        } else {
+            Step::Waits { moved: core.progress() }
+        };
+        self.core = Some(core);
+        Ok(step)
+    }
+
+    fn rest(&mut self, next: Next, _: &Pacer) {
+        if next == Next::Poll {
+            return;
+        }
+        self.core = None;
+        match next {
+            Next::Spin => wait::spin(),
+            Next::Yield => wait::yield_now(),
+            Next::Sleep => wait::sleep(LOOK),
+            Next::Poll | Next::Check | Next::Queue => {}
+        }
+    }
+
+    fn end(&mut self, _: End) {}
+}
+
+/// Drops the links once no thread (that waits for a handle) can be asleep on them. Such a thread finds the abort at
+/// its next turn; if it does not come back, the links live as long as the handle does.
+fn release_links(shared: &Shared, cause: &Error) {
+    let deadline = Instant::now() + RELEASE_MAX;
+    while shared.attendance.drivers.load(Ordering::Acquire) > 0 {
+        if Instant::now() >= deadline {
+            return;
+        }
+        wait::sleep(LOOK);
+    }
+    shared.core().engine.close(cause);
+}

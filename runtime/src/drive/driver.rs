@@ -1,0 +1,342 @@
+//! A thread that drives the engine until something of its own is over.
+
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use kolo_transport::{Armed, ParkBy};
+
+use super::{
+    End, News, Patience, Step, Suspicion, Waiter, asking, fail, orphans, time_out, timed_out, until,
+};
+use crate::call::Waited;
+use crate::cancel::Whole;
+use crate::communicator::{Core, Shared};
+use crate::engine::Id;
+use crate::error::{Error, Result};
+use crate::failure::is_loss;
+use crate::home::{Home, TURN_MAX};
+use crate::wait::{self, Next, Pacer, SLEEP_MAX};
+
+/// Calls of less than so many bytes are over when all ranks of a processor have had some turns of microseconds.
+const SHORT_BYTES: usize = 64 << 10;
+
+/// Between two looks at copies that nobody tells of: about what a segment takes.
+const COPY_NAP: Duration = Duration::from_micros(50);
+
+/// What a thread drives to its end.
+pub(super) trait Goal {
+    /// Moves it on, and whatever else is outstanding.
+    ///
+    /// # Errors
+    /// What it met in the exchange that does not fit.
+    fn step(&mut self, core: &mut Core) -> Result<Step, Fault>;
+
+    /// Ranks that it waits for.
+    fn waiting_for(&self, core: &Core) -> Vec<u32>;
+
+    /// Its turn at the exchange, if it has one.
+    fn turn(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// What a goal can meet.
+pub(super) enum Fault {
+    /// A member called something else.
+    Mismatch(crate::exchange::Mismatch),
+    /// A transport failed, or a member sent nonsense.
+    Transport(kolo_transport::Error),
+}
+
+impl Fault {
+    /// Makes it the communicator's, and the error of the call that met it. Not while the caller has the core.
+    #[cold]
+    pub(super) fn error(self, shared: &Shared, waited: Waited) -> Error {
+        let _whole = Whole::new();
+        match self {
+            Self::Mismatch(found) => fail::mismatch(shared, found, waited),
+            Self::Transport(error) => fail::give_up(shared, crate::failure::Cause::Transport(error), waited),
+        }
+    }
+}
+
+/// Counts a thread that drives for itself, so that the helper stands back.
+#[derive(Debug)]
+pub(super) struct Attended<'a>(&'a Shared);
+
+impl<'a> Attended<'a> {
+    pub(super) fn new(shared: &'a Shared) -> Self {
+        shared.attendance.drivers.fetch_add(1, Ordering::SeqCst);
+        Self(shared)
+    }
+}
+
+impl Drop for Attended<'_> {
+    fn drop(&mut self) {
+        if self.0.attendance.drivers.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.attendance.helper.look();
+        }
+    }
+}
+
+/// Drives until `id` is done. The engine no longer touches the caller's memory when this returns.
+pub(crate) fn wait_for<'a>(
+    shared: &'a Shared,
+    core: MutexGuard<'a, Core>,
+    id: Id,
+    waited: Waited,
+    limit: Duration,
+) -> Result<MutexGuard<'a, Core>> {
+    if core.engine.is_done(id) {
+        return Ok(core);
+    }
+    let _attended = Attended::new(shared);
+    drive(shared, core, Operation(id), waited, Patience::new(limit, Pacer::new(shared.policy)))
+}
+
+/// Something that the engine knows.
+struct Operation(Id);
+
+impl Goal for Operation {
+    fn step(&mut self, core: &mut Core) -> Result<Step, Fault> {
+        let moved = core.progress();
+        let Core { engine, exchange, .. } = core;
+        let has_its_turn = || exchange.as_ref().is_some_and(|exchange| exchange.queue_has_turn());
+        Ok(if engine.is_done(self.0) {
+            Step::Done
+        } else if engine.failure().is_some() {
+            Step::Failed
+        } else if engine.is_elsewhere(self.0) && !has_its_turn() {
+            Step::Behind
+        } else {
+            Step::Waits { moved }
+        })
+    }
+
+    fn waiting_for(&self, core: &Core) -> Vec<u32> {
+        core.waiting_for(self.0)
+    }
+}
+
+/// Drives until the goal is reached.
+pub(super) fn drive<'a, G: Goal>(
+    shared: &'a Shared,
+    core: MutexGuard<'a, Core>,
+    goal: G,
+    waited: Waited,
+    mut patience: Patience,
+) -> Result<MutexGuard<'a, Core>> {
+    let is_short = |count: usize, size: usize| count * size < SHORT_BYTES;
+    let mut driver = Driver {
+        shared,
+        core: Some(core),
+        goal,
+        waited,
+        at_home: false,
+        is_short: waited
+            .summary()
+            .is_some_and(|call| call.count.is_some_and(|count| is_short(count, call.data_type.size()))),
+        has_asked: false,
+    };
+    until(&mut driver, &mut patience)?;
+    Ok(driver.core())
+}
+
+struct Driver<'a, G> {
+    shared: &'a Shared,
+    /// None while the driver rests or asks, and after an error.
+    core: Option<MutexGuard<'a, Core>>,
+    goal: G,
+    waited: Waited,
+    /// Whether this thread has come back to its processor, unless it was moved since.
+    at_home: bool,
+    /// Whether no rank needs a processor for long.
+    is_short: bool,
+    has_asked: bool,
+}
+
+impl<'a, G: Goal> Driver<'a, G> {
+    fn core(&mut self) -> MutexGuard<'a, Core> {
+        self.core.take().unwrap_or_else(|| self.shared.core())
+    }
+
+    /// The ranks that are waited for; the core is free then.
+    fn peers(&mut self) -> Vec<u32> {
+        let core = self.core();
+        self.goal.waiting_for(&core)
+    }
+}
+
+impl<G: Goal> Waiter for Driver<'_, G> {
+    type Error = Error;
+
+    fn step(&mut self) -> Result<Step> {
+        let core = self.core.get_or_insert_with(|| self.shared.core());
+        let step = self.goal.step(core);
+        step.map_err(|fault| {
+            self.core = None;
+            fault.error(self.shared, self.waited)
+        })
+    }
+
+    fn news(&mut self) -> Option<News> {
+        let core = self.core.get_or_insert_with(|| self.shared.core());
+        orphans::hear_last_words(self.shared, core, self.waited);
+        let flag = self.shared.membership.abort_flag();
+        if !flag.is_raised() {
+            return None;
+        }
+        let is_loss = flag.cause().is_some_and(|cause| is_loss(&cause));
+        Some(if is_loss { News::Lost } else { News::Aborted })
+    }
+
+    fn rest(&mut self, next: Next, pacer: &Pacer) {
+        #[cfg(test)]
+        super::injected::pause();
+        let mut core = self.core();
+        if next.is_a_while()
+            && next != Next::Queue
+            && let Some(home) = &mut core.home
+        {
+            stay_at(home, &mut self.at_home, next, self.is_short.then_some(pacer));
+        }
+        match next {
+            Next::Spin => wait::spin(),
+            Next::Yield => wait::yield_now(),
+            Next::Poll | Next::Check | Next::Sleep | Next::Queue => {}
+        }
+        self.core = Some(match next {
+            Next::Sleep => sleep(self.shared, core, self.goal.turn()),
+            Next::Queue => sleep_until_turn(self.shared, core),
+            _ if self.shared.is_wanted() => self.shared.give_way(core),
+            _ => core,
+        });
+    }
+
+    fn end(&mut self, why: End) -> Error {
+        match why {
+            End::Failed => {
+                self.core = None;
+                fail(self.shared, self.waited)
+            }
+            End::Deadline(limit) => {
+                let peers = self.peers();
+                time_out(self.shared, self.waited, limit, &peers)
+            }
+        }
+    }
+
+    fn look_for_peers(&mut self) -> Result<()> {
+        let core = self.core();
+        self.core = Some(orphans::look_for_the_gone(self.shared, core, self.waited)?);
+        Ok(())
+    }
+
+    fn ask(&mut self, suspected: bool) -> Result<Suspicion> {
+        self.has_asked = true;
+        if self.waited.is_message() {
+            self.shared.membership.board().waits_in(Some(self.waited.to_string()));
+        }
+        let core = self.core();
+        timed_out::note_unheard(self.shared, &core);
+        let peers = self.goal.waiting_for(&core);
+        drop(core);
+        asking::examine(self.shared, self.waited, &peers, suspected)
+    }
+
+    /// Its goodbye over the control plane overtakes bytes that are sent again because a packet was lost. The end of the
+    /// connection tells, which is behind them. A network that is broken for good tells nothing, so this is believed for some
+    /// time only.
+    fn is_outrun(&mut self, left_for: Duration) -> bool {
+        let core = self.core();
+        let (shared, peers) = (self.shared, self.goal.waiting_for(&core));
+        let is_outrun = left_for < shared.world.control.dead_after()
+            && peers.iter().any(|peer| core.engine.is_hearing(*peer) && shared.membership.departed(*peer));
+        self.core = Some(core);
+        is_outrun
+    }
+}
+
+impl<G> Drop for Driver<'_, G> {
+    fn drop(&mut self) {
+        if self.has_asked {
+            let board = self.shared.membership.board();
+            board.unheard_by(Vec::new());
+            if self.waited.is_message() {
+                board.waits_in(None);
+            }
+        }
+    }
+}
+
+/// Comes back to this rank's processor before the first pause, and after a sleep; and notices if others do not share it.
+fn stay_at(home: &mut Home, at_home: &mut bool, next: Next, short: Option<&Pacer>) {
+    let came_back = std::mem::replace(at_home, next != Next::Sleep);
+    if !came_back {
+        home.come_back();
+    } else if let Some(pacer) = short.filter(|pacer| pacer.turn() > TURN_MAX) {
+        home.held_up(pacer.now(std::time::Instant::now));
+    }
+}
+
+/// Sleeps until an endpoint has something, or the exchange for who has this turn, or briefly.
+fn sleep<'a>(shared: &'a Shared, mut core: MutexGuard<'a, Core>, turn: Option<u64>) -> MutexGuard<'a, Core> {
+    if core.engine.is_copying() || core.exchange.as_ref().is_some_and(|exchange| exchange.is_copying()) {
+        // Nothing tells of the end of a copy.
+        drop(core);
+        wait::sleep(COPY_NAP);
+        return shared.core();
+    }
+    let by = core.engine.park_by();
+    let mut words: Vec<(*const AtomicU32, u32)> = Vec::new();
+    let mut fds: Vec<RawFd> = Vec::new();
+    core.engine.arm(by, |armed| match armed {
+        Armed::Idle => {}
+        Armed::Word(word, value) => words.push((word, value)),
+        Armed::Fd(fd) => fds.push(AsRawFd::as_raw_fd(&fd)),
+    });
+    words.extend(core.exchange.as_mut().and_then(|exchange| exchange.tiny.arm()));
+    let has_arrived =
+        |core: &mut Core| core.exchange.as_mut().is_some_and(|exchange| exchange.has_arrived(turn));
+    if core.progress() || has_arrived(&mut core) {
+        disarm(&mut core);
+        return if shared.is_wanted() { shared.give_way(core) } else { core };
+    }
+    drop(core);
+    match by {
+        ParkBy::Word if words.len() == 1 => {
+            // SAFETY: the word lies in a mapping that the endpoint holds. The endpoint lives in the core of `shared`
+            // until `close::release_links`, which waits until no thread drives; the helper has ended before it.
+            wait::sleep_on_word(unsafe { &*words[0].0 }, words[0].1, SLEEP_MAX);
+        }
+        ParkBy::Fd if !fds.is_empty() => {
+            // SAFETY: as above: the endpoints own the descriptors.
+            let fds: Vec<_> = fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
+            wait::sleep_on_fds(&fds, SLEEP_MAX);
+        }
+        _ => wait::sleep(Duration::from_millis(1)),
+    }
+    let mut core = shared.core();
+    disarm(&mut core);
+    core
+}
+
+fn disarm(core: &mut Core) {
+    core.engine.disarm();
+    if let Some(exchange) = &mut core.exchange {
+        exchange.tiny.disarm();
+    }
+}
+
+/// Sleeps, without the core, until the turn at hand is over, or briefly: another thread drives, and needs the core to do so.
+fn sleep_until_turn<'a>(shared: &'a Shared, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+    let Some(exchange) = &core.exchange else { return core };
+    let (over, turnstile) = exchange.tiny.turns_over();
+    let turnstile = std::sync::Arc::clone(turnstile);
+    turnstile.announce();
+    drop(core);
+    turnstile.sleep(over);
+    shared.core()
+}

@@ -1,0 +1,111 @@
+//! Running a call through the exchange of the host, on this thread.
+
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use super::driver::{Attended, Fault, Goal, drive};
+use super::run::Begun;
+use super::{Patience, Step, lend};
+use crate::call::{Call, Waited};
+use crate::communicator::{Core, Shared};
+use crate::error::Result;
+use crate::exchange::tiny::Passage;
+use crate::wait::{self, Pacer};
+
+/// Polls of an exchange before the wait is watched, where spinning is wanted: about a microsecond, which is what most
+/// exchanges take.
+const POLLS_FIRST: u32 = 64;
+
+/// Runs a call through the exchange, which was decided for.
+///
+/// # Safety
+/// As [`run_within`](super::run_within).
+#[inline(always)]
+pub(super) unsafe fn run_exchange<'a>(
+    shared: &'a Shared,
+    mut core: MutexGuard<'a, Core>,
+    call: &Call,
+    begun: &Begun,
+    limit: Duration,
+) -> Result<MutexGuard<'a, Core>> {
+    let combine = begun.combine(shared, call)?;
+    let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
+    let mut visit = Visit { call, passage: exchange.tiny.enter(call, combine, begun.tag) };
+    let mut polls = if shared.policy.spin.is_zero() { 0 } else { POLLS_FIRST };
+    loop {
+        match visit.advance(&mut core) {
+            Ok(true) => return Ok(core),
+            Ok(false) => {}
+            Err(fault) => {
+                drop(core);
+                return Err(fault.error(shared, begun.waited(call)));
+            }
+        }
+        if polls == 0 || shared.is_wanted() || core.engine.outstanding() > 0 {
+            break;
+        }
+        polls -= 1;
+        // Not more often than that: each look takes the line from whoever is about to write it.
+        wait::spin();
+    }
+    watched(shared, core, visit, begun.waited(call), limit)
+}
+
+/// The same for what takes longer, or has others to care for.
+#[inline(never)]
+fn watched<'a>(
+    shared: &'a Shared,
+    core: MutexGuard<'a, Core>,
+    visit: Visit<'_>,
+    waited: Waited,
+    limit: Duration,
+) -> Result<MutexGuard<'a, Core>> {
+    lend(shared, move || {
+        let _attended = Attended::new(shared);
+        drive(shared, core, visit, waited, Patience::new(limit, Pacer::new(shared.policy)))
+    })
+}
+
+/// A call on its way through the exchange. Made by [`run_exchange`] only, whose caller lends the buffers until it returns.
+struct Visit<'c> {
+    call: &'c Call,
+    passage: Passage,
+}
+
+impl Visit<'_> {
+    #[inline(always)]
+    fn advance(&mut self, core: &mut Core) -> Result<bool, Fault> {
+        let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
+        // SAFETY: the call is the one that entered; the caller of `run_exchange` lends the buffers.
+        unsafe { exchange.tiny.advance(self.call, &mut self.passage) }.map_err(Fault::Mismatch)
+    }
+}
+
+impl Goal for Visit<'_> {
+    fn step(&mut self, core: &mut Core) -> Result<Step, Fault> {
+        let before = self.passage.position();
+        if self.advance(core)? {
+            return Ok(Step::Done);
+        }
+        // Somebody may be waiting for an earlier operation of ours before coming here.
+        let moved = core.progress_others() || self.passage.position() > before;
+        Ok(at_the_exchange(core, self.passage.turn(), moved))
+    }
+
+    fn waiting_for(&self, core: &Core) -> Vec<u32> {
+        core.exchange_waits_for()
+    }
+
+    fn turn(&self) -> Option<u64> {
+        Some(self.passage.turn())
+    }
+}
+
+/// How it stands with a call that has this turn at the exchange, and has not moved on.
+pub(super) fn at_the_exchange(core: &Core, turn: u64, moved: bool) -> Step {
+    match &core.exchange {
+        Some(exchange) if exchange.is_stuck(&core.engine) => Step::Failed,
+        Some(exchange) if exchange.is_behind_a_thread(turn) => Step::Behind,
+        _ => Step::Waits { moved },
+    }
+}

@@ -1,0 +1,185 @@
+//! Giving a communicator up: finding out why, telling the others, and the error for the caller. None of this is called by
+//! whoever has the core.
+
+use std::time::{Duration, Instant};
+
+use kolo_transport::ErrorKind;
+
+use super::asking::{ANSWER_MAX, ask_through};
+use super::orphans;
+use crate::call::Waited;
+use crate::communicator::{Core, Shared};
+use crate::control::AbortCause;
+use crate::error::{AbortReason, Error, Result};
+use crate::exchange::Mismatch;
+use crate::failure::{Cause, Diagnosis, Evidence, Meeting, Presence, Question, adopt, diagnose, is_loss};
+use crate::wait;
+
+/// How long after the first call that saw the loss of a peer further calls are tried: ranks that do not need the lost one,
+/// such as pairs that exchange messages, would otherwise go on until their first pause.
+const LOSS_CALLS: Duration = Duration::from_millis(250);
+
+/// How long the control plane may take to report what became of a peer whose connection broke.
+const REPORT_MAX: Duration = Duration::from_millis(300);
+
+/// How long a peer may take to tell what it called.
+const STATUS_MAX: Duration = Duration::from_millis(500);
+
+/// Fails if the communicator cannot be used any more.
+pub(crate) fn check_usable(shared: &Shared, core: &Core, waited: Waited) -> Result<()> {
+    if shared.is_well(core) {
+        return Ok(());
+    }
+    let rank = shared.group.rank;
+    if core.closed {
+        let reason = "the communicator was dropped".to_owned();
+        let (context, kind) = (shared.context(waited), AbortReason::Dropped);
+        return Err(Error::Aborted { context, by: rank, kind, reason });
+    }
+    // After the loss of a peer, what it had sent before may still be enough for this call.
+    let may_go_on = |cause: &AbortCause| {
+        let since = shared.fault.loss_seen.get_or_init(Instant::now);
+        is_loss(cause) && since.elapsed() < LOSS_CALLS
+    };
+    let news = || shared.membership.abort_flag().cause().filter(|cause| !may_go_on(cause));
+    match shared.fault.cause().or_else(|| news().map(|cause| adopted(core, &cause))) {
+        Some(cause) => Err(cause.error(shared.context(waited), rank)),
+        None => Ok(()),
+    }
+}
+
+/// The error that the next call would give, once what was sent before has had its time.
+pub(crate) fn standing_error(shared: &Shared) -> Option<Error> {
+    const ASKED: Waited = Waited::other("");
+    if let Err(forked) = shared.check_process(|| ASKED) {
+        return Some(forked);
+    }
+    let known = shared.fault.cause();
+    let core = shared.core();
+    let cause = match (known, shared.membership.abort_flag().cause()) {
+        (Some(cause), _) => cause,
+        (None, Some(report)) => adopted(&core, &report),
+        (None, None) => {
+            let failed = core.engine.failure().is_some();
+            drop(core);
+            return failed.then(|| fail(shared, ASKED));
+        }
+    };
+    Some(cause.error(shared.context(ASKED), shared.group.rank))
+}
+
+fn adopted(core: &Core, report: &AbortCause) -> Cause {
+    adopt(report, |sequence| core.calls.recorder.find(sequence))
+}
+
+/// Gives up on purpose.
+pub(crate) fn abort(shared: &Shared, reason: &str) {
+    if shared.is_ours() {
+        let (by, kind) = (shared.group.rank, AbortReason::Requested);
+        poison(shared, &Cause::Aborted { by, kind, reason: reason.to_owned() });
+    }
+}
+
+/// Makes the communicator unusable for the reason at hand, tells the others, and returns the error to report.
+pub(crate) fn fail(shared: &Shared, waited: Waited) -> Error {
+    let find_out = || {
+        // Where ranks have met each other's calls, on the stage for one, and no control plane tells which.
+        orphans::show_call(&shared.core(), waited);
+        find_out(shared, evidence(shared, waited))
+    };
+    let cause = shared.fault.cause().unwrap_or_else(find_out);
+    poison(shared, &cause);
+    cause.error(shared.context(waited), shared.group.rank)
+}
+
+/// The same for a reason that is known, unless there was one before.
+pub(super) fn give_up(shared: &Shared, cause: Cause, waited: Waited) -> Error {
+    poison(shared, &cause);
+    fail(shared, waited)
+}
+
+/// The same where a member of the exchange called something else.
+pub(super) fn mismatch(shared: &Shared, found: Mismatch, waited: Waited) -> Error {
+    let met = Meeting { peer: found.member as u32, tag: found.tag, len: 0, expected: None };
+    let cause = find_out(shared, Evidence { met: Some(met), ..evidence(shared, waited) });
+    give_up(shared, cause, waited)
+}
+
+/// Makes the communicator unusable, here and on all ranks; the first reason stays.
+pub(super) fn poison(shared: &Shared, cause: &Cause) {
+    shared.fault.note(cause);
+    shared.membership.abort(cause.report(shared.group.rank));
+    let error = kolo_transport::Error::new(ErrorKind::Aborted, "kolo", None, cause.to_string());
+    let mut core = shared.core();
+    orphans::leave_word(&core, cause, shared.group.rank);
+    core.abort(&error);
+}
+
+/// What is known at once.
+fn evidence(shared: &Shared, waited: Waited) -> Evidence {
+    let report = shared.membership.abort_flag().cause();
+    let core = shared.core();
+    let failure = core.engine.failure().cloned();
+    let route = failure.as_ref().and_then(|failure| shared.group.route(failure.peer?));
+    Evidence {
+        rank: shared.group.rank,
+        communicator: shared.group.id,
+        waited,
+        calls: core.calls.recorder.calls().collect(),
+        is_closed: core.closed,
+        met: None,
+        how: route.map_or_else(String::new, |route| route.how.clone()),
+        failure,
+        report,
+        report_had_time: false,
+        presence: None,
+        status: None,
+        shown: None,
+    }
+}
+
+/// Why a call failed: asks whatever the cause cannot be told without.
+fn find_out(shared: &Shared, mut evidence: Evidence) -> Cause {
+    let is_mismatch = |failure: &kolo_transport::Error| matches!(failure.kind, ErrorKind::Mismatch { .. });
+    if evidence.met.is_some() || evidence.failure.as_ref().is_some_and(is_mismatch) {
+        orphans::show_call(&shared.core(), evidence.waited);
+    }
+    loop {
+        match diagnose(&evidence) {
+            Diagnosis::Known(cause) => return cause,
+            Diagnosis::Needs(question) => answer(shared, question, &mut evidence),
+        }
+    }
+}
+
+fn answer(shared: &Shared, question: Question, evidence: &mut Evidence) {
+    let membership = &shared.membership;
+    match question {
+        Question::Report => {
+            let until = Instant::now() + REPORT_MAX;
+            while !membership.abort_flag().is_raised() && Instant::now() < until {
+                wait::sleep(Duration::from_millis(1));
+            }
+            evidence.report_had_time = true;
+            evidence.report = membership.abort_flag().cause();
+        }
+        Question::Presence(peer) => {
+            let (answers, carrier) = ask_through(shared, &[peer], ANSWER_MAX);
+            let has_left = membership.departed(peer);
+            let answers = matches!(answers.first(), Some((_, Some(_))));
+            evidence.presence = Some(Presence { answers, has_left, carrier });
+            // A rank that fails says why before it leaves.
+            evidence.report = membership.abort_flag().cause();
+        }
+        Question::Status(peer) => {
+            let status = membership.ask(peer, STATUS_MAX);
+            if status.is_none() {
+                evidence.report = membership.abort_flag().cause();
+            }
+            evidence.status = Some(status);
+        }
+        Question::Shown { peer, tag, sequence } => {
+            evidence.shown = Some(orphans::shown_by(shared, peer, tag, sequence));
+        }
+    }
+}

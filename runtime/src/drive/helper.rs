@@ -1,0 +1,135 @@
+//! The helper thread: makes progress with asynchronous operations while nobody waits for them.
+//!
+//! It exists from the first asynchronous call on, and stands back while another thread drives the engine for itself.
+//!
+//! To wake a sleeping thread costs a system call and, where ranks share processors, a turn of somebody else's: more than
+//! most short operations. So after some work the helper naps for a while and looks by itself whether there is more; only
+//! then does it sleep until it is called.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::driver::{Fault, Goal, drive};
+use super::{Patience, Step, fail, lend};
+use crate::call::Waited;
+use crate::communicator::{Core, Shared};
+use crate::wait::Pacer;
+
+/// Between two looks of a helper that naps: what an operation may lose that is started meanwhile.
+const NAP: Duration = Duration::from_micros(200);
+
+/// How long a helper naps after the last work, before it sleeps.
+const NAPS_MAX: Duration = Duration::from_millis(10);
+
+const HELPING: Waited = Waited::other("progress of asynchronous operations");
+
+/// Makes sure that a helper runs and will notice new work.
+pub(crate) fn call_helper(shared: &Arc<Shared>) {
+    let helper = &shared.attendance.helper;
+    helper.pending.store(true, Ordering::SeqCst);
+    if !helper.asleep.load(Ordering::SeqCst) {
+        return;
+    }
+    let mut state = helper.state();
+    if state.thread.is_none() && !state.stop {
+        let own = Arc::clone(shared);
+        state.thread = std::thread::Builder::new()
+            .name(format!("kolo-helper-{}", shared.group.rank))
+            .spawn(move || lend(&own, || help(&own)))
+            .map_err(
+                |error| tracing::warn!(%error, "no helper thread: asynchronous operations progress in wait"),
+            )
+            .ok();
+    }
+    helper.wake.notify_one();
+}
+
+/// Ends the helper.
+pub(super) fn stop(shared: &Shared) {
+    let helper = &shared.attendance.helper;
+    helper.leaving.store(true, Ordering::Relaxed);
+    let thread = {
+        let mut state = helper.state();
+        state.stop = true;
+        helper.wake.notify_one();
+        state.thread.take()
+    };
+    // The last handle may be dropped on the helper itself, which must not wait for its own end.
+    if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
+        let _ = thread.join();
+    }
+}
+
+fn help(shared: &Shared) {
+    let helper = &shared.attendance.helper;
+    let mut worked = Instant::now();
+    helper.asleep.store(false, Ordering::SeqCst);
+    let mut state = helper.state();
+    while !state.stop {
+        if is_unattended(shared) {
+            drop(state);
+            if !drive_unattended(shared) {
+                // After a failure there is nothing to drive until the communicator is dropped.
+                return;
+            }
+            worked = Instant::now();
+            state = helper.state();
+        } else if worked.elapsed() < NAPS_MAX {
+            state = helper.wake.wait_timeout(state, NAP).unwrap_or_else(PoisonError::into_inner).0;
+        } else {
+            helper.asleep.store(true, Ordering::SeqCst);
+            while !state.stop && !is_unattended(shared) {
+                state = helper.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            helper.asleep.store(false, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Whether there is work that nobody does.
+fn is_unattended(shared: &Shared) -> bool {
+    let attendance = &shared.attendance;
+    attendance.helper.pending.load(Ordering::SeqCst) && attendance.drivers.load(Ordering::SeqCst) == 0
+}
+
+/// Drives until somebody else does or nothing is left; false if something failed, which whoever waits will find out.
+fn drive_unattended(shared: &Shared) -> bool {
+    let patience = Patience::new(Duration::MAX, Pacer::beside_computation(shared.policy));
+    let Ok(core) = drive(shared, shared.core(), Help(shared), HELPING, patience) else { return false };
+    let failed = has_failed(shared, &core);
+    drop(core);
+    if failed {
+        // Perhaps nobody waits here for long, but the other ranks must know.
+        drop(fail(shared, HELPING));
+    }
+    !failed
+}
+
+fn has_failed(shared: &Shared, core: &Core) -> bool {
+    core.engine.failure().is_some() || shared.membership.abort_flag().is_raised()
+}
+
+/// That nothing is left, or somebody else cares for it.
+struct Help<'a>(&'a Shared);
+
+impl Goal for Help<'_> {
+    fn step(&mut self, core: &mut Core) -> Result<Step, Fault> {
+        let moved = core.progress();
+        let attendance = &self.0.attendance;
+        if core.engine.outstanding() == 0 {
+            // Whoever starts something more holds the core, and says so afterwards.
+            attendance.helper.pending.store(false, Ordering::SeqCst);
+            return Ok(Step::Done);
+        }
+        let stop = core.closed
+            || has_failed(self.0, core)
+            || attendance.drivers.load(Ordering::Relaxed) > 0
+            || attendance.helper.leaving.load(Ordering::Relaxed);
+        Ok(if stop { Step::Done } else { Step::Waits { moved } })
+    }
+
+    fn waiting_for(&self, _: &Core) -> Vec<u32> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,154 @@
+//! What ranks of one host do where there is no control plane any more: world rank 0 has left in good order.
+//!
+//! Messages are carried by links, whose ends show by themselves. An exchange and a stage have no link, so who waits there for long
+//! looks whether those that it waits for are still there. Ranks that give up leave word on the board of the host: the cause
+//! in one word, and for mismatches, each its own call beside it.
+
+use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
+
+use kolo_transport::ErrorKind;
+use kolo_transport::shm::Board;
+
+use super::fail::give_up;
+use crate::call;
+use crate::call::{Label, Summary, Waited};
+use crate::communicator::{Core, Shared};
+use crate::control::{AbortCause, AbortKind, Loss};
+use crate::error::{LossCause, Result};
+use crate::failure::{Cause, LastWord};
+use crate::wait;
+
+/// How long a rank that has met another call waits for the name of it: the other rank meets this one's within a sleep.
+const NAME_MAX: Duration = Duration::from_millis(500);
+
+/// Operations by which ranks that call different things may be apart, and still find each other's call.
+const APART_MAX: u64 = 64;
+
+fn board(core: &Core) -> Option<&Board> {
+    core.exchange.as_ref().map(|exchange| exchange.tiny.board())
+}
+
+/// Leaves word of a failure for ranks that no control plane tells.
+pub(super) fn leave_word(core: &Core, cause: &Cause, rank: u32) {
+    if let Some(board) = board(core) {
+        board.abort(LastWord::of(cause, rank).encode());
+    }
+}
+
+/// Shows the other ranks of the host what this one called.
+pub(super) fn show_call(core: &Core, waited: Waited) {
+    if let (Some(board), Some(summary)) = (board(core), waited.summary()) {
+        let Label { kind, count } = summary.label();
+        board.announce(kind, count);
+    }
+}
+
+/// Takes in what another rank has left word of, if no control plane will tell.
+#[inline]
+pub(super) fn hear_last_words(shared: &Shared, core: &Core, waited: Waited) {
+    let word = board(core).map_or(0, Board::aborted);
+    if word != 0 && !shared.membership.abort_flag().is_raised() && shared.world.control.is_closed() {
+        take_last_words(shared, core, LastWord::decode(word), waited);
+    }
+}
+
+#[cold]
+fn take_last_words(shared: &Shared, core: &Core, word: LastWord, waited: Waited) {
+    show_call(core, waited);
+    let LastWord { kind, by, about } = word;
+    if by >= shared.group.size || by == shared.group.rank {
+        return;
+    }
+    let cause = match kind {
+        AbortKind::PeerLost => {
+            AbortCause::lost(about, &Loss::new(LossCause::Closed, format!("rank {by} found it gone")))
+        }
+        AbortKind::Mismatch => mismatch_of_others(core, (by, about), waited),
+        AbortKind::Timeout => AbortCause::new(by, kind, "it did not finish in time"),
+        AbortKind::User | AbortKind::HubLost | AbortKind::Transport => {
+            AbortCause::new(about, AbortKind::User, "it gave up")
+        }
+    };
+    shared.membership.abort_flag().raise(cause);
+}
+
+/// A mismatch that `by` has met with `about`, which may be this rank, as it looks from here.
+fn mismatch_of_others(core: &Core, (by, about): (u32, u32), waited: Waited) -> AbortCause {
+    let own = waited.summary().map(Summary::label);
+    // Who called the same as the one is shown the other's call.
+    let other = if own == shown_call(core, by) { about } else { by };
+    // It has shown an earlier call, or none, until it meets the mismatch too.
+    let theirs = within(NAME_MAX, || shown_call(core, other).filter(|theirs| Some(*theirs) != own));
+    let theirs = theirs.map_or_else(|| "something else".to_owned(), |theirs| theirs.to_string());
+    AbortCause::new(other, AbortKind::Mismatch, theirs)
+}
+
+/// Looks until there is an answer, or for so long.
+fn within<R>(patience: Duration, look: impl Fn() -> Option<R>) -> Option<R> {
+    let until = Instant::now() + patience;
+    loop {
+        let found = look();
+        if found.is_some() || Instant::now() >= until {
+            return found;
+        }
+        wait::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What a rank of the host has shown of its call.
+fn shown_call(core: &Core, rank: u32) -> Option<Label> {
+    let board = board(core)?;
+    let (kind, count) = ((rank as usize) < board.members()).then(|| board.announced(rank as usize))?;
+    (kind != 0).then_some(Label { kind, count })
+}
+
+/// The call of a peer whose message has this tag, in words, if it shows it; this rank's own is number `sequence`.
+pub(super) fn shown_by(shared: &Shared, peer: u32, tag: u64, sequence: u64) -> Option<String> {
+    if !shared.world.control.is_closed() {
+        return None;
+    }
+    within(NAME_MAX, || {
+        let label = shown_call(&shared.core(), peer)?;
+        let is_it = |number: &u64| call::tag(shared.group.id, *number, label.signature()) == tag;
+        let mut numbers = sequence.saturating_sub(APART_MAX)..sequence + APART_MAX;
+        match numbers.find(is_it)? {
+            number if number == sequence => Some(label.to_string()),
+            number => Some(format!("{label} as operation #{number}")),
+        }
+    })
+}
+
+/// Fails if a rank is gone that the exchange at hand or the stage waits for, and no control plane would say so.
+pub(super) fn look_for_the_gone<'a>(
+    shared: &'a Shared,
+    mut core: MutexGuard<'a, Core>,
+    waited: Waited,
+) -> Result<MutexGuard<'a, Core>> {
+    if !shared.world.control.is_closed() {
+        return Ok(core);
+    }
+    let late = |core: &Core| {
+        let exchange = core.exchange.as_ref().filter(|exchange| exchange.tiny.is_under_way());
+        let mut late = exchange.map_or_else(Vec::new, |exchange| exchange.tiny.waiting_for());
+        late.extend(core.engine.late_on_stage());
+        late
+    };
+    for peer in late(&core) {
+        let Err(error) = core.engine.look_for(peer) else { continue };
+        if error.kind != ErrorKind::PeerLost {
+            tracing::warn!(peer, %error, "nothing will tell of this rank's end");
+            continue;
+        }
+        // What it published before its end has come by now.
+        if late(&core).contains(&peer) {
+            drop(core);
+            return Err(give_up(
+                shared,
+                Cause::PeerLost { peer, cause: Loss::new(LossCause::Closed, error.detail) },
+                waited,
+            ));
+        }
+    }
+    Ok(core)
+}

@@ -1,0 +1,316 @@
+//! Running a checked call: the way that [`Core::decide`] says, blocking or asynchronous.
+
+use std::any::Any;
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use kolo_collectives::layout::Shape;
+use kolo_collectives::plan::{Collective, Cut, Placement};
+use kolo_transport::Piece;
+
+use super::exchange::run_exchange;
+use super::fail::give_up;
+use super::symmetric::run_symmetric;
+use super::{call_helper, check_usable, lend, wait_for};
+use crate::call::{self, Call, Counts, Reach, Sides, Waited, reduces};
+use crate::communicator::{Core, Shared, on_gpus};
+use crate::dispatch::{Decision, Form, Known, Way};
+use crate::engine::{Buffers, Id, Job, Lent, Mode};
+use crate::error::{Error, Result};
+use crate::failure::Cause;
+use crate::gpu::GpuPath;
+use crate::reduce::{Combine, kernel};
+use crate::types::ReduceOp;
+
+/// An asynchronous operation that was started.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket {
+    pub(crate) id: Id,
+    pub(crate) waited: Waited,
+}
+
+/// A call that is numbered and recorded.
+#[derive(Clone, Copy)]
+pub(super) struct Begun {
+    sequence: u64,
+    form: Form,
+    pub(super) tag: u64,
+    /// What reduces, if there is a kernel for it.
+    combine: Option<Combine>,
+    /// How it is carried out, if it is on a GPU's memory.
+    path: Option<GpuPath>,
+}
+
+impl Begun {
+    /// What is waited for, in full. Most calls are over before anybody asks.
+    pub(super) fn waited(&self, call: &Call) -> Waited {
+        Waited::call(call.summary(self.form == Form::Started), self.sequence)
+    }
+
+    /// What reduces.
+    #[inline]
+    pub(super) fn combine(&self, shared: &Shared, call: &Call) -> Result<Combine> {
+        self.combine.ok_or_else(|| no_kernel(shared, call))
+    }
+}
+
+/// Runs a call and waits for it, as long as the settings say.
+///
+/// # Safety
+/// As [`run_within`].
+pub(crate) unsafe fn run(shared: &Shared, call: &Call) -> Result<()> {
+    // SAFETY: handed on.
+    unsafe { run_within(shared, call, shared.config.timeout) }
+}
+
+/// Runs a call and waits for it, at most for `limit`.
+///
+/// # Safety
+/// The buffers of the call are valid and not touched by anybody else until this returns.
+pub(crate) unsafe fn run_within(shared: &Shared, call: &Call, limit: Duration) -> Result<()> {
+    // SAFETY: handed on.
+    unsafe { run_as(shared, call, Form::Blocking, limit) }
+}
+
+/// Starts a call and drives it at once, without a word to the helper.
+///
+/// # Safety
+/// As [`run_within`].
+pub(crate) unsafe fn start_and_wait(shared: &Shared, call: &Call, limit: Duration) -> Result<()> {
+    // SAFETY: handed on.
+    unsafe { run_as(shared, call, Form::Started, limit) }
+}
+
+/// # Safety
+/// As [`run_within`].
+#[inline(always)]
+unsafe fn run_as(shared: &Shared, call: &Call, form: Form, limit: Duration) -> Result<()> {
+    shared.check_process(|| Waited::call(call.summary(form == Form::Started), 0))?;
+    let mut core = shared.core();
+    let begun = begin(shared, &mut core, call, form)?;
+    let Decision { asks_for_symmetric, way } = core.decide(call, form);
+    if asks_for_symmetric {
+        // SAFETY: handed on.
+        let (returned, done) = unsafe { run_symmetric(shared, core, call, &begun, limit) }?;
+        core = returned;
+        if done {
+            end_call(shared, &mut core, begun.sequence);
+            return Ok(());
+        }
+    }
+    // SAFETY: handed on.
+    let mut core = unsafe {
+        match way {
+            Way::Exchange if call.gpus.is_none() => run_exchange(shared, core, call, &begun, limit),
+            way => run_started(shared, core, call, way, &begun, limit),
+        }
+    }?;
+    end_call(shared, &mut core, begun.sequence);
+    Ok(())
+}
+
+/// Runs a call as something that the engine knows, and waits for it.
+///
+/// # Safety
+/// As [`run_within`].
+#[inline(never)]
+unsafe fn run_started<'a>(
+    shared: &'a Shared,
+    core: MutexGuard<'a, Core>,
+    call: &Call,
+    way: Way,
+    begun: &Begun,
+    limit: Duration,
+) -> Result<MutexGuard<'a, Core>> {
+    lend(shared, move || {
+        // SAFETY: handed on.
+        let (core, id) = unsafe { launch(shared, core, call, way, begun, None) }?;
+        let mut core = wait_for(shared, core, id, begun.waited(call), limit)?;
+        core.engine.finish(id);
+        Ok(core)
+    })
+}
+
+/// Starts a call; `keep` lives until it is done.
+///
+/// # Safety
+/// The buffers of the call are valid and not touched by anybody else until the operation is done or the
+/// communicator has been aborted.
+pub(crate) unsafe fn start(
+    shared: &Arc<Shared>,
+    call: &Call,
+    keep: Option<Box<dyn Any + Send>>,
+) -> Result<Ticket> {
+    shared.check_process(|| Waited::call(call.summary(true), 0))?;
+    let mut core = shared.core();
+    let begun = begin(shared, &mut core, call, Form::Started)?;
+    let Decision { way, .. } = core.decide(call, Form::Started);
+    let (id, pending) = lend(shared, move || {
+        // SAFETY: handed on.
+        let (core, id) = unsafe { launch(shared, core, call, way, &begun, keep) }?;
+        Ok((id, !core.engine.is_done(id)))
+    })?;
+    if pending {
+        call_helper(shared);
+    }
+    Ok(Ticket { id, waited: begun.waited(call) })
+}
+
+/// Numbers and records a call.
+#[inline(always)]
+fn begin(shared: &Shared, core: &mut Core, call: &Call, form: Form) -> Result<Begun> {
+    let sequence = core.calls.sequence + 1;
+    let summary = call.summary(form == Form::Started);
+    let waited = || Waited::call(summary, sequence);
+    if !shared.is_well(core) {
+        check_usable(shared, core, waited())?;
+    }
+    if !core.engine.has_room() {
+        return Err(too_many(shared, waited()));
+    }
+    let path = if call.gpus.is_none() { None } else { on_gpus::call_path(shared, core, call, waited())? };
+    core.calls.sequence = sequence;
+    let label = summary.label();
+    core.calls.recorder.begin(sequence, summary, path);
+    shared.membership.board().start(sequence, label);
+    let Known { signature, combine } = core.calls.last.look_up(call, label);
+    let tag = call::tag(shared.group.id, sequence, signature);
+    Ok(Begun { sequence, form, tag, combine, path })
+}
+
+#[cold]
+fn too_many(shared: &Shared, waited: Waited) -> Error {
+    let problem = "too many asynchronous operations are outstanding; wait for some of them";
+    Error::Usage { context: shared.context(waited), problem: problem.to_owned() }
+}
+
+/// Something that was started is over.
+pub(crate) fn end(shared: &Shared, core: &mut Core, waited: Waited) {
+    // Messages are not numbered among the collectives.
+    if waited.summary().is_some() {
+        end_call(shared, core, waited.sequence);
+    }
+}
+
+#[inline]
+fn end_call(shared: &Shared, core: &mut Core, sequence: u64) {
+    core.calls.recorder.end(sequence);
+    shared.membership.board().finish(sequence);
+}
+
+/// Starts a call on its way.
+///
+/// # Safety
+/// As [`start`].
+unsafe fn launch<'a>(
+    shared: &'a Shared,
+    mut core: MutexGuard<'a, Core>,
+    call: &Call,
+    way: Way,
+    begun: &Begun,
+    keep: Option<Box<dyn Any + Send>>,
+) -> Result<(MutexGuard<'a, Core>, Id)> {
+    let combine = begun.combine(shared, call)?;
+    let place = (shared.group.rank, shared.group.size);
+    if way == Way::Plan {
+        let mut job = job(&mut core, call, begun, combine, place)?;
+        job.keep = keep;
+        let mode = if begun.form == Form::Started { Mode::Asynchronous } else { Mode::Blocking };
+        // SAFETY: handed on.
+        let id = unsafe { core.engine.start(job, mode) };
+        return Ok((core, id));
+    }
+    let Core { engine, exchange: Some(exchange), .. } = &mut *core else {
+        unreachable!("it was decided for")
+    };
+    // SAFETY: handed on.
+    match unsafe { exchange.start(engine, call, (combine, begun.tag), place, keep) } {
+        Ok(id) => Ok((core, id)),
+        // A GPU's driver refused in the middle of a call: the others cannot go on either.
+        Err(error) => {
+            drop(core);
+            Err(give_up(shared, Cause::Transport(error), begun.waited(call)))
+        }
+    }
+}
+
+/// A call as a job for the engine.
+fn job(
+    core: &mut Core,
+    call: &Call,
+    begun: &Begun,
+    combine: Combine,
+    (rank, world_size): (u32, u32),
+) -> Result<Job> {
+    let reduces = reduces(call.collective);
+    let premultiply = match call.op {
+        ReduceOp::PremulSum(factor) if reduces => Some(factor),
+        _ => None,
+    };
+    // Scaled input is read from a copy, so the plan must not take input and output for the same memory.
+    let apart = premultiply.is_some() && call.collective == Collective::ReduceScatter;
+    let placement = if apart { Placement::OutOfPlace } else { call.placement };
+    let planned = core.planner.plan(call, placement)?;
+    let canonical = core.planner.is_canonical();
+    let shape = match (&call.counts, planned.plan.cut) {
+        (Counts::Even(count), Cut::Vector { .. }) => Shape::Vector { count: *count },
+        (Counts::Even(count), Cut::PerRank) => Shape::Blocks { count: *count },
+        (Counts::Uneven { input, output }, _) => {
+            Shape::Irregular { input: input.clone(), output: output.clone() }
+        }
+    };
+    // In place, vectors live in the output; a rank of a reduce that is not the root has an input only.
+    let buffers = match call.placement {
+        Placement::OutOfPlace => Buffers { input: call.input.cast_mut(), output: call.output },
+        Placement::InPlace if call.input.is_null() => Buffers { input: call.output, output: call.output },
+        Placement::InPlace => Buffers { input: call.input.cast_mut(), output: call.output },
+    };
+    let lent = lent(call, &buffers, rank, world_size);
+    // Processors publish and fold, so what is a GPU's is copied to the host first.
+    let path = begun.path.filter(|_| planned.plan.stage.is_none());
+    Ok(Job {
+        plan: planned.plan,
+        shape,
+        buffers,
+        sides: Sides {
+            reach: path.map_or(Reach::Staged, |path| core.gpu.reach(path)),
+            ..call.sides().clone()
+        },
+        data_type: call.data_type,
+        combine,
+        premultiply,
+        divide_by: (reduces && matches!(call.op, ReduceOp::Avg)).then_some(world_size),
+        segment_elements: planned.segment_elements,
+        window: planned.window,
+        channel_base: 0,
+        area_base: 0,
+        canonical,
+        tag: begun.tag,
+        lent,
+        keep: None,
+    })
+}
+
+/// The host's memory that a call works on. In place, one buffer lies in the other.
+fn lent(call: &Call, buffers: &Buffers, rank: u32, world_size: u32) -> Lent {
+    let (mut input, mut output) = call.bytes(rank, world_size);
+    match call.placement {
+        Placement::InPlace if input > output => output = 0,
+        Placement::InPlace => input = 0,
+        Placement::OutOfPlace => {}
+    }
+    let of = |is_gpu: bool, ptr: *mut u8, len: usize| {
+        (!is_gpu && !ptr.is_null() && len > 0).then_some(Piece { ptr, len })
+    };
+    let sides = call.sides();
+    Lent {
+        input: of(sides.input.is_some(), buffers.input, input),
+        output: of(sides.output.is_some(), buffers.output, output),
+    }
+}
+
+#[cold]
+fn no_kernel(shared: &Shared, call: &Call) -> Error {
+    let problem = kernel(call.data_type, call.op).err().map_or_else(String::new, |why| why.to_string());
+    Error::Unsupported { context: shared.context(Waited::call(call.summary(false), 0)), problem }
+}

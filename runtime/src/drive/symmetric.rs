@@ -1,0 +1,95 @@
+//! Running a call on symmetric buffers, or finding out that it must go another way.
+
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use kolo_transport::ErrorKind;
+
+use super::driver::{Attended, Fault, Goal, drive};
+use super::exchange::at_the_exchange;
+use super::run::Begun;
+use super::{Patience, Step, lend};
+use crate::call::Call;
+use crate::communicator::{Core, Shared};
+use crate::error::Result;
+use crate::symmetric::{self, Passage};
+use crate::wait::Pacer;
+
+/// Runs a call that asks for symmetric buffers; false if it must go another way.
+///
+/// # Safety
+/// The buffers of the call are valid and not touched by anybody else until this returns.
+#[inline(never)]
+pub(super) unsafe fn run_symmetric<'a>(
+    shared: &'a Shared,
+    mut core: MutexGuard<'a, Core>,
+    call: &Call,
+    begun: &Begun,
+    limit: Duration,
+) -> Result<(MutexGuard<'a, Core>, bool)> {
+    let combine = begun.combine(shared, call)?;
+    lend(shared, move || {
+        let Core { exchange: Some(exchange), symmetric, .. } = &mut *core else {
+            unreachable!("there are symmetric buffers only where there is an exchange")
+        };
+        // Dropped before it is done, after an error or by unwinding, it takes the buffers back.
+        let passage = symmetric.enter(&mut exchange.tiny, call, combine, begun.tag);
+        let mut is_declined = false;
+        let reaching = Reaching { passage, is_declined: &mut is_declined };
+        let _attended = Attended::new(shared);
+        let patience = Patience::new(limit, Pacer::new(shared.policy));
+        let core = drive(shared, core, reaching, begun.waited(call), patience)?;
+        Ok((core, !is_declined))
+    })
+}
+
+/// A call on symmetric buffers. Made by [`run_symmetric`] only, whose caller lends the buffers until it returns.
+struct Reaching<'a> {
+    passage: Passage<'a>,
+    is_declined: &'a mut bool,
+}
+
+impl Goal for Reaching<'_> {
+    fn step(&mut self, core: &mut Core) -> Result<Step, Fault> {
+        let Core { exchange: Some(exchange), symmetric, .. } = core else {
+            unreachable!("it was there when the call began")
+        };
+        // SAFETY: the caller of `run_symmetric` lends the buffers.
+        let step = unsafe { symmetric.advance(&mut exchange.tiny, &mut self.passage) };
+        // Somebody may be waiting for an earlier operation of ours before coming here.
+        match step.map_err(fault)? {
+            symmetric::Step::Done => Ok(Step::Done),
+            symmetric::Step::Declined => {
+                *self.is_declined = true;
+                Ok(Step::Done)
+            }
+            symmetric::Step::Works => {
+                core.progress_others();
+                Ok(Step::Works)
+            }
+            symmetric::Step::Waits => {
+                let moved = core.progress_others();
+                Ok(at_the_exchange(core, self.passage.turn(), moved))
+            }
+        }
+    }
+
+    fn waiting_for(&self, core: &Core) -> Vec<u32> {
+        core.exchange_waits_for()
+    }
+
+    fn turn(&self) -> Option<u64> {
+        Some(self.passage.turn())
+    }
+}
+
+fn fault(fault: symmetric::Fault) -> Fault {
+    match fault {
+        symmetric::Fault::Mismatch(found) => Fault::Mismatch(found),
+        symmetric::Fault::Corrupt { member } => {
+            let problem = "it claimed a symmetric buffer that there is not";
+            let member = Some(member as u32);
+            Fault::Transport(kolo_transport::Error::new(ErrorKind::Corrupt, "shm", member, problem))
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The last words of a rank whose deadline has passed: whom it waits for, and what is known of them.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::asking::ask_through;
+use super::fail::{fail, give_up};
+use crate::call::Waited;
+use crate::communicator::{Core, Shared};
+use crate::control::Status;
+use crate::error::{Context, Error};
+use crate::failure::{Carrier, Cause};
+
+/// How long a rank whose deadline has passed waits for answers: its last word should name the right one, on a busy machine
+/// too.
+const LAST_ANSWER_MAX: Duration = Duration::from_secs(1);
+
+/// Ranks that are asked at once for the one that holds up all others.
+const SEARCHED_MAX: usize = 256;
+
+/// Ranks that a status names as deaf, and pairs that an error names: a host that is cut off makes one pair with each other.
+const PAIRS_MAX: usize = 4;
+
+/// Two ranks of which the second does not acknowledge what the first sends.
+type Cut = (u32, u32);
+
+/// A deadline has passed.
+pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: &[u32]) -> Error {
+    let (asked, carrier) = ask_through(shared, peers, LAST_ANSWER_MAX);
+    // A rank inside an earlier operation waits for somebody itself.
+    let holds_up = |status: &Option<Status>| {
+        status
+            .as_ref()
+            .is_none_or(|status| status.started < waited.sequence && status.finished >= status.started)
+    };
+    let culprit_is_known = asked.iter().any(|(_, status)| holds_up(status));
+    let unheard_by = note_unheard(shared, &shared.core());
+    let mut cuts: Vec<Cut> = unheard_by.into_iter().map(|peer| (shared.group.rank, peer)).collect();
+    asked.iter().for_each(|(rank, status)| add_cuts(shared, &mut cuts, *rank, status.as_ref()));
+    let mut waiting_for: Vec<(u32, String)> = asked
+        .iter()
+        .map(|(peer, status)| (*peer, standing(shared, *peer, status.as_ref(), carrier)))
+        .collect();
+    waiting_for.extend(peers.iter().skip(asked.len()).map(|peer| (*peer, "not asked".to_owned())));
+    if carrier == Carrier::Silent {
+        put_carrier_first(shared, &mut waiting_for);
+    } else if !culprit_is_known && cuts.is_empty() {
+        // Those waited for are themselves waiting for somebody.
+        let others =
+            (0..shared.group.size).filter(|rank| *rank != shared.group.rank && !peers.contains(rank));
+        let others: Vec<u32> = others.take(SEARCHED_MAX).collect();
+        let answers = shared.membership.ask_all(&others, LAST_ANSWER_MAX);
+        let answers: Vec<_> = others.into_iter().zip(answers).collect();
+        answers.iter().for_each(|(rank, status)| add_cuts(shared, &mut cuts, *rank, status.as_ref()));
+        let culprit = answers.iter().find(|(_, status)| !waited.is_message() && holds_up(status));
+        waiting_for
+            .extend(culprit.map(|(peer, status)| (*peer, standing(shared, *peer, status.as_ref(), carrier))));
+    }
+    if waited.is_message() {
+        let core = shared.core();
+        for (peer, standing) in &mut waiting_for {
+            let Some((tag, len, max)) = core.engine.stands_before(*peer) else { continue };
+            let _ = write!(
+                standing,
+                "; before it stands a message of {len} bytes with tag {tag}, which nobody receives and for which \
+                 KOLO_UNEXPECTED_BYTES={max} has no room"
+            );
+        }
+    }
+    put_cuts_first(&mut waiting_for, &cuts, shared.group.rank);
+    if shared.membership.abort_flag().is_raised() {
+        return fail(shared, waited);
+    }
+    let Context { operation, sequence, .. } = shared.context(waited);
+    give_up(shared, Cause::Timeout { after, waiting_for, operation, sequence }, waited)
+}
+
+/// What is known of a peer that was asked.
+fn standing(shared: &Shared, peer: u32, status: Option<&Status>, carrier: Carrier) -> String {
+    let over = || {
+        let route = shared.group.routes.iter().find(|route| route.peer == peer && !route.shares_memory());
+        route.map_or_else(String::new, |route| format!("; reached over {}, {}", route.transport, route.how))
+    };
+    match (status, carrier) {
+        // Another thread might still have come, so it is not known before.
+        _ if peer == shared.group.rank => {
+            "itself: a message to oneself takes a send and a receive, one of them started before the other \
+             or made by another thread"
+                .to_owned()
+        }
+        // It waits too: perhaps what is sent does not arrive.
+        (Some(status), _) if status.finished < status.started || status.waits_in.is_some() => {
+            format!("{status}{}", over())
+        }
+        (Some(status), _) => status.to_string(),
+        (None, _) if shared.membership.departed(peer) => "it has left".to_owned(),
+        (None, Carrier::Answers) => "no answer from it".to_owned(),
+        (None, Carrier::Silent) => "not known, since rank 0 is silent".to_owned(),
+        (None, Carrier::Gone) => "not known, since rank 0 has left and nobody carries questions".to_owned(),
+    }
+}
+
+/// Tells the board, and thus whoever asks, which peers do not acknowledge what this rank sends them.
+pub(super) fn note_unheard(shared: &Shared, core: &Core) -> Vec<u32> {
+    let peers = (0..shared.group.size).filter(|peer| core.engine.is_unheard(*peer));
+    let peers: Vec<u32> = peers.take(PAIRS_MAX).collect();
+    shared.membership.board().unheard_by(peers.clone());
+    peers
+}
+
+/// Adds what a rank has answered to what is known of cuts. A pair is one pair, whichever of the two tells.
+fn add_cuts(shared: &Shared, cuts: &mut Vec<Cut>, rank: u32, status: Option<&Status>) {
+    for peer in status.map_or(&[][..], |status| &status.unheard_by).iter().copied().take(PAIRS_MAX) {
+        let is_new = !cuts.contains(&(rank, peer)) && !cuts.contains(&(peer, rank));
+        if is_new && peer < shared.group.size && peer != rank {
+            cuts.push((rank, peer));
+        }
+    }
+}
+
+/// Pairs between which nothing gets through hold up everybody, those that wait for a healthy rank too.
+fn put_cuts_first(waiting_for: &mut Vec<(u32, String)>, cuts: &[Cut], own: u32) {
+    for &(from, to) in cuts.iter().take(PAIRS_MAX) {
+        let (rank, cut) = if to == own {
+            (from, format!("what it sends to rank {to} is not acknowledged"))
+        } else {
+            (to, format!("it does not acknowledge what rank {from} sends"))
+        };
+        let known = waiting_for.iter().position(|(named, _)| *named == rank);
+        let rest = known.map_or_else(String::new, |at| format!("; {}", waiting_for.remove(at).1));
+        waiting_for.insert(0, (rank, format!("{cut}: look at what lies between the two{rest}")));
+    }
+}
+
+/// World rank 0 carries the questions and is silent: nothing tells that anybody else is late.
+fn put_carrier_first(shared: &Shared, waiting_for: &mut Vec<(u32, String)>) {
+    let Some(carrier) = shared.group.members.iter().position(|member| *member == 0) else { return };
+    let carrier = carrier as u32;
+    waiting_for.retain(|(peer, _)| *peer != carrier);
+    let text = "it is silent, and carries the questions to all others: look there first".to_owned();
+    waiting_for.insert(0, (carrier, text));
+}

@@ -1,0 +1,191 @@
+//! Started calls on their way through the exchange of the host.
+//!
+//! They take their turns with the blocking calls, in the order of all calls; so do blocking calls on a GPU's memory. The engine keeps a slot for each, as it does for
+//! the operations that it runs itself, so whoever waits, asks or forgets does it alike. Whoever drives moves the first one on.
+
+use std::any::Any;
+use std::collections::VecDeque;
+
+use kolo_transport::{Error, ErrorKind};
+
+use super::Exchange;
+use super::tiny::Passage;
+use crate::call::Call;
+use crate::engine::{Engine, Id};
+use crate::gpu::{Bounce, Bounces};
+use crate::reduce::Combine;
+
+/// Started calls whose exchanges are not over, in the order of their turns; and those behind them whose results are on their
+/// way to a GPU.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    waiting: VecDeque<Started>,
+    storing: Vec<(Id, Box<Bounce>)>,
+    bounces: Bounces,
+}
+
+#[derive(Debug)]
+struct Started {
+    id: Id,
+    /// On copies, if the caller's memory is a GPU's.
+    call: Call,
+    passage: Passage,
+    /// In a box, since most calls have none and are moved often.
+    bounce: Option<Box<Bounce>>,
+}
+
+// SAFETY: the raw pointers of a call name the caller's buffers, which by the contract of `Exchange::start` stay valid and
+// otherwise untouched until the call is done, whichever thread drives it.
+unsafe impl Send for Started {}
+
+impl Exchange {
+    /// Takes a turn for a started call, and goes as far as it goes at once. One on a GPU's memory is copied first, and then
+    /// takes its turn like any other: ranks whose memory is the host's see no difference.
+    ///
+    /// # Errors
+    /// If a GPU's driver refuses; the turn is not taken then, so the communicator is of no use any more.
+    ///
+    /// # Safety
+    /// The buffers of the call are valid and not touched by anybody else until the operation is done or the communicator has
+    /// been aborted.
+    pub(crate) unsafe fn start(
+        &mut self,
+        engine: &mut Engine,
+        call: &Call,
+        (combine, tag): (Combine, u64),
+        (rank, members): (u32, u32),
+        keep: Option<Box<dyn Any + Send>>,
+    ) -> Result<Id, Error> {
+        let mut bounce = None;
+        let mut call = call.clone();
+        if call.gpus.is_some() {
+            let taken = bounce.insert(self.queue.bounces.take());
+            call = taken.prepare(&call, rank, members)?;
+            // SAFETY: the promise to this function; the copies are settled before the communicator is given up.
+            self.queue.bounces.loaded_bytes += unsafe { taken.load() }? as u64;
+        }
+        let id = engine.admit(keep);
+        let passage = self.tiny.enter(&call, combine, tag);
+        self.queue.waiting.push_back(Started { id, call, passage, bounce });
+        self.progress(engine);
+        Ok(id)
+    }
+
+    /// Whether a call with this turn waits for a blocking call of another thread, which drives until it is over.
+    pub(crate) fn is_behind_a_thread(&self, turn: u64) -> bool {
+        !self.tiny.has_turn(turn) && !self.queue_has_turn()
+    }
+
+    /// Whether the turn at hand is that of a started call: whoever drives moves it on.
+    pub(crate) fn queue_has_turn(&self) -> bool {
+        self.queue.waiting.front().is_some_and(|front| self.tiny.has_turn(front.passage.turn()))
+    }
+
+    /// Whether there is something for a thread that is about to sleep, with this turn if it has one. What is for another
+    /// thread's turn must not keep it awake: it would hold the core that the other thread wants.
+    pub(crate) fn has_arrived(&mut self, turn: Option<u64>) -> bool {
+        let is_ours = self.queue_has_turn() || turn.is_some_and(|turn| self.tiny.has_turn(turn));
+        is_ours && self.tiny.has_arrived()
+    }
+
+    /// Whether the turns behind the started calls will not come any more.
+    pub(crate) fn is_stuck(&self, engine: &Engine) -> bool {
+        !self.queue.waiting.is_empty() && engine.failure().is_some()
+    }
+
+    /// Whether copies are under way that nobody tells of unless asked.
+    pub(crate) fn is_copying(&self) -> bool {
+        let loading = self.queue.waiting.front().and_then(|first| first.bounce.as_ref());
+        !self.queue.storing.is_empty() || loading.is_some_and(|bounce| !bounce.is_idle())
+    }
+
+    /// Bytes copied from GPUs' memory and to it.
+    pub(crate) fn copied(&self) -> (u64, u64) {
+        (self.queue.bounces.loaded_bytes, self.queue.bounces.stored_bytes)
+    }
+
+    /// Waits until no copy touches the callers' memory any more; what became of them is no news.
+    pub(crate) fn settle(&mut self) {
+        let loading = self.queue.waiting.iter_mut().filter_map(|started| started.bounce.as_mut());
+        let storing = self.queue.storing.iter_mut().map(|(_, bounce)| bounce);
+        loading.chain(storing).for_each(|bounce| bounce.settle());
+    }
+
+    /// Moves started calls on, by one exchange each at most. Returns whether anything moved.
+    pub(crate) fn progress(&mut self, engine: &mut Engine) -> bool {
+        let mut moved = !self.queue.storing.is_empty() && self.queue.take_stored(engine);
+        // After a failure, callers may take their buffers back.
+        while engine.failure().is_none()
+            && let Some(first) = self.queue.waiting.front_mut()
+        {
+            if let Some(bounce) = &mut first.bounce {
+                match bounce.poll() {
+                    Ok(true) => {}
+                    Ok(false) => return moved,
+                    Err(error) => {
+                        engine.note_failure(error);
+                        return true;
+                    }
+                }
+            }
+            let before = first.passage.position();
+            // SAFETY: the promise made to `start` still holds, as the call is not done.
+            match unsafe { self.tiny.advance(&first.call, &mut first.passage) } {
+                Ok(true) => {
+                    if let Some(Started { id, bounce, .. }) = self.queue.waiting.pop_front() {
+                        self.queue.passed(engine, id, bounce);
+                    }
+                }
+                Ok(false) => return moved || first.passage.position() > before,
+                Err(found) => {
+                    let kind = ErrorKind::Mismatch {
+                        expected_tag: first.passage.tag(),
+                        tag: found.tag,
+                        expected_len: 0,
+                        len: 0,
+                    };
+                    let member = Some(found.member as u32);
+                    engine.note_failure(Error::new(kind, "shm", member, "it called something else"));
+                }
+            }
+            moved = true;
+        }
+        moved
+    }
+}
+
+impl Queue {
+    /// A call has been through its exchanges: done, or to be copied to where its result belongs.
+    fn passed(&mut self, engine: &mut Engine, id: Id, bounce: Option<Box<Bounce>>) {
+        let Some(mut bounce) = bounce else { return engine.conclude(id) };
+        // SAFETY: the promise made to `start`: the call is not done before its copies are.
+        match unsafe { bounce.store() } {
+            Ok(bytes) => self.bounces.stored_bytes += bytes as u64,
+            Err(error) => engine.note_failure(error),
+        }
+        self.storing.push((id, bounce));
+        self.take_stored(engine);
+    }
+
+    /// Concludes calls whose results are where they belong. Returns whether there were any.
+    fn take_stored(&mut self, engine: &mut Engine) -> bool {
+        let mut any = false;
+        let mut at = 0;
+        while engine.failure().is_none() && at < self.storing.len() {
+            match self.storing[at].1.poll() {
+                Ok(false) => at += 1,
+                Ok(true) => {
+                    let (id, bounce) = self.storing.remove(at);
+                    self.bounces.give_back(*bounce);
+                    engine.conclude(id);
+                    any = true;
+                }
+                Err(error) => {
+                    engine.note_failure(error);
+                    any = true;
+                }
+            }
+        }
+        any
+    }
+}

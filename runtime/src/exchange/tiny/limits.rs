@@ -1,0 +1,146 @@
+//! Which calls take the tiny path, and which of them write past the caches.
+
+use kolo_collectives::plan::{Collective, Placement};
+use kolo_transport::shm::FLAT_LONG;
+
+use super::passage::{block, blocks, exchanges};
+use super::{Tiny, two_shot};
+use crate::call::{Call, Counts};
+
+/// Calls that touch at least so much memory write what they only copy with streaming stores, as direct calls do. Times with
+/// and without, in this order: broadcast 2 ranks 8 MiB 284 / 160 us, 32 MiB 1.02 / 1.31 ms; 4 ranks 2 MiB 152 / 117 us, 8 MiB
+/// 546 / 659, 128 MiB 8.7 / 21.5 ms; all_gather 8 ranks 8 MiB 0.9 / 1.65 ms, 128 MiB 22 / 43.
+const STREAMING_BYTES: usize = 32 << 20;
+
+/// Most bytes that a rank reads or writes where buffers may be a GPU's. On this path those are copied to and from the host as a
+/// whole, through as much pinned memory; a plan copies them segment by segment. A rank does not know whose memory the others'
+/// is, so the limit holds for all: high enough that calls on the host's memory lose nothing but where nearly all of it is
+/// data (gradients come in buckets of 25 MB), low enough to be pinned.
+const GPU_BYTES: usize = 64 << 20;
+
+/// Contributions up to this length take this path all the same: of a hundred ranks, a hundred of them are pinned.
+const GPU_BYTES_LEAST: usize = 1 << 20;
+
+/// Most ranks with which long calls share out slices of a part.
+pub(super) const MEMBERS_MAX: usize = 64;
+
+/// What is asked with every call, of one collective.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Served {
+    /// That a rank gives.
+    blocks: usize,
+    /// Calls in which a rank gives fewer bytes take this path, whatever else is set.
+    below: usize,
+}
+
+impl Tiny {
+    /// For each collective, by its number.
+    pub(super) fn served(&self) -> [Served; Collective::ALL.len()] {
+        Collective::ALL.map(|collective| Served {
+            blocks: blocks(collective, self.members),
+            below: match self.bytes_max(collective) {
+                _ if self.forced.names(collective) => 0,
+                most => most.map_or(usize::MAX, |most| most.saturating_add(1)),
+            },
+        })
+    }
+
+    /// Whether a call is one for this path. The same answer on all ranks.
+    #[inline(always)]
+    pub(crate) fn serves(&self, call: &Call) -> bool {
+        let Counts::Even(count) = call.counts else { return false };
+        let Served { blocks, below } = self.served[call.collective as usize];
+        let given = blocks * count * call.data_type.size();
+        given < below || self.serves_what_is_not_forced(call, given)
+    }
+
+    #[cold]
+    fn serves_what_is_not_forced(&self, call: &Call, given: usize) -> bool {
+        self.forced.names(call.collective)
+            && !self.forced.covers(call)
+            && self.bytes_max(call.collective).is_none_or(|most| given <= most)
+    }
+
+    /// Longest contribution of a rank, in bytes, with which a collective takes this path; none if any does. Unless it was set,
+    /// that is where the plans begin to win, or [`GPU_BYTES`]. Measured on 2 processors; ratios of the times, plan / this path:
+    ///
+    /// | bytes given | 32 KiB | 128 KiB | 512 KiB | 2 MiB | 8 MiB | 32 MiB | 128 MiB |
+    /// | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+    /// | all_reduce, 2 ranks | 1.5 | 1.1 | 1.1 | 1.1 | 1.1 | 1.2 | 1.2 |
+    /// | all_reduce, 4 ranks | 0.9 | 1.2 | 1.6 | 1.8 | 1.0 | 1.4 | 1.7 |
+    /// | all_reduce, 8 ranks | 1.3 | 1.0 | 1.0 | 1.3 | 1.7 | 1.5 | 1.4 |
+    /// | reduce_scatter, 4 ranks | 1.0 | 1.0 | 1.1 | 1.3 | 1.3 | | 1.1 |
+    /// | reduce_scatter, 8 ranks | 1.3 | 1.5 | 1.5 | 1.3 | 1.2 | | 1.0 |
+    /// | broadcast, 2 ranks | 1.1 | 1.2 | 1.3 | 1.2 | 1.1 | 1.3 | 1.5 |
+    /// | broadcast, 4 ranks | 1.4 | 1.4 | 1.5 | 1.6 | 1.3 | 2.3 | 2.0 |
+    /// | broadcast, 8 ranks | 1.1 | 2.6 | 2.7 | 6.9 | 4.0 | 3.2 | 3.3 |
+    /// | all_gather, 4 ranks | 0.9 | 1.1 | 1.3 | 1.6 | 1.8 | | 1.9 |
+    /// | all_gather, 8 ranks | 1.0 | 1.8 | 2.4 | 2.1 | 2.9 | | 2.6 |
+    /// | all_to_all, 4 ranks | 1.0 | 0.9 | 1.0 | 1.0 | 1.3 | | 0.9 |
+    /// | all_to_all, 8 ranks | 1.0 | 1.3 | 1.5 | 1.1 | 1.3 | | 1.3 |
+    fn bytes_max(&self, collective: Collective) -> Option<usize> {
+        match (self.bytes_max, self.quicker_upto(collective)) {
+            (Some(set), _) => Some(set),
+            (None, most) if self.has_gpus => {
+                // What comes back is as many times as long.
+                let times = match collective {
+                    Collective::AllGather | Collective::Gather => self.members,
+                    _ => 1,
+                };
+                let limit = (GPU_BYTES / times).max(GPU_BYTES_LEAST);
+                Some(most.unwrap_or(limit).min(limit))
+            }
+            (None, most) => most,
+        }
+    }
+
+    fn quicker_upto(&self, collective: Collective) -> Option<usize> {
+        match collective {
+            // Nobody copies more, nor computes more, than over messages.
+            _ if self.members <= 2 => None,
+            // Each copies in once, and out what it needs; messages would be copied in for each that needs them.
+            Collective::Broadcast | Collective::AllGather | Collective::Barrier => None,
+            // Of more ranks, the slices would be too short.
+            Collective::AllReduce | Collective::ReduceScatter | Collective::AllToAll
+                if self.members <= MEMBERS_MAX =>
+            {
+                None
+            }
+            Collective::Gather => Some(2 << 20),
+            Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll => Some(FLAT_LONG),
+            // Everybody, or the one root, reduces everything.
+            Collective::AllReduce | Collective::Reduce | Collective::Scan | Collective::ExScan => {
+                Some(two_shot::ONE_SHOT_MAX)
+            }
+        }
+    }
+
+    /// How a call that this path serves takes it, as text.
+    pub(crate) fn describe(&self, call: &Call) -> String {
+        let given = blocks(call.collective, self.members) * block(call);
+        let exchanges = match exchanges(call, self.members) {
+            1 => "one exchange".to_owned(),
+            several => format!("{several} exchanges"),
+        };
+        let limit = self
+            .bytes_max(call.collective)
+            .map_or_else(|| "at any length".to_owned(), |most| format!("up to {most} bytes"));
+        format!("tiny: {given} bytes per rank in {exchanges} over shared memory ({limit}; KOLO_TINY_BYTES)")
+    }
+
+    /// Whether the ranks' buffers are together too long for the caches, so that results had better go past them.
+    #[inline]
+    pub(super) fn streams(&self, call: &Call, block: usize) -> bool {
+        let blocks_touched = match call.collective {
+            Collective::Broadcast => self.members,
+            Collective::Gather | Collective::Scatter => 2 * self.members,
+            Collective::AllGather => self.members * (1 + self.members),
+            Collective::AllToAll => 2 * self.members * self.members,
+            // In place, what is written was read a moment ago.
+            Collective::AllReduce if call.placement == Placement::OutOfPlace => 2 * self.members,
+            // Results of these are computed rather than copied.
+            _ => 0,
+        };
+        blocks_touched * block >= STREAMING_BYTES
+    }
+}

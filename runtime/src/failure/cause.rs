@@ -1,0 +1,101 @@
+//! Why a communicator cannot be used any more, as a value.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::called_by;
+use crate::control::{AbortCause, AbortKind, Loss};
+use crate::error::{AbortReason, Context, Error};
+
+/// Ranks that a message to the others names: a text of a few lines.
+const NAMED_MAX: usize = 8;
+
+/// Why a communicator cannot be used any more.
+#[derive(Clone, Debug)]
+pub(crate) enum Cause {
+    /// The ranks called different things.
+    Mismatch { peer: u32, theirs: String, ours: String, sequence: u64 },
+    /// A peer is gone.
+    PeerLost { peer: u32, cause: Loss },
+    /// A deadline passed here.
+    Timeout { after: Duration, waiting_for: Vec<(u32, String)>, operation: String, sequence: u64 },
+    /// Somebody aborted.
+    Aborted { by: u32, kind: AbortReason, reason: String },
+    /// Others called different things, as operation `sequence`.
+    MismatchOfOthers { by: u32, reason: String, sequence: u64 },
+    /// A transport failed.
+    Transport(kolo_transport::Error),
+}
+
+impl Cause {
+    /// The error for a call that meets it.
+    pub(crate) fn error(self, context: Context, rank: u32) -> Error {
+        match self {
+            // The call that does not match may be an earlier one than the call that meets the error.
+            Self::Mismatch { peer, theirs, ours, sequence } if sequence > 0 => {
+                Error::Mismatch { context: Context { rank, operation: ours, sequence }, peer, theirs }
+            }
+            Self::Mismatch { peer, theirs, .. } => Error::Mismatch { context, peer, theirs },
+            Self::PeerLost { peer, cause } => cause.error(context, peer),
+            Self::Timeout { after, waiting_for, sequence, .. } if sequence == context.sequence => {
+                Error::Timeout { context, after, waiting_for }
+            }
+            Self::Timeout { ref operation, sequence, .. } => {
+                let reason = format!("{operation}, operation #{sequence}, did not finish in time");
+                Error::Aborted { context, by: rank, kind: AbortReason::Timeout, reason }
+            }
+            Self::Aborted { by, kind, reason } => Error::Aborted { context, by, kind, reason },
+            Self::MismatchOfOthers { by, reason, sequence } => {
+                let mut reason = format!("in operation #{sequence}, {reason}");
+                if (1..sequence).contains(&context.sequence) {
+                    reason.push_str(
+                        "; this call comes before that and matched, but a communicator on which calls differ ends for all",
+                    );
+                }
+                Error::Aborted { context, by, kind: AbortReason::Mismatch, reason }
+            }
+            Self::Transport(source) => Error::Transport { context, source: Box::new(source) },
+        }
+    }
+
+    /// What the other ranks are told.
+    pub(crate) fn report(&self, rank: u32) -> AbortCause {
+        match self {
+            Self::Mismatch { peer, theirs, ours, sequence } => AbortCause::new(
+                rank,
+                AbortKind::Mismatch,
+                format!("{}{ours}, rank {peer} called {theirs}", called_by(rank)),
+            )
+            .during(ours, *sequence),
+            Self::PeerLost { peer, cause } => AbortCause::lost(*peer, cause),
+            Self::Timeout { operation, sequence, .. } => {
+                AbortCause::new(rank, AbortKind::Timeout, self.to_string()).during(operation, *sequence)
+            }
+            Self::Aborted { by, reason, .. } | Self::MismatchOfOthers { by, reason, .. } => {
+                AbortCause::new(*by, AbortKind::User, reason)
+            }
+            Self::Transport(error) => AbortCause::new(rank, AbortKind::Transport, error.to_string()),
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mismatch { peer, theirs, ours, .. } => {
+                write!(f, "called {ours} while rank {peer} called {theirs}")
+            }
+            Self::PeerLost { peer, cause } => write!(f, "rank {peer} is lost ({cause})"),
+            Self::Timeout { after, waiting_for, .. } => {
+                let ranks: Vec<String> = waiting_for
+                    .iter()
+                    .take(NAMED_MAX)
+                    .map(|(rank, what)| format!("rank {rank} ({what})"))
+                    .collect();
+                write!(f, "not finished after {:.1} s; waiting for {}", after.as_secs_f64(), ranks.join(", "))
+            }
+            Self::Aborted { reason, .. } | Self::MismatchOfOthers { reason, .. } => f.write_str(reason),
+            Self::Transport(error) => write!(f, "{error}"),
+        }
+    }
+}

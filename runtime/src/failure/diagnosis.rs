@@ -1,0 +1,295 @@
+//! Why a call failed, from the evidence: without waiting, asking or locking, so that each case has a test.
+//!
+//! Some evidence costs time to come by. So [`diagnose`] is asked with what there is, and names the question that it cannot do
+//! without; whoever asked finds the answer out and asks again. Each question is put once.
+
+use kolo_transport::{Error, ErrorKind};
+
+use super::{Cause, called_by};
+use crate::call;
+use crate::call::{Summary, Waited};
+use crate::control::{AbortCause, AbortKind, Loss, Status};
+use crate::engine::label;
+use crate::error::{AbortReason, LossCause};
+use crate::types::DataType;
+
+/// A message, or a word in an exchange, that came where another was expected.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Meeting {
+    pub(crate) peer: u32,
+    pub(crate) tag: u64,
+    pub(crate) len: u64,
+    /// Tag and length that were expected; those of the call that is waited for, if not said.
+    pub(crate) expected: Option<(u64, u64)>,
+}
+
+/// What world rank 0 does, which carries the questions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carrier {
+    Answers,
+    /// It does not even give a rank its own answer.
+    Silent,
+    /// It has left in good order.
+    Gone,
+}
+
+/// What asking a peer has brought whose connection broke.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Presence {
+    pub(crate) answers: bool,
+    pub(crate) has_left: bool,
+    pub(crate) carrier: Carrier,
+}
+
+/// All that a rank knows of a failure.
+#[derive(Debug)]
+pub(crate) struct Evidence {
+    pub(crate) rank: u32,
+    pub(crate) communicator: u64,
+    /// What failed.
+    pub(crate) waited: Waited,
+    /// Numbers and calls of this rank that are remembered.
+    pub(crate) calls: Vec<(u64, Summary)>,
+    pub(crate) is_closed: bool,
+    /// What was met in an exchange.
+    pub(crate) met: Option<Meeting>,
+    /// What the engine failed with.
+    pub(crate) failure: Option<Error>,
+    /// How the peer of that failure is reached.
+    pub(crate) how: String,
+    /// What the control plane reports.
+    pub(crate) report: Option<AbortCause>,
+    /// Whether it had time to.
+    pub(crate) report_had_time: bool,
+    pub(crate) presence: Option<Presence>,
+    /// What the peer says that it does, if it answers.
+    pub(crate) status: Option<Option<Status>>,
+    /// What the peer shows of its call, if it does.
+    pub(crate) shown: Option<Option<String>>,
+}
+
+/// What the cause cannot be told without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Question {
+    /// Whether the control plane reports something within moments.
+    Report,
+    /// Whether this peer is there.
+    Presence(u32),
+    /// What this peer does, and has called.
+    Status(u32),
+    /// What this peer shows on the board of the host of a call with this tag; the own one has this number.
+    Shown { peer: u32, tag: u64, sequence: u64 },
+}
+
+/// What the evidence comes to.
+#[derive(Debug)]
+pub(crate) enum Diagnosis {
+    Known(Cause),
+    Needs(Question),
+}
+
+/// Why a call failed.
+pub(crate) fn diagnose(evidence: &Evidence) -> Diagnosis {
+    let aborted = |kind, reason: &str| {
+        Diagnosis::Known(Cause::Aborted { by: evidence.rank, kind, reason: reason.to_owned() })
+    };
+    if let Some(met) = evidence.met {
+        return evidence.mismatch(met);
+    }
+    if let Some(report) = &evidence.report {
+        return Diagnosis::Known(evidence.adopt(report));
+    }
+    if evidence.is_closed {
+        return aborted(AbortReason::Dropped, "the communicator was dropped");
+    }
+    let Some(failure) = &evidence.failure else { return aborted(AbortReason::Requested, "aborted") };
+    match (failure.kind, failure.peer) {
+        (ErrorKind::Mismatch { expected_tag, tag, expected_len, len }, Some(peer)) => {
+            evidence.mismatch(Meeting { peer, tag, len, expected: Some((expected_tag, expected_len)) })
+        }
+        (ErrorKind::PeerLost, Some(peer)) => evidence.broken(failure, peer),
+        _ => Diagnosis::Known(Cause::Transport(failure.clone())),
+    }
+}
+
+/// What another rank reported, as it looks from a rank with these calls.
+pub(crate) fn adopt(cause: &AbortCause, own: impl Fn(u64) -> Option<Summary>) -> Cause {
+    let AbortCause { by, kind, reason, sequence, operation, .. } = cause.clone();
+    match kind {
+        AbortKind::PeerLost => Cause::PeerLost { peer: by, cause: cause.loss() },
+        // The rank that is lost has no number in this communicator.
+        AbortKind::Timeout | AbortKind::User | AbortKind::HubLost | AbortKind::Transport => {
+            Cause::Aborted { by, kind: kind.reason(), reason }
+        }
+        AbortKind::Mismatch if sequence == 0 => {
+            let theirs = reason.strip_prefix(&called_by(by)).unwrap_or(&reason).to_owned();
+            Cause::Mismatch { peer: by, theirs, ours: String::new(), sequence }
+        }
+        AbortKind::Mismatch => match own(sequence).map(|own| own.to_string()) {
+            Some(ours) if ours != operation => {
+                Cause::Mismatch { peer: by, theirs: operation, ours, sequence }
+            }
+            // This rank called the same as the one that reported, or has not come so far.
+            _ => Cause::MismatchOfOthers { by, reason, sequence },
+        },
+    }
+}
+
+/// What the answers of peers that are waited for come to.
+#[derive(Debug)]
+pub(crate) enum Judgement {
+    Nothing,
+    /// One has left: what it sent before may still come.
+    HasLeft,
+    Over(Cause),
+}
+
+/// Judges the answers of peers that a rank with these calls waits for. That one of them has left is believed once it was
+/// `suspected` for some time.
+pub(crate) fn judge(
+    answers: &[(u32, Option<Status>)],
+    own: impl Fn(u64) -> Option<Summary>,
+    departed: impl Fn(u32) -> bool,
+    suspected: bool,
+) -> Judgement {
+    for (peer, status) in answers {
+        if let Some(cause) = status.as_ref().and_then(|status| first_difference(*peer, status, &own)) {
+            return Judgement::Over(cause);
+        }
+        if departed(*peer) {
+            return if suspected { Judgement::Over(has_left(*peer)) } else { Judgement::HasLeft };
+        }
+    }
+    Judgement::Nothing
+}
+
+fn has_left(peer: u32) -> Cause {
+    let text = "it has dropped its communicator or exited, and is not in this call";
+    Cause::PeerLost { peer, cause: Loss::new(LossCause::Left, text) }
+}
+
+/// The first call that differs between this rank and a peer, of those that both remember.
+fn first_difference(peer: u32, status: &Status, own: impl Fn(u64) -> Option<Summary>) -> Option<Cause> {
+    status.recent.iter().find_map(|theirs| {
+        let ours = own(theirs.sequence)?;
+        (ours.signature() != theirs.signature).then(|| Cause::Mismatch {
+            peer,
+            theirs: theirs.description.clone(),
+            ours: ours.to_string(),
+            sequence: theirs.sequence,
+        })
+    })
+}
+
+impl Evidence {
+    fn own(&self, sequence: u64) -> Option<Summary> {
+        self.calls.iter().find(|(number, _)| *number == sequence).map(|(_, own)| *own)
+    }
+
+    fn adopt(&self, report: &AbortCause) -> Cause {
+        adopt(report, |sequence| self.own(sequence))
+    }
+
+    /// The connection to a peer broke.
+    fn broken(&self, failure: &Error, peer: u32) -> Diagnosis {
+        // The control plane knows more (it left, it was killed), and within moments.
+        if !self.report_had_time {
+            return Diagnosis::Needs(Question::Report);
+        }
+        let Some(presence) = self.presence else { return Diagnosis::Needs(Question::Presence(peer)) };
+        Diagnosis::Known(match presence {
+            Presence { has_left: true, .. } => has_left(peer),
+            // Who answers is not lost; only the way to it is.
+            Presence { answers: true, .. } => {
+                self.severed(failure, "which is alive: look at what lies between the two")
+            }
+            Presence { carrier: Carrier::Silent, .. } => {
+                self.severed(failure, "and why is not known, since rank 0, which would tell, is silent")
+            }
+            _ => Cause::PeerLost { peer, cause: Loss::new(LossCause::Closed, failure.to_string()) },
+        })
+    }
+
+    /// A connection broke, and the rank at its other end is not known to be lost.
+    fn severed(&self, failure: &Error, but: &str) -> Cause {
+        let (rank, how, told) = (self.rank, &self.how, &failure.detail);
+        let peer = failure.peer.unwrap_or_default();
+        let detail = format!("rank {rank} lost its connection to rank {peer} ({how}), {but} ({told})");
+        Cause::Transport(Error { detail, ..failure.clone() })
+    }
+
+    /// Puts names to what did not fit.
+    fn mismatch(&self, met: Meeting) -> Diagnosis {
+        let peer = met.peer;
+        let (expected_tag, expected_len) = met.expected.unzip();
+        let (sequence, ours) = self.own_call(expected_tag, expected_len);
+        let theirs = if Some(met.tag) == expected_tag {
+            let expected = expected_len.unwrap_or_default();
+            format!("{ours} with a message of {} bytes where {expected} were expected", met.len)
+        } else if let Some(data_type) = self.transfer_type(met.tag) {
+            format!("send of {} bytes of {data_type}{}", met.len, tagged(met.tag))
+        } else {
+            // The peer's control thread answers even while the peer waits; it may also have failed first, and left.
+            match (&self.status, &self.report, &self.shown) {
+                (None, ..) => return Diagnosis::Needs(Question::Status(peer)),
+                (Some(Some(status)), ..) => {
+                    match first_difference(peer, status, |sequence| self.own(sequence)) {
+                        Some(cause) => return Diagnosis::Known(cause),
+                        None => self.describe(status, met.tag, sequence),
+                    }
+                }
+                (Some(None), Some(report), _) => return Diagnosis::Known(self.adopt(report)),
+                (Some(None), None, None) => {
+                    return Diagnosis::Needs(Question::Shown { peer, tag: met.tag, sequence });
+                }
+                (Some(None), None, Some(shown)) => {
+                    shown.clone().unwrap_or_else(|| "something else".to_owned())
+                }
+            }
+        };
+        Diagnosis::Known(Cause::Mismatch { peer, theirs, ours, sequence })
+    }
+
+    /// Sequence number and text of the call of this rank that expected a message.
+    fn own_call(&self, tag: Option<u64>, len: Option<u64>) -> (u64, String) {
+        let is_it = |(sequence, own): &&(u64, Summary)| {
+            tag == Some(call::tag(self.communicator, *sequence, own.signature()))
+        };
+        if let Some((sequence, own)) = self.calls.iter().find(is_it) {
+            return (*sequence, own.to_string());
+        }
+        match (tag.and_then(|tag| self.transfer_type(tag)), len) {
+            (Some(data_type), Some(len)) => {
+                let tagged = tag.map_or_else(String::new, tagged);
+                (0, format!("recv of {len} bytes of {data_type}{tagged}"))
+            }
+            _ => (self.waited.sequence, self.waited.to_string()),
+        }
+    }
+
+    fn transfer_type(&self, tag: u64) -> Option<DataType> {
+        let is_it =
+            |data_type: &DataType| call::transfer_tag(self.communicator, *data_type, tag as u32) == tag;
+        DataType::ALL.into_iter().find(is_it)
+    }
+
+    /// What a peer called, by the tag of its message, or else at `sequence`.
+    fn describe(&self, status: &Status, tag: u64, sequence: u64) -> String {
+        let of_tag =
+            |past: &&crate::control::Past| call::tag(self.communicator, past.sequence, past.signature) == tag;
+        let found = status.recent.iter().find(of_tag);
+        match found.or_else(|| status.recent.iter().find(|past| past.sequence == sequence)) {
+            Some(past) if past.sequence == sequence => past.description.clone(),
+            Some(past) => format!("{} as operation #{}", past.description, past.sequence),
+            None => format!("something else (it {status})"),
+        }
+    }
+}
+
+/// The caller's tag of a point-to-point message, for texts.
+fn tagged(tag: u64) -> String {
+    match label(tag) {
+        0 => String::new(),
+        label => format!(" with tag {label}"),
+    }
+}

@@ -1,0 +1,150 @@
+//! A call of the tiny path on a GPU's memory: it runs on copies in pinned memory of the host.
+//!
+//! Ranks whose memory is the host's take the same path, and see no difference.
+
+use kolo_collectives::plan::{Collective, Placement};
+use kolo_gdr::Copies;
+use kolo_transport::Error;
+
+use crate::call::Call;
+use crate::engine::{Staging, failed};
+
+/// Starts of buffers: two cache lines.
+const ALIGN: usize = 128;
+
+/// Pinned memory kept between calls, of one call at a time.
+const KEPT_BYTES: usize = 64 << 20;
+
+/// Pinned memory, and the stream that fills and empties it. Kept between calls.
+#[derive(Debug)]
+pub(crate) struct Bounce {
+    // Settles before the memory goes.
+    copies: Option<Copies<()>>,
+    memory: Staging,
+    /// What is to be copied before, and after.
+    load: Option<Part>,
+    store: Option<Part>,
+}
+
+/// A copy: from, to, bytes.
+type Part = (*const u8, *mut u8, usize);
+
+// SAFETY: the parts name the caller's memory, which stays as it is until the copies are over, and the bounce's own.
+unsafe impl Send for Bounce {}
+
+impl Default for Bounce {
+    fn default() -> Self {
+        Self { copies: None, memory: Staging::new(), load: None, store: None }
+    }
+}
+
+impl Bounce {
+    /// Makes room for the buffers of a call that are a GPU's, and a call on that room.
+    pub(crate) fn prepare(&mut self, call: &Call, rank: u32, members: u32) -> Result<Call, Error> {
+        let (input, output) = call.bytes(rank, members);
+        let in_place = call.placement == Placement::InPlace;
+        let mut bounced = call.clone();
+        bounced.gpus = None;
+        (self.load, self.store) = (None, None);
+        let Some(gpu) = call.sides().any() else { return Ok(bounced) };
+        // In place, one buffer lies in the other.
+        let room = if in_place { input.max(output) } else { input.next_multiple_of(ALIGN) + output };
+        self.memory.reserve(room.max(1));
+        self.memory.pin(gpu)?;
+        if self.copies.as_ref().is_none_or(|copies| copies.gpu().number() != gpu.number()) {
+            self.copies = Some(Copies::new(gpu).map_err(failed)?);
+        }
+        let start = self.memory.ptr();
+        let (from, to) = if in_place {
+            let longer = if input > output { call.input } else { call.output.cast_const() };
+            let at = |address: *const u8| start.wrapping_add(address.addr().wrapping_sub(longer.addr()));
+            (at(call.input), at(call.output))
+        } else {
+            (start, start.wrapping_add(input.next_multiple_of(ALIGN)))
+        };
+        if call.sides().input.is_some() {
+            bounced.input = from;
+            self.load = Some((call.input, from, input)).filter(|part| part.2 > 0);
+        }
+        if call.sides().output.is_some() {
+            bounced.output = to;
+            let left_alone = call.collective == Collective::ExScan && rank == 0;
+            self.store =
+                Some((to.cast_const(), call.output, output)).filter(|part| part.2 > 0 && !left_alone);
+        }
+        Ok(bounced)
+    }
+
+    /// Starts to copy what the call reads, and tells how many bytes that is.
+    ///
+    /// # Safety
+    /// The buffers of the call that this was prepared for are valid until the copies are over.
+    pub(crate) unsafe fn load(&mut self) -> Result<usize, Error> {
+        let part = self.load.take();
+        // SAFETY: handed on.
+        unsafe { self.start(part) }
+    }
+
+    /// Starts to copy what the call wrote, and tells how many bytes that is.
+    ///
+    /// # Safety
+    /// As [`Bounce::load`].
+    pub(crate) unsafe fn store(&mut self) -> Result<usize, Error> {
+        let part = self.store.take();
+        // SAFETY: handed on.
+        unsafe { self.start(part) }
+    }
+
+    /// # Safety
+    /// As [`Bounce::load`], of a part of that call.
+    unsafe fn start(&mut self, part: Option<Part>) -> Result<usize, Error> {
+        let Some((part, copies)) = part.zip(self.copies.as_mut()) else { return Ok(0) };
+        // SAFETY: the host's side is pinned memory of ours, long enough; the copies are settled before it goes. The rest is
+        // the caller's promise.
+        unsafe { copies.start([part], ()) }.map_err(failed)?;
+        Ok(part.2)
+    }
+
+    /// Whether the copies that were started are over.
+    pub(crate) fn poll(&mut self) -> Result<bool, Error> {
+        let Some(copies) = &mut self.copies else { return Ok(true) };
+        while !copies.is_idle() {
+            if copies.poll().map_err(failed)?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.copies.as_ref().is_none_or(Copies::is_idle)
+    }
+
+    /// Waits until nothing is copied any more.
+    pub(crate) fn settle(&mut self) {
+        if let Some(copies) = &mut self.copies {
+            copies.settle();
+        }
+    }
+}
+
+/// The bounces that are not in use, and what was copied with all of them.
+#[derive(Debug, Default)]
+pub(crate) struct Bounces {
+    free: Vec<Bounce>,
+    pub(crate) loaded_bytes: u64,
+    pub(crate) stored_bytes: u64,
+}
+
+impl Bounces {
+    pub(crate) fn take(&mut self) -> Box<Bounce> {
+        Box::new(self.free.pop().unwrap_or_default())
+    }
+
+    /// Keeps a bounce for the next call.
+    pub(crate) fn give_back(&mut self, bounce: Bounce) {
+        if bounce.memory.bytes() <= KEPT_BYTES {
+            self.free.push(bounce);
+        }
+    }
+}

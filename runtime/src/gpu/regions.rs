@@ -1,0 +1,84 @@
+//! Allocations of GPUs that adapters reach by themselves: registered when a call first uses them.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use kolo_gdr::{Allocation, Gpu, Path};
+use kolo_transport::{Backing, Mover, Piece};
+
+use crate::engine::{Engine, Porter};
+
+/// Allocations kept registered while the communicator is busy with others: a program has few, of which it uses parts.
+const REGIONS_MAX: usize = 256;
+
+/// What is registered, the latest used last.
+#[derive(Debug, Default)]
+pub(crate) struct Regions {
+    known: Vec<Allocation>,
+    porters: Vec<(u32, Arc<dyn Mover>)>,
+}
+
+impl Regions {
+    /// Sees to it that the adapters reach these bytes of a GPU's memory.
+    ///
+    /// # Errors
+    /// Why they do not, in plain words.
+    pub(crate) fn reach(
+        &mut self,
+        engine: &mut Engine,
+        gpu: &Arc<Gpu>,
+        address: *const u8,
+        len: usize,
+        path: Path,
+    ) -> Result<(), String> {
+        let found = gpu.allocation(address)?;
+        if address.addr() as u64 + len as u64 > found.start + found.bytes as u64 {
+            return Err("the buffer is more than one allocation".to_owned());
+        }
+        if let Some(at) = self.known.iter().position(|known| *known == found) {
+            self.known[at..].rotate_left(1);
+            return Ok(());
+        }
+        // What was freed since is let go of, lest another's pages be sent in its place.
+        let ends = |known: &Allocation| known.start + known.bytes as u64;
+        let stale = |known: &Allocation| known.start < ends(&found) && found.start < ends(known);
+        let idle = engine.outstanding() == 0;
+        let excess = if idle { (self.known.len() + 1).saturating_sub(REGIONS_MAX) } else { 0 };
+        let mut number = 0;
+        self.known.retain(|known| {
+            number += 1;
+            let goes = stale(known) || number <= excess;
+            if goes {
+                engine.deregister(memory_of(known));
+            }
+            !goes
+        });
+        let mover = self.porter(gpu)?;
+        let range = match path {
+            Path::DmaBuf(how) => Some(gpu.export(found.start, found.bytes, how)?),
+            Path::PeerMemory => None,
+            Path::Staged => return Err("adapters do not reach it".to_owned()),
+        };
+        let export = range.as_ref().map(|range| (range.descriptor.as_fd(), range.offset));
+        // SAFETY: the caller of the call keeps the memory while it runs, and an allocation that has gone is let go of before
+        // another one at its place is used; the export is of these addresses.
+        unsafe { engine.register(memory_of(&found), Backing::Device { export, mover: &mover }) }
+            .map_err(|error| error.to_string())?;
+        self.known.push(found);
+        Ok(())
+    }
+
+    fn porter(&mut self, gpu: &Arc<Gpu>) -> Result<Arc<dyn Mover>, String> {
+        if let Some((_, porter)) = self.porters.iter().find(|(number, _)| *number == gpu.number()) {
+            return Ok(Arc::clone(porter));
+        }
+        let porter: Arc<dyn Mover> = Arc::new(Porter::new(gpu).map_err(|error| error.to_string())?);
+        self.porters.push((gpu.number(), Arc::clone(&porter)));
+        Ok(porter)
+    }
+}
+
+fn memory_of(allocation: &Allocation) -> Piece {
+    let ptr = std::ptr::with_exposed_provenance_mut(allocation.start as usize);
+    Piece { ptr, len: allocation.bytes }
+}

@@ -1,0 +1,247 @@
+//! Rounds of an area: in each, every member publishes one payload, or only that it is there.
+//!
+//! # A round
+//! Every member publishes one payload of at most [`FLAT_MAX`] bytes, or only that it is there, and waits for those
+//! members whose payload it needs ([`Needs`]): for everybody in an all-reduce, for the root in a broadcast, for nobody
+//! where it only gives. Small payloads lie in the line that carries the flag, so a round costs each member one line
+//! transfer per peer.
+//!
+//! ```text
+//! line:   0  word     round (mod 2^24, in the upper bits) | digest of what all must agree on
+//!         8  tag      for error texts
+//!        16  payload  up to 112 bytes, of which 48 share the line with the word
+//! ```
+//! A longer payload lies in the member's buffer. The word is stored last with release, and loaded with acquire.
+//!
+//! # Why a few lines and buffers are enough
+//! With D = [`FLAT_DEPTH`], round `k` uses the lines `k mod D`, and of as many buffers as there are for its length, d, the
+//! one `k mod d`. Only the member itself writes them.
+//! 1. A member publishes round `k` only after it has done with the payloads of all rounds before.
+//! 2. It publishes round `k` only after it has seen everybody publish round `k - D + 1`, or `k - d + 1` if it fills a
+//!    buffer ([`Rounds::is_free`]). So everybody is done with the round whose line or buffer it overwrites.
+//! 3. A member that looks for round `r` at somebody's line finds `r - D` or `r` or `r + D`. Not later, by rule 2,
+//!    because it looks for all rounds in turn and has not published round `r + D` itself. Rounds are compared mod 2^24.
+//! 4. Tags and digests must agree. A member that finds `r` compares them, which came with the round in one load:
+//!    the line may be overwritten at any time if this member was not needed. One that finds `r + D` need not compare,
+//!    since then the other has: by rule 2 it has seen this one's round `r + 1`, and `r` before.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::arena::{Arena, FLAT_DEPTH, FLAT_GREATS, FLAT_LONG, FLAT_LONGS, FLAT_SHORT};
+use crate::stage::{Awaited, Needs, StageMismatch};
+
+const LINE_BYTES: usize = 128;
+const LINE_TAG: usize = 8;
+const LINE_PAYLOAD: usize = 16;
+/// Longest payload that shares its lines with the flag.
+pub const FLAT_INLINE: usize = LINE_BYTES - LINE_PAYLOAD;
+
+/// One member's view of the rounds of an area.
+#[derive(Debug)]
+pub(super) struct Rounds {
+    arena: Arena,
+    area: usize,
+    members: usize,
+    member: usize,
+    /// Lines of all members for all rounds mod [`FLAT_DEPTH`].
+    lines: *mut u8,
+    /// The last round that this member has published. The first is 1.
+    round: u64,
+    /// The last round that each member was seen to have published, of those looked for.
+    seen: Vec<u64>,
+    /// Everybody was seen to have published so much.
+    all_seen: u64,
+}
+
+// SAFETY: the pointer goes into the arena's mapping, which `arena` keeps alive and which belongs to no thread.
+unsafe impl Send for Rounds {}
+
+impl Rounds {
+    /// The rounds of an area, before the first one.
+    pub(super) fn new(arena: Arena, area: u16, member: u32) -> Self {
+        let members = arena.members() as usize;
+        Self {
+            lines: arena.lines(area),
+            area: usize::from(area),
+            arena,
+            members,
+            member: member as usize,
+            round: 0,
+            seen: vec![0; members],
+            all_seen: 0,
+        }
+    }
+
+    pub(super) fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// This member's index.
+    #[inline]
+    pub(super) fn member(&self) -> usize {
+        self.member
+    }
+
+    /// Whether the next round can be published with a payload of `len` bytes, 0 for presence only. False while somebody is so
+    /// far behind that it may still read what would be overwritten.
+    #[inline]
+    pub(super) fn is_free(&mut self, len: usize) -> Result<bool, StageMismatch> {
+        let least = self.least_seen(len);
+        Ok(self.all_seen >= least || self.see_all(least)?)
+    }
+
+    /// Whether [`Rounds::is_free`] has said yes for as much.
+    #[inline]
+    pub(super) fn is_known_free(&self, len: usize) -> bool {
+        self.all_seen >= self.least_seen(len)
+    }
+
+    /// What everybody must have published before this member publishes the next round.
+    #[inline]
+    fn least_seen(&self, len: usize) -> u64 {
+        let depth = if len <= FLAT_SHORT {
+            FLAT_DEPTH
+        } else if len <= FLAT_LONG {
+            FLAT_LONGS
+        } else {
+            FLAT_GREATS
+        };
+        (self.round + 2).saturating_sub(depth as u64)
+    }
+
+    /// Where the payload of the next round goes.
+    #[inline]
+    pub(super) fn slot(&self, len: usize) -> *mut u8 {
+        self.place(self.member, self.round + 1, len)
+    }
+
+    /// Publishes the next round: what lies in its slot is there for the others.
+    #[inline]
+    pub(super) fn publish(&mut self, tag: u64, digest: u64) {
+        self.round += 1;
+        let line = self.line(self.member, self.round);
+        word_at(line, LINE_TAG).store(tag, Ordering::Relaxed);
+        word_at(line, 0).store(word_of(self.round, tag, digest), Ordering::Release);
+        self.seen[self.member] = self.round;
+    }
+
+    /// Whether these have published the round that this member has published last.
+    #[inline]
+    pub(super) fn have_published(&mut self, needs: Needs) -> Result<bool, StageMismatch> {
+        match needs {
+            Needs::All => self.see_all(self.round),
+            Needs::Only(member) => self.see(member, self.round),
+            Needs::Below(end) => {
+                let mut member = 0;
+                while member < end && self.see(member, self.round)? {
+                    member += 1;
+                }
+                Ok(member == end)
+            }
+            Needs::Nobody => Ok(true),
+        }
+    }
+
+    #[inline]
+    fn see_all(&mut self, round: u64) -> Result<bool, StageMismatch> {
+        for member in 0..self.seen.len() {
+            if !self.see(member, round)? {
+                return Ok(false);
+            }
+        }
+        self.all_seen = round;
+        Ok(true)
+    }
+
+    /// Whether a member has published a round; looks at those before it too.
+    #[inline]
+    fn see(&mut self, member: usize, upto: u64) -> Result<bool, StageMismatch> {
+        while self.seen[member] < upto {
+            let round = self.seen[member] + 1;
+            let line = self.line(member, round);
+            let word = word_at(line, 0).load(Ordering::Acquire);
+            if word != word_at(self.line(self.member, round), 0).load(Ordering::Relaxed) {
+                let ahead = rounds_ahead(word, round);
+                if ahead < 0 {
+                    return Ok(false);
+                }
+                if ahead == 0 {
+                    return Err(StageMismatch {
+                        member,
+                        tag: word_at(line, LINE_TAG).load(Ordering::Relaxed),
+                    });
+                }
+            }
+            self.seen[member] = round;
+        }
+        Ok(true)
+    }
+
+    /// Whether a member was seen to have published the round at hand.
+    #[inline]
+    pub(super) fn was_seen(&self, member: usize) -> bool {
+        self.seen[member] >= self.round
+    }
+
+    /// Where a member's payload of so many bytes lies in the round at hand.
+    #[inline]
+    pub(super) fn payload(&self, member: usize, len: usize) -> *mut u8 {
+        self.place(member, self.round, len)
+    }
+
+    /// Members that are waited for and late.
+    pub(super) fn late(&self, awaited: Awaited) -> Vec<usize> {
+        let (round, needs) = match awaited {
+            Awaited::Room(len) => (self.least_seen(len), Needs::All),
+            Awaited::Payloads(needs) => (self.round, needs),
+        };
+        let is_late = |member: &usize| {
+            let word = word_at(self.line(*member, round), 0).load(Ordering::Acquire);
+            needs.include(*member) && self.seen[*member] < round && rounds_ahead(word, round) < 0
+        };
+        (0..self.members).filter(is_late).collect()
+    }
+
+    #[inline]
+    fn line(&self, member: usize, round: u64) -> *mut u8 {
+        debug_assert!(member < self.members);
+        let index = round as usize % FLAT_DEPTH * self.members + member;
+        // SAFETY: the lines of all members for each of the rounds lie one after another, and `member` is one of them.
+        unsafe { self.lines.add(index * LINE_BYTES) }
+    }
+
+    #[inline]
+    fn place(&self, member: usize, round: u64, len: usize) -> *mut u8 {
+        if len <= FLAT_INLINE {
+            // SAFETY: inside the line.
+            unsafe { self.line(member, round).add(LINE_PAYLOAD) }
+        } else {
+            self.arena.buffer(self.area, member, round, len)
+        }
+    }
+}
+
+/// Bits of a word that hold the round.
+const ROUND_BITS: u32 = 24;
+
+/// What a member publishes: the round, and a digest of what all must agree on.
+#[inline]
+fn word_of(round: u64, tag: u64, digest: u64) -> u64 {
+    // Multiplications by odd numbers (of the golden ratio and of Steele and Vigna's mixers) spread both over the upper bits.
+    let digest = tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ digest.wrapping_mul(0xd134_2543_de82_ef95);
+    round << (64 - ROUND_BITS) | digest >> ROUND_BITS
+}
+
+/// How many rounds a word is ahead of a round.
+#[inline]
+fn rounds_ahead(word: u64, round: u64) -> i64 {
+    (word & !(u64::MAX >> ROUND_BITS)).wrapping_sub(round << (64 - ROUND_BITS)) as i64 >> (64 - ROUND_BITS)
+}
+
+/// The word at `offset` of a flat line.
+#[inline]
+fn word_at<'a>(line: *mut u8, offset: usize) -> &'a AtomicU64 {
+    // SAFETY: every caller passes a line of its arena, aligned to 128 bytes, and one of two constant offsets; the
+    // reference is used within the statement, while the arena is borrowed; these words are reached as atomics only.
+    unsafe { &*line.add(offset).cast::<AtomicU64>() }
+}

@@ -1,0 +1,261 @@
+//! The tiny path.
+
+use std::thread;
+
+use super::*;
+use crate::shm::{Exchange, FLAT_INLINE, FLAT_LONG, FLAT_MAX, Slot};
+use crate::wait_word;
+use crate::{Needs, StageMismatch};
+
+fn flats(n: u32) -> Vec<Exchange> {
+    world(n).iter_mut().map(|e| e.exchange().expect("all on one host")).collect()
+}
+
+type Fill = fn(Slot<'_>);
+/// A member that gives nothing.
+const NOTHING: Option<Fill> = None;
+
+/// Waits until `step` says yes, asleep or not.
+fn wait(
+    flat: &mut Exchange,
+    asleep: bool,
+    mut step: impl FnMut(&mut Exchange) -> Result<bool, StageMismatch>,
+) {
+    let deadline = deadline();
+    while !step(flat).expect("all agree") {
+        assert!(Instant::now() < deadline, "waited too long for {:?}", flat.waiting_for(0));
+        if asleep {
+            let _ = flat.arm();
+            if !step(flat).expect("all agree") {
+                let (word, value) = flat.arm();
+                wait_word(word, value, PATIENCE).expect("futex");
+            }
+            flat.disarm();
+        } else {
+            thread::yield_now();
+        }
+    }
+}
+
+/// One round: waits until it may publish, publishes if it gives, waits for what it needs.
+fn round(flat: &mut Exchange, asleep: bool, number: usize, len: usize, gives: bool, needs: Needs) {
+    let me = flat.member();
+    wait(flat, asleep, |flat| flat.is_free(if gives { len } else { 0 }));
+    let fill = gives.then_some(|mut to: Slot<'_>| to.write(0, &pattern(number * 10 + me, len)));
+    flat.publish(number as u64, len, needs, fill);
+    wait(flat, asleep, Exchange::poll);
+}
+
+const LENS: [usize; 12] =
+    [0, 1, 8, 48, FLAT_INLINE, FLAT_INLINE + 1, 4096, 8192, 8193, FLAT_LONG, FLAT_LONG + 1, FLAT_MAX];
+
+fn rounds(n: u32, asleep: bool) {
+    thread::scope(|scope| {
+        for mut flat in flats(n) {
+            scope.spawn(move || {
+                for number in 0..40usize {
+                    let len = LENS[number % LENS.len()];
+                    round(&mut flat, asleep, number, len, true, Needs::All);
+                    for member in 0..flat.members() {
+                        assert!(
+                            flat.payload(member).to_vec() == pattern(number * 10 + member, len),
+                            "round {number}"
+                        );
+                    }
+                    flat.finish();
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn one_to_nine_members() {
+    for n in 1..=9 {
+        rounds(n, false);
+    }
+}
+
+#[test]
+fn sleeping_members_are_woken() {
+    for n in [2, 3, 5] {
+        rounds(n, true);
+    }
+}
+
+/// Rounds of all kinds after one another, in which members wait for some of the others only and so run ahead of them.
+fn mixed_rounds(n: usize, asleep: bool) {
+    thread::scope(|scope| {
+        for mut flat in flats(n as u32) {
+            scope.spawn(move || {
+                let me = flat.member();
+                // The same pseudo-random sequence on all members.
+                let mut state = 12345u64;
+                for number in 0..2000usize {
+                    state =
+                        state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    let (kind, root) = (state >> 60, (state >> 40) as usize % n);
+                    let len = LENS[(state >> 20) as usize % LENS.len()];
+                    let (gives, needs) = match kind {
+                        // All-reduce.
+                        0 => (true, Needs::All),
+                        // Scan.
+                        1 | 2 => (true, Needs::Below(me)),
+                        // Reduce.
+                        3..8 => (true, if me == root { Needs::All } else { Needs::Nobody }),
+                        // Broadcast.
+                        _ if me == root => (true, Needs::Nobody),
+                        _ => (false, Needs::Only(root)),
+                    };
+                    round(&mut flat, asleep, number, len, gives, needs);
+                    let from = match needs {
+                        Needs::All => 0..n,
+                        Needs::Below(end) => 0..end,
+                        Needs::Only(root) => root..root + 1,
+                        Needs::Nobody => 0..0,
+                    };
+                    for member in from {
+                        assert!(
+                            flat.payload(member).to_vec() == pattern(number * 10 + member, len),
+                            "round {number}"
+                        );
+                    }
+                    flat.finish();
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn members_run_ahead_of_those_they_do_not_need() {
+    for n in [1, 2, 3, 5, 8] {
+        mixed_rounds(n, false);
+    }
+    for n in [2, 3] {
+        mixed_rounds(n, true);
+    }
+}
+
+#[test]
+fn a_member_runs_ahead_so_far_and_no_further() {
+    let mut flats = flats(3);
+    for (len, rounds) in [(8, 7), (8192, 7), (8193, 3), (FLAT_LONG + 1, 1)] {
+        for number in 0..rounds {
+            assert_eq!(flats[0].is_free(len), Ok(true), "{len} bytes, round {number}");
+            flats[0].publish(1, len, Needs::Nobody, Some(|_: Slot<'_>| ()));
+            assert_eq!(flats[0].poll(), Ok(true));
+            flats[0].finish();
+        }
+        assert_eq!(flats[0].is_free(len), Ok(false), "{len} bytes");
+        assert_eq!(flats[0].waiting_for(len), [1, 2]);
+        // The others come up to it, and all go on together.
+        for flat in &mut flats[1..] {
+            for _ in 0..rounds {
+                assert_eq!(flat.is_free(0), Ok(true));
+                flat.publish(1, len, Needs::Only(0), NOTHING);
+                assert_eq!(flat.poll(), Ok(true));
+                flat.finish();
+            }
+        }
+        assert_eq!(flats[0].is_free(len), Ok(true), "{len} bytes");
+        for flat in &mut flats {
+            assert_eq!(flat.is_free(0), Ok(true));
+            flat.publish(2, 0, Needs::All, NOTHING);
+        }
+        for flat in &mut flats {
+            assert_eq!(flat.poll(), Ok(true));
+            flat.finish();
+        }
+    }
+}
+
+#[test]
+fn other_tags_and_lengths_are_told() {
+    for (tag, len) in [(8, 16), (7, 8), (7, 5000)] {
+        let mut flats = flats(3);
+        flats[0].publish(7, 16, Needs::All, NOTHING);
+        assert_eq!(flats[0].waiting_for(0), [1, 2]);
+        assert_eq!(flats[0].poll(), Ok(false));
+        flats[2].publish(7, 16, Needs::All, NOTHING);
+        assert_eq!(flats[0].waiting_for(0), [1]);
+        flats[1].publish(tag, len, Needs::All, NOTHING);
+        assert_eq!(flats[0].poll(), Err(StageMismatch { member: 1, tag }));
+        assert_eq!(flats[1].poll(), Err(StageMismatch { member: 0, tag: 7 }));
+    }
+}
+
+/// Each takes itself for the root, so neither looks at the other in that round.
+#[test]
+fn what_differed_in_a_round_that_nobody_looked_at_is_told_in_a_later_one() {
+    let mut flats = flats(2);
+    for (flat, tag) in flats.iter_mut().zip([3, 4]) {
+        flat.publish(tag, 8, Needs::Nobody, Some(|_: Slot<'_>| ()));
+        assert_eq!(flat.poll(), Ok(true));
+        flat.finish();
+        flat.publish(5, 8, Needs::All, Some(|_: Slot<'_>| ()));
+    }
+    assert_eq!(flats[0].poll(), Err(StageMismatch { member: 1, tag: 4 }));
+    assert_eq!(flats[1].poll(), Err(StageMismatch { member: 0, tag: 3 }));
+    // The same if one of them runs ahead as far as it can.
+    let mut flats = self::flats(2);
+    for tag in 0..7 {
+        flats[0].publish(tag, 8, Needs::Nobody, NOTHING);
+        assert_eq!(flats[0].poll(), Ok(true));
+        flats[0].finish();
+    }
+    flats[1].publish(9, 8, Needs::Nobody, NOTHING);
+    assert_eq!(flats[0].is_free(0), Err(StageMismatch { member: 1, tag: 9 }));
+}
+
+#[test]
+#[should_panic(expected = "not finished")]
+fn rounds_cannot_overlap() {
+    let mut flat = flats(1).remove(0);
+    flat.publish(1, 0, Needs::All, NOTHING);
+    flat.publish(2, 0, Needs::All, NOTHING);
+}
+
+#[test]
+#[should_panic(expected = "overwritten")]
+fn nothing_is_published_over_what_may_still_be_read() {
+    let mut flat = flats(2).remove(0);
+    for tag in 0..9 {
+        flat.publish(tag, 0, Needs::Nobody, NOTHING);
+        assert_eq!(flat.poll(), Ok(true));
+        flat.finish();
+    }
+}
+
+#[test]
+#[should_panic(expected = "not complete")]
+fn payloads_of_an_incomplete_round_cannot_be_read() {
+    let mut flats = flats(2);
+    flats[0].publish(1, 0, Needs::All, NOTHING);
+    let _ = flats[0].payload(1);
+}
+
+#[test]
+#[should_panic(expected = "was not waited for")]
+fn payloads_of_others_than_those_needed_cannot_be_read() {
+    let mut flats = flats(2);
+    flats[0].publish(1, 0, Needs::Nobody, NOTHING);
+    assert_eq!(flats[0].poll(), Ok(true));
+    let _ = flats[0].payload(1);
+}
+
+#[test]
+fn announcements_are_seen() {
+    let flats = flats(2);
+    flats[1].board().announce(42, 0xfeed);
+    assert_eq!(flats[0].board().announced(1), (42, 0xfeed));
+    assert_eq!(flats[0].board().announced(0), (0, 0));
+    assert_eq!(flats[0].board().members(), 2);
+}
+
+#[test]
+fn there_is_one_flat_per_endpoint() {
+    let mut world = world(1);
+    assert!(world[0].exchange().is_some());
+    assert!(world[0].exchange().is_none());
+}
