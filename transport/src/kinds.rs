@@ -106,6 +106,6 @@ mod tests {
                 Err(refused) => println!("{}: {refused}", kind.name()),
             }
         }
-        assert_eq!(TransportKind::named("pigeon"), None);
+        assert_eq!(TransportKind::named("none of these"), None);
     }
 }

@@ -11,7 +11,7 @@ use super::wire::{CHANNELS, EAGER_BYTES};
 use super::{receiving, sending};
 use crate::endpoint::{Channel, Event, Piece, Posted, Sink, Token};
 use crate::error::{Error, ErrorKind};
-use crate::tcp::memory::{Cursor, Eater, Pieces};
+use crate::pieces::{Cursor, Eater, Pieces};
 
 impl RdmaEndpoint {
     /// Takes a send.

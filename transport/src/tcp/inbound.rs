@@ -16,12 +16,12 @@ use socket2::Socket;
 
 use super::NAME;
 use super::link::{SCRATCH_BYTES, Workspace};
-use super::memory::{Cursor, Eater, Pieces};
 use super::outbound::{BATCH, BURST_BYTES};
 use super::socket::{self, Stop};
 use super::wire::{HEADER_BYTES, Header};
 use crate::endpoint::{Channel, Envelope, Event, GRAIN_BYTES, Token};
 use crate::error::{Error, ErrorKind};
+use crate::pieces::{Cursor, Eater, Pieces};
 
 /// Where a message goes.
 #[derive(Debug)]
@@ -202,7 +202,7 @@ impl Inbound {
                 return;
             }
             Landing::Place(pieces) => {
-                if pieces.gather(self.cursor, left.min(budget), &mut work.io) < left {
+                if work.io.gather(pieces, self.cursor, left.min(budget)) < left {
                     return;
                 }
             }
@@ -213,7 +213,7 @@ impl Inbound {
                 return;
             }
             work.io.push_target(&mut work.headers[at]);
-            if pieces.gather(Cursor::default(), recv.len, &mut work.io) < recv.len {
+            if work.io.gather(pieces, Cursor::START, recv.len) < recv.len {
                 return;
             }
         }

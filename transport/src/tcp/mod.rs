@@ -20,7 +20,7 @@
 //!    the peer's endpoint is gone, and everything that it had sent has been read before.
 //! 3. End of stream fails only tokens that need the peer: a rank that has finished its work may leave early.
 //! 4. A header, a hello, an acknowledgement or an address from a peer is parsed in `wire` and `address` only, and comes out bounded.
-//! 5. Memory of the caller is touched only in `memory` (copies, consumers) and by the kernel from `socket`.
+//! 5. Memory of the caller is touched only in `pieces` (copies, consumers) and by the kernel from `socket`.
 
 mod accept;
 mod address;
@@ -32,7 +32,7 @@ mod inbound;
 mod interfaces;
 mod leaving;
 mod link;
-pub(crate) mod memory;
+mod memory;
 mod options;
 mod outbound;
 mod park;
