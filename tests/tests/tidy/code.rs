@@ -31,12 +31,34 @@ fn has_word(line: &str, word: &str) -> bool {
 
 #[test]
 fn only_listed_files_wait() {
-    let waits = ["spin_loop", "yield_now", "thread::sleep", "park_timeout", "thread::park"];
+    let waits =
+        ["hint::spin_loop", "thread::yield_now", "thread::sleep", "thread::park_timeout", "thread::park"];
     let rule = "Only wait.rs decides how long a thread spins, yields or sleeps (STYLE, Code 6; waiting.txt)";
     let mut found = with_words(&waits);
     // The control plane's thread waits by its runtime, which is not on the data path.
     found.retain(|path, _| !path.contains("/control/") && !path.contains("/join/"));
     List::read("waiting.txt").with_reasons().compare(rule, &found);
+}
+
+#[test]
+fn only_transports_touch_data_sockets_and_shared_memory() {
+    let words = [
+        "TcpStream",
+        "TcpListener",
+        "UdpSocket",
+        "UnixStream",
+        "UnixListener",
+        "socket2",
+        "mmap",
+        "memfd_create",
+    ];
+    let mut found = with_words(&words);
+    // Joining and the control plane have sockets of their own, which never carry payload.
+    let own = ["runtime/src/control/", "runtime/src/join/", "transport/"];
+    found.retain(|path, _| !own.iter().any(|folder| path.starts_with(folder)));
+    List::read("sockets.txt")
+        .with_reasons()
+        .compare("Only transports touch data sockets and shared memory (ARCHITECTURE; sockets.txt)", &found);
 }
 
 #[test]
