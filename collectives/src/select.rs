@@ -297,8 +297,8 @@ fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model)
     }
 }
 
-/// The length of equal segments of `whole`, of which none is longer than `longest`: the last round of all that wait for each other
-/// costs what the others cost.
+/// The length of equal segments of `whole`, none longer than `longest`: a last one that is short costs as many meetings as the
+/// others.
 fn even(whole: u64, longest: u64) -> u64 {
     whole.div_ceil(whole.div_ceil(longest)).next_multiple_of(GRAIN_BYTES).min(longest)
 }

@@ -25,13 +25,13 @@ fn steps(plans: &[Plan]) -> usize {
     plans[..1].iter().flat_map(|plan| plan.lanes.iter()).map(|lane| lane.len()).sum::<usize>() * plans.len()
 }
 
-/// Whether the plan of a rank has about as many steps, or scratch blocks, as there are ranks.
-fn linear(algorithm: Algorithm, collective: Collective) -> bool {
-    matches!(
-        (algorithm, collective),
-        (Algorithm::Ring | Algorithm::Direct | Algorithm::OneShot, _)
-            | (Algorithm::Bruck, Collective::AllToAll)
-    )
+/// Whether the plan of some rank has about as many steps, or scratch blocks, as there are ranks. The root's has most, if any.
+fn is_linear(algorithm: Algorithm, task: &Task) -> bool {
+    [task.root, task.world_size - 1].into_iter().any(|rank| {
+        let plan = algorithm.plan(task, rank);
+        let steps = plan.lanes.iter().map(|lane| lane.len()).sum::<usize>();
+        steps >= task.world_size as usize / 2 || plan.scratch.len() >= task.world_size as usize
+    })
 }
 
 fn sweep(worlds: &[u32], each_linear: bool) -> usize {
@@ -43,7 +43,7 @@ fn sweep(worlds: &[u32], each_linear: bool) -> usize {
                 let params = Params { parts: 5, ..Params::default() };
                 let task = Task { placement, params, ..Task::new(collective, p).with_root(root) };
                 for algorithm in Algorithm::ALL {
-                    if algorithm.supports(&task).is_err() || linear(algorithm, collective) != each_linear {
+                    if algorithm.supports(&task).is_err() || is_linear(algorithm, &task) != each_linear {
                         continue;
                     }
                     let plans = plans(algorithm, &task);
@@ -116,7 +116,7 @@ fn random_orders_on_a_shared_stream() {
         for collective in COLLECTIVES {
             let task = Task::new(collective, 100);
             for algorithm in Algorithm::ALL {
-                if algorithm.supports(&task).is_ok() && !linear(algorithm, collective) {
+                if algorithm.supports(&task).is_ok() && !is_linear(algorithm, &task) {
                     let plans = plans(algorithm, &task);
                     let runs = vec![(Credits::SharedStream, Schedule::Random(seed))];
                     let options = Options { runs, hazard_stride: u32::MAX, ..Options::default() };

@@ -222,6 +222,27 @@ fn no_payload_is_longer_than_a_stage_holds() {
     assert!(looked_at > 1000, "only {looked_at}");
 }
 
+/// A short last segment would cost as many meetings as the others.
+#[test]
+fn staged_segments_are_as_long_as_each_other() {
+    for (p, collective) in
+        [2, 4, 8, 13].into_iter().flat_map(|p| COLLECTIVES.map(|collective| (p, collective)))
+    {
+        for bytes in [700_000, 1 << 20, 10_000_000, 64 << 20] {
+            let task = Task::new(collective, p).with_stages();
+            for algorithm in [Algorithm::Staged, Algorithm::StagedOneShot, Algorithm::StagedTwoShot] {
+                if algorithm.supports(&task).is_err() || collective == Collective::Barrier {
+                    continue;
+                }
+                let choice = select(&task, bytes, 4, false, Order::Any, &Model::TCP, Some(algorithm));
+                let segment = choice.expect("it can").segment_bytes as u64;
+                let segments = bytes.div_ceil(segment);
+                assert!(segment <= bytes.div_ceil(segments) + 128, "{algorithm} {task:?} {bytes}: {segment}");
+            }
+        }
+    }
+}
+
 /// Elements of the longest payload in segments of so many.
 fn longest_payload(plans: &[Plan], elements: usize) -> usize {
     let longest = |plan: &Plan| {

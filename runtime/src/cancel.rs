@@ -1,8 +1,8 @@
-//! Threads that another one may cancel (`pthread_cancel`), as those of C programs are.
+//! Threads that another thread may cancel (`pthread_cancel`), as in C programs.
 //!
-//! Such a thread ends at the next of its cancellation points: system calls of the C library that may block. Inside a call that
-//! would leave locks held and buffers in use. So cancellation is held off wherever a call may come to one. A call that is over
-//! within its first polls makes no such system call, and pays nothing.
+//! A cancelled thread ends at its next cancellation point: a system call of the C library that may block. Inside a call, that would leave
+//! locks held and buffers in use. Cancellation is therefore held off wherever a call may reach such a point. A call that is over within
+//! its first polls makes no such system call, and pays nothing.
 
 use std::sync::OnceLock;
 

@@ -1,7 +1,7 @@
 //! All settings, in one typed value: resolved once, printable, passed explicitly.
 //!
-//! Precedence: what the program sets in code, over `KOLO_*` environment variables, over the defaults here. The
-//! environment is read in [`Config::from_lookup`] and nowhere else.
+//! Values that the program sets in code come before `KOLO_*` environment variables, and these before the defaults. Only
+//! [`Config::from_lookup`] interprets the variables.
 
 mod settings;
 

@@ -1,6 +1,6 @@
-//! The parsers of what comes from outside, as functions of bytes, for tests/fuzz. Only with `cfg(fuzzing)` and in tests.
+//! The parsers of outside bytes, as functions, for tests/fuzz. Only with `cfg(fuzzing)` and in tests.
 //!
-//! Each takes any bytes and must not panic, and asserts what must hold besides.
+//! Each function accepts any bytes, must not panic, and asserts the properties that must hold.
 
 use crate::profile::Profile;
 use crate::{communicator, control, join};

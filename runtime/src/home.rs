@@ -1,22 +1,22 @@
-//! Where a rank runs whose host has more ranks than processors.
+//! The processor that a rank returns to, on a host with more ranks than processors.
 //!
-//! Schedulers look for a place for a thread when it wakes up. Ranks that share processors hardly sleep: they yield to each
-//! other, and who only yields stays where it is; in the real-time classes for good. So chance settles how they lie, and
-//! of four ranks on two processors three are on one as often as not. Everything then takes up to 1.6 times as long
-//! (loopback TCP, all-reduce of 1 KiB, all-to-all of 8 bytes, barrier: 47, 42 and 40 us in place of 30, 30 and 29).
+//! Schedulers choose a processor for a thread when it wakes up. Ranks that share processors hardly sleep: they yield to each other, and a
+//! thread that only yields stays on its processor, in the real-time classes for good. Placement is therefore random, and of four ranks
+//! on two processors, three are on one as often as not. Everything then takes up to 1.6 times as long (loopback TCP, all-reduce of 1 KiB,
+//! all-to-all of 8 bytes, barrier: 47, 42 and 40 us instead of 30, 30 and 29).
 //!
-//! So each of these ranks has a processor to come back to, dealt out in turn. It is not bound to it: the affinity mask
-//! is narrowed and put back at once, so that the scheduler may move the thread whenever it sees fit, and threads started
-//! from it inherit what it had. Where somebody else keeps that processor busy, a rank that is held up there leaves; but not in
-//! the real-time classes: nobody of another class keeps a processor from them, so who held it up is a rank that computes, and
-//! who leaves stays away. All-reduces of 32 MiB and 8 ranks on 2 processors then take 1.1 to 1.25 times as long, five ranks
-//! being on one.
+//! Each of these ranks is therefore dealt a processor to return to. It is not bound to it: the affinity mask is narrowed and restored at
+//! once, so that the scheduler may move the thread at any time, and threads that it starts inherit the original mask. Where another
+//! program keeps that processor busy, a rank that is held up there leaves. The real-time classes are an exception: no thread of another
+//! class keeps a processor from them, so a rank that computes held it up, and a rank that leaves stays away. All-reduces of 32 MiB and 8
+//! ranks on 2 processors would then take 1.1 to 1.25 times as long, with five ranks on one.
 
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::mix::mix;
+use crate::wait::Crowd;
 
 /// Coming back takes 10 to 30 us, and the others of a short call take their turns in as much; somebody else holds on to a
 /// processor for a slice or until the next tick, which is 1 to 4 ms.
@@ -45,6 +45,20 @@ pub(crate) fn assign(place: usize, ranks: usize) -> Option<usize> {
 fn deal(processors: &[usize], place: usize, ranks: usize) -> Option<usize> {
     let shared = ranks > processors.len() && processors.len() > 1;
     shared.then(|| processors[place % processors.len()])
+}
+
+/// Where a rank runs, and beside whom.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// None where it has a processor to itself.
+    pub(crate) home: Option<Home>,
+    pub(crate) crowd: Crowd,
+}
+
+impl Place {
+    pub(crate) fn new(home: Option<Home>) -> Self {
+        Self { home, crowd: Crowd::default() }
+    }
 }
 
 /// The processor that a rank comes back to, and whether it is worth the while.

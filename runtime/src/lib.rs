@@ -2,7 +2,7 @@
 
 mod api;
 mod call;
-pub mod cancel;
+mod cancel;
 mod communicator;
 pub mod config;
 mod control;
@@ -33,6 +33,9 @@ mod wait;
 /// any version.
 #[doc(hidden)]
 pub mod internal {
+    pub mod cancel {
+        pub use crate::cancel::*;
+    }
     pub mod control {
         pub use crate::control::*;
     }

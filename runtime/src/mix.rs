@@ -1,4 +1,4 @@
-//! A number's bits, spread.
+//! A mixing function: spreads the bits of a number.
 
 /// Spreads the bits of a number: the finaliser of SplitMix64 (Steele, Lea and Flood 2014).
 pub(crate) const fn mix(mut x: u64) -> u64 {

@@ -1,7 +1,7 @@
-//! A profile: what communication costs on a machine, as `kolo tune` measured it.
+//! A profile: the cost of communication on a machine, as `kolo tune` measured it.
 //!
-//! A TOML file that `KOLO_PROFILE` names. The planner takes its constants in place of the built-in ones. Since all ranks
-//! must choose alike, they compare digests of their profiles when they join; the file may lie in different places.
+//! `KOLO_PROFILE` names a TOML file, from which the planner takes its constants instead of the built-in ones. All ranks must choose alike,
+//! so they compare digests of their profiles when they join; the file may lie in different places.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

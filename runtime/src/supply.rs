@@ -1,8 +1,8 @@
-//! What memory there is for ranks that ask for some of it at the same time.
+//! The memory that is left for ranks that ask for some of it at the same time.
 //!
-//! Pages that are backed beyond what there is end in the kernel's killing a process, which may be anybody's. So ranks tell
-//! each other what their host has available, and what is left to the control groups that they are in, before any of them
-//! takes a page; all come to the same verdict.
+//! When more pages are backed than there are, the kernel kills a process, perhaps an unrelated one. Ranks therefore tell each other how
+//! much their host has available, and how much is left to their control groups, before any of them takes a page. All come to the same
+//! verdict.
 
 use std::collections::BTreeMap;
 use std::fs;

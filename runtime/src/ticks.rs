@@ -1,8 +1,8 @@
-//! A clock for records: cheaper to read than the system's, and converted only when somebody looks.
+//! A clock for records: cheaper to read than the system's, and converted only when somebody reads a record.
 //!
-//! A call of a few cache lines takes 150 ns; two looks at the system's clock are 50 of them. Where the kernel itself trusts
-//! the processor's time-stamp counter, reading that takes a sixth. Its rate is found when a record is read: the system's
-//! clock was looked at once at the start and is looked at once more then.
+//! A call of a few cache lines takes 150 ns, and two reads of the system's clock would take 50 of them. Where the kernel itself trusts the
+//! processor's time-stamp counter, reading that counter takes a sixth. Its rate is found when a record is read: the system's clock was
+//! read once at the start, and is read once more then.
 
 use std::time::{Duration, Instant};
 

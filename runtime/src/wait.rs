@@ -1,10 +1,9 @@
-//! Waiting: the only place in Kolo that spins, yields or sleeps.
+//! Waiting: the policy by which threads spin, yield and sleep. The test `tidy` lists the few other places that wait.
 //!
-//! A waiting thread polls; between polls it asks a [`Pacer`] what to do. How long to spin and to yield depends on
-//! whether every rank of this host has a processor to itself. If not, spinning takes the processor from the very
-//! rank that is waited for: a single 8-byte all-reduce of 8 ranks on 2 processors then takes tens of milliseconds
-//! instead of tens of microseconds, so an oversubscribed rank yields at once. If yes, going to sleep costs
-//! 15 to 30 us to wake up from on a virtual machine, so a rank spins and yields for much longer first.
+//! A waiting thread polls; between polls it asks a [`Pacer`] what to do. How long it spins and yields depends on whether every rank of this
+//! host has a processor of its own. If not, spinning takes the processor from the very rank that is waited for: a single 8-byte all-reduce
+//! of 8 ranks on 2 processors then takes tens of milliseconds instead of tens of microseconds, so an oversubscribed rank yields at once. If
+//! so, waking up from sleep costs 15 to 30 us on a virtual machine, so a rank spins and yields for much longer first.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -84,9 +83,47 @@ impl Next {
     }
 }
 
+/// Threads of others that compute on the processors that ranks wait on, as far as a rank has noticed. Between ranks a yield is
+/// over within microseconds; beside such threads each one costs a slice of theirs (1 to 4 ms), and the rank is not there when
+/// its data comes. A thread that sleeps is scheduled soon after it is woken.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Crowd {
+    until: Option<Instant>,
+    spell: Duration,
+}
+
+/// A yield that takes longer gave the processor to somebody who computes. Ranks reduce for less than that at a time.
+const LATE: Duration = Duration::from_millis(2);
+
+/// How long a crowd is believed in at first, until a yield tries again; twice as long each time that it is still there.
+const FIRST_SPELL: Duration = Duration::from_millis(20);
+
+/// Longest spell: a try then costs less than a hundredth of the time.
+const SPELL_MAX: Duration = Duration::from_secs(1);
+
+/// How long a rank that has a processor to itself spins all the same: about a small operation.
+const SPIN_IN_A_CROWD: Duration = Duration::from_micros(10);
+
+impl Crowd {
+    /// Whether it is believed in.
+    #[must_use]
+    pub fn is_here(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now < until)
+    }
+
+    /// A yield was late.
+    fn notice(&mut self, now: Instant) {
+        let again = self.until.is_some_and(|until| now < until + self.spell);
+        self.spell = if again { (2 * self.spell).min(SPELL_MAX) } else { FIRST_SPELL };
+        self.until = Some(now + self.spell);
+    }
+}
+
 /// Paces one wait.
 #[derive(Debug)]
 pub struct Pacer {
+    /// To be carried on from wait to wait.
+    pub crowd: Crowd,
     policy: Policy,
     polls: u32,
     idle_since: Option<Instant>,
@@ -103,6 +140,7 @@ impl Pacer {
     #[must_use]
     pub const fn new(policy: Policy) -> Self {
         Self {
+            crowd: Crowd { until: None, spell: Duration::ZERO },
             policy,
             polls: 0,
             idle_since: None,
@@ -145,12 +183,23 @@ impl Pacer {
         }
         self.now = Some(now);
         let age = now - *self.idle_since.get_or_insert(now);
-        if age < self.policy.spin {
+        let is_crowded = self.crowd.is_here(now);
+        let spin = if is_crowded { self.policy.spin.min(SPIN_IN_A_CROWD) } else { self.policy.spin };
+        if age < spin {
             Next::Check
+        } else if is_crowded {
+            Next::Sleep
         } else if age < self.policy.yield_until {
             Next::Yield
         } else {
             Next::Sleep
+        }
+    }
+
+    /// Call after a [`Next::Yield`].
+    pub fn yielded(&mut self, now: Instant) {
+        if self.now.is_some_and(|before| now.saturating_duration_since(before) > LATE) {
+            self.crowd.notice(now);
         }
     }
 
@@ -281,6 +330,42 @@ mod tests {
         assert_eq!(pacer.idle(Instant::now), Next::Spin);
         pacer.moved();
         assert_eq!(pacer.idle(Instant::now), Next::Spin);
+    }
+
+    #[test]
+    fn beside_others_that_compute_ranks_sleep_in_place_of_yielding() {
+        let policy = Policy { spin: Duration::ZERO, yield_until: Duration::from_secs(1) };
+        let (start, us) = (Instant::now(), Duration::from_micros(1));
+        let next = |crowd, now| {
+            let mut pacer = Pacer { crowd, ..Pacer::new(policy) };
+            let next = pacer.idle(|| now);
+            (next, pacer)
+        };
+        // Other ranks give the processor back.
+        let (yields, mut pacer) = next(Crowd::default(), start);
+        assert_eq!(yields, Next::Yield);
+        pacer.yielded(start + 100 * us);
+        assert!(!pacer.crowd.is_here(start + 100 * us));
+        // Somebody else does not. That is remembered in further waits, whether something came meanwhile or not.
+        let late = start + 2 * LATE;
+        pacer.yielded(late);
+        pacer.moved();
+        assert_eq!(next(pacer.crowd, late + FIRST_SPELL - us).0, Next::Sleep);
+        // Then it is tried again, and believed for longer if it is still so.
+        let again = late + FIRST_SPELL;
+        let (yields, mut pacer) = next(pacer.crowd, again);
+        assert_eq!(yields, Next::Yield);
+        pacer.yielded(again + 2 * LATE);
+        assert!(pacer.crowd.is_here(again + 2 * LATE + 2 * FIRST_SPELL - us));
+        // After peace it begins anew.
+        pacer.crowd.notice(again + SPELL_MAX);
+        assert_eq!(pacer.crowd.spell, FIRST_SPELL);
+        // Ranks with processors of their own spin, for a moment.
+        let own = Pacer::new(Policy::OWN_PROCESSOR);
+        let mut own = Pacer { crowd: pacer.crowd, polls: POLLS_PER_CLOCK_READ - 1, ..own };
+        assert_eq!(own.idle(|| again + SPELL_MAX), Next::Check);
+        own.polls = POLLS_PER_CLOCK_READ - 1;
+        assert_eq!(own.idle(|| again + SPELL_MAX + SPIN_IN_A_CROWD), Next::Sleep);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Why a transport failed, as fields.
+//! The errors of transports, as fields.
 
 use std::fmt;
 use std::io;

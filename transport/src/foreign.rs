@@ -1,7 +1,7 @@
-//! Text that others have written: peers, files, strangers.
+//! Text written by others: peers, files, unknown processes.
 //!
-//! It ends in errors and logs, and so on terminals, where a control character moves the cursor or a bidirectional mark
-//! turns a line around. So every such text passes [`printable`] where its bytes become text; it may pass again.
+//! Such text ends in errors and logs, and so on terminals, where a control character moves the cursor and a bidirectional mark reverses a
+//! line. Every such text therefore passes [`printable`] where its bytes become text; it may pass again.
 
 /// The text with everything escaped that is not simply shown, cut to at most `most` bytes ("..." at the end says so).
 /// What it returns it leaves alone when called again with the same limit.

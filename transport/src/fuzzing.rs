@@ -1,6 +1,6 @@
-//! The parsers of what other processes send, as functions of bytes, for tests/fuzz. Only with `cfg(fuzzing)` and in tests.
+//! The parsers of bytes from other processes, as functions, for tests/fuzz. Only with `cfg(fuzzing)` and in tests.
 //!
-//! Each takes any bytes and must not panic; where there is an encoder, what was decoded survives it.
+//! Each function accepts any bytes and must not panic. Where there is an encoder, a decoded value survives encoding and decoding.
 
 /// A target: its name, and what takes its bytes.
 pub type Target = (&'static str, fn(&[u8]));

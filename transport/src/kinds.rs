@@ -1,6 +1,6 @@
-//! The transports by name: a folder each, and a row of the table below.
+//! The transports by name: one folder each, and one row of the table below.
 //!
-//! A folder provides `FEATURES`, what is known of the transport before an endpoint is opened, and `open`, which opens one.
+//! A folder provides `FEATURES`, the facts that are known before an endpoint is opened, and `open`, which opens one.
 
 use crate::endpoint::Endpoint;
 use crate::error::Error;
@@ -106,6 +106,6 @@ mod tests {
                 Err(refused) => println!("{}: {refused}", kind.name()),
             }
         }
-        assert_eq!(TransportKind::named("pigeon"), None);
+        assert_eq!(TransportKind::named("none of these"), None);
     }
 }

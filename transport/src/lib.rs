@@ -9,6 +9,7 @@ pub mod foreign;
 pub mod fuzzing;
 mod kinds;
 mod memory;
+mod pieces;
 mod proof;
 pub mod rdma;
 pub mod shm;
@@ -23,6 +24,7 @@ pub use endpoint::{
 pub use error::{Error, ErrorKind};
 pub use kinds::{Features, Options, TransportKind};
 pub use memory::{Backing, DeviceAccess, MemoryCounters, Mover, Registered, RegistrationPolicy};
+pub use pieces::Cursor;
 pub use rdma::{RdmaEndpoint, RdmaOptions};
 pub use shm::{ShmEndpoint, ShmOptions};
 pub use stage::{Awaited, Needs, Stage, StageCaps, StageMismatch};

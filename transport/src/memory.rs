@@ -1,4 +1,4 @@
-//! The caller's memory, made known to a transport ahead of time; and what a transport has done with memory.
+//! Memory of the caller that is announced to a transport in advance, and counters of a transport's use of memory.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;

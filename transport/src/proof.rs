@@ -1,4 +1,4 @@
-//! Proofs of a shared key, made and checked without sending it: HMAC-SHA256 under a key that follows from it.
+//! Proofs of a shared key, made and checked without sending the key: HMAC-SHA256 under a key derived from it.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use kolo_rs::cancel::HoldOff;
+use kolo_rs::internal::cancel::HoldOff;
 
 unsafe extern "C" {
     // POSIX; the crate libc has it for other systems only.

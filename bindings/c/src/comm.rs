@@ -25,7 +25,7 @@ pub(crate) struct Comm {
 impl Comm {
     /// A new handle.
     pub(crate) fn handle(communicator: Communicator) -> *mut Self {
-        kolo_rs::cancel::hold_off_by(cancel::BY_RUNTIME);
+        kolo_rs::internal::cancel::hold_off_by(cancel::BY_RUNTIME);
         Box::into_raw(Box::new(Self { communicator, last_error: Arc::default(), lent: Lent::default() }))
     }
 }

@@ -1,8 +1,8 @@
-//! What can be read off the plans about stages: members that agree on rounds and payloads, and nobody who reads what has not
-//! been awaited, or may have been overwritten.
+//! What can be read off the plans about stages: members agree on rounds and payloads, and nobody reads a payload that was not
+//! awaited or may have been overwritten.
 //!
-//! A payload may be read between the `Await` of its member and the reader's next `Publish`, which tells the others that it is
-//! done. So all that matters is the order of the steps in one lane, and sends, which outlive their steps.
+//! A payload may be read between the `Await` of its member and the reader's next `Publish`, which tells the others that the
+//! reader is done. So the order of the steps in one lane decides; and sends matter, since they outlive their steps.
 
 use crate::memory::Memory;
 use crate::plan::{Action, Blocks, Cut, Plan, Space, Step, StepRef};

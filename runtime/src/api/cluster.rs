@@ -1,4 +1,4 @@
-//! The embedded loopback cluster: threads as ranks, for tests, examples and trying things out.
+//! The embedded loopback cluster: threads as ranks, for tests, examples and experiments.
 
 use super::Communicator;
 use crate::config::Config;

@@ -7,35 +7,67 @@ use crate::drive;
 use crate::error::{Context, Error, Result};
 use crate::types::{Element, ReduceOp};
 
+/// Methods that run the call which a function of theirs makes of the same arguments.
+macro_rules! runs {
+    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) => $call:ident($($given:expr),*);)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// See [errors of calls](Communicator#errors-of-calls).
+        pub fn $name<T: Element>(&self, $($argument: $type),*) -> Result<()> {
+            let call = self.$call($($given),*)?;
+            // SAFETY: the slices are as long as the call says, which was checked, and borrowed until it is over.
+            unsafe { $crate::drive::run(&self.shared, &call) }
+        }
+    )*};
+}
+pub(super) use runs;
+
 impl Communicator {
-    /// Replaces `buffer` on every rank by the element-wise reduction over all ranks. Equal lengths everywhere.
-    ///
-    /// # Errors
-    /// See [errors of calls](Communicator#errors-of-calls).
-    pub fn all_reduce<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let call = self.vector_call(Collective::AllReduce, buffer, op, 0)?;
-        // SAFETY: the slices are as long as the call says, which was checked, and borrowed until it is over.
-        unsafe { drive::run(&self.shared, &call) }
-    }
-
-    /// As [`Communicator::all_reduce`], out of place.
-    ///
-    /// # Errors
-    /// See [errors of calls](Communicator#errors-of-calls).
-    pub fn all_reduce_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
-        let call = self.vector_call_into(Collective::AllReduce, input, output, op)?;
-        // SAFETY: as above.
-        unsafe { drive::run(&self.shared, &call) }
-    }
-
-    /// Puts the blocks of all ranks behind one another: `output` is `world_size` times as long as `input`.
-    ///
-    /// # Errors
-    /// See [errors of calls](Communicator#errors-of-calls).
-    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
-        let call = self.all_gather_call(input, output)?;
-        // SAFETY: as above.
-        unsafe { drive::run(&self.shared, &call) }
+    runs! {
+        /// Replaces `buffer` on every rank by the element-wise reduction over all ranks. Equal lengths everywhere.
+        all_reduce(buffer: &mut [T], op: ReduceOp)
+            => vector_call(Collective::AllReduce, buffer, op, 0);
+        /// As [`Communicator::all_reduce`], out of place.
+        all_reduce_into(input: &[T], output: &mut [T], op: ReduceOp)
+            => vector_call_into(Collective::AllReduce, input, output, op);
+        /// Puts the blocks of all ranks behind one another: `output` is `world_size` times as long as `input`.
+        all_gather(input: &[T], output: &mut [T]) => all_gather_call(input, output);
+        /// Gives rank r the reduction of everybody's block r: `input` is `world_size` times as long as `output`.
+        reduce_scatter(input: &[T], output: &mut [T], op: ReduceOp)
+            => reduce_scatter_call(input, output, op);
+        /// Makes `buffer` on every rank a copy of the root's.
+        broadcast(buffer: &mut [T], root: u32)
+            => vector_call(Collective::Broadcast, buffer, ReduceOp::Sum, root);
+        /// Gives the root the element-wise reduction over all ranks. `output` is used on the root only, and may be
+        /// empty elsewhere.
+        reduce(input: &[T], output: &mut [T], op: ReduceOp, root: u32)
+            => reduce_call(input, output, op, root);
+        /// As [`Communicator::reduce`], with the root's result in its own `buffer`; the others' are left as they were.
+        reduce_in_place(buffer: &mut [T], op: ReduceOp, root: u32)
+            => reduce_in_place_call(buffer, op, root);
+        /// Gives the root the blocks of all ranks, in rank order. `output` is used on the root only, where it is
+        /// `world_size` times as long as `input`.
+        gather(input: &[T], output: &mut [T], root: u32)
+            => gather_call(input, output, root);
+        /// Gives rank r the root's block r. `input` is used on the root only, where it is `world_size` times as long
+        /// as `output`.
+        scatter(input: &[T], output: &mut [T], root: u32)
+            => scatter_call(input, output, root);
+        /// Sends block s of `input` to rank s, and receives block r of `output` from rank r. Both have `world_size`
+        /// blocks of equal length.
+        all_to_all(input: &[T], output: &mut [T])
+            => all_to_all_call(input, output);
+        /// Replaces `buffer` on rank r by the reduction over ranks 0 to r.
+        scan(buffer: &mut [T], op: ReduceOp) => vector_call(Collective::Scan, buffer, op, 0);
+        /// As [`Communicator::scan`], out of place.
+        scan_into(input: &[T], output: &mut [T], op: ReduceOp)
+            => vector_call_into(Collective::Scan, input, output, op);
+        /// Replaces `buffer` on rank r by the reduction over ranks 0 to r - 1; rank 0's is left as it was.
+        exscan(buffer: &mut [T], op: ReduceOp) => vector_call(Collective::ExScan, buffer, op, 0);
+        /// As [`Communicator::exscan`], out of place.
+        exscan_into(input: &[T], output: &mut [T], op: ReduceOp)
+            => vector_call_into(Collective::ExScan, input, output, op);
     }
 
     /// As [`Communicator::all_gather`], with this rank's block already at its place in `buffer`.
@@ -51,80 +83,6 @@ impl Communicator {
         unsafe { drive::run(&self.shared, &call) }
     }
 
-    /// Gives rank r the reduction of everybody's block r: `input` is `world_size` times as long as `output`.
-    ///
-    /// # Errors
-    /// See [errors of calls](Communicator#errors-of-calls).
-    pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
-        let call = self.reduce_scatter_call(input, output, op)?;
-        // SAFETY: as above.
-        unsafe { drive::run(&self.shared, &call) }
-    }
-
-    /// Makes `buffer` on every rank a copy of the root's.
-    ///
-    /// # Errors
-    /// See [errors of calls](Communicator#errors-of-calls).
-    pub fn broadcast<T: Element>(&self, buffer: &mut [T], root: u32) -> Result<()> {
-        let call = self.vector_call(Collective::Broadcast, buffer, ReduceOp::Sum, root)?;
-        // SAFETY: as above.
-        unsafe { drive::run(&self.shared, &call) }
-    }
-
-    /// Gives the root the element-wise reduction over all ranks. `output` is used on the root only, and may be
-    /// empty elsewhere.
-    ///
-    /// # Errors
-    /// See [errors of calls](Communicator#errors-of-calls).
-    pub fn reduce<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp, root: u32) -> Result<()> {
-        let call = self.reduce_call(input, output, op, root)?;
-        // SAFETY: as above.
-        unsafe { drive::run(&self.shared, &call) }
-    }
-
-    /// As [`Communicator::reduce`], with the root's result in its own `buffer`; the others' are left as they were.
-    ///
-    /// # Errors
-    /// See [errors of calls](Communicator#errors-of-calls).
-    pub fn reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp, root: u32) -> Result<()> {
-        let call = self.reduce_in_place_call(buffer, op, root)?;
-        // SAFETY: as above.
-        unsafe { drive::run(&self.shared, &call) }
-    }
-
-    /// Gives the root the blocks of all ranks, in rank order. `output` is used on the root only, where it is
-    /// `world_size` times as long as `input`.
-    ///
-    /// # Errors
-    /// See [errors of calls](Communicator#errors-of-calls).
-    pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: u32) -> Result<()> {
-        let call = self.gather_call(input, output, root)?;
-        // SAFETY: as above.
-        unsafe { drive::run(&self.shared, &call) }
-    }
-
-    /// Gives rank r the root's block r. `input` is used on the root only, where it is `world_size` times as long
-    /// as `output`.
-    ///
-    /// # Errors
-    /// See [errors of calls](Communicator#errors-of-calls).
-    pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: u32) -> Result<()> {
-        let call = self.scatter_call(input, output, root)?;
-        // SAFETY: as above.
-        unsafe { drive::run(&self.shared, &call) }
-    }
-
-    /// Sends block s of `input` to rank s, and receives block r of `output` from rank r. Both have `world_size`
-    /// blocks of equal length.
-    ///
-    /// # Errors
-    /// See [errors of calls](Communicator#errors-of-calls).
-    pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
-        let call = self.all_to_all_call(input, output)?;
-        // SAFETY: as above.
-        unsafe { drive::run(&self.shared, &call) }
-    }
-
     /// As [`Communicator::all_to_all`], within one buffer.
     ///
     /// # Errors
@@ -133,46 +91,6 @@ impl Communicator {
         let count = self.divided(Collective::AllToAll, buffer.len())?;
         let at = buffer.as_mut_ptr();
         let call = self.even(Collective::AllToAll, at, at, count, ReduceOp::Sum, 0)?;
-        // SAFETY: as above.
-        unsafe { drive::run(&self.shared, &call) }
-    }
-
-    /// Replaces `buffer` on rank r by the reduction over ranks 0 to r.
-    ///
-    /// # Errors
-    /// See [errors of calls](Communicator#errors-of-calls).
-    pub fn scan<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let call = self.vector_call(Collective::Scan, buffer, op, 0)?;
-        // SAFETY: as above.
-        unsafe { drive::run(&self.shared, &call) }
-    }
-
-    /// As [`Communicator::scan`], out of place.
-    ///
-    /// # Errors
-    /// See [errors of calls](Communicator#errors-of-calls).
-    pub fn scan_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
-        let call = self.vector_call_into(Collective::Scan, input, output, op)?;
-        // SAFETY: as above.
-        unsafe { drive::run(&self.shared, &call) }
-    }
-
-    /// Replaces `buffer` on rank r by the reduction over ranks 0 to r - 1; rank 0's is left as it was.
-    ///
-    /// # Errors
-    /// See [errors of calls](Communicator#errors-of-calls).
-    pub fn exscan<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let call = self.vector_call(Collective::ExScan, buffer, op, 0)?;
-        // SAFETY: as above.
-        unsafe { drive::run(&self.shared, &call) }
-    }
-
-    /// As [`Communicator::exscan`], out of place.
-    ///
-    /// # Errors
-    /// See [errors of calls](Communicator#errors-of-calls).
-    pub fn exscan_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
-        let call = self.vector_call_into(Collective::ExScan, input, output, op)?;
         // SAFETY: as above.
         unsafe { drive::run(&self.shared, &call) }
     }

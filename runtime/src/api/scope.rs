@@ -58,106 +58,53 @@ impl Drop for Finish<'_, '_, '_> {
     }
 }
 
+/// Methods that start the call which the communicator makes of the same arguments.
+macro_rules! starts {
+    ($($what:literal $name:ident($($argument:ident: $type:ty),*) => $call:ident($($given:expr),*);)*) => {$(
+        #[doc = concat!("Starts ", $what, ".\n\n# Errors\nAs [`Communicator::", stringify!($name), "`].")]
+        pub fn $name<T: Element>(&self, $($argument: $type),*) -> Result<()> {
+            self.start(&self.communicator.$call($($given),*)?)
+        }
+    )*};
+}
+
 impl<'buffers> Scope<'buffers, '_> {
-    /// Starts an in-place all-reduce.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_reduce`].
-    pub fn all_reduce<T: Element>(&self, buffer: &'buffers mut [T], op: ReduceOp) -> Result<()> {
-        self.start(&self.communicator.vector_call(Collective::AllReduce, buffer, op, 0)?)
-    }
-
-    /// Starts a broadcast.
-    ///
-    /// # Errors
-    /// As [`Communicator::broadcast`].
-    pub fn broadcast<T: Element>(&self, buffer: &'buffers mut [T], root: u32) -> Result<()> {
-        self.start(&self.communicator.vector_call(Collective::Broadcast, buffer, ReduceOp::Sum, root)?)
-    }
-
-    /// Starts a reduce.
-    ///
-    /// # Errors
-    /// As [`Communicator::reduce`].
-    pub fn reduce<T: Element>(
-        &self,
-        input: &'buffers [T],
-        output: &'buffers mut [T],
-        op: ReduceOp,
-        root: u32,
-    ) -> Result<()> {
-        self.start(&self.communicator.reduce_call(input, output, op, root)?)
-    }
-
-    /// Starts an in-place scan.
-    ///
-    /// # Errors
-    /// As [`Communicator::scan`].
-    pub fn scan<T: Element>(&self, buffer: &'buffers mut [T], op: ReduceOp) -> Result<()> {
-        self.start(&self.communicator.vector_call(Collective::Scan, buffer, op, 0)?)
-    }
-
-    /// Starts an in-place exclusive scan.
-    ///
-    /// # Errors
-    /// As [`Communicator::exscan`].
-    pub fn exscan<T: Element>(&self, buffer: &'buffers mut [T], op: ReduceOp) -> Result<()> {
-        self.start(&self.communicator.vector_call(Collective::ExScan, buffer, op, 0)?)
-    }
-
-    /// Starts an all-gather.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_gather`].
-    pub fn all_gather<T: Element>(&self, input: &'buffers [T], output: &'buffers mut [T]) -> Result<()> {
-        self.start(&self.communicator.all_gather_call(input, output)?)
-    }
-
-    /// Starts a reduce-scatter.
-    ///
-    /// # Errors
-    /// As [`Communicator::reduce_scatter`].
-    pub fn reduce_scatter<T: Element>(
-        &self,
-        input: &'buffers [T],
-        output: &'buffers mut [T],
-        op: ReduceOp,
-    ) -> Result<()> {
-        self.start(&self.communicator.reduce_scatter_call(input, output, op)?)
-    }
-
-    /// Starts a gather.
-    ///
-    /// # Errors
-    /// As [`Communicator::gather`].
-    pub fn gather<T: Element>(
-        &self,
-        input: &'buffers [T],
-        output: &'buffers mut [T],
-        root: u32,
-    ) -> Result<()> {
-        self.start(&self.communicator.gather_call(input, output, root)?)
-    }
-
-    /// Starts a scatter.
-    ///
-    /// # Errors
-    /// As [`Communicator::scatter`].
-    pub fn scatter<T: Element>(
-        &self,
-        input: &'buffers [T],
-        output: &'buffers mut [T],
-        root: u32,
-    ) -> Result<()> {
-        self.start(&self.communicator.scatter_call(input, output, root)?)
-    }
-
-    /// Starts an all-to-all.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_to_all`].
-    pub fn all_to_all<T: Element>(&self, input: &'buffers [T], output: &'buffers mut [T]) -> Result<()> {
-        self.start(&self.communicator.all_to_all_call(input, output)?)
+    starts! {
+        "an in-place all-reduce" all_reduce(buffer: &'buffers mut [T], op: ReduceOp)
+            => vector_call(Collective::AllReduce, buffer, op, 0);
+        "a broadcast" broadcast(buffer: &'buffers mut [T], root: u32)
+            => vector_call(Collective::Broadcast, buffer, ReduceOp::Sum, root);
+        "a reduce" reduce(input: &'buffers [T], output: &'buffers mut [T], op: ReduceOp, root: u32)
+            => reduce_call(input, output, op, root);
+        "an in-place scan" scan(buffer: &'buffers mut [T], op: ReduceOp)
+            => vector_call(Collective::Scan, buffer, op, 0);
+        "an in-place exclusive scan" exscan(buffer: &'buffers mut [T], op: ReduceOp)
+            => vector_call(Collective::ExScan, buffer, op, 0);
+        "an all-gather" all_gather(input: &'buffers [T], output: &'buffers mut [T])
+            => all_gather_call(input, output);
+        "a reduce-scatter" reduce_scatter(input: &'buffers [T], output: &'buffers mut [T], op: ReduceOp)
+            => reduce_scatter_call(input, output, op);
+        "a gather" gather(input: &'buffers [T], output: &'buffers mut [T], root: u32)
+            => gather_call(input, output, root);
+        "a scatter" scatter(input: &'buffers [T], output: &'buffers mut [T], root: u32)
+            => scatter_call(input, output, root);
+        "an all-to-all" all_to_all(input: &'buffers [T], output: &'buffers mut [T])
+            => all_to_all_call(input, output);
+        "an all-gather of blocks of unequal length. The counts are copied" all_gather_v(
+            input: &'buffers [T], output: &'buffers mut [T], counts: &[usize]
+        ) => all_gather_v_call(input, output, counts);
+        "a reduce-scatter of blocks of unequal length" reduce_scatter_v(
+            input: &'buffers [T], output: &'buffers mut [T], counts: &[usize], op: ReduceOp
+        ) => reduce_scatter_v_call(input, output, counts, op);
+        "a gather of blocks of unequal length" gather_v(
+            input: &'buffers [T], output: &'buffers mut [T], counts: &[usize], root: u32
+        ) => gather_v_call(input, output, counts, root);
+        "a scatter of blocks of unequal length" scatter_v(
+            input: &'buffers [T], output: &'buffers mut [T], counts: &[usize], root: u32
+        ) => scatter_v_call(input, output, counts, root);
+        "an all-to-all of blocks of unequal length" all_to_all_v(
+            input: &'buffers [T], send_counts: &[usize], output: &'buffers mut [T], recv_counts: &[usize]
+        ) => all_to_all_v_call(input, send_counts, output, recv_counts);
     }
 
     /// Starts a barrier.
@@ -166,75 +113,6 @@ impl<'buffers> Scope<'buffers, '_> {
     /// As [`Communicator::barrier`].
     pub fn barrier(&self) -> Result<()> {
         self.start(&self.communicator.barrier_call())
-    }
-
-    /// Starts an all-gather of blocks of unequal length. The counts are copied.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_gather_v`].
-    pub fn all_gather_v<T: Element>(
-        &self,
-        input: &'buffers [T],
-        output: &'buffers mut [T],
-        counts: &[usize],
-    ) -> Result<()> {
-        self.start(&self.communicator.all_gather_v_call(input, output, counts)?)
-    }
-
-    /// Starts a reduce-scatter of blocks of unequal length.
-    ///
-    /// # Errors
-    /// As [`Communicator::reduce_scatter_v`].
-    pub fn reduce_scatter_v<T: Element>(
-        &self,
-        input: &'buffers [T],
-        output: &'buffers mut [T],
-        counts: &[usize],
-        op: ReduceOp,
-    ) -> Result<()> {
-        self.start(&self.communicator.reduce_scatter_v_call(input, output, counts, op)?)
-    }
-
-    /// Starts a gather of blocks of unequal length.
-    ///
-    /// # Errors
-    /// As [`Communicator::gather_v`].
-    pub fn gather_v<T: Element>(
-        &self,
-        input: &'buffers [T],
-        output: &'buffers mut [T],
-        counts: &[usize],
-        root: u32,
-    ) -> Result<()> {
-        self.start(&self.communicator.gather_v_call(input, output, counts, root)?)
-    }
-
-    /// Starts a scatter of blocks of unequal length.
-    ///
-    /// # Errors
-    /// As [`Communicator::scatter_v`].
-    pub fn scatter_v<T: Element>(
-        &self,
-        input: &'buffers [T],
-        output: &'buffers mut [T],
-        counts: &[usize],
-        root: u32,
-    ) -> Result<()> {
-        self.start(&self.communicator.scatter_v_call(input, output, counts, root)?)
-    }
-
-    /// Starts an all-to-all of blocks of unequal length.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_to_all_v`].
-    pub fn all_to_all_v<T: Element>(
-        &self,
-        input: &'buffers [T],
-        send_counts: &[usize],
-        output: &'buffers mut [T],
-        recv_counts: &[usize],
-    ) -> Result<()> {
-        self.start(&self.communicator.all_to_all_v_call(input, send_counts, output, recv_counts)?)
     }
 
     /// Starts a call made from borrowed buffers.

@@ -228,7 +228,7 @@ impl Waiter for Taking<'_> {
         }
     }
 
-    fn rest(&mut self, _: Next, _: &Pacer) {
+    fn rest(&mut self, _: Next, _: &mut Pacer) {
         self.handover.wait(LOOK);
     }
 

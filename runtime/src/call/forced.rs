@@ -1,4 +1,4 @@
-//! For which calls the user has named an algorithm: these take its plan, and leave the quicker ways of one host alone.
+//! Calls for which the user has named an algorithm: they take its plan, and skip the faster ways of one host.
 
 use std::ops::RangeInclusive;
 

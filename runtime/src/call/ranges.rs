@@ -1,4 +1,4 @@
-//! The memory that a call is given, as ranges of addresses: lengths that exist, and ranges that must lie apart.
+//! The memory of a call as ranges of addresses: which lengths exist, and which ranges must not overlap.
 
 use std::fmt;
 

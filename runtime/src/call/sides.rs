@@ -1,4 +1,4 @@
-//! Whose memory the buffers of a call are, and how messages get there.
+//! The memory that holds the buffers of a call, and how messages reach it.
 
 use std::sync::Arc;
 

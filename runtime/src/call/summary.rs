@@ -1,4 +1,4 @@
-//! What tells one call from another: for messages, error texts and the flight recorder.
+//! The identity of a call: for messages, error texts and the flight recorder.
 
 use std::fmt;
 

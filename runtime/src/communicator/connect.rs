@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::exchange::Exchange;
 use crate::exchange::tiny::Tiny;
 use crate::gpu::{self, GpuAccess, Gpus};
-use crate::home::{self, Home};
+use crate::home::{self, Home, Place};
 use crate::job::MOST_PATIENCE;
 use crate::mix::mix;
 use crate::symmetric::Direct;
@@ -154,7 +154,7 @@ impl Making {
             symmetric,
             gpu: GpuAccess::new(rank, established.plan),
             calls: Calls::none(),
-            home: self.world.processor.get_or_init(assign).map(Home::new),
+            place: Place::new(self.world.processor.get_or_init(assign).map(Home::new)),
             closed: false,
         })
     }

@@ -9,7 +9,7 @@ use crate::engine::{Engine, Id};
 use crate::error::Result;
 use crate::exchange::Exchange;
 use crate::gpu::GpuAccess;
-use crate::home::Home;
+use crate::home::Place;
 use crate::symmetric::Direct;
 
 /// Everything that calls move. One thread at a time has it: see [`Shared`](super::Shared).
@@ -23,8 +23,7 @@ pub(crate) struct Core {
     pub(crate) symmetric: Direct,
     pub(crate) gpu: GpuAccess,
     pub(crate) calls: Calls,
-    /// Where this rank runs, if processors are shared.
-    pub(crate) home: Option<Home>,
+    pub(crate) place: Place,
     pub(crate) closed: bool,
 }
 

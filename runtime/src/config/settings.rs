@@ -1,4 +1,4 @@
-//! Settings as text: the name of each, and its value as a user would write it.
+//! Settings as text: each with its name, and its value in the form that a user writes.
 
 use kolo_transport::rdma::Keep;
 

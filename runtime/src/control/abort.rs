@@ -1,4 +1,4 @@
-//! The abort flag: raised once, seen by whoever waits.
+//! The abort flag: raised once, and seen by every waiting thread.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};

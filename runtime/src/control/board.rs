@@ -1,4 +1,4 @@
-//! What a rank is doing, readable by its control thread while its main thread computes or hangs.
+//! The state of a rank, which its control thread can read while its main thread computes or hangs.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

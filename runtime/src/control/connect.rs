@@ -1,4 +1,4 @@
-//! A rank's way to its seat: find the hub, connect, introduce oneself, wait for the others.
+//! How a rank joins: find the coordinator (the hub), connect, introduce itself, and wait for the others.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

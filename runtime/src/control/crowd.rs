@@ -1,10 +1,9 @@
-//! Connections that have not said yet who they are, and which of them goes when there are too many.
+//! Connections that have not yet identified themselves, and which of them is closed when there are too many.
 //!
-//! Anybody who reaches the port can connect and say nothing. So there is a bound; the newest is always let in, and the one
-//! given up is of those that have proven least, from the address that has most of them, the oldest. A flood from one
-//! address thus pushes out its own connections, not those of ranks elsewhere; ranks that share its address are
-//! through within milliseconds, or come again. How many may come from one address has no number of its own: a whole job's
-//! ranks may share one.
+//! Every process that reaches the port can connect and stay silent, so the number of such connections is bounded. The newest is
+//! always let in. The one that is closed is among those that have proven least, from the address with the most of them, the
+//! oldest. A flood from one address therefore closes its own connections, not those of ranks on other hosts; ranks that share its
+//! address are through within milliseconds, or try again. There is no limit per address, because all ranks of a job may share one.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};

@@ -1,4 +1,4 @@
-//! A hub that says what no hub of ours says: an error, not a panic.
+//! A hub that breaks the protocol causes an error, not a panic.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};

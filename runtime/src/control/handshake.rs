@@ -1,21 +1,21 @@
-//! The first bytes of a connection: who speaks which version, and whether both know the job's keys.
+//! The first bytes of a connection: the versions of both ends, and proof that both know the job's keys.
 //!
-//! Both sides send a preamble of 64 bytes whose layout never changes, so that two versions can always tell each
-//! other apart. Two keys may be shared beforehand: the job's secret (KOLO_JOB_SECRET, or the one in a unique id), and the
-//! rendezvous' key, which rank 0 draws and publishes with its address where only the job's ranks can read (file, store,
-//! board). If there is one, three things follow before anything else is said or parsed:
+//! Both sides send a preamble of 64 bytes whose layout never changes, so that any two versions can identify each other. Two keys may
+//! be shared beforehand: the job's secret (KOLO_JOB_SECRET, or the one in a unique id), and the rendezvous key, which rank 0 draws
+//! and publishes beside its address where only the job's ranks can read it (file, store, board). If there is a key, three things
+//! happen before anything else is said or parsed:
 //!
-//! 1. The rank proves each key by an HMAC-SHA256 over both preambles (and so over both nonces, the version, and which keys
-//!    there are). A hub that does not know them learns nothing from it, and gets nothing else.
-//! 2. The hub answers with a verdict, and a proof made with a key that only whoever knows both has: derived (HKDF-SHA256)
-//!    from secret, rendezvous' key and preambles.
-//! 3. From the same derivation comes one key for each direction; all that follows is sealed with these ([`Sealed`]). So a
-//!    relay between the two can do no more than pass bytes on, or not.
+//! 1. The rank proves each key by an HMAC-SHA256 over both preambles, and so over both nonces, the version, and the set of keys. A
+//!    hub that does not know the keys learns nothing from the proof, and receives nothing else.
+//! 2. The hub answers with a verdict and with a proof, made with a key that only a holder of both keys has: it is derived
+//!    (HKDF-SHA256) from secret, rendezvous key and preambles.
+//! 3. The same derivation yields one key for each direction, which seals everything that follows ([`Sealed`]). A relay between the
+//!    two can only pass bytes on, or not.
 //!
-//! Which keys there are is in the preambles, each side compares, and the proofs cover it: nobody can talk two ranks out of
-//! using them. Without any key (`tcp://` and no secret) nothing is sealed, and whoever comes is believed.
+//! The set of keys is in the preambles, each side compares it, and the proofs cover it: no third party can talk two ranks out of
+//! using their keys. Without any key (`tcp://` and no secret) nothing is sealed, and every process that connects is believed.
 //!
-//! Secrets should not be guessable: who records a handshake can try words on it.
+//! Secrets should be hard to guess: an attacker who records a handshake can try words on it.
 
 use std::io;
 

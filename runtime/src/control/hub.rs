@@ -1,8 +1,8 @@
-//! The hub's body: sockets, tasks and the clock around [`HubState`].
+//! The coordinator's input and output: sockets, tasks and the clock around [`HubState`].
 //!
-//! One driver task owns the state. Each connection has a task that reads and one that writes; a connection in the
-//! handshake has one task, bounded in time (from its first byte to its last) and number ([`Crowd`]), and cannot hold up
-//! anything else. Where no descriptors are left, a connection in the handshake is given up for the next one.
+//! One driver task owns the state. Each connection has one task that reads and one that writes. A connection in the handshake has one
+//! task, bounded in time (from its first byte to its last) and in number ([`Crowd`]), and cannot hold up anything else. When no
+//! descriptors are left, a connection in the handshake is closed in favour of the next one.
 
 use std::collections::HashMap;
 use std::io;

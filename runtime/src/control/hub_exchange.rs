@@ -1,7 +1,7 @@
-//! The hub's exchanges: blobs are collected until all members' are there, then everybody gets all of them.
+//! The coordinator's exchanges: it collects the blobs of all members, and then sends all of them to every member.
 //!
-//! An exchange ends in one of two ways, the same for all who came: complete, or failed with a reason. A failed one is
-//! remembered for a while, so that a latecomer learns the reason instead of waiting alone.
+//! An exchange ends in one of two ways, the same for all members: complete, or failed with a reason. A failed exchange is remembered
+//! for a while, so that a latecomer learns the reason instead of waiting alone.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -1,4 +1,4 @@
-//! The seats of a job at its hub, and who may take one.
+//! The places of a job's ranks at the coordinator (seats), and the rules for taking one.
 
 use std::time::{Duration, Instant};
 

@@ -1,11 +1,11 @@
-//! The hub's mind: who sits where, what is being exchanged, who must be told. No sockets, no clock.
+//! The coordinator's state machine: the ranks that are present, the exchanges under way, the messages to be sent. No sockets, no clock.
 //!
-//! Facts come in through the methods, with the time where it matters; what must be sent or closed comes out of
+//! Facts come in through the methods, with the time where it matters. Frames to be sent and connections to be closed come out of
 //! [`HubState::take_actions`]. Frames to one connection keep their order.
 //!
-//! A seat goes Empty -> Taken -> Departed (goodbye) or Lost (closed without goodbye, or silent for too long). While
-//! the job still gathers, a closed connection only empties the seat again. Phases: Gathering -> Running ->
-//! Lingering (rank 0 has left) -> Closing -> done; or Gathering -> Closing when time runs out.
+//! A seat goes Empty -> Taken -> Departed (goodbye) or Lost (closed without goodbye, or silent for too long). While the job still
+//! gathers, a closed connection only empties the seat again. Phases: Gathering -> Running -> Lingering (rank 0 has left) -> Closing ->
+//! done; or Gathering -> Closing when time runs out.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};

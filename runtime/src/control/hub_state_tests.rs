@@ -1,4 +1,4 @@
-//! Tests of the hub without sockets: facts in, actions out, time as an argument.
+//! Tests of the coordinator without sockets: facts in, actions out, time as an argument.
 
 use proptest::prelude::*;
 

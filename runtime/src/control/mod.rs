@@ -1,23 +1,30 @@
 //! The control plane: a star around rank 0.
 //!
-//! Rank 0's process carries the **hub**; every rank, rank 0 too, keeps one connection to it (within a process a pipe
-//! in memory, else TCP). Over it ranks join, exchange small blobs, learn at once of lost and departed peers, flood
-//! aborts, and ask each other what they are doing. No collective's data passes here.
+//! Rank 0's process runs the coordinator, called **hub** in the code. Every rank, rank 0 included, keeps one connection to it: a pipe in
+//! memory within a process, else TCP. Over this connection ranks join, exchange small blobs, learn at once of lost and departed peers,
+//! spread aborts, and ask each other for their state. It never carries a collective's data.
 //!
-//! One background thread per process ([`ControlRuntime`]) serves everything; it wakes once a second when nothing
-//! happens. Threads that call in block on a condition variable with a deadline.
+//! One background thread per process ([`ControlRuntime`]) serves everything; it wakes once a second when nothing happens. Calling
+//! threads block on a condition variable with a deadline.
 //!
-//! **Failure.** A connection that ends without goodbye is a lost rank: the hub tells everybody within milliseconds,
-//! and each rank raises the [`AbortFlag`] of every communicator that contains it. If rank 0 is lost, each rank notices
-//! that by itself and raises all its flags. A silent peer is suspected, then given up ([`Liveness`]).
+//! **Failure.** A connection that ends without a goodbye is a lost rank. The hub tells all ranks within milliseconds, and each rank
+//! raises the [`AbortFlag`] of every communicator that contains the lost one. If rank 0 is lost, each rank notices by itself and raises
+//! all its flags. A silent peer is suspected first, and given up later ([`Liveness`]).
 //!
-//! **Leaving.** A goodbye is no failure: the others see [`Membership::departed`]. Rank 0's goodbye waits for the
-//! others' (bounded by [`Liveness::linger`], skipped after an abort), then the hub closes with a notice; whoever is
-//! still running goes on without a control plane, and its transports alone notice failures from then on. The first
-//! cause that reaches a rank stays there: ranks that abort at the same moment may name different causes.
+//! **Leaving.** A goodbye is not a failure: the others see [`Membership::departed`]. Rank 0's goodbye waits for those of the others
+//! (bounded by [`Liveness::linger`], skipped after an abort); then the hub closes with a notice. Ranks that are still running go on
+//! without a control plane, and only their transports notice failures from then on. The first cause that reaches a rank stays there:
+//! ranks that abort at the same moment may name different causes.
 //!
-//! Files: `job::limits` (every bound), `wire` (messages), `handshake`, `hub_state` (the hub without sockets), `hub` (its
-//! sockets), `crowd` (connections that have not said who they are), `sealed` (what is said once keys are proven), `hub_seat`, `hub_exchange`, `connect` (a rank's way in), `seat` (a rank's end), `exchange`, `membership`, `abort`, `board`, `runtime`.
+//! | file | contents |
+//! | --- | --- |
+//! | `job::limits` | every bound |
+//! | `wire` | messages |
+//! | `handshake`, `sealed` | proof of keys, and the encrypted stream that follows |
+//! | `hub_state`, `hub_seat`, `hub_exchange` | the coordinator without sockets |
+//! | `hub`, `crowd` | its sockets; connections that have not identified themselves |
+//! | `connect`, `seat` | how a rank joins, and its end of the connection |
+//! | `exchange`, `membership`, `abort`, `board`, `runtime` | the parts that ranks call |
 
 mod abort;
 mod board;

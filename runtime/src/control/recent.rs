@@ -1,10 +1,10 @@
-//! The operations started last, as a ring that one thread writes and others read without a lock.
+//! The operations started last: a ring that one thread writes and others read without a lock.
 //!
-//! Every call writes here, and a lock would be two atomic exchanges of each. Operation `n` (from 0) lies in slot
-//! `n mod SLOTS`, and `begun` says how many have been written. What is read is kept only if it cannot have been overwritten:
+//! Every call writes here, and a lock would cost two atomic exchanges in each. Operation `n` (from 0) lies in slot `n mod SLOTS`, and
+//! `begun` counts the operations written. A reader keeps only entries that cannot have been overwritten:
 //! 1. The writer stores `begun = n` before it touches the slot of operation `n`; a release fence lies between them.
-//! 2. The reader looks at `begun` once more after the slots; an acquire fence lies between them.
-//! 3. So a reader that saw anything of operation `n` sees `begun >= n` then, and gives up what is `SLOTS` or more behind that.
+//! 2. The reader loads `begun` once more after the slots; an acquire fence lies between them.
+//! 3. A reader that saw any part of operation `n` therefore sees `begun >= n`, and drops entries that are `SLOTS` or more behind it.
 
 use std::array;
 use std::sync::atomic::{AtomicU64, Ordering, fence};

@@ -1,10 +1,9 @@
-//! A stream whose bytes nobody between the two ends can read, change, leave out or repeat.
+//! A stream that no third party can read, change, shorten or replay.
 //!
-//! What is written is cut into records: the length (2 bytes, little-endian), that many bytes of ChaCha20-Poly1305, and
-//! the tag (16 bytes). Each direction has a key of its own, derived from the handshake (`handshake.rs`) and so never used
-//! before, and counts its records; the count is the nonce, so a record fits in one place of one connection. The
-//! length is covered by the tag. A stream that ends between records ends as TCP does: that no more was meant to come is
-//! said by the messages inside (farewell, closing).
+//! The stream is cut into records: the length (2 bytes, little-endian), that many bytes of ChaCha20-Poly1305, and the tag (16 bytes).
+//! Each direction has a key of its own, derived from the handshake (`handshake.rs`) and therefore never used before, and counts its
+//! records. The count is the nonce, so a record is valid in one place of one connection only. The tag covers the length. A stream may
+//! end between records, as TCP does; the messages inside (farewell, closing) say whether more was to come.
 
 use std::io;
 use std::pin::Pin;

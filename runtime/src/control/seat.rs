@@ -1,8 +1,8 @@
-//! A rank's end of the control plane: what it knows, shared between its threads and its control task.
+//! A rank's end of the control plane: its knowledge, shared between its threads and its control task.
 //!
-//! The control task alone reads and writes the connection. The rank's threads change [`Shared`] under its lock, send
-//! messages through a queue, and wait on a condition variable with a deadline. Abort flags are raised after the lock
-//! is released, because their hooks are foreign code.
+//! Only the control task reads and writes the connection. The rank's threads change [`Shared`] under its lock, send messages through a
+//! queue, and wait on a condition variable with a deadline. Abort flags are raised after the lock is released, because their hooks are
+//! foreign code.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};

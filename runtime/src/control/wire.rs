@@ -1,7 +1,7 @@
 //! Frames and messages between ranks and the hub.
 //!
-//! A frame is its length (4 bytes, little-endian) and a postcard-encoded message. The length is checked against the
-//! limit of its direction before anything is allocated. Texts of others are made printable where they are decoded.
+//! A frame is its length (4 bytes, little-endian) and a postcard-encoded message. The length is checked against the limit of its
+//! direction before anything is allocated. Texts from other processes are made printable where they are decoded.
 
 use std::collections::VecDeque;
 use std::io;

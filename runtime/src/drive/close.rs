@@ -63,7 +63,7 @@ impl Waiter for Closing<'_> {
         Ok(step)
     }
 
-    fn rest(&mut self, next: Next, _: &Pacer) {
+    fn rest(&mut self, next: Next, _: &mut Pacer) {
         if next == Next::Poll {
             return;
         }

@@ -129,6 +129,7 @@ pub(super) fn drive<'a, G: Goal>(
     mut patience: Patience,
 ) -> Result<MutexGuard<'a, Core>> {
     let is_short = |count: usize, size: usize| count * size < SHORT_BYTES;
+    let crowd = core.place.crowd;
     let mut driver = Driver {
         shared,
         core: Some(core),
@@ -140,8 +141,11 @@ pub(super) fn drive<'a, G: Goal>(
             .is_some_and(|call| call.count.is_some_and(|count| is_short(count, call.data_type.size()))),
         has_asked: false,
     };
+    patience.pacer().crowd = crowd;
     until(&mut driver, &mut patience)?;
-    Ok(driver.core())
+    let mut core = driver.core();
+    core.place.crowd = patience.pacer().crowd;
+    Ok(core)
 }
 
 struct Driver<'a, G> {
@@ -192,19 +196,23 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         Some(if is_loss { News::Lost } else { News::Aborted })
     }
 
-    fn rest(&mut self, next: Next, pacer: &Pacer) {
+    fn rest(&mut self, next: Next, pacer: &mut Pacer) {
         #[cfg(test)]
         super::injected::pause();
         let mut core = self.core();
         if next.is_a_while()
             && next != Next::Queue
-            && let Some(home) = &mut core.home
+            && let Some(home) = &mut core.place.home
+            && !pacer.crowd.is_here(pacer.now(|| self.now()))
         {
-            stay_at(home, &mut self.at_home, next, self.is_short.then_some(pacer));
+            stay_at(home, &mut self.at_home, next, self.is_short.then_some(&*pacer));
         }
         match next {
             Next::Spin => wait::spin(),
-            Next::Yield => wait::yield_now(),
+            Next::Yield => {
+                wait::yield_now();
+                pacer.yielded(self.now());
+            }
             Next::Poll | Next::Check | Next::Sleep | Next::Queue => {}
         }
         self.core = Some(match next {

@@ -93,7 +93,7 @@ pub(crate) trait Waiter {
     }
 
     /// Passes the time until the next step.
-    fn rest(&mut self, next: Next, pacer: &Pacer);
+    fn rest(&mut self, next: Next, pacer: &mut Pacer);
 
     /// The error of a wait that is given up.
     fn end(&mut self, why: End) -> Self::Error;

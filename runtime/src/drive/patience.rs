@@ -38,8 +38,8 @@ impl Patience {
         Self { limit, pacer, started: None, moved_at: None, asked_at: None, suspected_at: None, turns: 0 }
     }
 
-    pub(super) const fn pacer(&self) -> &Pacer {
-        &self.pacer
+    pub(super) const fn pacer(&mut self) -> &mut Pacer {
+        &mut self.pacer
     }
 
     /// What to do after a step that did not finish the wait.

@@ -72,7 +72,7 @@ impl Waiter for Script {
         (self.news)(self.now)
     }
 
-    fn rest(&mut self, next: Next, _: &Pacer) {
+    fn rest(&mut self, next: Next, _: &mut Pacer) {
         self.rests.push(next);
         self.now += match next {
             Next::Poll | Next::Check => Duration::ZERO,

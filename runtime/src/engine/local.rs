@@ -1,7 +1,7 @@
 //! Copies and reductions over pieces: the memory work of a step.
 
-use kolo_transport::Piece;
 use kolo_transport::shm::copy_streaming;
+use kolo_transport::{Cursor, Piece};
 
 use super::memory::Part;
 use crate::reduce::Combine;
@@ -65,28 +65,6 @@ fn zip(a: &[Piece], b: &[Piece], mut each: impl FnMut(*mut u8, *mut u8, usize)) 
     }
 }
 
-/// A position in a list of pieces.
-#[derive(Clone, Copy, Debug, Default)]
-struct Cursor {
-    piece: usize,
-    offset: usize,
-}
-
-impl Cursor {
-    /// The next run of at most `len` bytes, and steps over it.
-    fn next(&mut self, pieces: &[Piece], len: usize) -> (*mut u8, usize) {
-        while self.offset == pieces[self.piece].len {
-            self.piece += 1;
-            self.offset = 0;
-        }
-        let piece = pieces[self.piece];
-        let run = len.min(piece.len - self.offset);
-        let ptr = piece.ptr.wrapping_add(self.offset);
-        self.offset += run;
-        (ptr, run)
-    }
-}
-
 /// Reduces a message as it arrives: the context of a [`kolo_transport::Consumer`].
 #[derive(Debug)]
 pub(crate) struct Reducer {
@@ -109,8 +87,8 @@ impl Reducer {
             with_count: 0,
             dst: std::ptr::null(),
             dst_count: 0,
-            with_at: Cursor { piece: 0, offset: 0 },
-            dst_at: Cursor { piece: 0, offset: 0 },
+            with_at: Cursor::START,
+            dst_at: Cursor::START,
         }
     }
 

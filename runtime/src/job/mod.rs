@@ -1,5 +1,4 @@
-//! Facts about a job that both finding rank 0 (`join`) and the control plane (`control`) rest on: limits, and what the job's
-//! processes know that nobody else does.
+//! Facts about a job that both `join` and `control` need: limits, and the secrets of the job's processes.
 
 pub(crate) mod limits;
 mod secret;

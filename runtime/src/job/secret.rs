@@ -1,4 +1,4 @@
-//! What the processes of a job know and nobody else does.
+//! Secrets that only the processes of a job know.
 
 use std::fmt;
 

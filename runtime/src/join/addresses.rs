@@ -1,4 +1,4 @@
-//! This host's own addresses and what tells hosts apart.
+//! This host's own addresses, and the identity that distinguishes hosts.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};

@@ -1,4 +1,4 @@
-//! Rendezvous through something that the program brings along: a key-value store of its own, such as PyTorch's.
+//! Rendezvous through a key-value store that the program provides, such as PyTorch's.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! Rank, world size and meeting point from the environment that a launcher sets.
+//! Rank, world size and rendezvous from the environment that a launcher sets.
 //!
-//! The order is: KOLO_* (set by `kolo run` or by hand), RANK and friends (torchrun and everybody's scripts), then the
-//! launchers of `launcher`. The first that names a rank wins; what it lacks is not filled from the next one, because
-//! a job step within a job inherits the outer variables.
+//! The order is KOLO_* (set by `kolo run` or by hand), RANK and its companions (torchrun and scripts), then the launchers of
+//! `launcher`. The first source that names a rank wins. Values that it lacks are not taken from the next source, because a job step
+//! within a job inherits the outer variables.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! Rendezvous through a file that all ranks see.
 //!
-//! Rank 0 writes its addresses and a key that it draws beside the final name and renames, so nobody reads half a file.
-//! Readers trust nothing: they connect, and both sides prove that they know the key. A file that an earlier job left behind
-//! names a dead address or another key; the reader notes that and looks again until rank 0 has replaced it. Rank 0
-//! removes the file when all ranks are here, before any of them is told so.
+//! Rank 0 writes its addresses and a fresh key to a temporary name and renames it, so that no rank reads half a file. Readers trust
+//! nothing: they connect, and both sides prove that they know the key. A file left by an earlier job names a dead address or another
+//! key; the reader notes that and looks again until rank 0 has replaced it. Rank 0 removes the file once all ranks have joined, before
+//! any of them is told so.
 
 use std::fmt;
 use std::fs;

@@ -1,4 +1,4 @@
-//! The parsers of what launchers, files, stores and users say, as functions of bytes; see [`crate::fuzzing`].
+//! The parsers of texts from launchers, files, stores and users, as functions of bytes; see [`crate::fuzzing`].
 
 use std::collections::HashMap;
 

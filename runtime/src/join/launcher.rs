@@ -1,8 +1,8 @@
 //! Ranks from MPI launchers and Slurm.
 //!
-//! These say who a process is, seldom where rank 0 listens. If MASTER_ADDR and MASTER_PORT are set they decide. If all
-//! ranks are on one host, they meet through a file in this user's private folder, named by the job. Slurm names the
-//! hosts, so its first host and a port derived from the job's number serve. Otherwise the error says what to export.
+//! These launchers say which rank a process is, but seldom where rank 0 listens. If MASTER_ADDR and MASTER_PORT are set, they decide.
+//! If all ranks are on one host, they meet through a file in this user's private folder, named after the job. Slurm names the hosts, so
+//! its first host and a port derived from the job's number serve. Otherwise the error says which variables to export.
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};

@@ -1,4 +1,4 @@
-//! From a locator to addresses: rank 0 binds and publishes, the others look up.
+//! From a locator to addresses: rank 0 binds and publishes, and the other ranks look up.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

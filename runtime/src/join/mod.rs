@@ -1,14 +1,14 @@
 //! How ranks find each other.
 //!
-//! A [`JoinSpec`] says who this process is (rank, world size) and where rank 0 can be found (a [`Locator`]). It comes
-//! from the environment a launcher set ([`JoinSpec::from_env`]), from a URL ([`JoinSpec::parse_url`]), or from code.
+//! A [`JoinSpec`] holds the rank, the world size, and the place where rank 0 can be found (a [`Locator`]). It comes from the environment
+//! that a launcher set ([`JoinSpec::from_env`]), from a URL ([`JoinSpec::parse_url`]), or from code.
 //! [`Control::join`](crate::control::Control::join) turns it into a connection to rank 0's hub.
 //!
-//! Whatever a locator yields is only a hint: the address is tried, and both ends must prove that they know the key that
-//! rank 0 drew and published beside its address. So a file left behind by an earlier job costs a failed attempt, nothing
-//! worse; and where only the job's ranks can read what rank 0 publishes (a file, a store, a board, a unique id), nobody
-//! else takes a seat. A plain address (`tcp://`) has no such key and a multicast group tells it to whoever asks: there only
-//! a job secret keeps others out, and rank 0 warns once if there is none.
+//! A locator yields only a hint: the address is tried, and both ends must prove that they know the key that rank 0 drew and published
+//! beside its address. A file left behind by an earlier job therefore costs one failed attempt. Where only the job's ranks can read
+//! rank 0's publication (a file, a store, a board, a unique id), no other process can take a rank. A plain address (`tcp://`) has no such
+//! key, and a multicast group tells the key to every process that asks. There, only a job secret keeps others out, and rank 0 warns once
+//! if there is none.
 
 mod addresses;
 mod board;

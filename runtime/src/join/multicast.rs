@@ -1,7 +1,7 @@
-//! Rendezvous by UDP multicast: ranks ask a group "where is job X?", rank 0 answers with its addresses and key.
+//! Rendezvous by UDP multicast: ranks ask a group "where is job X?", and rank 0 answers with its addresses and key.
 //!
-//! An answer is a hint like any other: it is tried, and both ends prove that they know the key. But whoever asks is told it,
-//! so it keeps jobs apart, not strangers out: for that there is the job's secret. Datagrams stay on the local network (TTL 1).
+//! An answer is a hint like any other: it is tried, and both ends prove that they know the key. Every process that asks is told the key,
+//! so the key keeps jobs apart but does not keep strangers out; the job's secret does. Datagrams stay on the local network (TTL 1).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};

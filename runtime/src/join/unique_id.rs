@@ -1,10 +1,9 @@
 //! Ids that a program passes on by its own means.
 //!
-//! An id holds where rank 0 will listen, and a secret. The port is kept free from the id's making until rank 0 has
-//! joined, by a socket that is bound and never listens: the kernel gives a port that is bound to nobody else, neither to
-//! a bind to port 0 nor to an outgoing connection; yet rank 0's own listener may bind it, since both sockets set
-//! `SO_REUSEADDR` and only one listens. So rank 0 may even be another process of this host than the one that made the
-//! id. Ranks that try before rank 0 listens are refused by the kernel, and try again.
+//! An id holds the place where rank 0 will listen, and a secret. A socket that is bound but never listens keeps the port free from the
+//! making of the id until rank 0 has joined: the kernel gives a bound port neither to a bind to port 0 nor to an outgoing connection. Rank
+//! 0's own listener may still bind it, because both sockets set `SO_REUSEADDR` and only one listens. Rank 0 may even be a different
+//! process of this host than the one that made the id. Ranks that try before rank 0 listens are refused by the kernel, and try again.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};

@@ -204,7 +204,8 @@ fn simulate_one(
             "Or simulate less",
         ));
     }
-    let plan_bytes: usize = first.lanes.iter().map(|lane| size_of_val(&**lane)).sum();
+    let tables = first.stage.iter().flat_map(|stage| &stage.rounds).map(|round| size_of_val(&**round));
+    let plan_bytes: usize = first.lanes.iter().map(|lane| size_of_val(&**lane)).chain(tables).sum();
     let (timing, plans) = if plan_bytes.saturating_mul(task.world_size as usize) <= MAX_PLAN_BYTES {
         let mut plans = vec![first];
         plans.extend((1..task.world_size).map(|rank| choice.algorithm.plan(&task, rank)));

@@ -1,4 +1,4 @@
-//! Copies from and to a GPU's memory that run by themselves: a stream, with marks in it that tell how far it is.
+//! Asynchronous copies from and to a GPU's memory: a stream, with marks in it that tell how far the copies are.
 
 use std::collections::VecDeque;
 use std::ffi::c_uint;

@@ -1,4 +1,4 @@
-//! The table of this machine: what libcuda and the kernel's modules say.
+//! The table of this machine: the answers of libcuda and of the kernel's modules.
 
 use std::ffi::{OsStr, c_int};
 use std::fmt;

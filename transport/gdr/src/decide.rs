@@ -1,4 +1,4 @@
-//! Which way is taken: the rules, and the questions that they ask.
+//! The decision between the ways: its rules, and the questions that they ask.
 
 use super::path::{DmaBuf, Flush, Path, Plan, Refused, Ruled, Wish};
 

@@ -1,4 +1,4 @@
-//! A GPU as the owner of memory: whose an address is, and the context in which its copies run.
+//! A GPU as the owner of memory: which GPU owns an address, and the context in which its copies run.
 
 use std::ffi::{OsStr, c_int, c_uint, c_ulonglong, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};

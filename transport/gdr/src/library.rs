@@ -1,7 +1,7 @@
-//! libcuda, found at run time: its functions as far as we call them, and its errors in words.
+//! libcuda, found at run time: the functions that Kolo calls, and its errors in words.
 //!
-//! A table of our own rather than a binding of all of CUDA: each function may be missing in an older driver, which is then
-//! a reason and not a failure of the whole.
+//! A small table instead of a binding of all of CUDA: each function may be missing in an older driver, which is then a reason for one way and
+//! not a failure of the whole.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! The ways, and what is said of them.
+//! The ways, and their descriptions.
 
 use std::fmt;
 use std::str::FromStr;

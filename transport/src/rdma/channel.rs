@@ -21,7 +21,7 @@ use super::small;
 use super::trouble::Trouble;
 use super::wire::{EAGER_BYTES, GRANTS, Grant, Header, Place, SLOTS};
 use crate::endpoint::Token;
-use crate::tcp::memory::{Cursor, Eater, Pieces};
+use crate::pieces::{Cursor, Eater, Pieces};
 
 /// A header ends where the message begins: at a multiple of a cache line.
 const LINE_BYTES: usize = 64;

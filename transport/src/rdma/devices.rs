@@ -1,4 +1,4 @@
-//! What befalls this side's adapters, which no completion tells of: read from the devices' descriptors.
+//! Events of this side's adapters that no completion reports, read from the devices' descriptors.
 
 use kolo_verbs::{AsyncEvent, QueuePairFault};
 

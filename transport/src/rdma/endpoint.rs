@@ -1,4 +1,4 @@
-//! The endpoint: what the owner calls.
+//! The endpoint: the operations that the owner calls.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

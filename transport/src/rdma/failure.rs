@@ -1,4 +1,4 @@
-//! Giving peers up, and leaving.
+//! Giving up peers, and leaving.
 
 use std::time::{Duration, Instant};
 

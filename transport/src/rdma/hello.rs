@@ -1,4 +1,4 @@
-//! What two ends tell each other over the side connection to connect their queue pairs.
+//! The messages over the side connection by which two ends connect their queue pairs.
 
 use kolo_verbs::Address;
 

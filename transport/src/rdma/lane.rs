@@ -1,4 +1,4 @@
-//! A queue pair, and what is under way on it.
+//! A queue pair and its outstanding requests.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Memory that operations work on, which is registered as a whole once a message of theirs needs it.
+//! Memory of operations, registered as a whole once one of their messages needs it.
 
 use super::registrations::{Registrations, Use};
 

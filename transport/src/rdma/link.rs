@@ -1,9 +1,9 @@
 //! The queue pairs to one peer, and how they are connected.
 //!
-//! The lower rank makes its queue pairs and says so in its hello; the higher connects its own to them and answers
-//! with its hello; the lower connects too, and sends a probe over each: a note with a full packet behind it. The
-//! higher answers each with one of its own, as long. A lane carries messages when a probe of the peer's has come through it;
-//! so nothing of a plan goes where packets of that size do not get through in both directions.
+//! The lower rank makes its queue pairs and describes them in its hello. The higher rank connects its own to them and answers with its hello.
+//! The lower rank connects too, and sends a probe over each queue pair: a note with a full packet behind it. The higher rank answers each with a
+//! probe of its own, of the same length. A lane carries messages once a probe of the peer has come through it, so no plan uses a path on which
+//! packets of that size do not get through in both directions.
 
 use kolo_verbs::{Access, CompletionQueue, Error, Local, PinnedBuffer, Remote, Wake};
 

@@ -2,32 +2,30 @@
 //!
 //! # How it works
 //!
-//! * **libibverbs is found at run time** (crate `kolo-verbs`). Where it is not, or no adapter works, making an endpoint
-//!   fails with what is missing and what to do.
-//! * **A link per peer**: one queue pair for what is short, at least one per pair of adapters for what is long; all
-//!   channels to the peer share them. Connected by [`RdmaEndpoint::try_paths`], as the runtime does with all peers when a
-//!   communicator is made, else on first use; over a TCP connection beside it, whose end is also the news that the peer
-//!   is gone: adapters notice that much later or never.
-//! * **What befalls an adapter** (a reset, a port that goes down) is read from its own descriptor, beside the TCP connection:
-//!   completions say nothing of it.
-//! * **Short messages** are written into slots of the receiver's, of which each channel has its own: so a channel
-//!   nobody reads holds up no other. The sender knows how many are free.
-//! * **Long messages** are asked for: the receiver writes grants (address, key, length, and what it expects) to the
-//!   sender, ahead of time; the sender writes straight from the caller's memory into the caller's memory and tells
-//!   with the last bytes. What is consumed, or cannot be registered, goes through staging of the receiver's.
-//! * **Whoever calls drives.** No thread, no lock; a poll is a look at memory. The side connection is looked at now
-//!   and then.
+//! * **libibverbs is found at run time** (crate `kolo-verbs`). Where it is missing, or no adapter works, making an endpoint fails with the
+//!   reason and a remedy.
+//! * **One link per peer**: one queue pair for short messages, and at least one per pair of adapters for long ones. All channels to the peer
+//!   share them. [`RdmaEndpoint::try_paths`] connects them, as the runtime does with all peers when a communicator is made; otherwise the first
+//!   use does. Both go over a TCP connection beside the link, whose end also reports the end of the peer: adapters notice that much later or
+//!   never.
+//! * **Failures of an adapter** (a reset, a port that goes down) are read from its own descriptor, beside the TCP connection: completions do
+//!   not report them.
+//! * **Short messages** are written into slots of the receiver. Each channel has slots of its own, so a channel that is not read holds up no
+//!   other. The sender knows how many are free.
+//! * **Long messages** use rendezvous: the receiver writes grants (address, key, length, and the expected message) to the sender, in advance.
+//!   The sender writes straight from the caller's memory into the receiving caller's memory, and announces the end with the last bytes. Data
+//!   for a consumer, and memory that cannot be registered, goes through staging memory of the receiver.
+//! * **The caller drives.** There is no thread and no lock; a poll reads memory, and looks at the side connection now and then.
 //!
 //! # Rules that the files below rely on
 //!
-//! 1. Every note takes a receive of the queue pair; it is posted anew when the note is taken. There are as many as
-//!    notes can be under way: each kind is bounded per channel by slots and grants, so none ever finds none.
-//! 2. Each grant is answered once, filled or not, in order. So its place is written again only after the peer has
-//!    read it.
+//! 1. Every note consumes a receive of the queue pair, which is posted anew when the note is taken. There are as many receives as notes can be
+//!    outstanding: slots and grants bound each kind per channel, so a note always finds a receive.
+//! 2. Each grant is answered once, filled or not, in order. Its place is therefore written again only after the peer has read it.
 //! 3. A slot of this side's half of a block is written again only when the peer has freed its own.
-//! 4. The adapter has let go of memory when a request is settled, or the lane is dropped. Links are dropped before
-//!    the memory of channels, and before tokens fail.
-//! 5. What comes from a peer is parsed in `wire`, `hello` and `address`, and bounded there or where it is counted.
+//! 4. The adapter has let go of memory when a request is settled, or the lane is dropped. Links are dropped before the memory of channels, and
+//!    before tokens fail.
+//! 5. Bytes from a peer are parsed in `wire`, `hello` and `address`, and bounded there or where they are counted.
 
 mod address;
 mod channel;

@@ -1,4 +1,4 @@
-//! Memory that the processor cannot look at, and who copies from and to it: a GPU's driver.
+//! Memory that the CPU cannot read, and the component that copies from and to it: a GPU's driver.
 
 use std::sync::Arc;
 

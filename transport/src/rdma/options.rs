@@ -1,4 +1,4 @@
-//! What a user may choose about RDMA.
+//! The options of the RDMA transport.
 
 use std::ffi::OsString;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Taking what the owner posts: past empty queues what can be done at once is, the rest waits for polls.
+//! Posts from the owner: while queues are empty, as much as possible is done at once; the rest waits for polls.
 
 use super::NAME;
 use super::channel::{Chan, Landing, RecvOp, SendOp, Way};
@@ -11,7 +11,7 @@ use super::wire::{CHANNELS, EAGER_BYTES};
 use super::{receiving, sending};
 use crate::endpoint::{Channel, Event, Piece, Posted, Sink, Token};
 use crate::error::{Error, ErrorKind};
-use crate::tcp::memory::{Cursor, Eater, Pieces};
+use crate::pieces::{Cursor, Eater, Pieces};
 
 impl RdmaEndpoint {
     /// Takes a send.

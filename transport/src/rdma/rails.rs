@@ -1,4 +1,4 @@
-//! The adapters of this side that are used, opened: which, through which port and address, and why not the others.
+//! The opened adapters of this side: which ones, through which port and address, and the reasons against the others.
 
 use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};

@@ -1,18 +1,18 @@
 //! The receiver's half of a channel.
 //!
-//! Messages are taken in their order. Short ones lie in slots; for long ones this side offers memory, as soon as they
-//! are posted and up to a few stretches ahead: the caller's own where it can be registered, else staging.
+//! Messages are taken in order. Short ones lie in slots. For long ones this side grants memory as soon as they are posted, and up to a few
+//! stretches in advance: the caller's own where it can be registered, else staging.
 //!
-//! # Ahead on condition
+//! # Conditional receives, granted in advance
 //!
-//! A receive on condition goes back with all behind it when another message comes, and what was granted for them is void:
-//! the sender must fill none of it. It does not know yet what this side knows, but finds out by itself:
+//! When a different message arrives, a conditional receive goes back with all receives behind it, and their grants are void: the sender must
+//! fill none of them. The sender does not know yet, but finds out by itself:
 //!
-//! 1. Grants are made in the order of the messages, and behind a receive on condition only if that was granted for too. So
-//!    the first grant that is void is for the very message that did not fit.
-//! 2. The sender meets it before the others, sees that its message is another one (or a short one, which is never granted
-//!    for), and gives it back.
-//! 3. From then on it gives back all grants of the same generation. Those made later are of the next.
+//! 1. Grants are made in the order of the messages, and behind a conditional receive only if that one has grants too. The first void grant is
+//!    therefore for the very message that did not fit.
+//! 2. The sender meets that grant before the others, sees that its message is a different one (or a short one, which never has grants), and
+//!    gives the grant back.
+//! 3. From then on it gives back all grants of the same generation. Later grants belong to the next generation.
 
 use kolo_verbs::Remote;
 

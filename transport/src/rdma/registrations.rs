@@ -2,18 +2,17 @@
 //!
 //! # Rules
 //!
-//! 1. A region covers whole pages, but for those of a dma-buf. It is found by any range within it.
-//! 2. Who uses a region holds a [`Use`], which is neither copied nor dropped silently: it is given back to the cache.
-//!    A region in use is never deregistered.
-//! 3. What nobody uses is kept only if its memory cannot change below it unnoticed: the registration pins pages, not
-//!    addresses, so that memory unmapped and mapped anew at the same address is not the memory that the adapter
-//!    reads and writes. It is kept if the caller said so ([`Keep::Always`], or an explicit registration), or if the
-//!    kernel tells of such changes ([`Keep::Watched`]; see `watch`).
-//! 4. Kept are at most so many regions and bytes; the least recently used goes first.
-//! 5. Of memory that was lent for an operation all is registered at once, and stays so at least until that is over: its
+//! 1. A region covers whole pages, except those of a dma-buf. Any range within a region finds it.
+//! 2. Every use of a region holds a [`Use`], which is neither copied nor dropped silently: it is given back to the cache. A region in use is
+//!    never deregistered.
+//! 3. An unused region is kept only if its memory cannot change unnoticed. A registration pins pages, not addresses: after memory is unmapped
+//!    and mapped anew at the same address, the adapter still accesses the old pages. A region is kept if the caller said so ([`Keep::Always`],
+//!    or an explicit registration), or if the kernel reports such changes ([`Keep::Watched`]; see `watch`).
+//! 4. The number and the bytes of kept regions are bounded; the least recently used region goes first.
+//! 5. Memory that was lent for an operation is registered as a whole, at once, and stays registered at least until the operation is over; its
 //!    parts are found in it.
-//! 6. What would not be kept is registered for an operation only if it is long; see [`LONG_BYTES`]. The rest is refused, and
-//!    copied through staging.
+//! 6. Memory that would not be kept is registered for an operation only if it is long; see [`LONG_BYTES`]. Shorter memory is refused, and copied
+//!    through staging.
 
 use std::sync::Arc;
 

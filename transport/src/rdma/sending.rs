@@ -1,9 +1,9 @@
 //! The sender's half of a channel.
 //!
-//! Short messages go into the peer's slots as long as it has free ones, and are over for the caller at once. Long
-//! ones wait for grants, and are over when the adapter says that the peer has them. A long message that finds no
-//! grant tells the peer what it is, but only when it has waited for a while or this side goes to sleep: nearly
-//! always the receiver is only a little late, and only a mismatch needs it.
+//! Short messages go into the peer's slots while some are free, and are complete for the caller at once. Long messages wait for grants, and are
+//! complete when the adapter reports that the peer has them. A long message without a grant announces itself to the peer, but only after it
+//! has waited for a while or when this side goes to sleep: nearly always the receiver is only a little late, and only a mismatch needs the
+//! announcement.
 
 use kolo_verbs::{Access, Remote};
 

@@ -1,5 +1,5 @@
-//! The side connection: TCP beside RDMA. It carries one hello each way per peer, and its end is the end of the peer,
-//! of which the adapters know nothing.
+//! The side connection: TCP beside RDMA. It carries one hello each way per peer, and its end reports the end of the peer, which the adapters do
+//! not notice.
 
 use std::time::Instant;
 

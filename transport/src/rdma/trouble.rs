@@ -1,4 +1,4 @@
-//! Why a peer is given up, and whose fault it is.
+//! The reasons for giving up a peer, and the rank at fault.
 
 use kolo_verbs::{Blame, Failure, MemoryLock, Status};
 

@@ -1,16 +1,15 @@
-//! Told by the kernel when memory is unmapped, moved or given back: `userfaultfd(2)`, used for its events only.
+//! Notification by the kernel when memory is unmapped, moved or given back: `userfaultfd(2)`, used for its events only.
 //!
 //! # Rules
 //!
-//! 1. Whoever changes watched memory is held up by the kernel until the watcher's thread has *read* the event. So
-//!    `busy` is set before reading and cleared when the change is in the log: who looks after the change, in
-//!    whichever thread, sees one or the other.
-//! 2. The thread neither allocates nor frees, and takes no lock that is held across anything but copying: whoever is
-//!    held up may hold any other.
-//! 3. Where the kernel can only watch for missing pages (not for write protection), touching a page that was given
-//!    back would wait for the thread; it ends the watch of what it hears about, and so lets everybody go on.
+//! 1. The kernel holds up every thread that changes watched memory until the watcher's thread has *read* the event. `busy` is set before
+//!    reading and cleared when the change is in the log, so that any thread that looks after the change sees one or the other.
+//! 2. The thread neither allocates nor frees, and takes no lock that is held across anything but copying: a thread that is held up may hold
+//!    any other lock.
+//! 3. Where the kernel can only watch for missing pages (not for write protection), touching a page that was given back would wait for the
+//!    thread. The thread therefore ends the watch of every range that it hears about, which lets all threads go on.
 //!
-//! A descriptor watches memory that no other does, so all endpoints of a process share one watch.
+//! A descriptor watches memory that no other descriptor does, so all endpoints of a process share one watch.
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};

@@ -1,6 +1,6 @@
-//! What travels: notes (the 32 bits of an immediate), and what lies in the slots that they tell of.
+//! The wire format: notes (the 32 bits of an immediate), and the contents of the slots that they announce.
 //!
-//! All numbers are little endian. What comes out of here is bounded.
+//! All numbers are little-endian, and every decoded value is bounded.
 
 /// Channels per peer: as shared memory has, so that plans do not differ. An immediate has room for 256.
 pub(super) const CHANNELS: usize = 64;

@@ -1,4 +1,4 @@
-//! What the ranks of a host show each other outside any message: the abort word and their latest operation.
+//! State that the ranks of a host show each other outside any message: the abort word and their latest operation.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

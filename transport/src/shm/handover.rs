@@ -1,8 +1,8 @@
-//! Memory of the program that all ranks of a host map: how it is made and handed round.
+//! Memory of the program that all ranks of a host map: how it is made and shared.
 //!
-//! Every rank makes a sealed memory file and a socket to be found at, and tells the others the socket's address and a
-//! cookie (how, is up to the owner). Then it sends its descriptor to every other rank and takes theirs. Nobody waits in a
-//! call: connections queue in the listener's backlog, and the owner polls until it has heard everybody.
+//! Every rank makes a sealed memory file and a listening socket, and tells the others the socket's address and a cookie (by a way that the owner
+//! chooses). It then sends its descriptor to every other rank and takes theirs. No call blocks: connections queue in the listener's backlog, and
+//! the owner polls until it has heard from all ranks.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,8 +1,7 @@
-//! The one message that goes over a UNIX stream: who is calling, and which shared memory comes along.
+//! The one message over a UNIX stream: the caller's identity, and the shared memory that comes along.
 //!
-//! It proves that the caller has the addresses of both ends, which only the control plane tells, by a MAC under a key that
-//! follows from the cookies in both; the cookies themselves are not sent, since a socket's name can be taken by somebody
-//! else once its owner has ended.
+//! It proves that the caller has the addresses of both ends, which only the control plane tells, by a MAC under a key derived from the cookies in
+//! both. The cookies themselves are not sent, because another process can take a socket's name once its owner has ended.
 
 use super::address::VERSION;
 use crate::proof::{Key, PROOF_BYTES};

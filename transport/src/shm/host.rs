@@ -1,4 +1,4 @@
-//! Which host this is, and what it permits.
+//! The identity of this host, and what it permits.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;

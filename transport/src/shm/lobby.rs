@@ -1,8 +1,7 @@
-//! Connections that have not said yet who they are.
+//! Connections that have not yet identified themselves.
 //!
-//! Anybody on the host can connect to an abstract socket. A stranger costs one accept; it must be of the same user,
-//! its greeting is read without ever waiting for it, and a bounded number of silent visitors is kept, the oldest
-//! making room for the newest.
+//! Every process on the host can connect to an abstract socket. Such a connection costs one accept. Its process must belong to the same user, its
+//! greeting is read without waiting, and the number of silent connections is bounded: the oldest is closed for the newest.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

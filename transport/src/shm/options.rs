@@ -1,4 +1,4 @@
-//! What can be chosen about the shared-memory transport, and what follows from it.
+//! The options of the shared-memory transport, and the values that follow from them.
 
 /// Options of a shared-memory endpoint. The fields that shape shared memory are decided by one side and checked
 /// by the other: a channel's sender sizes its rings, the lowest local rank sizes the arena.

@@ -1,8 +1,8 @@
 //! Whether memory lies in huge pages.
 //!
-//! Reading another process's memory, the kernel looks up and pins every page: 4 KiB at a time this costs more than the
-//! copy itself, in huge pages next to nothing. So a long message is offered if its source lies in huge pages. The
-//! kernel tells since version 6.7, through `/proc/self/pagemap`; where it does not, nothing is offered.
+//! To read another process's memory, the kernel looks up and pins every page. In pages of 4 KiB this costs more than the copy itself, and in
+//! huge pages next to nothing. A long message is therefore offered if its source lies in huge pages. The kernel reports this since version 6.7,
+//! through `/proc/self/pagemap`; on older kernels nothing is offered.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

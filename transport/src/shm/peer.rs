@@ -1,4 +1,4 @@
-//! What an endpoint knows of one peer.
+//! An endpoint's knowledge of one peer.
 
 use std::os::fd::OwnedFd;
 

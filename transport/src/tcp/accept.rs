@@ -1,4 +1,4 @@
-//! The door: whoever connects is let in once it has said who it is.
+//! The acceptor: a connection is let in once it has identified itself.
 
 use std::io;
 use std::net::SocketAddr;

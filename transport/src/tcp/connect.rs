@@ -1,4 +1,4 @@
-//! Connections: made on first use, and unmade when a peer is lost.
+//! Connections: made on first use, and closed when a peer is lost.
 
 use std::io;
 use std::time::Instant;

@@ -1,8 +1,8 @@
-//! Dialing: one connection to a peer, over whichever of its addresses answers.
+//! Dialing: one connection to a peer, over the first of its addresses that answers.
 //!
-//! Addresses are tried in order of distance. The next one is started when the one before fails, or has been silent
-//! for a while; the silent one stays in the race, since a peer that is busy computing answers late at the right
-//! address, and one that is dead never answers at the wrong one. The first welcome wins.
+//! Addresses are tried in order of distance. The next attempt starts when the previous one fails or has been silent for a while. The
+//! silent one stays in the race: a peer that is busy computing answers late at the right address, and a wrong address never answers. The
+//! first welcome wins.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

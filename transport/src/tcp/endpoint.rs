@@ -1,4 +1,4 @@
-//! The endpoint: what the owner calls.
+//! The endpoint: the operations that the owner calls.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,7 +9,6 @@ use super::address::{Address, Host};
 use super::inbound::{Landing, Recv};
 use super::interfaces::{self, Interface};
 use super::link::{Link, State, Workspace};
-use super::memory::{Eater, Pieces};
 use super::options::{Family, TcpOptions};
 use super::outbound::{BURST_BYTES, Send};
 use super::park::Park;
@@ -18,6 +17,7 @@ use super::socket::{self, Stop};
 use super::wire::{MESSAGE_MAX, key_of};
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
+use crate::pieces::{Eater, Pieces};
 
 /// Channels per peer: each is a connection, and thus a descriptor; plans use a few dozen at most.
 const CHANNELS_MAX: u16 = 256;

@@ -1,16 +1,14 @@
 //! The receiving half of a channel.
 //!
-//! A call to the kernel asks for exactly what the posted receives make of the stream: the rest of a header, the
-//! payload into its place, and, while messages are small, the headers and payloads of the receives behind it. Each
-//! header is checked before its message is reported.
+//! A system call asks for exactly the bytes that the posted receives expect: the rest of a header, the payload into its place, and, while
+//! messages are small, the headers and payloads of the receives behind it. Each header is checked before its message is reported.
 //!
-//! If a header is another than the receive expects, the bytes behind it went to wrong places: they are collected
-//! from there in the order of the stream into the `stash`, the payload of the mismatched message is dropped, and
-//! the stream goes on from the stash until that is empty. So a mismatch costs its token, not the channel.
+//! If a header differs from the one expected, the bytes behind it went to wrong places. They are collected from there, in the order of the
+//! stream, into the `stash`; the payload of the mismatched message is dropped, and the stream continues from the stash until it is empty. A
+//! mismatch therefore costs its token, not the channel.
 //!
-//! If that receive was posted on condition, all that are posted go back instead, and the message is *held*: its header
-//! is kept, and its payload waits, in stash and socket, for the next receive. A header that is watched for is read, and
-//! the message held, without any receive.
+//! If that receive was conditional, all posted receives go back instead, and the message is *held*: its header is kept, and its payload
+//! waits, in stash and socket, for the next receive. A header that is being probed for is read, and the message held, without any receive.
 
 use std::collections::VecDeque;
 
@@ -18,12 +16,12 @@ use socket2::Socket;
 
 use super::NAME;
 use super::link::{SCRATCH_BYTES, Workspace};
-use super::memory::{Cursor, Eater, Pieces};
 use super::outbound::{BATCH, BURST_BYTES};
 use super::socket::{self, Stop};
 use super::wire::{HEADER_BYTES, Header};
 use crate::endpoint::{Channel, Envelope, Event, GRAIN_BYTES, Token};
 use crate::error::{Error, ErrorKind};
+use crate::pieces::{Cursor, Eater, Pieces};
 
 /// Where a message goes.
 #[derive(Debug)]
@@ -204,7 +202,7 @@ impl Inbound {
                 return;
             }
             Landing::Place(pieces) => {
-                if pieces.gather(self.cursor, left.min(budget), &mut work.io) < left {
+                if work.io.gather(pieces, self.cursor, left.min(budget)) < left {
                     return;
                 }
             }
@@ -215,7 +213,7 @@ impl Inbound {
                 return;
             }
             work.io.push_target(&mut work.headers[at]);
-            if pieces.gather(Cursor::default(), recv.len, &mut work.io) < recv.len {
+            if work.io.gather(pieces, Cursor::START, recv.len) < recv.len {
                 return;
             }
         }

@@ -1,4 +1,4 @@
-//! Leaving: what was reported done arrives, whatever this rank has left unread.
+//! Leaving: data that was reported as sent arrives, even if this rank leaves messages unread.
 
 use std::net::Shutdown;
 use std::time::{Duration, Instant};

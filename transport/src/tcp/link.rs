@@ -1,4 +1,4 @@
-//! One channel's connection, and the memory all of an endpoint's share.
+//! One channel's connection, and the memory that all connections of an endpoint share.
 
 use std::net::SocketAddr;
 

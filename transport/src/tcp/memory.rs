@@ -1,182 +1,10 @@
-//! The caller's memory: pieces, cursors into them, and the lists of them that the kernel takes.
-//!
-//! # Safety argument of this file
-//!
-//! `Endpoint::post_send` and `post_recv` oblige the caller to keep the slice of pieces, the memory that it names
-//! and the consumer's context valid until the token completes or the endpoint is dropped. A [`Pieces`] or an
-//! [`Eater`] is made in a post and lives in a queue entry that is removed when its token completes; so as long as
-//! one can be used, the memory is valid. `abort` and `abandon` empty the queues, so nothing is touched after.
+//! The lists of memory that the kernel takes in one call.
 
-use crate::endpoint::{Consumer, Piece};
+use crate::pieces::{Cursor, Pieces};
 
 /// Longest list handed to the kernel in one call: far below its limit of 1024, and enough that 32 small messages go
 /// in one, which makes the call a small part of their cost.
 pub(super) const IO_PIECES: usize = 64;
-
-/// A list of pieces that a token keeps alive.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pieces {
-    first: *const Piece,
-    count: usize,
-}
-
-// SAFETY: the memory is lent to the endpoint for as long as the token is outstanding (see the module); which
-// thread the endpoint lives on does not matter to it.
-unsafe impl Send for Pieces {}
-
-/// A place in a [`Pieces`].
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Cursor {
-    piece: usize,
-    offset: usize,
-}
-
-impl Pieces {
-    /// The pieces, and their total length; `None` if that overflows what a slice may be long.
-    pub(crate) fn new(list: &[Piece]) -> (Self, Option<usize>) {
-        let total = list
-            .iter()
-            .try_fold(0usize, |sum, piece| sum.checked_add(piece.len))
-            .filter(|&sum| isize::try_from(sum).is_ok());
-        (Self { first: list.as_ptr(), count: list.len() }, total)
-    }
-
-    fn list(&self) -> &[Piece] {
-        // SAFETY: first and count come from a slice that outlives the token (see the module).
-        unsafe { std::slice::from_raw_parts(self.first, self.count) }
-    }
-
-    /// Appends up to `limit` bytes from `at` on to `io`; returns how many. Less than the limit means that the
-    /// pieces or the list are at their end.
-    pub(super) fn gather(&self, at: Cursor, limit: usize, io: &mut IoList) -> usize {
-        let mut taken = 0;
-        let mut offset = at.offset;
-        for piece in self.list().iter().skip(at.piece) {
-            let len = (piece.len - offset).min(limit - taken);
-            if len > 0 {
-                if io.is_full() {
-                    break;
-                }
-                io.push_raw(piece.ptr.wrapping_add(offset), len);
-                taken += len;
-            }
-            if taken == limit {
-                break;
-            }
-            offset = 0;
-        }
-        taken
-    }
-
-    /// Moves `at` on by `bytes`, which are there.
-    pub(crate) fn advance(&self, at: &mut Cursor, mut bytes: usize) {
-        let list = self.list();
-        while bytes > 0 {
-            let left = list[at.piece].len - at.offset;
-            if bytes < left {
-                at.offset += bytes;
-                return;
-            }
-            bytes -= left;
-            *at = Cursor { piece: at.piece + 1, offset: 0 };
-        }
-    }
-
-    /// Copies `bytes` into the pieces at `at`, and moves on.
-    pub(super) fn fill(&self, at: &mut Cursor, bytes: &[u8]) {
-        let mut done = 0;
-        self.walk(*at, bytes.len(), |ptr, len| {
-            // SAFETY: ptr..ptr + len lies in a piece of a posted receive: writable, and not `bytes`, which is
-            // memory of the endpoint. `walk` stays within bytes.len().
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().add(done), ptr, len) };
-            done += len;
-        });
-        self.advance(at, bytes.len());
-    }
-
-    /// The piece at `at`, and how much of it is before `at`; none at the end. Empty pieces are passed over.
-    pub(crate) fn piece(&self, at: &mut Cursor) -> Option<(Piece, usize)> {
-        let list = self.list();
-        while at.piece < list.len() && list[at.piece].len == at.offset {
-            *at = Cursor { piece: at.piece + 1, offset: 0 };
-        }
-        list.get(at.piece).map(|piece| (*piece, at.offset))
-    }
-
-    /// The shortest piece that is not empty, in bytes, and the number of those.
-    pub(crate) fn shortest(&self) -> (usize, usize) {
-        let lens = self.list().iter().map(|piece| piece.len).filter(|&len| len > 0);
-        lens.fold((usize::MAX, 0), |(least, count), len| (least.min(len), count + 1))
-    }
-
-    /// Calls `each(address, bytes from the first, bytes)` for the runs that make up `len` bytes from `at` on, and moves on.
-    /// The addresses lie in pieces of a posted message, which are alive.
-    pub(crate) fn each_run(&self, at: &mut Cursor, len: usize, mut each: impl FnMut(*mut u8, usize, usize)) {
-        let mut done = 0;
-        self.walk(*at, len, |ptr, len| {
-            each(ptr, done, len);
-            done += len;
-        });
-        self.advance(at, len);
-    }
-
-    /// Appends `len` bytes from `at` on to `out`.
-    pub(super) fn copy_out(&self, at: Cursor, len: usize, out: &mut Vec<u8>) {
-        self.walk(at, len, |ptr, len| {
-            // SAFETY: ptr..ptr + len lies in a piece of a posted receive; the kernel has written these bytes.
-            out.extend_from_slice(unsafe { std::slice::from_raw_parts(ptr, len) });
-        });
-    }
-
-    /// Calls `f` on the runs that make up `len` bytes from `at` on.
-    fn walk(&self, at: Cursor, mut len: usize, mut f: impl FnMut(*mut u8, usize)) {
-        let mut offset = at.offset;
-        for piece in self.list().iter().skip(at.piece) {
-            let run = (piece.len - offset).min(len);
-            if run > 0 {
-                f(piece.ptr.wrapping_add(offset), run);
-                len -= run;
-            }
-            if len == 0 {
-                return;
-            }
-            offset = 0;
-        }
-    }
-}
-
-/// A consumer that a token keeps alive.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Eater(Consumer);
-
-// SAFETY: as for `Pieces`: the context is lent until the token completes, wherever the endpoint lives.
-unsafe impl Send for Eater {}
-
-impl Eater {
-    pub(crate) fn new(consumer: Consumer) -> Self {
-        Self(consumer)
-    }
-
-    /// Feeds `len` bytes at `data`, bytes `offset..` of the message.
-    ///
-    /// # Safety
-    /// They are there and do not change during the call.
-    pub(crate) unsafe fn eat_raw(&self, offset: usize, data: *const u8, len: usize) {
-        if len > 0 {
-            // SAFETY: the context is valid until the token completes (see the module); `data` is the caller's
-            // promise.
-            unsafe { (self.0.call)(self.0.context, offset, data, len) }
-        }
-    }
-
-    /// Feeds bytes `offset..` of the message.
-    pub(super) fn eat(&self, offset: usize, bytes: &[u8]) {
-        if !bytes.is_empty() {
-            // SAFETY: the context is valid until the token completes (see the module), and `bytes` for the call.
-            unsafe { (self.0.call)(self.0.context, offset, bytes.as_ptr(), bytes.len()) }
-        }
-    }
-}
 
 /// Runs of memory for one call of `sendmsg` or `recvmsg`.
 pub(super) struct IoList {
@@ -221,6 +49,20 @@ impl IoList {
         self.push_raw(bytes.as_mut_ptr(), bytes.len());
     }
 
+    /// Appends up to `limit` bytes of `pieces` from `at` on; returns how many. Less than the limit means that the
+    /// pieces or the list are at their end.
+    pub(super) fn gather(&mut self, pieces: &Pieces, at: Cursor, limit: usize) -> usize {
+        let before = self.bytes;
+        pieces.walk_while(at, limit, |ptr, len| {
+            let has_room = !self.is_full();
+            if has_room {
+                self.push_raw(ptr, len);
+            }
+            has_room
+        });
+        self.bytes - before
+    }
+
     fn push_raw(&mut self, ptr: *mut u8, len: usize) {
         self.runs[self.len] = libc::iovec { iov_base: ptr.cast(), iov_len: len };
         self.len += 1;
@@ -254,42 +96,19 @@ pub(super) fn bytes_of(lines: &mut [Line]) -> &mut [u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn filling_in_steps_fills_every_piece_in_order(
-            lens in proptest::collection::vec(0usize..40, 0..20),
-            steps in proptest::collection::vec(0usize..50, 0..40),
-        ) {
-            let mut parts: Vec<Vec<u8>> = lens.iter().map(|&len| vec![0; len]).collect();
-            let list: Vec<Piece> =
-                parts.iter_mut().map(|part| Piece { ptr: part.as_mut_ptr(), len: part.len() }).collect();
-            let (pieces, total) = Pieces::new(&list);
-            let total = total.unwrap();
-            let source: Vec<u8> = (0..total).map(|i| i as u8).collect();
-            let mut cursor = Cursor::default();
-            let mut done = 0;
-            for step in steps.into_iter().chain([total]) {
-                let end = (done + step).min(total);
-                let mut io = IoList::new();
-                prop_assert_eq!(pieces.gather(cursor, total - done, &mut io), total - done);
-                prop_assert_eq!(io.bytes(), total - done);
-                pieces.fill(&mut cursor, &source[done..end]);
-                done = end;
-            }
-            let mut back = Vec::new();
-            pieces.copy_out(Cursor::default(), total, &mut back);
-            prop_assert_eq!(&back, &source);
-            prop_assert_eq!(parts.concat(), source);
-        }
-    }
+    use crate::endpoint::Piece;
 
     #[test]
-    fn a_total_beyond_a_slice_is_refused() {
-        let ptr = std::ptr::null_mut();
-        let list = [Piece { ptr, len: usize::MAX }, Piece { ptr, len: 2 }];
-        assert_eq!(Pieces::new(&list).1, None);
-        assert_eq!(Pieces::new(&list[..1]).1, None);
+    fn a_list_takes_what_it_has_room_for() {
+        let mut bytes = [0u8; 3];
+        let piece = Piece { ptr: bytes.as_mut_ptr(), len: 3 };
+        let list = vec![piece; IO_PIECES + 1];
+        let (pieces, total) = Pieces::new(&list);
+        let mut io = IoList::new();
+        assert_eq!(io.gather(&pieces, Cursor::START, 4), 4);
+        assert_eq!((io.bytes(), io.room()), (4, IO_PIECES - 2));
+        io.clear();
+        assert_eq!(io.gather(&pieces, Cursor::START, total.unwrap()), 3 * IO_PIECES);
+        assert!(io.is_full());
     }
 }

@@ -2,28 +2,25 @@
 //!
 //! # How it works
 //!
-//! * **One connection per channel.** The kernel's flow control is the channel's back-pressure; nothing is
-//!   multiplexed, so a channel whose receiver is late holds up no other, and there are no credits to keep.
-//! * **The lower rank dials, the higher accepts**, on the first post of either's own. So two ends that post at the
-//!   same time make one connection, without a tie to break.
-//! * **Matching is static**, so the receiver knows where a message goes before it arrives: one `recvmsg` takes the
-//!   header and the payload, the payload straight into place. A receive that is not posted is a socket that is
-//!   not read.
-//! * **Whoever calls drives.** No thread, no lock, no queue hop: `post_send` writes what the kernel takes, `poll`
-//!   does the rest. With few channels busy `poll` just tries their sockets (one system call when one receive is
-//!   pending); with many it asks epoll first which are ready.
+//! * **One connection per channel.** The kernel's flow control is the channel's back-pressure. Nothing is multiplexed: a channel with a late
+//!   receiver holds up no other, and there are no credits to keep.
+//! * **The lower rank dials, the higher accepts**, each on its own first post. Two ends that post at the same time therefore make one
+//!   connection, without a tie to break.
+//! * **Matching is static**, so the receiver knows where a message goes before it arrives: one `recvmsg` takes the header and the payload,
+//!   the payload straight into place. If no receive is posted, the socket is not read.
+//! * **The caller drives.** There is no thread, lock or queue: `post_send` writes as much as the kernel takes, and `poll` does the rest. With
+//!   few busy channels, `poll` tries their sockets (one system call when one receive is pending); with many, it first asks epoll which are
+//!   ready.
 //!
 //! # Rules that the files below rely on
 //!
-//! 1. Nothing is read from a socket beyond the posted receives, and never past the last of them. So bytes that
-//!    nobody asked for stay in the kernel. (The exceptions: behind a message that does not fit, and the header of one
-//!    that is watched for; see `inbound`.)
-//! 2. A connection is closed by this side only when the endpoint is dropped, or the peer abandoned or lost.
-//!    So end of stream means that the peer's endpoint is gone, and whatever it had sent has been read before.
-//! 3. End of stream harms only tokens that need the peer: a rank that is through with its work may leave early.
-//! 4. A header, a hello, an acknowledgement or an address from a peer is parsed in `wire` and `address` only;
-//!    what comes out is bounded.
-//! 5. Memory of the caller is touched in `memory` (copies, consumers) and by the kernel from `socket` only.
+//! 1. Nothing is read from a socket beyond the posted receives, and never past the last of them. Unrequested bytes stay in the kernel. (The
+//!    exceptions are the bytes behind a message that does not fit, and a header that is probed for; see `inbound`.)
+//! 2. This side closes a connection only when the endpoint is dropped, or the peer abandoned or lost. End of stream therefore means that
+//!    the peer's endpoint is gone, and everything that it had sent has been read before.
+//! 3. End of stream fails only tokens that need the peer: a rank that has finished its work may leave early.
+//! 4. A header, a hello, an acknowledgement or an address from a peer is parsed in `wire` and `address` only, and comes out bounded.
+//! 5. Memory of the caller is touched only in `pieces` (copies, consumers) and by the kernel from `socket`.
 
 mod accept;
 mod address;
@@ -35,7 +32,7 @@ mod inbound;
 mod interfaces;
 mod leaving;
 mod link;
-pub(crate) mod memory;
+mod memory;
 mod options;
 mod outbound;
 mod park;

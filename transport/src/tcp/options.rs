@@ -1,4 +1,4 @@
-//! What a user may choose about TCP.
+//! The options of the TCP transport.
 
 use std::time::Duration;
 

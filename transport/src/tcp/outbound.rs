@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 use socket2::Socket;
 
 use super::link::Workspace;
-use super::memory::{Cursor, IO_PIECES, Pieces};
+use super::memory::IO_PIECES;
 use super::socket::{self, Stop};
 use super::wire::{HEADER_BYTES, Header};
 use crate::endpoint::Token;
+use crate::pieces::{Cursor, Pieces};
 
 /// Most messages gathered into one system call: as many as the list of pieces takes, each a header and a payload.
 pub(super) const BATCH: usize = IO_PIECES / 2;
@@ -69,7 +70,7 @@ impl Outbound {
             }
             let left = send.len - send.sent.saturating_sub(HEADER_BYTES);
             let limit = left.min(budget.saturating_sub(work.io.bytes()));
-            if send.pieces.gather(send.cursor, limit, &mut work.io) < left {
+            if work.io.gather(&send.pieces, send.cursor, limit) < left {
                 break;
             }
         }

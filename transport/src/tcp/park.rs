@@ -1,8 +1,8 @@
 //! Sleeping: one epoll descriptor that stands for all sockets of an endpoint.
 //!
-//! Sockets are registered edge-triggered, once, for everything; registering costs nothing until the owner sleeps
-//! for the first time, since only then is the descriptor made. A timer in the same set ends sleeps that no socket
-//! would: an address that does not answer, a visitor that does not speak.
+//! Sockets are registered once, edge-triggered, for all events. Registration costs nothing until the owner sleeps for the first time,
+//! because the descriptor is made only then. A timer in the same set ends sleeps that no socket would end: an address that does not answer, or
+//! a connection that does not identify itself.
 
 use std::io;
 use std::mem::MaybeUninit;

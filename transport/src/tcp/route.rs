@@ -1,4 +1,4 @@
-//! Which of a peer's addresses to try, and in which order.
+//! The choice and order of a peer's addresses.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 

@@ -1,4 +1,4 @@
-//! What can go wrong at the door and on the wire, with peers that are none or behave like none.
+//! Faults at the acceptor and on the wire, caused by processes that are not peers or break the protocol.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

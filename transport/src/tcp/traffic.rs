@@ -1,4 +1,4 @@
-//! Moving bytes: what a poll does with the links that have something pending.
+//! Moving bytes: the work of a poll on the links with something pending.
 
 use std::io;
 

@@ -1,9 +1,9 @@
-//! What crosses the wire: the hello of a connection, its answer, and the header of a message. All little-endian.
+//! The wire format: the hello of a connection, its answer, and the header of a message. All little-endian.
 //!
-//! Hello and answer prove that their senders know the job's cookie, which itself is never sent: each ends with a MAC under a
-//! key that follows from it. The hello's covers who dials whom on which channel, the endpoint that is meant (a random
-//! number that only the control plane has told) and a nonce; so it is good at one endpoint for one channel, which is
-//! taken once. The answer's covers the whole hello, nonce and all, so the dialer knows who answers.
+//! Hello and answer prove that their senders know the job's cookie, which itself is never sent: each ends with a MAC under a key derived from
+//! it. The MAC of the hello covers both ranks, the channel, the intended endpoint (a random number that only the control plane has told) and a
+//! nonce. A hello is therefore valid at one endpoint for one channel, once. The MAC of the answer covers the whole hello with its nonce, so the
+//! dialer knows which endpoint answers.
 
 use crate::proof::{Key, PROOF_BYTES};
 

@@ -1,4 +1,4 @@
-//! Completion queues and the descriptor that wakes who waits for them.
+//! Completion queues, and the descriptor that wakes a thread that waits for them.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What two queue pairs tell each other, and how they are to behave once connected.
+//! The parameters that two queue pairs exchange, and their behaviour once connected.
 
 use crate::error::Error;
 use crate::gid::Gid;

@@ -1,4 +1,4 @@
-//! Why RDMA cannot be used, and why a call failed: as fields, in plain words, with what to do.
+//! The reasons why RDMA cannot be used or a call failed: as fields, in plain words, with a remedy.
 
 use std::ffi::OsString;
 use std::{fmt, io};

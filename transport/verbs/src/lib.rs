@@ -1,30 +1,29 @@
 //! RDMA verbs for Kolo: libibverbs, found at run time.
 //!
-//! Nothing of RDMA is needed to build this, and nothing but the kernel and libibverbs to run it. A program that
-//! uses it starts on any machine; [`probe`] says what there is, or why there is nothing and what to do.
+//! Building needs no part of RDMA, and running needs only the kernel and libibverbs. A program that uses this crate starts on any machine;
+//! [`probe`] reports what there is, or why there is nothing and what to do.
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`sys`] | our own mirrors of libibverbs' structures, their layout asserted, and the loader |
-//! | `library`, `context`, `port`, `gid` | devices, and what they say of themselves |
+//! | [`sys`] | mirrors of libibverbs' structures with asserted layouts, and the loader |
+//! | `library`, `context`, `port`, `gid` | devices and their properties |
 //! | `memory` | protection domains and registered memory |
 //! | `completion`, `status` | completion queues, and failed completions in plain words |
 //! | `connection`, `queue_pair`, `work` | reliable connected queue pairs, their states, posting |
-//! | `probe` | whether it works, to the end |
+//! | `probe` | whether RDMA works, tested to the end |
 //!
 //! # Rules
 //!
-//! 1. Whatever is made of something keeps it: a queue pair holds its domain and queues, a region its domain, all of
-//!    them the device, the device the library. The order in which a program drops them does not matter.
-//! 2. Handles are `Send` and `Sync`, since the verbs are thread-safe. Nothing here has state of its own beside them,
-//!    and nothing blocks but making, connecting and dropping.
-//! 3. Memory that is posted is the poster's promise, which is why posting and registering are `unsafe`. The device
-//!    lets go of it at the completion, or when the queue pair is dropped.
-//! 4. The data path (`post_send`, `post_receive`, `poll`) does not allocate, lock or call the kernel on its own
-//!    account; providers of hardware do not either.
-//! 5. Enumerations that come from the library keep values that this version does not know.
+//! 1. An object keeps the objects that it was made from: a queue pair holds its domain and queues, a region its domain, all of them the device,
+//!    and the device the library. A program may drop them in any order.
+//! 2. Handles are `Send` and `Sync`, because the verbs are thread-safe. The crate has no state besides the handles, and blocks only in making,
+//!    connecting and dropping.
+//! 3. Posted memory is the poster's promise, so posting and registering are `unsafe`. The device lets go of the memory at the completion, or
+//!    when the queue pair is dropped.
+//! 4. The data path (`post_send`, `post_receive`, `poll`) does not allocate, lock or call the kernel itself; neither do hardware providers.
+//! 5. Enumerations from the library keep values that this version does not know.
 //!
-//! No part of it may be used in a child after `fork`; see [`Library::fork_safety`] for the parent's sake.
+//! No part of the crate may be used in a child after `fork`; see [`Library::fork_safety`] for the parent's side.
 
 mod completion;
 mod connection;

@@ -1,4 +1,4 @@
-//! How much memory this process may lock, which bounds what it may register.
+//! The amount of memory that this process may lock, which bounds the memory that it can register.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! What a port is and how fast.
+//! The type and speed of a port.
 
 use std::fmt;
 use std::fs;

@@ -1,7 +1,7 @@
-//! Whether there is RDMA here that works.
+//! Whether there is working RDMA on this machine.
 //!
-//! Goes to the end: there are machines on which a device opens and lends a protection domain and a completion
-//! queue, and only then refuses the queue pair.
+//! The probe goes to the end: on some machines a device opens and provides a protection domain and a completion queue, and only then refuses the
+//! queue pair.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What a failed completion means.
+//! The meaning of a failed completion.
 
 use std::fmt;
 

@@ -2,8 +2,8 @@
 //!
 //! Broadcast: the root publishes, the others wait for it alone; so a root that gives one part after the other runs ahead by as
 //! many rounds as stages hold. All-gather, gather: everybody publishes its block. Scatter, all-to-all: the blocks for the
-//! others. What a rank gives to itself it copies after publishing and before it waits: that makes up for others coming later,
-//! and finds in the caches what was just published.
+//! others. A rank copies its own block after it has published and before it waits: the block is still in its caches, and the
+//! time is free.
 
 use super::{named, on_one_host, others, segments, world};
 use crate::Algorithm;
@@ -99,7 +99,7 @@ impl Generator for Staged {
                 bill.meet(p - 1);
                 bill.take(1, others);
             }
-            // The copy of its own block a rank makes while it would wait; other forms do not count it either.
+            // A rank copies its own block while it would wait; other forms do not count that either.
             Collective::AllGather => {
                 bill.publish(p, n);
                 bill.meet(p - 1);

@@ -1,0 +1,152 @@
+//! Rules for documents: links lead somewhere, and sentences begin with their subject.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::root;
+
+/// Documents that programs write.
+const GENERATED: [&str; 2] = ["docs/benchmarks.md", "docs/scale.md"];
+
+/// All documents of the repository but those of its dependencies.
+fn documents() -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    let mut folders = vec![root()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("the folder can be read") {
+            let path = entry.expect("the folder can be read").path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if path.is_dir()
+                && !path.is_symlink()
+                && !name.starts_with('.')
+                && !["target", "shared"].contains(&&*name)
+            {
+                folders.push(path);
+            } else if name.ends_with(".md") {
+                all.push(path);
+            }
+        }
+    }
+    assert!(all.len() > 15, "documents are found: {all:?}");
+    all.sort();
+    all
+}
+
+/// The text without code blocks, line by line.
+fn prose(path: &Path) -> Vec<(usize, String)> {
+    let text = fs::read_to_string(path).expect("the document can be read");
+    let mut in_code = false;
+    let mut lines = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            in_code = !in_code;
+        } else if !in_code {
+            lines.push((at + 1, line.to_owned()));
+        }
+    }
+    lines
+}
+
+/// A heading as a link names it, the way GitHub and rustdoc do.
+fn anchor(heading: &str) -> String {
+    let text = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = text.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+fn links(line: &str) -> Vec<String> {
+    let begins = line.match_indices("](").map(|(at, _)| &line[at + 2..]);
+    begins.filter_map(|rest| rest.split(')').next()).map(|link| link.trim().to_owned()).collect()
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut broken = Vec::new();
+    for document in documents() {
+        for (at, line) in prose(&document) {
+            for link in links(&line) {
+                // Names of items, which rustdoc checks, and other sites.
+                let is_item = link.contains("::")
+                    || (!link.contains('.') && !link.contains('/') && !link.contains('#'));
+                if is_item || link.contains("://") || link.starts_with("mailto:") {
+                    continue;
+                }
+                let (file, heading) = link.split_once('#').unwrap_or((&link, ""));
+                let target = if file.is_empty() {
+                    document.clone()
+                } else {
+                    document.parent().expect("it lies in a folder").join(file)
+                };
+                let has_heading = || {
+                    heading.is_empty()
+                        || prose(&target)
+                            .iter()
+                            .any(|(_, line)| line.starts_with('#') && anchor(line) == heading)
+                };
+                if !target.exists() || !has_heading() {
+                    broken.push(format!("{}:{at}: {link}", document.display()));
+                }
+            }
+        }
+    }
+    assert!(broken.is_empty(), "Links that lead nowhere:\n{}", broken.join("\n"));
+}
+
+/// Whether a sentence has a clause as its subject: "What is copied ...", "Who waits ...". Questions may begin so.
+fn begins_with_a_clause(sentence: &str) -> bool {
+    let first = sentence.split_whitespace().next().unwrap_or_default();
+    ["What", "Who", "Whoever", "Whatever"].contains(&first) && !sentence.trim_end().ends_with('?')
+}
+
+/// The sentences of a paragraph.
+fn sentences(paragraph: &str) -> Vec<&str> {
+    let ends = paragraph.match_indices(['.', '?', '!', ':']).map(|(at, _)| at + 1);
+    let ends: Vec<usize> =
+        ends.filter(|at| paragraph[*at..].starts_with(' ')).chain([paragraph.len()]).collect();
+    let begins = std::iter::once(0).chain(ends.iter().copied());
+    begins.zip(&ends).map(|(begin, end)| paragraph[begin..*end].trim()).collect()
+}
+
+#[test]
+fn sentences_begin_with_their_subject() {
+    let mut found = Vec::new();
+    for document in documents() {
+        let name = document.strip_prefix(root()).expect("it lies below").to_string_lossy().into_owned();
+        // The style guide shows what it forbids.
+        if GENERATED.contains(&&*name) || name == "docs/STYLE.md" {
+            continue;
+        }
+        let mut paragraph = String::new();
+        let lines = prose(&document);
+        let ends = lines.iter().map(Some).chain([None]);
+        for line in ends {
+            let text = line.map_or("", |(_, line)| line.trim());
+            let starts_anew = ["- ", "* ", "#", "|", "1. "].iter().any(|sign| text.starts_with(sign));
+            if text.is_empty() || starts_anew {
+                let bad = sentences(&paragraph).into_iter().filter(|sentence| begins_with_a_clause(sentence));
+                found.extend(bad.map(|sentence| format!("{name}: {sentence}")));
+                paragraph.clear();
+            }
+            if !text.starts_with(['#', '|']) {
+                paragraph += text.trim_start_matches(['-', '*', ' ']);
+                paragraph.push(' ');
+            }
+        }
+    }
+    assert!(
+        found.is_empty(),
+        "Sentences whose subject is a clause (STYLE, Sentences 1):\n{}",
+        found.join("\n")
+    );
+}
+
+#[test]
+fn the_rules_for_documents_see_what_they_look_for() {
+    assert_eq!(anchor("## What is in it?"), "what-is-in-it");
+    assert_eq!(links("see [a](b.md#c) and [d](e)"), ["b.md#c", "e"]);
+    assert!(begins_with_a_clause("Who leaves early is named."));
+    assert!(
+        !begins_with_a_clause("What happens when a peer dies?") && !begins_with_a_clause("A rank waits.")
+    );
+    assert_eq!(sentences("One. Two: three? v1.2 four"), ["One.", "Two:", "three?", "v1.2 four"]);
+}

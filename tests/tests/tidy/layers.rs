@@ -1,0 +1,100 @@
+//! Dependencies point down, between crates and between the rooms of the runtime.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use crate::lists::List;
+use crate::{root, source};
+
+/// Crates from the bottom up, each with those of ours that it may use besides in tests.
+const CRATES: [(&str, &str, &[&str]); 8] = [
+    ("collectives", "kolo-collectives", &[]),
+    ("transport/verbs", "kolo-verbs", &[]),
+    ("transport/gdr", "kolo-gdr", &[]),
+    ("transport", "kolo-transport", &["kolo-verbs"]),
+    ("runtime", "kolo", &["kolo-collectives", "kolo-transport", "kolo-gdr"]),
+    ("bindings/c", "kolo-c", &["kolo"]),
+    ("bindings/python", "kolo-python", &["kolo"]),
+    ("tools", "kolo-cli", &["kolo", "kolo-collectives", "kolo-transport"]),
+];
+
+#[test]
+fn crates_depend_on_crates_below() {
+    for (folder, name, below) in CRATES {
+        let path = root().join(folder).join("Cargo.toml");
+        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert!(text.contains(&format!("name = \"{name}\"")), "{folder} is {name}");
+        let mut section = "";
+        for line in text.lines() {
+            if line.starts_with('[') {
+                section = line;
+            }
+            let is_dependency = section == "[dependencies]" || section.ends_with("'.dependencies]");
+            let used = line.split(['.', ' ', '=']).next().unwrap_or_default();
+            // The bindings call the crate `kolo` by another name, since their own is `kolo`.
+            let used = if used == "kolo_rs" || used == "kolo-rs" { "kolo" } else { used };
+            if is_dependency && used.starts_with("kolo") {
+                assert!(below.contains(&used), "{name} uses {used}, which is not below it (ARCHITECTURE)");
+            }
+        }
+    }
+}
+
+/// The rooms of the runtime (folders and files of `src`), each with those that it uses.
+fn rooms() -> BTreeMap<String, BTreeSet<String>> {
+    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for source in source::under("runtime/src") {
+        let room = room_of(&source.path);
+        if ["lib", "fuzzing"].contains(&room.as_str()) || source.path.contains("test") {
+            continue;
+        }
+        let used = uses.entry(room.clone()).or_default();
+        for line in source.product() {
+            for (at, _) in line.match_indices("crate::") {
+                let name: String =
+                    line[at + 7..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                if !name.is_empty() && name != room {
+                    used.insert(name);
+                }
+            }
+        }
+    }
+    let known: BTreeSet<String> = uses.keys().cloned().collect();
+    uses.values_mut().for_each(|used| used.retain(|room| known.contains(room)));
+    uses
+}
+
+fn room_of(path: &str) -> String {
+    let inside = path.strip_prefix("runtime/src/").unwrap_or(path);
+    inside.split('/').next().unwrap_or(inside).trim_end_matches(".rs").to_owned()
+}
+
+fn reachable(rooms: &BTreeMap<String, BTreeSet<String>>, from: &str) -> BTreeSet<String> {
+    let (mut seen, mut next) = (BTreeSet::new(), vec![from.to_owned()]);
+    while let Some(room) = next.pop() {
+        for used in &rooms[&room] {
+            if seen.insert(used.clone()) {
+                next.push(used.clone());
+            }
+        }
+    }
+    seen
+}
+
+#[test]
+fn rooms_of_the_runtime_form_no_circle() {
+    let rooms = rooms();
+    let below: BTreeMap<&String, BTreeSet<String>> =
+        rooms.keys().map(|room| (room, reachable(&rooms, room))).collect();
+    let mut found = BTreeMap::new();
+    for (room, reached) in &below {
+        let circle: Vec<&str> =
+            reached.iter().filter(|other| below[other].contains(*room)).map(String::as_str).collect();
+        if circle.len() > 1 {
+            found.insert((*room).clone(), format!("in a circle of {}", circle.join(", ")));
+        }
+    }
+    List::read("circles.txt")
+        .with_reasons()
+        .compare("Rooms of the runtime form no circle (ARCHITECTURE; circles.txt)", &found);
+}
