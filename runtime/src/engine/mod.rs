@@ -15,6 +15,7 @@ mod matching;
 mod memory;
 mod operation;
 mod porter;
+mod staged;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -49,9 +50,6 @@ const GROUPS: u16 = 4;
 
 /// Segments in flight of an operation that uses the stage of its host: each has an area of its own.
 pub(crate) const STAGE_SEGMENTS: usize = 4;
-
-/// Looks at the stage for one at links that carry nothing: they only tell of peers' ends, and a look at them costs several.
-const LOOKS_AT_STAGE: u32 = 16;
 
 /// What runs: an operation or a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,11 +133,6 @@ impl Engine {
     /// Transport channels that one operation may use, at most.
     pub(crate) fn channels_per_operation(&self) -> u16 {
         (self.channels_max - 1 - TRANSFER_CHANNEL) / GROUPS
-    }
-
-    /// Ranks that share memory with this one, this one included; none if nobody does.
-    pub(crate) fn stage_members(&self) -> &[u32] {
-        self.links.stage().map_or(&[], |stage| stage.members())
     }
 
     /// Starts an operation, or queues it. `job.channel_base` and `job.area_base` are set here.
@@ -272,16 +265,6 @@ impl Engine {
         true
     }
 
-    /// Whether the links may be left alone for now: nothing outstanding has messages.
-    fn skips_links(&mut self) -> bool {
-        let is_silent = |slot: &u16| self.slots[*slot as usize].operation.is_silent();
-        let is_quiet = self.running == self.staged.len()
-            && self.transfers.active() == 0
-            && self.staged.iter().all(is_silent);
-        self.looks_left = if is_quiet && self.looks_left > 0 { self.looks_left - 1 } else { LOOKS_AT_STAGE };
-        self.looks_left < LOOKS_AT_STAGE
-    }
-
     /// Goes on with what waited for copies that are done. Returns whether there was any.
     fn take_copied(&mut self) -> bool {
         let mut any = false;
@@ -313,22 +296,6 @@ impl Engine {
                 Err(error) => self.fail(error),
             }
             any = true;
-        }
-        any
-    }
-
-    /// Goes on with what waited for others on the stage. Returns whether there was any.
-    fn look_at_stage(&mut self) -> bool {
-        let mut any = false;
-        let mut at = 0;
-        while self.failure.is_none()
-            && let Some(slot) = self.staged.get(at).copied()
-        {
-            let operation = &mut self.slots[slot as usize].operation;
-            let looked = operation.look_at_stage(&mut self.links, &mut self.copies);
-            any |= looked.as_ref().map_or(true, |(moved, _)| *moved);
-            self.went_on(slot, looked.map(|(_, is_done)| is_done));
-            at += usize::from(self.staged.get(at) == Some(&slot));
         }
         any
     }
@@ -478,12 +445,6 @@ impl Engine {
             }
             Id::Transfer { slot, .. } => self.transfers.waiting_for(slot),
         }
-    }
-
-    /// Ranks that have not come as far on the stage as something outstanding waits for.
-    pub(crate) fn late_on_stage(&self) -> Vec<u32> {
-        let operations = self.staged.iter().map(|slot| &self.slots[*slot as usize].operation);
-        operations.flat_map(|operation| operation.late_on_stage(&self.links)).collect()
     }
 
     /// Where the message of a transfer that is done came from, or went to.

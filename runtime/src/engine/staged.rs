@@ -1,0 +1,45 @@
+//! Operations that use the stage of the host: looked after at every turn, as long as they wait there for other ranks.
+
+use super::Engine;
+
+/// Looks at the stage for one at links that carry nothing: they only tell of peers' ends, and a look at them costs several.
+const LOOKS_AT_STAGE: u32 = 16;
+
+impl Engine {
+    /// Goes on with what waited for others on the stage. Returns whether there was any.
+    pub(super) fn look_at_stage(&mut self) -> bool {
+        let mut any = false;
+        let mut at = 0;
+        while self.failure.is_none()
+            && let Some(slot) = self.staged.get(at).copied()
+        {
+            let operation = &mut self.slots[slot as usize].operation;
+            let looked = operation.look_at_stage(&mut self.links, &mut self.copies);
+            any |= looked.as_ref().map_or(true, |(moved, _)| *moved);
+            self.went_on(slot, looked.map(|(_, is_done)| is_done));
+            at += usize::from(self.staged.get(at) == Some(&slot));
+        }
+        any
+    }
+
+    /// Whether the links may be left alone for now: nothing outstanding has messages.
+    pub(super) fn skips_links(&mut self) -> bool {
+        let is_silent = |slot: &u16| self.slots[*slot as usize].operation.is_silent();
+        let is_quiet = self.running == self.staged.len()
+            && self.transfers.active() == 0
+            && self.staged.iter().all(is_silent);
+        self.looks_left = if is_quiet && self.looks_left > 0 { self.looks_left - 1 } else { LOOKS_AT_STAGE };
+        self.looks_left < LOOKS_AT_STAGE
+    }
+
+    /// Ranks that have not come as far on the stage as something outstanding waits for.
+    pub(crate) fn late_on_stage(&self) -> Vec<u32> {
+        let operations = self.staged.iter().map(|slot| &self.slots[*slot as usize].operation);
+        operations.flat_map(|operation| operation.late_on_stage(&self.links)).collect()
+    }
+
+    /// Ranks that share memory with this one, this one included; none if nobody does.
+    pub(crate) fn stage_members(&self) -> &[u32] {
+        self.links.stage().map_or(&[], |stage| stage.members())
+    }
+}
