@@ -51,8 +51,8 @@ pub struct Config {
     pub join_timeout: Duration,
     /// `KOLO_SOCKET_IFNAME`: network interfaces by prefix, `^` in front to exclude.
     pub socket_interfaces: Option<String>,
-    /// `KOLO_HOST_ID`: ranks that give different names count as being on different hosts, whatever the truth. Ranks
-    /// that give none are on the host that they are on.
+    /// `KOLO_HOST_ID`: ranks with different names count as being on different hosts, even if they share one. Ranks
+    /// without a name are on their real host.
     pub host_id: Option<String>,
     /// `KOLO_SOCKET_CONGESTION`: TCP congestion control, or `system` to leave it alone.
     pub socket_congestion: Option<String>,
@@ -69,24 +69,24 @@ pub struct Config {
     pub ib_queue_pairs: u8,
     /// `KOLO_GDR`: whether adapters reach the memory of GPUs themselves.
     pub gdr: Wish,
-    /// `KOLO_CUDA_LIBRARY`: the file of libcuda, if it is not to be found by its name.
+    /// `KOLO_CUDA_LIBRARY`: the file of libcuda, if the usual name does not find it.
     pub cuda_library: Option<String>,
     /// `KOLO_IB_CACHE`: which registrations of buffers outlive their call.
     pub ib_cache: Keep,
-    /// `KOLO_IBVERBS_LIB`: the file of libibverbs, if it is not to be found by its name.
+    /// `KOLO_IBVERBS_LIB`: the file of libibverbs, if the usual name does not find it.
     pub ib_library: Option<String>,
     /// `KOLO_SEGMENT_BYTES`: bytes of a vector per segment; unset = chosen by the cost model.
     pub segment_bytes: Option<usize>,
     /// `KOLO_WINDOW`: segments in flight; unset = chosen by the cost model.
     pub window: Option<usize>,
-    /// `KOLO_TINY_BYTES`: up to this many bytes that a rank gives away, a call inside one host takes the tiny path;
-    /// 0 = never, unset = as measured, by collective and ranks.
+    /// `KOLO_TINY_BYTES`: a call inside one host in which a rank contributes at most this many bytes takes the exchange over
+    /// shared memory instead of a plan; 0 = never, unset = as measured, by collective and ranks.
     pub tiny_bytes: Option<usize>,
-    /// `KOLO_DIRECT_BYTES`: from this length of the longer buffer on, blocking calls look whether all ranks' buffers are
+    /// `KOLO_DIRECT_BYTES`: length of the longer buffer from which blocking calls check whether all ranks' buffers are
     /// symmetric, once there are such buffers; unset = as measured, by collective.
     pub direct_bytes: Option<usize>,
-    /// `KOLO_UNEXPECTED_BYTES`: how many bytes of messages that no receive asks for yet are taken in, so that messages
-    /// behind them with other tags can be received. Beyond it they wait with their senders.
+    /// `KOLO_UNEXPECTED_BYTES`: room for unexpected messages, which are buffered so that messages with other tags behind them
+    /// can be received. Beyond it, messages wait with their senders.
     pub unexpected_bytes: usize,
     /// `KOLO_SPIN_US`: how long a waiting thread spins before it yields; unset = chosen by ranks per processor.
     pub spin: Option<Duration>,

@@ -81,7 +81,7 @@ pub enum Error {
         /// What to set.
         remedy: String,
     },
-    /// The ranks could not find each other, or did not agree on who is who.
+    /// The ranks could not find each other, or disagreed on their numbers.
     Join {
         /// Rank of the caller, where known.
         rank: Option<u32>,

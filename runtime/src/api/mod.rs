@@ -52,22 +52,22 @@ use crate::error::{Error, Result};
 /// the program makes sure that this order is the same on all ranks. Blocking and asynchronous calls do not match
 /// each other.
 ///
-/// A collective blocks until this rank's part is done: its output is complete and its input may be changed. That says
-/// nothing about the other ranks, but for [`Communicator::barrier`].
+/// A collective blocks until this rank's part is done: its output is complete, and its input may be changed. That says
+/// nothing about the other ranks, except for [`Communicator::barrier`].
 ///
 /// # Errors of calls
-/// [`crate::Error::Usage`] and [`crate::Error::Unsupported`] come before anything is sent, if lengths, root or operator
-/// make no sense; the communicator is as it was. After every other error ([`crate::Error::Mismatch`],
+/// [`crate::Error::Usage`] and [`crate::Error::Unsupported`] mean that lengths, root or operator make no sense. They come
+/// before anything is sent, and the communicator is as it was. After every other error ([`crate::Error::Mismatch`],
 /// [`crate::Error::PeerLost`], [`crate::Error::Timeout`], [`crate::Error::Aborted`], [`crate::Error::Transport`])
-/// the communicator cannot be used any more, on any rank.
+/// the communicator cannot be used any more, on any rank. [`crate::Error::is_fatal`] tells the two kinds apart.
 ///
 /// # Dropping
-/// Dropping it waits (for a short time) until what was sent has left, and tells the others.
+/// Dropping a communicator waits for a short time until all sent data has left, and tells the other ranks.
 ///
 /// # Fork
-/// A communicator belongs to the process that made it. In a child made by `fork`, calls on it and on what was made from it
-/// fail with [`crate::Error::Usage`] and do nothing, [`Communicator::abort`] does nothing, and dropping it is without effect
-/// and returns at once; the parent and the other ranks go on. The child may make communicators of its own. See
+/// A communicator belongs to the process that made it. In a child made by `fork`, calls on the communicator, and on objects
+/// made from it, fail with [`crate::Error::Usage`] and do nothing. [`Communicator::abort`] does nothing there, and dropping has no
+/// effect and returns at once. The parent and the other ranks go on. The child may make communicators of its own. See
 /// [`Communicator::check_process`].
 #[derive(Debug)]
 pub struct Communicator {
@@ -85,11 +85,11 @@ impl Communicator {
         Ok(communicator)
     }
 
-    /// Joins the other ranks as the environment says: `KOLO_*`, `RANK` and `MASTER_ADDR` and so on as torchrun sets
-    /// them, or the variables of Open MPI, MPICH, Cray PALS or Slurm. Blocks until all ranks are there.
+    /// Joins the other ranks by the environment: `KOLO_*`; `RANK`, `MASTER_ADDR` and so on, as torchrun sets them; or the
+    /// variables of Open MPI, MPICH, Cray PALS or Slurm. Blocks until all ranks have joined.
     ///
     /// # Errors
-    /// [`crate::Error::Configuration`] or [`crate::Error::Join`], with what was looked for and what to do.
+    /// [`crate::Error::Configuration`] or [`crate::Error::Join`], with the reason and a remedy.
     pub fn from_env() -> Result<Self> {
         Self::builder().connect()
     }

@@ -36,7 +36,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// communicator allocates again, or with the communicator.
 ///
 /// # Fork
-/// In a child made by `fork` it is the same memory still: the ranks see what the child writes. Dropping it there is without
+/// In a child made by `fork` it is still the same memory: the ranks see the writes of the child. Dropping it there has no
 /// effect.
 pub struct Symmetric<T: Element> {
     lease: Arc<Lease>,
@@ -46,23 +46,23 @@ pub struct Symmetric<T: Element> {
 
 impl Communicator {
     /// Makes a zeroed buffer of `count` elements that blocking collectives on this communicator use in place: ranks read
-    /// and write each other's buffers, and nothing is copied in between. All ranks call it, with the same size in bytes.
-    /// Blocks until all have.
+    /// and write each other's buffers, without a copy in between. All ranks call it, with the same size in bytes. Blocks until
+    /// all have.
     ///
-    /// All-reduce, reduce, reduce-scatter, all-gather, broadcast, scatter and all-to-all (out of place) go that way if all
-    /// ranks are on one host over shared memory and the buffers that others would reach are symmetric: the inputs, and
-    /// for all-reduce and reduce the outputs. Slices of a buffer will do, at different offsets on different ranks; so will
-    /// different buffers. Other calls (with lengths of their own per rank, asynchronous, point to point, on several hosts,
-    /// with `KOLO_TINY_BYTES=0` or `KOLO_ALGO`) take their usual way. Once symmetric buffers
-    /// exist, such calls of 32 KiB or more (128 and 256 KiB for those that reduce nothing; `KOLO_DIRECT_BYTES`) on any
-    /// memory ask first, which costs one exchange of a line per rank.
+    /// All-reduce, reduce, reduce-scatter, all-gather, broadcast, scatter and all-to-all (out of place) use symmetric buffers
+    /// if all ranks are on one host over shared memory, and all buffers that other ranks would access are symmetric: the inputs,
+    /// and for all-reduce and reduce the outputs. Slices of a buffer qualify, at different offsets on different ranks, and so do
+    /// different buffers. Other calls take their usual way: those with blocks of unequal length, asynchronous calls, messages,
+    /// calls on several hosts, and calls under `KOLO_TINY_BYTES=0` or `KOLO_ALGO`. Once symmetric buffers exist, such calls of
+    /// 32 KiB or more (128 and 256 KiB for those that reduce nothing; `KOLO_DIRECT_BYTES`), on any memory, first compare notes,
+    /// which costs one exchange of a line per rank.
     ///
-    /// Its memory counts as shared memory of the process, and is backed by pages when this returns. Before, what all ranks ask
-    /// for is compared with what their hosts and control groups have available (`MemAvailable`, `memory.max`).
+    /// The memory counts as shared memory of the process, and is backed by pages when this returns. Before that, the needs of all
+    /// ranks are compared with the memory that their hosts and control groups have left (`MemAvailable`, `memory.max`).
     ///
     /// # Errors
-    /// [`Error::Usage`] if ranks ask for different sizes, [`Error::Unsupported`] if a host has not got the memory, with the
-    /// bytes wanted and available: on all ranks, and the communicator is as it was. Otherwise as [`Communicator::from_env`].
+    /// [`Error::Usage`] if ranks ask for different sizes. [`Error::Unsupported`] if a host lacks the memory, with the bytes wanted
+    /// and available. Both come on all ranks, and the communicator is as it was. Otherwise as [`Communicator::from_env`].
     pub fn alloc<T: Element>(&self, count: usize) -> Result<Symmetric<T>> {
         let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let Some(bytes) = bytes else {

@@ -9,7 +9,7 @@ pub(crate) const PROTOCOL: u32 = 3;
 /// the usual descriptor limit of large systems, and an abort reaches all within some ten milliseconds.
 pub const MAX_WORLD_SIZE: u32 = 4096;
 
-/// Longest blob of one rank in [`Control::exchange`](super::Control::exchange). A rank's addresses on all
+/// Longest blob of one rank in [`Control::exchange`](crate::control::Control::exchange). A rank's addresses on all
 /// transports take less than 2 KiB; the rest is room for growth.
 pub const MAX_BLOB_BYTES: usize = 64 << 10;
 

@@ -40,7 +40,7 @@ pub(crate) use env::process_environment;
 pub(crate) use locate::{Advert, bind, find};
 pub use unique_id::{Reservation, UNIQUE_ID_BYTES, UniqueId};
 
-/// Who this process is and how it finds the others.
+/// The rank of this process, and the way to the others.
 #[derive(Clone, Debug)]
 pub struct JoinSpec {
     /// This rank, from 0.

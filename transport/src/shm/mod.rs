@@ -23,12 +23,12 @@
 //! brought nothing, `arm` again (which gives the word or the descriptor once more and changes nothing), sleep,
 //! `disarm`. The word lies in shared memory: sleep on it with [`wait_word`](crate::wait_word), not with a private futex.
 //!
-//! *Compiled exchange*: [`Endpoint::exchange`](crate::Endpoint::exchange) once, then for each round [`Exchange::is_free`] until true,
+//! *Compiled exchange*: [`Endpoint::exchange`] once, then for each round [`Exchange::is_free`] until true,
 //! [`Exchange::publish`], [`Exchange::poll`] until true,
 //! [`Exchange::payload`] of everybody, [`Exchange::finish`]; asleep with [`Exchange::arm`] in the same way. Rounds and messages
 //! are independent of each other.
 //!
-//! *Stage*: [`Endpoint::stage`](crate::Endpoint::stage), whose contract says how. Who waits on it sleeps as for messages.
+//! *Stage*: [`Endpoint::stage`], whose contract says how. An owner that waits on it sleeps as for messages.
 //!
 //! *Abort*: look at [`Board::abort_word`] in every waiting loop; [`Board::abort`] wakes all sleepers of the host,
 //! whichever of these ways they sleep.
