@@ -55,6 +55,7 @@ macro_rules! make_data_type {
 
             /// Size of an element in bytes.
             #[must_use]
+            #[inline]
             pub const fn size(self) -> usize {
                 match self {
                     $(Self::$kolo => size_of::<$rust>(),)+
@@ -77,6 +78,7 @@ macro_rules! make_data_type {
                 }
             }
 
+            #[inline]
             pub(crate) const fn class(self) -> Class {
                 match self {
                     $(Self::$kolo => Class::$class,)+
@@ -98,6 +100,7 @@ data_types!(make_data_type);
 impl DataType {
     /// Whether it is one of the floating-point types.
     #[must_use]
+    #[inline]
     pub const fn is_float(self) -> bool {
         matches!(self.class(), Class::Float)
     }
@@ -234,6 +237,7 @@ macro_rules! make_reduce_op {
 
             /// Its place in [`ALL`](Self::ALL).
             #[must_use]
+            #[inline]
             pub const fn code(self) -> u8 {
                 match self {
                     $(Self::$op { .. } => Place::$op as u8,)+
@@ -248,6 +252,7 @@ macro_rules! make_reduce_op {
                 }
             }
 
+            #[inline]
             const fn domain(self) -> Domain {
                 match self {
                     $(Self::$op { .. } => Domain::$domain,)+
@@ -288,6 +293,7 @@ make_reduce_op! {
 impl ReduceOp {
     /// Whether the operator is defined for a type.
     #[must_use]
+    #[inline]
     pub const fn supports(self, data_type: DataType) -> bool {
         match self.domain() {
             Domain::All => true,

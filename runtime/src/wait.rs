@@ -101,9 +101,6 @@ const FIRST_SPELL: Duration = Duration::from_millis(20);
 /// Longest spell: a try then costs less than a hundredth of the time.
 const SPELL_MAX: Duration = Duration::from_secs(1);
 
-/// How long a rank that has a processor to itself spins all the same: about a small operation.
-const SPIN_IN_A_CROWD: Duration = Duration::from_micros(10);
-
 impl Crowd {
     /// Whether it is believed in.
     #[must_use]
@@ -128,6 +125,8 @@ pub struct Pacer {
     polls: u32,
     idle_since: Option<Instant>,
     now: Option<Instant>,
+    /// When a yield ended, until the next look at the clock.
+    fresh: Option<Instant>,
     turn: Duration,
     /// Whether others may compute on this processor.
     beside_computation: bool,
@@ -145,6 +144,7 @@ impl Pacer {
             polls: 0,
             idle_since: None,
             now: None,
+            fresh: None,
             turn: Duration::ZERO,
             beside_computation: false,
             sleeps: 0,
@@ -161,6 +161,7 @@ impl Pacer {
     pub fn moved(&mut self) {
         self.polls = 0;
         self.idle_since = None;
+        self.fresh = None;
         self.now = None;
         self.turn = Duration::ZERO;
     }
@@ -172,7 +173,7 @@ impl Pacer {
         if spinning && !self.polls.is_multiple_of(POLLS_PER_CLOCK_READ) {
             return Next::Spin;
         }
-        let now = now();
+        let now = self.fresh.take().unwrap_or_else(now);
         self.turn = self.now.map_or(Duration::ZERO, |before| now - before);
         if self.beside_computation && self.turn > TURN_OF_RANKS {
             self.sleeps = SLEEPS;
@@ -184,8 +185,7 @@ impl Pacer {
         self.now = Some(now);
         let age = now - *self.idle_since.get_or_insert(now);
         let is_crowded = self.crowd.is_here(now);
-        let spin = if is_crowded { self.policy.spin.min(SPIN_IN_A_CROWD) } else { self.policy.spin };
-        if age < spin {
+        if age < self.policy.spin {
             Next::Check
         } else if is_crowded {
             Next::Sleep
@@ -201,6 +201,8 @@ impl Pacer {
         if self.now.is_some_and(|before| now.saturating_duration_since(before) > LATE) {
             self.crowd.notice(now);
         }
+        // Reading the clock again for the next look would cost as much as the rest of it.
+        self.fresh = Some(now);
     }
 
     /// Looks at the clock after a wait of another kind.
@@ -360,12 +362,12 @@ mod tests {
         // After peace it begins anew.
         pacer.crowd.notice(again + SPELL_MAX);
         assert_eq!(pacer.crowd.spell, FIRST_SPELL);
-        // Ranks with processors of their own spin, for a moment.
+        // Ranks with processors of their own spin first: those that they wait for may be running.
         let own = Pacer::new(Policy::OWN_PROCESSOR);
         let mut own = Pacer { crowd: pacer.crowd, polls: POLLS_PER_CLOCK_READ - 1, ..own };
         assert_eq!(own.idle(|| again + SPELL_MAX), Next::Check);
         own.polls = POLLS_PER_CLOCK_READ - 1;
-        assert_eq!(own.idle(|| again + SPELL_MAX + SPIN_IN_A_CROWD), Next::Sleep);
+        assert_eq!(own.idle(|| again + SPELL_MAX + Policy::OWN_PROCESSOR.spin), Next::Sleep);
     }
 
     #[test]
