@@ -295,8 +295,11 @@ fn a_blocking_call_behind_a_started_one_that_does_not_match() {
             let errors = arrangement.run(3, |comm| {
                 let start = Instant::now();
                 let elements = if comm.rank() == 1 { 70_000 } else { 3 };
-                let work = comm.all_reduce_start(vec![1_i32; elements], ReduceOp::Sum).expect("started");
-                let error = comm.barrier().and_then(|()| work.wait()).expect_err("another length");
+                // A rank that comes late learns of the others' mismatch when it starts.
+                let started = comm.all_reduce_start(vec![1_i32; elements], ReduceOp::Sum);
+                let error = started
+                    .and_then(|work| comm.barrier().and_then(|()| work.wait()))
+                    .expect_err("another length");
                 assert!(start.elapsed() < SOON, "{:?}: {error}", start.elapsed());
                 error
             });
