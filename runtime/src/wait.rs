@@ -90,6 +90,7 @@ impl Next {
 pub struct Crowd {
     until: Option<Instant>,
     spell: Duration,
+    yields: u32,
 }
 
 /// A yield that takes longer gave the processor to somebody who computes. Ranks reduce for less than that at a time.
@@ -101,7 +102,19 @@ const FIRST_SPELL: Duration = Duration::from_millis(20);
 /// Longest spell: a try then costs less than a hundredth of the time.
 const SPELL_MAX: Duration = Duration::from_secs(1);
 
+/// One yield in so many is timed where nobody else has been noticed: the clock takes as long as the rest of a short yield.
+const YIELDS_PER_LOOK: u32 = 8;
+
 impl Crowd {
+    /// None has been noticed.
+    const NONE: Self = Self { until: None, spell: Duration::ZERO, yields: 0 };
+
+    /// Whether the yield that begins is to be timed.
+    fn is_in_question(&mut self, now: Instant) -> bool {
+        self.yields = self.yields.wrapping_add(1);
+        self.yields % YIELDS_PER_LOOK == 1 || self.until.is_some_and(|until| now < until + SPELL_MAX)
+    }
+
     /// Whether it is believed in.
     #[must_use]
     pub fn is_here(&self, now: Instant) -> bool {
@@ -127,6 +140,8 @@ pub struct Pacer {
     now: Option<Instant>,
     /// When a yield ended, until the next look at the clock.
     fresh: Option<Instant>,
+    /// Whether the yield that was advised last is to be timed.
+    times_yield: bool,
     turn: Duration,
     /// Whether others may compute on this processor.
     beside_computation: bool,
@@ -139,12 +154,13 @@ impl Pacer {
     #[must_use]
     pub const fn new(policy: Policy) -> Self {
         Self {
-            crowd: Crowd { until: None, spell: Duration::ZERO },
+            crowd: Crowd::NONE,
             policy,
             polls: 0,
             idle_since: None,
             now: None,
             fresh: None,
+            times_yield: false,
             turn: Duration::ZERO,
             beside_computation: false,
             sleeps: 0,
@@ -190,6 +206,7 @@ impl Pacer {
         } else if is_crowded {
             Next::Sleep
         } else if age < self.policy.yield_until {
+            self.times_yield = self.crowd.is_in_question(now);
             Next::Yield
         } else {
             Next::Sleep
@@ -197,7 +214,11 @@ impl Pacer {
     }
 
     /// Call after a [`Next::Yield`].
-    pub fn yielded(&mut self, now: Instant) {
+    pub fn yielded(&mut self, now: impl FnOnce() -> Instant) {
+        if !self.times_yield {
+            return;
+        }
+        let now = now();
         if self.now.is_some_and(|before| now.saturating_duration_since(before) > LATE) {
             self.crowd.notice(now);
         }
@@ -346,22 +367,25 @@ mod tests {
         // Other ranks give the processor back.
         let (yields, mut pacer) = next(Crowd::default(), start);
         assert_eq!(yields, Next::Yield);
-        pacer.yielded(start + 100 * us);
+        pacer.yielded(|| start + 100 * us);
         assert!(!pacer.crowd.is_here(start + 100 * us));
         // Somebody else does not. That is remembered in further waits, whether something came meanwhile or not.
         let late = start + 2 * LATE;
-        pacer.yielded(late);
+        pacer.yielded(|| late);
         pacer.moved();
         assert_eq!(next(pacer.crowd, late + FIRST_SPELL - us).0, Next::Sleep);
         // Then it is tried again, and believed for longer if it is still so.
         let again = late + FIRST_SPELL;
         let (yields, mut pacer) = next(pacer.crowd, again);
         assert_eq!(yields, Next::Yield);
-        pacer.yielded(again + 2 * LATE);
+        pacer.yielded(|| again + 2 * LATE);
         assert!(pacer.crowd.is_here(again + 2 * LATE + 2 * FIRST_SPELL - us));
         // After peace it begins anew.
         pacer.crowd.notice(again + SPELL_MAX);
         assert_eq!(pacer.crowd.spell, FIRST_SPELL);
+        // In peace, most yields are not timed.
+        let (_, mut calm) = next(Crowd { yields: 1, ..Crowd::NONE }, start);
+        calm.yielded(|| unreachable!("the clock is not read"));
         // Ranks with processors of their own spin first: those that they wait for may be running.
         let own = Pacer::new(Policy::OWN_PROCESSOR);
         let mut own = Pacer { crowd: pacer.crowd, polls: POLLS_PER_CLOCK_READ - 1, ..own };

@@ -211,7 +211,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
             Next::Spin => wait::spin(),
             Next::Yield => {
                 wait::yield_now();
-                pacer.yielded(self.now());
+                pacer.yielded(|| self.now());
             }
             Next::Poll | Next::Check | Next::Sleep | Next::Queue => {}
         }
