@@ -30,7 +30,8 @@ pub(super) unsafe fn run_exchange<'a>(
 ) -> Result<MutexGuard<'a, Core>> {
     let combine = begun.combine(shared, call)?;
     let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
-    let mut visit = Visit { call, passage: exchange.tiny.enter(call, combine, begun.tag) };
+    let mut visit =
+        Visit { call, passage: exchange.tiny.enter(call, combine, begun.tag), has_just_looked: true };
     let mut polls = if shared.policy.spin.is_zero() { 0 } else { POLLS_FIRST };
     loop {
         match visit.advance(&mut core) {
@@ -70,6 +71,8 @@ fn watched<'a>(
 struct Visit<'c> {
     call: &'c Call,
     passage: Passage,
+    /// Whether the first step of the loop would only look again, and take the lines from those about to write them.
+    has_just_looked: bool,
 }
 
 impl Visit<'_> {
@@ -84,7 +87,7 @@ impl Visit<'_> {
 impl Goal for Visit<'_> {
     fn step(&mut self, core: &mut Core) -> Result<Step, Fault> {
         let before = self.passage.position();
-        if self.advance(core)? {
+        if !std::mem::take(&mut self.has_just_looked) && self.advance(core)? {
             return Ok(Step::Done);
         }
         // Somebody may be waiting for an earlier operation of ours before coming here.
