@@ -99,13 +99,13 @@ fn long_calls_give_the_bits_of_the_compiled_exchange() {
 #[test]
 fn long_calls_take_the_stage() {
     Arrangement::Tiny.run(4, |comm| {
-        let (from, mut to) = (vec![0_f32; 1 << 20], vec![0_f32; 1 << 20]);
+        let (from, mut to) = (vec![0_f32; 1 << 22], vec![0_f32; 1 << 22]);
         for (collective, count, way) in [
-            (Collective::AllReduce, 1 << 17, "tiny: "),
-            (Collective::AllReduce, 1 << 19, "staged_two_shot: "),
-            (Collective::Broadcast, 1 << 19, "staged: "),
-            (Collective::AllGather, 1 << 18, "staged: "),
-            (Collective::AllToAll, 1 << 18, "staged: "),
+            (Collective::AllReduce, 1 << 20, "tiny: "),
+            (Collective::Broadcast, 1 << 19, "tiny: "),
+            (Collective::Broadcast, 1 << 20, "staged: "),
+            (Collective::AllGather, 1 << 20, "staged: "),
+            (Collective::AllToAll, 1 << 19, "staged: "),
         ] {
             let (input, output) = (from.as_ptr().cast(), to.as_mut_ptr().cast());
             let (data_type, op) = (DataType::F32, ReduceOp::Sum);

@@ -21,16 +21,13 @@ const GPU_BYTES: usize = 64 << 20;
 /// Contributions up to this length take this path all the same: of a hundred ranks, a hundred of them are pinned.
 const GPU_BYTES_LEAST: usize = 1 << 20;
 
-/// Contributions from this length on take a plan that uses the stage of the host, where the selection knows of one. It moves the
-/// same bytes at the same times. Measured on 2 processors, ratios of the times, this path / the plan, out of place and in place:
-/// 1 MiB, 4 ranks: all_reduce 1.04 0.98, broadcast 1.02 1.08, all_to_all 1.01 1.01; 8 ranks: 1.08 1.10, 1.01 1.03, 1.01 1.01;
-/// 16 MiB, 4 ranks: 1.00 1.00, 1.02 0.98, 1.00 1.01; 8 ranks: 0.94 0.95, 0.94 0.95, 0.97 0.98; all_gather of 16 MiB in all 1.05
-/// 0.99 and 0.97 0.96. With 256 KiB it is 0.82 to 1.11, by what a round of a plan costs. Two ranks, and reduce_scatters, are not
-/// among them yet, since the selection takes plans of messages there, which take up to 1.3 times as long.
-const STAGED_FROM: usize = 1 << 20;
+/// Contributions from this length on take a plan that uses the stage of the host, where the selection knows of one and it was
+/// measured within 3 % of this path: see docs/tuning.md. All-reduces (0.89 to 0.96), shorter calls (0.88 to 0.99), two ranks and
+/// reduce_scatters stay here until a round of a plan costs less.
+const STAGED_FROM: usize = 4 << 20;
 
-/// Most ranks for which that was looked at.
-const STAGED_MEMBERS_MAX: usize = 16;
+/// Most ranks for which that was measured.
+const STAGED_MEMBERS_MAX: usize = 8;
 
 /// Most ranks with which long calls share out slices of a part.
 pub(super) const MEMBERS_MAX: usize = 64;
@@ -112,10 +109,8 @@ impl Tiny {
         takes_stages: impl Fn(Collective, usize) -> bool,
     ) -> [bool; Collective::ALL.len()] {
         Collective::ALL.map(|collective| {
-            let is_long = matches!(
-                collective,
-                Collective::AllReduce | Collective::Broadcast | Collective::AllGather | Collective::AllToAll
-            );
+            let is_long =
+                matches!(collective, Collective::Broadcast | Collective::AllGather | Collective::AllToAll);
             let block = STAGED_FROM / blocks(collective, self.members).max(1);
             is_long && (3..=STAGED_MEMBERS_MAX).contains(&self.members) && takes_stages(collective, block)
         })
