@@ -1,7 +1,10 @@
 //! Slurm's compact lists of host names: "node[01-03,7],gpu5", also "rack[0-1]n[0-3]".
 
-/// More hosts than any job names; a list that would expand beyond is refused before it does.
-const MAX_HOSTS: u64 = 1 << 20;
+/// Slurm's own limit for a cluster (MaxNodeCount); brackets multiply, so a short list could name any number.
+const MAX_HOSTS: u64 = 1 << 16;
+
+/// The longest name of a host (RFC 1035).
+const MAX_NAME_BYTES: usize = 255;
 
 /// Digits of a number, zeros in front among them.
 const MAX_DIGITS: usize = 18;
@@ -54,12 +57,18 @@ fn split_outside_brackets(list: &str) -> Result<Vec<&str>, String> {
 
 fn expand_part(done: &str, rest: &str, hosts: &mut Vec<String>) -> Result<(), String> {
     let Some((head, after)) = rest.split_once('[') else {
+        if done.len() + rest.len() > MAX_NAME_BYTES {
+            return Err(format!("a host's name has at most {MAX_NAME_BYTES} bytes"));
+        }
         if hosts.len() as u64 >= MAX_HOSTS {
             return Err(format!("more than {MAX_HOSTS} hosts"));
         }
         hosts.push(format!("{done}{rest}"));
         return Ok(());
     };
+    if done.len() + head.len() >= MAX_NAME_BYTES {
+        return Err(format!("a host's name has at most {MAX_NAME_BYTES} bytes"));
+    }
     let (ranges, tail) =
         after.split_once(']').ok_or_else(|| format!("'{rest}' does not close its bracket"))?;
     for range in ranges.split(',') {
@@ -118,8 +127,15 @@ mod tests {
             "n[0-99999999999]",
             "n[0-9999999]",
             "n[00000000000000000000000000000001-2]",
+            &"x".repeat(256),
         ] {
             assert!(expand(list).is_err(), "{list}");
         }
+        // Found by fuzzing: brackets multiply the names, and each makes them longer.
+        for brackets in [17, 1000] {
+            assert!(expand(&"n[0-1]".repeat(brackets)).is_err(), "{brackets} brackets");
+        }
+        let long = format!("{}[0-65535]", "x[0]".repeat(200));
+        assert!(expand(&long).is_err());
     }
 }
