@@ -1,5 +1,6 @@
 #![doc = include_str!("guide.md")]
 
+mod affinity;
 mod api;
 mod call;
 mod cancel;
@@ -16,7 +17,6 @@ mod failure;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gpu;
-mod home;
 mod job;
 mod join;
 mod mix;
@@ -60,12 +60,12 @@ pub use api::{
     Batch, Builder, Cluster, Communicator, RawMessage, RegisteredBuffer, Registration, Scope, Stable,
     Standing, Symmetric, Work,
 };
-pub use call::{Label, RawCall, RawCallV, Summary};
+pub use call::{CallLabel, RawCall, RawCallV, Summary};
 pub use communicator::Record;
 pub use config::{Config, Determinism, TransportKind, Transports};
 pub use control::{ControlRuntime, JobSecret, PeerInfo};
 pub use engine::Route;
-pub use error::{AbortReason, Context, Error, LossCause, Result};
+pub use error::{AbortReason, Error, ErrorContext, LossCause, Result};
 pub use gpu::{GpuCounters, GpuPath, Staged};
 pub use join::{JoinSpec, Locator};
 pub use kolo_collectives::plan::Collective;

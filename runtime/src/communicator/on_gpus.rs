@@ -57,7 +57,7 @@ pub(crate) fn call_path(
     let Some(path) = foreseen(shared, core, call) else { return Ok(None) };
     let (input, output) = call.bytes(shared.group.rank, shared.group.size);
     let buffers =
-        [(&call.sides().input, call.input, input), (&call.sides().output, call.output.cast_const(), output)];
+        [(&call.gpus().input, call.input, input), (&call.gpus().output, call.output.cast_const(), output)];
     let buffers = buffers.into_iter().filter_map(|(gpu, at, len)| Some((gpu.as_ref()?, at, len)));
     settle(shared, core, path, buffers, waited).map(Some)
 }

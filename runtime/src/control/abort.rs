@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{AbortReason, Context, Error, LossCause};
+use crate::error::{AbortReason, Error, ErrorContext, LossCause};
 
 /// What kind of failure ended a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -55,7 +55,7 @@ impl Loss {
     }
 
     /// The error for a call that needed the rank.
-    pub(crate) fn error(self, context: Context, peer: u32) -> Error {
+    pub(crate) fn error(self, context: ErrorContext, peer: u32) -> Error {
         Error::PeerLost { context, peer, cause: self.cause, detail: self.text }
     }
 

@@ -6,7 +6,7 @@ use super::abort::{AbortKind, Loss};
 use super::ranks;
 use super::seat::{HubStanding, Shared};
 use super::wire::{ExchangeFailure, ExchangeKey, ToHub};
-use crate::error::{AbortReason, Context, Error, LossCause, Result};
+use crate::error::{AbortReason, Error, ErrorContext, LossCause, Result};
 use crate::job::limits::{MAX_BLOB_BYTES, VERDICT_TIMEOUT};
 
 pub(crate) fn exchange(
@@ -18,7 +18,7 @@ pub(crate) fn exchange(
 ) -> Result<Vec<Vec<u8>>> {
     let started = Instant::now();
     let place = |rank: u32| members.iter().position(|&member| member == rank).unwrap_or_default() as u32;
-    let context = Context {
+    let context = ErrorContext {
         rank: place(shared.rank),
         operation: format!("exchange {} of communicator {:#x}", key.round, key.communicator),
         sequence: 0,
@@ -100,7 +100,7 @@ pub(crate) fn exchange(
 }
 
 /// World rank 0 is gone: a member that is lost, or, if it is none, a service that is missing.
-fn without_hub(context: &Context, members: &[u32], loss: &Loss) -> Error {
+fn without_hub(context: &ErrorContext, members: &[u32], loss: &Loss) -> Error {
     let context = context.clone();
     match members.iter().position(|&member| member == 0) {
         Some(place) => loss.clone().error(context, place as u32),
@@ -113,7 +113,13 @@ fn without_hub(context: &Context, members: &[u32], loss: &Loss) -> Error {
     }
 }
 
-fn timeout(context: &Context, started: Instant, shared: &Shared, by: u32, missing: Vec<(u32, u32)>) -> Error {
+fn timeout(
+    context: &ErrorContext,
+    started: Instant,
+    shared: &Shared,
+    by: u32,
+    missing: Vec<(u32, u32)>,
+) -> Error {
     let after: Duration = started.elapsed();
     tracing::debug!(
         by,

@@ -16,7 +16,7 @@ pub(crate) use found::{driver, plan};
 pub use path::{GpuPath, Staged};
 use regions::Regions;
 
-use crate::call::{Call, Reach, Sides, reduces, touches};
+use crate::call::{AdapterAccess, Call, GpuBuffers, reduces, touches};
 use crate::cancel::Whole;
 use crate::engine::Engine;
 
@@ -60,7 +60,7 @@ impl GpuAccess {
     pub(crate) fn foreseen(&self, call: &Call, is_root: bool, all_by_rdma: bool) -> Option<GpuPath> {
         call.gpus.as_deref()?.any()?;
         let (reads, writes) = touches(call.collective, is_root);
-        let is_mixed = (reads && call.sides().input.is_none()) || (writes && call.sides().output.is_none());
+        let is_mixed = (reads && call.gpus().input.is_none()) || (writes && call.gpus().output.is_none());
         Some(if reduces(call.collective) {
             GpuPath::Staged(Staged::Reduces)
         } else if is_mixed {
@@ -120,13 +120,13 @@ impl GpuAccess {
     }
 
     /// What a path is to the engine.
-    pub(crate) fn reach(&self, path: GpuPath) -> Reach {
+    pub(crate) fn access(&self, path: GpuPath) -> AdapterAccess {
         match path {
             GpuPath::Direct => {
                 let flush = self.plan.as_ref().is_none_or(|plan| plan.flush != Flush::NotNeeded);
-                Reach::Direct { flush }
+                AdapterAccess::Direct { flush }
             }
-            GpuPath::Staged(_) => Reach::Staged,
+            GpuPath::Staged(_) => AdapterAccess::Staged,
         }
     }
 }
@@ -186,7 +186,7 @@ impl Gpus {
             false => None,
         };
         if input.is_some() || output.is_some() {
-            call.gpus = Some(Box::new(Sides { input, output, ..Sides::default() }));
+            call.gpus = Some(Box::new(GpuBuffers { input, output, ..GpuBuffers::default() }));
         }
         Ok(())
     }

@@ -29,7 +29,7 @@ use kolo_collectives::plan::{Collective, Placement};
 use kolo_transport::StageMismatch;
 
 use crate::call::{Call, Counts, Forced};
-use crate::exchange::tiny::Tiny;
+use crate::exchange::compiled::CompiledExchange;
 use crate::reduce::Combine;
 use crate::types::ReduceOp;
 use claim::{CLAIM_BYTES, Claim};
@@ -56,7 +56,7 @@ pub(crate) struct Direct {
 
 /// A call on its way.
 #[derive(Debug)]
-pub(crate) struct Passage<'a> {
+pub(crate) struct SymmetricCall<'a> {
     call: &'a Call,
     kit: Kit,
     tag: u64,
@@ -192,14 +192,14 @@ impl Direct {
     /// Takes a turn for a call that was [considered](Self::considers).
     pub(crate) fn enter<'a>(
         &self,
-        tiny: &mut Tiny,
+        exchange: &mut CompiledExchange,
         call: &'a Call,
         combine: Combine,
         tag: u64,
-    ) -> Passage<'a> {
+    ) -> SymmetricCall<'a> {
         let (claim, exposure) = self.claim(call);
         let kit = Kit::new(call, combine, self.members, self.canonical);
-        Passage { call, kit, tag, turn: tiny.take_turn(), stage: Stage::Claiming, claim, exposure }
+        SymmetricCall { call, kit, tag, turn: exchange.take_turn(), stage: Stage::Claiming, claim, exposure }
     }
 
     /// Moves a call on: to its next wait, or by one piece of work.
@@ -208,57 +208,59 @@ impl Direct {
     /// The buffers of the call are valid, and lent to it until it is done, declined, or dropped.
     pub(crate) unsafe fn advance(
         &mut self,
-        tiny: &mut Tiny,
-        passage: &mut Passage<'_>,
+        exchange: &mut CompiledExchange,
+        running: &mut SymmetricCall<'_>,
     ) -> Result<Step, Fault> {
         loop {
-            match &mut passage.stage {
+            match &mut running.stage {
                 Stage::Claiming => {
-                    let is_next = tiny.has_turn(passage.turn);
+                    let is_next = exchange.has_turn(running.turn);
                     if !is_next
-                        || !tiny.exchange(passage.tag, &passage.claim.encode()).map_err(Fault::Mismatch)?
+                        || !exchange
+                            .exchange(running.tag, &running.claim.encode())
+                            .map_err(Fault::Mismatch)?
                     {
                         return Ok(Step::Waits);
                     }
                     let claims = (0..self.members).map(|member| {
                         let mut claim = [0; CLAIM_BYTES];
-                        tiny.heard(member).read(0, &mut claim);
+                        exchange.heard(member).read(0, &mut claim);
                         Claim::decode(&claim)
                     });
                     let claims: Vec<Claim> = claims.collect();
-                    tiny.end_exchange();
-                    match plan(&self.windows, self.rank, passage.call, &claims)? {
+                    exchange.end_exchange();
+                    match plan(&self.windows, self.rank, running.call, &claims)? {
                         Ok((mut job, how)) => {
                             self.last = Some(Ok(how));
-                            passage.kit.factors(&claims);
-                            job.prepare(&passage.kit, &mut self.scratch);
-                            passage.stage = Stage::Working(Box::new(job));
+                            running.kit.factors(&claims);
+                            job.prepare(&running.kit, &mut self.scratch);
+                            running.stage = Stage::Working(Box::new(job));
                         }
                         Err(why) => {
                             self.last = Some(Err(why));
-                            passage.exposure = None;
-                            tiny.end_turn();
+                            running.exposure = None;
+                            exchange.end_turn();
                             return Ok(Step::Declined);
                         }
                     }
                 }
                 Stage::Working(job) => {
                     // SAFETY: all have claimed, and the plan holds to what the module says of who touches what.
-                    if !unsafe { job.step(&passage.kit, &mut self.scratch) } {
+                    if !unsafe { job.step(&running.kit, &mut self.scratch) } {
                         return Ok(Step::Works);
                     }
-                    let Stage::Working(job) = std::mem::replace(&mut passage.stage, Stage::Claiming) else {
+                    let Stage::Working(job) = std::mem::replace(&mut running.stage, Stage::Claiming) else {
                         unreachable!("it is at work")
                     };
-                    passage.stage = Stage::Ending(job);
+                    running.stage = Stage::Ending(job);
                 }
                 Stage::Ending(job) => {
-                    if !tiny.exchange(passage.tag, &[]).map_err(Fault::Mismatch)? {
+                    if !exchange.exchange(running.tag, &[]).map_err(Fault::Mismatch)? {
                         return Ok(Step::Waits);
                     }
-                    tiny.end_exchange();
-                    tiny.end_turn();
-                    passage.exposure = None;
+                    exchange.end_exchange();
+                    exchange.end_turn();
+                    running.exposure = None;
                     // SAFETY: everybody's work is over, so this rank's buffers are its own again.
                     unsafe { job.patch() };
                     return Ok(Step::Done);
@@ -348,14 +350,14 @@ impl Direct {
     }
 }
 
-impl Passage<'_> {
+impl SymmetricCall<'_> {
     /// Its turn.
     pub(crate) fn turn(&self) -> u64 {
         self.turn
     }
 }
 
-impl Drop for Passage<'_> {
+impl Drop for SymmetricCall<'_> {
     /// Gives a call up that is not over: when this returns, nobody else writes its buffers.
     fn drop(&mut self) {
         if let Some(exposure) = &self.exposure {

@@ -3,8 +3,8 @@
 use kolo_collectives::plan::{Collective, Placement};
 use kolo_transport::shm::FLAT_LONG;
 
-use super::passage::{block, blocks, exchanges};
-use super::{Tiny, two_shot};
+use super::cursor::{block, blocks, exchanges};
+use super::{CompiledExchange, two_shot};
 use crate::call::{Call, Counts};
 
 /// Calls that touch at least so much memory write what they only copy with streaming stores, as direct calls do. Times with
@@ -41,7 +41,7 @@ pub(super) struct Served {
     below: usize,
 }
 
-impl Tiny {
+impl CompiledExchange {
     /// For each collective, by its number.
     pub(super) fn served(&self) -> [Served; Collective::ALL.len()] {
         Collective::ALL.map(|collective| Served {
