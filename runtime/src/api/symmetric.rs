@@ -38,7 +38,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// # Fork
 /// In a child made by `fork` it is still the same memory: the ranks see the writes of the child. Dropping it there has no
 /// effect.
-pub struct Symmetric<T: Element> {
+pub struct SymmetricBuffer<T: Element> {
     lease: Arc<Lease>,
     count: usize,
     elements: PhantomData<T>,
@@ -53,8 +53,8 @@ impl Communicator {
     /// if all ranks are on one host over shared memory, and all buffers that other ranks would access are symmetric: the inputs,
     /// and for all-reduce and reduce the outputs. Slices of a buffer qualify, at different offsets on different ranks, and so do
     /// different buffers. Other calls take their usual way: those with blocks of unequal length, asynchronous calls, messages,
-    /// calls on several hosts, and calls under `KOLO_TINY_BYTES=0` or `KOLO_ALGO`. Once symmetric buffers exist, such calls of
-    /// 32 KiB or more (128 and 256 KiB for those that reduce nothing; `KOLO_DIRECT_BYTES`), on any memory, first compare notes,
+    /// calls on several hosts, and calls under `KOLO_EXCHANGE_BYTES=0` or `KOLO_ALGO`. Once symmetric buffers exist, such calls of
+    /// 32 KiB or more (128 and 256 KiB for those that reduce nothing; `KOLO_SYMMETRIC_BYTES`), on any memory, first compare notes,
     /// which costs one exchange of a line per rank.
     ///
     /// The memory counts as shared memory of the process, and is backed by pages when this returns. Before that, the needs of all
@@ -63,19 +63,19 @@ impl Communicator {
     /// # Errors
     /// [`Error::Usage`] if ranks ask for different sizes. [`Error::Unsupported`] if a host lacks the memory, with the bytes wanted
     /// and available. Both come on all ranks, and the communicator is as it was. Otherwise as [`Communicator::from_env`].
-    pub fn alloc<T: Element>(&self, count: usize) -> Result<Symmetric<T>> {
+    pub fn alloc<T: Element>(&self, count: usize) -> Result<SymmetricBuffer<T>> {
         let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let Some(bytes) = bytes else {
             return Err(self.usage("alloc", format!("{count} elements are more than can be addressed")));
         };
-        Ok(Symmetric { lease: self.lease(bytes)?, count, elements: PhantomData })
+        Ok(SymmetricBuffer { lease: self.lease(bytes)?, count, elements: PhantomData })
     }
 
     /// As [`Communicator::alloc`], for `bytes` bytes aligned to a page.
     ///
     /// # Errors
     /// As [`Communicator::alloc`].
-    pub fn alloc_raw(&self, bytes: usize) -> Result<Symmetric<u8>> {
+    pub fn alloc_raw(&self, bytes: usize) -> Result<SymmetricBuffer<u8>> {
         self.alloc(bytes)
     }
 
@@ -92,14 +92,14 @@ impl Communicator {
 
         let begin = Instant::now();
         let deadline = begin + shared.config.timeout.min(MOST_PATIENCE);
-        let wish = Wish { bytes: bytes as u64, live, pools: supply::pools() };
-        let wishes = self.tell(3 * number, &wish, deadline)?;
-        if let Some(other) = wishes.iter().position(|wish| wish.bytes != bytes as u64) {
+        let request = AllocRequest { bytes: bytes as u64, live, pools: supply::pools() };
+        let requests = self.tell(3 * number, &request, deadline)?;
+        if let Some(other) = requests.iter().position(|request| request.bytes != bytes as u64) {
             let problem =
-                format!("rank {other} asks for {} bytes and this rank for {bytes}", wishes[other].bytes);
+                format!("rank {other} asks for {} bytes and this rank for {bytes}", requests[other].bytes);
             return Err(self.usage("alloc", problem));
         }
-        let pools: Vec<Vec<Pool>> = wishes.iter().map(|wish| wish.pools.clone()).collect();
+        let pools: Vec<Vec<Pool>> = requests.iter().map(|request| request.pools.clone()).collect();
         if let Some(problem) = supply::shortage(bytes as u64, &pools) {
             return Err(Error::Unsupported { context: shared.context(ALLOC), problem });
         }
@@ -131,7 +131,7 @@ impl Communicator {
         let mut others = others.into_iter();
         let peers = (0..self.world_size()).map(|rank| if rank == self.rank() { None } else { others.next() });
         let window = Window::new(number, Arc::clone(&lease), peers.collect());
-        let is_used = |id| wishes.iter().any(|wish| wish.live.contains(&id));
+        let is_used = |id| requests.iter().any(|request| request.live.contains(&id));
         shared.core().symmetric.add(window, is_used);
         Ok(lease)
     }
@@ -279,7 +279,7 @@ impl Made {
 
 /// What a rank tells the others before it allocates.
 #[derive(Debug, Serialize, Deserialize)]
-struct Wish {
+struct AllocRequest {
     bytes: u64,
     /// Allocations that it still uses.
     live: Vec<u64>,
@@ -290,30 +290,30 @@ struct Wish {
 /// What it tells them when it has: where its memory is to be had, if it can be shared; or why it has none.
 type Card = std::result::Result<Option<Vec<u8>>, String>;
 
-impl<T: Element> Deref for Symmetric<T> {
+impl<T: Element> Deref for SymmetricBuffer<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         // SAFETY: the memory holds `count` elements, aligned to a page, of zeros at first, which are valid by the contract
         // of `Element`, and then of what this program or reductions wrote. Other processes write here only during calls
-        // that were lent this memory mutably: see the module `direct`.
+        // that were lent this memory mutably: see the module `symmetric`.
         unsafe { std::slice::from_raw_parts(self.lease.memory().base().cast::<T>(), self.count) }
     }
 }
 
-impl<T: Element> DerefMut for Symmetric<T> {
+impl<T: Element> DerefMut for SymmetricBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as above; the borrow of `self` is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.lease.memory().base().cast::<T>(), self.count) }
     }
 }
 
-impl<T: Element> fmt::Debug for Symmetric<T> {
+impl<T: Element> fmt::Debug for SymmetricBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Symmetric({} x {})", self.count, T::TYPE)
+        write!(f, "SymmetricBuffer({} x {})", self.count, T::TYPE)
     }
 }
 
-impl<T: Element> Drop for Symmetric<T> {
+impl<T: Element> Drop for SymmetricBuffer<T> {
     fn drop(&mut self) {
         self.lease.retire();
     }

@@ -139,21 +139,21 @@ impl Making {
         let limits = Limits { channels: engine.channels_per_operation(), stages };
         let planner = Planner::new(rank, Arc::clone(hosts), model, config, limits)?;
         let canonical = config.determinism == Determinism::Canonical;
-        let exchange = established.exchange.filter(|_| config.tiny_bytes != Some(0)).map(|flat| {
+        let exchange = established.exchange.filter(|_| config.exchange_bytes != Some(0)).map(|flat| {
             let has_gpus = cards.iter().any(|card| card.has_gpus);
             let forced = planner.forced();
             let takes_stages = |collective, bytes| planner.takes_stages(collective, bytes);
             Exchange::new(CompiledExchange::new(
                 flat,
                 rank,
-                config.tiny_bytes,
+                config.exchange_bytes,
                 has_gpus,
                 canonical,
                 forced,
                 takes_stages,
             ))
         });
-        let symmetric = Direct::new(rank, group.size, config.direct_bytes, canonical, planner.forced());
+        let symmetric = Direct::new(rank, group.size, config.symmetric_bytes, canonical, planner.forced());
         let assign = || assign_processor(rank as usize, hosts, cards);
         Ok(Core {
             engine,

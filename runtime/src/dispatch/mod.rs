@@ -65,7 +65,7 @@ impl CarriedOut {
     /// Its name: that of an algorithm, or [`CompiledExchange`]'s.
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Self::ByExchange(_) => "tiny",
+            Self::ByExchange(_) => "exchange",
             Self::ByPlan(choice) => choice.algorithm.name(),
         }
     }

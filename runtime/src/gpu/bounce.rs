@@ -1,4 +1,4 @@
-//! A call of the tiny path on a GPU's memory: it runs on copies in pinned memory of the host.
+//! A call by exchange on a GPU's memory: it runs on copies in pinned memory of the host.
 //!
 //! Ranks whose memory is the host's take the same path, and see no difference.
 

@@ -51,7 +51,7 @@ pub struct JoinSpec {
     pub local_rank: Option<u32>,
     /// Where rank 0 is found.
     pub locator: Locator,
-    /// How long to wait for all ranks. [`Builder`](crate::Builder) puts [`Config::join_timeout`](crate::Config::join_timeout)
+    /// How long to wait for all ranks. [`CommunicatorBuilder`](crate::CommunicatorBuilder) puts [`Config::join_timeout`](crate::Config::join_timeout)
     /// here.
     pub timeout: Duration,
     /// Which variables or arguments said so, for messages.

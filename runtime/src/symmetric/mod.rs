@@ -1,4 +1,4 @@
-//! The direct path: collectives on symmetric buffers inside one host, with no staging and no messages.
+//! Collectives on symmetric buffers inside one host, with no staging and no messages.
 //!
 //! # A call
 //! 1. **Claims.** In one flat exchange every rank says where its buffers lie: in which symmetric allocation, at which
@@ -330,19 +330,19 @@ impl Direct {
             Some(Err(why)) => format!("; the last call that asked did not: {why}"),
         };
         Some(if self.forced.covers(call) {
-            "not direct: KOLO_ALGO names an algorithm for this call".to_owned()
+            "not symmetric: KOLO_ALGO names an algorithm for this call".to_owned()
         } else if !self.long_enough(call) {
             let least = self.bytes_min(call.collective);
             format!(
-                "not direct: only some collectives with even counts, of {least} bytes or more (KOLO_DIRECT_BYTES)"
+                "not symmetric: only some collectives with even counts, of {least} bytes or more (KOLO_SYMMETRIC_BYTES)"
             )
         } else {
             let (claim, _) = self.claim(call);
             match plan::lacks(call, self.rank, &claim) {
-                Some(what) => format!("not direct: the {what} is not in a symmetric buffer{last}"),
+                Some(what) => format!("not symmetric: the {what} is not in a symmetric buffer{last}"),
                 None => {
                     format!(
-                        "direct, without copies in between, if the other ranks' buffers are symmetric{last}"
+                        "symmetric: without copies in between, if the other ranks' buffers are symmetric{last}"
                     )
                 }
             }

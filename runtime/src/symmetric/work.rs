@@ -1,4 +1,4 @@
-//! A rank's share of a direct call, done piece by piece.
+//! A rank's share of a call on symmetric buffers, done piece by piece.
 
 use std::sync::Arc;
 

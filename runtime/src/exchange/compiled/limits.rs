@@ -1,4 +1,4 @@
-//! Which calls take the tiny path, and which of them write past the caches.
+//! Which calls take the exchange, and which of them write past the caches.
 
 use kolo_collectives::plan::{Collective, Placement};
 use kolo_transport::shm::FLAT_LONG;
@@ -148,7 +148,9 @@ impl CompiledExchange {
         let limit = self
             .bytes_max(call.collective)
             .map_or_else(|| "at any length".to_owned(), |most| format!("up to {most} bytes"));
-        format!("tiny: {given} bytes per rank in {exchanges} over shared memory ({limit}; KOLO_TINY_BYTES)")
+        format!(
+            "exchange: {given} bytes per rank in {exchanges} over shared memory ({limit}; KOLO_EXCHANGE_BYTES)"
+        )
     }
 
     /// Whether the ranks' buffers are together too long for the caches, so that results had better go past them.

@@ -1,4 +1,4 @@
-//! The tiny path: collectives inside one host as exchanges in which everybody sees what everybody published.
+//! Collectives inside one host as exchanges in which everybody sees what everybody published.
 //!
 //! All ranks publish what they contribute, wait for what they need, and compute their own result from it. One exchange
 //! costs one cache line per rank and one wait, where messages would cost a wait per round. With more ranks than
