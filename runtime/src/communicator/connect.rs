@@ -25,7 +25,7 @@ use crate::exchange::compiled::CompiledExchange;
 use crate::gpu::{self, GpuAccess, Gpus};
 use crate::job::MOST_PATIENCE;
 use crate::mix::mix;
-use crate::symmetric::Direct;
+use crate::symmetric::SymmetricBuffers;
 use crate::wait::usable_processors;
 
 /// The identity of the communicator of all ranks. Others are derived from their parent's.
@@ -153,7 +153,8 @@ impl Making {
                 takes_stages,
             ))
         });
-        let symmetric = Direct::new(rank, group.size, config.symmetric_bytes, canonical, planner.forced());
+        let symmetric =
+            SymmetricBuffers::new(rank, group.size, config.symmetric_bytes, canonical, planner.forced());
         let assign = || assign_processor(rank as usize, hosts, cards);
         Ok(Core {
             engine,

@@ -10,7 +10,7 @@ use crate::engine::{Engine, Id};
 use crate::error::Result;
 use crate::exchange::Exchange;
 use crate::gpu::GpuAccess;
-use crate::symmetric::Direct;
+use crate::symmetric::SymmetricBuffers;
 
 /// Everything that calls move. One thread at a time has it: see [`Shared`](super::Shared).
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Core {
     /// The exchange of the host, if all ranks are on one.
     pub(crate) exchange: Option<Exchange>,
     /// Symmetric buffers; none unless there is an exchange.
-    pub(crate) symmetric: Direct,
+    pub(crate) symmetric: SymmetricBuffers,
     pub(crate) gpu: GpuAccess,
     pub(crate) calls: Calls,
     pub(crate) place: Place,

@@ -12,7 +12,7 @@ pub(crate) use planner::{Limits, Planner};
 
 use crate::call::Call;
 use crate::exchange::compiled::CompiledExchange;
-use crate::symmetric::Direct;
+use crate::symmetric::SymmetricBuffers;
 
 /// How a call is made. Blocking and started ones do not match each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub(crate) struct Decision {
 #[inline(always)]
 pub(crate) fn decide(
     exchange: Option<&CompiledExchange>,
-    symmetric: &Direct,
+    symmetric: &SymmetricBuffers,
     call: &Call,
     form: Form,
 ) -> Decision {
