@@ -66,7 +66,7 @@ fn take_last_words(shared: &Shared, core: &Core, word: LastWord, waited: Waited)
         }
         AbortKind::Mismatch => mismatch_of_others(core, (by, about), waited),
         AbortKind::Timeout => AbortCause::new(by, kind, "it did not finish in time"),
-        AbortKind::User | AbortKind::HubLost | AbortKind::Transport => {
+        AbortKind::User | AbortKind::CoordinatorLost | AbortKind::Transport => {
             AbortCause::new(about, AbortKind::User, "it gave up")
         }
     };
