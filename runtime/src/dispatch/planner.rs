@@ -13,7 +13,7 @@ use kolo_collectives::task::Task;
 use crate::call::{Call, Counts, Forced};
 use crate::config::{Config, Determinism};
 use crate::engine::STAGE_SEGMENTS;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 
 /// What decides the plan of a call. Sizes come in as the selection's answer, so that plans are shared by all sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -118,7 +118,7 @@ impl Planner {
             .clone();
         if plan.channels > self.limits.channels {
             return Err(Error::Unsupported {
-                context: Context { rank, ..Context::default() },
+                context: ErrorContext { rank, ..ErrorContext::default() },
                 problem: format!(
                     "algorithm {} needs {} channels to a peer, the transports offer {}; choose another one with \
                      KOLO_ALGO",
@@ -220,7 +220,7 @@ impl Planner {
             forced,
         )
         .map_err(|problem| Error::Unsupported {
-            context: Context { rank: self.rank, ..Context::default() },
+            context: ErrorContext { rank: self.rank, ..ErrorContext::default() },
             problem: problem.to_string(),
         })?;
         if let Some(bytes) = self.segment_bytes {

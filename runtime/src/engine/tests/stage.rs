@@ -315,7 +315,7 @@ fn whoever_has_not_published_is_waited_for_by_name() {
     let (mut engines, mut data) = (staged_engines(4), vec![vec![1; 100]; 4]);
     let ids = started(&mut engines, &mut data, &[(0, 7), (1, 7), (3, 7)]);
     for (rank, id) in [0, 1, 3].into_iter().zip(ids) {
-        while engines[rank].turn() {}
+        while engines[rank].progress() {}
         assert_eq!(engines[rank].waiting_for(id), [2], "rank {rank}");
         assert!(!engines[rank].is_done(id) && engines[rank].failure().is_none());
     }
@@ -326,7 +326,7 @@ fn another_call_on_the_stage_is_a_failure_that_names_the_peer() {
     let (mut engines, mut data) = (staged_engines(2), vec![vec![1; 100]; 2]);
     started(&mut engines, &mut data, &[(0, 7), (1, 8)]);
     for rank in [0, 1] {
-        while engines[rank].turn() && engines[rank].failure().is_none() {}
+        while engines[rank].progress() && engines[rank].failure().is_none() {}
         let failure = engines[rank].failure().unwrap();
         assert_eq!(failure.peer, Some(1 - rank as u32));
         assert!(matches!(failure.kind, ErrorKind::Mismatch { .. }), "{failure}");
@@ -337,13 +337,13 @@ fn another_call_on_the_stage_is_a_failure_that_names_the_peer() {
 fn nothing_touches_the_buffers_after_an_abort() {
     let (mut engines, mut data) = (staged_engines(2), vec![vec![1; 100]; 2]);
     let ids = started(&mut engines, &mut data, &[(0, 7)]);
-    engines[0].turn();
+    engines[0].progress();
     assert!(!engines[0].is_done(ids[0]));
     engines[0].abort(&Error::new(ErrorKind::Aborted, "test", None, "on purpose"));
     started(&mut engines, &mut data, &[(1, 7)]);
     for _ in 0..10 {
         for engine in &mut engines {
-            let _ = engine.turn();
+            let _ = engine.progress();
         }
     }
     assert!(data[0].iter().all(|value| *value == 1));
