@@ -20,6 +20,7 @@ mod gpu;
 mod job;
 mod join;
 mod mix;
+mod network;
 mod profile;
 mod reduce;
 mod supply;

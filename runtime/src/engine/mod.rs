@@ -484,13 +484,14 @@ impl Engine {
 
     /// Tells the links that the owner is about to sleep. See [`kolo_transport::Endpoint::arm`].
     pub(crate) fn arm(&mut self, by: ParkBy, each: impl FnMut(Armed<'_>)) {
-        // What wakes a sleeper may lie in the links.
-        self.looks_left = 0;
+        self.look_at_links();
         self.links.arm(by, each);
     }
 
     /// Takes [`Engine::arm`] back.
     pub(crate) fn disarm(&mut self) {
+        // A descriptor stays readable, and ends each further sleep at once, until its endpoint is polled.
+        self.look_at_links();
         self.links.disarm();
     }
 

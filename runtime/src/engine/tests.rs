@@ -4,6 +4,7 @@
 mod stage;
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use kolo_collectives::generator::Algorithm;
@@ -30,6 +31,7 @@ struct Memory {
     receives: VecDeque<(Channel, u64, Destination, Token)>,
     sent: VecDeque<Token>,
     stage: Option<stage::End>,
+    polls: Arc<AtomicU32>,
 }
 
 #[test]
@@ -64,7 +66,15 @@ impl Memory {
             in_place: false,
             stage: None,
         };
-        Self { rank, caps, queues, receives: VecDeque::new(), sent: VecDeque::new(), stage: None }
+        Self {
+            rank,
+            caps,
+            queues,
+            receives: VecDeque::new(),
+            sent: VecDeque::new(),
+            stage: None,
+            polls: Arc::default(),
+        }
     }
 
     fn deliver(&mut self, index: usize) -> Option<Event> {
@@ -161,6 +171,7 @@ impl Endpoint for Memory {
         Ok(Posted::Pending)
     }
     fn poll(&mut self, events: &mut Vec<Event>) -> bool {
+        self.polls.fetch_add(1, Ordering::Relaxed);
         let delivered = (0..self.receives.len()).rev().find_map(|index| self.deliver(index));
         let event = delivered.or_else(|| self.sent.pop_front().map(Event::Done));
         let moved = event.is_some();

@@ -235,6 +235,40 @@ fn sums(generator: Generator, ranks: u32, count: usize, op: ReduceOp, (in_place,
     }
 }
 
+/// Else a descriptor that has woken it stays readable, and no further sleep lasts.
+#[test]
+fn a_rank_that_waits_on_the_stage_polls_its_links_after_each_sleep() {
+    let mut memory = Memory::new(0, Arc::default());
+    memory.stage = Some(End::new(vec![0, 1], 0, Arc::default()));
+    memory.caps.stage = Some(CAPS);
+    let polls = Arc::clone(&memory.polls);
+    let mut engine = Engine::new(0, Links::new(vec![Box::new(memory)], [None, Some(0)]), 64, 1 << 20);
+    let task = Task::new(Collective::AllReduce, 2).in_place();
+    let mut vector = [1_u32; 8];
+    let at: *mut u8 = vector.as_mut_ptr().cast();
+    let job = staged_job(one_shot(&task, 0), vector.len(), Buffers { input: at, output: at }, ReduceOp::Sum);
+    // SAFETY: the vector outlives the engine's work on it.
+    let id = unsafe { engine.start(job, Mode::Blocking) };
+    let polled = |engine: &mut Engine| {
+        let before = polls.load(Ordering::Relaxed);
+        engine.turn();
+        polls.load(Ordering::Relaxed) > before
+    };
+    assert!(polled(&mut engine), "before the first wait");
+    assert!(
+        !polled(&mut engine),
+        "links without traffic are left alone while others are waited for on the stage"
+    );
+    for _ in 0..3 {
+        engine.arm(ParkBy::Fd, |_| {});
+        assert!(polled(&mut engine), "before sleep");
+        engine.disarm();
+        assert!(polled(&mut engine), "after sleep");
+    }
+    assert!(!engine.is_done(id));
+    engine.abort(&Error::new(ErrorKind::Usage, "memory", None, "the test is over"));
+}
+
 #[test]
 fn staged_operations_of_several_groups_progress_together_and_in_order() {
     let (ranks, count, operations) = if cfg!(miri) { (2, 50, 5) } else { (3, 100, 11) };
