@@ -36,8 +36,15 @@ pub enum Determinism {
     Canonical,
 }
 
-/// The settings of a communicator.
+/// The settings of a communicator. Later versions add settings, so a program starts from a complete value and changes it:
+///
+/// ```
+/// # use kolo::Config;
+/// let config = Config::default().with(|config| config.window = Some(2));
+/// assert_eq!(config.window, Some(2));
+/// ```
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Config {
     /// `KOLO_TRANSPORT`: `auto`, or a list such as `shm,tcp`.
     pub transports: Transports,
@@ -139,6 +146,13 @@ impl Config {
     /// [`Error::Configuration`] if a variable cannot be understood.
     pub fn from_env() -> Result<Self> {
         Self::from_lookup(&|name| std::env::var(name).ok())
+    }
+
+    /// These settings with some changed.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
     }
 
     /// Reads `KOLO_*` from a look-up function.

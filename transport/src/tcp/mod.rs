@@ -47,7 +47,7 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::kinds::{Features, Options};
 
-pub use accept::Strangers;
+pub use accept::RejectedConnections;
 pub use endpoint::TcpEndpoint;
 pub use options::{Congestion, Family, TcpOptions};
 
