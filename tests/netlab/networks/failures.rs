@@ -1,0 +1,5 @@
+//! Cables that are cut.
+
+use crate::Test;
+
+pub(crate) const TESTS: &[Test] = &[];

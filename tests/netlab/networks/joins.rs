@@ -1,0 +1,5 @@
+//! Joining on networks that make it hard.
+
+use crate::Test;
+
+pub(crate) const TESTS: &[Test] = &[];
