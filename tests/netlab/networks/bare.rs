@@ -8,6 +8,19 @@ use std::time::{Duration, Instant};
 use kolo_netlab::network::Network;
 use kolo_netlab::{Host, Lab};
 
+use crate::Test;
+
+pub(crate) const TESTS: &[Test] = tests![
+    Moment rates_are_kept,
+    Moment delays_are_kept,
+    Moment cards_and_directions_have_rates_of_their_own,
+    Moment losses_have_their_share,
+    Moment a_router_leads_from_subnet_to_subnet,
+    Moment dialling_can_be_forbidden,
+    Moment a_cut_cable_can_be_mended,
+    Moment nothing_is_left_of_a_killed_laboratory,
+];
+
 const LONG: Duration = Duration::from_secs(60);
 /// Share of a full packet that TCP delivers, of what the wire carries.
 const PAYLOAD: f64 = 1448.0 / 1538.0;
@@ -82,7 +95,7 @@ fn rate_between(lab: &Lab, from: usize, to: usize, nic: usize, bytes: usize) -> 
     goodput(near, far, bytes)
 }
 
-pub(crate) fn rates_are_kept() {
+fn rates_are_kept() {
     for (rate, bytes) in [(20_000_000, 2 << 20), (200_000_000, 16 << 20), (1_000_000_000, 64 << 20)] {
         let lab =
             Lab::new(&Network::hosts(2).rate(rate).delay(Duration::from_micros(25))).expect("a network");
@@ -90,7 +103,7 @@ pub(crate) fn rates_are_kept() {
     }
 }
 
-pub(crate) fn delays_are_kept() {
+fn delays_are_kept() {
     for delay in [Duration::from_millis(2), Duration::from_millis(20)] {
         let lab = Lab::new(&Network::hosts(2).delay(delay)).expect("a network");
         for at in &lab.host(1).addresses()[0] {
@@ -101,7 +114,7 @@ pub(crate) fn delays_are_kept() {
     }
 }
 
-pub(crate) fn cards_and_directions_have_rates_of_their_own() {
+fn cards_and_directions_have_rates_of_their_own() {
     let network = Network::hosts(3).nics(2).rate(200_000_000).nic_rate(1, 50_000_000);
     let network = network.host_up(1, 20_000_000).host_down(2, 100_000_000);
     let lab = Lab::new(&network).expect("a network");
@@ -119,7 +132,7 @@ pub(crate) fn cards_and_directions_have_rates_of_their_own() {
     close(rate_between(&lab, 2, 0, 0, 1 << 20), 10e6 * PAYLOAD, "bit/s after a change");
 }
 
-pub(crate) fn losses_have_their_share() {
+fn losses_have_their_share() {
     let network = Network::hosts(2).rate(100_000_000).delay(Duration::from_micros(100)).queue(4 << 20);
     for (network, share) in [(network.clone().loss(0.01), 0.01), (network.burst(0.01, 4.0), 0.01)] {
         let lab = Lab::new(&network.reorder(0.01, Duration::from_millis(1))).expect("a network");
@@ -131,7 +144,7 @@ pub(crate) fn losses_have_their_share() {
     }
 }
 
-pub(crate) fn a_router_leads_from_subnet_to_subnet() {
+fn a_router_leads_from_subnet_to_subnet() {
     let delay = Duration::from_millis(5);
     let network = Network::hosts(4).groups(2).rate(1_000_000_000).router(Some(50_000_000), delay);
     let lab = Lab::new(&network).expect("a network");
@@ -150,7 +163,7 @@ pub(crate) fn a_router_leads_from_subnet_to_subnet() {
     assert!(trip < delay, "{trip:?} within a subnet");
 }
 
-pub(crate) fn dialling_can_be_forbidden() {
+fn dialling_can_be_forbidden() {
     let lab = Lab::new(&Network::hosts(2)).expect("a network");
     let [a, b] = [lab.host(0), lab.host(1)];
     let listener = a.on(|| TcpListener::bind((a.address(), 0))).expect("there").expect("listens");
@@ -164,7 +177,7 @@ pub(crate) fn dialling_can_be_forbidden() {
     assert!(dial(LONG).is_ok());
 }
 
-pub(crate) fn a_cut_cable_can_be_mended() {
+fn a_cut_cable_can_be_mended() {
     let lab = Lab::new(&Network::hosts(2).rate(100_000_000)).expect("a network");
     let (mut near, mut far) = connect(lab.host(0), lab.host(1), lab.host(1).address());
     let mut byte = [0];
@@ -180,7 +193,7 @@ pub(crate) fn a_cut_cable_can_be_mended() {
 }
 
 /// A laboratory in the laboratory, whose ranks would sleep for an hour.
-pub(crate) fn nothing_is_left_of_a_killed_laboratory() {
+fn nothing_is_left_of_a_killed_laboratory() {
     const HOUR: &str = "3601.25";
     let sleepers = || {
         let pids = std::fs::read_dir("/proc").expect("/proc").flatten();

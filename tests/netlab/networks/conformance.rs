@@ -7,7 +7,13 @@ use kolo_netlab::{Host, Lab};
 use kolo_transport::conformance::{CASES, Subject, run};
 use kolo_transport::{Endpoint, TcpOptions};
 
+use crate::Test;
 use crate::placed::Placed;
+
+pub(crate) const TESTS: &[Test] = tests![
+    Long tcp_on_a_fast_network,
+    Long tcp_on_a_lossy_network,
+];
 
 /// TCP between the hosts of a laboratory.
 struct Tcp {
@@ -41,11 +47,11 @@ fn all_cases(network: &Network, exemptions: &'static [(&'static str, &'static st
     println!("{:?}", subject.lab.counts());
 }
 
-pub(crate) fn tcp_on_a_fast_network() {
+fn tcp_on_a_fast_network() {
     all_cases(&Network::hosts(4).delay(Duration::from_micros(25)), &[]);
 }
 
-pub(crate) fn tcp_on_a_lossy_network() {
+fn tcp_on_a_lossy_network() {
     let network = Network::hosts(4).rate(1_000_000_000).delay(Duration::from_micros(200)).loss(0.002);
     let network = network.reorder(0.01, Duration::from_millis(1)).jitter(Duration::from_micros(100));
     all_cases(&network, &[("one_gigabyte", "takes a minute where packets are lost")]);

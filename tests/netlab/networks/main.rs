@@ -4,6 +4,13 @@
 //! `cargo test` runs those that take a moment, `-- --all` the others too; words choose tests by parts of their names. Where
 //! the machine permits no network, the program says why, and succeeds.
 
+/// Lists the tests of a module.
+macro_rules! tests {
+    ($($length:ident $name:ident),* $(,)?) => {
+        &[$($crate::Test { name: concat!(module_path!(), "::", stringify!($name)), run: $name, length: $crate::Length::$length }),*]
+    };
+}
+
 mod bare;
 mod conformance;
 mod failures;
@@ -41,35 +48,7 @@ enum Length {
 /// No test takes as long, even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(240);
 
-/// Lists the tests of a module.
-macro_rules! tests {
-    ($($length:ident $name:path),* $(,)?) => {
-        &[$($crate::Test { name: stringify!($name), run: $name, length: $crate::Length::$length }),*]
-    };
-}
-
-const TESTS: &[&[Test]] = &[
-    tests![
-        Moment bare::rates_are_kept,
-        Moment bare::delays_are_kept,
-        Moment bare::cards_and_directions_have_rates_of_their_own,
-        Moment bare::losses_have_their_share,
-        Moment bare::a_router_leads_from_subnet_to_subnet,
-        Moment bare::dialling_can_be_forbidden,
-        Moment bare::a_cut_cable_can_be_mended,
-        Moment bare::nothing_is_left_of_a_killed_laboratory,
-    ],
-    tests![
-        Long conformance::tcp_on_a_fast_network,
-        Long conformance::tcp_on_a_lossy_network,
-    ],
-    tests![
-        Long verified::all_collectives_on_a_slow_network,
-        Long verified::all_collectives_on_a_lossy_network,
-    ],
-    joins::TESTS,
-    failures::TESTS,
-];
+const TESTS: [&[Test]; 5] = [bare::TESTS, conformance::TESTS, verified::TESTS, joins::TESTS, failures::TESTS];
 
 fn main() -> ExitCode {
     match enter() {

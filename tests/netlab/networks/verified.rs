@@ -5,7 +5,13 @@ use std::time::Duration;
 use kolo_netlab::Lab;
 use kolo_netlab::network::Network;
 
+use crate::Test;
 use crate::job::{perf, run, succeed};
+
+pub(crate) const TESTS: &[Test] = tests![
+    Long all_collectives_on_a_slow_network,
+    Long all_collectives_on_a_lossy_network,
+];
 
 const LONG: Duration = Duration::from_secs(100);
 
@@ -35,12 +41,12 @@ fn all_collectives(network: &Network, largest: &str) {
     println!("{:?}", lab.counts());
 }
 
-pub(crate) fn all_collectives_on_a_slow_network() {
+fn all_collectives_on_a_slow_network() {
     let network = Network::hosts(3).rate(50_000_000).delay(Duration::from_millis(2)).host_rate(1, 20_000_000);
     all_collectives(&network, "128K");
 }
 
-pub(crate) fn all_collectives_on_a_lossy_network() {
+fn all_collectives_on_a_lossy_network() {
     let network = Network::hosts(3).rate(500_000_000).delay(Duration::from_micros(100)).burst(0.005, 3.0);
     all_collectives(&network.reorder(0.01, Duration::from_micros(500)).queue(64 << 10), "2M");
 }
