@@ -56,7 +56,8 @@ fn calls(c: &mut Criterion) {
 /// Steps of a single rank, which copy; and of two that send, receive and add over shared memory.
 fn steps(c: &mut Criterion) {
     let mut group = c.benchmark_group("step");
-    let config = Config { tiny_bytes: Some(0), segment_bytes: Some(size_of::<f64>()), ..Config::default() };
+    let config =
+        Config { exchange_bytes: Some(0), segment_bytes: Some(size_of::<f64>()), ..Config::default() };
     let [alone] = communicators(&config);
     let (input, mut output) = (vec![1.0_f64; SEGMENTS], vec![0.0_f64; SEGMENTS]);
     // Which algorithm does not matter to one rank: it copies its block.

@@ -30,6 +30,9 @@ pub struct Model {
     pub copy_bytes_per_second: f64,
     /// Network bandwidth of a host, each direction, shared by its ranks.
     pub nic_bytes_per_second: f64,
+    /// What each message between hosts takes on a host's interface and in its kernel, at each end, whoever sends it (the gap g of
+    /// LogP).
+    pub nic_message_seconds: f64,
     /// Memory bandwidth of a host, shared by its ranks.
     pub memory_bytes_per_second: f64,
     /// Bytes of messages inside a host that a processor moves per second: each end moves every byte once.
@@ -73,6 +76,7 @@ impl Model {
         reduce_bytes_per_second: 20e9,
         copy_bytes_per_second: 10e9,
         nic_bytes_per_second: 3e9,
+        nic_message_seconds: 1e-6,
         memory_bytes_per_second: 100e9,
         // What a link carries, in and out at the same time.
         move_bytes_per_second: 20e9,
@@ -88,7 +92,12 @@ impl Model {
     };
 
     /// Shared memory within hosts, RDMA between them.
-    pub const RDMA: Self = Self { inter: LinkClass::RDMA, nic_bytes_per_second: 25e9, ..Self::TCP };
+    pub const RDMA: Self = Self {
+        inter: LinkClass::RDMA,
+        nic_bytes_per_second: 25e9,
+        nic_message_seconds: 0.05e-6,
+        ..Self::TCP
+    };
 
     /// The model for calls whose buffers take so many bytes on a host.
     #[must_use]
@@ -101,6 +110,11 @@ impl Model {
         model.copy_bytes_per_second /= copies.at(bytes);
         model.reduce_bytes_per_second /= reductions.at(bytes);
         model
+    }
+
+    /// What a message of so many bytes takes on a host's interface.
+    pub(crate) fn nic_seconds(&self, bytes: f64) -> f64 {
+        self.nic_message_seconds + bytes / self.nic_bytes_per_second
     }
 
     /// Whether messages inside a host go through the kernel: nothing else takes a microsecond.

@@ -3,11 +3,12 @@
 //! Values that the program sets in code come before `KOLO_*` environment variables, and these before the defaults. Only
 //! [`Config::from_lookup`] interprets the variables.
 
+mod renamed;
 mod settings;
 
 use std::time::Duration;
 
-use kolo_gdr::Wish;
+use kolo_gdr::Mode;
 pub use kolo_transport::TransportKind;
 use kolo_transport::rdma::Keep;
 
@@ -68,7 +69,7 @@ pub struct Config {
     /// `KOLO_IB_QPS`: RDMA queue pairs for long messages per pair of adapters.
     pub ib_queue_pairs: u8,
     /// `KOLO_GDR`: whether adapters reach the memory of GPUs themselves.
-    pub gdr: Wish,
+    pub gdr: Mode,
     /// `KOLO_CUDA_LIBRARY`: the file of libcuda, if the usual name does not find it.
     pub cuda_library: Option<String>,
     /// `KOLO_IB_CACHE`: which registrations of buffers outlive their call.
@@ -79,12 +80,12 @@ pub struct Config {
     pub segment_bytes: Option<usize>,
     /// `KOLO_WINDOW`: segments in flight; unset = chosen by the cost model.
     pub window: Option<usize>,
-    /// `KOLO_TINY_BYTES`: a call inside one host in which a rank contributes at most this many bytes takes the exchange over
+    /// `KOLO_EXCHANGE_BYTES`: a call inside one host in which a rank contributes at most this many bytes takes the exchange over
     /// shared memory instead of a plan; 0 = never, unset = as measured, by collective and ranks.
-    pub tiny_bytes: Option<usize>,
-    /// `KOLO_DIRECT_BYTES`: length of the longer buffer from which blocking calls check whether all ranks' buffers are
+    pub exchange_bytes: Option<usize>,
+    /// `KOLO_SYMMETRIC_BYTES`: length of the longer buffer from which blocking calls check whether all ranks' buffers are
     /// symmetric, once there are such buffers; unset = as measured, by collective.
-    pub direct_bytes: Option<usize>,
+    pub symmetric_bytes: Option<usize>,
     /// `KOLO_UNEXPECTED_BYTES`: room for unexpected messages, which are buffered so that messages with other tags behind them
     /// can be received. Beyond it, messages wait with their senders.
     pub unexpected_bytes: usize,
@@ -111,14 +112,14 @@ impl Default for Config {
             ib_traffic_class: 0,
             ib_service_level: 0,
             ib_queue_pairs: 1,
-            gdr: Wish::default(),
+            gdr: Mode::default(),
             cuda_library: None,
             ib_cache: Keep::default(),
             ib_library: None,
             segment_bytes: None,
             window: None,
-            tiny_bytes: None,
-            direct_bytes: None,
+            exchange_bytes: None,
+            symmetric_bytes: None,
             // As much as a few large tensors that overtake each other; little beside the memory of a rank.
             unexpected_bytes: 64 << 20,
             spin: None,
@@ -142,7 +143,8 @@ impl Config {
     /// As [`Config::from_env`].
     pub fn from_lookup(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let mut config = Self::default();
-        let get = |name: &str| lookup(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
+        let exact = |name: &str| lookup(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
+        let get = |name: &str| renamed::value(name, &exact);
         if let Some(value) = get("KOLO_TRANSPORT") {
             config.transports = parse_transports(&value)?;
         }
@@ -156,30 +158,21 @@ impl Config {
                 _ => return Err(invalid("KOLO_DETERMINISM", &value, "repeatable or canonical")),
             };
         }
-        if let Some(value) = get("KOLO_TIMEOUT") {
-            config.timeout = seconds("KOLO_TIMEOUT", &value)?;
-        }
-        if let Some(value) = get("KOLO_JOIN_TIMEOUT") {
-            config.join_timeout = seconds("KOLO_JOIN_TIMEOUT", &value)?;
-        }
+        let time = |name: &str| get(name).map(|value| seconds(name, &value)).transpose();
+        let number = |name: &str| get(name).map(|value| bytes(name, &value)).transpose();
+        let small = |name: &str, most| get(name).map(|value| small(name, &value, most)).transpose();
+        config.timeout = time("KOLO_TIMEOUT")?.unwrap_or(config.timeout);
+        config.join_timeout = time("KOLO_JOIN_TIMEOUT")?.unwrap_or(config.join_timeout);
         config.host_id = get("KOLO_HOST_ID");
         config.socket_interfaces = get("KOLO_SOCKET_IFNAME");
         config.socket_congestion = get("KOLO_SOCKET_CONGESTION");
         config.ib_adapters = get("KOLO_IB_HCA");
         config.ib_library = get("KOLO_IBVERBS_LIB");
         config.cuda_library = get("KOLO_CUDA_LIBRARY");
-        if let Some(value) = get("KOLO_IB_GID_INDEX") {
-            config.ib_gid_index = Some(small("KOLO_IB_GID_INDEX", &value, 255)?);
-        }
-        if let Some(value) = get("KOLO_IB_TC") {
-            config.ib_traffic_class = small("KOLO_IB_TC", &value, 255)?;
-        }
-        if let Some(value) = get("KOLO_IB_SL") {
-            config.ib_service_level = small("KOLO_IB_SL", &value, 15)?;
-        }
-        if let Some(value) = get("KOLO_IB_QPS") {
-            config.ib_queue_pairs = small("KOLO_IB_QPS", &value, 8)?.max(1);
-        }
+        config.ib_gid_index = small("KOLO_IB_GID_INDEX", 255)?;
+        config.ib_traffic_class = small("KOLO_IB_TC", 255)?.unwrap_or(config.ib_traffic_class);
+        config.ib_service_level = small("KOLO_IB_SL", 15)?.unwrap_or(config.ib_service_level);
+        config.ib_queue_pairs = small("KOLO_IB_QPS", 8)?.map_or(config.ib_queue_pairs, |pairs| pairs.max(1));
         if let Some(value) = get("KOLO_GDR") {
             config.gdr = value.parse().map_err(|expected| invalid("KOLO_GDR", &value, expected))?;
         }
@@ -191,24 +184,12 @@ impl Config {
                 _ => return Err(invalid("KOLO_IB_CACHE", &value, "watched, never or always")),
             };
         }
-        if let Some(value) = get("KOLO_SEGMENT_BYTES") {
-            config.segment_bytes = Some(bytes("KOLO_SEGMENT_BYTES", &value)?.max(1));
-        }
-        if let Some(value) = get("KOLO_WINDOW") {
-            config.window = Some(bytes("KOLO_WINDOW", &value)?.max(1));
-        }
-        if let Some(value) = get("KOLO_TINY_BYTES") {
-            config.tiny_bytes = Some(bytes("KOLO_TINY_BYTES", &value)?);
-        }
-        if let Some(value) = get("KOLO_DIRECT_BYTES") {
-            config.direct_bytes = Some(bytes("KOLO_DIRECT_BYTES", &value)?);
-        }
-        if let Some(value) = get("KOLO_UNEXPECTED_BYTES") {
-            config.unexpected_bytes = bytes("KOLO_UNEXPECTED_BYTES", &value)?;
-        }
-        if let Some(value) = get("KOLO_SPIN_US") {
-            config.spin = Some(Duration::from_micros(bytes("KOLO_SPIN_US", &value)? as u64));
-        }
+        config.segment_bytes = number("KOLO_SEGMENT_BYTES")?.map(|bytes| bytes.max(1));
+        config.window = number("KOLO_WINDOW")?.map(|segments| segments.max(1));
+        config.exchange_bytes = number("KOLO_EXCHANGE_BYTES")?;
+        config.symmetric_bytes = number("KOLO_SYMMETRIC_BYTES")?;
+        config.unexpected_bytes = number("KOLO_UNEXPECTED_BYTES")?.unwrap_or(config.unexpected_bytes);
+        config.spin = number("KOLO_SPIN_US")?.map(|time| Duration::from_micros(time as u64));
         config.profile = get("KOLO_PROFILE").map(Loaded::read).transpose()?;
         Ok(config)
     }
@@ -288,6 +269,18 @@ mod tests {
         );
         assert_eq!(with("KOLO_SEGMENT_BYTES", "64K").unwrap().segment_bytes, Some(65536));
         assert_eq!(with("KOLO_TIMEOUT", "0.5").unwrap().timeout, Duration::from_millis(500));
+    }
+
+    #[test]
+    fn former_names_are_read_and_the_new_name_counts() {
+        assert_eq!(with("KOLO_TINY_BYTES", "4K").unwrap().exchange_bytes, Some(4096));
+        assert_eq!(with("KOLO_DIRECT_BYTES", "0").unwrap().symmetric_bytes, Some(0));
+        let both = |name: &str| {
+            let value =
+                [("KOLO_TINY_BYTES", "4K"), ("KOLO_EXCHANGE_BYTES", "8K")].iter().find(|(n, _)| *n == name);
+            value.map(|(_, value)| (*value).to_owned())
+        };
+        assert_eq!(Config::from_lookup(&both).unwrap().exchange_bytes, Some(8192));
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub const JOIN_REMEDY: &str = "a longer limit is set with KOLO_JOIN_TIMEOUT";
 /// Where an error happened: the rank, the operation and its number.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub struct Context {
+pub struct ErrorContext {
     /// Rank of the caller in the communicator concerned.
     pub rank: u32,
     /// The call, with what tells it apart: "all_reduce(1048576 x f32, sum)". Empty outside operations.
@@ -68,7 +68,7 @@ pub enum Error {
     /// Nothing was sent; the communicator is as it was.
     Usage {
         /// Where.
-        context: Context,
+        context: ErrorContext,
         /// What is wrong, and what would be right.
         problem: String,
     },
@@ -93,7 +93,7 @@ pub enum Error {
     /// The ranks called different things at the same point. Reported on both sides; the communicator is aborted.
     Mismatch {
         /// Where.
-        context: Context,
+        context: ErrorContext,
         /// The rank that called something else.
         peer: u32,
         /// What the peer called, where known.
@@ -102,7 +102,7 @@ pub enum Error {
     /// A peer's process ended or its connection broke. The communicator is aborted.
     PeerLost {
         /// Where.
-        context: Context,
+        context: ErrorContext,
         /// The rank that is gone.
         peer: u32,
         /// How it was lost.
@@ -113,7 +113,7 @@ pub enum Error {
     /// The deadline passed. The communicator is aborted.
     Timeout {
         /// Where.
-        context: Context,
+        context: ErrorContext,
         /// The deadline that was set.
         after: Duration,
         /// The ranks that this one was waiting for, with what is known of each.
@@ -122,7 +122,7 @@ pub enum Error {
     /// The communicator was aborted earlier, by this rank or another.
     Aborted {
         /// Where.
-        context: Context,
+        context: ErrorContext,
         /// The rank that aborted.
         by: u32,
         /// The kind of reason.
@@ -133,7 +133,7 @@ pub enum Error {
     /// The combination is not supported, for a reason that waiting does not cure.
     Unsupported {
         /// Where.
-        context: Context,
+        context: ErrorContext,
         /// What, why, and what to use instead.
         problem: String,
     },
@@ -141,7 +141,7 @@ pub enum Error {
     /// ([`Communicator::register`](crate::Communicator::register)).
     Transport {
         /// Where.
-        context: Context,
+        context: ErrorContext,
         /// The transport's own error.
         source: Box<kolo_transport::Error>,
     },
@@ -197,7 +197,7 @@ impl Error {
     }
 }
 
-impl fmt::Display for Context {
+impl fmt::Display for ErrorContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {}", self.rank)?;
         if !self.operation.is_empty() {

@@ -194,7 +194,7 @@ fn an_abort_before_registration_is_not_lost() {
         if control.rank() == 0 {
             control.register(5, all(2)).abort(AbortCause::new(0, AbortKind::Timeout, "slow"));
         }
-        // A round trip through the hub behind the abort: it has arrived.
+        // A round trip through the coordinator behind the abort: it has arrived.
         control.exchange(key(6, 0), &all(2), vec![], soon()).unwrap();
         if control.rank() == 1 {
             let membership = control.register(5, all(2));
@@ -215,7 +215,7 @@ fn a_panicking_rank_is_lost_and_a_leaving_one_is_not() {
         match rank {
             0 => {
                 assert_eq!(wait_raised(&world).by, 1);
-                // After an abort rank 0 would close the hub at once.
+                // After an abort rank 0 would close the coordinator at once.
                 survivors.wait();
             }
             1 => panic!("on purpose"),

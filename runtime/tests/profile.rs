@@ -45,7 +45,7 @@ fn ranks_with_other_constants_do_not_join() {
 #[test]
 fn the_same_constants_from_other_places_are_used_and_named() {
     let configs =
-        |rank: u32| Config { tiny_bytes: Some(0), ..config(&format!("/rank{rank}/profile.toml"), 1e-4) };
+        |rank: u32| Config { exchange_bytes: Some(0), ..config(&format!("/rank{rank}/profile.toml"), 1e-4) };
     let results = Cluster::with_configs(2, configs, |comm| {
         let mut words = [1_u64; 4];
         comm.all_reduce(&mut words, ReduceOp::Sum).unwrap();

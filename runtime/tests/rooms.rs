@@ -12,7 +12,7 @@ const ROOMS: [&str; 26] = [
     "wait",
     "types",
     "error",
-    "home",
+    "affinity",
     "supply",
     "reduce",
     "verify",

@@ -72,8 +72,8 @@ fn where_nothing_pins_memory_it_says_so() {
     for arrangement in [Arrangement::Shm, Arrangement::Tcp, Arrangement::Hosts(1)] {
         arrangement.run_with(2, no_rdma, |comm| {
             let mut registered = comm.register(vec![0_u32; 1000]).expect("register");
-            let standing = registered.registration().standing();
-            assert!(!standing.is_empty() && standing.iter().all(|(_, not)| not.is_some()), "{standing:?}");
+            let status = registered.registration().status();
+            assert!(!status.is_empty() && status.iter().all(|(_, not)| not.is_some()), "{status:?}");
             assert!(!registered.registration().is_used());
             exercise(&comm, &mut registered);
             assert_eq!(comm.memory_counters(), MemoryCounters::default());
@@ -106,7 +106,7 @@ fn a_registration_outlives_its_communicator_without_harm() {
 fn registered_memory_is_used_without_the_cache() {
     over_rdma(|comm| {
         let mut registered = comm.register(vec![0_u32; ELEMENTS]).expect("register");
-        assert_eq!(registered.registration().standing(), [("rdma", None)]);
+        assert_eq!(registered.registration().status(), [("rdma", None)]);
         let before = comm.memory_counters();
         exercise(&comm, &mut registered);
         let (in_place, staged, registrations, hits) = since(&comm, before);

@@ -305,7 +305,7 @@ mod tests {
             let found = text.lines().find(|line| line.contains("taken here")).map(str::to_owned);
             found.unwrap_or_default()
         };
-        assert!(way("all_reduce -n 2 -b 64").contains("tiny"), "{}", way("all_reduce -n 2 -b 64"));
+        assert!(way("all_reduce -n 2 -b 64").contains("exchange"), "{}", way("all_reduce -n 2 -b 64"));
         assert!(way("all_reduce -n 2 -b 64 --algo ring").contains("ring"));
         assert_eq!(way("all_reduce -n 4 --hosts 2 -b 64"), "");
     }

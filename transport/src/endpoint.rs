@@ -371,7 +371,8 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// this call and sleeping, and call [`Endpoint::disarm`] after.
     fn arm(&mut self, by: ParkBy) -> Armed<'_>;
 
-    /// Takes [`Endpoint::arm`] back.
+    /// Takes [`Endpoint::arm`] back. The owner polls before it arms again: what has woken it, such as a readable descriptor, stays
+    /// until then.
     fn disarm(&mut self);
 
     /// Gives up on a peer: every token that involves it fails with `cause`, and its connections are closed.

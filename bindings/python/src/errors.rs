@@ -1,6 +1,6 @@
 //! From Kolo's error to the exception classes of `kolo.errors`.
 
-use kolo_rs::{Context, Error};
+use kolo_rs::{Error, ErrorContext};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyModule};
@@ -44,7 +44,7 @@ fn make(
     class: &str,
     message: &str,
     rank: Option<u32>,
-    context: Option<&Context>,
+    context: Option<&ErrorContext>,
     peer: Option<u32>,
 ) -> PyResult<PyErr> {
     let classes = CLASSES.get_or_try_init(py, || Ok::<_, PyErr>(py.import("kolo.errors")?.unbind()))?;

@@ -109,7 +109,7 @@ impl Bill {
     ) {
         let Weight { turns, processors, links } = self.weight(meeting, reach, bytes, reduces);
         let latency = turns * self.weigh(reach, |class| self.model.latency_seconds(class));
-        let transfer = self.transfer(reach, bytes * links);
+        let transfer = self.transfer(reach, messages, bytes * links);
         let work = self.work(reach, turns * processors * messages, processors * bytes, reduces);
         self.path += latency + transfer + work;
     }
@@ -131,7 +131,7 @@ impl Bill {
     }
 
     /// The network's part; the most used resource tells how long it takes.
-    pub(crate) fn transfer(&mut self, reach: Reach, bytes: f64) -> f64 {
+    pub(crate) fn transfer(&mut self, reach: Reach, messages: f64, bytes: f64) -> f64 {
         let link = bytes * self.weigh(reach, LinkClass::seconds_per_byte);
         // Some rank is always on the slower kind.
         self.busy.link += match reach {
@@ -144,7 +144,8 @@ impl Bill {
             Reach::Network(share) | Reach::Mixed(share) => share,
         };
         let interface = if crossing > 0.0 {
-            (ranks * crossing).max(1.0) * bytes / self.model.nic_bytes_per_second
+            let each = bytes / self.model.nic_bytes_per_second + messages * self.model.nic_message_seconds;
+            (ranks * crossing).max(1.0) * each
         } else {
             0.0
         };
@@ -228,7 +229,7 @@ impl Bill {
                 let width = if matches!(reach, Reach::Host) { width } else { width.min(self.width) };
                 let crowd = Meeting::Crowd(count.min(width));
                 let Weight { turns, links, .. } = self.weight(crowd, reach, bytes, reduces);
-                let transfer = self.transfer(reach, count * bytes * links);
+                let transfer = self.transfer(reach, count, count * bytes * links);
                 // The processor works while the link does; only the last message's work is in the open.
                 let work = self.work(reach, count * turns, count * bytes, reduces);
                 let waits = (count / width).ceil().max(1.0)
@@ -247,7 +248,7 @@ impl Bill {
         for (reach, count) in [(Reach::Host, near), (self.one_per_host(), far)] {
             if count > 0.0 {
                 let Weight { processors, links, .. } = self.weight(Meeting::Fan, reach, bytes, reduces);
-                let transfer = self.transfer(reach, count * bytes * links);
+                let transfer = self.transfer(reach, count, count * bytes * links);
                 // One end of each message only, but for the last one.
                 let messages = (count + 1.0) / 2.0;
                 let work = self.work(reach, messages * processors, count * bytes * processors, reduces);
@@ -262,7 +263,7 @@ impl Bill {
     pub(crate) fn local_wave(&mut self, messages: u32, bytes: f64, reduces: bool) {
         let count = f64::from(messages);
         if messages > 0 {
-            let transfer = self.transfer(Reach::Host, count * bytes);
+            let transfer = self.transfer(Reach::Host, count, count * bytes);
             let work = self.work(Reach::Host, count, count * bytes, reduces);
             self.path +=
                 self.model.latency_seconds(&self.model.intra) + together(Reach::Host, transfer, work, count);

@@ -87,7 +87,7 @@ impl Generator for Tree {
         bill.busy = busy;
         let reach = if outer > 0 { one } else { Reach::Host };
         let full = if task.world_size > 2 { 2.0 } else { 1.0 };
-        bill.transfer(reach, full * bytes);
+        bill.transfer(reach, full, full * bytes);
         bill.work(reach, 2.0 * full, bytes, true);
     }
 

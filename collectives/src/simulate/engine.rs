@@ -498,7 +498,7 @@ impl<'a> Engine<'a> {
         let host = &mut self.hosts[state.host];
         let mut left = (at + link_seconds).max(sent);
         if compiled.inter {
-            host.out = host.out.max(at) + bytes / model.nic_bytes_per_second;
+            host.out = host.out.max(at) + model.nic_seconds(bytes);
             left = left.max(host.out);
         } else {
             // Written by the sender, read by the receiver.
@@ -537,7 +537,7 @@ impl<'a> Engine<'a> {
         let mut arrived = left.max(state.link_in);
         if inter {
             let host = &mut self.hosts[state.host];
-            host.inward = host.inward.max(at) + bytes / model.nic_bytes_per_second;
+            host.inward = host.inward.max(at) + model.nic_seconds(bytes);
             arrived = arrived.max(host.inward);
         }
         let queue = &mut self.queues[usize::from(slot)][channel];

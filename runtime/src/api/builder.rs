@@ -12,13 +12,13 @@ use crate::join::JoinSpec;
 
 /// Settings for joining.
 #[derive(Debug, Default)]
-pub struct Builder {
+pub struct CommunicatorBuilder {
     config: Option<Config>,
     spec: Option<JoinSpec>,
     runtime: Option<ControlRuntime>,
 }
 
-impl Builder {
+impl CommunicatorBuilder {
     /// Uses these settings instead of the environment's.
     #[must_use]
     pub fn config(mut self, config: Config) -> Self {

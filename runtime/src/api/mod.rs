@@ -27,12 +27,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use batch::Batch;
-pub use builder::Builder;
+pub use builder::CommunicatorBuilder;
 pub use cluster::Cluster;
 pub use messages::RawMessage;
-pub use registration::{RegisteredBuffer, Registration, Stable, Standing};
+pub use registration::{RegisteredBuffer, Registration, RegistrationStatus, StableBuffer};
 pub use scope::Scope;
-pub use symmetric::Symmetric;
+pub use symmetric::SymmetricBuffer;
 pub use work::Work;
 
 use kolo_collectives::model::Model;
@@ -96,8 +96,8 @@ impl Communicator {
 
     /// Joins with explicit settings.
     #[must_use]
-    pub fn builder() -> Builder {
-        Builder::default()
+    pub fn builder() -> CommunicatorBuilder {
+        CommunicatorBuilder::default()
     }
 
     /// This process's (or thread's) rank.
@@ -207,7 +207,7 @@ impl Communicator {
         Ok(format!("{symmetric}{way}{constants}{memory}"))
     }
 
-    /// What would carry a blocking call out, by name: an algorithm, or `tiny` for the exchange inside a host.
+    /// What would carry a blocking call out, by name: an algorithm, or `exchange` for the exchange inside a host.
     ///
     /// # Errors
     /// As [`Communicator::explain`].

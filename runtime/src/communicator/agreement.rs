@@ -14,8 +14,8 @@ const NAMES: [&str; 7] = [
     "KOLO_DETERMINISM",
     "KOLO_SEGMENT_BYTES",
     "KOLO_WINDOW",
-    "KOLO_TINY_BYTES",
-    "KOLO_DIRECT_BYTES",
+    "KOLO_EXCHANGE_BYTES",
+    "KOLO_SYMMETRIC_BYTES",
     "KOLO_TRANSPORT",
 ];
 
@@ -126,8 +126,8 @@ mod tests {
             ("KOLO_DETERMINISM", "canonical"),
             ("KOLO_SEGMENT_BYTES", "1"),
             ("KOLO_WINDOW", "1"),
-            ("KOLO_TINY_BYTES", "0"),
-            ("KOLO_DIRECT_BYTES", "0"),
+            ("KOLO_EXCHANGE_BYTES", "0"),
+            ("KOLO_SYMMETRIC_BYTES", "0"),
             ("KOLO_TRANSPORT", "tcp"),
         ] {
             let text = set(&[]).difference(&set(&[(name, value)]));

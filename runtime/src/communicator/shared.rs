@@ -18,7 +18,7 @@ use crate::call::Waited;
 use crate::config::Config;
 use crate::control::{Control, Membership};
 use crate::engine::Route;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::failure::Cause;
 use crate::gpu::Gpus;
 use crate::wait::{self, Policy};
@@ -177,8 +177,8 @@ impl Shared {
         !core.closed && core.engine.failure().is_none() && !self.membership.abort_flag().is_raised()
     }
 
-    pub(crate) fn context(&self, waited: Waited) -> Context {
-        Context { rank: self.group.rank, operation: waited.to_string(), sequence: waited.sequence }
+    pub(crate) fn context(&self, waited: Waited) -> ErrorContext {
+        ErrorContext { rank: self.group.rank, operation: waited.to_string(), sequence: waited.sequence }
     }
 
     /// Whether this is the process that made the communicator: see [`forked`](super::forked).

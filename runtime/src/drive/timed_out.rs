@@ -8,7 +8,7 @@ use super::fail::{fail, give_up};
 use crate::call::Waited;
 use crate::communicator::{Core, Shared};
 use crate::control::Status;
-use crate::error::{Context, Error};
+use crate::error::{Error, ErrorContext};
 use crate::failure::{Carrier, Cause};
 
 /// How long a rank whose deadline has passed waits for answers: its last word should name the right one, on a busy machine
@@ -71,7 +71,7 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
     if shared.membership.abort_flag().is_raised() {
         return fail(shared, waited);
     }
-    let Context { operation, sequence, .. } = shared.context(waited);
+    let ErrorContext { operation, sequence, .. } = shared.context(waited);
     give_up(shared, Cause::Timeout { after, waiting_for, operation, sequence }, waited)
 }
 

@@ -16,7 +16,7 @@ use super::porter::Porter;
 use super::staging::Staging;
 use super::token::Kind;
 use super::transfers::Transfers;
-use crate::call::Reach;
+use crate::call::AdapterAccess;
 
 /// Pinned memory that is kept for later messages: pinning costs more than copying, and a host may lock only so much.
 const SPARE_BYTES: usize = 32 << 20;
@@ -108,12 +108,12 @@ impl Transfers {
     pub(super) fn carry(
         &mut self,
         slot: u16,
-        (gpu, reach): (Arc<Gpu>, Reach),
+        (gpu, access): (Arc<Gpu>, AdapterAccess),
         copies: &mut CopyLines,
     ) -> Result<(), Error> {
         let transfer = &mut self.slots[slot as usize];
         let there = transfer.piece.get();
-        if let Reach::Direct { flush } = reach {
+        if let AdapterAccess::Direct { flush } = access {
             if transfer.kind == Kind::Recv {
                 let carried = Carried { gpu, there, here: None, flush, stage: Stage::Here };
                 transfer.carried = Some(Box::new(carried));

@@ -1,5 +1,5 @@
 //! The engine: runs plans over links. It knows nothing of threads, clocks or waiting; whoever waits calls
-//! [`Engine::turn`].
+//! [`Engine::progress`].
 //!
 //! Channels of a pair of ranks are dealt out as follows, alike on all ranks: channel 0 to point-to-point transfers, the
 //! rest in equal *groups* of consecutive channels. Blocking calls use group 0, one after the other. The k-th asynchronous
@@ -232,7 +232,7 @@ impl Engine {
     }
 
     /// One bounded turn: polls the links and advances what they completed. Returns whether anything moved.
-    pub(crate) fn turn(&mut self) -> bool {
+    pub(crate) fn progress(&mut self) -> bool {
         let copied = self.copies.is_busy() && self.take_copied();
         let shown = !self.staged.is_empty() && self.look_at_stage();
         if !self.staged.is_empty() && self.skips_links() {
@@ -484,13 +484,14 @@ impl Engine {
 
     /// Tells the links that the owner is about to sleep. See [`kolo_transport::Endpoint::arm`].
     pub(crate) fn arm(&mut self, by: ParkBy, each: impl FnMut(Armed<'_>)) {
-        // What wakes a sleeper may lie in the links.
-        self.looks_left = 0;
+        self.look_at_links();
         self.links.arm(by, each);
     }
 
     /// Takes [`Engine::arm`] back.
     pub(crate) fn disarm(&mut self) {
+        // A descriptor stays readable, and ends each further sleep at once, until its endpoint is polled.
+        self.look_at_links();
         self.links.disarm();
     }
 

@@ -18,7 +18,7 @@ use super::listed::Listed;
 use super::matching::label;
 use super::token::{Kind, MOST_SLOTS, Name, TRANSFER};
 use super::unexpected::Allowance;
-use crate::call::Reach;
+use crate::call::AdapterAccess;
 
 /// The channel index that transfers use; operations use higher ones.
 pub(crate) const TRANSFER_CHANNEL: u16 = 0;
@@ -67,7 +67,7 @@ pub(crate) struct TransferJob {
     pub(crate) tag: u64,
     pub(crate) memory: Piece,
     /// Whose memory that is, if not the host's, and who reaches it.
-    pub(crate) gpu: Option<(Arc<Gpu>, Reach)>,
+    pub(crate) gpu: Option<(Arc<Gpu>, AdapterAccess)>,
     pub(crate) keep: Option<Box<dyn Any + Send>>,
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::called_by;
 use crate::control::{AbortCause, AbortKind, Loss};
-use crate::error::{AbortReason, Context, Error};
+use crate::error::{AbortReason, Error, ErrorContext};
 
 /// Ranks that a message to the others names: a text of a few lines.
 const NAMED_MAX: usize = 8;
@@ -29,11 +29,11 @@ pub(crate) enum Cause {
 
 impl Cause {
     /// The error for a call that meets it.
-    pub(crate) fn error(self, context: Context, rank: u32) -> Error {
+    pub(crate) fn error(self, context: ErrorContext, rank: u32) -> Error {
         match self {
             // The call that does not match may be an earlier one than the call that meets the error.
             Self::Mismatch { peer, theirs, ours, sequence } if sequence > 0 => {
-                Error::Mismatch { context: Context { rank, operation: ours, sequence }, peer, theirs }
+                Error::Mismatch { context: ErrorContext { rank, operation: ours, sequence }, peer, theirs }
             }
             Self::Mismatch { peer, theirs, .. } => Error::Mismatch { context, peer, theirs },
             Self::PeerLost { peer, cause } => cause.error(context, peer),

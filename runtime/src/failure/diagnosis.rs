@@ -118,7 +118,7 @@ pub(crate) fn adopt(cause: &AbortCause, own: impl Fn(u64) -> Option<Summary>) ->
     match kind {
         AbortKind::PeerLost => Cause::PeerLost { peer: by, cause: cause.loss() },
         // The rank that is lost has no number in this communicator.
-        AbortKind::Timeout | AbortKind::User | AbortKind::HubLost | AbortKind::Transport => {
+        AbortKind::Timeout | AbortKind::User | AbortKind::CoordinatorLost | AbortKind::Transport => {
             Cause::Aborted { by, kind: kind.reason(), reason }
         }
         AbortKind::Mismatch if sequence == 0 => {

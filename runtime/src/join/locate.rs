@@ -20,13 +20,13 @@ use crate::job::limits::{BIND_PATIENCE, RETRY_MOST};
 /// More than the ranks that may connect at one instant; the kernel caps it at net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 
-/// Where rank 0's hub listens, and what keeps it findable until dropped.
+/// Where rank 0's coordinator listens, and what keeps it findable until dropped.
 pub(crate) struct Anchor {
     pub(crate) listener: Option<TcpListener>,
     pub(crate) published: Option<Box<dyn Send>>,
 }
 
-/// What a rank knows about where the hub may be.
+/// What a rank knows about where the coordinator may be.
 #[derive(Debug)]
 pub(crate) struct Advert {
     /// To be tried in order.
@@ -113,7 +113,7 @@ pub(crate) async fn bind(spec: &JoinSpec, key: &RendezvousKey) -> Result<Anchor>
     }
 }
 
-/// Other ranks: where the hub may be. An error is a reason to look again, in words.
+/// Other ranks: where the coordinator may be. An error is a reason to look again, in words.
 pub(crate) async fn find(spec: &JoinSpec) -> Result<Advert, String> {
     match &spec.locator {
         Locator::Tcp { host, port } => {

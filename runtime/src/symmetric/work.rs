@@ -1,11 +1,11 @@
-//! A rank's share of a direct call, done piece by piece.
+//! A rank's share of a call on symmetric buffers, done piece by piece.
 
 use std::sync::Arc;
 
 use kolo_transport::shm::copy_streaming;
 
-use super::claim::Claim;
-use super::memory::Window;
+use super::locations::BufferLocations;
+use super::memory::Allocation;
 use crate::call::{Call, reduces};
 use crate::reduce::{Combine, divide, scale, tree};
 use crate::types::{DataType, ReduceOp};
@@ -47,10 +47,10 @@ impl Kit {
         }
     }
 
-    /// Takes the members' factors from their claims.
-    pub(super) fn factors(&mut self, claims: &[Claim]) {
+    /// Takes the members' factors from what they told.
+    pub(super) fn factors(&mut self, located: &[BufferLocations]) {
         if self.is_premultiplied {
-            self.factors = claims.iter().map(|claim| claim.factor).collect();
+            self.factors = located.iter().map(|locations| locations.factor).collect();
         }
     }
 }
@@ -88,14 +88,14 @@ pub(super) struct Job {
     /// Where what is patched in waits.
     aside: Vec<u8>,
     /// Keeps the mappings.
-    windows: Vec<Arc<Window>>,
+    allocations: Vec<Arc<Allocation>>,
 }
 
 impl Job {
     /// Keeps an allocation mapped until the job is gone.
-    pub(super) fn keep(&mut self, window: &Arc<Window>) {
-        if !self.windows.iter().any(|kept| Arc::ptr_eq(kept, window)) {
-            self.windows.push(Arc::clone(window));
+    pub(super) fn keep(&mut self, allocation: &Arc<Allocation>) {
+        if !self.allocations.iter().any(|kept| Arc::ptr_eq(kept, allocation)) {
+            self.allocations.push(Arc::clone(allocation));
         }
     }
 

@@ -26,7 +26,7 @@ const ROUNDS: usize = 5;
 const HOPELESS: f64 = 8.0;
 
 /// What is timed beside the algorithms: the exchange inside a host that needs no plan.
-pub(super) const TINY: &str = "tiny";
+pub(super) const EXCHANGE: &str = "exchange";
 
 /// The collectives that are checked.
 pub(super) const COLLECTIVES: [Collective; 5] = [
@@ -89,9 +89,9 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
         candidates.push((algorithm.name().to_owned(), Some(algorithm), forced));
     }
     let mut buffers = Buffers::new(SIZES[SIZES.len() - 1]);
-    let tiny = with(Config { tiny_bytes: Some(1 << 30), ..comm.config().clone() })?;
-    if chosen(&tiny, collective, SIZES[0], &buffers)? == TINY {
-        candidates.push((TINY.to_owned(), None, tiny));
+    let by_exchange = with(Config { exchange_bytes: Some(1 << 30), ..comm.config().clone() })?;
+    if chosen(&by_exchange, collective, SIZES[0], &buffers)? == EXCHANGE {
+        candidates.push((EXCHANGE.to_owned(), None, by_exchange));
     }
     let mut points = Vec::new();
     for bytes in SIZES {

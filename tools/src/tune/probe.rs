@@ -58,9 +58,10 @@ pub(crate) struct Crowd {
     pub seconds: [Option<f64>; FORMS.len()],
 }
 
-/// The same ranks with an algorithm of their own, and without the tiny path: what is measured are messages.
+/// The same ranks with an algorithm of their own, and without the exchange: what is measured are messages.
 fn forced(comm: &Communicator, algorithm: &str) -> Result<Communicator> {
-    let config = Config { algorithms: algorithm.to_owned(), tiny_bytes: Some(0), ..comm.config().clone() };
+    let config =
+        Config { algorithms: algorithm.to_owned(), exchange_bytes: Some(0), ..comm.config().clone() };
     Ok(comm.duplicate(config)?)
 }
 

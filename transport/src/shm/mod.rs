@@ -10,11 +10,11 @@
 //! | `lane`, `recv_lane`, `cursor`, `copy` | messages that wait on a channel |
 //! | `segment`, `ring` | one sender's memory to one receiver, and the ring of a channel in it |
 //! | `offer`, `pages`, `remote`, `pull` | long messages, read straight from their sender's memory |
-//! | `handover` | memory of the program, which all members map |
+//! | `sharing` | memory of the program, which all members map |
 //! | `rounds` | rounds of an area: what each member publishes, and when it may do so |
 //! | `exchange`, `stage` | the compiled exchange on area 0; the stage, which is the other areas |
 //!
-//! `unsafe` is confined to `ring`, `lane`, `recv_lane`, `cursor`, `copy`, `remote`, `pull`, `pages`, `rounds`, `exchange`, `handover`,
+//! `unsafe` is confined to `ring`, `lane`, `recv_lane`, `cursor`, `copy`, `remote`, `pull`, `pages`, `rounds`, `exchange`, `sharing`,
 //! `sys::map` and `sys::credentials`; `endpoint` only passes its caller's
 //! promises on.
 //!
@@ -47,7 +47,6 @@ mod cursor;
 mod endpoint;
 mod establish;
 mod exchange;
-mod handover;
 mod hello;
 mod host;
 mod lane;
@@ -64,6 +63,7 @@ mod remote;
 mod ring;
 mod rounds;
 mod segment;
+mod sharing;
 mod stage;
 #[cfg(test)]
 mod tests;
@@ -77,10 +77,10 @@ pub use board::Board;
 pub use copy::copy_streaming;
 pub use endpoint::ShmEndpoint;
 pub use exchange::{Exchange, Payload, Slot};
-pub use handover::{Handover, SharedMemory};
 pub use host::probe;
 pub use options::{ShmOptions, SingleCopy};
 pub use rounds::FLAT_INLINE;
+pub use sharing::{MemorySharing, SharedMemory};
 
 /// See [`TransportKind::features`](crate::TransportKind::features).
 pub(crate) const FEATURES: Features =
@@ -102,7 +102,7 @@ pub(crate) fn fuzz_hello(bytes: &[u8]) {
     if let Ok(address) = address::Address::decode(bytes) {
         assert_eq!(address::Address::decode(&address.encode()), Ok(address));
     }
-    handover::fuzz_address(bytes);
+    sharing::fuzz_address(bytes);
 }
 
 /// See [`crate::fuzzing`].

@@ -8,7 +8,7 @@ use kolo_collectives::plan::Plan;
 use kolo_transport::Piece;
 
 use super::super::memory::Buffers;
-use crate::call::Sides;
+use crate::call::GpuBuffers;
 use crate::reduce::Combine;
 use crate::types::DataType;
 
@@ -34,7 +34,7 @@ pub(crate) struct Job {
     pub(crate) plan: Arc<Plan>,
     pub(crate) shape: Shape,
     pub(crate) buffers: Buffers,
-    pub(crate) sides: Sides,
+    pub(crate) gpus: GpuBuffers,
     pub(crate) data_type: DataType,
     pub(crate) combine: Combine,
     /// Factor of PremulSum.

@@ -15,25 +15,25 @@ use super::super::copies::{CopyLines, Mark, Way};
 use super::super::memory::{Binding, Mirrored};
 use super::Operation;
 use super::job::Job;
-use crate::call::{Reach, Sides};
+use crate::call::{AdapterAccess, GpuBuffers};
 use crate::reduce::scale;
 
 /// Which buffers of a job its plan works on mirrors of.
 pub(super) fn mirrored(job: &Job) -> Mirrored {
     let has_input = |plan: &Plan| Memory::of(plan).input_blocks() > 0;
     let is_scaled = job.premultiply.is_some() && has_input(&job.plan);
-    let is_staged = job.sides.reach == Reach::Staged;
+    let is_staged = job.gpus.access == AdapterAccess::Staged;
     Mirrored {
-        input: is_scaled || (is_staged && job.sides.input.is_some()),
-        output: is_staged && job.sides.output.is_some(),
+        input: is_scaled || (is_staged && job.gpus.input.is_some()),
+        output: is_staged && job.gpus.output.is_some(),
     }
 }
 
 /// The GPU that mirrors are made from: all that is loaded is of one buffer, the input, or the one that is both.
-fn source<'a>(sides: &'a Sides, binding: &Binding) -> Option<&'a Arc<Gpu>> {
+fn source<'a>(gpus: &'a GpuBuffers, binding: &Binding) -> Option<&'a Arc<Gpu>> {
     match binding.plan.placement {
-        Placement::OutOfPlace => sides.input.as_ref(),
-        Placement::InPlace => sides.any(),
+        Placement::OutOfPlace => gpus.input.as_ref(),
+        Placement::InPlace => gpus.any(),
     }
 }
 
@@ -41,7 +41,7 @@ impl Operation {
     /// Begins to copy from the GPU what an instance's mirrors are made from. Returns whether there is anything to copy.
     pub(super) fn load(&self, index: u16, copies: &mut CopyLines) -> Result<bool, Error> {
         let Some(binding) = &self.binding else { unreachable!("an instance runs a bound plan") };
-        let Some(gpu) = source(&self.sides, binding).filter(|_| binding.has_loads()) else {
+        let Some(gpu) = source(&self.gpus, binding).filter(|_| binding.has_loads()) else {
             return Ok(false);
         };
         let instance = &self.instances[index as usize];
@@ -55,7 +55,7 @@ impl Operation {
     /// Begins to copy to the GPU what a segment has written in its mirrors. Returns whether there is anything to copy.
     pub(super) fn store(&self, index: u16, copies: &mut CopyLines) -> Result<bool, Error> {
         let Some(binding) = &self.binding else { unreachable!("an instance runs a bound plan") };
-        let Some(gpu) = self.sides.output.as_ref().filter(|_| binding.has_stores()) else {
+        let Some(gpu) = self.gpus.output.as_ref().filter(|_| binding.has_stores()) else {
             return Ok(false);
         };
         let instance = &self.instances[index as usize];
@@ -72,7 +72,7 @@ impl Operation {
         let instance = &self.instances[index as usize];
         let (segment, scratch) = (instance.segment, instance.scratch.ptr());
         if binding.is_mirrored() && binding.has_loads() {
-            let is_here = source(&self.sides, binding).is_none();
+            let is_here = source(&self.gpus, binding).is_none();
             for (from, to, bytes) in binding.loads(segment, self.buffers, scratch) {
                 let from = if is_here { from } else { to.cast_const() };
                 // SAFETY: mirrored blocks have room for their segment, and the input is valid (see `start`); a GPU's was

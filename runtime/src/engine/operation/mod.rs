@@ -36,7 +36,7 @@ use super::copies::CopyLines;
 use super::links::Links;
 use super::memory::{Binding, Buffers};
 use super::token::{Kind, Name};
-use crate::call::Sides;
+use crate::call::GpuBuffers;
 use crate::reduce::{Combine, combine_nothing, divide};
 use crate::types::DataType;
 use instance::{Instance, Phase};
@@ -49,7 +49,7 @@ pub(crate) struct Operation {
     generation: u16,
     binding: Option<Binding>,
     buffers: Buffers,
-    sides: Sides,
+    gpus: GpuBuffers,
     data_type: DataType,
     combine: Combine,
     premultiply: Option<f64>,
@@ -82,7 +82,7 @@ impl Operation {
             generation: 0,
             binding: None,
             buffers: Buffers { input: std::ptr::null_mut(), output: std::ptr::null_mut() },
-            sides: Sides::default(),
+            gpus: GpuBuffers::default(),
             data_type: DataType::U8,
             combine: combine_nothing,
             premultiply: None,
@@ -145,7 +145,7 @@ impl Operation {
         }
         self.generation = self.generation.wrapping_add(1);
         self.buffers = job.buffers;
-        self.sides = job.sides;
+        self.gpus = job.gpus;
         self.data_type = job.data_type;
         self.combine = job.combine;
         self.premultiply = job.premultiply;
@@ -160,7 +160,7 @@ impl Operation {
         // The stride of sub-channels must be the same on all ranks; the number of segments need not be.
         self.window = job.window.max(1) as u16;
         staged::check_window(binding, job.window)?;
-        let gpu = self.sides.any();
+        let gpu = self.gpus.any();
         self.stride = instance::most(binding, self.window, gpu);
         self.running = binding.layout.segments().min(self.stride);
         instance::prepare(&mut self.instances, binding, self.running, self.combine, gpu)?;

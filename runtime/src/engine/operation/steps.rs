@@ -15,7 +15,7 @@ use super::Operation;
 use super::instance::Instance;
 use super::staged::{Staged, member_of};
 use super::waiting::source;
-use crate::call::Reach;
+use crate::call::AdapterAccess;
 use crate::reduce::Combine;
 
 /// How a step stands.
@@ -102,7 +102,7 @@ impl Operation {
                 return Ok(false);
             }
             if let Action::Copy { src, dst } = step.action
-                && self.sides.reach != Reach::Staged
+                && self.gpus.access != AdapterAccess::Staged
                 && !(src.space == Space::Scratch && dst.space == Space::Scratch)
             {
                 let (src, dst) = (at.place(src)?, at.place(dst)?);

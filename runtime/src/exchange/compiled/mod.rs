@@ -1,4 +1,4 @@
-//! The tiny path: collectives inside one host as exchanges in which everybody sees what everybody published.
+//! Collectives inside one host as exchanges in which everybody sees what everybody published.
 //!
 //! All ranks publish what they contribute, wait for what they need, and compute their own result from it. One exchange
 //! costs one cache line per rank and one wait, where messages would cost a wait per round. With more ranks than
@@ -7,8 +7,8 @@
 //! reduction out ([`two_shot`]). The reduction runs in rank order, or along the
 //! balanced tree of the canonical order, so all ranks get the same bits.
 
+mod cursor;
 mod limits;
-mod passage;
 mod payload;
 mod two_shot;
 
@@ -20,8 +20,8 @@ use kolo_collectives::plan::Collective;
 use kolo_transport::shm::{Board, Exchange, Payload, Slot};
 use kolo_transport::{Needs, StageMismatch};
 
+pub(crate) use cursor::ExchangeCursor;
 use limits::Served;
-pub(crate) use passage::Passage;
 
 use crate::call::{Call, Forced};
 use crate::reduce::Combine;
@@ -29,7 +29,7 @@ use crate::wait::Turnstile;
 
 /// The exchange area of the host, with what is needed to compute from it.
 #[derive(Debug)]
-pub(crate) struct Tiny {
+pub(crate) struct CompiledExchange {
     flat: Exchange,
     rank: usize,
     members: usize,
@@ -66,7 +66,7 @@ enum Step {
     Published,
 }
 
-impl Tiny {
+impl CompiledExchange {
     pub(crate) fn new(
         flat: Exchange,
         rank: u32,
@@ -76,7 +76,7 @@ impl Tiny {
         forced: Forced,
         takes_stages: impl Fn(Collective, usize) -> bool,
     ) -> Self {
-        let mut tiny = Self {
+        let mut exchange = Self {
             members: flat.members(),
             flat,
             rank: rank as usize,
@@ -92,18 +92,18 @@ impl Tiny {
             turnstile: Arc::default(),
             scratch: RefCell::default(),
         };
-        tiny.staged = tiny.staged(takes_stages);
-        tiny.served = tiny.served();
-        tiny
+        exchange.staged = exchange.staged(takes_stages);
+        exchange.served = exchange.served();
+        exchange
     }
 
     /// Takes a turn for a call that this path serves.
     #[inline(always)]
-    pub(crate) fn enter(&mut self, call: &Call, combine: Combine, tag: u64) -> Passage {
-        let mut passage = Passage::new(call, combine, tag, self.members);
-        passage.turn = self.take_turn();
-        passage.streams = self.streams(call, passage.block);
-        passage
+    pub(crate) fn enter(&mut self, call: &Call, combine: Combine, tag: u64) -> ExchangeCursor {
+        let mut cursor = ExchangeCursor::new(call, combine, tag, self.members);
+        cursor.turn = self.take_turn();
+        cursor.streams = self.streams(call, cursor.block);
+        cursor
     }
 
     /// A turn, in the order of calls.
@@ -165,25 +165,25 @@ impl Tiny {
     pub(crate) unsafe fn advance(
         &mut self,
         call: &Call,
-        passage: &mut Passage,
+        cursor: &mut ExchangeCursor,
     ) -> Result<bool, StageMismatch> {
-        if !self.has_turn(passage.turn) {
+        if !self.has_turn(cursor.turn) {
             return Ok(false);
         }
         if !matches!(self.step, Step::Published) {
             let own = self.contribution(call);
-            let given = if own.is_some() { passage.published() } else { 0 };
+            let given = if own.is_some() { cursor.published() } else { 0 };
             if !self.flat.is_free(given)? {
                 self.step = Step::Queued(given);
                 return Ok(false);
             }
             // SAFETY: handed on.
             unsafe {
-                match (passage.shots, own) {
-                    (Some(shots), Some(own)) => self.publish_shots(call, passage, shots, own),
+                match (cursor.shots, own) {
+                    (Some(shots), Some(own)) => self.publish_shots(call, cursor, shots, own),
                     _ => {
-                        self.publish(call, passage, own);
-                        self.keep(call, passage, own);
+                        self.publish(call, cursor, own);
+                        self.keep(call, cursor, own);
                     }
                 }
             }
@@ -194,13 +194,13 @@ impl Tiny {
         }
         // SAFETY: handed on; all that is needed has been published.
         unsafe {
-            match passage.shots {
-                Some(shots) => self.take_shots(call, passage, shots),
-                None => self.take(call, passage),
+            match cursor.shots {
+                Some(shots) => self.take_shots(call, cursor, shots),
+                None => self.take(call, cursor),
             }
         }
         self.end_exchange();
-        let is_over = passage.is_over_after_this();
+        let is_over = cursor.is_over_after_this();
         if is_over {
             self.end_turn();
         }

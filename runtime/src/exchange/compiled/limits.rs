@@ -1,10 +1,10 @@
-//! Which calls take the tiny path, and which of them write past the caches.
+//! Which calls take the exchange, and which of them write past the caches.
 
 use kolo_collectives::plan::{Collective, Placement};
 use kolo_transport::shm::FLAT_LONG;
 
-use super::passage::{block, blocks, exchanges};
-use super::{Tiny, two_shot};
+use super::cursor::{block, blocks, exchanges};
+use super::{CompiledExchange, two_shot};
 use crate::call::{Call, Counts};
 
 /// Calls that touch at least so much memory write what they only copy with streaming stores, as direct calls do. Times with
@@ -41,7 +41,7 @@ pub(super) struct Served {
     below: usize,
 }
 
-impl Tiny {
+impl CompiledExchange {
     /// For each collective, by its number.
     pub(super) fn served(&self) -> [Served; Collective::ALL.len()] {
         Collective::ALL.map(|collective| Served {
@@ -148,7 +148,9 @@ impl Tiny {
         let limit = self
             .bytes_max(call.collective)
             .map_or_else(|| "at any length".to_owned(), |most| format!("up to {most} bytes"));
-        format!("tiny: {given} bytes per rank in {exchanges} over shared memory ({limit}; KOLO_TINY_BYTES)")
+        format!(
+            "exchange: {given} bytes per rank in {exchanges} over shared memory ({limit}; KOLO_EXCHANGE_BYTES)"
+        )
     }
 
     /// Whether the ranks' buffers are together too long for the caches, so that results had better go past them.

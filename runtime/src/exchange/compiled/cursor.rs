@@ -12,7 +12,7 @@ pub(super) const GRAIN: usize = 128;
 
 /// How far a call has come on its way through the exchange.
 #[derive(Debug)]
-pub(crate) struct Passage {
+pub(crate) struct ExchangeCursor {
     pub(super) combine: Combine,
     pub(super) tag: u64,
     pub(super) turn: u64,
@@ -34,7 +34,7 @@ pub(crate) struct Passage {
     pub(super) streams: bool,
 }
 
-impl Passage {
+impl ExchangeCursor {
     // It is as short as it looks where collective and length are short.
     #[inline(always)]
     pub(super) fn new(call: &Call, combine: Combine, tag: u64, members: usize) -> Self {
@@ -189,5 +189,5 @@ pub(super) fn place(collective: Collective, member: usize, block: usize) -> usiz
 
 /// In how many exchanges a call is through.
 pub(super) fn exchanges(call: &Call, members: usize) -> usize {
-    Passage::new(call, combine_nothing, 0, members).exchanges
+    ExchangeCursor::new(call, combine_nothing, 0, members).exchanges
 }

@@ -17,9 +17,9 @@ use kolo_collectives::plan::Collective;
 use kolo_transport::Needs;
 use kolo_transport::shm::Slot;
 
-use super::Tiny;
+use super::CompiledExchange;
+use super::cursor::{ExchangeCursor, GRAIN, part_max};
 use super::limits::MEMBERS_MAX;
-use super::passage::{GRAIN, Passage, part_max};
 use crate::call::Call;
 use crate::reduce::scale;
 use crate::types::ReduceOp;
@@ -85,25 +85,25 @@ impl Shots {
     }
 
     /// Bytes that each rank publishes in the exchange at hand; those of short slices include some that mean nothing.
-    pub(super) fn published(self, passage: &Passage) -> usize {
-        let (_, len) = passage.part();
-        passage.part_before().map_or(len, |(_, before)| Self::sums_at(len) + self.slice(before))
+    pub(super) fn published(self, cursor: &ExchangeCursor) -> usize {
+        let (_, len) = cursor.part();
+        cursor.part_before().map_or(len, |(_, before)| Self::sums_at(len) + self.slice(before))
     }
 }
 
-impl Tiny {
+impl CompiledExchange {
     /// Publishes this rank's part at hand, and its slice of the sum of the one before.
     ///
     /// # Safety
-    /// As [`Tiny::publish`], of `own`; the output holds the slice.
+    /// As [`CompiledExchange::publish`], of `own`; the output holds the slice.
     pub(super) unsafe fn publish_shots(
         &mut self,
         call: &Call,
-        passage: &Passage,
+        cursor: &ExchangeCursor,
         shots: Shots,
         own: *const u8,
     ) {
-        let ((at, len), rank) = (passage.part(), self.rank);
+        let ((at, len), rank) = (cursor.part(), self.rank);
         let fill = |mut slot: Slot<'_>| {
             // SAFETY: for the whole block: parts of the vectors, by the shape of the call.
             unsafe {
@@ -116,7 +116,7 @@ impl Tiny {
                     }
                     _ => own.add(at).copy_to_nonoverlapping(part, len),
                 }
-                if let Some((at, before)) = passage.part_before()
+                if let Some((at, before)) = cursor.part_before()
                     && let share = shots.share(rank, before)
                     && !share.is_empty()
                 {
@@ -125,22 +125,22 @@ impl Tiny {
                 }
             }
         };
-        self.flat.publish(passage.tag, passage.published(), Needs::All, Some(fill));
+        self.flat.publish(cursor.tag, cursor.published(), Needs::All, Some(fill));
     }
 
     /// Takes the others' sums of the part before, and reduces this rank's slice of the part at hand.
     ///
     /// # Safety
-    /// As [`Tiny::take`].
-    pub(super) unsafe fn take_shots(&mut self, call: &Call, passage: &Passage, shots: Shots) {
-        let (at, len) = passage.part();
-        if let Some((at, before)) = passage.part_before() {
+    /// As [`CompiledExchange::take`].
+    pub(super) unsafe fn take_shots(&mut self, call: &Call, cursor: &ExchangeCursor, shots: Shots) {
+        let (at, len) = cursor.part();
+        if let Some((at, before)) = cursor.part_before() {
             for member in (0..self.members).filter(|member| *member != self.rank) {
                 let share = shots.share(member, before);
                 let sums = self.flat.payload(member).part(Shots::sums_at(len), share.len());
                 if !share.is_empty() {
                     // SAFETY: inside the vector, by the shape of the call.
-                    unsafe { passage.copy(sums, call.output.add(at + share.start), share.len()) };
+                    unsafe { cursor.copy(sums, call.output.add(at + share.start), share.len()) };
                 }
             }
         }
@@ -156,7 +156,7 @@ impl Tiny {
                 _ => self.flat.payload(member).part(share.start, share.len()),
             };
             let output = call.output.add(at + share.start);
-            self.fold(call, passage, output, share.len(), 0..self.members, payload);
+            self.fold(call, cursor, output, share.len(), 0..self.members, payload);
         }
     }
 }

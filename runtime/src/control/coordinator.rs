@@ -1,7 +1,7 @@
-//! The coordinator's input and output: sockets, tasks and the clock around [`HubState`].
+//! The coordinator's input and output: sockets, tasks and the clock around [`CoordinatorState`].
 //!
 //! One driver task owns the state. Each connection has one task that reads and one that writes. A connection in the handshake has one
-//! task, bounded in time (from its first byte to its last) and in number ([`Crowd`]), and cannot hold up anything else. When no
+//! task, bounded in time (from its first byte to its last) and in number ([`PendingConnections`]), and cannot hold up anything else. When no
 //! descriptors are left, a connection in the handshake is closed in favour of the next one.
 
 use std::collections::HashMap;
@@ -19,16 +19,16 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
 use super::abort::Loss;
-use super::crowd::{Crowd, Footing};
-use super::handshake::{Credentials, Rejection, crowded, greet_rank};
-use super::hub_seat::HubSettings;
-use super::hub_state::{Action, ConnectionId, HubState};
+use super::coordinator_ranks::CoordinatorSettings;
+use super::coordinator_state::{Action, ConnectionId, CoordinatorState};
+use super::handshake::{Credentials, Rejection, greet_rank, too_many};
+use super::pending::{Footing, PendingConnections};
 use super::sealed::Sealed;
-use super::wire::{Hello, ToHub, decode, invalid, read_frame};
+use super::wire::{Hello, ToCoordinator, decode, invalid, read_frame};
 use crate::error::LossCause;
 use crate::job::limits::{
-    ACCEPT_PAUSE, ACCEPTS_AT_ONCE, CLOSING_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_TO_HUB, MAX_HANDSHAKES,
-    MAX_HELLO_FRAME, MAX_QUEUE_BYTES, SPARE_HANDSHAKES,
+    ACCEPT_PAUSE, ACCEPTS_AT_ONCE, CLOSING_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_TO_COORDINATOR,
+    MAX_HANDSHAKES, MAX_HELLO_FRAME, MAX_QUEUE_BYTES, SPARE_HANDSHAKES,
 };
 
 /// A byte stream in both directions: TCP between processes, a pipe in memory within one.
@@ -48,38 +48,38 @@ enum Event {
     Local { stream: BoxedStream },
     Greeted { stream: BoxedStream, hello: Hello, judged: bool },
     Misfit { note: String },
-    Message { connection: ConnectionId, message: ToHub },
+    Message { connection: ConnectionId, message: ToCoordinator },
     Closed { connection: ConnectionId, loss: Loss },
     Linger { patience: Duration, done: Box<dyn Send> },
 }
 
-/// Counters of a hub.
+/// Counters of a coordinator.
 #[derive(Debug, Default)]
-pub(crate) struct HubCounters {
+pub(crate) struct CoordinatorCounters {
     /// Connections that were no rank of this job: garbage, silence, other versions or secrets.
-    pub(crate) strangers: AtomicU64,
+    pub(crate) rejected: AtomicU64,
 }
 
-/// A handle to a running hub.
+/// A handle to a running coordinator.
 #[derive(Clone)]
-pub(crate) struct Hub {
+pub(crate) struct Coordinator {
     events: mpsc::Sender<Event>,
-    pub(crate) counters: Arc<HubCounters>,
+    pub(crate) counters: Arc<CoordinatorCounters>,
 }
 
-impl Hub {
-    /// Starts a hub on the current tokio runtime. `published` is dropped when all ranks are here.
+impl Coordinator {
+    /// Starts a coordinator on the current tokio runtime. `published` is dropped when all ranks are here.
     pub(crate) fn start(
-        settings: HubSettings,
+        settings: CoordinatorSettings,
         credentials: Credentials,
         listener: Option<TcpListener>,
         published: Option<Box<dyn Send>>,
     ) -> Self {
         let (events, inbox) = mpsc::channel(QUEUED_EVENTS);
-        let counters = Arc::new(HubCounters::default());
+        let counters = Arc::new(CoordinatorCounters::default());
         let most_handshakes = MAX_HANDSHAKES.min(settings.world_size as usize + SPARE_HANDSHAKES);
         let driver = Driver {
-            state: HubState::new(settings, Instant::now()),
+            state: CoordinatorState::new(settings, Instant::now()),
             credentials,
             listener,
             accept_after: None,
@@ -90,7 +90,7 @@ impl Hub {
             connections: HashMap::new(),
             next_connection: 0,
             handshakes: JoinSet::new(),
-            crowd: Crowd::new(most_handshakes),
+            pending: PendingConnections::new(most_handshakes),
             closing: JoinSet::new(),
             readers: JoinSet::new(),
             writers: JoinSet::new(),
@@ -104,12 +104,12 @@ impl Hub {
     /// Connects from within the process.
     pub(crate) async fn attach(&self) -> io::Result<BoxedStream> {
         let (near, far) = tokio::io::duplex(PIPE_BYTES);
-        let gone = |_| io::Error::new(io::ErrorKind::ConnectionRefused, "rank 0 has closed its hub");
+        let gone = |_| io::Error::new(io::ErrorKind::ConnectionRefused, "rank 0 has closed its coordinator");
         self.events.send(Event::Local { stream: Box::new(far) }).await.map_err(gone)?;
         Ok(Box::new(near))
     }
 
-    /// Rank 0 leaves. `done` is dropped when the hub has ended.
+    /// Rank 0 leaves. `done` is dropped when the coordinator has ended.
     pub(crate) async fn linger(self, patience: Duration, done: Box<dyn Send>) {
         let _ = self.events.send(Event::Linger { patience, done }).await;
     }
@@ -123,7 +123,7 @@ struct Connection {
 }
 
 struct Driver {
-    state: HubState,
+    state: CoordinatorState,
     credentials: Credentials,
     listener: Option<TcpListener>,
     /// No connection is taken before: there were no descriptors.
@@ -137,19 +137,19 @@ struct Driver {
     connections: HashMap<ConnectionId, Connection>,
     next_connection: ConnectionId,
     handshakes: JoinSet<()>,
-    crowd: Crowd,
+    pending: PendingConnections,
     closing: JoinSet<()>,
     readers: JoinSet<()>,
     writers: JoinSet<()>,
     /// Dropped when the driver ends, which tells whoever waits for it.
     lingerers: Vec<Box<dyn Send>>,
-    counters: Arc<HubCounters>,
+    counters: Arc<CoordinatorCounters>,
 }
 
 impl Driver {
     async fn run(mut self) {
         loop {
-            self.state.count_strangers(self.counters.strangers.load(Ordering::Relaxed));
+            self.state.count_rejected(self.counters.rejected.load(Ordering::Relaxed));
             self.act();
             if self.state.is_done() {
                 break;
@@ -282,7 +282,7 @@ impl Driver {
     }
 
     fn leave_crowd(&mut self, ended: Result<(Id, ()), JoinError>) {
-        self.crowd.leave(ended.map_or_else(|error| error.id(), |(task, ())| task));
+        self.pending.leave(ended.map_or_else(|error| error.id(), |(task, ())| task));
     }
 
     /// Takes a connection, and what else waits at the port, as far as that is fair to the others.
@@ -301,7 +301,7 @@ impl Driver {
         }
     }
 
-    /// Out of descriptors, most likely. That passes; it must neither stop the hub nor become a busy loop.
+    /// Out of descriptors, most likely. That passes; it must neither stop the coordinator nor become a busy loop.
     async fn cannot_accept(&mut self, error: &io::Error) {
         tracing::debug!(%error, "accepting a connection failed");
         self.accept_after = Some(tokio::time::Instant::now() + ACCEPT_PAUSE);
@@ -312,7 +312,7 @@ impl Driver {
         self.state.note_misfit_once(format!(
             "connections that rank 0 had no descriptors for ({error}; raise the limit with ulimit -n)"
         ));
-        if self.crowd.make_room(self.counters.strangers.load(Ordering::Relaxed)) {
+        if self.pending.make_room(self.counters.rejected.load(Ordering::Relaxed)) {
             return; // its descriptor is free within the pause
         }
         // Who waits at the port is dropped rather than left waiting; a rank comes again.
@@ -324,8 +324,8 @@ impl Driver {
 
     fn greet(&mut self, stream: TcpStream, origin: SocketAddr) {
         let _ = stream.set_nodelay(true);
-        if self.crowd.is_full() {
-            self.crowd.make_room(self.counters.strangers.load(Ordering::Relaxed));
+        if self.pending.is_full() {
+            self.pending.make_room(self.counters.rejected.load(Ordering::Relaxed));
         }
         let Some(events) = self.events.upgrade() else { return };
         let (credentials, counters) = (self.credentials.clone(), self.counters.clone());
@@ -340,18 +340,18 @@ impl Driver {
                     return;
                 }
                 Ok(Err(rejection)) => rejection,
-                Err(_) => Rejection::Stranger(format!("silent for {} s", HANDSHAKE_TIMEOUT.as_secs())),
+                Err(_) => Rejection::Foreign(format!("silent for {} s", HANDSHAKE_TIMEOUT.as_secs())),
             };
-            counters.strangers.fetch_add(1, Ordering::Relaxed);
+            counters.rejected.fetch_add(1, Ordering::Relaxed);
             match rejection {
-                Rejection::Stranger(problem) => tracing::debug!(%origin, problem, "a stranger's connection"),
+                Rejection::Foreign(problem) => tracing::debug!(%origin, problem, "a connection was rejected"),
                 Rejection::Misfit { problem, remedy } => {
                     tracing::warn!(%origin, problem, remedy, "a process was turned away");
                     let _ = events.send(Event::Misfit { note: format!("{origin}: {problem}") }).await;
                 }
             }
         });
-        self.crowd.enter(task.id(), origin.ip(), standing, give_up);
+        self.pending.enter(task.id(), origin.ip(), standing, give_up);
     }
 
     /// A rank of this process: nobody is between, and there is nothing to prove.
@@ -393,7 +393,7 @@ async fn introduce(
     footing: &Footing,
     mut given_up: oneshot::Receiver<u64>,
 ) -> Result<(BoxedStream, Hello), Rejection> {
-    let made_room = || Rejection::Stranger("it made room for another".into());
+    let made_room = || Rejection::Foreign("it made room for another".into());
     let greeted = tokio::select! {
         biased;
         greeted = greet_rank(&mut stream, credentials, |progress| footing.set(progress)) => Ok(greeted?),
@@ -404,7 +404,7 @@ async fn introduce(
         Err(turned_away) => {
             // A rank among them learns why, and comes again. What lies unread would turn the answer into a reset.
             if footing.is_silent()
-                && let Some(answer) = crowded(turned_away.unwrap_or_default())
+                && let Some(answer) = too_many(turned_away.unwrap_or_default())
             {
                 let _ = stream.try_read(&mut [0; 256]);
                 let _ = stream.try_write(&answer);
@@ -426,7 +426,7 @@ async fn introduce(
 
 async fn read_hello(stream: &mut BoxedStream) -> io::Result<Hello> {
     match read_frame(stream, MAX_HELLO_FRAME).await?.map(|frame| decode(&frame)).transpose()? {
-        Some(ToHub::Hello(hello)) => Ok(hello),
+        Some(ToCoordinator::Hello(hello)) => Ok(hello),
         Some(_) => Err(invalid("something else than a hello".into())),
         None => Err(io::ErrorKind::UnexpectedEof.into()),
     }
@@ -436,7 +436,7 @@ async fn read_messages(connection: ConnectionId, read: ReadHalf<BoxedStream>, ev
     let mut reader = BufReader::new(read);
     let closed = |text: String| Loss::new(LossCause::Closed, text);
     let loss = loop {
-        let message = match read_frame(&mut reader, MAX_FRAME_TO_HUB).await {
+        let message = match read_frame(&mut reader, MAX_FRAME_TO_COORDINATOR).await {
             Ok(Some(payload)) => decode(&payload),
             Ok(None) => break closed("its connection was closed without goodbye".to_owned()),
             Err(error) => Err(error),

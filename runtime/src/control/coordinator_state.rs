@@ -1,10 +1,10 @@
 //! The coordinator's state machine: the ranks that are present, the exchanges under way, the messages to be sent. No sockets, no clock.
 //!
 //! Facts come in through the methods, with the time where it matters. Frames to be sent and connections to be closed come out of
-//! [`HubState::take_actions`]. Frames to one connection keep their order.
+//! [`CoordinatorState::take_actions`]. Frames to one connection keep their order.
 //!
-//! A seat goes Empty -> Taken -> Departed (goodbye) or Lost (closed without goodbye, or silent for too long). While the job still
-//! gathers, a closed connection only empties the seat again. Phases: Gathering -> Running -> Lingering (rank 0 has left) -> Closing ->
+//! A rank goes Absent -> Present -> Departed (goodbye) or Lost (closed without goodbye, or silent for too long). While the job still
+//! gathers, a closed connection only makes the rank absent again. Phases: Gathering -> Running -> Lingering (rank 0 has left) -> Closing ->
 //! done; or Gathering -> Closing when time runs out.
 
 use std::collections::{HashMap, VecDeque};
@@ -14,14 +14,14 @@ use bytes::Bytes;
 
 use super::abort::{AbortCause, Loss};
 use super::board::Status;
-use super::hub_exchange::{Contribution, Delivery, Exchanges};
-use super::hub_seat::{HubSettings, Seat, Taken, describe, objection, standing};
+use super::coordinator_exchange::{Contribution, Delivery, Exchanges};
+use super::coordinator_ranks::{CoordinatorSettings, Present, RankState, describe, objection, standing};
 use super::ranks;
-use super::wire::{FromHub, Hello, PeerInfo, Refusal, ToHub, clip, encode, remember};
+use super::wire::{FromCoordinator, Hello, PeerInfo, Refusal, ToCoordinator, clip, encode, remember};
 use crate::error::{JOIN_REMEDY, LossCause};
 use crate::job::limits::{CLOSING_TIMEOUT, MAX_NAME_BYTES};
 
-/// A connection, numbered by the hub's driver.
+/// A connection, numbered by the coordinator's driver.
 pub(crate) type ConnectionId = u64;
 
 /// What the driver has to do.
@@ -35,7 +35,7 @@ pub(crate) enum Action {
     Close {
         connection: ConnectionId,
     },
-    /// All ranks are here: whatever was published for them to find the hub can go.
+    /// All ranks are here: whatever was published for them to find the coordinator can go.
     Gathered,
 }
 
@@ -47,35 +47,35 @@ enum Phase {
     Closing { until: Instant },
 }
 
-/// The hub, without its sockets.
+/// The coordinator, without its sockets.
 #[derive(Debug)]
-pub(crate) struct HubState {
-    settings: HubSettings,
+pub(crate) struct CoordinatorState {
+    settings: CoordinatorSettings,
     phase: Phase,
-    seats: Vec<Seat>,
+    states: Vec<RankState>,
     ranks: HashMap<ConnectionId, u32>,
     exchanges: Exchanges,
     aborted: VecDeque<u64>,
     newly_departed: Vec<u32>,
     turned_away: Vec<String>,
     /// Connections turned away that were no rank's, as the driver counts them.
-    strangers: u64,
+    rejected: u64,
     next_tick: Instant,
     actions: Vec<Action>,
 }
 
-impl HubState {
-    pub(crate) fn new(settings: HubSettings, now: Instant) -> Self {
-        let seats = (0..settings.world_size).map(|_| Seat::Empty { last: None }).collect();
+impl CoordinatorState {
+    pub(crate) fn new(settings: CoordinatorSettings, now: Instant) -> Self {
+        let states = (0..settings.world_size).map(|_| RankState::Absent { last: None }).collect();
         Self {
             phase: Phase::Gathering { deadline: now + settings.timeout },
-            seats,
+            states,
             ranks: HashMap::new(),
             exchanges: Exchanges::default(),
             aborted: VecDeque::new(),
             newly_departed: Vec::new(),
             turned_away: Vec::new(),
-            strangers: 0,
+            rejected: 0,
             next_tick: now + settings.liveness.heartbeat,
             actions: Vec::new(),
             settings,
@@ -86,7 +86,7 @@ impl HubState {
     pub(crate) fn take_actions(&mut self) -> Vec<Action> {
         if !self.newly_departed.is_empty() {
             let ranks = std::mem::take(&mut self.newly_departed);
-            self.tell_all(&FromHub::Departed { ranks });
+            self.tell_all(&FromCoordinator::Departed { ranks });
         }
         std::mem::take(&mut self.actions)
     }
@@ -96,7 +96,7 @@ impl HubState {
         matches!(self.phase, Phase::Closing { .. }) && self.ranks.is_empty()
     }
 
-    /// When [`HubState::tick`] must be called.
+    /// When [`CoordinatorState::tick`] must be called.
     pub(crate) fn next_wakeup(&self) -> Instant {
         match self.phase {
             Phase::Gathering { deadline } => deadline.min(self.next_tick),
@@ -121,20 +121,20 @@ impl HubState {
     }
 
     /// How many connections were turned away so far.
-    pub(crate) fn count_strangers(&mut self, strangers: u64) {
-        self.strangers = strangers;
+    pub(crate) fn count_rejected(&mut self, rejected: u64) {
+        self.rejected = rejected;
     }
 
     /// A rank introduces itself.
     pub(crate) fn hello(&mut self, connection: ConnectionId, hello: Hello, judged: bool, now: Instant) {
         let who = describe(&hello.peer);
         let ending = matches!(self.phase, Phase::Lingering { .. } | Phase::Closing { .. });
-        if let Some(refusal) = objection(&self.settings, &self.seats, ending, &hello) {
+        if let Some(refusal) = objection(&self.settings, &self.states, ending, &hello) {
             if !refusal.retry {
                 self.note_misfit(format!("{who}: {}", refusal.problem));
             }
             tracing::warn!(who, problem = refusal.problem, "a process was refused");
-            self.send(connection, &FromHub::Refused(refusal));
+            self.send(connection, &FromCoordinator::Refused(refusal));
             self.actions.push(Action::Close { connection });
             return;
         }
@@ -142,16 +142,16 @@ impl HubState {
         peer.hostname = clip(peer.hostname, MAX_NAME_BYTES);
         peer.version = clip(peer.version, MAX_NAME_BYTES);
         let rank = peer.rank;
-        self.seats[rank as usize] =
-            Seat::Taken(Taken { connection, peer, judged, heard: now, suspected: false });
+        self.states[rank as usize] =
+            RankState::Present(Present { connection, peer, judged, heard: now, suspected: false });
         self.ranks.insert(connection, rank);
         tracing::debug!(rank, who, "a rank joined");
-        let peers: Option<Vec<PeerInfo>> = self.seats.iter().map(|s| s.peer().cloned()).collect();
+        let peers: Option<Vec<PeerInfo>> = self.states.iter().map(|s| s.peer().cloned()).collect();
         match peers {
             Some(peers) if matches!(self.phase, Phase::Gathering { .. }) => {
                 self.phase = Phase::Running;
                 self.actions.push(Action::Gathered);
-                self.tell_all(&FromHub::Welcome { cookie: self.settings.cookie, peers });
+                self.tell_all(&FromCoordinator::Welcome { cookie: self.settings.cookie, peers });
             }
             _ => {
                 let waiting = self.waiting();
@@ -164,54 +164,54 @@ impl HubState {
     pub(crate) fn message(
         &mut self,
         connection: ConnectionId,
-        message: ToHub,
+        message: ToCoordinator,
         now: Instant,
     ) -> Result<(), String> {
         let Some(&rank) = self.ranks.get(&connection) else {
             return Ok(()); // refused or gone; what it still sends does not matter
         };
-        let Seat::Taken(taken) = &mut self.seats[rank as usize] else { return Ok(()) };
-        taken.heard = now;
-        taken.suspected = false;
+        let RankState::Present(present) = &mut self.states[rank as usize] else { return Ok(()) };
+        present.heard = now;
+        present.suspected = false;
         match message {
-            ToHub::Heartbeat => Ok(()),
-            ToHub::Hello(_) => Err("a second hello".into()),
+            ToCoordinator::Heartbeat => Ok(()),
+            ToCoordinator::Hello(_) => Err("a second hello".into()),
             _ if matches!(self.phase, Phase::Gathering { .. }) => Err("a message before the welcome".into()),
-            ToHub::Exchange { key, members, blob } => {
+            ToCoordinator::Exchange { key, members, blob } => {
                 let contribution = Contribution { key, members, blob };
-                let seats = &self.seats;
-                let standing = |rank: u32| standing(seats, rank);
+                let states = &self.states;
+                let standing = |rank: u32| standing(states, rank);
                 let deliveries =
                     self.exchanges.contribute(rank, contribution, self.settings.world_size, &standing);
                 self.deliver(deliveries);
                 Ok(())
             }
-            ToHub::Withdraw { key } => {
+            ToCoordinator::Withdraw { key } => {
                 let deliveries = self.exchanges.withdraw(rank, key);
                 self.deliver(deliveries);
                 Ok(())
             }
-            ToHub::Abort { communicator, members, cause } => {
+            ToCoordinator::Abort { communicator, members, cause } => {
                 self.abort(rank, communicator, &members, cause);
                 Ok(())
             }
-            ToHub::Ask { ticket, target, communicator } => {
+            ToCoordinator::Ask { ticket, target, communicator } => {
                 match self.connection_of(target) {
-                    Some(to) => self.send(to, &FromHub::Asked { ticket, asker: rank, communicator }),
-                    None => self.send(connection, &FromHub::Answered { ticket, status: None }),
+                    Some(to) => self.send(to, &FromCoordinator::Asked { ticket, asker: rank, communicator }),
+                    None => self.send(connection, &FromCoordinator::Answered { ticket, status: None }),
                 }
                 Ok(())
             }
-            ToHub::Answer { ticket, asker, status } => {
+            ToCoordinator::Answer { ticket, asker, status } => {
                 self.answer(asker, ticket, status);
                 Ok(())
             }
-            ToHub::Goodbye => {
-                self.send(connection, &FromHub::Farewell);
+            ToCoordinator::Goodbye => {
+                self.send(connection, &FromCoordinator::Goodbye);
                 self.depart(rank, connection);
                 Ok(())
             }
-            ToHub::Dying { loss } => {
+            ToCoordinator::Dying { loss } => {
                 self.lose(rank, loss);
                 self.actions.push(Action::Close { connection });
                 Ok(())
@@ -222,12 +222,12 @@ impl HubState {
     /// A connection ended.
     pub(crate) fn closed(&mut self, connection: ConnectionId, loss: Loss) {
         let Some(rank) = self.ranks.remove(&connection) else { return };
-        if let Seat::Taken(_) = &self.seats[rank as usize] {
+        if let RankState::Present(_) = &self.states[rank as usize] {
             self.lose(rank, loss);
         }
     }
 
-    /// Rank 0 leaves: the hub stays until everybody has left, at most this long.
+    /// Rank 0 leaves: the coordinator stays until everybody has left, at most this long.
     pub(crate) fn linger(&mut self, patience: Duration, now: Instant) {
         match self.phase {
             Phase::Running if patience > Duration::ZERO && self.anybody_here() => {
@@ -256,9 +256,9 @@ impl HubState {
         self.next_tick = now + self.settings.liveness.heartbeat;
         if late > self.settings.liveness.heartbeat {
             // This process was itself stopped; what the others sent meanwhile is still unread.
-            for seat in &mut self.seats {
-                if let Seat::Taken(taken) = seat {
-                    taken.heard = now;
+            for state in &mut self.states {
+                if let RankState::Present(present) = state {
+                    present.heard = now;
                 }
             }
         }
@@ -267,11 +267,11 @@ impl HubState {
             let waiting = self.waiting();
             self.tell_all(&waiting);
         } else {
-            let frame = encode(&FromHub::Heartbeat);
+            let frame = encode(&FromCoordinator::Heartbeat);
             let to: Vec<_> = self
-                .seats
+                .states
                 .iter()
-                .filter_map(Seat::taken)
+                .filter_map(RankState::present)
                 .filter(|t| t.judged)
                 .map(|t| t.connection)
                 .collect();
@@ -284,19 +284,19 @@ impl HubState {
     fn judge(&mut self, now: Instant) {
         let liveness = self.settings.liveness;
         let mut dead = Vec::new();
-        for (rank, seat) in self.seats.iter_mut().enumerate() {
-            let Seat::Taken(taken) = seat else { continue };
-            let silent = now.saturating_duration_since(taken.heard);
-            if !taken.judged {
+        for (rank, state) in self.states.iter_mut().enumerate() {
+            let RankState::Present(present) = state else { continue };
+            let silent = now.saturating_duration_since(present.heard);
+            if !present.judged {
                 continue;
             }
             if silent >= liveness.dead_after {
-                dead.push((rank as u32, taken.connection, silent));
-            } else if silent >= liveness.suspect_after && !taken.suspected {
-                taken.suspected = true;
+                dead.push((rank as u32, present.connection, silent));
+            } else if silent >= liveness.suspect_after && !present.suspected {
+                present.suspected = true;
                 tracing::warn!(
                     rank,
-                    who = describe(&taken.peer),
+                    who = describe(&present.peer),
                     "silent for {:.0} s; given up after {:.0} s",
                     silent.as_secs_f64(),
                     liveness.dead_after.as_secs_f64()
@@ -325,7 +325,7 @@ impl HubState {
         }
         remember(&mut self.aborted, communicator);
         self.exchanges.forget(communicator);
-        let frame = encode(&FromHub::Aborted { communicator, cause });
+        let frame = encode(&FromCoordinator::Aborted { communicator, cause });
         for &member in members {
             if member != rank
                 && let Some(connection) = self.connection_of(member)
@@ -337,12 +337,12 @@ impl HubState {
 
     fn answer(&mut self, asker: u32, ticket: u64, status: Option<Status>) {
         if let Some(connection) = self.connection_of(asker) {
-            self.send(connection, &FromHub::Answered { ticket, status });
+            self.send(connection, &FromCoordinator::Answered { ticket, status });
         }
     }
 
     fn depart(&mut self, rank: u32, connection: ConnectionId) {
-        self.seats[rank as usize] = Seat::Departed;
+        self.states[rank as usize] = RankState::Departed;
         self.newly_departed.push(rank);
         self.actions.push(Action::Close { connection });
         self.settle_all();
@@ -350,24 +350,24 @@ impl HubState {
     }
 
     fn lose(&mut self, rank: u32, loss: Loss) {
-        let seat = &mut self.seats[rank as usize];
-        let who = seat.peer().map(describe).unwrap_or_default();
+        let state = &mut self.states[rank as usize];
+        let who = state.peer().map(describe).unwrap_or_default();
         if matches!(self.phase, Phase::Gathering { .. }) {
             tracing::debug!(rank, who, %loss, "a rank went away while the job gathers");
-            *seat = Seat::Empty { last: Some(format!("{who} was here, then: {loss}")) };
+            *state = RankState::Absent { last: Some(format!("{who} was here, then: {loss}")) };
             return;
         }
         tracing::warn!(rank, who, %loss, "a rank is lost");
         let loss = loss.of(&who);
-        *seat = Seat::Lost { loss: loss.clone() };
-        self.tell_all(&FromHub::Lost { rank, loss });
+        *state = RankState::Lost { loss: loss.clone() };
+        self.tell_all(&FromCoordinator::Lost { rank, loss });
         self.settle_all();
         self.maybe_close();
     }
 
     fn settle_all(&mut self) {
-        let seats = &self.seats;
-        let deliveries = self.exchanges.settle_all(&|rank| standing(seats, rank));
+        let states = &self.states;
+        let deliveries = self.exchanges.settle_all(&|rank| standing(states, rank));
         self.deliver(deliveries);
     }
 
@@ -378,22 +378,22 @@ impl HubState {
     }
 
     fn anybody_here(&self) -> bool {
-        self.seats.iter().any(|seat| matches!(seat, Seat::Taken(_)))
+        self.states.iter().any(|state| matches!(state, RankState::Present(_)))
     }
 
     fn give_up(&mut self, now: Instant, when: String) {
         let missing = self.missing();
-        let here = self.seats.len() - missing.len();
+        let here = self.states.len() - missing.len();
         let mut problem = format!(
             "{when} only {here} of {} ranks had joined; missing: {}",
-            self.seats.len(),
+            self.states.len(),
             self.missing_text()
         );
         if !self.turned_away.is_empty() {
             problem += &format!("; turned away: {}", self.turned_away.join("; "));
         }
-        if self.strangers > 0 {
-            problem += &format!("; {}", strangers_text(self.strangers));
+        if self.rejected > 0 {
+            problem += &format!("; {}", rejected_text(self.rejected));
         }
         let remedy = format!(
             "See whether these processes were started, what they printed, and whether their hosts reach rank 0 \
@@ -401,39 +401,41 @@ impl HubState {
             self.settings.source
         );
         let problem = clip(problem, usize::MAX);
-        self.tell_all(&FromHub::Refused(Refusal { problem, remedy, retry: false }));
+        self.tell_all(&FromCoordinator::Refused(Refusal { problem, remedy, retry: false }));
         self.end_all(now);
     }
 
     fn close(&mut self, now: Instant) {
-        self.tell_all(&FromHub::Closing);
+        self.tell_all(&FromCoordinator::Closing);
         self.end_all(now);
     }
 
     fn end_all(&mut self, now: Instant) {
         self.phase = Phase::Closing { until: now + CLOSING_TIMEOUT };
-        let connections: Vec<_> = self.seats.iter().filter_map(Seat::taken).map(|t| t.connection).collect();
+        let connections: Vec<_> =
+            self.states.iter().filter_map(RankState::present).map(|t| t.connection).collect();
         self.actions.extend(connections.into_iter().map(|connection| Action::Close { connection }));
-        for seat in &mut self.seats {
-            if matches!(seat, Seat::Taken(_)) {
-                *seat = Seat::Departed;
+        for state in &mut self.states {
+            if matches!(state, RankState::Present(_)) {
+                *state = RankState::Departed;
             }
         }
     }
 
-    fn waiting(&self) -> FromHub {
-        FromHub::Waiting { missing: self.missing_text(), strangers: self.strangers }
+    fn waiting(&self) -> FromCoordinator {
+        FromCoordinator::Waiting { missing: self.missing_text(), rejected: self.rejected }
     }
 
     fn missing(&self) -> Vec<u32> {
-        let empty = self.seats.iter().enumerate().filter(|(_, seat)| matches!(seat, Seat::Empty { .. }));
+        let empty =
+            self.states.iter().enumerate().filter(|(_, state)| matches!(state, RankState::Absent { .. }));
         empty.map(|(rank, _)| rank as u32).collect()
     }
 
     fn missing_text(&self) -> String {
         let mut text = ranks::named(&self.missing());
-        let known = self.seats.iter().enumerate().filter_map(|(rank, seat)| match seat {
-            Seat::Empty { last: Some(last) } => Some(format!(" (rank {rank}: {last})")),
+        let known = self.states.iter().enumerate().filter_map(|(rank, state)| match state {
+            RankState::Absent { last: Some(last) } => Some(format!(" (rank {rank}: {last})")),
             _ => None,
         });
         text.extend(known.take(4));
@@ -441,16 +443,17 @@ impl HubState {
     }
 
     fn connection_of(&self, rank: u32) -> Option<ConnectionId> {
-        self.seats.get(rank as usize).and_then(Seat::taken).map(|taken| taken.connection)
+        self.states.get(rank as usize).and_then(RankState::present).map(|present| present.connection)
     }
 
-    fn send(&mut self, connection: ConnectionId, message: &FromHub) {
+    fn send(&mut self, connection: ConnectionId, message: &FromCoordinator) {
         self.actions.push(Action::Send { connection, frame: encode(message) });
     }
 
-    fn tell_all(&mut self, message: &FromHub) {
+    fn tell_all(&mut self, message: &FromCoordinator) {
         let frame = encode(message);
-        let connections: Vec<_> = self.seats.iter().filter_map(Seat::taken).map(|t| t.connection).collect();
+        let connections: Vec<_> =
+            self.states.iter().filter_map(RankState::present).map(|t| t.connection).collect();
         for connection in connections {
             self.actions.push(Action::Send { connection, frame: frame.clone() });
         }
@@ -458,13 +461,11 @@ impl HubState {
 }
 
 /// For errors of joining.
-pub(crate) fn strangers_text(count: u64) -> String {
+pub(crate) fn rejected_text(count: u64) -> String {
     let s = if count == 1 { "" } else { "s" };
-    format!(
-        "{count} connection{s} of strangers (silent, garbage, or without the job's keys) turned away at rank 0's port"
-    )
+    format!("{count} connection{s} rejected at rank 0's port (silent, garbage, or without the job's keys)")
 }
 
 #[cfg(test)]
-#[path = "hub_state_tests.rs"]
+#[path = "coordinator_state_tests.rs"]
 mod tests;

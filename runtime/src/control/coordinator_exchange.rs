@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use super::abort::Loss;
 use super::ranks;
-use super::wire::{ExchangeFailure, ExchangeKey, FromHub, encode, remember};
+use super::wire::{ExchangeFailure, ExchangeKey, FromCoordinator, encode, remember};
 use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES, MAX_OPEN_EXCHANGES};
 
 /// How a rank stands, as far as an exchange is concerned.
@@ -66,7 +66,7 @@ impl Exchanges {
         standing: &dyn Fn(u32) -> Standing,
     ) -> Vec<Delivery> {
         let Contribution { key, members, blob } = contribution;
-        let refuse = |failure| vec![(rank, encode(&FromHub::ExchangeFailed { key, failure }))];
+        let refuse = |failure| vec![(rank, encode(&FromCoordinator::ExchangeFailed { key, failure }))];
         if let Some((_, failure)) = self.failed.iter().find(|(failed, _)| *failed == key) {
             return refuse(failure.clone());
         }
@@ -148,14 +148,14 @@ impl Exchanges {
         let Some(collecting) = self.open.remove(&key) else { return Vec::new() };
         self.release(&collecting);
         let blobs = collecting.blobs.into_iter().flatten().collect();
-        let frame = encode(&FromHub::Exchanged { key, blobs });
+        let frame = encode(&FromCoordinator::Exchanged { key, blobs });
         collecting.members.into_iter().map(|rank| (rank, frame.clone())).collect()
     }
 
     fn fail(&mut self, key: ExchangeKey, failure: ExchangeFailure) -> Vec<Delivery> {
         let Some(collecting) = self.open.remove(&key) else { return Vec::new() };
         self.release(&collecting);
-        let frame = encode(&FromHub::ExchangeFailed { key, failure: failure.clone() });
+        let frame = encode(&FromCoordinator::ExchangeFailed { key, failure: failure.clone() });
         remember(&mut self.failed, (key, failure));
         collecting.arrived().map(|rank| (rank, frame.clone())).collect()
     }
@@ -198,7 +198,7 @@ mod tests {
         exchanges.contribute(rank, contribution, 8, &|_| Standing::Here)
     }
 
-    fn told(deliveries: &[Delivery]) -> Vec<(u32, FromHub)> {
+    fn told(deliveries: &[Delivery]) -> Vec<(u32, FromCoordinator)> {
         deliveries.iter().map(|(rank, frame)| (*rank, decode(&frame[4..]).unwrap())).collect()
     }
 
@@ -207,7 +207,7 @@ mod tests {
         let mut exchanges = Exchanges::default();
         assert!(bring(&mut exchanges, 5, &[5, 1], b"five").is_empty());
         let done = told(&bring(&mut exchanges, 1, &[5, 1], b"one"));
-        let all = FromHub::Exchanged { key: KEY, blobs: vec![b"five".to_vec(), b"one".to_vec()] };
+        let all = FromCoordinator::Exchanged { key: KEY, blobs: vec![b"five".to_vec(), b"one".to_vec()] };
         assert_eq!(done, [(5, all.clone()), (1, all)]);
         assert!(exchanges.open.is_empty() && exchanges.open_of_rank.values().all(|&open| open == 0));
     }
@@ -219,7 +219,7 @@ mod tests {
         let loss = Loss::new(LossCause::Closed, "killed");
         let standing = |rank| if rank == 2 { Standing::Lost(loss.clone()) } else { Standing::Here };
         let failure = ExchangeFailure::Lost { rank: 2, loss: loss.clone() };
-        let failed = FromHub::ExchangeFailed { key: KEY, failure };
+        let failed = FromCoordinator::ExchangeFailed { key: KEY, failure };
         assert_eq!(told(&exchanges.settle_all(&standing)), [(0, failed.clone())]);
         assert_eq!(told(&bring(&mut exchanges, 1, &[0, 1, 2], b"")), [(1, failed)]);
         assert!(exchanges.open.is_empty());

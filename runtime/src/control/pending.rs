@@ -30,7 +30,7 @@ impl Footing {
 }
 
 #[derive(Debug)]
-struct Newcomer {
+struct Pending {
     task: Id,
     source: IpAddr,
     footing: Footing,
@@ -39,12 +39,12 @@ struct Newcomer {
 
 /// Those in the handshake, oldest first.
 #[derive(Debug)]
-pub(crate) struct Crowd {
-    newcomers: Vec<Newcomer>,
+pub(crate) struct PendingConnections {
+    newcomers: Vec<Pending>,
     most: usize,
 }
 
-impl Crowd {
+impl PendingConnections {
     pub(crate) fn new(most: usize) -> Self {
         Self { newcomers: Vec::new(), most }
     }
@@ -60,7 +60,7 @@ impl Crowd {
         footing: Footing,
         give_up: oneshot::Sender<u64>,
     ) {
-        self.newcomers.push(Newcomer { task, source: network(source), footing, give_up });
+        self.newcomers.push(Pending { task, source: network(source), footing, give_up });
     }
 
     /// The task of a connection has ended.
@@ -73,7 +73,7 @@ impl Crowd {
         let least = self.newcomers.iter().map(|n| n.footing.0.load(Ordering::Relaxed)).min();
         let Some(least) = least else { return false };
         let candidates = || {
-            let stands = |(_, n): &(usize, &Newcomer)| n.footing.0.load(Ordering::Relaxed) <= least;
+            let stands = |(_, n): &(usize, &Pending)| n.footing.0.load(Ordering::Relaxed) <= least;
             self.newcomers.iter().enumerate().filter(stands)
         };
         let mut from = HashMap::new();
@@ -104,25 +104,25 @@ fn network(source: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    async fn crowd(of: &[(&str, Progress)]) -> (Crowd, Vec<oneshot::Receiver<u64>>) {
-        let mut crowd = Crowd::new(of.len());
+    async fn pending(of: &[(&str, Progress)]) -> (PendingConnections, Vec<oneshot::Receiver<u64>>) {
+        let mut pending = PendingConnections::new(of.len());
         let mut told = Vec::new();
         for (source, progress) in of {
             let (give_up, given_up) = oneshot::channel();
             let footing = Footing::default();
             footing.set(*progress);
             let task = tokio::spawn(async {}).id();
-            crowd.enter(task, source.parse().unwrap(), footing, give_up);
+            pending.enter(task, source.parse().unwrap(), footing, give_up);
             told.push(given_up);
         }
-        (crowd, told)
+        (pending, told)
     }
 
     async fn order(of: &[(&str, Progress)]) -> Vec<usize> {
-        let (mut crowd, mut told) = crowd(of).await;
-        assert!(crowd.is_full());
+        let (mut pending, mut told) = pending(of).await;
+        assert!(pending.is_full());
         let mut order = Vec::new();
-        while crowd.make_room(7) {
+        while pending.make_room(7) {
             let gone = (0..told.len()).find(|&i| !order.contains(&i) && told[i].try_recv() == Ok(7));
             order.push(gone.expect("one is told"));
         }

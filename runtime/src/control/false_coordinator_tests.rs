@@ -1,4 +1,4 @@
-//! A hub that breaks the protocol causes an error, not a panic.
+//! A coordinator that breaks the protocol causes an error, not a panic.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 
 use super::handshake::{Credentials, greet_rank};
-use super::wire::{ExchangeKey, FromHub, PeerInfo, ToHub, decode, encode, read_frame};
+use super::wire::{ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, read_frame};
 use super::{Control, ControlRuntime};
 use crate::error::Error;
 use crate::job::limits::MAX_HELLO_FRAME;
@@ -20,7 +20,7 @@ fn peer(rank: u32) -> PeerInfo {
     PeerInfo { rank, hostname, pid: 1, local_rank: None, version: "1".into(), host_key: 5 }
 }
 
-/// Joins as rank 1 of 2 at a hub that welcomes with these peers and answers an exchange with so many blobs.
+/// Joins as rank 1 of 2 at a coordinator that welcomes with these peers and answers an exchange with so many blobs.
 fn join(peers: Vec<PeerInfo>, blobs: usize) -> Result<Control, Error> {
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -36,12 +36,13 @@ fn join(peers: Vec<PeerInfo>, blobs: usize) -> Result<Control, Error> {
                     }
                     let mut stream = BufReader::new(stream);
                     let _ = read_frame(&mut stream, MAX_HELLO_FRAME).await;
-                    let welcome = FromHub::Welcome { cookie: [3; 16], peers: peers.clone() };
+                    let welcome = FromCoordinator::Welcome { cookie: [3; 16], peers: peers.clone() };
                     let _ = stream.write_all(&encode(&welcome)).await;
                     while let Ok(Some(frame)) = read_frame(&mut stream, 1 << 20).await {
-                        if let Ok(ToHub::Exchange { key, .. }) = decode(&frame) {
+                        if let Ok(ToCoordinator::Exchange { key, .. }) = decode(&frame) {
                             let blobs = vec![vec![1]; blobs];
-                            let _ = stream.write_all(&encode(&FromHub::Exchanged { key, blobs })).await;
+                            let _ =
+                                stream.write_all(&encode(&FromCoordinator::Exchanged { key, blobs })).await;
                         }
                     }
                 }

@@ -88,7 +88,7 @@ impl SharedMemory {
 
 /// This rank's new memory on its way to the others, and theirs on its way here.
 #[derive(Debug)]
-pub struct Handover {
+pub struct MemorySharing {
     memory: SharedMemory,
     fd: OwnedFd,
     lobby: Lobby,
@@ -119,7 +119,7 @@ struct Peer {
     memory: Option<SharedMemory>,
 }
 
-impl Handover {
+impl MemorySharing {
     /// Makes zeroed memory of at least `bytes` bytes. Its pages come with [`SharedMemory::back`], or when they are first used.
     ///
     /// # Errors
@@ -267,19 +267,19 @@ mod tests {
     use super::*;
 
     fn handed_round(ranks: u32) -> Vec<(SharedMemory, Vec<SharedMemory>)> {
-        let mut all: Vec<Handover> = (0..ranks).map(|_| Handover::new(5000).unwrap()).collect();
-        let addresses: Vec<Vec<u8>> = all.iter().map(Handover::address).collect();
-        for (rank, handover) in (0..).zip(&mut all) {
+        let mut all: Vec<MemorySharing> = (0..ranks).map(|_| MemorySharing::new(5000).unwrap()).collect();
+        let addresses: Vec<Vec<u8>> = all.iter().map(MemorySharing::address).collect();
+        for (rank, sharing) in (0..).zip(&mut all) {
             let others = (0..).zip(&addresses).filter(|(peer, _)| *peer != rank);
             let others: Vec<(u32, &[u8])> = others.map(|(peer, address)| (peer, &address[..])).collect();
-            handover.introduce(rank, &others).unwrap();
+            sharing.introduce(rank, &others).unwrap();
         }
         for _ in 0..2 {
-            for handover in &mut all {
-                handover.poll().unwrap();
+            for sharing in &mut all {
+                sharing.poll().unwrap();
             }
         }
-        all.into_iter().map(Handover::finish).collect()
+        all.into_iter().map(MemorySharing::finish).collect()
     }
 
     #[test]
@@ -309,8 +309,8 @@ mod tests {
 
     #[test]
     fn a_peer_that_is_gone_is_named() {
-        let mut here = Handover::new(1).unwrap();
-        let gone = Handover::new(1).unwrap().address();
+        let mut here = MemorySharing::new(1).unwrap();
+        let gone = MemorySharing::new(1).unwrap().address();
         here.introduce(0, &[(1, &gone)]).unwrap();
         let error = here.poll().unwrap_err();
         assert_eq!((error.kind, error.peer), (ErrorKind::PeerLost, Some(1)));

@@ -1,11 +1,11 @@
-//! What a rank says of its buffers before a call.
+//! Where a rank's buffers lie, as it tells the others before a call.
 
 use std::ops::Range;
 
 use super::memory::page_size;
 
-/// Bytes of an encoded claim: it shares its line with the flag of the exchange.
-pub(super) const CLAIM_BYTES: usize = 48;
+/// Bytes of encoded locations, which share their line with the flag of the exchange.
+pub(super) const LOCATIONS_BYTES: usize = 48;
 
 const IN_PLACE: u64 = 1;
 const OWNS_LAST_PAGE: u64 = 2;
@@ -15,14 +15,14 @@ const ON_GPU: u64 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     /// Number of the allocation, not 0.
-    pub(super) window: u64,
+    pub(super) allocation: u64,
     /// Bytes from its start.
     pub(super) offset: u64,
 }
 
 /// Where a rank's buffers lie; `None` for those that are not symmetric, or that others need not reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Claim {
+pub(super) struct BufferLocations {
     pub(super) input: Option<Place>,
     pub(super) output: Option<Place>,
     pub(super) is_in_place: bool,
@@ -34,29 +34,29 @@ pub(super) struct Claim {
     pub(super) factor: f64,
 }
 
-impl Claim {
-    pub(super) fn encode(&self) -> [u8; CLAIM_BYTES] {
+impl BufferLocations {
+    pub(super) fn encode(&self) -> [u8; LOCATIONS_BYTES] {
         let flags = if self.is_in_place { IN_PLACE } else { 0 }
             | if self.is_on_gpu { ON_GPU } else { 0 }
             | if self.owns_last_page { OWNS_LAST_PAGE } else { 0 };
-        let place = |place: Option<Place>| place.map_or((0, 0), |place| (place.window, place.offset));
+        let place = |place: Option<Place>| place.map_or((0, 0), |place| (place.allocation, place.offset));
         let (input, output) = (place(self.input), place(self.output));
         let words = [flags, input.0, input.1, output.0, output.1, self.factor.to_bits()];
-        let mut out = [0; CLAIM_BYTES];
+        let mut out = [0; LOCATIONS_BYTES];
         for (to, word) in out.chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_ne_bytes());
         }
         out
     }
 
-    /// Reads a claim; what does not exist is found out when it is looked up.
-    pub(super) fn decode(bytes: &[u8; CLAIM_BYTES]) -> Self {
+    /// Reads locations. An allocation that does not exist is found out when it is looked up.
+    pub(super) fn decode(bytes: &[u8; LOCATIONS_BYTES]) -> Self {
         let word = |i: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[8 * i..8 * i + 8]);
             u64::from_ne_bytes(word)
         };
-        let place = |i: usize| (word(i) != 0).then(|| Place { window: word(i), offset: word(i + 1) });
+        let place = |i: usize| (word(i) != 0).then(|| Place { allocation: word(i), offset: word(i + 1) });
         Self {
             input: place(1),
             output: place(3),
@@ -84,24 +84,24 @@ mod tests {
 
     #[test]
     fn round_trip() {
-        let claim = Claim {
-            input: Some(Place { window: 3, offset: 1 << 40 }),
+        let locations = BufferLocations {
+            input: Some(Place { allocation: 3, offset: 1 << 40 }),
             output: None,
             is_in_place: true,
             is_on_gpu: true,
             owns_last_page: false,
             factor: -0.5,
         };
-        assert_eq!(Claim::decode(&claim.encode()), claim);
-        assert_eq!(Claim::decode(&Claim::default().encode()), Claim::default());
+        assert_eq!(BufferLocations::decode(&locations.encode()), locations);
+        assert_eq!(BufferLocations::decode(&BufferLocations::default().encode()), BufferLocations::default());
     }
 
     #[test]
     fn only_whole_pages_are_written_by_others() {
         let page = page_size();
-        let at = |offset: usize| Place { window: 1, offset: offset as u64 };
-        let open = Claim::default();
-        let last = Claim { owns_last_page: true, ..open };
+        let at = |offset: usize| Place { allocation: 1, offset: offset as u64 };
+        let open = BufferLocations::default();
+        let last = BufferLocations { owns_last_page: true, ..open };
         assert_eq!(open.pages_within(at(0), 3 * page), 0..3 * page);
         assert_eq!(open.pages_within(at(8), 3 * page), page - 8..3 * page - 8);
         assert_eq!(open.pages_within(at(0), 3 * page - 1), 0..2 * page);

@@ -16,23 +16,23 @@ use std::time::{Duration, Instant};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::mix::mix;
-use crate::wait::Crowd;
+use crate::wait::Contention;
 
 /// Coming back takes 10 to 30 us, and the others of a short call take their turns in as much; somebody else holds on to a
 /// processor for a slice or until the next tick, which is 1 to 4 ms.
-pub(crate) const TURN_MAX: Duration = Duration::from_millis(1);
+pub(crate) const GAP_MAX: Duration = Duration::from_millis(1);
 
-/// How long a rank stays away after it was held up; twice as long each time until there has been peace.
-const FIRST_ABSENCE: Duration = Duration::from_millis(10);
+/// How long a rank stays away after it was held up; twice as long each time until there has been calm.
+const BACK_OFF_MIN: Duration = Duration::from_millis(10);
 
-/// Longest absence.
-const ABSENCE_MAX: Duration = Duration::from_secs(10);
+/// Longest back-off.
+const BACK_OFF_MAX: Duration = Duration::from_secs(10);
 
-/// So long after an absence without being held up again.
-const PEACE: Duration = Duration::from_secs(1);
+/// A rank not held up for this long after a back-off begins with the shortest one again.
+const CALM_AFTER: Duration = Duration::from_secs(1);
 
 /// What a rank tells of the processors it may run on: the same number means the same ones.
-pub(crate) fn affinity() -> u64 {
+pub(crate) fn mask_digest() -> u64 {
     processors().into_iter().fold(0, |digest, processor| mix(digest ^ (processor as u64 + 1)))
 }
 
@@ -51,28 +51,28 @@ fn deal(processors: &[usize], place: usize, ranks: usize) -> Option<usize> {
 #[derive(Debug)]
 pub(crate) struct Place {
     /// None where it has a processor to itself.
-    pub(crate) home: Option<Home>,
-    pub(crate) crowd: Crowd,
+    pub(crate) affinity: Option<SoftAffinity>,
+    pub(crate) contention: Contention,
 }
 
 impl Place {
-    pub(crate) fn new(home: Option<Home>) -> Self {
-        Self { home, crowd: Crowd::default() }
+    pub(crate) fn new(affinity: Option<SoftAffinity>) -> Self {
+        Self { affinity, contention: Contention::default() }
     }
 }
 
 /// The processor that a rank comes back to, and whether it is worth the while.
 #[derive(Debug)]
-pub(crate) struct Home {
+pub(crate) struct SoftAffinity {
     processor: usize,
-    /// The last absence.
-    absence: Duration,
-    absent_until: Option<Instant>,
+    /// The last one.
+    back_off: Duration,
+    away_until: Option<Instant>,
 }
 
-impl Home {
+impl SoftAffinity {
     pub(crate) fn new(processor: usize) -> Self {
-        Self { processor, absence: Duration::ZERO, absent_until: None }
+        Self { processor, back_off: Duration::ZERO, away_until: None }
     }
 
     /// Brings the calling thread there, if it is elsewhere and may run there, and nobody has held it up lately.
@@ -81,9 +81,9 @@ impl Home {
             return;
         }
         let start = Instant::now();
-        if self.absent_until.is_none_or(|until| start >= until) && self.travel(true) {
+        if self.away_until.is_none_or(|until| start >= until) && self.travel(true) {
             let end = Instant::now();
-            if end - start > TURN_MAX {
+            if end - start > GAP_MAX {
                 self.held_up(end);
             }
         }
@@ -96,23 +96,23 @@ impl Home {
         }
     }
 
-    /// Decides on an absence, unless there is one already.
+    /// Begins a back-off, unless there is one already.
     fn note(&mut self, now: Instant) -> bool {
-        if self.absent_until.is_some_and(|until| now < until) {
+        if self.away_until.is_some_and(|until| now < until) {
             return false;
         }
-        let again = self.absent_until.is_some_and(|until| now < until + PEACE);
-        self.absence = if again { (2 * self.absence).min(ABSENCE_MAX) } else { FIRST_ABSENCE };
-        self.absent_until = Some(now + self.absence);
+        let again = self.away_until.is_some_and(|until| now < until + CALM_AFTER);
+        self.back_off = if again { (2 * self.back_off).min(BACK_OFF_MAX) } else { BACK_OFF_MIN };
+        self.away_until = Some(now + self.back_off);
         true
     }
 
     /// Goes there, or anywhere else. Nothing depends on it: what the system does not allow stays as it is.
-    fn travel(&self, home: bool) -> bool {
+    fn travel(&self, to_it: bool) -> bool {
         // Somebody may have bound the thread since.
         let Ok(mask) = sched_getaffinity(None) else { return false };
-        let mut narrow = if home { CpuSet::new() } else { mask };
-        if home {
+        let mut narrow = if to_it { CpuSet::new() } else { mask };
+        if to_it {
             narrow.set(self.processor);
         } else {
             narrow.unset(self.processor);
@@ -151,12 +151,12 @@ mod tests {
 
     #[test]
     fn processors_are_dealt_out_in_turn_where_they_are_shared() {
-        let homes =
+        let assigned =
             |processors: &[usize], ranks| (0..ranks).map(|place| deal(processors, place, ranks)).collect();
-        let dealt: Vec<_> = homes(&[3, 5], 4);
+        let dealt: Vec<_> = assigned(&[3, 5], 4);
         assert_eq!(dealt, [Some(3), Some(5), Some(3), Some(5)]);
-        let own: Vec<_> = homes(&[3, 5], 2);
-        let only_one: Vec<_> = homes(&[3], 2);
+        let own: Vec<_> = assigned(&[3, 5], 2);
+        let only_one: Vec<_> = assigned(&[3], 2);
         assert_eq!((own, only_one), (vec![None, None], vec![None, None]));
     }
 
@@ -164,10 +164,10 @@ mod tests {
     fn coming_back_moves_the_thread_and_leaves_its_mask_alone() {
         let mask = sched_getaffinity(None).expect("a mask");
         for processor in processors() {
-            let mut home = Home::new(processor);
-            assert!(home.travel(true));
+            let mut affinity = SoftAffinity::new(processor);
+            assert!(affinity.travel(true));
             assert_eq!(sched_getaffinity(None).expect("a mask"), mask);
-            home.come_back();
+            affinity.come_back();
         }
     }
 
@@ -178,7 +178,7 @@ mod tests {
             let mut only = CpuSet::new();
             only.set(here);
             sched_setaffinity(None, &only).expect("own processor");
-            assert!(!Home::new(here + 1).travel(true) && !Home::new(here).travel(false));
+            assert!(!SoftAffinity::new(here + 1).travel(true) && !SoftAffinity::new(here).travel(false));
             assert_eq!(sched_getaffinity(None).expect("a mask"), only);
         })
         .join()
@@ -186,18 +186,18 @@ mod tests {
     }
 
     #[test]
-    fn who_is_held_up_stays_away_longer_each_time_until_there_is_peace() {
-        let mut home = Home::new(0);
+    fn a_rank_that_is_held_up_stays_away_longer_each_time_until_there_is_calm() {
+        let mut affinity = SoftAffinity::new(0);
         let start = Instant::now();
-        assert!(home.note(start));
-        assert_eq!(home.absent_until, Some(start + FIRST_ABSENCE));
-        assert!(!home.note(start + FIRST_ABSENCE / 2));
-        assert_eq!(home.absent_until, Some(start + FIRST_ABSENCE));
-        let again = start + 2 * FIRST_ABSENCE;
-        assert!(home.note(again));
-        assert_eq!(home.absent_until, Some(again + 2 * FIRST_ABSENCE));
-        let later = again + 2 * PEACE;
-        assert!(home.note(later));
-        assert_eq!(home.absent_until, Some(later + FIRST_ABSENCE));
+        assert!(affinity.note(start));
+        assert_eq!(affinity.away_until, Some(start + BACK_OFF_MIN));
+        assert!(!affinity.note(start + BACK_OFF_MIN / 2));
+        assert_eq!(affinity.away_until, Some(start + BACK_OFF_MIN));
+        let again = start + 2 * BACK_OFF_MIN;
+        assert!(affinity.note(again));
+        assert_eq!(affinity.away_until, Some(again + 2 * BACK_OFF_MIN));
+        let later = again + 2 * CALM_AFTER;
+        assert!(affinity.note(later));
+        assert_eq!(affinity.away_until, Some(later + BACK_OFF_MIN));
     }
 }

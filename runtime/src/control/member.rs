@@ -13,14 +13,15 @@ use tokio::sync::mpsc;
 
 use super::abort::{AbortCause, AbortFlag, AbortKind, Loss};
 use super::board::{Status, StatusBoard};
-use super::connect::Seated;
-use super::hub::write_frames;
+use super::connect::Connected;
+use super::coordinator::write_frames;
 use super::wire::{
-    ExchangeFailure, ExchangeKey, FromHub, PeerInfo, ToHub, decode, encode, read_frame, remember,
+    ExchangeFailure, ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, read_frame,
+    remember,
 };
 use crate::error::LossCause;
 use crate::job::Cookie;
-use crate::job::limits::{Liveness, MAX_FRAME_FROM_HUB};
+use crate::job::limits::{Liveness, MAX_FRAME_FROM_COORDINATOR};
 
 /// What the rank's threads and its control task share.
 #[derive(Debug)]
@@ -33,14 +34,14 @@ pub(crate) struct Shared {
     queue: mpsc::UnboundedSender<Bytes>,
 }
 
-/// How things stand with the hub.
+/// How things stand with the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum HubStanding {
+pub(crate) enum CoordinatorStanding {
     Open,
     /// Rank 0 has left; nothing is wrong.
     Closed,
     Lost(Loss),
-    /// This rank has said goodbye; true once the hub has answered.
+    /// This rank has said goodbye; true once the coordinator has answered.
     Left {
         answered: bool,
     },
@@ -48,7 +49,7 @@ pub(crate) enum HubStanding {
 
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) hub: HubStanding,
+    pub(crate) coordinator: CoordinatorStanding,
     pub(crate) lost: BTreeMap<u32, Loss>,
     pub(crate) departed: BTreeSet<u32>,
     pub(crate) exchanges: HashMap<ExchangeKey, Option<ExchangeOutcome>>,
@@ -85,7 +86,7 @@ impl Shared {
     }
 
     /// Queues a message; lost if the connection is gone, which the state says.
-    pub(crate) fn send(&self, message: &ToHub) {
+    pub(crate) fn send(&self, message: &ToCoordinator) {
         let _ = self.queue.send(encode(message));
     }
 
@@ -101,8 +102,8 @@ impl Shared {
         let early = state.early_aborts.iter().find(|(id, _)| *id == communicator).map(|(_, c)| c.clone());
         let cause = early.or_else(|| {
             let lost = state.lost.iter().find_map(|(&rank, loss)| registered.loss_of(rank, loss));
-            lost.or_else(|| match &state.hub {
-                HubStanding::Lost(loss) => registered.hub_lost(self.rank, loss),
+            lost.or_else(|| match &state.coordinator {
+                CoordinatorStanding::Lost(loss) => registered.coordinator_lost(self.rank, loss),
                 _ => None,
             })
         });
@@ -152,77 +153,80 @@ impl Shared {
         self.wake();
     }
 
-    /// The connection ended without a farewell.
-    fn hub_gone(&self, loss: &Loss) {
-        self.change(|state| match state.hub {
-            HubStanding::Open => {
+    /// The connection ended without a goodbye.
+    fn coordinator_gone(&self, loss: &Loss) {
+        self.change(|state| match state.coordinator {
+            CoordinatorStanding::Open => {
                 tracing::warn!(rank = self.rank, %loss, "rank 0 is lost");
-                state.hub = HubStanding::Lost(loss.clone());
-                let raise = |r: &Registered| r.hub_lost(self.rank, loss).map(|c| (r.flag.clone(), c));
+                state.coordinator = CoordinatorStanding::Lost(loss.clone());
+                let raise = |r: &Registered| r.coordinator_lost(self.rank, loss).map(|c| (r.flag.clone(), c));
                 state.communicators.values().filter_map(raise).collect()
             }
-            HubStanding::Left { .. } => {
-                state.hub = HubStanding::Left { answered: true };
+            CoordinatorStanding::Left { .. } => {
+                state.coordinator = CoordinatorStanding::Left { answered: true };
                 Vec::new()
             }
-            HubStanding::Closed | HubStanding::Lost(_) => Vec::new(),
+            CoordinatorStanding::Closed | CoordinatorStanding::Lost(_) => Vec::new(),
         });
     }
 
-    fn heard(&self, message: FromHub) {
+    fn heard(&self, message: FromCoordinator) {
         match message {
-            FromHub::Exchanged { key, blobs } => self.change(|state| {
+            FromCoordinator::Exchanged { key, blobs } => self.change(|state| {
                 if let Some(slot) = state.exchanges.get_mut(&key) {
                     *slot = Some(Ok(blobs));
                 }
                 Vec::new()
             }),
-            FromHub::ExchangeFailed { key, failure } => self.change(|state| {
+            FromCoordinator::ExchangeFailed { key, failure } => self.change(|state| {
                 if let Some(slot) = state.exchanges.get_mut(&key) {
                     *slot = Some(Err(failure));
                 }
                 Vec::new()
             }),
-            FromHub::Aborted { communicator, cause } => self.change(|state| {
+            FromCoordinator::Aborted { communicator, cause } => self.change(|state| {
                 if let Some(registered) = state.communicators.get(&communicator) {
                     return vec![(registered.flag.clone(), cause)];
                 }
                 remember(&mut state.early_aborts, (communicator, cause));
                 Vec::new()
             }),
-            FromHub::Lost { rank, loss } => self.change(|state| {
+            FromCoordinator::Lost { rank, loss } => self.change(|state| {
                 let raise = |r: &Registered| r.loss_of(rank, &loss).map(|c| (r.flag.clone(), c));
                 let raised = state.communicators.values().filter_map(raise).collect();
                 state.lost.insert(rank, loss.clone());
                 raised
             }),
-            FromHub::Departed { ranks } => self.change(|state| {
+            FromCoordinator::Departed { ranks } => self.change(|state| {
                 state.departed.extend(ranks);
                 Vec::new()
             }),
-            FromHub::Asked { ticket, asker, communicator } => {
+            FromCoordinator::Asked { ticket, asker, communicator } => {
                 let board = self.lock().communicators.get(&communicator).and_then(|r| r.board.upgrade());
                 let status = board.map(|board| board.status());
-                self.send(&ToHub::Answer { ticket, asker, status });
+                self.send(&ToCoordinator::Answer { ticket, asker, status });
             }
-            FromHub::Answered { ticket, status } => self.change(|state| {
+            FromCoordinator::Answered { ticket, status } => self.change(|state| {
                 if let Some(slot) = state.answers.get_mut(&ticket) {
                     *slot = Some(status);
                 }
                 Vec::new()
             }),
-            FromHub::Farewell => self.change(|state| {
-                state.hub = HubStanding::Left { answered: true };
+            FromCoordinator::Goodbye => self.change(|state| {
+                state.coordinator = CoordinatorStanding::Left { answered: true };
                 Vec::new()
             }),
-            FromHub::Closing => self.change(|state| {
-                if state.hub == HubStanding::Open {
-                    state.hub = HubStanding::Closed;
+            FromCoordinator::Closing => self.change(|state| {
+                if state.coordinator == CoordinatorStanding::Open {
+                    state.coordinator = CoordinatorStanding::Closed;
                     state.departed.insert(0);
                 }
                 Vec::new()
             }),
-            FromHub::Heartbeat | FromHub::Waiting { .. } | FromHub::Welcome { .. } | FromHub::Refused(_) => {}
+            FromCoordinator::Heartbeat
+            | FromCoordinator::Waiting { .. }
+            | FromCoordinator::Welcome { .. }
+            | FromCoordinator::Refused(_) => {}
         }
     }
 
@@ -243,27 +247,27 @@ impl Registered {
         self.index(rank).map(|member| AbortCause::lost(member, loss))
     }
 
-    fn hub_lost(&self, me: u32, loss: &Loss) -> Option<AbortCause> {
+    fn coordinator_lost(&self, me: u32, loss: &Loss) -> Option<AbortCause> {
         Some(match self.index(0) {
             Some(member) => AbortCause::lost(member, loss),
             None => AbortCause::new(
                 self.index(me).unwrap_or_default(),
-                AbortKind::HubLost,
+                AbortKind::CoordinatorLost,
                 format!("world rank 0, which carries the control plane, is lost: {loss}"),
             ),
         })
     }
 }
 
-/// Starts the control task of a seated rank.
-pub(crate) fn serve(rank: u32, seated: Seated, liveness: Liveness) -> Arc<Shared> {
+/// Starts the control task of a connected rank.
+pub(crate) fn serve(rank: u32, connected: Connected, liveness: Liveness) -> Arc<Shared> {
     let (queue, frames) = mpsc::unbounded_channel();
     let shared = Arc::new(Shared {
         rank,
-        cookie: seated.cookie,
-        peers: seated.peers.clone(),
+        cookie: connected.cookie,
+        peers: connected.peers.clone(),
         state: Mutex::new(State {
-            hub: HubStanding::Open,
+            coordinator: CoordinatorStanding::Open,
             lost: BTreeMap::new(),
             departed: BTreeSet::new(),
             exchanges: HashMap::new(),
@@ -276,31 +280,31 @@ pub(crate) fn serve(rank: u32, seated: Seated, liveness: Liveness) -> Arc<Shared
         changed: Condvar::new(),
         queue,
     });
-    tokio::spawn(run(shared.clone(), seated, frames, liveness));
+    tokio::spawn(run(shared.clone(), connected, frames, liveness));
     shared
 }
 
 async fn run(
     shared: Arc<Shared>,
-    seated: Seated,
+    connected: Connected,
     frames: mpsc::UnboundedReceiver<Bytes>,
     liveness: Liveness,
 ) {
-    let Seated { mut reader, writer, judged, .. } = seated;
+    let Connected { mut reader, writer, judged, .. } = connected;
     let writing = tokio::spawn(write_frames(writer, frames, |_| ()));
-    let beat = encode(&ToHub::Heartbeat);
+    let beat = encode(&ToCoordinator::Heartbeat);
     let (beats, heard) = (Mutex::new(Instant::now()), &shared);
     let closed = |text: &str| Loss::new(LossCause::Closed, text);
     let reading = async {
         loop {
-            match read_frame(&mut reader, MAX_FRAME_FROM_HUB).await {
-                Ok(Some(payload)) => match decode::<FromHub>(&payload) {
+            match read_frame(&mut reader, MAX_FRAME_FROM_COORDINATOR).await {
+                Ok(Some(payload)) => match decode::<FromCoordinator>(&payload) {
                     Ok(message) => {
                         *beats.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-                        let last = matches!(message, FromHub::Farewell | FromHub::Closing);
+                        let last = matches!(message, FromCoordinator::Goodbye | FromCoordinator::Closing);
                         heard.heard(message);
                         if last {
-                            return closed("the hub has closed");
+                            return closed("the coordinator has closed");
                         }
                     }
                     Err(error) => {
@@ -350,14 +354,14 @@ async fn run(
         loss = beating => loss,
     };
     writing.abort();
-    shared.hub_gone(&loss);
+    shared.coordinator_gone(&loss);
 }
 
-/// Waits until the hub has answered the goodbye, at most this long.
-pub(crate) fn wait_for_farewell(shared: &Shared, patience: Duration) {
+/// Waits until the coordinator has answered the goodbye, at most this long.
+pub(crate) fn wait_for_goodbye(shared: &Shared, patience: Duration) {
     let until = Instant::now() + patience;
     let mut state = shared.lock();
-    while state.hub == (HubStanding::Left { answered: false }) && Instant::now() < until {
+    while state.coordinator == (CoordinatorStanding::Left { answered: false }) && Instant::now() < until {
         state = shared.wait(state, until);
     }
 }

@@ -1,17 +1,17 @@
-//! The places of a job's ranks at the coordinator (seats), and the rules for taking one.
+//! The ranks of a job as the coordinator sees them, and the rules by which a newcomer becomes one of them.
 
 use std::time::{Duration, Instant};
 
 use super::abort::Loss;
-use super::hub_exchange::Standing;
-use super::hub_state::ConnectionId;
+use super::coordinator_exchange::Standing;
+use super::coordinator_state::ConnectionId;
 use super::wire::{Hello, PeerInfo, Refusal, clip};
 use crate::job::Cookie;
 use crate::job::limits::Liveness;
 
-/// Facts about a hub that do not change.
+/// Facts about a coordinator that do not change.
 #[derive(Clone, Debug)]
-pub(crate) struct HubSettings {
+pub(crate) struct CoordinatorSettings {
     pub(crate) world_size: u32,
     pub(crate) cookie: Cookie,
     pub(crate) job: String,
@@ -20,18 +20,18 @@ pub(crate) struct HubSettings {
     pub(crate) liveness: Liveness,
 }
 
-/// A rank's seat.
+/// How far a rank is in its life.
 #[derive(Debug)]
-pub(crate) enum Seat {
-    Empty { last: Option<String> },
-    Taken(Taken),
+pub(crate) enum RankState {
+    Absent { last: Option<String> },
+    Present(Present),
     Departed,
     Lost { loss: Loss },
 }
 
-/// Who sits there.
+/// A rank that has joined.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct Present {
     pub(crate) connection: ConnectionId,
     pub(crate) peer: PeerInfo,
     /// Heartbeats are judged; an in-process connection has none.
@@ -40,13 +40,13 @@ pub(crate) struct Taken {
     pub(crate) suspected: bool,
 }
 
-impl Seat {
-    pub(crate) fn taken(&self) -> Option<&Taken> {
-        if let Self::Taken(taken) = self { Some(taken) } else { None }
+impl RankState {
+    pub(crate) fn present(&self) -> Option<&Present> {
+        if let Self::Present(present) = self { Some(present) } else { None }
     }
 
     pub(crate) fn peer(&self) -> Option<&PeerInfo> {
-        self.taken().map(|taken| &taken.peer)
+        self.present().map(|present| &present.peer)
     }
 }
 
@@ -56,18 +56,18 @@ pub(crate) fn describe(peer: &PeerInfo) -> String {
 }
 
 /// How a rank stands, as far as an exchange is concerned.
-pub(crate) fn standing(seats: &[Seat], rank: u32) -> Standing {
-    match seats.get(rank as usize) {
-        Some(Seat::Lost { loss }) => Standing::Lost(loss.clone()),
-        Some(Seat::Departed) => Standing::Departed,
-        Some(Seat::Empty { .. } | Seat::Taken(_)) | None => Standing::Here,
+pub(crate) fn standing(states: &[RankState], rank: u32) -> Standing {
+    match states.get(rank as usize) {
+        Some(RankState::Lost { loss }) => Standing::Lost(loss.clone()),
+        Some(RankState::Departed) => Standing::Departed,
+        Some(RankState::Absent { .. } | RankState::Present(_)) | None => Standing::Here,
     }
 }
 
-/// Why a newcomer cannot be taken, if so. `ending`: rank 0 has left or the job was given up.
+/// Why a newcomer is refused, if it is. `ending`: rank 0 has left or the job was given up.
 pub(crate) fn objection(
-    settings: &HubSettings,
-    seats: &[Seat],
+    settings: &CoordinatorSettings,
+    states: &[RankState],
     ending: bool,
     hello: &Hello,
 ) -> Option<Refusal> {
@@ -94,7 +94,7 @@ pub(crate) fn objection(
             false,
         );
     }
-    let Some(seat) = seats.get(hello.peer.rank as usize) else {
+    let Some(state) = states.get(hello.peer.rank as usize) else {
         return refuse(
             format!("there is no rank {} among {}", hello.peer.rank, settings.world_size),
             "Number the ranks from 0 to world size - 1",
@@ -103,15 +103,17 @@ pub(crate) fn objection(
     };
     let newcomer = describe(&hello.peer);
     let remedy = "Give every process its own rank, and every job its own rendezvous (port, file or job name)";
-    match seat {
-        Seat::Empty { .. } => None,
-        Seat::Taken(taken) => refuse(
-            format!("{} has it already; this newcomer is {newcomer}", describe(&taken.peer)),
+    match state {
+        RankState::Absent { .. } => None,
+        RankState::Present(present) => refuse(
+            format!("{} has it already; this newcomer is {newcomer}", describe(&present.peer)),
             remedy,
             false,
         ),
-        Seat::Departed => refuse(format!("{newcomer}: this rank has left the job before"), remedy, false),
-        Seat::Lost { loss } => {
+        RankState::Departed => {
+            refuse(format!("{newcomer}: this rank has left the job before"), remedy, false)
+        }
+        RankState::Lost { loss } => {
             refuse(format!("{newcomer}: this rank was lost before ({loss})"), remedy, false)
         }
     }

@@ -6,20 +6,20 @@ use kolo_collectives::plan::{Collective, Placement};
 use kolo_transport::Needs;
 use kolo_transport::shm::Slot;
 
-use super::Tiny;
-use super::passage::{Passage, place};
+use super::CompiledExchange;
+use super::cursor::{ExchangeCursor, place};
 use crate::call::{Call, reduces};
 use crate::reduce::{Folding, divide, scale};
 use crate::types::ReduceOp;
 
-impl Tiny {
+impl CompiledExchange {
     /// Publishes this rank's contribution to the exchange at hand.
     ///
     /// # Safety
     /// It is as long as the collective defines.
     #[inline]
-    pub(super) unsafe fn publish(&mut self, call: &Call, passage: &Passage, own: Option<*const u8>) {
-        let ((at, len), block) = (passage.part(), passage.block);
+    pub(super) unsafe fn publish(&mut self, call: &Call, cursor: &ExchangeCursor, own: Option<*const u8>) {
+        let ((at, len), block) = (cursor.part(), cursor.block);
         let (rank, members, skips_own) = (self.rank, self.members, !self.reads_own_back(call));
         let fill = own.map(|own| {
             move |mut slot: Slot<'_>| {
@@ -44,7 +44,7 @@ impl Tiny {
                 }
             }
         });
-        self.flat.publish(passage.tag, passage.published(), self.needs(call), fill);
+        self.flat.publish(cursor.tag, cursor.published(), self.needs(call), fill);
     }
 
     /// Whom this rank waits for.
@@ -65,8 +65,8 @@ impl Tiny {
     /// # Safety
     /// The buffers of the call are valid, and all that is needed has been published.
     #[inline]
-    pub(super) unsafe fn take(&self, call: &Call, passage: &Passage) {
-        let (at, _) = passage.part();
+    pub(super) unsafe fn take(&self, call: &Call, cursor: &ExchangeCursor) {
+        let (at, _) = cursor.part();
         let (rank, root, members) = (self.rank, call.root as usize, self.members);
         let reduced = match call.collective {
             Collective::AllReduce => Some((0, 0..members)),
@@ -79,14 +79,14 @@ impl Tiny {
         // SAFETY: for the whole block: outputs are as long as the collective defines; payloads are as long as published.
         unsafe {
             if let Some((index, members)) = reduced {
-                return self.reduce(call, passage, index, members);
+                return self.reduce(call, cursor, index, members);
             }
             match call.collective {
                 Collective::Broadcast | Collective::Scatter if rank != root => {
-                    self.fetch(call, passage, root, call.output.add(at));
+                    self.fetch(call, cursor, root, call.output.add(at));
                 }
-                Collective::AllGather | Collective::AllToAll => self.fetch_all(call, passage),
-                Collective::Gather if rank == root => self.fetch_all(call, passage),
+                Collective::AllGather | Collective::AllToAll => self.fetch_all(call, cursor),
+                Collective::Gather if rank == root => self.fetch_all(call, cursor),
                 // Nothing, or only for other ranks.
                 _ => {}
             }
@@ -100,7 +100,7 @@ impl Tiny {
     /// # Safety
     /// As [`Self::publish`], and the output is as long as the collective defines.
     #[inline]
-    pub(super) unsafe fn keep(&self, call: &Call, passage: &Passage, own: Option<*const u8>) {
+    pub(super) unsafe fn keep(&self, call: &Call, cursor: &ExchangeCursor, own: Option<*const u8>) {
         let (rank, root) = (self.rank, call.root as usize);
         // Which block of what it contributes, and of the output.
         let (from, to) = match call.collective {
@@ -113,12 +113,12 @@ impl Tiny {
             _ => return,
         };
         let Some(own) = own else { return };
-        let ((at, len), block) = (passage.part(), passage.block);
+        let ((at, len), block) = (cursor.part(), cursor.block);
         // SAFETY: inside both, by the shape of the call; input and output are the same memory or do not overlap.
         unsafe {
             let (from, to) = (own.add(from * block + at), call.output.add(to * block + at));
             if from != to.cast_const() {
-                passage.copy(from, to, len);
+                cursor.copy(from, to, len);
             }
         }
     }
@@ -159,7 +159,7 @@ impl Tiny {
     unsafe fn source(
         &self,
         call: &Call,
-        passage: &Passage,
+        cursor: &ExchangeCursor,
         own: Option<*const u8>,
         (at, len): (usize, usize),
         member: usize,
@@ -167,7 +167,7 @@ impl Tiny {
     ) -> *const u8 {
         match own {
             // SAFETY: inside the contribution, by the shape of the call.
-            Some(own) if member == self.rank => unsafe { own.add(index * passage.block + at) },
+            Some(own) if member == self.rank => unsafe { own.add(index * cursor.block + at) },
             _ => {
                 let place = place(call.collective, member, index);
                 self.flat.payload(member).part(place * len, len)
@@ -177,20 +177,20 @@ impl Tiny {
 
     /// Puts what each other member published for this one into that member's block of the output.
     #[inline]
-    unsafe fn fetch_all(&self, call: &Call, passage: &Passage) {
-        let (at, _) = passage.part();
+    unsafe fn fetch_all(&self, call: &Call, cursor: &ExchangeCursor) {
+        let (at, _) = cursor.part();
         for member in (0..self.members).filter(|member| *member != self.rank) {
             // SAFETY: the output has a block for each member.
             unsafe {
-                self.fetch(call, passage, member, call.output.add(member * passage.block + at));
+                self.fetch(call, cursor, member, call.output.add(member * cursor.block + at));
             }
         }
     }
 
     /// Copies what another member published for this one.
     #[inline]
-    unsafe fn fetch(&self, call: &Call, passage: &Passage, member: usize, to: *mut u8) {
-        let (_, len) = passage.part();
+    unsafe fn fetch(&self, call: &Call, cursor: &ExchangeCursor, member: usize, to: *mut u8) {
+        let (_, len) = cursor.part();
         let index = match call.collective {
             Collective::Scatter | Collective::AllToAll => place(call.collective, member, self.rank),
             // The same for all.
@@ -198,18 +198,18 @@ impl Tiny {
         };
         let from = self.flat.payload(member).part(index * len, len);
         // SAFETY: the caller's promise for `to`.
-        unsafe { passage.copy(from, to, len) };
+        unsafe { cursor.copy(from, to, len) };
     }
 
     /// Reduces part `index` of what the given members published into the output.
     #[inline]
-    unsafe fn reduce(&self, call: &Call, passage: &Passage, index: usize, members: Range<usize>) {
-        let (at, len) = passage.part();
+    unsafe fn reduce(&self, call: &Call, cursor: &ExchangeCursor, index: usize, members: Range<usize>) {
+        let (at, len) = cursor.part();
         let own = self.own(call);
         // SAFETY: the output has room for the part, and sources are as long.
         unsafe {
-            let payload = |member| self.source(call, passage, own, (at, len), member, index);
-            self.fold(call, passage, call.output.add(at), len, members, payload);
+            let payload = |member| self.source(call, cursor, own, (at, len), member, index);
+            self.fold(call, cursor, call.output.add(at), len, members, payload);
         }
     }
 
@@ -222,14 +222,14 @@ impl Tiny {
     pub(super) unsafe fn fold(
         &self,
         call: &Call,
-        passage: &Passage,
+        cursor: &ExchangeCursor,
         output: *mut u8,
         bytes: usize,
         members: Range<usize>,
         payload: impl Fn(usize) -> *const u8,
     ) {
         let how = Folding {
-            combine: passage.combine,
+            combine: cursor.combine,
             element_bytes: call.data_type.size(),
             canonical: self.canonical,
             scratch: &self.scratch,

@@ -6,15 +6,15 @@ use kolo_gdr::Gpu;
 
 /// The GPUs whose memory the caller's buffers are; none where it is the host's.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Sides {
+pub(crate) struct GpuBuffers {
     pub(crate) input: Option<Arc<Gpu>>,
     pub(crate) output: Option<Arc<Gpu>>,
-    pub(crate) reach: Reach,
+    pub(crate) access: AdapterAccess,
 }
 
 /// How messages get from and to a GPU's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum AdapterAccess {
     /// Through pinned memory of the host.
     #[default]
     Staged,
@@ -22,7 +22,7 @@ pub(crate) enum Reach {
     Direct { flush: bool },
 }
 
-impl Sides {
+impl GpuBuffers {
     /// A GPU of the call's, if there is one.
     pub(crate) fn any(&self) -> Option<&Arc<Gpu>> {
         self.input.as_ref().or(self.output.as_ref())
