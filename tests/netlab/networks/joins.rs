@@ -18,6 +18,8 @@ pub(crate) const TESTS: &[Test] = tests![
     Long joins_with_ipv6_alone,
     Long joins_between_subnets,
     Long a_lost_syn_costs_a_second,
+    Long either_end_may_dial,
+    Long ranks_that_cannot_meet_are_named_with_their_addresses,
 ];
 
 const LONG: Duration = Duration::from_secs(60);
@@ -113,4 +115,29 @@ fn a_lost_syn_costs_a_second() {
     // One for joining, one for the first message; the rest is for a busy machine.
     assert!(ends[0].at < Duration::from_secs(8), "{:?}", ends[0].at);
     assert!(ends[0].at > Duration::from_secs(1), "none was lost: {:?}", ends[0].at);
+}
+
+fn either_end_may_dial() {
+    for blocked in [&[(0, 1)][..], &[(1, 2)], &[(2, 1)], &[(0, 2), (1, 2)], &[(0, 1), (0, 2), (2, 1)]] {
+        let lab = Lab::new(&network(3)).expect("a network");
+        blocked.iter().for_each(|&(from, to)| lab.block_dialling(from, to));
+        let Some(ends) = meeting(&lab, &[]) else { return };
+        succeed(&ends, &format!("no dialling {blocked:?}"));
+        // The patience of the end that waits, once; later channels are dialled from the right end.
+        assert!(ends[0].at < Duration::from_secs(10), "{blocked:?}: {:?}", ends[0].at);
+    }
+}
+
+fn ranks_that_cannot_meet_are_named_with_their_addresses() {
+    let lab = Lab::new(&network(3)).expect("a network");
+    for (from, to) in [(1, 2), (2, 1)] {
+        lab.block(Rule { from: Some(from), to: Some(to), what: What::Everything, count: None });
+    }
+    let Some(ends) = meeting(&lab, &[("KOLO_TIMEOUT", "10")]) else { return };
+    let address = lab.host(2).address().to_string();
+    for (end, rank) in ends.iter().zip(0..) {
+        let names = ["rank 1", "rank 2", address.as_str()];
+        assert!(!end.is_ok && names.iter().all(|name| end.said.contains(name)), "rank {rank}: {}", end.said);
+        assert!(end.at < Duration::from_secs(30), "rank {rank} took {:?}", end.at);
+    }
 }

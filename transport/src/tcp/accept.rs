@@ -242,8 +242,8 @@ impl Visitor {
                 if hello.target != me.instance {
                     return Heard::Stranger("wanted another endpoint".into(), Some(Verdict::Instance));
                 }
-                // The lower rank dials.
-                if hello.world_size != me.world_size || hello.to != me.rank || hello.from >= me.rank {
+                let is_rank = hello.from < me.world_size && hello.from != me.rank;
+                if hello.world_size != me.world_size || hello.to != me.rank || !is_rank {
                     return Heard::Stranger("rank or world size out of place".into(), Some(Verdict::Rank));
                 }
                 Heard::Peer(hello)
