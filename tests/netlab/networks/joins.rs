@@ -19,6 +19,7 @@ pub(crate) const TESTS: &[Test] = tests![
     Long joins_between_subnets,
     Long a_lost_syn_costs_a_second,
     Long either_end_may_dial,
+    Long listens_within_a_range_of_ports,
     Long ranks_that_cannot_meet_are_named_with_their_addresses,
 ];
 
@@ -140,4 +141,34 @@ fn ranks_that_cannot_meet_are_named_with_their_addresses() {
         assert!(!end.is_ok && names.iter().all(|name| end.said.contains(name)), "rank {rank}: {}", end.said);
         assert!(end.at < Duration::from_secs(30), "rank {rank} took {:?}", end.at);
     }
+}
+
+/// A firewall that lets only connections to some ports through, as far as this test goes: whoever listens is asked.
+fn listens_within_a_range_of_ports() {
+    let lab = Lab::new(&network(2)).expect("a network");
+    let folder = std::env::temp_dir().join(format!("kolo-netlab-{}", std::process::id()));
+    let meet = format!("file://{}", folder.display());
+    let with = |range: &str| {
+        let Some(mut commands) = perf(&lab, 2, MEET, PATIENT) else { return Vec::new() };
+        for (command, rank) in commands.iter_mut().zip(0..) {
+            for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+                command.env_remove(name);
+            }
+            command
+                .env("KOLO_RANK", format!("{rank}"))
+                .env("KOLO_WORLD_SIZE", "4")
+                .env("KOLO_RENDEZVOUS", &meet);
+            command.env("KOLO_PORT_RANGE", range).env("KOLO_TRANSPORT", "tcp");
+        }
+        // Ports outside are closed to both hosts, whichever end dials.
+        run(commands, LONG)
+    };
+    lab.block(Rule { from: None, to: None, what: What::SynOutside(40_000, 40_002), count: None });
+    // One for each of two ranks, and rank 0's for joining.
+    succeed(&with("40000-40002"), "three ports");
+    let ends = with("40000-40000");
+    for part in ["no port from 40000 to 40000 is free", "KOLO_PORT_RANGE"] {
+        assert!(ends.is_empty() || ends.iter().any(|end| !end.is_ok && end.said.contains(part)), "{ends:?}");
+    }
+    let _ = std::fs::remove_file(folder);
 }

@@ -146,6 +146,9 @@ pub struct NetworkArgs {
     /// Lose the first so many SYNs to a host: 0=1
     #[arg(long, value_name = "HOST=COUNT", value_parser = of_count)]
     pub drop_syn: Vec<Of<u64>>,
+    /// Lose SYNs to ports outside of this range, as a firewall does: 40000-40099
+    #[arg(long, value_name = "FIRST-LAST", value_parser = ports)]
+    pub open_ports: Option<(u16, u16)>,
     /// Lose all packets longer than this, without a word, as a path with a smaller MTU does
     #[arg(long, value_name = "BYTES", value_parser = quantity::bytes)]
     pub black_hole: Option<u64>,
@@ -184,6 +187,12 @@ fn burst(text: &str) -> Result<(f64, f64), String> {
 
 fn reorder(text: &str) -> Result<(f64, Duration), String> {
     quantity::with_default(text, quantity::share, quantity::time, Duration::from_micros(500))
+}
+
+fn ports(text: &str) -> Result<(u16, u16), String> {
+    let ends = text.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
+    ends.filter(|(first, last)| first <= last)
+        .ok_or_else(|| format!("{text} is not FIRST-LAST, as 40000-40099"))
 }
 
 fn router(text: &str) -> Result<(u64, Duration), String> {
@@ -253,7 +262,8 @@ impl NetworkArgs {
         let nat = self.nat.iter().map(|&host| Rule { to: Some(host), ..syn });
         let lost = self.drop_syn.iter().map(|of| Rule { to: Some(of.which), count: Some(of.value), ..syn });
         let long = self.black_hole.iter().map(|&bytes| Rule { what: What::LongerThan(bytes), ..all });
-        apart.chain(oneway).chain(nat).chain(lost).chain(long).collect()
+        let ports = self.open_ports.map(|(first, last)| Rule { what: What::SynOutside(first, last), ..all });
+        apart.chain(ports).chain(oneway).chain(nat).chain(lost).chain(long).collect()
     }
 }
 

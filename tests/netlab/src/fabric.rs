@@ -58,6 +58,8 @@ pub enum What {
     Everything,
     /// Those that open a TCP connection.
     Syn,
+    /// Those that open a TCP connection to a port outside of these.
+    SynOutside(u16, u16),
     /// Those with packets longer than this, Ethernet header included.
     LongerThan(u64),
 }
@@ -67,8 +69,8 @@ pub enum What {
 pub struct Facts {
     /// Its length and packets.
     pub bundle: Bundle,
-    /// Whether it opens a TCP connection.
-    pub is_syn: bool,
+    /// The port to which it opens a TCP connection, if it does.
+    pub syn_to: Option<u16>,
     /// Bytes of its longest packet with the Ethernet header.
     pub longest_packet: u64,
 }
@@ -250,7 +252,10 @@ impl<P: Clone> Fabric<P> {
         let concerns = |rule: &Rule| {
             let what = match rule.what {
                 What::Everything => true,
-                What::Syn => facts.is_syn,
+                What::Syn => facts.syn_to.is_some(),
+                What::SynOutside(first, last) => {
+                    facts.syn_to.is_some_and(|port| !(first..=last).contains(&port))
+                }
                 What::LongerThan(bytes) => facts.longest_packet > bytes,
             };
             what && rule.from.is_none_or(|host| host == from) && rule.to.is_none_or(|host| host == to)
@@ -271,8 +276,8 @@ mod tests {
     use super::*;
 
     const FULL: Facts =
-        Facts { bundle: Bundle { wire_bytes: 1538, packets: 1 }, is_syn: false, longest_packet: 1514 };
-    const SYN: Facts = Facts { is_syn: true, ..FULL };
+        Facts { bundle: Bundle { wire_bytes: 1538, packets: 1 }, syn_to: None, longest_packet: 1514 };
+    const SYN: Facts = Facts { syn_to: Some(80), ..FULL };
 
     fn fabric(ports: usize, rate: u64, queue_bytes: u64) -> Fabric<usize> {
         let shape = Shape { rate: Some(rate), queue_bytes, ..Shape::default() };

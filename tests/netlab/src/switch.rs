@@ -171,7 +171,8 @@ fn facts(frame: &[u8]) -> Option<Facts> {
         _ => None,
     };
     let tcp = tcp_at.and_then(|at| ethernet.get(at..at + 20));
-    let is_syn = tcp.is_some_and(|tcp| tcp[13] & 0x12 == 0x02);
+    let syn = tcp.filter(|tcp| tcp[13] & 0x12 == 0x02);
+    let syn_to = syn.map(|tcp| u16::from_be_bytes([tcp[2], tcp[3]]));
     let segment = u64::from(u16::from_ne_bytes([virtio[4], virtio[5]]));
     let (bundle, longest_packet) = match (virtio[1] != 0, tcp_at, tcp) {
         (true, Some(at), Some(tcp)) if segment > 0 => {
@@ -181,7 +182,7 @@ fn facts(frame: &[u8]) -> Option<Facts> {
         }
         _ => (Bundle::frame(bytes), bytes),
     };
-    Some(Facts { bundle, is_syn, longest_packet })
+    Some(Facts { bundle, syn_to, longest_packet })
 }
 
 #[cfg(test)]
@@ -198,6 +199,7 @@ mod tests {
         ethernet[12..14].copy_from_slice(&[0x08, 0x00]);
         ethernet[14] = 0x45;
         ethernet[14 + 9] = 6;
+        ethernet[34 + 2..34 + 4].copy_from_slice(&[0x12, 0x34]);
         ethernet[34 + 12] = 8 << 4;
         ethernet[34 + 13] = flags;
         frame
@@ -206,8 +208,8 @@ mod tests {
     #[test]
     fn packets_are_recognized() {
         let syn = facts(&tcp(0x02, 0, 0)).unwrap();
-        assert!(syn.is_syn && syn.bundle == Bundle::frame(66));
-        assert!(!facts(&tcp(0x12, 0, 0)).unwrap().is_syn, "a SYN that answers");
+        assert_eq!((syn.syn_to, syn.bundle), (Some(0x1234), Bundle::frame(66)));
+        assert_eq!(facts(&tcp(0x12, 0, 0)).unwrap().syn_to, None, "a SYN that answers");
         let bundle = facts(&tcp(0x10, 14_480, 1448)).unwrap();
         assert_eq!((bundle.bundle, bundle.longest_packet), (Bundle::segmented(14_480, 1448, 66), 1514));
         assert!(facts(&[0; VIRTIO_HEADER + 13]).is_none());

@@ -71,9 +71,9 @@ pub(super) struct Door {
 }
 
 impl Door {
-    pub(super) fn open() -> io::Result<Self> {
+    pub(super) fn open(options: &TcpOptions) -> io::Result<Self> {
         Ok(Self {
-            listener: socket::listen()?,
+            listener: socket::listen(options.ports.clone())?,
             visitors: Vec::new(),
             strangers: Strangers::default(),
             hungry_since: None,

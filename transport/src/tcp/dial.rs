@@ -173,6 +173,27 @@ impl Dial {
                 }
             }
         }
+        if let Err(error) = self.start_due(now, options, &mut opened) {
+            return Dialed::Starved(error);
+        }
+        if self.attempts.is_empty() && self.waiting.is_empty() {
+            let tried =
+                if self.failures.is_empty() { "no address".to_owned() } else { self.failures.join("; ") };
+            return Dialed::Failed { tried, is_silent: self.is_silent };
+        }
+        Dialed::Waiting
+    }
+
+    /// Starts the attempts that are due.
+    ///
+    /// # Errors
+    /// If the system has had no descriptor for [`STARVED_FOR`].
+    fn start_due(
+        &mut self,
+        now: Instant,
+        options: &TcpOptions,
+        opened: &mut impl FnMut(&Socket),
+    ) -> std::io::Result<()> {
         while now >= self.next_at {
             let Some((candidate, try_number)) = self.waiting.pop_front() else { break };
             let to = candidate.to;
@@ -185,7 +206,7 @@ impl Dial {
                 }
                 Err(error) if descriptors::are_out(&error) => {
                     if now >= *self.hungry_since.get_or_insert(now) + STARVED_FOR {
-                        return Dialed::Starved(error);
+                        return Err(error);
                     }
                     self.waiting.push_front((candidate, try_number));
                     self.next_at = now + LOOK_AGAIN;
@@ -200,12 +221,7 @@ impl Dial {
                 }
             }
         }
-        if self.attempts.is_empty() && self.waiting.is_empty() {
-            let tried =
-                if self.failures.is_empty() { "no address".to_owned() } else { self.failures.join("; ") };
-            return Dialed::Failed { tried, is_silent: self.is_silent };
-        }
-        Dialed::Waiting
+        Ok(())
     }
 
     fn fail(&mut self, at: usize, why: &str, now: Instant) {

@@ -110,7 +110,7 @@ impl TcpEndpoint {
             let detail = "no usable network interface; see `ip address` and KOLO_SOCKET_IFNAME";
             return Err(Error::new(ErrorKind::System, NAME, None, detail));
         }
-        let door = Door::open().map_err(system("listening"))?;
+        let door = Door::open(&options).map_err(system("listening"))?;
         let port = door.listener.local_addr().map_err(system("listening"))?;
         let port = port.as_socket().map_or(0, |address| address.port());
         let address = Address::new(port, instance, host, &admitted).encode();

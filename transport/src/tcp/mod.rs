@@ -51,6 +51,7 @@ use crate::kinds::{Features, Options};
 pub use accept::Strangers;
 pub use endpoint::TcpEndpoint;
 pub use options::{Congestion, Family, TcpOptions};
+pub use socket::{Reuse, in_port_range};
 
 /// The transport's name, in errors and capabilities.
 pub(crate) const NAME: &str = "tcp";
