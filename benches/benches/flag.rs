@@ -77,7 +77,8 @@ fn exchange(flat: &mut Exchange) {
 
 /// Two ranks over shared memory.
 fn communicators() -> [Communicator; 2] {
-    let config = Config { transports: Transports::Only(vec![TransportKind::Shm]), ..Config::default() };
+    let config =
+        Config::default().with(|config| config.transports = Transports::Only(vec![TransportKind::Shm]));
     let ranks = Cluster::with_config(2, &config, |comm| comm).expect("a cluster of threads");
     ranks.try_into().expect("two")
 }

@@ -14,7 +14,7 @@
 mod bill;
 
 use crate::Algorithm;
-use crate::meeting::LONG_BYTES;
+use crate::contention::LONG_BYTES;
 use crate::model::Model;
 use crate::plan::Collective;
 use crate::task::Task;

@@ -316,7 +316,10 @@ fn another_job_at_the_port_is_waited_out() {
     let first = start(JoinSpec { timeout: 2 * SHORT, ..named(0, "first") });
     let second = start(named(1, "second"));
     let error = problem(finish(first));
-    assert!(error.contains("missing: rank 1") && !error.contains("turned away") && !error.contains("rejected"), "{error}");
+    assert!(
+        error.contains("missing: rank 1") && !error.contains("turned away") && !error.contains("rejected"),
+        "{error}"
+    );
     let zero = start(named(0, "second"));
     use_and_leave(vec![finish(zero).unwrap(), finish(second).unwrap()]);
 }

@@ -25,7 +25,7 @@ impl Arrangement {
     #[must_use]
     pub fn config(self, rank: u32) -> Config {
         // Long beside what any test takes, short beside what a person waits for a hung one.
-        let mut config = Config { timeout: Duration::from_secs(60), ..Config::default() };
+        let mut config = Config::default().with(|config| config.timeout = Duration::from_secs(60));
         match self {
             Self::Exchange => config.transports = Transports::Only(vec![TransportKind::Shm]),
             Self::Shm => {

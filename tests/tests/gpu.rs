@@ -248,7 +248,12 @@ fn pinned_memory_is_bounded() {
     const PINNED_BYTES: usize = 32 << 20;
     let count = 20 << 20;
     // As many segments in flight as there are channels for would need twice that.
-    let many = |config| kolo::Config { window: Some(64), segment_bytes: Some(1 << 20), ..with_gpu(config) };
+    let many = |config| {
+        with_gpu(config).with(|config| {
+            config.window = Some(64);
+            config.segment_bytes = Some(1 << 20);
+        })
+    };
     Arrangement::Shm.run_with(4, many, |comm| {
         let mine = DeviceMemory::holding(&vec![comm.rank() as u8; count]);
         let all = DeviceMemory::new(4 * count);

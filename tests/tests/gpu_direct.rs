@@ -19,12 +19,11 @@ fn over_rdma<R: Send>(
     mode: GpuDirectMode,
     body: impl Fn(Communicator) -> R + Sync,
 ) -> Option<Vec<R>> {
-    let config = Config {
-        transports: Transports::Only(vec![TransportKind::Rdma]),
-        gdr: mode,
-        segment_bytes: Some(300_000),
-        ..with_gpu(Config::default())
-    };
+    let config = with_gpu(Config::default()).with(|config| {
+        config.transports = Transports::Only(vec![TransportKind::Rdma]);
+        config.gdr = mode;
+        config.segment_bytes = Some(300_000);
+    });
     match Cluster::with_config(ranks, &config, body) {
         Ok(results) => Some(results),
         Err(error) => {
@@ -221,11 +220,10 @@ fn a_direct_way_can_be_required() {
     if std::env::var("KOLO_EXPECT_DMABUF").as_deref() != Ok("no") {
         return println!("skipped: for adapters that are known to take no dma-bufs");
     }
-    let config = Config {
-        transports: Transports::Only(vec![TransportKind::Rdma]),
-        gdr: GpuDirectMode::Require,
-        ..with_gpu(Config::default())
-    };
+    let config = with_gpu(Config::default()).with(|config| {
+        config.transports = Transports::Only(vec![TransportKind::Rdma]);
+        config.gdr = GpuDirectMode::Require;
+    });
     let error = Cluster::with_config(2, &config, |_| ()).expect_err("refused").to_string();
     assert!(error.contains("KOLO_GDR") && error.contains("rxe0 takes no dma-bufs"), "{error}");
 }

@@ -53,7 +53,7 @@ fn calls_on_the_hosts_memory_take_the_way_that_they_take_without_a_gpu() {
 #[test]
 fn ranks_meet_whosever_memory_their_calls_are_on() {
     let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let brief = |config| Config { timeout: Duration::from_secs(20), ..with_gpu(config) };
+    let brief = |config| with_gpu(config).with(|config| config.timeout = Duration::from_secs(20));
     for bytes in [8, 40_000, 600_001, 3_000_001] {
         Arrangement::Exchange.run_with(3, brief, |comm| {
             let (mut there, mut here, mut works) = (Vec::new(), Vec::new(), Vec::new());

@@ -121,7 +121,8 @@ fn staging_is_refused() {
 }
 
 fn a_library_that_is_none() {
-    let config = Config { cuda_library: Some("libnothing-cuda.so.1".to_owned()), ..Config::default() };
+    let config =
+        Config::default().with(|config| config.cuda_library = Some("libnothing-cuda.so.1".to_owned()));
     let error = Cluster::with_config(1, &config, |_| ()).expect_err("refused").to_string();
     assert!(error.contains("KOLO_CUDA_LIBRARY") && error.contains("libnothing-cuda.so.1"), "{error}");
 }

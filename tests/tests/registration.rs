@@ -11,12 +11,11 @@ const ELEMENTS: usize = 1 << 20;
 
 /// Runs `body` on two ranks over RDMA; not, with the reason printed, where there is none.
 fn over_rdma<R: Send>(body: impl Fn(Communicator) -> R + Sync) -> Option<Vec<R>> {
-    let config = Config {
-        transports: Transports::Only(vec![TransportKind::Rdma]),
+    let config = Config::default().with(|config| {
+        config.transports = Transports::Only(vec![TransportKind::Rdma]);
         // What is kept beyond a message is then what was registered by hand.
-        ib_cache: kolo_transport::rdma::Keep::Never,
-        ..Config::default()
-    };
+        config.ib_cache = kolo_transport::rdma::Keep::Never;
+    });
     match Cluster::with_config(2, &config, body) {
         Ok(results) => Some(results),
         Err(error) => {
@@ -64,9 +63,9 @@ fn since(comm: &Communicator, before: MemoryCounters) -> (u64, u64, u64, u64) {
 fn where_nothing_pins_memory_it_says_so() {
     // Between hosts it might be RDMA.
     let no_rdma = |config: Config| match config.transports {
-        Transports::Auto => {
-            Config { transports: Transports::Only(vec![TransportKind::Shm, TransportKind::Tcp]), ..config }
-        }
+        Transports::Auto => config.with(|config| {
+            config.transports = Transports::Only(vec![TransportKind::Shm, TransportKind::Tcp])
+        }),
         _ => config,
     };
     for arrangement in [Arrangement::Shm, Arrangement::Tcp, Arrangement::Hosts(1)] {

@@ -233,7 +233,7 @@ fn transports_that_do_not_reach() {
     bounded("shm between hosts", || {
         let error = Cluster::with_configs(
             2,
-            |rank| Config { host_id: Some(format!("host-{rank}")), ..Arrangement::Shm.config(rank) },
+            |rank| Arrangement::Shm.config(rank).with(|config| config.host_id = Some(format!("host-{rank}"))),
             drop,
         )
         .expect_err("two hosts share no memory");
@@ -287,8 +287,9 @@ fn too_much_at_a_time() {
 #[test]
 fn an_algorithm_for_one_collective_leaves_the_others_as_they_are() {
     bounded("KOLO_ALGO for some calls", || {
-        let change =
-            |config| Config { algorithms: "broadcast:binomial,all_reduce@64K-:ring".into(), ..config };
+        let change = |config: Config| {
+            config.with(|config| config.algorithms = "broadcast:binomial,all_reduce@64K-:ring".into())
+        };
         Arrangement::Exchange.run_with(3, change, |comm| {
             let (from, mut to) = (vec![0_f32; 1 << 20], vec![0_f32; 1 << 20]);
             let mut explain = |collective, count| {

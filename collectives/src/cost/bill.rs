@@ -1,6 +1,6 @@
 //! What a plan costs, added up exchange by exchange: the words in which generators state their price.
 
-use crate::meeting::{Meeting, Weight};
+use crate::contention::{Pattern, Weight};
 use crate::model::{LinkClass, Model};
 use crate::rounds::floor_log2;
 use crate::task::Task;
@@ -101,22 +101,22 @@ impl Bill {
     /// All ranks send and receive `messages` messages, `bytes` in all, and go on when they have.
     pub(crate) fn exchange(
         &mut self,
-        meeting: Meeting,
+        pattern: Pattern,
         reach: Reach,
         messages: f64,
         bytes: f64,
         reduces: bool,
     ) {
-        let Weight { turns, processors, links } = self.weight(meeting, reach, bytes, reduces);
+        let Weight { turns, processors, links } = self.weight(pattern, reach, bytes, reduces);
         let latency = turns * self.weigh(reach, |class| self.model.latency_seconds(class));
         let transfer = self.transfer(reach, messages, bytes * links);
         let work = self.work(reach, turns * processors * messages, processors * bytes, reduces);
         self.path += latency + transfer + work;
     }
 
-    fn weight(&self, meeting: Meeting, reach: Reach, bytes: f64, reduces: bool) -> Weight {
+    fn weight(&self, pattern: Pattern, reach: Reach, bytes: f64, reduces: bool) -> Weight {
         match reach {
-            Reach::Host => meeting.weight(&self.model, self.p, bytes, reduces),
+            Reach::Host => pattern.weight(&self.model, self.p, bytes, reduces),
             Reach::Network(_) | Reach::Mixed(_) => Weight::ONE,
         }
     }
@@ -227,8 +227,8 @@ impl Bill {
         for (reach, count) in [(Reach::Host, near), (Reach::Network(1.0), far)] {
             if count > 0.0 {
                 let width = if matches!(reach, Reach::Host) { width } else { width.min(self.width) };
-                let crowd = Meeting::Crowd(count.min(width));
-                let Weight { turns, links, .. } = self.weight(crowd, reach, bytes, reduces);
+                let pattern = Pattern::AllAtOnce(count.min(width));
+                let Weight { turns, links, .. } = self.weight(pattern, reach, bytes, reduces);
                 let transfer = self.transfer(reach, count, count * bytes * links);
                 // The processor works while the link does; only the last message's work is in the open.
                 let work = self.work(reach, count * turns, count * bytes, reduces);
@@ -247,7 +247,7 @@ impl Bill {
         let (mut time, mut latency) = (0.0, 0.0_f64);
         for (reach, count) in [(Reach::Host, near), (self.one_per_host(), far)] {
             if count > 0.0 {
-                let Weight { processors, links, .. } = self.weight(Meeting::Fan, reach, bytes, reduces);
+                let Weight { processors, links, .. } = self.weight(Pattern::Fan, reach, bytes, reduces);
                 let transfer = self.transfer(reach, count, count * bytes * links);
                 // One end of each message only, but for the last one.
                 let messages = (count + 1.0) / 2.0;
@@ -274,16 +274,16 @@ impl Bill {
     /// `whole`, after folding ranks that have no partner.
     pub(crate) fn doubling(&mut self, whole: f64, first: f64, reduces: bool) {
         if !self.p.is_power_of_two() && whole > 0.0 {
-            self.exchange(Meeting::Pairs, self.partner(1), 1.0, whole, reduces);
+            self.exchange(Pattern::Pairs, self.partner(1), 1.0, whole, reduces);
             // In and out are different directions of the link, and the way back is taken by some ranks only.
             let busy = self.busy;
-            self.exchange(Meeting::Pairs, self.partner(1), 1.0, whole, false);
+            self.exchange(Pattern::Pairs, self.partner(1), 1.0, whole, false);
             self.busy = busy;
         }
         let halves = first < whole || whole == 0.0;
         for round in 0..floor_log2(self.p) {
             let bytes = if halves { first / f64::from(1_u32 << round) } else { first };
-            self.exchange(Meeting::Pairs, self.partner(1 << round), 1.0, bytes, reduces);
+            self.exchange(Pattern::Pairs, self.partner(1 << round), 1.0, bytes, reduces);
         }
     }
 }

@@ -8,9 +8,9 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::Bill;
 use crate::generator::Generator;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::task::Task;
 
@@ -49,7 +49,7 @@ impl Generator for Chain {
         let busy = bill.busy;
         for _ in 0..task.world_size - 1 {
             bill.busy = busy;
-            bill.exchange(Meeting::Pipeline, bill.circle(1), 1.0, bytes, reduces);
+            bill.exchange(Pattern::Pipeline, bill.circle(1), 1.0, bytes, reduces);
         }
     }
 

@@ -8,11 +8,11 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::{Bill, Reach};
 use crate::generator::Generator;
 use crate::generators::{circulant_pipelined, copy_own};
 use crate::group::{Group, Span};
-use crate::meeting::Meeting;
 use crate::model::Model;
 use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
 use crate::rounds::halvings;
@@ -100,7 +100,7 @@ pub(crate) fn phase_cost(bill: &mut Bill, p: u32, block: f64, reduces: bool, sha
         // A range that wraps is two messages, on some rank of every round.
         let messages = if active[0] - active[1] > 1 { 2.0 } else { 1.0 };
         let bytes = f64::from(active[0] - active[1]) * block;
-        bill.exchange(Meeting::Circle, reach, messages, bytes, reduces);
+        bill.exchange(Pattern::Circle, reach, messages, bytes, reduces);
     }
 }
 

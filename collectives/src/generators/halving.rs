@@ -13,10 +13,10 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::Bill;
 use crate::generator::Generator;
 use crate::generators::copy_own;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Like, Placement, Plan, Space};
 use crate::rounds::{Fold, ceil_log2, floor_log2};
 use crate::task::Task;
@@ -71,7 +71,7 @@ impl Generator for Halving {
         };
         for round in 0..ceil_log2(task.world_size) {
             let blocks = f64::from(1_u32 << round);
-            bill.exchange(Meeting::Pairs, bill.partner(1 << round), 1.0, bytes * blocks, reduces);
+            bill.exchange(Pattern::Pairs, bill.partner(1 << round), 1.0, bytes * blocks, reduces);
         }
     }
 

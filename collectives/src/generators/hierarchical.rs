@@ -10,11 +10,11 @@
 use super::{circulant, direct};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::{Bill, Reach};
 use crate::generator::Generator;
 use crate::group::{Group, Span};
 use crate::hosts::Hosts;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
 use crate::task::Task;
 
@@ -75,12 +75,12 @@ impl Generator for Hierarchical {
             Collective::ReduceScatter => {
                 bill.local_wave((local - 1) * hosts, bytes, true);
                 for _ in 0..hosts - 1 {
-                    bill.exchange(Meeting::Pairs, Reach::Network(1.0), 1.0, bytes, true);
+                    bill.exchange(Pattern::Pairs, Reach::Network(1.0), 1.0, bytes, true);
                 }
             }
             _ => {
                 for _ in 0..hosts - 1 {
-                    bill.exchange(Meeting::Pairs, Reach::Network(1.0), 1.0, bytes, false);
+                    bill.exchange(Pattern::Pairs, Reach::Network(1.0), 1.0, bytes, false);
                 }
                 bill.local_wave((local - 1) * hosts, bytes, false);
             }

@@ -9,11 +9,11 @@
 use super::{binomial, dissemination, recursive_doubling};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::{Bill, Reach};
 use crate::generator::Generator;
 use crate::group::Group;
 use crate::hosts::Hosts;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::rounds::ceil_log2;
 use crate::task::Task;
@@ -98,15 +98,15 @@ impl Generator for Leader {
         let both = matches!(task.collective, Collective::AllReduce | Collective::Barrier);
         let bytes = if task.collective == Collective::Barrier { 0.0 } else { bytes };
         for _ in 0..ceil_log2(bill.local) {
-            bill.exchange(Meeting::Pairs, Reach::Host, 1.0, bytes, reduces);
+            bill.exchange(Pattern::Pairs, Reach::Host, 1.0, bytes, reduces);
             if both {
-                bill.exchange(Meeting::Pairs, Reach::Host, 1.0, bytes, false);
+                bill.exchange(Pattern::Pairs, Reach::Host, 1.0, bytes, false);
             }
         }
         let all_reduce = task.collective == Collective::AllReduce;
         let fold = if bill.hosts.is_power_of_two() || !all_reduce { 0 } else { 1 };
         for _ in 0..ceil_log2(bill.hosts) + fold {
-            bill.exchange(Meeting::Pairs, one, 1.0, bytes, reduces);
+            bill.exchange(Pattern::Pairs, one, 1.0, bytes, reduces);
         }
     }
 }

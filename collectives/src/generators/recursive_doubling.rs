@@ -8,10 +8,10 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::Bill;
 use crate::generator::Generator;
 use crate::group::Group;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::rounds::{Fold, ceil_log2, floor_log2};
 use crate::task::Task;
@@ -59,7 +59,7 @@ impl Generator for RecursiveDoubling {
             Collective::Barrier => bill.doubling(0.0, 0.0, false),
             _ => {
                 for round in 0..ceil_log2(task.world_size) {
-                    bill.exchange(Meeting::Circle, bill.circle(1 << round), 1.0, bytes, true);
+                    bill.exchange(Pattern::Circle, bill.circle(1 << round), 1.0, bytes, true);
                 }
             }
         }

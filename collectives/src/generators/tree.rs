@@ -9,10 +9,10 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::{Bill, Reach};
 use crate::generator::Generator;
 use crate::generators::copy_own;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::rounds::floor_log2;
 use crate::task::Task;
@@ -80,8 +80,8 @@ impl Generator for Tree {
         let busy = bill.busy;
         for (reach, levels) in [(Reach::Host, inner), (one, outer)] {
             for _ in 0..levels {
-                bill.exchange(Meeting::Pairs, reach, 1.5, 0.75 * bytes, true);
-                bill.exchange(Meeting::Pairs, reach, 1.5, 0.75 * bytes, false);
+                bill.exchange(Pattern::Pairs, reach, 1.5, 0.75 * bytes, true);
+                bill.exchange(Pattern::Pairs, reach, 1.5, 0.75 * bytes, false);
             }
         }
         bill.busy = busy;

@@ -20,7 +20,7 @@ pub(super) struct Inbox {
     /// Messages that nobody has asked for yet, in the order of their arrival.
     pub(super) stored: VecDeque<Stored>,
     /// Whether the transport will tell of the next message.
-    pub(super) watched: bool,
+    pub(super) probed: bool,
     /// Messages come in another order than the receives were called: one receive at a time is posted, since all that
     /// are come back with each message that is another's.
     pub(super) narrow: bool,

@@ -118,13 +118,13 @@ impl Links {
         unsafe { endpoint.post_recv_if(on, tag, dst, token) }
     }
 
-    pub(crate) fn watch(&mut self, on: Channel) -> Result<(), Error> {
-        self.endpoint(on.peer)?.watch(on)
+    pub(crate) fn probe(&mut self, on: Channel) -> Result<(), Error> {
+        self.endpoint(on.peer)?.probe(on)
     }
 
-    pub(crate) fn unwatch(&mut self, on: Channel) {
+    pub(crate) fn cancel_probe(&mut self, on: Channel) {
         if let Ok(endpoint) = self.endpoint(on.peer) {
-            endpoint.unwatch(on);
+            endpoint.cancel_probe(on);
         }
     }
 
@@ -205,8 +205,8 @@ impl Links {
     }
 
     /// A transport that cannot tell messages apart before they are received, if there is one.
-    pub(crate) fn short_sighted(&self) -> Option<&'static str> {
-        self.endpoints.iter().find(|endpoint| !endpoint.looks_ahead()).map(|endpoint| endpoint.caps().name)
+    pub(crate) fn without_probing(&self) -> Option<&'static str> {
+        self.endpoints.iter().find(|endpoint| !endpoint.can_probe()).map(|endpoint| endpoint.caps().name)
     }
 
     /// Number of ranks, this one included.

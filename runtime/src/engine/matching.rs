@@ -12,7 +12,7 @@
 //! goes to the first receive that it fits; if there is none it is taken into memory of ours ([`super::unexpected`]), as
 //! far as the allowance goes, so that the message behind it can be looked at.
 //!
-//! A receive from any source is posted nowhere: while there is one, the streams on which nothing is posted are watched.
+//! A receive from any source is posted nowhere: while there is one, the streams on which nothing is posted are probed.
 //! A receive that names its source is not posted while an earlier one from any source might want the same message.
 
 use kolo_transport::{Channel, Envelope, Error, ErrorKind, Sink};
@@ -130,7 +130,7 @@ impl Transfers {
     pub(super) fn waits(&mut self, envelope: Envelope) {
         if let Some(inbox) = self.inboxes.get_mut(envelope.on.peer as usize) {
             inbox.head = Some(envelope);
-            inbox.watched = false;
+            inbox.probed = false;
             self.look_at(envelope.on.peer);
         }
     }
@@ -188,7 +188,7 @@ impl Transfers {
                     self.inboxes[peer as usize].waiting.pop_front();
                     self.post(slot, peer, true, links)?;
                 }
-                None => return self.watch(peer, links),
+                None => return self.probe(peer, links),
             }
         }
     }
@@ -228,10 +228,10 @@ impl Transfers {
             Place::Anyone(at) => self.anyone.remove(at),
         };
         if let Place::Anyone(_) = place {
-            // Receives that had to wait for this one may go on; what is watched for nobody is watched no more.
+            // Receives that had to wait for this one may go on; a probe that nobody wants any more ends.
             for other in 0..self.inboxes.len() as u32 {
                 let inbox = &self.inboxes[other as usize];
-                if !inbox.waiting.is_empty() || (inbox.watched && self.anyone.is_empty()) {
+                if !inbox.waiting.is_empty() || (inbox.probed && self.anyone.is_empty()) {
                     self.look_at(other);
                 }
             }
@@ -277,23 +277,23 @@ impl Transfers {
     }
 
     /// Watches a stream if a receive from any source may find something there, or stops it.
-    fn watch(&mut self, peer: u32, links: &mut Links) -> Result<(), Error> {
+    fn probe(&mut self, peer: u32, links: &mut Links) -> Result<(), Error> {
         let inbox = &mut self.inboxes[peer as usize];
         let on = Channel { peer, index: TRANSFER_CHANNEL };
         let wanted = !self.anyone.is_empty() && inbox.posted == 0;
-        if wanted == inbox.watched {
+        if wanted == inbox.probed {
             return Ok(());
         }
         if !wanted {
-            inbox.watched = false;
-            // A post takes the watch back by itself.
+            inbox.probed = false;
+            // A post takes the probe back by itself.
             if inbox.posted == 0 {
-                links.unwatch(on);
+                links.cancel_probe(on);
             }
             return Ok(());
         }
-        match links.watch(on) {
-            Ok(()) => inbox.watched = true,
+        match links.probe(on) {
+            Ok(()) => inbox.probed = true,
             // The others may still send.
             Err(error) if error.kind == ErrorKind::PeerLost => {}
             Err(error) => return Err(error),
@@ -362,7 +362,7 @@ impl Transfers {
         }?;
         let inbox = &mut self.inboxes[peer as usize];
         inbox.posted += 1;
-        inbox.watched = false;
+        inbox.probed = false;
         if posted == kolo_transport::Posted::Done {
             self.received(slot);
         }

@@ -5,8 +5,8 @@
 //! rest in equal *groups* of consecutive channels. Blocking calls use group 0, one after the other. The k-th asynchronous
 //! call uses group `1 + k mod (GROUPS - 1)`; a call whose group is busy is queued behind it.
 
-mod carried;
 mod copies;
+mod gpu_messages;
 mod inbox;
 mod links;
 mod listed;
@@ -14,9 +14,9 @@ mod local;
 mod matching;
 mod memory;
 mod operation;
-mod porter;
 mod staged;
 mod staging;
+mod sync_copy;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -36,7 +36,7 @@ pub(crate) use matching::label;
 pub(crate) use memory::Buffers;
 use operation::Operation;
 pub(crate) use operation::{Job, Lent};
-pub(crate) use porter::Porter;
+pub(crate) use sync_copy::SyncCopier;
 
 pub(crate) use staging::Staging;
 pub(crate) use token::Kind;
@@ -462,14 +462,14 @@ impl Engine {
     }
 
     /// A transport by which messages cannot be received from any source, if there is one.
-    pub(crate) fn short_sighted(&self) -> Option<&'static str> {
-        self.links.short_sighted()
+    pub(crate) fn without_probing(&self) -> Option<&'static str> {
+        self.links.without_probing()
     }
 
     /// Bytes of staging held for operations.
     pub(crate) fn staging_bytes(&self) -> usize {
         let of_operations: usize = self.slots.iter().map(|slot| slot.operation.staging_bytes()).sum();
-        of_operations + self.transfers.carriers.spare_bytes()
+        of_operations + self.transfers.gpu_messages.spare_bytes()
     }
 
     /// Whether the links could be dropped without losing anything that was reported done.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use kolo_gdr::Gpu;
 use kolo_transport::{Channel, Error, ErrorKind, Piece, Posted};
 
-use super::carried::{Carried, Carriers};
 use super::copies::CopyLines;
+use super::gpu_messages::{GpuMessage, GpuMessages};
 use super::inbox::Inbox;
 use super::links::Links;
 use super::listed::Listed;
@@ -44,10 +44,10 @@ pub(super) struct Transfer {
     /// Counts the calls.
     pub(super) order: u64,
     pub(super) kind: Kind,
-    /// What the transport reads or writes: the caller's memory, or that of `carried`.
+    /// What the transport reads or writes: the caller's memory, or that of `on_gpu`.
     pub(super) piece: Listed,
     /// If the caller's memory is a GPU's.
-    pub(super) carried: Option<Box<Carried>>,
+    pub(super) on_gpu: Option<Box<GpuMessage>>,
     keep: Option<Box<dyn Any + Send>>,
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct Transfers {
     pub(super) allowance: Allowance,
     /// Whether a message could not be taken in for want of room.
     pub(super) held_up: bool,
-    pub(super) carriers: Carriers,
+    pub(super) gpu_messages: GpuMessages,
 }
 
 // SAFETY: as for operations: the memory of a transfer stays valid and untouched while it runs.
@@ -106,7 +106,7 @@ impl Transfers {
             calls: 0,
             sends_to_self: VecDeque::new(),
             inboxes: std::iter::repeat_with(Inbox::default).take(ranks.max(rank as usize + 1)).collect(),
-            carriers: Carriers::new(ranks.max(rank as usize + 1)),
+            gpu_messages: GpuMessages::new(ranks.max(rank as usize + 1)),
             anyone: VecDeque::new(),
             dirty: Vec::new(),
             allowance: Allowance::new(unexpected_max),
@@ -149,7 +149,7 @@ impl Transfers {
                     order: 0,
                     kind: job.kind,
                     piece: Listed::new(job.memory),
-                    carried: None,
+                    on_gpu: None,
                     keep: None,
                 });
                 slot
@@ -160,7 +160,7 @@ impl Transfers {
         (transfer.phase, transfer.forgotten) = (Phase::Posted, false);
         (transfer.peer, transfer.tag, transfer.keep) = (job.peer, job.tag, job.keep);
         transfer.piece.set(job.memory);
-        (transfer.kind, transfer.carried) = (job.kind, None);
+        (transfer.kind, transfer.on_gpu) = (job.kind, None);
         self.calls += 1;
         transfer.order = self.calls;
         let generation = transfer.generation;
@@ -198,7 +198,7 @@ impl Transfers {
     /// A transfer is over, but for what it has to bring to a GPU.
     #[inline]
     pub(crate) fn completed(&mut self, slot: u16) {
-        if self.slots[slot as usize].carried.is_some() && self.unload(slot) {
+        if self.slots[slot as usize].on_gpu.is_some() && self.unload(slot) {
             return;
         }
         let transfer = &mut self.slots[slot as usize];
@@ -279,7 +279,7 @@ impl Transfers {
         self.sends_to_self.clear();
         self.anyone.clear();
         self.dirty.clear();
-        self.carriers.clear();
+        self.gpu_messages.clear();
         self.inboxes.iter_mut().for_each(Inbox::clear);
     }
 }

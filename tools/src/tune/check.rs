@@ -85,11 +85,11 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
     let mut candidates = Vec::new();
     for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| algorithm.supports(&task).is_ok()) {
         let algorithms = format!("{collective}:{algorithm}");
-        let forced = with(Config { algorithms, ..comm.config().clone() })?;
+        let forced = with(comm.config().clone().with(|config| config.algorithms = algorithms))?;
         candidates.push((algorithm.name().to_owned(), Some(algorithm), forced));
     }
     let mut buffers = Buffers::new(SIZES[SIZES.len() - 1]);
-    let by_exchange = with(Config { exchange_bytes: Some(1 << 30), ..comm.config().clone() })?;
+    let by_exchange = with(comm.config().clone().with(|config| config.exchange_bytes = Some(1 << 30)))?;
     if chosen(&by_exchange, collective, SIZES[0], &buffers)? == EXCHANGE {
         candidates.push((EXCHANGE.to_owned(), None, by_exchange));
     }

@@ -60,8 +60,10 @@ pub(crate) struct Crowd {
 
 /// The same ranks with an algorithm of their own, and without the exchange: what is measured are messages.
 fn forced(comm: &Communicator, algorithm: &str) -> Result<Communicator> {
-    let config =
-        Config { algorithms: algorithm.to_owned(), exchange_bytes: Some(0), ..comm.config().clone() };
+    let config = comm.config().clone().with(|config| {
+        config.algorithms = algorithm.to_owned();
+        config.exchange_bytes = Some(0);
+    });
     Ok(comm.duplicate(config)?)
 }
 

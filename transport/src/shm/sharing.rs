@@ -14,7 +14,7 @@ use rustix::time::Timespec;
 use super::establish::NAME;
 use super::hello::{Ends, Hello, Purpose};
 use super::host::{self, NAME_BYTES};
-use super::lobby::{EPOLL_LOBBY, Lobby};
+use super::pending::{EPOLL_PENDING, PendingConnections};
 use crate::error::{Error, ErrorKind};
 use crate::sys::map::Mapping;
 use crate::sys::{descriptors, memfd, unix};
@@ -91,7 +91,7 @@ impl SharedMemory {
 pub struct MemorySharing {
     memory: SharedMemory,
     fd: OwnedFd,
-    lobby: Lobby,
+    newcomers: PendingConnections,
     epoll: OwnedFd,
     address: Address,
     rank: u32,
@@ -131,9 +131,9 @@ impl MemorySharing {
         let address = Address { name: host::random_name()?, cookie: host::random_bits()? };
         let listener = unix::listen(&address.name)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &listener, epoll::EventData::new_u64(EPOLL_LOBBY), epoll::EventFlags::IN)?;
-        let lobby = Lobby::new(listener, rustix::process::geteuid().as_raw());
-        Ok(Self { memory, fd, lobby, epoll, address, rank: 0, peers: Vec::new() })
+        epoll::add(&epoll, &listener, epoll::EventData::new_u64(EPOLL_PENDING), epoll::EventFlags::IN)?;
+        let newcomers = PendingConnections::new(listener, rustix::process::geteuid().as_raw());
+        Ok(Self { memory, fd, newcomers, epoll, address, rank: 0, peers: Vec::new() })
     }
 
     /// This rank's memory.
@@ -195,7 +195,7 @@ impl MemorySharing {
             }
         }
         let mut callers = Vec::new();
-        self.lobby.receive(&self.epoll, &mut callers).map_err(|e| {
+        self.newcomers.receive(&self.epoll, &mut callers).map_err(|e| {
             descriptors::shortage(NAME, (self.rank, None), "accept ranks that hand memory over", &e)
         })?;
         for caller in callers {

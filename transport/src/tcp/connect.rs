@@ -60,7 +60,7 @@ impl TcpEndpoint {
         self.dialing.push(number);
     }
 
-    /// Steps the door and all dials.
+    /// Steps the acceptor and all dials.
     pub(super) fn connect(&mut self, events: &mut Vec<Event>) -> bool {
         let now = Instant::now();
         let mut arrivals = std::mem::take(&mut self.arrivals);
@@ -70,7 +70,7 @@ impl TcpEndpoint {
                 *deaf |= park.watch(socket, Whose::Connecting).is_err();
             }
         };
-        let step = self.door.step(&self.me, now, &self.options, &mut opened, &mut arrivals);
+        let step = self.acceptor.step(&self.me, now, &self.options, &mut opened, &mut arrivals);
         let mut moved = match step {
             Ok(moved) => moved,
             Err(error) => self.starve(&error, events),
@@ -87,7 +87,7 @@ impl TcpEndpoint {
         // After the dials, which may have been welcomed meanwhile.
         moved |= self.receive_all(arrivals);
         moved |= self.look_after_awaited(now, events);
-        if !moved && self.door.is_quiet() {
+        if !moved && self.acceptor.is_quiet() {
             moved |= self.miss_the_gone(events);
         }
         moved
@@ -174,8 +174,8 @@ impl TcpEndpoint {
         self.watching = true;
         let mut watch =
             |socket: &socket2::Socket, whose| self.deaf |= self.park.watch(socket, whose).is_err();
-        watch(&self.door.listener, Whose::Connecting);
-        self.door.sockets().for_each(|socket| watch(socket, Whose::Connecting));
+        watch(&self.acceptor.listener, Whose::Connecting);
+        self.acceptor.sockets().for_each(|socket| watch(socket, Whose::Connecting));
         for (number, link) in self.links.iter().enumerate() {
             match &link.state {
                 State::Open(socket) => watch(socket, Whose::Link(number as u32)),
@@ -186,7 +186,7 @@ impl TcpEndpoint {
     }
 
     /// Loses the peers that should dial, but have closed their other connections (rule 2 of the module: they will
-    /// not dial any more). Only when nobody is at the door.
+    /// not dial any more). Only when nobody is at the acceptor.
     fn miss_the_gone(&mut self, events: &mut Vec<Event>) -> bool {
         let thorough = self.tick.is_multiple_of(GONE_TICKS) || self.armed;
         let gone = self
@@ -234,7 +234,7 @@ impl TcpEndpoint {
         for &number in &known.links {
             let Some(link) = self.links.get_mut(number as usize) else { continue };
             link.state = State::Gone;
-            link.inbound.watched = false;
+            link.inbound.probed = false;
             let sends = link.outbound.queue.drain(..).map(|send| send.token);
             let recvs = link.inbound.queue.drain(..).map(|recv| recv.token);
             events.extend(sends.chain(recvs).map(|token| Event::Failed(token, cause.clone())));

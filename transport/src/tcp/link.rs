@@ -92,7 +92,7 @@ impl Link {
     }
 
     pub(super) fn has_work(&self) -> bool {
-        self.inbound.watched || self.has_tokens()
+        self.inbound.probed || self.has_tokens()
     }
 
     /// Whether something is posted and not over.

@@ -48,7 +48,7 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::kinds::{Features, Options};
 
-pub use accept::Strangers;
+pub use accept::RejectedConnections;
 pub use endpoint::TcpEndpoint;
 pub use options::{Congestion, Family, TcpOptions};
 pub use socket::{Reuse, in_port_range};

@@ -6,7 +6,7 @@
 //!
 //! 1. The higher rank welcomes the lower's hello even while it dials itself, and gives its own dial up.
 //! 2. The lower rank welcomes the higher's hello unless its own hello is under way, to which the higher rank may have said welcome. In
-//!    that case the arrival waits at the door until the dial has come to something.
+//!    that case the arrival stays pending until the dial has come to something.
 //!
 //! An end whose dial won dials the next channels of that peer at once, and the other end waits for it.
 
@@ -66,7 +66,7 @@ impl TcpEndpoint {
         // The socket's buffer is empty: the answer goes out whole, or the peer has gone.
         let sent = socket::send_bytes(&socket, &answer);
         if verdict != Verdict::Welcome {
-            self.door.note(from, &format!("rank {}, channel {}: {verdict:?}", hello.from, hello.channel));
+            self.acceptor.note(from, &format!("rank {}, channel {}: {verdict:?}", hello.from, hello.channel));
             return true;
         }
         if !matches!(sent, Ok(ANSWER_BYTES)) {

@@ -9,12 +9,12 @@
 use super::{on_hosts, payload_bytes, rails};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::{Bill, Reach};
 use crate::generator::{Generator, StagedSegments};
 use crate::generators::{circulant, copy_own};
 use crate::group::{Group, Span};
 use crate::hosts::Hosts;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::stage::{Members, PAYLOAD_BYTES_MAX, Payload};
 use crate::task::Task;
@@ -88,7 +88,7 @@ impl Generator for HierarchicalStaged {
                     bill.meet(local - 1);
                     bill.take(local, f64::from(local) * bytes - given);
                     if host > 0 {
-                        bill.exchange(Meeting::Pairs, Reach::Network(share), 1.0, chunk, false);
+                        bill.exchange(Pattern::Pairs, Reach::Network(share), 1.0, chunk, false);
                     }
                 }
             }
@@ -97,7 +97,7 @@ impl Generator for HierarchicalStaged {
                 bill.meet(local - 1);
                 bill.fold(rails, local, f64::from(hosts) * chunk);
                 for _ in 1..hosts {
-                    bill.exchange(Meeting::Pairs, Reach::Network(share), 1.0, chunk, true);
+                    bill.exchange(Pattern::Pairs, Reach::Network(share), 1.0, chunk, true);
                 }
                 if rails < local {
                     bill.publish(rails, chunk);
@@ -111,7 +111,7 @@ impl Generator for HierarchicalStaged {
                 bill.publish(local, near * bytes);
                 bill.meet(local - 1);
                 bill.take(local, near * bytes);
-                bill.exchange(Meeting::Pairs, Reach::Network(1.0), far, far * bytes, false);
+                bill.exchange(Pattern::Pairs, Reach::Network(1.0), far, far * bytes, false);
             }
         }
     }

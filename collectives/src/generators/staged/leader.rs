@@ -7,12 +7,12 @@
 use super::on_hosts;
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::Bill;
 use crate::generator::{Generator, StagedSegments};
 use crate::generators::{binomial, dissemination, recursive_doubling};
 use crate::group::Group;
 use crate::hosts::Hosts;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::rounds::ceil_log2;
 use crate::stage::{Members, Payload};
@@ -97,7 +97,7 @@ impl Generator for LeaderStaged {
         }
         let fold = if bill.hosts.is_power_of_two() || !all_reduce { 0 } else { 1 };
         for _ in 0..ceil_log2(bill.hosts) + fold {
-            bill.exchange(Meeting::Pairs, bill.one_per_host(), 1.0, bytes, reduces);
+            bill.exchange(Pattern::Pairs, bill.one_per_host(), 1.0, bytes, reduces);
         }
         if task.collective != Collective::Reduce {
             bill.publish(1, bytes);

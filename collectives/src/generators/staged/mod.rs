@@ -73,7 +73,7 @@ fn segments(task: &Task, blocks: u32) -> Option<StagedSegments> {
 /// Most that a rank publishes in one round of a long call.
 ///
 /// Two ranks have a processor each as a rule. Where one gives and the other takes, short rounds let one copy in while the
-/// other copies out. Where both give, both copy in and then both copy out, and each round costs them a meeting. Times of 256
+/// other copies out. Where both give, both copy in and then both copy out, and each round costs them a pattern. Times of 256
 /// KiB exchanged each way, in rounds of 64 / 128 / 256 KiB: 10.5 / 10.2 / 9.4 us with the processors near each other, 18.7 /
 /// 16.3 / 15.2 far apart; of 4 MiB 246 / 232 / 213. All-to-alls are quicker still in rounds of 512 KiB, others are not: with
 /// 256 / 512 KiB, 2 MiB 58 / 55 us near and 70.6 / 68.5 far, 128 MiB 8.9 / 8.0 ms; all_gather of 128 MiB 5.5 / 5.9 ms.

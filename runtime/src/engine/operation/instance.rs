@@ -21,11 +21,11 @@ const PINNED_BYTES: usize = 32 << 20;
 pub(super) enum Phase {
     /// There is none.
     Idle,
-    /// Its mirrors are being made.
+    /// Its bounce buffers are being made.
     Loading,
     /// Its lanes run.
     Running,
-    /// Its mirrors are being copied back.
+    /// Its bounce buffers are being copied back.
     Storing,
     /// It is over.
     Over,

@@ -8,8 +8,8 @@
 //! Where the plan uses the stage of the host, each instance has an area of its own there (`staged.rs`), and a segment that waits
 //! for others is looked after by the engine until they have come.
 //!
-//! Where a buffer is a GPU's memory, a segment may work on *mirrors* of it in pinned scratch (`mirrors.rs`), or name that memory
-//! where adapters reach it (`direct.rs`). With mirrors an operation may have fewer instances than the window, so that its
+//! Where a buffer is a GPU's memory, a segment may work on *bounce buffers* of it in pinned scratch (`bounce.rs`), or name that memory
+//! where adapters reach it (`direct.rs`). With bounce buffers an operation may have fewer instances than the window, so that its
 //! scratch stays within bounds; segments keep their sub-channels, which other ranks count on.
 //!
 //! # Who may touch what
@@ -20,10 +20,10 @@
 //! 3. Scratch is only reserved between operations. Copies use it only while no lane of the segment runs.
 //! 4. An operation that failed is not reused before the endpoints have been told to abort.
 
+mod bounce;
 mod direct;
 mod instance;
 mod job;
-mod mirrors;
 mod staged;
 mod steps;
 mod waiting;
@@ -132,13 +132,13 @@ impl Operation {
         copies: &mut CopyLines,
     ) -> Result<bool, Error> {
         let element_bytes = job.data_type.size();
-        let mirrored = mirrors::mirrored(&job);
+        let bounced = bounce::bounced(&job);
         let reusable = self
             .binding
             .as_ref()
-            .is_some_and(|b| b.serves(&job.plan, &job.shape, job.segment_elements, element_bytes, mirrored));
+            .is_some_and(|b| b.serves(&job.plan, &job.shape, job.segment_elements, element_bytes, bounced));
         if !reusable {
-            let binding = Binding::new(job.plan, job.shape, job.segment_elements, element_bytes, mirrored);
+            let binding = Binding::new(job.plan, job.shape, job.segment_elements, element_bytes, bounced);
             staged::check(&binding, links)?;
             self.streams = staged::streams(&binding);
             self.binding = Some(binding);

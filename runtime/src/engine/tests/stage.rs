@@ -251,7 +251,7 @@ fn a_rank_that_waits_on_the_stage_polls_its_links_after_each_sleep() {
     let id = unsafe { engine.start(job, Mode::Blocking) };
     let polled = |engine: &mut Engine| {
         let before = polls.load(Ordering::Relaxed);
-        engine.turn();
+        engine.progress();
         polls.load(Ordering::Relaxed) > before
     };
     assert!(polled(&mut engine), "before the first wait");

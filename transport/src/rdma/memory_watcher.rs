@@ -9,7 +9,7 @@
 //! 3. Where the kernel can only watch for missing pages (not for write protection), touching a page that was given back would wait for the
 //!    thread. The thread therefore ends the watch of every range that it hears about, which lets all threads go on.
 //!
-//! A descriptor watches memory that no other descriptor does, so all endpoints of a process share one watch.
+//! A descriptor watches memory that no other descriptor does, so all endpoints of a process share one watcher.
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -39,7 +39,7 @@ const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
 
 /// Watches memory. Its thread ends with it.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct MemoryWatcher {
     shared: Arc<Shared>,
     mode: u64,
     stop: Arc<OwnedFd>,
@@ -57,22 +57,22 @@ struct Shared {
     page: usize,
 }
 
-/// The watch of this process, while somebody uses it: the kernel has one at most for a range of a process' memory.
-static SHARED: Mutex<Weak<Watch>> = Mutex::new(Weak::new());
+/// The watcher of this process, while somebody uses it: the kernel has one at most for a range of a process' memory.
+static SHARED: Mutex<Weak<MemoryWatcher>> = Mutex::new(Weak::new());
 
-impl Watch {
-    /// The watch of this process, started if there is none.
+impl MemoryWatcher {
+    /// The watcher of this process, started if there is none.
     ///
     /// # Errors
     /// Why the kernel has none for this process.
     pub(super) fn shared() -> Result<Arc<Self>, String> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(watch) = shared.upgrade() {
-            return Ok(watch);
+        if let Some(watcher) = shared.upgrade() {
+            return Ok(watcher);
         }
-        let watch = Arc::new(Self::start()?);
-        *shared = Arc::downgrade(&watch);
-        Ok(watch)
+        let watcher = Arc::new(Self::start()?);
+        *shared = Arc::downgrade(&watcher);
+        Ok(watcher)
     }
 
     fn start() -> Result<Self, String> {
@@ -126,7 +126,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for MemoryWatcher {
     fn drop(&mut self) {
         // Fails only if it is signalled already.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
@@ -223,8 +223,8 @@ mod tests {
 
     #[test]
     fn unmapping_and_giving_back_are_told_and_other_memory_is_not() {
-        let watch = match Watch::start() {
-            Ok(watch) => watch,
+        let watcher = match MemoryWatcher::start() {
+            Ok(watcher) => watcher,
             Err(because) => return println!("skipped: {because}"),
         };
         let len = 64 * rustix::param::page_size();
@@ -245,17 +245,17 @@ mod tests {
         };
         let (one, two, other) = (map(), map(), map());
         for memory in [one, two] {
-            assert!(watch.add(memory.addr(), memory.addr() + len), "{}", std::io::Error::last_os_error());
+            assert!(watcher.add(memory.addr(), memory.addr() + len), "{}", std::io::Error::last_os_error());
         }
-        assert_eq!(watch.changes(), 0);
+        assert_eq!(watcher.changes(), 0);
         // SAFETY: mapped above, used no more.
         unsafe { munmap(other.cast(), len).expect("munmap") };
-        assert_eq!(watch.changes(), 0, "memory that is not watched");
+        assert_eq!(watcher.changes(), 0, "memory that is not watched");
         // SAFETY: mapped above; nobody relies on what is in it.
         unsafe { madvise(one.cast(), len, Advice::LinuxDontNeed).expect("madvise") };
         let mut told = Vec::new();
-        let changes = watch.changes();
-        watch.changed(0, changes, |start, end| told.push((start, end)));
+        let changes = watcher.changes();
+        watcher.changed(0, changes, |start, end| told.push((start, end)));
         assert!(told.iter().any(|&(start, end)| start < one.addr() + len && one.addr() < end), "{told:x?}");
         // Whatever the kernel watches for, nobody waits for a page for ever.
         // SAFETY: still mapped.
@@ -263,9 +263,9 @@ mod tests {
         // SAFETY: mapped above, used no more.
         unsafe { munmap(two.cast(), len).expect("munmap") };
         told.clear();
-        let now = watch.changes();
+        let now = watcher.changes();
         assert!(now > changes);
-        watch.changed(changes, now, |start, end| told.push((start, end)));
+        watcher.changed(changes, now, |start, end| told.push((start, end)));
         assert!(told.contains(&(two.addr(), two.addr() + len)), "{told:x?}");
         // SAFETY: mapped above, used no more.
         unsafe { munmap(one.cast(), len).expect("munmap") };

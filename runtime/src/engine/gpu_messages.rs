@@ -8,12 +8,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kolo_gdr::Gpu;
-use kolo_transport::{Error, Mover, Piece};
+use kolo_transport::{DeviceCopier, Error, Piece};
 
 use super::copies::{CopyLines, Mark, Way, failed};
 use super::links::Links;
-use super::porter::Porter;
 use super::staging::Staging;
+use super::sync_copy::SyncCopier;
 use super::token::Kind;
 use super::transfers::Transfers;
 use crate::call::AdapterAccess;
@@ -23,7 +23,7 @@ const SPARE_BYTES: usize = 32 << 20;
 
 /// A message on its way between a GPU and the transport.
 #[derive(Debug)]
-pub(super) struct Carried {
+pub(super) struct GpuMessage {
     gpu: Arc<Gpu>,
     /// The caller's memory.
     there: Piece,
@@ -31,11 +31,11 @@ pub(super) struct Carried {
     here: Option<Staging>,
     /// Where they do, whether what they write is to be flushed.
     flush: bool,
-    stage: Stage,
+    phase: Phase,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum Phase {
     /// A send that is on its way from the GPU.
     Loading,
     /// At the transport, or on the way there.
@@ -46,23 +46,23 @@ enum Stage {
 
 /// What carries messages, and who waits for it.
 #[derive(Debug)]
-pub(super) struct Carriers {
+pub(super) struct GpuMessages {
     /// Sends in the order of the calls, by rank: none while nothing is loaded for that rank.
     turns: Vec<VecDeque<u16>>,
     /// Receives whose bytes are here.
     arrived: Vec<u16>,
     spare: Vec<Staging>,
     /// By the GPU's number: for messages that wait here for a receive into memory that adapters reach.
-    porters: Vec<(u32, Porter)>,
+    sync_copiers: Vec<(u32, SyncCopier)>,
 }
 
-impl Carriers {
+impl GpuMessages {
     pub(super) fn new(ranks: usize) -> Self {
         Self {
             turns: vec![VecDeque::new(); ranks],
             arrived: Vec::new(),
             spare: Vec::new(),
-            porters: Vec::new(),
+            sync_copiers: Vec::new(),
         }
     }
 
@@ -85,16 +85,16 @@ impl Carriers {
         }
     }
 
-    fn porter(&mut self, gpu: &Arc<Gpu>) -> Result<&Porter, Error> {
-        let known = self.porters.iter().position(|(number, _)| *number == gpu.number());
+    fn sync_copier(&mut self, gpu: &Arc<Gpu>) -> Result<&SyncCopier, Error> {
+        let known = self.sync_copiers.iter().position(|(number, _)| *number == gpu.number());
         let at = match known {
             Some(at) => at,
             None => {
-                self.porters.push((gpu.number(), Porter::new(gpu)?));
-                self.porters.len() - 1
+                self.sync_copiers.push((gpu.number(), SyncCopier::new(gpu)?));
+                self.sync_copiers.len() - 1
             }
         };
-        Ok(&self.porters[at].1)
+        Ok(&self.sync_copiers[at].1)
     }
 
     /// Bytes kept for later.
@@ -115,31 +115,31 @@ impl Transfers {
         let there = transfer.piece.get();
         if let AdapterAccess::Direct { flush } = access {
             if transfer.kind == Kind::Recv {
-                let carried = Carried { gpu, there, here: None, flush, stage: Stage::Here };
-                transfer.carried = Some(Box::new(carried));
+                let message = GpuMessage { gpu, there, here: None, flush, phase: Phase::Here };
+                transfer.on_gpu = Some(Box::new(message));
             }
             return Ok(());
         }
-        let mut here = self.carriers.take(there.len);
+        let mut here = self.gpu_messages.take(there.len);
         here.pin(&gpu)?;
         transfer.piece.set(Piece { ptr: here.ptr(), len: there.len });
-        let mut stage = Stage::Here;
+        let mut phase = Phase::Here;
         if transfer.kind == Kind::Send {
             let part = [(there.ptr.cast_const(), here.ptr(), there.len)];
             let mark = Mark::Transfer { slot, generation: transfer.generation };
             // SAFETY: the memory is valid by the promise of `start`; ours is pinned and kept with the transfer, which is
             // not over before the mark is back, and an abort settles copies first.
             unsafe { copies.start(Way::Load, &gpu, part, mark) }?;
-            stage = Stage::Loading;
+            phase = Phase::Loading;
         }
-        transfer.carried = Some(Box::new(Carried { gpu, there, here: Some(here), flush: false, stage }));
+        transfer.on_gpu = Some(Box::new(GpuMessage { gpu, there, here: Some(here), flush: false, phase }));
         Ok(())
     }
 
     /// Whether a send has to wait: for its bytes, or for sends before it that wait for theirs. It is queued then.
     pub(super) fn waits_for_turn(&mut self, slot: u16) -> bool {
         let transfer = &self.slots[slot as usize];
-        let turns = &mut self.carriers.turns[transfer.peer as usize];
+        let turns = &mut self.gpu_messages.turns[transfer.peer as usize];
         let waits = !turns.is_empty() || transfer.is_loading();
         if waits {
             turns.push_back(slot);
@@ -149,51 +149,51 @@ impl Transfers {
 
     /// The copy of a message is done.
     pub(super) fn copied(&mut self, slot: u16, links: &mut Links) -> Result<(), Error> {
-        let Some(carried) = &mut self.slots[slot as usize].carried else { return Ok(()) };
-        if std::mem::replace(&mut carried.stage, Stage::Here) == Stage::Storing {
+        let Some(message) = &mut self.slots[slot as usize].on_gpu else { return Ok(()) };
+        if std::mem::replace(&mut message.phase, Phase::Here) == Phase::Storing {
             self.put_down(slot);
             self.completed(slot);
             return Ok(());
         }
         let peer = self.slots[slot as usize].peer as usize;
-        while let Some(first) = self.carriers.turns[peer].front().copied() {
+        while let Some(first) = self.gpu_messages.turns[peer].front().copied() {
             if self.slots[first as usize].is_loading() {
                 break;
             }
-            self.carriers.turns[peer].pop_front();
+            self.gpu_messages.turns[peer].pop_front();
             self.start_send(first, links)?;
         }
         Ok(())
     }
 
-    /// The transport is done with a message that was carried. Returns whether it is still to go to the GPU.
+    /// The transport is done with a message to or from a GPU. Returns whether it is still to go to the GPU.
     pub(super) fn unload(&mut self, slot: u16) -> bool {
         if self.slots[slot as usize].kind == Kind::Send {
             self.put_down(slot);
             return false;
         }
-        self.carriers.arrived.push(slot);
+        self.gpu_messages.arrived.push(slot);
         true
     }
 
     /// Starts to bring what has arrived to where it belongs.
     pub(super) fn store_arrived(&mut self, copies: &mut CopyLines) -> Result<(), Error> {
-        while let Some(slot) = self.carriers.arrived.pop() {
+        while let Some(slot) = self.gpu_messages.arrived.pop() {
             let transfer = &mut self.slots[slot as usize];
-            let Some(carried) = &mut transfer.carried else { continue };
-            let Some(here) = &carried.here else {
-                if carried.flush {
-                    copies.flush(&carried.gpu)?;
+            let Some(message) = &mut transfer.on_gpu else { continue };
+            let Some(here) = &message.here else {
+                if message.flush {
+                    copies.flush(&message.gpu)?;
                 }
                 self.put_down(slot);
                 self.completed(slot);
                 continue;
             };
-            let part = [(here.ptr().cast_const(), carried.there.ptr, carried.there.len)];
+            let part = [(here.ptr().cast_const(), message.there.ptr, message.there.len)];
             let mark = Mark::Transfer { slot, generation: transfer.generation };
             // SAFETY: as in `carry`.
-            unsafe { copies.start(Way::Store, &carried.gpu, part, mark) }?;
-            carried.stage = Stage::Storing;
+            unsafe { copies.start(Way::Store, &message.gpu, part, mark) }?;
+            message.phase = Phase::Storing;
         }
         Ok(())
     }
@@ -205,7 +205,7 @@ impl Transfers {
     pub(super) unsafe fn put(&mut self, slot: u16, from: *const u8) -> Result<(), Error> {
         let transfer = &self.slots[slot as usize];
         let Piece { ptr, len } = transfer.piece.get();
-        let gpu = transfer.carried.as_ref().filter(|carried| carried.here.is_none()).map(|c| &c.gpu);
+        let gpu = transfer.on_gpu.as_ref().filter(|message| message.here.is_none()).map(|c| &c.gpu);
         let Some(gpu) = gpu else {
             // SAFETY: the caller's promise. Who sends to itself from the memory it receives into gets the copy that it asked
             // for, hence `copy`.
@@ -213,18 +213,18 @@ impl Transfers {
             return Ok(());
         };
         // SAFETY: the caller's promise.
-        unsafe { self.carriers.porter(gpu)?.store(from, ptr, len) }.map_err(failed)
+        unsafe { self.gpu_messages.sync_copier(gpu)?.store(from, ptr, len) }.map_err(failed)
     }
 
     fn put_down(&mut self, slot: u16) {
-        if let Some(carried) = self.slots[slot as usize].carried.take() {
-            carried.here.into_iter().for_each(|memory| self.carriers.give_back(memory));
+        if let Some(message) = self.slots[slot as usize].on_gpu.take() {
+            message.here.into_iter().for_each(|memory| self.gpu_messages.give_back(memory));
         }
     }
 }
 
 impl super::transfers::Transfer {
     fn is_loading(&self) -> bool {
-        self.carried.as_ref().is_some_and(|carried| carried.stage == Stage::Loading)
+        self.on_gpu.as_ref().is_some_and(|message| message.phase == Phase::Loading)
     }
 }

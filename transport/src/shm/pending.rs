@@ -14,15 +14,15 @@ use crate::sys::credentials;
 use crate::sys::descriptors::{self, STARVED_FOR};
 use crate::sys::unix::{self, Attached};
 
-/// Silent visitors kept at most. A peer's greeting is sent with one call right after connecting, so an honest
-/// visitor is silent only between those two calls of its own.
-const VISITORS_MAX: usize = 64;
+/// Silent pending kept at most. A peer's greeting is sent with one call right after connecting, so an honest
+/// pending is silent only between those two calls of its own.
+const PENDING_MAX: usize = 64;
 /// Connections accepted at one go at most: as many as the backlog holds. So everything that lay there when a look
 /// began has been seen when it ends, and a flood holds up the owner for some milliseconds at the worst.
 const ACCEPTS_MAX: usize = unix::BACKLOG as usize;
 
-/// What `epoll` reports for the listener, the bell and the visitors: nothing needs to be told apart.
-pub(crate) const EPOLL_LOBBY: u64 = u64::MAX;
+/// What `epoll` reports for the listener, the bell and the pending: nothing needs to be told apart.
+pub(crate) const EPOLL_PENDING: u64 = u64::MAX;
 
 /// Somebody who has greeted.
 #[derive(Debug)]
@@ -34,14 +34,14 @@ pub(crate) struct Caller {
 }
 
 #[derive(Debug)]
-struct Visitor {
+struct Pending {
     stream: OwnedFd,
     buffer: [u8; HELLO_BYTES],
     filled: usize,
     fd: Attached,
 }
 
-/// What became of reading from a visitor.
+/// What became of reading from a pending.
 enum Heard {
     /// More is to come.
     Silence,
@@ -51,19 +51,19 @@ enum Heard {
     Nonsense,
 }
 
-/// The listener and its silent visitors.
+/// The listener and its silent pending.
 #[derive(Debug)]
-pub(crate) struct Lobby {
+pub(crate) struct PendingConnections {
     listener: OwnedFd,
     uid: u32,
-    visitors: Vec<Visitor>,
+    pending: Vec<Pending>,
     /// Since when there has been no descriptor for whoever waits to be accepted.
     hungry_since: Option<Instant>,
 }
 
-impl Lobby {
+impl PendingConnections {
     pub(crate) fn new(listener: OwnedFd, uid: u32) -> Self {
-        Self { listener, uid, visitors: Vec::new(), hungry_since: None }
+        Self { listener, uid, pending: Vec::new(), hungry_since: None }
     }
 
     /// Accepts who is waiting and listens to everybody. Those who have greeted go into `callers`.
@@ -72,15 +72,15 @@ impl Lobby {
     /// If somebody has waited to be accepted for [`STARVED_FOR`] and the system has no descriptor.
     pub(crate) fn receive(&mut self, epoll: &OwnedFd, callers: &mut Vec<Caller>) -> io::Result<()> {
         let mut index = 0;
-        while index < self.visitors.len() {
-            match self.visitors[index].listen() {
+        while index < self.pending.len() {
+            match self.pending[index].listen() {
                 Heard::Silence => index += 1,
-                Heard::Nonsense => drop(self.visitors.remove(index)),
+                Heard::Nonsense => drop(self.pending.remove(index)),
                 Heard::Greeting(greeting) => {
-                    let visitor = self.visitors.remove(index);
+                    let pending = self.pending.remove(index);
                     // The new owner adds the stream again, under its own name.
-                    let _ = epoll::delete(epoll, &visitor.stream);
-                    callers.push(Caller { greeting, stream: visitor.stream, fd: visitor.fd });
+                    let _ = epoll::delete(epoll, &pending.stream);
+                    callers.push(Caller { greeting, stream: pending.stream, fd: pending.fd });
                 }
             }
         }
@@ -94,13 +94,13 @@ impl Lobby {
             if credentials::peer_uid(&stream).ok() != Some(self.uid) {
                 continue;
             }
-            let mut visitor = Visitor { stream, buffer: [0; HELLO_BYTES], filled: 0, fd: None };
-            match visitor.listen() {
+            let mut pending = Pending { stream, buffer: [0; HELLO_BYTES], filled: 0, fd: None };
+            match pending.listen() {
                 Heard::Greeting(greeting) => {
-                    callers.push(Caller { greeting, stream: visitor.stream, fd: visitor.fd });
+                    callers.push(Caller { greeting, stream: pending.stream, fd: pending.fd });
                 }
                 Heard::Nonsense => {}
-                Heard::Silence => self.keep(epoll, visitor),
+                Heard::Silence => self.keep(epoll, pending),
             }
         }
         self.hungry_since = None;
@@ -118,18 +118,18 @@ impl Lobby {
         if since.elapsed() >= STARVED_FOR { Err(error) } else { Ok(()) }
     }
 
-    fn keep(&mut self, epoll: &OwnedFd, visitor: Visitor) {
-        if self.visitors.len() == VISITORS_MAX {
-            self.visitors.remove(0);
+    fn keep(&mut self, epoll: &OwnedFd, pending: Pending) {
+        if self.pending.len() == PENDING_MAX {
+            self.pending.remove(0);
         }
-        let data = epoll::EventData::new_u64(EPOLL_LOBBY);
-        if epoll::add(epoll, visitor.stream.as_fd(), data, epoll::EventFlags::IN).is_ok() {
-            self.visitors.push(visitor);
+        let data = epoll::EventData::new_u64(EPOLL_PENDING);
+        if epoll::add(epoll, pending.stream.as_fd(), data, epoll::EventFlags::IN).is_ok() {
+            self.pending.push(pending);
         }
     }
 }
 
-impl Visitor {
+impl Pending {
     fn listen(&mut self) -> Heard {
         while self.filled < HELLO_BYTES {
             match unix::receive(&self.stream, &mut self.buffer[self.filled..], &mut self.fd) {

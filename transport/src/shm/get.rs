@@ -1,9 +1,9 @@
-//! Fetching an offered message.
+//! Fetching a message by rendezvous.
 
 use super::cursor::Cursor;
-use super::offer::OFFER_WORDS;
 use super::recv_lane::Trouble;
 use super::remote::{FAR_RUNS, Far, Near, Remote, Unread};
+use super::rendezvous::RTS_WORDS;
 use super::ring::{Consumer as RingConsumer, Corrupt};
 
 /// What one call puts in its place: long enough that the call (1 µs) and the first look-up of the pages do not count,
@@ -12,19 +12,19 @@ const PLACE_BYTES: usize = 512 << 10;
 
 /// How far a message has been fetched.
 #[derive(Debug)]
-pub(crate) struct Pull {
+pub(crate) struct Get {
     runs: [(u64, usize); FAR_RUNS],
     index: usize,
     /// In the run at `index`.
     offset: usize,
 }
 
-impl Pull {
-    /// Reads an offer of `bytes` bytes in the cell for a message of `total`, and trusts nothing in it.
-    pub(crate) fn checked(words: &[u64; OFFER_WORDS], bytes: usize, total: u64) -> Result<Self, Corrupt> {
+impl Get {
+    /// Reads a request of `bytes` bytes in the cell for a message of `total`, and trusts nothing in it.
+    pub(crate) fn checked(words: &[u64; RTS_WORDS], bytes: usize, total: u64) -> Result<Self, Corrupt> {
         let count = bytes / 16;
         if !bytes.is_multiple_of(16) || !(1..=FAR_RUNS).contains(&count) {
-            return Err(Corrupt(format!("an offer of {bytes} bytes")));
+            return Err(Corrupt(format!("a rendezvous request of {bytes} bytes")));
         }
         let mut runs = [(0, 0); FAR_RUNS];
         let mut sum = Some(0u64);
@@ -33,7 +33,9 @@ impl Pull {
             sum = sum.and_then(|sum| sum.checked_add(pair[1]));
         }
         if sum != Some(total) {
-            return Err(Corrupt(format!("an offer of other than {total} bytes in {count} ranges")));
+            return Err(Corrupt(format!(
+                "a rendezvous request of other than {total} bytes in {count} ranges"
+            )));
         }
         Ok(Self { runs, index: 0, offset: 0 })
     }

@@ -3,18 +3,18 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kolo_gdr::{Copies, Gpu};
-use kolo_transport::{Error, Mover};
+use kolo_transport::{DeviceCopier, Error};
 
 use super::copies::failed;
 use super::staging::Staging;
 
 /// Longest copy at once: as long as what a transport stages.
-const PORTER_BYTES: usize = 128 << 10;
+const SYNC_COPY_BYTES: usize = 128 << 10;
 
 /// Carries bytes through pinned memory of its own, on a stream of its own: what the program does on other streams does not
 /// hold it up.
 #[derive(Debug)]
-pub(crate) struct Porter(Mutex<Inner>);
+pub(crate) struct SyncCopier(Mutex<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -23,11 +23,11 @@ struct Inner {
     memory: Staging,
 }
 
-impl Porter {
+impl SyncCopier {
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self, Error> {
         let copies = Copies::new(gpu).map_err(failed)?;
         let mut memory = Staging::new();
-        memory.reserve(PORTER_BYTES);
+        memory.reserve(SYNC_COPY_BYTES);
         memory.pin(gpu)?;
         Ok(Self(Mutex::new(Inner { copies, memory })))
     }
@@ -41,12 +41,12 @@ impl Porter {
         let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Inner { copies, memory } = &mut *inner;
         (0..len)
-            .step_by(PORTER_BYTES)
-            .try_for_each(|at| each(copies, memory.ptr(), at, PORTER_BYTES.min(len - at)))
+            .step_by(SYNC_COPY_BYTES)
+            .try_for_each(|at| each(copies, memory.ptr(), at, SYNC_COPY_BYTES.min(len - at)))
     }
 }
 
-impl Mover for Porter {
+impl DeviceCopier for SyncCopier {
     unsafe fn load(&self, from: *const u8, to: *mut u8, len: usize) -> Result<(), String> {
         self.in_parts(len, |copies, here, at, bytes| {
             // SAFETY: the caller's promise; our memory is as long as a part, and locked.

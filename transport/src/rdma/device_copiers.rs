@@ -4,19 +4,19 @@ use std::sync::Arc;
 
 use super::NAME;
 use crate::error::{Error, ErrorKind};
-use crate::memory::Mover;
+use crate::memory::DeviceCopier;
 
 /// Ranges of such memory. An operation keeps the list as it was when it was posted.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Movers(Vec<(usize, usize, Arc<dyn Mover>)>);
+pub(super) struct DeviceCopiers(Vec<(usize, usize, Arc<dyn DeviceCopier>)>);
 
-impl Movers {
+impl DeviceCopiers {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub(super) fn add(&mut self, start: usize, len: usize, mover: &Arc<dyn Mover>) {
-        self.0.push((start, start + len, Arc::clone(mover)));
+    pub(super) fn add(&mut self, start: usize, len: usize, copier: &Arc<dyn DeviceCopier>) {
+        self.0.push((start, start + len, Arc::clone(copier)));
     }
 
     pub(super) fn remove(&mut self, start: usize, len: usize) {
@@ -36,16 +36,16 @@ impl Movers {
         len: usize,
     ) -> Result<(), Error> {
         let find = |at: usize| {
-            let ranges = this.map_or(&[][..], |movers| &movers.0);
-            ranges.iter().find(|(start, end, _)| (*start..*end).contains(&at)).map(|(.., mover)| mover)
+            let ranges = this.map_or(&[][..], |device_copiers| &device_copiers.0);
+            ranges.iter().find(|(start, end, _)| (*start..*end).contains(&at)).map(|(.., copier)| copier)
         };
         // SAFETY: for the whole block: the caller's promise.
         unsafe {
-            if let Some(mover) = find(from.addr()) {
-                return mover.load(from, to, len).map_err(failed);
+            if let Some(copier) = find(from.addr()) {
+                return copier.load(from, to, len).map_err(failed);
             }
-            if let Some(mover) = find(to.addr()) {
-                return mover.store(from, to, len).map_err(failed);
+            if let Some(copier) = find(to.addr()) {
+                return copier.store(from, to, len).map_err(failed);
             }
             from.copy_to_nonoverlapping(to, len);
         }

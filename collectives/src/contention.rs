@@ -9,7 +9,7 @@ use crate::model::Model;
 
 /// How messages of one round meet.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Meeting {
+pub(crate) enum Pattern {
     /// Two ranks exchange, in every round two others.
     Pairs,
     /// Each sends to one rank and receives from another, in every round other ones.
@@ -19,7 +19,7 @@ pub(crate) enum Meeting {
     /// All hand on the parts of one long message, one part in a round.
     Pipeline,
     /// All at once: each has so many messages on their way, to different ranks.
-    Crowd(f64),
+    AllAtOnce(f64),
     /// This share of the ranks has something to do, and either sends or receives.
     OneWay(f64),
     /// One sends to, or receives from, all others at once.
@@ -40,7 +40,7 @@ pub(crate) struct Weight {
 /// Exchanges with all ranks of a host at a time, instead of with one after the other. Measured with 4 ranks from 256 KiB to
 /// 64 MiB: all-reduce, all-gather and reduce-scatter over TCP 1.16 to 1.65 times as long as round the ring, over shared
 /// memory 1.17 to 1.28 times as long as by halving.
-const CROWDED: f64 = 1.3;
+const ALL_AT_ONCE: f64 = 1.3;
 
 /// A round in which a rank waits for its partner, instead of for one that waits for a third: nobody comes to its turn for
 /// nothing. Barriers, and all-gathers of 8 bytes by halving beside those round the ring: 0.78 to 0.87.
@@ -75,14 +75,14 @@ impl Weight {
     pub(crate) const ONE: Self = Self { turns: 1.0, processors: 1.0, links: 1.0 };
 }
 
-impl Meeting {
+impl Pattern {
     /// What a round costs among `ranks` on one host, when a rank has messages of `bytes` in it, and reduces them or not.
     pub(crate) fn weight(self, model: &Model, ranks: u32, bytes: f64, reduces: bool) -> Weight {
         if model.oversubscription <= 1.0 || ranks == 2 {
             return Weight::ONE;
         }
         match self {
-            Self::Crowd(at_once) if at_once > 1.0 => Weight { links: CROWDED, ..Weight::ONE },
+            Self::AllAtOnce(at_once) if at_once > 1.0 => Weight { links: ALL_AT_ONCE, ..Weight::ONE },
             // Over shared memory nothing else was found to matter.
             _ if !model.has_system_calls() => Weight::ONE,
             Self::Neighbours => {
@@ -92,14 +92,14 @@ impl Meeting {
             Self::Pairs => {
                 Weight { turns: PAIRED, links: longer(bytes, LONG_BYTES, CHANGING), ..Weight::ONE }
             }
-            Self::Crowd(_) => {
+            Self::AllAtOnce(_) => {
                 Weight { turns: PAIRED, links: longer(bytes, EXCHANGED_LONG_BYTES, CHANGING), ..Weight::ONE }
             }
             Self::Circle => Weight { links: longer(bytes, LONG_BYTES, CHANGING), ..Weight::ONE },
             Self::Pipeline => Weight { links: LOCKSTEP, ..Weight::ONE },
             Self::OneWay(share) => one_way(model, share, 1.0),
             // At any time the one has something to do, and one of the others.
-            Self::Fan => one_way(model, 2.0 / f64::from(ranks), CROWDED),
+            Self::Fan => one_way(model, 2.0 / f64::from(ranks), ALL_AT_ONCE),
         }
     }
 }
@@ -119,38 +119,38 @@ mod tests {
     use super::*;
     use crate::model::LinkClass;
 
-    fn crowded() -> Model {
+    fn contended() -> Model {
         let intra = LinkClass { overhead_seconds: 2e-6, ..LinkClass::SHARED_MEMORY };
         Model { oversubscription: 2.0, intra, ..Model::TCP }
     }
 
     #[test]
     fn ranks_with_processors_of_their_own_do_not_care() {
-        for meeting in [Meeting::Pairs, Meeting::Circle, Meeting::Crowd(3.0), Meeting::OneWay(0.5)] {
-            assert_eq!(meeting.weight(&Model::TCP, 4, 1e7, true), Weight::ONE);
+        for pattern in [Pattern::Pairs, Pattern::Circle, Pattern::AllAtOnce(3.0), Pattern::OneWay(0.5)] {
+            assert_eq!(pattern.weight(&Model::TCP, 4, 1e7, true), Weight::ONE);
         }
-        assert_eq!(Meeting::Circle.weight(&crowded(), 2, 1e7, true), Weight::ONE);
+        assert_eq!(Pattern::Circle.weight(&contended(), 2, 1e7, true), Weight::ONE);
     }
 
     #[test]
     fn pairs_are_best_for_short_messages_and_the_ring_for_long_ones() {
-        let of = |meeting: Meeting, bytes: f64| meeting.weight(&crowded(), 4, bytes, false);
-        assert_eq!(of(Meeting::Neighbours, 6e5), Weight::ONE);
-        for other in [Meeting::Circle, Meeting::Neighbours, Meeting::Crowd(3.0), Meeting::Pipeline] {
-            assert!(of(Meeting::Pairs, 1e3).turns < of(other, 1e3).turns);
+        let of = |pattern: Pattern, bytes: f64| pattern.weight(&contended(), 4, bytes, false);
+        assert_eq!(of(Pattern::Neighbours, 6e5), Weight::ONE);
+        for other in [Pattern::Circle, Pattern::Neighbours, Pattern::AllAtOnce(3.0), Pattern::Pipeline] {
+            assert!(of(Pattern::Pairs, 1e3).turns < of(other, 1e3).turns);
         }
-        assert!(of(Meeting::Pairs, 6e5).links > 1.0 && of(Meeting::Pairs, 1e3).links == 1.0);
-        assert!(of(Meeting::OneWay(0.5), 1e3).links < 1.0);
+        assert!(of(Pattern::Pairs, 6e5).links > 1.0 && of(Pattern::Pairs, 1e3).links == 1.0);
+        assert!(of(Pattern::OneWay(0.5), 1e3).links < 1.0);
     }
 
     #[test]
     fn what_is_reduced_or_passed_on_wants_shorter_messages_than_what_is_only_exchanged() {
         let links =
-            |meeting: Meeting, bytes: f64, reduces| meeting.weight(&crowded(), 4, bytes, reduces).links;
-        assert!(links(Meeting::Neighbours, 6e5, true) > links(Meeting::Neighbours, 2e5, true));
-        assert_eq!(links(Meeting::Neighbours, 6e5, false), 1.0);
-        assert!(links(Meeting::Neighbours, 2e6, false) > 1.0);
-        assert_eq!(links(Meeting::Crowd(1.0), 2e6, false), 1.0);
-        assert!(links(Meeting::Crowd(1.0), 1e7, false) > 1.0);
+            |pattern: Pattern, bytes: f64, reduces| pattern.weight(&contended(), 4, bytes, reduces).links;
+        assert!(links(Pattern::Neighbours, 6e5, true) > links(Pattern::Neighbours, 2e5, true));
+        assert_eq!(links(Pattern::Neighbours, 6e5, false), 1.0);
+        assert!(links(Pattern::Neighbours, 2e6, false) > 1.0);
+        assert_eq!(links(Pattern::AllAtOnce(1.0), 2e6, false), 1.0);
+        assert!(links(Pattern::AllAtOnce(1.0), 1e7, false) > 1.0);
     }
 }

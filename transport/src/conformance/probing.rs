@@ -10,13 +10,13 @@ use crate::endpoint::{Armed, Channel, Envelope, ParkBy};
 
 const FROM_0: Channel = Channel { peer: 0, index: 0 };
 
-/// A world of two, or `None` if the transport does not look ahead.
+/// A world of two, or `None` if the transport cannot probe.
 fn world(subject: &dyn Subject) -> Option<World> {
     let mut world = World::new(subject, 2);
-    if world.end(1).looks_ahead() {
+    if world.end(1).can_probe() {
         return Some(world);
     }
-    skip("the transport does not look ahead");
+    skip("the transport cannot probe");
     None
 }
 
@@ -129,17 +129,17 @@ pub(super) fn messages_can_be_matched_by_tag(subject: &dyn Subject) {
     }
 }
 
-pub(super) fn a_watched_message_is_told_and_stays(subject: &dyn Subject) {
+pub(super) fn a_probed_message_is_told_and_stays(subject: &dyn Subject) {
     let Some(mut world) = world(subject) else { return };
     for (round, len) in [8, 0, 100_000, 3 << 20].into_iter().enumerate() {
         let tag = 70 + round as u64;
         if round % 2 == 0 {
-            world.end(1).watch(FROM_0).expect("watch");
+            world.end(1).probe(FROM_0).expect("probe");
         }
         world.send(0, 1, 0, tag, Shape::new(tag, len));
         world.send(0, 1, 0, 1, Shape::new(1, 10));
         if round % 2 == 1 {
-            world.end(1).watch(FROM_0).expect("watch");
+            world.end(1).probe(FROM_0).expect("probe");
         }
         world.wait("word of the message", |world| !world.waiting.is_empty());
         for _ in 0..20 {
@@ -147,7 +147,7 @@ pub(super) fn a_watched_message_is_told_and_stays(subject: &dyn Subject) {
         }
         assert_eq!(world.waiting, [envelope(tag, len)], "round {round}: told once");
         world.waiting.clear();
-        world.end(1).watch(FROM_0).expect("watch");
+        world.end(1).probe(FROM_0).expect("probe");
         world.wait("word of the same message", |world| !world.waiting.is_empty());
         assert_eq!(world.waiting, [envelope(tag, len)], "round {round}: asked again");
         world.waiting.clear();
@@ -158,16 +158,16 @@ pub(super) fn a_watched_message_is_told_and_stays(subject: &dyn Subject) {
     }
 }
 
-pub(super) fn a_watch_can_be_taken_back(subject: &dyn Subject) {
+pub(super) fn a_probe_can_be_taken_back(subject: &dyn Subject) {
     let Some(mut world) = world(subject) else { return };
     world.exchange(0, 1, 0, 1, Shape::new(1, 1));
     world.finish("a first message");
-    world.end(1).watch(FROM_0).expect("watch");
-    world.end(1).unwatch(FROM_0);
+    world.end(1).probe(FROM_0).expect("probe");
+    world.end(1).cancel_probe(FROM_0);
     world.step();
     assert!(matches!(world.end(1).arm(ParkBy::Fd), Armed::Idle), "nothing is awaited");
     world.end(1).disarm();
-    world.end(1).watch(FROM_0).expect("watch");
+    world.end(1).probe(FROM_0).expect("probe");
     world.recv(1, 0, 0, 2, Shape::new(2, 2));
     world.send(0, 1, 0, 2, Shape::new(2, 2));
     world.send(0, 1, 0, 3, Shape::new(3, 3));
@@ -175,17 +175,17 @@ pub(super) fn a_watch_can_be_taken_back(subject: &dyn Subject) {
     for _ in 0..20 {
         world.step();
     }
-    assert!(world.waiting.is_empty(), "a post takes the watch back");
+    assert!(world.waiting.is_empty(), "a post takes the probe back");
     world.recv(1, 0, 0, 3, Shape::new(3, 3));
     world.finish("the last message");
 }
 
-pub(super) fn a_watch_keeps_the_owner_awake(subject: &dyn Subject) {
+pub(super) fn a_probe_keeps_the_owner_awake(subject: &dyn Subject) {
     let Some(mut world) = world(subject) else { return };
     world.exchange(0, 1, 0, 1, Shape::new(1, 1));
     world.finish("a first message");
-    world.end(1).watch(FROM_0).expect("watch");
-    assert!(!matches!(world.end(1).arm(ParkBy::Fd), Armed::Idle), "a watch is something to wait for");
+    world.end(1).probe(FROM_0).expect("probe");
+    assert!(!matches!(world.end(1).arm(ParkBy::Fd), Armed::Idle), "a probe is something to wait for");
     world.end(1).disarm();
     world.send(0, 1, 0, 4, Shape::new(4, 4));
     world.wait("the send to leave", |world| world.is_done(Ticket::nth(2)));
@@ -197,19 +197,19 @@ pub(super) fn a_watch_keeps_the_owner_awake(subject: &dyn Subject) {
     world.finish("the message");
 }
 
-pub(super) fn a_watch_outlives_its_peer(subject: &dyn Subject) {
+pub(super) fn a_probe_outlives_its_peer(subject: &dyn Subject) {
     let Some(mut world) = world(subject) else { return };
     world.exchange(0, 1, 0, 1, Shape::new(1, 1));
     world.finish("a first message");
     let last = world.send(0, 1, 0, 5, Shape::new(5, 5));
     world.wait("the last message to leave", |world| world.is_done(last));
     world.drop_end(0);
-    world.end(1).watch(FROM_0).expect("watch");
+    world.end(1).probe(FROM_0).expect("probe");
     world.wait("word of the last message", |world| !world.waiting.is_empty());
     assert_eq!(world.waiting, [envelope(5, 5)]);
     world.recv(1, 0, 0, 5, Shape::new(5, 5));
     world.finish("what was sent before the end");
-    if world.downs.is_empty() && world.end(1).watch(FROM_0).is_ok() {
+    if world.downs.is_empty() && world.end(1).probe(FROM_0).is_ok() {
         for _ in 0..20 {
             world.step();
         }
