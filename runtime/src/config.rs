@@ -98,6 +98,9 @@ pub struct Config {
     pub unexpected_bytes: usize,
     /// `KOLO_SPIN_US`: how long a waiting thread spins before it yields; unset = chosen by ranks per processor.
     pub spin: Option<Duration>,
+    /// `KOLO_NETWORK_PROBE`: whether ranks of several hosts measure the network between them when they join (some milliseconds
+    /// on a local network), and choose algorithms by it. `auto` (true) or `off`.
+    pub network_probe: bool,
     /// `KOLO_PROFILE`: the file with the constants of the cost model that `kolo tune` measured; unset = built-in ones.
     pub profile: Option<Loaded>,
 }
@@ -130,6 +133,7 @@ impl Default for Config {
             // As much as a few large tensors that overtake each other; little beside the memory of a rank.
             unexpected_bytes: 64 << 20,
             spin: None,
+            network_probe: true,
             profile: None,
         }
     }
@@ -204,6 +208,13 @@ impl Config {
         config.symmetric_bytes = number("KOLO_SYMMETRIC_BYTES")?;
         config.unexpected_bytes = number("KOLO_UNEXPECTED_BYTES")?.unwrap_or(config.unexpected_bytes);
         config.spin = number("KOLO_SPIN_US")?.map(|time| Duration::from_micros(time as u64));
+        if let Some(value) = get("KOLO_NETWORK_PROBE") {
+            config.network_probe = match value.as_str() {
+                "auto" => true,
+                "off" => false,
+                _ => return Err(invalid("KOLO_NETWORK_PROBE", &value, "auto or off")),
+            };
+        }
         config.profile = get("KOLO_PROFILE").map(Loaded::read).transpose()?;
         Ok(config)
     }

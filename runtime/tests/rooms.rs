@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From what knows nothing to what users call. A room is a folder of `src`, or a file beside them.
-const ROOMS: [&str; 26] = [
+const ROOMS: [&str; 27] = [
     "cancel",
     "mix",
     "ticks",
@@ -17,6 +17,7 @@ const ROOMS: [&str; 26] = [
     "reduce",
     "verify",
     "profile",
+    "network",
     "job",
     "config",
     "call",

@@ -9,6 +9,7 @@ mod irregular;
 #[cfg(test)]
 mod lent_tests;
 mod messages;
+mod network;
 mod point_to_point;
 mod raw;
 mod registration;
@@ -38,7 +39,7 @@ pub use work::Work;
 use kolo_collectives::model::Model;
 
 use crate::call::{RawCall, Waited};
-use crate::communicator::{Making, Record, Shared, leak_in_child, on_gpus};
+use crate::communicator::{Making, Record, Shared, WORLD, leak_in_child, on_gpus};
 use crate::config::Config;
 use crate::control::PeerInfo;
 use crate::dispatch::CarriedOut;
@@ -80,7 +81,11 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 impl Communicator {
     /// Makes one. All members call it. Blocks until all have, or the deadline.
     fn make(making: Making) -> Result<Self> {
+        let deadline = making.deadline;
         let communicator = Self { shared: Arc::new(making.connect()?) };
+        if communicator.shared.group.id == WORLD {
+            communicator.learn_network(deadline)?;
+        }
         tracing::info!("{}", communicator.summary());
         Ok(communicator)
     }
@@ -144,10 +149,18 @@ impl Communicator {
         &self.shared.config
     }
 
-    /// The constants that algorithms are chosen by: built-in ones, or those of `KOLO_PROFILE`; the same on all ranks.
+    /// The constants that algorithms are chosen by: built-in ones, or those of `KOLO_PROFILE`, with the network
+    /// as it was measured; the same on all ranks.
     #[must_use]
     pub fn model(&self) -> Model {
         self.shared.look(|core| *core.planner.model())
+    }
+
+    /// The network between the hosts as it was measured when the ranks joined, in words: hosts, round trip, rate, what measuring
+    /// took, and which host is slow. None on one host, or if nothing was measured.
+    #[must_use]
+    pub fn network(&self) -> Option<String> {
+        self.shared.look(|core| core.planner.network().map(ToString::to_string))
     }
 
     /// In a line, for each transport which ranks are reached by it and why; and what becomes of registrations of buffers.
@@ -165,6 +178,9 @@ impl Communicator {
             if let Some((other, why)) = routes[0].declined.first() {
                 let _ = write!(out, ", not {other}: {why}");
             }
+        }
+        if let Some(network) = self.network() {
+            let _ = write!(out, "; network: {network}");
         }
         if let Some(policy) = self.registration_policy() {
             let _ = write!(out, "; registrations of buffers are {policy}");
@@ -198,7 +214,10 @@ impl Communicator {
         let way = core.explain(&call)?;
         let constants = match (&way, &self.config().profile) {
             (CarriedOut::ByExchange(_), _) => String::new(),
-            (CarriedOut::ByPlan(_), None) => "\n  constants: built-in".to_owned(),
+            (CarriedOut::ByPlan(_), None) => match core.planner.network() {
+                Some(between) => format!("\n  constants: built-in, and the network as measured: {between}"),
+                None => "\n  constants: built-in".to_owned(),
+            },
             (CarriedOut::ByPlan(_), Some(loaded)) => {
                 let (path, digest) = (loaded.path.display(), loaded.profile.digest());
                 format!("\n  constants: profile {path} ({digest})")

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 /// Most bytes shown of a value, which may be another rank's.
 const VALUE_BYTES: usize = 512;
 
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 8] = [
     "KOLO_ALGO",
     "KOLO_DETERMINISM",
     "KOLO_SEGMENT_BYTES",
@@ -17,6 +17,7 @@ const NAMES: [&str; 7] = [
     "KOLO_EXCHANGE_BYTES",
     "KOLO_SYMMETRIC_BYTES",
     "KOLO_TRANSPORT",
+    "KOLO_NETWORK_PROBE",
 ];
 
 /// These settings of one rank.
@@ -129,6 +130,7 @@ mod tests {
             ("KOLO_EXCHANGE_BYTES", "0"),
             ("KOLO_SYMMETRIC_BYTES", "0"),
             ("KOLO_TRANSPORT", "tcp"),
+            ("KOLO_NETWORK_PROBE", "off"),
         ] {
             let text = set(&[]).difference(&set(&[(name, value)]));
             assert!(

@@ -137,7 +137,12 @@ impl Making {
         let model = model_for(facts(hosts, cards), config.profile.as_ref().map(|loaded| &loaded.profile));
         let stages = shared_memory::is_everywhere(self, hosts, &engine)?;
         let limits = Limits { channels: engine.channels_per_operation(), stages };
-        let planner = Planner::new(rank, Arc::clone(hosts), model, config, limits)?;
+        let mut planner = Planner::new(rank, Arc::clone(hosts), model, config, limits)?;
+        let has_profile = config.profile.as_ref().is_some_and(|loaded| loaded.profile.network.is_some());
+        let network = self.world.network(&self.members, &config.transports);
+        if let Some(between) = network.filter(|_| config.network_probe && !has_profile) {
+            planner.learn(&between);
+        }
         let canonical = config.determinism == Determinism::Canonical;
         let exchange = established.exchange.filter(|_| config.exchange_bytes != Some(0)).map(|flat| {
             let has_gpus = cards.iter().any(|card| card.has_gpus);

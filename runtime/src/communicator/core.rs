@@ -45,6 +45,11 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
+    /// Forgets those made so far.
+    pub(crate) fn forget(&mut self) {
+        *self = Self::none();
+    }
+
     pub(super) fn none() -> Self {
         Self {
             recorder: Recorder::new(),

@@ -14,6 +14,7 @@ use crate::call::{Call, Counts, Forced};
 use crate::config::{Config, Determinism};
 use crate::engine::STAGE_SEGMENTS;
 use crate::error::{Error, ErrorContext, Result};
+use crate::network::Between;
 
 /// What decides the plan of a call. Sizes come in as the selection's answer, so that plans are shared by all sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -62,6 +63,8 @@ pub(crate) struct Planner {
     segment_bytes: Option<usize>,
     window: Option<usize>,
     limits: Limits,
+    /// As measured.
+    network: Option<Between>,
     choices: HashMap<ChoiceKey, Planned>,
     plans: HashMap<PlanKey, Arc<Plan>>,
 }
@@ -97,6 +100,7 @@ impl Planner {
             segment_bytes: config.segment_bytes,
             window: config.window,
             limits,
+            network: None,
             choices: HashMap::new(),
             plans: HashMap::new(),
         })
@@ -171,6 +175,18 @@ impl Planner {
     /// Whether all reductions go along the canonical tree.
     pub(crate) fn is_canonical(&self) -> bool {
         self.order == Order::Canonical
+    }
+
+    /// Goes by the network as it was measured, from now on.
+    pub(crate) fn learn(&mut self, network: &Between) {
+        self.model = network.apply(self.model);
+        self.network = Some(*network);
+        self.choices.clear();
+    }
+
+    /// The network that the selection goes by, if it was measured.
+    pub(crate) const fn network(&self) -> Option<&Between> {
+        self.network.as_ref()
     }
 
     /// The constants of the selection.

@@ -7,4 +7,4 @@ mod probe;
 mod table;
 
 pub(crate) use probe::{Wire, probe};
-pub(crate) use table::{Sample, Table};
+pub(crate) use table::{Between, Sample, Table};

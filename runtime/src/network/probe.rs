@@ -1,6 +1,6 @@
 //! Measuring between leaders.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Sample;
 
@@ -11,6 +11,8 @@ pub(crate) trait Wire {
     fn send(&mut self, host: u32, bytes: &[u8]) -> Result<(), Self::Error>;
     /// Receives as many bytes from it.
     fn recv(&mut self, host: u32, bytes: &mut [u8]) -> Result<(), Self::Error>;
+    /// Sends bytes to it, and receives as many, at the same time.
+    fn exchange(&mut self, host: u32, out: &[u8], inward: &mut [u8]) -> Result<(), Self::Error>;
     /// The time since some beginning.
     fn now(&self) -> Duration;
 }
@@ -28,17 +30,22 @@ const LAST_BYTES: usize = 4 << 20;
 /// A message that takes so many round trips fills the way, and a longer one would tell nothing new.
 const LONG_IN_ROUND_TRIPS: u32 = 8;
 
-/// Neither is a longer one sent if this one took so long.
-const LONG: Duration = Duration::from_millis(4);
+/// Neither is a longer one sent if this one took so long, and some round trips.
+const LONG: Duration = Duration::from_millis(3);
 
-/// On a long way a connection's window grows by the round trip: so many of them are spent on one direction at most.
-const PATIENCE_IN_ROUND_TRIPS: u32 = 12;
+/// So many of such a length: the best counts, since others may have waited for a processor.
+const LONG_ONES: u32 = 3;
+
+/// A message that takes so long is the last one.
+const LONGEST: Duration = Duration::from_millis(12);
+
+/// On a long way a connection's window grows by the round trip: so many of them are spent at most.
+const PATIENCE_IN_ROUND_TRIPS: u32 = 10;
 
 /// The first word of a message: what its receiver is to do.
 const ECHO: u64 = 0;
-const TAKE: u64 = 1;
-const GIVE: u64 = 2;
-const END: u64 = 3;
+const EXCHANGE: u64 = 1;
+const END: u64 = 2;
 
 const HEADER: usize = 16;
 
@@ -50,19 +57,25 @@ const HEADER: usize = 16;
 /// Those of the wire.
 pub(crate) fn probe<W: Wire>(wire: &mut W, host: u32, hosts: u32) -> Result<Vec<Sample>, W::Error> {
     let mut samples = Vec::new();
-    let mut buffer = vec![0; LAST_BYTES];
+    let mut buffers = Buffers { out: vec![0; LAST_BYTES], inward: vec![0; LAST_BYTES] };
     for bit in (0..32).map(|bit| 1_u32 << bit).take_while(|bit| *bit < hosts) {
         let partner = host ^ bit;
         if partner >= hosts {
             continue;
         }
         if host < partner {
-            samples.extend(measure(wire, host, partner, &mut buffer)?);
+            samples.push(measure(wire, host, partner, &mut buffers)?);
         } else {
-            serve(wire, partner, &mut buffer)?;
+            serve(wire, partner, &mut buffers)?;
         }
     }
     Ok(samples)
+}
+
+/// What long messages are sent from, and received into.
+struct Buffers {
+    out: Vec<u8>,
+    inward: Vec<u8>,
 }
 
 fn order(what: u64, len: usize) -> [u8; HEADER] {
@@ -77,71 +90,60 @@ fn measure<W: Wire>(
     wire: &mut W,
     host: u32,
     partner: u32,
-    buffer: &mut [u8],
-) -> Result<[Sample; 2], W::Error> {
-    let begun = wire.now();
-    let mut round_trip = Duration::MAX;
-    for _ in 0..ROUND_TRIPS {
+    buffers: &mut Buffers,
+) -> Result<Sample, W::Error> {
+    let echo = |wire: &mut W| {
         let sent = wire.now();
         wire.send(partner, &order(ECHO, 0))?;
         wire.recv(partner, &mut [0; HEADER])?;
-        let here = wire.now();
-        // The first may have made the connection, and waited for the partner.
-        let is_first = round_trip == Duration::MAX;
-        round_trip = round_trip.min(here - sent);
-        if !is_first && here - begun > ROUND_TRIPS_TIME {
+        Ok(wire.now() - sent)
+    };
+    // Makes the connection, and waits for the partner.
+    echo(wire)?;
+    let (begun, mut round_trip) = (wire.now(), Duration::MAX);
+    for _ in 0..ROUND_TRIPS {
+        round_trip = round_trip.min(echo(wire)?);
+        if wire.now() - begun > ROUND_TRIPS_TIME {
             break;
         }
     }
-    let mut rates = [0.0_f64; 2];
-    for (way, rate) in [TAKE, GIVE].into_iter().zip(&mut rates) {
-        let (begun, mut len) = (wire.now(), FIRST_BYTES.min(buffer.len()));
-        loop {
-            let sent = wire.now();
-            wire.send(partner, &order(way, len))?;
-            if way == TAKE {
-                wire.send(partner, &buffer[..len])?;
-                wire.recv(partner, &mut [0; HEADER])?;
-            } else {
-                wire.recv(partner, &mut buffer[..len])?;
-            }
-            let here = wire.now();
-            let took = (here - sent).saturating_sub(round_trip).max(Duration::from_nanos(100));
-            let found = len as f64 / took.as_secs_f64();
-            let grew = found > 1.2 * *rate;
-            *rate = rate.max(found);
-            let is_long = took > LONG_IN_ROUND_TRIPS * round_trip || took > LONG && !grew;
-            let is_late = here - begun > (PATIENCE_IN_ROUND_TRIPS * round_trip).max(LONG);
-            if is_long || is_late || len >= buffer.len() {
-                break;
-            }
-            len = (2 * len).min(buffer.len());
+    let (begun, mut len, mut rate, mut long) = (wire.now(), FIRST_BYTES, 0.0_f64, 0);
+    while long < LONG_ONES {
+        let sent = wire.now();
+        wire.send(partner, &order(EXCHANGE, len))?;
+        wire.exchange(partner, &buffers.out[..len], &mut buffers.inward[..len])?;
+        let here = wire.now();
+        let (took, spent) = (here - sent, here - begun);
+        // Of a short message the way takes most of the time, and what is left when it is taken off means nothing.
+        let way = if took > 2 * round_trip { round_trip } else { Duration::ZERO };
+        rate = rate.max(len as f64 / (took - way).as_secs_f64().max(1e-7));
+        let is_long = took > (LONG_IN_ROUND_TRIPS * round_trip).min(LONG.max(3 * round_trip));
+        if took > LONGEST.max(4 * round_trip) || spent > (PATIENCE_IN_ROUND_TRIPS * round_trip).max(LONGEST) {
+            break;
+        }
+        long += u32::from(is_long || len == LAST_BYTES);
+        if !is_long && len < LAST_BYTES {
+            len *= 2;
         }
     }
     wire.send(partner, &order(END, 0))?;
-    let sample = |(from, to), bytes_per_second| Sample {
-        from,
-        to,
+    Ok(Sample {
+        hosts: (host, partner),
         round_trip_seconds: round_trip.as_secs_f64(),
-        bytes_per_second,
-    };
-    Ok([sample((host, partner), rates[0]), sample((partner, host), rates[1])])
+        bytes_per_second: rate,
+    })
 }
 
 /// Does what the partner asks for, until it is done.
-fn serve<W: Wire>(wire: &mut W, partner: u32, buffer: &mut [u8]) -> Result<(), W::Error> {
+fn serve<W: Wire>(wire: &mut W, partner: u32, buffers: &mut Buffers) -> Result<(), W::Error> {
     loop {
         let mut header = [0; HEADER];
         wire.recv(partner, &mut header)?;
         let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default());
-        let len = (word(8) as usize).min(buffer.len());
+        let len = (word(8) as usize).min(LAST_BYTES);
         match word(0) {
             ECHO => wire.send(partner, &header)?,
-            TAKE => {
-                wire.recv(partner, &mut buffer[..len])?;
-                wire.send(partner, &header)?;
-            }
-            GIVE => wire.send(partner, &buffer[..len])?,
+            EXCHANGE => wire.exchange(partner, &buffers.out[..len], &mut buffers.inward[..len])?,
             _ => return Ok(()),
         }
     }
@@ -175,6 +177,14 @@ mod tests {
             self.here = self.here.max(at);
             assert_eq!(sent.len(), bytes.len());
             bytes.copy_from_slice(&sent);
+            Ok(())
+        }
+        fn exchange(&mut self, host: u32, out: &[u8], inward: &mut [u8]) -> Result<(), String> {
+            let begun = self.here;
+            self.send(host, out)?;
+            let sent = std::mem::replace(&mut self.here, begun);
+            self.recv(host, inward)?;
+            self.here = self.here.max(sent);
             Ok(())
         }
         fn now(&self) -> Duration {
@@ -223,7 +233,7 @@ mod tests {
                 let latency = Duration::from_micros(latency_us);
                 let (samples, _) = measured(hosts, latency, |_| rate);
                 for host in 0..hosts {
-                    assert!(samples.iter().any(|sample| sample.from == host), "host {host} of {hosts}");
+                    assert!(samples.iter().any(|sample| sample.touches(host)), "host {host} of {hosts}");
                 }
                 for sample in samples {
                     let round_trip = 2.0 * latency.as_secs_f64();
@@ -235,11 +245,9 @@ mod tests {
     }
 
     #[test]
-    fn both_directions_are_told_apart() {
-        let (samples, _) =
-            measured(2, Duration::from_micros(25), |host| if host == 0 { 1e9 } else { 1e8 });
-        let rate = |from| samples.iter().find(|sample| sample.from == from).unwrap().bytes_per_second;
-        assert!(rate(0) > 0.9e9 && rate(1) < 1.1e8, "{samples:?}");
+    fn the_slower_end_of_a_link_counts() {
+        let (samples, _) = measured(2, Duration::from_micros(25), |host| if host == 0 { 1e9 } else { 1e8 });
+        assert!((samples[0].bytes_per_second / 1e8 - 1.0).abs() < 0.1, "{samples:?}");
     }
 
     #[test]

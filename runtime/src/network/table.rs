@@ -7,26 +7,29 @@ use std::time::Duration;
 use kolo_collectives::model::{LinkClass, Model};
 use serde::{Deserialize, Serialize};
 
-/// One direction between two hosts, as measured.
+/// The way between two hosts, as measured.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
-    /// Number of the sending host.
-    pub(crate) from: u32,
-    /// Number of the receiving one.
-    pub(crate) to: u32,
+    /// Their numbers.
+    pub(crate) hosts: (u32, u32),
     /// An empty message there and back, processors' time included.
     pub(crate) round_trip_seconds: f64,
-    /// Of a long message on one connection.
+    /// Of long messages both ways at once, on one connection: in each direction.
     pub(crate) bytes_per_second: f64,
 }
 
 impl Sample {
+    /// Whether a host is one of the two.
+    pub(crate) const fn touches(&self, host: u32) -> bool {
+        self.hosts.0 == host || self.hosts.1 == host
+    }
+
     /// Whether it can be a measurement: other ranks' numbers are not to be believed blindly.
     fn is_sound(&self, hosts: u32) -> bool {
         let is_sound = |value: f64, least: f64, most: f64| (least..=most).contains(&value);
-        self.from < hosts
-            && self.to < hosts
-            && self.from != self.to
+        let (one, other) = self.hosts;
+        one.max(other) < hosts
+            && one != other
             && is_sound(self.round_trip_seconds, 1e-8, 100.0)
             && is_sound(self.bytes_per_second, 1.0, 1e13)
     }
@@ -39,8 +42,6 @@ pub(crate) struct Table {
     host_of: Arc<[u32]>,
     hosts: u32,
     samples: Vec<Sample>,
-    /// By which it was measured; other transports have other networks.
-    transport: String,
     /// What measuring took, on the slowest rank.
     pub(crate) took: Duration,
 }
@@ -55,30 +56,26 @@ impl Table {
     ///
     /// # Errors
     /// A sample that makes no sense, in words.
-    pub(crate) fn new(
-        host_of: Arc<[u32]>,
-        samples: Vec<Sample>,
-        transport: &str,
-        took: Duration,
-    ) -> Result<Self, String> {
+    pub(crate) fn new(host_of: Arc<[u32]>, samples: Vec<Sample>, took: Duration) -> Result<Self, String> {
         let hosts = host_of.iter().max().map_or(0, |most| most + 1);
         if let Some(odd) = samples.iter().find(|sample| !sample.is_sound(hosts)) {
             return Err(format!("{odd:?} is no measurement between {hosts} hosts"));
         }
-        Ok(Self { host_of, hosts, samples, transport: transport.to_owned(), took })
+        Ok(Self { host_of, hosts, samples, took })
     }
 
-    /// What it says of the hosts of some ranks of the job; nothing if they are on one host or use another transport there.
-    pub(crate) fn between(&self, ranks: &[u32], transport: &str) -> Option<Between> {
+    /// What it says of the hosts of some ranks of the job; nothing if they are on one host.
+    pub(crate) fn between(&self, ranks: &[u32]) -> Option<Between> {
         let mut is_used = vec![false; self.hosts as usize];
         for rank in ranks {
             is_used[*self.host_of.get(*rank as usize)? as usize] = true;
         }
         let hosts = is_used.iter().filter(|used| **used).count();
-        if hosts < 2 || transport != self.transport {
+        if hosts < 2 {
             return None;
         }
-        let is_inside = |sample: &&Sample| is_used[sample.from as usize] && is_used[sample.to as usize];
+        let is_inside =
+            |sample: &&Sample| is_used[sample.hosts.0 as usize] && is_used[sample.hosts.1 as usize];
         let mut round_trips: Vec<f64> =
             self.samples.iter().filter(is_inside).map(|sample| sample.round_trip_seconds).collect();
         if round_trips.is_empty() {
@@ -88,14 +85,11 @@ impl Table {
         round_trips.sort_by(f64::total_cmp);
         let round_trip = *round_trips.get(round_trips.len() / 2)?;
         // A link is as fast as the slower of its ends, so a host is as fast as the fastest of its links.
-        let fastest = |host: u32, end: fn(&Sample) -> u32| {
-            let own = self.samples.iter().filter(|sample| end(sample) == host);
-            own.map(|sample| sample.bytes_per_second).reduce(f64::max)
+        let rate = |host: u32| {
+            let own = self.samples.iter().filter(|sample| sample.touches(host));
+            own.map(|sample| sample.bytes_per_second).reduce(f64::max).map(|rate| (host, rate))
         };
-        let rates = (0..self.hosts).filter(|host| is_used[*host as usize]).filter_map(|host| {
-            let (out, inward) = (fastest(host, |sample| sample.from), fastest(host, |sample| sample.to));
-            Some((host, out?.min(inward?)))
-        });
+        let rates = (0..self.hosts).filter(|host| is_used[*host as usize]).filter_map(rate);
         let rates: Vec<(u32, f64)> = rates.collect();
         let slowest = rates.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1))?;
         let most = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
@@ -169,54 +163,52 @@ impl fmt::Display for Between {
 mod tests {
     use super::*;
 
-    fn sample(from: u32, to: u32, round_trip_seconds: f64, bytes_per_second: f64) -> Sample {
-        Sample { from, to, round_trip_seconds, bytes_per_second }
+    fn sample(one: u32, other: u32, round_trip_seconds: f64, bytes_per_second: f64) -> Sample {
+        Sample { hosts: (one, other), round_trip_seconds, bytes_per_second }
     }
 
     fn table(samples: Vec<Sample>) -> Result<Table, String> {
-        Table::new([0, 0, 1, 1, 2].into(), samples, "tcp", Duration::from_millis(3))
-    }
-
-    fn both(a: u32, b: u32, round_trip: f64, rate: f64) -> [Sample; 2] {
-        [sample(a, b, round_trip, rate), sample(b, a, round_trip, rate)]
+        Table::new([0, 0, 1, 1, 2].into(), samples, Duration::from_millis(3))
     }
 
     #[test]
     fn a_slow_host_decides_and_is_named() {
-        let samples = [both(0, 1, 64e-6, 128e6), both(0, 2, 64e-6, 16e6)].concat();
+        let samples = vec![sample(0, 1, 64e-6, 128e6), sample(0, 2, 64e-6, 16e6)];
         let table = table(samples).unwrap();
-        let all = table.between(&[0, 1, 2, 3, 4], "tcp").unwrap();
+        let all = table.between(&[0, 1, 2, 3, 4]).unwrap();
         let model = all.apply(Model::TCP);
         assert!((model.inter.bytes_per_second / 16e6 - 1.0).abs() < 0.1, "{model:?}");
         assert!((model.inter.latency_seconds - 25e-6).abs() < 4e-6, "{model:?}");
         let words = all.to_string();
-        assert!(words.starts_with("3 hosts, round trip 0.06") && words.contains("host 2 is the slowest"), "{words}");
+        assert!(
+            words.starts_with("3 hosts, round trip 0.06") && words.contains("host 2 is the slowest"),
+            "{words}"
+        );
         // Without it the others are faster.
-        let some = table.between(&[0, 2, 3], "tcp").unwrap();
+        let some = table.between(&[0, 2, 3]).unwrap();
         assert!((some.apply(Model::TCP).nic_bytes_per_second / 128e6 - 1.0).abs() < 0.1);
         assert!(!some.to_string().contains("slowest"), "{some}");
     }
 
     #[test]
-    fn ranks_of_one_host_and_other_transports_get_nothing() {
-        let table = table(both(0, 1, 64e-6, 128e6).to_vec()).unwrap();
-        assert_eq!(table.between(&[2, 3], "tcp"), None);
-        assert_eq!(table.between(&[0, 2], "rdma"), None);
-        assert_eq!(table.between(&[0, 17], "tcp"), None);
+    fn ranks_of_one_host_get_nothing() {
+        let table = table(vec![sample(0, 1, 64e-6, 128e6)]).unwrap();
+        assert_eq!(table.between(&[2, 3]), None);
+        assert_eq!(table.between(&[0, 17]), None);
     }
 
     #[test]
     fn two_runs_on_one_network_take_the_same_numbers() {
         for share in [0.97, 1.0, 1.03] {
-            let table = table(both(0, 1, 64e-6 * share, 128e6 * share).to_vec()).unwrap();
-            let model = table.between(&[0, 2], "tcp").unwrap().apply(Model::TCP);
-            let once = table_of_one().between(&[0, 2], "tcp").unwrap().apply(Model::TCP);
+            let table = table(vec![sample(0, 1, 64e-6 * share, 128e6 * share)]).unwrap();
+            let model = table.between(&[0, 2]).unwrap().apply(Model::TCP);
+            let once = table_of_one().between(&[0, 2]).unwrap().apply(Model::TCP);
             assert_eq!(model, once, "{share}");
         }
     }
 
     fn table_of_one() -> Table {
-        table(both(0, 1, 64e-6, 128e6).to_vec()).unwrap()
+        table(vec![sample(0, 1, 64e-6, 128e6)]).unwrap()
     }
 
     #[test]
