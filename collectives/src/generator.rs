@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
@@ -143,6 +144,27 @@ impl Algorithm {
             panic!("{reason}");
         }
         self.generator().plan(task, rank)
+    }
+
+    /// The plans of all ranks, as [`Algorithm::plan`] makes them. The members of a stage share one table of rounds, which
+    /// grows with the number of hosts.
+    ///
+    /// # Panics
+    /// As [`Algorithm::plan`].
+    #[must_use]
+    pub fn plans(self, task: &Task) -> Vec<Plan> {
+        let mut plans: Vec<Plan> = Vec::with_capacity(task.world_size as usize);
+        for rank in 0..task.world_size {
+            let mut plan = self.plan(task, rank);
+            if let Some(stage) = &mut plan.stage
+                && let Some(first) = plans.get(stage.members[0] as usize).and_then(|plan| plan.stage.as_ref())
+                && first == stage
+            {
+                stage.rounds = Arc::clone(&first.rounds);
+            }
+            plans.push(plan);
+        }
+        plans
     }
 }
 

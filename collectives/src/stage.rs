@@ -8,6 +8,7 @@
 //! of all others are and where a block lies in them, and the checker sees the whole picture.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -21,8 +22,9 @@ pub struct Stage {
     pub members: Box<[u32]>,
     /// [`Space::Input`] or [`Space::Output`]: block i of a stage is as long as block i of this.
     pub like: Space,
-    /// For each round of a segment: what each member publishes.
-    pub rounds: Box<[Box<[Payload]>]>,
+    /// For each round of a segment: what each member publishes. [`Algorithm::plans`](crate::Algorithm::plans) makes one table
+    /// for all members.
+    pub rounds: Arc<[Box<[Payload]>]>,
 }
 
 /// What a member publishes in a round: up to two runs of blocks, one after the other; none for its presence only.

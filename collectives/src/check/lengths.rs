@@ -125,7 +125,7 @@ pub(crate) fn published(plans: &[Plan], layouts: &[Layout], segment: usize) -> R
         let others = others.into_iter().filter(|other| other.shape() != layout.shape());
         let all: Vec<&Layout> = std::iter::once(layout).chain(others).collect();
         let publishes = steps(plan).filter(|(_, action)| matches!(action, Action::Publish { .. }));
-        for ((at, action), round) in publishes.zip(&stage.rounds) {
+        for ((at, action), round) in publishes.zip(stage.rounds.iter()) {
             let place = |at| Place::of(plan, at);
             let Action::Publish { except, .. } = action else { continue };
             left_out += except.map_or(0, |hole| layout.len(hole, segment));

@@ -31,7 +31,8 @@ impl Route {
     }
 
     /// Whether the two ranks share memory.
-    pub(crate) fn shares_memory(&self) -> bool {
+    #[must_use]
+    pub fn shares_memory(&self) -> bool {
         self.features().is_some_and(|features| features.shares_memory)
     }
 }

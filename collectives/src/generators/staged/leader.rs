@@ -7,14 +7,11 @@
 use super::on_hosts;
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
-use crate::contention::Pattern;
 use crate::cost::Bill;
 use crate::generator::{Generator, StagedSegments};
+use crate::generators::leader::{self, Levels};
 use crate::generators::{binomial, dissemination, recursive_doubling};
-use crate::group::Group;
-use crate::hosts::Hosts;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
-use crate::rounds::ceil_log2;
 use crate::stage::{Members, Payload};
 use crate::task::Task;
 
@@ -30,21 +27,11 @@ impl Generator for LeaderStaged {
     }
 
     fn supports(&self, task: &Task) -> Result<(), String> {
-        use Collective as C;
-        match task.collective {
-            C::AllReduce | C::Broadcast | C::Reduce | C::Barrier => on_hosts(task).map(|_| ()),
-            other => Err(format!("the leader form has none for {other:?}")),
-        }
+        leader::supports(task).and_then(|()| on_hosts(task).map(|_| ()))
     }
 
     fn plan(&self, task: &Task, rank: u32) -> Plan {
-        let hosts = Hosts::of(task).expect("supported");
-        let local = hosts.local(rank);
-        let leaders = hosts.leaders(task.root);
-        let leader =
-            (0..local.len()).find(|member| leaders.contains(&local.rank(*member))).expect("one per host");
-        let root = leaders.iter().position(|rank| *rank == task.root).unwrap_or(0) as u32;
-        let leaders = (local.me() == leader).then(|| Group::of(leaders, rank));
+        let Levels { hosts, local, leader, root, leaders } = Levels::of(task, rank);
         let mut b = PlanBuilder::new(task, Algorithm::LeaderStaged, rank, Cut::Vector { parts: 1 });
         b.lane(0);
         if local.len() > 1 {
@@ -87,18 +74,13 @@ impl Generator for LeaderStaged {
     }
 
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
-        let reduces = task.collective.reduces();
-        let all_reduce = task.collective == Collective::AllReduce;
         let bytes = if task.collective == Collective::Barrier { 0.0 } else { bytes };
         if task.collective != Collective::Broadcast {
             bill.publish(bill.local, bytes);
             bill.meet(bill.local - 1);
             bill.fold(1, bill.local, bytes);
         }
-        let fold = if bill.hosts.is_power_of_two() || !all_reduce { 0 } else { 1 };
-        for _ in 0..ceil_log2(bill.hosts) + fold {
-            bill.exchange(Pattern::Pairs, bill.one_per_host(), 1.0, bytes, reduces);
-        }
+        leader::exchange_between_hosts(task, bytes, bill);
         if task.collective != Collective::Reduce {
             bill.publish(1, bytes);
             bill.meet(1);
