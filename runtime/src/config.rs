@@ -6,6 +6,7 @@
 mod renamed;
 mod settings;
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use kolo_gdr::Mode;
@@ -59,6 +60,9 @@ pub struct Config {
     pub join_timeout: Duration,
     /// `KOLO_SOCKET_IFNAME`: network interfaces by prefix, `^` in front to exclude.
     pub socket_interfaces: Option<String>,
+    /// `KOLO_PORT_RANGE`: TCP ports to listen at, such as `40000-40099`; unset = chosen by the system. Every communicator takes
+    /// one on each of its ranks, and rank 0 one more while ranks join, unless the rendezvous names it.
+    pub port_range: Option<RangeInclusive<u16>>,
     /// `KOLO_HOST_ID`: ranks with different names count as being on different hosts, even if they share one. Ranks
     /// without a name are on their real host.
     pub host_id: Option<String>,
@@ -115,6 +119,7 @@ impl Default for Config {
             timeout: Duration::from_secs(600),
             join_timeout: DEFAULT_JOIN_TIMEOUT,
             socket_interfaces: None,
+            port_range: None,
             host_id: None,
             socket_congestion: None,
             ib_adapters: None,
@@ -183,6 +188,7 @@ impl Config {
         config.join_timeout = time("KOLO_JOIN_TIMEOUT")?.unwrap_or(config.join_timeout);
         config.host_id = get("KOLO_HOST_ID");
         config.socket_interfaces = get("KOLO_SOCKET_IFNAME");
+        config.port_range = get("KOLO_PORT_RANGE").map(|value| port_range(&value)).transpose()?;
         config.socket_congestion = get("KOLO_SOCKET_CONGESTION");
         config.ib_adapters = get("KOLO_IB_HCA");
         config.ib_library = get("KOLO_IBVERBS_LIB");
@@ -254,6 +260,20 @@ fn seconds(setting: &str, value: &str) -> Result<Duration> {
         .ok_or_else(|| invalid(setting, value, "a number of seconds above 0, such as 30 or 0.5"))
 }
 
+/// Parses `40000-40099`.
+pub(crate) fn port_range(value: &str) -> Result<RangeInclusive<u16>> {
+    let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0);
+    let ends = value.split_once('-').and_then(|(first, last)| Some((port(first)?, port(last)?)));
+    match ends {
+        Some((first, last)) if first <= last => Ok(first..=last),
+        _ => Err(invalid(
+            "KOLO_PORT_RANGE",
+            value,
+            "two ports with a hyphen between, the lower first: 40000-40099",
+        )),
+    }
+}
+
 fn small(setting: &str, value: &str, most: u8) -> Result<u8> {
     let number = value.parse::<u8>().ok().filter(|number| *number <= most);
     number.ok_or_else(|| invalid(setting, value, &format!("a whole number up to {most}")))
@@ -292,6 +312,7 @@ mod tests {
             with("KOLO_TRANSPORT", "tcp").unwrap().transports,
             Transports::Only(vec![TransportKind::Tcp])
         );
+        assert_eq!(with("KOLO_PORT_RANGE", "40000-40009").unwrap().port_range, Some(40000..=40009));
         assert_eq!(with("KOLO_SEGMENT_BYTES", "64K").unwrap().segment_bytes, Some(65536));
         assert_eq!(with("KOLO_TIMEOUT", "0.5").unwrap().timeout, Duration::from_millis(500));
     }
@@ -312,6 +333,9 @@ mod tests {
     fn nonsense_names_the_setting_and_the_remedy() {
         for (name, value) in [
             ("KOLO_TRANSPORT", "rfc1149"),
+            ("KOLO_PORT_RANGE", "40000"),
+            ("KOLO_PORT_RANGE", "40010-40000"),
+            ("KOLO_PORT_RANGE", "0-99999"),
             ("KOLO_DETERMINISM", "maybe"),
             ("KOLO_TIMEOUT", "-1"),
             ("KOLO_SEGMENT_BYTES", "99999999999G"),

@@ -52,6 +52,7 @@ impl CommunicatorBuilder {
         };
         let started = Instant::now();
         spec.timeout = patience(&config);
+        spec.ports.clone_from(&config.port_range);
         let runtime = self.runtime.map_or_else(ControlRuntime::new, Ok)?;
         let control = Control::join(&spec, &runtime)?;
         let members: Arc<[u32]> = (0..control.world_size()).collect();

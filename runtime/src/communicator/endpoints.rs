@@ -65,6 +65,7 @@ fn tcp_options(control: &Control, config: &Config) -> TcpOptions {
         dial_timeout,
         cookie: control.job_cookie(),
         interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),
+        ports: config.port_range.clone(),
         congestion: match config.socket_congestion.as_deref() {
             None => Congestion::Auto,
             Some("system") => Congestion::System,

@@ -24,7 +24,7 @@ impl Config {
     }
 
     /// All settings.
-    pub(crate) fn rows(&self) -> [Setting; 26] {
+    pub(crate) fn rows(&self) -> [Setting; 27] {
         let transports = match &self.transports {
             Transports::Auto => "auto".to_owned(),
             Transports::Only(list) => list.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(","),
@@ -47,6 +47,10 @@ impl Config {
             ("KOLO_JOIN_TIMEOUT", Some(self.join_timeout.as_secs_f64().to_string())),
             ("KOLO_HOST_ID", self.host_id.clone()),
             ("KOLO_SOCKET_IFNAME", self.socket_interfaces.clone()),
+            (
+                "KOLO_PORT_RANGE",
+                self.port_range.as_ref().map(|ports| format!("{}-{}", ports.start(), ports.end())),
+            ),
             ("KOLO_SOCKET_CONGESTION", self.socket_congestion.clone()),
             ("KOLO_IB_HCA", self.ib_adapters.clone()),
             ("KOLO_IB_GID_INDEX", self.ib_gid_index.map(|index| index.to_string())),

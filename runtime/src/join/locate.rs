@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Once;
 use std::time::Instant;
 
+use kolo_transport::tcp::{Reuse, in_port_range};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 
@@ -207,8 +208,18 @@ async fn publish_in_store(
     }
 }
 
-/// A listener at any port, on loopback if the job is known to be on this host alone.
+/// A listener at a port of the range if there is one, else at any; on loopback if the job is known to be on this host alone.
 async fn listen_for(spec: &JoinSpec) -> Result<TcpListener> {
+    let Some(ports) = &spec.ports else { return listen_anywhere(spec).await };
+    let address = spec.one_host.then_some(Ipv4Addr::LOCALHOST.into());
+    in_port_range(ports, |port, reuse| listen_with(address, port, reuse)).map_err(|error| Error::Join {
+        rank: Some(0),
+        problem: format!("cannot listen for the other ranks: {error}"),
+        remedy: "Choose ports that are free with KOLO_PORT_RANGE".into(),
+    })
+}
+
+async fn listen_anywhere(spec: &JoinSpec) -> Result<TcpListener> {
     if spec.one_host
         && let Ok(listener) = listen(Some(Ipv4Addr::LOCALHOST.into()), 0)
     {
@@ -267,13 +278,17 @@ async fn bind_patiently(address: Option<IpAddr>, port: u16, source: &str) -> Res
 }
 
 fn listen(address: Option<IpAddr>, port: u16) -> io::Result<TcpListener> {
+    listen_with(address, port, Reuse::Yes)
+}
+
+fn listen_with(address: Option<IpAddr>, port: u16, reuse: Reuse) -> io::Result<TcpListener> {
     let open = |address: IpAddr| -> io::Result<TcpListener> {
         let domain = if address.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
         let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
         if address.is_ipv6() {
             socket.set_only_v6(false)?;
         }
-        socket.set_reuse_address(true)?;
+        socket.set_reuse_address(reuse == Reuse::Yes)?;
         socket.set_nonblocking(true)?;
         socket.bind(&SocketAddr::new(address, port).into())?;
         socket.listen(BACKLOG)?;

@@ -26,6 +26,7 @@ mod url;
 
 use std::fmt;
 use std::net::Ipv4Addr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,6 +65,9 @@ pub struct JoinSpec {
     /// Secret that all processes of the job know. Without one, whoever reaches the port can take a free rank where the
     /// locator is an address ([`Locator::Tcp`], [`Locator::Multicast`]).
     pub secret: Option<JobSecret>,
+    /// Ports at which rank 0 may listen where the locator names none; the system's choice if not set.
+    /// [`Builder`](crate::Builder) puts [`Config::port_range`](crate::Config::port_range) here.
+    pub ports: Option<RangeInclusive<u16>>,
     /// How silence is judged.
     pub liveness: Liveness,
 }
@@ -124,6 +128,7 @@ impl JoinSpec {
             job: String::new(),
             one_host: false,
             secret: None,
+            ports: None,
             liveness: Liveness::default(),
         }
     }

@@ -71,9 +71,9 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    pub(super) fn open() -> io::Result<Self> {
+    pub(super) fn open(options: &TcpOptions) -> io::Result<Self> {
         Ok(Self {
-            listener: socket::listen()?,
+            listener: socket::listen(options.ports.clone())?,
             pending: Vec::new(),
             rejected: RejectedConnections::default(),
             hungry_since: None,
@@ -242,8 +242,8 @@ impl Pending {
                 if hello.target != me.instance {
                     return Heard::Rejected("wanted another endpoint".into(), Some(Verdict::Instance));
                 }
-                // The lower rank dials.
-                if hello.world_size != me.world_size || hello.to != me.rank || hello.from >= me.rank {
+                let is_rank = hello.from < me.world_size && hello.from != me.rank;
+                if hello.world_size != me.world_size || hello.to != me.rank || !is_rank {
                     return Heard::Rejected("rank or world size out of place".into(), Some(Verdict::Rank));
                 }
                 Heard::Peer(hello)

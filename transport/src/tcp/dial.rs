@@ -32,12 +32,14 @@ pub(super) struct Dial {
     key: Key,
     /// Instance that must answer.
     target: u64,
-    same_host: bool,
+    loopback: bool,
     waiting: VecDeque<(Candidate, u32)>,
     attempts: Vec<Attempt>,
     /// When the next address is started although none has failed.
     next_at: Instant,
     failures: Vec<String>,
+    /// Whether one of them was silence.
+    is_silent: bool,
     /// Since when there has been no descriptor for the next attempt.
     hungry_since: Option<Instant>,
 }
@@ -69,8 +71,13 @@ pub(super) enum Dialed {
     Waiting,
     /// There.
     Connected(Connected),
-    /// No address works; the text lists what was tried.
-    Failed(String),
+    /// No address works.
+    Failed {
+        /// What was tried.
+        tried: String,
+        /// Whether an address did not answer, or there is no way to it: the peer may still get through to this end.
+        is_silent: bool,
+    },
     /// The system has had no descriptor for a connection for [`STARVED_FOR`].
     Starved(std::io::Error),
 }
@@ -79,7 +86,7 @@ impl Dial {
     pub(super) fn new(
         (hello, key): ([u8; HELLO_BYTES], Key),
         target: u64,
-        same_host: bool,
+        loopback: bool,
         candidates: &[Candidate],
         now: Instant,
     ) -> Self {
@@ -87,11 +94,12 @@ impl Dial {
             hello,
             key,
             target,
-            same_host,
+            loopback,
             waiting: candidates.iter().map(|candidate| (candidate.clone(), 0)).collect(),
             attempts: Vec::new(),
             next_at: now,
             failures: Vec::new(),
+            is_silent: false,
             hungry_since: None,
         }
     }
@@ -106,6 +114,11 @@ impl Dial {
     /// Whether a connection is there on which an answer may come.
     pub(super) fn has_said_hello(&self) -> bool {
         self.attempts.iter().any(|attempt| attempt.sent == HELLO_BYTES)
+    }
+
+    /// Whether the peer may have a hello, or a part of it.
+    pub(super) fn has_begun_hello(&self) -> bool {
+        self.attempts.iter().any(|attempt| attempt.sent > 0)
     }
 
     /// Whether none of the addresses tried answers.
@@ -138,10 +151,15 @@ impl Dial {
                     });
                 }
                 Ok(false) if attempt.sent == 0 && now >= attempt.since + options.dial_timeout => {
+                    self.is_silent = true;
                     self.fail(at, "no answer; a firewall?", now);
                 }
                 Ok(false) => at += 1,
                 Err(Broken::For(why)) => self.fail(at, &why, now),
+                Err(Broken::Unreachable(why)) => {
+                    self.is_silent = true;
+                    self.fail(at, &why, now);
+                }
                 Err(Broken::Early(why)) => {
                     let attempt = &self.attempts[at];
                     if attempt.try_number < RETRIES {
@@ -155,10 +173,31 @@ impl Dial {
                 }
             }
         }
+        if let Err(error) = self.start_due(now, options, &mut opened) {
+            return Dialed::Starved(error);
+        }
+        if self.attempts.is_empty() && self.waiting.is_empty() {
+            let tried =
+                if self.failures.is_empty() { "no address".to_owned() } else { self.failures.join("; ") };
+            return Dialed::Failed { tried, is_silent: self.is_silent };
+        }
+        Dialed::Waiting
+    }
+
+    /// Starts the attempts that are due.
+    ///
+    /// # Errors
+    /// If the system has had no descriptor for [`STARVED_FOR`].
+    fn start_due(
+        &mut self,
+        now: Instant,
+        options: &TcpOptions,
+        opened: &mut impl FnMut(&Socket),
+    ) -> std::io::Result<()> {
         while now >= self.next_at {
             let Some((candidate, try_number)) = self.waiting.pop_front() else { break };
             let to = candidate.to;
-            match Attempt::start(candidate.clone(), try_number, self.same_host, now, options) {
+            match Attempt::start(candidate.clone(), try_number, self.loopback, now, options) {
                 Ok(attempt) => {
                     self.hungry_since = None;
                     opened(&attempt.socket);
@@ -167,7 +206,7 @@ impl Dial {
                 }
                 Err(error) if descriptors::are_out(&error) => {
                     if now >= *self.hungry_since.get_or_insert(now) + STARVED_FOR {
-                        return Dialed::Starved(error);
+                        return Err(error);
                     }
                     self.waiting.push_front((candidate, try_number));
                     self.next_at = now + LOOK_AGAIN;
@@ -177,16 +216,12 @@ impl Dial {
                         Some(libc::EADDRNOTAVAIL) => "; see net.ipv4.ip_local_port_range",
                         _ => "",
                     };
+                    self.is_silent |= is_unreachable(&error);
                     self.failures.push(format!("{to}: {error}{remedy}"));
                 }
             }
         }
-        if self.attempts.is_empty() && self.waiting.is_empty() {
-            let tried =
-                if self.failures.is_empty() { "no address".to_owned() } else { self.failures.join("; ") };
-            return Dialed::Failed(tried);
-        }
-        Dialed::Waiting
+        Ok(())
     }
 
     fn fail(&mut self, at: usize, why: &str, now: Instant) {
@@ -201,21 +236,28 @@ impl Dial {
 enum Broken {
     /// For good.
     For(String),
+    /// Before it reached anybody.
+    Unreachable(String),
     /// Closed before the answer.
     Early(String),
+}
+
+/// Whether packets do not get to an address, as far as the network says. A refusal says that they do.
+fn is_unreachable(error: &std::io::Error) -> bool {
+    [libc::EHOSTUNREACH, libc::ENETUNREACH, libc::ETIMEDOUT].map(Some).contains(&error.raw_os_error())
 }
 
 impl Attempt {
     fn start(
         candidate: Candidate,
         try_number: u32,
-        same_host: bool,
+        loopback: bool,
         now: Instant,
         options: &TcpOptions,
     ) -> std::io::Result<Self> {
         let socket = Socket::new(Domain::for_address(candidate.to), Type::STREAM, Some(Protocol::TCP))?;
         socket::configure(&socket, options)?;
-        let congestion = congestion::choose(&socket, &options.congestion, same_host)?;
+        let congestion = congestion::choose(&socket, &options.congestion, loopback)?;
         match socket.connect(&SockAddr::from(candidate.to)) {
             Ok(()) => {}
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
@@ -244,7 +286,12 @@ impl Attempt {
                 Ok(bytes) => self.sent += bytes,
                 Err(Stop::Blocked) => return Ok(false),
                 Err(Stop::Closed(Some(error))) if self.sent == 0 => {
-                    return Err(Broken::For(error.to_string()));
+                    let text = error.to_string();
+                    return Err(if is_unreachable(&error) {
+                        Broken::Unreachable(text)
+                    } else {
+                        Broken::For(text)
+                    });
                 }
                 Err(Stop::Closed(error)) => return Err(early(error)),
             }

@@ -50,6 +50,8 @@ pub struct TcpEndpoint {
     pub(super) leaving: Vec<socket2::Socket>,
     /// Empty between calls.
     pub(super) arrivals: Vec<Arrival>,
+    /// Arrivals from peers that this end dials itself: see `turns`.
+    pub(super) deferred: Vec<Arrival>,
     pub(super) work: Workspace,
     pub(super) park: Park,
     /// Whether sockets are registered with `park`.
@@ -72,6 +74,8 @@ pub(super) struct Peer {
     /// Link numbers by channel index; `NO_LINK` where there is none.
     pub(super) links: Vec<u32>,
     pub(super) down: Option<Error>,
+    /// Whether this end dials first; if not set, the lower rank does.
+    pub(super) dials_first: Option<bool>,
 }
 
 const NO_LINK: u32 = u32::MAX;
@@ -106,7 +110,7 @@ impl TcpEndpoint {
             let detail = "no usable network interface; see `ip address` and KOLO_SOCKET_IFNAME";
             return Err(Error::new(ErrorKind::System, NAME, None, detail));
         }
-        let acceptor = Acceptor::open().map_err(system("listening"))?;
+        let acceptor = Acceptor::open(&options).map_err(system("listening"))?;
         let port = acceptor.listener.local_addr().map_err(system("listening"))?;
         let port = port.as_socket().map_or(0, |address| address.port());
         let address = Address::new(port, instance, host, &admitted).encode();
@@ -140,6 +144,7 @@ impl TcpEndpoint {
             awaited: Vec::new(),
             leaving: Vec::new(),
             arrivals: Vec::new(),
+            deferred: Vec::new(),
             work: Workspace::new(),
             park,
             watching: false,
@@ -274,7 +279,7 @@ impl Endpoint for TcpEndpoint {
             let because = "no common network; see KOLO_SOCKET_IFNAME".to_owned();
             return Ok(Reach::No { because });
         };
-        let near = if self.host.same_kernel(&address.host) { "same host, " } else { "" };
+        let near = if self.host.same_stack(&address.host) { "same host, " } else { "" };
         let how = format!("{near}{} via {}", first.to, first.interface);
         let known = &mut self.peers[peer as usize];
         known.address = Some(address);
@@ -368,7 +373,7 @@ impl Endpoint for TcpEndpoint {
             State::Open(_) => link.inbound.is_wanted(),
             // The peer may have said welcome, and all the rest.
             State::Dialing(dial) => link.inbound.is_wanted() && dial.has_said_hello(),
-            State::Idle | State::Awaited | State::Gone => false,
+            State::Idle | State::Awaited(_) | State::Gone => false,
         })
     }
 
@@ -376,7 +381,8 @@ impl Endpoint for TcpEndpoint {
         self.links_to(peer).any(|link| match &link.state {
             State::Open(socket) => socket::resends_in_vain(socket),
             State::Dialing(dial) => dial.is_unheard(),
-            State::Idle | State::Awaited | State::Gone => false,
+            State::Awaited(awaiting) => awaiting.tried.is_some(),
+            State::Idle | State::Gone => false,
         })
     }
 
@@ -398,8 +404,12 @@ impl Endpoint for TcpEndpoint {
             State::Dialing(dial) => dial.due(&self.options),
             _ => None,
         });
+        let waits = self.awaited.iter().filter_map(|&number| match &self.links[number as usize].state {
+            State::Awaited(awaiting) => awaiting.due(),
+            _ => None,
+        });
         let short = self.deaf.then(|| Instant::now() + Duration::from_millis(1));
-        let due = dials.chain(self.acceptor.due(&self.options)).chain(short).min();
+        let due = dials.chain(waits).chain(self.acceptor.due(&self.options)).chain(short).min();
         if due.is_some() || self.timer_set {
             self.timer_set = due.is_some();
             // A timer that cannot be set is a bad argument, and there is none.

@@ -1,5 +1,6 @@
 //! The options of the TCP transport.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// Which address families are used.
@@ -35,6 +36,8 @@ pub struct TcpOptions {
     pub interfaces: Option<Vec<String>>,
     /// Address families.
     pub family: Family,
+    /// Ports to listen at, of which each endpoint takes the first that is free; `None` lets the system choose.
+    pub ports: Option<RangeInclusive<u16>>,
     /// Congestion control.
     pub congestion: Congestion,
     /// A secret that all ranks of a job share, and nobody else. Whoever connects without it is turned away.
@@ -62,6 +65,7 @@ impl Default for TcpOptions {
         Self {
             interfaces: None,
             family: Family::Both,
+            ports: None,
             congestion: Congestion::Auto,
             cookie: [0; 16],
             send_buffer_bytes: None,

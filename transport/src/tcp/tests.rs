@@ -197,7 +197,7 @@ fn wrong_hellos_are_told_why() {
     let wrong = [
         (Hello { to: 0, ..good }, Verdict::Rank),
         (Hello { target: 5, ..good }, Verdict::Instance),
-        (Hello { from: 2, ..good }, Verdict::Rank),
+        (Hello { from: 3, ..good }, Verdict::Rank),
         (Hello { from: 1, ..good }, Verdict::Rank),
         (Hello { from: u32::MAX, ..good }, Verdict::Rank),
         (Hello { world_size: 2, ..good }, Verdict::Rank),
@@ -263,7 +263,7 @@ fn a_false_acceptor_is_recognised() {
             }
             match dial.step(Instant::now(), &options(), |_| {}) {
                 Dialed::Waiting => None,
-                Dialed::Failed(why) => Some(why),
+                Dialed::Failed { tried, .. } => Some(tried),
                 other => panic!("{other:?}"),
             }
         });
