@@ -1,4 +1,4 @@
-//! What a generator provides, and [`Algorithm`], the name by which it is asked.
+//! The trait of generators, and [`Algorithm`], the name of each.
 
 use std::fmt;
 use std::str::FromStr;
@@ -34,7 +34,7 @@ pub(crate) trait Generator {
     /// The program of `rank` for a task that it supports.
     fn plan(&self, task: &Task, rank: u32) -> Plan;
 
-    /// Enters what a segment of `bytes` bytes costs: of the vector, or of the longest block where the collective has a block
+    /// Enters the cost of a segment of `bytes` bytes: of the vector, or of the longest block where the collective has a block
     /// per rank. There are at least two ranks.
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill);
 
@@ -106,7 +106,7 @@ impl Algorithm {
     /// Whether it can do `task`; if not, why not, for users.
     ///
     /// # Errors
-    /// A sentence that says what is in the way.
+    /// A sentence that names the obstacle.
     pub fn supports(self, task: &Task) -> Result<(), String> {
         if task.world_size == 0 || task.world_size > MAX_WORLD_SIZE {
             return Err(format!("a world has 1 to {MAX_WORLD_SIZE} ranks, not {}", task.world_size));
@@ -183,7 +183,7 @@ impl fmt::Display for Algorithm {
 /// No algorithm has this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownAlgorithm {
-    /// What was given.
+    /// The text that was given.
     pub name: String,
 }
 

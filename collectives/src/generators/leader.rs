@@ -130,7 +130,7 @@ impl Levels {
     }
 }
 
-/// What the rounds between the leaders cost.
+/// Enters the cost of the rounds between the leaders.
 pub(super) fn exchange_between_hosts(task: &Task, bytes: f64, bill: &mut Bill) {
     let folds = task.collective == Collective::AllReduce && !bill.hosts.is_power_of_two();
     for _ in 0..ceil_log2(bill.hosts) + u32::from(folds) {

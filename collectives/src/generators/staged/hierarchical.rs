@@ -66,7 +66,7 @@ impl Generator for HierarchicalStaged {
         let (local, hosts) = (bill.local, bill.hosts);
         let rails = Hosts::of(task).map_or(1, |hosts| hosts.least());
         let share = f64::from(rails) / f64::from(local);
-        // What a rail has of a host's blocks.
+        // A rail's share of a host's blocks.
         let chunk = bytes / share;
         match task.collective {
             Collective::AllReduce => {

@@ -106,7 +106,7 @@ struct Host {
 }
 
 impl Host {
-    /// The leader reduces what all have, into `place`; where it is then.
+    /// The leader reduces all contributions into `place`. Returns where the sum is.
     fn reduce(&self, b: &mut PlanBuilder, own: Blocks, place: Blocks) -> Blocks {
         if self.members == 1 {
             return own;
@@ -138,7 +138,7 @@ impl Host {
         }
     }
 
-    /// All get what the leader has, or wait for it.
+    /// All ranks take the leader's result, or wait for the leader.
     fn spread(&self, b: &mut PlanBuilder, what: Option<Blocks>) {
         if self.members == 1 {
             return;
