@@ -67,8 +67,8 @@ impl Endpoint for Placed {
         unsafe { self.there().post_recv(on, tag, sink, token) }
     }
 
-    fn looks_ahead(&self) -> bool {
-        self.inner.looks_ahead()
+    fn can_probe(&self) -> bool {
+        self.inner.can_probe()
     }
 
     unsafe fn post_recv_if(
@@ -82,12 +82,12 @@ impl Endpoint for Placed {
         unsafe { self.there().post_recv_if(on, tag, sink, token) }
     }
 
-    fn watch(&mut self, on: Channel) -> Result<(), Error> {
-        self.there().watch(on)
+    fn probe(&mut self, on: Channel) -> Result<(), Error> {
+        self.there().probe(on)
     }
 
-    fn unwatch(&mut self, on: Channel) {
-        self.there().unwatch(on);
+    fn cancel_probe(&mut self, on: Channel) {
+        self.there().cancel_probe(on);
     }
 
     fn look_for(&mut self, peer: u32) -> Result<(), Error> {

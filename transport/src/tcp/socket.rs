@@ -161,6 +161,8 @@ fn listen_at(port: u16, reuse: Reuse) -> io::Result<Socket> {
         }
         socket.set_reuse_address(reuse == Reuse::Yes)?;
         socket.bind(&SockAddr::from(SocketAddr::new(address, port)))?;
+        // Its connections inherit this, so that they do not keep the port from the next job after their end.
+        socket.set_reuse_address(true)?;
         socket.set_nonblocking(true)?;
         socket.listen(BACKLOG)?;
         Ok(socket)
@@ -223,7 +225,11 @@ mod tests {
         for part in [ports.start().to_string(), ports.end().to_string(), "KOLO_PORT_RANGE".to_owned()] {
             assert!(error.contains(&part), "{error}");
         }
-        drop(first);
+        // A connection that this end closes first stays behind for a minute.
+        let peer = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, *ports.start())).expect("it listens");
+        let accepted = || first.accept().map_err(|error| assert_eq!(error.kind(), io::ErrorKind::WouldBlock));
+        let connection = std::iter::repeat_with(accepted).find_map(Result::ok).expect("accepted");
+        drop((connection, first, peer));
         assert_eq!(port(&listen(Some(ports.clone())).expect("free again")), *ports.start());
     }
 
