@@ -1,10 +1,14 @@
 //! The one error type of the public API. Programs act on its fields; people read its text.
 
+mod peers;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+pub use peers::{AwaitedRank, PeerCall, PeerState};
 
 /// What [`Error::Timeout`] advises, at the end of its text. A door whose limits are set in another way puts its own here.
 pub const TIMEOUT_REMEDY: &str = "Raise the limit with KOLO_TIMEOUT if the ranks are merely slow";
@@ -96,8 +100,8 @@ pub enum Error {
         context: ErrorContext,
         /// The rank that called something else.
         peer: u32,
-        /// What the peer called, where known.
-        theirs: String,
+        /// What the peer called.
+        theirs: PeerCall,
     },
     /// A peer's process ended or its connection broke. The communicator is aborted.
     PeerLost {
@@ -117,7 +121,7 @@ pub enum Error {
         /// The deadline that was set.
         after: Duration,
         /// The ranks that this one was waiting for, with what is known of each.
-        waiting_for: Vec<(u32, String)>,
+        waiting_for: Vec<AwaitedRank>,
     },
     /// The communicator was aborted earlier, by this rank or another.
     Aborted {
@@ -235,9 +239,9 @@ impl fmt::Display for Error {
             ),
             Self::Timeout { context, after, waiting_for } => {
                 write!(f, "{context}: not finished after {:.1} s; waiting for ", after.as_secs_f64())?;
-                for (i, (rank, what)) in waiting_for.iter().enumerate() {
+                for (i, awaited) in waiting_for.iter().enumerate() {
                     let comma = if i == 0 { "" } else { ", " };
-                    write!(f, "{comma}rank {rank} ({what})")?;
+                    write!(f, "{comma}{awaited}")?;
                 }
                 if waiting_for.is_empty() {
                     write!(f, "no particular rank")?;

@@ -147,7 +147,7 @@ fn a_missing_member_is_named_at_the_deadline() {
             match control.exchange(key(9, 0), &all(3), vec![], deadline) {
                 Err(Error::Timeout { waiting_for, .. }) => {
                     // Rank 2 may have come after rank 0 gave up.
-                    assert!(waiting_for.iter().any(|(rank, _)| *rank == 1), "{waiting_for:?}");
+                    assert!(waiting_for.iter().any(|awaited| awaited.rank == 1), "{waiting_for:?}");
                 }
                 other => panic!("{other:?}"),
             }

@@ -16,7 +16,7 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
         Error::Mismatch { context, peer, .. } => ("Mismatch", Some(context), Some(*peer)),
         Error::PeerLost { context, peer, .. } => ("PeerLost", Some(context), Some(*peer)),
         Error::Timeout { context, waiting_for, .. } => {
-            ("Timeout", Some(context), waiting_for.first().map(|(peer, _)| *peer))
+            ("Timeout", Some(context), waiting_for.first().map(|awaited| awaited.rank))
         }
         Error::Aborted { context, by, .. } => ("Aborted", Some(context), Some(*by)),
         Error::Unsupported { context, .. } => ("Unsupported", Some(context), None),

@@ -6,7 +6,7 @@ use super::abort::{AbortKind, Loss};
 use super::member::{CoordinatorStanding, Shared};
 use super::ranks;
 use super::wire::{ExchangeFailure, ExchangeKey, ToCoordinator};
-use crate::error::{AbortReason, Error, ErrorContext, LossCause, Result};
+use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, LossCause, PeerState, Result};
 use crate::job::limits::{MAX_BLOB_BYTES, VERDICT_TIMEOUT};
 
 pub(crate) fn exchange(
@@ -132,7 +132,7 @@ fn timeout(
             let who = shared.peers.get(rank as usize).map(|peer| {
                 format!("process {} on {} has not come to this exchange", peer.pid, peer.hostname)
             });
-            (place, who.unwrap_or_default())
+            AwaitedRank::new(place, PeerState::Late, who.unwrap_or_default())
         })
         .collect();
     Error::Timeout { context: context.clone(), after, waiting_for }

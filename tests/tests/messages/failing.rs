@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kolo::{Cluster, Config, Error};
+use kolo::{Cluster, Error};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::{Gate, bounded};
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use kolo::{Collective, Communicator, Config};
+use kolo::{Collective, Communicator};
 use kolo_collectives::caches::{FIRST_BYTES, POINTS};
 use kolo_collectives::{Algorithm, Task};
 use serde::{Deserialize, Serialize};

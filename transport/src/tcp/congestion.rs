@@ -6,7 +6,7 @@ use socket2::Socket;
 
 use super::options::Congestion;
 
-/// Pacing spaces packets out in time, for the good of queues in a network; between two processes of one host there
+/// Pacing spaces packets out in time, for the good of queues in a network; on the loopback device there
 /// is none, and the timers halve the throughput (loopback, 256 KiB calls: 3.5 GB/s with bbr, 7 with these).
 const PACING: [&str; 3] = ["bbr", "bbr2", "bbr3"];
 
@@ -14,7 +14,7 @@ const PACING: [&str; 3] = ["bbr", "bbr2", "bbr3"];
 const UNPACED: [&str; 2] = ["cubic", "reno"];
 
 /// Sets a connection's congestion control; returns its name.
-pub(super) fn choose(socket: &Socket, wanted: &Congestion, same_host: bool) -> io::Result<String> {
+pub(super) fn choose(socket: &Socket, wanted: &Congestion, loopback: bool) -> io::Result<String> {
     match wanted {
         Congestion::Named(name) => {
             socket.set_tcp_congestion(name.as_bytes()).map_err(|error| {
@@ -24,7 +24,7 @@ pub(super) fn choose(socket: &Socket, wanted: &Congestion, same_host: bool) -> i
                 io::Error::new(error.kind(), why)
             })?;
         }
-        Congestion::Auto if same_host && PACING.contains(&current(socket).as_str()) => {
+        Congestion::Auto if loopback && PACING.contains(&current(socket).as_str()) => {
             // If the system allows neither, it stays as it is; the caller records the name.
             let _ = UNPACED.iter().any(|name| socket.set_tcp_congestion(name.as_bytes()).is_ok());
         }

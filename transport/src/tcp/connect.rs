@@ -48,11 +48,11 @@ impl TcpEndpoint {
             target: address.instance,
             nonce,
         };
-        let same_host = self.host.same_kernel(&address.host);
+        let loopback = self.host.same_stack(&address.host);
         let dial = Dial::new(
             (hello.encode(&self.me.key), self.me.key.clone()),
             address.instance,
-            same_host,
+            loopback,
             &known.candidates,
             Instant::now(),
         );

@@ -32,7 +32,7 @@ pub(super) struct Dial {
     key: Key,
     /// Instance that must answer.
     target: u64,
-    same_host: bool,
+    loopback: bool,
     waiting: VecDeque<(Candidate, u32)>,
     attempts: Vec<Attempt>,
     /// When the next address is started although none has failed.
@@ -86,7 +86,7 @@ impl Dial {
     pub(super) fn new(
         (hello, key): ([u8; HELLO_BYTES], Key),
         target: u64,
-        same_host: bool,
+        loopback: bool,
         candidates: &[Candidate],
         now: Instant,
     ) -> Self {
@@ -94,7 +94,7 @@ impl Dial {
             hello,
             key,
             target,
-            same_host,
+            loopback,
             waiting: candidates.iter().map(|candidate| (candidate.clone(), 0)).collect(),
             attempts: Vec::new(),
             next_at: now,
@@ -197,7 +197,7 @@ impl Dial {
         while now >= self.next_at {
             let Some((candidate, try_number)) = self.waiting.pop_front() else { break };
             let to = candidate.to;
-            match Attempt::start(candidate.clone(), try_number, self.same_host, now, options) {
+            match Attempt::start(candidate.clone(), try_number, self.loopback, now, options) {
                 Ok(attempt) => {
                     self.hungry_since = None;
                     opened(&attempt.socket);
@@ -251,13 +251,13 @@ impl Attempt {
     fn start(
         candidate: Candidate,
         try_number: u32,
-        same_host: bool,
+        loopback: bool,
         now: Instant,
         options: &TcpOptions,
     ) -> std::io::Result<Self> {
         let socket = Socket::new(Domain::for_address(candidate.to), Type::STREAM, Some(Protocol::TCP))?;
         socket::configure(&socket, options)?;
-        let congestion = congestion::choose(&socket, &options.congestion, same_host)?;
+        let congestion = congestion::choose(&socket, &options.congestion, loopback)?;
         match socket.connect(&SockAddr::from(candidate.to)) {
             Ok(()) => {}
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}

@@ -279,7 +279,7 @@ impl Endpoint for TcpEndpoint {
             let because = "no common network; see KOLO_SOCKET_IFNAME".to_owned();
             return Ok(Reach::No { because });
         };
-        let near = if self.host.same_kernel(&address.host) { "same host, " } else { "" };
+        let near = if self.host.same_stack(&address.host) { "same host, " } else { "" };
         let how = format!("{near}{} via {}", first.to, first.interface);
         let known = &mut self.peers[peer as usize];
         known.address = Some(address);

@@ -73,8 +73,8 @@ impl TcpEndpoint {
             return true;
         }
         let known = self.peers[hello.from as usize].address.as_ref();
-        let same_host = known.is_some_and(|address| self.host.same_kernel(&address.host));
-        let congestion = congestion::choose(&socket, &self.options.congestion, same_host);
+        let loopback = known.is_some_and(|address| self.host.same_stack(&address.host));
+        let congestion = congestion::choose(&socket, &self.options.congestion, loopback);
         let congestion = congestion.unwrap_or_else(|error| error.to_string());
         if let Ok(number) = self.link(Channel { peer: hello.from, index: hello.channel }) {
             let own_dial_lost = match &self.links[number as usize].state {
