@@ -106,6 +106,22 @@ pub(super) fn resends_in_vain(socket: &Socket) -> bool {
     rc == 0 && info.tcpi_unacked > 0 && info.tcpi_retransmits >= needed
 }
 
+/// The least time that a packet and its acknowledgement have taken, if the kernel knows.
+pub(super) fn least_round_trip(socket: &Socket) -> Option<Duration> {
+    // Place of `tcpi_min_rtt` (Linux 4.9), in microseconds; libc's structure ends before it.
+    const AT: usize = 148 / size_of::<u32>();
+    let mut info = [0_u32; AT + 1];
+    let mut len = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: TCP_INFO writes at most `len` bytes to the given address, which has as many, and how many to that of `len`.
+    // Any bytes are numbers.
+    let rc = unsafe {
+        let (to, len) = (info.as_mut_ptr().cast(), &raw mut len);
+        libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, to, len)
+    };
+    let has_all = rc == 0 && len as usize == size_of_val(&info);
+    (has_all && info[AT] != u32::MAX).then(|| Duration::from_micros(info[AT].into()))
+}
+
 /// A socket that listens on all addresses, at the first free port of a range or one that the system picks; of both families
 /// where it can.
 pub(super) fn listen(ports: Option<RangeInclusive<u16>>) -> io::Result<Socket> {
