@@ -2,9 +2,11 @@
 //!
 //! All-reduce: all publish, the leader of each host reduces, the leaders exchange by recursive doubling and publish the result:
 //! two meetings inside and log2 M rounds between hosts, whole vectors, so for short messages. Broadcast, reduce and barrier
-//! likewise, the root being the leader of its host. Hosts may have any numbers of ranks.
+//! likewise, the root being the leader of its host. All-gather and reduce-scatter: as [`super::rails`] with one rail. Hosts may
+//! have any numbers of ranks.
 
 use super::on_hosts;
+use super::rails::{self, Rails};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
 use crate::contention::Pattern;
@@ -33,6 +35,7 @@ impl Generator for LeaderStaged {
         use Collective as C;
         match task.collective {
             C::AllReduce | C::Broadcast | C::Reduce | C::Barrier => on_hosts(task).map(|_| ()),
+            C::AllGather | C::ReduceScatter => Rails::one(&on_hosts(task)?).support(task.collective),
             other => Err(format!("the leader form has none for {other:?}")),
         }
     }
@@ -45,8 +48,17 @@ impl Generator for LeaderStaged {
             (0..local.len()).find(|member| leaders.contains(&local.rank(*member))).expect("one per host");
         let root = leaders.iter().position(|rank| *rank == task.root).unwrap_or(0) as u32;
         let leaders = (local.me() == leader).then(|| Group::of(leaders, rank));
-        let mut b = PlanBuilder::new(task, Algorithm::LeaderStaged, rank, Cut::Vector { parts: 1 });
+        let cut = if is_on_a_rail(task) { Cut::PerRank } else { Cut::Vector { parts: 1 } };
+        let mut b = PlanBuilder::new(task, Algorithm::LeaderStaged, rank, cut);
         b.lane(0);
+        if is_on_a_rail(task) {
+            let rail = Rails::one(&hosts);
+            match task.collective {
+                Collective::AllGather => rails::all_gather(&mut b, task, rank, &rail),
+                _ => rails::reduce_scatter(&mut b, rank, &rail),
+            }
+            return b.finish();
+        }
         if local.len() > 1 {
             b.stage(hosts.host(hosts.index_of(rank)), Space::Output);
         }
@@ -87,6 +99,9 @@ impl Generator for LeaderStaged {
     }
 
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
+        if is_on_a_rail(task) {
+            return rails::cost(task, 1, bytes, bill);
+        }
         let reduces = task.collective.reduces();
         let all_reduce = task.collective == Collective::AllReduce;
         let bytes = if task.collective == Collective::Barrier { 0.0 } else { bytes };
@@ -107,12 +122,21 @@ impl Generator for LeaderStaged {
     }
 
     fn staged_segments(&self, task: &Task) -> Option<StagedSegments> {
-        super::hierarchical::segments(task, 1)
+        let on_a_rail = || Some(rails::most_published(task, &Rails::one(&Hosts::of(task).ok()?)));
+        super::hierarchical::segments(task, on_a_rail().filter(|_| is_on_a_rail(task)).unwrap_or(1))
+    }
+
+    fn scratch_factor(&self, task: &Task) -> f64 {
+        if task.collective == Collective::ReduceScatter { f64::from(task.world_size) } else { 0.0 }
     }
 
     fn window(&self) -> Option<u32> {
         Some(super::hierarchical::WINDOW)
     }
+}
+
+const fn is_on_a_rail(task: &Task) -> bool {
+    matches!(task.collective, Collective::AllGather | Collective::ReduceScatter)
 }
 
 /// The ranks of one host, as one of them sees them.
