@@ -169,7 +169,10 @@ fn of_a_measurement_that_is_killed() {
 
 #[test]
 fn of_what_left_its_session_when_the_job_ends() {
-    let mut job = Job::shells(1, &format!("setsid {DEAF} & setsid sleep 100 & cat /dev/null; exit 0"));
+    // The rank ends once the other is deaf.
+    let deaf = DEAF.replace("echo deaf", "echo deaf; touch $TMPDIR/is-deaf");
+    let wait = "until [ -e $TMPDIR/is-deaf ]; do sleep 0.02; done; rm $TMPDIR/is-deaf";
+    let mut job = Job::shells(1, &format!("setsid {deaf} & setsid sleep 100 & {wait}; exit 0"));
     job.expect("deaf", 1);
     assert_eq!(job.leaves_nothing("sessions").code(), Some(0));
 }

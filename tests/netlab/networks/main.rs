@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     let mut passed = 0;
     for test in TESTS.iter().flat_map(|tests| tests.iter()).filter(chosen) {
         let began = Instant::now();
-        let is_ok = passes(test);
+        let is_ok = (0..attempts(test)).any(|_| passes(test));
         let word = if is_ok { "ok" } else { "FAILED" };
         println!("test {} ... {word}, {:.1} s", test.name, began.elapsed().as_secs_f64());
         if is_ok {
@@ -83,6 +83,11 @@ fn main() -> ExitCode {
     }
     println!("{passed} passed, {} failed {failed:?}", failed.len());
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What measures rates and delays is measured again where others had the processors meanwhile. A wrong one stays wrong.
+fn attempts(test: &Test) -> u32 {
+    if test.name.contains("::bare::") { 3 } else { 1 }
 }
 
 /// Runs a test in a thread of its own. One that hangs ends the program.
