@@ -1,8 +1,8 @@
-//! How messages of one round meet, and what that costs ranks that share processors.
+//! The patterns in which messages of one round meet, and their price for ranks that share processors.
 //!
 //! A rank that waits yields to the others of its processor, and comes to its turn again when they have had theirs. So it
-//! matters whom it waits for, how many others have something to do, and how much lies between two turns in the caches.
-//! The constants of the model hold for short messages round a ring, from which `kolo tune` finds them; here is what differs.
+//! matters which rank it waits for, how many others have work, and how much they move through the caches between its turns.
+//! The constants of the model hold for short messages round a ring, from which `kolo tune` finds them. This module holds the differences.
 //! The factors were measured over TCP with 4 and 8 ranks on 2 processors, unless it says otherwise.
 
 use crate::model::Model;
@@ -26,7 +26,7 @@ pub(crate) enum Pattern {
     Fan,
 }
 
-/// Factors on what a message costs by the constants of the model.
+/// Factors on the price of a message by the constants of the model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Weight {
     /// Of latency, and of the work that a message makes whatever its length.
@@ -51,20 +51,20 @@ const PAIRED: f64 = 0.8;
 /// not.
 const CHANGING: f64 = 1.5;
 
-/// What a long message has at least: with its copy in the kernel it no longer fits into a second-level cache of 1 MiB.
+/// Shortest long message: with its copy in the kernel it no longer fits into a second-level cache of 1 MiB.
 pub(crate) const LONG_BYTES: f64 = (512 << 10) as f64;
 
-/// What a long message of exchanges one after the other has at least. Nobody passes on what it got, so that turns count for
+/// Shortest long message of exchanges one after the other. No rank passes on received data, so turns count for
 /// more than caches: all-to-all of 8 to 128 MiB among 8 ranks takes 1.1 to 1.3 times as long in segments of 256 KiB as in
 /// those of 1 or 2 MiB, among 4 ranks as long; both take longer again in those of 4 MiB and more.
 const EXCHANGED_LONG_BYTES: f64 = (4 << 20) as f64;
 
-/// Long messages round the ring: what is passed on is in the second-level cache if it is not long. Reduce-scatters of 32 MiB
+/// Long messages round the ring: a block that is passed on is in the second-level cache if it is not long. Reduce-scatters of 32 MiB
 /// take 1.2 to 1.4 times as long in segments of 2 and 4 MiB as in those of 256 KiB, all-gathers in place of 8 to 128 MiB
 /// 1.15 to 1.3 times as long as in those of 512 KiB.
 const PASSED_ON: f64 = 1.3;
 
-/// What a long message that is only passed on has at least; where it is reduced, a rank's own data comes beside it.
+/// Shortest long message that is only passed on; where it is reduced, a rank's own data comes beside it.
 const PASSED_ON_LONG_BYTES: f64 = 2.0 * LONG_BYTES;
 
 /// Parts of a message that all hand on: a rank that is late keeps everybody waiting, and every processor has some. Broadcasts
@@ -76,7 +76,7 @@ impl Weight {
 }
 
 impl Pattern {
-    /// What a round costs among `ranks` on one host, when a rank has messages of `bytes` in it, and reduces them or not.
+    /// The weight of a round among `ranks` on one host, in which a rank has messages of `bytes` and reduces them or not.
     pub(crate) fn weight(self, model: &Model, ranks: u32, bytes: f64, reduces: bool) -> Weight {
         if model.oversubscription <= 1.0 || ranks == 2 {
             return Weight::ONE;

@@ -1,4 +1,4 @@
-//! Closed-form costs: what the simulator would say, in a handful of operations.
+//! Closed-form costs: the simulator's verdict in a handful of operations.
 //!
 //! A generator describes its algorithm as a sequence of exchanges, each priced with the constants of the [`Model`]. Two
 //! things are summed up for one segment: the *path*, the time from start to end with nothing else going on; and

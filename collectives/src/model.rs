@@ -1,4 +1,4 @@
-//! What communication costs: the constants that the cost functions and the simulator share.
+//! The cost of communication: the constants that the cost functions and the simulator share.
 
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +30,7 @@ pub struct Model {
     pub copy_bytes_per_second: f64,
     /// Network bandwidth of a host, each direction, shared by its ranks.
     pub nic_bytes_per_second: f64,
-    /// What each message between hosts takes on a host's interface and in its kernel, at each end, whoever sends it (the gap g of
+    /// Time of each message between hosts on a host's interface and in its kernel, at each end, whoever sends it (the gap g of
     /// LogP).
     pub nic_message_seconds: f64,
     /// Memory bandwidth of a host, shared by its ranks.
@@ -39,13 +39,13 @@ pub struct Model {
     pub move_bytes_per_second: f64,
     /// Ranks per usable processor of a host, at least 1: all processor time takes that much longer.
     pub oversubscription: f64,
-    /// What a message waits until its receiver gets the processor, for each other rank that shares it.
+    /// Wait of a message until its receiver gets the processor, for each other rank that shares it.
     pub switch_seconds: f64,
-    /// What each further channel to the same rank takes on a processor, for every segment.
+    /// Processor time of each further channel to the same rank, for every segment.
     pub channel_seconds: f64,
-    /// What a call takes apart from its messages.
+    /// Time of a call apart from its messages.
     pub call_seconds: f64,
-    /// What the rates inside a host come to where caches do not hold the buffers.
+    /// Factors on the rates inside a host where caches do not hold the buffers.
     pub caches: Caches,
 }
 
@@ -78,12 +78,12 @@ impl Model {
         nic_bytes_per_second: 3e9,
         nic_message_seconds: 1e-6,
         memory_bytes_per_second: 100e9,
-        // What a link carries, in and out at the same time.
+        // The rate of a link, in and out at the same time.
         move_bytes_per_second: 20e9,
         oversubscription: 1.0,
         // A wake-up and a context switch.
         switch_seconds: 5e-6,
-        // Nothing beside what networks take; `kolo tune` measures it.
+        // Little beside the network's own time; `kolo tune` measures it.
         channel_seconds: 0.0,
         // The same for all algorithms, so that it decides nothing; `kolo tune` measures it.
         call_seconds: 0.0,
@@ -112,7 +112,7 @@ impl Model {
         model
     }
 
-    /// What a message of so many bytes takes on a host's interface.
+    /// Time of a message of so many bytes on a host's interface.
     pub(crate) fn nic_seconds(&self, bytes: f64) -> f64 {
         self.nic_message_seconds + bytes / self.nic_bytes_per_second
     }

@@ -1,4 +1,4 @@
-//! What a plan costs, added up exchange by exchange: the words in which generators state their price.
+//! The cost of a plan, added up exchange by exchange: the words in which generators state their price.
 
 use crate::contention::{Pattern, Weight};
 use crate::model::{LinkClass, Model};
@@ -17,7 +17,7 @@ pub(crate) enum Reach {
     Mixed(f64),
 }
 
-/// What the resources that ranks share have to do, in seconds each.
+/// The work of the resources that ranks share, in seconds each.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Busy {
     link: f64,
@@ -33,7 +33,7 @@ impl Busy {
     }
 }
 
-/// What one segment costs. A generator enters the exchanges of its plan, in order.
+/// The cost of one segment. A generator enters the exchanges of its plan, in order.
 pub(crate) struct Bill {
     /// Inside a host processors do the moving: ranks that share one share the speed of the link too.
     model: Model,
@@ -45,7 +45,7 @@ pub(crate) struct Bill {
     width: f64,
     /// From start to end with nothing else going on, in seconds.
     pub(crate) path: f64,
-    /// What shared resources do meanwhile. A generator puts back what it read before where exchanges use a resource that the
+    /// The work of shared resources meanwhile. A generator puts back what it read before where exchanges use a resource that the
     /// exchanges before them leave alone.
     pub(crate) busy: Busy,
 }
@@ -186,12 +186,12 @@ impl Bill {
         self.share(ranks, bytes, 0.0);
     }
 
-    /// `ranks` ranks of each host copy so much of what others have published.
+    /// `ranks` ranks of each host copy so many bytes that others have published.
     pub(crate) fn take(&mut self, ranks: u32, bytes: f64) {
         self.share(ranks, bytes, 0.0);
     }
 
-    /// `ranks` ranks of each host reduce what so many have for them, `bytes` each, their own among it.
+    /// `ranks` ranks of each host reduce the contributions of so many ranks, `bytes` each, their own included.
     pub(crate) fn fold(&mut self, ranks: u32, contributions: u32, bytes: f64) {
         let bytes = f64::from(contributions - 1) * bytes;
         self.share(ranks, bytes, bytes / self.model.reduce_bytes_per_second);
@@ -210,7 +210,7 @@ impl Bill {
         self.path += work;
     }
 
-    /// Every rank waits for what so many others of its host publish.
+    /// Every rank waits for so many others of its host to publish.
     pub(crate) fn meet(&mut self, others: u32) {
         let intra = &self.model.intra;
         let work = f64::from(others + 1) * intra.overhead_seconds * self.model.oversubscription.max(1.0);

@@ -102,7 +102,7 @@ fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32) {
     if task.out_of_place() {
         b.copy(Blocks::one(own, rank), Blocks::one(Space::Output, rank));
     }
-    // Staged block i - 1 is what is i ranks from its destination.
+    // Staged block i - 1 is i ranks from its destination.
     let like = |b: &mut PlanBuilder, count: u32| b.scratch_range((0..count).map(|_| Like::Output(0))).first;
     let staged = like(b, p - 1);
     let (packed, arrived) = (like(b, p / 2), like(b, p / 2));

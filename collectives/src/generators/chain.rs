@@ -86,7 +86,7 @@ fn exclusive_scan(b: &mut PlanBuilder, task: &Task, rank: u32) {
         (0, true) => {}
         (0, false) => b.send(1, own),
         (_, true) => b.recv(rank - 1, output),
-        // The sum before mine is my result; with mine it is what goes on. In place, the result must wait for
+        // The sum before mine is my result; with mine it goes on. In place, the result must wait for
         // that second sum to be taken.
         (_, false) => {
             let before = if own == output { b.scratch_like_own(task, 0) } else { output };

@@ -93,7 +93,7 @@ impl Generator for Circulant {
     }
 }
 
-/// What one phase costs among `p` ranks or hosts, with blocks of `block` bytes; `share` of a host's ranks cross, if given.
+/// The cost of one phase among `p` ranks or hosts, with blocks of `block` bytes; `share` of a host's ranks cross, if given.
 pub(crate) fn phase_cost(bill: &mut Bill, p: u32, block: f64, reduces: bool, share: Option<f64>) {
     for active in halvings(p).windows(2) {
         let reach = share.map_or_else(|| bill.circle(active[1]), Reach::Network);
@@ -173,7 +173,7 @@ fn reduce_scatter(b: &mut PlanBuilder, task: &Task, group: &Group) {
     for active in halvings(p).windows(2) {
         let (all, keep) = (active[0], active[1]);
         let (to, from) = (group.rank(group.ahead(keep)), group.rank(group.behind(keep)));
-        // What was summed goes as one message; what is still input is cut where the blocks wrap.
+        // Sums go as one message; input blocks are cut where they wrap.
         if keep < summed {
             b.send(to, Blocks::range(Space::Scratch, scratch.first + keep, summed.min(all) - keep));
         }

@@ -3,7 +3,7 @@
 //! Träff (2023), see [`circulant_schedule`](super::circulant_schedule). `params.parts` blocks take
 //! parts - 1 + ceil(log2 p) rounds; each rank sends and receives one block per round, so a long vector moves at
 //! the full bandwidth of a link, and one block is a binomial tree. The reduce runs the rounds backwards with
-//! sends and receives exchanged, adding what comes to what is there.
+//! sends and receives exchanged, adding each block that arrives to the one in its place.
 
 use super::circulant_schedule::{receives, sends, skips};
 use crate::Algorithm;

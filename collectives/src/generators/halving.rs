@@ -131,7 +131,7 @@ fn all_reduce(b: &mut PlanBuilder, task: &Task, rank: u32) {
 fn reduce_scatter(b: &mut PlanBuilder, task: &Task, rank: u32) {
     let output = Blocks::one(Space::Output, 0);
     let mut size = task.world_size / 2;
-    // Block 0 of what is at hand is block `first` of the world.
+    // Block 0 of the range at hand is block `first` of the world.
     let mut first = 0;
     let mut at_hand = Blocks::range(Space::Input, 0, task.world_size);
     while size > 0 {

@@ -5,7 +5,7 @@
 //! at once, then a direct all-gather within each host. A host moves 2 n (M-1)/M bytes over its network link in
 //! 2 log2 M rounds, the least there is, spread over all its ranks; n (L-1)/L per rank and phase stay inside.
 //! All-gather: among the ranks of a rail, then within the host. Reduce-scatter: within the host, each rank taking
-//! what belongs to its rail, then among the ranks of the rail. Needs the same number of ranks on every host.
+//! the blocks of its rail, then among the ranks of the rail. Needs the same number of ranks on every host.
 
 use super::{circulant, direct};
 use crate::Algorithm;
@@ -135,7 +135,7 @@ fn reduce_scatter(task: &Task, rank: u32, hosts: &Hosts, local: &Group, rail: &G
             b.send(to, Blocks::one(Space::Input, its_rail.rank(member)));
         }
     }
-    // What my host has for each rank of my rail.
+    // The contributions of my host to each rank of my rail.
     let sums = b.scratch_range((0..rail.len()).map(|member| Like::Input(rail.rank(member))));
     for member in 0..rail.len() {
         let sum = Blocks::one(Space::Scratch, sums.first + member);

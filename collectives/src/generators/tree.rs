@@ -151,7 +151,7 @@ fn children(node: u32, p: u32) -> [Option<u32>; 2] {
     if half == 0 {
         return [None, None];
     }
-    // What exists of the right subtree hangs on its highest existing node.
+    // The existing part of the right subtree hangs on its highest node.
     let mut step = half;
     while step > 0 && node + step > p {
         step /= 2;

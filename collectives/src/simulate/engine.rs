@@ -183,7 +183,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// A segment is done: what the rank does next.
+    /// A segment is done: the rank goes on with its next one.
     fn go_on(&mut self, rank: usize, slot: usize, at: f64) {
         self.ranks[rank].under_way -= 1;
         self.begin(rank, slot, at);
@@ -363,7 +363,7 @@ impl<'a> Engine<'a> {
                 }
             }
         }
-        // A processor moves what a stage takes or gives, over the memory bus.
+        // A processor moves the bytes into and out of a stage, over the memory bus.
         work += staged * memory(|model| model.move_bytes_per_second);
         let on_bus = staged * memory(|model| model.memory_bytes_per_second);
         let work = work * slower;
@@ -552,7 +552,7 @@ impl<'a> Engine<'a> {
     }
 }
 
-/// Processors of a host for its ranks, and how many times as long work takes since others, who are not simulated, have them too.
+/// Processors of a host for its ranks, and how many times as long work takes because ranks that are not simulated use them too.
 fn sharing(cluster: &Cluster) -> (u32, f64) {
     let ranks = cluster.ranks_per_host.max(1);
     let per_processor = cluster.model.oversubscription.max(1.0);

@@ -16,7 +16,6 @@ mod registration;
 mod scope;
 mod scope_messages;
 mod start;
-mod start_irregular;
 mod start_messages;
 mod subset;
 mod symmetric;

@@ -1,7 +1,7 @@
 //! Messages from and to a GPU's memory: carried through pinned memory of the host, or straight where adapters reach it.
 //!
 //! A message is one post at the transport, so memory that carries one is as long as it. A send is posted once its bytes are here, and
-//! what is sent to the same rank after it waits until then, since messages are matched in the order in which they were sent. A
+//! later sends to the same rank wait until then, since messages are matched in the order in which they were sent. A
 //! receive is over once its bytes are there. Where adapters reach the memory, a receive is over once it is flushed.
 
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ pub(super) struct GpuMessage {
     there: Piece,
     /// None where adapters reach the caller's memory.
     here: Option<Staging>,
-    /// Where they do, whether what they write is to be flushed.
+    /// Where they do, whether their writes are to be flushed.
     flush: bool,
     phase: Phase,
 }
@@ -44,7 +44,7 @@ enum Phase {
     Storing,
 }
 
-/// What carries messages, and who waits for it.
+/// The memory that carries messages of GPUs, and the sends that wait for it.
 #[derive(Debug)]
 pub(super) struct GpuMessages {
     /// Sends in the order of the calls, by rank: none while nothing is loaded for that rank.
@@ -176,7 +176,7 @@ impl Transfers {
         true
     }
 
-    /// Starts to bring what has arrived to where it belongs.
+    /// Starts to copy messages that have arrived to their places.
     pub(super) fn store_arrived(&mut self, copies: &mut CopyLines) -> Result<(), Error> {
         while let Some(slot) = self.gpu_messages.arrived.pop() {
             let transfer = &mut self.slots[slot as usize];

@@ -31,7 +31,8 @@ impl Route {
     }
 
     /// Whether the two ranks share memory.
-    pub(crate) fn shares_memory(&self) -> bool {
+    #[must_use]
+    pub fn shares_memory(&self) -> bool {
         self.features().is_some_and(|features| features.shares_memory)
     }
 }
@@ -61,7 +62,7 @@ impl Links {
         Self { endpoints, via, stage }
     }
 
-    /// What the ranks of this host share, if there are others.
+    /// The memory that the ranks of this host share, if there are others.
     pub(crate) fn stage(&self) -> Option<&dyn Stage> {
         self.endpoints.get(self.stage?)?.stage()
     }
@@ -150,7 +151,7 @@ impl Links {
         self.endpoints.iter_mut().for_each(|endpoint| endpoint.leave());
     }
 
-    /// Registers memory with all endpoints, or with none; says of each what came of it.
+    /// Registers memory with all endpoints, or with none; tells the outcome for each.
     ///
     /// # Safety
     /// As [`Endpoint::register`].
@@ -175,7 +176,7 @@ impl Links {
         Ok(standing)
     }
 
-    /// Tells all endpoints what an operation works on.
+    /// Tells all endpoints which memory an operation works on.
     ///
     /// # Safety
     /// As [`Endpoint::lend`].

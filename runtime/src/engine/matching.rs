@@ -22,7 +22,7 @@ use super::token::{Kind, Name};
 use super::transfers::{ANY_SOURCE, TRANSFER_CHANNEL, Transfers, misfit};
 use super::unexpected::Stored;
 
-/// What matching goes by: the label that the caller gave. The rest of a tag says type and communicator.
+/// The label that the caller gave, by which messages are matched. The rest of a tag says type and communicator.
 pub(crate) const fn label(tag: u64) -> u32 {
     tag as u32
 }
@@ -135,7 +135,7 @@ impl Transfers {
         }
     }
 
-    /// Does for the streams that stirred what can be done.
+    /// Serves the streams on which something happened.
     #[inline]
     pub(super) fn settle(&mut self, links: &mut Links) -> Result<(), Error> {
         while let Some(peer) = self.dirty.pop() {
@@ -162,7 +162,7 @@ impl Transfers {
         }
     }
 
-    /// Matches the message at the head of a rank's stream, and posts what may be posted.
+    /// Matches the message at the head of a rank's stream, and posts the receives that may be posted.
     fn attend(&mut self, peer: u32, links: &mut Links) -> Result<(), Error> {
         loop {
             if let Some(head) = self.inboxes[peer as usize].head {
@@ -239,7 +239,7 @@ impl Transfers {
         slot.expect("a position that was just found")
     }
 
-    /// Takes in a message that nobody has asked for, if somebody waits for what is behind it and the allowance lasts.
+    /// Takes in a message that no receive wants, if a receive waits for a message behind it and the allowance lasts.
     fn store(&mut self, peer: u32, head: Envelope, links: &mut Links) -> Result<bool, Error> {
         if self.inboxes[peer as usize].waiting.is_empty() && self.anyone.is_empty() {
             return Ok(false);
@@ -369,7 +369,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// Matches what this rank sends to itself.
+    /// Matches messages of this rank to itself.
     pub(super) fn match_self(&mut self) -> Result<(), Error> {
         let mut at = 0;
         while let Some(&send) = self.sends_to_self.get(at) {

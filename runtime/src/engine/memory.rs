@@ -1,7 +1,8 @@
 //! Where blocks lie in memory: a plan bound to the caller's buffers.
 //!
-//! A buffer may be *bounced*: then the plan works on a copy of one segment of it, which lies in scratch. The copies are made
-//! from what the plan reads, before, and to what it writes, after. Where input and output share memory, so do their bounce buffers.
+//! A plan may work on a bounce buffer instead of a caller's buffer: a copy of one segment of it, which lies in scratch. The blocks
+//! that the plan reads are copied in before, and the blocks that it writes are copied out after. Where input and output share
+//! memory, so do their bounce buffers.
 
 use std::sync::Arc;
 
@@ -40,7 +41,7 @@ struct BounceBuffer {
     offsets: Box<[usize]>,
 }
 
-/// A plan with a layout: what can be computed once for many runs of the same call.
+/// A plan with a layout, computed once for many runs of the same call.
 #[derive(Debug)]
 pub(crate) struct Binding {
     pub(crate) plan: Arc<Plan>,
@@ -260,7 +261,7 @@ impl Binding {
         Merged { parts, pending: None }
     }
 
-    /// The copies (from, to, bytes) of what a segment has written in its bounce buffers to the caller's buffers.
+    /// The copies (from, to, bytes) of a segment's results from its bounce buffers to the caller's buffers.
     pub(crate) fn stores(
         &self,
         segment: usize,

@@ -8,10 +8,10 @@ use kolo_transport::{DeviceCopier, Error};
 use super::copies::failed;
 use super::staging::Staging;
 
-/// Longest copy at once: as long as what a transport stages.
+/// Longest copy at once: as long as a transport's staging buffer.
 const SYNC_COPY_BYTES: usize = 128 << 10;
 
-/// Carries bytes through pinned memory of its own, on a stream of its own: what the program does on other streams does not
+/// Carries bytes through pinned memory of its own, on a stream of its own: work of the program on other streams does not
 /// hold it up.
 #[derive(Debug)]
 pub(crate) struct SyncCopier(Mutex<Inner>);

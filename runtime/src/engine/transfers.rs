@@ -23,7 +23,7 @@ use crate::call::AdapterAccess;
 /// The channel index that transfers use; operations use higher ones.
 pub(crate) const TRANSFER_CHANNEL: u16 = 0;
 
-/// In the place of a rank: a receive takes from whoever comes first.
+/// In the place of a rank: a receive takes the first message from any rank.
 pub(crate) const ANY_SOURCE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub(super) struct Transfer {
     /// Counts the calls.
     pub(super) order: u64,
     pub(super) kind: Kind,
-    /// What the transport reads or writes: the caller's memory, or that of `on_gpu`.
+    /// The memory that the transport reads or writes: the caller's, or that of `on_gpu`.
     pub(super) piece: Listed,
     /// If the caller's memory is a GPU's.
     pub(super) on_gpu: Option<Box<GpuMessage>>,
@@ -63,10 +63,10 @@ pub(crate) struct TransferJob {
     pub(crate) kind: Kind,
     /// Or [`ANY_SOURCE`] for a receive.
     pub(crate) peer: u32,
-    /// The label, by which messages are matched, in the lower half; what must agree beside it in the upper.
+    /// The label, by which messages are matched, in the lower half; communicator and type, which must agree too, in the upper.
     pub(crate) tag: u64,
     pub(crate) memory: Piece,
-    /// Whose memory that is, if not the host's, and who reaches it.
+    /// The GPU that owns the memory, if it is not the host's, and how adapters access it.
     pub(crate) gpu: Option<(Arc<Gpu>, AdapterAccess)>,
     pub(crate) keep: Option<Box<dyn Any + Send>>,
 }
@@ -195,7 +195,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// A transfer is over, but for what it has to bring to a GPU.
+    /// A transfer is over, except for its copy to a GPU.
     #[inline]
     pub(crate) fn completed(&mut self, slot: u16) {
         if self.slots[slot as usize].on_gpu.is_some() && self.unload(slot) {
@@ -226,7 +226,7 @@ impl Transfers {
         self.slots[slot as usize].peer
     }
 
-    /// Frees a slot and gives back what it kept.
+    /// Frees a slot and returns the buffers that it kept.
     pub(crate) fn finish(&mut self, slot: u16) -> Option<Box<dyn Any + Send>> {
         let transfer = &mut self.slots[slot as usize];
         if transfer.phase == Phase::Posted {
@@ -238,7 +238,7 @@ impl Transfers {
         keep
     }
 
-    /// What came of a token of a transfer: nothing, if it is an earlier one's.
+    /// Notes the end of the transport's part of a transfer; does nothing if the token is an earlier one's.
     pub(crate) fn done(&mut self, name: Name) -> Result<(), Error> {
         if let Some(peer) = name.store() {
             return self.stored(peer);
@@ -274,7 +274,7 @@ impl Transfers {
         Some((label(head.tag), head.len, self.allowance.max()))
     }
 
-    /// Forgets what waits: the links have been aborted, and memory may go.
+    /// Forgets all waiting transfers: the links have been aborted, and memory may go.
     pub(crate) fn abort(&mut self) {
         self.sends_to_self.clear();
         self.anyone.clear();

@@ -76,7 +76,7 @@ impl Exchange {
         !self.compiled.has_turn(turn) && !self.queue_has_turn()
     }
 
-    /// Whether the turn at hand is that of a started call: whoever drives moves it on.
+    /// Whether the turn at hand is that of a started call: the driving thread moves it on.
     pub(crate) fn queue_has_turn(&self) -> bool {
         self.queue.waiting.front().is_some_and(|front| self.compiled.has_turn(front.cursor.turn()))
     }
@@ -104,7 +104,7 @@ impl Exchange {
         (self.queue.bounces.loaded_bytes, self.queue.bounces.stored_bytes)
     }
 
-    /// Waits until no copy touches the callers' memory any more; what became of them is no news.
+    /// Waits until no copy touches the callers' memory any more, and ignores errors of copies.
     pub(crate) fn settle(&mut self) {
         let loading = self.queue.waiting.iter_mut().filter_map(|started| started.bounce.as_mut());
         let storing = self.queue.storing.iter_mut().map(|(_, bounce)| bounce);

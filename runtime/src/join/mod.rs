@@ -66,7 +66,7 @@ pub struct JoinSpec {
     /// locator is an address ([`Locator::Tcp`], [`Locator::Multicast`]).
     pub secret: Option<JobSecret>,
     /// Ports at which rank 0 may listen where the locator names none; the system's choice if not set.
-    /// [`Builder`](crate::Builder) puts [`Config::port_range`](crate::Config::port_range) here.
+    /// [`CommunicatorBuilder`](crate::CommunicatorBuilder) puts [`Config::port_range`](crate::Config::port_range) here.
     pub ports: Option<RangeInclusive<u16>>,
     /// How silence is judged.
     pub liveness: Liveness,

@@ -139,18 +139,9 @@ impl SymmetricBuffers {
         }
     }
 
-    /// From which length of the longer buffer on a call looks whether it can go this way. Unless it was set, that is where
-    /// it begins to win although it takes two exchanges. Measured on 2 processors in place, mostly in a single run, times
-    /// over private memory / this path; 256 KiB was measured for all_reduce only, and is a guess for the others:
-    ///
-    /// | bytes | 16 KiB | 32 KiB | 128 KiB | 256 KiB | 1 MiB | 8 MiB | 64 MiB |
-    /// | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-    /// | all_reduce, 2 ranks | 1.0 | 1.5 | 4 | 6 | | | 3.2 |
-    /// | all_reduce, 4 ranks | 0.9 | 1.6 | 3 | 4 | 3.4 | | 3.9 |
-    /// | all_reduce, 8 ranks | 1.0 | 1.5 | 2.7 | 4 | | | |
-    /// | broadcast, 2 / 4 / 8 ranks | 0.8 / 0.6 / 0.4 | | 2.0 / 1.7 / 1.2 | | 1.9 / 2.0 / 1.7 | 2.4 / 1.9 / 2.6 | 2.7 / 2.7 / 1.8 |
-    /// | reduce_scatter, 2 / 4 / 8 ranks | 0.7 / 0.9 / 0.6 | | 1.1 / 1.8 / 1.1 | | 1.7 / 2.8 / 1.6 | 2.1 / 2.5 / 0.8 | 2.5 / 2.4 / 2.4 |
-    /// | all_gather, 2 / 4 / 8 ranks | 0.6 / 0.6 / 0.3 | | 1.1 / 0.8 / 0.5 | | 1.5 / 1.6 / 1.1 | 1.2 / 1.6 / 2.0 | 2.0 / 1.7 / 1.5 |
+    /// From which length of the longer buffer on a call looks whether it can go this way. Unless it was set, that is where it
+    /// begins to win although it takes two exchanges: see
+    /// docs/tuning.md, "Symmetric buffers beside private ones".
     fn bytes_min(&self, collective: Collective) -> usize {
         self.bytes_min.unwrap_or(match collective {
             Collective::AllReduce | Collective::Reduce => 32 << 10,

@@ -13,10 +13,8 @@ use crate::types::{DataType, ReduceOp};
 /// Bytes of each buffer between two looks at abort and deadline: some tens of microseconds.
 const PIECE_BYTES: usize = 128 << 10;
 
-/// Bytes of each buffer handled at a time: what was reduced is still in the first-level cache when it is copied to the
-/// other outputs. Measured with 64 MiB and 2 / 4 / 8 ranks, ms, one run: 4 KiB 3.47 / 8.1 / 18.5, 8 KiB 3.47 / 8.4 / 19.2,
-/// 16 KiB 3.47 / 8.8 / 19.0; a second run differed by as much with 8 ranks. Prefetching the next block of all sources
-/// was a sixth to a third slower with each.
+/// Bytes of each buffer handled at a time: a reduced block is still in the first-level cache when it is copied to the other
+/// outputs. See docs/tuning.md, "Symmetric buffers beside private ones".
 const BLOCK_BYTES: usize = 4 << 10;
 
 /// Calls that touch at least so much memory write what they have not read with streaming stores, as the transport does.

@@ -5,7 +5,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use kolo::{Collective, Communicator, Config, DataType, RawCall, ReduceOp};
+use kolo::{Collective, Communicator, Config, DataType, RawCall, ReduceOp, Route};
 use kolo_collectives::model::Model;
 use kolo_collectives::plan::{Placement, Plan};
 use kolo_collectives::select::{Order, select};
@@ -78,7 +78,7 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
     if is_in_place(collective) {
         task.placement = Placement::InPlace;
     }
-    if comm.routes().iter().all(|route| route.transport == "shm") {
+    if comm.routes().iter().all(Route::shares_memory) {
         task = task.with_stages();
     }
     let with = |config: Config| -> Result<Communicator> { Ok(comm.duplicate(config)?) };

@@ -2,7 +2,7 @@
 //!
 //! All-gather: every rank publishes its block, and the rails hand the blocks of their hosts round a ring of their own; what
 //! comes from another host a rail publishes as it comes, while the next is on its way. Reduce-scatter: every rank publishes its
-//! input, the rails reduce what their host has for each other host, send it there, and add up what comes from there.
+//! input, the rails reduce their host's contributions to each other host, send the sums there, and add up those that arrive.
 
 use crate::builder::PlanBuilder;
 use crate::contention::Pattern;
@@ -58,7 +58,7 @@ impl<'a> Rails<'a> {
         if together { Ok(()) } else { Err("the ranks of a host do not follow each other".to_owned()) }
     }
 
-    /// What the members of a host publish for `host`: each rail its chunk.
+    /// The payloads of a host's members for `host`: each rail publishes its chunk.
     fn payload(&self, host: u32, member: u16) -> Payload {
         if u32::from(member) >= self.count {
             return Payload::PRESENCE;
@@ -112,7 +112,7 @@ pub(super) fn all_gather(b: &mut PlanBuilder, task: &Task, rank: u32, rails: &Ra
     let (input, place) = (Blocks::one(Space::Input, 0), output((rank, 1)));
     let own = if task.out_of_place() { input } else { place };
     let behind = |distance: u32| (home + count - distance) % count;
-    // When what came from the host so many places behind is there.
+    // After the block from the host so many places behind has arrived.
     let mut arrivals = Vec::new();
     if me < rails.count {
         let rail = hosts.rail_at(me);
@@ -191,7 +191,7 @@ pub(super) fn reduce_scatter(b: &mut PlanBuilder, rank: u32, rails: &Rails<'_>) 
         if is_shared {
             b.await_members(Members::All);
         }
-        // What this host has for a rail's blocks of another, or of its own.
+        // This host's contributions to a rail's blocks, of another host or its own.
         let sum = |b: &mut PlanBuilder, host: u32| {
             let (first, count) = rails.run(host, me);
             if !is_shared {
@@ -231,7 +231,7 @@ pub(super) fn reduce_scatter(b: &mut PlanBuilder, rank: u32, rails: &Rails<'_>) 
     }
 }
 
-/// The rails of a host that has more ranks than rails publish what they have for it; each rank takes its block.
+/// The rails of a host with more ranks than rails publish the results of its ranks; each rank takes its block.
 fn hand_over(b: &mut PlanBuilder, rank: u32, rails: &Rails<'_>, total: Option<Blocks>) {
     let hosts = rails.hosts;
     let (local, home) = (hosts.local(rank), hosts.index_of(rank));

@@ -38,7 +38,7 @@ fn source<'a>(gpus: &'a GpuBuffers, binding: &Binding) -> Option<&'a Arc<Gpu>> {
 }
 
 impl Operation {
-    /// Begins to copy from the GPU what an instance's bounce buffers are made from. Returns whether there is anything to copy.
+    /// Begins to fill an instance's bounce buffers from the GPU. Returns whether there is anything to copy.
     pub(super) fn load(&self, index: u16, copies: &mut CopyLines) -> Result<bool, Error> {
         let Some(binding) = &self.binding else { unreachable!("an instance runs a bound plan") };
         let Some(gpu) = source(&self.gpus, binding).filter(|_| binding.has_loads()) else {
@@ -52,7 +52,7 @@ impl Operation {
         Ok(true)
     }
 
-    /// Begins to copy to the GPU what a segment has written in its bounce buffers. Returns whether there is anything to copy.
+    /// Begins to copy the results in a segment's bounce buffers to the GPU. Returns whether there is anything to copy.
     pub(super) fn store(&self, index: u16, copies: &mut CopyLines) -> Result<bool, Error> {
         let Some(binding) = &self.binding else { unreachable!("an instance runs a bound plan") };
         let Some(gpu) = self.gpus.output.as_ref().filter(|_| binding.has_stores()) else {

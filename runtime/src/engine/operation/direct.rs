@@ -9,7 +9,7 @@ use super::Operation;
 use crate::call::AdapterAccess;
 
 impl Operation {
-    /// Makes what was received into a GPU's memory visible to it.
+    /// Makes bytes received into a GPU's memory visible to the GPU.
     pub(super) fn flush(&mut self, copies: &mut CopyLines) -> Result<(), Error> {
         if self.gpus.access == (AdapterAccess::Direct { flush: true })
             && std::mem::take(&mut self.unflushed)

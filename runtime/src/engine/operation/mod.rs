@@ -59,11 +59,11 @@ pub(crate) struct Operation {
     window: u16,
     tag: u64,
     canonical: bool,
-    /// Whether what is copied to the output had better go past the caches.
+    /// Whether copies to the output should go past the caches.
     streams: bool,
     keep: Option<Box<dyn Any + Send>>,
     instances: Vec<Instance>,
-    /// Whether adapters may have written what the GPU does not see yet.
+    /// Whether adapters may have written bytes that the GPU does not see yet.
     unflushed: bool,
     /// How many of them there are at most: the segments of an instance lie so far apart.
     stride: usize,
@@ -110,7 +110,7 @@ impl Operation {
         self.instances.iter().map(|i| i.scratch.bytes()).sum()
     }
 
-    /// Takes the next generation for an operation that somebody else carries out, and keeps what is kept for it.
+    /// Takes the next generation for an operation that is carried out elsewhere, and keeps its buffers.
     pub(crate) fn stand_in(&mut self, keep: Option<Box<dyn Any + Send>>) -> u16 {
         self.keep = keep;
         self.generation = self.generation.wrapping_add(1);
@@ -288,7 +288,7 @@ impl Operation {
         }
     }
 
-    /// Gives an instance a segment, and loads what is on a GPU.
+    /// Gives an instance a segment, and loads its data from the GPU if it is there.
     fn begin_segment(&mut self, index: u16, segment: usize, copies: &mut CopyLines) -> Result<(), Error> {
         let instance = &mut self.instances[index as usize];
         instance.begin(segment);
@@ -307,7 +307,7 @@ impl Operation {
         }
     }
 
-    /// All lanes of a segment are done: stores what belongs on a GPU.
+    /// All lanes of a segment are done: stores its results to the GPU if they belong there.
     fn end_segment(&mut self, index: u16, copies: &mut CopyLines) -> Result<(), Error> {
         if let Some(by) = self.divide_by {
             self.divide(index, by);

@@ -24,7 +24,7 @@ enum Stood {
     Done,
     /// A word from elsewhere will end it.
     Pending,
-    /// It has to be tried again, when the stage has what it waits for.
+    /// It has to be tried again when the stage has the awaited round.
     Waits,
 }
 
@@ -123,7 +123,7 @@ impl Operation {
     }
 }
 
-/// A lane of a segment, and what its steps need.
+/// A lane of a segment, and the data that its steps need.
 struct At<'a> {
     binding: &'a Binding,
     instance: &'a mut Instance,

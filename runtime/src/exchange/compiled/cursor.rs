@@ -39,7 +39,7 @@ impl ExchangeCursor {
     #[inline(always)]
     pub(super) fn new(call: &Call, combine: Combine, tag: u64, members: usize) -> Self {
         let (block, blocks) = (block(call), blocks(call.collective, members));
-        // Most calls are short, and what is worked out here divides a lot.
+        // Most calls are short, and the computations below divide a lot.
         let (shots, step, exchanges) = match Shots::of(call, block, members) {
             // The sums of a part come with the next one.
             Some(shots) => (Some(shots), shots.step, block.div_ceil(shots.step) + 1),
@@ -65,7 +65,7 @@ impl ExchangeCursor {
         }
     }
 
-    /// What all ranks' calls must agree on.
+    /// The tag, on which all ranks' calls must agree.
     pub(crate) fn tag(&self) -> u64 {
         self.tag
     }
@@ -145,16 +145,9 @@ pub(super) fn block(call: &Call) -> usize {
 /// Most that a rank publishes in one exchange of a long call.
 ///
 /// Two ranks have a processor each as a rule. Where one gives and the other takes, short parts let one copy in while the other
-/// copies out. Where both give, both copy in and then both copy out, and each part costs them a meeting. Times of 256 KiB
-/// exchanged each way, in parts of 64 / 128 / 256 KiB: 10.5 / 10.2 / 9.4 us with the processors near each other, 18.7 / 16.3 /
-/// 15.2 far apart; of 4 MiB 246 / 232 / 213. All-to-alls are quicker still in parts of 512 KiB, others are not: with 256 / 512 KiB,
-/// 2 MiB 58 / 55 us near and 70.6 / 68.5 far, 128 MiB 8.9 / 8.0 ms; all_gather of 128 MiB 5.5 / 5.9 ms.
-///
-/// More ranks share processors, and a long part costs fewer turns of them; but what all ranks publish should stay in a
-/// third-level cache of 16 MiB, twice. Times on 2 processors with parts of 64 / 256 / 640 KiB: all_reduce of 8 MiB, 4 ranks
-/// 2.8 / 2.1 / 2.0 ms, 8 ranks 7.7 / 5.4 / 3.7; all_to_all of 8 MiB, 4 ranks 1.7 / 0.9 / 0.9, 8 ranks 5.9 / 3.1 / 2.8; with
-/// plans, 2.5, 6.3, 1.5, 3.6. An all-gather writes as much of its result as all publish, and that too should find room: 8 ranks
-/// with 320 / 640 KiB, 8 MiB 895 / 900 us, 32 MiB 3.6 / 3.9 ms; 16 ranks with 320 / 512 KiB 1.7 / 2.1 and 7.5 / 8.5 ms.
+/// copies out. Where both give, both copy in and then both copy out, and each part costs them a wait for each other. More
+/// ranks share processors, and a long part costs fewer turns of them, but two parts of all ranks should stay in the third-level
+/// cache, and so should the result of an all-gather: see docs/tuning.md, "Parts and rounds".
 pub(super) fn part_max(collective: Collective, members: usize) -> usize {
     let all_give = matches!(
         collective,
@@ -180,7 +173,7 @@ pub(super) fn blocks(collective: Collective, members: usize) -> usize {
     }
 }
 
-/// Where among what a member publishes the block for another lies.
+/// The place of the block for another member in a member's payload.
 #[inline]
 pub(super) fn place(collective: Collective, member: usize, block: usize) -> usize {
     let is_left_out = matches!(collective, Collective::Scatter | Collective::AllToAll);

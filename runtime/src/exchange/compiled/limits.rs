@@ -7,9 +7,8 @@ use super::cursor::{block, blocks, exchanges};
 use super::{CompiledExchange, two_shot};
 use crate::call::{Call, Counts};
 
-/// Calls that touch at least so much memory write what they only copy with streaming stores, as direct calls do. Times with
-/// and without, in this order: broadcast 2 ranks 8 MiB 284 / 160 us, 32 MiB 1.02 / 1.31 ms; 4 ranks 2 MiB 152 / 117 us, 8 MiB
-/// 546 / 659, 128 MiB 8.7 / 21.5 ms; all_gather 8 ranks 8 MiB 0.9 / 1.65 ms, 128 MiB 22 / 43.
+/// Calls that touch at least so much memory write what they only copy with streaming stores: see
+/// docs/tuning.md, "Streaming stores".
 const STREAMING_BYTES: usize = 32 << 20;
 
 /// Most bytes that a rank reads or writes where buffers may be a GPU's. On this path those are copied to and from the host as a
@@ -32,7 +31,7 @@ const STAGED_MEMBERS_MAX: usize = 8;
 /// Most ranks with which long calls share out slices of a part.
 pub(super) const MEMBERS_MAX: usize = 64;
 
-/// What is asked with every call, of one collective.
+/// The facts about one collective that every call needs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Served {
     /// That a rank gives.
@@ -69,28 +68,14 @@ impl CompiledExchange {
             && self.bytes_max(call.collective).is_none_or(|most| given <= most)
     }
 
-    /// Longest contribution of a rank, in bytes, with which a collective takes this path; none if any does. Unless it was set,
-    /// that is where the plans begin to win, or [`GPU_BYTES`]. Measured on 2 processors; ratios of the times, plan / this path:
-    ///
-    /// | bytes given | 32 KiB | 128 KiB | 512 KiB | 2 MiB | 8 MiB | 32 MiB | 128 MiB |
-    /// | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-    /// | all_reduce, 2 ranks | 1.5 | 1.1 | 1.1 | 1.1 | 1.1 | 1.2 | 1.2 |
-    /// | all_reduce, 4 ranks | 0.9 | 1.2 | 1.6 | 1.8 | 1.0 | 1.4 | 1.7 |
-    /// | all_reduce, 8 ranks | 1.3 | 1.0 | 1.0 | 1.3 | 1.7 | 1.5 | 1.4 |
-    /// | reduce_scatter, 4 ranks | 1.0 | 1.0 | 1.1 | 1.3 | 1.3 | | 1.1 |
-    /// | reduce_scatter, 8 ranks | 1.3 | 1.5 | 1.5 | 1.3 | 1.2 | | 1.0 |
-    /// | broadcast, 2 ranks | 1.1 | 1.2 | 1.3 | 1.2 | 1.1 | 1.3 | 1.5 |
-    /// | broadcast, 4 ranks | 1.4 | 1.4 | 1.5 | 1.6 | 1.3 | 2.3 | 2.0 |
-    /// | broadcast, 8 ranks | 1.1 | 2.6 | 2.7 | 6.9 | 4.0 | 3.2 | 3.3 |
-    /// | all_gather, 4 ranks | 0.9 | 1.1 | 1.3 | 1.6 | 1.8 | | 1.9 |
-    /// | all_gather, 8 ranks | 1.0 | 1.8 | 2.4 | 2.1 | 2.9 | | 2.6 |
-    /// | all_to_all, 4 ranks | 1.0 | 0.9 | 1.0 | 1.0 | 1.3 | | 0.9 |
-    /// | all_to_all, 8 ranks | 1.0 | 1.3 | 1.5 | 1.1 | 1.3 | | 1.3 |
+    /// Longest contribution of a rank, in bytes, with which a collective takes the exchange; `None` if any does. Unless it was
+    /// set, that is where plans begin to win, or [`GPU_BYTES`]: see
+    /// docs/tuning.md, "The exchange beside plans of messages".
     fn bytes_max(&self, collective: Collective) -> Option<usize> {
         match (self.bytes_max, self.quicker_upto(collective)) {
             (Some(set), _) => Some(set),
             (None, most) if self.has_gpus => {
-                // What comes back is as many times as long.
+                // The result is as many times as long.
                 let times = match collective {
                     Collective::AllGather | Collective::Gather => self.members,
                     _ => 1,
@@ -121,7 +106,7 @@ impl CompiledExchange {
             _ if self.staged[collective as usize] => Some(STAGED_FROM - 1),
             // Nobody copies more, nor computes more, than over messages.
             _ if self.members <= 2 => None,
-            // Each copies in once, and out what it needs; messages would be copied in for each that needs them.
+            // Each rank copies in once, and out what it needs; messages would be copied in for each receiver.
             Collective::Broadcast | Collective::AllGather | Collective::Barrier => None,
             // Of more ranks, the slices would be too short.
             Collective::AllReduce | Collective::ReduceScatter | Collective::AllToAll
@@ -161,7 +146,7 @@ impl CompiledExchange {
             Collective::Gather | Collective::Scatter => 2 * self.members,
             Collective::AllGather => self.members * (1 + self.members),
             Collective::AllToAll => 2 * self.members * self.members,
-            // In place, what is written was read a moment ago.
+            // In place, the target was read a moment ago.
             Collective::AllReduce if call.placement == Placement::OutOfPlace => 2 * self.members,
             // Results of these are computed rather than copied.
             _ => 0,

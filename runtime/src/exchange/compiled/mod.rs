@@ -1,6 +1,6 @@
-//! Collectives inside one host as exchanges in which everybody sees what everybody published.
+//! Collectives inside one host as exchanges in which every rank sees the payloads of all ranks.
 //!
-//! All ranks publish what they contribute, wait for what they need, and compute their own result from it. One exchange
+//! All ranks publish their contributions, wait for those that they need, and compute their own result from them. One exchange
 //! costs one cache line per rank and one wait, where messages would cost a wait per round. With more ranks than
 //! processors that is worth more than the reduction that every rank repeats; and what goes to several ranks is copied in
 //! once. What is longer than an exchange takes several, part by part; a long all-reduce shares the
@@ -27,7 +27,7 @@ use crate::call::{Call, Forced};
 use crate::reduce::Combine;
 use crate::wait::Turnstile;
 
-/// The exchange area of the host, with what is needed to compute from it.
+/// The exchange area of the host, with the facts needed to compute from it.
 #[derive(Debug)]
 pub(crate) struct CompiledExchange {
     flat: Exchange,
@@ -42,7 +42,7 @@ pub(crate) struct CompiledExchange {
     forced: Forced,
     /// Collectives whose long calls take plans that use the stage.
     staged: [bool; Collective::ALL.len()],
-    /// What follows from all that for each collective.
+    /// The consequences for each collective.
     served: [Served; Collective::ALL.len()],
     step: Step,
     /// Turns given out: threads of one rank may call while another one's exchange is not over.
@@ -62,7 +62,7 @@ enum Step {
     Idle,
     /// It waits until this rank may publish so many bytes.
     Queued(usize),
-    /// It waits for what others publish.
+    /// It waits for others to publish.
     Published,
 }
 
@@ -146,7 +146,7 @@ impl CompiledExchange {
         self.flat.poll()
     }
 
-    /// What a member gave in a complete exchange.
+    /// The payload of a member in a complete exchange.
     pub(crate) fn heard(&self, member: usize) -> Payload<'_> {
         self.flat.payload(member)
     }
@@ -216,7 +216,7 @@ impl CompiledExchange {
         }
     }
 
-    /// What the ranks of the host show each other outside of exchanges.
+    /// The words that the ranks of the host show each other outside of exchanges.
     pub(crate) fn board(&self) -> &Board {
         self.flat.board()
     }
@@ -226,7 +226,7 @@ impl CompiledExchange {
         !matches!(self.step, Step::Idle)
     }
 
-    /// Ranks that have not published what is waited for.
+    /// Ranks that have not yet published the awaited payload.
     pub(crate) fn waiting_for(&self) -> Vec<u32> {
         let given = if let Step::Queued(given) = self.step { given } else { 0 };
         self.flat.waiting_for(given).into_iter().map(|member| member as u32).collect()

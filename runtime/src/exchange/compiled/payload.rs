@@ -1,4 +1,4 @@
-//! What is published in an exchange, and what each rank makes of what all have published.
+//! The payloads of an exchange, and the result that each rank computes from all of them.
 
 use std::ops::Range;
 
@@ -60,7 +60,7 @@ impl CompiledExchange {
         }
     }
 
-    /// Computes this rank's result from what was published in the exchange at hand.
+    /// Computes this rank's result from the payloads of the exchange at hand.
     ///
     /// # Safety
     /// The buffers of the call are valid, and all that is needed has been published.
@@ -93,7 +93,7 @@ impl CompiledExchange {
         }
     }
 
-    /// Copies what this rank gives to itself, unless it is there already: in place. Not together with what it takes from
+    /// Copies this rank's block for itself, unless it is in its place already. Not together with what it takes from
     /// others but before it waits for them: that makes up for their coming later, and finds in the caches what it has just
     /// published. All-gathers and all-to-alls of 2 ranks and 128 KiB take 0.93 times as long.
     ///
@@ -102,7 +102,7 @@ impl CompiledExchange {
     #[inline]
     pub(super) unsafe fn keep(&self, call: &Call, cursor: &ExchangeCursor, own: Option<*const u8>) {
         let (rank, root) = (self.rank, call.root as usize);
-        // Which block of what it contributes, and of the output.
+        // Which block of its contribution, and of the output.
         let (from, to) = match call.collective {
             Collective::Broadcast if rank == root => (0, 0),
             Collective::Scatter if rank == root => (rank, 0),
@@ -139,8 +139,8 @@ impl CompiledExchange {
         }
     }
 
-    /// Whether this rank takes its own contribution from what it published, and not from where it came from. The latter is
-    /// quicker, since what was just written for others is on its way to them; but it may be scaled, or be overwritten in
+    /// Whether this rank takes its own contribution from its payload, and not from the caller's buffer. The latter is
+    /// quicker, since the payload was just written and is on its way to the others; but it may be scaled, or be overwritten in
     /// place: by the time it is this rank's turn, the output holds the sum of at least two ranks before.
     #[inline]
     pub(super) fn reads_own_back(&self, call: &Call) -> bool {
@@ -154,7 +154,7 @@ impl CompiledExchange {
         if self.reads_own_back(call) { None } else { self.contribution(call) }
     }
 
-    /// Where part `index` of what a member published lies; `own` is from [`Self::own`].
+    /// The place of part `index` of a member's payload; `own` is from [`Self::own`].
     #[inline]
     unsafe fn source(
         &self,
@@ -175,7 +175,7 @@ impl CompiledExchange {
         }
     }
 
-    /// Puts what each other member published for this one into that member's block of the output.
+    /// Copies each other member's payload for this one into that member's block of the output.
     #[inline]
     unsafe fn fetch_all(&self, call: &Call, cursor: &ExchangeCursor) {
         let (at, _) = cursor.part();
@@ -187,7 +187,7 @@ impl CompiledExchange {
         }
     }
 
-    /// Copies what another member published for this one.
+    /// Copies another member's payload for this one.
     #[inline]
     unsafe fn fetch(&self, call: &Call, cursor: &ExchangeCursor, member: usize, to: *mut u8) {
         let (_, len) = cursor.part();
@@ -201,7 +201,7 @@ impl CompiledExchange {
         unsafe { cursor.copy(from, to, len) };
     }
 
-    /// Reduces part `index` of what the given members published into the output.
+    /// Reduces part `index` of the given members' payloads into the output.
     #[inline]
     unsafe fn reduce(&self, call: &Call, cursor: &ExchangeCursor, index: usize, members: Range<usize>) {
         let (at, len) = cursor.part();

@@ -31,9 +31,8 @@ pub(super) const ONE_SHOT_MAX: usize = 32 << 10;
 const ONE_PART_MAX: usize = 512 << 10;
 
 /// Most of a longer one that a part takes from all ranks together. Sums of a part are copied out when the next one has been
-/// copied in: by then the caches must not have lost what they replace. Times with 512 KiB / so much in each part, processors
-/// near each other: 8 ranks, 1 MiB 291 / 261 us, 2 MiB 724 / 562, 32 MiB 13.0 / 12.1 ms, far apart 15.5 / 15.1; 16 ranks, 1 MiB
-/// 1,035 / 750 us, 32 MiB 33 / 28 ms; 4 ranks, 512 / 256 KiB: 1 MiB 116 / 119 us, 32 MiB 5.53 / 5.49 ms.
+/// copied in: by then the caches must not have lost what they replace. See
+/// docs/tuning.md, "Parts and rounds".
 const ALL_PARTS_MAX: usize = 2 << 20;
 
 /// A part is no shorter, however many there are.
@@ -71,7 +70,7 @@ impl Shots {
         len.div_ceil(self.members).next_multiple_of(GRAIN)
     }
 
-    /// What a member reduces of a part of `len` bytes.
+    /// The share of a part of `len` bytes that a member reduces.
     fn share(self, member: usize, len: usize) -> Range<usize> {
         let slice = self.slice(len);
         (member * slice).min(len)..((member + 1) * slice).min(len)
