@@ -41,7 +41,7 @@ fn connect(from: &Host, to: &Host, at: IpAddr) -> (TcpStream, TcpStream) {
 }
 
 /// Bits per second that arrive, payload only; the first quarter is not counted.
-fn goodput(mut from: TcpStream, mut to: TcpStream, bytes: usize) -> f64 {
+fn goodput(mut from: &TcpStream, mut to: &TcpStream, bytes: usize) -> f64 {
     std::thread::scope(|scope| {
         scope.spawn(move || {
             let piece = vec![1; 64 << 10];
@@ -66,11 +66,11 @@ fn goodput(mut from: TcpStream, mut to: TcpStream, bytes: usize) -> f64 {
     })
 }
 
-/// The least of some round trips with one byte.
-fn round_trip(from: &mut TcpStream, to: TcpStream, count: usize) -> Duration {
+/// The least of some round trips with one byte, in seconds.
+fn round_trip(from: &mut TcpStream, mut to: &TcpStream, count: usize) -> f64 {
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            let (mut to, mut byte) = (to, [0]);
+            let mut byte = [0];
             for _ in 0..count {
                 to.read_exact(&mut byte).and_then(|()| to.write_all(&byte)).expect("echoed");
             }
@@ -80,26 +80,31 @@ fn round_trip(from: &mut TcpStream, to: TcpStream, count: usize) -> Duration {
             from.write_all(&byte).and_then(|()| from.read_exact(&mut byte)).expect("an echo");
             began.elapsed()
         };
-        (0..count).map(trip).min().expect("some")
+        (0..count).map(trip).min().expect("some").as_secs_f64()
     })
 }
 
-fn close(measured: f64, wanted: f64, what: &str) {
-    println!("{what}: {measured:.3e}, wanted {wanted:.3e}");
-    assert!((0.9..=1.1).contains(&(measured / wanted)), "{what}: {measured:.3e}, wanted {wanted:.3e}");
+/// Measures up to three times, since a busy machine may take the processor away from the switch.
+fn close(wanted: f64, what: &str, mut measure: impl FnMut() -> f64) {
+    let is_close = |_| {
+        let measured = measure();
+        println!("{what}: {measured:.3e}, wanted {wanted:.3e}");
+        (0.9..=1.1).contains(&(measured / wanted))
+    };
+    assert!((0..3).any(is_close), "{what}: wanted {wanted:.3e}; what was measured stands above");
 }
 
 fn rate_between(lab: &Lab, from: usize, to: usize, nic: usize, bytes: usize) -> f64 {
     let at = lab.host(to).addresses()[nic][0];
     let (near, far) = connect(lab.host(from), lab.host(to), at);
-    goodput(near, far, bytes)
+    goodput(&near, &far, bytes)
 }
 
 fn rates_are_kept() {
     for (rate, bytes) in [(20_000_000, 2 << 20), (200_000_000, 16 << 20), (1_000_000_000, 64 << 20)] {
         let lab =
             Lab::new(&Network::hosts(2).rate(rate).delay(Duration::from_micros(25))).expect("a network");
-        close(rate_between(&lab, 0, 1, 0, bytes), rate as f64 * PAYLOAD, "bit/s");
+        close(rate as f64 * PAYLOAD, "bit/s", || rate_between(&lab, 0, 1, 0, bytes));
     }
 }
 
@@ -108,8 +113,7 @@ fn delays_are_kept() {
         let lab = Lab::new(&Network::hosts(2).delay(delay)).expect("a network");
         for at in &lab.host(1).addresses()[0] {
             let (mut near, far) = connect(lab.host(0), lab.host(1), *at);
-            let trip = round_trip(&mut near, far, 20);
-            close(trip.as_secs_f64(), 2.0 * delay.as_secs_f64(), "s there and back");
+            close(2.0 * delay.as_secs_f64(), "s there and back", || round_trip(&mut near, &far, 20));
         }
     }
 }
@@ -126,10 +130,11 @@ fn cards_and_directions_have_rates_of_their_own() {
         (2, 0, 1, 50e6),
     ] {
         let bytes = (rate / 8.0 * 0.5) as usize;
-        close(rate_between(&lab, from, to, nic, bytes), rate * PAYLOAD, &format!("bit/s {from} to {to}"));
+        let what = format!("bit/s {from} to {to}");
+        close(rate * PAYLOAD, &what, || rate_between(&lab, from, to, nic, bytes));
     }
     lab.set_rate(0, 10_000_000);
-    close(rate_between(&lab, 2, 0, 0, 1 << 20), 10e6 * PAYLOAD, "bit/s after a change");
+    close(10e6 * PAYLOAD, "bit/s after a change", || rate_between(&lab, 2, 0, 0, 1 << 20));
 }
 
 fn losses_have_their_share() {
@@ -150,17 +155,13 @@ fn a_router_leads_from_subnet_to_subnet() {
     let lab = Lab::new(&network).expect("a network");
     for at in &lab.host(3).addresses()[0] {
         let (mut near, far) = connect(lab.host(0), lab.host(3), *at);
-        close(
-            round_trip(&mut near, far.try_clone().expect("a copy"), 10).as_secs_f64(),
-            2.0 * delay.as_secs_f64(),
-            "s by the router",
-        );
+        close(2.0 * delay.as_secs_f64(), "s by the router", || round_trip(&mut near, &far, 10));
         // A little less for IPv6, whose header is longer.
-        close(goodput(near, far, 4 << 20), 50e6 * PAYLOAD, "bit/s by the router");
+        close(50e6 * PAYLOAD, "bit/s by the router", || goodput(&near, &far, 4 << 20));
     }
     let (mut near, far) = connect(lab.host(2), lab.host(3), lab.host(3).address());
-    let trip = round_trip(&mut near, far, 20);
-    assert!(trip < delay, "{trip:?} within a subnet");
+    let trip = round_trip(&mut near, &far, 20);
+    assert!(trip < delay.as_secs_f64(), "{trip} s within a subnet");
 }
 
 fn dialling_can_be_forbidden() {

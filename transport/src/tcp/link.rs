@@ -25,7 +25,7 @@ pub(super) enum State {
     /// This side dials.
     Dialing(Box<Dial>),
     /// The peer dials; this side waits for it.
-    Awaited(Awaiting),
+    Awaited(Box<Awaiting>),
     /// It is there.
     Open(Socket),
     /// The peer is lost or given up.

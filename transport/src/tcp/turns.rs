@@ -38,7 +38,7 @@ impl TcpEndpoint {
 
     /// Waits for the peer to dial, for now.
     pub(super) fn await_peer(&mut self, number: u32, awaiting: Awaiting) {
-        self.links[number as usize].state = State::Awaited(awaiting);
+        self.links[number as usize].state = State::Awaited(Box::new(awaiting));
         self.awaited.push(number);
     }
 
