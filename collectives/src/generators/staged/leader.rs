@@ -2,15 +2,18 @@
 //!
 //! All-reduce: all publish, the leader of each host reduces, the leaders exchange by recursive doubling and publish the result:
 //! two meetings inside and log2 M rounds between hosts, whole vectors, so for short messages. Broadcast, reduce and barrier
-//! likewise, the root being the leader of its host. Hosts may have any numbers of ranks.
+//! likewise, the root being the leader of its host. All-gather and reduce-scatter: as [`super::rails`] with one rail. Hosts may
+//! have any numbers of ranks.
 
 use super::on_hosts;
+use super::rails::{self, Rails};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
 use crate::cost::Bill;
 use crate::generator::{Generator, StagedSegments};
 use crate::generators::leader::{self, Levels};
 use crate::generators::{binomial, dissemination, recursive_doubling};
+use crate::hosts::Hosts;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::stage::{Members, Payload};
 use crate::task::Task;
@@ -27,13 +30,25 @@ impl Generator for LeaderStaged {
     }
 
     fn supports(&self, task: &Task) -> Result<(), String> {
+        if is_on_a_rail(task) {
+            return Rails::one(&on_hosts(task)?).support(task.collective);
+        }
         leader::supports(task).and_then(|()| on_hosts(task).map(|_| ()))
     }
 
     fn plan(&self, task: &Task, rank: u32) -> Plan {
         let Levels { hosts, local, leader, root, leaders } = Levels::of(task, rank);
-        let mut b = PlanBuilder::new(task, Algorithm::LeaderStaged, rank, Cut::Vector { parts: 1 });
+        let cut = if is_on_a_rail(task) { Cut::PerRank } else { Cut::Vector { parts: 1 } };
+        let mut b = PlanBuilder::new(task, Algorithm::LeaderStaged, rank, cut);
         b.lane(0);
+        if is_on_a_rail(task) {
+            let rail = Rails::one(&hosts);
+            match task.collective {
+                Collective::AllGather => rails::all_gather(&mut b, task, rank, &rail),
+                _ => rails::reduce_scatter(&mut b, rank, &rail),
+            }
+            return b.finish();
+        }
         if local.len() > 1 {
             b.stage(hosts.host(hosts.index_of(rank)), Space::Output);
         }
@@ -74,6 +89,9 @@ impl Generator for LeaderStaged {
     }
 
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
+        if is_on_a_rail(task) {
+            return rails::cost(task, 1, bytes, bill);
+        }
         let bytes = if task.collective == Collective::Barrier { 0.0 } else { bytes };
         if task.collective != Collective::Broadcast {
             bill.publish(bill.local, bytes);
@@ -89,12 +107,21 @@ impl Generator for LeaderStaged {
     }
 
     fn staged_segments(&self, task: &Task) -> Option<StagedSegments> {
-        super::hierarchical::segments(task, 1)
+        let on_a_rail = || Some(rails::most_published(task, &Rails::one(&Hosts::of(task).ok()?)));
+        super::hierarchical::segments(task, on_a_rail().filter(|_| is_on_a_rail(task)).unwrap_or(1))
+    }
+
+    fn scratch_factor(&self, task: &Task) -> f64 {
+        if task.collective == Collective::ReduceScatter { f64::from(task.world_size) } else { 0.0 }
     }
 
     fn window(&self) -> Option<u32> {
         Some(super::hierarchical::WINDOW)
     }
+}
+
+const fn is_on_a_rail(task: &Task) -> bool {
+    matches!(task.collective, Collective::AllGather | Collective::ReduceScatter)
 }
 
 /// The ranks of one host, as one of them sees them.
