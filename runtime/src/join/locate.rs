@@ -291,6 +291,8 @@ fn listen_with(address: Option<IpAddr>, port: u16, reuse: Reuse) -> io::Result<T
         socket.set_reuse_address(reuse == Reuse::Yes)?;
         socket.set_nonblocking(true)?;
         socket.bind(&SocketAddr::new(address, port).into())?;
+        // Its connections inherit this, so that they do not keep the port from the next job after their end.
+        socket.set_reuse_address(true)?;
         socket.listen(BACKLOG)?;
         TcpListener::from_std(socket.into())
     };

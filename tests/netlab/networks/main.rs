@@ -16,6 +16,7 @@ mod conformance;
 mod failures;
 mod job;
 mod joins;
+mod paths;
 mod placed;
 mod verified;
 
@@ -48,7 +49,8 @@ enum Length {
 /// No test takes as long, even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(240);
 
-const TESTS: [&[Test]; 5] = [bare::TESTS, conformance::TESTS, verified::TESTS, joins::TESTS, failures::TESTS];
+const TESTS: [&[Test]; 6] =
+    [bare::TESTS, conformance::TESTS, verified::TESTS, joins::TESTS, paths::TESTS, failures::TESTS];
 
 fn main() -> ExitCode {
     match enter() {

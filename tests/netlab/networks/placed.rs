@@ -22,6 +22,11 @@ impl Placed {
         Self { host, inner: TcpEndpoint::new(rank, world_size, options).expect("an endpoint") }
     }
 
+    /// The congestion control of a channel, once it is connected.
+    pub(crate) fn congestion(&self, on: Channel) -> Option<String> {
+        self.inner.route(on).map(|(_, congestion)| congestion)
+    }
+
     fn there(&mut self) -> &mut TcpEndpoint {
         self.host.move_here().expect("a thread goes to a host");
         &mut self.inner

@@ -39,7 +39,8 @@ impl Host {
             Some(id) => boot = id,
             None => boot[..8].copy_from_slice(&instance.to_le_bytes()),
         }
-        let namespace = std::fs::metadata("/proc/self/ns/net").map_or(instance, |meta| meta.ino());
+        // Of this thread: threads of one process may be in different ones.
+        let namespace = std::fs::metadata("/proc/thread-self/ns/net").map_or(instance, |meta| meta.ino());
         Self { boot, namespace }
     }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::time::Instant;
 
 use super::NAME;
+use super::congestion;
 use super::dial::{Dial, Dialed};
 use super::endpoint::TcpEndpoint;
 use super::link::{Awaiting, Route, State};
@@ -158,7 +159,10 @@ impl TcpEndpoint {
         }
     }
 
-    pub(super) fn open(&mut self, number: u32, socket: socket2::Socket, route: Route) {
+    pub(super) fn open(&mut self, number: u32, socket: socket2::Socket, mut route: Route) {
+        if let Some(congestion) = congestion::adapt(&socket, &self.options.congestion) {
+            route.congestion = congestion;
+        }
         if self.watching {
             self.deaf |= self.park.watch(&socket, Whose::Link(number)).is_err();
         }

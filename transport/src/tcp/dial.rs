@@ -1,8 +1,8 @@
 //! Dialing: one connection to a peer, over the first of its addresses that answers.
 //!
-//! Addresses are tried in order of distance. The next attempt starts when the previous one fails or has been silent for a while. The
-//! silent one stays in the race: a peer that is busy computing answers late at the right address, and a wrong address never answers. The
-//! first welcome wins.
+//! Addresses are tried in order of distance. The next attempt starts when the previous one fails or has been silent for a
+//! while: a short one if nobody lets this end connect, a longer one if a peer does not answer. The silent one stays in the race: a peer
+//! that is busy computing answers late at the right address, and a wrong address never answers. The first welcome wins.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -21,6 +21,10 @@ use crate::sys::descriptors::{self, STARVED_FOR};
 /// How often an address is tried again whose connection broke before the answer: the peer may have taken this
 /// rank's hello for a stranger's when its waiting room was full.
 const RETRIES: u32 = 3;
+
+/// How long no address may have let this end connect before the next is tried beside it, as RFC 8305 has it: a kernel answers at
+/// once, even for a process that is busy.
+const CONNECT_PATIENCE: Duration = Duration::from_millis(250);
 
 /// How soon an attempt is made again for which there was no descriptor.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -106,7 +110,7 @@ impl Dial {
 
     /// When [`Dial::step`] has something to do even if nothing arrives.
     pub(super) fn due(&self, options: &TcpOptions) -> Option<Instant> {
-        let next = if self.waiting.is_empty() { None } else { Some(self.next_at) };
+        let next = if self.waiting.is_empty() { None } else { Some(self.next_at()) };
         let silent = self.attempts.iter().filter(|a| a.sent == 0).map(|a| a.since + options.dial_timeout);
         silent.chain(next).min()
     }
@@ -194,7 +198,7 @@ impl Dial {
         options: &TcpOptions,
         opened: &mut impl FnMut(&Socket),
     ) -> std::io::Result<()> {
-        while now >= self.next_at {
+        while now >= self.next_at() {
             let Some((candidate, try_number)) = self.waiting.pop_front() else { break };
             let to = candidate.to;
             match Attempt::start(candidate.clone(), try_number, self.loopback, now, options) {
@@ -222,6 +226,16 @@ impl Dial {
             }
         }
         Ok(())
+    }
+
+    /// When the next address is tried.
+    fn next_at(&self) -> Instant {
+        match self.attempts.iter().map(|attempt| attempt.since).max() {
+            Some(last) if self.hungry_since.is_none() && !self.has_begun_hello() => {
+                self.next_at.min(last + CONNECT_PATIENCE)
+            }
+            _ => self.next_at,
+        }
     }
 
     fn fail(&mut self, at: usize, why: &str, now: Instant) {
@@ -317,6 +331,54 @@ impl Attempt {
                 Err(Broken::For("another endpoint answers".into()))
             }
             Some(answer) => Err(Broken::For(answer.explain())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    use super::super::wire::key_of;
+    use super::*;
+
+    /// A listener whose queue is full, so that the kernel drops what else comes, and those in the queue.
+    fn silent() -> (TcpListener, Vec<TcpStream>) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let to = listener.local_addr().unwrap();
+        let knock = || TcpStream::connect_timeout(&to, Duration::from_millis(200)).ok();
+        let queued: Vec<_> = std::iter::from_fn(knock).take(100).collect();
+        assert!(queued.len() < 100, "the queue does not fill");
+        (listener, queued)
+    }
+
+    #[test]
+    fn an_address_that_lets_nobody_connect_delays_the_next_one_less() {
+        let (silent, _queued) = silent();
+        let open = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let options = TcpOptions::default();
+        for (first, wait) in [(&silent, CONNECT_PATIENCE), (&open, options.dial_patience)] {
+            let candidates = [first, &open].map(|at| Candidate {
+                to: at.local_addr().unwrap(),
+                interface: "lo".into(),
+                distance: 0,
+            });
+            let began = Instant::now();
+            let hello = ([0; HELLO_BYTES], key_of(&[7; 16]));
+            let mut dial = Dial::new(hello, 1, true, &candidates, began);
+            let mut attempts_after = |time| {
+                assert!(matches!(dial.step(began + time, &options, |_| {}), Dialed::Waiting));
+                (dial.attempts.len(), dial.has_begun_hello())
+            };
+            attempts_after(Duration::ZERO);
+            // The handshake of the kernel, which is no matter of the time that the dial is told.
+            let is_open = std::ptr::eq(first, &raw const open);
+            while is_open && !attempts_after(Duration::ZERO).1 {
+                assert!(began.elapsed() < Duration::from_secs(20), "no connection");
+            }
+            assert_eq!(attempts_after(wait - Duration::from_millis(1)).0, 1);
+            assert_eq!(attempts_after(wait).0, 2);
         }
     }
 }

@@ -18,7 +18,7 @@ pub enum Family {
 /// Which congestion control connections use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
-    /// The system's, but between processes of one host a pacing one (bbr) is replaced by one that does not pace,
+    /// The system's, but bbr on long paths where the system offers it, and between processes of one host a pacing one (bbr) is replaced by one that does not pace,
     /// if the system allows: pacing halves the throughput where there is no network to be polite to.
     #[default]
     Auto,

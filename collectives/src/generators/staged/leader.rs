@@ -13,7 +13,6 @@ use crate::cost::Bill;
 use crate::generator::{Generator, StagedSegments};
 use crate::generators::leader::{self, Levels};
 use crate::generators::{binomial, dissemination, recursive_doubling};
-use crate::hosts::Hosts;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::stage::{Members, Payload};
 use crate::task::Task;
@@ -30,10 +29,8 @@ impl Generator for LeaderStaged {
     }
 
     fn supports(&self, task: &Task) -> Result<(), String> {
-        if is_on_a_rail(task) {
-            return Rails::one(&on_hosts(task)?).support(task.collective);
-        }
-        leader::supports(task).and_then(|()| on_hosts(task).map(|_| ()))
+        let hosts = on_hosts(task)?;
+        if is_on_a_rail(task) { Rails::one(&hosts).support(task.collective) } else { leader::supports(task) }
     }
 
     fn plan(&self, task: &Task, rank: u32) -> Plan {
@@ -107,8 +104,9 @@ impl Generator for LeaderStaged {
     }
 
     fn staged_segments(&self, task: &Task) -> Option<StagedSegments> {
-        let on_a_rail = || Some(rails::most_published(task, &Rails::one(&Hosts::of(task).ok()?)));
-        super::hierarchical::segments(task, on_a_rail().filter(|_| is_on_a_rail(task)).unwrap_or(1))
+        let hosts = on_hosts(task).ok()?;
+        let blocks = if is_on_a_rail(task) { rails::most_published(task, &Rails::one(&hosts)) } else { 1 };
+        super::hierarchical::segments(task, blocks)
     }
 
     fn scratch_factor(&self, task: &Task) -> f64 {
