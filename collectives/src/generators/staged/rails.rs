@@ -68,11 +68,11 @@ impl<'a> Rails<'a> {
     }
 }
 
-/// What they cost for blocks of `bytes`, with so many rails.
+/// Enters the cost of blocks of `bytes`, with so many rails.
 pub(super) fn cost(task: &Task, rails: u32, bytes: f64, bill: &mut Bill) {
     let (local, hosts) = (bill.local, bill.hosts);
     let share = f64::from(rails) / f64::from(local);
-    // What a rail has of a host's blocks.
+    // A rail's share of a host's blocks.
     let chunk = bytes / share;
     if task.collective == Collective::AllGather {
         for host in 0..hosts {
