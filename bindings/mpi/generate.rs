@@ -3,7 +3,7 @@
 // Kinds of arguments: `i` int, `n` a count (int, or MPI_Count in the form with `_c`), `a` MPI_Aint and MPI_Count in both forms;
 // `ns`, `ds`, arrays of counts and displacements; `as` of MPI_Aint; `cbuf`, `buf`, `p` addresses; `s` a string, `fn` a function;
 // `comm`, `type` and so on handles. `*` before a kind is the place for a result, `&` for something that changes. In brackets
-// behind the kind of an array stands its length.
+// behind the kind of an array stands its length. `u` is a displacement unit.
 
 /// The two ABIs; each build script uses one.
 #[allow(dead_code, reason = "see above")]
@@ -116,8 +116,8 @@ fn common(argument: &Argument, large: bool) -> Option<Passing> {
     let name = argument.name.as_str();
     Some(match argument.kind.as_str() {
         "i" => plain("c_int", name),
-        "n" if large => plain("i64", name),
-        "n" => Passing { given: format!("i64::from({name})"), ..plain("c_int", name) },
+        "n" | "u" if large => plain("i64", name),
+        "n" | "u" => Passing { given: format!("i64::from({name})"), ..plain("c_int", name) },
         "a" => plain("i64", name),
         "fn" | "cbuf" => plain("*const c_void", name),
         "p" | "file" => plain("*mut c_void", name),
@@ -133,7 +133,7 @@ fn common(argument: &Argument, large: bool) -> Option<Passing> {
         "ns" | "ds" => Passing { given: format!("Counts::Ints({name})"), ..plain("*const c_int", name) },
         "*i" | "&i" => checked("*mut c_int", name),
         "*a" => checked("*mut i64", name),
-        "*n" => count_out(name, large, false),
+        "*n" | "*u" => count_out(name, large, false),
         "&n" => count_out(name, large, true),
         _ => return None,
     })
@@ -317,3 +317,5 @@ fn standard(argument: &Argument) -> Passing {
         }
     }
 }
+
+include!("prototypes.rs");

@@ -225,7 +225,9 @@ fn accumulating(
     answered: bool,
 ) -> Outcome<Arc<Operation>> {
     let op = builtin(op)?;
-    check_op(op, &target.of)?;
+    if target.rank.is_some() && target.count > 0 {
+        check_op(op, &target.of)?;
+    }
     let (of, cells) = target.elements(op)?;
     let data = own.map_or_else(Vec::new, Own::packed);
     let (operation, number) = match answered {
