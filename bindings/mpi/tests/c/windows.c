@@ -17,7 +17,7 @@ int main(int argc, char **argv) {
   }
   CHECK(!MPI_Win_fence(16384, window) && (rank || memory[0] == 100 * size));
   /* Tickets, while rank 0 may be anywhere. */
-  CHECK(!MPI_Win_lock_all(0, window));
+  CHECK(!MPI_Barrier(MPI_COMM_WORLD) && !MPI_Win_lock_all(0, window));
   int one = 1, ticket = -1, seen[2] = {0, 0};
   CHECK(!MPI_Fetch_and_op(&one, &ticket, MPI_INT, 0, 0, MPI_SUM, window) && !MPI_Win_flush(0, window));
   CHECK(ticket >= 100 * size && ticket < 101 * size);
