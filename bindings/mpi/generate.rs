@@ -119,7 +119,7 @@ fn common(argument: &Argument, large: bool) -> Option<Passing> {
         "n" | "u" if large => plain("i64", name),
         "n" | "u" => Passing { given: format!("i64::from({name})"), ..plain("c_int", name) },
         "a" => plain("i64", name),
-        "fn" | "cbuf" => plain("*const c_void", name),
+        "fn" => plain("*const c_void", name),
         "p" | "file" => plain("*mut c_void", name),
         "s" => plain("*const c_char", name),
         "*s" => plain("*mut c_char", name),
@@ -143,6 +143,7 @@ fn mpich(argument: &Argument) -> Passing {
     let name = argument.name.as_str();
     match argument.kind.as_str() {
         "buf" => plain("*mut c_void", name),
+        "cbuf" | "copyfn" => plain("*const c_void", name),
         "status" | "statuses" => plain("*mut Status", name),
         "cstatus" => plain("*const Status", name),
         "weights" => Passing { given: format!("edges({name})"), ..plain("*const c_int", name) },
@@ -175,6 +176,7 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
     use std::fmt::Write as _;
     let (mut signature, mut before, mut given, mut after, mut names) =
         (String::new(), String::new(), Vec::new(), String::new(), Vec::new());
+    let mut always = String::new();
     if let Some(how) = function.how {
         given.push(how.replace("request_", "request_to"));
     }
@@ -188,7 +190,10 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
         names.push(name.clone());
         before += &passing.before;
         before.push(' ');
-        after += &passing.after;
+        match passing.after.strip_prefix('!') {
+            Some(text) => always += text,
+            None => after += &passing.after,
+        }
         match argument.kind.as_str() {
             // The request of a collective, and hints, which it takes none of.
             "*req" if function.how.is_some() => before += &format!("let request_to = {};", passing.given),
@@ -212,7 +217,7 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
     let after = if after.is_empty() { String::new() } else { format!("if outcome.is_ok() {{ {after} }}") };
     let _ = write!(
         out,
-        "unsafe fn imp_{name}({signature}) -> c_int {{\n    unsafe {{ {before}let outcome = guard(\"MPI_{name}\", || {call});\n    {after}\n    code_out(engine::finish(outcome, {}, \"MPI_{name}\")) }}\n}}\n",
+        "unsafe fn imp_{name}({signature}) -> c_int {{\n    unsafe {{ {before}let outcome = guard(\"MPI_{name}\", || {call});\n    {after}{always}\n    code_out(engine::finish(outcome, {}, \"MPI_{name}\")) }}\n}}\n",
         scope(function)
     );
     for prefix in ["MPI", "PMPI"] {
@@ -260,6 +265,12 @@ fn standard(argument: &Argument) -> Passing {
             translated("c_int", &format!("{kind}_in"))
         }
         "cbuf" => translated("*const c_void", "const_buffer"),
+        "copyfn" => translated("*const c_void", "own::copy_function"),
+        "types" if length.ends_with("peers") => Passing {
+            before: format!("let list_{name} = handles({name}, own::{length}(comm), type_in);"),
+            given: format!("list_{name}.as_ptr()"),
+            ..plain("*const usize", name)
+        },
         "types" => Passing {
             before: format!("let list_{name} = handles({name}, {length}, type_in);"),
             given: format!("list_{name}.as_ptr()"),
@@ -271,8 +282,8 @@ fn standard(argument: &Argument) -> Passing {
             ..plain("*const c_int", name)
         },
         "reqs" => Passing {
-            before: format!("let mut list_{name} = handles({name}, {length} as usize, req_in);"),
-            given: format!("list_{name}.as_mut_ptr()"),
+            before: format!("let mut list_{name} = Requests::new({name}, {length});"),
+            given: format!("list_{name}.engine()"),
             after: String::new(),
             of: "*mut usize".to_owned(),
         },
@@ -312,7 +323,9 @@ fn standard(argument: &Argument) -> Passing {
             let start = if mark == "&" { format!("{inner}_in(*{name})") } else { "0".to_owned() };
             passing.before += &format!(" let mut inner_{name}: c_int = {start};");
             passing.given = format!("&raw mut inner_{name}");
-            passing.after = format!("*{name} = {inner}_out(inner_{name});");
+            // A call that fails may have ended a request all the same.
+            let always = if mark == "&" { "!" } else { "" };
+            passing.after = format!("{always}*{name} = {inner}_out(inner_{name});");
             passing
         }
     }

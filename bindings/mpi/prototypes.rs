@@ -46,7 +46,7 @@ fn c_type(function: &Function, argument: &Argument) -> String {
         "buf" | "p" => format!("void *{name}"),
         "s" => format!("const char *{name}"),
         "pi" => format!("int *{name}"),
-        "fn" => format!("{} *{name}", c_function(&function.name, name)),
+        "fn" | "copyfn" => format!("{} *{name}", c_function(&function.name, name)),
         "ints" => format!("int {name}[]"),
         "cints" if name == "ranges" => format!("int {name}[][3]"),
         "cints" | "cranks" | "dists" | "dargs" | "weights" => format!("const int {name}[]"),

@@ -24,6 +24,7 @@ pub(crate) fn product() -> Vec<Source> {
         "transport/verbs/src",
         "transport/gdr/src",
         "bindings/c/src",
+        "bindings/mpi/abi/src",
         "bindings/mpi/engine/src",
         "bindings/mpi/mpich/src",
         "bindings/python/src",

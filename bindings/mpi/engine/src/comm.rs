@@ -262,6 +262,12 @@ impl Drop for Comm {
     }
 }
 
+/// Number of ranks, for front ends that convert arrays; 0 for what is no communicator.
+#[must_use]
+pub fn size_of_comm(handle: c_int) -> usize {
+    lookup(handle).map_or(0, |comm| comm.members.len())
+}
+
 /// Takes the handle of a communicator of the library's own back.
 pub(crate) fn release(handle: c_int) {
     COMMS.remove(handle);
@@ -283,7 +289,7 @@ pub(crate) fn predefined_attribute(_: &Arc<Comm>, keyval: c_int) -> Outcome<Opti
         WTIME_IS_GLOBAL => address(&NOT_GLOBAL),
         APPNUM => address(&FIRST_APP),
         LASTUSEDCODE => {
-            LAST_CODE.store(error::last_used(), Ordering::Relaxed);
+            LAST_CODE.store(crate::flavor::code_out(error::last_used()), Ordering::Relaxed);
             Some(Some(LAST_CODE.as_ptr() as usize))
         }
         UNIVERSE_SIZE => Some(None),

@@ -77,6 +77,7 @@ pub mod calls {
 }
 
 pub use collective::How;
+pub use comm::size_of_comm;
 pub use handlers::{Scope, finish};
 pub use topology::degrees;
 pub use world::{wtick, wtime};

@@ -60,7 +60,8 @@ fn join() -> Outcome<Option<Communicator>> {
     if std::env::var_os("KOLO_TIMEOUT").is_none() {
         config.timeout = NO_TIMEOUT;
     }
-    Ok(Some(Communicator::builder().config(config).connect()?))
+    let spec = kolo::JoinSpec::from_process_env()?;
+    Ok(Some(Communicator::builder().config(config).join(spec).connect()?))
 }
 
 fn start() -> Outcome {
@@ -73,7 +74,11 @@ fn start() -> Outcome {
         };
         return fail(Class::Other, format!("MPI {when}"));
     }
-    let kolo = join()?.map(Arc::new);
+    // No program has a handler for errors yet, and the default one ends the process.
+    let kolo = match join() {
+        Ok(kolo) => kolo.map(Arc::new),
+        Err(failure) => abort(&format!("MPI_Init: {}", failure.text), 1),
+    };
     let (rank, size) = kolo.as_ref().map_or((0, 1), |kolo| (kolo.rank(), kolo.world_size()));
     let hosts = kolo.as_ref().map_or_else(|| vec![0], |kolo| kolo.hosts().to_vec());
     let local = hosts.iter().filter(|host| **host == hosts[rank as usize]).count();

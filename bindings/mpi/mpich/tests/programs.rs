@@ -1,4 +1,4 @@
-//! C programs that use the library as a user would.
+//! C programs that use the libraries as a user would: each compiled for both ABIs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -31,10 +31,30 @@ fn compiler() -> Option<String> {
     None
 }
 
+/// One of the two libraries.
+struct Abi {
+    package: &'static str,
+    /// Name for the linker, and the file with its soname.
+    link: &'static str,
+    file: &'static str,
+    include: &'static str,
+    folder: OnceLock<PathBuf>,
+}
+
+static ABIS: [Abi; 2] = [
+    Abi { package: "kolo-mpi", link: "mpi", file: "libmpi.so.12", include: "mpich", folder: OnceLock::new() },
+    Abi {
+        package: "kolo-mpi-abi",
+        link: "mpi_abi",
+        file: "libmpi_abi.so.1",
+        include: "abi",
+        folder: OnceLock::new(),
+    },
+];
+
 /// Folder with the library under its soname. Cargo does not build a cdylib before tests, since they cannot link to it.
-fn library() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
+fn library(abi: &'static Abi) -> &'static Path {
+    abi.folder.get_or_init(|| {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
         let test = std::env::current_exe().unwrap();
         let folder = test.ancestors().nth(2).unwrap();
@@ -42,14 +62,15 @@ fn library() -> &'static Path {
             Some("debug") | None => "dev",
             Some(other) => other,
         };
-        let build = ["build", "--package", "kolo-mpi", "--lib", "--offline", "--profile", profile];
+        let build = ["build", "--package", abi.package, "--lib", "--offline", "--profile", profile];
         succeed(Command::new(env!("CARGO")).args(build).arg("--target-dir").arg(target).current_dir(home()));
-        let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kolo-mpi-{profile}"));
+        let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{profile}", abi.package));
         std::fs::create_dir_all(&own).unwrap();
-        for name in ["libmpi.so.12", "libmpi.so"] {
+        let plain = format!("lib{}.so", abi.link);
+        for name in [abi.file, &plain] {
             // Renamed into place, so that another test run that has it open keeps what it has.
             let draft = own.join(format!("{name}.{}", std::process::id()));
-            std::fs::copy(folder.join("libmpi.so"), &draft).unwrap();
+            std::fs::copy(folder.join(&plain), &draft).unwrap();
             std::fs::rename(draft, own.join(name)).unwrap();
         }
         own
@@ -57,15 +78,17 @@ fn library() -> &'static Path {
 }
 
 /// Compiles a program of `tests/c`.
-fn program(cc: &str, name: &str, folder: &Path) -> PathBuf {
-    let program = folder.join(name);
+fn program(cc: &str, name: &str, folder: &Path, abi: &'static Abi) -> PathBuf {
+    let program = folder.join(format!("{name}-{}", abi.include));
+    let library = library(abi);
     let mut command = Command::new(cc);
     command
         .args(["-std=c99", "-g", "-Wall", "-Wextra", "-Werror"])
         .arg("-I")
-        .arg(home().join("include/mpich"));
+        .arg(home().join("include").join(abi.include));
     command.arg(home().join(format!("tests/c/{name}.c"))).arg("-o").arg(&program);
-    command.arg("-L").arg(library()).arg("-lmpi").arg(format!("-Wl,-rpath,{}", library().display()));
+    command.arg("-L").arg(library).arg(format!("-l{}", abi.link));
+    command.arg(format!("-Wl,-rpath,{}", library.display()));
     succeed(&mut command);
     program
 }
@@ -108,11 +131,13 @@ fn run_ranks(program: &Path, ranks: usize, transport: &str) {
 fn with_ranks(name: &str, ranks: &[usize]) {
     let Some(cc) = compiler() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let program = program(&cc, name, folder.path());
-    for ranks in ranks {
-        run_ranks(&program, *ranks, "shm,tcp");
+    for abi in &ABIS {
+        let program = program(&cc, name, folder.path(), abi);
+        for ranks in ranks {
+            run_ranks(&program, *ranks, "shm,tcp");
+        }
+        run_ranks(&program, ranks[ranks.len() - 1], "tcp");
     }
-    run_ranks(&program, ranks[ranks.len() - 1], "tcp");
 }
 
 #[test]
