@@ -64,8 +64,9 @@ fn connect(world: &Communicator) -> Outcome<Net> {
     let mut all = vec![0_u8; (size * size) as usize];
     world.all_gather(&reached, &mut all)?;
     let both = |peer: u32| all[(rank * size + peer) as usize] & all[(peer * size + rank) as usize];
+    let reaching = |peer: u32| (0..KINDS.len()).find(|kind| both(peer) & 1 << kind != 0);
     let chosen: Vec<Option<usize>> =
-        (0..size).map(|peer| (0..KINDS.len()).find(|kind| both(peer) & 1 << kind != 0)).collect();
+        (0..size).map(|peer| if peer == rank { None } else { reaching(peer) }).collect();
     if let Some(peer) = (0..size).find(|peer| *peer != rank && chosen[*peer as usize].is_none()) {
         return fail(
             Class::Other,
@@ -83,6 +84,12 @@ fn connect(world: &Communicator) -> Outcome<Net> {
         }
     }
     world.barrier()?;
+    // One that reaches nobody here would only cost polls; peers choose alike.
+    for (at, end) in ends.iter_mut().enumerate() {
+        if !chosen.contains(&Some(at)) {
+            *end = None;
+        }
+    }
     let places: Vec<Option<usize>> =
         (0..ends.len()).map(|at| ends[at].is_some().then(|| ends[..at].iter().flatten().count())).collect();
     let via =

@@ -23,6 +23,7 @@ pub use wait::{nap, poll_once, wait_until};
 pub use wire::Source;
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -32,6 +33,24 @@ use crate::error::{Class, Outcome, fail};
 use matching::Mailbox;
 use wire::{Parked, Slot};
 
+/// Spreads the numbers of contexts, which the ranks give away in order.
+#[derive(Debug, Default)]
+struct Plain(u64);
+
+impl Hasher for Plain {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u32((*byte).into()));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+}
+
 /// The messages of this process.
 pub struct Net {
     rank: u32,
@@ -40,7 +59,7 @@ pub struct Net {
     via: Vec<Option<usize>>,
     /// Why a rank can not be reached any more.
     lost: Vec<Option<Box<str>>>,
-    boxes: HashMap<u32, Mailbox>,
+    boxes: HashMap<u32, Mailbox, BuildHasherDefault<Plain>>,
     #[allow(clippy::vec_box, reason = "a slot stays where it is while a transport has it")]
     slots: Vec<Box<Slot>>,
     free: Vec<u32>,
@@ -75,7 +94,7 @@ impl Net {
             ends,
             lost: via.iter().map(|_| None).collect(),
             via,
-            boxes: HashMap::new(),
+            boxes: HashMap::default(),
             slots: Vec::new(),
             free: Vec::new(),
             parked: HashMap::new(),
