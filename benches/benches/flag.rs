@@ -1,4 +1,4 @@
-//! What two processors take to tell each other something: a bare flag, the exchange of the tiny path, and calls over it.
+//! What two processors take to tell each other something: a bare flag, the exchange of a host, and calls over it.
 //!
 //! The time of `bare` is that of a round trip, of the others that of one exchange. Threads have a processor each; where
 //! there are more than two, neighbours and the ends of the row are shown. `cargo bench -p kolo-benches --bench flag`.
@@ -44,7 +44,7 @@ fn flags(c: &mut Criterion) {
     }
 }
 
-/// Two members of the tiny path's exchange.
+/// Two members of an exchange.
 fn flats() -> [Exchange; 2] {
     let mut world = [0, 1].map(|rank| ShmEndpoint::new(rank, 2, ShmOptions::default()).expect("an endpoint"));
     let addresses = world.each_ref().map(|endpoint| endpoint.address().to_vec());
@@ -77,7 +77,8 @@ fn exchange(flat: &mut Exchange) {
 
 /// Two ranks over shared memory.
 fn communicators() -> [Communicator; 2] {
-    let config = Config { transports: Transports::Only(vec![TransportKind::Shm]), ..Config::default() };
+    let config =
+        Config::default().with(|config| config.transports = Transports::Only(vec![TransportKind::Shm]));
     let ranks = Cluster::with_config(2, &config, |comm| comm).expect("a cluster of threads");
     ranks.try_into().expect("two")
 }

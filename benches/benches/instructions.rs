@@ -95,12 +95,11 @@ fn alone(act: fn(&Communicator)) {
 
 /// Two ranks, of which the first calls when the other one is there already, so that it finds what it waits for.
 fn with_a_partner(act: fn(&Communicator)) {
-    let config = Config {
-        transports: Transports::Only(vec![TransportKind::Shm]),
+    let config = Config::default().with(|config| {
+        config.transports = Transports::Only(vec![TransportKind::Shm]);
         // The other one looks all the time, so that nobody needs to be woken.
-        spin: Some(Duration::from_secs(60)),
-        ..Config::default()
-    };
+        config.spin = Some(Duration::from_secs(60));
+    });
     let meeting = std::sync::Barrier::new(2);
     let body = |comm: Communicator| {
         for turn in 0..WARM + COUNTED {

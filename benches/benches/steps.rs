@@ -56,7 +56,10 @@ fn calls(c: &mut Criterion) {
 /// Steps of a single rank, which copy; and of two that send, receive and add over shared memory.
 fn steps(c: &mut Criterion) {
     let mut group = c.benchmark_group("step");
-    let config = Config { tiny_bytes: Some(0), segment_bytes: Some(size_of::<f64>()), ..Config::default() };
+    let config = Config::default().with(|config| {
+        config.exchange_bytes = Some(0);
+        config.segment_bytes = Some(size_of::<f64>());
+    });
     let [alone] = communicators(&config);
     let (input, mut output) = (vec![1.0_f64; SEGMENTS], vec![0.0_f64; SEGMENTS]);
     // Which algorithm does not matter to one rank: it copies its block.
@@ -72,12 +75,11 @@ fn steps(c: &mut Criterion) {
         println!("step/shm: skipped: there is one processor");
         return;
     };
-    let config = Config {
-        algorithms: "ring".to_owned(),
-        segment_bytes: Some(2 * size_of::<f64>()),
-        transports: Transports::Only(vec![TransportKind::Shm]),
-        ..config
-    };
+    let config = config.with(|config| {
+        config.algorithms = "ring".to_owned();
+        config.segment_bytes = Some(2 * size_of::<f64>());
+        config.transports = Transports::Only(vec![TransportKind::Shm]);
+    });
     let plan = Algorithm::Ring.plan(&Task::new(Collective::AllReduce, 2).in_place(), 0);
     group.throughput(Throughput::Elements(steps_of(&plan)));
     let [first, second] = communicators::<2>(&config).map(|comm| {

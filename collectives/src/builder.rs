@@ -2,7 +2,7 @@
 //!
 //! A fence waits for *all* earlier sends of its lane. Put on a receive that directly follows a send of the same
 //! round, it would make every rank of a ring wait for a receive that nobody posts. So when a step overwrites
-//! what an earlier send may still be reading, the fence goes to the start of the latest run of sends between
+//! blocks that an earlier send may still be reading, the fence goes to the start of the latest run of sends between
 //! the two: that run then waits for the rounds before it, never for itself.
 
 use crate::generator::Algorithm;
@@ -18,7 +18,7 @@ pub struct PlanBuilder {
     memory: Memory,
     scratch: Vec<Like>,
     lanes: Vec<Vec<Step>>,
-    /// Sends of the current lane that no fence has waited for: step index and what they read.
+    /// Sends of the current lane that no fence has waited for: step index and the blocks that they read.
     unfenced: Vec<(usize, Blocks)>,
     /// Where the latest run of consecutive sends of the current lane begins.
     latest_run: Option<usize>,
@@ -197,12 +197,12 @@ impl PlanBuilder {
         self.push(Action::Publish { src, except });
     }
 
-    /// Waits for what these members publish in this round.
+    /// Waits for the payloads of these members in this round.
     pub fn await_members(&mut self, of: Members) {
         self.push(Action::Await { of });
     }
 
-    /// `dst` = the reduction of what these members have published as `count` blocks from number `first` on.
+    /// `dst` = the reduction of these members' `count` blocks from number `first` on.
     pub fn fold(&mut self, of: Members, (first, count): (u32, u32), own: Option<Blocks>, dst: Blocks) {
         self.push(Action::Fold { of, first, count, own, dst });
     }
@@ -256,7 +256,7 @@ impl PlanBuilder {
         let is_writable = |dst: Blocks| matches!(dst.space, Space::Output | Space::Scratch);
         assert!(dst.is_none_or(is_writable), "a plan writes its output and scratch");
         let dst = dst.map(|dst| self.memory.physical(dst));
-        // What a step does away with: what it writes, or what was read of the round before.
+        // A step ends the life of the blocks that it writes, or of those read in the round before.
         let is_lost = |src: &Blocks| match action {
             Action::Publish { .. } => src.space.is_stage(),
             _ => dst.is_some_and(|dst| src.overlaps(&dst)),

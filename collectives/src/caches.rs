@@ -28,7 +28,7 @@ impl Curve {
     }
 }
 
-/// What caches do for all that moves bytes inside a host.
+/// The effect of the caches on everything that moves bytes inside a host.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Caches {

@@ -1,4 +1,4 @@
-//! Closed-form costs: what the simulator would say, in a handful of operations.
+//! Closed-form costs: the simulator's verdict in a handful of operations.
 //!
 //! A generator describes its algorithm as a sequence of exchanges, each priced with the constants of the [`Model`]. Two
 //! things are summed up for one segment: the *path*, the time from start to end with nothing else going on; and
@@ -14,7 +14,7 @@
 mod bill;
 
 use crate::Algorithm;
-use crate::meeting::LONG_BYTES;
+use crate::contention::LONG_BYTES;
 use crate::model::Model;
 use crate::plan::Collective;
 use crate::task::Task;

@@ -15,7 +15,7 @@ impl fmt::Display for Collective {
 /// No collective has this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownCollective {
-    /// What was given.
+    /// The text that was given.
     pub name: String,
 }
 
@@ -103,7 +103,7 @@ impl fmt::Display for Members {
     }
 }
 
-/// What a rank publishes.
+/// The payload of a rank.
 pub(crate) struct Published([Option<Blocks>; 2], Option<Blocks>);
 
 impl Published {

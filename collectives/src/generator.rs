@@ -1,7 +1,8 @@
-//! What a generator provides, and [`Algorithm`], the name by which it is asked.
+//! The trait of generators, and [`Algorithm`], the name of each.
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
@@ -33,7 +34,7 @@ pub(crate) trait Generator {
     /// The program of `rank` for a task that it supports.
     fn plan(&self, task: &Task, rank: u32) -> Plan;
 
-    /// Enters what a segment of `bytes` bytes costs: of the vector, or of the longest block where the collective has a block
+    /// Enters the cost of a segment of `bytes` bytes: of the vector, or of the longest block where the collective has a block
     /// per rank. There are at least two ranks.
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill);
 
@@ -105,7 +106,7 @@ impl Algorithm {
     /// Whether it can do `task`; if not, why not, for users.
     ///
     /// # Errors
-    /// A sentence that says what is in the way.
+    /// A sentence that names the obstacle.
     pub fn supports(self, task: &Task) -> Result<(), String> {
         if task.world_size == 0 || task.world_size > MAX_WORLD_SIZE {
             return Err(format!("a world has 1 to {MAX_WORLD_SIZE} ranks, not {}", task.world_size));
@@ -144,6 +145,27 @@ impl Algorithm {
         }
         self.generator().plan(task, rank)
     }
+
+    /// The plans of all ranks, as [`Algorithm::plan`] makes them. The members of a stage share one table of rounds, which
+    /// grows with the number of hosts.
+    ///
+    /// # Panics
+    /// As [`Algorithm::plan`].
+    #[must_use]
+    pub fn plans(self, task: &Task) -> Vec<Plan> {
+        let mut plans: Vec<Plan> = Vec::with_capacity(task.world_size as usize);
+        for rank in 0..task.world_size {
+            let mut plan = self.plan(task, rank);
+            if let Some(stage) = &mut plan.stage
+                && let Some(first) = plans.get(stage.members[0] as usize).and_then(|plan| plan.stage.as_ref())
+                && first == stage
+            {
+                stage.rounds = Arc::clone(&first.rounds);
+            }
+            plans.push(plan);
+        }
+        plans
+    }
 }
 
 impl Serialize for Algorithm {
@@ -161,7 +183,7 @@ impl fmt::Display for Algorithm {
 /// No algorithm has this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownAlgorithm {
-    /// What was given.
+    /// The text that was given.
     pub name: String,
 }
 

@@ -1,6 +1,6 @@
 //! From blocks to element ranges: the only place that knows how data is cut.
 //!
-//! The executor and the simulator both bind plans through this module, so what was checked is what runs.
+//! The executor and the simulator both bind plans through this module, so the checked plan is the one that runs.
 
 use crate::plan::{Blocks, Cut, Like, Plan, Space};
 
@@ -41,7 +41,7 @@ pub struct Layout {
     cut: Cut,
     shape: Shape,
     scratch: Box<[Like]>,
-    /// What blocks of stages are as long as.
+    /// The space whose blocks give the blocks of stages their lengths.
     stages_like: Space,
     /// Where each scratch block begins. The same in all segments, with room for the first, which is the longest.
     scratch_offsets: Box<[usize]>,

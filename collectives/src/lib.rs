@@ -37,6 +37,7 @@
 pub mod builder;
 pub mod caches;
 pub mod check;
+mod contention;
 pub mod cost;
 pub mod display;
 pub mod generator;
@@ -44,7 +45,6 @@ mod generators;
 mod group;
 mod hosts;
 pub mod layout;
-mod meeting;
 pub mod memory;
 pub mod model;
 pub mod overrides;

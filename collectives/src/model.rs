@@ -1,4 +1,4 @@
-//! What communication costs: the constants that the cost functions and the simulator share.
+//! The cost of communication: the constants that the cost functions and the simulator share.
 
 use serde::{Deserialize, Serialize};
 
@@ -30,19 +30,22 @@ pub struct Model {
     pub copy_bytes_per_second: f64,
     /// Network bandwidth of a host, each direction, shared by its ranks.
     pub nic_bytes_per_second: f64,
+    /// Time of each message between hosts on a host's interface and in its kernel, at each end, whoever sends it (the gap g of
+    /// LogP).
+    pub nic_message_seconds: f64,
     /// Memory bandwidth of a host, shared by its ranks.
     pub memory_bytes_per_second: f64,
     /// Bytes of messages inside a host that a processor moves per second: each end moves every byte once.
     pub move_bytes_per_second: f64,
     /// Ranks per usable processor of a host, at least 1: all processor time takes that much longer.
     pub oversubscription: f64,
-    /// What a message waits until its receiver gets the processor, for each other rank that shares it.
+    /// Wait of a message until its receiver gets the processor, for each other rank that shares it.
     pub switch_seconds: f64,
-    /// What each further channel to the same rank takes on a processor, for every segment.
+    /// Processor time of each further channel to the same rank, for every segment.
     pub channel_seconds: f64,
-    /// What a call takes apart from its messages.
+    /// Time of a call apart from its messages.
     pub call_seconds: f64,
-    /// What the rates inside a host come to where caches do not hold the buffers.
+    /// Factors on the rates inside a host where caches do not hold the buffers.
     pub caches: Caches,
 }
 
@@ -73,13 +76,14 @@ impl Model {
         reduce_bytes_per_second: 20e9,
         copy_bytes_per_second: 10e9,
         nic_bytes_per_second: 3e9,
+        nic_message_seconds: 1e-6,
         memory_bytes_per_second: 100e9,
-        // What a link carries, in and out at the same time.
+        // The rate of a link, in and out at the same time.
         move_bytes_per_second: 20e9,
         oversubscription: 1.0,
         // A wake-up and a context switch.
         switch_seconds: 5e-6,
-        // Nothing beside what networks take; `kolo tune` measures it.
+        // Little beside the network's own time; `kolo tune` measures it.
         channel_seconds: 0.0,
         // The same for all algorithms, so that it decides nothing; `kolo tune` measures it.
         call_seconds: 0.0,
@@ -88,7 +92,12 @@ impl Model {
     };
 
     /// Shared memory within hosts, RDMA between them.
-    pub const RDMA: Self = Self { inter: LinkClass::RDMA, nic_bytes_per_second: 25e9, ..Self::TCP };
+    pub const RDMA: Self = Self {
+        inter: LinkClass::RDMA,
+        nic_bytes_per_second: 25e9,
+        nic_message_seconds: 0.05e-6,
+        ..Self::TCP
+    };
 
     /// The model for calls whose buffers take so many bytes on a host.
     #[must_use]
@@ -101,6 +110,11 @@ impl Model {
         model.copy_bytes_per_second /= copies.at(bytes);
         model.reduce_bytes_per_second /= reductions.at(bytes);
         model
+    }
+
+    /// Time of a message of so many bytes on a host's interface.
+    pub(crate) fn nic_seconds(&self, bytes: f64) -> f64 {
+        self.nic_message_seconds + bytes / self.nic_bytes_per_second
     }
 
     /// Whether messages inside a host go through the kernel: nothing else takes a microsecond.

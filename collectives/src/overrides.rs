@@ -35,7 +35,7 @@ pub struct Rule {
 }
 
 impl Overrides {
-    /// What is asked for, to be passed to [`select`](crate::select::select).
+    /// The algorithm asked for, to be passed to [`select`](crate::select::select).
     #[must_use]
     pub fn force(&self, task: &Task, bytes: u64) -> Option<Algorithm> {
         let fits = |rule: &&Rule| match rule.collective {
@@ -47,7 +47,7 @@ impl Overrides {
     }
 }
 
-/// What is wrong with a list of overrides.
+/// An error in a list of overrides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OverrideError {
     /// No algorithm has this name.

@@ -1,4 +1,4 @@
-//! The step program of one rank: what an algorithm *is* in Kolo.
+//! The step program of one rank: an algorithm as data.
 //!
 //! A [`Plan`] is data. It holds no sizes, no addresses and no pointers: blocks are named by index and become
 //! byte ranges only when the executor (or the simulator) binds the plan to a buffer with a
@@ -11,7 +11,7 @@
 //! 2. `Send` and `Signal` are asynchronous: the lane goes on as soon as they are posted. Every other step
 //!    completes before its lane goes on. A lane is done when all its steps are, sends included.
 //! 3. A step with `fence` first waits until every earlier `Send` of its lane no longer reads its source. The
-//!    builder sets it where a step overwrites what an earlier send may still be reading.
+//!    builder sets it where a step overwrites blocks that an earlier send may still be reading.
 //! 4. A step with `after = (lane, step)` first waits until that step of that lane has completed (for a `Send`:
 //!    has been posted) in the same segment.
 //! 5. A channel is a FIFO from one rank to another: the i-th `Send`/`Signal` posted on it matches the i-th
@@ -141,7 +141,7 @@ pub enum Space {
     Output,
     /// Staging owned by the runtime, one instance per segment in flight.
     Scratch,
-    /// What this member has published in the round that was awaited last. Blocks have the numbers that
+    /// The payload of this member in the round that was awaited last. Blocks have the numbers that
     /// [`Stage::rounds`] gives them.
     Stage(u16),
 }
@@ -177,7 +177,7 @@ pub enum Placement {
     InPlace,
 }
 
-/// What a step does. Lengths of both sides of a channel, and of `src`/`with`/`dst`, are equal by construction.
+/// The action of a step. Lengths of both sides of a channel, and of `src`/`with`/`dst`, are equal by construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
@@ -232,7 +232,7 @@ pub enum Action {
     },
     /// Start this rank's next round.
     Publish {
-        /// What becomes each run of its payload: as many blocks, of the same lengths.
+        /// The source of each run of its payload: as many blocks, of the same lengths.
         src: [Option<Blocks>; 2],
         /// Blocks of its own stage that nobody reads, so that they need not be copied.
         except: Option<Blocks>,
@@ -242,7 +242,7 @@ pub enum Action {
         /// Which.
         of: Members,
     },
-    /// `dst` = the reduction, in the order of the members or along the canonical tree, of what they have published under
+    /// `dst` = the reduction, in the order of the members or along the canonical tree, of the blocks that they have published under
     /// these numbers.
     Fold {
         /// Whose.
@@ -261,7 +261,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// What the step reads, but what a `Fold` takes from stages.
+    /// The blocks that the step reads, apart from those that a `Fold` takes from stages.
     #[must_use]
     pub const fn reads(&self) -> [Option<Blocks>; 2] {
         match *self {
@@ -276,7 +276,7 @@ impl Action {
         }
     }
 
-    /// What the step writes.
+    /// The blocks that the step writes.
     #[must_use]
     pub const fn writes(&self) -> Option<Blocks> {
         match *self {
@@ -331,7 +331,7 @@ pub struct StepRef {
 /// One step of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Step {
-    /// What to do.
+    /// The action.
     pub action: Action,
     /// At most one step of another lane that must have completed first, in the same segment.
     pub after: Option<StepRef>,
@@ -374,7 +374,7 @@ pub enum Like {
 /// The program of one rank for one collective: independent of message size, shared and cached.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Plan {
-    /// What it computes.
+    /// The collective that it computes.
     pub collective: Collective,
     /// Name of the generator, for people.
     pub algorithm: &'static str,
@@ -390,7 +390,7 @@ pub struct Plan {
     pub cut: Cut,
     /// Length of each scratch block.
     pub scratch: Box<[Like]>,
-    /// Whom this rank shares memory with, and what they publish there, if the plan uses that.
+    /// The ranks that share memory with this one, and their payloads there, if the plan uses that.
     pub stage: Option<Stage>,
     /// The lanes.
     pub lanes: Box<[Lane]>,

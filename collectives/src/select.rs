@@ -12,7 +12,7 @@ use crate::model::Model;
 use crate::plan::Collective;
 use crate::task::{Params, Task};
 
-/// What is asked of the order of reduction.
+/// The order of reduction that a call asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
@@ -38,7 +38,7 @@ pub struct Choice {
     /// Whether the plan of any rank uses stages; and the longest segment then, in bytes, with which no payload is longer
     /// than [`PAYLOAD_BYTES_MAX`](crate::stage::PAYLOAD_BYTES_MAX).
     pub staged_segment_bytes_max: Option<usize>,
-    /// What it is expected to take.
+    /// The expected time.
     pub cost_seconds: f64,
     /// The others: what they would take, or why they cannot serve. Those that can come first, cheapest first.
     pub losers: Vec<(Algorithm, Result<f64, String>)>,
@@ -55,14 +55,14 @@ pub enum SelectError {
         algorithm: Algorithm,
         /// The operation.
         collective: Collective,
-        /// What is in the way.
+        /// The obstacle.
         reason: String,
     },
     /// None can.
     None {
         /// The operation.
         collective: Collective,
-        /// What is in the way of each.
+        /// The obstacle for each.
         reasons: Vec<(Algorithm, String)>,
     },
 }
@@ -100,7 +100,7 @@ const SEGMENT_BYTES_TURNS: u64 = 256 << 10;
 /// times as long where they are far apart.
 const SEGMENT_BYTES_LOOPBACK: u64 = 512 << 10;
 
-/// What the caches hold at both ends. Beyond, 4 MiB are up to a twentieth faster.
+/// Bytes that the caches hold at both ends. Beyond, segments of 4 MiB are up to a twentieth faster.
 const LOOPBACK_CACHED_BYTES: u64 = 8 << 20;
 
 /// Shortest segment of a vector where data goes both ways: measured on shared memory and loopback TCP with 2 to 8
@@ -124,7 +124,7 @@ fn shortest_segment(collective: Collective) -> u64 {
     }
 }
 
-/// What the scratch of all segments in flight may come to. Staging must not grow with messages or ranks.
+/// Most scratch of all segments in flight. Staging must not grow with messages or ranks.
 const SCRATCH_BYTES: f64 = (16 << 20) as f64;
 
 /// Chooses for `bytes` bytes: of the vector, or of the longest block where the collective has a block per rank

@@ -8,24 +8,26 @@
 //! of all others are and where a block lies in them, and the checker sees the whole picture.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::Serialize;
 
 use crate::layout::Layout;
 use crate::plan::{Blocks, Space};
 
-/// Who shares memory, and what they publish in it.
+/// The ranks that share memory, and their payloads round by round.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Stage {
     /// Ranks of the members, ascending. The plan's own is among them.
     pub members: Box<[u32]>,
     /// [`Space::Input`] or [`Space::Output`]: block i of a stage is as long as block i of this.
     pub like: Space,
-    /// For each round of a segment: what each member publishes.
-    pub rounds: Box<[Box<[Payload]>]>,
+    /// For each round of a segment: what each member publishes. [`Algorithm::plans`](crate::Algorithm::plans) makes one table
+    /// for all members.
+    pub rounds: Arc<[Box<[Payload]>]>,
 }
 
-/// What a member publishes in a round: up to two runs of blocks, one after the other; none for its presence only.
+/// The payload of a member in a round: up to two runs of blocks, one after the other; none for its presence only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Payload {
     /// No number is in both.
@@ -53,7 +55,7 @@ pub enum Members {
     Below(u16),
 }
 
-/// Most bytes of a payload. Segments are chosen so that no round of any member has more; what carries stages has room for it.
+/// Most bytes of a payload. Segments are chosen so that no round of any member has more, and transports have room for it.
 pub const PAYLOAD_BYTES_MAX: usize = 640 << 10;
 
 /// Where blocks lie in a payload.
@@ -139,7 +141,7 @@ impl Stage {
         self.members.binary_search(&rank).ok()
     }
 
-    /// What a member publishes in a round.
+    /// The payload of a member in a round.
     #[must_use]
     pub fn payload(&self, round: usize, member: usize) -> Payload {
         self.rounds[round][member]

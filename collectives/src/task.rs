@@ -1,4 +1,4 @@
-//! What a generator may look at: rank-invariant facts only, so that all ranks choose and build alike.
+//! The input of a generator: rank-invariant facts only, so that all ranks choose and build alike.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub struct Task {
     pub root: u32,
     /// Whether input and output share memory.
     pub placement: Placement,
-    /// What may be turned per algorithm.
+    /// Parameters of the algorithm.
     pub params: Params,
     /// Host index of each rank, where known; the hierarchical forms need it. Costs are those of a single host
     /// where it is not.
@@ -40,7 +40,7 @@ pub struct Params {
 impl Default for Params {
     fn default() -> Self {
         // Eight exchanges in flight hide one latency behind seven transfers, and stay far below the incast of
-        // posting all of them. One ring and eight blocks are what a single link can use.
+        // posting all of them. A single link can use one ring and eight blocks.
         Self { channels: 1, parts: 8, width: 8 }
     }
 }

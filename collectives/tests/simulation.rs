@@ -15,6 +15,7 @@ fn flat(hosts: u32) -> Cluster {
     let model = Model {
         inter,
         nic_bytes_per_second: 1e9,
+        nic_message_seconds: 0.0,
         reduce_bytes_per_second: 4e9,
         copy_bytes_per_second: 8e9,
         ..Model::TCP
@@ -51,6 +52,18 @@ fn recursive_doubling_takes_latency_bytes_and_reduction_each_round() {
     close(last.at_seconds, timing.seconds);
     // Each round is a send and a receive.
     assert_eq!(timing.critical_path.len(), 6);
+}
+
+#[test]
+fn messages_of_a_host_pass_its_interface_one_by_one() {
+    let task =
+        Task::new(Collective::AllReduce, 8).with_hosts((0..8).map(|rank| rank / 4).collect::<Vec<u32>>());
+    let mut cluster = Cluster { ranks_per_host: 4, ..flat(2) };
+    let seconds = |cluster: &Cluster| run(Algorithm::RecursiveDoubling, &task, 1, cluster).seconds;
+    let at_once = seconds(&cluster);
+    cluster.model.nic_message_seconds = 2e-6;
+    // In the round between the hosts each rank has one message.
+    assert!((seconds(&cluster) - at_once - 4.0 * 2e-6).abs() < 1e-8, "{} {at_once}", seconds(&cluster));
 }
 
 #[test]

@@ -2,25 +2,16 @@
 
 mod common;
 
-use common::{plans, uniform};
+use common::{IN, OUT, TMP, plans, uniform, violation as of};
 use kolo_collectives::check::{Credits, Options, Schedule, Violation, check};
-use kolo_collectives::plan::{
-    Action, Blocks, Channel, Collective, Cut, Lane, Like, Placement, Plan, Space, Step,
-};
+use kolo_collectives::plan::{Action, Blocks, Channel, Collective, Cut, Placement, Plan, Space, Step};
 use kolo_collectives::stage::{Members, Payload, Stage};
 use kolo_collectives::{Algorithm, Task};
-
-fn of(plans: &[Plan]) -> Violation {
-    check(plans, &uniform(plans, 100), &Options::default()).expect_err("the defect must be found")
-}
 
 fn passes(plans: &[Plan]) {
     check(plans, &uniform(plans, 100), &Options::default()).expect("nothing is wrong");
 }
 
-const IN: Blocks = Blocks::one(Space::Input, 0);
-const OUT: Blocks = Blocks::one(Space::Output, 0);
-const TMP: Blocks = Blocks::one(Space::Scratch, 0);
 const WHOLE: Payload = Payload::run(0, 1);
 const ALL: Action = Action::Await { of: Members::All };
 const PRESENCE: Action = Action::Publish { src: [None; 2], except: None };
@@ -36,26 +27,14 @@ fn sum(own: Option<Blocks>, dst: Blocks) -> Action {
 
 /// Plans of one all-reduce on one host. All publish the whole vector in each of `rounds` rounds.
 fn by_hand(placement: Placement, rounds: usize, programs: &[Vec<Vec<Action>>]) -> Vec<Plan> {
-    let world_size = programs.len() as u32;
     let step = |action: &Action| Step { action: *action, after: None, fence: false };
-    let plan = |(rank, lanes): (usize, &Vec<Vec<Action>>)| Plan {
-        collective: Collective::AllReduce,
-        algorithm: "by hand",
-        rank: rank as u32,
-        world_size,
-        root: 0,
-        placement,
-        cut: Cut::Vector { parts: 1 },
-        scratch: Box::from([Like::Output(0)]),
-        stage: Some(Stage {
-            members: (0..world_size).collect(),
-            like: Space::Output,
-            rounds: vec![vec![WHOLE; programs.len()].into(); rounds].into(),
-        }),
-        lanes: lanes.iter().map(|lane| -> Lane { lane.iter().map(step).collect() }).collect(),
-        channels: 1,
+    let lanes = |lanes: &Vec<Vec<Action>>| lanes.iter().map(|lane| lane.iter().map(step).collect()).collect();
+    let stage = Stage {
+        members: (0..programs.len() as u32).collect(),
+        like: Space::Output,
+        rounds: vec![vec![WHOLE; programs.len()].into(); rounds].into(),
     };
-    programs.iter().enumerate().map(plan).collect()
+    common::by_hand(placement, 1, Some(stage), programs.iter().map(lanes).collect())
 }
 
 /// The same program on all ranks.
@@ -124,15 +103,15 @@ fn members_agree_on_the_table() {
     assert_eq!(bad(|plans| plans[1].stage = None), "agreement");
     assert_eq!(bad(|plans| plans[2].stage.as_mut().expect("a stage").like = Space::Input), "agreement");
     assert_eq!(
-        bad(|plans| plans[0].stage.as_mut().expect("a stage").rounds = Box::from([Box::from([WHOLE; 2])])),
+        bad(|plans| plans[0].stage.as_mut().expect("a stage").rounds = [Box::from([WHOLE; 2])].into()),
         "payloads"
     );
     let too_far = |plans: &mut Vec<Plan>| {
-        plans[0].stage.as_mut().expect("a stage").rounds = Box::from([Box::from([Payload::run(1, 1); 3])]);
+        plans[0].stage.as_mut().expect("a stage").rounds = [Box::from([Payload::run(1, 1); 3])].into();
     };
     assert_eq!(bad(too_far), "payloads");
     let twice = |plans: &mut Vec<Plan>| {
-        plans[0].stage.as_mut().expect("a stage").rounds = Box::from([Box::from([WHOLE.and(0, 1); 3])]);
+        plans[0].stage.as_mut().expect("a stage").rounds = [Box::from([WHOLE.and(0, 1); 3])].into();
     };
     assert_eq!(bad(twice), "payloads");
     assert_eq!(
@@ -283,4 +262,16 @@ fn barriers_by_messages_are_looked_at_too() {
         plan.lanes[0] = plan.lanes[0].iter().take(2).copied().collect();
     }
     assert_eq!(of(&plans), Violation::Early { rank: 0, missing: 1 });
+}
+
+#[test]
+fn the_members_of_a_stage_share_one_table() {
+    let hosts = (0..12).map(|rank| rank / 4).collect::<Vec<u32>>();
+    let task = Task::new(Collective::AllReduce, 12).with_hosts(hosts).with_stages();
+    let plans = plans(Algorithm::HierarchicalStaged, &task);
+    let table = |rank: usize| &plans[rank].stage.as_ref().expect("a stage").rounds;
+    for (rank, plan) in plans.iter().enumerate() {
+        assert!(std::sync::Arc::ptr_eq(table(rank), table(rank / 4 * 4)), "rank {rank}");
+        assert_eq!(*plan, Algorithm::HierarchicalStaged.plan(&task, rank as u32));
+    }
 }

@@ -2,17 +2,12 @@
 
 mod common;
 
-use common::{plans, uniform};
+use common::{IN, OUT, TMP, plans, uniform, violation as of};
 use kolo_collectives::check::{Credits, Options, Schedule, Violation, check};
 use kolo_collectives::plan::{
-    Action, Blocks, Channel, Collective, Cut, Lane, Like, Placement, Plan, Space, Step, StepRef,
+    Action, Blocks, Channel, Collective, Like, Placement, Plan, Space, Step, StepRef,
 };
 use kolo_collectives::{Algorithm, Task};
-
-fn of(plans: &[Plan]) -> Violation {
-    let shapes = uniform(plans, 100);
-    check(plans, &shapes, &Options::default()).expect_err("the defect must be found")
-}
 
 fn ring(p: u32) -> Vec<Plan> {
     plans(Algorithm::Ring, &Task::new(Collective::AllReduce, p))
@@ -31,30 +26,9 @@ fn to(peer: u32) -> Channel {
     Channel { peer, index: 0 }
 }
 
-const IN: Blocks = Blocks::one(Space::Input, 0);
-const OUT: Blocks = Blocks::one(Space::Output, 0);
-const TMP: Blocks = Blocks::one(Space::Scratch, 0);
-
-/// Hand-written plans of one all-reduce.
-fn by_hand(placement: Placement, scratch: u32, programs: Vec<Vec<Vec<Step>>>) -> Vec<Plan> {
-    let world_size = programs.len() as u32;
-    programs
-        .into_iter()
-        .enumerate()
-        .map(|(rank, lanes)| Plan {
-            collective: Collective::AllReduce,
-            algorithm: "by hand",
-            rank: rank as u32,
-            world_size,
-            root: 0,
-            placement,
-            cut: Cut::Vector { parts: 1 },
-            scratch: (0..scratch).map(|_| Like::Output(0)).collect(),
-            stage: None,
-            lanes: lanes.into_iter().map(Lane::from).collect(),
-            channels: 2,
-        })
-        .collect()
+/// Hand-written plans that share no memory.
+fn by_hand(placement: Placement, scratch: usize, programs: Vec<Vec<Vec<Step>>>) -> Vec<Plan> {
+    common::by_hand(placement, scratch, None, programs)
 }
 
 #[test]

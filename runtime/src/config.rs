@@ -3,11 +3,13 @@
 //! Values that the program sets in code come before `KOLO_*` environment variables, and these before the defaults. Only
 //! [`Config::from_lookup`] interprets the variables.
 
+mod renamed;
 mod settings;
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use kolo_gdr::Wish;
+use kolo_gdr::Mode;
 pub use kolo_transport::TransportKind;
 use kolo_transport::rdma::Keep;
 
@@ -35,8 +37,15 @@ pub enum Determinism {
     Canonical,
 }
 
-/// The settings of a communicator.
+/// The settings of a communicator. Later versions add settings, so a program starts from a complete value and changes it:
+///
+/// ```
+/// # use kolo::Config;
+/// let config = Config::default().with(|config| config.window = Some(2));
+/// assert_eq!(config.window, Some(2));
+/// ```
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Config {
     /// `KOLO_TRANSPORT`: `auto`, or a list such as `shm,tcp`.
     pub transports: Transports,
@@ -51,6 +60,9 @@ pub struct Config {
     pub join_timeout: Duration,
     /// `KOLO_SOCKET_IFNAME`: network interfaces by prefix, `^` in front to exclude.
     pub socket_interfaces: Option<String>,
+    /// `KOLO_PORT_RANGE`: TCP ports to listen at, such as `40000-40099`; unset = chosen by the system. Every communicator takes
+    /// one on each of its ranks, and rank 0 one more while ranks join, unless the rendezvous names it.
+    pub port_range: Option<RangeInclusive<u16>>,
     /// `KOLO_HOST_ID`: ranks with different names count as being on different hosts, even if they share one. Ranks
     /// without a name are on their real host.
     pub host_id: Option<String>,
@@ -68,7 +80,7 @@ pub struct Config {
     /// `KOLO_IB_QPS`: RDMA queue pairs for long messages per pair of adapters.
     pub ib_queue_pairs: u8,
     /// `KOLO_GDR`: whether adapters reach the memory of GPUs themselves.
-    pub gdr: Wish,
+    pub gdr: Mode,
     /// `KOLO_CUDA_LIBRARY`: the file of libcuda, if the usual name does not find it.
     pub cuda_library: Option<String>,
     /// `KOLO_IB_CACHE`: which registrations of buffers outlive their call.
@@ -79,17 +91,20 @@ pub struct Config {
     pub segment_bytes: Option<usize>,
     /// `KOLO_WINDOW`: segments in flight; unset = chosen by the cost model.
     pub window: Option<usize>,
-    /// `KOLO_TINY_BYTES`: a call inside one host in which a rank contributes at most this many bytes takes the exchange over
+    /// `KOLO_EXCHANGE_BYTES`: a call inside one host in which a rank contributes at most this many bytes takes the exchange over
     /// shared memory instead of a plan; 0 = never, unset = as measured, by collective and ranks.
-    pub tiny_bytes: Option<usize>,
-    /// `KOLO_DIRECT_BYTES`: length of the longer buffer from which blocking calls check whether all ranks' buffers are
+    pub exchange_bytes: Option<usize>,
+    /// `KOLO_SYMMETRIC_BYTES`: length of the longer buffer from which blocking calls check whether all ranks' buffers are
     /// symmetric, once there are such buffers; unset = as measured, by collective.
-    pub direct_bytes: Option<usize>,
+    pub symmetric_bytes: Option<usize>,
     /// `KOLO_UNEXPECTED_BYTES`: room for unexpected messages, which are buffered so that messages with other tags behind them
     /// can be received. Beyond it, messages wait with their senders.
     pub unexpected_bytes: usize,
     /// `KOLO_SPIN_US`: how long a waiting thread spins before it yields; unset = chosen by ranks per processor.
     pub spin: Option<Duration>,
+    /// `KOLO_NETWORK_PROBE`: whether ranks of several hosts measure the network between them when they join (some milliseconds
+    /// on a local network), and choose algorithms by it. `auto` (true) or `off`.
+    pub network_probe: bool,
     /// `KOLO_PROFILE`: the file with the constants of the cost model that `kolo tune` measured; unset = built-in ones.
     pub profile: Option<Loaded>,
 }
@@ -104,6 +119,7 @@ impl Default for Config {
             timeout: Duration::from_secs(600),
             join_timeout: DEFAULT_JOIN_TIMEOUT,
             socket_interfaces: None,
+            port_range: None,
             host_id: None,
             socket_congestion: None,
             ib_adapters: None,
@@ -111,17 +127,18 @@ impl Default for Config {
             ib_traffic_class: 0,
             ib_service_level: 0,
             ib_queue_pairs: 1,
-            gdr: Wish::default(),
+            gdr: Mode::default(),
             cuda_library: None,
             ib_cache: Keep::default(),
             ib_library: None,
             segment_bytes: None,
             window: None,
-            tiny_bytes: None,
-            direct_bytes: None,
+            exchange_bytes: None,
+            symmetric_bytes: None,
             // As much as a few large tensors that overtake each other; little beside the memory of a rank.
             unexpected_bytes: 64 << 20,
             spin: None,
+            network_probe: true,
             profile: None,
         }
     }
@@ -136,13 +153,21 @@ impl Config {
         Self::from_lookup(&|name| std::env::var(name).ok())
     }
 
+    /// These settings with some changed.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
     /// Reads `KOLO_*` from a look-up function.
     ///
     /// # Errors
     /// As [`Config::from_env`].
     pub fn from_lookup(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let mut config = Self::default();
-        let get = |name: &str| lookup(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
+        let exact = |name: &str| lookup(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
+        let get = |name: &str| renamed::value(name, &exact);
         if let Some(value) = get("KOLO_TRANSPORT") {
             config.transports = parse_transports(&value)?;
         }
@@ -156,30 +181,22 @@ impl Config {
                 _ => return Err(invalid("KOLO_DETERMINISM", &value, "repeatable or canonical")),
             };
         }
-        if let Some(value) = get("KOLO_TIMEOUT") {
-            config.timeout = seconds("KOLO_TIMEOUT", &value)?;
-        }
-        if let Some(value) = get("KOLO_JOIN_TIMEOUT") {
-            config.join_timeout = seconds("KOLO_JOIN_TIMEOUT", &value)?;
-        }
+        let time = |name: &str| get(name).map(|value| seconds(name, &value)).transpose();
+        let number = |name: &str| get(name).map(|value| bytes(name, &value)).transpose();
+        let small = |name: &str, most| get(name).map(|value| small(name, &value, most)).transpose();
+        config.timeout = time("KOLO_TIMEOUT")?.unwrap_or(config.timeout);
+        config.join_timeout = time("KOLO_JOIN_TIMEOUT")?.unwrap_or(config.join_timeout);
         config.host_id = get("KOLO_HOST_ID");
         config.socket_interfaces = get("KOLO_SOCKET_IFNAME");
+        config.port_range = get("KOLO_PORT_RANGE").map(|value| port_range(&value)).transpose()?;
         config.socket_congestion = get("KOLO_SOCKET_CONGESTION");
         config.ib_adapters = get("KOLO_IB_HCA");
         config.ib_library = get("KOLO_IBVERBS_LIB");
         config.cuda_library = get("KOLO_CUDA_LIBRARY");
-        if let Some(value) = get("KOLO_IB_GID_INDEX") {
-            config.ib_gid_index = Some(small("KOLO_IB_GID_INDEX", &value, 255)?);
-        }
-        if let Some(value) = get("KOLO_IB_TC") {
-            config.ib_traffic_class = small("KOLO_IB_TC", &value, 255)?;
-        }
-        if let Some(value) = get("KOLO_IB_SL") {
-            config.ib_service_level = small("KOLO_IB_SL", &value, 15)?;
-        }
-        if let Some(value) = get("KOLO_IB_QPS") {
-            config.ib_queue_pairs = small("KOLO_IB_QPS", &value, 8)?.max(1);
-        }
+        config.ib_gid_index = small("KOLO_IB_GID_INDEX", 255)?;
+        config.ib_traffic_class = small("KOLO_IB_TC", 255)?.unwrap_or(config.ib_traffic_class);
+        config.ib_service_level = small("KOLO_IB_SL", 15)?.unwrap_or(config.ib_service_level);
+        config.ib_queue_pairs = small("KOLO_IB_QPS", 8)?.map_or(config.ib_queue_pairs, |pairs| pairs.max(1));
         if let Some(value) = get("KOLO_GDR") {
             config.gdr = value.parse().map_err(|expected| invalid("KOLO_GDR", &value, expected))?;
         }
@@ -191,23 +208,18 @@ impl Config {
                 _ => return Err(invalid("KOLO_IB_CACHE", &value, "watched, never or always")),
             };
         }
-        if let Some(value) = get("KOLO_SEGMENT_BYTES") {
-            config.segment_bytes = Some(bytes("KOLO_SEGMENT_BYTES", &value)?.max(1));
-        }
-        if let Some(value) = get("KOLO_WINDOW") {
-            config.window = Some(bytes("KOLO_WINDOW", &value)?.max(1));
-        }
-        if let Some(value) = get("KOLO_TINY_BYTES") {
-            config.tiny_bytes = Some(bytes("KOLO_TINY_BYTES", &value)?);
-        }
-        if let Some(value) = get("KOLO_DIRECT_BYTES") {
-            config.direct_bytes = Some(bytes("KOLO_DIRECT_BYTES", &value)?);
-        }
-        if let Some(value) = get("KOLO_UNEXPECTED_BYTES") {
-            config.unexpected_bytes = bytes("KOLO_UNEXPECTED_BYTES", &value)?;
-        }
-        if let Some(value) = get("KOLO_SPIN_US") {
-            config.spin = Some(Duration::from_micros(bytes("KOLO_SPIN_US", &value)? as u64));
+        config.segment_bytes = number("KOLO_SEGMENT_BYTES")?.map(|bytes| bytes.max(1));
+        config.window = number("KOLO_WINDOW")?.map(|segments| segments.max(1));
+        config.exchange_bytes = number("KOLO_EXCHANGE_BYTES")?;
+        config.symmetric_bytes = number("KOLO_SYMMETRIC_BYTES")?;
+        config.unexpected_bytes = number("KOLO_UNEXPECTED_BYTES")?.unwrap_or(config.unexpected_bytes);
+        config.spin = number("KOLO_SPIN_US")?.map(|time| Duration::from_micros(time as u64));
+        if let Some(value) = get("KOLO_NETWORK_PROBE") {
+            config.network_probe = match value.as_str() {
+                "auto" => true,
+                "off" => false,
+                _ => return Err(invalid("KOLO_NETWORK_PROBE", &value, "auto or off")),
+            };
         }
         config.profile = get("KOLO_PROFILE").map(Loaded::read).transpose()?;
         Ok(config)
@@ -248,6 +260,20 @@ fn seconds(setting: &str, value: &str) -> Result<Duration> {
         .ok_or_else(|| invalid(setting, value, "a number of seconds above 0, such as 30 or 0.5"))
 }
 
+/// Parses `40000-40099`.
+pub(crate) fn port_range(value: &str) -> Result<RangeInclusive<u16>> {
+    let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0);
+    let ends = value.split_once('-').and_then(|(first, last)| Some((port(first)?, port(last)?)));
+    match ends {
+        Some((first, last)) if first <= last => Ok(first..=last),
+        _ => Err(invalid(
+            "KOLO_PORT_RANGE",
+            value,
+            "two ports with a hyphen between, the lower first: 40000-40099",
+        )),
+    }
+}
+
 fn small(setting: &str, value: &str, most: u8) -> Result<u8> {
     let number = value.parse::<u8>().ok().filter(|number| *number <= most);
     number.ok_or_else(|| invalid(setting, value, &format!("a whole number up to {most}")))
@@ -286,14 +312,30 @@ mod tests {
             with("KOLO_TRANSPORT", "tcp").unwrap().transports,
             Transports::Only(vec![TransportKind::Tcp])
         );
+        assert_eq!(with("KOLO_PORT_RANGE", "40000-40009").unwrap().port_range, Some(40000..=40009));
         assert_eq!(with("KOLO_SEGMENT_BYTES", "64K").unwrap().segment_bytes, Some(65536));
         assert_eq!(with("KOLO_TIMEOUT", "0.5").unwrap().timeout, Duration::from_millis(500));
+    }
+
+    #[test]
+    fn former_names_are_read_and_the_new_name_counts() {
+        assert_eq!(with("KOLO_TINY_BYTES", "4K").unwrap().exchange_bytes, Some(4096));
+        assert_eq!(with("KOLO_DIRECT_BYTES", "0").unwrap().symmetric_bytes, Some(0));
+        let both = |name: &str| {
+            let value =
+                [("KOLO_TINY_BYTES", "4K"), ("KOLO_EXCHANGE_BYTES", "8K")].iter().find(|(n, _)| *n == name);
+            value.map(|(_, value)| (*value).to_owned())
+        };
+        assert_eq!(Config::from_lookup(&both).unwrap().exchange_bytes, Some(8192));
     }
 
     #[test]
     fn nonsense_names_the_setting_and_the_remedy() {
         for (name, value) in [
             ("KOLO_TRANSPORT", "rfc1149"),
+            ("KOLO_PORT_RANGE", "40000"),
+            ("KOLO_PORT_RANGE", "40010-40000"),
+            ("KOLO_PORT_RANGE", "0-99999"),
             ("KOLO_DETERMINISM", "maybe"),
             ("KOLO_TIMEOUT", "-1"),
             ("KOLO_SEGMENT_BYTES", "99999999999G"),

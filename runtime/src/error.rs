@@ -1,10 +1,14 @@
 //! The one error type of the public API. Programs act on its fields; people read its text.
 
+mod peers;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+pub use peers::{AwaitedRank, PeerCall, PeerState};
 
 /// What [`Error::Timeout`] advises, at the end of its text. A door whose limits are set in another way puts its own here.
 pub const TIMEOUT_REMEDY: &str = "Raise the limit with KOLO_TIMEOUT if the ranks are merely slow";
@@ -15,7 +19,7 @@ pub const JOIN_REMEDY: &str = "a longer limit is set with KOLO_JOIN_TIMEOUT";
 /// Where an error happened: the rank, the operation and its number.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub struct Context {
+pub struct ErrorContext {
     /// Rank of the caller in the communicator concerned.
     pub rank: u32,
     /// The call, with what tells it apart: "all_reduce(1048576 x f32, sum)". Empty outside operations.
@@ -68,7 +72,7 @@ pub enum Error {
     /// Nothing was sent; the communicator is as it was.
     Usage {
         /// Where.
-        context: Context,
+        context: ErrorContext,
         /// What is wrong, and what would be right.
         problem: String,
     },
@@ -93,16 +97,16 @@ pub enum Error {
     /// The ranks called different things at the same point. Reported on both sides; the communicator is aborted.
     Mismatch {
         /// Where.
-        context: Context,
+        context: ErrorContext,
         /// The rank that called something else.
         peer: u32,
-        /// What the peer called, where known.
-        theirs: String,
+        /// What the peer called.
+        theirs: PeerCall,
     },
     /// A peer's process ended or its connection broke. The communicator is aborted.
     PeerLost {
         /// Where.
-        context: Context,
+        context: ErrorContext,
         /// The rank that is gone.
         peer: u32,
         /// How it was lost.
@@ -113,16 +117,16 @@ pub enum Error {
     /// The deadline passed. The communicator is aborted.
     Timeout {
         /// Where.
-        context: Context,
+        context: ErrorContext,
         /// The deadline that was set.
         after: Duration,
         /// The ranks that this one was waiting for, with what is known of each.
-        waiting_for: Vec<(u32, String)>,
+        waiting_for: Vec<AwaitedRank>,
     },
     /// The communicator was aborted earlier, by this rank or another.
     Aborted {
         /// Where.
-        context: Context,
+        context: ErrorContext,
         /// The rank that aborted.
         by: u32,
         /// The kind of reason.
@@ -133,7 +137,7 @@ pub enum Error {
     /// The combination is not supported, for a reason that waiting does not cure.
     Unsupported {
         /// Where.
-        context: Context,
+        context: ErrorContext,
         /// What, why, and what to use instead.
         problem: String,
     },
@@ -141,7 +145,7 @@ pub enum Error {
     /// ([`Communicator::register`](crate::Communicator::register)).
     Transport {
         /// Where.
-        context: Context,
+        context: ErrorContext,
         /// The transport's own error.
         source: Box<kolo_transport::Error>,
     },
@@ -197,7 +201,7 @@ impl Error {
     }
 }
 
-impl fmt::Display for Context {
+impl fmt::Display for ErrorContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {}", self.rank)?;
         if !self.operation.is_empty() {
@@ -235,9 +239,9 @@ impl fmt::Display for Error {
             ),
             Self::Timeout { context, after, waiting_for } => {
                 write!(f, "{context}: not finished after {:.1} s; waiting for ", after.as_secs_f64())?;
-                for (i, (rank, what)) in waiting_for.iter().enumerate() {
+                for (i, awaited) in waiting_for.iter().enumerate() {
                     let comma = if i == 0 { "" } else { ", " };
-                    write!(f, "{comma}rank {rank} ({what})")?;
+                    write!(f, "{comma}{awaited}")?;
                 }
                 if waiting_for.is_empty() {
                     write!(f, "no particular rank")?;

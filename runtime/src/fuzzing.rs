@@ -13,7 +13,7 @@ pub const TARGETS: [Target; 11] = [
     ("control_frames", control_frames),
     ("control_handshake", control_handshake),
     ("control_sealed", control_sealed),
-    ("hub_state", hub_state),
+    ("coordinator_state", coordinator_state),
     ("card", card),
     ("notice", notice),
     ("url", url),
@@ -23,7 +23,7 @@ pub const TARGETS: [Target; 11] = [
     ("profile", profile),
 ];
 
-/// Frames between ranks and hub.
+/// Frames between ranks and coordinator.
 pub fn control_frames(bytes: &[u8]) {
     control::fuzz::frames(bytes);
 }
@@ -38,9 +38,9 @@ pub fn control_sealed(bytes: &[u8]) {
     control::fuzz::sealed(bytes);
 }
 
-/// The hub, by a script of events and times.
-pub fn hub_state(bytes: &[u8]) {
-    control::fuzz::hub_state(bytes);
+/// The coordinator, by a script of events and times.
+pub fn coordinator_state(bytes: &[u8]) {
+    control::fuzz::coordinator_state(bytes);
 }
 
 /// What a rank tells the others when a communicator is made.

@@ -1,5 +1,6 @@
 #![doc = include_str!("guide.md")]
 
+mod affinity;
 mod api;
 mod call;
 mod cancel;
@@ -16,10 +17,10 @@ mod failure;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gpu;
-mod home;
 mod job;
 mod join;
 mod mix;
+mod network;
 mod profile;
 mod reduce;
 mod supply;
@@ -57,19 +58,19 @@ pub mod internal {
 }
 
 pub use api::{
-    Batch, Builder, Cluster, Communicator, RawMessage, RegisteredBuffer, Registration, Scope, Stable,
-    Standing, Symmetric, Work,
+    Batch, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer, Registration,
+    RegistrationStatus, Scope, StableBuffer, SymmetricBuffer, Work,
 };
-pub use call::{Label, RawCall, RawCallV, Summary};
+pub use call::{CallLabel, RawCall, RawCallV, Summary};
 pub use communicator::Record;
 pub use config::{Config, Determinism, TransportKind, Transports};
 pub use control::{ControlRuntime, JobSecret, PeerInfo};
 pub use engine::Route;
-pub use error::{AbortReason, Context, Error, LossCause, Result};
-pub use gpu::{GpuCounters, GpuPath, Staged};
+pub use error::{AbortReason, AwaitedRank, Error, ErrorContext, LossCause, PeerCall, PeerState, Result};
+pub use gpu::{GpuCounters, GpuPath, StagingReason};
 pub use join::{JoinSpec, Locator};
 pub use kolo_collectives::plan::Collective;
-pub use kolo_gdr::Wish as GpuDirectWish;
+pub use kolo_gdr::Mode as GpuDirectMode;
 pub use kolo_transport::MemoryCounters;
 pub use profile::Loaded as LoadedProfile;
 pub use types::{Bool, DataType, Element, ReduceOp};

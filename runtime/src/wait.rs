@@ -49,7 +49,7 @@ pub const SLEEP_MAX: Duration = Duration::from_millis(5);
 /// Ranks that wait give the processor back within microseconds. Where a yield of a helper takes longer than this somebody
 /// computes, and may go on until the tick; a thread that sleeps is scheduled when it is woken. A step of `gradient_overlap
 /// --compute processor` with 4 ranks on 2 processors takes 76 to 86 ms where helpers yield all the same, else 50.
-const TURN_OF_RANKS: Duration = Duration::from_micros(500);
+const GAP_OF_RANKS: Duration = Duration::from_micros(500);
 
 /// For how many looks that is believed.
 const SLEEPS: u32 = 64;
@@ -87,7 +87,7 @@ impl Next {
 /// over within microseconds; beside such threads each one costs a slice of theirs (1 to 4 ms), and the rank is not there when
 /// its data comes. A thread that sleeps is scheduled soon after it is woken.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Crowd {
+pub struct Contention {
     until: Option<Instant>,
     spell: Duration,
     yields: u32,
@@ -96,7 +96,7 @@ pub struct Crowd {
 /// A yield that takes longer gave the processor to somebody who computes. Ranks reduce for less than that at a time.
 const LATE: Duration = Duration::from_millis(2);
 
-/// How long a crowd is believed in at first, until a yield tries again; twice as long each time that it is still there.
+/// How long contention is believed in at first, until a yield tries again; twice as long each time that it is still there.
 const FIRST_SPELL: Duration = Duration::from_millis(20);
 
 /// Longest spell: a try then costs less than a hundredth of the time.
@@ -105,7 +105,7 @@ const SPELL_MAX: Duration = Duration::from_secs(1);
 /// One yield in so many is timed where nobody else has been noticed: the clock takes as long as the rest of a short yield.
 const YIELDS_PER_LOOK: u32 = 8;
 
-impl Crowd {
+impl Contention {
     /// None has been noticed.
     const NONE: Self = Self { until: None, spell: Duration::ZERO, yields: 0 };
 
@@ -117,7 +117,7 @@ impl Crowd {
 
     /// Whether it is believed in.
     #[must_use]
-    pub fn is_here(&self, now: Instant) -> bool {
+    pub fn is_present(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| now < until)
     }
 
@@ -133,7 +133,7 @@ impl Crowd {
 #[derive(Debug)]
 pub struct Pacer {
     /// To be carried on from wait to wait.
-    pub crowd: Crowd,
+    pub contention: Contention,
     policy: Policy,
     polls: u32,
     idle_since: Option<Instant>,
@@ -142,7 +142,7 @@ pub struct Pacer {
     fresh: Option<Instant>,
     /// Whether the yield that was advised last is to be timed.
     times_yield: bool,
-    turn: Duration,
+    gap: Duration,
     /// Whether others may compute on this processor.
     beside_computation: bool,
     /// Waits that are to sleep at once, since they do.
@@ -154,14 +154,14 @@ impl Pacer {
     #[must_use]
     pub const fn new(policy: Policy) -> Self {
         Self {
-            crowd: Crowd::NONE,
+            contention: Contention::NONE,
             policy,
             polls: 0,
             idle_since: None,
             now: None,
             fresh: None,
             times_yield: false,
-            turn: Duration::ZERO,
+            gap: Duration::ZERO,
             beside_computation: false,
             sleeps: 0,
         }
@@ -179,7 +179,7 @@ impl Pacer {
         self.idle_since = None;
         self.fresh = None;
         self.now = None;
-        self.turn = Duration::ZERO;
+        self.gap = Duration::ZERO;
     }
 
     /// Call after a poll that moved nothing: what to do, as the policy says.
@@ -190,8 +190,8 @@ impl Pacer {
             return Next::Spin;
         }
         let now = self.fresh.take().unwrap_or_else(now);
-        self.turn = self.now.map_or(Duration::ZERO, |before| now - before);
-        if self.beside_computation && self.turn > TURN_OF_RANKS {
+        self.gap = self.now.map_or(Duration::ZERO, |before| now - before);
+        if self.beside_computation && self.gap > GAP_OF_RANKS {
             self.sleeps = SLEEPS;
         }
         if self.sleeps > 0 {
@@ -200,13 +200,13 @@ impl Pacer {
         }
         self.now = Some(now);
         let age = now - *self.idle_since.get_or_insert(now);
-        let is_crowded = self.crowd.is_here(now);
+        let is_contended = self.contention.is_present(now);
         if age < self.policy.spin {
             Next::Check
-        } else if is_crowded {
+        } else if is_contended {
             Next::Sleep
         } else if age < self.policy.yield_until {
-            self.times_yield = self.crowd.is_in_question(now);
+            self.times_yield = self.contention.is_in_question(now);
             Next::Yield
         } else {
             Next::Sleep
@@ -220,7 +220,7 @@ impl Pacer {
         }
         let now = now();
         if self.now.is_some_and(|before| now.saturating_duration_since(before) > LATE) {
-            self.crowd.notice(now);
+            self.contention.notice(now);
         }
         // Reading the clock again for the next look would cost as much as the rest of it.
         self.fresh = Some(now);
@@ -233,8 +233,8 @@ impl Pacer {
 
     /// The time between the last two looks at the clock, with what others did meanwhile; zero after something has moved.
     #[must_use]
-    pub fn turn(&self) -> Duration {
-        self.turn
+    pub fn gap(&self) -> Duration {
+        self.gap
     }
 
     /// The time of the last look at the clock.
@@ -335,12 +335,12 @@ mod tests {
         let mut pacer = Pacer::beside_computation(policy);
         assert_eq!(pacer.idle(Instant::now), Next::Yield);
         // Somebody has computed since.
-        pacer.now = pacer.now.and_then(|now| now.checked_sub(2 * TURN_OF_RANKS));
+        pacer.now = pacer.now.and_then(|now| now.checked_sub(2 * GAP_OF_RANKS));
         assert_eq!(pacer.idle(Instant::now), Next::Sleep);
         assert_eq!(pacer.idle(Instant::now), Next::Sleep, "for a while");
         let mut waiting = Pacer::new(policy);
         assert_eq!(waiting.idle(Instant::now), Next::Yield);
-        waiting.now = waiting.now.and_then(|now| now.checked_sub(2 * TURN_OF_RANKS));
+        waiting.now = waiting.now.and_then(|now| now.checked_sub(2 * GAP_OF_RANKS));
         assert_eq!(waiting.idle(Instant::now), Next::Yield, "its own call is what the program waits for");
     }
 
@@ -359,36 +359,36 @@ mod tests {
     fn beside_others_that_compute_ranks_sleep_in_place_of_yielding() {
         let policy = Policy { spin: Duration::ZERO, yield_until: Duration::from_secs(1) };
         let (start, us) = (Instant::now(), Duration::from_micros(1));
-        let next = |crowd, now| {
-            let mut pacer = Pacer { crowd, ..Pacer::new(policy) };
+        let next = |contention, now| {
+            let mut pacer = Pacer { contention, ..Pacer::new(policy) };
             let next = pacer.idle(|| now);
             (next, pacer)
         };
         // Other ranks give the processor back.
-        let (yields, mut pacer) = next(Crowd::default(), start);
+        let (yields, mut pacer) = next(Contention::default(), start);
         assert_eq!(yields, Next::Yield);
         pacer.yielded(|| start + 100 * us);
-        assert!(!pacer.crowd.is_here(start + 100 * us));
+        assert!(!pacer.contention.is_present(start + 100 * us));
         // Somebody else does not. That is remembered in further waits, whether something came meanwhile or not.
         let late = start + 2 * LATE;
         pacer.yielded(|| late);
         pacer.moved();
-        assert_eq!(next(pacer.crowd, late + FIRST_SPELL - us).0, Next::Sleep);
+        assert_eq!(next(pacer.contention, late + FIRST_SPELL - us).0, Next::Sleep);
         // Then it is tried again, and believed for longer if it is still so.
         let again = late + FIRST_SPELL;
-        let (yields, mut pacer) = next(pacer.crowd, again);
+        let (yields, mut pacer) = next(pacer.contention, again);
         assert_eq!(yields, Next::Yield);
         pacer.yielded(|| again + 2 * LATE);
-        assert!(pacer.crowd.is_here(again + 2 * LATE + 2 * FIRST_SPELL - us));
+        assert!(pacer.contention.is_present(again + 2 * LATE + 2 * FIRST_SPELL - us));
         // After peace it begins anew.
-        pacer.crowd.notice(again + SPELL_MAX);
-        assert_eq!(pacer.crowd.spell, FIRST_SPELL);
+        pacer.contention.notice(again + SPELL_MAX);
+        assert_eq!(pacer.contention.spell, FIRST_SPELL);
         // In peace, most yields are not timed.
-        let (_, mut calm) = next(Crowd { yields: 1, ..Crowd::NONE }, start);
+        let (_, mut calm) = next(Contention { yields: 1, ..Contention::NONE }, start);
         calm.yielded(|| unreachable!("the clock is not read"));
         // Ranks with processors of their own spin first: those that they wait for may be running.
         let own = Pacer::new(Policy::OWN_PROCESSOR);
-        let mut own = Pacer { crowd: pacer.crowd, polls: POLLS_PER_CLOCK_READ - 1, ..own };
+        let mut own = Pacer { contention: pacer.contention, polls: POLLS_PER_CLOCK_READ - 1, ..own };
         assert_eq!(own.idle(|| again + SPELL_MAX), Next::Check);
         own.polls = POLLS_PER_CLOCK_READ - 1;
         assert_eq!(own.idle(|| again + SPELL_MAX + Policy::OWN_PROCESSOR.spin), Next::Sleep);

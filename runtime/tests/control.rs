@@ -147,7 +147,7 @@ fn a_missing_member_is_named_at_the_deadline() {
             match control.exchange(key(9, 0), &all(3), vec![], deadline) {
                 Err(Error::Timeout { waiting_for, .. }) => {
                     // Rank 2 may have come after rank 0 gave up.
-                    assert!(waiting_for.iter().any(|(rank, _)| *rank == 1), "{waiting_for:?}");
+                    assert!(waiting_for.iter().any(|awaited| awaited.rank == 1), "{waiting_for:?}");
                 }
                 other => panic!("{other:?}"),
             }
@@ -194,7 +194,7 @@ fn an_abort_before_registration_is_not_lost() {
         if control.rank() == 0 {
             control.register(5, all(2)).abort(AbortCause::new(0, AbortKind::Timeout, "slow"));
         }
-        // A round trip through the hub behind the abort: it has arrived.
+        // A round trip through the coordinator behind the abort: it has arrived.
         control.exchange(key(6, 0), &all(2), vec![], soon()).unwrap();
         if control.rank() == 1 {
             let membership = control.register(5, all(2));
@@ -215,7 +215,7 @@ fn a_panicking_rank_is_lost_and_a_leaving_one_is_not() {
         match rank {
             0 => {
                 assert_eq!(wait_raised(&world).by, 1);
-                // After an abort rank 0 would close the hub at once.
+                // After an abort rank 0 would close the coordinator at once.
                 survivors.wait();
             }
             1 => panic!("on purpose"),

@@ -125,11 +125,11 @@ fn strangers_do_not_matter() {
     huge.set_read_timeout(Some(LONG)).unwrap();
     let mut answer = Vec::new();
     let _ = huge.read_to_end(&mut answer);
-    assert_eq!(answer.len(), 64, "the hub's preamble, nothing else");
+    assert_eq!(answer.len(), 64, "the coordinator's preamble, nothing else");
 
     let one = finish(start(tcp(1, 2, port))).unwrap();
     let zero = finish(zero).unwrap();
-    assert_eq!(zero.strangers(), Some(3), "those that were dropped by now");
+    assert_eq!(zero.rejected_connections(), Some(3), "those that were dropped by now");
     drop((silent, half));
     use_and_leave(vec![zero, one]);
 }
@@ -187,7 +187,7 @@ fn another_version_is_told_on_both_sides() {
     preamble[..8].copy_from_slice(b"KOLOctl\n");
     preamble[8] = 77;
     preamble[16..21].copy_from_slice(b"9.8.7");
-    // A rank of another version at this hub.
+    // A rank of another version at this coordinator.
     let port = free_port();
     let zero = start(JoinSpec { timeout: 3 * SHORT, ..tcp(0, 2, port) });
     let until = Instant::now() + LONG;
@@ -204,10 +204,10 @@ fn another_version_is_told_on_both_sides() {
     assert_eq!(answer.len(), 64, "it is told this version");
     let verdict = problem(finish(zero));
     assert!(verdict.contains("runs Kolo 9.8.7 (protocol 77)"), "{verdict}");
-    // This rank at a hub of another version.
-    let hub = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let one = start(tcp(1, 2, hub.local_addr().unwrap().port()));
-    let (mut stream, _) = hub.accept().unwrap();
+    // This rank at a coordinator of another version.
+    let coordinator = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let one = start(tcp(1, 2, coordinator.local_addr().unwrap().port()));
+    let (mut stream, _) = coordinator.accept().unwrap();
     stream.write_all(&preamble).unwrap();
     let told = problem(finish(one));
     assert!(told.contains("rank 0 runs Kolo 9.8.7") && told.contains("same version"), "{told}");
@@ -316,7 +316,10 @@ fn another_job_at_the_port_is_waited_out() {
     let first = start(JoinSpec { timeout: 2 * SHORT, ..named(0, "first") });
     let second = start(named(1, "second"));
     let error = problem(finish(first));
-    assert!(error.contains("missing: rank 1") && !error.contains("turned away"), "{error}");
+    assert!(
+        error.contains("missing: rank 1") && !error.contains("turned away") && !error.contains("rejected"),
+        "{error}"
+    );
     let zero = start(named(0, "second"));
     use_and_leave(vec![finish(zero).unwrap(), finish(second).unwrap()]);
 }

@@ -29,7 +29,7 @@ fn profile(latency_seconds: f64) -> Profile {
 
 fn config(path: &str, latency_seconds: f64) -> Config {
     let loaded = Loaded { path: path.into(), profile: profile(latency_seconds) };
-    Config { profile: Some(loaded), ..Config::default() }
+    Config::default().with(|config| config.profile = Some(loaded))
 }
 
 #[test]
@@ -44,8 +44,9 @@ fn ranks_with_other_constants_do_not_join() {
 
 #[test]
 fn the_same_constants_from_other_places_are_used_and_named() {
-    let configs =
-        |rank: u32| Config { tiny_bytes: Some(0), ..config(&format!("/rank{rank}/profile.toml"), 1e-4) };
+    let configs = |rank: u32| {
+        config(&format!("/rank{rank}/profile.toml"), 1e-4).with(|config| config.exchange_bytes = Some(0))
+    };
     let results = Cluster::with_configs(2, configs, |comm| {
         let mut words = [1_u64; 4];
         comm.all_reduce(&mut words, ReduceOp::Sum).unwrap();

@@ -5,18 +5,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From what knows nothing to what users call. A room is a folder of `src`, or a file beside them.
-const ROOMS: [&str; 26] = [
+const ROOMS: [&str; 27] = [
     "cancel",
     "mix",
     "ticks",
     "wait",
     "types",
     "error",
-    "home",
+    "affinity",
     "supply",
     "reduce",
     "verify",
     "profile",
+    "network",
     "job",
     "config",
     "call",

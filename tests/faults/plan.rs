@@ -9,7 +9,7 @@ use crate::net::Change;
 /// How ranks of one host reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// Shared memory, short calls on the tiny path.
+    /// Shared memory, short calls by exchange.
     Shm,
     /// Shared memory, all calls by plans.
     ShmPlans,
@@ -39,7 +39,7 @@ impl Way {
     pub(crate) fn settings(self, rank: u32) -> Vec<(&'static str, String)> {
         match self {
             Self::Shm => vec![("KOLO_TRANSPORT", "shm".into())],
-            Self::ShmPlans => vec![("KOLO_TRANSPORT", "shm".into()), ("KOLO_TINY_BYTES", "0".into())],
+            Self::ShmPlans => vec![("KOLO_TRANSPORT", "shm".into()), ("KOLO_EXCHANGE_BYTES", "0".into())],
             Self::Tcp | Self::Network => vec![("KOLO_TRANSPORT", "tcp".into())],
             Self::Hosts => vec![("KOLO_HOST_ID", format!("host-{}", rank / 2))],
         }

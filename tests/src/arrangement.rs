@@ -7,8 +7,8 @@ use kolo::{Cluster, Communicator, Config, Determinism, TransportKind, Transports
 /// How the ranks of a test cluster reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrangement {
-    /// Shared memory, with the tiny path.
-    Tiny,
+    /// Shared memory, with the exchange.
+    Exchange,
     /// Shared memory, messages only.
     Shm,
     /// TCP between all, or RDMA in its place.
@@ -19,18 +19,18 @@ pub enum Arrangement {
 
 impl Arrangement {
     /// One of each kind.
-    pub const ALL: [Self; 4] = [Self::Tiny, Self::Shm, Self::Tcp, Self::Hosts(2)];
+    pub const ALL: [Self; 4] = [Self::Exchange, Self::Shm, Self::Tcp, Self::Hosts(2)];
 
     /// The settings of a rank.
     #[must_use]
     pub fn config(self, rank: u32) -> Config {
         // Long beside what any test takes, short beside what a person waits for a hung one.
-        let mut config = Config { timeout: Duration::from_secs(60), ..Config::default() };
+        let mut config = Config::default().with(|config| config.timeout = Duration::from_secs(60));
         match self {
-            Self::Tiny => config.transports = Transports::Only(vec![TransportKind::Shm]),
+            Self::Exchange => config.transports = Transports::Only(vec![TransportKind::Shm]),
             Self::Shm => {
                 config.transports = Transports::Only(vec![TransportKind::Shm]);
-                config.tiny_bytes = Some(0);
+                config.exchange_bytes = Some(0);
             }
             Self::Tcp => config.transports = Transports::Only(vec![network()]),
             Self::Hosts(ranks) => config.host_id = Some(format!("host-{}", rank / ranks)),

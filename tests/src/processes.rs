@@ -37,8 +37,8 @@ pub struct Process {
 pub fn environment(arrangement: crate::arrangement::Arrangement, rank: u32) -> Vec<(&'static str, String)> {
     use crate::arrangement::Arrangement as A;
     match arrangement {
-        A::Tiny => vec![("KOLO_TRANSPORT", "shm".to_owned())],
-        A::Shm => vec![("KOLO_TRANSPORT", "shm".to_owned()), ("KOLO_TINY_BYTES", "0".to_owned())],
+        A::Exchange => vec![("KOLO_TRANSPORT", "shm".to_owned())],
+        A::Shm => vec![("KOLO_TRANSPORT", "shm".to_owned()), ("KOLO_EXCHANGE_BYTES", "0".to_owned())],
         A::Tcp => vec![("KOLO_TRANSPORT", "tcp".to_owned())],
         A::Hosts(ranks) => vec![("KOLO_HOST_ID", format!("host-{}", rank / ranks))],
     }

@@ -65,8 +65,8 @@ fn kill_in_a_sequence(arrangement: Arrangement, elements: &'static str) {
 }
 
 #[test]
-fn killed_in_tiny_collectives() {
-    kill_in_a_sequence(Arrangement::Tiny, "16");
+fn killed_in_collectives_by_exchange() {
+    kill_in_a_sequence(Arrangement::Exchange, "16");
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn killed_in_symmetric_buffers() {
     for elements in ["10000", "10000000"] {
         within(LIMIT, elements, move || {
             for victim in [2, 0, 3] {
-                let mut job = start(Arrangement::Tiny, 4, &["direct", elements]);
+                let mut job = start(Arrangement::Exchange, 4, &["direct", elements]);
                 job.expect_all("@running");
                 kill(&mut job, &format!("symmetric, {elements} x f32"), victim, names_the_operation);
             }
@@ -265,7 +265,7 @@ fn with_rank_0_stopped_nobody_else_is_blamed() {
 
 /// A job whose rank 0 has left in good order while the others go on in a communicator of their own.
 fn orphaned(elements: &str) -> Job {
-    let mut job = start(Arrangement::Tiny, 4, &["orphans", elements]);
+    let mut job = start(Arrangement::Exchange, 4, &["orphans", elements]);
     job.expect_all("@running");
     job.ranks[0].tell("leave");
     job.ranks[0].expect("@gone");
@@ -406,7 +406,7 @@ fn processes_that_exit_after_the_last_call_harm_nobody() {
 #[test]
 fn what_a_process_sent_before_its_end_arrives() {
     within(LIMIT, "early end", || {
-        // On the tiny path a broadcast ends when all have called it.
+        // By exchange a broadcast ends when all have called it.
         for arrangement in [Arrangement::Shm, Arrangement::Tcp, Arrangement::Hosts(2)] {
             let mut job = start(arrangement, 3, &["early", "500"]);
             assert!(job.ranks[0].ended(), "{arrangement:?}");

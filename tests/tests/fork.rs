@@ -10,7 +10,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_fork");
 const CHILD_MOST_MS: u64 = 1500;
 
 fn fork(task: &str, forks: u32) {
-    for arrangement in [Arrangement::Tiny, Arrangement::Shm, Arrangement::Tcp] {
+    for arrangement in [Arrangement::Exchange, Arrangement::Shm, Arrangement::Tcp] {
         let settings = |rank| environment(arrangement, rank);
         let mut job = Job::start(PROGRAM, 3, 3, &[task, &forks.to_string()], settings);
         if task != "exit" {

@@ -1,6 +1,8 @@
 //! Calls on a GPU's memory, which here is a stand-in's: whoever reads or writes it with the processor dies.
 
-use kolo::{Collective, Communicator, DataType, GpuPath, RawCall, RawCallV, RawMessage, ReduceOp, Staged};
+use kolo::{
+    Collective, Communicator, DataType, GpuPath, RawCall, RawCallV, RawMessage, ReduceOp, StagingReason,
+};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::gpu::{DeviceMemory, OnGpu, run, with_gpu};
 use kolo_tests::reference::{Case, is_defined, reduces};
@@ -77,7 +79,7 @@ fn every_type_with_every_operator() {
             }
         }
     }
-    for arrangement in [Arrangement::Tiny, Arrangement::Shm, Arrangement::Tcp] {
+    for arrangement in [Arrangement::Exchange, Arrangement::Shm, Arrangement::Tcp] {
         arrangement.run_with(3, with_gpu, |comm| run_all(&comm, &cases));
     }
 }
@@ -134,7 +136,7 @@ fn v_forms() {
 
 #[test]
 fn started_calls_run_beside_each_other() {
-    for arrangement in [Arrangement::Tiny, Arrangement::Tcp] {
+    for arrangement in [Arrangement::Exchange, Arrangement::Tcp] {
         arrangement.run_with(4, with_gpu, |comm| {
             let count = 50_000;
             let value = |rank: u32, turn: u32| (rank + 1) * (turn + 3);
@@ -246,7 +248,12 @@ fn pinned_memory_is_bounded() {
     const PINNED_BYTES: usize = 32 << 20;
     let count = 20 << 20;
     // As many segments in flight as there are channels for would need twice that.
-    let many = |config| kolo::Config { window: Some(64), segment_bytes: Some(1 << 20), ..with_gpu(config) };
+    let many = |config| {
+        with_gpu(config).with(|config| {
+            config.window = Some(64);
+            config.segment_bytes = Some(1 << 20);
+        })
+    };
     Arrangement::Shm.run_with(4, many, |comm| {
         let mine = DeviceMemory::holding(&vec![comm.rank() as u8; count]);
         let all = DeviceMemory::new(4 * count);
@@ -273,7 +280,7 @@ fn pinned_memory_is_bounded() {
 /// What a call did is recorded, with the reason; memory that the processor reaches is the host's.
 #[test]
 fn what_was_done_is_said() {
-    for arrangement in [Arrangement::Tiny, Arrangement::Tcp] {
+    for arrangement in [Arrangement::Exchange, Arrangement::Tcp] {
         arrangement.run_with(2, with_gpu, |comm| {
             let call = |collective, memory: &DeviceMemory| RawCall {
                 collective,
@@ -296,7 +303,7 @@ fn what_was_done_is_said() {
             }
             let paths: Vec<Option<GpuPath>> = comm.recent().iter().map(|record| record.gpu).collect();
             let staged = |why| Some(GpuPath::Staged(why));
-            assert_eq!(paths, [staged(Staged::Reduces), staged(Staged::NotRdma), None]);
+            assert_eq!(paths, [staged(StagingReason::Reduces), staged(StagingReason::NotRdma), None]);
             assert!(comm.recent()[1].to_string().contains("copied through the host's: not all ranks"));
             let text = comm.explain(&call(Collective::AllReduce, &memory)).expect("explained");
             assert!(
@@ -326,7 +333,7 @@ fn communicators_split_off_another_know_it_too() {
 /// Where others' buffers are symmetric, a rank with a GPU's memory makes all go another way.
 #[test]
 fn symmetric_buffers_meet_a_gpu() {
-    Arrangement::Tiny.run_with(3, with_gpu, |comm| {
+    Arrangement::Exchange.run_with(3, with_gpu, |comm| {
         let count = 300_000;
         let mut symmetric = comm.alloc::<u8>(count).expect("alloc");
         symmetric.fill(comm.rank() as u8 + 1);

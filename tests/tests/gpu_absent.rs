@@ -13,7 +13,7 @@ fn a_driver_without_a_gpu_changes_nothing() {
     remove_gpu();
     let explained = |with_driver: bool| {
         let change = |config| if with_driver { with_gpu(config) } else { config };
-        Arrangement::Tiny.run_with(4, change, |comm| {
+        Arrangement::Exchange.run_with(4, change, |comm| {
             let mut memory = vec![comm.rank() as u8; 80 << 20];
             let data = memory.as_mut_ptr();
             let call = |count| RawCall {

@@ -2,8 +2,8 @@
 //! reason. The memory is a stand-in's, which exports it as dma-bufs and dies when the processor touches it.
 
 use kolo::{
-    Cluster, Collective, Communicator, Config, DataType, GpuDirectWish, GpuPath, RawCall, RawCallV,
-    RawMessage, ReduceOp, Staged, TransportKind, Transports,
+    Cluster, Collective, Communicator, Config, DataType, GpuDirectMode, GpuPath, RawCall, RawCallV,
+    RawMessage, ReduceOp, StagingReason, TransportKind, Transports,
 };
 use kolo_tests::gpu::{Count, DeviceMemory, OnGpu, count, fail_copy_after, run, with_gpu};
 use kolo_tests::reference::{Case, reduces};
@@ -16,15 +16,14 @@ fn takes_dma_bufs() -> bool {
 /// Runs `body` over RDMA; not, with the reason printed, where there is none.
 fn over_rdma<R: Send>(
     ranks: u32,
-    wish: GpuDirectWish,
+    mode: GpuDirectMode,
     body: impl Fn(Communicator) -> R + Sync,
 ) -> Option<Vec<R>> {
-    let config = Config {
-        transports: Transports::Only(vec![TransportKind::Rdma]),
-        gdr: wish,
-        segment_bytes: Some(300_000),
-        ..with_gpu(Config::default())
-    };
+    let config = with_gpu(Config::default()).with(|config| {
+        config.transports = Transports::Only(vec![TransportKind::Rdma]);
+        config.gdr = mode;
+        config.segment_bytes = Some(300_000);
+    });
     match Cluster::with_config(ranks, &config, body) {
         Ok(results) => Some(results),
         Err(error) => {
@@ -41,9 +40,9 @@ fn moved() -> impl Iterator<Item = Collective> {
 
 #[test]
 fn what_is_not_reduced_is_never_copied_through_the_host() {
-    let wish = if takes_dma_bufs() { GpuDirectWish::Require } else { GpuDirectWish::Auto };
+    let mode = if takes_dma_bufs() { GpuDirectMode::Require } else { GpuDirectMode::Auto };
     for ranks in [2, 3] {
-        over_rdma(ranks, wish, |comm| {
+        over_rdma(ranks, mode, |comm| {
             for (at, collective) in moved().enumerate() {
                 for count in [0, 1, 5, 1000, 5003, 200_003] {
                     for in_place in [false, true] {
@@ -58,7 +57,8 @@ fn what_is_not_reduced_is_never_copied_through_the_host() {
             }
             let counters = comm.gpu_counters();
             let copied = counters.loaded_bytes + counters.stored_bytes;
-            let expected = if takes_dma_bufs() { GpuPath::Direct } else { GpuPath::Staged(Staged::NoPath) };
+            let expected =
+                if takes_dma_bufs() { GpuPath::Direct } else { GpuPath::Staged(StagingReason::NoPath) };
             let paths: Vec<GpuPath> = comm.recent().iter().filter_map(|record| record.gpu).collect();
             assert!(!paths.is_empty() && paths.iter().all(|path| *path == expected), "{paths:?}");
             println!("{:?}; {counters:?}; {:?}", comm.gpu_direct(), comm.memory_counters());
@@ -76,7 +76,7 @@ fn what_is_not_reduced_is_never_copied_through_the_host() {
 
 #[test]
 fn v_forms() {
-    over_rdma(3, GpuDirectWish::Auto, |comm| {
+    over_rdma(3, GpuDirectMode::Auto, |comm| {
         let (me, counts) = (comm.rank() as usize, [17_usize, 0, 60_000]);
         let block = |r: usize| (0..counts[r] * 4).map(move |i| (i * 7 + r) as u8).collect::<Vec<u8>>();
         let all: Vec<u8> = (0..3).flat_map(block).collect();
@@ -101,7 +101,7 @@ fn v_forms() {
 /// Reductions stage, and so do calls with one buffer on the host; each rank for itself.
 #[test]
 fn the_rest_is_staged_and_says_why() {
-    over_rdma(2, GpuDirectWish::Auto, |comm| {
+    over_rdma(2, GpuDirectMode::Auto, |comm| {
         for collective in Collective::ALL.into_iter().filter(|c| *c != Collective::Barrier) {
             for count in [3, 70_001] {
                 for on_gpu in [OnGpu::mixed(comm.rank()), OnGpu::mixed(comm.rank() + 1), OnGpu::BOTH] {
@@ -114,8 +114,8 @@ fn the_rest_is_staged_and_says_why() {
         }
         let paths: Vec<GpuPath> = comm.recent().iter().filter_map(|record| record.gpu).collect();
         assert!(
-            paths.contains(&GpuPath::Staged(Staged::Reduces))
-                && paths.contains(&GpuPath::Staged(Staged::Mixed))
+            paths.contains(&GpuPath::Staged(StagingReason::Reduces))
+                && paths.contains(&GpuPath::Staged(StagingReason::Mixed))
         );
         assert_eq!(paths.contains(&GpuPath::Direct), takes_dma_bufs(), "{paths:?}");
     });
@@ -124,7 +124,7 @@ fn the_rest_is_staged_and_says_why() {
 /// Of all lengths, in their order, by tag, unexpected, to oneself.
 #[test]
 fn messages() {
-    over_rdma(2, GpuDirectWish::Auto, |comm| {
+    over_rdma(2, GpuDirectMode::Auto, |comm| {
         let (me, other) = (comm.rank(), 1 - comm.rank());
         for bytes in [1_usize, 4096, 4097, 20_001, 1_000_003] {
             let pattern = |rank: u32, tag: u8| vec![tag ^ (rank as u8) << 6; bytes];
@@ -167,7 +167,7 @@ fn messages() {
 /// An allocation that was freed is let go of before another one at its place is used.
 #[test]
 fn memory_that_comes_back_at_the_same_address() {
-    over_rdma(2, GpuDirectWish::Auto, |comm| {
+    over_rdma(2, GpuDirectMode::Auto, |comm| {
         for round in 0..5_u8 {
             let bytes = 100_000;
             let memory = DeviceMemory::holding(&vec![round ^ comm.rank() as u8; bytes]);
@@ -187,7 +187,7 @@ fn memory_that_comes_back_at_the_same_address() {
 /// What is too short for an adapter to fetch the driver copies; where it cannot, the call says so.
 #[test]
 fn a_copy_of_a_short_message_fails() {
-    over_rdma(2, GpuDirectWish::Auto, |comm| {
+    over_rdma(2, GpuDirectMode::Auto, |comm| {
         let memory = DeviceMemory::new(100);
         let call = RawCall {
             collective: Collective::Broadcast,
@@ -220,11 +220,10 @@ fn a_direct_way_can_be_required() {
     if std::env::var("KOLO_EXPECT_DMABUF").as_deref() != Ok("no") {
         return println!("skipped: for adapters that are known to take no dma-bufs");
     }
-    let config = Config {
-        transports: Transports::Only(vec![TransportKind::Rdma]),
-        gdr: GpuDirectWish::Require,
-        ..with_gpu(Config::default())
-    };
+    let config = with_gpu(Config::default()).with(|config| {
+        config.transports = Transports::Only(vec![TransportKind::Rdma]);
+        config.gdr = GpuDirectMode::Require;
+    });
     let error = Cluster::with_config(2, &config, |_| ()).expect_err("refused").to_string();
     assert!(error.contains("KOLO_GDR") && error.contains("rxe0 takes no dma-bufs"), "{error}");
 }

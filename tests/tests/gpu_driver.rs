@@ -22,7 +22,7 @@ fn all_reduce(data: *mut u8, bytes: usize) -> RawCall {
 }
 
 fn explained(change: fn(Config) -> Config) -> Vec<String> {
-    Arrangement::Tiny.run_with(4, change, |comm| {
+    Arrangement::Exchange.run_with(4, change, |comm| {
         let mut memory = vec![0_u8; 2 << 20];
         let mut text = String::new();
         for bytes in [8, 32 << 10, 512 << 10] {
@@ -35,7 +35,7 @@ fn explained(change: fn(Config) -> Config) -> Vec<String> {
 /// Apart from the limit that they name.
 fn ways(texts: &[String]) -> Vec<String> {
     let words = |text: &String| {
-        text.split("tiny: ").map(|part| part.split(" (").next().unwrap_or_default().to_owned()).collect()
+        text.split("exchange: ").map(|part| part.split(" (").next().unwrap_or_default().to_owned()).collect()
     };
     texts.iter().flat_map(|text| -> Vec<String> { words(text) }).collect()
 }
@@ -44,7 +44,7 @@ fn ways(texts: &[String]) -> Vec<String> {
 fn calls_on_the_hosts_memory_take_the_way_that_they_take_without_a_gpu() {
     let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let (with, without) = (explained(with_gpu), explained(|config| config));
-    assert!(without[0].matches("tiny: ").count() == 3, "{}", without[0]);
+    assert!(without[0].matches("exchange: ").count() == 3, "{}", without[0]);
     assert_eq!(ways(&with), ways(&without));
 }
 
@@ -53,9 +53,9 @@ fn calls_on_the_hosts_memory_take_the_way_that_they_take_without_a_gpu() {
 #[test]
 fn ranks_meet_whosever_memory_their_calls_are_on() {
     let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let brief = |config| Config { timeout: Duration::from_secs(20), ..with_gpu(config) };
+    let brief = |config| with_gpu(config).with(|config| config.timeout = Duration::from_secs(20));
     for bytes in [8, 40_000, 600_001, 3_000_001] {
-        Arrangement::Tiny.run_with(3, brief, |comm| {
+        Arrangement::Exchange.run_with(3, brief, |comm| {
             let (mut there, mut here, mut works) = (Vec::new(), Vec::new(), Vec::new());
             for turn in 0..16_u32 {
                 let memory = vec![(comm.rank() as u8 + 1) * (turn as u8 + 1); bytes];
@@ -104,7 +104,7 @@ fn errors_of_the_driver_do_not_touch_the_hosts_memory() {
     let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     for error in [201, 34, 4, 700, 719] {
         answer_with(error);
-        for arrangement in [Arrangement::Tiny, Arrangement::Tcp] {
+        for arrangement in [Arrangement::Exchange, Arrangement::Tcp] {
             arrangement.run_with(2, with_gpu, |comm| {
                 let mut memory = vec![comm.rank() as u8 + 1; 10_000];
                 run(&comm, &all_reduce(memory.as_mut_ptr(), 10_000), false);
@@ -125,7 +125,7 @@ fn errors_of_the_driver_do_not_touch_the_hosts_memory() {
         }
     }
     // Nobody reads what the processor does not reach: an error that names the driver's, not a crash.
-    Arrangement::Tiny.run_with(1, with_gpu, |comm| {
+    Arrangement::Exchange.run_with(1, with_gpu, |comm| {
         answer_with(0);
         let memory = DeviceMemory::new(100);
         answer_with(700);
@@ -140,7 +140,7 @@ fn errors_of_the_driver_do_not_touch_the_hosts_memory() {
 #[test]
 fn each_buffer_is_asked_about_once() {
     let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    Arrangement::Tiny.run_with(1, with_gpu, |comm| {
+    Arrangement::Exchange.run_with(1, with_gpu, |comm| {
         let mut memory = vec![0_u8; 8];
         let before = count(Count::Questions);
         run(&comm, &all_reduce(memory.as_mut_ptr(), 8), false);

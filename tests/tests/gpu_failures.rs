@@ -1,7 +1,7 @@
 //! Calls on a GPU's memory that go wrong. One after the other: the stand-in fails for the whole process.
 
 use kolo::{
-    Cluster, Collective, Communicator, Config, DataType, Error, GpuDirectWish, RawCall, RawMessage, ReduceOp,
+    Cluster, Collective, Communicator, Config, DataType, Error, GpuDirectMode, RawCall, RawMessage, ReduceOp,
 };
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::gpu::{Count, DeviceMemory, count, fail_copy_after, with_gpu};
@@ -14,13 +14,13 @@ fn call(collective: Collective, memory: &DeviceMemory, count: usize) -> RawCall 
 /// A copy fails at the start, in the middle, or at the end: one rank says so, the others that it did.
 fn a_copy_fails() {
     let elements = 200_000;
-    for arrangement in [Arrangement::Tiny, Arrangement::Shm, Arrangement::Tcp] {
+    for arrangement in [Arrangement::Exchange, Arrangement::Shm, Arrangement::Tcp] {
         for after in [0, 3, 5] {
             let small_segments = |config| {
                 let mut config = with_gpu(config);
                 config.segment_bytes = Some(50_000);
-                // The tiny path makes two copies on each rank.
-                config.tiny_bytes = config.tiny_bytes.or(Some(if after < 5 { elements } else { 0 }));
+                // An exchange makes two copies on each rank.
+                config.exchange_bytes = config.exchange_bytes.or(Some(if after < 5 { elements } else { 0 }));
                 config
             };
             fail_copy_after(after);
@@ -53,7 +53,7 @@ fn a_copy_fails() {
 fn a_started_copy_fails() {
     for after in [0, 2] {
         fail_copy_after(after);
-        let errors = Arrangement::Tiny.run_with(2, with_gpu, |comm| {
+        let errors = Arrangement::Exchange.run_with(2, with_gpu, |comm| {
             let memory = DeviceMemory::holding(&[comm.rank() as u8; 1000]);
             // SAFETY: as long as the call says.
             let first = unsafe { comm.start_raw(&call(Collective::AllReduce, &memory, 1000)) };
@@ -96,7 +96,7 @@ fn a_message_fails() {
 fn staging_is_refused() {
     let required = |config| {
         let mut config = with_gpu(config);
-        config.gdr = GpuDirectWish::Require;
+        config.gdr = GpuDirectMode::Require;
         config
     };
     Arrangement::Tcp.run_with(2, required, |comm: Communicator| {
@@ -121,7 +121,8 @@ fn staging_is_refused() {
 }
 
 fn a_library_that_is_none() {
-    let config = Config { cuda_library: Some("libnothing-cuda.so.1".to_owned()), ..Config::default() };
+    let config =
+        Config::default().with(|config| config.cuda_library = Some("libnothing-cuda.so.1".to_owned()));
     let error = Cluster::with_config(1, &config, |_| ()).expect_err("refused").to_string();
     assert!(error.contains("KOLO_CUDA_LIBRARY") && error.contains("libnothing-cuda.so.1"), "{error}");
 }

@@ -14,7 +14,8 @@ const OVERHEAD_MAX: i64 = 32 << 20;
 fn a_long_all_reduce_in_little_memory() {
     within(Duration::from_secs(60), "memory", || {
         let bytes = 256 << 20;
-        for (arrangement, ranks) in [(Arrangement::Tiny, 2), (Arrangement::Tcp, 2), (Arrangement::Shm, 3)] {
+        for (arrangement, ranks) in [(Arrangement::Exchange, 2), (Arrangement::Tcp, 2), (Arrangement::Shm, 3)]
+        {
             let mut job = Job::start(PROGRAM, ranks, ranks, &["memory", &bytes.to_string()], |rank| {
                 environment(arrangement, rank)
             });

@@ -139,8 +139,9 @@ fn check(name: &str, calls: &[Does], results: &[(Result<()>, Duration, bool)]) {
         match error {
             Error::Mismatch { context, peer, theirs } => {
                 assert_ne!(*peer as usize, rank, "{name}: {text}");
+                let theirs = theirs.to_string();
                 assert!(theirs.contains(calls[*peer as usize].name()), "{name}: {text}");
-                assert!(context.operation != *theirs, "{name}: the same on both sides: {text}");
+                assert!(context.operation != theirs, "{name}: the same on both sides: {text}");
                 seen_by_both += 1;
             }
             // Ranks that called what the reporting one called get the whole story.

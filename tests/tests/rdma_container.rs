@@ -43,12 +43,11 @@ fn what_cannot_be_watched_is_copied_or_registered_once_a_call_and_said() {
     refuse_userfaultfd();
     let fake = Fake::new();
     fake.set(Knob::Address, 0x7f00_0001);
-    let config = Config {
-        transports: Transports::Only(vec![TransportKind::Rdma]),
-        ib_library: Some(fake.file.display().to_string()),
-        timeout: std::time::Duration::from_secs(60),
-        ..Config::default()
-    };
+    let config = Config::default().with(|config| {
+        config.transports = Transports::Only(vec![TransportKind::Rdma]);
+        config.ib_library = Some(fake.file.display().to_string());
+        config.timeout = std::time::Duration::from_secs(60);
+    });
     Cluster::with_config(2, &config, |comm| {
         let policy = comm.registration_policy().expect("over RDMA");
         for words in ["not kept", "userfaultfd: Operation not permitted", "KOLO_IB_CACHE=always"] {

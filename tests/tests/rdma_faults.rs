@@ -16,12 +16,11 @@ use fake::{Fake, Knob};
 /// Settings of ranks that reach each other by the stand-in.
 fn config(fake: &Fake) -> Config {
     fake.set(Knob::Address, 0x7f00_0001);
-    Config {
-        transports: Transports::Only(vec![TransportKind::Rdma]),
-        ib_library: Some(fake.file.display().to_string()),
-        timeout: Duration::from_secs(30),
-        ..Config::default()
-    }
+    Config::default().with(|config| {
+        config.transports = Transports::Only(vec![TransportKind::Rdma]);
+        config.ib_library = Some(fake.file.display().to_string());
+        config.timeout = Duration::from_secs(30);
+    })
 }
 
 /// What each rank ends with when something happens to rank 0's adapter in mid-job, and how long that takes.

@@ -18,13 +18,12 @@ const SEGMENT_BYTES: usize = 128 << 10;
 
 fn config(fake: &Fake) -> Config {
     fake.set(Knob::Address, 0x7f00_0001);
-    Config {
-        transports: Transports::Only(vec![TransportKind::Rdma]),
-        ib_library: Some(fake.file.display().to_string()),
-        segment_bytes: Some(SEGMENT_BYTES),
-        timeout: std::time::Duration::from_secs(60),
-        ..Config::default()
-    }
+    Config::default().with(|config| {
+        config.transports = Transports::Only(vec![TransportKind::Rdma]);
+        config.ib_library = Some(fake.file.display().to_string());
+        config.segment_bytes = Some(SEGMENT_BYTES);
+        config.timeout = std::time::Duration::from_secs(60);
+    })
 }
 
 /// What one more all-reduce of this vector does to the counters.

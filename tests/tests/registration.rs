@@ -11,12 +11,11 @@ const ELEMENTS: usize = 1 << 20;
 
 /// Runs `body` on two ranks over RDMA; not, with the reason printed, where there is none.
 fn over_rdma<R: Send>(body: impl Fn(Communicator) -> R + Sync) -> Option<Vec<R>> {
-    let config = Config {
-        transports: Transports::Only(vec![TransportKind::Rdma]),
+    let config = Config::default().with(|config| {
+        config.transports = Transports::Only(vec![TransportKind::Rdma]);
         // What is kept beyond a message is then what was registered by hand.
-        ib_cache: kolo_transport::rdma::Keep::Never,
-        ..Config::default()
-    };
+        config.ib_cache = kolo_transport::rdma::Keep::Never;
+    });
     match Cluster::with_config(2, &config, body) {
         Ok(results) => Some(results),
         Err(error) => {
@@ -64,16 +63,16 @@ fn since(comm: &Communicator, before: MemoryCounters) -> (u64, u64, u64, u64) {
 fn where_nothing_pins_memory_it_says_so() {
     // Between hosts it might be RDMA.
     let no_rdma = |config: Config| match config.transports {
-        Transports::Auto => {
-            Config { transports: Transports::Only(vec![TransportKind::Shm, TransportKind::Tcp]), ..config }
-        }
+        Transports::Auto => config.with(|config| {
+            config.transports = Transports::Only(vec![TransportKind::Shm, TransportKind::Tcp])
+        }),
         _ => config,
     };
     for arrangement in [Arrangement::Shm, Arrangement::Tcp, Arrangement::Hosts(1)] {
         arrangement.run_with(2, no_rdma, |comm| {
             let mut registered = comm.register(vec![0_u32; 1000]).expect("register");
-            let standing = registered.registration().standing();
-            assert!(!standing.is_empty() && standing.iter().all(|(_, not)| not.is_some()), "{standing:?}");
+            let status = registered.registration().status();
+            assert!(!status.is_empty() && status.iter().all(|(_, not)| not.is_some()), "{status:?}");
             assert!(!registered.registration().is_used());
             exercise(&comm, &mut registered);
             assert_eq!(comm.memory_counters(), MemoryCounters::default());
@@ -106,7 +105,7 @@ fn a_registration_outlives_its_communicator_without_harm() {
 fn registered_memory_is_used_without_the_cache() {
     over_rdma(|comm| {
         let mut registered = comm.register(vec![0_u32; ELEMENTS]).expect("register");
-        assert_eq!(registered.registration().standing(), [("rdma", None)]);
+        assert_eq!(registered.registration().status(), [("rdma", None)]);
         let before = comm.memory_counters();
         exercise(&comm, &mut registered);
         let (in_place, staged, registrations, hits) = since(&comm, before);

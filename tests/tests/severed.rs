@@ -95,7 +95,7 @@ fn a_pair_that_is_cut_silently_is_named_with_its_addresses() {
     bounded("a connection that carries nothing", || {
         let gates = (Gate::new(2), Gate::new(3));
         let (gate, end) = (&gates.0, &gates.1);
-        let change = |config| Config { timeout: Duration::from_secs(2), ..config };
+        let change = |config: Config| config.with(|config| config.timeout = Duration::from_secs(2));
         Arrangement::Tcp.run_with(3, change, |comm| {
             let error = if comm.rank() == 0 {
                 // It is in no call, and has no part in the connection.
@@ -136,7 +136,10 @@ fn a_cut_pair_is_named_by_a_rank_that_waits_for_a_healthy_one() {
         let config = |rank| {
             // Round a ring each waits for the one before it. Rank 0 gives up first, and waits for rank 3.
             let timeout = Duration::from_secs(if rank == 0 { 3 } else { 60 });
-            Config { timeout, algorithms: "all_reduce:ring".into(), ..Arrangement::Tcp.config(rank) }
+            Arrangement::Tcp.config(rank).with(|config| {
+                config.timeout = timeout;
+                config.algorithms = "all_reduce:ring".into();
+            })
         };
         let told = Cluster::with_configs(4, config, |comm| {
             let mut data = [1_f32; COUNT];

@@ -20,7 +20,7 @@ fn forced(algorithms: &'static str) -> impl Fn(Config) -> Config + Copy {
 
 /// The compiled exchange, for calls of any length.
 fn compiled(mut config: Config) -> Config {
-    config.tiny_bytes = Some(usize::MAX);
+    config.exchange_bytes = Some(usize::MAX);
     config
 }
 
@@ -57,7 +57,8 @@ fn output(case: &Case, comm: &Communicator) -> Vec<u8> {
 }
 
 fn outputs(ranks: u32, change: impl Fn(Config) -> Config + Sync, cases: &[Case]) -> Vec<Vec<Vec<u8>>> {
-    Arrangement::Tiny.run_with(ranks, change, |comm| cases.iter().map(|case| output(case, &comm)).collect())
+    Arrangement::Exchange
+        .run_with(ranks, change, |comm| cases.iter().map(|case| output(case, &comm)).collect())
 }
 
 fn agree(ranks: u32, cases: &[Case], is_canonical: bool, segment: Option<usize>) {
@@ -98,11 +99,11 @@ fn long_calls_give_the_bits_of_the_compiled_exchange() {
 /// Long calls take them unasked, and short ones the compiled exchange.
 #[test]
 fn long_calls_take_the_stage() {
-    Arrangement::Tiny.run(4, |comm| {
+    Arrangement::Exchange.run(4, |comm| {
         let (from, mut to) = (vec![0_f32; 1 << 22], vec![0_f32; 1 << 22]);
         for (collective, count, way) in [
-            (Collective::AllReduce, 1 << 20, "tiny: "),
-            (Collective::Broadcast, 1 << 19, "tiny: "),
+            (Collective::AllReduce, 1 << 20, "exchange: "),
+            (Collective::Broadcast, 1 << 19, "exchange: "),
             (Collective::Broadcast, 1 << 20, "staged: "),
             (Collective::AllGather, 1 << 20, "staged: "),
             (Collective::AllToAll, 1 << 19, "staged: "),
@@ -139,7 +140,7 @@ fn several_hosts_use_the_stages_of_each() {
 fn some_ranks_in_place_and_others_not() {
     for ranks in [3, 4] {
         for algorithms in [STAGED, ONE_SHOT] {
-            Arrangement::Tiny.run_with(ranks, forced(algorithms), |comm| {
+            Arrangement::Exchange.run_with(ranks, forced(algorithms), |comm| {
                 for collective in Collective::ALL {
                     for count in [67, 17_001] {
                         let in_place = comm.rank() % 2 == 0;
@@ -157,7 +158,7 @@ fn some_ranks_in_place_and_others_not() {
 #[test]
 fn another_call_on_the_stage_is_told() {
     let told = Mutex::new(Vec::new());
-    Arrangement::Tiny.run_with(3, forced(STAGED), |comm| {
+    Arrangement::Exchange.run_with(3, forced(STAGED), |comm| {
         let mut data = vec![1.0_f32; if comm.rank() == 1 { 50_000 } else { 50_001 }];
         let error = comm.all_reduce(&mut data, ReduceOp::Sum).unwrap_err();
         told.lock().unwrap().push(error.to_string());
@@ -171,7 +172,7 @@ fn another_call_on_the_stage_is_told() {
 #[test]
 fn started_calls_use_stages_of_their_own() {
     for ranks in [2, 4] {
-        Arrangement::Tiny.run_with(ranks, forced(STAGED), |comm| {
+        Arrangement::Exchange.run_with(ranks, forced(STAGED), |comm| {
             let expected = (0..ranks).sum::<u32>() as f32;
             for round in 0..20 {
                 let started: Vec<_> = (0..5)

@@ -16,7 +16,7 @@ const THREADS_READY: Duration = Duration::from_secs(2);
 
 #[test]
 fn eight_processes() {
-    for arrangement in [Arrangement::Tiny, Arrangement::Tcp, Arrangement::Hosts(4)] {
+    for arrangement in [Arrangement::Exchange, Arrangement::Tcp, Arrangement::Hosts(4)] {
         bounded(&format!("{arrangement:?}"), move || {
             let mut best = Duration::MAX;
             for _ in 0..3 {
@@ -44,7 +44,7 @@ fn many_thread_ranks() {
         let start = Instant::now();
         let took = Cluster::with_configs(
             128,
-            |rank| Arrangement::Tiny.config(rank),
+            |rank| Arrangement::Exchange.config(rank),
             |comm| {
                 let ready = start.elapsed();
                 let mut data = [1_u32; 3];

@@ -1,5 +1,5 @@
 //! Who does not belong to a job reaches its ports: the job starts and runs, tells how many were turned away, gives
-//! nobody a seat, and tells nobody anything.
+//! nobody a place, and tells nobody anything.
 //!
 //! `KOLO_TEST_STRANGERS` sets how many connections are made before and during a job (2000 without it); with 10000 the time
 //! to start is asserted as it is promised, which wants a machine of its own.
@@ -193,7 +193,7 @@ fn a_flood_of_strangers_neither_prevents_nor_disturbs_a_job() {
             assert!(took < patience, "{took:?}");
 
             let ports = [listening(zero.id()), listening(one.id())].concat();
-            assert!(ports.len() >= 3, "the hub and two data ports: {ports:?}");
+            assert!(ports.len() >= 3, "the coordinator and two data ports: {ports:?}");
             *strangers.ports.lock().unwrap() = ports;
             strangers.made_more(count / 4);
             let at_first = [&zero, &one].map(private_bytes);
@@ -229,7 +229,7 @@ fn both_errors_count_the_strangers() {
         let mut late = rank(2, 3, "tcp://127.0.0.1:1", &["ready"], &[("KOLO_JOIN_TIMEOUT", "0.1")]);
         late.expect("@error ");
         for error in [soon.expect("@error "), zero.expect("@error ")] {
-            assert!(error.contains("20 connections of strangers"), "{error}");
+            assert!(error.contains("20 connections rejected"), "{error}");
         }
     });
 }
@@ -269,11 +269,11 @@ fn who_has_not_read_the_file_gets_no_seat() {
         let locator = Locator::Tcp { host: at.ip().to_string(), port: at.port() };
         let stranger =
             JoinSpec { timeout: Duration::from_secs(1), ..JoinSpec::new(1, 2, locator, "a stranger") };
-        let refused = start(stranger).join().unwrap().expect_err("no seat").to_string();
+        let refused = start(stranger).join().unwrap().expect_err("refused").to_string();
         assert!(refused.contains("another job"), "{refused}");
         let one = start(file(1, &path)).join().unwrap().expect("the real rank 1");
         let zero = zero.join().unwrap().unwrap();
-        assert_eq!(zero.strangers().map(|count| count > 0), Some(true));
+        assert_eq!(zero.rejected_connections().map(|count| count > 0), Some(true));
         leave([zero, one]);
     });
 }
@@ -323,7 +323,7 @@ fn listening_addresses(port: u16) -> Vec<String> {
         .collect()
 }
 
-/// Somebody between rank 1 and the hub, who passes on what is said, keeps it, and changes one byte if told which.
+/// Somebody between rank 1 and the coordinator, who passes on what is said, keeps it, and changes one byte if told which.
 struct Relay {
     port: u16,
     seen: Arc<Mutex<Vec<u8>>>,
@@ -331,7 +331,7 @@ struct Relay {
 
 impl Relay {
     /// `change`: a byte after so many of what goes to the rank on the first connection.
-    fn to(hub: SocketAddr, change: Option<usize>) -> Self {
+    fn to(coordinator: SocketAddr, change: Option<usize>) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -339,9 +339,10 @@ impl Relay {
         std::thread::spawn(move || {
             let changes = Arc::new(AtomicU16::new(0));
             for rank in listener.incoming().flatten() {
-                let Ok(hub) = TcpStream::connect(hub) else { continue };
+                let Ok(coordinator) = TcpStream::connect(coordinator) else { continue };
                 let change = change.filter(|_| changes.fetch_add(1, Ordering::Relaxed) == 0);
-                let ways = [(rank.try_clone(), hub.try_clone(), None), (Ok(hub), Ok(rank), change)];
+                let ways =
+                    [(rank.try_clone(), coordinator.try_clone(), None), (Ok(coordinator), Ok(rank), change)];
                 for (from, to, change) in ways {
                     let (Ok(from), Ok(to)) = (from, to) else { continue };
                     let record = record.clone();
@@ -375,8 +376,8 @@ fn relayed(
 ) -> (JoinHandle<kolo::Result<Control>>, PathBuf, Relay, String) {
     let path = folder.join("job");
     let zero = start(file(0, &path));
-    let (hub, text) = posted(&path);
-    let relay = Relay::to((Ipv4Addr::LOCALHOST, hub.port()).into(), change);
+    let (coordinator, text) = posted(&path);
+    let relay = Relay::to((Ipv4Addr::LOCALHOST, coordinator.port()).into(), change);
     let mut notice: serde_json::Value = serde_json::from_str(&text).unwrap();
     notice["addresses"] = serde_json::json!([format!("127.0.0.1:{}", relay.port)]);
     let other = folder.join("relayed");
@@ -417,26 +418,26 @@ fn a_relay_learns_nothing() {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
         assert!(!has(host.trim().as_bytes()), "the host's name");
 
-        // What it has recorded opens nothing: said again to a hub, it is a stranger's.
+        // What it has recorded opens nothing: said again to a coordinator, it is a stranger's.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("job");
         std::fs::copy(other, folder.path().join("old")).unwrap();
         let zero = start(JoinSpec { timeout: Duration::from_secs(2), ..file(0, &path) });
-        let (hub, _) = posted(&path);
-        let mut again = TcpStream::connect((Ipv4Addr::LOCALHOST, hub.port())).unwrap();
+        let (coordinator, _) = posted(&path);
+        let mut again = TcpStream::connect((Ipv4Addr::LOCALHOST, coordinator.port())).unwrap();
         again.write_all(&seen).unwrap();
         again.set_read_timeout(Some(LONG)).unwrap();
         let mut answer = Vec::new();
         let _ = again.read_to_end(&mut answer);
         assert!(answer.len() <= 64 + 33, "a preamble and a refusal, nothing else");
         let error = zero.join().unwrap().expect_err("nobody has joined").to_string();
-        assert!(error.contains("missing: rank 1") && error.contains("1 connection of strangers"), "{error}");
+        assert!(error.contains("missing: rank 1") && error.contains("1 connection rejected"), "{error}");
     });
 }
 
 #[test]
 fn a_relay_that_changes_a_byte_is_noticed() {
-    // In the hub's preamble, and in its proof: the first connection fails; the second passes unchanged.
+    // In the coordinator's preamble, and in its proof: the first connection fails; the second passes unchanged.
     for at in [33, 70] {
         within(Duration::from_secs(60), "a changed handshake", move || {
             let folder = tempfile::tempdir().unwrap();
@@ -447,7 +448,7 @@ fn a_relay_that_changes_a_byte_is_noticed() {
             leave([zero, one]);
         });
     }
-    // In the length, the body and the tag of what the hub says first, which is the welcome: the seat was taken by then.
+    // In the length, the body and the tag of what the coordinator says first, which is the welcome: the rank had joined by then.
     for at in [97, 98, 105] {
         within(Duration::from_secs(60), "a changed welcome", move || {
             let folder = tempfile::tempdir().unwrap();
@@ -463,7 +464,7 @@ fn a_relay_that_changes_a_byte_is_noticed() {
 /// for a time-out.
 #[test]
 fn a_rank_without_descriptors_is_named_by_all() {
-    // Of 8 ranks the last only accepts, and the first only dials and holds the hub.
+    // Of 8 ranks the last only accepts, and the first only dials and holds the coordinator.
     for (starved, files, does) in [(7, [14, 13, 15], "accept connections"), (0, [20, 21, 19], "connect")] {
         within(Duration::from_secs(90), "a rank without descriptors", move || {
             let script =

@@ -131,7 +131,7 @@ fn children_outlive_their_parent() {
 
 #[test]
 fn parts_go_on_when_world_rank_0_has_left() {
-    for arrangement in [Arrangement::Tiny, Arrangement::Tcp] {
+    for arrangement in [Arrangement::Exchange, Arrangement::Tcp] {
         bounded(&format!("{arrangement:?}"), move || {
             let gone = AtomicBool::new(false);
             arrangement.run(3, |comm| {

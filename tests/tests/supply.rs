@@ -28,7 +28,7 @@ fn refused(comm: &Communicator, bytes: usize) {
 
 #[test]
 fn more_than_the_machine_has() {
-    for arrangement in [Arrangement::Tiny, Arrangement::Tcp, Arrangement::Hosts(1)] {
+    for arrangement in [Arrangement::Exchange, Arrangement::Tcp, Arrangement::Hosts(1)] {
         bounded(&format!("{arrangement:?}"), move || {
             arrangement.run(3, |comm| {
                 for bytes in [(1 << 40).max(total()), total(), total() / 2, 1 << 60] {

@@ -1,15 +1,15 @@
-//! Symmetric buffers: the direct path gives what every other path gives, ends as every other path ends, and leaves nothing
+//! Symmetric buffers: the symmetric path gives what every other path gives, ends as every other path ends, and leaves nothing
 //! behind.
 
 use std::time::{Duration, Instant};
 
-use kolo::{Collective, Communicator, Config, DataType, Error, RawCall, ReduceOp, Symmetric};
+use kolo::{Collective, Communicator, Config, DataType, Error, RawCall, ReduceOp, SymmetricBuffer};
 use kolo_tests::arrangement::{Arrangement, canonical};
 use kolo_tests::processes::{Job, environment};
 use kolo_tests::reference::{Case, is_defined, reduces};
 use kolo_tests::watchdog::{Gate, bounded, within};
 
-/// Collectives that the direct path serves.
+/// Collectives that the symmetric path serves.
 const SERVED: [Collective; 7] = [
     Collective::AllReduce,
     Collective::Reduce,
@@ -20,12 +20,12 @@ const SERVED: [Collective; 7] = [
     Collective::AllToAll,
 ];
 
-/// Elements of a vector that is long enough to look for the direct path in every type: odd, and no whole pages.
+/// Elements of a vector that is long enough to look for the symmetric path in every type: odd, and no whole pages.
 const LONG: usize = 20_011;
 
 /// Any length may go directly.
 fn any_length(mut config: Config) -> Config {
-    config.direct_bytes = Some(0);
+    config.symmetric_bytes = Some(0);
     config
 }
 
@@ -52,7 +52,7 @@ fn run_all(comm: &Communicator, cases: &[Case], spread: usize) -> usize {
         input.max(output).max(case.count * case.data_type.size() * comm.world_size() as usize)
     });
     let room = longest.max().unwrap_or(0) + 9 * spread + 64;
-    let (mut inputs, mut outputs): (Symmetric<u8>, Symmetric<u8>) =
+    let (mut inputs, mut outputs): (SymmetricBuffer<u8>, SymmetricBuffer<u8>) =
         (comm.alloc(room).unwrap(), comm.alloc_raw(room).unwrap());
     let mut direct = 0;
     for (i, case) in cases.iter().enumerate() {
@@ -89,7 +89,7 @@ fn every_served_collective_from_1_to_9_ranks() {
         for cases in [cases, short] {
             for spread in [0, 8, 4096] {
                 let direct =
-                    Arrangement::Tiny.run_with(ranks, any_length, |comm| run_all(&comm, &cases, spread));
+                    Arrangement::Exchange.run_with(ranks, any_length, |comm| run_all(&comm, &cases, spread));
                 // All but all-to-all in place.
                 let expected = if ranks == 1 { 0 } else { cases.len() / 14 * 13 };
                 assert!(direct.iter().all(|n| *n == expected), "{ranks} ranks: {direct:?} of {expected}");
@@ -112,7 +112,8 @@ fn every_type_with_every_operator_at_odd_addresses() {
     }
     for ranks in [2, 5] {
         for spread in [0, 13] {
-            let direct = Arrangement::Tiny.run_with(ranks, any_length, |comm| run_all(&comm, &cases, spread));
+            let direct =
+                Arrangement::Exchange.run_with(ranks, any_length, |comm| run_all(&comm, &cases, spread));
             assert!(direct.iter().all(|n| *n == cases.len()), "{direct:?} of {}", cases.len());
         }
     }
@@ -139,15 +140,15 @@ fn canonical_results_are_those_of_every_other_path() {
             })
         };
         let want = sums(Arrangement::Tcp, false);
-        assert!(sums(Arrangement::Tiny, true) == want, "{ranks} ranks, direct");
-        assert!(sums(Arrangement::Tiny, false) == want, "{ranks} ranks, private");
+        assert!(sums(Arrangement::Exchange, true) == want, "{ranks} ranks, direct");
+        assert!(sums(Arrangement::Exchange, false) == want, "{ranks} ranks, private");
         assert!(sums(Arrangement::Hosts(2), true) == want, "{ranks} ranks, several hosts");
     }
 }
 
 #[test]
 fn all_take_another_way_if_one_has_private_memory() {
-    Arrangement::Tiny.run_with(3, any_length, |comm| {
+    Arrangement::Exchange.run_with(3, any_length, |comm| {
         let mut symmetric = comm.alloc::<u32>(LONG).unwrap();
         for odd_one in 0..4 {
             let mut private = vec![0; LONG];
@@ -166,14 +167,14 @@ fn all_take_another_way_if_one_has_private_memory() {
                 assert!(said.contains("each rank reduces a slice"), "{said}");
             }
             let said = explained(&comm, &mut vec![0; LONG]);
-            assert!(said.starts_with("not direct: the input is not in a symmetric buffer"), "{said}");
+            assert!(said.starts_with("not symmetric: the input is not in a symmetric buffer"), "{said}");
         }
     });
 }
 
 #[test]
 fn two_communicators_and_a_split() {
-    Arrangement::Tiny.run(4, |comm| {
+    Arrangement::Exchange.run(4, |comm| {
         let part = comm.split(Some(comm.rank() % 2), 0).unwrap().unwrap();
         let (mut of_all, mut of_part) = (comm.alloc::<u64>(LONG).unwrap(), part.alloc::<u64>(LONG).unwrap());
         for _ in 0..3 {
@@ -210,7 +211,7 @@ fn buffers_outlive_the_communicator_and_work_everywhere() {
 
 #[test]
 fn different_sizes_are_refused_and_nothing_is_lost() {
-    Arrangement::Tiny.run(3, |comm| {
+    Arrangement::Exchange.run(3, |comm| {
         let error = comm.alloc::<u8>(1000 + usize::from(comm.rank() == 1)).unwrap_err();
         assert!(matches!(error, Error::Usage { .. }), "{error}");
         assert!(error.to_string().contains("1001"), "{error}");
@@ -225,7 +226,7 @@ fn memory_comes_back() {
     within(Duration::from_secs(50), "allocations", || {
         let bytes = 4 << 20;
         let program = env!("CARGO_BIN_EXE_kolo_rank");
-        let settings = |rank| environment(Arrangement::Tiny, rank);
+        let settings = |rank| environment(Arrangement::Exchange, rank);
         let mut job = Job::start(program, 2, 2, &["allocate", &bytes.to_string()], settings);
         for rank in &mut job.ranks {
             let line = rank.expect("@memory ");
@@ -241,7 +242,7 @@ fn memory_comes_back() {
 /// What the ranks of a communicator call at the same time.
 fn clash(name: &'static str, call: fn(&Communicator, &mut [i32]) -> kolo::Result<()>) {
     bounded(name, move || {
-        let results = Arrangement::Tiny.run(3, |comm| {
+        let results = Arrangement::Exchange.run(3, |comm| {
             let mut data = comm.alloc::<i32>(LONG).unwrap();
             let begin = Instant::now();
             let result = call(&comm, &mut data).and_then(|()| comm.barrier());
@@ -285,7 +286,7 @@ fn a_rank_that_does_not_come_is_waited_for_until_the_deadline() {
         config
     };
     let gate = Gate::new(3);
-    let errors = Arrangement::Tiny.run_with(3, short, |comm| {
+    let errors = Arrangement::Exchange.run_with(3, short, |comm| {
         let mut data = comm.alloc::<i32>(LONG).unwrap();
         data.fill(7);
         let is_late = comm.rank() == 0;

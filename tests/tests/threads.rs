@@ -142,8 +142,8 @@ impl Calls {
 
     /// Both threads of all ranks at once; the time of rank 0.
     fn in_two_threads(self, ranks: u32, calls: usize, elements: usize) -> Duration {
-        let change = |config| Config { timeout: Duration::from_secs(15), ..config };
-        let times = Arrangement::Tiny.run_with(ranks, change, |comm| {
+        let change = |config: Config| config.with(|config| config.timeout = Duration::from_secs(15));
+        let times = Arrangement::Exchange.run_with(ranks, change, |comm| {
             comm.barrier().expect("all are there");
             let begin = Instant::now();
             std::thread::scope(|scope| {
@@ -183,8 +183,8 @@ fn blocking_calls_beside_started_ones_of_another_thread() {
     // The two kinds do not match each other, so the threads agree on their order: the second call begins when the first has.
     for (ranks, elements) in [(4, 256), (8, 2), (4, 200_000)] {
         bounded(&format!("{ranks} ranks, {elements} elements"), move || {
-            let change = |config| Config { timeout: Duration::from_secs(15), ..config };
-            Arrangement::Tiny.run_with(ranks, change, |comm| {
+            let change = |config: Config| config.with(|config| config.timeout = Duration::from_secs(15));
+            Arrangement::Exchange.run_with(ranks, change, |comm| {
                 let comm = &comm;
                 let last = || comm.recent().last().map_or(0, |record| record.sequence);
                 for round in 0..20 {
@@ -217,7 +217,7 @@ fn blocking_calls_beside_started_ones_of_another_thread() {
 fn two_threads_take_about_as_long_as_one() {
     bounded("two threads and one", || {
         let (ranks, calls, elements) = (4, 300, 256);
-        let alone = Arrangement::Tiny.run(ranks, |comm| {
+        let alone = Arrangement::Exchange.run(ranks, |comm| {
             comm.barrier().expect("all are there");
             let begin = Instant::now();
             Calls::Blocking.run(&comm, 2 * calls, elements);

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use kolo::{Communicator, Config, Error, ReduceOp, Result};
+use kolo::{Communicator, Config, Error, PeerState, ReduceOp, Result};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::{Gate, bounded};
 
@@ -50,8 +50,10 @@ fn a_rank_that_never_calls() {
                 match &error {
                     Error::Timeout { context, after, waiting_for } => {
                         assert_eq!((context.rank, context.sequence, *after), (comm.rank(), 2, LIMIT));
-                        let culprit = waiting_for.iter().find(|(rank, _)| *rank == 2).expect("it is named");
-                        assert!(culprit.1.contains("finished #1 barrier"), "{error}");
+                        let culprit =
+                            waiting_for.iter().find(|awaited| awaited.rank == 2).expect("it is named");
+                        assert_eq!(culprit.state, PeerState::Outside { finished: 1 }, "{error}");
+                        assert!(culprit.detail.contains("finished #1 barrier"), "{error}");
                     }
                     Error::Aborted { reason, .. } => {
                         assert!(reason.contains("rank 2 (finished #1 barrier"), "{error}");

@@ -147,7 +147,7 @@ fn settings_that_make_no_sense() {
         ("KOLO_SEGMENT_BYTES", "64Q"),
         ("KOLO_SEGMENT_BYTES", "K"),
         ("KOLO_WINDOW", "-1"),
-        ("KOLO_TINY_BYTES", "99999999999999999999"),
+        ("KOLO_EXCHANGE_BYTES", "99999999999999999999"),
         ("KOLO_SPIN_US", "1.5"),
     ] {
         let Err(error) = with(name, value) else { panic!("{name}={value} was accepted") };
@@ -166,7 +166,7 @@ fn values_at_the_edge_do_not_panic() {
         |config| config.segment_bytes = Some(usize::MAX),
         |config| config.window = Some(usize::MAX),
         |config| config.window = Some(1),
-        |config| config.tiny_bytes = Some(usize::MAX),
+        |config| config.exchange_bytes = Some(usize::MAX),
         |config| config.spin = Some(std::time::Duration::from_secs(3600)),
         |config| config.socket_congestion = Some("nonesuch".to_owned()),
     ];
@@ -199,8 +199,8 @@ fn settings_that_differ_across_ranks() {
         ("KOLO_DETERMINISM", |config| config.determinism = Determinism::Canonical),
         ("KOLO_SEGMENT_BYTES", |config| config.segment_bytes = Some(4096)),
         ("KOLO_WINDOW", |config| config.window = Some(7)),
-        ("KOLO_TINY_BYTES", |config| config.tiny_bytes = Some(3)),
-        ("KOLO_DIRECT_BYTES", |config| config.direct_bytes = Some(3)),
+        ("KOLO_EXCHANGE_BYTES", |config| config.exchange_bytes = Some(3)),
+        ("KOLO_SYMMETRIC_BYTES", |config| config.symmetric_bytes = Some(3)),
         ("KOLO_TRANSPORT", |config| {
             config.transports = Transports::Only(vec![TransportKind::Tcp, TransportKind::Shm])
         }),
@@ -233,7 +233,7 @@ fn transports_that_do_not_reach() {
     bounded("shm between hosts", || {
         let error = Cluster::with_configs(
             2,
-            |rank| Config { host_id: Some(format!("host-{rank}")), ..Arrangement::Shm.config(rank) },
+            |rank| Arrangement::Shm.config(rank).with(|config| config.host_id = Some(format!("host-{rank}"))),
             drop,
         )
         .expect_err("two hosts share no memory");
@@ -259,7 +259,7 @@ fn an_unknown_algorithm() {
 #[test]
 fn too_much_at_a_time() {
     bounded("too many operations", || {
-        Arrangement::Tiny.run(1, |comm| {
+        Arrangement::Exchange.run(1, |comm| {
             let mut works = Vec::new();
             let error = loop {
                 match comm.all_reduce_start(vec![1_u8], ReduceOp::Sum) {
@@ -287,9 +287,10 @@ fn too_much_at_a_time() {
 #[test]
 fn an_algorithm_for_one_collective_leaves_the_others_as_they_are() {
     bounded("KOLO_ALGO for some calls", || {
-        let change =
-            |config| Config { algorithms: "broadcast:binomial,all_reduce@64K-:ring".into(), ..config };
-        Arrangement::Tiny.run_with(3, change, |comm| {
+        let change = |config: Config| {
+            config.with(|config| config.algorithms = "broadcast:binomial,all_reduce@64K-:ring".into())
+        };
+        Arrangement::Exchange.run_with(3, change, |comm| {
             let (from, mut to) = (vec![0_f32; 1 << 20], vec![0_f32; 1 << 20]);
             let mut explain = |collective, count| {
                 let output = to.as_mut_ptr().cast();
@@ -299,12 +300,12 @@ fn an_algorithm_for_one_collective_leaves_the_others_as_they_are() {
                 comm.explain(&call).expect("explained")
             };
             for (collective, count, way) in [
-                (Collective::AllReduce, 8, "tiny: "),
+                (Collective::AllReduce, 8, "exchange: "),
                 (Collective::AllReduce, 16 << 10, "ring: "),
                 (Collective::Broadcast, 8, "binomial: "),
                 (Collective::Broadcast, 1 << 20, "binomial: "),
-                (Collective::AllGather, 8, "tiny: "),
-                (Collective::Barrier, 0, "tiny: "),
+                (Collective::AllGather, 8, "exchange: "),
+                (Collective::Barrier, 0, "exchange: "),
             ] {
                 let text = explain(collective, count);
                 assert!(text.starts_with(way), "{collective} of {count}: {text}");

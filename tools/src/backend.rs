@@ -6,7 +6,7 @@ use std::ops::DerefMut;
 use std::sync::Mutex;
 
 use kolo::JoinSpec;
-use kolo::{Cluster, Collective, Communicator, Config, DataType, RawCall, ReduceOp, Symmetric, Work};
+use kolo::{Cluster, Collective, Communicator, Config, DataType, RawCall, ReduceOp, SymmetricBuffer, Work};
 use kolo_collectives::Task;
 use kolo_collectives::overrides::{Overrides, Rule};
 
@@ -125,7 +125,7 @@ pub(crate) trait Comm {
 pub(crate) trait Memory: DerefMut<Target = [u8]> + std::fmt::Debug {}
 
 impl Memory for Vec<u8> {}
-impl Memory for Symmetric<u8> {}
+impl Memory for SymmetricBuffer<u8> {}
 
 /// What a rank does with its communicator.
 pub(crate) type Body<'a> = &'a (dyn Fn(Box<dyn Comm>) -> Result<()> + Sync);

@@ -9,7 +9,6 @@ use kolo::DataType;
 use kolo::internal::profile::{Inside, Loaded};
 use kolo_collectives::check::{self, Options};
 use kolo_collectives::model::Model;
-use kolo_collectives::plan::Plan;
 use kolo_collectives::select::{Choice, select};
 use kolo_collectives::{Algorithm, Task};
 use tabled::builder::Builder;
@@ -249,7 +248,7 @@ fn proof(args: &ExplainArgs, task: &Task, algorithm: Algorithm, segment_bytes: u
             "not checked: more than {MAX_CHECKED_RANKS} ranks; `kolo sim` checks larger worlds"
         ));
     }
-    let plans: Vec<Plan> = (0..task.world_size).map(|rank| algorithm.plan(task, rank)).collect();
+    let plans = algorithm.plans(task);
     let shapes: Vec<_> = plans.iter().map(|plan| args.call.shape(plan)).collect();
     let element_bytes = args.call.element_bytes as usize;
     let options = Options::quick().segmented((segment_bytes / element_bytes).max(1));
@@ -305,7 +304,7 @@ mod tests {
             let found = text.lines().find(|line| line.contains("taken here")).map(str::to_owned);
             found.unwrap_or_default()
         };
-        assert!(way("all_reduce -n 2 -b 64").contains("tiny"), "{}", way("all_reduce -n 2 -b 64"));
+        assert!(way("all_reduce -n 2 -b 64").contains("exchange"), "{}", way("all_reduce -n 2 -b 64"));
         assert!(way("all_reduce -n 2 -b 64 --algo ring").contains("ring"));
         assert_eq!(way("all_reduce -n 4 --hosts 2 -b 64"), "");
     }

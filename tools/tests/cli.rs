@@ -144,9 +144,11 @@ fn names_of_nccl_tests_take_unknown_types_and_operators_as_it_does() {
 
 #[test]
 fn verbose_says_which_way_is_taken() {
-    for (algorithms, expected) in
-        [("", " on by tiny: "), ("all_reduce:ring", " on by ring: "), ("broadcast:chain", " on by tiny: ")]
-    {
+    for (algorithms, expected) in [
+        ("", " on by exchange: "),
+        ("all_reduce:ring", " on by ring: "),
+        ("broadcast:chain", " on by exchange: "),
+    ] {
         let output = kolo("perf all_reduce -b 8 -e 8 -n 1 --ranks 2 -v")
             .env("KOLO_ALGO", algorithms)
             .output()
@@ -257,4 +259,17 @@ fn the_example_of_a_cluster_is_one() {
     assert!(text(&simulated.stdout).contains("16 host(s) with 8 rank(s) each"));
     let incomplete = run("sim");
     assert!(!incomplete.status.success() && text(&incomplete.stderr).contains("COLLECTIVE"));
+}
+
+#[test]
+fn a_setting_under_its_former_name_counts_and_warns_once() {
+    for (name, now) in
+        [("KOLO_TINY_BYTES", "KOLO_EXCHANGE_BYTES"), ("KOLO_DIRECT_BYTES", "KOLO_SYMMETRIC_BYTES")]
+    {
+        let output = kolo("info").env(name, "4711").env_remove(now).output().unwrap();
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success() && stdout.contains("4711"), "{name}\n{stdout}{stderr}");
+        let warning = format!("{name} is now {now}");
+        assert_eq!(stderr.matches(&warning).count(), 1, "{name}\n{stderr}");
+    }
 }

@@ -17,7 +17,7 @@
 //! 7. Bytes from the wire or from shared memory are hostile until checked: no index, length or count from a peer
 //!    is used before it is bounded.
 //! 8. No allocation, lock or thread hop per message in steady state.
-//! 9. A transport that [looks ahead](Endpoint::looks_ahead) lets its owner match messages by tag: a receive posted with
+//! 9. A transport that [can probe](Endpoint::can_probe) lets its owner match messages by tag: a receive posted with
 //!    [`Endpoint::post_recv_if`] takes the next message only if tag and length are its own. Meets it another, then it
 //!    and all receives behind it on that channel come back ([`Event::Returned`], in their order), and after them one
 //!    [`Event::Waiting`] tells what waits. Their memory may have been written to. The message stays where it is, whole,
@@ -103,7 +103,7 @@ pub enum Event {
     /// A receive that was posted on condition did not fit, or was behind one that did not. It may be posted again.
     Returned(Token),
     /// The next message of a channel is another than the receives that were posted for it, or nothing is posted and
-    /// [`Endpoint::watch`] asked for it.
+    /// [`Endpoint::probe`] asked for it.
     Waiting(Envelope),
     /// A peer is lost. Reported once, after the failures of its tokens.
     Down {
@@ -253,12 +253,12 @@ pub trait Endpoint: Send + std::fmt::Debug {
         token: Token,
     ) -> Result<Posted, Error>;
 
-    /// Whether [`Endpoint::post_recv_if`] and [`Endpoint::watch`] do what they say.
-    fn looks_ahead(&self) -> bool {
+    /// Whether [`Endpoint::post_recv_if`] and [`Endpoint::probe`] do what they say.
+    fn can_probe(&self) -> bool {
         false
     }
 
-    /// Posts a receive that is taken back if another message comes: see rule 9. A transport that does not look ahead
+    /// Posts a receive that is taken back if another message comes: see rule 9. A transport that cannot probe
     /// treats it as [`Endpoint::post_recv`].
     ///
     /// # Errors
@@ -281,14 +281,14 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// A post there takes it back. The end of the connection is no event: whoever posts meets it.
     ///
     /// # Errors
-    /// If the transport does not look ahead, the peer is lost, or the channel is beyond [`Caps`].
-    fn watch(&mut self, on: Channel) -> Result<(), Error> {
+    /// If the transport cannot probe, the peer is lost, or the channel is beyond [`Caps`].
+    fn probe(&mut self, on: Channel) -> Result<(), Error> {
         let detail = "this transport cannot tell what waits on a channel";
         Err(Error::new(crate::error::ErrorKind::Usage, self.caps().name, Some(on.peer), detail))
     }
 
-    /// Takes [`Endpoint::watch`] back.
-    fn unwatch(&mut self, _on: Channel) {}
+    /// Takes [`Endpoint::probe`] back.
+    fn cancel_probe(&mut self, _on: Channel) {}
 
     /// Whether a peer is still there: for owners that wait for something of it on which nothing is posted here. Never blocks.
     /// A transport that can make the link on which the peer's end shows, makes it; one that cannot tell says yes.
@@ -310,7 +310,7 @@ pub trait Endpoint: Send + std::fmt::Debug {
         None
     }
 
-    /// Whether something is posted for receiving, or [watched](Endpoint::watch) for, on an open connection on which the end of
+    /// Whether something is posted for receiving, or [probed](Endpoint::probe) for, on an open connection on which the end of
     /// `peer` arrives behind its last bytes. What else tells that the peer has left may come before these; as long as this is
     /// so, nothing follows from it. Never blocks, makes no progress.
     fn is_hearing(&self, _peer: u32) -> bool {
@@ -371,7 +371,8 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// this call and sleeping, and call [`Endpoint::disarm`] after.
     fn arm(&mut self, by: ParkBy) -> Armed<'_>;
 
-    /// Takes [`Endpoint::arm`] back.
+    /// Takes [`Endpoint::arm`] back. The owner polls before it arms again: what has woken it, such as a readable descriptor, stays
+    /// until then.
     fn disarm(&mut self);
 
     /// Gives up on a peer: every token that involves it fails with `cause`, and its connections are closed.

@@ -23,7 +23,7 @@ pub use endpoint::{
 };
 pub use error::{Error, ErrorKind};
 pub use kinds::{Features, Options, TransportKind};
-pub use memory::{Backing, DeviceAccess, MemoryCounters, Mover, Registered, RegistrationPolicy};
+pub use memory::{Backing, DeviceAccess, DeviceCopier, MemoryCounters, Registered, RegistrationPolicy};
 pub use pieces::Cursor;
 pub use rdma::{RdmaEndpoint, RdmaOptions};
 pub use shm::{ShmEndpoint, ShmOptions};

@@ -22,12 +22,12 @@ pub enum Backing<'a> {
         /// As for [`Backing::DmaBuf`]; none where a kernel module lets adapters find such memory by its address.
         export: Option<(BorrowedFd<'a>, u64)>,
         /// Who copies what is too short to be registered for.
-        mover: &'a Arc<dyn Mover>,
+        copier: &'a Arc<dyn DeviceCopier>,
     },
 }
 
 /// Copies from and to memory that the processor cannot look at.
-pub trait Mover: fmt::Debug + Send + Sync {
+pub trait DeviceCopier: fmt::Debug + Send + Sync {
     /// Copies from such memory to the host's. Blocks until it is done: some microseconds.
     ///
     /// # Errors
@@ -37,13 +37,13 @@ pub trait Mover: fmt::Debug + Send + Sync {
     /// Both are valid for so many bytes, and not touched by anybody else until this returns.
     unsafe fn load(&self, from: *const u8, to: *mut u8, len: usize) -> Result<(), String>;
 
-    /// Copies from the host's memory to such. Blocks as [`Mover::load`] does.
+    /// Copies from the host's memory to such. Blocks as [`DeviceCopier::load`] does.
     ///
     /// # Errors
     /// In plain words.
     ///
     /// # Safety
-    /// As [`Mover::load`].
+    /// As [`DeviceCopier::load`].
     unsafe fn store(&self, from: *const u8, to: *mut u8, len: usize) -> Result<(), String>;
 }
 

@@ -1,4 +1,5 @@
-//! A firewall that drops packets without a word: the loss of the peer names the addresses that were tried, and what to do.
+//! A firewall that drops packets without a word: the other end gets through if it may, and if not, the loss of the peer names the
+//! addresses that were tried, and what to do.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -63,5 +64,46 @@ fn silent_addresses_are_named_with_the_remedy() {
     };
     for part in [&format!(":{port} ("), "no answer; a firewall?", "KOLO_SOCKET_IFNAME"] {
         assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn the_higher_rank_dials_where_the_lower_gets_no_answer() {
+    let mut ends = [end(0), end(1)];
+    let decoy = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a port");
+    let port = decoy.local_addr().expect("bound").port();
+    drop(decoy);
+    let _silent = silence(port);
+    // Rank 0 is told of a port that is silent; it stands behind magic and version (4 bytes).
+    let mut address = ends[1].address().to_vec();
+    address[4..6].copy_from_slice(&port.to_le_bytes());
+    ends[0].introduce(1, &address).expect("a good address");
+    let address = ends[0].address().to_vec();
+    ends[1].introduce(0, &address).expect("a good address");
+    let (mut source, mut target) = ([7_u8], [0_u8]);
+    let from = [Piece { ptr: source.as_mut_ptr(), len: 1 }];
+    let to = [Piece { ptr: target.as_mut_ptr(), len: 1 }];
+    let mut events = Vec::new();
+    for index in [0, 1] {
+        let began = Instant::now();
+        let mut open = 2;
+        // SAFETY: bytes and pieces outlive the tokens, which complete below.
+        let posted = unsafe {
+            let sent = ends[0].post_send(Channel { peer: 1, index }, 0, &from, Token(1));
+            [sent, ends[1].post_recv(Channel { peer: 0, index }, 0, Sink::Place(&to), Token(2))]
+        };
+        assert_eq!(posted.map(|posted| posted.expect("posted")), [Posted::Pending; 2]);
+        while open > 0 {
+            for end in ends.iter_mut() {
+                end.poll(&mut events);
+            }
+            for event in events.drain(..) {
+                assert!(matches!(event, Event::Done(_)), "{event:?}");
+                open -= 1;
+            }
+            assert!(began.elapsed() < LONG, "the higher rank does not dial");
+            std::thread::yield_now();
+        }
+        assert_eq!(std::mem::take(&mut target), source);
     }
 }

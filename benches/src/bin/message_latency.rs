@@ -76,7 +76,7 @@ fn over_kolo(
     send: impl Fn(&Communicator, &Message, u32) -> Result<()> + Sync,
     recv: impl Fn(&Communicator, &mut Message, u32) -> Result<()> + Sync,
 ) -> Result<f64> {
-    let config = Config { transports: Transports::Only(vec![kind]), ..Config::from_env()? };
+    let config = Config::from_env()?.with(|config| config.transports = Transports::Only(vec![kind]));
     let times = Cluster::with_configs(
         2,
         |_| config.clone(),
@@ -119,7 +119,8 @@ fn bare_flag(places: [usize; 2]) -> std::io::Result<f64> {
 
 /// Medians of one way of a bare flag and of an all-reduce of 8 bytes, in turn.
 fn flag_and_all_reduce(places: [usize; 2]) -> std::result::Result<[f64; 2], Box<dyn std::error::Error>> {
-    let config = Config { transports: Transports::Only(vec![TransportKind::Shm]), ..Config::from_env()? };
+    let config =
+        Config::from_env()?.with(|config| config.transports = Transports::Only(vec![TransportKind::Shm]));
     let flag = BareFlag::default();
     let times = Cluster::with_config(2, &config, |comm| {
         let me = comm.rank() as usize;

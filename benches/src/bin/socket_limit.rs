@@ -44,7 +44,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     if sizes.is_empty() {
         sizes = vec![32 << 20, 128 << 20];
     }
-    let config = Config { transports: Transports::Only(vec![TransportKind::Tcp]), ..Config::from_env()? };
+    let config =
+        Config::from_env()?.with(|config| config.transports = Transports::Only(vec![TransportKind::Tcp]));
     let comm = Communicator::builder().config(config).connect()?;
     let ranks = comm.world_size();
     if ranks % 2 == 1 {

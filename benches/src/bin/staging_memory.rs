@@ -22,7 +22,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     if sizes.is_empty() {
         sizes = vec![8, 32 << 10, 1 << 20, 32 << 20, 256 << 20];
     }
-    let config = Config { transports: parse_transports(&transport)?, ..Config::from_env()? };
+    let transports = parse_transports(&transport)?;
+    let config = Config::from_env()?.with(|config| config.transports = transports);
     let before = resident("VmRSS:")?;
     let comm = Communicator::builder().config(config).connect()?;
     let what = format!("memory beside the buffer: all_reduce, {transport}");

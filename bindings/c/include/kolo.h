@@ -130,7 +130,7 @@ typedef enum {
 /**
  * Settings of a communicator. Always start from KOLO_CONFIG_INITIALIZER, so that programs keep working when fields are
  * added. What is left NULL or KOLO_UNSET comes from the KOLO_* variable named beside it, then from the default.
- * Strings are copied. All ranks must agree on transport, algorithms, segment_bytes, window, tiny_bytes and determinism.
+ * Strings are copied. All ranks must agree on transport, algorithms, segment_bytes, window, exchange_bytes and determinism.
  */
 typedef struct {
     /** Size, magic number and version of this struct: set by the initializer. */
@@ -155,8 +155,8 @@ typedef struct {
     int64_t segment_bytes;
     /** KOLO_WINDOW: segments in flight. Default: chosen by cost. */
     int64_t window;
-    /** KOLO_TINY_BYTES: up to this many bytes given per rank, calls inside one host take a short cut; 0 = never. */
-    int64_t tiny_bytes;
+    /** KOLO_EXCHANGE_BYTES: up to this many bytes per rank, calls inside one host take the exchange; 0 = never. */
+    int64_t exchange_bytes;
     /** KOLO_SPIN_US: microseconds that a waiting thread spins before it yields. */
     int64_t spin_us;
     /** KOLO_DETERMINISM: a koloDeterminism_t, or KOLO_UNSET. Default: KOLO_REPEATABLE. */

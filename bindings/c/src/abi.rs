@@ -26,7 +26,7 @@ pub(crate) struct Config {
     pub(crate) join_timeout_ms: i64,
     pub(crate) segment_bytes: i64,
     pub(crate) window: i64,
-    pub(crate) tiny_bytes: i64,
+    pub(crate) exchange_bytes: i64,
     pub(crate) spin_us: i64,
     pub(crate) determinism: c_int,
 }

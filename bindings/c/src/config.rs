@@ -52,8 +52,8 @@ pub(crate) unsafe fn resolve(given: *const abi::Config) -> Outcome<Config> {
     if let Some(segments) = number("window", given.window, 1)? {
         config.window = Some(segments as usize);
     }
-    if let Some(bytes) = number("tiny_bytes", given.tiny_bytes, 0)? {
-        config.tiny_bytes = Some(bytes as usize);
+    if let Some(bytes) = number("exchange_bytes", given.exchange_bytes, 0)? {
+        config.exchange_bytes = Some(bytes as usize);
     }
     if let Some(spin) = number("spin_us", given.spin_us, 0)? {
         config.spin = Some(Duration::from_micros(spin));

@@ -50,7 +50,7 @@ impl From<Error> for Failure {
             Error::Mismatch { peer, .. } => (result::MISMATCH, Some(*peer)),
             Error::PeerLost { peer, .. } => (result::PEER_LOST, Some(*peer)),
             Error::Timeout { waiting_for, .. } => {
-                (result::TIMEOUT, waiting_for.first().map(|(peer, _)| *peer))
+                (result::TIMEOUT, waiting_for.first().map(|awaited| awaited.rank))
             }
             Error::Aborted { by, .. } => (result::ABORTED, Some(*by)),
             Error::Unsupported { .. } => (result::UNSUPPORTED, None),

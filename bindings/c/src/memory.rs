@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 
-use kolo_rs::Symmetric;
+use kolo_rs::SymmetricBuffer;
 
 use crate::comm::Comm;
 use crate::guard::{guard, place, take, usage, with_comm};
@@ -45,7 +45,7 @@ unsafe extern "C" fn koloMemFree(memory: *mut c_void) -> c_int {
 }
 
 /// Symmetric buffers of a communicator that C has not freed, by address.
-pub(crate) type Lent = Mutex<HashMap<usize, Symmetric<u8>>>;
+pub(crate) type Lent = Mutex<HashMap<usize, SymmetricBuffer<u8>>>;
 
 /// See `kolo.h`.
 #[unsafe(no_mangle)]

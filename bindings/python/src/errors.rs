@@ -1,6 +1,6 @@
 //! From Kolo's error to the exception classes of `kolo.errors`.
 
-use kolo_rs::{Context, Error};
+use kolo_rs::{Error, ErrorContext};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyModule};
@@ -16,7 +16,7 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
         Error::Mismatch { context, peer, .. } => ("Mismatch", Some(context), Some(*peer)),
         Error::PeerLost { context, peer, .. } => ("PeerLost", Some(context), Some(*peer)),
         Error::Timeout { context, waiting_for, .. } => {
-            ("Timeout", Some(context), waiting_for.first().map(|(peer, _)| *peer))
+            ("Timeout", Some(context), waiting_for.first().map(|awaited| awaited.rank))
         }
         Error::Aborted { context, by, .. } => ("Aborted", Some(context), Some(*by)),
         Error::Unsupported { context, .. } => ("Unsupported", Some(context), None),
@@ -44,7 +44,7 @@ fn make(
     class: &str,
     message: &str,
     rank: Option<u32>,
-    context: Option<&Context>,
+    context: Option<&ErrorContext>,
     peer: Option<u32>,
 ) -> PyResult<PyErr> {
     let classes = CLASSES.get_or_try_init(py, || Ok::<_, PyErr>(py.import("kolo.errors")?.unbind()))?;

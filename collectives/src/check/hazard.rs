@@ -2,7 +2,7 @@
 //!
 //! Happens-before within a rank is known without a run: lane order, `after`, and fences. A `Send` goes on
 //! reading after its lane has moved on, until a fence of its lane, so a later write needs a fence between.
-//! What ranks learn from each other's messages is not counted: a plan must be safe by its own rules.
+//! Knowledge from other ranks' messages does not count: a plan must be safe by its own rules.
 
 use crate::memory::Memory;
 use crate::plan::{Action, Blocks, Plan, Space, StepRef};

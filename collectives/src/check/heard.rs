@@ -1,4 +1,4 @@
-//! Of which ranks it is known that they have called: what a barrier is about.
+//! The ranks known to have called: the subject of a barrier.
 
 /// A set of ranks; of no ranks where nobody asks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What a run must have come to.
+//! The required outcome of a run.
 
 use crate::memory::Memory;
 use crate::plan::{Collective, Space};

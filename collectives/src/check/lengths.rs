@@ -9,7 +9,7 @@ use super::wiring::{Wiring, steps};
 /// The length a signal is noted with: it is always transmitted.
 const SIGNAL: usize = usize::MAX;
 
-/// Lengths of what the steps of all ranks move, in one segment, and where each lane's begin.
+/// Lengths that the steps of all ranks move in one segment, and where each lane's begin.
 #[derive(Debug)]
 pub(crate) struct Lengths {
     /// First lane of each rank, in a numbering over all ranks.
@@ -113,7 +113,7 @@ impl Lengths {
     }
 }
 
-/// What a rank publishes must be as long as all members of its stage take it to be, block by block. Tells how many elements
+/// Each payload must be as long as all members of its stage take it to be, block by block. Tells how many elements
 /// all ranks copy.
 pub(crate) fn published(plans: &[Plan], layouts: &[Layout], segment: usize) -> Result<u64, Violation> {
     let (mut copied, mut left_out) = (0, 0);
@@ -125,7 +125,7 @@ pub(crate) fn published(plans: &[Plan], layouts: &[Layout], segment: usize) -> R
         let others = others.into_iter().filter(|other| other.shape() != layout.shape());
         let all: Vec<&Layout> = std::iter::once(layout).chain(others).collect();
         let publishes = steps(plan).filter(|(_, action)| matches!(action, Action::Publish { .. }));
-        for ((at, action), round) in publishes.zip(&stage.rounds) {
+        for ((at, action), round) in publishes.zip(stage.rounds.iter()) {
             let place = |at| Place::of(plan, at);
             let Action::Publish { except, .. } = action else { continue };
             left_out += except.map_or(0, |hole| layout.len(hole, segment));

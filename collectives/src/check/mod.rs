@@ -1,4 +1,4 @@
-//! The checker: runs the plans of all ranks without a socket and proves what can be proved.
+//! The checker: runs the plans of all ranks without a socket and proves properties of them.
 //!
 //! | what | how | where |
 //! |---|---|---|
@@ -92,7 +92,7 @@ impl Options {
     }
 }
 
-/// What a successful check found.
+/// The findings of a successful check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Messages of one segment, on all ranks, signals included and messages of no bytes left out.

@@ -49,7 +49,7 @@ pub(super) struct LaneState {
     /// Sends that have not been read out.
     outstanding: u32,
     queued: bool,
-    /// For barriers: of whom it knows that they have called.
+    /// For barriers: the ranks known to have called.
     pub(super) heard: Heard,
 }
 
@@ -66,7 +66,7 @@ enum Outcome {
     Stuck,
 }
 
-/// What is the same in all runs of a segment.
+/// The part that is the same in all runs of a segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) plans: &'a [Plan],
@@ -206,7 +206,7 @@ impl<'a> Run<'a> {
         Ok(Outcome::Went)
     }
 
-    /// Does what a step does; `false` if it has to wait for a message.
+    /// Carries out a step; `false` if it has to wait for a message.
     fn act(&mut self, lane: usize, rank: usize, step: u16, action: &Action) -> Result<bool, Violation> {
         let (plans, at) = (self.facts.plans, StepRef { lane: self.lanes[lane].lane, step });
         let place = || Place::of(&plans[rank], at);

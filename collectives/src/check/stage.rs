@@ -1,4 +1,4 @@
-//! What can be read off the plans about stages: members agree on rounds and payloads, and nobody reads a payload that was not
+//! Static checks of stages: members agree on rounds and payloads, and no rank reads a payload that was not
 //! awaited or may have been overwritten.
 //!
 //! A payload may be read between the `Await` of its member and the reader's next `Publish`, which tells the others that the
@@ -78,7 +78,7 @@ impl Groups {
     }
 }
 
-/// What a rank leaves out of its payload, round by round.
+/// The blocks that a rank leaves out of its payload, round by round.
 fn exceptions(plan: &Plan) -> Vec<Option<Blocks>> {
     let except = |action: &Action| match action {
         Action::Publish { except, .. } => Some(*except),

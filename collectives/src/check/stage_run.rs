@@ -1,4 +1,4 @@
-//! Stages in a run: rounds as credits, and what their buffers hold.
+//! Stages in a run: rounds as credits, and the contents of their buffers.
 
 use crate::plan::{Action, Blocks, Space};
 use crate::select::Order;
@@ -15,7 +15,7 @@ use super::violation::{Place, Violation};
 pub(super) struct Stages {
     /// Rounds that each member has published.
     published: Vec<usize>,
-    /// What they hold, by member and round mod depth.
+    /// Their contents, by member and round mod depth.
     buffers: Vec<Vec<Buffer>>,
     depth: usize,
     /// Lanes that wait for somebody to publish.
@@ -88,7 +88,7 @@ impl Stages {
         have
     }
 
-    /// Adds what members had heard when they published `reader`'s round.
+    /// Adds the knowledge that members had when they published `reader`'s round.
     pub(super) fn hear(&self, of: Members, reader: usize, heard: &mut Heard) {
         let round = self.round(reader);
         for member in of.range(self.published.len()) {
@@ -96,7 +96,7 @@ impl Stages {
         }
     }
 
-    /// What `reader` finds under a number in a member's stage.
+    /// The value that `reader` finds under a number in a member's stage.
     pub(super) fn read(&self, reader: usize, member: usize, number: u32) -> Option<Value> {
         let round = self.round(reader);
         let buffer = self.buffers.get(member)?.get(round % self.depth)?;
@@ -145,7 +145,7 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// What a fold comes to; `None` if lengths differ.
+    /// The result of a fold; `None` if lengths differ.
     pub(super) fn fold(
         &self,
         rank: usize,

@@ -1,4 +1,4 @@
-//! Symbolic values: what a block holds, as a sum of tokens and as a hash of the expression.
+//! Symbolic values: the contents of a block, as a sum of tokens and as a hash of the expression.
 //!
 //! Every contribution (rank, block) has a pseudo-random 128-bit token. Tokens add up wrapping; with the count
 //! of contributions, an equal sum means, but for odds of 2^-128, that each was counted exactly once. The
@@ -11,7 +11,7 @@ use crate::memory::Memory;
 use crate::plan::{Collective, Placement, Plan, Space};
 use crate::rounds::{Fold, floor_log2};
 
-/// What a block holds.
+/// The contents of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Value {
     token: u128,
@@ -114,7 +114,7 @@ pub(crate) struct Cells {
     memory: Memory,
     output: Vec<Option<Value>>,
     scratch: Vec<Option<Value>>,
-    /// What stands in the one input block that is also the output, where there is such a block.
+    /// The contents of the one input block that is also the output, where there is such a block.
     aliased_input: Option<(u32, Value)>,
 }
 
@@ -157,7 +157,7 @@ impl Cells {
     }
 }
 
-/// What output block `block` holds before the operation.
+/// The contents of output block `block` before the operation.
 fn initial(memory: &Memory, block: u32) -> Option<Value> {
     let (rank, collective) = (memory.rank, memory.collective);
     let index = if matches!(collective, Collective::AllGather | Collective::Gather) { 0 } else { block };
@@ -171,7 +171,7 @@ struct Sum {
     count: u32,
 }
 
-/// What every output block must hold at the end.
+/// The contents that every output block must have at the end.
 #[derive(Debug)]
 pub(crate) struct Expected {
     /// Sums over ranks, by block: over all ranks, or over ranks 0..=r at r * blocks + block for scans.

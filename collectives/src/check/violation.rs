@@ -1,4 +1,4 @@
-//! What can be wrong with plans, said so that one can find it.
+//! The defects of plans, described so that one can find them.
 
 use std::fmt;
 
@@ -47,7 +47,7 @@ pub enum Violation {
     Index {
         /// The step.
         at: Place,
-        /// What is out of range.
+        /// The index that is out of range.
         what: &'static str,
     },
     /// A step writes the caller's input.
@@ -87,11 +87,11 @@ pub enum Violation {
         /// The sending step.
         sender: Place,
     },
-    /// What plans say of their stages does not hold together.
+    /// The plans of a stage contradict each other.
     Stage {
         /// Whose plan.
         rank: u32,
-        /// What is wrong.
+        /// The contradiction.
         what: &'static str,
     },
     /// Steps that have to do with stages are in two lanes.
@@ -108,7 +108,7 @@ pub enum Violation {
         /// Whose stage.
         member: u16,
     },
-    /// A step reads what a member does not publish in this round.
+    /// A step reads blocks that a member does not publish in this round.
     Unpublished {
         /// The step.
         at: Place,
@@ -131,7 +131,7 @@ pub enum Violation {
         /// The block, by its physical name.
         block: String,
     },
-    /// A step reads what nobody has written.
+    /// A step reads blocks that no step has written.
     Undefined {
         /// The step.
         at: Place,

@@ -1,4 +1,4 @@
-//! What can be read off the plans: indices in range, channels with one owner at each end, equal counts.
+//! Static checks of the plans: indices in range, channels with one owner at each end, equal counts.
 
 use crate::memory::Memory;
 use crate::plan::{Action, Blocks, Channel, Like, Plan, Space, StepRef};
@@ -223,7 +223,7 @@ fn validate(plan: &Plan) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Whether what a step writes is one of its operands, or apart from all of them.
+/// Whether the target of a step is one of its operands, or apart from all of them.
 fn operands_agree(memory: &Memory, action: &Action) -> bool {
     let Some(dst) = action.writes() else { return true };
     let dst = memory.physical(dst);

@@ -1,6 +1,6 @@
-//! What a plan costs, added up exchange by exchange: the words in which generators state their price.
+//! The cost of a plan, added up exchange by exchange: the words in which generators state their price.
 
-use crate::meeting::{Meeting, Weight};
+use crate::contention::{Pattern, Weight};
 use crate::model::{LinkClass, Model};
 use crate::rounds::floor_log2;
 use crate::task::Task;
@@ -17,7 +17,7 @@ pub(crate) enum Reach {
     Mixed(f64),
 }
 
-/// What the resources that ranks share have to do, in seconds each.
+/// The work of the resources that ranks share, in seconds each.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Busy {
     link: f64,
@@ -33,7 +33,7 @@ impl Busy {
     }
 }
 
-/// What one segment costs. A generator enters the exchanges of its plan, in order.
+/// The cost of one segment. A generator enters the exchanges of its plan, in order.
 pub(crate) struct Bill {
     /// Inside a host processors do the moving: ranks that share one share the speed of the link too.
     model: Model,
@@ -45,7 +45,7 @@ pub(crate) struct Bill {
     width: f64,
     /// From start to end with nothing else going on, in seconds.
     pub(crate) path: f64,
-    /// What shared resources do meanwhile. A generator puts back what it read before where exchanges use a resource that the
+    /// The work of shared resources meanwhile. A generator puts back what it read before where exchanges use a resource that the
     /// exchanges before them leave alone.
     pub(crate) busy: Busy,
 }
@@ -101,22 +101,22 @@ impl Bill {
     /// All ranks send and receive `messages` messages, `bytes` in all, and go on when they have.
     pub(crate) fn exchange(
         &mut self,
-        meeting: Meeting,
+        pattern: Pattern,
         reach: Reach,
         messages: f64,
         bytes: f64,
         reduces: bool,
     ) {
-        let Weight { turns, processors, links } = self.weight(meeting, reach, bytes, reduces);
+        let Weight { turns, processors, links } = self.weight(pattern, reach, bytes, reduces);
         let latency = turns * self.weigh(reach, |class| self.model.latency_seconds(class));
-        let transfer = self.transfer(reach, bytes * links);
+        let transfer = self.transfer(reach, messages, bytes * links);
         let work = self.work(reach, turns * processors * messages, processors * bytes, reduces);
         self.path += latency + transfer + work;
     }
 
-    fn weight(&self, meeting: Meeting, reach: Reach, bytes: f64, reduces: bool) -> Weight {
+    fn weight(&self, pattern: Pattern, reach: Reach, bytes: f64, reduces: bool) -> Weight {
         match reach {
-            Reach::Host => meeting.weight(&self.model, self.p, bytes, reduces),
+            Reach::Host => pattern.weight(&self.model, self.p, bytes, reduces),
             Reach::Network(_) | Reach::Mixed(_) => Weight::ONE,
         }
     }
@@ -131,7 +131,7 @@ impl Bill {
     }
 
     /// The network's part; the most used resource tells how long it takes.
-    pub(crate) fn transfer(&mut self, reach: Reach, bytes: f64) -> f64 {
+    pub(crate) fn transfer(&mut self, reach: Reach, messages: f64, bytes: f64) -> f64 {
         let link = bytes * self.weigh(reach, LinkClass::seconds_per_byte);
         // Some rank is always on the slower kind.
         self.busy.link += match reach {
@@ -144,7 +144,8 @@ impl Bill {
             Reach::Network(share) | Reach::Mixed(share) => share,
         };
         let interface = if crossing > 0.0 {
-            (ranks * crossing).max(1.0) * bytes / self.model.nic_bytes_per_second
+            let each = bytes / self.model.nic_bytes_per_second + messages * self.model.nic_message_seconds;
+            (ranks * crossing).max(1.0) * each
         } else {
             0.0
         };
@@ -185,12 +186,12 @@ impl Bill {
         self.share(ranks, bytes, 0.0);
     }
 
-    /// `ranks` ranks of each host copy so much of what others have published.
+    /// `ranks` ranks of each host copy so many bytes that others have published.
     pub(crate) fn take(&mut self, ranks: u32, bytes: f64) {
         self.share(ranks, bytes, 0.0);
     }
 
-    /// `ranks` ranks of each host reduce what so many have for them, `bytes` each, their own among it.
+    /// `ranks` ranks of each host reduce the contributions of so many ranks, `bytes` each, their own included.
     pub(crate) fn fold(&mut self, ranks: u32, contributions: u32, bytes: f64) {
         let bytes = f64::from(contributions - 1) * bytes;
         self.share(ranks, bytes, bytes / self.model.reduce_bytes_per_second);
@@ -209,7 +210,7 @@ impl Bill {
         self.path += work;
     }
 
-    /// Every rank waits for what so many others of its host publish.
+    /// Every rank waits for so many others of its host to publish.
     pub(crate) fn meet(&mut self, others: u32) {
         let intra = &self.model.intra;
         let work = f64::from(others + 1) * intra.overhead_seconds * self.model.oversubscription.max(1.0);
@@ -226,9 +227,9 @@ impl Bill {
         for (reach, count) in [(Reach::Host, near), (Reach::Network(1.0), far)] {
             if count > 0.0 {
                 let width = if matches!(reach, Reach::Host) { width } else { width.min(self.width) };
-                let crowd = Meeting::Crowd(count.min(width));
-                let Weight { turns, links, .. } = self.weight(crowd, reach, bytes, reduces);
-                let transfer = self.transfer(reach, count * bytes * links);
+                let pattern = Pattern::AllAtOnce(count.min(width));
+                let Weight { turns, links, .. } = self.weight(pattern, reach, bytes, reduces);
+                let transfer = self.transfer(reach, count, count * bytes * links);
                 // The processor works while the link does; only the last message's work is in the open.
                 let work = self.work(reach, count * turns, count * bytes, reduces);
                 let waits = (count / width).ceil().max(1.0)
@@ -246,8 +247,8 @@ impl Bill {
         let (mut time, mut latency) = (0.0, 0.0_f64);
         for (reach, count) in [(Reach::Host, near), (self.one_per_host(), far)] {
             if count > 0.0 {
-                let Weight { processors, links, .. } = self.weight(Meeting::Fan, reach, bytes, reduces);
-                let transfer = self.transfer(reach, count * bytes * links);
+                let Weight { processors, links, .. } = self.weight(Pattern::Fan, reach, bytes, reduces);
+                let transfer = self.transfer(reach, count, count * bytes * links);
                 // One end of each message only, but for the last one.
                 let messages = (count + 1.0) / 2.0;
                 let work = self.work(reach, messages * processors, count * bytes * processors, reduces);
@@ -262,7 +263,7 @@ impl Bill {
     pub(crate) fn local_wave(&mut self, messages: u32, bytes: f64, reduces: bool) {
         let count = f64::from(messages);
         if messages > 0 {
-            let transfer = self.transfer(Reach::Host, count * bytes);
+            let transfer = self.transfer(Reach::Host, count, count * bytes);
             let work = self.work(Reach::Host, count, count * bytes, reduces);
             self.path +=
                 self.model.latency_seconds(&self.model.intra) + together(Reach::Host, transfer, work, count);
@@ -273,16 +274,16 @@ impl Bill {
     /// `whole`, after folding ranks that have no partner.
     pub(crate) fn doubling(&mut self, whole: f64, first: f64, reduces: bool) {
         if !self.p.is_power_of_two() && whole > 0.0 {
-            self.exchange(Meeting::Pairs, self.partner(1), 1.0, whole, reduces);
+            self.exchange(Pattern::Pairs, self.partner(1), 1.0, whole, reduces);
             // In and out are different directions of the link, and the way back is taken by some ranks only.
             let busy = self.busy;
-            self.exchange(Meeting::Pairs, self.partner(1), 1.0, whole, false);
+            self.exchange(Pattern::Pairs, self.partner(1), 1.0, whole, false);
             self.busy = busy;
         }
         let halves = first < whole || whole == 0.0;
         for round in 0..floor_log2(self.p) {
             let bytes = if halves { first / f64::from(1_u32 << round) } else { first };
-            self.exchange(Meeting::Pairs, self.partner(1 << round), 1.0, bytes, reduces);
+            self.exchange(Pattern::Pairs, self.partner(1 << round), 1.0, bytes, reduces);
         }
     }
 }

@@ -7,10 +7,10 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::Bill;
 use crate::generator::Generator;
 use crate::group::Group;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
 use crate::rounds::ceil_log2;
 use crate::task::Task;
@@ -72,16 +72,16 @@ impl Generator for Binomial {
         match task.collective {
             Collective::Broadcast | Collective::Reduce => {
                 for round in 0..rounds {
-                    let (meeting, reach) = (Meeting::OneWay(bill.branches(round)), bill.branch(1 << round));
-                    bill.exchange(meeting, reach, 1.0, bytes, task.collective == Collective::Reduce);
+                    let (pattern, reach) = (Pattern::OneWay(bill.branches(round)), bill.branch(1 << round));
+                    bill.exchange(pattern, reach, 1.0, bytes, task.collective == Collective::Reduce);
                 }
             }
             _ => {
                 for round in 0..rounds {
                     let blocks = (1_u32 << round).min(p - (1 << round));
                     // The longer the messages, the fewer they are.
-                    let meeting = Meeting::OneWay(bill.branches(rounds - 1 - round));
-                    bill.exchange(meeting, bill.branch(1 << round), 1.0, bytes * f64::from(blocks), false);
+                    let pattern = Pattern::OneWay(bill.branches(rounds - 1 - round));
+                    bill.exchange(pattern, bill.branch(1 << round), 1.0, bytes * f64::from(blocks), false);
                 }
                 bill.copy(bytes);
             }

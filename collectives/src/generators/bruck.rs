@@ -9,10 +9,10 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::Bill;
 use crate::generator::Generator;
 use crate::generators::{circulant, copy_own};
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
 use crate::rounds::ceil_log2;
 use crate::task::Task;
@@ -54,7 +54,7 @@ impl Generator for Bruck {
         bill.copy(2.0 * bytes * f64::from(p));
         for round in 0..ceil_log2(p) {
             bill.copy(2.0 * moved);
-            bill.exchange(Meeting::Circle, bill.circle(1 << round), 1.0, moved, false);
+            bill.exchange(Pattern::Circle, bill.circle(1 << round), 1.0, moved, false);
         }
     }
 
@@ -102,7 +102,7 @@ fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32) {
     if task.out_of_place() {
         b.copy(Blocks::one(own, rank), Blocks::one(Space::Output, rank));
     }
-    // Staged block i - 1 is what is i ranks from its destination.
+    // Staged block i - 1 is i ranks from its destination.
     let like = |b: &mut PlanBuilder, count: u32| b.scratch_range((0..count).map(|_| Like::Output(0))).first;
     let staged = like(b, p - 1);
     let (packed, arrived) = (like(b, p / 2), like(b, p / 2));

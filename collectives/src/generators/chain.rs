@@ -8,9 +8,9 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::Bill;
 use crate::generator::Generator;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::task::Task;
 
@@ -49,7 +49,7 @@ impl Generator for Chain {
         let busy = bill.busy;
         for _ in 0..task.world_size - 1 {
             bill.busy = busy;
-            bill.exchange(Meeting::Pipeline, bill.circle(1), 1.0, bytes, reduces);
+            bill.exchange(Pattern::Pipeline, bill.circle(1), 1.0, bytes, reduces);
         }
     }
 
@@ -86,7 +86,7 @@ fn exclusive_scan(b: &mut PlanBuilder, task: &Task, rank: u32) {
         (0, true) => {}
         (0, false) => b.send(1, own),
         (_, true) => b.recv(rank - 1, output),
-        // The sum before mine is my result; with mine it is what goes on. In place, the result must wait for
+        // The sum before mine is my result; with mine it goes on. In place, the result must wait for
         // that second sum to be taken.
         (_, false) => {
             let before = if own == output { b.scratch_like_own(task, 0) } else { output };

@@ -8,11 +8,11 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::{Bill, Reach};
 use crate::generator::Generator;
 use crate::generators::{circulant_pipelined, copy_own};
 use crate::group::{Group, Span};
-use crate::meeting::Meeting;
 use crate::model::Model;
 use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
 use crate::rounds::halvings;
@@ -93,14 +93,14 @@ impl Generator for Circulant {
     }
 }
 
-/// What one phase costs among `p` ranks or hosts, with blocks of `block` bytes; `share` of a host's ranks cross, if given.
+/// The cost of one phase among `p` ranks or hosts, with blocks of `block` bytes; `share` of a host's ranks cross, if given.
 pub(crate) fn phase_cost(bill: &mut Bill, p: u32, block: f64, reduces: bool, share: Option<f64>) {
     for active in halvings(p).windows(2) {
         let reach = share.map_or_else(|| bill.circle(active[1]), Reach::Network);
         // A range that wraps is two messages, on some rank of every round.
         let messages = if active[0] - active[1] > 1 { 2.0 } else { 1.0 };
         let bytes = f64::from(active[0] - active[1]) * block;
-        bill.exchange(Meeting::Circle, reach, messages, bytes, reduces);
+        bill.exchange(Pattern::Circle, reach, messages, bytes, reduces);
     }
 }
 
@@ -173,7 +173,7 @@ fn reduce_scatter(b: &mut PlanBuilder, task: &Task, group: &Group) {
     for active in halvings(p).windows(2) {
         let (all, keep) = (active[0], active[1]);
         let (to, from) = (group.rank(group.ahead(keep)), group.rank(group.behind(keep)));
-        // What was summed goes as one message; what is still input is cut where the blocks wrap.
+        // Sums go as one message; input blocks are cut where they wrap.
         if keep < summed {
             b.send(to, Blocks::range(Space::Scratch, scratch.first + keep, summed.min(all) - keep));
         }

@@ -3,14 +3,14 @@
 //! Träff (2023), see [`circulant_schedule`](super::circulant_schedule). `params.parts` blocks take
 //! parts - 1 + ceil(log2 p) rounds; each rank sends and receives one block per round, so a long vector moves at
 //! the full bandwidth of a link, and one block is a binomial tree. The reduce runs the rounds backwards with
-//! sends and receives exchanged, adding what comes to what is there.
+//! sends and receives exchanged, adding each block that arrives to the one in its place.
 
 use super::circulant_schedule::{receives, sends, skips};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::Bill;
 use crate::generators::copy_own;
-use crate::meeting::Meeting;
 use crate::model::Model;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::rounds::{ceil_log2, halvings};
@@ -41,13 +41,13 @@ pub(crate) fn cost(task: &Task, bytes: f64, bill: &mut Bill) {
     let reduces = task.collective == Collective::Reduce;
     if task.world_size == 2 {
         // Two ranks have no rounds: all blocks go one after the other.
-        return bill.exchange(Meeting::Pairs, bill.circle(1), f64::from(parts), bytes, reduces);
+        return bill.exchange(Pattern::Pairs, bill.circle(1), f64::from(parts), bytes, reduces);
     }
     let rounds = ceil_log2(task.world_size);
     let skips = halvings(task.world_size);
     for round in (0..parts - 1 + rounds).rev() {
         let reach = bill.circle(skips[(round % rounds) as usize + 1]);
-        bill.exchange(Meeting::Pipeline, reach, 1.0, bytes / f64::from(parts), reduces);
+        bill.exchange(Pattern::Pipeline, reach, 1.0, bytes / f64::from(parts), reduces);
     }
 }
 

@@ -53,7 +53,7 @@ pub(crate) fn receives(r: u32, skips: &[u32]) -> Vec<i64> {
         .collect()
 }
 
-/// For each round of a phase, the block that rank `r` sends: what the rank it sends to receives.
+/// For each round of a phase, the block that rank `r` sends, which is the one that its receiver expects.
 pub(crate) fn sends(r: u32, p: u32, skips: &[u32]) -> Vec<i64> {
     (0..skips.len() - 1).map(|k| receives((r + skips[k]) % p, skips)[k]).collect()
 }

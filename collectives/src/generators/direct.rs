@@ -117,7 +117,7 @@ fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32) {
     }
 }
 
-/// To whom a rank sends in one exchange, and from whom it receives. In pairs where all have a partner: nobody waits for a rank
+/// The ranks that a rank sends to and receives from in one exchange. In pairs where all have a partner: nobody waits for a rank
 /// that waits for a third one.
 fn partners(task: &Task, rank: u32, distance: u32) -> (u32, u32) {
     if task.world_size.is_power_of_two() {
@@ -135,7 +135,7 @@ fn all_to_all_in_place(b: &mut PlanBuilder, task: &Task, rank: u32) {
     let asides: Vec<Blocks> = (0..p).map(|peer| b.scratch(Like::Output(peer))).collect();
     let swaps = p.is_power_of_two();
     if !swaps {
-        // What comes from one rank overwrites what is for another.
+        // A block that arrives overwrites the block for another rank.
         for peer in (0..p).filter(|peer| *peer != rank) {
             b.copy(block(peer), asides[peer as usize]);
         }
@@ -175,7 +175,7 @@ fn all_gather(b: &mut PlanBuilder, task: &Task, rank: u32) {
     }
 }
 
-/// Adds up what the members send, in ascending order with `own` in its place, into `output`.
+/// Adds up the members' contributions, in ascending order with `own` in its place, into `output`.
 ///
 /// `partial` is where the sum lies until `own` has been added; it is not asked for when `own` comes first or
 /// second, or when the output is free to take it.

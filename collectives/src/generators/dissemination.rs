@@ -6,10 +6,10 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::Bill;
 use crate::generator::Generator;
 use crate::group::Group;
-use crate::meeting::Meeting;
 use crate::plan::{Collective, Cut, Plan};
 use crate::rounds::ceil_log2;
 use crate::task::Task;
@@ -41,7 +41,7 @@ impl Generator for Dissemination {
 
     fn cost(&self, task: &Task, _: f64, bill: &mut Bill) {
         for round in 0..ceil_log2(task.world_size) {
-            bill.exchange(Meeting::Circle, bill.circle(1 << round), 1.0, 0.0, false);
+            bill.exchange(Pattern::Circle, bill.circle(1 << round), 1.0, 0.0, false);
         }
     }
 }

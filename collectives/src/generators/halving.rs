@@ -13,10 +13,10 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::Bill;
 use crate::generator::Generator;
 use crate::generators::copy_own;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Like, Placement, Plan, Space};
 use crate::rounds::{Fold, ceil_log2, floor_log2};
 use crate::task::Task;
@@ -71,7 +71,7 @@ impl Generator for Halving {
         };
         for round in 0..ceil_log2(task.world_size) {
             let blocks = f64::from(1_u32 << round);
-            bill.exchange(Meeting::Pairs, bill.partner(1 << round), 1.0, bytes * blocks, reduces);
+            bill.exchange(Pattern::Pairs, bill.partner(1 << round), 1.0, bytes * blocks, reduces);
         }
     }
 
@@ -131,7 +131,7 @@ fn all_reduce(b: &mut PlanBuilder, task: &Task, rank: u32) {
 fn reduce_scatter(b: &mut PlanBuilder, task: &Task, rank: u32) {
     let output = Blocks::one(Space::Output, 0);
     let mut size = task.world_size / 2;
-    // Block 0 of what is at hand is block `first` of the world.
+    // Block 0 of the range at hand is block `first` of the world.
     let mut first = 0;
     let mut at_hand = Blocks::range(Space::Input, 0, task.world_size);
     while size > 0 {

@@ -5,16 +5,16 @@
 //! at once, then a direct all-gather within each host. A host moves 2 n (M-1)/M bytes over its network link in
 //! 2 log2 M rounds, the least there is, spread over all its ranks; n (L-1)/L per rank and phase stay inside.
 //! All-gather: among the ranks of a rail, then within the host. Reduce-scatter: within the host, each rank taking
-//! what belongs to its rail, then among the ranks of the rail. Needs the same number of ranks on every host.
+//! the blocks of its rail, then among the ranks of the rail. Needs the same number of ranks on every host.
 
 use super::{circulant, direct};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::{Bill, Reach};
 use crate::generator::Generator;
 use crate::group::{Group, Span};
 use crate::hosts::Hosts;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
 use crate::task::Task;
 
@@ -75,12 +75,12 @@ impl Generator for Hierarchical {
             Collective::ReduceScatter => {
                 bill.local_wave((local - 1) * hosts, bytes, true);
                 for _ in 0..hosts - 1 {
-                    bill.exchange(Meeting::Pairs, Reach::Network(1.0), 1.0, bytes, true);
+                    bill.exchange(Pattern::Pairs, Reach::Network(1.0), 1.0, bytes, true);
                 }
             }
             _ => {
                 for _ in 0..hosts - 1 {
-                    bill.exchange(Meeting::Pairs, Reach::Network(1.0), 1.0, bytes, false);
+                    bill.exchange(Pattern::Pairs, Reach::Network(1.0), 1.0, bytes, false);
                 }
                 bill.local_wave((local - 1) * hosts, bytes, false);
             }
@@ -135,7 +135,7 @@ fn reduce_scatter(task: &Task, rank: u32, hosts: &Hosts, local: &Group, rail: &G
             b.send(to, Blocks::one(Space::Input, its_rail.rank(member)));
         }
     }
-    // What my host has for each rank of my rail.
+    // The contributions of my host to each rank of my rail.
     let sums = b.scratch_range((0..rail.len()).map(|member| Like::Input(rail.rank(member))));
     for member in 0..rail.len() {
         let sum = Blocks::one(Space::Scratch, sums.first + member);

@@ -9,11 +9,11 @@
 use super::{binomial, dissemination, recursive_doubling};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::{Bill, Reach};
 use crate::generator::Generator;
 use crate::group::Group;
 use crate::hosts::Hosts;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::rounds::ceil_log2;
 use crate::task::Task;
@@ -30,45 +30,33 @@ impl Generator for Leader {
     }
 
     fn supports(&self, task: &Task) -> Result<(), String> {
-        match task.collective {
-            Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier => {
-                Hosts::of(task).map(|_| ())
-            }
-            other => Err(format!("the leader form has none for {other:?}")),
-        }
+        supports(task)
     }
 
     fn plan(&self, task: &Task, rank: u32) -> Plan {
-        let hosts = Hosts::of(task).expect("supported");
-        let local = hosts.local(rank);
-        let leaders = hosts.leaders(task.root);
-        let leader =
-            (0..local.len()).find(|member| leaders.contains(&local.rank(*member))).expect("one per host");
-        let root = leaders.iter().position(|rank| *rank == task.root).unwrap_or(0) as u32;
-        let leading = (local.me() == leader).then(|| Group::of(leaders, rank));
-
+        let Levels { local, leader, root, leaders, .. } = Levels::of(task, rank);
         let mut b = PlanBuilder::new(task, Algorithm::Leader, rank, Cut::Vector { parts: 1 });
         b.lane(0);
         let (own, output) = (task.own_blocks(0, 1), Blocks::one(Space::Output, 0));
         match task.collective {
             Collective::AllReduce => {
-                let sum = if leading.is_some() { output } else { b.scratch_like_own(task, 0) };
+                let sum = if leaders.is_some() { output } else { b.scratch_like_own(task, 0) };
                 binomial::reduce_core(&mut b, &local, leader, own, Some(sum));
-                if let Some(leaders) = &leading {
+                if let Some(leaders) = &leaders {
                     recursive_doubling::all_reduce_core(&mut b, task, leaders, output);
                 }
                 binomial::broadcast_core(&mut b, &local, leader, None, output);
             }
             Collective::Broadcast => {
                 let source = (rank == task.root && task.out_of_place()).then_some(own);
-                if let Some(leaders) = &leading {
+                if let Some(leaders) = &leaders {
                     binomial::broadcast_core(&mut b, leaders, root, source, output);
                 }
                 binomial::broadcast_core(&mut b, &local, leader, None, output);
             }
             Collective::Reduce => {
                 let sum = if rank == task.root { output } else { b.scratch_like_own(task, 0) };
-                match &leading {
+                match &leaders {
                     None => binomial::reduce_core(&mut b, &local, leader, own, Some(sum)),
                     Some(leaders) => {
                         let mine = if local.len() > 1 {
@@ -83,7 +71,7 @@ impl Generator for Leader {
             }
             _ => {
                 binomial::gather_signals(&mut b, &local, leader);
-                if let Some(leaders) = &leading {
+                if let Some(leaders) = &leaders {
                     dissemination::core(&mut b, leaders);
                 }
                 binomial::spread_signals(&mut b, &local, leader);
@@ -93,20 +81,59 @@ impl Generator for Leader {
     }
 
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
-        let one = bill.one_per_host();
         let reduces = task.collective.reduces();
         let both = matches!(task.collective, Collective::AllReduce | Collective::Barrier);
         let bytes = if task.collective == Collective::Barrier { 0.0 } else { bytes };
         for _ in 0..ceil_log2(bill.local) {
-            bill.exchange(Meeting::Pairs, Reach::Host, 1.0, bytes, reduces);
+            bill.exchange(Pattern::Pairs, Reach::Host, 1.0, bytes, reduces);
             if both {
-                bill.exchange(Meeting::Pairs, Reach::Host, 1.0, bytes, false);
+                bill.exchange(Pattern::Pairs, Reach::Host, 1.0, bytes, false);
             }
         }
-        let all_reduce = task.collective == Collective::AllReduce;
-        let fold = if bill.hosts.is_power_of_two() || !all_reduce { 0 } else { 1 };
-        for _ in 0..ceil_log2(bill.hosts) + fold {
-            bill.exchange(Meeting::Pairs, one, 1.0, bytes, reduces);
+        exchange_between_hosts(task, bytes, bill);
+    }
+}
+
+/// The collectives that have a form with leaders, on several hosts of which one has several ranks.
+pub(super) fn supports(task: &Task) -> Result<(), String> {
+    match task.collective {
+        Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier => {
+            Hosts::of(task).map(|_| ())
         }
+        other => Err(format!("the leader form has none for {other:?}")),
+    }
+}
+
+/// The two levels as one rank sees them.
+pub(super) struct Levels {
+    pub(super) hosts: Hosts,
+    /// The ranks of this host.
+    pub(super) local: Group,
+    /// The leader of this host, by its number in `local`.
+    pub(super) leader: u32,
+    /// The leader that is the root, by its number among the leaders; the first one where there is no root.
+    pub(super) root: u32,
+    /// All leaders, if this rank is one of them.
+    pub(super) leaders: Option<Group>,
+}
+
+impl Levels {
+    pub(super) fn of(task: &Task, rank: u32) -> Self {
+        let hosts = Hosts::of(task).expect("supported");
+        let local = hosts.local(rank);
+        let leaders = hosts.leaders(task.root);
+        let leads = |member: &u32| leaders.contains(&local.rank(*member));
+        let leader = (0..local.len()).find(leads).expect("one per host");
+        let root = leaders.iter().position(|rank| *rank == task.root).unwrap_or(0) as u32;
+        let leaders = (local.me() == leader).then(|| Group::of(leaders, rank));
+        Self { hosts, local, leader, root, leaders }
+    }
+}
+
+/// Enters the cost of the rounds between the leaders.
+pub(super) fn exchange_between_hosts(task: &Task, bytes: f64, bill: &mut Bill) {
+    let folds = task.collective == Collective::AllReduce && !bill.hosts.is_power_of_two();
+    for _ in 0..ceil_log2(bill.hosts) + u32::from(folds) {
+        bill.exchange(Pattern::Pairs, bill.one_per_host(), 1.0, bytes, task.collective.reduces());
     }
 }

@@ -76,15 +76,15 @@ table! {
     HierarchicalStaged = staged::HierarchicalStaged,
     /// As `Leader`, with shared memory within hosts.
     LeaderStaged = staged::LeaderStaged,
-    /// Over memory that the ranks of a host share: what is only copied, and the barrier.
+    /// Over memory that the ranks of a host share: collectives that only copy, and the barrier.
     Staged = staged::Staged,
-    /// The same, where everybody who wants a result reduces everything by itself.
+    /// The same, where each rank that wants a result reduces everything by itself.
     StagedOneShot = staged::StagedOneShot,
     /// The same, where all ranks share the reduction out.
     StagedTwoShot = staged::StagedTwoShot,
 }
 
-/// What a world of one rank does: the result is the own contribution.
+/// The plan of a world of one rank: the result is its own contribution.
 pub(crate) fn copy_own(b: &mut PlanBuilder, task: &Task, first: u32, count: u32) {
     if task.out_of_place() {
         b.copy(Blocks::range(Space::Input, first, count), Blocks::range(Space::Output, first, count));

@@ -1,4 +1,4 @@
-//! One-shot: everybody who wants a result gets all contributions and reduces them by itself.
+//! One-shot: each rank that wants a result gets all contributions and reduces them by itself.
 //!
 //! The form of one-shot kernels on GPUs and of flat shared-memory collectives: one wave of p-1 messages of the
 //! whole vector, so (p-1) n bytes per rank, but a single latency. All-reduce, reduce (to any root) and
@@ -56,7 +56,7 @@ impl Generator for OneShot {
             (false, true) => (Blocks::one(Space::Input, 0), Like::Output(0)),
             (_, false) => (output, Like::Output(0)),
         };
-        // An all-reduce in place must not write what it still sends; and a receive that waited for the sends would
+        // An all-reduce in place must not write blocks that it still sends; and a receive that waited for the sends would
         // wait for peers that wait alike. So the sum is formed aside.
         let aside = task.collective == Collective::AllReduce && !task.out_of_place();
         let mut tree = Tree { b: &mut b, me: rank, p: task.world_size, own, like, free: Vec::new() };
@@ -74,7 +74,7 @@ impl Generator for OneShot {
             return bill.fan(bytes, true);
         }
         bill.wave(others, bytes, true, f64::INFINITY);
-        // The order is fixed, so that what arrives is put down first and reduced later.
+        // The order is fixed, so contributions are stored as they arrive and reduced later.
         bill.copy(bytes * f64::from(others));
     }
 
@@ -92,9 +92,9 @@ impl Generator for OneShot {
 enum Sum {
     /// My own contribution.
     Own,
-    /// What this rank sends; not yet received.
+    /// The blocks that this rank sends; it has received nothing yet.
     Peer(u32),
-    /// Two sums whose addition is left to the caller, who knows where the result goes.
+    /// Two sums whose addition is left to the caller, since the caller knows the place of the result.
     Pending { left: Term, right: Term },
 }
 

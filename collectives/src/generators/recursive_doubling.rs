@@ -8,10 +8,10 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::Bill;
 use crate::generator::Generator;
 use crate::group::Group;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::rounds::{Fold, ceil_log2, floor_log2};
 use crate::task::Task;
@@ -59,7 +59,7 @@ impl Generator for RecursiveDoubling {
             Collective::Barrier => bill.doubling(0.0, 0.0, false),
             _ => {
                 for round in 0..ceil_log2(task.world_size) {
-                    bill.exchange(Meeting::Circle, bill.circle(1 << round), 1.0, bytes, true);
+                    bill.exchange(Pattern::Circle, bill.circle(1 << round), 1.0, bytes, true);
                 }
             }
         }
@@ -101,7 +101,7 @@ pub(crate) fn all_reduce_core(b: &mut PlanBuilder, task: &Task, group: &Group, o
         }
         Fold::Active { index, extra } => (index, extra),
     };
-    // A round never writes what it sends, or both ends would wait for each other before they receive. So the
+    // A round never writes the blocks that it sends, or both ends would wait for each other before they receive. So the
     // running sum moves between the output and scratch, such that the last round writes the output.
     let scratch = if rounds > 1 || own == output || extra.is_some() { Some(spare(b)) } else { None };
     let place = |left: u32| if left.is_multiple_of(2) { output } else { scratch.expect("allotted above") };
@@ -176,7 +176,7 @@ fn scan(b: &mut PlanBuilder, task: &Task, rank: u32, first: u32, own: Blocks) {
     }
 }
 
-/// Everybody hands its vector to the next rank; what ranks 1.. got is then scanned.
+/// Each rank hands its vector to the next one; ranks 1.. then scan the vectors that they received.
 fn exclusive_scan(b: &mut PlanBuilder, task: &Task, rank: u32) {
     let own = task.own_blocks(0, 1);
     if rank + 1 < task.world_size {

@@ -7,10 +7,10 @@
 //! successor: the order depends on the block, so this form is not canonical.
 
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::Bill;
 use crate::generator::Generator;
 use crate::group::{Group, Span};
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Like, Plan, Space};
 use crate::task::Task;
 use crate::{Algorithm, generators::copy_own};
@@ -88,7 +88,7 @@ impl Generator for Ring {
 fn phase_cost(bill: &mut Bill, rounds: u32, channels: f64, block: f64, reduces: bool) {
     let reach = bill.circle(1);
     for _ in 0..rounds {
-        bill.exchange(Meeting::Neighbours, reach, channels, block, reduces);
+        bill.exchange(Pattern::Neighbours, reach, channels, block, reduces);
     }
 }
 

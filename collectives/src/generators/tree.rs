@@ -9,10 +9,10 @@
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::{Bill, Reach};
 use crate::generator::Generator;
 use crate::generators::copy_own;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::rounds::floor_log2;
 use crate::task::Task;
@@ -80,14 +80,14 @@ impl Generator for Tree {
         let busy = bill.busy;
         for (reach, levels) in [(Reach::Host, inner), (one, outer)] {
             for _ in 0..levels {
-                bill.exchange(Meeting::Pairs, reach, 1.5, 0.75 * bytes, true);
-                bill.exchange(Meeting::Pairs, reach, 1.5, 0.75 * bytes, false);
+                bill.exchange(Pattern::Pairs, reach, 1.5, 0.75 * bytes, true);
+                bill.exchange(Pattern::Pairs, reach, 1.5, 0.75 * bytes, false);
             }
         }
         bill.busy = busy;
         let reach = if outer > 0 { one } else { Reach::Host };
         let full = if task.world_size > 2 { 2.0 } else { 1.0 };
-        bill.transfer(reach, full * bytes);
+        bill.transfer(reach, full, full * bytes);
         bill.work(reach, 2.0 * full, bytes, true);
     }
 
@@ -151,7 +151,7 @@ fn children(node: u32, p: u32) -> [Option<u32>; 2] {
     if half == 0 {
         return [None, None];
     }
-    // What exists of the right subtree hangs on its highest existing node.
+    // The existing part of the right subtree hangs on its highest node.
     let mut step = half;
     while step > 0 && node + step > p {
         step /= 2;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Model;
 
-/// Hosts with ranks, what their communication costs, and what goes wrong.
+/// Hosts with ranks, the cost of their communication, and the failures among them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cluster {

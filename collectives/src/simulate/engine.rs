@@ -183,7 +183,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// A segment is done: what the rank does next.
+    /// A segment is done: the rank goes on with its next one.
     fn go_on(&mut self, rank: usize, slot: usize, at: f64) {
         self.ranks[rank].under_way -= 1;
         self.begin(rank, slot, at);
@@ -363,7 +363,7 @@ impl<'a> Engine<'a> {
                 }
             }
         }
-        // A processor moves what a stage takes or gives, over the memory bus.
+        // A processor moves the bytes into and out of a stage, over the memory bus.
         work += staged * memory(|model| model.move_bytes_per_second);
         let on_bus = staged * memory(|model| model.memory_bytes_per_second);
         let work = work * slower;
@@ -498,7 +498,7 @@ impl<'a> Engine<'a> {
         let host = &mut self.hosts[state.host];
         let mut left = (at + link_seconds).max(sent);
         if compiled.inter {
-            host.out = host.out.max(at) + bytes / model.nic_bytes_per_second;
+            host.out = host.out.max(at) + model.nic_seconds(bytes);
             left = left.max(host.out);
         } else {
             // Written by the sender, read by the receiver.
@@ -537,7 +537,7 @@ impl<'a> Engine<'a> {
         let mut arrived = left.max(state.link_in);
         if inter {
             let host = &mut self.hosts[state.host];
-            host.inward = host.inward.max(at) + bytes / model.nic_bytes_per_second;
+            host.inward = host.inward.max(at) + model.nic_seconds(bytes);
             arrived = arrived.max(host.inward);
         }
         let queue = &mut self.queues[usize::from(slot)][channel];
@@ -552,7 +552,7 @@ impl<'a> Engine<'a> {
     }
 }
 
-/// Processors of a host for its ranks, and how many times as long work takes since others, who are not simulated, have them too.
+/// Processors of a host for its ranks, and how many times as long work takes because ranks that are not simulated use them too.
 fn sharing(cluster: &Cluster) -> (u32, f64) {
     let ranks = cluster.ranks_per_host.max(1);
     let per_processor = cluster.model.oversubscription.max(1.0);

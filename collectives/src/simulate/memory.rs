@@ -1,4 +1,4 @@
-//! Whether caches hold what a step moves.
+//! Whether caches hold the bytes that a step moves.
 //!
 //! A call goes through buffers; where caches do not hold all of them, a byte is slow the first time that a segment comes to it,
 //! and no slower than what the segments in flight take the next time. Scratch and stages are used by one segment after the other.
@@ -62,7 +62,7 @@ impl Memory {
     }
 }
 
-/// What share of the user's blocks in each step no step before it has been at, lanes keeping step; and these blocks, each once.
+/// For each step, the share of the user's blocks that no earlier step has touched, lanes keeping step; and these blocks, each once.
 fn first_shares(plan: &Plan) -> (Vec<Vec<f64>>, Vec<Blocks>) {
     let mut been = HashSet::new();
     let mut touched = Vec::new();

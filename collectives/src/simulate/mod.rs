@@ -55,11 +55,11 @@ pub struct Timing {
     pub connections: u32,
     /// The most bytes of scratch on any rank, all segments in flight taken together.
     pub scratch_bytes: usize,
-    /// Ranks that never got through, and what they wait for. Empty unless a rank is killed.
+    /// Ranks that never got through, and their reasons to wait. Empty unless a rank is killed.
     pub stuck: Vec<Stuck>,
 }
 
-/// What went over one class of links.
+/// The traffic over one class of links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
     /// Messages, signals included.

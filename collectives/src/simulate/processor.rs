@@ -8,7 +8,7 @@
 pub(super) struct Processor {
     /// When it is done with the work it has.
     pub(super) free: f64,
-    /// What it did last.
+    /// The record of its last step.
     pub(super) record: Option<u32>,
     /// The place of the rank whose turn it is.
     holder: usize,

@@ -8,7 +8,7 @@ use super::state::Record;
 use super::{CriticalStep, Stuck, Timing};
 
 impl Engine<'_> {
-    /// What a rank has come to, and what it waits for.
+    /// How far a rank has come, and its reason to wait.
     pub(super) fn report(self) -> Timing {
         let mut stuck = Vec::new();
         let mut finished = Vec::with_capacity(self.ranks.len());

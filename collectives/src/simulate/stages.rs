@@ -1,4 +1,4 @@
-//! Stages in a simulation: who has published which round, and when.
+//! Stages in a simulation: the rounds published by each rank, and their times.
 
 use crate::check::stage::Groups;
 use crate::stage::Members;
@@ -6,7 +6,7 @@ use crate::stage::Members;
 /// Rounds of which a stage holds the payloads: as few as any does.
 const DEPTH: usize = 2;
 
-/// What has been published.
+/// The rounds published so far.
 #[derive(Debug)]
 pub(super) struct Stages {
     groups: Groups,
@@ -27,7 +27,7 @@ struct Board {
 pub(super) enum Ready {
     /// From this time on; the record is that of the step it waited for, if for any.
     At(f64, Option<u32>),
-    /// Not before somebody publishes, who will say so.
+    /// Not before another member publishes, which will call again.
     Later,
 }
 
@@ -100,7 +100,7 @@ impl Stages {
         std::mem::take(&mut board.waiting)
     }
 
-    /// How many members a rank waits for, or reduces what they have.
+    /// The number of members that a rank waits for, or whose payloads it reduces.
     pub(super) fn count(&self, of: Members, rank: usize) -> usize {
         of.range(self.groups.members[self.member(rank).0].len()).len()
     }

@@ -1,10 +1,10 @@
-//! What the event loop keeps: ranks, hosts, segments in flight, events.
+//! The state of the event loop: ranks, hosts, segments in flight, events.
 
 use std::cmp::Ordering;
 
 use crate::plan::{Step, StepRef};
 
-/// What determined when a step was done: the record of the step before it on the critical path.
+/// The cause of the time at which a step was done: the record of the step before it on the critical path.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     pub(super) rank: u32,
@@ -14,7 +14,7 @@ pub(super) struct Record {
     pub(super) cause: Option<u32>,
 }
 
-/// One step, with what it costs; the same for all segments but, maybe, the last.
+/// One step, with its cost; the same for all segments but, maybe, the last.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Compiled {
     pub(super) step: Step,
@@ -81,7 +81,7 @@ pub(super) struct Host {
 pub(super) enum Event {
     /// A lane may be able to go on.
     Lane { rank: u32, slot: u16, lane: u16 },
-    /// A processor that ranks share is done with what it had to do.
+    /// A processor that ranks share has finished its work.
     Turn { processor: u32 },
     /// The first byte of a message leaves the sender's link. What hosts share is taken now, and not when the
     /// message was posted, lest a message that waits for its link keep others from the interface. At `sent` the sender's
@@ -100,7 +100,7 @@ pub(super) enum Event {
     },
 }
 
-/// Times are never NaN; ties go by order of scheduling, so that runs repeat. Turns come last: who has a processor goes on while
+/// Times are never NaN; ties go by order of scheduling, so that runs repeat. Turns come last: a rank that has a processor goes on while
 /// it has something to do.
 pub(super) struct Timed {
     pub(super) at: f64,

@@ -1,9 +1,10 @@
 //! What the tests share: tasks, shapes, and checks with readable failures.
 #![allow(dead_code, unreachable_pub)]
 
-use kolo_collectives::check::{Options, Report, check};
+use kolo_collectives::check::{Options, Report, Violation, check};
 use kolo_collectives::layout::Shape;
-use kolo_collectives::plan::{Collective, Cut, Placement, Plan};
+use kolo_collectives::plan::{Blocks, Collective, Cut, Lane, Like, Placement, Plan, Space, Step};
+use kolo_collectives::stage::Stage;
 use kolo_collectives::{Algorithm, Task};
 
 pub const COLLECTIVES: [Collective; 11] = [
@@ -30,7 +31,7 @@ pub fn rooted(collective: Collective) -> bool {
 }
 
 pub fn plans(algorithm: Algorithm, task: &Task) -> Vec<Plan> {
-    (0..task.world_size).map(|rank| algorithm.plan(task, rank)).collect()
+    algorithm.plans(task)
 }
 
 /// The same number of elements everywhere: of the vector, or of each block.
@@ -88,4 +89,37 @@ pub fn expect(
         }
         panic!("{algorithm} {task:?}: {violation}\n{shapes:?}\n{programs}")
     })
+}
+
+pub const IN: Blocks = Blocks::one(Space::Input, 0);
+pub const OUT: Blocks = Blocks::one(Space::Output, 0);
+pub const TMP: Blocks = Blocks::one(Space::Scratch, 0);
+
+/// Hand-written plans of one all-reduce: for each rank its lanes.
+pub fn by_hand(
+    placement: Placement,
+    scratch: usize,
+    stage: Option<Stage>,
+    programs: Vec<Vec<Vec<Step>>>,
+) -> Vec<Plan> {
+    let world_size = programs.len() as u32;
+    let plan = |(rank, lanes): (usize, Vec<Vec<Step>>)| Plan {
+        collective: Collective::AllReduce,
+        algorithm: "by hand",
+        rank: rank as u32,
+        world_size,
+        root: 0,
+        placement,
+        cut: Cut::Vector { parts: 1 },
+        scratch: vec![Like::Output(0); scratch].into(),
+        stage: stage.clone(),
+        lanes: lanes.into_iter().map(Lane::from).collect(),
+        channels: 2,
+    };
+    programs.into_iter().enumerate().map(plan).collect()
+}
+
+/// The defect that the checker finds.
+pub fn violation(plans: &[Plan]) -> Violation {
+    check(plans, &uniform(plans, 100), &Options::default()).expect_err("the defect must be found")
 }

@@ -12,13 +12,13 @@ use crate::join::JoinSpec;
 
 /// Settings for joining.
 #[derive(Debug, Default)]
-pub struct Builder {
+pub struct CommunicatorBuilder {
     config: Option<Config>,
     spec: Option<JoinSpec>,
     runtime: Option<ControlRuntime>,
 }
 
-impl Builder {
+impl CommunicatorBuilder {
     /// Uses these settings instead of the environment's.
     #[must_use]
     pub fn config(mut self, config: Config) -> Self {
@@ -52,6 +52,7 @@ impl Builder {
         };
         let started = Instant::now();
         spec.timeout = patience(&config);
+        spec.ports.clone_from(&config.port_range);
         let runtime = self.runtime.map_or_else(ControlRuntime::new, Ok)?;
         let control = Control::join(&spec, &runtime)?;
         let members: Arc<[u32]> = (0..control.world_size()).collect();

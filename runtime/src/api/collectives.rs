@@ -4,7 +4,7 @@ use kolo_collectives::plan::Collective;
 
 use super::Communicator;
 use crate::drive;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::types::{Element, ReduceOp};
 
 /// Methods that run the call which a function of theirs makes of the same arguments.
@@ -137,7 +137,7 @@ impl Communicator {
     }
 
     pub(super) fn usage(&self, operation: &str, problem: String) -> Error {
-        let context = Context { rank: self.rank(), operation: operation.to_owned(), sequence: 0 };
+        let context = ErrorContext { rank: self.rank(), operation: operation.to_owned(), sequence: 0 };
         Error::Usage { context, problem }
     }
 }

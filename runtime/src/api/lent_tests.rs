@@ -37,9 +37,9 @@ impl Steps {
 /// Elements of a buffer: more than a transport takes in before a receive is posted.
 const ELEMENTS: usize = 1 << 20;
 
-fn config(transport: TransportKind, tiny_bytes: Option<usize>) -> Config {
+fn config(transport: TransportKind, exchange_bytes: Option<usize>) -> Config {
     let transports = Transports::Only(vec![transport]);
-    Config { transports, tiny_bytes, timeout: Duration::from_secs(20), ..Config::default() }
+    Config { transports, exchange_bytes, timeout: Duration::from_secs(20), ..Config::default() }
 }
 
 #[derive(Clone, Copy)]
@@ -125,11 +125,11 @@ fn a_panic_in_a_receive() {
 
 #[test]
 fn a_panic_at_the_end_of_a_scope() {
-    for (transport, tiny_bytes) in
+    for (transport, exchange_bytes) in
         [(TransportKind::Tcp, None), (TransportKind::Shm, Some(0)), (TransportKind::Shm, None)]
     {
-        let what = format!("scope, {transport:?}, {tiny_bytes:?}");
-        nobody_writes_after(&what, &config(transport, tiny_bytes), Memory::Private, scoped);
+        let what = format!("scope, {transport:?}, {exchange_bytes:?}");
+        nobody_writes_after(&what, &config(transport, exchange_bytes), Memory::Private, scoped);
     }
 }
 

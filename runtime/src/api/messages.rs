@@ -7,7 +7,7 @@ use kolo_transport::Piece;
 
 use super::Communicator;
 use crate::call::ranges::{Range, first_conflict, is_addressable};
-use crate::call::{Message, Reach, Single, Waited, transfer_tag};
+use crate::call::{AdapterAccess, Message, Single, Waited, transfer_tag};
 use crate::communicator::{Core, on_gpus};
 use crate::drive::{self, Ticket};
 use crate::engine::{ANY_SOURCE, Kind, TransferJob};
@@ -102,7 +102,7 @@ impl Communicator {
             return Err(self.usage(label, problem.to_owned()));
         }
         if transfers.iter().any(|transfer| transfer.peer.is_none())
-            && let Some(transport) = core.engine.short_sighted()
+            && let Some(transport) = core.engine.without_probing()
         {
             let problem = format!(
                 "the transport {transport} cannot receive from any source; name the source, or use KOLO_TRANSPORT=shm,tcp"
@@ -112,15 +112,15 @@ impl Communicator {
         let mut gpus = Vec::with_capacity(transfers.len());
         for Transfer { peer, message, .. } in transfers {
             let gpu = on_gpus::owner(shared, (message.data, message.bytes), || waited)?;
-            let reach = match &gpu {
+            let access = match &gpu {
                 Some(gpu) => {
                     let buffer = (gpu, message.data.cast_const(), message.bytes);
                     let path = on_gpus::message_path(shared, &mut core, *peer, buffer, waited)?;
-                    core.gpu.reach(path)
+                    core.gpu.access(path)
                 }
-                None => Reach::Staged,
+                None => AdapterAccess::Staged,
             };
-            gpus.push(gpu.map(|gpu| (gpu, reach)));
+            gpus.push(gpu.map(|gpu| (gpu, access)));
         }
         core.calls.messages += 1;
         let mut tickets = Vec::with_capacity(transfers.len());

@@ -9,13 +9,13 @@ mod irregular;
 #[cfg(test)]
 mod lent_tests;
 mod messages;
+mod network;
 mod point_to_point;
 mod raw;
 mod registration;
 mod scope;
 mod scope_messages;
 mod start;
-mod start_irregular;
 mod start_messages;
 mod subset;
 mod symmetric;
@@ -27,18 +27,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use batch::Batch;
-pub use builder::Builder;
+pub use builder::CommunicatorBuilder;
 pub use cluster::Cluster;
 pub use messages::RawMessage;
-pub use registration::{RegisteredBuffer, Registration, Stable, Standing};
+pub use registration::{RegisteredBuffer, Registration, RegistrationStatus, StableBuffer};
 pub use scope::Scope;
-pub use symmetric::Symmetric;
+pub use symmetric::SymmetricBuffer;
 pub use work::Work;
 
 use kolo_collectives::model::Model;
 
 use crate::call::{RawCall, Waited};
-use crate::communicator::{Making, Record, Shared, leak_in_child, on_gpus};
+use crate::communicator::{Making, Record, Shared, WORLD, leak_in_child, on_gpus};
 use crate::config::Config;
 use crate::control::PeerInfo;
 use crate::dispatch::CarriedOut;
@@ -80,7 +80,11 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 impl Communicator {
     /// Makes one. All members call it. Blocks until all have, or the deadline.
     fn make(making: Making) -> Result<Self> {
+        let deadline = making.deadline;
         let communicator = Self { shared: Arc::new(making.connect()?) };
+        if communicator.shared.group.id == WORLD {
+            communicator.learn_network(deadline)?;
+        }
         tracing::info!("{}", communicator.summary());
         Ok(communicator)
     }
@@ -96,8 +100,8 @@ impl Communicator {
 
     /// Joins with explicit settings.
     #[must_use]
-    pub fn builder() -> Builder {
-        Builder::default()
+    pub fn builder() -> CommunicatorBuilder {
+        CommunicatorBuilder::default()
     }
 
     /// This process's (or thread's) rank.
@@ -144,10 +148,18 @@ impl Communicator {
         &self.shared.config
     }
 
-    /// The constants that algorithms are chosen by: built-in ones, or those of `KOLO_PROFILE`; the same on all ranks.
+    /// The constants that algorithms are chosen by: built-in ones, or those of `KOLO_PROFILE`, with the network
+    /// as it was measured; the same on all ranks.
     #[must_use]
     pub fn model(&self) -> Model {
         self.shared.look(|core| *core.planner.model())
+    }
+
+    /// The network between the hosts as it was measured when the ranks joined, in words: hosts, round trip, rate, what measuring
+    /// took, and which host is slow. None on one host, or if nothing was measured.
+    #[must_use]
+    pub fn network(&self) -> Option<String> {
+        self.shared.look(|core| core.planner.network().map(ToString::to_string))
     }
 
     /// In a line, for each transport which ranks are reached by it and why; and what becomes of registrations of buffers.
@@ -165,6 +177,9 @@ impl Communicator {
             if let Some((other, why)) = routes[0].declined.first() {
                 let _ = write!(out, ", not {other}: {why}");
             }
+        }
+        if let Some(network) = self.network() {
+            let _ = write!(out, "; network: {network}");
         }
         if let Some(policy) = self.registration_policy() {
             let _ = write!(out, "; registrations of buffers are {policy}");
@@ -198,7 +213,10 @@ impl Communicator {
         let way = core.explain(&call)?;
         let constants = match (&way, &self.config().profile) {
             (CarriedOut::ByExchange(_), _) => String::new(),
-            (CarriedOut::ByPlan(_), None) => "\n  constants: built-in".to_owned(),
+            (CarriedOut::ByPlan(_), None) => match core.planner.network() {
+                Some(between) => format!("\n  constants: built-in, and the network as measured: {between}"),
+                None => "\n  constants: built-in".to_owned(),
+            },
             (CarriedOut::ByPlan(_), Some(loaded)) => {
                 let (path, digest) = (loaded.path.display(), loaded.profile.digest());
                 format!("\n  constants: profile {path} ({digest})")
@@ -207,7 +225,7 @@ impl Communicator {
         Ok(format!("{symmetric}{way}{constants}{memory}"))
     }
 
-    /// What would carry a blocking call out, by name: an algorithm, or `tiny` for the exchange inside a host.
+    /// What would carry a blocking call out, by name: an algorithm, or `exchange` for the exchange inside a host.
     ///
     /// # Errors
     /// As [`Communicator::explain`].

@@ -22,14 +22,14 @@ use crate::error::{Error, Result};
 const WAITED: Waited = Waited::other("register");
 
 /// What became of a registration, transport by transport: the name, and why it was not needed if it was not.
-pub type Standing = (&'static str, Option<&'static str>);
+pub type RegistrationStatus = (&'static str, Option<&'static str>);
 
 /// Memory that is registered with a communicator. Dropping it ends that; so does dropping the communicator.
 #[must_use = "dropping it ends the registration"]
 pub struct Registration {
     shared: Weak<Shared>,
     memory: Piece,
-    standing: Vec<Standing>,
+    status: Vec<RegistrationStatus>,
 }
 
 // SAFETY: the address is a name for the memory; it is never read or written through here.
@@ -40,14 +40,14 @@ unsafe impl Sync for Registration {}
 impl Registration {
     /// For each transport of the communicator: its name, and why it did nothing; none if the memory is registered.
     #[must_use]
-    pub fn standing(&self) -> &[Standing] {
-        &self.standing
+    pub fn status(&self) -> &[RegistrationStatus] {
+        &self.status
     }
 
     /// Whether any transport has use for it.
     #[must_use]
     pub fn is_used(&self) -> bool {
-        self.standing.iter().any(|(_, not)| not.is_none())
+        self.status.iter().any(|(_, not)| not.is_none())
     }
 }
 
@@ -55,7 +55,7 @@ impl fmt::Debug for Registration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Registration")
             .field("bytes", &self.memory.len)
-            .field("standing", &self.standing)
+            .field("status", &self.status)
             .finish_non_exhaustive()
     }
 }
@@ -72,7 +72,7 @@ impl Drop for Registration {
 ///
 /// # Safety
 /// `elements` gives the same address and length each time, also after the owner was moved, until it is dropped.
-pub unsafe trait Stable {
+pub unsafe trait StableBuffer {
     /// What it is made of.
     type Item;
     /// The elements.
@@ -82,7 +82,7 @@ pub unsafe trait Stable {
 }
 
 // SAFETY: a vector that is not changed does not move its elements.
-unsafe impl<T> Stable for Vec<T> {
+unsafe impl<T> StableBuffer for Vec<T> {
     type Item = T;
     fn elements(&mut self) -> &mut [T] {
         self
@@ -93,7 +93,7 @@ unsafe impl<T> Stable for Vec<T> {
 }
 
 // SAFETY: a box does not move what is in it.
-unsafe impl<T> Stable for Box<[T]> {
+unsafe impl<T> StableBuffer for Box<[T]> {
     type Item = T;
     fn elements(&mut self) -> &mut [T] {
         self
@@ -112,14 +112,14 @@ unsafe impl<T> Stable for Box<[T]> {
 /// }
 /// ```
 #[derive(Debug)]
-pub struct RegisteredBuffer<B: Stable> {
+pub struct RegisteredBuffer<B: StableBuffer> {
     // Dropped before the memory.
     registration: Registration,
     buffer: B,
     elements: PhantomData<B::Item>,
 }
 
-impl<B: Stable> RegisteredBuffer<B> {
+impl<B: StableBuffer> RegisteredBuffer<B> {
     /// What became of the registration.
     pub fn registration(&self) -> &Registration {
         &self.registration
@@ -132,14 +132,14 @@ impl<B: Stable> RegisteredBuffer<B> {
     }
 }
 
-impl<B: Stable> Deref for RegisteredBuffer<B> {
+impl<B: StableBuffer> Deref for RegisteredBuffer<B> {
     type Target = [B::Item];
     fn deref(&self) -> &Self::Target {
         self.buffer.elements_ref()
     }
 }
 
-impl<B: Stable> DerefMut for RegisteredBuffer<B> {
+impl<B: StableBuffer> DerefMut for RegisteredBuffer<B> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         self.buffer.elements()
     }
@@ -151,7 +151,7 @@ impl Communicator {
     /// # Errors
     /// [`Error::Usage`] if it is empty; [`Error::Transport`] if a transport cannot register it, such as for want of memory
     /// that may be locked: the text says what to do, and the communicator is as it was.
-    pub fn register<B: Stable>(&self, mut buffer: B) -> Result<RegisteredBuffer<B>> {
+    pub fn register<B: StableBuffer>(&self, mut buffer: B) -> Result<RegisteredBuffer<B>> {
         let elements = buffer.elements();
         let (start, len) = (elements.as_mut_ptr().cast::<u8>(), size_of_val(elements));
         // SAFETY: the buffer lives, in its place, until the registration is dropped.
@@ -216,10 +216,11 @@ impl Communicator {
         let mut core = self.shared.core();
         drive::check_usable(&self.shared, &core, WAITED)?;
         // SAFETY: the caller's promise; the registration ends when the handle is dropped.
-        let standing = unsafe { core.engine.register(memory, backing) }.map_err(|source| {
-            Error::Transport { context: self.shared.context(WAITED), source: Box::new(source) }
+        let status = unsafe { core.engine.register(memory, backing) }.map_err(|source| Error::Transport {
+            context: self.shared.context(WAITED),
+            source: Box::new(source),
         })?;
-        Ok(Registration { shared: Arc::downgrade(&self.shared), memory, standing })
+        Ok(Registration { shared: Arc::downgrade(&self.shared), memory, status })
     }
 
     /// Whether the adapters' registrations of buffers outlive the calls that they were made for, and why not: "kept, and let

@@ -1,4 +1,4 @@
-//! Asynchronous collectives that own their buffers.
+//! Asynchronous collectives that own their buffers, v-forms included.
 //!
 //! Each takes its buffers by value and gives the output back from [`Work::wait`]; nothing can go wrong if the handle is
 //! dropped, leaked or forgotten. Operations started on a communicator overlap; all ranks start them in the same order.
@@ -10,121 +10,111 @@ use kolo_collectives::plan::Collective;
 
 use super::Communicator;
 use super::work::{Kept, Work};
-use crate::call::Call;
 use crate::drive;
 use crate::error::Result;
 use crate::types::{Element, ReduceOp, zeros};
 
+/// Methods that start a call on a vector of their own, which the work gives back.
+macro_rules! starts_in_place {
+    ($($(#[$doc:meta])* $name:ident($buffer:ident $(, $arg:ident: $type:ty)*) as $blocking:ident
+        => $call:ident($($given:expr),*);)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Errors
+        #[doc = concat!("As [`Communicator::", stringify!($blocking), "`].")]
+        pub fn $name<T: Element>(&self, mut $buffer: Vec<T> $(, $arg: $type)*) -> Result<Work<Vec<T>>> {
+            let call = self.$call($($given),*)?;
+            // SAFETY: the call is on this vector, which the engine keeps until the operation is done; moving it does not move
+            // its elements.
+            let ticket = unsafe { drive::start(&self.shared, &call, Some(Box::new($buffer))) }?;
+            Ok(self.work(ticket))
+        }
+    )*};
+}
+
+/// Methods that start a call from a vector of their own into a new one, which the work gives.
+macro_rules! starts_into {
+    ($($(#[$doc:meta])* $name:ident($comm:ident, $input:ident $(, $arg:ident: $type:ty)*) as $blocking:ident
+        => $output:ident = $room:expr, $call:ident($($given:expr),*);)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Errors
+        #[doc = concat!("As [`Communicator::", stringify!($blocking), "`].")]
+        pub fn $name<T: Element>(&self, $input: Vec<T> $(, $arg: $type)*) -> Result<Work<Vec<T>>> {
+            let $comm = self;
+            let mut $output = $room;
+            let call = $comm.$call($($given),*)?;
+            let keep = Box::new(Pair { output: $output, _input: $input });
+            // SAFETY: the call is on these vectors, which the engine keeps until the operation is done.
+            let ticket = unsafe { drive::start(&self.shared, &call, Some(keep)) }?;
+            let output = |kept: Kept, _| kept.downcast::<Pair<T>>().ok().map(|pair| pair.output);
+            Ok(Work::extracting(Arc::clone(&self.shared), ticket, output))
+        }
+    )*};
+}
+
 impl Communicator {
-    /// Starts an in-place all-reduce.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_reduce`].
-    pub fn all_reduce_start<T: Element>(&self, mut buffer: Vec<T>, op: ReduceOp) -> Result<Work<Vec<T>>> {
-        let call = self.vector_call(Collective::AllReduce, &mut buffer, op, 0)?;
-        // SAFETY: the call was made from this vector.
-        unsafe { self.start_in_place(&call, buffer) }
+    starts_in_place! {
+        /// Starts an in-place all-reduce.
+        all_reduce_start(buffer, op: ReduceOp) as all_reduce
+            => vector_call(Collective::AllReduce, &mut buffer, op, 0);
+        /// Starts a broadcast.
+        broadcast_start(buffer, root: u32) as broadcast
+            => vector_call(Collective::Broadcast, &mut buffer, ReduceOp::Sum, root);
+        /// Starts a reduce; the work gives the result on the root, and the buffer as it was elsewhere.
+        reduce_start(buffer, op: ReduceOp, root: u32) as reduce => reduce_in_place_call(&mut buffer, op, root);
+        /// Starts an in-place scan.
+        scan_start(buffer, op: ReduceOp) as scan => vector_call(Collective::Scan, &mut buffer, op, 0);
+        /// Starts an in-place exclusive scan.
+        exscan_start(buffer, op: ReduceOp) as exscan => vector_call(Collective::ExScan, &mut buffer, op, 0);
     }
 
-    /// Starts a broadcast.
-    ///
-    /// # Errors
-    /// As [`Communicator::broadcast`].
-    pub fn broadcast_start<T: Element>(&self, mut buffer: Vec<T>, root: u32) -> Result<Work<Vec<T>>> {
-        let call = self.vector_call(Collective::Broadcast, &mut buffer, ReduceOp::Sum, root)?;
-        // SAFETY: as above.
-        unsafe { self.start_in_place(&call, buffer) }
-    }
-
-    /// Starts a reduce; the work gives the result on the root, and the buffer as it was elsewhere.
-    ///
-    /// # Errors
-    /// As [`Communicator::reduce`].
-    pub fn reduce_start<T: Element>(
-        &self,
-        mut buffer: Vec<T>,
-        op: ReduceOp,
-        root: u32,
-    ) -> Result<Work<Vec<T>>> {
-        let call = self.reduce_in_place_call(&mut buffer, op, root)?;
-        // SAFETY: as above.
-        unsafe { self.start_in_place(&call, buffer) }
-    }
-
-    /// Starts an in-place scan.
-    ///
-    /// # Errors
-    /// As [`Communicator::scan`].
-    pub fn scan_start<T: Element>(&self, mut buffer: Vec<T>, op: ReduceOp) -> Result<Work<Vec<T>>> {
-        let call = self.vector_call(Collective::Scan, &mut buffer, op, 0)?;
-        // SAFETY: as above.
-        unsafe { self.start_in_place(&call, buffer) }
-    }
-
-    /// Starts an in-place exclusive scan.
-    ///
-    /// # Errors
-    /// As [`Communicator::exscan`].
-    pub fn exscan_start<T: Element>(&self, mut buffer: Vec<T>, op: ReduceOp) -> Result<Work<Vec<T>>> {
-        let call = self.vector_call(Collective::ExScan, &mut buffer, op, 0)?;
-        // SAFETY: as above.
-        unsafe { self.start_in_place(&call, buffer) }
-    }
-
-    /// Starts an all-gather; the work gives the blocks of all ranks, one behind the other.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_gather`].
-    pub fn all_gather_start<T: Element>(&self, input: Vec<T>) -> Result<Work<Vec<T>>> {
-        let mut output = self.room(Collective::AllGather, &vec![input.len(); self.world_size() as usize])?;
-        let call = self.all_gather_call(&input, &mut output)?;
-        // SAFETY: the call was made from these vectors.
-        unsafe { self.start_into(&call, input, output) }
-    }
-
-    /// Starts a gather; the work gives the blocks of all ranks on the root, and nothing elsewhere.
-    ///
-    /// # Errors
-    /// As [`Communicator::gather`].
-    pub fn gather_start<T: Element>(&self, input: Vec<T>, root: u32) -> Result<Work<Vec<T>>> {
-        let blocks = if self.rank() == root { self.world_size() as usize } else { 0 };
-        let mut output = self.room(Collective::Gather, &vec![input.len(); blocks])?;
-        let call = self.gather_call(&input, &mut output, root)?;
-        // SAFETY: as above.
-        unsafe { self.start_into(&call, input, output) }
-    }
-
-    /// Starts a scatter; the work gives this rank's block, of `count` elements. `input` is used on the root only.
-    ///
-    /// # Errors
-    /// As [`Communicator::scatter`].
-    pub fn scatter_start<T: Element>(&self, input: Vec<T>, count: usize, root: u32) -> Result<Work<Vec<T>>> {
-        let mut output = self.room(Collective::Scatter, &[count])?;
-        let call = self.scatter_call(&input, &mut output, root)?;
-        // SAFETY: as above.
-        unsafe { self.start_into(&call, input, output) }
-    }
-
-    /// Starts a reduce-scatter; the work gives this rank's block.
-    ///
-    /// # Errors
-    /// As [`Communicator::reduce_scatter`], and if the input cannot be cut into equal blocks.
-    pub fn reduce_scatter_start<T: Element>(&self, input: Vec<T>, op: ReduceOp) -> Result<Work<Vec<T>>> {
-        let mut output = zeros(input.len() / self.world_size() as usize);
-        let call = self.reduce_scatter_call(&input, &mut output, op)?;
-        // SAFETY: as above.
-        unsafe { self.start_into(&call, input, output) }
-    }
-
-    /// Starts an all-to-all; the work gives the received blocks.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_to_all`], and if the input cannot be cut into equal blocks.
-    pub fn all_to_all_start<T: Element>(&self, input: Vec<T>) -> Result<Work<Vec<T>>> {
-        let mut output = zeros(input.len());
-        let call = self.all_to_all_call(&input, &mut output)?;
-        // SAFETY: as above.
-        unsafe { self.start_into(&call, input, output) }
+    starts_into! {
+        /// Starts an all-gather; the work gives the blocks of all ranks, one behind the other.
+        all_gather_start(comm, input) as all_gather
+            => output = comm.room(Collective::AllGather, &vec![input.len(); comm.world_size() as usize])?,
+            all_gather_call(&input, &mut output);
+        /// Starts a gather; the work gives the blocks of all ranks on the root, and nothing elsewhere.
+        gather_start(comm, input, root: u32) as gather
+            => output = comm.room(Collective::Gather, &vec![input.len(); comm.blocks_at(root)])?,
+            gather_call(&input, &mut output, root);
+        /// Starts a scatter; the work gives this rank's block, of `count` elements. `input` is used on the root only.
+        scatter_start(comm, input, count: usize, root: u32) as scatter
+            => output = comm.room(Collective::Scatter, &[count])?, scatter_call(&input, &mut output, root);
+        /// Starts a reduce-scatter; the work gives this rank's block. The input is cut into equal blocks.
+        reduce_scatter_start(comm, input, op: ReduceOp) as reduce_scatter
+            => output = zeros(input.len() / comm.world_size() as usize),
+            reduce_scatter_call(&input, &mut output, op);
+        /// Starts an all-to-all; the work gives the received blocks. The input is cut into equal blocks.
+        all_to_all_start(comm, input) as all_to_all
+            => output = zeros(input.len()), all_to_all_call(&input, &mut output);
+        /// Starts an all-gather of blocks of `counts[r]` elements of each rank r; the work gives all of them, one behind the
+        /// other.
+        all_gather_v_start(comm, input, counts: &[usize]) as all_gather_v
+            => output = comm.room(Collective::AllGather, counts)?,
+            all_gather_v_call(&input, &mut output, counts);
+        /// Starts a reduce-scatter of blocks of `counts[r]` elements for each rank r; the work gives this rank's.
+        reduce_scatter_v_start(comm, input, counts: &[usize], op: ReduceOp) as reduce_scatter_v
+            => output = {
+                comm.expect_counts(Collective::ReduceScatter, "counts", counts)?;
+                comm.room(Collective::ReduceScatter, &counts[comm.rank() as usize..][..1])?
+            },
+            reduce_scatter_v_call(&input, &mut output, counts, op);
+        /// Starts a gather of `counts[r]` elements from each rank r; the work gives all of them on the root and nothing
+        /// elsewhere. `counts` is used on the root only.
+        gather_v_start(comm, input, counts: &[usize], root: u32) as gather_v
+            => output = comm.room(Collective::Gather, if comm.rank() == root { counts } else { &[] })?,
+            gather_v_call(&input, &mut output, counts, root);
+        /// Starts a scatter that gives each rank r its `counts[r]` elements of the root's input; the work gives this rank's,
+        /// of which there are `count`. `input` and `counts` are used on the root only.
+        scatter_v_start(comm, input, counts: &[usize], count: usize, root: u32) as scatter_v
+            => output = comm.room(Collective::Scatter, &[count])?,
+            scatter_v_call(&input, &mut output, counts, root);
+        /// Starts an all-to-all of `send_counts[s]` elements to each rank s and `recv_counts[r]` from each rank r; the work
+        /// gives the latter, one behind the other.
+        all_to_all_v_start(comm, input, send_counts: &[usize], recv_counts: &[usize]) as all_to_all_v
+            => output = comm.room(Collective::AllToAll, recv_counts)?,
+            all_to_all_v_call(&input, send_counts, &mut output, recv_counts);
     }
 
     /// Starts a barrier: the work is done once every rank has started it.
@@ -138,27 +128,20 @@ impl Communicator {
         Ok(self.work(ticket))
     }
 
-    /// # Safety
-    /// The call is on this vector.
-    unsafe fn start_in_place<T: Element>(&self, call: &Call, buffer: Vec<T>) -> Result<Work<Vec<T>>> {
-        // SAFETY: the engine keeps the vector until the operation is done; moving it does not move its elements.
-        let ticket = unsafe { drive::start(&self.shared, call, Some(Box::new(buffer))) }?;
-        Ok(self.work(ticket))
+    /// Blocks that a gather gives this rank.
+    fn blocks_at(&self, root: u32) -> usize {
+        if self.rank() == root { self.world_size() as usize } else { 0 }
     }
 
-    /// # Safety
-    /// The call is on these vectors.
-    pub(super) unsafe fn start_into<T: Element>(
-        &self,
-        call: &Call,
-        input: Vec<T>,
-        output: Vec<T>,
-    ) -> Result<Work<Vec<T>>> {
-        let keep = Box::new(Pair { output, _input: input });
-        // SAFETY: as above, for both vectors.
-        let ticket = unsafe { drive::start(&self.shared, call, Some(keep)) }?;
-        let output = |kept: Kept, _| kept.downcast::<Pair<T>>().ok().map(|pair| pair.output);
-        Ok(Work::extracting(Arc::clone(&self.shared), ticket, output))
+    /// A vector for blocks of these lengths.
+    fn room<T: Element>(&self, collective: Collective, counts: &[usize]) -> Result<Vec<T>> {
+        let len = counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count));
+        let addressable =
+            |len: &usize| len.checked_mul(size_of::<T>()).is_some_and(|n| isize::try_from(n).is_ok());
+        len.filter(addressable).map(zeros).ok_or_else(|| {
+            let problem = "the counts add up to more than can be addressed".to_owned();
+            self.usage(collective.name(), problem)
+        })
     }
 }
 

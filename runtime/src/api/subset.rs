@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 const SPLIT_ROUND: u64 = 1 << 32;
 
 /// What a rank brings to a split: its color and key, or what is wrong with its call.
-type Wish = std::result::Result<(Option<u32>, i64), String>;
+type SplitRequest = std::result::Result<(Option<u32>, i64), String>;
 
 /// Bytes of another rank's words that are repeated: some lines.
 const MOST_BYTES: usize = 500;
@@ -37,33 +37,33 @@ impl Communicator {
     /// [`Error::Usage`] with `problem`, and the communicator is as it was. Otherwise the others would wait for this rank, and
     /// its later splits would meet their earlier ones. Blocks as [`split`](Self::split).
     pub fn refuse_split(&self, problem: &str) -> Error {
-        let wish = Err(printable(problem, MOST_BYTES));
-        match self.split_as(wish) {
+        let request = Err(printable(problem, MOST_BYTES));
+        match self.split_as(request) {
             Err(error) => error,
             Ok(_) => self.usage("split", problem.to_owned()),
         }
     }
 
-    fn split_as(&self, wish: Wish) -> Result<Option<Self>> {
+    fn split_as(&self, request: SplitRequest) -> Result<Option<Self>> {
         let number = self.next_child()?;
         let shared = &self.shared;
         let deadline = Instant::now() + patience(&shared.config);
-        let entry = postcard::to_stdvec(&wish).map_err(|error| self.unreadable(&error))?;
+        let entry = postcard::to_stdvec(&request).map_err(|error| self.unreadable(&error))?;
         let round = ExchangeKey { communicator: shared.group.id, round: SPLIT_ROUND + number };
         let entries = shared.world.control.exchange(round, &shared.group.members, entry, deadline)?;
-        let mut wishes: Vec<(Option<u32>, i64)> = Vec::with_capacity(entries.len());
+        let mut requests: Vec<(Option<u32>, i64)> = Vec::with_capacity(entries.len());
         for (rank, entry) in entries.iter().enumerate() {
             match postcard::from_bytes(entry).map_err(|error| self.unreadable(&error))? {
-                Wish::Ok(wish) => wishes.push(wish),
-                Wish::Err(problem) => {
+                SplitRequest::Ok(request) => requests.push(request),
+                SplitRequest::Err(problem) => {
                     // Another rank's words: no longer than it may make them, and nothing that a terminal obeys.
                     let shown = printable(&problem, MOST_BYTES);
                     return Err(self.usage("split", format!("rank {rank} cannot take part: {shown}")));
                 }
             }
         }
-        let Some(color) = wishes[self.rank() as usize].0 else { return Ok(None) };
-        let alike = wishes.iter().enumerate().filter(|(_, (theirs, _))| *theirs == Some(color));
+        let Some(color) = requests[self.rank() as usize].0 else { return Ok(None) };
+        let alike = requests.iter().enumerate().filter(|(_, (theirs, _))| *theirs == Some(color));
         let mut group: Vec<(i64, u32)> = alike.map(|(rank, (_, key))| (*key, rank as u32)).collect();
         group.sort_unstable();
         let ranks: Vec<u32> = group.into_iter().map(|(_, rank)| rank).collect();

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kolo_transport::shm::{Handover, SharedMemory};
+use kolo_transport::shm::{MemorySharing, SharedMemory};
 use serde::{Deserialize, Serialize};
 
 use super::Communicator;
@@ -14,10 +14,10 @@ use crate::call::Waited;
 use crate::communicator::Shared;
 use crate::control::ExchangeKey;
 use crate::drive::{self, End, Patience, Step, Waiter, until};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::job::MOST_PATIENCE;
 use crate::supply::{self, Pool};
-use crate::symmetric::{Lease, Window};
+use crate::symmetric::{Allocation, OwnMemory};
 use crate::types::Element;
 use crate::wait::{Next, Pacer, Policy};
 
@@ -38,8 +38,8 @@ const LOOK: Duration = Duration::from_millis(20);
 /// # Fork
 /// In a child made by `fork` it is still the same memory: the ranks see the writes of the child. Dropping it there has no
 /// effect.
-pub struct Symmetric<T: Element> {
-    lease: Arc<Lease>,
+pub struct SymmetricBuffer<T: Element> {
+    memory: Arc<OwnMemory>,
     count: usize,
     elements: PhantomData<T>,
 }
@@ -53,8 +53,8 @@ impl Communicator {
     /// if all ranks are on one host over shared memory, and all buffers that other ranks would access are symmetric: the inputs,
     /// and for all-reduce and reduce the outputs. Slices of a buffer qualify, at different offsets on different ranks, and so do
     /// different buffers. Other calls take their usual way: those with blocks of unequal length, asynchronous calls, messages,
-    /// calls on several hosts, and calls under `KOLO_TINY_BYTES=0` or `KOLO_ALGO`. Once symmetric buffers exist, such calls of
-    /// 32 KiB or more (128 and 256 KiB for those that reduce nothing; `KOLO_DIRECT_BYTES`), on any memory, first compare notes,
+    /// calls on several hosts, and calls under `KOLO_EXCHANGE_BYTES=0` or `KOLO_ALGO`. Once symmetric buffers exist, such calls of
+    /// 32 KiB or more (128 and 256 KiB for those that reduce nothing; `KOLO_SYMMETRIC_BYTES`), on any memory, first compare notes,
     /// which costs one exchange of a line per rank.
     ///
     /// The memory counts as shared memory of the process, and is backed by pages when this returns. Before that, the needs of all
@@ -63,23 +63,23 @@ impl Communicator {
     /// # Errors
     /// [`Error::Usage`] if ranks ask for different sizes. [`Error::Unsupported`] if a host lacks the memory, with the bytes wanted
     /// and available. Both come on all ranks, and the communicator is as it was. Otherwise as [`Communicator::from_env`].
-    pub fn alloc<T: Element>(&self, count: usize) -> Result<Symmetric<T>> {
+    pub fn alloc<T: Element>(&self, count: usize) -> Result<SymmetricBuffer<T>> {
         let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let Some(bytes) = bytes else {
             return Err(self.usage("alloc", format!("{count} elements are more than can be addressed")));
         };
-        Ok(Symmetric { lease: self.lease(bytes)?, count, elements: PhantomData })
+        Ok(SymmetricBuffer { memory: self.allocate(bytes)?, count, elements: PhantomData })
     }
 
     /// As [`Communicator::alloc`], for `bytes` bytes aligned to a page.
     ///
     /// # Errors
     /// As [`Communicator::alloc`].
-    pub fn alloc_raw(&self, bytes: usize) -> Result<Symmetric<u8>> {
+    pub fn alloc_raw(&self, bytes: usize) -> Result<SymmetricBuffer<u8>> {
         self.alloc(bytes)
     }
 
-    fn lease(&self, bytes: usize) -> Result<Arc<Lease>> {
+    fn allocate(&self, bytes: usize) -> Result<Arc<OwnMemory>> {
         let shared = &self.shared;
         shared.check_process(|| ALLOC)?;
         let mut core = shared.core();
@@ -92,14 +92,14 @@ impl Communicator {
 
         let begin = Instant::now();
         let deadline = begin + shared.config.timeout.min(MOST_PATIENCE);
-        let wish = Wish { bytes: bytes as u64, live, pools: supply::pools() };
-        let wishes = self.tell(3 * number, &wish, deadline)?;
-        if let Some(other) = wishes.iter().position(|wish| wish.bytes != bytes as u64) {
+        let request = AllocRequest { bytes: bytes as u64, live, pools: supply::pools() };
+        let requests = self.tell(3 * number, &request, deadline)?;
+        if let Some(other) = requests.iter().position(|request| request.bytes != bytes as u64) {
             let problem =
-                format!("rank {other} asks for {} bytes and this rank for {bytes}", wishes[other].bytes);
+                format!("rank {other} asks for {} bytes and this rank for {bytes}", requests[other].bytes);
             return Err(self.usage("alloc", problem));
         }
-        let pools: Vec<Vec<Pool>> = wishes.iter().map(|wish| wish.pools.clone()).collect();
+        let pools: Vec<Vec<Pool>> = requests.iter().map(|request| request.pools.clone()).collect();
         if let Some(problem) = supply::shortage(bytes as u64, &pools) {
             return Err(Error::Unsupported { context: shared.context(ALLOC), problem });
         }
@@ -116,24 +116,24 @@ impl Communicator {
         let cards: Vec<Card> = self.tell(3 * number + 1, &address, deadline)?;
         self.all_could(cards.iter().map(|card| card.as_ref().err()))?;
         let addresses: Option<Vec<&[u8]>> = cards.iter().map(|card| card.as_ref().ok()?.as_deref()).collect();
-        let mut handover = match (own, &addresses) {
-            (Ok(Made::Shared(handover)), Some(_)) => handover,
+        let mut sharing = match (own, &addresses) {
+            (Ok(Made::Shared(sharing)), Some(_)) => sharing,
             // Not all ranks are on one host.
-            (Ok(made), _) => return Ok(Arc::new(Lease::new(made.into_memory(), bytes))),
+            (Ok(made), _) => return Ok(Arc::new(OwnMemory::new(made.into_memory(), bytes))),
             (Err(_), _) => unreachable!("this rank is among those that could"),
         };
         let addresses = addresses.unwrap_or_default();
-        let taken = self.take_over(&mut handover, &addresses, deadline)?;
+        let taken = self.take_over(&mut sharing, &addresses, deadline)?;
         let outcomes = self.tell(3 * number + 2, &taken, deadline)?;
         self.all_could(outcomes.iter().map(|outcome| outcome.as_ref().err()))?;
-        let (memory, others) = handover.finish();
-        let lease = Arc::new(Lease::new(memory, bytes));
+        let (own, others) = sharing.finish();
+        let memory = Arc::new(OwnMemory::new(own, bytes));
         let mut others = others.into_iter();
         let peers = (0..self.world_size()).map(|rank| if rank == self.rank() { None } else { others.next() });
-        let window = Window::new(number, Arc::clone(&lease), peers.collect());
-        let is_used = |id| wishes.iter().any(|wish| wish.live.contains(&id));
-        shared.core().symmetric.add(window, is_used);
-        Ok(lease)
+        let allocation = Allocation::new(number, Arc::clone(&memory), peers.collect());
+        let is_used = |id| requests.iter().any(|request| request.live.contains(&id));
+        shared.core().symmetric.add(allocation, is_used);
+        Ok(memory)
     }
 
     /// Has all pages of this rank's memory backed, while there is enough for all ranks that draw from the same pools and do
@@ -160,19 +160,19 @@ impl Communicator {
     /// Gives this rank's memory to the others and takes theirs; the inner result is what this rank could not do.
     fn take_over(
         &self,
-        handover: &mut Handover,
+        sharing: &mut MemorySharing,
         addresses: &[&[u8]],
         deadline: Instant,
     ) -> Result<std::result::Result<(), String>> {
         let shared = &self.shared;
         let others = (0..).zip(addresses).filter(|(rank, _)| *rank != self.rank());
         let others: Vec<(u32, &[u8])> = others.map(|(rank, address)| (rank, *address)).collect();
-        if let Err(error) = handover.introduce(self.rank(), &others) {
+        if let Err(error) = sharing.introduce(self.rank(), &others) {
             return Ok(Err(error.to_string()));
         }
         let limit = deadline.saturating_duration_since(Instant::now());
         let pacer = Pacer::new(Policy { spin: Duration::ZERO, yield_until: Duration::ZERO });
-        match until(&mut Taking { shared, handover }, &mut Patience::new(limit, pacer)) {
+        match until(&mut Taking { shared, sharing }, &mut Patience::new(limit, pacer)) {
             Ok(()) => Ok(Ok(())),
             Err(NotTaken::Here(why)) => Ok(Err(why)),
             Err(NotTaken::ByAll(error)) => Err(error),
@@ -197,7 +197,7 @@ impl Communicator {
     fn all_could<'a>(&self, failures: impl Iterator<Item = Option<&'a String>>) -> Result<()> {
         let mut failures = failures.enumerate().filter_map(|(rank, why)| Some((rank, why?)));
         let Some((rank, why)) = failures.next() else { return Ok(()) };
-        let context = Context { rank: self.rank(), operation: "alloc".to_owned(), sequence: 0 };
+        let context = ErrorContext { rank: self.rank(), operation: "alloc".to_owned(), sequence: 0 };
         Err(Error::Unsupported { context, problem: format!("rank {rank} could not: {why}") })
     }
 }
@@ -207,7 +207,7 @@ const ALLOC: Waited = Waited::other("alloc");
 /// A rank that waits for the others' memory.
 struct Taking<'a> {
     shared: &'a Shared,
-    handover: &'a mut Handover,
+    sharing: &'a mut MemorySharing,
 }
 
 enum NotTaken {
@@ -220,7 +220,7 @@ impl Waiter for Taking<'_> {
     type Error = NotTaken;
 
     fn step(&mut self) -> std::result::Result<Step, NotTaken> {
-        match self.handover.poll() {
+        match self.sharing.poll() {
             Ok(true) => Ok(Step::Done),
             Ok(false) if self.shared.membership.abort_flag().is_raised() => Ok(Step::Failed),
             Ok(false) => Ok(Step::Waits { moved: false }),
@@ -229,27 +229,27 @@ impl Waiter for Taking<'_> {
     }
 
     fn rest(&mut self, _: Next, _: &mut Pacer) {
-        self.handover.wait(LOOK);
+        self.sharing.wait(LOOK);
     }
 
     fn end(&mut self, why: End) -> NotTaken {
         NotTaken::ByAll(match why {
             End::Failed => drive::fail(self.shared, ALLOC),
-            End::Deadline(after) => drive::time_out(self.shared, ALLOC, after, &self.handover.waiting_for()),
+            End::Deadline(after) => drive::time_out(self.shared, ALLOC, after, &self.sharing.waiting_for()),
         })
     }
 }
 
 /// This rank's memory before the others are known.
 enum Made {
-    Shared(Handover),
+    Shared(MemorySharing),
     Private(SharedMemory),
 }
 
 impl Made {
     fn new(bytes: usize, may_share: bool) -> std::io::Result<Self> {
         if may_share {
-            Handover::new(bytes).map(Self::Shared)
+            MemorySharing::new(bytes).map(Self::Shared)
         } else {
             SharedMemory::private(bytes).map(Self::Private)
         }
@@ -257,21 +257,21 @@ impl Made {
 
     fn memory(&self) -> &SharedMemory {
         match self {
-            Self::Shared(handover) => handover.memory(),
+            Self::Shared(sharing) => sharing.memory(),
             Self::Private(memory) => memory,
         }
     }
 
     fn address(&self) -> Option<Vec<u8>> {
         match self {
-            Self::Shared(handover) => Some(handover.address()),
+            Self::Shared(sharing) => Some(sharing.address()),
             Self::Private(_) => None,
         }
     }
 
     fn into_memory(self) -> SharedMemory {
         match self {
-            Self::Shared(handover) => handover.finish().0,
+            Self::Shared(sharing) => sharing.finish().0,
             Self::Private(memory) => memory,
         }
     }
@@ -279,7 +279,7 @@ impl Made {
 
 /// What a rank tells the others before it allocates.
 #[derive(Debug, Serialize, Deserialize)]
-struct Wish {
+struct AllocRequest {
     bytes: u64,
     /// Allocations that it still uses.
     live: Vec<u64>,
@@ -290,31 +290,31 @@ struct Wish {
 /// What it tells them when it has: where its memory is to be had, if it can be shared; or why it has none.
 type Card = std::result::Result<Option<Vec<u8>>, String>;
 
-impl<T: Element> Deref for Symmetric<T> {
+impl<T: Element> Deref for SymmetricBuffer<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         // SAFETY: the memory holds `count` elements, aligned to a page, of zeros at first, which are valid by the contract
         // of `Element`, and then of what this program or reductions wrote. Other processes write here only during calls
-        // that were lent this memory mutably: see the module `direct`.
-        unsafe { std::slice::from_raw_parts(self.lease.memory().base().cast::<T>(), self.count) }
+        // that were lent this memory mutably: see the module `symmetric`.
+        unsafe { std::slice::from_raw_parts(self.memory.shared().base().cast::<T>(), self.count) }
     }
 }
 
-impl<T: Element> DerefMut for Symmetric<T> {
+impl<T: Element> DerefMut for SymmetricBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as above; the borrow of `self` is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.lease.memory().base().cast::<T>(), self.count) }
+        unsafe { std::slice::from_raw_parts_mut(self.memory.shared().base().cast::<T>(), self.count) }
     }
 }
 
-impl<T: Element> fmt::Debug for Symmetric<T> {
+impl<T: Element> fmt::Debug for SymmetricBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Symmetric({} x {})", self.count, T::TYPE)
+        write!(f, "SymmetricBuffer({} x {})", self.count, T::TYPE)
     }
 }
 
-impl<T: Element> Drop for Symmetric<T> {
+impl<T: Element> Drop for SymmetricBuffer<T> {
     fn drop(&mut self) {
-        self.lease.retire();
+        self.memory.retire();
     }
 }

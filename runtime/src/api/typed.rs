@@ -60,12 +60,7 @@ impl Communicator {
         op: ReduceOp,
         root: u32,
     ) -> Result<Call> {
-        let to = if self.rank() == root {
-            self.expect_len(Collective::Reduce, "output", output.len(), input.len())?;
-            output.as_mut_ptr()
-        } else {
-            std::ptr::null_mut()
-        };
+        let to = self.at_root(Collective::Reduce, output, input.len(), root)?;
         self.even(Collective::Reduce, input.as_ptr(), to, input.len(), op, root)
     }
 
@@ -81,12 +76,7 @@ impl Communicator {
     }
 
     pub(super) fn gather_call<T: Element>(&self, input: &[T], output: &mut [T], root: u32) -> Result<Call> {
-        let to = if self.rank() == root {
-            self.expect_len(Collective::Gather, "output", output.len(), self.blocks_of(input.len()))?;
-            output.as_mut_ptr()
-        } else {
-            std::ptr::null_mut()
-        };
+        let to = self.at_root(Collective::Gather, output, self.blocks_of(input.len()), root)?;
         self.even(Collective::Gather, input.as_ptr(), to, input.len(), NO_OP, root)
     }
 
@@ -304,6 +294,15 @@ impl Communicator {
             root,
         };
         Call::check(&raw, self.rank(), self.world_size())
+    }
+
+    /// The root's output, of `count` elements; null on the other ranks.
+    fn at_root<T>(&self, of: Collective, output: &mut [T], count: usize, root: u32) -> Result<*mut T> {
+        if self.rank() != root {
+            return Ok(std::ptr::null_mut());
+        }
+        self.expect_len(of, "output", output.len(), count)?;
+        Ok(output.as_mut_ptr())
     }
 
     fn blocks_of(&self, count: usize) -> usize {

@@ -1,19 +1,19 @@
 //! A collective call as a value: checked, described and signed before anything moves.
 
 mod forced;
+mod gpus;
 pub(crate) mod ranges;
-mod sides;
 mod summary;
 mod waited;
 
 pub(crate) use forced::Forced;
-pub(crate) use sides::{Reach, Sides};
-pub use summary::{Label, Summary};
+pub(crate) use gpus::{AdapterAccess, GpuBuffers};
+pub use summary::{CallLabel, Summary};
 pub(crate) use waited::{Message, Single, Waited};
 
 use kolo_collectives::plan::{Collective, Placement};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::mix::mix;
 use crate::types::{DataType, ReduceOp};
 use ranges::Range;
@@ -91,7 +91,7 @@ pub(crate) struct Call {
     pub(crate) root: u32,
     pub(crate) placement: Placement,
     /// The GPUs whose memory the buffers are; found out for calls on raw memory. Apart, since few calls have any.
-    pub(crate) gpus: Option<Box<Sides>>,
+    pub(crate) gpus: Option<Box<GpuBuffers>>,
 }
 
 impl Call {
@@ -189,12 +189,12 @@ impl Call {
             overlap(input, output, in_place_rule(self.collective))
         };
         let operation = self.summary(false).to_string();
-        Error::Usage { context: Context { rank, operation, sequence: 0 }, problem }
+        Error::Usage { context: ErrorContext { rank, operation, sequence: 0 }, problem }
     }
 
     /// The GPUs whose memory the buffers are.
-    pub(crate) fn sides(&self) -> &Sides {
-        static NONE: Sides = Sides { input: None, output: None, reach: Reach::Staged };
+    pub(crate) fn gpus(&self) -> &GpuBuffers {
+        static NONE: GpuBuffers = GpuBuffers { input: None, output: None, access: AdapterAccess::Staged };
         self.gpus.as_deref().unwrap_or(&NONE)
     }
 

@@ -31,7 +31,7 @@ pub struct Summary {
 /// count:  elements, where all ranks have as many
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Label {
+pub struct CallLabel {
     pub(crate) kind: u64,
     pub(crate) count: u64,
 }
@@ -45,7 +45,7 @@ impl Summary {
     /// What of it must agree across ranks.
     #[must_use]
     #[inline]
-    pub fn label(&self) -> Label {
+    pub fn label(&self) -> CallLabel {
         let op = self.op.map_or(0, |op| u64::from(op.code()) + 1);
         let kind = self.collective as u64
             | (self.data_type as u64) << 8
@@ -53,7 +53,7 @@ impl Summary {
             | if self.asynchronous { ASYNCHRONOUS } else { 0 }
             | if self.count.is_some() { EVEN } else { 0 }
             | self.root.map_or(0, |root| u64::from(root) + 1) << ROOT_AT;
-        Label { kind, count: self.count.map_or(0, |count| count as u64) }
+        CallLabel { kind, count: self.count.map_or(0, |count| count as u64) }
     }
 
     /// The signature of its label.
@@ -62,7 +62,7 @@ impl Summary {
     }
 }
 
-impl Label {
+impl CallLabel {
     /// A number that differs, as good as surely, if anything of it does.
     #[must_use]
     #[inline]
@@ -77,7 +77,7 @@ impl fmt::Display for Summary {
     }
 }
 
-impl fmt::Display for Label {
+impl fmt::Display for CallLabel {
     /// As in "all_reduce(1024 x f32, sum)" and "barrier()".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, count } = *self;

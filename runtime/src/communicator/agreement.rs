@@ -9,14 +9,15 @@ use crate::error::{Error, Result};
 /// Most bytes shown of a value, which may be another rank's.
 const VALUE_BYTES: usize = 512;
 
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 8] = [
     "KOLO_ALGO",
     "KOLO_DETERMINISM",
     "KOLO_SEGMENT_BYTES",
     "KOLO_WINDOW",
-    "KOLO_TINY_BYTES",
-    "KOLO_DIRECT_BYTES",
+    "KOLO_EXCHANGE_BYTES",
+    "KOLO_SYMMETRIC_BYTES",
     "KOLO_TRANSPORT",
+    "KOLO_NETWORK_PROBE",
 ];
 
 /// These settings of one rank.
@@ -126,9 +127,10 @@ mod tests {
             ("KOLO_DETERMINISM", "canonical"),
             ("KOLO_SEGMENT_BYTES", "1"),
             ("KOLO_WINDOW", "1"),
-            ("KOLO_TINY_BYTES", "0"),
-            ("KOLO_DIRECT_BYTES", "0"),
+            ("KOLO_EXCHANGE_BYTES", "0"),
+            ("KOLO_SYMMETRIC_BYTES", "0"),
             ("KOLO_TRANSPORT", "tcp"),
+            ("KOLO_NETWORK_PROBE", "off"),
         ] {
             let text = set(&[]).difference(&set(&[(name, value)]));
             assert!(

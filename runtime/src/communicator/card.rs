@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::agreement::Agreed;
 use super::model::Facts;
+use crate::affinity;
 use crate::config::{Config, TransportKind};
-use crate::home;
 use crate::wait::Policy;
 
 /// What a rank tells the others when a communicator is made.
@@ -83,7 +83,7 @@ pub(super) fn policy(hosts: &[u32], cards: &[Card], config: &Config) -> Policy {
 pub(super) fn assign_processor(rank: usize, hosts: &[u32], cards: &[Card]) -> Option<usize> {
     let same = |other: &usize| hosts[*other] == hosts[rank] && cards[*other].affinity == cards[rank].affinity;
     let place = (0..rank).filter(same).count();
-    home::assign(place, (0..cards.len()).filter(same).count())
+    affinity::assign(place, (0..cards.len()).filter(same).count())
 }
 
 fn fullest(hosts: &[u32], cards: &[Card]) -> (usize, usize) {

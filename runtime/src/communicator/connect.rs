@@ -14,18 +14,18 @@ use super::model::model_for;
 use super::routes;
 use super::shared::{Attendance, Contended, Fault, Group, Shared, World};
 use super::shared_memory;
+use crate::affinity::{self, Place, SoftAffinity};
 use crate::config::{Config, Determinism};
 use crate::control::ExchangeKey;
 use crate::dispatch::{Limits, Planner};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::exchange::Exchange;
-use crate::exchange::tiny::Tiny;
+use crate::exchange::compiled::CompiledExchange;
 use crate::gpu::{self, GpuAccess, Gpus};
-use crate::home::{self, Home, Place};
 use crate::job::MOST_PATIENCE;
 use crate::mix::mix;
-use crate::symmetric::Direct;
+use crate::symmetric::SymmetricBuffers;
 use crate::wait::usable_processors;
 
 /// The identity of the communicator of all ranks. Others are derived from their parent's.
@@ -109,7 +109,7 @@ impl Making {
             transports: candidates.iter().map(named).collect(),
             host: (control.peer_info()[control.rank() as usize].host_key, self.config.host_id.clone()),
             processors: usable_processors() as u32,
-            affinity: home::affinity(),
+            affinity: affinity::mask_digest(),
             channels: candidates.iter().filter_map(Candidate::channels_max).min().unwrap_or(u16::MAX),
             has_gpus,
             agreed: Agreed::of(&self.config),
@@ -137,15 +137,29 @@ impl Making {
         let model = model_for(facts(hosts, cards), config.profile.as_ref().map(|loaded| &loaded.profile));
         let stages = shared_memory::is_everywhere(self, hosts, &engine)?;
         let limits = Limits { channels: engine.channels_per_operation(), stages };
-        let planner = Planner::new(rank, Arc::clone(hosts), model, config, limits)?;
+        let mut planner = Planner::new(rank, Arc::clone(hosts), model, config, limits)?;
+        let has_profile = config.profile.as_ref().is_some_and(|loaded| loaded.profile.network.is_some());
+        let network = self.world.network(&self.members, &config.transports);
+        if let Some(between) = network.filter(|_| config.network_probe && !has_profile) {
+            planner.learn(&between);
+        }
         let canonical = config.determinism == Determinism::Canonical;
-        let exchange = established.exchange.filter(|_| config.tiny_bytes != Some(0)).map(|flat| {
+        let exchange = established.exchange.filter(|_| config.exchange_bytes != Some(0)).map(|flat| {
             let has_gpus = cards.iter().any(|card| card.has_gpus);
             let forced = planner.forced();
             let takes_stages = |collective, bytes| planner.takes_stages(collective, bytes);
-            Exchange::new(Tiny::new(flat, rank, config.tiny_bytes, has_gpus, canonical, forced, takes_stages))
+            Exchange::new(CompiledExchange::new(
+                flat,
+                rank,
+                config.exchange_bytes,
+                has_gpus,
+                canonical,
+                forced,
+                takes_stages,
+            ))
         });
-        let symmetric = Direct::new(rank, group.size, config.direct_bytes, canonical, planner.forced());
+        let symmetric =
+            SymmetricBuffers::new(rank, group.size, config.symmetric_bytes, canonical, planner.forced());
         let assign = || assign_processor(rank as usize, hosts, cards);
         Ok(Core {
             engine,
@@ -154,7 +168,7 @@ impl Making {
             symmetric,
             gpu: GpuAccess::new(rank, established.plan),
             calls: Calls::none(),
-            place: Place::new(self.world.processor.get_or_init(assign).map(Home::new)),
+            place: Place::new(self.world.processor.get_or_init(assign).map(SoftAffinity::new)),
             closed: false,
         })
     }

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use super::recorder::Recorder;
+use crate::affinity::Place;
 use crate::call::Call;
 use crate::dispatch::{CarriedOut, Decision, Form, LastCall, Planner, Way, decide};
 use crate::engine::{Engine, Id};
 use crate::error::Result;
 use crate::exchange::Exchange;
 use crate::gpu::GpuAccess;
-use crate::home::Place;
-use crate::symmetric::Direct;
+use crate::symmetric::SymmetricBuffers;
 
 /// Everything that calls move. One thread at a time has it: see [`Shared`](super::Shared).
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Core {
     /// The exchange of the host, if all ranks are on one.
     pub(crate) exchange: Option<Exchange>,
     /// Symmetric buffers; none unless there is an exchange.
-    pub(crate) symmetric: Direct,
+    pub(crate) symmetric: SymmetricBuffers,
     pub(crate) gpu: GpuAccess,
     pub(crate) calls: Calls,
     pub(crate) place: Place,
@@ -45,6 +45,11 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
+    /// Forgets those made so far.
+    pub(crate) fn forget(&mut self) {
+        *self = Self::none();
+    }
+
     pub(super) fn none() -> Self {
         Self {
             recorder: Recorder::new(),
@@ -62,13 +67,13 @@ impl Core {
     /// Which way a call goes.
     #[inline(always)]
     pub(crate) fn decide(&self, call: &Call, form: Form) -> Decision {
-        decide(self.exchange.as_ref().map(|exchange| &exchange.tiny), &self.symmetric, call, form)
+        decide(self.exchange.as_ref().map(|exchange| &exchange.compiled), &self.symmetric, call, form)
     }
 
     /// What carries a blocking call out that does not go by symmetric buffers, and why.
     pub(crate) fn explain(&self, call: &Call) -> Result<CarriedOut> {
         Ok(match (self.decide(call, Form::Blocking).way, &self.exchange) {
-            (Way::Exchange, Some(exchange)) => CarriedOut::ByExchange(exchange.tiny.describe(call)),
+            (Way::Exchange, Some(exchange)) => CarriedOut::ByExchange(exchange.compiled.describe(call)),
             _ => CarriedOut::ByPlan(Box::new(self.planner.explain(call)?)),
         })
     }
@@ -76,7 +81,7 @@ impl Core {
     /// Moves all that is outstanding on, for a bounded time. Returns whether anything moved.
     pub(crate) fn progress(&mut self) -> bool {
         let passed = self.exchange.as_mut().is_some_and(|exchange| exchange.progress(&mut self.engine));
-        self.engine.turn() || passed
+        self.engine.progress() || passed
     }
 
     /// The same if anything is outstanding: what a call does while it waits for something else.
@@ -92,7 +97,7 @@ impl Core {
 
     /// Ranks that the exchange at hand waits for.
     pub(crate) fn exchange_waits_for(&self) -> Vec<u32> {
-        self.exchange.as_ref().map_or_else(Vec::new, |exchange| exchange.tiny.waiting_for())
+        self.exchange.as_ref().map_or_else(Vec::new, |exchange| exchange.compiled.waiting_for())
     }
 
     /// Gives everything up: nothing touches the callers' memory any more when this returns.

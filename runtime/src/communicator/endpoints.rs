@@ -11,7 +11,7 @@ use super::shared::Adapters;
 use crate::config::{Config, TransportKind, Transports};
 use crate::control::{AbortCause, AbortKind, Control, Membership};
 use crate::engine::{Links, Route};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::gpu;
 
 /// A transport that may be used.
@@ -65,6 +65,7 @@ fn tcp_options(control: &Control, config: &Config) -> TcpOptions {
         dial_timeout,
         cookie: control.job_cookie(),
         interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),
+        ports: config.port_range.clone(),
         congestion: match config.socket_congestion.as_deref() {
             None => Congestion::Auto,
             Some("system") => Congestion::System,
@@ -150,7 +151,7 @@ pub(super) fn establish(
 fn establish_one(endpoint: &mut dyn Endpoint, making: &Making, membership: &Membership) -> Result<()> {
     let rank = making.rank;
     endpoint.establish(making.deadline).map_err(|source| {
-        let context = Context { rank, operation: "making the communicator".to_owned(), sequence: 0 };
+        let context = ErrorContext { rank, operation: "making the communicator".to_owned(), sequence: 0 };
         let reason = format!("{}: {source}", context.operation);
         membership.abort(AbortCause::new(rank, AbortKind::Transport, reason));
         Error::Transport { context, source: Box::new(source) }

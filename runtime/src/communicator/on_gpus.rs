@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use kolo_gdr::{Gpu, Wish};
+use kolo_gdr::{Gpu, Mode};
 
 use super::{Core, Shared};
 use crate::call::{Call, Waited};
 use crate::cancel::Whole;
 use crate::engine::Route;
 use crate::error::{Error, Result};
-use crate::gpu::{Buffer, GpuPath, Staged};
+use crate::gpu::{Buffer, GpuPath, StagingReason};
 
 /// The GPU whose memory this is, if it is one's.
 ///
@@ -57,7 +57,7 @@ pub(crate) fn call_path(
     let Some(path) = foreseen(shared, core, call) else { return Ok(None) };
     let (input, output) = call.bytes(shared.group.rank, shared.group.size);
     let buffers =
-        [(&call.sides().input, call.input, input), (&call.sides().output, call.output.cast_const(), output)];
+        [(&call.gpus().input, call.input, input), (&call.gpus().output, call.output.cast_const(), output)];
     let buffers = buffers.into_iter().filter_map(|(gpu, at, len)| Some((gpu.as_ref()?, at, len)));
     settle(shared, core, path, buffers, waited).map(Some)
 }
@@ -75,7 +75,7 @@ pub(crate) fn message_path(
 ) -> Result<GpuPath> {
     let concerned = |route: &&Route| peer.is_none_or(|peer| route.peer == peer);
     let path = match peer {
-        Some(peer) if peer == shared.group.rank => GpuPath::Staged(Staged::ToItself),
+        Some(peer) if peer == shared.group.rank => GpuPath::Staged(StagingReason::ToItself),
         _ => core.gpu.direct_or(shared.group.routes.iter().filter(concerned).all(Route::uses_adapters)),
     };
     settle(shared, core, path, [buffer], waited)
@@ -89,6 +89,6 @@ fn settle<'a>(
     waited: Waited,
 ) -> Result<GpuPath> {
     let Core { gpu, engine, .. } = core;
-    let settled = gpu.settle(engine, path, buffers, shared.config.gdr == Wish::Require);
+    let settled = gpu.settle(engine, path, buffers, shared.config.gdr == Mode::Require);
     settled.map_err(|problem| unsupported(shared, waited, problem))
 }

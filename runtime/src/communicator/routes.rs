@@ -10,7 +10,7 @@ use super::card::Card;
 use super::connect::{Making, broken};
 use super::endpoints::Candidate;
 use crate::engine::Route;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 
 /// Most bytes shown of another rank's reason.
 const REASON_BYTES: usize = 1 << 10;
@@ -62,9 +62,12 @@ fn choose(
             (_, Some(Err(because))) => {
                 Reach::No { because: format!("rank {peer} has none: {}", printable(because, REASON_BYTES)) }
             }
-            (Ok(endpoint), Some(Ok(address))) => endpoint.introduce(peer, address).map_err(|source| {
-                Error::Transport { context: Context { rank, ..Context::default() }, source: Box::new(source) }
-            })?,
+            (Ok(endpoint), Some(Ok(address))) => {
+                endpoint.introduce(peer, address).map_err(|source| Error::Transport {
+                    context: ErrorContext { rank, ..ErrorContext::default() },
+                    source: Box::new(source),
+                })?
+            }
         };
         match reach {
             Reach::Yes { how } => return Ok(Route { peer, transport: name, how, declined }),

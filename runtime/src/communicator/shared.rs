@@ -15,12 +15,13 @@ use kolo_transport::Process;
 
 use super::core::Core;
 use crate::call::Waited;
-use crate::config::Config;
+use crate::config::{Config, Transports};
 use crate::control::{Control, Membership};
 use crate::engine::Route;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::failure::Cause;
 use crate::gpu::Gpus;
+use crate::network::{Between, Table};
 use crate::wait::{self, Policy};
 
 /// A communicator, but for what its handles add.
@@ -74,11 +75,24 @@ pub(crate) struct World {
     pub(crate) control: Control,
     /// That this rank comes back to, if processors are shared. Communicators split off must not have another one.
     pub(super) processor: OnceLock<Option<usize>>,
+    /// The network as measured with these transports, if it was.
+    network: OnceLock<(Table, Transports)>,
 }
 
 impl World {
     pub(crate) const fn new(control: Control) -> Self {
-        Self { control, processor: OnceLock::new() }
+        Self { control, processor: OnceLock::new(), network: OnceLock::new() }
+    }
+
+    /// Keeps what was measured for communicators that are split off.
+    pub(crate) fn learn(&self, table: Table, transports: Transports) {
+        let _ = self.network.set((table, transports));
+    }
+
+    /// The network between the hosts of some ranks, by these transports.
+    pub(super) fn network(&self, ranks: &[u32], transports: &Transports) -> Option<Between> {
+        let (table, by) = self.network.get()?;
+        if by == transports { table.between(ranks) } else { None }
     }
 }
 
@@ -177,8 +191,8 @@ impl Shared {
         !core.closed && core.engine.failure().is_none() && !self.membership.abort_flag().is_raised()
     }
 
-    pub(crate) fn context(&self, waited: Waited) -> Context {
-        Context { rank: self.group.rank, operation: waited.to_string(), sequence: waited.sequence }
+    pub(crate) fn context(&self, waited: Waited) -> ErrorContext {
+        ErrorContext { rank: self.group.rank, operation: waited.to_string(), sequence: waited.sequence }
     }
 
     /// Whether this is the process that made the communicator: see [`forked`](super::forked).

@@ -24,7 +24,7 @@ impl Config {
     }
 
     /// All settings.
-    pub(crate) fn rows(&self) -> [Setting; 25] {
+    pub(crate) fn rows(&self) -> [Setting; 27] {
         let transports = match &self.transports {
             Transports::Auto => "auto".to_owned(),
             Transports::Only(list) => list.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(","),
@@ -47,6 +47,10 @@ impl Config {
             ("KOLO_JOIN_TIMEOUT", Some(self.join_timeout.as_secs_f64().to_string())),
             ("KOLO_HOST_ID", self.host_id.clone()),
             ("KOLO_SOCKET_IFNAME", self.socket_interfaces.clone()),
+            (
+                "KOLO_PORT_RANGE",
+                self.port_range.as_ref().map(|ports| format!("{}-{}", ports.start(), ports.end())),
+            ),
             ("KOLO_SOCKET_CONGESTION", self.socket_congestion.clone()),
             ("KOLO_IB_HCA", self.ib_adapters.clone()),
             ("KOLO_IB_GID_INDEX", self.ib_gid_index.map(|index| index.to_string())),
@@ -59,10 +63,11 @@ impl Config {
             ("KOLO_IBVERBS_LIB", self.ib_library.clone()),
             ("KOLO_SEGMENT_BYTES", number(self.segment_bytes)),
             ("KOLO_WINDOW", number(self.window)),
-            ("KOLO_TINY_BYTES", number(self.tiny_bytes)),
-            ("KOLO_DIRECT_BYTES", number(self.direct_bytes)),
+            ("KOLO_EXCHANGE_BYTES", number(self.exchange_bytes)),
+            ("KOLO_SYMMETRIC_BYTES", number(self.symmetric_bytes)),
             ("KOLO_UNEXPECTED_BYTES", Some(self.unexpected_bytes.to_string())),
             ("KOLO_SPIN_US", self.spin.map(|time| time.as_micros().to_string())),
+            ("KOLO_NETWORK_PROBE", Some(if self.network_probe { "auto" } else { "off" }.to_owned())),
             ("KOLO_PROFILE", self.profile.as_ref().map(|loaded| loaded.path.display().to_string())),
             ("KOLO_JOB_SECRET", None),
         ]

@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{AbortReason, Context, Error, LossCause};
+use crate::error::{AbortReason, Error, ErrorContext, LossCause};
 
 /// What kind of failure ended a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -22,7 +22,7 @@ pub enum AbortKind {
     /// A connection between two living members broke, or an adapter failed.
     Transport,
     /// World rank 0, which carries the control plane and is no member of this communicator, is lost.
-    HubLost,
+    CoordinatorLost,
 }
 
 impl AbortKind {
@@ -32,7 +32,7 @@ impl AbortKind {
             Self::Mismatch => AbortReason::Mismatch,
             Self::Timeout => AbortReason::Timeout,
             Self::User => AbortReason::Requested,
-            Self::HubLost => AbortReason::CoordinatorLost,
+            Self::CoordinatorLost => AbortReason::CoordinatorLost,
             // The loss of a member is an error of its own.
             Self::Transport | Self::PeerLost => AbortReason::Transport,
         }
@@ -55,7 +55,7 @@ impl Loss {
     }
 
     /// The error for a call that needed the rank.
-    pub(crate) fn error(self, context: Context, peer: u32) -> Error {
+    pub(crate) fn error(self, context: ErrorContext, peer: u32) -> Error {
         Error::PeerLost { context, peer, cause: self.cause, detail: self.text }
     }
 
@@ -75,7 +75,7 @@ impl fmt::Display for Loss {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbortCause {
     /// Rank within the communicator: of the lost member for [`AbortKind::PeerLost`], of the one that gave up for
-    /// the others. For [`AbortKind::HubLost`] it is the observer's own.
+    /// the others. For [`AbortKind::CoordinatorLost`] it is the observer's own.
     pub by: u32,
     /// What kind.
     pub kind: AbortKind,
@@ -126,7 +126,7 @@ impl fmt::Display for AbortCause {
             AbortKind::User | AbortKind::Transport => {
                 write!(f, "aborted by rank {}: {}", self.by, self.reason)?
             }
-            AbortKind::HubLost => f.write_str(&self.reason)?,
+            AbortKind::CoordinatorLost => f.write_str(&self.reason)?,
         }
         if !self.operation.is_empty() {
             write!(f, " (in {}, operation #{})", self.operation, self.sequence)?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::recent::{Recent, Start};
-use crate::call::Label;
+use crate::call::CallLabel;
 
 /// What a member answers when asked what it is doing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,7 +94,7 @@ struct Seen {
 impl StatusBoard {
     /// An operation starts. Only the executor calls this, from one thread at a time.
     #[inline]
-    pub fn start(&self, sequence: u64, label: Label) {
+    pub fn start(&self, sequence: u64, label: CallLabel) {
         self.recent.push(Start { sequence, label });
     }
 

@@ -1,4 +1,4 @@
-//! How a rank joins: find the coordinator (the hub), connect, introduce itself, and wait for the others.
+//! How a rank joins: find the coordinator, connect, introduce itself, and wait for the others.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -9,24 +9,26 @@ use tokio::io::{AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use super::handshake::{Credentials, Rejection, VERSION, greet_hub};
-use super::hub::{BoxedStream, Hub};
-use super::hub_state::strangers_text;
+use super::coordinator::{BoxedStream, Coordinator};
+use super::coordinator_state::rejected_text;
+use super::handshake::{Credentials, Rejection, VERSION, greet_coordinator};
 use super::sealed::Sealed;
-use super::wire::{FromHub, Hello, PeerInfo, Refusal, ToHub, clip, decode, encode, read_frame};
+use super::wire::{
+    FromCoordinator, Hello, PeerInfo, Refusal, ToCoordinator, clip, decode, encode, read_frame,
+};
 use crate::error::{Error, JOIN_REMEDY, Result};
 use crate::job::Cookie;
 use crate::job::limits::{
-    CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_HUB, MAX_NAME_BYTES, MAX_SOURCE_BYTES, RETRY_FIRST,
-    RETRY_MOST,
+    CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_COORDINATOR, MAX_NAME_BYTES, MAX_SOURCE_BYTES,
+    RETRY_FIRST, RETRY_MOST,
 };
 use crate::join::{Advert, JoinSpec, Locator, find, host_key, hostname};
 
-/// Between the starts of attempts on several addresses of one hub.
+/// Between the starts of attempts on several addresses of one coordinator.
 const STAGGER: Duration = Duration::from_millis(100);
 
 /// A connection on which everybody has been welcomed.
-pub(crate) struct Seated {
+pub(crate) struct Connected {
     pub(crate) reader: BufReader<ReadHalf<BoxedStream>>,
     pub(crate) writer: WriteHalf<BoxedStream>,
     pub(crate) cookie: Cookie,
@@ -42,15 +44,19 @@ enum Setback {
     Fatal(Error),
 }
 
-/// Takes a seat before the deadline. `hub` is this process's own, if it is rank 0's.
-pub(crate) async fn take_seat(spec: &JoinSpec, hub: Option<&Hub>, deadline: Instant) -> Result<Seated> {
+/// Becomes a member before the deadline. `coordinator` is this process's own, if it is rank 0's.
+pub(crate) async fn become_member(
+    spec: &JoinSpec,
+    coordinator: Option<&Coordinator>,
+    deadline: Instant,
+) -> Result<Connected> {
     let mut search = Search::default();
     let mut pause = RETRY_FIRST;
     let until = tokio::time::Instant::from_std(deadline);
     loop {
         search.attempts += 1;
-        match tokio::time::timeout_at(until, search.attempt(spec, hub)).await {
-            Ok(Ok(seated)) => return Ok(seated),
+        match tokio::time::timeout_at(until, search.attempt(spec, coordinator)).await {
+            Ok(Ok(connected)) => return Ok(connected),
             Ok(Err(Setback::Fatal(error))) => return Err(error),
             Ok(Err(Setback::Retry(cause))) => {
                 tracing::debug!(rank = spec.rank, cause, "looking for rank 0");
@@ -78,10 +84,10 @@ struct Search {
     before: Option<String>,
     /// What the attempt under way waits for.
     waits_for: String,
-    /// Whom rank 0 still waits for; `Some` once a seat is taken.
+    /// Whom rank 0 still waits for; `Some` once this rank is a member.
     missing: Option<String>,
-    /// Strangers that rank 0 has turned away, as far as it has told.
-    strangers: u64,
+    /// Connections that rank 0 has rejected, as far as it has told.
+    rejected: u64,
 }
 
 impl Search {
@@ -91,16 +97,25 @@ impl Search {
         }
     }
 
-    async fn attempt(&mut self, spec: &JoinSpec, hub: Option<&Hub>) -> Result<Seated, Setback> {
+    async fn attempt(
+        &mut self,
+        spec: &JoinSpec,
+        coordinator: Option<&Coordinator>,
+    ) -> Result<Connected, Setback> {
         self.waits_for = spec.locator.to_string();
-        let stream = match (hub, &spec.locator) {
-            (Some(hub), _) => attach(hub).await?,
+        let stream = match (coordinator, &spec.locator) {
+            (Some(coordinator), _) => attach(coordinator).await?,
             (None, Locator::Local(meeting)) => {
-                let mut hubs = meeting.hub.subscribe();
-                let found = hubs.wait_for(Option::is_some).await.ok().and_then(|hub| hub.clone());
-                let found = found.and_then(|hub| hub.downcast::<Hub>().ok());
-                let hub = found.ok_or_else(|| Setback::Retry("rank 0 has not started its hub".into()))?;
-                attach(&hub).await?
+                let mut coordinators = meeting.coordinator.subscribe();
+                let found = coordinators
+                    .wait_for(Option::is_some)
+                    .await
+                    .ok()
+                    .and_then(|coordinator| coordinator.clone());
+                let found = found.and_then(|coordinator| coordinator.downcast::<Coordinator>().ok());
+                let coordinator =
+                    found.ok_or_else(|| Setback::Retry("rank 0 has not started its coordinator".into()))?;
+                attach(&coordinator).await?
             }
             (None, _) => {
                 let advert = find(spec).await.map_err(Setback::Retry)?;
@@ -109,11 +124,11 @@ impl Search {
                 self.connect(spec, &advert).await?
             }
         };
-        let judged = hub.is_none() && !matches!(spec.locator, Locator::Local(_));
+        let judged = coordinator.is_none() && !matches!(spec.locator, Locator::Local(_));
         self.wait_for_welcome(spec, stream, judged).await
     }
 
-    /// Tries all candidates, each a little after the one before; the first that is a fitting hub wins.
+    /// Tries all candidates, each a little after the one before; the first that is a fitting coordinator wins.
     async fn connect(&mut self, spec: &JoinSpec, advert: &Advert) -> Result<BoxedStream, Setback> {
         let mut attempts = JoinSet::new();
         let credentials = Credentials { secret: spec.secret.clone(), rendezvous: advert.key };
@@ -130,22 +145,24 @@ impl Search {
                     Ok(Err(error)) => return Err((address, Rejection::io("connecting", &error))),
                     Err(_) => {
                         let silent = format!("no answer within {:.1} s", CONNECT_TIMEOUT.as_secs_f64());
-                        return Err((address, Rejection::Stranger(silent)));
+                        return Err((address, Rejection::Foreign(silent)));
                     }
                 };
                 if stream.local_addr().ok() == stream.peer_addr().ok() {
                     // A port that nobody listens at can be chosen as our own; closing frees it for rank 0.
-                    let itself = Rejection::Stranger("nobody listens there (it connected to itself)".into());
+                    let itself = Rejection::Foreign("nobody listens there (it connected to itself)".into());
                     return Err((address, itself));
                 }
                 let _ = stream.set_nodelay(true);
-                match tokio::time::timeout(HANDSHAKE_TIMEOUT, greet_hub(&mut stream, &credentials)).await {
+                match tokio::time::timeout(HANDSHAKE_TIMEOUT, greet_coordinator(&mut stream, &credentials))
+                    .await
+                {
                     Ok(Ok(Some(keys))) => Ok(Box::new(Sealed::new(stream, &keys)) as BoxedStream),
                     Ok(Ok(None)) => Ok(Box::new(stream) as BoxedStream),
                     Ok(Err(rejection)) => Err((address, rejection)),
                     Err(_) => {
                         let silent = "something accepts connections there but does not answer as Kolo does";
-                        Err((address, Rejection::Stranger(silent.into())))
+                        Err((address, Rejection::Foreign(silent.into())))
                     }
                 }
             });
@@ -155,7 +172,7 @@ impl Search {
         while let Some(outcome) = attempts.join_next().await {
             match outcome {
                 Ok(Ok(stream)) => return Ok(stream),
-                Ok(Err((address, Rejection::Stranger(cause)))) => causes.push(format!("{address}: {cause}")),
+                Ok(Err((address, Rejection::Foreign(cause)))) => causes.push(format!("{address}: {cause}")),
                 Ok(Err((address, rejection))) => misfit = Some((address, rejection)),
                 Err(_) => {}
             }
@@ -172,7 +189,7 @@ impl Search {
         spec: &JoinSpec,
         mut stream: BoxedStream,
         judged: bool,
-    ) -> Result<Seated, Setback> {
+    ) -> Result<Connected, Setback> {
         let again = |doing: &str, error: std::io::Error| Setback::Retry(format!("{doing}: {error}"));
         let hello = Hello {
             peer: PeerInfo {
@@ -187,31 +204,31 @@ impl Search {
             job: clip(spec.job.clone(), MAX_NAME_BYTES),
             source: clip(spec.source.clone(), MAX_SOURCE_BYTES),
         };
-        let hello = encode(&ToHub::Hello(hello));
+        let hello = encode(&ToCoordinator::Hello(hello));
         stream.write_all(&hello).await.map_err(|e| again("introducing itself", e))?;
         stream.flush().await.map_err(|e| again("introducing itself", e))?;
         let (read, writer) = tokio::io::split(stream);
         let mut reader = BufReader::new(read);
         loop {
-            let frame = read_frame(&mut reader, MAX_FRAME_FROM_HUB).await;
+            let frame = read_frame(&mut reader, MAX_FRAME_FROM_COORDINATOR).await;
             let frame = frame.map_err(|e| again("waiting for the other ranks", e))?;
             let Some(frame) = frame else {
                 return Err(Setback::Retry("rank 0 closed the connection while waiting for others".into()));
             };
             match decode(&frame).map_err(|e| again("waiting for the other ranks", e))? {
-                FromHub::Waiting { missing, strangers } => {
+                FromCoordinator::Waiting { missing, rejected } => {
                     self.missing = Some(missing);
-                    self.strangers = strangers;
+                    self.rejected = rejected;
                 }
-                FromHub::Welcome { cookie, peers } => {
+                FromCoordinator::Welcome { cookie, peers } => {
                     check_peers(&peers, spec.world_size)
                         .map_err(|problem| Setback::Retry(format!("rank 0's welcome: {problem}")))?;
-                    return Ok(Seated { reader, writer, cookie, peers, judged });
+                    return Ok(Connected { reader, writer, cookie, peers, judged });
                 }
-                FromHub::Refused(Refusal { problem, retry: true, .. }) => {
+                FromCoordinator::Refused(Refusal { problem, retry: true, .. }) => {
                     return Err(Setback::Retry(problem));
                 }
-                FromHub::Refused(Refusal { problem, remedy, retry: false }) => {
+                FromCoordinator::Refused(Refusal { problem, remedy, retry: false }) => {
                     return Err(Setback::Fatal(Error::Join { rank: Some(spec.rank), problem, remedy }));
                 }
                 _ => {}
@@ -221,14 +238,14 @@ impl Search {
 
     fn out_of_time(&self, spec: &JoinSpec) -> Error {
         let after = spec.timeout.as_secs_f64();
-        let strangers = match self.strangers {
+        let rejected = match self.rejected {
             0 => String::new(),
-            count => format!("; {}", strangers_text(count)),
+            count => format!("; {}", rejected_text(count)),
         };
         if let Some(missing) = &self.missing {
             return Error::Join {
                 rank: Some(spec.rank),
-                problem: format!("after {after:.1} s rank 0 still waits for {missing}{strangers}"),
+                problem: format!("after {after:.1} s rank 0 still waits for {missing}{rejected}"),
                 remedy: format!(
                     "See whether these processes were started and what they printed ({}); {JOIN_REMEDY}",
                     spec.source
@@ -259,8 +276,8 @@ impl Search {
     }
 }
 
-async fn attach(hub: &Hub) -> Result<BoxedStream, Setback> {
-    hub.attach().await.map_err(|e| Setback::Retry(e.to_string()))
+async fn attach(coordinator: &Coordinator) -> Result<BoxedStream, Setback> {
+    coordinator.attach().await.map_err(|e| Setback::Retry(e.to_string()))
 }
 
 /// Everything that follows counts on one entry per rank, in order.
@@ -281,7 +298,7 @@ fn list<'a>(addresses: impl IntoIterator<Item = &'a SocketAddr>) -> String {
 
 fn setback(spec: &JoinSpec, rejection: Rejection, at: &str) -> Setback {
     match rejection {
-        Rejection::Stranger(cause) => Setback::Retry(format!("{at}: {cause}")),
+        Rejection::Foreign(cause) => Setback::Retry(format!("{at}: {cause}")),
         Rejection::Misfit { problem, remedy } => Setback::Fatal(Error::Join {
             rank: Some(spec.rank),
             problem: format!("{problem} ({at})"),

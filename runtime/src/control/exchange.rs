@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::abort::{AbortKind, Loss};
+use super::member::{CoordinatorStanding, Shared};
 use super::ranks;
-use super::seat::{HubStanding, Shared};
-use super::wire::{ExchangeFailure, ExchangeKey, ToHub};
-use crate::error::{AbortReason, Context, Error, LossCause, Result};
+use super::wire::{ExchangeFailure, ExchangeKey, ToCoordinator};
+use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, LossCause, PeerState, Result};
 use crate::job::limits::{MAX_BLOB_BYTES, VERDICT_TIMEOUT};
 
 pub(crate) fn exchange(
@@ -18,7 +18,7 @@ pub(crate) fn exchange(
 ) -> Result<Vec<Vec<u8>>> {
     let started = Instant::now();
     let place = |rank: u32| members.iter().position(|&member| member == rank).unwrap_or_default() as u32;
-    let context = Context {
+    let context = ErrorContext {
         rank: place(shared.rank),
         operation: format!("exchange {} of communicator {:#x}", key.round, key.communicator),
         sequence: 0,
@@ -38,7 +38,7 @@ pub(crate) fn exchange(
         return Err(usage("another thread of this rank is in the same exchange".into()));
     }
     drop(state);
-    shared.send(&ToHub::Exchange { key, members: members.to_vec(), blob });
+    shared.send(&ToCoordinator::Exchange { key, members: members.to_vec(), blob });
 
     let mut withdrawn: Option<Instant> = None;
     state = shared.lock();
@@ -48,7 +48,7 @@ pub(crate) fn exchange(
                 Ok(blobs) if blobs.len() != members.len() => {
                     let text =
                         format!("it answered with {} blobs for {} members", blobs.len(), members.len());
-                    break Err(without_hub(&context, members, &Loss::new(LossCause::Protocol, text)));
+                    break Err(without_coordinator(&context, members, &Loss::new(LossCause::Protocol, text)));
                 }
                 outcome => outcome,
             };
@@ -70,14 +70,14 @@ pub(crate) fn exchange(
                 kind => Error::Aborted { context, by, kind: kind.reason(), reason: cause.to_string() },
             });
         }
-        match &state.hub {
-            HubStanding::Open => {}
-            HubStanding::Lost(loss) => break Err(without_hub(&context, members, loss)),
-            HubStanding::Closed => {
+        match &state.coordinator {
+            CoordinatorStanding::Open => {}
+            CoordinatorStanding::Lost(loss) => break Err(without_coordinator(&context, members, loss)),
+            CoordinatorStanding::Closed => {
                 let text = "it has left the job and closed its control plane";
-                break Err(without_hub(&context, members, &Loss::new(LossCause::Left, text)));
+                break Err(without_coordinator(&context, members, &Loss::new(LossCause::Left, text)));
             }
-            HubStanding::Left { .. } => break Err(usage("this rank has left the job".into())),
+            CoordinatorStanding::Left { .. } => break Err(usage("this rank has left the job".into())),
         }
         let now = Instant::now();
         let until = match withdrawn {
@@ -89,7 +89,7 @@ pub(crate) fn exchange(
         } else if withdrawn.is_none() {
             withdrawn = Some(now);
             drop(state);
-            shared.send(&ToHub::Withdraw { key });
+            shared.send(&ToCoordinator::Withdraw { key });
             state = shared.lock();
         } else {
             break Err(timeout(&context, started, shared, place(shared.rank), vec![]));
@@ -100,7 +100,7 @@ pub(crate) fn exchange(
 }
 
 /// World rank 0 is gone: a member that is lost, or, if it is none, a service that is missing.
-fn without_hub(context: &Context, members: &[u32], loss: &Loss) -> Error {
+fn without_coordinator(context: &ErrorContext, members: &[u32], loss: &Loss) -> Error {
     let context = context.clone();
     match members.iter().position(|&member| member == 0) {
         Some(place) => loss.clone().error(context, place as u32),
@@ -113,7 +113,13 @@ fn without_hub(context: &Context, members: &[u32], loss: &Loss) -> Error {
     }
 }
 
-fn timeout(context: &Context, started: Instant, shared: &Shared, by: u32, missing: Vec<(u32, u32)>) -> Error {
+fn timeout(
+    context: &ErrorContext,
+    started: Instant,
+    shared: &Shared,
+    by: u32,
+    missing: Vec<(u32, u32)>,
+) -> Error {
     let after: Duration = started.elapsed();
     tracing::debug!(
         by,
@@ -126,7 +132,7 @@ fn timeout(context: &Context, started: Instant, shared: &Shared, by: u32, missin
             let who = shared.peers.get(rank as usize).map(|peer| {
                 format!("process {} on {} has not come to this exchange", peer.pid, peer.hostname)
             });
-            (place, who.unwrap_or_default())
+            AwaitedRank::new(place, PeerState::Late, who.unwrap_or_default())
         })
         .collect();
     Error::Timeout { context: context.clone(), after, waiting_for }

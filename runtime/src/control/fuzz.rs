@@ -1,4 +1,4 @@
-//! The control plane's parsers and its hub as functions of bytes; see [`crate::fuzzing`].
+//! The control plane's parsers and its coordinator as functions of bytes; see [`crate::fuzzing`].
 
 use std::future::Future;
 use std::pin::pin;
@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
 
 use super::abort::Loss;
-use super::handshake::{Credentials, greet_hub, greet_rank};
-use super::hub_seat::HubSettings;
-use super::hub_state::{Action, HubState};
+use super::coordinator_ranks::CoordinatorSettings;
+use super::coordinator_state::{Action, CoordinatorState};
+use super::handshake::{Credentials, greet_coordinator, greet_rank};
 use super::sealed::{Sealed, SessionKeys};
-use super::wire::{FromHub, Hello, PeerInfo, ToHub, decode, encode, read_frame};
+use super::wire::{FromCoordinator, Hello, PeerInfo, ToCoordinator, decode, encode, read_frame};
 use crate::error::LossCause;
 use crate::job::JobSecret;
-use crate::job::limits::{Liveness, MAX_FRAME_FROM_HUB, MAX_FRAME_TO_HUB};
+use crate::job::limits::{Liveness, MAX_FRAME_FROM_COORDINATOR, MAX_FRAME_TO_COORDINATOR};
 
 /// Bytes in memory are always ready; a sink takes everything.
 fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
@@ -29,21 +29,21 @@ fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
 pub(crate) fn frames(bytes: &[u8]) {
     let _ = at_once(async {
         let mut rest = bytes;
-        while let Ok(Some(payload)) = read_frame(&mut rest, MAX_FRAME_TO_HUB.min(bytes.len())).await {
+        while let Ok(Some(payload)) = read_frame(&mut rest, MAX_FRAME_TO_COORDINATOR.min(bytes.len())).await {
             both_ways(&payload);
         }
         let mut rest = bytes;
-        let _ = read_frame(&mut rest, MAX_FRAME_FROM_HUB.min(bytes.len())).await;
+        let _ = read_frame(&mut rest, MAX_FRAME_FROM_COORDINATOR.min(bytes.len())).await;
     });
     both_ways(bytes);
 }
 
 fn both_ways(payload: &[u8]) {
-    if let Ok(message) = decode::<ToHub>(payload) {
-        assert_eq!(decode::<ToHub>(&encode(&message)[4..]).ok(), Some(message));
+    if let Ok(message) = decode::<ToCoordinator>(payload) {
+        assert_eq!(decode::<ToCoordinator>(&encode(&message)[4..]).ok(), Some(message));
     }
-    if let Ok(message) = decode::<FromHub>(payload) {
-        assert_eq!(decode::<FromHub>(&encode(&message)[4..]).ok(), Some(message));
+    if let Ok(message) = decode::<FromCoordinator>(payload) {
+        assert_eq!(decode::<FromCoordinator>(&encode(&message)[4..]).ok(), Some(message));
     }
 }
 
@@ -52,8 +52,11 @@ pub(crate) fn handshake(bytes: &[u8]) {
     let private = Credentials { secret: JobSecret::new("secret"), rendezvous: Some([7; 16]) };
     for credentials in [&private, &Credentials::default()] {
         let mut stream = tokio::io::join(bytes, tokio::io::sink());
-        let greeted = at_once(greet_hub(&mut stream, credentials));
-        assert!(!(credentials.is_private() && matches!(greeted, Some(Ok(_)))), "a hub without the keys");
+        let greeted = at_once(greet_coordinator(&mut stream, credentials));
+        assert!(
+            !(credentials.is_private() && matches!(greeted, Some(Ok(_)))),
+            "a coordinator without the keys"
+        );
         let mut stream = tokio::io::join(bytes, tokio::io::sink());
         let greeted = at_once(greet_rank(&mut stream, credentials, |_| ()));
         assert!(!(credentials.is_private() && matches!(greeted, Some(Ok(_)))), "a rank without the keys");
@@ -69,10 +72,10 @@ pub(crate) fn sealed(bytes: &[u8]) {
     assert!(plain.is_empty(), "a record without the key");
 }
 
-/// The hub, fed with events and times: bytes are a script. What it sends can be read, and its memory stays in bounds.
-pub(crate) fn hub_state(script: &[u8]) {
+/// The coordinator, fed with events and times: bytes are a script. What it sends can be read, and its memory stays in bounds.
+pub(crate) fn coordinator_state(script: &[u8]) {
     const WORLD: u32 = 4;
-    let settings = HubSettings {
+    let settings = CoordinatorSettings {
         world_size: WORLD,
         cookie: [9; 16],
         job: "job".into(),
@@ -81,7 +84,7 @@ pub(crate) fn hub_state(script: &[u8]) {
         liveness: Liveness::default(),
     };
     let mut now = Instant::now();
-    let mut hub = HubState::new(settings, now);
+    let mut coordinator = CoordinatorState::new(settings, now);
     let mut rest = script;
     while let [step, argument, tail @ ..] = rest {
         let connection = u64::from(argument % 8);
@@ -99,34 +102,34 @@ pub(crate) fn hub_state(script: &[u8]) {
                 let world_size = if *argument < 250 { WORLD } else { WORLD + 1 };
                 let hello = Hello { peer, world_size, job: String::new(), source: String::new() };
                 // The driver numbers connections once.
-                hub.closed(connection, Loss::new(LossCause::Closed, "gone"));
-                hub.hello(connection, hello, step % 2 == 0, now);
+                coordinator.closed(connection, Loss::new(LossCause::Closed, "gone"));
+                coordinator.hello(connection, hello, step % 2 == 0, now);
             }
             2..=4 => {
                 let length = rest.first().map_or(0, |length| usize::from(*length)).min(rest.len());
                 let (payload, tail) = rest.split_at(length);
                 rest = tail;
-                if let Ok(message) = decode::<ToHub>(payload.get(1..).unwrap_or_default())
-                    && hub.message(connection, message, now).is_err()
+                if let Ok(message) = decode::<ToCoordinator>(payload.get(1..).unwrap_or_default())
+                    && coordinator.message(connection, message, now).is_err()
                 {
-                    hub.closed(connection, Loss::new(LossCause::Closed, "broke the protocol"));
+                    coordinator.closed(connection, Loss::new(LossCause::Closed, "broke the protocol"));
                 }
             }
-            5 => hub.closed(connection, Loss::new(LossCause::Closed, "its connection was closed")),
+            5 => coordinator.closed(connection, Loss::new(LossCause::Closed, "its connection was closed")),
             6 => {
                 now += Duration::from_millis(u64::from(*argument) * 50);
-                hub.tick(now);
+                coordinator.tick(now);
             }
-            _ => hub.linger(Duration::from_millis(u64::from(*argument)), now),
+            _ => coordinator.linger(Duration::from_millis(u64::from(*argument)), now),
         }
-        for action in hub.take_actions() {
+        for action in coordinator.take_actions() {
             if let Action::Send { frame, .. } = action {
-                assert!(decode::<FromHub>(&frame[4..]).is_ok(), "what it sends can be read");
+                assert!(decode::<FromCoordinator>(&frame[4..]).is_ok(), "what it sends can be read");
             }
         }
-        if hub.is_done() {
+        if coordinator.is_done() {
             return;
         }
-        assert!(hub.next_wakeup() <= now + Duration::from_secs(10), "it looks at the clock again");
+        assert!(coordinator.next_wakeup() <= now + Duration::from_secs(10), "it looks at the clock again");
     }
 }

@@ -6,8 +6,8 @@
 //! happen before anything else is said or parsed:
 //!
 //! 1. The rank proves each key by an HMAC-SHA256 over both preambles, and so over both nonces, the version, and the set of keys. A
-//!    hub that does not know the keys learns nothing from the proof, and receives nothing else.
-//! 2. The hub answers with a verdict and with a proof, made with a key that only a holder of both keys has: it is derived
+//!    coordinator that does not know the keys learns nothing from the proof, and receives nothing else.
+//! 2. The coordinator answers with a verdict and with a proof, made with a key that only a holder of both keys has: it is derived
 //!    (HKDF-SHA256) from secret, rendezvous key and preambles.
 //! 3. The same derivation yields one key for each direction, which seals everything that follows ([`Sealed`]). A relay between the
 //!    two can only pass bytes on, or not.
@@ -36,8 +36,8 @@ const PREAMBLE_BYTES: usize = 64;
 const MAC_BYTES: usize = 32;
 const FLAG_SECRET: u32 = 1;
 const FLAG_RENDEZVOUS: u32 = 2;
-/// Says that the hub closes this connection since there are too many; the nonce begins with how many it has turned away.
-const FLAG_CROWDED: u32 = 4;
+/// Says that the coordinator closes this connection since there are too many; the nonce begins with how many it has turned away.
+const FLAG_FULL: u32 = 4;
 
 /// What the rank sends to prove its keys: one MAC for each.
 const PROOF_BYTES: usize = 2 * MAC_BYTES;
@@ -52,7 +52,7 @@ const SHOWN_BYTES: usize = 64;
 /// This crate's version; ranks must agree on it, because equal plans on all ranks depend on it.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The keys that ranks and hub share before they talk.
+/// The keys that ranks and coordinator share before they talk.
 #[derive(Clone, Default)]
 pub(crate) struct Credentials {
     pub(crate) secret: Option<JobSecret>,
@@ -95,30 +95,30 @@ impl Credentials {
         };
         Derived {
             proof: mac(&expand(b"kolo hub, proof"), b"kolo hub", &[transcript]),
-            to_hub: expand(b"kolo to hub"),
+            to_coordinator: expand(b"kolo to hub"),
             to_rank: expand(b"kolo to rank"),
         }
     }
 }
 
-/// The rank's preamble and the hub's.
+/// The rank's preamble and the coordinator's.
 type Transcript = [u8; 2 * PREAMBLE_BYTES];
 
 /// What follows from the keys and the transcript.
 struct Derived {
     proof: Hmac<Sha256>,
-    to_hub: [u8; 32],
+    to_coordinator: [u8; 32],
     to_rank: [u8; 32],
 }
 
-fn transcript(rank: &Preamble, hub: &Preamble) -> Transcript {
+fn transcript(rank: &Preamble, coordinator: &Preamble) -> Transcript {
     let mut both = [0; 2 * PREAMBLE_BYTES];
     both[..PREAMBLE_BYTES].copy_from_slice(&rank.to_bytes());
-    both[PREAMBLE_BYTES..].copy_from_slice(&hub.to_bytes());
+    both[PREAMBLE_BYTES..].copy_from_slice(&coordinator.to_bytes());
     both
 }
 
-/// How far a connection has come, for the hub that must choose which to give up.
+/// How far a connection has come, for the coordinator that must choose which to give up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Progress {
@@ -134,14 +134,14 @@ pub(crate) enum Progress {
 #[derive(Debug)]
 pub(crate) enum Rejection {
     /// The other side is not Kolo, or the connection broke: trying again may help, nobody needs to know.
-    Stranger(String),
+    Foreign(String),
     /// The other side is Kolo but does not fit.
     Misfit { problem: String, remedy: String },
 }
 
 impl Rejection {
     pub(crate) fn io(doing: &str, error: &io::Error) -> Self {
-        Self::Stranger(format!("{doing}: {error}"))
+        Self::Foreign(format!("{doing}: {error}"))
     }
 
     fn misfit(problem: impl Into<String>, remedy: impl Into<String>) -> Self {
@@ -221,10 +221,10 @@ impl Preamble {
             _ => {}
         }
         match (has(self, FLAG_RENDEZVOUS), has(theirs, FLAG_RENDEZVOUS)) {
-            (true, false) => Err(Rejection::Stranger(format!(
+            (true, false) => Err(Rejection::Foreign(format!(
                 "{them} belongs to another job: it knows of no key, and this job's rendezvous named one"
             ))),
-            (false, true) => Err(Rejection::Stranger(format!(
+            (false, true) => Err(Rejection::Foreign(format!(
                 "{them} belongs to another job: it demands the key of a rendezvous (file, store, board), and this \
                  process was given an address only"
             ))),
@@ -233,15 +233,15 @@ impl Preamble {
     }
 }
 
-/// What the hub says to a connection that it gives up for lack of room.
-pub(crate) fn crowded(turned_away: u64) -> Option<[u8; PREAMBLE_BYTES]> {
-    let mut preamble = Preamble::ours(FLAG_CROWDED).ok()?;
+/// What the coordinator says to a connection that it gives up for lack of room.
+pub(crate) fn too_many(turned_away: u64) -> Option<[u8; PREAMBLE_BYTES]> {
+    let mut preamble = Preamble::ours(FLAG_FULL).ok()?;
     preamble.nonce[..8].copy_from_slice(&turned_away.to_le_bytes());
     Some(preamble.to_bytes())
 }
 
 fn other_job(them: &str) -> Rejection {
-    Rejection::Stranger(format!("{them} belongs to another job: it has another rendezvous key"))
+    Rejection::Foreign(format!("{them} belongs to another job: it has another rendezvous key"))
 }
 
 fn different_secrets(them: &str) -> Rejection {
@@ -252,7 +252,7 @@ fn different_secrets(them: &str) -> Rejection {
 }
 
 /// The rank's side. The caller bounds the time. What follows is to be sealed with the keys, if there are any.
-pub(crate) async fn greet_hub<S: AsyncRead + AsyncWrite + Unpin>(
+pub(crate) async fn greet_coordinator<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     credentials: &Credentials,
 ) -> Result<Option<SessionKeys>, Rejection> {
@@ -264,7 +264,7 @@ pub(crate) async fn greet_hub<S: AsyncRead + AsyncWrite + Unpin>(
     while have < bytes.len() {
         match stream.read(&mut bytes[have..]).await {
             Ok(0) if have == 0 => {
-                return Err(Rejection::Stranger("the connection was closed without an answer".into()));
+                return Err(Rejection::Foreign("the connection was closed without an answer".into()));
             }
             Ok(0) => return Err(not_kolo(&bytes[..have])),
             Ok(n) => have += n,
@@ -276,13 +276,13 @@ pub(crate) async fn greet_hub<S: AsyncRead + AsyncWrite + Unpin>(
     }
     let theirs = Preamble::parse(&bytes).ok_or_else(|| not_kolo(&bytes))?;
     if theirs.nonce == ours.nonce {
-        return Err(Rejection::Stranger("connected to itself".into()));
+        return Err(Rejection::Foreign("connected to itself".into()));
     }
-    if (theirs.protocol, theirs.flags & FLAG_CROWDED) == (PROTOCOL, FLAG_CROWDED) {
+    if (theirs.protocol, theirs.flags & FLAG_FULL) == (PROTOCOL, FLAG_FULL) {
         let mut count = [0; 8];
         count.copy_from_slice(&theirs.nonce[..8]);
-        return Err(Rejection::Stranger(format!(
-            "rank 0 is crowded with connections of strangers: it has turned away {}, this one among them",
+        return Err(Rejection::Foreign(format!(
+            "rank 0 has too many pending connections: it has rejected {}, this one among them",
             u64::from_le_bytes(count)
         )));
     }
@@ -303,14 +303,14 @@ pub(crate) async fn greet_hub<S: AsyncRead + AsyncWrite + Unpin>(
         VERDICT_SECRET => Err(different_secrets(them)),
         VERDICT_RENDEZVOUS => Err(other_job(them)),
         VERDICT_GOOD if derived.proof.verify_slice(&answer[1..]).is_ok() => {
-            Ok(Some(SessionKeys { outward: derived.to_hub, inward: derived.to_rank }))
+            Ok(Some(SessionKeys { outward: derived.to_coordinator, inward: derived.to_rank }))
         }
         // Whoever is between does not get what is meant for rank 0; the real one may answer the next time.
-        _ => Err(Rejection::Stranger(format!("what answers does not know the keys of this job ({them}?)"))),
+        _ => Err(Rejection::Foreign(format!("what answers does not know the keys of this job ({them}?)"))),
     }
 }
 
-/// The hub's side. The caller bounds the time. What follows is to be sealed with the keys, if there are any.
+/// The coordinator's side. The caller bounds the time. What follows is to be sealed with the keys, if there are any.
 pub(crate) async fn greet_rank<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     credentials: &Credentials,
@@ -342,7 +342,7 @@ pub(crate) async fn greet_rank<S: AsyncRead + AsyncWrite + Unpin>(
     };
     let rejection = match (proven(0), proven(1)) {
         (true, true) => None,
-        // Of another job it does not matter which secret it has, and a rank of it may find its own hub the next time.
+        // Of another job it does not matter which secret it has, and a rank of it may find its own coordinator the next time.
         (_, false) if credentials.rendezvous.is_some() => Some((VERDICT_RENDEZVOUS, other_job(them))),
         _ => Some((VERDICT_SECRET, different_secrets(them))),
     };
@@ -362,14 +362,16 @@ pub(crate) async fn greet_rank<S: AsyncRead + AsyncWrite + Unpin>(
     };
     stream.write_all(&answer).await.map_err(|e| Rejection::io("answering the proof", &e))?;
     match (rejection, derived) {
-        (None, Some(derived)) => Ok(Some(SessionKeys { outward: derived.to_rank, inward: derived.to_hub })),
+        (None, Some(derived)) => {
+            Ok(Some(SessionKeys { outward: derived.to_rank, inward: derived.to_coordinator }))
+        }
         (Some((_, rejection)), _) => Err(rejection),
         (None, None) => Ok(None),
     }
 }
 
 fn not_kolo(start: &[u8]) -> Rejection {
-    Rejection::Stranger(format!(
+    Rejection::Foreign(format!(
         "something that is not Kolo answered (\"{}\")",
         printable_bytes(start, SHOWN_BYTES)
     ))

@@ -10,17 +10,17 @@ const LONG: std::time::Duration = std::time::Duration::from_secs(20);
 
 type Greeting = Result<Option<SessionKeys>, Rejection>;
 
-async fn both(rank: &Credentials, hub: &Credentials) -> (Greeting, Greeting) {
+async fn both(rank: &Credentials, coordinator: &Credentials) -> (Greeting, Greeting) {
     let (mut a, mut b) = tokio::io::duplex(1024);
     let both = async {
         tokio::join!(
             async {
-                let result = greet_hub(&mut a, rank).await;
+                let result = greet_coordinator(&mut a, rank).await;
                 drop(a);
                 result
             },
             async {
-                let result = greet_rank(&mut b, hub, |_| ()).await;
+                let result = greet_rank(&mut b, coordinator, |_| ()).await;
                 drop(b);
                 result
             }
@@ -32,7 +32,7 @@ async fn both(rank: &Credentials, hub: &Credentials) -> (Greeting, Greeting) {
 fn problem(result: Greeting) -> String {
     match result {
         Err(Rejection::Misfit { problem, .. }) => problem,
-        Err(Rejection::Stranger(problem)) => format!("stranger: {problem}"),
+        Err(Rejection::Foreign(problem)) => format!("foreign: {problem}"),
         Ok(_) => panic!("expected a rejection"),
     }
 }
@@ -43,29 +43,29 @@ async fn all_keys_must_agree() {
         [(None, None), (Some("sesame"), None), (None, Some(7)), (Some("sesame"), Some(7))]
     {
         let own = keys(secret, rendezvous);
-        let (rank, hub) = both(&own, &own).await;
-        match (rank.unwrap(), hub.unwrap()) {
+        let (rank, coordinator) = both(&own, &own).await;
+        match (rank.unwrap(), coordinator.unwrap()) {
             (None, None) => assert!(!own.is_private()),
-            (Some(rank), Some(hub)) => {
+            (Some(rank), Some(coordinator)) => {
                 assert!(own.is_private());
-                assert_eq!((rank.outward, rank.inward), (hub.inward, hub.outward));
+                assert_eq!((rank.outward, rank.inward), (coordinator.inward, coordinator.outward));
                 assert_ne!(rank.outward, rank.inward, "each direction has its own");
             }
             _ => panic!("one side seals, the other does not"),
         }
     }
     let (one, two) = (keys(Some("one"), None), keys(Some("two"), None));
-    let (rank, hub) = both(&one, &two).await;
+    let (rank, coordinator) = both(&one, &two).await;
     assert!(problem(rank).contains("rank 0 has a different job secret"));
-    assert!(problem(hub).contains("different job secret"));
-    let (rank, hub) = both(&keys(None, None), &two).await;
+    assert!(problem(coordinator).contains("different job secret"));
+    let (rank, coordinator) = both(&keys(None, None), &two).await;
     assert!(problem(rank).contains("rank 0 has a job secret, this process has none"));
-    assert!(problem(hub).contains("this process has a job secret"));
+    assert!(problem(coordinator).contains("this process has a job secret"));
     // A rendezvous may be an earlier job's: the rank looks again.
-    for (rank, hub) in [(Some(1), Some(2)), (Some(1), None), (None, Some(2))] {
-        let (rank, hub) = both(&keys(Some("same"), rank), &keys(Some("same"), hub)).await;
-        for told in [problem(rank), problem(hub)] {
-            assert!(told.starts_with("stranger: ") && told.contains("another job"), "{told}");
+    for (rank, coordinator) in [(Some(1), Some(2)), (Some(1), None), (None, Some(2))] {
+        let (rank, coordinator) = both(&keys(Some("same"), rank), &keys(Some("same"), coordinator)).await;
+        for told in [problem(rank), problem(coordinator)] {
+            assert!(told.starts_with("foreign: ") && told.contains("another job"), "{told}");
         }
     }
 }
@@ -79,13 +79,13 @@ async fn every_connection_has_keys_of_its_own() {
     assert_ne!((first.outward, first.inward), (again.outward, again.inward));
 }
 
-/// A stranger plays back what a rank said: the hub's nonce is another one.
+/// A stranger plays back what a rank said: the coordinator's nonce is another one.
 #[tokio::test(flavor = "current_thread")]
 async fn a_replay_is_refused() {
     let own = keys(None, Some(7));
     let (mut a, b) = tokio::io::duplex(4096);
     let (mut relay, mut c) = tokio::io::duplex(4096);
-    let said = tokio::join!(greet_hub(&mut a, &own), greet_rank(&mut c, &own, |_| ()), async {
+    let said = tokio::join!(greet_coordinator(&mut a, &own), greet_rank(&mut c, &own, |_| ()), async {
         let mut b = b;
         let (mut up, mut down) = ([0; PREAMBLE_BYTES], [0; PREAMBLE_BYTES]);
         b.read_exact(&mut up).await.unwrap();
@@ -101,11 +101,11 @@ async fn a_replay_is_refused() {
         (up, proof)
     });
     assert!(said.0.is_ok() && said.1.is_ok(), "a relay that only passes on is as good as a wire");
-    let (mut stranger, mut hub) = tokio::io::duplex(4096);
+    let (mut stranger, mut coordinator) = tokio::io::duplex(4096);
     let (up, proof) = said.2;
     stranger.write_all(&up).await.unwrap();
     stranger.write_all(&proof).await.unwrap();
-    assert!(problem(greet_rank(&mut hub, &own, |_| ()).await).contains("another job"));
+    assert!(problem(greet_rank(&mut coordinator, &own, |_| ()).await).contains("another job"));
 }
 
 /// Somebody in the middle changes one bit of the handshake, or takes the flags out on both ways.
@@ -116,7 +116,7 @@ async fn a_changed_handshake_is_refused() {
         let (mut a, b) = tokio::io::duplex(4096);
         let (c, mut d) = tokio::io::duplex(4096);
         let (from_rank, to_rank) = tokio::io::split(b);
-        let (from_hub, to_hub) = tokio::io::split(c);
+        let (from_coordinator, to_coordinator) = tokio::io::split(c);
         // A side that gives up closes its end, and so does the relay.
         async fn pass<const N: usize>(
             mut from: impl AsyncRead + Unpin,
@@ -136,42 +136,42 @@ async fn a_changed_handshake_is_refused() {
             let _ = to.shutdown().await;
         }
         let changed = |is_changed: bool| if is_changed { (at, change) } else { (usize::MAX, 0) };
-        let up = pass::<{ PREAMBLE_BYTES + PROOF_BYTES }>(from_rank, to_hub, changed(up));
-        let down = pass::<{ PREAMBLE_BYTES + 1 + MAC_BYTES }>(from_hub, to_rank, changed(down));
+        let up = pass::<{ PREAMBLE_BYTES + PROOF_BYTES }>(from_rank, to_coordinator, changed(up));
+        let down = pass::<{ PREAMBLE_BYTES + 1 + MAC_BYTES }>(from_coordinator, to_rank, changed(down));
         let rank = async {
-            let result = greet_hub(&mut a, &own).await;
+            let result = greet_coordinator(&mut a, &own).await;
             drop(a);
             result
         };
-        let hub = async {
+        let coordinator = async {
             let result = greet_rank(&mut d, &own, |_| ()).await;
             drop(d);
             result
         };
-        let all = async { tokio::join!(rank, hub, up, down) };
-        let (rank, hub, (), ()) = tokio::time::timeout(LONG, all).await.expect("both sides end");
-        (rank, hub)
+        let all = async { tokio::join!(rank, coordinator, up, down) };
+        let (rank, coordinator, (), ()) = tokio::time::timeout(LONG, all).await.expect("both sides end");
+        (rank, coordinator)
     }
     for at in 0..PREAMBLE_BYTES + PROOF_BYTES {
         let (rank, _) = through(at, 0x10, true, false).await;
-        assert!(rank.is_err(), "byte {at} towards the hub");
+        assert!(rank.is_err(), "byte {at} towards the coordinator");
     }
-    // Only the hub's answer is changed: the rank must notice, the hub has nothing to notice.
+    // Only the coordinator's answer is changed: the rank must notice, the coordinator has nothing to notice.
     for at in 0..PREAMBLE_BYTES + 1 + MAC_BYTES {
         let (rank, _) = through(at, 0x10, false, true).await;
         assert!(rank.is_err(), "byte {at} towards the rank");
     }
     // Both are made believe that the other has no keys.
-    let (rank, hub) = through(12, (FLAG_SECRET | FLAG_RENDEZVOUS) as u8, true, true).await;
-    assert!(rank.is_err() && hub.is_err(), "no downgrade");
+    let (rank, coordinator) = through(12, (FLAG_SECRET | FLAG_RENDEZVOUS) as u8, true, true).await;
+    assert!(rank.is_err() && coordinator.is_err(), "no downgrade");
 }
 
-/// A false hub gets a proof that is good for nothing else, and no word of what follows.
+/// A false coordinator gets a proof that is good for nothing else, and no word of what follows.
 #[tokio::test(flavor = "current_thread")]
-async fn a_false_hub_is_recognised() {
+async fn a_false_coordinator_is_recognised() {
     let own = keys(None, Some(7));
     let (mut a, mut b) = tokio::io::duplex(4096);
-    let hub = async move {
+    let coordinator = async move {
         let mut seen = vec![0; PREAMBLE_BYTES];
         b.read_exact(&mut seen).await.unwrap();
         let false_one = Preamble::ours(FLAG_RENDEZVOUS).unwrap();
@@ -181,11 +181,11 @@ async fn a_false_hub_is_recognised() {
         seen
     };
     let rank = async move {
-        let result = greet_hub(&mut a, &own).await;
+        let result = greet_coordinator(&mut a, &own).await;
         drop(a);
         result
     };
-    let both = async { tokio::join!(rank, hub) };
+    let both = async { tokio::join!(rank, coordinator) };
     let (result, seen) = tokio::time::timeout(LONG, both).await.expect("both sides end");
     assert!(problem(result).contains("does not know the keys"));
     assert_eq!(seen.len(), PREAMBLE_BYTES + PROOF_BYTES, "a preamble and a proof, nothing else");
@@ -196,7 +196,7 @@ async fn a_false_hub_is_recognised() {
 #[tokio::test(flavor = "current_thread")]
 async fn what_follows_is_sealed() {
     let own = keys(Some("sesame"), None);
-    let (rank, hub) = both(&own, &own).await;
+    let (rank, coordinator) = both(&own, &own).await;
     let (near, mut wire) = tokio::io::duplex(2 * RECORD_BYTES);
     let mut near = Sealed::new(near, &rank.unwrap().unwrap());
     near.write_all(b"the job's cookie").await.unwrap();
@@ -205,7 +205,7 @@ async fn what_follows_is_sealed() {
     let mut seen = Vec::new();
     wire.read_to_end(&mut seen).await.unwrap();
     assert!(!seen.windows(4).any(|window| b"the job's cookie".windows(4).any(|word| word == window)));
-    let mut far = Sealed::new(tokio::io::join(&seen[..], tokio::io::sink()), &hub.unwrap().unwrap());
+    let mut far = Sealed::new(tokio::io::join(&seen[..], tokio::io::sink()), &coordinator.unwrap().unwrap());
     let mut plain = String::new();
     far.read_to_string(&mut plain).await.unwrap();
     assert_eq!(plain, "the job's cookie");
@@ -221,7 +221,7 @@ async fn another_version_is_named_on_both_sides() {
     assert!(told.contains(&format!("runs Kolo 9.9.9 (protocol {PROTOCOL})")), "{told}");
     let (mut a, mut b) = tokio::io::duplex(1024);
     b.write_all(&other.to_bytes()).await.unwrap();
-    assert!(problem(greet_hub(&mut a, &nobody).await).contains("rank 0 runs Kolo 9.9.9"));
+    assert!(problem(greet_coordinator(&mut a, &nobody).await).contains("rank 0 runs Kolo 9.9.9"));
 }
 
 #[tokio::test(flavor = "current_thread")]
@@ -229,18 +229,18 @@ async fn strangers_are_told_apart() {
     let nobody = Credentials::default();
     let (mut a, mut b) = tokio::io::duplex(1024);
     a.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
-    assert!(matches!(greet_rank(&mut b, &nobody, |_| ()).await, Err(Rejection::Stranger(_))));
+    assert!(matches!(greet_rank(&mut b, &nobody, |_| ()).await, Err(Rejection::Foreign(_))));
     let (mut a, mut b) = tokio::io::duplex(1024);
     b.write_all(b"HTTP/1.1 \x1b[2J\r\n").await.unwrap();
-    let told = problem(greet_hub(&mut a, &nobody).await);
+    let told = problem(greet_coordinator(&mut a, &nobody).await);
     assert!(told.contains("HTTP/1.1 \\u{1b}[2J"), "{told}");
 }
 
 /// A rank that is given up for lack of room learns why.
 #[tokio::test(flavor = "current_thread")]
-async fn a_crowded_hub_says_so() {
+async fn a_full_coordinator_says_so() {
     let (mut a, mut b) = tokio::io::duplex(1024);
-    b.write_all(&crowded(4711).unwrap()).await.unwrap();
-    let told = problem(greet_hub(&mut a, &keys(None, Some(1))).await);
-    assert!(told.starts_with("stranger: ") && told.contains("turned away 4711"), "{told}");
+    b.write_all(&too_many(4711).unwrap()).await.unwrap();
+    let told = problem(greet_coordinator(&mut a, &keys(None, Some(1))).await);
+    assert!(told.starts_with("foreign: ") && told.contains("rejected 4711"), "{told}");
 }

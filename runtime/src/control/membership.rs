@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use super::Control;
 use super::abort::{AbortCause, AbortFlag, Loss};
 use super::board::{Status, StatusBoard};
-use super::seat::HubStanding;
-use super::wire::ToHub;
+use super::member::CoordinatorStanding;
+use super::wire::ToCoordinator;
 
 /// Registration of a communicator with the control plane; dropping it unregisters. All ranks taken and given here
 /// are ranks within the communicator.
@@ -49,7 +49,7 @@ impl Membership {
     pub fn abort(&self, cause: AbortCause) {
         let shared = self.control.shared();
         if self.flag.raise(cause.clone()) {
-            let message = ToHub::Abort {
+            let message = ToCoordinator::Abort {
                 communicator: self.communicator,
                 members: self.members.to_vec(),
                 cause: clip(cause),
@@ -75,13 +75,13 @@ impl Membership {
         let first = state.next_ticket;
         state.next_ticket += members.len() as u64;
         let tickets = first..state.next_ticket;
-        if state.hub == HubStanding::Open {
+        if state.coordinator == CoordinatorStanding::Open {
             state.answers.extend(tickets.clone().map(|ticket| (ticket, None)));
             drop(state);
             for (ticket, member) in tickets.clone().zip(members) {
                 match self.members.get(*member as usize).copied() {
                     Some(target) => {
-                        shared.send(&ToHub::Ask { ticket, target, communicator: self.communicator });
+                        shared.send(&ToCoordinator::Ask { ticket, target, communicator: self.communicator });
                     }
                     // Whoever is not a member has no answer, and is not waited for.
                     None => drop(shared.lock().answers.insert(ticket, Some(None))),
@@ -90,7 +90,7 @@ impl Membership {
             state = shared.lock();
             loop {
                 let is_answered = |ticket| matches!(state.answers.get(&ticket), Some(Some(_)));
-                let is_over = state.hub != HubStanding::Open || Instant::now() >= until;
+                let is_over = state.coordinator != CoordinatorStanding::Open || Instant::now() >= until;
                 if is_over || tickets.clone().all(is_answered) {
                     break;
                 }

@@ -1,18 +1,18 @@
 //! The control plane: a star around rank 0.
 //!
-//! Rank 0's process runs the coordinator, called **hub** in the code. Every rank, rank 0 included, keeps one connection to it: a pipe in
+//! Rank 0's process runs the coordinator, called **coordinator** in the code. Every rank, rank 0 included, keeps one connection to it: a pipe in
 //! memory within a process, else TCP. Over this connection ranks join, exchange small blobs, learn at once of lost and departed peers,
 //! spread aborts, and ask each other for their state. It never carries a collective's data.
 //!
 //! One background thread per process ([`ControlRuntime`]) serves everything; it wakes once a second when nothing happens. Calling
 //! threads block on a condition variable with a deadline.
 //!
-//! **Failure.** A connection that ends without a goodbye is a lost rank. The hub tells all ranks within milliseconds, and each rank
+//! **Failure.** A connection that ends without a goodbye is a lost rank. The coordinator tells all ranks within milliseconds, and each rank
 //! raises the [`AbortFlag`] of every communicator that contains the lost one. If rank 0 is lost, each rank notices by itself and raises
 //! all its flags. A silent peer is suspected first, and given up later ([`Liveness`]).
 //!
 //! **Leaving.** A goodbye is not a failure: the others see [`Membership::departed`]. Rank 0's goodbye waits for those of the others
-//! (bounded by [`Liveness::linger`], skipped after an abort); then the hub closes with a notice. Ranks that are still running go on
+//! (bounded by [`Liveness::linger`], skipped after an abort); then the coordinator closes with a notice. Ranks that are still running go on
 //! without a control plane, and only their transports notice failures from then on. The first cause that reaches a rank stays there:
 //! ranks that abort at the same moment may name different causes.
 //!
@@ -21,31 +21,31 @@
 //! | `job::limits` | every bound |
 //! | `wire` | messages |
 //! | `handshake`, `sealed` | proof of keys, and the encrypted stream that follows |
-//! | `hub_state`, `hub_seat`, `hub_exchange` | the coordinator without sockets |
-//! | `hub`, `crowd` | its sockets; connections that have not identified themselves |
-//! | `connect`, `seat` | how a rank joins, and its end of the connection |
+//! | `coordinator_state`, `coordinator_ranks`, `coordinator_exchange` | the coordinator without sockets |
+//! | `coordinator`, `pending` | its sockets; connections that have not identified themselves |
+//! | `connect`, `member` | how a rank joins, and its end of the connection |
 //! | `exchange`, `membership`, `abort`, `board`, `runtime` | the parts that ranks call |
 
 mod abort;
 mod board;
 mod connect;
-mod crowd;
+mod coordinator;
+mod coordinator_exchange;
+mod coordinator_ranks;
+mod coordinator_state;
 mod exchange;
 #[cfg(test)]
-mod false_hub_tests;
+mod false_coordinator_tests;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod handshake;
-mod hub;
-mod hub_exchange;
-mod hub_seat;
-mod hub_state;
+mod member;
 mod membership;
+mod pending;
 mod ranks;
 mod recent;
 mod runtime;
 mod sealed;
-mod seat;
 mod wire;
 
 use std::fmt;
@@ -59,22 +59,22 @@ pub use membership::Membership;
 pub use runtime::ControlRuntime;
 pub use wire::{ExchangeKey, PeerInfo};
 
-pub(crate) use hub::Hub;
+pub(crate) use coordinator::Coordinator;
 
 use kolo_transport::Process;
 
 use crate::error::{Error, LossCause, Result};
 use crate::job::RendezvousKey;
-use crate::job::limits::{CLOSING_TIMEOUT, FAREWELL_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES};
+use crate::job::limits::{CLOSING_TIMEOUT, GOODBYE_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES};
 pub use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES};
 pub use crate::job::{Cookie, JobSecret, Liveness, MAX_WORLD_SIZE};
 use crate::join::{self, JoinSpec, Locator};
+use coordinator_ranks::CoordinatorSettings;
 use handshake::Credentials;
-use hub_seat::HubSettings;
-use seat::{HubStanding, Shared};
-use wire::ToHub;
+use member::{CoordinatorStanding, Shared};
+use wire::ToCoordinator;
 
-/// Rank 0's own wait for the verdict of its hub, which falls at the deadline itself.
+/// Rank 0's own wait for the verdict of its coordinator, which falls at the deadline itself.
 const VERDICT_GRACE: Duration = Duration::from_secs(2);
 
 /// A rank's place in a job. Cheap to clone; the last clone says goodbye when dropped (see [`Control::leave`]), or, in
@@ -88,7 +88,7 @@ struct Inner {
     shared: Arc<Shared>,
     spec: JoinSpec,
     runtime: ControlRuntime,
-    hub: std::sync::Mutex<Option<Hub>>,
+    coordinator: std::sync::Mutex<Option<Coordinator>>,
     process: Process,
 }
 
@@ -110,14 +110,20 @@ impl Control {
         runtime.spawn(async move {
             let _ = report.send(join_all(&task).await);
         });
-        let (shared, hub) = outcome.recv().map_err(|_| Error::Join {
+        let (shared, coordinator) = outcome.recv().map_err(|_| Error::Join {
             rank: Some(spec.rank),
             problem: "the control thread ended while joining".into(),
             remedy: "Keep the ControlRuntime until join has returned".into(),
         })??;
         let (spec, runtime, process) = (spec.clone(), runtime.clone(), Process::current());
         Ok(Self {
-            inner: Arc::new(Inner { shared, spec, runtime, hub: std::sync::Mutex::new(hub), process }),
+            inner: Arc::new(Inner {
+                shared,
+                spec,
+                runtime,
+                coordinator: std::sync::Mutex::new(coordinator),
+                process,
+            }),
         })
     }
 
@@ -151,17 +157,19 @@ impl Control {
         &self.inner.spec
     }
 
-    /// Connections that rank 0's hub turned away because they were no rank of this job; `None` on other ranks.
+    /// Connections that rank 0's coordinator turned away because they were no rank of this job; `None` on other ranks.
     #[must_use]
-    pub fn strangers(&self) -> Option<u64> {
-        let hub = self.inner.hub.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        hub.as_ref().map(|hub| hub.counters.strangers.load(std::sync::atomic::Ordering::Relaxed))
+    pub fn rejected_connections(&self) -> Option<u64> {
+        let coordinator = self.inner.coordinator.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        coordinator
+            .as_ref()
+            .map(|coordinator| coordinator.counters.rejected.load(std::sync::atomic::Ordering::Relaxed))
     }
 
-    /// Whether this rank has left, or rank 0 has closed the hub or is lost.
+    /// Whether this rank has left, or rank 0 has closed the coordinator or is lost.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.inner.shared.lock().hub != HubStanding::Open
+        self.inner.shared.lock().coordinator != CoordinatorStanding::Open
     }
 
     /// All-gather of one bounded blob among `members` (world ranks, all naming them in the same order), identified
@@ -207,52 +215,52 @@ impl Control {
 impl Inner {
     fn leave(&self) {
         if !self.process.is_current() {
-            return; // A child made by `fork`: the seat is the parent's.
+            return; // A child made by `fork`: the membership is the parent's.
         }
-        self.part(&ToHub::Goodbye);
-        self.wait_for_farewell();
+        self.part(&ToCoordinator::Goodbye);
+        self.wait_for_goodbye();
         let patience =
             if self.shared.anything_aborted() { Duration::ZERO } else { self.spec.liveness.linger };
-        self.close_hub(patience);
+        self.close_coordinator(patience);
     }
 
     fn leave_or_die(&self) {
         if std::thread::panicking() && self.process.is_current() {
             let what = std::thread::current().name().unwrap_or("unnamed").to_owned();
-            // Wait until the hub has it: otherwise the end of the process overtakes the reason.
+            // Wait until the coordinator has it: otherwise the end of the process overtakes the reason.
             let text = wire::clip(format!("its thread '{what}' panicked"), MAX_NAME_BYTES);
-            self.part(&ToHub::Dying { loss: Loss::new(LossCause::Panicked, text) });
-            self.wait_for_farewell();
-            self.close_hub(Duration::ZERO);
+            self.part(&ToCoordinator::Dying { loss: Loss::new(LossCause::Panicked, text) });
+            self.wait_for_goodbye();
+            self.close_coordinator(Duration::ZERO);
         } else {
             self.leave();
         }
     }
 
-    fn part(&self, last_words: &ToHub) {
+    fn part(&self, last_words: &ToCoordinator) {
         let mut state = self.shared.lock();
-        if state.hub == HubStanding::Open {
-            state.hub = HubStanding::Left { answered: false };
+        if state.coordinator == CoordinatorStanding::Open {
+            state.coordinator = CoordinatorStanding::Left { answered: false };
             drop(state);
             self.shared.send(last_words);
         }
     }
 
-    fn wait_for_farewell(&self) {
+    fn wait_for_goodbye(&self) {
         if !self.runtime.is_current() {
-            seat::wait_for_farewell(&self.shared, FAREWELL_TIMEOUT);
+            member::wait_for_goodbye(&self.shared, GOODBYE_TIMEOUT);
         }
     }
 
-    fn close_hub(&self, patience: Duration) {
-        let hub = self.hub.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        if let Some(hub) = hub {
+    fn close_coordinator(&self, patience: Duration) {
+        let coordinator = self.coordinator.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        if let Some(coordinator) = coordinator {
             let (done, ended) = mpsc::channel::<()>();
-            self.runtime.spawn(hub.linger(patience, Box::new(done)));
+            self.runtime.spawn(coordinator.linger(patience, Box::new(done)));
             if self.runtime.is_current() {
                 return;
             }
-            // Nothing is ever sent: the other end is dropped when the hub has ended.
+            // Nothing is ever sent: the other end is dropped when the coordinator has ended.
             let _ = ended.recv_timeout(patience + 3 * CLOSING_TIMEOUT);
         }
     }
@@ -270,12 +278,12 @@ impl fmt::Debug for Control {
     }
 }
 
-/// On the control thread: rank 0 starts the hub, everybody takes a seat.
-async fn join_all(spec: &JoinSpec) -> Result<(Arc<Shared>, Option<Hub>)> {
+/// On the control thread: rank 0 starts the coordinator, all ranks become members.
+async fn join_all(spec: &JoinSpec) -> Result<(Arc<Shared>, Option<Coordinator>)> {
     let started = Instant::now();
     if spec.rank != 0 {
-        let seated = connect::take_seat(spec, None, started + spec.timeout).await?;
-        return Ok((seat::serve(spec.rank, seated, spec.liveness), None));
+        let connected = connect::become_member(spec, None, started + spec.timeout).await?;
+        return Ok((member::serve(spec.rank, connected, spec.liveness), None));
     }
     let mut cookie = Cookie::default();
     getrandom::fill(&mut cookie)
@@ -286,7 +294,7 @@ async fn join_all(spec: &JoinSpec) -> Result<(Arc<Shared>, Option<Hub>)> {
     let anchor = join::bind(spec, &key).await?;
     let credentials =
         Credentials { secret: spec.secret.clone(), rendezvous: spec.locator.publishes_key().then_some(key) };
-    let settings = HubSettings {
+    let settings = CoordinatorSettings {
         world_size: spec.world_size,
         cookie,
         job: wire::clip(spec.job.clone(), MAX_NAME_BYTES),
@@ -294,21 +302,21 @@ async fn join_all(spec: &JoinSpec) -> Result<(Arc<Shared>, Option<Hub>)> {
         timeout: spec.timeout,
         liveness: spec.liveness,
     };
-    let hub = Hub::start(settings, credentials, anchor.listener, anchor.published);
+    let coordinator = Coordinator::start(settings, credentials, anchor.listener, anchor.published);
     if let Locator::Local(meeting) = &spec.locator {
-        meeting.hub.send_replace(Some(Arc::new(hub.clone())));
+        meeting.coordinator.send_replace(Some(Arc::new(coordinator.clone())));
     }
-    match connect::take_seat(spec, Some(&hub), started + spec.timeout + VERDICT_GRACE).await {
-        Ok(seated) => {
+    match connect::become_member(spec, Some(&coordinator), started + spec.timeout + VERDICT_GRACE).await {
+        Ok(connected) => {
             if let Locator::Local(meeting) = &spec.locator {
-                meeting.hub.send_replace(None);
+                meeting.coordinator.send_replace(None);
             }
-            Ok((seat::serve(spec.rank, seated, spec.liveness), Some(hub)))
+            Ok((member::serve(spec.rank, connected, spec.liveness), Some(coordinator)))
         }
         Err(error) => {
             // The others must hear the verdict before this process ends.
             let (done, ended) = tokio::sync::oneshot::channel::<()>();
-            hub.linger(Duration::ZERO, Box::new(done)).await;
+            coordinator.linger(Duration::ZERO, Box::new(done)).await;
             let _ = tokio::time::timeout(2 * CLOSING_TIMEOUT, ended).await;
             Err(error)
         }

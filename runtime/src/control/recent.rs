@@ -9,7 +9,7 @@
 use std::array;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crate::call::Label;
+use crate::call::CallLabel;
 
 /// One more than are remembered, since one may be under way. As many as a rank is usually ahead of another; in words they are
 /// well under 2 KiB. A power of two, as every call divides by it.
@@ -19,7 +19,7 @@ const SLOTS: u64 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Start {
     pub(super) sequence: u64,
-    pub(super) label: Label,
+    pub(super) label: CallLabel,
 }
 
 #[derive(Debug, Default)]
@@ -82,7 +82,7 @@ impl Recent {
     fn read(&self, n: u64) -> Start {
         let slot = self.slot(n);
         let (kind, count) = (slot.kind.load(Ordering::Relaxed), slot.count.load(Ordering::Relaxed));
-        Start { sequence: slot.sequence.load(Ordering::Relaxed), label: Label { kind, count } }
+        Start { sequence: slot.sequence.load(Ordering::Relaxed), label: CallLabel { kind, count } }
     }
 
     #[inline]
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     fn start(n: u64) -> Start {
-        Start { sequence: n, label: Label { kind: !n, count: n ^ 0x5555 } }
+        Start { sequence: n, label: CallLabel { kind: !n, count: n ^ 0x5555 } }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! The stream is cut into records: the length (2 bytes, little-endian), that many bytes of ChaCha20-Poly1305, and the tag (16 bytes).
 //! Each direction has a key of its own, derived from the handshake (`handshake.rs`) and therefore never used before, and counts its
 //! records. The count is the nonce, so a record is valid in one place of one connection only. The tag covers the length. A stream may
-//! end between records, as TCP does; the messages inside (farewell, closing) say whether more was to come.
+//! end between records, as TCP does; the messages inside (goodbye, closing) say whether more was to come.
 
 use std::io;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! Frames and messages between ranks and the hub.
+//! Frames and messages between ranks and the coordinator.
 //!
 //! A frame is its length (4 bytes, little-endian) and a postcard-encoded message. The length is checked against the limit of its
 //! direction before anything is allocated. Texts from other processes are made printable where they are decoded.
@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use super::abort::{AbortCause, Loss};
 use super::board::Status;
 use crate::job::Cookie;
-use crate::job::limits::{MAX_FRAME_FROM_HUB, MAX_REMEMBERED, MAX_TEXT_BYTES};
+use crate::job::limits::{MAX_FRAME_FROM_COORDINATOR, MAX_REMEMBERED, MAX_TEXT_BYTES};
 
 /// Facts about a rank, known to all after joining.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,9 +58,9 @@ pub(crate) struct Hello {
     pub(crate) source: String,
 }
 
-/// From a rank to the hub.
+/// From a rank to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum ToHub {
+pub(crate) enum ToCoordinator {
     Hello(Hello),
     Heartbeat,
     Exchange {
@@ -68,7 +68,7 @@ pub(crate) enum ToHub {
         members: Vec<u32>,
         blob: Vec<u8>,
     },
-    /// This rank's deadline has passed; the hub fails the exchange for all and says who was missing.
+    /// This rank's deadline has passed; the coordinator fails the exchange for all and says who was missing.
     Withdraw {
         key: ExchangeKey,
     },
@@ -94,18 +94,18 @@ pub(crate) enum ToHub {
     },
 }
 
-/// From the hub to a rank.
+/// From the coordinator to a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum FromHub {
+pub(crate) enum FromCoordinator {
     Welcome {
         cookie: Cookie,
         peers: Vec<PeerInfo>,
     },
-    /// Not everybody is here yet; who is missing, as text, and how many strangers were turned away.
+    /// Not everybody is here yet; who is missing, as text, and how many connections were rejected.
     Waiting {
         #[serde(deserialize_with = "foreign")]
         missing: String,
-        strangers: u64,
+        rejected: u64,
     },
     Refused(Refusal),
     Heartbeat,
@@ -137,19 +137,19 @@ pub(crate) enum FromHub {
         ticket: u64,
         status: Option<Status>,
     },
-    Farewell,
-    /// Rank 0 has left and closes the hub; nothing is wrong.
+    Goodbye,
+    /// Rank 0 has left and closes the coordinator; nothing is wrong.
     Closing,
 }
 
-/// Why the hub does not take a rank, or gives up.
+/// Why the coordinator does not take a rank, or gives up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
     #[serde(deserialize_with = "foreign")]
     pub(crate) problem: String,
     #[serde(deserialize_with = "foreign")]
     pub(crate) remedy: String,
-    /// Whether another hub may soon listen here, so that trying again makes sense.
+    /// Whether another coordinator may soon listen here, so that trying again makes sense.
     pub(crate) retry: bool,
 }
 
@@ -191,7 +191,7 @@ pub(crate) fn encode<T: Serialize>(message: &T) -> Bytes {
     // Our own types into memory: postcard has no way to fail on them.
     let mut frame = postcard::to_extend(message, Extend(frame)).expect("messages can be encoded").0;
     let length = frame.len() - 4;
-    assert!(length <= MAX_FRAME_FROM_HUB, "a frame of {length} bytes is over every limit");
+    assert!(length <= MAX_FRAME_FROM_COORDINATOR, "a frame of {length} bytes is over every limit");
     frame[..4].copy_from_slice(&(length as u32).to_le_bytes());
     frame.freeze()
 }
@@ -268,7 +268,7 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn frames_survive_and_bad_ones_do_not() {
-        let message = ToHub::Exchange {
+        let message = ToCoordinator::Exchange {
             key: ExchangeKey { communicator: 7, round: 1 },
             members: vec![0, 2],
             blob: vec![1; 300],
@@ -276,14 +276,14 @@ mod tests {
         let frame = encode(&message);
         let mut reader: &[u8] = &frame;
         let payload = read_frame(&mut reader, 1000).await.unwrap().unwrap();
-        assert_eq!(decode::<ToHub>(&payload).unwrap(), message);
+        assert_eq!(decode::<ToCoordinator>(&payload).unwrap(), message);
         assert!(read_frame(&mut reader, 1000).await.unwrap().is_none());
         assert!(read_frame(&mut &frame[..], 100).await.unwrap_err().to_string().contains("at most 100"));
         assert!(read_frame(&mut &frame[..50], 1000).await.is_err(), "cut off");
         let mut longer = payload.clone();
         longer.push(0);
-        assert!(decode::<ToHub>(&longer).is_err());
-        assert!(decode::<ToHub>(&[200]).is_err());
+        assert!(decode::<ToCoordinator>(&longer).is_err());
+        assert!(decode::<ToCoordinator>(&[200]).is_err());
     }
 
     #[test]
@@ -297,8 +297,8 @@ mod tests {
         /// Bytes from the network decode or fail; they do not panic and do not make us allocate beyond their own size.
         #[test]
         fn any_bytes_are_survived(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
-            let _ = decode::<ToHub>(&bytes);
-            let _ = decode::<FromHub>(&bytes);
+            let _ = decode::<ToCoordinator>(&bytes);
+            let _ = decode::<FromCoordinator>(&bytes);
         }
     }
 }

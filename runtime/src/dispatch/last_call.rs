@@ -1,12 +1,12 @@
 //! What was worked out for the last call, for when it is made again: most are.
 
-use crate::call::{Call, Label, reduces};
+use crate::call::{Call, CallLabel, reduces};
 use crate::reduce::{Combine, combine_fn, combine_nothing};
 
 /// The last call.
 #[derive(Debug)]
 pub(crate) struct LastCall {
-    label: Label,
+    label: CallLabel,
     known: Known,
 }
 
@@ -21,20 +21,20 @@ pub(crate) struct Known {
 impl LastCall {
     /// Of a label that no call has.
     pub(crate) fn none() -> Self {
-        let label = Label { kind: u64::MAX, count: 0 };
+        let label = CallLabel { kind: u64::MAX, count: 0 };
         Self { label, known: Known { signature: label.signature(), combine: None } }
     }
 
     /// What follows from the label of a call.
     #[inline]
-    pub(crate) fn look_up(&mut self, call: &Call, label: Label) -> Known {
+    pub(crate) fn look_up(&mut self, call: &Call, label: CallLabel) -> Known {
         if label != self.label {
             self.learn(call, label);
         }
         self.known
     }
 
-    fn learn(&mut self, call: &Call, label: Label) {
+    fn learn(&mut self, call: &Call, label: CallLabel) {
         let kernel = || combine_fn(call.data_type, call.op);
         let combine = if reduces(call.collective) { kernel() } else { Some(combine_nothing as Combine) };
         *self = Self { label, known: Known { signature: label.signature(), combine } };

@@ -11,8 +11,8 @@ pub(crate) use last_call::{Known, LastCall};
 pub(crate) use planner::{Limits, Planner};
 
 use crate::call::Call;
-use crate::exchange::tiny::Tiny;
-use crate::symmetric::Direct;
+use crate::exchange::compiled::CompiledExchange;
+use crate::symmetric::SymmetricBuffers;
 
 /// How a call is made. Blocking and started ones do not match each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,12 @@ pub(crate) struct Decision {
 
 /// Decides. The same on all ranks.
 #[inline(always)]
-pub(crate) fn decide(exchange: Option<&Tiny>, symmetric: &Direct, call: &Call, form: Form) -> Decision {
+pub(crate) fn decide(
+    exchange: Option<&CompiledExchange>,
+    symmetric: &SymmetricBuffers,
+    call: &Call,
+    form: Form,
+) -> Decision {
     Decision {
         asks_for_symmetric: form == Form::Blocking && symmetric.considers(call),
         way: if exchange.is_some_and(|exchange| exchange.serves(call)) { Way::Exchange } else { Way::Plan },
@@ -57,10 +62,10 @@ pub(crate) enum CarriedOut {
 }
 
 impl CarriedOut {
-    /// Its name: that of an algorithm, or [`Tiny`]'s.
+    /// Its name: that of an algorithm, or [`CompiledExchange`]'s.
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Self::ByExchange(_) => "tiny",
+            Self::ByExchange(_) => "exchange",
             Self::ByPlan(choice) => choice.algorithm.name(),
         }
     }

@@ -13,7 +13,8 @@ use kolo_collectives::task::Task;
 use crate::call::{Call, Counts, Forced};
 use crate::config::{Config, Determinism};
 use crate::engine::STAGE_SEGMENTS;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
+use crate::network::Between;
 
 /// What decides the plan of a call. Sizes come in as the selection's answer, so that plans are shared by all sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -62,6 +63,8 @@ pub(crate) struct Planner {
     segment_bytes: Option<usize>,
     window: Option<usize>,
     limits: Limits,
+    /// As measured.
+    network: Option<Between>,
     choices: HashMap<ChoiceKey, Planned>,
     plans: HashMap<PlanKey, Arc<Plan>>,
 }
@@ -72,10 +75,6 @@ const UNKNOWN_BYTES: usize = 1 << 20;
 
 /// Distinct calls remembered. A training loop has tens; a program that calls with ever new sizes must not grow.
 const CHOICES_MAX: usize = 1024;
-
-/// On several hosts, shorter calls take a stage only if they are told to: a rank that waits for a stage and for messages wakes up
-/// milliseconds late there. 2 hosts of 4 ranks, 8 Gbit/s, all_reduce of 1 KiB 0.3 ms without and 6 ms with it; 16 MiB 77 and 44 ms.
-const STAGED_BETWEEN_HOSTS: usize = 1 << 20;
 
 impl Planner {
     pub(crate) fn new(
@@ -101,6 +100,7 @@ impl Planner {
             segment_bytes: config.segment_bytes,
             window: config.window,
             limits,
+            network: None,
             choices: HashMap::new(),
             plans: HashMap::new(),
         })
@@ -122,7 +122,7 @@ impl Planner {
             .clone();
         if plan.channels > self.limits.channels {
             return Err(Error::Unsupported {
-                context: Context { rank, ..Context::default() },
+                context: ErrorContext { rank, ..ErrorContext::default() },
                 problem: format!(
                     "algorithm {} needs {} channels to a peer, the transports offer {}; choose another one with \
                      KOLO_ALGO",
@@ -177,6 +177,18 @@ impl Planner {
         self.order == Order::Canonical
     }
 
+    /// Goes by the network as it was measured, from now on.
+    pub(crate) fn learn(&mut self, network: &Between) {
+        self.model = network.apply(self.model);
+        self.network = Some(*network);
+        self.choices.clear();
+    }
+
+    /// The network that the selection goes by, if it was measured.
+    pub(crate) const fn network(&self) -> Option<&Between> {
+        self.network.as_ref()
+    }
+
     /// The constants of the selection.
     pub(crate) const fn model(&self) -> &Model {
         &self.model
@@ -214,10 +226,6 @@ impl Planner {
     fn choose(&self, key: ChoiceKey) -> Result<(Task, Choice)> {
         let mut task = self.task(key.collective).with_root(key.root);
         let forced = self.overrides.force(&task, key.bytes as u64);
-        let is_one_host = self.hosts.iter().all(|host| *host == self.hosts[0]);
-        if forced.is_none() && !is_one_host && key.bytes < STAGED_BETWEEN_HOSTS {
-            task.stages = false;
-        }
         let mut choice = select(
             &task,
             key.bytes as u64,
@@ -228,7 +236,7 @@ impl Planner {
             forced,
         )
         .map_err(|problem| Error::Unsupported {
-            context: Context { rank: self.rank, ..Context::default() },
+            context: ErrorContext { rank: self.rank, ..ErrorContext::default() },
             problem: problem.to_string(),
         })?;
         if let Some(bytes) = self.segment_bytes {

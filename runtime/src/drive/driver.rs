@@ -10,13 +10,13 @@ use kolo_transport::{Armed, ParkBy};
 use super::{
     End, News, Patience, Step, Suspicion, Waiter, asking, fail, orphans, time_out, timed_out, until,
 };
+use crate::affinity::{GAP_MAX, SoftAffinity};
 use crate::call::Waited;
 use crate::cancel::Whole;
 use crate::communicator::{Core, Shared};
 use crate::engine::Id;
 use crate::error::{Error, Result};
 use crate::failure::is_loss;
-use crate::home::{Home, TURN_MAX};
 use crate::wait::{self, Next, Pacer, SLEEP_MAX};
 
 /// Calls of less than so many bytes are over when all ranks of a processor have had some turns of microseconds.
@@ -129,22 +129,22 @@ pub(super) fn drive<'a, G: Goal>(
     mut patience: Patience,
 ) -> Result<MutexGuard<'a, Core>> {
     let is_short = |count: usize, size: usize| count * size < SHORT_BYTES;
-    let crowd = core.place.crowd;
+    let contention = core.place.contention;
     let mut driver = Driver {
         shared,
         core: Some(core),
         goal,
         waited,
-        at_home: false,
+        has_returned: false,
         is_short: waited
             .summary()
             .is_some_and(|call| call.count.is_some_and(|count| is_short(count, call.data_type.size()))),
         has_asked: false,
     };
-    patience.pacer().crowd = crowd;
+    patience.pacer().contention = contention;
     until(&mut driver, &mut patience)?;
     let mut core = driver.core();
-    core.place.crowd = patience.pacer().crowd;
+    core.place.contention = patience.pacer().contention;
     Ok(core)
 }
 
@@ -155,7 +155,7 @@ struct Driver<'a, G> {
     goal: G,
     waited: Waited,
     /// Whether this thread has come back to its processor, unless it was moved since.
-    at_home: bool,
+    has_returned: bool,
     /// Whether no rank needs a processor for long.
     is_short: bool,
     has_asked: bool,
@@ -202,10 +202,10 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         let mut core = self.core();
         if next.is_a_while()
             && next != Next::Queue
-            && let Some(home) = &mut core.place.home
-            && !pacer.crowd.is_here(pacer.now(|| self.now()))
+            && let Some(affinity) = &mut core.place.affinity
+            && !pacer.contention.is_present(pacer.now(|| self.now()))
         {
-            stay_at(home, &mut self.at_home, next, self.is_short.then_some(&*pacer));
+            keep_affinity(affinity, &mut self.has_returned, next, self.is_short.then_some(&*pacer));
         }
         match next {
             Next::Spin => wait::spin(),
@@ -280,12 +280,12 @@ impl<G> Drop for Driver<'_, G> {
 }
 
 /// Comes back to this rank's processor before the first pause, and after a sleep; and notices if others do not share it.
-fn stay_at(home: &mut Home, at_home: &mut bool, next: Next, short: Option<&Pacer>) {
-    let came_back = std::mem::replace(at_home, next != Next::Sleep);
+fn keep_affinity(affinity: &mut SoftAffinity, has_returned: &mut bool, next: Next, short: Option<&Pacer>) {
+    let came_back = std::mem::replace(has_returned, next != Next::Sleep);
     if !came_back {
-        home.come_back();
-    } else if let Some(pacer) = short.filter(|pacer| pacer.turn() > TURN_MAX) {
-        home.held_up(pacer.now(std::time::Instant::now));
+        affinity.come_back();
+    } else if let Some(pacer) = short.filter(|pacer| pacer.gap() > GAP_MAX) {
+        affinity.held_up(pacer.now(std::time::Instant::now));
     }
 }
 
@@ -305,7 +305,7 @@ fn sleep<'a>(shared: &'a Shared, mut core: MutexGuard<'a, Core>, turn: Option<u6
         Armed::Word(word, value) => words.push((word, value)),
         Armed::Fd(fd) => fds.push(AsRawFd::as_raw_fd(&fd)),
     });
-    words.extend(core.exchange.as_mut().and_then(|exchange| exchange.tiny.arm()));
+    words.extend(core.exchange.as_mut().and_then(|exchange| exchange.compiled.arm()));
     let has_arrived =
         |core: &mut Core| core.exchange.as_mut().is_some_and(|exchange| exchange.has_arrived(turn));
     if core.progress() || has_arrived(&mut core) {
@@ -334,14 +334,14 @@ fn sleep<'a>(shared: &'a Shared, mut core: MutexGuard<'a, Core>, turn: Option<u6
 fn disarm(core: &mut Core) {
     core.engine.disarm();
     if let Some(exchange) = &mut core.exchange {
-        exchange.tiny.disarm();
+        exchange.compiled.disarm();
     }
 }
 
 /// Sleeps, without the core, until the turn at hand is over, or briefly: another thread drives, and needs the core to do so.
 fn sleep_until_turn<'a>(shared: &'a Shared, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
     let Some(exchange) = &core.exchange else { return core };
-    let (over, turnstile) = exchange.tiny.turns_over();
+    let (over, turnstile) = exchange.compiled.turns_over();
     let turnstile = std::sync::Arc::clone(turnstile);
     turnstile.announce();
     drop(core);

@@ -9,7 +9,7 @@ use super::{Patience, Step, lend};
 use crate::call::{Call, Waited};
 use crate::communicator::{Core, Shared};
 use crate::error::Result;
-use crate::exchange::tiny::Passage;
+use crate::exchange::compiled::ExchangeCursor;
 use crate::wait::{self, Pacer};
 
 /// Polls of an exchange before the wait is watched, where spinning is wanted: about a microsecond, which is what most
@@ -31,7 +31,7 @@ pub(super) unsafe fn run_exchange<'a>(
     let combine = begun.combine(shared, call)?;
     let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
     let mut visit =
-        Visit { call, passage: exchange.tiny.enter(call, combine, begun.tag), has_just_looked: true };
+        Visit { call, cursor: exchange.compiled.enter(call, combine, begun.tag), has_just_looked: true };
     let mut polls = if shared.policy.spin.is_zero() { 0 } else { POLLS_FIRST };
     loop {
         match visit.advance(&mut core) {
@@ -70,7 +70,7 @@ fn watched<'a>(
 /// A call on its way through the exchange. Made by [`run_exchange`] only, whose caller lends the buffers until it returns.
 struct Visit<'c> {
     call: &'c Call,
-    passage: Passage,
+    cursor: ExchangeCursor,
     /// Whether the first step of the loop would only look again, and take the lines from those about to write them.
     has_just_looked: bool,
 }
@@ -80,19 +80,19 @@ impl Visit<'_> {
     fn advance(&mut self, core: &mut Core) -> Result<bool, Fault> {
         let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
         // SAFETY: the call is the one that entered; the caller of `run_exchange` lends the buffers.
-        unsafe { exchange.tiny.advance(self.call, &mut self.passage) }.map_err(Fault::Mismatch)
+        unsafe { exchange.compiled.advance(self.call, &mut self.cursor) }.map_err(Fault::Mismatch)
     }
 }
 
 impl Goal for Visit<'_> {
     fn step(&mut self, core: &mut Core) -> Result<Step, Fault> {
-        let before = self.passage.position();
+        let before = self.cursor.position();
         if !std::mem::take(&mut self.has_just_looked) && self.advance(core)? {
             return Ok(Step::Done);
         }
         // Somebody may be waiting for an earlier operation of ours before coming here.
-        let moved = core.progress_others() || self.passage.position() > before;
-        Ok(at_the_exchange(core, self.passage.turn(), moved))
+        let moved = core.progress_others() || self.cursor.position() > before;
+        Ok(at_the_exchange(core, self.cursor.turn(), moved))
     }
 
     fn waiting_for(&self, core: &Core) -> Vec<u32> {
@@ -100,7 +100,7 @@ impl Goal for Visit<'_> {
     }
 
     fn turn(&self) -> Option<u64> {
-        Some(self.passage.turn())
+        Some(self.cursor.turn())
     }
 }
 

@@ -12,7 +12,7 @@ use kolo_transport::shm::Board;
 
 use super::fail::give_up;
 use crate::call;
-use crate::call::{Label, Summary, Waited};
+use crate::call::{CallLabel, Summary, Waited};
 use crate::communicator::{Core, Shared};
 use crate::control::{AbortCause, AbortKind, Loss};
 use crate::error::{LossCause, Result};
@@ -26,7 +26,7 @@ const NAME_MAX: Duration = Duration::from_millis(500);
 const APART_MAX: u64 = 64;
 
 fn board(core: &Core) -> Option<&Board> {
-    core.exchange.as_ref().map(|exchange| exchange.tiny.board())
+    core.exchange.as_ref().map(|exchange| exchange.compiled.board())
 }
 
 /// Leaves word of a failure for ranks that no control plane tells.
@@ -39,7 +39,7 @@ pub(super) fn leave_word(core: &Core, cause: &Cause, rank: u32) {
 /// Shows the other ranks of the host what this one called.
 pub(super) fn show_call(core: &Core, waited: Waited) {
     if let (Some(board), Some(summary)) = (board(core), waited.summary()) {
-        let Label { kind, count } = summary.label();
+        let CallLabel { kind, count } = summary.label();
         board.announce(kind, count);
     }
 }
@@ -66,7 +66,7 @@ fn take_last_words(shared: &Shared, core: &Core, word: LastWord, waited: Waited)
         }
         AbortKind::Mismatch => mismatch_of_others(core, (by, about), waited),
         AbortKind::Timeout => AbortCause::new(by, kind, "it did not finish in time"),
-        AbortKind::User | AbortKind::HubLost | AbortKind::Transport => {
+        AbortKind::User | AbortKind::CoordinatorLost | AbortKind::Transport => {
             AbortCause::new(about, AbortKind::User, "it gave up")
         }
     };
@@ -97,10 +97,10 @@ fn within<R>(patience: Duration, look: impl Fn() -> Option<R>) -> Option<R> {
 }
 
 /// What a rank of the host has shown of its call.
-fn shown_call(core: &Core, rank: u32) -> Option<Label> {
+fn shown_call(core: &Core, rank: u32) -> Option<CallLabel> {
     let board = board(core)?;
     let (kind, count) = ((rank as usize) < board.members()).then(|| board.announced(rank as usize))?;
-    (kind != 0).then_some(Label { kind, count })
+    (kind != 0).then_some(CallLabel { kind, count })
 }
 
 /// The call of a peer whose message has this tag, in words, if it shows it; this rank's own is number `sequence`.
@@ -129,8 +129,8 @@ pub(super) fn look_for_the_gone<'a>(
         return Ok(core);
     }
     let late = |core: &Core| {
-        let exchange = core.exchange.as_ref().filter(|exchange| exchange.tiny.is_under_way());
-        let mut late = exchange.map_or_else(Vec::new, |exchange| exchange.tiny.waiting_for());
+        let exchange = core.exchange.as_ref().filter(|exchange| exchange.compiled.is_under_way());
+        let mut late = exchange.map_or_else(Vec::new, |exchange| exchange.compiled.waiting_for());
         late.extend(core.engine.late_on_stage());
         late
     };

@@ -12,7 +12,7 @@ use super::exchange::run_exchange;
 use super::fail::give_up;
 use super::symmetric::run_symmetric;
 use super::{call_helper, check_usable, lend, wait_for};
-use crate::call::{self, Call, Counts, Reach, Sides, Waited, reduces};
+use crate::call::{self, AdapterAccess, Call, Counts, GpuBuffers, Waited, reduces};
 use crate::communicator::{Core, Shared, on_gpus};
 use crate::dispatch::{Decision, Form, Known, Way};
 use crate::engine::{Buffers, Id, Job, Lent, Mode};
@@ -272,9 +272,9 @@ fn job(
         plan: planned.plan,
         shape,
         buffers,
-        sides: Sides {
-            reach: path.map_or(Reach::Staged, |path| core.gpu.reach(path)),
-            ..call.sides().clone()
+        gpus: GpuBuffers {
+            access: path.map_or(AdapterAccess::Staged, |path| core.gpu.access(path)),
+            ..call.gpus().clone()
         },
         data_type: call.data_type,
         combine,
@@ -302,10 +302,10 @@ fn lent(call: &Call, buffers: &Buffers, rank: u32, world_size: u32) -> Lent {
     let of = |is_gpu: bool, ptr: *mut u8, len: usize| {
         (!is_gpu && !ptr.is_null() && len > 0).then_some(Piece { ptr, len })
     };
-    let sides = call.sides();
+    let gpus = call.gpus();
     Lent {
-        input: of(sides.input.is_some(), buffers.input, input),
-        output: of(sides.output.is_some(), buffers.output, output),
+        input: of(gpus.input.is_some(), buffers.input, input),
+        output: of(gpus.output.is_some(), buffers.output, output),
     }
 }
 

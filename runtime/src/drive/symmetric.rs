@@ -12,7 +12,7 @@ use super::{Patience, Step, lend};
 use crate::call::Call;
 use crate::communicator::{Core, Shared};
 use crate::error::Result;
-use crate::symmetric::{self, Passage};
+use crate::symmetric::{self, SymmetricCall};
 use crate::wait::Pacer;
 
 /// Runs a call that asks for symmetric buffers; false if it must go another way.
@@ -33,9 +33,9 @@ pub(super) unsafe fn run_symmetric<'a>(
             unreachable!("there are symmetric buffers only where there is an exchange")
         };
         // Dropped before it is done, after an error or by unwinding, it takes the buffers back.
-        let passage = symmetric.enter(&mut exchange.tiny, call, combine, begun.tag);
+        let running = symmetric.enter(&mut exchange.compiled, call, combine, begun.tag);
         let mut is_declined = false;
-        let reaching = Reaching { passage, is_declined: &mut is_declined };
+        let reaching = Reaching { running, is_declined: &mut is_declined };
         let _attended = Attended::new(shared);
         let patience = Patience::new(limit, Pacer::new(shared.policy));
         let core = drive(shared, core, reaching, begun.waited(call), patience)?;
@@ -45,7 +45,7 @@ pub(super) unsafe fn run_symmetric<'a>(
 
 /// A call on symmetric buffers. Made by [`run_symmetric`] only, whose caller lends the buffers until it returns.
 struct Reaching<'a> {
-    passage: Passage<'a>,
+    running: SymmetricCall<'a>,
     is_declined: &'a mut bool,
 }
 
@@ -55,7 +55,7 @@ impl Goal for Reaching<'_> {
             unreachable!("it was there when the call began")
         };
         // SAFETY: the caller of `run_symmetric` lends the buffers.
-        let step = unsafe { symmetric.advance(&mut exchange.tiny, &mut self.passage) };
+        let step = unsafe { symmetric.advance(&mut exchange.compiled, &mut self.running) };
         // Somebody may be waiting for an earlier operation of ours before coming here.
         match step.map_err(fault)? {
             symmetric::Step::Done => Ok(Step::Done),
@@ -69,7 +69,7 @@ impl Goal for Reaching<'_> {
             }
             symmetric::Step::Waits => {
                 let moved = core.progress_others();
-                Ok(at_the_exchange(core, self.passage.turn(), moved))
+                Ok(at_the_exchange(core, self.running.turn(), moved))
             }
         }
     }
@@ -79,7 +79,7 @@ impl Goal for Reaching<'_> {
     }
 
     fn turn(&self) -> Option<u64> {
-        Some(self.passage.turn())
+        Some(self.running.turn())
     }
 }
 

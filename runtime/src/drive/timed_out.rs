@@ -8,7 +8,7 @@ use super::fail::{fail, give_up};
 use crate::call::Waited;
 use crate::communicator::{Core, Shared};
 use crate::control::Status;
-use crate::error::{Context, Error};
+use crate::error::{AwaitedRank, Error, ErrorContext, PeerState};
 use crate::failure::{Carrier, Cause};
 
 /// How long a rank whose deadline has passed waits for answers: its last word should name the right one, on a busy machine
@@ -37,11 +37,10 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
     let unheard_by = note_unheard(shared, &shared.core());
     let mut cuts: Vec<Cut> = unheard_by.into_iter().map(|peer| (shared.group.rank, peer)).collect();
     asked.iter().for_each(|(rank, status)| add_cuts(shared, &mut cuts, *rank, status.as_ref()));
-    let mut waiting_for: Vec<(u32, String)> = asked
-        .iter()
-        .map(|(peer, status)| (*peer, standing(shared, *peer, status.as_ref(), carrier)))
-        .collect();
-    waiting_for.extend(peers.iter().skip(asked.len()).map(|peer| (*peer, "not asked".to_owned())));
+    let known = |(peer, status): &(u32, Option<Status>)| awaited(shared, *peer, status.as_ref(), carrier);
+    let mut waiting_for: Vec<AwaitedRank> = asked.iter().map(known).collect();
+    let not_asked = |peer: &u32| AwaitedRank::new(*peer, PeerState::Unknown, "not asked".to_owned());
+    waiting_for.extend(peers.iter().skip(asked.len()).map(not_asked));
     if carrier == Carrier::Silent {
         put_carrier_first(shared, &mut waiting_for);
     } else if !culprit_is_known && cuts.is_empty() {
@@ -53,15 +52,14 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
         let answers: Vec<_> = others.into_iter().zip(answers).collect();
         answers.iter().for_each(|(rank, status)| add_cuts(shared, &mut cuts, *rank, status.as_ref()));
         let culprit = answers.iter().find(|(_, status)| !waited.is_message() && holds_up(status));
-        waiting_for
-            .extend(culprit.map(|(peer, status)| (*peer, standing(shared, *peer, status.as_ref(), carrier))));
+        waiting_for.extend(culprit.map(known));
     }
     if waited.is_message() {
         let core = shared.core();
-        for (peer, standing) in &mut waiting_for {
-            let Some((tag, len, max)) = core.engine.stands_before(*peer) else { continue };
+        for AwaitedRank { rank, detail, .. } in &mut waiting_for {
+            let Some((tag, len, max)) = core.engine.stands_before(*rank) else { continue };
             let _ = write!(
-                standing,
+                detail,
                 "; before it stands a message of {len} bytes with tag {tag}, which nobody receives and for which \
                  KOLO_UNEXPECTED_BYTES={max} has no room"
             );
@@ -71,33 +69,37 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
     if shared.membership.abort_flag().is_raised() {
         return fail(shared, waited);
     }
-    let Context { operation, sequence, .. } = shared.context(waited);
+    let ErrorContext { operation, sequence, .. } = shared.context(waited);
     give_up(shared, Cause::Timeout { after, waiting_for, operation, sequence }, waited)
 }
 
 /// What is known of a peer that was asked.
-fn standing(shared: &Shared, peer: u32, status: Option<&Status>, carrier: Carrier) -> String {
+fn awaited(shared: &Shared, peer: u32, status: Option<&Status>, carrier: Carrier) -> AwaitedRank {
     let over = || {
         let route = shared.group.routes.iter().find(|route| route.peer == peer && !route.shares_memory());
         route.map_or_else(String::new, |route| format!("; reached over {}, {}", route.transport, route.how))
     };
-    match (status, carrier) {
+    let (state, detail) = match (status, carrier) {
         // Another thread might still have come, so it is not known before.
-        _ if peer == shared.group.rank => {
+        _ if peer == shared.group.rank => (
+            PeerState::Itself,
             "itself: a message to oneself takes a send and a receive, one of them started before the other \
              or made by another thread"
-                .to_owned()
-        }
+                .to_owned(),
+        ),
         // It waits too: perhaps what is sent does not arrive.
         (Some(status), _) if status.finished < status.started || status.waits_in.is_some() => {
-            format!("{status}{}", over())
+            (PeerState::Waiting { started: status.started }, format!("{status}{}", over()))
         }
-        (Some(status), _) => status.to_string(),
-        (None, _) if shared.membership.departed(peer) => "it has left".to_owned(),
-        (None, Carrier::Answers) => "no answer from it".to_owned(),
-        (None, Carrier::Silent) => "not known, since rank 0 is silent".to_owned(),
-        (None, Carrier::Gone) => "not known, since rank 0 has left and nobody carries questions".to_owned(),
-    }
+        (Some(status), _) => (PeerState::Outside { finished: status.finished }, status.to_string()),
+        (None, _) if shared.membership.departed(peer) => (PeerState::Left, "it has left".to_owned()),
+        (None, Carrier::Answers) => (PeerState::Silent, "no answer from it".to_owned()),
+        (None, Carrier::Silent) => (PeerState::Unknown, "not known, since rank 0 is silent".to_owned()),
+        (None, Carrier::Gone) => {
+            (PeerState::Unknown, "not known, since rank 0 has left and nobody carries questions".to_owned())
+        }
+    };
+    AwaitedRank::new(peer, state, detail)
 }
 
 /// Tells the board, and thus whoever asks, which peers do not acknowledge what this rank sends them.
@@ -119,24 +121,25 @@ fn add_cuts(shared: &Shared, cuts: &mut Vec<Cut>, rank: u32, status: Option<&Sta
 }
 
 /// Pairs between which nothing gets through hold up everybody, those that wait for a healthy rank too.
-fn put_cuts_first(waiting_for: &mut Vec<(u32, String)>, cuts: &[Cut], own: u32) {
+fn put_cuts_first(waiting_for: &mut Vec<AwaitedRank>, cuts: &[Cut], own: u32) {
     for &(from, to) in cuts.iter().take(PAIRS_MAX) {
-        let (rank, cut) = if to == own {
-            (from, format!("what it sends to rank {to} is not acknowledged"))
+        let (rank, other, cut) = if to == own {
+            (from, to, format!("what it sends to rank {to} is not acknowledged"))
         } else {
-            (to, format!("it does not acknowledge what rank {from} sends"))
+            (to, from, format!("it does not acknowledge what rank {from} sends"))
         };
-        let known = waiting_for.iter().position(|(named, _)| *named == rank);
-        let rest = known.map_or_else(String::new, |at| format!("; {}", waiting_for.remove(at).1));
-        waiting_for.insert(0, (rank, format!("{cut}: look at what lies between the two{rest}")));
+        let known = waiting_for.iter().position(|awaited| awaited.rank == rank);
+        let rest = known.map_or_else(String::new, |at| format!("; {}", waiting_for.remove(at).detail));
+        let detail = format!("{cut}: look at what lies between the two{rest}");
+        waiting_for.insert(0, AwaitedRank::new(rank, PeerState::CutOff { other }, detail));
     }
 }
 
 /// World rank 0 carries the questions and is silent: nothing tells that anybody else is late.
-fn put_carrier_first(shared: &Shared, waiting_for: &mut Vec<(u32, String)>) {
+fn put_carrier_first(shared: &Shared, waiting_for: &mut Vec<AwaitedRank>) {
     let Some(carrier) = shared.group.members.iter().position(|member| *member == 0) else { return };
     let carrier = carrier as u32;
-    waiting_for.retain(|(peer, _)| *peer != carrier);
+    waiting_for.retain(|awaited| awaited.rank != carrier);
     let text = "it is silent, and carries the questions to all others: look there first".to_owned();
-    waiting_for.insert(0, (carrier, text));
+    waiting_for.insert(0, AwaitedRank::new(carrier, PeerState::Silent, text));
 }

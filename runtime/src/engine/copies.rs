@@ -1,7 +1,7 @@
 //! Copies between the caller's memory on a GPU and ours on the host: started here, and asked about at every turn.
 //!
 //! There are two streams per GPU, one for each direction, since its engines copy both ways at once. All that an engine copies
-//! in one direction goes in one order, so whoever asks for the first mark knows of all.
+//! in one direction goes in one order, so the first mark tells of all.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use kolo_transport::{Error, ErrorKind};
 
 use super::memory::Part;
 
-/// What a copy is for.
+/// The purpose of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// A segment: its input is here, or its output there.
@@ -77,7 +77,7 @@ impl CopyLines {
         Ok(())
     }
 
-    /// Makes what adapters have written to a GPU's memory visible to it.
+    /// Makes the adapters' writes to a GPU's memory visible to the GPU.
     pub(crate) fn flush(&mut self, gpu: &Gpu) -> Result<(), Error> {
         self.flushes += 1;
         gpu.flush().map_err(failed)
@@ -104,7 +104,7 @@ impl CopyLines {
     }
 }
 
-/// What the GPU's driver says, as an error of the engine.
+/// The error of the GPU's driver, as one of the engine.
 pub(crate) fn failed(words: String) -> Error {
     Error::new(ErrorKind::System, "GPU memory", None, words)
 }

@@ -1,4 +1,4 @@
-//! What comes from one rank, and who waits for it.
+//! The messages from one rank, and the receives that wait for them.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ pub(super) struct Inbox {
     /// Messages that nobody has asked for yet, in the order of their arrival.
     pub(super) stored: VecDeque<Stored>,
     /// Whether the transport will tell of the next message.
-    pub(super) watched: bool,
+    pub(super) probed: bool,
     /// Messages come in another order than the receives were called: one receive at a time is posted, since all that
     /// are come back with each message that is another's.
     pub(super) narrow: bool,
@@ -36,7 +36,7 @@ impl Inbox {
         self.waiting.is_empty() && !self.narrow && nothing_here
     }
 
-    /// Ends what is over when nobody waits any more.
+    /// Ends the posting of one receive at a time when no receive waits any more.
     pub(super) fn calm_down(&mut self) {
         self.narrow &= !self.waiting.is_empty() || self.posted > 0;
     }

@@ -31,7 +31,8 @@ impl Route {
     }
 
     /// Whether the two ranks share memory.
-    pub(crate) fn shares_memory(&self) -> bool {
+    #[must_use]
+    pub fn shares_memory(&self) -> bool {
         self.features().is_some_and(|features| features.shares_memory)
     }
 }
@@ -61,7 +62,7 @@ impl Links {
         Self { endpoints, via, stage }
     }
 
-    /// What the ranks of this host share, if there are others.
+    /// The memory that the ranks of this host share, if there are others.
     pub(crate) fn stage(&self) -> Option<&dyn Stage> {
         self.endpoints.get(self.stage?)?.stage()
     }
@@ -118,13 +119,13 @@ impl Links {
         unsafe { endpoint.post_recv_if(on, tag, dst, token) }
     }
 
-    pub(crate) fn watch(&mut self, on: Channel) -> Result<(), Error> {
-        self.endpoint(on.peer)?.watch(on)
+    pub(crate) fn probe(&mut self, on: Channel) -> Result<(), Error> {
+        self.endpoint(on.peer)?.probe(on)
     }
 
-    pub(crate) fn unwatch(&mut self, on: Channel) {
+    pub(crate) fn cancel_probe(&mut self, on: Channel) {
         if let Ok(endpoint) = self.endpoint(on.peer) {
-            endpoint.unwatch(on);
+            endpoint.cancel_probe(on);
         }
     }
 
@@ -150,7 +151,7 @@ impl Links {
         self.endpoints.iter_mut().for_each(|endpoint| endpoint.leave());
     }
 
-    /// Registers memory with all endpoints, or with none; says of each what came of it.
+    /// Registers memory with all endpoints, or with none; tells the outcome for each.
     ///
     /// # Safety
     /// As [`Endpoint::register`].
@@ -175,7 +176,7 @@ impl Links {
         Ok(standing)
     }
 
-    /// Tells all endpoints what an operation works on.
+    /// Tells all endpoints which memory an operation works on.
     ///
     /// # Safety
     /// As [`Endpoint::lend`].
@@ -205,8 +206,8 @@ impl Links {
     }
 
     /// A transport that cannot tell messages apart before they are received, if there is one.
-    pub(crate) fn short_sighted(&self) -> Option<&'static str> {
-        self.endpoints.iter().find(|endpoint| !endpoint.looks_ahead()).map(|endpoint| endpoint.caps().name)
+    pub(crate) fn without_probing(&self) -> Option<&'static str> {
+        self.endpoints.iter().find(|endpoint| !endpoint.can_probe()).map(|endpoint| endpoint.caps().name)
     }
 
     /// Number of ranks, this one included.

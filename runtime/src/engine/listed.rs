@@ -23,7 +23,7 @@ impl Listed {
         self.0[0]
     }
 
-    /// What is posted: nothing for an empty message.
+    /// The piece that is posted: nothing for an empty message.
     pub(super) fn pieces(&self) -> &[Piece] {
         &self.0[..usize::from(self.0[0].len > 0)]
     }

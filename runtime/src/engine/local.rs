@@ -17,7 +17,7 @@ pub(crate) unsafe fn copy(src: &[Piece], dst: &[Piece]) {
     });
 }
 
-/// The same past the caches: for what is not read again before the caches have lost it.
+/// The same past the caches: for bytes that are not read again before the caches have lost them.
 ///
 /// # Safety
 /// As [`copy`].

@@ -12,7 +12,7 @@
 //! goes to the first receive that it fits; if there is none it is taken into memory of ours ([`super::unexpected`]), as
 //! far as the allowance goes, so that the message behind it can be looked at.
 //!
-//! A receive from any source is posted nowhere: while there is one, the streams on which nothing is posted are watched.
+//! A receive from any source is posted nowhere: while there is one, the streams on which nothing is posted are probed.
 //! A receive that names its source is not posted while an earlier one from any source might want the same message.
 
 use kolo_transport::{Channel, Envelope, Error, ErrorKind, Sink};
@@ -22,7 +22,7 @@ use super::token::{Kind, Name};
 use super::transfers::{ANY_SOURCE, TRANSFER_CHANNEL, Transfers, misfit};
 use super::unexpected::Stored;
 
-/// What matching goes by: the label that the caller gave. The rest of a tag says type and communicator.
+/// The label that the caller gave, by which messages are matched. The rest of a tag says type and communicator.
 pub(crate) const fn label(tag: u64) -> u32 {
     tag as u32
 }
@@ -130,12 +130,12 @@ impl Transfers {
     pub(super) fn waits(&mut self, envelope: Envelope) {
         if let Some(inbox) = self.inboxes.get_mut(envelope.on.peer as usize) {
             inbox.head = Some(envelope);
-            inbox.watched = false;
+            inbox.probed = false;
             self.look_at(envelope.on.peer);
         }
     }
 
-    /// Does for the streams that stirred what can be done.
+    /// Serves the streams on which something happened.
     #[inline]
     pub(super) fn settle(&mut self, links: &mut Links) -> Result<(), Error> {
         while let Some(peer) = self.dirty.pop() {
@@ -162,7 +162,7 @@ impl Transfers {
         }
     }
 
-    /// Matches the message at the head of a rank's stream, and posts what may be posted.
+    /// Matches the message at the head of a rank's stream, and posts the receives that may be posted.
     fn attend(&mut self, peer: u32, links: &mut Links) -> Result<(), Error> {
         loop {
             if let Some(head) = self.inboxes[peer as usize].head {
@@ -188,7 +188,7 @@ impl Transfers {
                     self.inboxes[peer as usize].waiting.pop_front();
                     self.post(slot, peer, true, links)?;
                 }
-                None => return self.watch(peer, links),
+                None => return self.probe(peer, links),
             }
         }
     }
@@ -228,10 +228,10 @@ impl Transfers {
             Place::Anyone(at) => self.anyone.remove(at),
         };
         if let Place::Anyone(_) = place {
-            // Receives that had to wait for this one may go on; what is watched for nobody is watched no more.
+            // Receives that had to wait for this one may go on; a probe that nobody wants any more ends.
             for other in 0..self.inboxes.len() as u32 {
                 let inbox = &self.inboxes[other as usize];
-                if !inbox.waiting.is_empty() || (inbox.watched && self.anyone.is_empty()) {
+                if !inbox.waiting.is_empty() || (inbox.probed && self.anyone.is_empty()) {
                     self.look_at(other);
                 }
             }
@@ -239,7 +239,7 @@ impl Transfers {
         slot.expect("a position that was just found")
     }
 
-    /// Takes in a message that nobody has asked for, if somebody waits for what is behind it and the allowance lasts.
+    /// Takes in a message that no receive wants, if a receive waits for a message behind it and the allowance lasts.
     fn store(&mut self, peer: u32, head: Envelope, links: &mut Links) -> Result<bool, Error> {
         if self.inboxes[peer as usize].waiting.is_empty() && self.anyone.is_empty() {
             return Ok(false);
@@ -277,23 +277,23 @@ impl Transfers {
     }
 
     /// Watches a stream if a receive from any source may find something there, or stops it.
-    fn watch(&mut self, peer: u32, links: &mut Links) -> Result<(), Error> {
+    fn probe(&mut self, peer: u32, links: &mut Links) -> Result<(), Error> {
         let inbox = &mut self.inboxes[peer as usize];
         let on = Channel { peer, index: TRANSFER_CHANNEL };
         let wanted = !self.anyone.is_empty() && inbox.posted == 0;
-        if wanted == inbox.watched {
+        if wanted == inbox.probed {
             return Ok(());
         }
         if !wanted {
-            inbox.watched = false;
-            // A post takes the watch back by itself.
+            inbox.probed = false;
+            // A post takes the probe back by itself.
             if inbox.posted == 0 {
-                links.unwatch(on);
+                links.cancel_probe(on);
             }
             return Ok(());
         }
-        match links.watch(on) {
-            Ok(()) => inbox.watched = true,
+        match links.probe(on) {
+            Ok(()) => inbox.probed = true,
             // The others may still send.
             Err(error) if error.kind == ErrorKind::PeerLost => {}
             Err(error) => return Err(error),
@@ -362,14 +362,14 @@ impl Transfers {
         }?;
         let inbox = &mut self.inboxes[peer as usize];
         inbox.posted += 1;
-        inbox.watched = false;
+        inbox.probed = false;
         if posted == kolo_transport::Posted::Done {
             self.received(slot);
         }
         Ok(())
     }
 
-    /// Matches what this rank sends to itself.
+    /// Matches messages of this rank to itself.
     pub(super) fn match_self(&mut self) -> Result<(), Error> {
         let mut at = 0;
         while let Some(&send) = self.sends_to_self.get(at) {

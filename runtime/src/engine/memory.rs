@@ -1,7 +1,8 @@
 //! Where blocks lie in memory: a plan bound to the caller's buffers.
 //!
-//! A buffer may be *mirrored*: then the plan works on a copy of one segment of it, which lies in scratch. The copies are made
-//! from what the plan reads, before, and to what it writes, after. Where input and output share memory, so do their mirrors.
+//! A plan may work on a bounce buffer instead of a caller's buffer: a copy of one segment of it, which lies in scratch. The blocks
+//! that the plan reads are copied in before, and the blocks that it writes are copied out after. Where input and output share
+//! memory, so do their bounce buffers.
 
 use std::sync::Arc;
 
@@ -27,20 +28,20 @@ unsafe impl Send for Buffers {}
 
 /// Which of the caller's buffers a plan works on a copy of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Mirrored {
+pub(crate) struct Bounced {
     pub(crate) input: bool,
     pub(crate) output: bool,
 }
 
 /// Where in an instance's scratch the copy of a buffer is.
 #[derive(Debug)]
-struct Mirror {
+struct BounceBuffer {
     base: usize,
     /// Byte offset of each block from the base; empty where blocks lie side by side, as in the buffer.
     offsets: Box<[usize]>,
 }
 
-/// A plan with a layout: what can be computed once for many runs of the same call.
+/// A plan with a layout, computed once for many runs of the same call.
 #[derive(Debug)]
 pub(crate) struct Binding {
     pub(crate) plan: Arc<Plan>,
@@ -51,14 +52,14 @@ pub(crate) struct Binding {
     /// Byte offset of each scratch block in an instance's scratch, valid for every segment.
     scratch_offsets: Box<[usize]>,
     memory: Memory,
-    mirrored: Mirrored,
-    input_mirror: Option<Mirror>,
-    output_mirror: Option<Mirror>,
-    /// Blocks of mirrored buffers that hold data which the plan reads.
+    bounced: Bounced,
+    input_bounce: Option<BounceBuffer>,
+    output_bounce: Option<BounceBuffer>,
+    /// Blocks of bounced buffers that hold data which the plan reads.
     loads: Box<[Blocks]>,
-    /// Blocks of mirrored buffers that the plan writes.
+    /// Blocks of bounced buffers that the plan writes.
     stores: Box<[Blocks]>,
-    /// Bytes of scratch per instance, mirrors included.
+    /// Bytes of scratch per instance, bounce buffers included.
     pub(crate) scratch_bytes: usize,
     /// Most pieces that all steps of one segment can need together.
     pub(crate) pieces_max: usize,
@@ -71,7 +72,7 @@ impl Binding {
         shape: Shape,
         segment_elements: usize,
         element_bytes: usize,
-        mirrored: Mirrored,
+        bounced: Bounced,
     ) -> Self {
         let layout = Layout::new(&plan, shape.clone(), segment_elements);
         let memory = Memory::of(&plan);
@@ -85,7 +86,7 @@ impl Binding {
         let scratch_offsets =
             (0..plan.scratch.len() as u32).map(|b| place(layout.block(Space::Scratch, b, 0).len)).collect();
         let side_by_side = matches!(shape, Shape::Vector { .. }) || layout.segments() == 1;
-        let mut mirror = |space, blocks: u32| {
+        let mut bounce_buffer = |space, blocks: u32| {
             let has_name = |block: &u32| memory.physical(Blocks::one(space, *block)).space == space;
             let lens = (0..blocks).map(|block| match has_name(&block) {
                 true => layout.block(space, block, 0).len,
@@ -93,13 +94,13 @@ impl Binding {
                 false => 0,
             });
             if side_by_side {
-                return Mirror { base: place(lens.sum()), offsets: Box::default() };
+                return BounceBuffer { base: place(lens.sum()), offsets: Box::default() };
             }
-            Mirror { base: 0, offsets: lens.map(&mut place).collect() }
+            BounceBuffer { base: 0, offsets: lens.map(&mut place).collect() }
         };
-        let input_mirror = mirrored.input.then(|| mirror(Space::Input, memory.input_blocks()));
-        let output_mirror = mirrored.output.then(|| mirror(Space::Output, memory.output_blocks()));
-        let (loads, stores) = touched(&plan, memory, mirrored);
+        let input_bounce = bounced.input.then(|| bounce_buffer(Space::Input, memory.input_blocks()));
+        let output_bounce = bounced.output.then(|| bounce_buffer(Space::Output, memory.output_blocks()));
+        let (loads, stores) = touched(&plan, memory, bounced);
         let pieces_max = plan.lanes.iter().flatten().map(|step| pieces_of(&step.action)).sum();
         Self {
             plan,
@@ -109,9 +110,9 @@ impl Binding {
             element_bytes,
             scratch_offsets,
             memory,
-            mirrored,
-            input_mirror,
-            output_mirror,
+            bounced,
+            input_bounce,
+            output_bounce,
             loads,
             stores,
             scratch_bytes: bytes,
@@ -130,9 +131,9 @@ impl Binding {
         (input * self.element_bytes, output * self.element_bytes)
     }
 
-    /// Whether any buffer is mirrored.
+    /// Whether any buffer is bounced.
     pub(crate) fn is_mirrored(&self) -> bool {
-        self.mirrored != Mirrored::default()
+        self.bounced != Bounced::default()
     }
 
     /// Whether this binding serves a call with these parameters too.
@@ -142,13 +143,13 @@ impl Binding {
         shape: &Shape,
         segment_elements: usize,
         element_bytes: usize,
-        mirrored: Mirrored,
+        bounced: Bounced,
     ) -> bool {
         Arc::ptr_eq(&self.plan, plan)
             && self.shape == *shape
             && self.segment_elements == segment_elements
             && self.element_bytes == element_bytes
-            && self.mirrored == mirrored
+            && self.bounced == bounced
     }
 
     /// Appends the memory of consecutive blocks in one segment, adjacent blocks merged, empty ones left out.
@@ -178,9 +179,9 @@ impl Binding {
         };
         let size = self.element_bytes;
         let blocks = if self.is_mirrored() { self.memory.physical(blocks) } else { blocks };
-        match self.home(blocks.space, segment, buffers, scratch) {
-            Home::Table(offsets) => self.each_compact(blocks, segment, offsets, scratch, &mut push),
-            Home::Buffer(base) => self.layout.extents(blocks, segment, |Extent { offset, len }| {
+        match self.origin(blocks.space, segment, buffers, scratch) {
+            Origin::Table(offsets) => self.each_compact(blocks, segment, offsets, scratch, &mut push),
+            Origin::Buffer(base) => self.layout.extents(blocks, segment, |Extent { offset, len }| {
                 push(base.wrapping_add(offset * size), len * size);
             }),
         }
@@ -191,21 +192,21 @@ impl Binding {
     }
 
     /// How blocks of a space are found.
-    fn home(&self, space: Space, segment: usize, buffers: Buffers, scratch: *mut u8) -> Home<'_> {
-        let (mirror, buffer) = match space {
-            Space::Scratch => return Home::Table(&self.scratch_offsets),
-            Space::Input => (&self.input_mirror, buffers.input),
-            Space::Output => (&self.output_mirror, buffers.output),
+    fn origin(&self, space: Space, segment: usize, buffers: Buffers, scratch: *mut u8) -> Origin<'_> {
+        let (bounce, buffer) = match space {
+            Space::Scratch => return Origin::Table(&self.scratch_offsets),
+            Space::Input => (&self.input_bounce, buffers.input),
+            Space::Output => (&self.output_bounce, buffers.output),
             Space::Stage(_) => unreachable!("stages are no memory of the caller's"),
         };
-        match mirror {
-            None => Home::Buffer(buffer),
-            Some(Mirror { base, offsets }) if offsets.is_empty() => {
+        match bounce {
+            None => Origin::Buffer(buffer),
+            Some(BounceBuffer { base, offsets }) if offsets.is_empty() => {
                 // As if it were the whole buffer, of which only this segment is there.
                 let start = self.layout.block(space, 0, segment).offset * self.element_bytes;
-                Home::Buffer(scratch.wrapping_add(*base).wrapping_sub(start))
+                Origin::Buffer(scratch.wrapping_add(*base).wrapping_sub(start))
             }
-            Some(Mirror { offsets, .. }) => Home::Table(offsets),
+            Some(BounceBuffer { offsets, .. }) => Origin::Table(offsets),
         }
     }
 
@@ -213,9 +214,9 @@ impl Binding {
     fn place(&self, block: Blocks, segment: usize, buffers: Buffers, scratch: *mut u8) -> Piece {
         let block = if self.is_mirrored() { self.memory.physical(block) } else { block };
         let Extent { offset, len } = self.layout.block(block.space, block.first, segment);
-        let ptr = match self.home(block.space, segment, buffers, scratch) {
-            Home::Table(offsets) => scratch.wrapping_add(offsets[block.first as usize]),
-            Home::Buffer(base) => base.wrapping_add(offset * self.element_bytes),
+        let ptr = match self.origin(block.space, segment, buffers, scratch) {
+            Origin::Table(offsets) => scratch.wrapping_add(offsets[block.first as usize]),
+            Origin::Buffer(base) => base.wrapping_add(offset * self.element_bytes),
         };
         Piece { ptr, len: len * self.element_bytes }
     }
@@ -236,17 +237,17 @@ impl Binding {
         }
     }
 
-    /// Whether a segment's mirrors are made from something.
+    /// Whether a segment's bounce buffers are made from something.
     pub(crate) fn has_loads(&self) -> bool {
         !self.loads.is_empty()
     }
 
-    /// Whether a segment's mirrors are copied back.
+    /// Whether a segment's bounce buffers are copied back.
     pub(crate) fn has_stores(&self) -> bool {
         !self.stores.is_empty()
     }
 
-    /// The copies (from, to, bytes) from the caller's buffers that make the mirrors of a segment.
+    /// The copies (from, to, bytes) from the caller's buffers that make the bounce buffers of a segment.
     pub(crate) fn loads(
         &self,
         segment: usize,
@@ -260,7 +261,7 @@ impl Binding {
         Merged { parts, pending: None }
     }
 
-    /// The copies (from, to, bytes) of what a segment has written in its mirrors to the caller's buffers.
+    /// The copies (from, to, bytes) of a segment's results from its bounce buffers to the caller's buffers.
     pub(crate) fn stores(
         &self,
         segment: usize,
@@ -299,7 +300,7 @@ impl Binding {
 }
 
 /// How blocks are found.
-enum Home<'a> {
+enum Origin<'a> {
     /// By a table of offsets in scratch.
     Table(&'a [usize]),
     /// As the layout says, from here.
@@ -334,13 +335,13 @@ impl<I: Iterator<Item = Part>> Iterator for Merged<I> {
     }
 }
 
-/// Blocks of mirrored buffers that hold data and are read, and those that are written.
-fn touched(plan: &Plan, memory: Memory, mirrored: Mirrored) -> (Box<[Blocks]>, Box<[Blocks]>) {
+/// Blocks of bounced buffers that hold data and are read, and those that are written.
+fn touched(plan: &Plan, memory: Memory, bounced: Bounced) -> (Box<[Blocks]>, Box<[Blocks]>) {
     let of_mirror = |blocks: Blocks| {
         let singles = (blocks.first..blocks.end()).map(move |b| Blocks::one(blocks.space, b));
         singles.map(move |block| memory.physical(block)).filter(move |block| match block.space {
-            Space::Input => mirrored.input,
-            Space::Output => mirrored.output,
+            Space::Input => bounced.input,
+            Space::Output => bounced.output,
             Space::Scratch | Space::Stage(_) => false,
         })
     };
@@ -350,7 +351,7 @@ fn touched(plan: &Plan, memory: Memory, mirrored: Mirrored) -> (Box<[Blocks]>, B
         blocks.dedup();
         blocks.into_boxed_slice()
     };
-    if mirrored == Mirrored::default() {
+    if bounced == Bounced::default() {
         return Default::default();
     }
     let actions = || plan.lanes.iter().flatten().map(|step| &step.action);

@@ -1,12 +1,12 @@
-//! The engine: runs plans over links. It knows nothing of threads, clocks or waiting; whoever waits calls
-//! [`Engine::turn`].
+//! The engine: runs plans over links. It knows nothing of threads, clocks or waiting; a waiting thread calls
+//! [`Engine::progress`].
 //!
 //! Channels of a pair of ranks are dealt out as follows, alike on all ranks: channel 0 to point-to-point transfers, the
 //! rest in equal *groups* of consecutive channels. Blocking calls use group 0, one after the other. The k-th asynchronous
 //! call uses group `1 + k mod (GROUPS - 1)`; a call whose group is busy is queued behind it.
 
-mod carried;
 mod copies;
+mod gpu_messages;
 mod inbox;
 mod links;
 mod listed;
@@ -14,9 +14,9 @@ mod local;
 mod matching;
 mod memory;
 mod operation;
-mod porter;
 mod staged;
 mod staging;
+mod sync_copy;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -36,7 +36,7 @@ pub(crate) use matching::label;
 pub(crate) use memory::Buffers;
 use operation::Operation;
 pub(crate) use operation::{Job, Lent};
-pub(crate) use porter::Porter;
+pub(crate) use sync_copy::SyncCopier;
 
 pub(crate) use staging::Staging;
 pub(crate) use token::Kind;
@@ -51,7 +51,7 @@ const GROUPS: u16 = 4;
 /// Segments in flight of an operation that uses the stage of its host: each has an area of its own.
 pub(crate) const STAGE_SEGMENTS: usize = 4;
 
-/// What runs: an operation or a transfer.
+/// An operation or a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Id {
     Operation { slot: u16, generation: u16 },
@@ -81,7 +81,7 @@ struct Slot {
     group: u16,
     /// Nobody will ask for the result: the slot is freed when the operation is done.
     forgotten: bool,
-    /// What the links know that the operation works on.
+    /// The memory that the links know the operation works on.
     lent: Lent,
     operation: Box<Operation>,
 }
@@ -231,8 +231,8 @@ impl Engine {
         Ok(Id::Transfer { slot, generation })
     }
 
-    /// One bounded turn: polls the links and advances what they completed. Returns whether anything moved.
-    pub(crate) fn turn(&mut self) -> bool {
+    /// A bounded amount of work: polls the links and advances the operations of completed messages. Returns whether anything moved.
+    pub(crate) fn progress(&mut self) -> bool {
         let copied = self.copies.is_busy() && self.take_copied();
         let shown = !self.staged.is_empty() && self.look_at_stage();
         if !self.staged.is_empty() && self.skips_links() {
@@ -249,7 +249,7 @@ impl Engine {
                 Event::Failed(_, error) => self.fail(error),
                 Event::Returned(token) => self.transfers.came_back(Name::of(token)),
                 Event::Waiting(envelope) => self.transfers.waits(envelope),
-                // A peer may leave whenever it likes; it matters to those who still expect something from it.
+                // A peer may leave at any time; that matters only to operations that still expect its messages.
                 Event::Down { peer, cause } => tracing::debug!(peer, %cause, "connection closed"),
                 Event::Warning(words) => tracing::warn!("{words}"),
             }
@@ -265,7 +265,7 @@ impl Engine {
         true
     }
 
-    /// Goes on with what waited for copies that are done. Returns whether there was any.
+    /// Goes on with operations whose copies are done. Returns whether there was any.
     fn take_copied(&mut self) -> bool {
         let mut any = false;
         while self.failure.is_none() {
@@ -323,7 +323,7 @@ impl Engine {
         self.links.look_for(peer)
     }
 
-    /// Registers memory with the transports; says of each what came of it.
+    /// Registers memory with the transports; tells the outcome for each.
     ///
     /// # Safety
     /// As [`kolo_transport::Endpoint::register`].
@@ -341,7 +341,7 @@ impl Engine {
         self.links.deregister(memory);
     }
 
-    /// What the transports have done with memory.
+    /// The transports' counters of work on memory.
     pub(crate) fn memory_counters(&self) -> MemoryCounters {
         self.links.memory_counters()
     }
@@ -366,7 +366,7 @@ impl Engine {
         }
     }
 
-    /// Frees the slot of something that is done, and gives back what it kept.
+    /// Frees the slot of an operation that is done, and returns the buffers that it kept.
     pub(crate) fn finish(&mut self, id: Id) -> Option<Box<dyn Any + Send>> {
         match id {
             Id::Operation { slot, .. } => {
@@ -415,7 +415,7 @@ impl Engine {
         self.links.leave();
     }
 
-    /// What made the links unusable, if anything did.
+    /// The error that made the links unusable, if any.
     pub(crate) fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }
@@ -462,14 +462,14 @@ impl Engine {
     }
 
     /// A transport by which messages cannot be received from any source, if there is one.
-    pub(crate) fn short_sighted(&self) -> Option<&'static str> {
-        self.links.short_sighted()
+    pub(crate) fn without_probing(&self) -> Option<&'static str> {
+        self.links.without_probing()
     }
 
     /// Bytes of staging held for operations.
     pub(crate) fn staging_bytes(&self) -> usize {
         let of_operations: usize = self.slots.iter().map(|slot| slot.operation.staging_bytes()).sum();
-        of_operations + self.transfers.carriers.spare_bytes()
+        of_operations + self.transfers.gpu_messages.spare_bytes()
     }
 
     /// Whether the links could be dropped without losing anything that was reported done.
@@ -484,13 +484,14 @@ impl Engine {
 
     /// Tells the links that the owner is about to sleep. See [`kolo_transport::Endpoint::arm`].
     pub(crate) fn arm(&mut self, by: ParkBy, each: impl FnMut(Armed<'_>)) {
-        // What wakes a sleeper may lie in the links.
-        self.looks_left = 0;
+        self.look_at_links();
         self.links.arm(by, each);
     }
 
     /// Takes [`Engine::arm`] back.
     pub(crate) fn disarm(&mut self) {
+        // A descriptor stays readable, and ends each further sleep at once, until its endpoint is polled.
+        self.look_at_links();
         self.links.disarm();
     }
 
@@ -510,7 +511,7 @@ impl Engine {
         self.went_on(slot, result);
     }
 
-    /// What came of moving an operation.
+    /// The outcome of moving an operation.
     fn went_on(&mut self, slot: u16, is_done: Result<bool, Error>) {
         match is_done {
             Ok(false) => {}
@@ -553,7 +554,7 @@ impl Engine {
         }
     }
 
-    /// The slot waits for whoever asks for the result, if anybody will.
+    /// The slot keeps the result until it is asked for, unless the operation was forgotten.
     fn over(&mut self, slot: u16) {
         let entry = &mut self.slots[slot as usize];
         entry.phase = Phase::Done;
@@ -568,7 +569,7 @@ impl Engine {
     }
 
     fn fail(&mut self, error: Error) {
-        // The first failure is the cause; what follows from an abort is noise.
+        // The first failure is the cause; errors that follow from an abort are noise.
         if self.failure.is_none() || error.kind != ErrorKind::Aborted {
             self.failure.get_or_insert(error);
         }

@@ -32,6 +32,11 @@ impl Engine {
         self.looks_left < LOOKS_AT_STAGE
     }
 
+    /// The next turn looks at the links, whatever is outstanding.
+    pub(super) const fn look_at_links(&mut self) {
+        self.looks_left = 0;
+    }
+
     /// Ranks that have not come as far on the stage as something outstanding waits for.
     pub(crate) fn late_on_stage(&self) -> Vec<u32> {
         let operations = self.staged.iter().map(|slot| &self.slots[*slot as usize].operation);

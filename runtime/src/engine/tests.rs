@@ -4,6 +4,7 @@
 mod stage;
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use kolo_collectives::generator::Algorithm;
@@ -30,15 +31,16 @@ struct Memory {
     receives: VecDeque<(Channel, u64, Destination, Token)>,
     sent: VecDeque<Token>,
     stage: Option<stage::End>,
+    polls: Arc<AtomicU32>,
 }
 
 #[test]
 fn a_transport_that_cannot_look_ahead_is_named() {
     let endpoint: Box<dyn Endpoint> = Box::new(Memory::new(0, Arc::default()));
     let engine = Engine::new(0, Links::new(vec![endpoint], [None, Some(0)]), 64, 0);
-    assert_eq!(engine.short_sighted(), Some("memory"));
+    assert_eq!(engine.without_probing(), Some("memory"));
     let engine = Engine::new(0, Links::new(Vec::new(), [None]), 64, 0);
-    assert_eq!(engine.short_sighted(), None, "a rank alone has only itself to receive from");
+    assert_eq!(engine.without_probing(), None, "a rank alone has only itself to receive from");
 }
 
 #[derive(Debug)]
@@ -64,7 +66,15 @@ impl Memory {
             in_place: false,
             stage: None,
         };
-        Self { rank, caps, queues, receives: VecDeque::new(), sent: VecDeque::new(), stage: None }
+        Self {
+            rank,
+            caps,
+            queues,
+            receives: VecDeque::new(),
+            sent: VecDeque::new(),
+            stage: None,
+            polls: Arc::default(),
+        }
     }
 
     fn deliver(&mut self, index: usize) -> Option<Event> {
@@ -161,6 +171,7 @@ impl Endpoint for Memory {
         Ok(Posted::Pending)
     }
     fn poll(&mut self, events: &mut Vec<Event>) -> bool {
+        self.polls.fetch_add(1, Ordering::Relaxed);
         let delivered = (0..self.receives.len()).rev().find_map(|index| self.deliver(index));
         let event = delivered.or_else(|| self.sent.pop_front().map(Event::Done));
         let moved = event.is_some();
@@ -210,7 +221,7 @@ fn run(engines: &mut [Engine], ids: &[Vec<Id>], seed: u64) {
     let mut state = seed | 1;
     for _ in 0..2_000_000 {
         let rank = (next(&mut state) % engines.len() as u64) as usize;
-        engines[rank].turn();
+        engines[rank].progress();
         assert!(engines[rank].failure().is_none(), "{:?}", engines[rank].failure());
         if engines.iter().zip(ids).all(|(engine, ids)| ids.iter().all(|id| engine.is_done(*id))) {
             return;
@@ -229,7 +240,7 @@ fn job(algorithm: Algorithm, task: &Task, rank: u32, count: usize, buffers: Buff
         plan,
         shape,
         buffers,
-        sides: crate::call::Sides::default(),
+        gpus: crate::call::GpuBuffers::default(),
         data_type: DataType::U32,
         combine: kernel(DataType::U32, op).unwrap().as_fn(),
         premultiply: if let ReduceOp::PremulSum(factor) = op { Some(factor) } else { None },
@@ -361,7 +372,7 @@ fn a_message_of_another_call_is_a_failure_that_names_the_peer() {
         unsafe { engines[rank].start(job, Mode::Blocking) };
     }
     for rank in [0, 1] {
-        while engines[rank].turn() && engines[rank].failure().is_none() {}
+        while engines[rank].progress() && engines[rank].failure().is_none() {}
         let failure = engines[rank].failure().unwrap();
         assert_eq!(failure.peer, Some(1 - rank as u32));
         assert!(matches!(failure.kind, ErrorKind::Mismatch { .. }));
@@ -385,7 +396,7 @@ fn messages_come_in_the_order_in_which_they_were_sent() {
     for (message, place) in sent.iter_mut().zip(&mut got) {
         ids[0].push(post(&mut engines[0], Kind::Recv, 1, place));
         ids[1].push(post(&mut engines[1], Kind::Send, 0, message));
-        engines[0].turn();
+        engines[0].progress();
     }
     let (mut own, mut back) = (vec![7; count], vec![0; count]);
     ids[0].push(post(&mut engines[0], Kind::Recv, 0, &mut back));

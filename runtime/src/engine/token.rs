@@ -1,4 +1,4 @@
-//! What a token of the transport means to the engine.
+//! The meaning of the transport's tokens to the engine.
 
 use kolo_transport::Token;
 

@@ -10,20 +10,20 @@ use std::sync::Arc;
 use kolo_gdr::Gpu;
 use kolo_transport::{Channel, Error, ErrorKind, Piece, Posted};
 
-use super::carried::{Carried, Carriers};
 use super::copies::CopyLines;
+use super::gpu_messages::{GpuMessage, GpuMessages};
 use super::inbox::Inbox;
 use super::links::Links;
 use super::listed::Listed;
 use super::matching::label;
 use super::token::{Kind, MOST_SLOTS, Name, TRANSFER};
 use super::unexpected::Allowance;
-use crate::call::Reach;
+use crate::call::AdapterAccess;
 
 /// The channel index that transfers use; operations use higher ones.
 pub(crate) const TRANSFER_CHANNEL: u16 = 0;
 
-/// In the place of a rank: a receive takes from whoever comes first.
+/// In the place of a rank: a receive takes the first message from any rank.
 pub(crate) const ANY_SOURCE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,10 +44,10 @@ pub(super) struct Transfer {
     /// Counts the calls.
     pub(super) order: u64,
     pub(super) kind: Kind,
-    /// What the transport reads or writes: the caller's memory, or that of `carried`.
+    /// The memory that the transport reads or writes: the caller's, or that of `on_gpu`.
     pub(super) piece: Listed,
     /// If the caller's memory is a GPU's.
-    pub(super) carried: Option<Box<Carried>>,
+    pub(super) on_gpu: Option<Box<GpuMessage>>,
     keep: Option<Box<dyn Any + Send>>,
 }
 
@@ -63,11 +63,11 @@ pub(crate) struct TransferJob {
     pub(crate) kind: Kind,
     /// Or [`ANY_SOURCE`] for a receive.
     pub(crate) peer: u32,
-    /// The label, by which messages are matched, in the lower half; what must agree beside it in the upper.
+    /// The label, by which messages are matched, in the lower half; communicator and type, which must agree too, in the upper.
     pub(crate) tag: u64,
     pub(crate) memory: Piece,
-    /// Whose memory that is, if not the host's, and who reaches it.
-    pub(crate) gpu: Option<(Arc<Gpu>, Reach)>,
+    /// The GPU that owns the memory, if it is not the host's, and how adapters access it.
+    pub(crate) gpu: Option<(Arc<Gpu>, AdapterAccess)>,
     pub(crate) keep: Option<Box<dyn Any + Send>>,
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct Transfers {
     pub(super) allowance: Allowance,
     /// Whether a message could not be taken in for want of room.
     pub(super) held_up: bool,
-    pub(super) carriers: Carriers,
+    pub(super) gpu_messages: GpuMessages,
 }
 
 // SAFETY: as for operations: the memory of a transfer stays valid and untouched while it runs.
@@ -106,7 +106,7 @@ impl Transfers {
             calls: 0,
             sends_to_self: VecDeque::new(),
             inboxes: std::iter::repeat_with(Inbox::default).take(ranks.max(rank as usize + 1)).collect(),
-            carriers: Carriers::new(ranks.max(rank as usize + 1)),
+            gpu_messages: GpuMessages::new(ranks.max(rank as usize + 1)),
             anyone: VecDeque::new(),
             dirty: Vec::new(),
             allowance: Allowance::new(unexpected_max),
@@ -149,7 +149,7 @@ impl Transfers {
                     order: 0,
                     kind: job.kind,
                     piece: Listed::new(job.memory),
-                    carried: None,
+                    on_gpu: None,
                     keep: None,
                 });
                 slot
@@ -160,7 +160,7 @@ impl Transfers {
         (transfer.phase, transfer.forgotten) = (Phase::Posted, false);
         (transfer.peer, transfer.tag, transfer.keep) = (job.peer, job.tag, job.keep);
         transfer.piece.set(job.memory);
-        (transfer.kind, transfer.carried) = (job.kind, None);
+        (transfer.kind, transfer.on_gpu) = (job.kind, None);
         self.calls += 1;
         transfer.order = self.calls;
         let generation = transfer.generation;
@@ -195,10 +195,10 @@ impl Transfers {
         Ok(())
     }
 
-    /// A transfer is over, but for what it has to bring to a GPU.
+    /// A transfer is over, except for its copy to a GPU.
     #[inline]
     pub(crate) fn completed(&mut self, slot: u16) {
-        if self.slots[slot as usize].carried.is_some() && self.unload(slot) {
+        if self.slots[slot as usize].on_gpu.is_some() && self.unload(slot) {
             return;
         }
         let transfer = &mut self.slots[slot as usize];
@@ -226,7 +226,7 @@ impl Transfers {
         self.slots[slot as usize].peer
     }
 
-    /// Frees a slot and gives back what it kept.
+    /// Frees a slot and returns the buffers that it kept.
     pub(crate) fn finish(&mut self, slot: u16) -> Option<Box<dyn Any + Send>> {
         let transfer = &mut self.slots[slot as usize];
         if transfer.phase == Phase::Posted {
@@ -238,7 +238,7 @@ impl Transfers {
         keep
     }
 
-    /// What came of a token of a transfer: nothing, if it is an earlier one's.
+    /// Notes the end of the transport's part of a transfer; does nothing if the token is an earlier one's.
     pub(crate) fn done(&mut self, name: Name) -> Result<(), Error> {
         if let Some(peer) = name.store() {
             return self.stored(peer);
@@ -274,12 +274,12 @@ impl Transfers {
         Some((label(head.tag), head.len, self.allowance.max()))
     }
 
-    /// Forgets what waits: the links have been aborted, and memory may go.
+    /// Forgets all waiting transfers: the links have been aborted, and memory may go.
     pub(crate) fn abort(&mut self) {
         self.sends_to_self.clear();
         self.anyone.clear();
         self.dirty.clear();
-        self.carriers.clear();
+        self.gpu_messages.clear();
         self.inboxes.iter_mut().for_each(Inbox::clear);
     }
 }

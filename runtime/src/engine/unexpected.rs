@@ -41,7 +41,7 @@ impl Stored {
     }
 }
 
-/// What a message costs beside its bytes, so that a flood of empty ones is bounded too.
+/// Allowance of a message beside its bytes, so that a flood of empty ones is bounded too.
 const OVERHEAD_BYTES: usize = size_of::<Stored>();
 
 /// How much may be taken in, and how much is.

@@ -1,17 +1,17 @@
 //! The exchange of a host, and the calls that queue for it.
 
+pub(crate) mod compiled;
 mod queue;
-pub(crate) mod tiny;
 
 use kolo_transport::StageMismatch;
 
+use compiled::CompiledExchange;
 use queue::Queue;
-use tiny::Tiny;
 
 /// The exchange of the host that all ranks are on.
 #[derive(Debug)]
 pub(crate) struct Exchange {
-    pub(crate) tiny: Tiny,
+    pub(crate) compiled: CompiledExchange,
     queue: Queue,
 }
 
@@ -19,7 +19,7 @@ pub(crate) struct Exchange {
 pub(crate) type Mismatch = StageMismatch;
 
 impl Exchange {
-    pub(crate) fn new(tiny: Tiny) -> Self {
-        Self { tiny, queue: Queue::default() }
+    pub(crate) fn new(compiled: CompiledExchange) -> Self {
+        Self { compiled, queue: Queue::default() }
     }
 }

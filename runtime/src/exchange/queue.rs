@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use kolo_transport::{Error, ErrorKind};
 
 use super::Exchange;
-use super::tiny::Passage;
+use super::compiled::ExchangeCursor;
 use crate::call::Call;
 use crate::engine::{Engine, Id};
 use crate::gpu::{Bounce, Bounces};
@@ -29,7 +29,7 @@ struct Started {
     id: Id,
     /// On copies, if the caller's memory is a GPU's.
     call: Call,
-    passage: Passage,
+    cursor: ExchangeCursor,
     /// In a box, since most calls have none and are moved often.
     bounce: Option<Box<Bounce>>,
 }
@@ -65,27 +65,27 @@ impl Exchange {
             self.queue.bounces.loaded_bytes += unsafe { taken.load() }? as u64;
         }
         let id = engine.admit(keep);
-        let passage = self.tiny.enter(&call, combine, tag);
-        self.queue.waiting.push_back(Started { id, call, passage, bounce });
+        let cursor = self.compiled.enter(&call, combine, tag);
+        self.queue.waiting.push_back(Started { id, call, cursor, bounce });
         self.progress(engine);
         Ok(id)
     }
 
     /// Whether a call with this turn waits for a blocking call of another thread, which drives until it is over.
     pub(crate) fn is_behind_a_thread(&self, turn: u64) -> bool {
-        !self.tiny.has_turn(turn) && !self.queue_has_turn()
+        !self.compiled.has_turn(turn) && !self.queue_has_turn()
     }
 
-    /// Whether the turn at hand is that of a started call: whoever drives moves it on.
+    /// Whether the turn at hand is that of a started call: the driving thread moves it on.
     pub(crate) fn queue_has_turn(&self) -> bool {
-        self.queue.waiting.front().is_some_and(|front| self.tiny.has_turn(front.passage.turn()))
+        self.queue.waiting.front().is_some_and(|front| self.compiled.has_turn(front.cursor.turn()))
     }
 
     /// Whether there is something for a thread that is about to sleep, with this turn if it has one. What is for another
     /// thread's turn must not keep it awake: it would hold the core that the other thread wants.
     pub(crate) fn has_arrived(&mut self, turn: Option<u64>) -> bool {
-        let is_ours = self.queue_has_turn() || turn.is_some_and(|turn| self.tiny.has_turn(turn));
-        is_ours && self.tiny.has_arrived()
+        let is_ours = self.queue_has_turn() || turn.is_some_and(|turn| self.compiled.has_turn(turn));
+        is_ours && self.compiled.has_arrived()
     }
 
     /// Whether the turns behind the started calls will not come any more.
@@ -104,7 +104,7 @@ impl Exchange {
         (self.queue.bounces.loaded_bytes, self.queue.bounces.stored_bytes)
     }
 
-    /// Waits until no copy touches the callers' memory any more; what became of them is no news.
+    /// Waits until no copy touches the callers' memory any more, and ignores errors of copies.
     pub(crate) fn settle(&mut self) {
         let loading = self.queue.waiting.iter_mut().filter_map(|started| started.bounce.as_mut());
         let storing = self.queue.storing.iter_mut().map(|(_, bounce)| bounce);
@@ -128,18 +128,18 @@ impl Exchange {
                     }
                 }
             }
-            let before = first.passage.position();
+            let before = first.cursor.position();
             // SAFETY: the promise made to `start` still holds, as the call is not done.
-            match unsafe { self.tiny.advance(&first.call, &mut first.passage) } {
+            match unsafe { self.compiled.advance(&first.call, &mut first.cursor) } {
                 Ok(true) => {
                     if let Some(Started { id, bounce, .. }) = self.queue.waiting.pop_front() {
                         self.queue.passed(engine, id, bounce);
                     }
                 }
-                Ok(false) => return moved || first.passage.position() > before,
+                Ok(false) => return moved || first.cursor.position() > before,
                 Err(found) => {
                     let kind = ErrorKind::Mismatch {
-                        expected_tag: first.passage.tag(),
+                        expected_tag: first.cursor.tag(),
                         tag: found.tag,
                         expected_len: 0,
                         len: 0,

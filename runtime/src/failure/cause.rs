@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::called_by;
 use crate::control::{AbortCause, AbortKind, Loss};
-use crate::error::{AbortReason, Context, Error};
+use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, PeerCall};
 
 /// Ranks that a message to the others names: a text of a few lines.
 const NAMED_MAX: usize = 8;
@@ -14,11 +14,11 @@ const NAMED_MAX: usize = 8;
 #[derive(Clone, Debug)]
 pub(crate) enum Cause {
     /// The ranks called different things.
-    Mismatch { peer: u32, theirs: String, ours: String, sequence: u64 },
+    Mismatch { peer: u32, theirs: PeerCall, ours: String, sequence: u64 },
     /// A peer is gone.
     PeerLost { peer: u32, cause: Loss },
     /// A deadline passed here.
-    Timeout { after: Duration, waiting_for: Vec<(u32, String)>, operation: String, sequence: u64 },
+    Timeout { after: Duration, waiting_for: Vec<AwaitedRank>, operation: String, sequence: u64 },
     /// Somebody aborted.
     Aborted { by: u32, kind: AbortReason, reason: String },
     /// Others called different things, as operation `sequence`.
@@ -29,11 +29,11 @@ pub(crate) enum Cause {
 
 impl Cause {
     /// The error for a call that meets it.
-    pub(crate) fn error(self, context: Context, rank: u32) -> Error {
+    pub(crate) fn error(self, context: ErrorContext, rank: u32) -> Error {
         match self {
             // The call that does not match may be an earlier one than the call that meets the error.
             Self::Mismatch { peer, theirs, ours, sequence } if sequence > 0 => {
-                Error::Mismatch { context: Context { rank, operation: ours, sequence }, peer, theirs }
+                Error::Mismatch { context: ErrorContext { rank, operation: ours, sequence }, peer, theirs }
             }
             Self::Mismatch { peer, theirs, .. } => Error::Mismatch { context, peer, theirs },
             Self::PeerLost { peer, cause } => cause.error(context, peer),
@@ -87,11 +87,8 @@ impl fmt::Display for Cause {
             }
             Self::PeerLost { peer, cause } => write!(f, "rank {peer} is lost ({cause})"),
             Self::Timeout { after, waiting_for, .. } => {
-                let ranks: Vec<String> = waiting_for
-                    .iter()
-                    .take(NAMED_MAX)
-                    .map(|(rank, what)| format!("rank {rank} ({what})"))
-                    .collect();
+                let ranks: Vec<String> =
+                    waiting_for.iter().take(NAMED_MAX).map(AwaitedRank::to_string).collect();
                 write!(f, "not finished after {:.1} s; waiting for {}", after.as_secs_f64(), ranks.join(", "))
             }
             Self::Aborted { reason, .. } | Self::MismatchOfOthers { reason, .. } => f.write_str(reason),

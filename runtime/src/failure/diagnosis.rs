@@ -10,7 +10,7 @@ use crate::call;
 use crate::call::{Summary, Waited};
 use crate::control::{AbortCause, AbortKind, Loss, Status};
 use crate::engine::label;
-use crate::error::{AbortReason, LossCause};
+use crate::error::{AbortReason, LossCause, PeerCall};
 use crate::types::DataType;
 
 /// A message, or a word in an exchange, that came where another was expected.
@@ -118,16 +118,18 @@ pub(crate) fn adopt(cause: &AbortCause, own: impl Fn(u64) -> Option<Summary>) ->
     match kind {
         AbortKind::PeerLost => Cause::PeerLost { peer: by, cause: cause.loss() },
         // The rank that is lost has no number in this communicator.
-        AbortKind::Timeout | AbortKind::User | AbortKind::HubLost | AbortKind::Transport => {
+        AbortKind::Timeout | AbortKind::User | AbortKind::CoordinatorLost | AbortKind::Transport => {
             Cause::Aborted { by, kind: kind.reason(), reason }
         }
         AbortKind::Mismatch if sequence == 0 => {
-            let theirs = reason.strip_prefix(&called_by(by)).unwrap_or(&reason).to_owned();
+            let detail = reason.strip_prefix(&called_by(by)).unwrap_or(&reason).to_owned();
+            let theirs = PeerCall::Unknown { detail };
             Cause::Mismatch { peer: by, theirs, ours: String::new(), sequence }
         }
         AbortKind::Mismatch => match own(sequence).map(|own| own.to_string()) {
             Some(ours) if ours != operation => {
-                Cause::Mismatch { peer: by, theirs: operation, ours, sequence }
+                let theirs = PeerCall::Operation { description: operation, sequence: None };
+                Cause::Mismatch { peer: by, theirs, ours, sequence }
             }
             // This rank called the same as the one that reported, or has not come so far.
             _ => Cause::MismatchOfOthers { by, reason, sequence },
@@ -174,7 +176,7 @@ fn first_difference(peer: u32, status: &Status, own: impl Fn(u64) -> Option<Summ
         let ours = own(theirs.sequence)?;
         (ours.signature() != theirs.signature).then(|| Cause::Mismatch {
             peer,
-            theirs: theirs.description.clone(),
+            theirs: PeerCall::Operation { description: theirs.description.clone(), sequence: None },
             ours: ours.to_string(),
             sequence: theirs.sequence,
         })
@@ -225,9 +227,9 @@ impl Evidence {
         let (sequence, ours) = self.own_call(expected_tag, expected_len);
         let theirs = if Some(met.tag) == expected_tag {
             let expected = expected_len.unwrap_or_default();
-            format!("{ours} with a message of {} bytes where {expected} were expected", met.len)
+            PeerCall::Length { description: ours.clone(), bytes: met.len, expected }
         } else if let Some(data_type) = self.transfer_type(met.tag) {
-            format!("send of {} bytes of {data_type}{}", met.len, tagged(met.tag))
+            PeerCall::Send { bytes: met.len, data_type, tag: label(met.tag) }
         } else {
             // The peer's control thread answers even while the peer waits; it may also have failed first, and left.
             match (&self.status, &self.report, &self.shown) {
@@ -242,9 +244,10 @@ impl Evidence {
                 (Some(None), None, None) => {
                     return Diagnosis::Needs(Question::Shown { peer, tag: met.tag, sequence });
                 }
-                (Some(None), None, Some(shown)) => {
-                    shown.clone().unwrap_or_else(|| "something else".to_owned())
+                (Some(None), None, Some(Some(shown))) => {
+                    PeerCall::Operation { description: shown.clone(), sequence: None }
                 }
+                (Some(None), None, Some(None)) => PeerCall::Unknown { detail: "something else".to_owned() },
             }
         };
         Diagnosis::Known(Cause::Mismatch { peer, theirs, ours, sequence })
@@ -274,14 +277,16 @@ impl Evidence {
     }
 
     /// What a peer called, by the tag of its message, or else at `sequence`.
-    fn describe(&self, status: &Status, tag: u64, sequence: u64) -> String {
+    fn describe(&self, status: &Status, tag: u64, sequence: u64) -> PeerCall {
         let of_tag =
             |past: &&crate::control::Past| call::tag(self.communicator, past.sequence, past.signature) == tag;
         let found = status.recent.iter().find(of_tag);
         match found.or_else(|| status.recent.iter().find(|past| past.sequence == sequence)) {
-            Some(past) if past.sequence == sequence => past.description.clone(),
-            Some(past) => format!("{} as operation #{}", past.description, past.sequence),
-            None => format!("something else (it {status})"),
+            Some(past) => PeerCall::Operation {
+                description: past.description.clone(),
+                sequence: (past.sequence != sequence).then_some(past.sequence),
+            },
+            None => PeerCall::Unknown { detail: format!("something else (it {status})") },
         }
     }
 }

@@ -31,7 +31,7 @@ impl LastWord {
             AbortKind::PeerLost => 1,
             AbortKind::Mismatch => 2,
             AbortKind::Timeout => 3,
-            AbortKind::User | AbortKind::HubLost | AbortKind::Transport => 4,
+            AbortKind::User | AbortKind::CoordinatorLost | AbortKind::Transport => 4,
         };
         kind | self.by.min(RANK_MAX) << 4 | self.about.min(RANK_MAX) << 18
     }

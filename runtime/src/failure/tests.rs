@@ -11,6 +11,7 @@ use super::{
 use crate::call;
 use crate::call::{Summary, Waited};
 use crate::control::{AbortCause, AbortKind, Past, Status};
+use crate::error::PeerCall;
 use crate::types::{DataType, ReduceOp};
 
 const COMMUNICATOR: u64 = 7;
@@ -120,7 +121,8 @@ fn a_mismatch_names_both_calls() {
     // The call that differs first, if the peer remembers it; else the one of the message.
     seen.status = Some(Some(status(&[(4, sum(9)), (5, sum(6))])));
     let Cause::Mismatch { peer: 1, theirs, ours, sequence: 4 } = known(&seen) else { panic!() };
-    assert_eq!((theirs, ours), (sum(9).to_string(), sum(4).to_string()));
+    let called = PeerCall::Operation { description: sum(9).to_string(), sequence: None };
+    assert_eq!((theirs, ours), (called, sum(4).to_string()));
     seen.status = Some(Some(status(&[(6, sum(6))])));
     let Cause::Mismatch { sequence: 5, .. } = known(&seen) else { panic!() };
     // No answer: what another rank reports, or what the peer shows.
@@ -128,10 +130,10 @@ fn a_mismatch_names_both_calls() {
     let Question::Shown { peer: 1, sequence: 5, .. } = needed(&seen) else { panic!() };
     seen.shown = Some(Some("a barrier".to_owned()));
     let Cause::Mismatch { theirs, .. } = known(&seen) else { panic!() };
-    assert_eq!(theirs, "a barrier");
+    assert_eq!(theirs.to_string(), "a barrier");
     seen.shown = Some(None);
     let Cause::Mismatch { theirs, .. } = known(&seen) else { panic!() };
-    assert_eq!(theirs, "something else");
+    assert!(matches!(&theirs, PeerCall::Unknown { detail } if detail == "something else"), "{theirs}");
 }
 
 #[test]
@@ -148,8 +150,11 @@ fn a_message_of_another_length_or_type_needs_nobodys_word() {
     };
     let (ours, theirs) = met(receive, 16);
     assert_eq!(ours, "recv of 8 bytes of f32 with tag 3");
-    assert!(theirs.ends_with("with a message of 16 bytes where 8 were expected"), "{theirs}");
-    assert_eq!(met(other, 8).1, "send of 8 bytes of i64 with tag 3");
+    assert!(matches!(theirs, PeerCall::Length { bytes: 16, expected: 8, .. }), "{theirs:?}");
+    assert!(theirs.to_string().ends_with("with a message of 16 bytes where 8 were expected"), "{theirs}");
+    let sent = met(other, 8).1;
+    assert_eq!(sent, PeerCall::Send { bytes: 8, data_type: DataType::I64, tag: 3 });
+    assert_eq!(sent.to_string(), "send of 8 bytes of i64 with tag 3");
 }
 
 #[test]

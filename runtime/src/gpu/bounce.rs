@@ -1,4 +1,4 @@
-//! A call of the tiny path on a GPU's memory: it runs on copies in pinned memory of the host.
+//! A call by exchange on a GPU's memory: it runs on copies in pinned memory of the host.
 //!
 //! Ranks whose memory is the host's take the same path, and see no difference.
 
@@ -46,7 +46,7 @@ impl Bounce {
         let mut bounced = call.clone();
         bounced.gpus = None;
         (self.load, self.store) = (None, None);
-        let Some(gpu) = call.sides().any() else { return Ok(bounced) };
+        let Some(gpu) = call.gpus().any() else { return Ok(bounced) };
         // In place, one buffer lies in the other.
         let room = if in_place { input.max(output) } else { input.next_multiple_of(ALIGN) + output };
         self.memory.reserve(room.max(1));
@@ -62,11 +62,11 @@ impl Bounce {
         } else {
             (start, start.wrapping_add(input.next_multiple_of(ALIGN)))
         };
-        if call.sides().input.is_some() {
+        if call.gpus().input.is_some() {
             bounced.input = from;
             self.load = Some((call.input, from, input)).filter(|part| part.2 > 0);
         }
-        if call.sides().output.is_some() {
+        if call.gpus().output.is_some() {
             bounced.output = to;
             let left_alone = call.collective == Collective::ExScan && rank == 0;
             self.store =

@@ -13,10 +13,10 @@ use kolo_gdr::{Driver, Flush, Gpu, Owner, Path, Plan};
 
 pub(crate) use bounce::{Bounce, Bounces};
 pub(crate) use found::{driver, plan};
-pub use path::{GpuPath, Staged};
+pub use path::{GpuPath, StagingReason};
 use regions::Regions;
 
-use crate::call::{Call, Reach, Sides, reduces, touches};
+use crate::call::{AdapterAccess, Call, GpuBuffers, reduces, touches};
 use crate::cancel::Whole;
 use crate::engine::Engine;
 
@@ -60,11 +60,11 @@ impl GpuAccess {
     pub(crate) fn foreseen(&self, call: &Call, is_root: bool, all_by_rdma: bool) -> Option<GpuPath> {
         call.gpus.as_deref()?.any()?;
         let (reads, writes) = touches(call.collective, is_root);
-        let is_mixed = (reads && call.sides().input.is_none()) || (writes && call.sides().output.is_none());
+        let is_mixed = (reads && call.gpus().input.is_none()) || (writes && call.gpus().output.is_none());
         Some(if reduces(call.collective) {
-            GpuPath::Staged(Staged::Reduces)
+            GpuPath::Staged(StagingReason::Reduces)
         } else if is_mixed {
-            GpuPath::Staged(Staged::Mixed)
+            GpuPath::Staged(StagingReason::Mixed)
         } else {
             self.direct_or(all_by_rdma)
         })
@@ -73,10 +73,10 @@ impl GpuAccess {
     /// Direct if adapters can, and reach all that they would have to.
     pub(crate) fn direct_or(&self, all_by_rdma: bool) -> GpuPath {
         match &self.plan {
-            Some(plan) if plan.path == Path::Staged => GpuPath::Staged(Staged::NoPath),
-            Some(plan) if plan.flush == Flush::ReadBack => GpuPath::Staged(Staged::NoFlush),
+            Some(plan) if plan.path == Path::Staged => GpuPath::Staged(StagingReason::NoPath),
+            Some(plan) if plan.flush == Flush::ReadBack => GpuPath::Staged(StagingReason::NoFlush),
             Some(_) if all_by_rdma => GpuPath::Direct,
-            _ => GpuPath::Staged(Staged::NotRdma),
+            _ => GpuPath::Staged(StagingReason::NotRdma),
         }
     }
 
@@ -98,7 +98,7 @@ impl GpuAccess {
                 if let Err(refused) = self.regions.reach(engine, gpu, at, len, by) {
                     tracing::warn!(rank = self.rank, "GPU memory is staged: {refused}");
                     words = format!(" ({refused})");
-                    path = GpuPath::Staged(Staged::Refused);
+                    path = GpuPath::Staged(StagingReason::Refused);
                     break;
                 }
             }
@@ -106,7 +106,7 @@ impl GpuAccess {
         match path {
             GpuPath::Direct => self.counters.direct_calls += 1,
             GpuPath::Staged(why) => {
-                let excepted = matches!(why, Staged::Reduces | Staged::ToItself);
+                let excepted = matches!(why, StagingReason::Reduces | StagingReason::ToItself);
                 if required && !excepted {
                     return Err(format!(
                         "KOLO_GDR=require, and a GPU's memory would be copied through the host's: {why}{words}; \
@@ -120,13 +120,13 @@ impl GpuAccess {
     }
 
     /// What a path is to the engine.
-    pub(crate) fn reach(&self, path: GpuPath) -> Reach {
+    pub(crate) fn access(&self, path: GpuPath) -> AdapterAccess {
         match path {
             GpuPath::Direct => {
                 let flush = self.plan.as_ref().is_none_or(|plan| plan.flush != Flush::NotNeeded);
-                Reach::Direct { flush }
+                AdapterAccess::Direct { flush }
             }
-            GpuPath::Staged(_) => Reach::Staged,
+            GpuPath::Staged(_) => AdapterAccess::Staged,
         }
     }
 }
@@ -186,7 +186,7 @@ impl Gpus {
             false => None,
         };
         if input.is_some() || output.is_some() {
-            call.gpus = Some(Box::new(Sides { input, output, ..Sides::default() }));
+            call.gpus = Some(Box::new(GpuBuffers { input, output, ..GpuBuffers::default() }));
         }
         Ok(())
     }

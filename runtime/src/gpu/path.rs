@@ -9,13 +9,13 @@ pub enum GpuPath {
     /// Adapters reach it by themselves.
     Direct,
     /// Through pinned memory of the host, for this reason.
-    Staged(Staged),
+    Staged(StagingReason),
 }
 
 /// Why memory of a GPU is copied through the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Staged {
+pub enum StagingReason {
     /// The processor reduces.
     Reduces,
     /// A message goes to the rank that sends it.
@@ -32,7 +32,7 @@ pub enum Staged {
     Refused,
 }
 
-impl fmt::Display for Staged {
+impl fmt::Display for StagingReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Reduces => "the processor reduces",

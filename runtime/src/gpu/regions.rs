@@ -4,9 +4,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use kolo_gdr::{Allocation, Gpu, Path};
-use kolo_transport::{Backing, Mover, Piece};
+use kolo_transport::{Backing, DeviceCopier, Piece};
 
-use crate::engine::{Engine, Porter};
+use crate::engine::{Engine, SyncCopier};
 
 /// Allocations kept registered while the communicator is busy with others: a program has few, of which it uses parts.
 const REGIONS_MAX: usize = 256;
@@ -15,7 +15,7 @@ const REGIONS_MAX: usize = 256;
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
     known: Vec<Allocation>,
-    porters: Vec<(u32, Arc<dyn Mover>)>,
+    sync_copiers: Vec<(u32, Arc<dyn DeviceCopier>)>,
 }
 
 impl Regions {
@@ -53,7 +53,7 @@ impl Regions {
             }
             !goes
         });
-        let mover = self.porter(gpu)?;
+        let copier = self.sync_copier(gpu)?;
         let range = match path {
             Path::DmaBuf(how) => Some(gpu.export(found.start, found.bytes, how)?),
             Path::PeerMemory => None,
@@ -62,19 +62,20 @@ impl Regions {
         let export = range.as_ref().map(|range| (range.descriptor.as_fd(), range.offset));
         // SAFETY: the caller of the call keeps the memory while it runs, and an allocation that has gone is let go of before
         // another one at its place is used; the export is of these addresses.
-        unsafe { engine.register(memory_of(&found), Backing::Device { export, mover: &mover }) }
+        unsafe { engine.register(memory_of(&found), Backing::Device { export, copier: &copier }) }
             .map_err(|error| error.to_string())?;
         self.known.push(found);
         Ok(())
     }
 
-    fn porter(&mut self, gpu: &Arc<Gpu>) -> Result<Arc<dyn Mover>, String> {
-        if let Some((_, porter)) = self.porters.iter().find(|(number, _)| *number == gpu.number()) {
-            return Ok(Arc::clone(porter));
+    fn sync_copier(&mut self, gpu: &Arc<Gpu>) -> Result<Arc<dyn DeviceCopier>, String> {
+        if let Some((_, sync_copier)) = self.sync_copiers.iter().find(|(number, _)| *number == gpu.number()) {
+            return Ok(Arc::clone(sync_copier));
         }
-        let porter: Arc<dyn Mover> = Arc::new(Porter::new(gpu).map_err(|error| error.to_string())?);
-        self.porters.push((gpu.number(), Arc::clone(&porter)));
-        Ok(porter)
+        let sync_copier: Arc<dyn DeviceCopier> =
+            Arc::new(SyncCopier::new(gpu).map_err(|error| error.to_string())?);
+        self.sync_copiers.push((gpu.number(), Arc::clone(&sync_copier)));
+        Ok(sync_copier)
     }
 }
 

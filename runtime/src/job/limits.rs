@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Version of the protocol. Raised whenever a message changes; the preamble's own layout never changes.
 pub(crate) const PROTOCOL: u32 = 3;
 
-/// Most ranks of a job. The hub holds one descriptor and two small tasks per rank: 4096 of them stay well under
+/// Most ranks of a job. The coordinator holds one descriptor and two small tasks per rank: 4096 of them stay well under
 /// the usual descriptor limit of large systems, and an abort reaches all within some ten milliseconds.
 pub const MAX_WORLD_SIZE: u32 = 4096;
 
@@ -13,8 +13,8 @@ pub const MAX_WORLD_SIZE: u32 = 4096;
 /// transports take less than 2 KiB; the rest is room for growth.
 pub const MAX_BLOB_BYTES: usize = 64 << 10;
 
-/// All blobs of one exchange together: 4 KiB for each of the most ranks, 64 KiB each up to 256 ranks. The hub sends
-/// this much to every member, so it bounds the hub's work as well as a member's memory.
+/// All blobs of one exchange together: 4 KiB for each of the most ranks, 64 KiB each up to 256 ranks. The coordinator sends
+/// this much to every member, so it bounds the coordinator's work as well as a member's memory.
 pub const MAX_EXCHANGE_BYTES: usize = 16 << 20;
 
 /// Longest text (reason, host name, operation) in a message; longer ones are cut by the sender.
@@ -23,25 +23,25 @@ pub(crate) const MAX_TEXT_BYTES: usize = 2 << 10;
 /// A varint of 32 bits takes at most 5 bytes.
 const VARINT_BYTES: usize = 5;
 
-/// First frame of a rank: a few numbers, a host name and a job name. Strangers can make the hub set this much aside each.
+/// First frame of a rank: a few numbers, a host name and a job name. Strangers can make the coordinator set this much aside each.
 pub(crate) const MAX_HELLO_FRAME: usize = 4 << 10;
 
-/// A frame to the hub: one blob and one list of members, a few texts.
-pub(crate) const MAX_FRAME_TO_HUB: usize =
+/// A frame to the coordinator: one blob and one list of members, a few texts.
+pub(crate) const MAX_FRAME_TO_COORDINATOR: usize =
     MAX_BLOB_BYTES + MAX_WORLD_SIZE as usize * VARINT_BYTES + 8 * MAX_TEXT_BYTES;
 
-/// A frame from the hub: the blobs of an exchange with their lengths, or the welcome with all ranks' facts.
-pub(crate) const MAX_FRAME_FROM_HUB: usize =
+/// A frame from the coordinator: the blobs of an exchange with their lengths, or the welcome with all ranks' facts.
+pub(crate) const MAX_FRAME_FROM_COORDINATOR: usize =
     MAX_EXCHANGE_BYTES + MAX_WORLD_SIZE as usize * VARINT_BYTES + 8 * MAX_TEXT_BYTES;
 
 /// Names (of hosts, versions, jobs) are cut to this much.
 pub(crate) const MAX_NAME_BYTES: usize = 256;
 
-/// Where a rank learned its place, as told to the hub; lists of hosts may be long.
+/// Where a rank learned its place, as told to the coordinator; lists of hosts may be long.
 pub(crate) const MAX_SOURCE_BYTES: usize = 1 << 10;
 
-/// Bytes queued for one rank that does not read, before the hub gives it up: four of the largest frames.
-pub(crate) const MAX_QUEUE_BYTES: usize = 4 * MAX_FRAME_FROM_HUB;
+/// Bytes queued for one rank that does not read, before the coordinator gives it up: four of the largest frames.
+pub(crate) const MAX_QUEUE_BYTES: usize = 4 * MAX_FRAME_FROM_COORDINATOR;
 
 /// Exchanges that one rank may have open at a time: one per thread that creates a communicator.
 pub(crate) const MAX_OPEN_EXCHANGES: usize = 256;
@@ -50,7 +50,7 @@ pub(crate) const MAX_OPEN_EXCHANGES: usize = 256;
 /// forgetting one costs a latecomer its own deadline, nothing more.
 pub(crate) const MAX_REMEMBERED: usize = 1024;
 
-/// Connections in the handshake at a time, beyond one per rank. When more come some are given up (`crowd`): 128 let a
+/// Connections in the handshake at a time, beyond one per rank. When more come some are given up (`pending`): 128 let a
 /// rank that needs 2 ms for its two round trips pass a flood of 60 000 connections a second.
 pub(crate) const SPARE_HANDSHAKES: usize = 128;
 
@@ -58,7 +58,7 @@ pub(crate) const SPARE_HANDSHAKES: usize = 128;
 /// worst, and the ranks of larger jobs wait their turn in the kernel's queue.
 pub(crate) const MAX_HANDSHAKES: usize = 1024 + SPARE_HANDSHAKES;
 
-/// Connections taken in one go, so that a flood does not hold up those who are seated.
+/// Connections taken in one go, so that a flood does not hold up ranks that are members.
 pub(crate) const ACCEPTS_AT_ONCE: usize = 16;
 
 /// Before the next look at the port when there were no descriptors for what waits there.
@@ -74,27 +74,27 @@ pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_millis(3500);
 /// How long rank 0 tries to bind a port that is taken, as it is for a moment between two jobs.
 pub(crate) const BIND_PATIENCE: Duration = Duration::from_millis(1500);
 
-/// Between two attempts to reach the hub, at first; grows by half each time.
+/// Between two attempts to reach the coordinator, at first; grows by half each time.
 pub(crate) const RETRY_FIRST: Duration = Duration::from_millis(4);
 
 /// Between two attempts, at most: 4096 ranks make 40 000 connection attempts a second, refused by the kernel.
 pub(crate) const RETRY_MOST: Duration = Duration::from_millis(100);
 
-/// How long a goodbye waits for the hub's answer.
-pub(crate) const FAREWELL_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a goodbye waits for the coordinator's answer.
+pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the closing hub waits for the last messages to be read.
+/// How long the closing coordinator waits for the last messages to be read.
 pub(crate) const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a rank that gave up an exchange waits for the hub to say who was missing.
+/// How long a rank that gave up an exchange waits for the coordinator to say who was missing.
 pub(crate) const VERDICT_TIMEOUT: Duration = Duration::from_millis(500);
 
 const _: () = assert!(4 * MAX_NAME_BYTES + MAX_SOURCE_BYTES + 256 < MAX_HELLO_FRAME);
-const _: () = assert!(MAX_HELLO_FRAME < MAX_FRAME_TO_HUB);
-const _: () = assert!(MAX_FRAME_TO_HUB < MAX_FRAME_FROM_HUB);
+const _: () = assert!(MAX_HELLO_FRAME < MAX_FRAME_TO_COORDINATOR);
+const _: () = assert!(MAX_FRAME_TO_COORDINATOR < MAX_FRAME_FROM_COORDINATOR);
 const _: () = assert!(MAX_BLOB_BYTES <= MAX_EXCHANGE_BYTES);
-const _: () = assert!(MAX_WORLD_SIZE as usize * (2 * MAX_NAME_BYTES + 64) < MAX_FRAME_FROM_HUB);
-const _: () = assert!(MAX_FRAME_FROM_HUB < u32::MAX as usize);
+const _: () = assert!(MAX_WORLD_SIZE as usize * (2 * MAX_NAME_BYTES + 64) < MAX_FRAME_FROM_COORDINATOR);
+const _: () = assert!(MAX_FRAME_FROM_COORDINATOR < u32::MAX as usize);
 
 /// How silence is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ pub struct Liveness {
     /// After this much silence the peer is given up. A process stopped by a debugger or SIGSTOP is silent too, so
     /// this is long; a process that died is noticed at once by its closed connection, without this limit.
     pub dead_after: Duration,
-    /// How long rank 0's goodbye waits for the others' goodbyes before it closes the hub.
+    /// How long rank 0's goodbye waits for the others' goodbyes before it closes the coordinator.
     pub linger: Duration,
 }
 

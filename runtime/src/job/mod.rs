@@ -9,7 +9,7 @@ pub use limits::{Liveness, MAX_WORLD_SIZE};
 pub use secret::JobSecret;
 pub(crate) use secret::{RendezvousKey, mac};
 
-/// Random number that names a job: chosen by rank 0's hub, given to all ranks in the welcome.
+/// Random number that names a job: chosen by rank 0's coordinator, given to all ranks in the welcome.
 pub type Cookie = [u8; 16];
 
 /// How long ranks wait for each other by default, whichever way they join: containers of one job may start minutes apart.

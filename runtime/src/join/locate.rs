@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Once;
 use std::time::Instant;
 
+use kolo_transport::tcp::{Reuse, in_port_range};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 
@@ -20,13 +21,13 @@ use crate::job::limits::{BIND_PATIENCE, RETRY_MOST};
 /// More than the ranks that may connect at one instant; the kernel caps it at net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 
-/// Where rank 0's hub listens, and what keeps it findable until dropped.
+/// Where rank 0's coordinator listens, and what keeps it findable until dropped.
 pub(crate) struct Anchor {
     pub(crate) listener: Option<TcpListener>,
     pub(crate) published: Option<Box<dyn Send>>,
 }
 
-/// What a rank knows about where the hub may be.
+/// What a rank knows about where the coordinator may be.
 #[derive(Debug)]
 pub(crate) struct Advert {
     /// To be tried in order.
@@ -113,7 +114,7 @@ pub(crate) async fn bind(spec: &JoinSpec, key: &RendezvousKey) -> Result<Anchor>
     }
 }
 
-/// Other ranks: where the hub may be. An error is a reason to look again, in words.
+/// Other ranks: where the coordinator may be. An error is a reason to look again, in words.
 pub(crate) async fn find(spec: &JoinSpec) -> Result<Advert, String> {
     match &spec.locator {
         Locator::Tcp { host, port } => {
@@ -207,8 +208,18 @@ async fn publish_in_store(
     }
 }
 
-/// A listener at any port, on loopback if the job is known to be on this host alone.
+/// A listener at a port of the range if there is one, else at any; on loopback if the job is known to be on this host alone.
 async fn listen_for(spec: &JoinSpec) -> Result<TcpListener> {
+    let Some(ports) = &spec.ports else { return listen_anywhere(spec).await };
+    let address = spec.one_host.then_some(Ipv4Addr::LOCALHOST.into());
+    in_port_range(ports, |port, reuse| listen_with(address, port, reuse)).map_err(|error| Error::Join {
+        rank: Some(0),
+        problem: format!("cannot listen for the other ranks: {error}"),
+        remedy: "Choose ports that are free with KOLO_PORT_RANGE".into(),
+    })
+}
+
+async fn listen_anywhere(spec: &JoinSpec) -> Result<TcpListener> {
     if spec.one_host
         && let Ok(listener) = listen(Some(Ipv4Addr::LOCALHOST.into()), 0)
     {
@@ -267,15 +278,21 @@ async fn bind_patiently(address: Option<IpAddr>, port: u16, source: &str) -> Res
 }
 
 fn listen(address: Option<IpAddr>, port: u16) -> io::Result<TcpListener> {
+    listen_with(address, port, Reuse::Yes)
+}
+
+fn listen_with(address: Option<IpAddr>, port: u16, reuse: Reuse) -> io::Result<TcpListener> {
     let open = |address: IpAddr| -> io::Result<TcpListener> {
         let domain = if address.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
         let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
         if address.is_ipv6() {
             socket.set_only_v6(false)?;
         }
-        socket.set_reuse_address(true)?;
+        socket.set_reuse_address(reuse == Reuse::Yes)?;
         socket.set_nonblocking(true)?;
         socket.bind(&SocketAddr::new(address, port).into())?;
+        // Its connections inherit this, so that they do not keep the port from the next job after their end.
+        socket.set_reuse_address(true)?;
         socket.listen(BACKLOG)?;
         TcpListener::from_std(socket.into())
     };

@@ -2,7 +2,7 @@
 //!
 //! A [`JoinSpec`] holds the rank, the world size, and the place where rank 0 can be found (a [`Locator`]). It comes from the environment
 //! that a launcher set ([`JoinSpec::from_env`]), from a URL ([`JoinSpec::parse_url`]), or from code.
-//! [`Control::join`](crate::control::Control::join) turns it into a connection to rank 0's hub.
+//! [`Control::join`](crate::control::Control::join) turns it into a connection to rank 0's coordinator.
 //!
 //! A locator yields only a hint: the address is tried, and both ends must prove that they know the key that rank 0 drew and published
 //! beside its address. A file left behind by an earlier job therefore costs one failed attempt. Where only the job's ranks can read
@@ -26,6 +26,7 @@ mod url;
 
 use std::fmt;
 use std::net::Ipv4Addr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +52,7 @@ pub struct JoinSpec {
     pub local_rank: Option<u32>,
     /// Where rank 0 is found.
     pub locator: Locator,
-    /// How long to wait for all ranks. [`Builder`](crate::Builder) puts [`Config::join_timeout`](crate::Config::join_timeout)
+    /// How long to wait for all ranks. [`CommunicatorBuilder`](crate::CommunicatorBuilder) puts [`Config::join_timeout`](crate::Config::join_timeout)
     /// here.
     pub timeout: Duration,
     /// Which variables or arguments said so, for messages.
@@ -64,6 +65,9 @@ pub struct JoinSpec {
     /// Secret that all processes of the job know. Without one, whoever reaches the port can take a free rank where the
     /// locator is an address ([`Locator::Tcp`], [`Locator::Multicast`]).
     pub secret: Option<JobSecret>,
+    /// Ports at which rank 0 may listen where the locator names none; the system's choice if not set.
+    /// [`CommunicatorBuilder`](crate::CommunicatorBuilder) puts [`Config::port_range`](crate::Config::port_range) here.
+    pub ports: Option<RangeInclusive<u16>>,
     /// How silence is judged.
     pub liveness: Liveness,
 }
@@ -124,6 +128,7 @@ impl JoinSpec {
             job: String::new(),
             one_host: false,
             secret: None,
+            ports: None,
             liveness: Liveness::default(),
         }
     }
@@ -208,13 +213,13 @@ impl fmt::Display for Locator {
 /// Where the threads of an in-process cluster meet.
 #[derive(Clone)]
 pub struct LocalMeeting {
-    /// Rank 0's hub, once it runs, which the control plane knows what to do with.
-    pub(crate) hub: Arc<tokio::sync::watch::Sender<Option<Arc<dyn std::any::Any + Send + Sync>>>>,
+    /// Rank 0's coordinator, once it runs, which the control plane knows what to do with.
+    pub(crate) coordinator: Arc<tokio::sync::watch::Sender<Option<Arc<dyn std::any::Any + Send + Sync>>>>,
 }
 
 impl Default for LocalMeeting {
     fn default() -> Self {
-        Self { hub: Arc::new(tokio::sync::watch::Sender::new(None)) }
+        Self { coordinator: Arc::new(tokio::sync::watch::Sender::new(None)) }
     }
 }
 

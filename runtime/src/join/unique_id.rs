@@ -8,10 +8,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 
+use kolo_transport::tcp::{Reuse, in_port_range};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::addresses::address_towards;
 use super::{JoinSpec, Locator, env};
+use crate::config::port_range;
 use crate::error::{Error, Result};
 use crate::job::JobSecret;
 
@@ -54,7 +56,17 @@ impl UniqueId {
     /// [`Error::Configuration`] if the name of the host is too long, [`Error::System`] if there is no free port.
     pub fn new(host: Option<&str>) -> Result<Self> {
         let host = host.map_or_else(|| own_address().to_string(), str::to_owned);
-        let (port, socket) = reserve().map_err(|error| Error::system("reserving a port", error))?;
+        let ports =
+            super::process_environment("KOLO_PORT_RANGE").map(|text| port_range(text.trim())).transpose()?;
+        let reserved = match ports {
+            // Rank 0 will bind it again.
+            Some(ports) => {
+                let free = in_port_range(&ports, bind_at).map(|(port, _)| port);
+                free.and_then(|port| bind_at(port, Reuse::Yes))
+            }
+            None => bind_at(0, Reuse::Yes),
+        };
+        let (port, socket) = reserved.map_err(|error| Error::system("reserving a port", error))?;
         let mut secret = [0; SECRET_BYTES];
         getrandom::fill(&mut secret).map_err(|error| {
             Error::system("asking for random bytes", std::io::Error::other(error.to_string()))
@@ -121,21 +133,24 @@ fn encode(host: &str, port: u16, secret: &[u8; SECRET_BYTES]) -> Result<UniqueId
     Ok(UniqueId { bytes })
 }
 
-/// Binds a free port on all interfaces, as rank 0 will, without listening.
-fn reserve() -> std::io::Result<(u16, Socket)> {
+/// Binds a port on all interfaces, as rank 0 will, without listening; any that is free if it is 0.
+fn bind_at(port: u16, reuse: Reuse) -> std::io::Result<(u16, Socket)> {
     let bind = |address: IpAddr| -> std::io::Result<Socket> {
         let domain = if address.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
         let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
         if address.is_ipv6() {
             socket.set_only_v6(false)?;
         }
-        socket.set_reuse_address(true)?;
-        socket.bind(&SocketAddr::new(address, 0).into())?;
+        socket.set_reuse_address(reuse == Reuse::Yes)?;
+        socket.bind(&SocketAddr::new(address, port).into())?;
         Ok(socket)
     };
     let any = Ipv6Addr::UNSPECIFIED.into();
     // Some hosts have no IPv6.
-    let socket = bind(any).or_else(|_| bind(Ipv4Addr::UNSPECIFIED.into()))?;
+    let socket = bind(any).or_else(|error| match error.kind() {
+        std::io::ErrorKind::AddrInUse => Err(error),
+        _ => bind(Ipv4Addr::UNSPECIFIED.into()),
+    })?;
     let port = socket.local_addr()?.as_socket().map_or(0, |address| address.port());
     Ok((port, socket))
 }
@@ -177,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_reserved_port_is_rank_0s_alone() {
-        let (port, kept) = reserve().unwrap();
+        let (port, kept) = bind_at(0, Reuse::Yes).unwrap();
         let rank_0 = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port))
             .expect("it sets SO_REUSEADDR, as rank 0");
         drop(rank_0);

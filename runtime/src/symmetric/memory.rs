@@ -8,7 +8,7 @@ use kolo_transport::shm::SharedMemory;
 
 /// This rank's memory of an allocation, shared by the handle of the program and the communicator.
 #[derive(Debug)]
-pub(crate) struct Lease {
+pub(crate) struct OwnMemory {
     memory: SharedMemory,
     /// Bytes asked for.
     used: usize,
@@ -17,12 +17,12 @@ pub(crate) struct Lease {
     process: Process,
 }
 
-impl Lease {
+impl OwnMemory {
     pub(crate) fn new(memory: SharedMemory, used: usize) -> Self {
         Self { memory, used, is_retired: AtomicBool::new(false), process: Process::current() }
     }
 
-    pub(crate) fn memory(&self) -> &SharedMemory {
+    pub(crate) fn shared(&self) -> &SharedMemory {
         &self.memory
     }
 
@@ -43,16 +43,16 @@ impl Lease {
 
 /// An allocation as one rank sees it.
 #[derive(Debug)]
-pub(crate) struct Window {
+pub(crate) struct Allocation {
     id: u64,
-    own: Arc<Lease>,
+    own: Arc<OwnMemory>,
     /// By rank; none for this one.
     peers: Vec<Option<SharedMemory>>,
 }
 
-impl Window {
+impl Allocation {
     /// `id` is not 0 and the same on all ranks; memories are equally long.
-    pub(crate) fn new(id: u64, own: Arc<Lease>, peers: Vec<Option<SharedMemory>>) -> Self {
+    pub(crate) fn new(id: u64, own: Arc<OwnMemory>, peers: Vec<Option<SharedMemory>>) -> Self {
         Self { id, own, peers }
     }
 
@@ -60,7 +60,7 @@ impl Window {
         self.id
     }
 
-    pub(super) fn own(&self) -> &Arc<Lease> {
+    pub(super) fn own(&self) -> &Arc<OwnMemory> {
         &self.own
     }
 

@@ -1,24 +1,24 @@
-//! The direct path: collectives on symmetric buffers inside one host, with no staging and no messages.
+//! Collectives on symmetric buffers inside one host, with no staging and no messages.
 //!
 //! # A call
-//! 1. **Claims.** In one flat exchange every rank says where its buffers lie: in which symmetric allocation, at which
-//!    offset, or that they lie in none. All see the same claims, so all take the same path ([`plan`]).
+//! 1. **Locations.** In one exchange every rank says where its buffers lie: in which symmetric allocation, at which
+//!    offset, or that they lie in none. All see the same locations, so all take the same path ([`plan`]).
 //! 2. **Work.** Each rank does its share alone, reading the others' buffers and, for some collectives, writing them. It
 //!    looks at abort and deadline between pieces.
 //! 3. **End.** Another exchange: only then are outputs complete and may inputs change.
 //!
 //! # Who touches what
-//! 1. Between a rank's claim and the end of the call the others read its input, and write those pages of its output of
-//!    which the call owns every byte ([`Claim::pages_within`]): nothing else lies there. The two ends of the vector that
+//! 1. Between the exchange of locations and the end of the call the others read its input, and write those pages of its output of
+//!    which the call owns every byte ([`BufferLocations::pages_within`]): nothing else lies there. The two ends of the vector that
 //!    are not in such pages on every rank are written by nobody until the end; each rank computes them for itself.
-//! 2. The call's owner has lent these bytes to the call for its duration, mutably where they are written. The claims are
+//! 2. The call's owner has lent these bytes to the call for its duration, mutably where they are written. The locations are
 //!    published with release and read with acquire, and so is the end: writes by others happen after the caller's own
 //!    before the call, and before those after it.
 //! 3. A call that fails may leave others at work. Before it returns, the pages that they may write are replaced by
 //!    private copies ([`Exposure::withdraw`]), so that nobody writes the caller's memory any more.
-//! 4. Windows and offsets from others are checked against the mappings before use. Payload has no invariants.
+//! 4. Allocations and offsets from others are checked against the mappings before use. Payload has no invariants.
 
-mod claim;
+mod locations;
 mod memory;
 mod plan;
 mod work;
@@ -29,17 +29,17 @@ use kolo_collectives::plan::{Collective, Placement};
 use kolo_transport::StageMismatch;
 
 use crate::call::{Call, Counts, Forced};
-use crate::exchange::tiny::Tiny;
+use crate::exchange::compiled::CompiledExchange;
 use crate::reduce::Combine;
 use crate::types::ReduceOp;
-use claim::{CLAIM_BYTES, Claim};
-pub(crate) use memory::{Lease, Window};
+use locations::{BufferLocations, LOCATIONS_BYTES};
+pub(crate) use memory::{Allocation, OwnMemory};
 use plan::plan;
 use work::{Job, Kit};
 
 /// The symmetric allocations of a communicator.
 #[derive(Debug)]
-pub(crate) struct Direct {
+pub(crate) struct SymmetricBuffers {
     rank: usize,
     members: usize,
     canonical: bool,
@@ -48,7 +48,7 @@ pub(crate) struct Direct {
     /// From which length on calls look, if it was set.
     bytes_min: Option<usize>,
     /// In the order in which they were made, which is the same on all ranks; and so is which ones are kept.
-    windows: Vec<Arc<Window>>,
+    allocations: Vec<Arc<Allocation>>,
     /// What became of the last call that looked.
     last: Option<Result<&'static str, String>>,
     scratch: Vec<u8>,
@@ -56,20 +56,20 @@ pub(crate) struct Direct {
 
 /// A call on its way.
 #[derive(Debug)]
-pub(crate) struct Passage<'a> {
+pub(crate) struct SymmetricCall<'a> {
     call: &'a Call,
     kit: Kit,
     tag: u64,
     turn: u64,
-    stage: Stage,
-    claim: Claim,
+    phase: Phase,
+    locations: BufferLocations,
     /// None once the call is over.
     exposure: Option<Exposure>,
 }
 
 #[derive(Debug)]
-enum Stage {
-    Claiming,
+enum Phase {
+    Locating,
     Working(Box<Job>),
     Ending(Box<Job>),
 }
@@ -92,7 +92,7 @@ pub(crate) enum Step {
 pub(crate) enum Fault {
     /// A member called something else.
     Mismatch(StageMismatch),
-    /// A member claimed what it does not have.
+    /// A member named a buffer that it does not have.
     Corrupt {
         /// Which.
         member: usize,
@@ -102,7 +102,7 @@ pub(crate) enum Fault {
 /// Pages of this rank that others may write.
 #[derive(Debug)]
 pub(crate) struct Exposure {
-    lease: Arc<Lease>,
+    memory: Arc<OwnMemory>,
     offset: usize,
     len: usize,
 }
@@ -113,13 +113,13 @@ impl Exposure {
     /// # Panics
     /// If the system has no memory for the copies: the caller's memory would go on changing under it.
     fn withdraw(&self) {
-        let Self { lease, offset, len } = self;
-        let result = lease.memory().take_private(*offset, *len);
+        let Self { memory, offset, len } = self;
+        let result = memory.shared().take_private(*offset, *len);
         result.expect("memory to take a buffer back from ranks that may still write it");
     }
 }
 
-impl Direct {
+impl SymmetricBuffers {
     pub(crate) fn new(
         rank: u32,
         members: u32,
@@ -133,24 +133,15 @@ impl Direct {
             members: members as usize,
             canonical,
             bytes_min,
-            windows: Vec::new(),
+            allocations: Vec::new(),
             last: None,
             scratch: Vec::new(),
         }
     }
 
-    /// From which length of the longer buffer on a call looks whether it can go this way. Unless it was set, that is where
-    /// it begins to win although it takes two exchanges. Measured on 2 processors in place, mostly in a single run, times
-    /// over private memory / this path; 256 KiB was measured for all_reduce only, and is a guess for the others:
-    ///
-    /// | bytes | 16 KiB | 32 KiB | 128 KiB | 256 KiB | 1 MiB | 8 MiB | 64 MiB |
-    /// | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-    /// | all_reduce, 2 ranks | 1.0 | 1.5 | 4 | 6 | | | 3.2 |
-    /// | all_reduce, 4 ranks | 0.9 | 1.6 | 3 | 4 | 3.4 | | 3.9 |
-    /// | all_reduce, 8 ranks | 1.0 | 1.5 | 2.7 | 4 | | | |
-    /// | broadcast, 2 / 4 / 8 ranks | 0.8 / 0.6 / 0.4 | | 2.0 / 1.7 / 1.2 | | 1.9 / 2.0 / 1.7 | 2.4 / 1.9 / 2.6 | 2.7 / 2.7 / 1.8 |
-    /// | reduce_scatter, 2 / 4 / 8 ranks | 0.7 / 0.9 / 0.6 | | 1.1 / 1.8 / 1.1 | | 1.7 / 2.8 / 1.6 | 2.1 / 2.5 / 0.8 | 2.5 / 2.4 / 2.4 |
-    /// | all_gather, 2 / 4 / 8 ranks | 0.6 / 0.6 / 0.3 | | 1.1 / 0.8 / 0.5 | | 1.5 / 1.6 / 1.1 | 1.2 / 1.6 / 2.0 | 2.0 / 1.7 / 1.5 |
+    /// From which length of the longer buffer on a call looks whether it can go this way. Unless it was set, that is where it
+    /// begins to win although it takes two exchanges: see
+    /// docs/tuning.md, "Symmetric buffers beside private ones".
     fn bytes_min(&self, collective: Collective) -> usize {
         self.bytes_min.unwrap_or(match collective {
             Collective::AllReduce | Collective::Reduce => 32 << 10,
@@ -161,19 +152,23 @@ impl Direct {
 
     /// The allocations that this rank still uses.
     pub(crate) fn live(&self) -> Vec<u64> {
-        self.windows.iter().filter(|window| window.is_live()).map(|window| window.id()).collect()
+        self.allocations
+            .iter()
+            .filter(|allocation| allocation.is_live())
+            .map(|allocation| allocation.id())
+            .collect()
     }
 
     /// Adds an allocation, and gives up the mappings of those that nobody uses any more. All ranks do so alike.
-    pub(crate) fn add(&mut self, window: Window, is_used: impl Fn(u64) -> bool) {
-        self.windows.retain(|window| is_used(window.id()));
-        self.windows.push(Arc::new(window));
+    pub(crate) fn add(&mut self, allocation: Allocation, is_used: impl Fn(u64) -> bool) {
+        self.allocations.retain(|allocation| is_used(allocation.id()));
+        self.allocations.push(Arc::new(allocation));
     }
 
-    /// Whether a call begins with claims. The same answer on all ranks.
+    /// Whether a call begins with an exchange of locations. The same answer on all ranks.
     #[inline]
     pub(crate) fn considers(&self, call: &Call) -> bool {
-        !self.windows.is_empty() && self.long_enough(call) && !self.forced.covers(call)
+        !self.allocations.is_empty() && self.long_enough(call) && !self.forced.covers(call)
     }
 
     fn long_enough(&self, call: &Call) -> bool {
@@ -192,14 +187,22 @@ impl Direct {
     /// Takes a turn for a call that was [considered](Self::considers).
     pub(crate) fn enter<'a>(
         &self,
-        tiny: &mut Tiny,
+        exchange: &mut CompiledExchange,
         call: &'a Call,
         combine: Combine,
         tag: u64,
-    ) -> Passage<'a> {
-        let (claim, exposure) = self.claim(call);
+    ) -> SymmetricCall<'a> {
+        let (locations, exposure) = self.locations(call);
         let kit = Kit::new(call, combine, self.members, self.canonical);
-        Passage { call, kit, tag, turn: tiny.take_turn(), stage: Stage::Claiming, claim, exposure }
+        SymmetricCall {
+            call,
+            kit,
+            tag,
+            turn: exchange.take_turn(),
+            phase: Phase::Locating,
+            locations,
+            exposure,
+        }
     }
 
     /// Moves a call on: to its next wait, or by one piece of work.
@@ -208,57 +211,59 @@ impl Direct {
     /// The buffers of the call are valid, and lent to it until it is done, declined, or dropped.
     pub(crate) unsafe fn advance(
         &mut self,
-        tiny: &mut Tiny,
-        passage: &mut Passage<'_>,
+        exchange: &mut CompiledExchange,
+        running: &mut SymmetricCall<'_>,
     ) -> Result<Step, Fault> {
         loop {
-            match &mut passage.stage {
-                Stage::Claiming => {
-                    let is_next = tiny.has_turn(passage.turn);
+            match &mut running.phase {
+                Phase::Locating => {
+                    let is_next = exchange.has_turn(running.turn);
                     if !is_next
-                        || !tiny.exchange(passage.tag, &passage.claim.encode()).map_err(Fault::Mismatch)?
+                        || !exchange
+                            .exchange(running.tag, &running.locations.encode())
+                            .map_err(Fault::Mismatch)?
                     {
                         return Ok(Step::Waits);
                     }
-                    let claims = (0..self.members).map(|member| {
-                        let mut claim = [0; CLAIM_BYTES];
-                        tiny.heard(member).read(0, &mut claim);
-                        Claim::decode(&claim)
+                    let located = (0..self.members).map(|member| {
+                        let mut locations = [0; LOCATIONS_BYTES];
+                        exchange.heard(member).read(0, &mut locations);
+                        BufferLocations::decode(&locations)
                     });
-                    let claims: Vec<Claim> = claims.collect();
-                    tiny.end_exchange();
-                    match plan(&self.windows, self.rank, passage.call, &claims)? {
+                    let located: Vec<BufferLocations> = located.collect();
+                    exchange.end_exchange();
+                    match plan(&self.allocations, self.rank, running.call, &located)? {
                         Ok((mut job, how)) => {
                             self.last = Some(Ok(how));
-                            passage.kit.factors(&claims);
-                            job.prepare(&passage.kit, &mut self.scratch);
-                            passage.stage = Stage::Working(Box::new(job));
+                            running.kit.factors(&located);
+                            job.prepare(&running.kit, &mut self.scratch);
+                            running.phase = Phase::Working(Box::new(job));
                         }
                         Err(why) => {
                             self.last = Some(Err(why));
-                            passage.exposure = None;
-                            tiny.end_turn();
+                            running.exposure = None;
+                            exchange.end_turn();
                             return Ok(Step::Declined);
                         }
                     }
                 }
-                Stage::Working(job) => {
-                    // SAFETY: all have claimed, and the plan holds to what the module says of who touches what.
-                    if !unsafe { job.step(&passage.kit, &mut self.scratch) } {
+                Phase::Working(job) => {
+                    // SAFETY: all have said where their buffers lie, and the plan holds to what the module says of who touches what.
+                    if !unsafe { job.step(&running.kit, &mut self.scratch) } {
                         return Ok(Step::Works);
                     }
-                    let Stage::Working(job) = std::mem::replace(&mut passage.stage, Stage::Claiming) else {
+                    let Phase::Working(job) = std::mem::replace(&mut running.phase, Phase::Locating) else {
                         unreachable!("it is at work")
                     };
-                    passage.stage = Stage::Ending(job);
+                    running.phase = Phase::Ending(job);
                 }
-                Stage::Ending(job) => {
-                    if !tiny.exchange(passage.tag, &[]).map_err(Fault::Mismatch)? {
+                Phase::Ending(job) => {
+                    if !exchange.exchange(running.tag, &[]).map_err(Fault::Mismatch)? {
                         return Ok(Step::Waits);
                     }
-                    tiny.end_exchange();
-                    tiny.end_turn();
-                    passage.exposure = None;
+                    exchange.end_exchange();
+                    exchange.end_turn();
+                    running.exposure = None;
                     // SAFETY: everybody's work is over, so this rank's buffers are its own again.
                     unsafe { job.patch() };
                     return Ok(Step::Done);
@@ -268,7 +273,7 @@ impl Direct {
     }
 
     /// What this rank says of its buffers, and which pages that lets others write.
-    fn claim(&self, call: &Call) -> (Claim, Option<Exposure>) {
+    fn locations(&self, call: &Call) -> (BufferLocations, Option<Exposure>) {
         let Counts::Even(count) = call.counts else { unreachable!("only even counts are considered") };
         let block = count * call.data_type.size();
         let is_root = self.rank == call.root as usize;
@@ -282,44 +287,44 @@ impl Direct {
             Collective::AllGather => (Some(block), None),
             _ => (Some(all), None),
         };
-        let mut claim = Claim::default();
+        let mut locations = BufferLocations::default();
         if let ReduceOp::PremulSum(factor) = call.op {
-            claim.factor = factor;
+            locations.factor = factor;
         }
-        claim.is_in_place = call.placement == Placement::InPlace;
-        claim.is_on_gpu = call.gpus.is_some();
-        if claim.is_on_gpu {
-            return (claim, None);
+        locations.is_in_place = call.placement == Placement::InPlace;
+        locations.is_on_gpu = call.gpus.is_some();
+        if locations.is_on_gpu {
+            return (locations, None);
         }
         if let Some(len) = read {
-            claim.input = self.locate(plan::input_of(call), len).map(|(_, place)| place);
+            locations.input = self.locate(plan::input_of(call), len).map(|(_, place)| place);
         }
         let mut exposure = None;
         if let Some(len) = written
-            && let Some((window, place)) = self.locate(call.output, len)
+            && let Some((allocation, place)) = self.locate(call.output, len)
         {
-            let lease = window.own();
-            claim.output = Some(place);
-            claim.owns_last_page = place.offset as usize + len >= lease.used();
-            let pages = claim.pages_within(place, len);
+            let memory = allocation.own();
+            locations.output = Some(place);
+            locations.owns_last_page = place.offset as usize + len >= memory.used();
+            let pages = locations.pages_within(place, len);
             let (offset, len) = (place.offset as usize + pages.start, pages.len());
             let len = len.next_multiple_of(memory::page_size());
-            exposure = (len > 0).then(|| Exposure { lease: Arc::clone(lease), offset, len });
+            exposure = (len > 0).then(|| Exposure { memory: Arc::clone(memory), offset, len });
         }
-        (claim, exposure)
+        (locations, exposure)
     }
 
     /// The allocation in which memory lies, and where.
-    fn locate(&self, at: *const u8, len: usize) -> Option<(&Window, claim::Place)> {
-        self.windows.iter().find_map(|window| {
-            let offset = window.offset_of(at, len)?;
-            Some((&**window, claim::Place { window: window.id(), offset: offset as u64 }))
+    fn locate(&self, at: *const u8, len: usize) -> Option<(&Allocation, locations::Place)> {
+        self.allocations.iter().find_map(|allocation| {
+            let offset = allocation.offset_of(at, len)?;
+            Some((&**allocation, locations::Place { allocation: allocation.id(), offset: offset as u64 }))
         })
     }
 
     /// Whether a call may go this way, or why not, as text; nothing if there are no symmetric buffers.
     pub(crate) fn describe(&self, call: &Call) -> Option<String> {
-        if self.windows.is_empty() {
+        if self.allocations.is_empty() {
             return None;
         }
         let last = match &self.last {
@@ -328,19 +333,19 @@ impl Direct {
             Some(Err(why)) => format!("; the last call that asked did not: {why}"),
         };
         Some(if self.forced.covers(call) {
-            "not direct: KOLO_ALGO names an algorithm for this call".to_owned()
+            "not symmetric: KOLO_ALGO names an algorithm for this call".to_owned()
         } else if !self.long_enough(call) {
             let least = self.bytes_min(call.collective);
             format!(
-                "not direct: only some collectives with even counts, of {least} bytes or more (KOLO_DIRECT_BYTES)"
+                "not symmetric: only some collectives with even counts, of {least} bytes or more (KOLO_SYMMETRIC_BYTES)"
             )
         } else {
-            let (claim, _) = self.claim(call);
-            match plan::lacks(call, self.rank, &claim) {
-                Some(what) => format!("not direct: the {what} is not in a symmetric buffer{last}"),
+            let (locations, _) = self.locations(call);
+            match plan::lacks(call, self.rank, &locations) {
+                Some(what) => format!("not symmetric: the {what} is not in a symmetric buffer{last}"),
                 None => {
                     format!(
-                        "direct, without copies in between, if the other ranks' buffers are symmetric{last}"
+                        "symmetric: without copies in between, if the other ranks' buffers are symmetric{last}"
                     )
                 }
             }
@@ -348,14 +353,14 @@ impl Direct {
     }
 }
 
-impl Passage<'_> {
+impl SymmetricCall<'_> {
     /// Its turn.
     pub(crate) fn turn(&self) -> u64 {
         self.turn
     }
 }
 
-impl Drop for Passage<'_> {
+impl Drop for SymmetricCall<'_> {
     /// Gives a call up that is not over: when this returns, nobody else writes its buffers.
     fn drop(&mut self) {
         if let Some(exposure) = &self.exposure {
@@ -364,4 +369,4 @@ impl Drop for Passage<'_> {
     }
 }
 
-const _: () = assert!(CLAIM_BYTES <= kolo_transport::shm::FLAT_INLINE);
+const _: () = assert!(LOCATIONS_BYTES <= kolo_transport::shm::FLAT_INLINE);

@@ -1,12 +1,12 @@
-//! From everybody's claims to one rank's share of the work.
+//! From all ranks' locations to one rank's share of the work.
 
 use std::sync::Arc;
 
 use kolo_collectives::plan::{Collective, Placement};
 
 use super::Fault;
-use super::claim::{Claim, Place};
-use super::memory::Window;
+use super::locations::{BufferLocations, Place};
+use super::memory::Allocation;
 use super::work::{Item, Job};
 use crate::call::{Call, Counts};
 
@@ -24,7 +24,7 @@ pub(super) fn input_of(call: &Call) -> *const u8 {
 }
 
 /// Which buffer of a rank would have to be symmetric and is not.
-pub(super) fn lacks(call: &Call, rank: usize, claim: &Claim) -> Option<&'static str> {
+pub(super) fn lacks(call: &Call, rank: usize, locations: &BufferLocations) -> Option<&'static str> {
     let is_root = rank == call.root as usize;
     let (input, output) = match call.collective {
         Collective::AllReduce => (true, true),
@@ -33,7 +33,7 @@ pub(super) fn lacks(call: &Call, rank: usize, claim: &Claim) -> Option<&'static 
         Collective::Broadcast | Collective::Scatter => (is_root, false),
         _ => (true, false),
     };
-    match (input && claim.input.is_none(), output && claim.output.is_none()) {
+    match (input && locations.input.is_none(), output && locations.output.is_none()) {
         (true, _) => Some("input"),
         (_, true) => Some("output"),
         _ => None,
@@ -42,34 +42,34 @@ pub(super) fn lacks(call: &Call, rank: usize, claim: &Claim) -> Option<&'static 
 
 /// This rank's share of a call, and how it is shared out; or why the call goes another way. All ranks decide alike.
 pub(super) fn plan(
-    windows: &[Arc<Window>],
+    allocations: &[Arc<Allocation>],
     rank: usize,
     call: &Call,
-    claims: &[Claim],
+    located: &[BufferLocations],
 ) -> Result<Result<(Job, &'static str), String>, Fault> {
-    for (member, claim) in claims.iter().enumerate() {
-        if claim.is_on_gpu {
+    for (member, locations) in located.iter().enumerate() {
+        if locations.is_on_gpu {
             return Ok(Err(format!("rank {member}'s memory is a GPU's")));
         }
-        if let Some(what) = lacks(call, member, claim) {
+        if let Some(what) = lacks(call, member, locations) {
             return Ok(Err(format!("rank {member}'s {what} is not in a symmetric buffer")));
         }
-        if call.collective == Collective::AllToAll && claim.is_in_place {
+        if call.collective == Collective::AllToAll && locations.is_in_place {
             return Ok(Err(format!("rank {member} calls it in place")));
         }
     }
     let Counts::Even(count) = call.counts else { unreachable!("only even counts are considered") };
     let block = count * call.data_type.size();
-    let mut planner = Planner { windows, rank, call, claims, block, job: Job::default() };
+    let mut planner = Planner { allocations, rank, call, located, block, job: Job::default() };
     let how = planner.run()?;
     Ok(Ok((planner.job, how)))
 }
 
 struct Planner<'a> {
-    windows: &'a [Arc<Window>],
+    allocations: &'a [Arc<Allocation>],
     rank: usize,
     call: &'a Call,
-    claims: &'a [Claim],
+    located: &'a [BufferLocations],
     /// Bytes of the vector, or of one rank's block.
     block: usize,
     job: Job,
@@ -78,7 +78,7 @@ struct Planner<'a> {
 impl Planner<'_> {
     fn run(&mut self) -> Result<&'static str, Fault> {
         let (rank, root, members, block) =
-            (self.rank, self.call.root as usize, self.claims.len(), self.block);
+            (self.rank, self.call.root as usize, self.located.len(), self.block);
         let others = (1..=members).map(|step| (rank + step) % members);
         match self.call.collective {
             Collective::AllReduce => {
@@ -113,8 +113,8 @@ impl Planner<'_> {
             }
             Collective::Broadcast => {
                 let from = self.input(root, 0)?;
-                if self.claims.iter().all(|claim| claim.output.is_some()) {
-                    let is_in_place = self.claims[root].is_in_place;
+                if self.located.iter().all(|locations| locations.output.is_some()) {
+                    let is_in_place = self.located[root].is_in_place;
                     let to: Vec<usize> =
                         (0..members).filter(|member| *member != root || !is_in_place).collect();
                     self.share(&[from], &to)?;
@@ -132,14 +132,14 @@ impl Planner<'_> {
     /// This rank's slice, from the sources to the outputs of the members `to`. What is not in pages of its own at each of
     /// these, every one of them computes for itself, aside, and puts there at the end: others read it until then.
     fn share(&mut self, sources: &[*const u8], to: &[usize]) -> Result<(), Fault> {
-        let (members, block) = (self.claims.len(), self.block);
+        let (members, block) = (self.located.len(), self.block);
         let mut pages = 0..block;
         let mut targets = Vec::new();
         for member in to {
-            let claim = &self.claims[*member];
-            let Some(place) = claim.output else { return Err(Fault::Corrupt { member: *member }) };
+            let locations = &self.located[*member];
+            let Some(place) = locations.output else { return Err(Fault::Corrupt { member: *member }) };
             targets.push(self.resolve(*member, place, block)?);
-            let own = claim.pages_within(place, block);
+            let own = locations.pages_within(place, block);
             pages = pages.start.max(own.start)..pages.end.min(own.end);
         }
         let start = pages.start.next_multiple_of(GRAIN);
@@ -166,22 +166,23 @@ impl Planner<'_> {
 
     /// All members' input blocks of an index.
     fn inputs(&mut self, index: usize) -> Result<Vec<*const u8>, Fault> {
-        (0..self.claims.len()).map(|member| self.input(member, index)).collect()
+        (0..self.located.len()).map(|member| self.input(member, index)).collect()
     }
 
     /// Block `index` of a member's input.
     fn input(&mut self, member: usize, index: usize) -> Result<*const u8, Fault> {
-        let Some(place) = self.claims[member].input else { return Err(Fault::Corrupt { member }) };
+        let Some(place) = self.located[member].input else { return Err(Fault::Corrupt { member }) };
         let at = self.resolve(member, place, (index + 1) * self.block)?;
         Ok(at.wrapping_add(index * self.block).cast_const())
     }
 
     fn resolve(&mut self, member: usize, place: Place, len: usize) -> Result<*mut u8, Fault> {
-        let window = self.windows.binary_search_by_key(&place.window, |window| window.id());
-        let window = window.ok().map(|index| &self.windows[index]);
-        let at = window.and_then(|window| window.at(member, place.offset, len));
-        let (Some(window), Some(at)) = (window, at) else { return Err(Fault::Corrupt { member }) };
-        self.job.keep(window);
+        let allocation =
+            self.allocations.binary_search_by_key(&place.allocation, |allocation| allocation.id());
+        let allocation = allocation.ok().map(|index| &self.allocations[index]);
+        let at = allocation.and_then(|allocation| allocation.at(member, place.offset, len));
+        let (Some(allocation), Some(at)) = (allocation, at) else { return Err(Fault::Corrupt { member }) };
+        self.job.keep(allocation);
         Ok(at)
     }
 

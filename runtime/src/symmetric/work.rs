@@ -1,11 +1,11 @@
-//! A rank's share of a direct call, done piece by piece.
+//! A rank's share of a call on symmetric buffers, done piece by piece.
 
 use std::sync::Arc;
 
 use kolo_transport::shm::copy_streaming;
 
-use super::claim::Claim;
-use super::memory::Window;
+use super::locations::BufferLocations;
+use super::memory::Allocation;
 use crate::call::{Call, reduces};
 use crate::reduce::{Combine, divide, scale, tree};
 use crate::types::{DataType, ReduceOp};
@@ -13,10 +13,8 @@ use crate::types::{DataType, ReduceOp};
 /// Bytes of each buffer between two looks at abort and deadline: some tens of microseconds.
 const PIECE_BYTES: usize = 128 << 10;
 
-/// Bytes of each buffer handled at a time: what was reduced is still in the first-level cache when it is copied to the
-/// other outputs. Measured with 64 MiB and 2 / 4 / 8 ranks, ms, one run: 4 KiB 3.47 / 8.1 / 18.5, 8 KiB 3.47 / 8.4 / 19.2,
-/// 16 KiB 3.47 / 8.8 / 19.0; a second run differed by as much with 8 ranks. Prefetching the next block of all sources
-/// was a sixth to a third slower with each.
+/// Bytes of each buffer handled at a time: a reduced block is still in the first-level cache when it is copied to the other
+/// outputs. See docs/tuning.md, "Symmetric buffers beside private ones".
 const BLOCK_BYTES: usize = 4 << 10;
 
 /// Calls that touch at least so much memory write what they have not read with streaming stores, as the transport does.
@@ -47,10 +45,10 @@ impl Kit {
         }
     }
 
-    /// Takes the members' factors from their claims.
-    pub(super) fn factors(&mut self, claims: &[Claim]) {
+    /// Takes the members' factors from what they told.
+    pub(super) fn factors(&mut self, located: &[BufferLocations]) {
         if self.is_premultiplied {
-            self.factors = claims.iter().map(|claim| claim.factor).collect();
+            self.factors = located.iter().map(|locations| locations.factor).collect();
         }
     }
 }
@@ -88,14 +86,14 @@ pub(super) struct Job {
     /// Where what is patched in waits.
     aside: Vec<u8>,
     /// Keeps the mappings.
-    windows: Vec<Arc<Window>>,
+    allocations: Vec<Arc<Allocation>>,
 }
 
 impl Job {
     /// Keeps an allocation mapped until the job is gone.
-    pub(super) fn keep(&mut self, window: &Arc<Window>) {
-        if !self.windows.iter().any(|kept| Arc::ptr_eq(kept, window)) {
-            self.windows.push(Arc::clone(window));
+    pub(super) fn keep(&mut self, allocation: &Arc<Allocation>) {
+        if !self.allocations.iter().any(|kept| Arc::ptr_eq(kept, allocation)) {
+            self.allocations.push(Arc::clone(allocation));
         }
     }
 

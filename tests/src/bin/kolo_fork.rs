@@ -5,7 +5,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use kolo::{
-    Cluster, Collective, Communicator, Config, DataType, Error, RawCall, ReduceOp, Result, Symmetric,
+    Cluster, Collective, Communicator, Config, DataType, Error, RawCall, ReduceOp, Result, SymmetricBuffer,
 };
 
 /// Seconds after which the system ends a child that hangs.
@@ -124,7 +124,7 @@ fn refused_calls(comm: &Communicator, work: kolo::Work<Vec<u32>>) {
     refused("split", comm.split(Some(1), 0));
     refused("group", comm.group(&[0, 1, 2]));
     refused("duplicate", comm.duplicate(Config::default()));
-    refused("alloc", comm.alloc::<u8>(10).map(|memory: Symmetric<u8>| memory.len()));
+    refused("alloc", comm.alloc::<u8>(10).map(|memory: SymmetricBuffer<u8>| memory.len()));
     refused("register", comm.register(vec![0_u8; 10]));
     refused("explain", comm.explain(&call));
     refused("error", comm.error().map_or(Ok(()), Err));

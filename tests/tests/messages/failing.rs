@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kolo::{Cluster, Config, Error};
+use kolo::{Cluster, Error};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::{Gate, bounded};
 
@@ -39,7 +39,8 @@ fn a_tagged_message_that_does_not_fit() {
 fn a_message_to_oneself_that_nobody_sends_or_receives() {
     for arrangement in Arrangement::ALL {
         bounded(&format!("{arrangement:?}"), move || {
-            let limits = |rank| Config { timeout: Duration::from_millis(400), ..arrangement.config(rank) };
+            let limits =
+                |rank| arrangement.config(rank).with(|config| config.timeout = Duration::from_millis(400));
             let received = Cluster::with_configs(2, limits, |comm| {
                 let own = comm.rank();
                 if own == 0 { comm.recv(&mut [0_u8; 24], own) } else { comm.send(&vec![0_u8; 40 << 20], own) }
@@ -82,9 +83,10 @@ fn a_time_out_says_where_the_other_rank_is() {
     for arrangement in Arrangement::ALL {
         for impatient in 0..2 {
             bounded(&format!("{arrangement:?}, rank {impatient}"), move || {
-                let config = |rank| Config {
-                    timeout: Duration::from_secs(if rank == impatient { 2 } else { 30 }),
-                    ..arrangement.config(rank)
+                let config = |rank| {
+                    arrangement.config(rank).with(|config| {
+                        config.timeout = Duration::from_secs(if rank == impatient { 2 } else { 30 })
+                    })
                 };
                 let attempt = || {
                     let errors = Cluster::with_configs(2, config, |comm| {

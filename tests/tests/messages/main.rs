@@ -37,5 +37,5 @@ fn contents(from: u32, tag: u32, number: usize, len: usize) -> Vec<u32> {
     (0..len as u32).map(|i| i ^ from << 28 ^ tag << 20 ^ (number as u32) << 12).collect()
 }
 
-/// Lengths on both sides of what travels in a cell, in one piece, in many, and (for shared memory) as an offer.
+/// Lengths on both sides of what travels in a cell, in one piece, in many, and (for shared memory) by rendezvous.
 const LENGTHS: [usize; 6] = [0, 1, 30, 5_000, 100_000, 600_000];

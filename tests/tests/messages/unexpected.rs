@@ -10,7 +10,12 @@ use crate::everywhere_with;
 
 #[test]
 fn unexpected_messages_are_bounded() {
-    let small = |config| Config { unexpected_bytes: 100_000, timeout: Duration::from_secs(2), ..config };
+    let small = |config: Config| {
+        config.with(|config| {
+            config.unexpected_bytes = 100_000;
+            config.timeout = Duration::from_secs(2);
+        })
+    };
     for arrangement in Arrangement::ALL {
         bounded(&format!("{arrangement:?}"), move || {
             let gate = Gate::new(2);
@@ -43,7 +48,7 @@ fn unexpected_messages_are_bounded() {
 fn room_for_unexpected_messages_comes_back() {
     everywhere_with(
         2,
-        |config| Config { unexpected_bytes: 100_000, ..config },
+        |config: Config| config.with(|config| config.unexpected_bytes = 100_000),
         |comm| {
             for round in 0..20_u8 {
                 if comm.rank() == 0 {
@@ -74,7 +79,12 @@ fn room_for_unexpected_messages_comes_back() {
 fn room_that_comes_back_serves_those_who_wait() {
     everywhere_with(
         2,
-        |config| Config { unexpected_bytes: 100_000, timeout: Duration::from_secs(10), ..config },
+        |config: Config| {
+            config.with(|config| {
+                config.unexpected_bytes = 100_000;
+                config.timeout = Duration::from_secs(10);
+            })
+        },
         |comm| {
             if comm.rank() == 0 {
                 let sends: Vec<_> = (0..4)
@@ -109,7 +119,7 @@ fn long_messages_take_their_place() {
     let bytes = if in_guest() { 16 << 20 } else { 320 << 20 };
     for arrangement in [Arrangement::Shm, Arrangement::Tcp] {
         within(Duration::from_secs(60), &format!("{arrangement:?}"), move || {
-            let small = |config| Config { unexpected_bytes: 1 << 20, ..config };
+            let small = |config: Config| config.with(|config| config.unexpected_bytes = 1 << 20);
             arrangement.run_with(2, small, |comm| {
                 let other = 1 - comm.rank();
                 let recv = comm.recv_tagged_start(vec![0_u8; bytes], other, 5).expect("started");

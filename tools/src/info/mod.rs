@@ -117,12 +117,11 @@ fn transports(config: &Config, probe: bool) -> Vec<Transport> {
 }
 
 fn try_out(config: &Config, kind: TransportKind) -> Result<String> {
-    let config = Config {
-        transports: Transports::Only(vec![kind]),
-        timeout: PROBE_LIMIT,
-        join_timeout: PROBE_LIMIT,
-        ..config.clone()
-    };
+    let config = config.clone().with(|config| {
+        config.transports = Transports::Only(vec![kind]);
+        config.timeout = PROBE_LIMIT;
+        config.join_timeout = PROBE_LIMIT;
+    });
     let results = Cluster::with_config(2, &config, |comm| {
         comm.barrier()?;
         let began = Instant::now();

@@ -19,6 +19,7 @@ ranks_per_host = 8
 
 [model]
 nic_bytes_per_second = 25e9      # of a host, each direction, shared by its ranks
+nic_message_seconds = 0.05e-6    # of a host, for each message, at each end
 memory_bytes_per_second = 100e9  # of a host, shared by its ranks
 move_bytes_per_second = 20e9     # of messages inside a host, of a processor, in or out
 reduce_bytes_per_second = 20e9   # of a rank

@@ -204,11 +204,9 @@ fn simulate_one(
             "Or simulate less",
         ));
     }
-    let tables = first.stage.iter().flat_map(|stage| &stage.rounds).map(|round| size_of_val(&**round));
-    let plan_bytes: usize = first.lanes.iter().map(|lane| size_of_val(&**lane)).chain(tables).sum();
-    let (timing, plans) = if plan_bytes.saturating_mul(task.world_size as usize) <= MAX_PLAN_BYTES {
-        let mut plans = vec![first];
-        plans.extend((1..task.world_size).map(|rank| choice.algorithm.plan(&task, rank)));
+    let plans_bytes = plans_bytes(&first);
+    let (timing, plans) = if plans_bytes <= MAX_PLAN_BYTES {
+        let plans = choice.algorithm.plans(&task);
         let shapes: Vec<_> = plans.iter().map(|plan| call.shape(plan)).collect();
         let timing = simulate(&plans, &shapes, &cluster).map_err(|violation| {
             CliError::failure(
@@ -225,7 +223,7 @@ fn simulate_one(
                 "{} on {} ranks has {} of steps in all, more than the {} that a simulation may take",
                 choice.algorithm,
                 task.world_size,
-                human_bytes(plan_bytes as f64 * f64::from(task.world_size)),
+                human_bytes(plans_bytes as f64),
                 human_bytes(MAX_PLAN_BYTES as f64)
             ),
             "Simulate fewer ranks, one rank per host, or an algorithm with fewer steps, for example --algo circulant",
@@ -238,6 +236,17 @@ fn simulate_one(
         timing,
         plans,
     })
+}
+
+/// Bytes of the plans of all ranks, by those of one of them. The members of a stage share a table.
+fn plans_bytes(first: &Plan) -> usize {
+    let ranks = first.world_size as usize;
+    let steps: usize = first.lanes.iter().map(|lane| size_of_val(&**lane)).sum();
+    let table = first.stage.as_ref().map_or(0, |stage| {
+        let bytes: usize = stage.rounds.iter().map(|round| size_of_val(&**round)).sum();
+        bytes.saturating_mul(ranks.div_ceil(stage.members.len()))
+    });
+    steps.saturating_mul(ranks).saturating_add(table)
 }
 
 /// Whether rank r does to rank r + d what rank 0 does to rank d: then one rank stands for all.

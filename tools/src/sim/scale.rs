@@ -70,12 +70,9 @@ pub(super) fn page() -> Result<String> {
 /// A network of so many gigabits per second, all of which one rank can use.
 fn model(gigabits: u32) -> Model {
     let bytes_per_second = f64::from(gigabits) * 1e9 / 8.0;
-    let class = if gigabits <= 10 { LinkClass::TCP } else { LinkClass::RDMA };
-    Model {
-        inter: LinkClass { bytes_per_second, ..class },
-        nic_bytes_per_second: bytes_per_second,
-        ..Model::TCP
-    }
+    let model = if gigabits <= 10 { Model::TCP } else { Model::RDMA };
+    let inter = LinkClass { bytes_per_second, ..model.inter };
+    Model { inter, nic_bytes_per_second: bytes_per_second, ..model }
 }
 
 fn cell(collective: Collective, bytes: u64, ranks: u32, gigabits: u32) -> Result<String> {

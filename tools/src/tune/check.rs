@@ -5,7 +5,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use kolo::{Collective, Communicator, Config, DataType, RawCall, ReduceOp};
+use kolo::{Collective, Communicator, Config, DataType, RawCall, ReduceOp, Route};
 use kolo_collectives::model::Model;
 use kolo_collectives::plan::{Placement, Plan};
 use kolo_collectives::select::{Order, select};
@@ -26,7 +26,7 @@ const ROUNDS: usize = 5;
 const HOPELESS: f64 = 8.0;
 
 /// What is timed beside the algorithms: the exchange inside a host that needs no plan.
-pub(super) const TINY: &str = "tiny";
+pub(super) const EXCHANGE: &str = "exchange";
 
 /// The collectives that are checked.
 pub(super) const COLLECTIVES: [Collective; 5] = [
@@ -78,20 +78,20 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
     if is_in_place(collective) {
         task.placement = Placement::InPlace;
     }
-    if comm.routes().iter().all(|route| route.transport == "shm") {
+    if comm.routes().iter().all(Route::shares_memory) {
         task = task.with_stages();
     }
     let with = |config: Config| -> Result<Communicator> { Ok(comm.duplicate(config)?) };
     let mut candidates = Vec::new();
     for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| algorithm.supports(&task).is_ok()) {
         let algorithms = format!("{collective}:{algorithm}");
-        let forced = with(Config { algorithms, ..comm.config().clone() })?;
+        let forced = with(comm.config().clone().with(|config| config.algorithms = algorithms))?;
         candidates.push((algorithm.name().to_owned(), Some(algorithm), forced));
     }
     let mut buffers = Buffers::new(SIZES[SIZES.len() - 1]);
-    let tiny = with(Config { tiny_bytes: Some(1 << 30), ..comm.config().clone() })?;
-    if chosen(&tiny, collective, SIZES[0], &buffers)? == TINY {
-        candidates.push((TINY.to_owned(), None, tiny));
+    let by_exchange = with(comm.config().clone().with(|config| config.exchange_bytes = Some(1 << 30)))?;
+    if chosen(&by_exchange, collective, SIZES[0], &buffers)? == EXCHANGE {
+        candidates.push((EXCHANGE.to_owned(), None, by_exchange));
     }
     let mut points = Vec::new();
     for bytes in SIZES {

@@ -242,7 +242,11 @@ fn take_part(part: Part, args: &TuneArgs, file: &Path) -> Result<ExitCode> {
     let environment = Config::from_env()?;
     // Constants that are checked are those in force; those that are measured come from nowhere else.
     let profile = environment.profile.clone().filter(|_| part == Part::Check);
-    let comm = join(Config { transports, algorithms: String::new(), profile, ..environment })?;
+    let comm = join(environment.with(|config| {
+        config.transports = transports;
+        config.algorithms = String::new();
+        config.profile = profile;
+    }))?;
     match part {
         Part::Pair => leave(&comm, file, &probe::pair(&comm)?)?,
         Part::Crowd => leave(&comm, file, &probe::crowd(&comm)?)?,

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use kolo::{Collective, Communicator, Config};
+use kolo::{Collective, Communicator};
 use kolo_collectives::caches::{FIRST_BYTES, POINTS};
 use kolo_collectives::{Algorithm, Task};
 use serde::{Deserialize, Serialize};
@@ -58,9 +58,12 @@ pub(crate) struct Crowd {
     pub seconds: [Option<f64>; FORMS.len()],
 }
 
-/// The same ranks with an algorithm of their own, and without the tiny path: what is measured are messages.
+/// The same ranks with an algorithm of their own, and without the exchange: what is measured are messages.
 fn forced(comm: &Communicator, algorithm: &str) -> Result<Communicator> {
-    let config = Config { algorithms: algorithm.to_owned(), tiny_bytes: Some(0), ..comm.config().clone() };
+    let config = comm.config().clone().with(|config| {
+        config.algorithms = algorithm.to_owned();
+        config.exchange_bytes = Some(0);
+    });
     Ok(comm.duplicate(config)?)
 }
 

@@ -197,7 +197,7 @@ impl Compared<'_> {
     }
 }
 
-/// Simulates what was measured. The tiny path has no plan, so that there is nothing to simulate.
+/// Simulates what was measured. The exchange has no plan, so there is nothing to simulate.
 fn compare(case: &Case) -> Vec<Compared<'_>> {
     let simulated = |point: &Point, algorithm: Algorithm| {
         // Of blocks, one element each at least is what is called with.

@@ -1,6 +1,6 @@
 //! The decision between the ways: its rules, and the questions that they ask.
 
-use super::path::{DmaBuf, Flush, Path, Plan, Refused, Ruled, Wish};
+use super::path::{DmaBuf, Flush, Mode, Path, Plan, Refused, Ruled};
 
 /// What the drivers of a GPU and of the adapter beside it say. An error is a reason in plain words.
 pub trait Drivers {
@@ -48,9 +48,9 @@ pub trait Drivers {
 ///
 /// # Errors
 /// If the adapter is required to reach the memory, and cannot.
-pub fn decide(wish: Wish, drivers: &dyn Drivers) -> Result<Plan, Refused> {
+pub fn decide(mode: Mode, drivers: &dyn Drivers) -> Result<Plan, Refused> {
     let mut ruled_out = Vec::new();
-    if wish == Wish::Off {
+    if mode == Mode::Off {
         ruled_out.push(Ruled { way: "direct", because: "KOLO_GDR=off".to_owned() });
         return Ok(staged(ruled_out));
     }
@@ -67,9 +67,9 @@ pub fn decide(wish: Wish, drivers: &dyn Drivers) -> Result<Plan, Refused> {
             Err(because) => ruled_out.push(Ruled { way: "peer memory", because }),
         }
     }
-    match wish {
-        Wish::Require => Err(Refused { ruled_out }),
-        Wish::Auto | Wish::Off => Ok(staged(ruled_out)),
+    match mode {
+        Mode::Require => Err(Refused { ruled_out }),
+        Mode::Auto | Mode::Off => Ok(staged(ruled_out)),
     }
 }
 
@@ -149,15 +149,15 @@ mod tests {
         }
     }
 
-    fn taken(wish: Wish, table: &Fake) -> (Path, Flush, String) {
-        let plan = decide(wish, table).expect("not refused");
+    fn taken(mode: Mode, table: &Fake) -> (Path, Flush, String) {
+        let plan = decide(mode, table).expect("not refused");
         (plan.path, plan.flush, plan.to_string())
     }
 
     #[test]
     fn dma_bufs_come_first() {
-        for wish in [Wish::Auto, Wish::Require] {
-            let (path, flush, text) = taken(wish, &Fake::default());
+        for mode in [Mode::Auto, Mode::Require] {
+            let (path, flush, text) = taken(mode, &Fake::default());
             assert_eq!((path, flush), (Path::DmaBuf(DmaBuf::Plain), Flush::Driver));
             assert_eq!(text, "dma-buf; flushed by the GPU's driver");
         }
@@ -166,18 +166,18 @@ mod tests {
     #[test]
     fn coherent_gpus_are_mapped_for_pcie_where_the_driver_can() {
         let table = Fake { coherent: true, ..Fake::default() };
-        assert_eq!(taken(Wish::Auto, &table).0, Path::DmaBuf(DmaBuf::Pcie));
+        assert_eq!(taken(Mode::Auto, &table).0, Path::DmaBuf(DmaBuf::Pcie));
         let table = Fake { no_export_for_pcie: true, ..table };
-        assert_eq!(taken(Wish::Auto, &table).0, Path::DmaBuf(DmaBuf::Plain));
+        assert_eq!(taken(Mode::Auto, &table).0, Path::DmaBuf(DmaBuf::Plain));
         let table = Fake { no_export_for_pcie: true, ..Fake::default() };
-        assert_eq!(taken(Wish::Auto, &table).0, Path::DmaBuf(DmaBuf::Plain), "nobody asked for it");
+        assert_eq!(taken(Mode::Auto, &table).0, Path::DmaBuf(DmaBuf::Plain), "nobody asked for it");
     }
 
     #[test]
     fn flushing_is_left_out_only_where_writes_are_ordered() {
         let ordered = Fake { ordered: true, no_flush: true, ..Fake::default() };
-        assert_eq!(taken(Wish::Auto, &ordered).1, Flush::NotNeeded);
-        let (_, flush, text) = taken(Wish::Auto, &Fake { no_flush: true, ..Fake::default() });
+        assert_eq!(taken(Mode::Auto, &ordered).1, Flush::NotNeeded);
+        let (_, flush, text) = taken(Mode::Auto, &Fake { no_flush: true, ..Fake::default() });
         assert_eq!((flush, text.as_str()), (Flush::ReadBack, "dma-buf; flushed by reading back"));
     }
 
@@ -191,8 +191,8 @@ mod tests {
                 "old driver",
             ),
         ] {
-            for wish in [Wish::Auto, Wish::Require] {
-                let (path, flush, text) = taken(wish, &table);
+            for mode in [Mode::Auto, Mode::Require] {
+                let (path, flush, text) = taken(mode, &table);
                 assert_eq!((path, flush), (Path::PeerMemory, Flush::Driver));
                 assert!(text.starts_with("peer memory; ") && text.ends_with(reason), "{text}");
             }
@@ -210,10 +210,10 @@ mod tests {
             ),
         ];
         for (table, reasons) in cases {
-            let (path, flush, text) = taken(Wish::Auto, &table);
+            let (path, flush, text) = taken(Mode::Auto, &table);
             assert_eq!((path, flush), (Path::Staged, Flush::NotNeeded));
             assert_eq!(text, format!("staged through pinned host memory; {reasons}"));
-            let text = decide(Wish::Require, &table).expect_err("refused").to_string();
+            let text = decide(Mode::Require, &table).expect_err("refused").to_string();
             assert_eq!(
                 text,
                 format!("KOLO_GDR=require, and the adapter cannot reach the GPU's memory; {reasons}")
@@ -223,14 +223,14 @@ mod tests {
 
     #[test]
     fn off_is_off() {
-        let (path, _, text) = taken(Wish::Off, &Fake::default());
+        let (path, _, text) = taken(Mode::Off, &Fake::default());
         assert_eq!(
             (path, text.as_str()),
             (Path::Staged, "staged through pinned host memory; not direct: KOLO_GDR=off")
         );
-        for wish in [Wish::Auto, Wish::Require, Wish::Off] {
-            assert_eq!(wish.to_string().parse(), Ok(wish));
+        for mode in [Mode::Auto, Mode::Require, Mode::Off] {
+            assert_eq!(mode.to_string().parse(), Ok(mode));
         }
-        assert_eq!("on".parse::<Wish>(), Err("auto, require or off"));
+        assert_eq!("on".parse::<Mode>(), Err("auto, require or off"));
     }
 }

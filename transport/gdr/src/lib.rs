@@ -30,4 +30,4 @@ pub use copies::Copies;
 pub use cuda::Cuda;
 pub use decide::{Drivers, decide};
 pub use gpu::{Allocation, DeviceRange, Driver, Gpu, Owner, Pinned};
-pub use path::{DmaBuf, Flush, Path, Plan, Refused, Ruled, Wish};
+pub use path::{DmaBuf, Flush, Mode, Path, Plan, Refused, Ruled};

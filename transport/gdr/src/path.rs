@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// What the user wants: `KOLO_GDR`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Wish {
+pub enum Mode {
     /// The best that works.
     #[default]
     Auto,
@@ -15,7 +15,7 @@ pub enum Wish {
     Off,
 }
 
-impl FromStr for Wish {
+impl FromStr for Mode {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -28,7 +28,7 @@ impl FromStr for Wish {
     }
 }
 
-impl fmt::Display for Wish {
+impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Auto => "auto",

@@ -4,7 +4,7 @@ use std::ffi::{CString, OsStr, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use kolo_gdr::{Copies, Cuda, DmaBuf, Driver, Drivers, Flush, Owner, Path, Wish, decide};
+use kolo_gdr::{Copies, Cuda, DmaBuf, Driver, Drivers, Flush, Mode, Owner, Path, decide};
 
 /// Beside the test program, where cargo builds examples.
 fn stand_in() -> PathBuf {
@@ -47,7 +47,7 @@ fn allocate(bytes: usize, managed: bool) -> *mut u8 {
 fn a_driver_is_asked() {
     let cuda = Cuda::open(0, Some(stand_in().as_os_str()), Ok(()));
     assert_eq!(cuda.driver(), Ok(()));
-    let plan = decide(Wish::Require, &cuda).expect("not refused");
+    let plan = decide(Mode::Require, &cuda).expect("not refused");
     assert_eq!((plan.path, plan.flush), (Path::DmaBuf(DmaBuf::Plain), Flush::Driver));
     assert!(cuda.wants_pcie() && cuda.exports(DmaBuf::Pcie).expect_err("too old").contains("12.8"));
 }
@@ -123,20 +123,20 @@ fn copies_are_done_when_their_mark_comes_back() {
 #[test]
 fn adapters_that_take_none_are_a_reason() {
     let cuda = Cuda::open(0, Some(stand_in().as_os_str()), Err("rxe0 takes no dma-bufs".into()));
-    let plan = decide(Wish::Auto, &cuda).expect("not refused");
+    let plan = decide(Mode::Auto, &cuda).expect("not refused");
     assert!(plan.to_string().contains("not dma-buf: rxe0 takes no dma-bufs"), "{plan}");
 }
 
 #[test]
 fn no_driver_and_no_such_gpu_are_reasons() {
     let missing = Cuda::open(0, Some(OsStr::new("libnothing-cuda.so.1")), Ok(()));
-    let plan = decide(Wish::Auto, &missing).expect("not refused");
+    let plan = decide(Mode::Auto, &missing).expect("not refused");
     assert_eq!(
         plan.to_string(),
         "staged through pinned host memory; not direct: libnothing-cuda.so.1 cannot be loaded: no GPU's driver is \
          installed"
     );
-    assert!(decide(Wish::Require, &missing).is_err());
+    assert!(decide(Mode::Require, &missing).is_err());
     assert!(Driver::load(Some(OsStr::new("libnothing-cuda.so.1"))).is_err());
 
     let second = Cuda::open(1, Some(stand_in().as_os_str()), Ok(()));

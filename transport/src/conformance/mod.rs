@@ -18,11 +18,11 @@
 mod allocator;
 mod failure;
 mod flow;
-mod look_ahead;
 mod message;
 mod messages;
 mod namespaces;
 mod pattern;
+mod probing;
 mod processes;
 mod sabotage;
 mod stage;
@@ -135,14 +135,14 @@ cases! {
         peer_lost_is_for_ever,
         done_sends_survive_their_sender,
     }
-    look_ahead {
+    probing {
         receives_that_do_not_fit_come_back,
         another_length_comes_back_too,
         messages_can_be_matched_by_tag,
-        a_watched_message_is_told_and_stays,
-        a_watch_can_be_taken_back,
-        a_watch_keeps_the_owner_awake,
-        a_watch_outlives_its_peer,
+        a_probed_message_is_told_and_stays,
+        a_probe_can_be_taken_back,
+        a_probe_keeps_the_owner_awake,
+        a_probe_outlives_its_peer,
     }
     waiting {
         sleepers_wake_by_descriptor,
@@ -175,8 +175,8 @@ macro_rules! conformance {
             mismatched_tag mismatched_length abort_gives_all_memory_back abandon_concerns_one_peer
             peer_lost_in_the_middle peer_lost_is_for_ever done_sends_survive_their_sender
             receives_that_do_not_fit_come_back another_length_comes_back_too messages_can_be_matched_by_tag
-            a_watched_message_is_told_and_stays a_watch_can_be_taken_back a_watch_keeps_the_owner_awake
-            a_watch_outlives_its_peer
+            a_probed_message_is_told_and_stays a_probe_can_be_taken_back a_probe_keeps_the_owner_awake
+            a_probe_outlives_its_peer
             sleepers_wake_by_descriptor sleepers_wake_by_word sleepers_wake_for_room
             sleepers_wake_by_any_of_many_channels
             idle_ends_do_not_hold_up_sleep

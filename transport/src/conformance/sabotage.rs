@@ -118,8 +118,8 @@ impl Endpoint for Sabotaged {
         unsafe { self.inner.post_recv(on, tag, dst, token) }
     }
 
-    fn looks_ahead(&self) -> bool {
-        self.inner.looks_ahead()
+    fn can_probe(&self) -> bool {
+        self.inner.can_probe()
     }
 
     unsafe fn post_recv_if(
@@ -141,12 +141,12 @@ impl Endpoint for Sabotaged {
         self.inner.stage_mut()
     }
 
-    fn watch(&mut self, on: Channel) -> Result<(), Error> {
-        self.inner.watch(on)
+    fn probe(&mut self, on: Channel) -> Result<(), Error> {
+        self.inner.probe(on)
     }
 
-    fn unwatch(&mut self, on: Channel) {
-        self.inner.unwatch(on);
+    fn cancel_probe(&mut self, on: Channel) {
+        self.inner.cancel_probe(on);
     }
 
     fn look_for(&mut self, peer: u32) -> Result<(), Error> {

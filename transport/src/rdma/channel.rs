@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use kolo_verbs::{Access, PinnedBuffer};
 
-use super::movers::Movers;
+use super::device_copiers::DeviceCopiers;
 use super::progress::Hands;
 use super::registrations::Use;
 use super::small;
@@ -78,7 +78,7 @@ pub(super) struct SendOp {
     /// How often it was looked at without a grant.
     pub(super) stalled: u32,
     /// If some of its memory may be such that the processor cannot look at it.
-    pub(super) movers: Option<Arc<Movers>>,
+    pub(super) device_copiers: Option<Arc<DeviceCopiers>>,
 }
 
 /// What a received message goes into.
@@ -115,7 +115,7 @@ pub(super) struct RecvOp {
     /// Bytes that have arrived.
     pub(super) filled: usize,
     /// As for a send.
-    pub(super) movers: Option<Arc<Movers>>,
+    pub(super) device_copiers: Option<Arc<DeviceCopiers>>,
     /// Why some of it could not be put where it belongs.
     pub(super) failed: Option<crate::error::Error>,
 }
@@ -183,7 +183,7 @@ pub(super) struct Chan {
     /// A long message that the peer is to be told is not wanted.
     pub(super) refuse: Option<u16>,
     /// Whether the owner wants to know of the next message though nothing is posted.
-    pub(super) watched: bool,
+    pub(super) probed: bool,
     /// Whether the first receive does not fit the message that is there, and is about to go back.
     pub(super) unfit: bool,
 
@@ -220,7 +220,7 @@ impl Chan {
             grants_sent: 0,
             generation: 0,
             refuse: None,
-            watched: false,
+            probed: false,
             unfit: false,
             remote: None,
             opened: false,

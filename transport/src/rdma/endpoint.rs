@@ -10,9 +10,10 @@ use rustix::event::epoll;
 use super::NAME;
 use super::address::Address;
 use super::channel::{BLOCK_BYTES, CHUNK_BYTES, Chan};
+use super::device_copiers::DeviceCopiers;
 use super::failure::Arrived;
 use super::link::{Link, Stage};
-use super::movers::Movers;
+use super::memory_watcher::MemoryWatcher;
 use super::options::{Keep, RdmaOptions};
 use super::progress::{Hands, pump};
 use super::rails::{self, Rail};
@@ -21,7 +22,6 @@ use super::registrations::Registrations;
 use super::side::{News, Side};
 use super::small::Lockable;
 use super::stats::Counters;
-use super::watch::Watch;
 use super::wire::{CHANNELS, EAGER_BYTES, GRANTS};
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
@@ -59,7 +59,7 @@ pub struct RdmaEndpoint {
     pub(super) unwatched: Option<String>,
     pub(super) lockable: Lockable,
     /// None while there is no memory that needs them.
-    pub(super) movers: Option<Arc<Movers>>,
+    pub(super) device_copiers: Option<Arc<DeviceCopiers>>,
     pub(super) rails: Vec<Rail>,
     pub(super) side: Side,
     caps: Caps,
@@ -121,16 +121,16 @@ impl RdmaEndpoint {
             epoll::add(&epoll, rail.context().async_fd(), data, epoll::EventFlags::IN)
                 .map_err(system("watching an adapter's events"))?;
         }
-        let (watch, unwatched) = match options.keep {
-            Keep::Watched => match Watch::shared() {
-                Ok(watch) => (Some(watch), None),
+        let (watcher, unwatched) = match options.keep {
+            Keep::Watched => match MemoryWatcher::shared() {
+                Ok(watcher) => (Some(watcher), None),
                 Err(because) => (None, Some(because)),
             },
             Keep::Never | Keep::Always => (None, None),
         };
         let registrations = rails
             .iter()
-            .map(|rail| Registrations::new(rail.domain.clone(), &options, watch.clone()))
+            .map(|rail| Registrations::new(rail.domain.clone(), &options, watcher.clone()))
             .collect();
         let peer = || Peer { channels: (0..CHANNELS).map(|_| None).collect(), ..Peer::default() };
         Ok(Self {
@@ -138,7 +138,7 @@ impl RdmaEndpoint {
             registrations,
             unwatched,
             lockable,
-            movers: None,
+            device_copiers: None,
             rails,
             side,
             caps: Caps {
@@ -227,7 +227,7 @@ impl Endpoint for RdmaEndpoint {
         known.pairs = pairs;
         self.share_out();
         let known = &self.peers[peer as usize];
-        if known.channels.iter().flatten().any(|chan| !chan.is_idle() || chan.watched) {
+        if known.channels.iter().flatten().any(|chan| !chan.is_idle() || chan.probed) {
             self.start(peer)?;
         }
         Ok(Reach::Yes { how })
@@ -295,7 +295,7 @@ impl Endpoint for RdmaEndpoint {
         unsafe { self.enqueue_recv(on, tag, dst, token, false) }
     }
 
-    fn looks_ahead(&self) -> bool {
+    fn can_probe(&self) -> bool {
         true
     }
 
@@ -310,12 +310,12 @@ impl Endpoint for RdmaEndpoint {
         unsafe { self.enqueue_recv(on, tag, dst, token, true) }
     }
 
-    fn watch(&mut self, on: Channel) -> Result<(), Error> {
-        self.watch_channel(on)
+    fn probe(&mut self, on: Channel) -> Result<(), Error> {
+        self.probe_channel(on)
     }
 
-    fn unwatch(&mut self, on: Channel) {
-        self.unwatch_channel(on);
+    fn cancel_probe(&mut self, on: Channel) {
+        self.cancel_probe_on(on);
     }
 
     unsafe fn register(&mut self, memory: Piece, backing: Backing<'_>) -> Result<Registered, Error> {
@@ -436,7 +436,7 @@ impl Endpoint for RdmaEndpoint {
 impl Drop for RdmaEndpoint {
     fn drop(&mut self) {
         if !self.aborted && !std::thread::panicking() {
-            self.farewell();
+            self.goodbye();
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind};
 
 /// How long leaving may take: for a round trip to each peer's adapter, after which all that it waits for has been
 /// acknowledged. Soft-RoCE under load needs some ms.
-const FAREWELL: Duration = Duration::from_millis(50);
+const GOODBYE: Duration = Duration::from_millis(50);
 
 /// What becomes of messages that are there when a peer is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +143,7 @@ impl RdmaEndpoint {
                 receiving::serve_late(chan, on, cause, events);
             }
             events.extend(chan.recvs.drain(..).map(|op| fail(op.token)));
-            (chan.watched, chan.unfit) = (false, false);
+            (chan.probed, chan.unfit) = (false, false);
             // What has arrived may still be asked for.
             if !has_arrivals(chan) {
                 *entry = None;
@@ -175,7 +175,7 @@ impl RdmaEndpoint {
 
     /// Waits until every peer's adapter has answered once more: what it had sent before, and its answers to what it
     /// got, have then left this host. Without it a peer that is a little behind would count as deserted.
-    pub(super) fn farewell(&mut self) {
+    pub(super) fn goodbye(&mut self) {
         let mut asked: Vec<u32> = Vec::new();
         for &number in &self.live {
             let Some(link) = self.peers[number as usize].link.as_deref_mut() else { continue };
@@ -183,7 +183,7 @@ impl RdmaEndpoint {
                 asked.push(number);
             }
         }
-        let deadline = Instant::now() + FAREWELL;
+        let deadline = Instant::now() + GOODBYE;
         let mut events = Vec::new();
         while !asked.is_empty() && Instant::now() < deadline {
             asked.retain(|&number| {

@@ -72,9 +72,9 @@ impl RdmaEndpoint {
                 return Err(Error::new(ErrorKind::System, NAME, None, words));
             }
         }
-        if let Backing::Device { mover, .. } = backing {
-            let movers = self.movers.get_or_insert_default();
-            Arc::make_mut(movers).add(memory.ptr.addr(), memory.len, mover);
+        if let Backing::Device { copier, .. } = backing {
+            let device_copiers = self.device_copiers.get_or_insert_default();
+            Arc::make_mut(device_copiers).add(memory.ptr.addr(), memory.len, copier);
         }
         Ok(())
     }
@@ -109,11 +109,11 @@ impl RdmaEndpoint {
 
     /// Ends an explicit registration. Returns whether there was one.
     pub(super) fn unpin(&mut self, memory: Piece) -> bool {
-        if let Some(movers) = &mut self.movers {
-            let ranges = Arc::make_mut(movers);
+        if let Some(device_copiers) = &mut self.device_copiers {
+            let ranges = Arc::make_mut(device_copiers);
             ranges.remove(memory.ptr.addr(), memory.len);
             if ranges.is_empty() {
-                self.movers = None;
+                self.device_copiers = None;
             }
         }
         self.registrations.iter_mut().fold(false, |any, cache| cache.unpin(memory.ptr, memory.len) | any)

@@ -29,6 +29,7 @@
 
 mod address;
 mod channel;
+mod device_copiers;
 mod devices;
 mod endpoint;
 mod failure;
@@ -37,7 +38,7 @@ mod lane;
 mod lent;
 mod link;
 mod memory;
-mod movers;
+mod memory_watcher;
 mod options;
 mod posting;
 mod progress;
@@ -50,7 +51,6 @@ mod side;
 mod small;
 mod stats;
 mod trouble;
-mod watch;
 mod wire;
 
 use crate::endpoint::Endpoint;

@@ -35,7 +35,7 @@ impl RdmaEndpoint {
         self.start(on.peer)?;
         *self.flush_wanted.get_mut() = false;
         let channel = on.index as u8;
-        let movers = self.movers.clone();
+        let device_copiers = self.device_copiers.clone();
         let mut events = std::mem::take(&mut self.backlog);
         let (peer, mut hands) = self.parts(on, &mut events);
         let mut op = SendOp {
@@ -49,7 +49,7 @@ impl RdmaEndpoint {
             held: None,
             copied: None,
             stalled: 0,
-            movers,
+            device_copiers,
         };
         let up = peer.link.as_deref_mut().filter(|link| link.stage == Stage::Up);
         let mut result = Ok(Posted::Pending);
@@ -107,7 +107,7 @@ impl RdmaEndpoint {
             self.start(on.peer)?;
         }
         let channel = on.index as u8;
-        let movers = self.movers.clone();
+        let device_copiers = self.device_copiers.clone();
         let mut events = std::mem::take(&mut self.backlog);
         let (peer, mut hands) = self.parts(on, &mut events);
         let mut op = RecvOp {
@@ -120,13 +120,13 @@ impl RdmaEndpoint {
             granted: 0,
             granted_to: Cursor::default(),
             filled: 0,
-            movers,
+            device_copiers,
             failed: None,
         };
         let Some(chan) = peer.channels[usize::from(channel)].as_deref_mut() else {
             return Err(too_long(on.peer));
         };
-        chan.watched = false;
+        chan.probed = false;
         let mut late = false;
         let mut result = receiving::receive_now(chan, on.peer, &mut op);
         if matches!(result, Ok(Ok(Posted::Pending))) {
@@ -168,7 +168,7 @@ impl RdmaEndpoint {
     }
 
     /// Asks for word of the next message.
-    pub(super) fn watch_channel(&mut self, on: Channel) -> Result<(), Error> {
+    pub(super) fn probe_channel(&mut self, on: Channel) -> Result<(), Error> {
         self.usable(on)?;
         let down = self.peers[on.peer as usize].down.clone();
         if down.is_none() {
@@ -182,17 +182,17 @@ impl RdmaEndpoint {
             }
             self.late.push(on.peer);
         }
-        chan.watched = true;
+        chan.probed = true;
         peer.busy |= 1 << on.index;
         peer.touched |= 1 << on.index;
         Ok(())
     }
 
     /// Takes that back.
-    pub(super) fn unwatch_channel(&mut self, on: Channel) {
+    pub(super) fn cancel_probe_on(&mut self, on: Channel) {
         let Some(peer) = self.peers.get_mut(on.peer as usize) else { return };
         if let Some(Some(chan)) = peer.channels.get_mut(usize::from(on.index)) {
-            chan.watched = false;
+            chan.probed = false;
             // Whether it is busy still is for the next poll to say.
             peer.touched |= 1 << on.index;
         }

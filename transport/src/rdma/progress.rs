@@ -373,7 +373,7 @@ pub(super) fn pump(
         moved |= receiving::grant(link, chan, channel, hands)?;
         moved |= sending::pump(link, chan, channel, sleeping, hands)?;
         moved |= receiving::tell(link, chan, channel)?;
-        let pending = !chan.is_idle() || chan.watched || !chan.opened || !chan.grants.is_empty();
+        let pending = !chan.is_idle() || chan.probed || !chan.opened || !chan.grants.is_empty();
         peer.busy = peer.busy & !(1 << channel) | u64::from(pending) << channel;
     }
     Ok(moved)

@@ -18,8 +18,8 @@ use kolo_verbs::Remote;
 
 use super::NAME;
 use super::channel::{Chan, Granted, Landing, RecvOp, Way, grant_at, own};
+use super::device_copiers::DeviceCopiers;
 use super::link::Link;
-use super::movers::Movers;
 use super::progress::Hands;
 use super::sending::remote;
 use super::trouble::Trouble;
@@ -115,13 +115,13 @@ fn mismatch(peer: u32, op: &RecvOp, header: &Header) -> Error {
 /// Hands `len` bytes at `from` to the caller.
 fn deliver(op: &mut RecvOp, from: *const u8, offset: usize, len: usize) -> Result<(), Error> {
     let mut result = Ok(());
-    let movers = op.movers.as_deref();
+    let device_copiers = op.device_copiers.as_deref();
     match &mut op.landing {
         Landing::Place { pieces, cursor } => pieces.each_run(cursor, len, |to, at, len| {
             if result.is_ok() {
                 // SAFETY: so many bytes lie in a slot or a piece of staging, which a well-behaved peer leaves alone now; one
                 // that does not changes no more than the bytes. The caller's pieces are alive as long as the operation.
-                result = unsafe { Movers::copy(movers, from.wrapping_add(at), to, len) };
+                result = unsafe { DeviceCopiers::copy(device_copiers, from.wrapping_add(at), to, len) };
             }
         }),
         // SAFETY: as above.
@@ -176,7 +176,7 @@ pub(super) fn pump(chan: &mut Chan, on: Channel, events: &mut Vec<Event>) -> Res
         chan.recv_sequence = sequence.wrapping_add(1);
         moved = true;
     }
-    Ok(moved | watch(chan, on, events)?)
+    Ok(moved | probe(chan, on, events)?)
 }
 
 /// All receives go back, since another message than the first expects is there, and waits. The sender of a long one has
@@ -193,9 +193,9 @@ fn give_back(chan: &mut Chan, on: Channel, header: &Header, events: &mut Vec<Eve
     chan.unfit = false;
 }
 
-/// Tells of the message that waits in a channel that is watched.
-fn watch(chan: &mut Chan, on: Channel, events: &mut Vec<Event>) -> Result<bool, Trouble> {
-    while chan.watched && chan.recvs.is_empty() {
+/// Tells of the message that waits in a channel that is probed.
+fn probe(chan: &mut Chan, on: Channel, events: &mut Vec<Event>) -> Result<bool, Trouble> {
+    while chan.probed && chan.recvs.is_empty() {
         let header = match chan.arrival() {
             None => return Ok(false),
             Some(None) => return Err(Trouble::Corrupt("the header of a message")),
@@ -203,7 +203,7 @@ fn watch(chan: &mut Chan, on: Channel, events: &mut Vec<Event>) -> Result<bool, 
         };
         match (header.sequence.wrapping_sub(chan.recv_sequence) as i32, header.kind) {
             (0, _) => {
-                chan.watched = false;
+                chan.probed = false;
                 events.push(waiting(on, &header));
                 return Ok(true);
             }
@@ -230,7 +230,7 @@ pub(super) fn serve_late(chan: &mut Chan, on: Channel, cause: &Error, events: &m
         // It is lost already, and nothing that comes after nonsense counts.
         chan.arrived = chan.freed;
     }
-    (chan.watched, chan.unfit) = (false, false);
+    (chan.probed, chan.unfit) = (false, false);
     events.extend(chan.recvs.drain(..).map(|op| Event::Failed(op.token, cause.clone())));
 }
 

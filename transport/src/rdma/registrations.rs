@@ -7,7 +7,7 @@
 //!    never deregistered.
 //! 3. An unused region is kept only if its memory cannot change unnoticed. A registration pins pages, not addresses: after memory is unmapped
 //!    and mapped anew at the same address, the adapter still accesses the old pages. A region is kept if the caller said so ([`Keep::Always`],
-//!    or an explicit registration), or if the kernel reports such changes ([`Keep::Watched`]; see `watch`).
+//!    or an explicit registration), or if the kernel reports such changes ([`Keep::Watched`]; see `memory_watcher`).
 //! 4. The number and the bytes of kept regions are bounded; the least recently used region goes first.
 //! 5. Memory that was lent for an operation is registered as a whole, at once, and stays registered at least until the operation is over; its
 //!    parts are found in it.
@@ -19,8 +19,8 @@ use std::sync::Arc;
 use kolo_verbs::{Access, Error, MemoryRegion, ProtectionDomain};
 
 use super::lent::Lent;
+use super::memory_watcher::MemoryWatcher;
 use super::options::{Keep, RdmaOptions};
-use super::watch::Watch;
 
 /// A region that is in use.
 #[derive(Debug)]
@@ -78,10 +78,10 @@ pub(super) struct Registrations {
     bytes: u64,
     room: Option<u64>,
     stamp: u64,
-    watch: Option<Arc<Watch>>,
+    watcher: Option<Arc<MemoryWatcher>>,
     seen: u64,
     pub(super) lent: Vec<Lent>,
-    /// What the watch has refused, the latest first.
+    /// What the watcher has refused, the latest first.
     unwatchable: Vec<(usize, usize)>,
     pub(super) counters: CacheCounters,
 }
@@ -96,7 +96,11 @@ const LONG_BYTES: usize = 1 << 20;
 const UNWATCHABLE_MAX: usize = 64;
 
 impl Registrations {
-    pub(super) fn new(domain: ProtectionDomain, options: &RdmaOptions, watch: Option<Arc<Watch>>) -> Self {
+    pub(super) fn new(
+        domain: ProtectionDomain,
+        options: &RdmaOptions,
+        watcher: Option<Arc<MemoryWatcher>>,
+    ) -> Self {
         let (policy, regions_max, bytes_max) = (options.keep, options.cache_regions, options.cache_bytes);
         Self {
             domain,
@@ -111,7 +115,7 @@ impl Registrations {
             bytes: 0,
             room: None,
             stamp: 0,
-            watch,
+            watcher,
             seen: 0,
             lent: Vec::new(),
             unwatchable: Vec::new(),
@@ -157,7 +161,8 @@ impl Registrations {
             // Asked for by the user, and so not weighed.
             Keep::Always | Keep::Never => true,
             Keep::Watched => {
-                self.watch.is_some() && !self.unwatchable.iter().any(|known| known.0 < end && start < known.1)
+                self.watcher.is_some()
+                    && !self.unwatchable.iter().any(|known| known.0 < end && start < known.1)
             }
         };
         if end - start > self.bytes_max || !is_kept && len < LONG_BYTES {
@@ -188,7 +193,7 @@ impl Registrations {
         let Some(entry) = self.entries[given.number as usize].as_mut() else { return };
         entry.users -= 1;
         if entry.users == 0 && entry.pinned == 0 {
-            if entry.keep && (self.policy == Keep::Always || self.watch.is_some()) {
+            if entry.keep && (self.policy == Keep::Always || self.watcher.is_some()) {
                 self.kept_bytes += entry.end - entry.start;
                 self.shrink();
             } else {
@@ -300,8 +305,8 @@ impl Registrations {
         self.counters.misses += 1;
         // Only now: a page that was never touched is made while pinning, and a watch would have to do that. Nothing
         // is missed, since the caller leaves the memory mapped for as long as it is in use.
-        let watched = self.watch.as_ref().is_some_and(|watch| watch.add(start, end));
-        if !watched && self.watch.is_some() {
+        let watched = self.watcher.as_ref().is_some_and(|watcher| watcher.add(start, end));
+        if !watched && self.watcher.is_some() {
             self.unwatchable.truncate(UNWATCHABLE_MAX - 1);
             self.unwatchable.insert(0, (start, end));
         }
@@ -370,14 +375,14 @@ impl Registrations {
 
     /// Takes in what the kernel has told.
     fn heed(&mut self) {
-        let Some(watch) = &self.watch else { return };
-        let now = watch.changes();
+        let Some(watcher) = &self.watcher else { return };
+        let now = watcher.changes();
         if now == self.seen {
             return;
         }
-        let watch = Arc::clone(watch);
+        let watcher = Arc::clone(watcher);
         let seen = std::mem::replace(&mut self.seen, now);
-        watch.changed(seen, now, |start, end| {
+        watcher.changed(seen, now, |start, end| {
             for at in 0..self.entries.len() {
                 let Some(entry) = self.entries[at].as_mut() else { continue };
                 if entry.start < end && start < entry.end && entry.pinned == 0 {

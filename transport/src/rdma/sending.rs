@@ -8,9 +8,9 @@
 use kolo_verbs::{Access, Remote};
 
 use super::channel::{BLOCK_BYTES, Chan, SendOp, own, own_place, slot_at, staging};
+use super::device_copiers::DeviceCopiers;
 use super::lane::Settled;
 use super::link::{Bounce, Link};
-use super::movers::Movers;
 use super::progress::Hands;
 use super::small;
 use super::trouble::Trouble;
@@ -100,11 +100,11 @@ fn send_slot(
 /// Copies the next `len` bytes of a message to `to`, which is memory of ours with room for them.
 fn collect(op: &mut SendOp, to: *mut u8, len: usize) -> Result<(), Trouble> {
     let mut result = Ok(());
-    let movers = op.movers.as_deref();
+    let device_copiers = op.device_copiers.as_deref();
     op.pieces.each_run(&mut op.cursor, len, |from, at, len| {
         if result.is_ok() {
             // SAFETY: the caller's pieces are alive as long as the operation; the place is the caller's of this function.
-            let copied = unsafe { Movers::copy(movers, from, to.wrapping_add(at), len) };
+            let copied = unsafe { DeviceCopiers::copy(device_copiers, from, to.wrapping_add(at), len) };
             result = copied.map_err(Trouble::Message);
         }
     });

@@ -3,8 +3,8 @@
 use std::ptr;
 
 use super::copy::copy_streaming;
-use super::offer::Offer;
 use super::remote::{NEAR_RUNS, Near};
+use super::rendezvous::Rts;
 use crate::endpoint::Piece;
 
 /// Walks a list of pieces front to back. The list and the memory it names belong to the caller, who has promised
@@ -61,15 +61,15 @@ impl Cursor {
         }
     }
 
-    /// The whole list, if it is short enough for an offer. Only at the front of it.
+    /// The whole list, if it is short enough for a request. Only at the front of it.
     ///
     /// # Safety
     /// The list is valid, and `total` bytes long.
-    pub(crate) unsafe fn offer(&self, total: usize) -> Option<Offer> {
-        let (mut offer, mut fits) = (Offer::new(), true);
+    pub(crate) unsafe fn rts(&self, total: usize) -> Option<Rts> {
+        let (mut rts, mut fits) = (Rts::new(), true);
         // SAFETY: the caller's promise.
-        unsafe { self.clone().walk(total, |at, run| fits = fits && offer.push(at, run)) };
-        fits.then_some(offer)
+        unsafe { self.clone().walk(total, |at, run| fits = fits && rts.push(at, run)) };
+        fits.then_some(rts)
     }
 
     /// Steps over the next bytes, `len` of them or as many as lie in [`NEAR_RUNS`] pieces, and lists them.

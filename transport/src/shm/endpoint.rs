@@ -24,10 +24,10 @@ use super::arena::{ASLEEP_WORD, Arena};
 use super::establish::{NAME, NO_PEER};
 use super::exchange::Exchange;
 use super::lane::{Handed, SendLane};
-use super::lobby::{Caller, Lobby};
 use super::options::{Budget, ShmOptions, SingleCopy};
 use super::pages::Pages;
 use super::peer::{NO_LANE, Peer};
+use super::pending::{Caller, PendingConnections};
 use super::progress::received;
 use super::recv_lane::{RecvLane, Wanted};
 use super::remote::{Beacon, FAR_RUNS};
@@ -53,7 +53,7 @@ pub struct ShmEndpoint {
     /// Where huge pages are, if anybody wants to know.
     pub(super) pages: Option<Pages>,
     blob: Vec<u8>,
-    pub(super) lobby: Lobby,
+    pub(super) newcomers: PendingConnections,
     pub(super) callers: Vec<Caller>,
     pub(super) bell: OwnedFd,
     pub(super) epoll: OwnedFd,
@@ -106,7 +106,7 @@ impl ShmEndpoint {
         options: ShmOptions,
         caps: Caps,
         (identity, beacon): (Address, Beacon),
-        lobby: Lobby,
+        newcomers: PendingConnections,
         bell: OwnedFd,
         epoll: OwnedFd,
         budget: Budget,
@@ -120,7 +120,7 @@ impl ShmEndpoint {
             identity,
             _beacon: beacon,
             pages: None,
-            lobby,
+            newcomers,
             callers: Vec::new(),
             bell,
             epoll,
@@ -198,8 +198,8 @@ impl ShmEndpoint {
         Ok(id)
     }
 
-    /// Whether a long message should be offered.
-    fn is_to_be_offered(&self, lane: u32, src: &[Piece], total: usize) -> bool {
+    /// Whether a long message should go by rendezvous.
+    fn is_for_rendezvous(&self, lane: u32, src: &[Piece], total: usize) -> bool {
         let lane = &self.send_lanes[lane as usize];
         let is_short = src.len() <= FAR_RUNS;
         let is_worth_it = || match self.options.single_copy {
@@ -207,7 +207,7 @@ impl ShmEndpoint {
             SingleCopy::From(_) => true,
             SingleCopy::Never => false,
         };
-        is_short && lane.may_offer() && is_worth_it()
+        is_short && lane.may_rendezvous() && is_worth_it()
     }
 
     /// Hands a receive to its lane.
@@ -232,7 +232,7 @@ impl ShmEndpoint {
         self.check_can_receive(peer)?;
         let id = self.recv_lane(peer, on.index)?;
         let lane = &mut self.recv_lanes[id as usize];
-        self.pending -= usize::from(std::mem::take(&mut lane.is_watched));
+        self.pending -= usize::from(std::mem::take(&mut lane.is_probed));
         let deferred = &mut self.deferred;
         let mut is_right = true;
         let done = |token, verdict: Result<(), ErrorKind>| {
@@ -326,10 +326,10 @@ impl Endpoint for ShmEndpoint {
         let Some(total) = total(src) else { return Err(too_long(on.peer)) };
         self.check_can_send(peer)?;
         let id = self.send_lane(peer, on.index)?;
-        let is_offered = total >= self.options.offer_min() && self.is_to_be_offered(id, src, total);
+        let by_rendezvous = total >= self.options.rendezvous_min() && self.is_for_rendezvous(id, src, total);
         let lane = &mut self.send_lanes[id as usize];
         // SAFETY: the caller's promise is the one that the lane asks for.
-        match unsafe { lane.hand(tag, src, total, token, self.options.ring_bytes, is_offered) } {
+        match unsafe { lane.hand(tag, src, total, token, self.options.ring_bytes, by_rendezvous) } {
             Handed::Over => {
                 self.ring_doorbell(peer);
                 Ok(Posted::Done)
@@ -359,7 +359,7 @@ impl Endpoint for ShmEndpoint {
         unsafe { self.hand_recv(on, tag, dst, token, false) }
     }
 
-    fn looks_ahead(&self) -> bool {
+    fn can_probe(&self) -> bool {
         true
     }
 
@@ -374,12 +374,12 @@ impl Endpoint for ShmEndpoint {
         unsafe { self.hand_recv(on, tag, dst, token, true) }
     }
 
-    fn watch(&mut self, on: Channel) -> Result<(), Error> {
+    fn probe(&mut self, on: Channel) -> Result<(), Error> {
         let peer = self.peer_for_post(on)?;
         self.check_can_receive(peer)?;
         let id = self.recv_lane(peer, on.index)?;
         let lane = &mut self.recv_lanes[id as usize];
-        self.pending += usize::from(!std::mem::replace(&mut lane.is_watched, true));
+        self.pending += usize::from(!std::mem::replace(&mut lane.is_probed, true));
         if !lane.is_listed && lane.ring.is_some() {
             lane.is_listed = true;
             self.busy_recvs.push(id);
@@ -387,12 +387,12 @@ impl Endpoint for ShmEndpoint {
         Ok(())
     }
 
-    fn unwatch(&mut self, on: Channel) {
+    fn cancel_probe(&mut self, on: Channel) {
         let Ok(peer) = self.peer_for_post(on) else { return };
         let id = self.peers[peer].recv_lanes[usize::from(on.index)];
         if id != NO_LANE {
             let lane = &mut self.recv_lanes[id as usize];
-            self.pending -= usize::from(std::mem::take(&mut lane.is_watched));
+            self.pending -= usize::from(std::mem::take(&mut lane.is_probed));
         }
     }
 

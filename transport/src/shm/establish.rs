@@ -16,10 +16,10 @@ use super::arena::{Arena, MEMBERS_MAX};
 use super::endpoint::ShmEndpoint;
 use super::hello::{Ends, HELLO_BYTES, Hello, Purpose};
 use super::host::{self, Host};
-use super::lobby::{EPOLL_LOBBY, Lobby};
 use super::options::{Budget, RING_MAX_BYTES, RING_MIN_BYTES, ShmOptions, SingleCopy, channels_max};
 use super::pages::Pages;
 use super::peer::Peer;
+use super::pending::{EPOLL_PENDING, PendingConnections};
 use super::remote::{Beacon, Remote};
 use super::ring::{CELLS, INLINE_BYTES};
 use super::stage;
@@ -80,10 +80,19 @@ impl ShmEndpoint {
         let channels_max = channels_max(world_size);
         let budget = Budget::new(&options, channels_max, world_size as usize - 1);
         let caps = caps(&options, channels_max, &budget);
-        let lobby = Lobby::new(listener, uid);
+        let newcomers = PendingConnections::new(listener, uid);
         let pages = (options.single_copy == SingleCopy::Auto).then(Pages::open).flatten();
-        let mut endpoint =
-            Self::assemble(rank, world_size, options, caps, (address, beacon), lobby, bell, epoll, budget);
+        let mut endpoint = Self::assemble(
+            rank,
+            world_size,
+            options,
+            caps,
+            (address, beacon),
+            newcomers,
+            bell,
+            epoll,
+            budget,
+        );
         endpoint.pages = pages;
         Ok(endpoint)
     }
@@ -166,7 +175,7 @@ impl ShmEndpoint {
         let mut looked = Instant::now();
         while !waiting.is_empty() {
             let mut callers = std::mem::take(&mut self.callers);
-            self.lobby.receive(&self.epoll, &mut callers).map_err(|e| {
+            self.newcomers.receive(&self.epoll, &mut callers).map_err(|e| {
                 descriptors::shortage(NAME, (self.rank, None), "accept the ranks of its host", &e)
             })?;
             for caller in callers.drain(..) {
@@ -310,12 +319,12 @@ fn caps(options: &ShmOptions, channels_max: u16, budget: &Budget) -> Caps {
 }
 
 /// What an empty ring of `ring` bytes takes wherever it stands. The end of the ring may cost up to a skipped part of
-/// less than 4 KiB (or of less than half the ring, if that is less) and one shorter piece. What is offered waits for its
+/// less than 4 KiB (or of less than half the ring, if that is less) and one shorter piece. A message by rendezvous waits for its
 /// receiver.
 fn eager_max(ring: usize, options: &ShmOptions) -> usize {
     let piece = options.piece_bytes.min(ring / 2);
     let fits = (ring / 2).max(ring.saturating_sub(8192)).min((CELLS as usize - 2) * piece);
-    fits.min(options.offer_min() - 1)
+    fits.min(options.rendezvous_min() - 1)
 }
 
 const _: () = assert!(INLINE_BYTES < RING_MIN_BYTES / 2);
@@ -324,7 +333,7 @@ const _: () = assert!(INLINE_BYTES < RING_MIN_BYTES / 2);
 fn watch(listener: &OwnedFd, bell: &OwnedFd) -> io::Result<OwnedFd> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for fd in [listener, bell] {
-        epoll::add(&epoll, fd, epoll::EventData::new_u64(EPOLL_LOBBY), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, fd, epoll::EventData::new_u64(EPOLL_PENDING), epoll::EventFlags::IN)?;
     }
     Ok(epoll)
 }

@@ -17,9 +17,9 @@ struct Outgoing {
     sent: usize,
     /// Whether the first piece has gone; `sent` does not tell for an empty message.
     is_started: bool,
-    /// Whether to offer it, if the list of its ranges is short enough.
-    is_offered: bool,
-    /// It has been offered, and is answered when the receiver has freed so many cells.
+    /// Whether it goes by rendezvous, if the list of its ranges is short enough.
+    by_rendezvous: bool,
+    /// Its request has been sent, and is answered when the receiver has freed so many cells.
     mark: Option<u64>,
     source: Cursor,
     token: Token,
@@ -55,11 +55,11 @@ impl SendLane {
     }
 
     /// Whether the receiver reads this process's memory.
-    pub(crate) fn may_offer(&self) -> bool {
-        self.ring.as_ref().is_some_and(Producer::may_offer)
+    pub(crate) fn may_rendezvous(&self) -> bool {
+        self.ring.as_ref().is_some_and(Producer::may_rendezvous)
     }
 
-    /// Takes a message of `total` bytes, to be offered if `is_offered`, and puts into the ring what fits at once, up to about `budget` bytes.
+    /// Takes a message of `total` bytes, by rendezvous if `by_rendezvous`, and puts into the ring what fits at once, up to about `budget` bytes.
     ///
     /// # Safety
     /// As [`Endpoint::post_send`](crate::Endpoint::post_send); `total` is the sum of the pieces.
@@ -70,14 +70,14 @@ impl SendLane {
         total: usize,
         token: Token,
         budget: usize,
-        is_offered: bool,
+        by_rendezvous: bool,
     ) -> Handed {
         let mut message = Outgoing {
             tag,
             total,
             sent: 0,
             is_started: false,
-            is_offered,
+            by_rendezvous,
             mark: None,
             source: Cursor::new(pieces),
             token,
@@ -122,7 +122,7 @@ impl SendLane {
         self.queue.is_empty()
     }
 
-    /// Calls `done` if what is offered has been taken: the last word of a peer that is gone.
+    /// Calls `done` if a pending request has been served: the last word of a peer that is gone.
     pub(crate) fn settle(&mut self, done: impl FnOnce(Token)) {
         let (Some(ring), Some(message)) = (&mut self.ring, self.queue.front_mut()) else { return };
         // A corrupt ring has no last word.
@@ -133,13 +133,13 @@ impl SendLane {
     }
 
     /// Whether the first message waits for the receiver to fetch it.
-    pub(crate) fn has_offered(&self) -> bool {
+    pub(crate) fn has_requested(&self) -> bool {
         self.queue.front().is_some_and(|message| message.mark.is_some())
     }
 
-    /// Takes back what is offered, so that its memory may be let go of.
+    /// Takes back a pending request, so that its memory may be let go of.
     pub(crate) fn withdraw(&self) {
-        if let (true, Some(ring)) = (self.has_offered(), &self.ring) {
+        if let (true, Some(ring)) = (self.has_requested(), &self.ring) {
             ring.withdraw();
         }
     }
@@ -162,12 +162,12 @@ impl Outgoing {
         self.is_started && self.sent == self.total
     }
 
-    /// Takes the next step of an offer, or says that the message goes through the ring.
+    /// Takes the next step of a rendezvous, or says that the message goes through the ring.
     ///
     /// # Safety
     /// The promise of `post_send` holds for the message.
     #[cold]
-    unsafe fn offer(&mut self, ring: &mut Producer) -> Result<Option<Option<usize>>, Corrupt> {
+    unsafe fn rendezvous(&mut self, ring: &mut Producer) -> Result<Option<Option<usize>>, Corrupt> {
         if self.mark.is_some() {
             return Ok(match self.answer(ring)? {
                 None => Some(None),
@@ -176,22 +176,22 @@ impl Outgoing {
             });
         }
         // SAFETY: the caller's promise; nothing of the message has gone.
-        let Some(offer) = (unsafe { self.source.offer(self.total) }) else {
-            self.is_offered = false;
+        let Some(rts) = (unsafe { self.source.rts(self.total) }) else {
+            self.by_rendezvous = false;
             return Ok(None);
         };
-        self.mark = ring.offer(self.tag, self.total as u64, &offer)?;
+        self.mark = ring.request(self.tag, self.total as u64, &rts)?;
         Ok(Some(self.mark.map(|_| 0)))
     }
 
-    /// What the receiver has made of an offer, once it has.
+    /// What the receiver has made of a request, once it has.
     fn answer(&mut self, ring: &mut Producer) -> Result<Option<Answer>, Corrupt> {
         let Some(mark) = self.mark else { return Ok(None) };
         if ring.freed()? < mark {
             return Ok(None);
         }
         self.mark = None;
-        self.is_offered = false;
+        self.by_rendezvous = false;
         if ring.is_declined(mark) {
             return Ok(Some(Answer::Declined));
         }
@@ -200,7 +200,7 @@ impl Outgoing {
     }
 }
 
-/// The end of an offer.
+/// The end of a rendezvous.
 enum Answer {
     /// The message is with the receiver.
     Taken,
@@ -208,16 +208,16 @@ enum Answer {
     Declined,
 }
 
-/// Puts the next piece of a message into the ring, or an offer of it, if there is room, and returns how many bytes went
-/// in. While an offer is not answered, nothing more goes in: what comes next depends on the answer.
+/// Puts the next piece of a message into the ring, or a rendezvous request for it, if there is room, and returns how many bytes went
+/// in. While a request is not answered, nothing more goes in: what comes next depends on the answer.
 ///
 /// # Safety
 /// The promise of `post_send` holds for the message.
 #[inline]
 unsafe fn put_next(ring: &mut Producer, message: &mut Outgoing) -> Result<Option<usize>, Corrupt> {
-    if message.is_offered {
+    if message.by_rendezvous {
         // SAFETY: the caller's promise.
-        if let Some(outcome) = unsafe { message.offer(ring)? } {
+        if let Some(outcome) = unsafe { message.rendezvous(ring)? } {
             return Ok(outcome);
         }
     }

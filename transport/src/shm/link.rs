@@ -11,8 +11,8 @@ use rustix::time::Timespec;
 use super::endpoint::ShmEndpoint;
 use super::establish::{NAME, NO_PEER};
 use super::hello::{Ends, Greeting, Hello, Purpose};
-use super::lobby::{Caller, EPOLL_LOBBY};
 use super::peer::{Fate, Inward, NO_LANE, Outward, Peer};
+use super::pending::{Caller, EPOLL_PENDING};
 use super::progress::{give_back, received};
 use super::recv_lane::Trouble;
 use super::segment::{Geometry, Segment};
@@ -160,7 +160,7 @@ impl ShmEndpoint {
             }
         }
         if self.peers[peer].remote.is_some() {
-            segment.permit_offers();
+            segment.allow_rendezvous();
         }
         self.peers[peer].inward = Some(Inward { segment, stream: caller.stream });
     }
@@ -193,7 +193,7 @@ impl ShmEndpoint {
         self.find_departed(&mut gone);
         self.take_epoll_events(&mut gone);
         let mut callers = std::mem::take(&mut self.callers);
-        let starved = self.lobby.receive(&self.epoll, &mut callers);
+        let starved = self.newcomers.receive(&self.epoll, &mut callers);
         for caller in callers.drain(..) {
             let Some(peer) = self.recognise(&caller.greeting) else { continue };
             any = true;
@@ -253,7 +253,7 @@ impl ShmEndpoint {
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut buffer, Some(&now)) else { return };
         for event in events {
             let data = event.data.u64();
-            if data == EPOLL_LOBBY {
+            if data == EPOLL_PENDING {
                 // A nudge that finds this end armed must stay: it has taken the arming back, so nobody will nudge
                 // again, and the owner may yet go to sleep on what it saw before.
                 if !self.is_armed() {
@@ -431,7 +431,7 @@ impl ShmEndpoint {
         self.fail_sends(peer, &cause, events);
         for id in self.peers[peer].recv_lanes.iter().filter(|id| **id != NO_LANE) {
             let lane = &mut self.recv_lanes[*id as usize];
-            self.pending -= usize::from(std::mem::take(&mut lane.is_watched));
+            self.pending -= usize::from(std::mem::take(&mut lane.is_probed));
             lane.fail_all(|token| {
                 self.pending -= 1;
                 events.push(Event::Failed(token, cause.clone()));

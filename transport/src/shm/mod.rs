@@ -6,15 +6,15 @@
 //! | `options` | what can be chosen, and the budget of staging that follows |
 //! | `host`, `address`, `hello` | who is on this host, how it is found, how it introduces itself |
 //! | `establish`, `arena`, `board` | the memory that a local group shares: doorbells, abort word, areas of exchanges |
-//! | `endpoint`, `progress`, `link`, `peer`, `lobby` | posts and polls; links made on first use, and broken |
+//! | `endpoint`, `progress`, `link`, `peer`, `pending` | posts and polls; links made on first use, and broken |
 //! | `lane`, `recv_lane`, `cursor`, `copy` | messages that wait on a channel |
 //! | `segment`, `ring` | one sender's memory to one receiver, and the ring of a channel in it |
-//! | `offer`, `pages`, `remote`, `pull` | long messages, read straight from their sender's memory |
-//! | `handover` | memory of the program, which all members map |
+//! | `rendezvous`, `pages`, `remote`, `get` | long messages, read straight from their sender's memory |
+//! | `sharing` | memory of the program, which all members map |
 //! | `rounds` | rounds of an area: what each member publishes, and when it may do so |
 //! | `exchange`, `stage` | the compiled exchange on area 0; the stage, which is the other areas |
 //!
-//! `unsafe` is confined to `ring`, `lane`, `recv_lane`, `cursor`, `copy`, `remote`, `pull`, `pages`, `rounds`, `exchange`, `handover`,
+//! `unsafe` is confined to `ring`, `lane`, `recv_lane`, `cursor`, `copy`, `remote`, `get`, `pages`, `rounds`, `exchange`, `sharing`,
 //! `sys::map` and `sys::credentials`; `endpoint` only passes its caller's
 //! promises on.
 //!
@@ -47,23 +47,23 @@ mod cursor;
 mod endpoint;
 mod establish;
 mod exchange;
-mod handover;
+mod get;
 mod hello;
 mod host;
 mod lane;
 mod link;
-mod lobby;
-mod offer;
 mod options;
 mod pages;
 mod peer;
+mod pending;
 mod progress;
-mod pull;
 mod recv_lane;
 mod remote;
+mod rendezvous;
 mod ring;
 mod rounds;
 mod segment;
+mod sharing;
 mod stage;
 #[cfg(test)]
 mod tests;
@@ -77,10 +77,10 @@ pub use board::Board;
 pub use copy::copy_streaming;
 pub use endpoint::ShmEndpoint;
 pub use exchange::{Exchange, Payload, Slot};
-pub use handover::{Handover, SharedMemory};
 pub use host::probe;
 pub use options::{ShmOptions, SingleCopy};
 pub use rounds::FLAT_INLINE;
+pub use sharing::{MemorySharing, SharedMemory};
 
 /// See [`TransportKind::features`](crate::TransportKind::features).
 pub(crate) const FEATURES: Features =
@@ -102,7 +102,7 @@ pub(crate) fn fuzz_hello(bytes: &[u8]) {
     if let Ok(address) = address::Address::decode(bytes) {
         assert_eq!(address::Address::decode(&address.encode()), Ok(address));
     }
-    handover::fuzz_address(bytes);
+    sharing::fuzz_address(bytes);
 }
 
 /// See [`crate::fuzzing`].

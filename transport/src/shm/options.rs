@@ -23,14 +23,14 @@ pub struct ShmOptions {
 pub enum SingleCopy {
     /// Where the kernel permits it, and where it is faster: for long messages whose source lies in huge pages.
     Auto,
-    /// Not at all: this end neither offers its memory nor reads that of others.
+    /// Not at all: this end neither lets others read its memory nor reads that of others.
     Never,
     /// Messages of at least so many bytes in pages of any size, where the kernel permits it. For measurements and
     /// tests.
     From(usize),
 }
 
-/// From this length on messages in huge pages are offered. Measured between processes with real-time priority, in
+/// From this length on messages in huge pages go by rendezvous. Measured between processes with real-time priority, in
 /// alternation, best of 5 batches, GB/s of all ranks together, every rank sending to the next one, two copies / single
 /// copy; 2 processors, "near" for the huge pages and "far" for the others (see [`PIECE_BYTES`]; far processors gain
 /// more: 28 / 60 at 256 KiB and 29 / 75 at 4 MiB with 2 ranks):
@@ -47,14 +47,14 @@ pub enum SingleCopy {
 /// | 4 ranks, 4 KiB pages, placed | 24 / 18 | 25 / 23 | | 24 / 23 | 22 / 15 | 17 / 12 |
 /// | 8 ranks, 4 KiB pages, placed | 25 / 19 | 25 / 22 | | 24 / 23 | 13 / 14 | 16 / 20 |
 ///
-/// From 512 KiB on what is placed gains, and what is declined loses no more than 5 %. Below, an offer that is declined
+/// From 512 KiB on what is placed gains, and what is declined loses no more than 5 %. Below, a request that is declined
 /// costs a round trip that shows. One way with two processors loses, because the sender's has nothing to do then;
 /// collectives go both ways. In 4 KiB pages single copy loses at nearly all lengths: see the `pages` module.
 pub(crate) const SINGLE_COPY_MIN: usize = 512 << 10;
 
 impl ShmOptions {
-    /// Messages so long are offered.
-    pub(crate) fn offer_min(&self) -> usize {
+    /// Messages so long go by rendezvous.
+    pub(crate) fn rendezvous_min(&self) -> usize {
         match self.single_copy {
             SingleCopy::Auto => SINGLE_COPY_MIN,
             SingleCopy::Never => usize::MAX,

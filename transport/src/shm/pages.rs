@@ -1,8 +1,8 @@
 //! Whether memory lies in huge pages.
 //!
 //! To read another process's memory, the kernel looks up and pins every page. In pages of 4 KiB this costs more than the copy itself, and in
-//! huge pages next to nothing. A long message is therefore offered if its source lies in huge pages. The kernel reports this since version 6.7,
-//! through `/proc/self/pagemap`; on older kernels nothing is offered.
+//! huge pages next to nothing. A long message is therefore sent by rendezvous if its source lies in huge pages. The kernel reports this since version 6.7,
+//! through `/proc/self/pagemap`; on older kernels no message is.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

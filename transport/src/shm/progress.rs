@@ -123,7 +123,7 @@ impl ShmEndpoint {
                     any = true;
                     Self::mark_dirty(&mut self.dirty, &mut self.peers, lane.peer);
                 }
-                Ok(false) if lane.is_watched => {
+                Ok(false) if lane.is_probed => {
                     any |= tell_waiting(lane, rank, &mut self.pending, events).unwrap_or_else(|error| {
                         trouble = Some((lane.peer, Trouble::Corrupt(error)));
                         false
@@ -183,7 +183,7 @@ impl ShmEndpoint {
     }
 }
 
-/// Tells of the message that waits in a watched lane, if one does.
+/// Tells of the message that waits in a probed lane, if one does.
 fn tell_waiting(
     lane: &mut RecvLane,
     rank: u32,
@@ -191,7 +191,7 @@ fn tell_waiting(
     events: &mut Vec<Event>,
 ) -> Result<bool, Corrupt> {
     let Some((tag, len)) = lane.envelope()? else { return Ok(false) };
-    *pending -= usize::from(std::mem::take(&mut lane.is_watched));
+    *pending -= usize::from(std::mem::take(&mut lane.is_probed));
     events.push(Event::Waiting(Envelope { on: Channel { peer: rank, index: lane.channel }, tag, len }));
     Ok(true)
 }

@@ -8,8 +8,8 @@ use std::io;
 
 use super::copy::STREAMING_BYTES;
 use super::cursor::Cursor;
+use super::get::Get;
 use super::lane::{Handed, PIECE_COST_BYTES};
-use super::pull::Pull;
 use super::remote::Remote;
 use super::ring::{Consumer as RingConsumer, Corrupt, INLINE_BYTES};
 use crate::endpoint::{Consumer, GRAIN_BYTES, Sink, Token};
@@ -33,8 +33,8 @@ struct Incoming {
     target: Target,
     /// Whether it goes back if another message comes.
     conditional: bool,
-    /// Of an offered message.
-    pull: Option<Pull>,
+    /// Of a message by rendezvous.
+    get: Option<Get>,
     token: Token,
 }
 
@@ -47,9 +47,9 @@ unsafe impl Send for Incoming {}
 pub(crate) enum Trouble {
     /// The sender wrote nonsense.
     Corrupt(Corrupt),
-    /// The sender has taken its offer back, or is no more.
+    /// The sender has taken its request back, or is no more.
     Gone,
-    /// The sender offered memory that the kernel does not let us read.
+    /// The sender named memory that the kernel does not let us read.
     Unreadable(io::Error),
     /// Not with the channel: the first receive does not fit what has come, and was posted on condition.
     Unfit,
@@ -87,13 +87,13 @@ pub(crate) struct RecvLane {
     remote: Option<Remote>,
     queue: VecDeque<Incoming>,
     /// Whether the envelope of the next message is wanted though nothing is posted.
-    pub(crate) is_watched: bool,
+    pub(crate) is_probed: bool,
 }
 
 impl RecvLane {
     pub(crate) fn new(peer: usize, channel: u16, remote: Option<Remote>) -> Self {
         let queue = VecDeque::new();
-        Self { peer, channel, is_listed: false, ring: None, remote, queue, is_watched: false }
+        Self { peer, channel, is_listed: false, ring: None, remote, queue, is_probed: false }
     }
 
     /// Takes a receive, and serves it with what has arrived, up to about `budget` bytes: a sender
@@ -115,7 +115,7 @@ impl RecvLane {
             Sink::Consume { consumer, .. } => Target::Consume(consumer),
         };
         let mut message =
-            Incoming { tag, expected, arrived: None, received: 0, target, conditional, pull: None, token };
+            Incoming { tag, expected, arrived: None, received: 0, target, conditional, get: None, token };
         let mut moved = 0;
         if let (true, Some(ring)) = (self.queue.is_empty(), &mut self.ring) {
             while moved < budget {
@@ -168,7 +168,7 @@ impl RecvLane {
 
     /// Whether there is anything to look for here.
     pub(crate) fn has_work(&self) -> bool {
-        self.is_watched || !self.queue.is_empty()
+        self.is_probed || !self.queue.is_empty()
     }
 
     /// Takes the receives back of which [`RecvLane::advance`] said [`Trouble::Unfit`].
@@ -226,9 +226,9 @@ unsafe fn take_next(
     remote: Option<&Remote>,
     message: &mut Incoming,
 ) -> Result<Option<usize>, Trouble> {
-    if message.pull.is_some() {
+    if message.get.is_some() {
         // SAFETY: the caller's promise.
-        return unsafe { pull_some(ring, remote, message).map(Some) };
+        return unsafe { get_some(ring, remote, message).map(Some) };
     }
     let Some(arrival) = ring.peek()? else { return Ok(None) };
     if message.conditional && message.arrived.is_none() {
@@ -237,20 +237,20 @@ unsafe fn take_next(
             return Err(Trouble::Unfit);
         }
     }
-    if arrival.is_offer {
+    if arrival.is_rts {
         let (tag, total) = ring.envelope();
         if message.arrived.is_some() {
-            return Err(Corrupt("an offer in the middle of a message".to_owned()).into());
+            return Err(Corrupt("a rendezvous request in the middle of a message".to_owned()).into());
         }
-        let pull = Pull::checked(&ring.offer_words(), arrival.len, total)?;
+        let get = Get::checked(&ring.rts_words(), arrival.len, total)?;
         message.arrived = Some((tag, total));
         if matches!(message.target, Target::Consume(_)) {
             ring.decline();
             return Ok(Some(0));
         }
-        message.pull = Some(pull);
+        message.get = Some(get);
         // SAFETY: the caller's promise.
-        return unsafe { pull_some(ring, remote, message).map(Some) };
+        return unsafe { get_some(ring, remote, message).map(Some) };
     }
     let (tag, total) = *message.arrived.get_or_insert_with(|| ring.envelope());
     let left = total - message.received;
@@ -280,28 +280,30 @@ unsafe fn take_next(
     Ok(Some(len))
 }
 
-/// Fetches the next part of an offered message; returns its length. One that is not the one expected is let go.
+/// Fetches the next part of a message by rendezvous; returns its length. One that is not the one expected is let go.
 ///
 /// # Safety
 /// The promise of `post_recv` holds for the message.
-unsafe fn pull_some(
+unsafe fn get_some(
     ring: &mut RingConsumer,
     remote: Option<&Remote>,
     message: &mut Incoming,
 ) -> Result<usize, Trouble> {
-    let (Some(pull), Some((tag, total))) = (&mut message.pull, message.arrived) else { return Ok(0) };
+    let (Some(get), Some((tag, total))) = (&mut message.get, message.arrived) else { return Ok(0) };
     if tag != message.tag || total != message.expected as u64 {
         message.received = total;
         ring.release_cell();
         return Ok(0);
     }
     let Some(remote) = remote else {
-        return Err(Corrupt("an offer without a permit".to_owned()).into());
+        return Err(
+            Corrupt("a rendezvous request to a receiver that cannot read the memory".to_owned()).into()
+        );
     };
     let Target::Place(cursor) = &mut message.target else { return Ok(0) };
     let left = message.expected - message.received as usize;
     // SAFETY: the caller's promise; the list has `expected` bytes, of which `received` are behind the cursor.
-    let len = unsafe { pull.place(remote, ring, cursor, left)? };
+    let len = unsafe { get.place(remote, ring, cursor, left)? };
     message.received += len as u64;
     if len == left {
         ring.release_cell();

@@ -13,7 +13,7 @@ use libc::iovec;
 
 use super::address::Address;
 
-/// Runs of the peer's memory that a message may consist of; more do not fit in the cell that offers them.
+/// Runs of the peer's memory that a message may consist of; more do not fit in the cell of the request.
 pub(crate) const FAR_RUNS: usize = 6;
 /// Runs of this process's memory that one call fills at most.
 pub(crate) const NEAR_RUNS: usize = 32;

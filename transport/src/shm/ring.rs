@@ -6,7 +6,7 @@
 //! a longer one lies in the ring, at the producer's position there.
 //!
 //! ```text
-//! cell:  0  word     stamp (upper 32 bits) | skip (bit 31) | offer (bit 30) | length of the piece
+//! cell:  0  word     stamp (upper 32 bits) | skip (bit 31) | rts (bit 30) | length of the piece
 //!        8  tag      of the message; written with its first piece
 //!       16  total    length of the message; written with its first piece
 //!       24  inline   up to 104 bytes
@@ -21,7 +21,7 @@
 //! 3. Both ends keep their own position in the ring; it advances by the length of a piece rounded up to 128, and
 //!    goes back to 0 at the end, or before a piece with the `skip` bit: the rest up to the end counts as used.
 //! 4. Pieces but the last are multiples of 128 bytes and longer than [`INLINE_BYTES`].
-//! 5. A cell with the `offer` bit stands for a whole message, which stays with its sender: see the `offer` module.
+//! 5. A cell with the `rts` bit stands for a whole message, which stays with its sender: see the `rendezvous` module.
 //!
 //! # Trust
 //! Every number from the other side is checked before use: a piece must lie inside the ring as this side has mapped
@@ -30,8 +30,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::offer::{OFFER_WORDS, Offer};
 use super::options::{CONTROL_BYTES, RING_MIN_BYTES};
+use super::rendezvous::{RTS_WORDS, Rts};
 use crate::endpoint::GRAIN_BYTES;
 use crate::sys::map::Mapping;
 
@@ -47,24 +47,24 @@ const CELL_INLINE: usize = 24;
 /// Longest piece that travels in its cell. The first 40 bytes share the line with the stamp.
 pub(crate) const INLINE_BYTES: usize = CELL_BYTES - CELL_INLINE;
 
-const _: () = assert!(OFFER_WORDS * 8 <= INLINE_BYTES);
-/// What a receiver that reads its sender's memory writes in the place of the permit.
-pub(crate) const PERMITTED: u32 = 1;
+const _: () = assert!(RTS_WORDS * 8 <= INLINE_BYTES);
+/// What a receiver that reads its sender's memory writes in the word `can_get`.
+pub(crate) const CAN_GET: u32 = 1;
 
 /// Granule of positions in the ring: two cache lines, so that producer and consumer never work on the same pair.
 const ALIGN: usize = 128;
 const _: () = assert!(ALIGN.is_multiple_of(GRAIN_BYTES) && ALIGN > INLINE_BYTES);
 
 const RING_SIZE: usize = 0;
-/// In the sender's line: not 0 once what is offered must no longer be believed.
+/// In the sender's line: not 0 once the ranges of pending requests must no longer be believed.
 const WITHDRAWN: usize = 8;
 const CELLS_FREED: usize = 128;
 const BYTES_FREED: usize = 136;
-/// In the receiver's line: the count of cells up to the latest offer that it did not want.
+/// In the receiver's line: the count of cells up to the latest request that it declined.
 const DECLINED: usize = 144;
 
 const SKIP: u32 = 1 << 31;
-const OFFER: u32 = 1 << 30;
+const RTS: u32 = 1 << 30;
 
 /// A piece shorter than this at the end of the ring is skipped rather than filled, unless the message fits.
 const WORTHWHILE_BYTES: usize = 4096;
@@ -102,7 +102,7 @@ pub(crate) struct Producer {
     /// Where the ring lies in the mapping, until its pages are there.
     unbacked: Option<usize>,
     /// Where in the mapping the receiver says that it reads this process's memory.
-    permit: Option<usize>,
+    can_get: Option<usize>,
 }
 
 // SAFETY: the pointers go into the mapping that is kept alive beside them, which belongs to no thread.
@@ -128,20 +128,20 @@ impl Producer {
             bytes_freed: 0,
             map,
             unbacked: Some(offset + CONTROL_BYTES),
-            permit: None,
+            can_get: None,
         }
     }
 
-    /// Offers are made as soon as the word at `permit` says that they are welcome.
-    pub(crate) fn with_offers(mut self, permit: usize) -> Self {
-        self.permit = Some(permit);
+    /// Messages go by rendezvous as soon as the word at `can_get` says that the receiver can read them.
+    pub(crate) fn with_rendezvous(mut self, can_get: usize) -> Self {
+        self.can_get = Some(can_get);
         self
     }
 
     /// Whether the receiver reads this process's memory.
     #[inline]
-    pub(crate) fn may_offer(&self) -> bool {
-        self.permit.is_some_and(|at| self.map.atomic::<AtomicU32>(at).load(Ordering::Acquire) == PERMITTED)
+    pub(crate) fn may_rendezvous(&self) -> bool {
+        self.can_get.is_some_and(|at| self.map.atomic::<AtomicU32>(at).load(Ordering::Acquire) == CAN_GET)
     }
 
     /// Whether there is a free cell.
@@ -158,28 +158,28 @@ impl Producer {
         Ok(self.freed)
     }
 
-    /// Offers a message, if there is a free cell, and gives the number of freed cells from which on it is taken.
-    pub(crate) fn offer(&mut self, tag: u64, total: u64, offer: &Offer) -> Result<Option<u64>, Corrupt> {
+    /// Sends a rendezvous request for a message, if there is a free cell, and gives the number of freed cells from which on it is taken.
+    pub(crate) fn request(&mut self, tag: u64, total: u64, rts: &Rts) -> Result<Option<u64>, Corrupt> {
         if !self.has_cell()? {
             return Ok(None);
         }
         self.cell_word(CELL_TAG).store(tag, Ordering::Relaxed);
         self.cell_word(CELL_TOTAL).store(total, Ordering::Relaxed);
-        let words = offer.words();
+        let words = rts.words();
         for (i, word) in words.iter().enumerate() {
             self.cell_word(CELL_INLINE + 8 * i).store(*word, Ordering::Relaxed);
         }
-        self.publish_cell(OFFER | (8 * words.len()) as u32);
+        self.publish_cell(RTS | (8 * words.len()) as u32);
         Ok(Some(self.produced))
     }
 
-    /// Whether the receiver wants the message through the ring that the offer with this mark, which it has freed, stood
+    /// Whether the receiver wants the message through the ring that the request with this mark, which it has freed, stood
     /// for.
     pub(crate) fn is_declined(&self, mark: u64) -> bool {
         self.control_word(DECLINED).load(Ordering::Relaxed) == mark
     }
 
-    /// Takes back what is offered: see the `offer` module.
+    /// Takes back all pending requests: see the `rendezvous` module.
     pub(crate) fn withdraw(&self) {
         self.control_word(WITHDRAWN).store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -290,8 +290,8 @@ pub(crate) struct Arrival {
     pub(crate) ptr: *const u8,
     /// Bytes of the piece.
     pub(crate) len: usize,
-    /// Whether it is an offer in place of a message.
-    pub(crate) is_offer: bool,
+    /// Whether it is a rendezvous request in place of a message.
+    pub(crate) is_rts: bool,
     skip: bool,
 }
 
@@ -341,15 +341,15 @@ impl Consumer {
         if (word >> 32) as u32 != (self.consumed as u32).wrapping_add(1) {
             return Ok(None);
         }
-        let is_offer = word as u32 & OFFER != 0;
-        let len = (word as u32 & !(SKIP | OFFER)) as usize;
+        let is_rts = word as u32 & RTS != 0;
+        let len = (word as u32 & !(SKIP | RTS)) as usize;
         if len <= INLINE_BYTES {
             // SAFETY: the inline part of cell `self.cell < CELLS` lies in the control page.
             let ptr = unsafe { self.cell_base().add(CELL_INLINE) };
-            return Ok(Some(Arrival { ptr, len, is_offer, skip: false }));
+            return Ok(Some(Arrival { ptr, len, is_rts, skip: false }));
         }
-        if is_offer {
-            return Err(Corrupt(format!("an offer of {len} bytes")));
+        if is_rts {
+            return Err(Corrupt(format!("a rendezvous request of {len} bytes")));
         }
         self.peek_ring(len, word as u32 & SKIP != 0).map(Some)
     }
@@ -365,7 +365,7 @@ impl Consumer {
         }
         self.prefetch_next_cell();
         // SAFETY: `at + len <= ring_bytes <= ring_max`, which is mapped.
-        Ok(Arrival { ptr: unsafe { self.ring.add(at) }, len, is_offer: false, skip })
+        Ok(Arrival { ptr: unsafe { self.ring.add(at) }, len, is_rts: false, skip })
     }
 
     /// Fetches the next cell's line while this piece is being eaten: a sender that is ahead has written it already.
@@ -386,12 +386,12 @@ impl Consumer {
         (self.cell_word(CELL_TAG).load(Ordering::Relaxed), self.cell_word(CELL_TOTAL).load(Ordering::Relaxed))
     }
 
-    /// The words of an offer. Only after [`Self::peek`] saw it.
-    pub(crate) fn offer_words(&self) -> [u64; OFFER_WORDS] {
+    /// The words of a request. Only after [`Self::peek`] saw it.
+    pub(crate) fn rts_words(&self) -> [u64; RTS_WORDS] {
         std::array::from_fn(|i| self.cell_word(CELL_INLINE + 8 * i).load(Ordering::Relaxed))
     }
 
-    /// Whether the sender has taken back what it offered and was not yet released.
+    /// Whether the sender has taken back requests that were not yet released.
     pub(crate) fn is_withdrawn(&self) -> bool {
         fence(Ordering::SeqCst);
         self.control_word(WITHDRAWN).load(Ordering::SeqCst) != 0
@@ -416,13 +416,13 @@ impl Consumer {
         self.release_cell();
     }
 
-    /// Gives an offer's cell back, asking for the message's bytes in the ring.
+    /// Gives a request's cell back, asking for the message's bytes in the ring.
     pub(crate) fn decline(&mut self) {
         self.control_word(DECLINED).store(self.consumed + 1, Ordering::Relaxed);
         self.release_cell();
     }
 
-    /// Gives a cell back whose piece was not in the ring: an offer's.
+    /// Gives a cell back whose piece was not in the ring: a request's.
     pub(crate) fn release_cell(&mut self) {
         self.consumed += 1;
         self.control_word(CELLS_FREED).store(self.consumed, Ordering::Release);
@@ -492,8 +492,8 @@ pub(super) fn fuzz_control(script: &[u8]) {
                         begin >= all && begin + arrival.len <= all + CONTROL_BYTES + RING,
                         "out of the memory"
                     );
-                    let _ = (consumer.envelope(), consumer.offer_words(), consumer.is_withdrawn());
-                    match (arrival.is_offer, value & 1) {
+                    let _ = (consumer.envelope(), consumer.rts_words(), consumer.is_withdrawn());
+                    match (arrival.is_rts, value & 1) {
                         (true, 0) => consumer.decline(),
                         (true, _) => consumer.release_cell(),
                         (false, _) => consumer.release(&arrival),

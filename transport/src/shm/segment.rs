@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! page 0            offset   0  used: bit c is set before the first message of channel c
-//!                   offset 128  the receiver's permit: 1 once it reads the sender's memory itself
+//!                   offset 128  the receiver's word `can_get`: 1 once it reads the sender's memory itself
 //! then, for each channel c, at a fixed distance:
 //!   control page    offset   0  the sender's line: size of the ring, set before the first message
 //!                   offset 128  the receiver's line: cells freed, ring bytes freed
@@ -18,12 +18,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::options::{CHANNELS_MAX, CONTROL_BYTES, RING_MAX_BYTES, RING_MIN_BYTES};
-use super::ring::{Consumer, PERMITTED, Producer};
+use super::ring::{CAN_GET, Consumer, Producer};
 use crate::sys::map::Mapping;
 use crate::sys::memfd;
 
 const HEADER_BYTES: usize = 4096;
-const PERMIT: usize = 128;
+const CAN_GET_AT: usize = 128;
 
 /// Shape of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,8 @@ impl Segment {
     pub(crate) fn producer(&self, channel: u16, ring_bytes: usize, piece_bytes: usize) -> Producer {
         let offset = self.geometry.channel_offset(channel);
         let ring_bytes = ring_bytes.min(self.geometry.ring_max);
-        let producer = Producer::new(self.map.clone(), offset, ring_bytes, piece_bytes).with_offers(PERMIT);
+        let producer =
+            Producer::new(self.map.clone(), offset, ring_bytes, piece_bytes).with_rendezvous(CAN_GET_AT);
         self.used().fetch_or(1 << channel, Ordering::AcqRel);
         producer
     }
@@ -91,9 +92,9 @@ impl Segment {
         Consumer::new(self.map.clone(), self.geometry.channel_offset(channel), self.geometry.ring_max)
     }
 
-    /// Tells the sender that it may offer messages for reading instead of copying them into the ring.
-    pub(crate) fn permit_offers(&self) {
-        self.map.atomic::<AtomicU32>(PERMIT).store(PERMITTED, Ordering::Release);
+    /// Tells the sender that it may send rendezvous requests instead of copying them into the ring.
+    pub(crate) fn allow_rendezvous(&self) {
+        self.map.atomic::<AtomicU32>(CAN_GET_AT).store(CAN_GET, Ordering::Release);
     }
 
     /// Whether the sender has ever used this channel.

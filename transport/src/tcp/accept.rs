@@ -14,12 +14,12 @@ use crate::sys::descriptors::{self, STARVED_FOR};
 
 /// Most connections that have not said who they are yet. When more come the oldest goes: a peer says its hello at
 /// once, so the oldest is the likeliest stranger; a peer that is hit dials again.
-const WAITING_ROOM: usize = 256;
+const PENDING_MAX: usize = 256;
 
 /// Most connections taken per step, so that a flood does not hold up the traffic.
 const ACCEPTS_PER_STEP: usize = 64;
 
-/// A visitor may be turned away for its descriptor after this long: a peer says its hello at once.
+/// A pending may be turned away for its descriptor after this long: a peer says its hello at once.
 const HESITATION: Duration = Duration::from_millis(100);
 
 /// Who this endpoint is.
@@ -34,15 +34,15 @@ pub(super) struct Identity {
 
 /// Connections that were turned away.
 #[derive(Clone, Debug, Default)]
-pub struct Strangers {
+pub struct RejectedConnections {
     /// How many.
-    pub turned_away: u64,
+    pub count: u64,
     /// The last one: from where, and why.
     pub last: Option<String>,
 }
 
 #[derive(Debug)]
-struct Visitor {
+struct Pending {
     socket: Socket,
     from: Option<SocketAddr>,
     since: Instant,
@@ -50,7 +50,7 @@ struct Visitor {
     received: usize,
 }
 
-/// A peer at the door, as it says.
+/// A peer at the acceptor, as it says.
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) socket: Socket,
@@ -62,44 +62,44 @@ pub(super) struct Arrival {
 
 /// The listener, and who waits there.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct Acceptor {
     pub(super) listener: Socket,
-    visitors: Vec<Visitor>,
-    pub(super) strangers: Strangers,
-    /// Since when there has been no descriptor for whoever waits at the door.
+    pending: Vec<Pending>,
+    pub(super) rejected: RejectedConnections,
+    /// Since when there has been no descriptor for whoever waits at the acceptor.
     hungry_since: Option<Instant>,
 }
 
-impl Door {
-    pub(super) fn open() -> io::Result<Self> {
+impl Acceptor {
+    pub(super) fn open(options: &TcpOptions) -> io::Result<Self> {
         Ok(Self {
-            listener: socket::listen()?,
-            visitors: Vec::new(),
-            strangers: Strangers::default(),
+            listener: socket::listen(options.ports.clone())?,
+            pending: Vec::new(),
+            rejected: RejectedConnections::default(),
             hungry_since: None,
         })
     }
 
-    /// When [`Door::step`] has something to do even if nothing arrives.
+    /// When [`Acceptor::step`] has something to do even if nothing arrives.
     pub(super) fn due(&self, options: &TcpOptions) -> Option<Instant> {
-        let silent = self.visitors.iter().map(|visitor| visitor.since + options.hello_timeout);
+        let silent = self.pending.iter().map(|pending| pending.since + options.hello_timeout);
         silent.chain(self.hungry_since.map(|since| since + STARVED_FOR)).min()
     }
 
     pub(super) fn sockets(&self) -> impl Iterator<Item = &Socket> {
-        self.visitors.iter().map(|visitor| &visitor.socket)
+        self.pending.iter().map(|pending| &pending.socket)
     }
 
-    /// Whether nobody stands at the door. Only after a step that returned `false`.
+    /// Whether nobody stands at the acceptor. Only after a step that returned `false`.
     pub(super) fn is_quiet(&self) -> bool {
-        self.visitors.is_empty()
+        self.pending.is_empty()
     }
 
     /// Takes connections and reads hellos; those that prove the job's cookie become `arrivals`. `opened` is called with
     /// every new connection. Returns whether anything happened.
     ///
     /// # Errors
-    /// If somebody has waited at the door for [`STARVED_FOR`] and the system has no descriptor.
+    /// If somebody has waited at the acceptor for [`STARVED_FOR`] and the system has no descriptor.
     pub(super) fn step(
         &mut self,
         me: &Identity,
@@ -124,8 +124,8 @@ impl Door {
                 }
                 Err(error) if descriptors::are_out(&error) => {
                     let since = *self.hungry_since.get_or_insert(now);
-                    let oldest = (0..self.visitors.len()).min_by_key(|&at| self.visitors[at].since);
-                    if let Some(oldest) = oldest.filter(|&at| now >= self.visitors[at].since + HESITATION) {
+                    let oldest = (0..self.pending.len()).min_by_key(|&at| self.pending[at].since);
+                    if let Some(oldest) = oldest.filter(|&at| now >= self.pending[at].since + HESITATION) {
                         self.turn_away(oldest, "no descriptor left for others", None);
                     } else if now >= since + STARVED_FOR {
                         return Err(error);
@@ -137,16 +137,16 @@ impl Door {
                     if error.kind() != io::ErrorKind::Interrupted
                         && error.kind() != io::ErrorKind::ConnectionAborted
                     {
-                        self.strangers.last = Some(format!("accepting failed: {error}"));
+                        self.rejected.last = Some(format!("accepting failed: {error}"));
                         break;
                     }
                 }
             }
         }
         let mut at = 0;
-        while at < self.visitors.len() {
-            match self.visitors[at].listen(me) {
-                Heard::Nothing if now >= self.visitors[at].since + options.hello_timeout => {
+        while at < self.pending.len() {
+            match self.pending[at].listen(me) {
+                Heard::Nothing if now >= self.pending[at].since + options.hello_timeout => {
                     self.turn_away(at, "said nothing in time", None);
                 }
                 Heard::Nothing => {
@@ -154,12 +154,12 @@ impl Door {
                     continue;
                 }
                 Heard::Peer(hello) => {
-                    let Visitor { socket, from, hello: bytes, .. } = self.visitors.swap_remove(at);
+                    let Pending { socket, from, hello: bytes, .. } = self.pending.swap_remove(at);
                     arrivals.push(Arrival { socket, from, hello, bytes });
                 }
-                Heard::Stranger(why, verdict) => {
+                Heard::Rejected(why, verdict) => {
                     let answer = verdict.map(|verdict| {
-                        let hello = &self.visitors[at].hello;
+                        let hello = &self.pending[at].hello;
                         let proven = !matches!(verdict, Verdict::Version | Verdict::Cookie);
                         answer_of(me, verdict).encode(proven.then_some((hello, &me.key)))
                     });
@@ -180,31 +180,31 @@ impl Door {
         opened: &mut impl FnMut(&Socket),
     ) {
         if let Err(error) = socket::configure(&socket, options) {
-            self.strangers.last = Some(format!("{from:?}: {error}"));
+            self.rejected.last = Some(format!("{from:?}: {error}"));
             return;
         }
-        if self.visitors.len() >= WAITING_ROOM
-            && let Some(oldest) = (0..self.visitors.len()).min_by_key(|&at| self.visitors[at].since)
+        if self.pending.len() >= PENDING_MAX
+            && let Some(oldest) = (0..self.pending.len()).min_by_key(|&at| self.pending[at].since)
         {
-            self.turn_away(oldest, "too many at the door", None);
+            self.turn_away(oldest, "too many at the acceptor", None);
         }
         opened(&socket);
-        self.visitors.push(Visitor { socket, from, since: now, hello: [0; HELLO_BYTES], received: 0 });
+        self.pending.push(Pending { socket, from, since: now, hello: [0; HELLO_BYTES], received: 0 });
     }
 
     fn turn_away(&mut self, at: usize, why: &str, answer: Option<[u8; ANSWER_BYTES]>) {
-        let visitor = self.visitors.swap_remove(at);
+        let pending = self.pending.swap_remove(at);
         if let Some(answer) = answer {
             // Whether it hears the answer is its own affair.
-            let _ = socket::send_bytes(&visitor.socket, &answer);
+            let _ = socket::send_bytes(&pending.socket, &answer);
         }
-        self.note(visitor.from, why);
+        self.note(pending.from, why);
     }
 
     pub(super) fn note(&mut self, from: Option<SocketAddr>, why: &str) {
         let from = from.map_or_else(|| "somewhere".into(), |from| from.to_string());
-        self.strangers.turned_away += 1;
-        self.strangers.last = Some(format!("{from}: {why}"));
+        self.rejected.count += 1;
+        self.rejected.last = Some(format!("{from}: {why}"));
     }
 }
 
@@ -216,35 +216,35 @@ pub(super) fn answer_of(me: &Identity, verdict: Verdict) -> Answer {
 enum Heard {
     Nothing,
     Peer(Hello),
-    Stranger(String, Option<Verdict>),
+    Rejected(String, Option<Verdict>),
 }
 
-impl Visitor {
+impl Pending {
     fn listen(&mut self, me: &Identity) -> Heard {
         while self.received < HELLO_BYTES {
             match socket::recv_bytes(&self.socket, &mut self.hello[self.received..]) {
                 Ok(bytes) => self.received += bytes,
                 Err(Stop::Blocked) => break,
-                Err(Stop::Closed(_)) => return Heard::Stranger("left without a hello".into(), None),
+                Err(Stop::Closed(_)) => return Heard::Rejected("left without a hello".into(), None),
             }
         }
         match Hello::decode(&self.hello[..self.received]) {
             Ok(None) => Heard::Nothing,
-            Err(NotHello::Garbage) => Heard::Stranger("not Kolo".into(), None),
-            Err(NotHello::Version(version)) => Heard::Stranger(
+            Err(NotHello::Garbage) => Heard::Rejected("not Kolo".into(), None),
+            Err(NotHello::Version(version)) => Heard::Rejected(
                 format!("speaks protocol {version}, this is {PROTOCOL}"),
                 Some(Verdict::Version),
             ),
             Ok(Some(hello)) => {
                 if !is_proven(&self.hello, &me.key) {
-                    return Heard::Stranger("does not know the job's cookie".into(), Some(Verdict::Cookie));
+                    return Heard::Rejected("does not know the job's cookie".into(), Some(Verdict::Cookie));
                 }
                 if hello.target != me.instance {
-                    return Heard::Stranger("wanted another endpoint".into(), Some(Verdict::Instance));
+                    return Heard::Rejected("wanted another endpoint".into(), Some(Verdict::Instance));
                 }
-                // The lower rank dials.
-                if hello.world_size != me.world_size || hello.to != me.rank || hello.from >= me.rank {
-                    return Heard::Stranger("rank or world size out of place".into(), Some(Verdict::Rank));
+                let is_rank = hello.from < me.world_size && hello.from != me.rank;
+                if hello.world_size != me.world_size || hello.to != me.rank || !is_rank {
+                    return Heard::Rejected("rank or world size out of place".into(), Some(Verdict::Rank));
                 }
                 Heard::Peer(hello)
             }

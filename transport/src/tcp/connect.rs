@@ -4,14 +4,13 @@ use std::io;
 use std::time::Instant;
 
 use super::NAME;
-use super::accept::{Arrival, answer_of};
 use super::congestion;
 use super::dial::{Dial, Dialed};
 use super::endpoint::TcpEndpoint;
-use super::link::{Route, State};
+use super::link::{Awaiting, Route, State};
 use super::park::Whose;
 use super::socket;
-use super::wire::{ANSWER_BYTES, Hello, NONCE_BYTES, Verdict};
+use super::wire::{Hello, NONCE_BYTES};
 use crate::endpoint::{Channel, Event};
 use crate::error::{Error, ErrorKind};
 use crate::sys::descriptors;
@@ -22,14 +21,19 @@ const GONE_TICKS: u32 = 64;
 impl TcpEndpoint {
     /// Starts what gets an idle link connected.
     pub(super) fn ensure_connection(&mut self, number: u32) {
+        let peer = self.links[number as usize].channel.peer;
+        if self.dials_first(peer) {
+            self.dial(number);
+        } else {
+            let dial_at = Some(Instant::now() + self.options.dial_patience);
+            self.await_peer(number, Awaiting { dial_at, lose_at: None, tried: None });
+        }
+    }
+
+    /// Dials, if the peer has been introduced; if not, that will do it.
+    pub(super) fn dial(&mut self, number: u32) {
         let link = &mut self.links[number as usize];
         let Channel { peer, index } = link.channel;
-        if self.me.rank > peer {
-            link.state = State::Awaited;
-            self.awaited.push(number);
-            return;
-        }
-        // A peer that is not introduced yet is dialed when it is.
         let known = &self.peers[peer as usize];
         let Some(address) = &known.address else { return };
         let mut nonce = [0; NONCE_BYTES];
@@ -45,11 +49,11 @@ impl TcpEndpoint {
             target: address.instance,
             nonce,
         };
-        let same_host = self.host.same_kernel(&address.host);
+        let loopback = self.host.same_stack(&address.host);
         let dial = Dial::new(
             (hello.encode(&self.me.key), self.me.key.clone()),
             address.instance,
-            same_host,
+            loopback,
             &known.candidates,
             Instant::now(),
         );
@@ -57,7 +61,7 @@ impl TcpEndpoint {
         self.dialing.push(number);
     }
 
-    /// Steps the door and all dials.
+    /// Steps the acceptor and all dials.
     pub(super) fn connect(&mut self, events: &mut Vec<Event>) -> bool {
         let now = Instant::now();
         let mut arrivals = std::mem::take(&mut self.arrivals);
@@ -67,11 +71,7 @@ impl TcpEndpoint {
                 *deaf |= park.watch(socket, Whose::Connecting).is_err();
             }
         };
-        let step = self.door.step(&self.me, now, &self.options, &mut opened, &mut arrivals);
-        for arrival in arrivals.drain(..) {
-            self.receive(arrival);
-        }
-        self.arrivals = arrivals;
+        let step = self.acceptor.step(&self.me, now, &self.options, &mut opened, &mut arrivals);
         let mut moved = match step {
             Ok(moved) => moved,
             Err(error) => self.starve(&error, events),
@@ -85,9 +85,10 @@ impl TcpEndpoint {
                 moved = true;
             }
         }
-        let links = &self.links;
-        self.awaited.retain(|&number| matches!(links[number as usize].state, State::Awaited));
-        if !moved && self.door.is_quiet() {
+        // After the dials, which may have been welcomed meanwhile.
+        moved |= self.receive_all(arrivals);
+        moved |= self.look_after_awaited(now, events);
+        if !moved && self.acceptor.is_quiet() {
             moved |= self.miss_the_gone(events);
         }
         moved
@@ -128,6 +129,7 @@ impl TcpEndpoint {
         match dialed {
             Dialed::Waiting => true,
             Dialed::Connected(made) => {
+                self.peers[peer as usize].dials_first = Some(true);
                 let route = Route { remote: Some(made.to), congestion: made.congestion };
                 self.open(number, made.socket, route);
                 // The next channels to that peer try first what works.
@@ -142,7 +144,11 @@ impl TcpEndpoint {
                 self.lose(peer, cause, events);
                 false
             }
-            Dialed::Failed(tried) => {
+            Dialed::Failed { tried, is_silent } if is_silent || self.me.rank > peer => {
+                self.leave_it_to_the_peer(number, tried, now);
+                false
+            }
+            Dialed::Failed { tried, .. } => {
                 let detail = format!(
                     "no connection ({tried}); check that the rank is alive, that no firewall is between, \
                      and KOLO_SOCKET_IFNAME"
@@ -153,46 +159,10 @@ impl TcpEndpoint {
         }
     }
 
-    /// Lets an arrival in, if it fits.
-    fn receive(&mut self, Arrival { socket, from, hello, bytes }: Arrival) {
-        let verdict = self.judge(&hello);
-        let answer = answer_of(&self.me, verdict).encode(Some((&bytes, &self.me.key)));
-        // The socket's buffer is empty: the answer goes out whole, or the peer has gone.
-        let sent = socket::send_bytes(&socket, &answer);
-        if verdict != Verdict::Welcome {
-            self.door.note(from, &format!("rank {}, channel {}: {verdict:?}", hello.from, hello.channel));
-            return;
+    pub(super) fn open(&mut self, number: u32, socket: socket2::Socket, mut route: Route) {
+        if let Some(congestion) = congestion::adapt(&socket, &self.options.congestion) {
+            route.congestion = congestion;
         }
-        if !matches!(sent, Ok(ANSWER_BYTES)) {
-            return;
-        }
-        let known = self.peers[hello.from as usize].address.as_ref();
-        let same_host = known.is_some_and(|address| self.host.same_kernel(&address.host));
-        let congestion = congestion::choose(&socket, &self.options.congestion, same_host);
-        let congestion = congestion.unwrap_or_else(|error| error.to_string());
-        if let Ok(number) = self.link(Channel { peer: hello.from, index: hello.channel }) {
-            self.open(number, socket, Route { remote: from, congestion });
-        }
-    }
-
-    fn judge(&mut self, hello: &Hello) -> Verdict {
-        let peer = &self.peers[hello.from as usize];
-        if peer.down.is_some() {
-            return Verdict::Gone;
-        }
-        if peer.address.as_ref().is_some_and(|address| address.instance != hello.instance) {
-            return Verdict::Instance;
-        }
-        match self.link(Channel { peer: hello.from, index: hello.channel }) {
-            Err(_) => Verdict::Rank,
-            Ok(number) => match self.links[number as usize].state {
-                State::Idle | State::Awaited => Verdict::Welcome,
-                State::Dialing(_) | State::Open(_) | State::Gone => Verdict::Duplicate,
-            },
-        }
-    }
-
-    fn open(&mut self, number: u32, socket: socket2::Socket, route: Route) {
         if self.watching {
             self.deaf |= self.park.watch(&socket, Whose::Link(number)).is_err();
         }
@@ -208,19 +178,19 @@ impl TcpEndpoint {
         self.watching = true;
         let mut watch =
             |socket: &socket2::Socket, whose| self.deaf |= self.park.watch(socket, whose).is_err();
-        watch(&self.door.listener, Whose::Connecting);
-        self.door.sockets().for_each(|socket| watch(socket, Whose::Connecting));
+        watch(&self.acceptor.listener, Whose::Connecting);
+        self.acceptor.sockets().for_each(|socket| watch(socket, Whose::Connecting));
         for (number, link) in self.links.iter().enumerate() {
             match &link.state {
                 State::Open(socket) => watch(socket, Whose::Link(number as u32)),
                 State::Dialing(dial) => dial.sockets().for_each(|socket| watch(socket, Whose::Connecting)),
-                State::Idle | State::Awaited | State::Gone => {}
+                State::Idle | State::Awaited(_) | State::Gone => {}
             }
         }
     }
 
     /// Loses the peers that should dial, but have closed their other connections (rule 2 of the module: they will
-    /// not dial any more). Only when nobody is at the door.
+    /// not dial any more). Only when nobody is at the acceptor.
     fn miss_the_gone(&mut self, events: &mut Vec<Event>) -> bool {
         let thorough = self.tick.is_multiple_of(GONE_TICKS) || self.armed;
         let gone = self
@@ -268,7 +238,7 @@ impl TcpEndpoint {
         for &number in &known.links {
             let Some(link) = self.links.get_mut(number as usize) else { continue };
             link.state = State::Gone;
-            link.inbound.watched = false;
+            link.inbound.probed = false;
             let sends = link.outbound.queue.drain(..).map(|send| send.token);
             let recvs = link.inbound.queue.drain(..).map(|recv| recv.token);
             events.extend(sends.chain(recvs).map(|token| Event::Failed(token, cause.clone())));

@@ -1,8 +1,8 @@
 //! Dialing: one connection to a peer, over the first of its addresses that answers.
 //!
-//! Addresses are tried in order of distance. The next attempt starts when the previous one fails or has been silent for a while. The
-//! silent one stays in the race: a peer that is busy computing answers late at the right address, and a wrong address never answers. The
-//! first welcome wins.
+//! Addresses are tried in order of distance. The next attempt starts when the previous one fails or has been silent for a
+//! while: a short one if nobody lets this end connect, a longer one if a peer does not answer. The silent one stays in the race: a peer
+//! that is busy computing answers late at the right address, and a wrong address never answers. The first welcome wins.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -22,6 +22,10 @@ use crate::sys::descriptors::{self, STARVED_FOR};
 /// rank's hello for a stranger's when its waiting room was full.
 const RETRIES: u32 = 3;
 
+/// How long no address may have let this end connect before the next is tried beside it, as RFC 8305 has it: a kernel answers at
+/// once, even for a process that is busy.
+const CONNECT_PATIENCE: Duration = Duration::from_millis(250);
+
 /// How soon an attempt is made again for which there was no descriptor.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
@@ -32,12 +36,14 @@ pub(super) struct Dial {
     key: Key,
     /// Instance that must answer.
     target: u64,
-    same_host: bool,
+    loopback: bool,
     waiting: VecDeque<(Candidate, u32)>,
     attempts: Vec<Attempt>,
     /// When the next address is started although none has failed.
     next_at: Instant,
     failures: Vec<String>,
+    /// Whether one of them was silence.
+    is_silent: bool,
     /// Since when there has been no descriptor for the next attempt.
     hungry_since: Option<Instant>,
 }
@@ -69,8 +75,13 @@ pub(super) enum Dialed {
     Waiting,
     /// There.
     Connected(Connected),
-    /// No address works; the text lists what was tried.
-    Failed(String),
+    /// No address works.
+    Failed {
+        /// What was tried.
+        tried: String,
+        /// Whether an address did not answer, or there is no way to it: the peer may still get through to this end.
+        is_silent: bool,
+    },
     /// The system has had no descriptor for a connection for [`STARVED_FOR`].
     Starved(std::io::Error),
 }
@@ -79,7 +90,7 @@ impl Dial {
     pub(super) fn new(
         (hello, key): ([u8; HELLO_BYTES], Key),
         target: u64,
-        same_host: bool,
+        loopback: bool,
         candidates: &[Candidate],
         now: Instant,
     ) -> Self {
@@ -87,18 +98,19 @@ impl Dial {
             hello,
             key,
             target,
-            same_host,
+            loopback,
             waiting: candidates.iter().map(|candidate| (candidate.clone(), 0)).collect(),
             attempts: Vec::new(),
             next_at: now,
             failures: Vec::new(),
+            is_silent: false,
             hungry_since: None,
         }
     }
 
     /// When [`Dial::step`] has something to do even if nothing arrives.
     pub(super) fn due(&self, options: &TcpOptions) -> Option<Instant> {
-        let next = if self.waiting.is_empty() { None } else { Some(self.next_at) };
+        let next = if self.waiting.is_empty() { None } else { Some(self.next_at()) };
         let silent = self.attempts.iter().filter(|a| a.sent == 0).map(|a| a.since + options.dial_timeout);
         silent.chain(next).min()
     }
@@ -106,6 +118,11 @@ impl Dial {
     /// Whether a connection is there on which an answer may come.
     pub(super) fn has_said_hello(&self) -> bool {
         self.attempts.iter().any(|attempt| attempt.sent == HELLO_BYTES)
+    }
+
+    /// Whether the peer may have a hello, or a part of it.
+    pub(super) fn has_begun_hello(&self) -> bool {
+        self.attempts.iter().any(|attempt| attempt.sent > 0)
     }
 
     /// Whether none of the addresses tried answers.
@@ -138,10 +155,15 @@ impl Dial {
                     });
                 }
                 Ok(false) if attempt.sent == 0 && now >= attempt.since + options.dial_timeout => {
+                    self.is_silent = true;
                     self.fail(at, "no answer; a firewall?", now);
                 }
                 Ok(false) => at += 1,
                 Err(Broken::For(why)) => self.fail(at, &why, now),
+                Err(Broken::Unreachable(why)) => {
+                    self.is_silent = true;
+                    self.fail(at, &why, now);
+                }
                 Err(Broken::Early(why)) => {
                     let attempt = &self.attempts[at];
                     if attempt.try_number < RETRIES {
@@ -155,10 +177,31 @@ impl Dial {
                 }
             }
         }
-        while now >= self.next_at {
+        if let Err(error) = self.start_due(now, options, &mut opened) {
+            return Dialed::Starved(error);
+        }
+        if self.attempts.is_empty() && self.waiting.is_empty() {
+            let tried =
+                if self.failures.is_empty() { "no address".to_owned() } else { self.failures.join("; ") };
+            return Dialed::Failed { tried, is_silent: self.is_silent };
+        }
+        Dialed::Waiting
+    }
+
+    /// Starts the attempts that are due.
+    ///
+    /// # Errors
+    /// If the system has had no descriptor for [`STARVED_FOR`].
+    fn start_due(
+        &mut self,
+        now: Instant,
+        options: &TcpOptions,
+        opened: &mut impl FnMut(&Socket),
+    ) -> std::io::Result<()> {
+        while now >= self.next_at() {
             let Some((candidate, try_number)) = self.waiting.pop_front() else { break };
             let to = candidate.to;
-            match Attempt::start(candidate.clone(), try_number, self.same_host, now, options) {
+            match Attempt::start(candidate.clone(), try_number, self.loopback, now, options) {
                 Ok(attempt) => {
                     self.hungry_since = None;
                     opened(&attempt.socket);
@@ -167,7 +210,7 @@ impl Dial {
                 }
                 Err(error) if descriptors::are_out(&error) => {
                     if now >= *self.hungry_since.get_or_insert(now) + STARVED_FOR {
-                        return Dialed::Starved(error);
+                        return Err(error);
                     }
                     self.waiting.push_front((candidate, try_number));
                     self.next_at = now + LOOK_AGAIN;
@@ -177,16 +220,22 @@ impl Dial {
                         Some(libc::EADDRNOTAVAIL) => "; see net.ipv4.ip_local_port_range",
                         _ => "",
                     };
+                    self.is_silent |= is_unreachable(&error);
                     self.failures.push(format!("{to}: {error}{remedy}"));
                 }
             }
         }
-        if self.attempts.is_empty() && self.waiting.is_empty() {
-            let tried =
-                if self.failures.is_empty() { "no address".to_owned() } else { self.failures.join("; ") };
-            return Dialed::Failed(tried);
+        Ok(())
+    }
+
+    /// When the next address is tried.
+    fn next_at(&self) -> Instant {
+        match self.attempts.iter().map(|attempt| attempt.since).max() {
+            Some(last) if self.hungry_since.is_none() && !self.has_begun_hello() => {
+                self.next_at.min(last + CONNECT_PATIENCE)
+            }
+            _ => self.next_at,
         }
-        Dialed::Waiting
     }
 
     fn fail(&mut self, at: usize, why: &str, now: Instant) {
@@ -201,21 +250,28 @@ impl Dial {
 enum Broken {
     /// For good.
     For(String),
+    /// Before it reached anybody.
+    Unreachable(String),
     /// Closed before the answer.
     Early(String),
+}
+
+/// Whether packets do not get to an address, as far as the network says. A refusal says that they do.
+fn is_unreachable(error: &std::io::Error) -> bool {
+    [libc::EHOSTUNREACH, libc::ENETUNREACH, libc::ETIMEDOUT].map(Some).contains(&error.raw_os_error())
 }
 
 impl Attempt {
     fn start(
         candidate: Candidate,
         try_number: u32,
-        same_host: bool,
+        loopback: bool,
         now: Instant,
         options: &TcpOptions,
     ) -> std::io::Result<Self> {
         let socket = Socket::new(Domain::for_address(candidate.to), Type::STREAM, Some(Protocol::TCP))?;
         socket::configure(&socket, options)?;
-        let congestion = congestion::choose(&socket, &options.congestion, same_host)?;
+        let congestion = congestion::choose(&socket, &options.congestion, loopback)?;
         match socket.connect(&SockAddr::from(candidate.to)) {
             Ok(()) => {}
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
@@ -244,7 +300,12 @@ impl Attempt {
                 Ok(bytes) => self.sent += bytes,
                 Err(Stop::Blocked) => return Ok(false),
                 Err(Stop::Closed(Some(error))) if self.sent == 0 => {
-                    return Err(Broken::For(error.to_string()));
+                    let text = error.to_string();
+                    return Err(if is_unreachable(&error) {
+                        Broken::Unreachable(text)
+                    } else {
+                        Broken::For(text)
+                    });
                 }
                 Err(Stop::Closed(error)) => return Err(early(error)),
             }
@@ -270,6 +331,54 @@ impl Attempt {
                 Err(Broken::For("another endpoint answers".into()))
             }
             Some(answer) => Err(Broken::For(answer.explain())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    use super::super::wire::key_of;
+    use super::*;
+
+    /// A listener whose queue is full, so that the kernel drops what else comes, and those in the queue.
+    fn silent() -> (TcpListener, Vec<TcpStream>) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let to = listener.local_addr().unwrap();
+        let knock = || TcpStream::connect_timeout(&to, Duration::from_millis(200)).ok();
+        let queued: Vec<_> = std::iter::from_fn(knock).take(100).collect();
+        assert!(queued.len() < 100, "the queue does not fill");
+        (listener, queued)
+    }
+
+    #[test]
+    fn an_address_that_lets_nobody_connect_delays_the_next_one_less() {
+        let (silent, _queued) = silent();
+        let open = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let options = TcpOptions::default();
+        for (first, wait) in [(&silent, CONNECT_PATIENCE), (&open, options.dial_patience)] {
+            let candidates = [first, &open].map(|at| Candidate {
+                to: at.local_addr().unwrap(),
+                interface: "lo".into(),
+                distance: 0,
+            });
+            let began = Instant::now();
+            let hello = ([0; HELLO_BYTES], key_of(&[7; 16]));
+            let mut dial = Dial::new(hello, 1, true, &candidates, began);
+            let mut attempts_after = |time| {
+                assert!(matches!(dial.step(began + time, &options, |_| {}), Dialed::Waiting));
+                (dial.attempts.len(), dial.has_begun_hello())
+            };
+            attempts_after(Duration::ZERO);
+            // The handshake of the kernel, which is no matter of the time that the dial is told.
+            let is_open = std::ptr::eq(first, &raw const open);
+            while is_open && !attempts_after(Duration::ZERO).1 {
+                assert!(began.elapsed() < Duration::from_secs(20), "no connection");
+            }
+            assert_eq!(attempts_after(wait - Duration::from_millis(1)).0, 1);
+            assert_eq!(attempts_after(wait).0, 2);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::NAME;
-use super::accept::{Arrival, Door, Identity, Strangers};
+use super::accept::{Acceptor, Arrival, Identity, RejectedConnections};
 use super::address::{Address, Host};
 use super::inbound::{Landing, Recv};
 use super::interfaces::{self, Interface};
@@ -36,7 +36,7 @@ pub struct TcpEndpoint {
     interfaces: Vec<Interface>,
     address: Vec<u8>,
     port: u16,
-    pub(super) door: Door,
+    pub(super) acceptor: Acceptor,
     /// By rank.
     pub(super) peers: Vec<Peer>,
     pub(super) links: Vec<Link>,
@@ -50,6 +50,8 @@ pub struct TcpEndpoint {
     pub(super) leaving: Vec<socket2::Socket>,
     /// Empty between calls.
     pub(super) arrivals: Vec<Arrival>,
+    /// Arrivals from peers that this end dials itself: see `turns`.
+    pub(super) deferred: Vec<Arrival>,
     pub(super) work: Workspace,
     pub(super) park: Park,
     /// Whether sockets are registered with `park`.
@@ -57,7 +59,7 @@ pub struct TcpEndpoint {
     /// Whether the system refused to register one; sleeps are short then.
     pub(super) deaf: bool,
     pub(super) armed: bool,
-    /// Whether something has happened at the door or with a dial, as far as epoll has told.
+    /// Whether something has happened at the acceptor or with a dial, as far as epoll has told.
     pub(super) stirred: bool,
     timer_set: bool,
     /// Counts polls.
@@ -72,6 +74,8 @@ pub(super) struct Peer {
     /// Link numbers by channel index; `NO_LINK` where there is none.
     pub(super) links: Vec<u32>,
     pub(super) down: Option<Error>,
+    /// Whether this end dials first; if not set, the lower rank does.
+    pub(super) dials_first: Option<bool>,
 }
 
 const NO_LINK: u32 = u32::MAX;
@@ -106,8 +110,8 @@ impl TcpEndpoint {
             let detail = "no usable network interface; see `ip address` and KOLO_SOCKET_IFNAME";
             return Err(Error::new(ErrorKind::System, NAME, None, detail));
         }
-        let door = Door::open().map_err(system("listening"))?;
-        let port = door.listener.local_addr().map_err(system("listening"))?;
+        let acceptor = Acceptor::open(&options).map_err(system("listening"))?;
+        let port = acceptor.listener.local_addr().map_err(system("listening"))?;
         let port = port.as_socket().map_or(0, |address| address.port());
         let address = Address::new(port, instance, host, &admitted).encode();
         let park = Park::new().map_err(system("creating an epoll descriptor"))?;
@@ -132,7 +136,7 @@ impl TcpEndpoint {
             interfaces: admitted,
             address,
             port,
-            door,
+            acceptor,
             peers: (0..world_size).map(|_| Peer::default()).collect(),
             links: Vec::new(),
             listed: Vec::new(),
@@ -140,6 +144,7 @@ impl TcpEndpoint {
             awaited: Vec::new(),
             leaving: Vec::new(),
             arrivals: Vec::new(),
+            deferred: Vec::new(),
             work: Workspace::new(),
             park,
             watching: false,
@@ -159,8 +164,8 @@ impl TcpEndpoint {
 
     /// Connections that were turned away: scanners, other jobs, ranks of another version.
     #[must_use]
-    pub fn strangers(&self) -> &Strangers {
-        &self.door.strangers
+    pub fn rejected_connections(&self) -> &RejectedConnections {
+        &self.acceptor.rejected
     }
 
     /// How a connected channel runs, for the summary: the peer's address and the congestion control.
@@ -226,7 +231,7 @@ impl TcpEndpoint {
         };
         let len = len.ok_or_else(|| too_long(on.peer))?;
         let inbound = &mut self.links[number as usize].inbound;
-        inbound.watched = false;
+        inbound.probed = false;
         inbound.queue.push_back(Recv { token, tag, len, landing, conditional });
         self.enlist(number);
         Ok(Posted::Pending)
@@ -274,7 +279,7 @@ impl Endpoint for TcpEndpoint {
             let because = "no common network; see KOLO_SOCKET_IFNAME".to_owned();
             return Ok(Reach::No { because });
         };
-        let near = if self.host.same_kernel(&address.host) { "same host, " } else { "" };
+        let near = if self.host.same_stack(&address.host) { "same host, " } else { "" };
         let how = format!("{near}{} via {}", first.to, first.interface);
         let known = &mut self.peers[peer as usize];
         known.address = Some(address);
@@ -335,7 +340,7 @@ impl Endpoint for TcpEndpoint {
         unsafe { self.enqueue_recv(on, tag, dst, token, false) }
     }
 
-    fn looks_ahead(&self) -> bool {
+    fn can_probe(&self) -> bool {
         true
     }
 
@@ -350,16 +355,16 @@ impl Endpoint for TcpEndpoint {
         unsafe { self.enqueue_recv(on, tag, dst, token, true) }
     }
 
-    fn watch(&mut self, on: Channel) -> Result<(), Error> {
+    fn probe(&mut self, on: Channel) -> Result<(), Error> {
         let number = self.link(on)?;
-        self.links[number as usize].inbound.watched = true;
+        self.links[number as usize].inbound.probed = true;
         self.enlist(number);
         Ok(())
     }
 
-    fn unwatch(&mut self, on: Channel) {
+    fn cancel_probe(&mut self, on: Channel) {
         if let Ok(number) = self.link(on) {
-            self.links[number as usize].inbound.watched = false;
+            self.links[number as usize].inbound.probed = false;
         }
     }
 
@@ -368,7 +373,7 @@ impl Endpoint for TcpEndpoint {
             State::Open(_) => link.inbound.is_wanted(),
             // The peer may have said welcome, and all the rest.
             State::Dialing(dial) => link.inbound.is_wanted() && dial.has_said_hello(),
-            State::Idle | State::Awaited | State::Gone => false,
+            State::Idle | State::Awaited(_) | State::Gone => false,
         })
     }
 
@@ -376,7 +381,8 @@ impl Endpoint for TcpEndpoint {
         self.links_to(peer).any(|link| match &link.state {
             State::Open(socket) => socket::resends_in_vain(socket),
             State::Dialing(dial) => dial.is_unheard(),
-            State::Idle | State::Awaited | State::Gone => false,
+            State::Awaited(awaiting) => awaiting.tried.is_some(),
+            State::Idle | State::Gone => false,
         })
     }
 
@@ -398,8 +404,12 @@ impl Endpoint for TcpEndpoint {
             State::Dialing(dial) => dial.due(&self.options),
             _ => None,
         });
+        let waits = self.awaited.iter().filter_map(|&number| match &self.links[number as usize].state {
+            State::Awaited(awaiting) => awaiting.due(),
+            _ => None,
+        });
         let short = self.deaf.then(|| Instant::now() + Duration::from_millis(1));
-        let due = dials.chain(self.door.due(&self.options)).chain(short).min();
+        let due = dials.chain(waits).chain(self.acceptor.due(&self.options)).chain(short).min();
         if due.is_some() || self.timer_set {
             self.timer_set = due.is_some();
             // A timer that cannot be set is a bad argument, and there is none.

@@ -72,7 +72,7 @@ pub(super) struct Inbound {
     /// Number of the front message.
     sequence: u32,
     /// Whether the header of the next message is wanted though nothing is posted.
-    pub(super) watched: bool,
+    pub(super) probed: bool,
     /// Whether the front header is of a message that waits for a receive.
     held: bool,
     /// Bytes of a mismatched payload still to drop.
@@ -95,7 +95,7 @@ impl Default for Inbound {
             grain: [0; GRAIN_BYTES],
             grain_bytes: 0,
             sequence: 0,
-            watched: false,
+            probed: false,
             held: false,
             skip: 0,
             stash: Vec::new(),
@@ -122,7 +122,7 @@ impl Inbound {
             if let Some(what) = self.corrupt {
                 return (total, Halt::Corrupt(what));
             }
-            if self.queue.is_empty() && !self.watched {
+            if self.queue.is_empty() && !self.probed {
                 return (total, Halt::Idle);
             }
             if total >= budget {
@@ -162,7 +162,7 @@ impl Inbound {
 
     /// Whether anybody waits for a message, so that the end of the stream is met.
     pub(super) fn is_wanted(&self) -> bool {
-        self.watched || !self.queue.is_empty()
+        self.probed || !self.queue.is_empty()
     }
 
     /// Whether there is something to do without the socket.
@@ -333,7 +333,7 @@ impl Inbound {
             return Ok(());
         }
         if self.queue.is_empty() {
-            if self.watched {
+            if self.probed {
                 self.hold(self.envelope()?, on, events);
             }
         } else if let Some(header) = self.differs()? {
@@ -382,7 +382,7 @@ impl Inbound {
 
     /// Lets the front message wait for the next receive.
     fn hold(&mut self, header: Header, on: Channel, events: &mut Vec<Event>) {
-        (self.held, self.watched) = (true, false);
+        (self.held, self.probed) = (true, false);
         events.push(Event::Waiting(Envelope { on, tag: header.tag, len: header.len }));
     }
 

@@ -1,6 +1,7 @@
 //! One channel's connection, and the memory that all connections of an endpoint share.
 
 use std::net::SocketAddr;
+use std::time::Instant;
 
 use socket2::Socket;
 
@@ -24,11 +25,29 @@ pub(super) enum State {
     /// This side dials.
     Dialing(Box<Dial>),
     /// The peer dials; this side waits for it.
-    Awaited,
+    Awaited(Awaiting),
     /// It is there.
     Open(Socket),
     /// The peer is lost or given up.
     Gone,
+}
+
+/// A wait for the peer to dial.
+#[derive(Debug)]
+pub(super) struct Awaiting {
+    /// When this side dials itself, if it has not.
+    pub(super) dial_at: Option<Instant>,
+    /// When the peer is lost.
+    pub(super) lose_at: Option<Instant>,
+    /// What came of this side's own dial.
+    pub(super) tried: Option<String>,
+}
+
+impl Awaiting {
+    /// When something is to be done.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.dial_at.into_iter().chain(self.lose_at).min()
+    }
 }
 
 /// A channel.
@@ -73,7 +92,7 @@ impl Link {
     }
 
     pub(super) fn has_work(&self) -> bool {
-        self.inbound.watched || self.has_tokens()
+        self.inbound.probed || self.has_tokens()
     }
 
     /// Whether something is posted and not over.

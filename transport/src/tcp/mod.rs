@@ -5,7 +5,7 @@
 //! * **One connection per channel.** The kernel's flow control is the channel's back-pressure. Nothing is multiplexed: a channel with a late
 //!   receiver holds up no other, and there are no credits to keep.
 //! * **The lower rank dials, the higher accepts**, each on its own first post. Two ends that post at the same time therefore make one
-//!   connection, without a tie to break.
+//!   connection, without a tie to break. Where the lower rank does not get through, the higher dials after a while (see `turns`).
 //! * **Matching is static**, so the receiver knows where a message goes before it arrives: one `recvmsg` takes the header and the payload,
 //!   the payload straight into place. If no receive is posted, the socket is not read.
 //! * **The caller drives.** There is no thread, lock or queue: `post_send` writes as much as the kernel takes, and `poll` does the rest. With
@@ -41,15 +41,17 @@ mod socket;
 #[cfg(test)]
 mod tests;
 mod traffic;
+mod turns;
 mod wire;
 
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::kinds::{Features, Options};
 
-pub use accept::Strangers;
+pub use accept::RejectedConnections;
 pub use endpoint::TcpEndpoint;
 pub use options::{Congestion, Family, TcpOptions};
+pub use socket::{Reuse, in_port_range};
 
 /// The transport's name, in errors and capabilities.
 pub(crate) const NAME: &str = "tcp";

@@ -1,5 +1,6 @@
 //! The options of the TCP transport.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// Which address families are used.
@@ -17,7 +18,7 @@ pub enum Family {
 /// Which congestion control connections use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
-    /// The system's, but between processes of one host a pacing one (bbr) is replaced by one that does not pace,
+    /// The system's, but bbr on long paths where the system offers it, and between processes of one host a pacing one (bbr) is replaced by one that does not pace,
     /// if the system allows: pacing halves the throughput where there is no network to be polite to.
     #[default]
     Auto,
@@ -35,6 +36,8 @@ pub struct TcpOptions {
     pub interfaces: Option<Vec<String>>,
     /// Address families.
     pub family: Family,
+    /// Ports to listen at, of which each endpoint takes the first that is free; `None` lets the system choose.
+    pub ports: Option<RangeInclusive<u16>>,
     /// Congestion control.
     pub congestion: Congestion,
     /// A secret that all ranks of a job share, and nobody else. Whoever connects without it is turned away.
@@ -62,6 +65,7 @@ impl Default for TcpOptions {
         Self {
             interfaces: None,
             family: Family::Both,
+            ports: None,
             congestion: Congestion::Auto,
             cookie: [0; 16],
             send_buffer_bytes: None,

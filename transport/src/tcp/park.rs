@@ -15,7 +15,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 /// Who a descriptor belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
-    /// The door, a visitor or a dial: all stepped whenever one of them stirs.
+    /// The acceptor, a pending or a dial: all stepped whenever one of them stirs.
     Connecting,
     /// The timer.
     Timer,

@@ -1,6 +1,8 @@
 //! The system calls on sockets: vectored send and receive, and the options every connection gets.
 
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
@@ -104,27 +106,87 @@ pub(super) fn resends_in_vain(socket: &Socket) -> bool {
     rc == 0 && info.tcpi_unacked > 0 && info.tcpi_retransmits >= needed
 }
 
-/// A socket that listens on all addresses at a port the system picks; of both families where it can.
-pub(super) fn listen() -> io::Result<Socket> {
+/// The least time that a packet and its acknowledgement have taken, if the kernel knows.
+pub(super) fn least_round_trip(socket: &Socket) -> Option<Duration> {
+    // Place of `tcpi_min_rtt` (Linux 4.9), in microseconds; libc's structure ends before it.
+    const AT: usize = 148 / size_of::<u32>();
+    let mut info = [0_u32; AT + 1];
+    let mut len = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: TCP_INFO writes at most `len` bytes to the given address, which has as many, and how many to that of `len`.
+    // Any bytes are numbers.
+    let rc = unsafe {
+        let (to, len) = (info.as_mut_ptr().cast(), &raw mut len);
+        libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, to, len)
+    };
+    let has_all = rc == 0 && len as usize == size_of_val(&info);
+    (has_all && info[AT] != u32::MAX).then(|| Duration::from_micros(info[AT].into()))
+}
+
+/// A socket that listens on all addresses, at the first free port of a range or one that the system picks; of both families
+/// where it can.
+pub(super) fn listen(ports: Option<RangeInclusive<u16>>) -> io::Result<Socket> {
+    match ports {
+        Some(ports) => in_port_range(&ports, listen_at),
+        None => listen_at(0, Reuse::No),
+    }
+}
+
+/// Whether a socket may have a port that others have bound without listening, or that has connections which are not forgotten
+/// yet (`SO_REUSEADDR`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reuse {
+    /// It may not.
+    No,
+    /// It may.
+    Yes,
+}
+
+/// Opens something at the first port of a range that is free. Ports that are merely not listened at come last: one of them may
+/// be kept for somebody.
+///
+/// # Errors
+/// What `open` fails with, other than that the port is taken; if all are taken, an error that says so.
+pub fn in_port_range<T>(
+    ports: &RangeInclusive<u16>,
+    open: impl Fn(u16, Reuse) -> io::Result<T>,
+) -> io::Result<T> {
+    for reuse in [Reuse::No, Reuse::Yes] {
+        for port in ports.clone() {
+            match open(port, reuse) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                outcome => return outcome,
+            }
+        }
+    }
+    let text = format!(
+        "no port from {} to {} is free; every communicator takes one on each of its ranks, and rank 0 may need one more to \
+         join: widen KOLO_PORT_RANGE",
+        ports.start(),
+        ports.end()
+    );
+    Err(io::Error::new(io::ErrorKind::AddrInUse, text))
+}
+
+fn listen_at(port: u16, reuse: Reuse) -> io::Result<Socket> {
     // As many as the system allows (net.core.somaxconn caps it): at start a whole world may dial at once.
     const BACKLOG: i32 = 4096;
-    let dual = || {
-        let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP))?;
-        socket.set_only_v6(false)?;
-        socket.bind(&SockAddr::from(std::net::SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, 0))))?;
-        Ok::<_, io::Error>(socket)
-    };
-    let socket = match dual() {
-        Ok(socket) => socket,
-        Err(_) => {
-            let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
-            socket.bind(&SockAddr::from(std::net::SocketAddr::from((std::net::Ipv4Addr::UNSPECIFIED, 0))))?;
-            socket
+    let open = |domain, address: IpAddr| {
+        let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+        if address.is_ipv6() {
+            socket.set_only_v6(false)?;
         }
+        socket.set_reuse_address(reuse == Reuse::Yes)?;
+        socket.bind(&SockAddr::from(SocketAddr::new(address, port)))?;
+        // Its connections inherit this, so that they do not keep the port from the next job after their end.
+        socket.set_reuse_address(true)?;
+        socket.set_nonblocking(true)?;
+        socket.listen(BACKLOG)?;
+        Ok(socket)
     };
-    socket.set_nonblocking(true)?;
-    socket.listen(BACKLOG)?;
-    Ok(socket)
+    open(Domain::IPV6, Ipv6Addr::UNSPECIFIED.into()).or_else(|error: io::Error| match error.kind() {
+        io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => Err(error),
+        _ => open(Domain::IPV4, Ipv4Addr::UNSPECIFIED.into()), // a host without IPv6
+    })
 }
 
 /// The options of a connection. Buffers are set before connecting, or the window scale would not know.
@@ -148,5 +210,52 @@ pub(super) fn configure(socket: &impl AsFd, options: &TcpOptions) -> io::Result<
     match options.user_timeout {
         Some(time) => socket.set_tcp_user_timeout(Some(time)),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(socket: &Socket) -> u16 {
+        socket.local_addr().ok().and_then(|address| address.as_socket()).expect("bound").port()
+    }
+
+    /// Two ports in a row that were free a moment ago.
+    fn pair() -> RangeInclusive<u16> {
+        let free = |_| {
+            let first = port(&listen_at(0, Reuse::No).expect("a port"));
+            let last = first.checked_add(1)?;
+            listen_at(last, Reuse::No).is_ok().then_some(first..=last)
+        };
+        (0..100).find_map(free).expect("a machine with free ports")
+    }
+
+    #[test]
+    fn sockets_take_the_ports_of_a_range_in_turn() {
+        let ports = pair();
+        let first = listen(Some(ports.clone())).expect("free");
+        let second = listen(Some(ports.clone())).expect("free");
+        assert_eq!([port(&first), port(&second)], [*ports.start(), *ports.end()]);
+        let error = listen(Some(ports.clone())).expect_err("none is free").to_string();
+        for part in [ports.start().to_string(), ports.end().to_string(), "KOLO_PORT_RANGE".to_owned()] {
+            assert!(error.contains(&part), "{error}");
+        }
+        // A connection that this end closes first stays behind for a minute.
+        let peer = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, *ports.start())).expect("it listens");
+        let accepted = || first.accept().map_err(|error| assert_eq!(error.kind(), io::ErrorKind::WouldBlock));
+        let connection = std::iter::repeat_with(accepted).find_map(Result::ok).expect("accepted");
+        drop((connection, first, peer));
+        assert_eq!(port(&listen(Some(ports.clone())).expect("free again")), *ports.start());
+    }
+
+    #[test]
+    fn a_port_that_is_kept_for_somebody_is_taken_last() {
+        let ports = pair();
+        let kept = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)).expect("a socket");
+        kept.set_reuse_address(true).expect("an option");
+        kept.bind(&SockAddr::from(SocketAddr::from((Ipv6Addr::UNSPECIFIED, *ports.start())))).expect("free");
+        let others = [(); 2].map(|()| listen(Some(ports.clone())).expect("free"));
+        assert_eq!(others.map(|other| port(&other)), [*ports.end(), *ports.start()]);
     }
 }

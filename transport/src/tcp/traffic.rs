@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind};
 /// costs about what asking does (0.2 to 0.4 µs), and asking comes on top for those that are ready.
 const FEW: usize = 4;
 
-/// With nothing to wait for at the door, it is looked at every so many polls.
+/// With nothing to wait for at the acceptor, it is looked at every so many polls.
 const DOOR_TICKS: u32 = 256;
 
 impl TcpEndpoint {
@@ -30,7 +30,7 @@ impl TcpEndpoint {
         let connecting = !self.dialing.is_empty() || !self.awaited.is_empty();
         if connecting || self.stirred || self.tick.is_multiple_of(DOOR_TICKS) {
             let stirs = self.connect(events);
-            // Not everything at the door may have been taken at once.
+            // Not everything at the acceptor may have been taken at once.
             self.stirred = stirs;
             moved |= stirs;
         }
@@ -93,7 +93,7 @@ impl TcpEndpoint {
                 // The end of the stream may have been announced together with its last bytes.
                 Halt::Blocked => link.readable = link.hung_up,
                 // Whoever posts a receive meets the end again.
-                Halt::Closed(_) if link.inbound.queue.is_empty() => link.inbound.watched = false,
+                Halt::Closed(_) if link.inbound.queue.is_empty() => link.inbound.probed = false,
                 Halt::Closed(source) => return Err(closed(channel, &link.inbound.position(), source)),
                 Halt::Corrupt(what) => {
                     let detail = format!("channel {}: {what}", channel.index);

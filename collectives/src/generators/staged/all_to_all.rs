@@ -12,7 +12,7 @@ pub(super) fn plan(b: &mut PlanBuilder, task: &Task, rank: u32, hosts: &Hosts) {
     let (local, home) = (hosts.local(rank), hosts.index_of(rank));
     let is_near = |peer: u32| hosts.index_of(peer) == home;
     let block = |space, peer| Blocks::one(space, peer);
-    // In place, what comes from one rank overwrites what is for another.
+    // In place, a block that arrives overwrites the block for another rank.
     let mut aside = vec![None; task.world_size as usize];
     if !task.out_of_place() {
         for peer in (0..task.world_size).filter(|peer| !is_near(*peer)) {

@@ -6,15 +6,16 @@
 //! its network link, the least there is; inside, a byte is copied in once and read where it is needed. All-gather,
 //! reduce-scatter and all-to-all: see [`super::rails`]. Hosts may have different numbers of ranks.
 
-use super::{on_hosts, payload_bytes, rails};
+use super::rails::{self, Rails};
+use super::{on_hosts, payload_bytes};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
 use crate::cost::{Bill, Reach};
 use crate::generator::{Generator, StagedSegments};
 use crate::generators::{circulant, copy_own};
 use crate::group::{Group, Span};
 use crate::hosts::Hosts;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::stage::{Members, PAYLOAD_BYTES_MAX, Payload};
 use crate::task::Task;
@@ -39,7 +40,7 @@ impl Generator for HierarchicalStaged {
             C::AllReduce => on_hosts(task).map(|_| ()),
             C::AllGather | C::ReduceScatter | C::AllToAll => {
                 let hosts = on_hosts(task)?;
-                rails::Rails::of(&hosts).support(task.collective)
+                Rails::most(&hosts).support(task.collective)
             }
             other => Err(format!("split rails have no form for {other:?}")),
         }
@@ -55,8 +56,8 @@ impl Generator for HierarchicalStaged {
         b.lane(0);
         match task.collective {
             Collective::AllReduce => all_reduce(&mut b, task, rank, &hosts),
-            Collective::AllGather => rails::all_gather(&mut b, task, rank, &hosts),
-            Collective::ReduceScatter => rails::reduce_scatter(&mut b, rank, &hosts),
+            Collective::AllGather => rails::all_gather(&mut b, task, rank, &Rails::most(&hosts)),
+            Collective::ReduceScatter => rails::reduce_scatter(&mut b, rank, &Rails::most(&hosts)),
             _ => super::all_to_all::plan(&mut b, task, rank, &hosts),
         }
         b.finish()
@@ -66,8 +67,6 @@ impl Generator for HierarchicalStaged {
         let (local, hosts) = (bill.local, bill.hosts);
         let rails = Hosts::of(task).map_or(1, |hosts| hosts.least());
         let share = f64::from(rails) / f64::from(local);
-        // What a rail has of a host's blocks.
-        let chunk = bytes / share;
         match task.collective {
             Collective::AllReduce => {
                 let slice = bytes / f64::from(rails);
@@ -81,37 +80,14 @@ impl Generator for HierarchicalStaged {
                 bill.meet(rails - 1);
                 bill.take(local, bytes - slice);
             }
-            Collective::AllGather => {
-                for host in 0..hosts {
-                    let (givers, given) = if host == 0 { (local, bytes) } else { (rails, chunk) };
-                    bill.publish(givers, given);
-                    bill.meet(local - 1);
-                    bill.take(local, f64::from(local) * bytes - given);
-                    if host > 0 {
-                        bill.exchange(Meeting::Pairs, Reach::Network(share), 1.0, chunk, false);
-                    }
-                }
-            }
-            Collective::ReduceScatter => {
-                bill.publish(local, f64::from(task.world_size) * bytes);
-                bill.meet(local - 1);
-                bill.fold(rails, local, f64::from(hosts) * chunk);
-                for _ in 1..hosts {
-                    bill.exchange(Meeting::Pairs, Reach::Network(share), 1.0, chunk, true);
-                }
-                if rails < local {
-                    bill.publish(rails, chunk);
-                    bill.meet(1);
-                    bill.take(local, bytes);
-                }
-            }
+            Collective::AllGather | Collective::ReduceScatter => rails::cost(task, rails, bytes, bill),
             _ => {
                 let (near, far) = (f64::from(local - 1), f64::from(task.world_size - local));
                 bill.copy(bytes);
                 bill.publish(local, near * bytes);
                 bill.meet(local - 1);
                 bill.take(local, near * bytes);
-                bill.exchange(Meeting::Pairs, Reach::Network(1.0), far, far * bytes, false);
+                bill.exchange(Pattern::Pairs, Reach::Network(1.0), far, far * bytes, false);
             }
         }
     }
@@ -134,8 +110,9 @@ impl Generator for HierarchicalStaged {
             task,
             match task.collective {
                 Collective::AllReduce => 1,
-                Collective::AllGather => most(&|hosts| rails::Rails::of(hosts).longest()),
-                Collective::ReduceScatter => task.world_size,
+                Collective::AllGather | Collective::ReduceScatter => {
+                    most(&|hosts| rails::most_published(task, &Rails::most(hosts)))
+                }
                 _ => most(&|hosts| {
                     (0..hosts.count()).map(|host| hosts.host(host).len()).max().unwrap_or(1) as u32
                 }),

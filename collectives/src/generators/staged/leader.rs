@@ -2,19 +2,18 @@
 //!
 //! All-reduce: all publish, the leader of each host reduces, the leaders exchange by recursive doubling and publish the result:
 //! two meetings inside and log2 M rounds between hosts, whole vectors, so for short messages. Broadcast, reduce and barrier
-//! likewise, the root being the leader of its host. Hosts may have any numbers of ranks.
+//! likewise, the root being the leader of its host. All-gather and reduce-scatter: as [`super::rails`] with one rail. Hosts may
+//! have any numbers of ranks.
 
 use super::on_hosts;
+use super::rails::{self, Rails};
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
 use crate::cost::Bill;
 use crate::generator::{Generator, StagedSegments};
+use crate::generators::leader::{self, Levels};
 use crate::generators::{binomial, dissemination, recursive_doubling};
-use crate::group::Group;
-use crate::hosts::Hosts;
-use crate::meeting::Meeting;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
-use crate::rounds::ceil_log2;
 use crate::stage::{Members, Payload};
 use crate::task::Task;
 
@@ -30,23 +29,23 @@ impl Generator for LeaderStaged {
     }
 
     fn supports(&self, task: &Task) -> Result<(), String> {
-        use Collective as C;
-        match task.collective {
-            C::AllReduce | C::Broadcast | C::Reduce | C::Barrier => on_hosts(task).map(|_| ()),
-            other => Err(format!("the leader form has none for {other:?}")),
-        }
+        let hosts = on_hosts(task)?;
+        if is_on_a_rail(task) { Rails::one(&hosts).support(task.collective) } else { leader::supports(task) }
     }
 
     fn plan(&self, task: &Task, rank: u32) -> Plan {
-        let hosts = Hosts::of(task).expect("supported");
-        let local = hosts.local(rank);
-        let leaders = hosts.leaders(task.root);
-        let leader =
-            (0..local.len()).find(|member| leaders.contains(&local.rank(*member))).expect("one per host");
-        let root = leaders.iter().position(|rank| *rank == task.root).unwrap_or(0) as u32;
-        let leaders = (local.me() == leader).then(|| Group::of(leaders, rank));
-        let mut b = PlanBuilder::new(task, Algorithm::LeaderStaged, rank, Cut::Vector { parts: 1 });
+        let Levels { hosts, local, leader, root, leaders } = Levels::of(task, rank);
+        let cut = if is_on_a_rail(task) { Cut::PerRank } else { Cut::Vector { parts: 1 } };
+        let mut b = PlanBuilder::new(task, Algorithm::LeaderStaged, rank, cut);
         b.lane(0);
+        if is_on_a_rail(task) {
+            let rail = Rails::one(&hosts);
+            match task.collective {
+                Collective::AllGather => rails::all_gather(&mut b, task, rank, &rail),
+                _ => rails::reduce_scatter(&mut b, rank, &rail),
+            }
+            return b.finish();
+        }
         if local.len() > 1 {
             b.stage(hosts.host(hosts.index_of(rank)), Space::Output);
         }
@@ -87,18 +86,16 @@ impl Generator for LeaderStaged {
     }
 
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
-        let reduces = task.collective.reduces();
-        let all_reduce = task.collective == Collective::AllReduce;
+        if is_on_a_rail(task) {
+            return rails::cost(task, 1, bytes, bill);
+        }
         let bytes = if task.collective == Collective::Barrier { 0.0 } else { bytes };
         if task.collective != Collective::Broadcast {
             bill.publish(bill.local, bytes);
             bill.meet(bill.local - 1);
             bill.fold(1, bill.local, bytes);
         }
-        let fold = if bill.hosts.is_power_of_two() || !all_reduce { 0 } else { 1 };
-        for _ in 0..ceil_log2(bill.hosts) + fold {
-            bill.exchange(Meeting::Pairs, bill.one_per_host(), 1.0, bytes, reduces);
-        }
+        leader::exchange_between_hosts(task, bytes, bill);
         if task.collective != Collective::Reduce {
             bill.publish(1, bytes);
             bill.meet(1);
@@ -107,12 +104,22 @@ impl Generator for LeaderStaged {
     }
 
     fn staged_segments(&self, task: &Task) -> Option<StagedSegments> {
-        super::hierarchical::segments(task, 1)
+        let hosts = on_hosts(task).ok()?;
+        let blocks = if is_on_a_rail(task) { rails::most_published(task, &Rails::one(&hosts)) } else { 1 };
+        super::hierarchical::segments(task, blocks)
+    }
+
+    fn scratch_factor(&self, task: &Task) -> f64 {
+        if task.collective == Collective::ReduceScatter { f64::from(task.world_size) } else { 0.0 }
     }
 
     fn window(&self) -> Option<u32> {
         Some(super::hierarchical::WINDOW)
     }
+}
+
+const fn is_on_a_rail(task: &Task) -> bool {
+    matches!(task.collective, Collective::AllGather | Collective::ReduceScatter)
 }
 
 /// The ranks of one host, as one of them sees them.
@@ -124,7 +131,7 @@ struct Host {
 }
 
 impl Host {
-    /// The leader reduces what all have, into `place`; where it is then.
+    /// The leader reduces all contributions into `place`. Returns where the sum is.
     fn reduce(&self, b: &mut PlanBuilder, own: Blocks, place: Blocks) -> Blocks {
         if self.members == 1 {
             return own;
@@ -156,7 +163,7 @@ impl Host {
         }
     }
 
-    /// All get what the leader has, or wait for it.
+    /// All ranks take the leader's result, or wait for the leader.
     fn spread(&self, b: &mut PlanBuilder, what: Option<Blocks>) {
         if self.members == 1 {
             return;

@@ -73,16 +73,10 @@ fn segments(task: &Task, blocks: u32) -> Option<StagedSegments> {
 /// Most that a rank publishes in one round of a long call.
 ///
 /// Two ranks have a processor each as a rule. Where one gives and the other takes, short rounds let one copy in while the
-/// other copies out. Where both give, both copy in and then both copy out, and each round costs them a meeting. Times of 256
-/// KiB exchanged each way, in rounds of 64 / 128 / 256 KiB: 10.5 / 10.2 / 9.4 us with the processors near each other, 18.7 /
-/// 16.3 / 15.2 far apart; of 4 MiB 246 / 232 / 213. All-to-alls are quicker still in rounds of 512 KiB, others are not: with
-/// 256 / 512 KiB, 2 MiB 58 / 55 us near and 70.6 / 68.5 far, 128 MiB 8.9 / 8.0 ms; all_gather of 128 MiB 5.5 / 5.9 ms.
-///
-/// More ranks share processors, and a long round costs fewer turns of them; but what all ranks publish should stay in a
-/// third-level cache of 16 MiB, twice. Times on 2 processors in rounds of 64 / 256 / 640 KiB: all_reduce of 8 MiB, 4 ranks 2.8
-/// / 2.1 / 2.0 ms, 8 ranks 7.7 / 5.4 / 3.7; all_to_all of 8 MiB, 4 ranks 1.7 / 0.9 / 0.9, 8 ranks 5.9 / 3.1 / 2.8. An
-/// all-gather writes as much of its result as all publish, and that too should find room: 8 ranks with 320 / 640 KiB, 8 MiB
-/// 895 / 900 us, 32 MiB 3.6 / 3.9 ms; 16 ranks with 320 / 512 KiB 1.7 / 2.1 and 7.5 / 8.5 ms.
+/// other copies out. Where both give, both copy in and then both copy out, and each round costs them a wait for each other. More
+/// ranks share processors, and a long round costs fewer turns of them, but two rounds of all ranks should stay in the
+/// third-level cache, and so should the result of an all-gather: see
+/// docs/tuning.md, "Parts and rounds".
 pub(super) fn payload_bytes(collective: Collective, members: u32) -> u64 {
     use Collective as C;
     const SHORT: usize = 64 << 10;

@@ -1,4 +1,4 @@
-//! Reductions in one round: each publishes its contribution, and whoever wants a result reduces those that it needs.
+//! Reductions in one round: each rank publishes its contribution, and a rank that wants a result reduces those that it needs.
 //!
 //! All-reduce: everybody reduces everything, for short vectors. Reduce: the root alone does. Scans: what those before it have
 //! published. Reduce-scatter: each its own block, for any length. The order is that of the ranks, or the canonical tree.
@@ -102,7 +102,7 @@ impl Generator for StagedOneShot {
     }
 }
 
-/// What a member publishes. The same wherever its buffers lie.
+/// The payload of a member. The same wherever its buffers lie.
 fn payload(task: &Task, member: u32) -> Payload {
     match task.collective {
         Collective::ReduceScatter => Payload::run(0, task.world_size),

@@ -2,9 +2,11 @@
 //!
 //! All-gather: every rank publishes its block, and the rails hand the blocks of their hosts round a ring of their own; what
 //! comes from another host a rail publishes as it comes, while the next is on its way. Reduce-scatter: every rank publishes its
-//! input, the rails reduce what their host has for each other host, send it there, and add up what comes from there.
+//! input, the rails reduce their host's contributions to each other host, send the sums there, and add up those that arrive.
 
 use crate::builder::PlanBuilder;
+use crate::contention::Pattern;
+use crate::cost::{Bill, Reach};
 use crate::hosts::Hosts;
 use crate::plan::{Blocks, Collective, Like, Space, StepRef};
 use crate::stage::{Members, Payload};
@@ -17,8 +19,14 @@ pub(super) struct Rails<'a> {
 }
 
 impl<'a> Rails<'a> {
-    pub(super) fn of(hosts: &'a Hosts) -> Self {
+    /// As many as every host has ranks for.
+    pub(super) fn most(hosts: &'a Hosts) -> Self {
         Self { hosts, count: hosts.least() }
+    }
+
+    /// One: the first rank of each host.
+    pub(super) const fn one(hosts: &'a Hosts) -> Self {
+        Self { hosts, count: 1 }
     }
 
     /// The ranks of host `host` that rail `rail` looks after.
@@ -35,7 +43,7 @@ impl<'a> Rails<'a> {
     }
 
     /// Most blocks of one rail and host.
-    pub(super) fn longest(&self) -> u32 {
+    fn longest(&self) -> u32 {
         let of_host = |host| (0..self.count).map(move |rail| self.chunk(host, rail).len());
         (0..self.hosts.count()).flat_map(of_host).max().unwrap_or(1) as u32
     }
@@ -50,7 +58,7 @@ impl<'a> Rails<'a> {
         if together { Ok(()) } else { Err("the ranks of a host do not follow each other".to_owned()) }
     }
 
-    /// What the members of a host publish for `host`: each rail its chunk.
+    /// The payloads of a host's members for `host`: each rail publishes its chunk.
     fn payload(&self, host: u32, member: u16) -> Payload {
         if u32::from(member) >= self.count {
             return Payload::PRESENCE;
@@ -60,15 +68,51 @@ impl<'a> Rails<'a> {
     }
 }
 
-pub(super) fn all_gather(b: &mut PlanBuilder, task: &Task, rank: u32, hosts: &Hosts) {
-    let rails = Rails::of(hosts);
+/// What they cost for blocks of `bytes`, with so many rails.
+pub(super) fn cost(task: &Task, rails: u32, bytes: f64, bill: &mut Bill) {
+    let (local, hosts) = (bill.local, bill.hosts);
+    let share = f64::from(rails) / f64::from(local);
+    // What a rail has of a host's blocks.
+    let chunk = bytes / share;
+    if task.collective == Collective::AllGather {
+        for host in 0..hosts {
+            let (givers, given) = if host == 0 { (local, bytes) } else { (rails, chunk) };
+            bill.publish(givers, given);
+            bill.meet(local - 1);
+            bill.take(local, f64::from(local) * bytes - given);
+            if host > 0 {
+                bill.exchange(Pattern::Pairs, Reach::Network(share), 1.0, chunk, false);
+            }
+        }
+        return;
+    }
+    bill.publish(local, f64::from(task.world_size) * bytes);
+    bill.meet(local - 1);
+    bill.fold(rails, local, f64::from(hosts) * chunk);
+    for _ in 1..hosts {
+        bill.exchange(Pattern::Pairs, Reach::Network(share), 1.0, chunk, true);
+    }
+    if rails < local {
+        bill.publish(rails, chunk);
+        bill.meet(1);
+        bill.take(local, bytes);
+    }
+}
+
+/// Blocks that a rank publishes at once, at most.
+pub(super) fn most_published(task: &Task, rails: &Rails<'_>) -> u32 {
+    if task.collective == Collective::AllGather { rails.longest() } else { task.world_size }
+}
+
+pub(super) fn all_gather(b: &mut PlanBuilder, task: &Task, rank: u32, rails: &Rails<'_>) {
+    let hosts = rails.hosts;
     let (local, home, count) = (hosts.local(rank), hosts.index_of(rank), hosts.count());
     let me = local.me();
     let output = |(first, count)| Blocks::range(Space::Output, first, count);
     let (input, place) = (Blocks::one(Space::Input, 0), output((rank, 1)));
     let own = if task.out_of_place() { input } else { place };
     let behind = |distance: u32| (home + count - distance) % count;
-    // When what came from the host so many places behind is there.
+    // After the block from the host so many places behind has arrived.
     let mut arrivals = Vec::new();
     if me < rails.count {
         let rail = hosts.rail_at(me);
@@ -130,8 +174,8 @@ pub(super) fn all_gather(b: &mut PlanBuilder, task: &Task, rank: u32, hosts: &Ho
     }
 }
 
-pub(super) fn reduce_scatter(b: &mut PlanBuilder, rank: u32, hosts: &Hosts) {
-    let rails = Rails::of(hosts);
+pub(super) fn reduce_scatter(b: &mut PlanBuilder, rank: u32, rails: &Rails<'_>) {
+    let hosts = rails.hosts;
     let (local, home, count) = (hosts.local(rank), hosts.index_of(rank), hosts.count());
     let me = local.me();
     let world: u32 = (0..count).map(|host| hosts.host(host).len() as u32).sum();
@@ -147,7 +191,7 @@ pub(super) fn reduce_scatter(b: &mut PlanBuilder, rank: u32, hosts: &Hosts) {
         if is_shared {
             b.await_members(Members::All);
         }
-        // What this host has for a rail's blocks of another, or of its own.
+        // This host's contributions to a rail's blocks, of another host or its own.
         let sum = |b: &mut PlanBuilder, host: u32| {
             let (first, count) = rails.run(host, me);
             if !is_shared {
@@ -177,19 +221,19 @@ pub(super) fn reduce_scatter(b: &mut PlanBuilder, rank: u32, hosts: &Hosts) {
             total = dst;
         }
         if !is_own {
-            hand_over(b, rank, hosts, Some(total));
+            hand_over(b, rank, rails, Some(total));
             return;
         }
     }
     if local.len() > rails.count {
         let total = is_rail.then_some(output);
-        hand_over(b, rank, hosts, total);
+        hand_over(b, rank, rails, total);
     }
 }
 
-/// The rails of a host that has more ranks than rails publish what they have for it; each rank takes its block.
-fn hand_over(b: &mut PlanBuilder, rank: u32, hosts: &Hosts, total: Option<Blocks>) {
-    let rails = Rails::of(hosts);
+/// The rails of a host with more ranks than rails publish the results of its ranks; each rank takes its block.
+fn hand_over(b: &mut PlanBuilder, rank: u32, rails: &Rails<'_>, total: Option<Blocks>) {
+    let hosts = rails.hosts;
     let (local, home) = (hosts.local(rank), hosts.index_of(rank));
     let owner = (0..rails.count).find(|rail| rails.chunk(home, *rail).contains(&rank)).expect("somebody");
     b.publish(|member| rails.payload(home, member), [total, None], (0, 0));

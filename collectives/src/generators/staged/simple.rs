@@ -1,4 +1,4 @@
-//! What is only copied, and the barrier, in one round: each publishes what others want, and takes what others publish for it.
+//! Collectives that only copy, and the barrier, in one round: each rank publishes the blocks that others want and takes its own.
 //!
 //! Broadcast: the root publishes, the others wait for it alone; so a root that gives one part after the other runs ahead by as
 //! many rounds as stages hold. All-gather, gather: everybody publishes its block. Scatter, all-to-all: the blocks for the
@@ -134,7 +134,7 @@ impl Generator for Staged {
     }
 }
 
-/// What a member publishes.
+/// The payload of a member.
 fn payload(task: &Task, member: u16) -> Payload {
     let is_root = u32::from(member) == task.root;
     match task.collective {
@@ -159,7 +159,7 @@ fn source(task: &Task, payload: &Payload) -> [Option<Blocks>; 2] {
     }
 }
 
-/// What a rank gives to itself, unless it is there already: from, to.
+/// A rank's block for itself, unless it is in its place already: from, to.
 fn kept(task: &Task, rank: u32) -> Option<(Blocks, Blocks)> {
     if !task.out_of_place() {
         return None;

@@ -29,12 +29,11 @@ const PARTS_MAX: u32 = 16;
 const ONE_PART_MAX: u64 = 512 << 10;
 
 /// Most of a longer one that a part takes from all ranks together. Sums of a part are copied out when the next one has been
-/// copied in: by then the caches must not have lost what they replace. Times with 512 KiB / so much in each part, processors
-/// near each other: 8 ranks, 1 MiB 291 / 261 us, 2 MiB 724 / 562, 32 MiB 13.0 / 12.1 ms, far apart 15.5 / 15.1; 16 ranks, 1 MiB
-/// 1,035 / 750 us, 32 MiB 33 / 28 ms; 4 ranks, 512 / 256 KiB: 1 MiB 116 / 119 us, 32 MiB 5.53 / 5.49 ms.
+/// copied in: by then the caches must not have lost what they replace. See
+/// docs/tuning.md, "Parts and rounds".
 const ALL_PARTS_MAX: u64 = 2 << 20;
 
-/// Room for what slices differ in length: an element of 16 bytes each, with more ranks than shared memory is for.
+/// Room for the differences in length of slices: an element of 16 bytes each, with more ranks than shared memory is for.
 const UNEVEN_BYTES: u64 = 4 << 10;
 
 /// A part is no shorter, however many there are.

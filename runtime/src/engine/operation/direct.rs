@@ -6,14 +6,14 @@ use kolo_transport::Error;
 use super::super::copies::{CopyLines, Mark, Way};
 use super::super::memory::Part;
 use super::Operation;
-use crate::call::Reach;
+use crate::call::AdapterAccess;
 
 impl Operation {
-    /// Makes what was received into a GPU's memory visible to it.
+    /// Makes bytes received into a GPU's memory visible to the GPU.
     pub(super) fn flush(&mut self, copies: &mut CopyLines) -> Result<(), Error> {
-        if self.sides.reach == (Reach::Direct { flush: true })
+        if self.gpus.access == (AdapterAccess::Direct { flush: true })
             && std::mem::take(&mut self.unflushed)
-            && let Some(gpu) = self.sides.any()
+            && let Some(gpu) = self.gpus.any()
         {
             copies.flush(gpu)?;
         }
@@ -29,7 +29,7 @@ impl Operation {
         copies: &mut CopyLines,
     ) -> Result<(), Error> {
         self.flush(copies)?;
-        let Some(gpu) = self.sides.any() else { unreachable!("adapters reach a GPU's memory") };
+        let Some(gpu) = self.gpus.any() else { unreachable!("adapters reach a GPU's memory") };
         let (slot, generation, instance) = (self.slot, self.generation, index as u8);
         let mark = Mark::Step { slot, generation, instance, lane: lane as u16 };
         // SAFETY: valid by `start`, the scratch pinned; the checker proves that they do not overlap, and that nothing else

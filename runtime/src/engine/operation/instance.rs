@@ -12,20 +12,20 @@ use super::super::staging::Staging;
 use super::staged::Kit;
 use crate::reduce::Combine;
 
-/// Pinned scratch that an operation on a GPU's memory holds at most, but for what a single segment needs: enough for copies
-/// of a few MiB to run while as much is on the network, and little beside what a host may lock.
+/// Most pinned scratch of an operation on a GPU's memory, unless a single segment needs more: enough for copies
+/// of a few MiB to run while as much is on the network, and little beside the limit of locked memory.
 const PINNED_BYTES: usize = 32 << 20;
 
-/// What an instance does with its segment.
+/// The phase of an instance with its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// There is none.
     Idle,
-    /// Its mirrors are being made.
+    /// Its bounce buffers are being made.
     Loading,
     /// Its lanes run.
     Running,
-    /// Its mirrors are being copied back.
+    /// Its bounce buffers are being copied back.
     Storing,
     /// It is over.
     Over,
@@ -40,7 +40,7 @@ pub(super) struct Instance {
     pub(super) scratch: Staging,
     /// Rounds of the stage that were published in this segment.
     pub(super) round: u16,
-    /// What a step waits for on the stage.
+    /// The publishing that a step waits for on the stage.
     pub(super) awaited: Option<Awaited>,
     pub(super) kit: Kit,
 }

@@ -1,4 +1,4 @@
-//! What an operation is given to do.
+//! The job of an operation.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use kolo_collectives::plan::Plan;
 use kolo_transport::Piece;
 
 use super::super::memory::Buffers;
-use crate::call::Sides;
+use crate::call::GpuBuffers;
 use crate::reduce::Combine;
 use crate::types::DataType;
 
@@ -34,7 +34,7 @@ pub(crate) struct Job {
     pub(crate) plan: Arc<Plan>,
     pub(crate) shape: Shape,
     pub(crate) buffers: Buffers,
-    pub(crate) sides: Sides,
+    pub(crate) gpus: GpuBuffers,
     pub(crate) data_type: DataType,
     pub(crate) combine: Combine,
     /// Factor of PremulSum.
@@ -50,7 +50,7 @@ pub(crate) struct Job {
     /// Whether reductions on the stage go along the canonical tree.
     pub(crate) canonical: bool,
     pub(crate) tag: u64,
-    /// What messages will come from and go to, as a whole.
+    /// The memory that messages will come from and go to, as a whole.
     pub(crate) lent: Lent,
     /// Memory that must live as long as the operation runs.
     pub(crate) keep: Option<Box<dyn Any + Send>>,

@@ -8,8 +8,8 @@
 //! Where the plan uses the stage of the host, each instance has an area of its own there (`staged.rs`), and a segment that waits
 //! for others is looked after by the engine until they have come.
 //!
-//! Where a buffer is a GPU's memory, a segment may work on *mirrors* of it in pinned scratch (`mirrors.rs`), or name that memory
-//! where adapters reach it (`direct.rs`). With mirrors an operation may have fewer instances than the window, so that its
+//! Where a buffer is a GPU's memory, a segment may work on *bounce buffers* of it in pinned scratch (`bounce.rs`), or name that memory
+//! where adapters reach it (`direct.rs`). With bounce buffers an operation may have fewer instances than the window, so that its
 //! scratch stays within bounds; segments keep their sub-channels, which other ranks count on.
 //!
 //! # Who may touch what
@@ -20,10 +20,10 @@
 //! 3. Scratch is only reserved between operations. Copies use it only while no lane of the segment runs.
 //! 4. An operation that failed is not reused before the endpoints have been told to abort.
 
+mod bounce;
 mod direct;
 mod instance;
 mod job;
-mod mirrors;
 mod staged;
 mod steps;
 mod waiting;
@@ -36,7 +36,7 @@ use super::copies::CopyLines;
 use super::links::Links;
 use super::memory::{Binding, Buffers};
 use super::token::{Kind, Name};
-use crate::call::Sides;
+use crate::call::GpuBuffers;
 use crate::reduce::{Combine, combine_nothing, divide};
 use crate::types::DataType;
 use instance::{Instance, Phase};
@@ -49,7 +49,7 @@ pub(crate) struct Operation {
     generation: u16,
     binding: Option<Binding>,
     buffers: Buffers,
-    sides: Sides,
+    gpus: GpuBuffers,
     data_type: DataType,
     combine: Combine,
     premultiply: Option<f64>,
@@ -59,11 +59,11 @@ pub(crate) struct Operation {
     window: u16,
     tag: u64,
     canonical: bool,
-    /// Whether what is copied to the output had better go past the caches.
+    /// Whether copies to the output should go past the caches.
     streams: bool,
     keep: Option<Box<dyn Any + Send>>,
     instances: Vec<Instance>,
-    /// Whether adapters may have written what the GPU does not see yet.
+    /// Whether adapters may have written bytes that the GPU does not see yet.
     unflushed: bool,
     /// How many of them there are at most: the segments of an instance lie so far apart.
     stride: usize,
@@ -82,7 +82,7 @@ impl Operation {
             generation: 0,
             binding: None,
             buffers: Buffers { input: std::ptr::null_mut(), output: std::ptr::null_mut() },
-            sides: Sides::default(),
+            gpus: GpuBuffers::default(),
             data_type: DataType::U8,
             combine: combine_nothing,
             premultiply: None,
@@ -110,7 +110,7 @@ impl Operation {
         self.instances.iter().map(|i| i.scratch.bytes()).sum()
     }
 
-    /// Takes the next generation for an operation that somebody else carries out, and keeps what is kept for it.
+    /// Takes the next generation for an operation that is carried out elsewhere, and keeps its buffers.
     pub(crate) fn stand_in(&mut self, keep: Option<Box<dyn Any + Send>>) -> u16 {
         self.keep = keep;
         self.generation = self.generation.wrapping_add(1);
@@ -132,20 +132,20 @@ impl Operation {
         copies: &mut CopyLines,
     ) -> Result<bool, Error> {
         let element_bytes = job.data_type.size();
-        let mirrored = mirrors::mirrored(&job);
+        let bounced = bounce::bounced(&job);
         let reusable = self
             .binding
             .as_ref()
-            .is_some_and(|b| b.serves(&job.plan, &job.shape, job.segment_elements, element_bytes, mirrored));
+            .is_some_and(|b| b.serves(&job.plan, &job.shape, job.segment_elements, element_bytes, bounced));
         if !reusable {
-            let binding = Binding::new(job.plan, job.shape, job.segment_elements, element_bytes, mirrored);
+            let binding = Binding::new(job.plan, job.shape, job.segment_elements, element_bytes, bounced);
             staged::check(&binding, links)?;
             self.streams = staged::streams(&binding);
             self.binding = Some(binding);
         }
         self.generation = self.generation.wrapping_add(1);
         self.buffers = job.buffers;
-        self.sides = job.sides;
+        self.gpus = job.gpus;
         self.data_type = job.data_type;
         self.combine = job.combine;
         self.premultiply = job.premultiply;
@@ -160,7 +160,7 @@ impl Operation {
         // The stride of sub-channels must be the same on all ranks; the number of segments need not be.
         self.window = job.window.max(1) as u16;
         staged::check_window(binding, job.window)?;
-        let gpu = self.sides.any();
+        let gpu = self.gpus.any();
         self.stride = instance::most(binding, self.window, gpu);
         self.running = binding.layout.segments().min(self.stride);
         instance::prepare(&mut self.instances, binding, self.running, self.combine, gpu)?;
@@ -288,7 +288,7 @@ impl Operation {
         }
     }
 
-    /// Gives an instance a segment, and loads what is on a GPU.
+    /// Gives an instance a segment, and loads its data from the GPU if it is there.
     fn begin_segment(&mut self, index: u16, segment: usize, copies: &mut CopyLines) -> Result<(), Error> {
         let instance = &mut self.instances[index as usize];
         instance.begin(segment);
@@ -307,7 +307,7 @@ impl Operation {
         }
     }
 
-    /// All lanes of a segment are done: stores what belongs on a GPU.
+    /// All lanes of a segment are done: stores its results to the GPU if they belong there.
     fn end_segment(&mut self, index: u16, copies: &mut CopyLines) -> Result<(), Error> {
         if let Some(by) = self.divide_by {
             self.divide(index, by);

@@ -15,7 +15,7 @@ use super::Operation;
 use super::instance::Instance;
 use super::staged::{Staged, member_of};
 use super::waiting::source;
-use crate::call::Reach;
+use crate::call::AdapterAccess;
 use crate::reduce::Combine;
 
 /// How a step stands.
@@ -24,7 +24,7 @@ enum Stood {
     Done,
     /// A word from elsewhere will end it.
     Pending,
-    /// It has to be tried again, when the stage has what it waits for.
+    /// It has to be tried again when the stage has the awaited round.
     Waits,
 }
 
@@ -102,7 +102,7 @@ impl Operation {
                 return Ok(false);
             }
             if let Action::Copy { src, dst } = step.action
-                && self.sides.reach != Reach::Staged
+                && self.gpus.access != AdapterAccess::Staged
                 && !(src.space == Space::Scratch && dst.space == Space::Scratch)
             {
                 let (src, dst) = (at.place(src)?, at.place(dst)?);
@@ -123,7 +123,7 @@ impl Operation {
     }
 }
 
-/// A lane of a segment, and what its steps need.
+/// A lane of a segment, and the data that its steps need.
 struct At<'a> {
     binding: &'a Binding,
     instance: &'a mut Instance,

@@ -235,6 +235,40 @@ fn sums(generator: Generator, ranks: u32, count: usize, op: ReduceOp, (in_place,
     }
 }
 
+/// Else a descriptor that has woken it stays readable, and no further sleep lasts.
+#[test]
+fn a_rank_that_waits_on_the_stage_polls_its_links_after_each_sleep() {
+    let mut memory = Memory::new(0, Arc::default());
+    memory.stage = Some(End::new(vec![0, 1], 0, Arc::default()));
+    memory.caps.stage = Some(CAPS);
+    let polls = Arc::clone(&memory.polls);
+    let mut engine = Engine::new(0, Links::new(vec![Box::new(memory)], [None, Some(0)]), 64, 1 << 20);
+    let task = Task::new(Collective::AllReduce, 2).in_place();
+    let mut vector = [1_u32; 8];
+    let at: *mut u8 = vector.as_mut_ptr().cast();
+    let job = staged_job(one_shot(&task, 0), vector.len(), Buffers { input: at, output: at }, ReduceOp::Sum);
+    // SAFETY: the vector outlives the engine's work on it.
+    let id = unsafe { engine.start(job, Mode::Blocking) };
+    let polled = |engine: &mut Engine| {
+        let before = polls.load(Ordering::Relaxed);
+        engine.progress();
+        polls.load(Ordering::Relaxed) > before
+    };
+    assert!(polled(&mut engine), "before the first wait");
+    assert!(
+        !polled(&mut engine),
+        "links without traffic are left alone while others are waited for on the stage"
+    );
+    for _ in 0..3 {
+        engine.arm(ParkBy::Fd, |_| {});
+        assert!(polled(&mut engine), "before sleep");
+        engine.disarm();
+        assert!(polled(&mut engine), "after sleep");
+    }
+    assert!(!engine.is_done(id));
+    engine.abort(&Error::new(ErrorKind::Usage, "memory", None, "the test is over"));
+}
+
 #[test]
 fn staged_operations_of_several_groups_progress_together_and_in_order() {
     let (ranks, count, operations) = if cfg!(miri) { (2, 50, 5) } else { (3, 100, 11) };
@@ -281,7 +315,7 @@ fn whoever_has_not_published_is_waited_for_by_name() {
     let (mut engines, mut data) = (staged_engines(4), vec![vec![1; 100]; 4]);
     let ids = started(&mut engines, &mut data, &[(0, 7), (1, 7), (3, 7)]);
     for (rank, id) in [0, 1, 3].into_iter().zip(ids) {
-        while engines[rank].turn() {}
+        while engines[rank].progress() {}
         assert_eq!(engines[rank].waiting_for(id), [2], "rank {rank}");
         assert!(!engines[rank].is_done(id) && engines[rank].failure().is_none());
     }
@@ -292,7 +326,7 @@ fn another_call_on_the_stage_is_a_failure_that_names_the_peer() {
     let (mut engines, mut data) = (staged_engines(2), vec![vec![1; 100]; 2]);
     started(&mut engines, &mut data, &[(0, 7), (1, 8)]);
     for rank in [0, 1] {
-        while engines[rank].turn() && engines[rank].failure().is_none() {}
+        while engines[rank].progress() && engines[rank].failure().is_none() {}
         let failure = engines[rank].failure().unwrap();
         assert_eq!(failure.peer, Some(1 - rank as u32));
         assert!(matches!(failure.kind, ErrorKind::Mismatch { .. }), "{failure}");
@@ -303,13 +337,13 @@ fn another_call_on_the_stage_is_a_failure_that_names_the_peer() {
 fn nothing_touches_the_buffers_after_an_abort() {
     let (mut engines, mut data) = (staged_engines(2), vec![vec![1; 100]; 2]);
     let ids = started(&mut engines, &mut data, &[(0, 7)]);
-    engines[0].turn();
+    engines[0].progress();
     assert!(!engines[0].is_done(ids[0]));
     engines[0].abort(&Error::new(ErrorKind::Aborted, "test", None, "on purpose"));
     started(&mut engines, &mut data, &[(1, 7)]);
     for _ in 0..10 {
         for engine in &mut engines {
-            let _ = engine.turn();
+            let _ = engine.progress();
         }
     }
     assert!(data[0].iter().all(|value| *value == 1));

@@ -1,4 +1,4 @@
-//! The tiny path.
+//! The exchange.
 
 use std::thread;
 

@@ -11,8 +11,8 @@ fn options(single_copy: SingleCopy) -> ShmOptions {
     ShmOptions { single_copy, ..ShmOptions::default() }
 }
 
-/// Two ends that offer every message that is not empty, and have permitted it.
-fn offering() -> (ShmEndpoint, ShmEndpoint) {
+/// Two ends that send every message that is not empty by rendezvous.
+fn by_rendezvous() -> (ShmEndpoint, ShmEndpoint) {
     let mut world = world_with(2, &options(SingleCopy::From(1)));
     let [a, b] = &mut world[..] else { unreachable!() };
     link(a, b);
@@ -36,13 +36,13 @@ fn cut(bytes: &[u8], count: usize) -> Vec<Piece> {
     bytes.chunks(step).flat_map(|chunk| [piece(chunk)[0], piece(&[])[0]]).collect()
 }
 
-/// Sends `from` to `to` and checks that it was offered, or was not.
-fn transfer(a: &mut ShmEndpoint, b: &mut ShmEndpoint, from: &[Piece], to: &[Piece], offered: bool) {
+/// Sends `from` to `to` and checks that it went by rendezvous, or did not.
+fn transfer(a: &mut ShmEndpoint, b: &mut ShmEndpoint, from: &[Piece], to: &[Piece], requested: bool) {
     let mut events = [Vec::new(), Vec::new()];
     let sent = send(a, channel(1, 0), 7, from, 1).expect("post");
     let lane = a.peers[0].send_lanes[0] as usize;
-    assert_eq!(a.send_lanes[lane].has_offered(), offered);
-    assert!(!offered || !a.is_flushed());
+    assert_eq!(a.send_lanes[lane].has_requested(), requested);
+    assert!(!requested || !a.is_flushed());
     let got = receive(b, channel(0, 0), 7, to, 2).expect("post");
     pump(&mut [a, b], &mut events, |e| {
         (sent == Posted::Done || is_done(&e[0], 1)) && (got == Posted::Done || is_done(&e[1], 2))
@@ -51,7 +51,7 @@ fn transfer(a: &mut ShmEndpoint, b: &mut ShmEndpoint, from: &[Piece], to: &[Piec
 
 #[test]
 fn odd_addresses_and_many_pieces() {
-    let (mut a, mut b) = offering();
+    let (mut a, mut b) = by_rendezvous();
     let (len, mut seed) = (1_500_001, 0);
     for skip in [0, 1, 63] {
         for (there, here) in [(1, 1), (1, 1000), (3, 2), (100, 7), (3, 33)] {
@@ -68,7 +68,7 @@ fn odd_addresses_and_many_pieces() {
 
 #[test]
 fn a_gibibyte_in_turn_with_short_messages() {
-    let (mut a, mut b) = offering();
+    let (mut a, mut b) = by_rendezvous();
     let source = pattern(1, 64 << 20);
     let target = vec![0u8; 64 << 20];
     for round in 0..16 {
@@ -111,7 +111,7 @@ fn who_may_not_read_gets_copies() {
 
 #[test]
 fn who_takes_a_message_and_leaves_has_taken_it() {
-    let (mut a, mut b) = offering();
+    let (mut a, mut b) = by_rendezvous();
     let source = pattern(1, 100_000);
     let target = vec![0u8; source.len()];
     let (from, to) = (piece(&source), piece(&target));
@@ -126,8 +126,8 @@ fn who_takes_a_message_and_leaves_has_taken_it() {
 }
 
 #[test]
-fn an_offer_ends_with_its_sender_and_what_was_done_does_not() {
-    let (mut a, mut b) = offering();
+fn a_rendezvous_ends_with_its_sender_and_what_was_done_does_not() {
+    let (mut a, mut b) = by_rendezvous();
     let source = pattern(1, 2 << 20);
     let target = vec![0u8; source.len()];
     let (from, to) = (piece(&source), piece(&target));
@@ -156,7 +156,7 @@ unsafe fn compare(context: *mut (), offset: usize, data: *const u8, len: usize) 
 fn a_message_taken_back_is_never_reported_whole() {
     let mut outcomes = [0, 0];
     for seed in 1..60u64 {
-        let (mut a, mut b) = offering();
+        let (mut a, mut b) = by_rendezvous();
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         state ^= state >> 29;
         let len = 600_000 + (state % 3_000_000) as usize;
@@ -208,8 +208,8 @@ fn a_message_taken_back_is_never_reported_whole() {
 }
 
 #[test]
-fn offers_that_cannot_be_fail_their_receive() {
-    const OFFER: u64 = 1 << 30;
+fn requests_that_cannot_be_fail_their_receive() {
+    const RTS: u64 = 1 << 30;
     let target = vec![0u8; 1000];
     let to = piece(&target);
     let here = pattern(1, 1000);
@@ -226,7 +226,7 @@ fn offers_that_cannot_be_fail_their_receive() {
         (16, &[u64::MAX - 10, 1000], ErrorKind::System),
     ];
     for (len, words, kind) in cases {
-        let (mut a, mut b) = offering();
+        let (mut a, mut b) = by_rendezvous();
         let mut events = [Vec::new()];
         let _ = send(&mut a, channel(1, 0), 7, &[], 1).expect("post");
         let _ = receive(&mut b, channel(0, 0), 7, &[], 1).expect("post");
@@ -239,7 +239,7 @@ fn offers_that_cannot_be_fail_their_receive() {
         words.iter().enumerate().for_each(|(i, word)| store(24 + 8 * i, *word));
         store(8, 7);
         store(16, 1000);
-        store(0, 2 << 32 | OFFER | len);
+        store(0, 2 << 32 | RTS | len);
         let _ = receive(&mut b, channel(0, 0), 7, &to, 2).expect("post");
         pump(&mut [&mut b], &mut events, |e| !downs(&e[0]).is_empty());
         assert_eq!(failure(&events[0], 2), Some(kind), "{len} {words:?}");
@@ -248,7 +248,7 @@ fn offers_that_cannot_be_fail_their_receive() {
 
 #[test]
 fn what_is_to_be_eaten_is_declined_and_keeps_its_order() {
-    let (mut a, mut b) = offering();
+    let (mut a, mut b) = by_rendezvous();
     let sources: Vec<_> =
         [700_000, 3, 1, 500_001].into_iter().enumerate().map(|(i, n)| pattern(i, n)).collect();
     let from: Vec<_> = sources.iter().map(|source| piece(source)).collect();
@@ -270,7 +270,7 @@ fn what_is_to_be_eaten_is_declined_and_keeps_its_order() {
 }
 
 #[test]
-fn by_itself_it_offers_what_is_long_and_in_huge_pages() {
+fn by_itself_it_sends_by_rendezvous_what_is_long_and_in_huge_pages() {
     let mut world = world_with(2, &options(SingleCopy::Auto));
     let [a, b] = &mut world[..] else { unreachable!() };
     link(a, b);

@@ -1,0 +1,156 @@
+//! The patterns in which messages of one round meet, and their price for ranks that share processors.
+//!
+//! A rank that waits yields to the others of its processor, and comes to its turn again when they have had theirs. So it
+//! matters which rank it waits for, how many others have work, and how much they move through the caches between its turns.
+//! The constants of the model hold for short messages round a ring, from which `kolo tune` finds them. This module holds the differences.
+//! The factors were measured over TCP with 4 and 8 ranks on 2 processors, unless it says otherwise.
+
+use crate::model::Model;
+
+/// How messages of one round meet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Pattern {
+    /// Two ranks exchange, in every round two others.
+    Pairs,
+    /// Each sends to one rank and receives from another, in every round other ones.
+    Circle,
+    /// Each sends to one neighbour and receives from the other, always the same.
+    Neighbours,
+    /// All hand on the parts of one long message, one part in a round.
+    Pipeline,
+    /// All at once: each has so many messages on their way, to different ranks.
+    AllAtOnce(f64),
+    /// This share of the ranks has something to do, and either sends or receives.
+    OneWay(f64),
+    /// One sends to, or receives from, all others at once.
+    Fan,
+}
+
+/// Factors on the price of a message by the constants of the model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Weight {
+    /// Of latency, and of the work that a message makes whatever its length.
+    pub(crate) turns: f64,
+    /// Of the time on processors.
+    pub(crate) processors: f64,
+    /// Of the bytes on links.
+    pub(crate) links: f64,
+}
+
+/// Exchanges with all ranks of a host at a time, instead of with one after the other. Measured with 4 ranks from 256 KiB to
+/// 64 MiB: all-reduce, all-gather and reduce-scatter over TCP 1.16 to 1.65 times as long as round the ring, over shared
+/// memory 1.17 to 1.28 times as long as by halving.
+const ALL_AT_ONCE: f64 = 1.3;
+
+/// A round in which a rank waits for its partner, instead of for one that waits for a third: nobody comes to its turn for
+/// nothing. Barriers, and all-gathers of 8 bytes by halving beside those round the ring: 0.78 to 0.87.
+const PAIRED: f64 = 0.8;
+
+/// Long messages to another rank in each round, instead of shorter ones or always to the same neighbour. All-gathers by
+/// halving take 1.3 to 1.7 times as long as round the ring where messages are long, and 0.6 to 0.9 times where they are
+/// not.
+const CHANGING: f64 = 1.5;
+
+/// Shortest long message: with its copy in the kernel it no longer fits into a second-level cache of 1 MiB.
+pub(crate) const LONG_BYTES: f64 = (512 << 10) as f64;
+
+/// Shortest long message of exchanges one after the other. No rank passes on received data, so turns count for
+/// more than caches: all-to-all of 8 to 128 MiB among 8 ranks takes 1.1 to 1.3 times as long in segments of 256 KiB as in
+/// those of 1 or 2 MiB, among 4 ranks as long; both take longer again in those of 4 MiB and more.
+const EXCHANGED_LONG_BYTES: f64 = (4 << 20) as f64;
+
+/// Long messages round the ring: a block that is passed on is in the second-level cache if it is not long. Reduce-scatters of 32 MiB
+/// take 1.2 to 1.4 times as long in segments of 2 and 4 MiB as in those of 256 KiB, all-gathers in place of 8 to 128 MiB
+/// 1.15 to 1.3 times as long as in those of 512 KiB.
+const PASSED_ON: f64 = 1.3;
+
+/// Shortest long message that is only passed on; where it is reduced, a rank's own data comes beside it.
+const PASSED_ON_LONG_BYTES: f64 = 2.0 * LONG_BYTES;
+
+/// Parts of a message that all hand on: a rank that is late keeps everybody waiting, and every processor has some. Broadcasts
+/// of 512 KiB to 8 MiB by the circulant form take 1.3 to 2.1 times, along a chain 2.4 to 5 times what the bytes would.
+const LOCKSTEP: f64 = 2.0;
+
+impl Weight {
+    pub(crate) const ONE: Self = Self { turns: 1.0, processors: 1.0, links: 1.0 };
+}
+
+impl Pattern {
+    /// The weight of a round among `ranks` on one host, in which a rank has messages of `bytes` and reduces them or not.
+    pub(crate) fn weight(self, model: &Model, ranks: u32, bytes: f64, reduces: bool) -> Weight {
+        if model.oversubscription <= 1.0 || ranks == 2 {
+            return Weight::ONE;
+        }
+        match self {
+            Self::AllAtOnce(at_once) if at_once > 1.0 => Weight { links: ALL_AT_ONCE, ..Weight::ONE },
+            // Over shared memory nothing else was found to matter.
+            _ if !model.has_system_calls() => Weight::ONE,
+            Self::Neighbours => {
+                let long_bytes = if reduces { LONG_BYTES } else { PASSED_ON_LONG_BYTES };
+                Weight { links: longer(bytes, long_bytes, PASSED_ON), ..Weight::ONE }
+            }
+            Self::Pairs => {
+                Weight { turns: PAIRED, links: longer(bytes, LONG_BYTES, CHANGING), ..Weight::ONE }
+            }
+            Self::AllAtOnce(_) => {
+                Weight { turns: PAIRED, links: longer(bytes, EXCHANGED_LONG_BYTES, CHANGING), ..Weight::ONE }
+            }
+            Self::Circle => Weight { links: longer(bytes, LONG_BYTES, CHANGING), ..Weight::ONE },
+            Self::Pipeline => Weight { links: LOCKSTEP, ..Weight::ONE },
+            Self::OneWay(share) => one_way(model, share, 1.0),
+            // At any time the one has something to do, and one of the others.
+            Self::Fan => one_way(model, 2.0 / f64::from(ranks), ALL_AT_ONCE),
+        }
+    }
+}
+
+/// The others leave the processors to them; and each has one end of a message to look after, not two.
+fn one_way(model: &Model, share: f64, links: f64) -> Weight {
+    let processors = share.max(1.0 / model.oversubscription);
+    Weight { turns: 1.0, processors, links: links * processors / 2.0 }
+}
+
+fn longer(bytes: f64, long_bytes: f64, factor: f64) -> f64 {
+    if bytes >= long_bytes { factor } else { 1.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::LinkClass;
+
+    fn contended() -> Model {
+        let intra = LinkClass { overhead_seconds: 2e-6, ..LinkClass::SHARED_MEMORY };
+        Model { oversubscription: 2.0, intra, ..Model::TCP }
+    }
+
+    #[test]
+    fn ranks_with_processors_of_their_own_do_not_care() {
+        for pattern in [Pattern::Pairs, Pattern::Circle, Pattern::AllAtOnce(3.0), Pattern::OneWay(0.5)] {
+            assert_eq!(pattern.weight(&Model::TCP, 4, 1e7, true), Weight::ONE);
+        }
+        assert_eq!(Pattern::Circle.weight(&contended(), 2, 1e7, true), Weight::ONE);
+    }
+
+    #[test]
+    fn pairs_are_best_for_short_messages_and_the_ring_for_long_ones() {
+        let of = |pattern: Pattern, bytes: f64| pattern.weight(&contended(), 4, bytes, false);
+        assert_eq!(of(Pattern::Neighbours, 6e5), Weight::ONE);
+        for other in [Pattern::Circle, Pattern::Neighbours, Pattern::AllAtOnce(3.0), Pattern::Pipeline] {
+            assert!(of(Pattern::Pairs, 1e3).turns < of(other, 1e3).turns);
+        }
+        assert!(of(Pattern::Pairs, 6e5).links > 1.0 && of(Pattern::Pairs, 1e3).links == 1.0);
+        assert!(of(Pattern::OneWay(0.5), 1e3).links < 1.0);
+    }
+
+    #[test]
+    fn what_is_reduced_or_passed_on_wants_shorter_messages_than_what_is_only_exchanged() {
+        let links =
+            |pattern: Pattern, bytes: f64, reduces| pattern.weight(&contended(), 4, bytes, reduces).links;
+        assert!(links(Pattern::Neighbours, 6e5, true) > links(Pattern::Neighbours, 2e5, true));
+        assert_eq!(links(Pattern::Neighbours, 6e5, false), 1.0);
+        assert!(links(Pattern::Neighbours, 2e6, false) > 1.0);
+        assert_eq!(links(Pattern::AllAtOnce(1.0), 2e6, false), 1.0);
+        assert!(links(Pattern::AllAtOnce(1.0), 1e7, false) > 1.0);
+    }
+}

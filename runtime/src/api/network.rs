@@ -1,0 +1,119 @@
+//! Measuring the network, when the communicator of all ranks is made.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::Communicator;
+use crate::control::ExchangeKey;
+use crate::error::{Error, Result};
+use crate::network::{Sample, Table, Wire, probe};
+
+/// The round of the control plane's exchange in which ranks tell what they have measured.
+const NETWORK_ROUND: u64 = 1 << 24;
+
+/// What a rank brings.
+#[derive(Debug, Serialize, Deserialize)]
+struct Measured {
+    samples: Vec<Sample>,
+    took: Duration,
+}
+
+impl Communicator {
+    /// Measures the network between the hosts, and has algorithms chosen by it. All ranks call it. Blocks until all have.
+    ///
+    /// # Errors
+    /// As [`Communicator::from_env`]: a host that another cannot reach is found now and not in some later call.
+    pub(super) fn learn_network(&self, deadline: Instant) -> Result<()> {
+        let shared = &self.shared;
+        let (hosts, rank) = (&shared.group.hosts, self.rank());
+        let count = hosts.iter().max().map_or(0, |most| most + 1);
+        let has_profile =
+            shared.config.profile.as_ref().is_some_and(|loaded| loaded.profile.network.is_some());
+        if count < 2 || !shared.config.network_probe || has_profile {
+            return Ok(());
+        }
+        let host = hosts[rank as usize];
+        let leaders: Vec<u32> = (0..count)
+            .filter_map(|host| hosts.iter().position(|of| *of == host))
+            .map(|at| at as u32)
+            .collect();
+        let begun = Instant::now();
+        let samples = if leaders.get(host as usize) == Some(&rank) {
+            let mut wire = Messages { communicator: self, leaders: &leaders, begun, deadline };
+            probe(&mut wire, host, count)?
+        } else {
+            Vec::new()
+        };
+        let measured = Measured { samples, took: begun.elapsed() };
+        let told = self.tell_measured(&measured, deadline)?;
+        let took = told.iter().map(|measured| measured.took).max().unwrap_or_default();
+        let samples = told.into_iter().flat_map(|measured| measured.samples).collect();
+        let table =
+            Table::new(Arc::clone(hosts), samples, took).map_err(|problem| self.nonsense(&problem))?;
+        let mut core = shared.core();
+        if let Some(between) = table.between(&shared.group.members) {
+            core.planner.learn(&between);
+        }
+        // Calls are counted from the caller's first.
+        core.calls.forget();
+        drop(core);
+        shared.world.learn(table, shared.config.transports.clone());
+        Ok(())
+    }
+
+    fn tell_measured(&self, measured: &Measured, deadline: Instant) -> Result<Vec<Measured>> {
+        let shared = &self.shared;
+        let blob = postcard::to_stdvec(measured).map_err(|error| self.nonsense(&error.to_string()))?;
+        let key = ExchangeKey { communicator: shared.group.id, round: NETWORK_ROUND };
+        let blobs = shared.world.control.exchange(key, &shared.group.members, blob, deadline)?;
+        blobs
+            .iter()
+            .map(|blob| postcard::from_bytes(blob).map_err(|error| self.nonsense(&error.to_string())))
+            .collect()
+    }
+
+    fn nonsense(&self, problem: &str) -> Error {
+        Error::Join {
+            rank: Some(self.rank()),
+            problem: format!("what a rank has measured of the network could not be read: {problem}"),
+            remedy: "Use the same version of Kolo on all ranks".to_owned(),
+        }
+    }
+}
+
+/// Messages of the communicator.
+struct Messages<'a> {
+    communicator: &'a Communicator,
+    leaders: &'a [u32],
+    begun: Instant,
+    deadline: Instant,
+}
+
+impl Messages<'_> {
+    fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now()).min(self.communicator.shared.config.timeout)
+    }
+}
+
+impl Wire for Messages<'_> {
+    type Error = Error;
+
+    fn send(&mut self, host: u32, bytes: &[u8]) -> Result<()> {
+        self.communicator.batch().send(bytes, self.leaders[host as usize]).run_within(self.left())
+    }
+
+    fn recv(&mut self, host: u32, bytes: &mut [u8]) -> Result<()> {
+        self.communicator.batch().recv(bytes, self.leaders[host as usize]).run_within(self.left())
+    }
+
+    fn exchange(&mut self, host: u32, out: &[u8], inward: &mut [u8]) -> Result<()> {
+        let leader = self.leaders[host as usize];
+        self.communicator.batch().send(out, leader).recv(inward, leader).run_within(self.left())
+    }
+
+    fn now(&self) -> Duration {
+        self.begun.elapsed()
+    }
+}

@@ -1,0 +1,477 @@
+//! The coordinator's input and output: sockets, tasks and the clock around [`CoordinatorState`].
+//!
+//! One driver task owns the state. Each connection has one task that reads and one that writes. A connection in the handshake has one
+//! task, bounded in time (from its first byte to its last) and in number ([`PendingConnections`]), and cannot hold up anything else. When no
+//! descriptors are left, a connection in the handshake is closed in favour of the next one.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter, ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
+
+use super::abort::Loss;
+use super::coordinator_ranks::CoordinatorSettings;
+use super::coordinator_state::{Action, ConnectionId, CoordinatorState};
+use super::handshake::{Credentials, Rejection, greet_rank, too_many};
+use super::pending::{Footing, PendingConnections};
+use super::sealed::Sealed;
+use super::wire::{Hello, ToCoordinator, decode, invalid, read_frame};
+use crate::error::LossCause;
+use crate::job::limits::{
+    ACCEPT_PAUSE, ACCEPTS_AT_ONCE, CLOSING_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_TO_COORDINATOR,
+    MAX_HANDSHAKES, MAX_HELLO_FRAME, MAX_QUEUE_BYTES, SPARE_HANDSHAKES,
+};
+
+/// A byte stream in both directions: TCP between processes, a pipe in memory within one.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for T {}
+
+/// Any stream.
+pub(crate) type BoxedStream = Box<dyn Stream>;
+
+/// Buffer of an in-memory pipe, each way: the usual message in one go.
+const PIPE_BYTES: usize = 16 << 10;
+
+/// Messages that wait for the driver, all connections together; a full queue makes the senders wait.
+const QUEUED_EVENTS: usize = 1024;
+
+enum Event {
+    Local { stream: BoxedStream },
+    Greeted { stream: BoxedStream, hello: Hello, judged: bool },
+    Misfit { note: String },
+    Message { connection: ConnectionId, message: ToCoordinator },
+    Closed { connection: ConnectionId, loss: Loss },
+    Linger { patience: Duration, done: Box<dyn Send> },
+}
+
+/// Counters of a coordinator.
+#[derive(Debug, Default)]
+pub(crate) struct CoordinatorCounters {
+    /// Connections that were no rank of this job: garbage, silence, other versions or secrets.
+    pub(crate) rejected: AtomicU64,
+}
+
+/// A handle to a running coordinator.
+#[derive(Clone)]
+pub(crate) struct Coordinator {
+    events: mpsc::Sender<Event>,
+    pub(crate) counters: Arc<CoordinatorCounters>,
+}
+
+impl Coordinator {
+    /// Starts a coordinator on the current tokio runtime. `published` is dropped when all ranks are here.
+    pub(crate) fn start(
+        settings: CoordinatorSettings,
+        credentials: Credentials,
+        listener: Option<TcpListener>,
+        published: Option<Box<dyn Send>>,
+    ) -> Self {
+        let (events, inbox) = mpsc::channel(QUEUED_EVENTS);
+        let counters = Arc::new(CoordinatorCounters::default());
+        let most_handshakes = MAX_HANDSHAKES.min(settings.world_size as usize + SPARE_HANDSHAKES);
+        let driver = Driver {
+            state: CoordinatorState::new(settings, Instant::now()),
+            credentials,
+            listener,
+            accept_after: None,
+            spare: spare_descriptor(),
+            published,
+            inbox,
+            events: events.downgrade(),
+            connections: HashMap::new(),
+            next_connection: 0,
+            handshakes: JoinSet::new(),
+            pending: PendingConnections::new(most_handshakes),
+            closing: JoinSet::new(),
+            readers: JoinSet::new(),
+            writers: JoinSet::new(),
+            lingerers: Vec::new(),
+            counters: counters.clone(),
+        };
+        tokio::spawn(driver.run());
+        Self { events, counters }
+    }
+
+    /// Connects from within the process.
+    pub(crate) async fn attach(&self) -> io::Result<BoxedStream> {
+        let (near, far) = tokio::io::duplex(PIPE_BYTES);
+        let gone = |_| io::Error::new(io::ErrorKind::ConnectionRefused, "rank 0 has closed its coordinator");
+        self.events.send(Event::Local { stream: Box::new(far) }).await.map_err(gone)?;
+        Ok(Box::new(near))
+    }
+
+    /// Rank 0 leaves. `done` is dropped when the coordinator has ended.
+    pub(crate) async fn linger(self, patience: Duration, done: Box<dyn Send>) {
+        let _ = self.events.send(Event::Linger { patience, done }).await;
+    }
+}
+
+struct Connection {
+    queue: mpsc::UnboundedSender<Bytes>,
+    queued_bytes: Arc<AtomicUsize>,
+    reader: AbortHandle,
+    writer: AbortHandle,
+}
+
+struct Driver {
+    state: CoordinatorState,
+    credentials: Credentials,
+    listener: Option<TcpListener>,
+    /// No connection is taken before: there were no descriptors.
+    accept_after: Option<tokio::time::Instant>,
+    /// Given up for a moment when there are none left, so that whoever waits at the port is dropped and told so.
+    spare: Option<std::fs::File>,
+    published: Option<Box<dyn Send>>,
+    inbox: mpsc::Receiver<Event>,
+    /// Weak: once rank 0's handle and all connections are gone nobody can send any more.
+    events: mpsc::WeakSender<Event>,
+    connections: HashMap<ConnectionId, Connection>,
+    next_connection: ConnectionId,
+    handshakes: JoinSet<()>,
+    pending: PendingConnections,
+    closing: JoinSet<()>,
+    readers: JoinSet<()>,
+    writers: JoinSet<()>,
+    /// Dropped when the driver ends, which tells whoever waits for it.
+    lingerers: Vec<Box<dyn Send>>,
+    counters: Arc<CoordinatorCounters>,
+}
+
+impl Driver {
+    async fn run(mut self) {
+        loop {
+            self.state.count_rejected(self.counters.rejected.load(Ordering::Relaxed));
+            self.act();
+            if self.state.is_done() {
+                break;
+            }
+            let wakeup = tokio::time::Instant::from_std(self.state.next_wakeup());
+            tokio::select! {
+                event = self.inbox.recv() => match event {
+                    Some(event) => {
+                        self.handle(event);
+                        // Many at once are answered together.
+                        for _ in 0..QUEUED_EVENTS {
+                            let Ok(event) = self.inbox.try_recv() else { break };
+                            self.handle(event);
+                        }
+                    }
+                    None => break,
+                },
+                accepted = accept(self.listener.as_ref(), self.accept_after) => {
+                    self.take_all(accepted).await;
+                    // Those just taken, and those given up for them, have their turn before the next ones.
+                    tokio::task::yield_now().await;
+                    while let Some(ended) = self.handshakes.try_join_next_with_id() {
+                        self.leave_crowd(ended);
+                    }
+                }
+                () = tokio::time::sleep_until(wakeup) => self.state.tick(Instant::now()),
+                Some(ended) = self.handshakes.join_next_with_id() => self.leave_crowd(ended),
+                Some(_) = self.closing.join_next() => {}
+                Some(_) = self.readers.join_next() => {}
+                Some(_) = self.writers.join_next() => {}
+            }
+        }
+        self.act();
+        drop(self.listener.take());
+        // What is queued is still sent; whoever does not read cannot hold this up.
+        self.connections.clear();
+        let flush = async { while self.writers.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(CLOSING_TIMEOUT, flush).await;
+    }
+
+    fn handle(&mut self, event: Event) {
+        let now = Instant::now();
+        match event {
+            Event::Local { stream } => self.seat_local(stream),
+            Event::Greeted { stream, hello, judged } => {
+                let connection = self.adopt(stream);
+                self.state.hello(connection, hello, judged, now);
+            }
+            Event::Misfit { note } => self.state.note_misfit(note),
+            Event::Message { connection, message } => {
+                if let Err(problem) = self.state.message(connection, message, now) {
+                    let text = format!("broke the protocol: {problem}");
+                    self.drop_connection(connection, Loss::new(LossCause::Protocol, text));
+                }
+            }
+            Event::Closed { connection, loss } => self.drop_connection(connection, loss),
+            Event::Linger { patience, done } => {
+                self.lingerers.push(done);
+                self.state.linger(patience, now);
+            }
+        }
+    }
+
+    fn act(&mut self) {
+        loop {
+            let actions = self.state.take_actions();
+            if actions.is_empty() {
+                return;
+            }
+            for action in actions {
+                match action {
+                    Action::Send { connection, frame } => self.send(connection, frame),
+                    Action::Close { connection } => self.close(connection),
+                    Action::Gathered => drop(self.published.take()),
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, connection: ConnectionId, frame: Bytes) {
+        let Some(to) = self.connections.get(&connection) else { return };
+        let queued = to.queued_bytes.fetch_add(frame.len(), Ordering::Relaxed) + frame.len();
+        if queued > MAX_QUEUE_BYTES {
+            let text = "it does not read what it is sent";
+            self.drop_connection(connection, Loss::new(LossCause::Protocol, text));
+        } else {
+            // A writer that has ended is reported by the reader.
+            let _ = to.queue.send(frame);
+        }
+    }
+
+    /// Lets the writer finish; the reader goes on until the other side closes, for a bounded time.
+    fn close(&mut self, connection: ConnectionId) {
+        let Some(Connection { reader, writer, queue, .. }) = self.connections.remove(&connection) else {
+            return;
+        };
+        drop(queue);
+        self.closing.spawn(async move {
+            tokio::time::sleep(CLOSING_TIMEOUT).await;
+            reader.abort();
+            writer.abort();
+        });
+    }
+
+    fn drop_connection(&mut self, connection: ConnectionId, loss: Loss) {
+        if let Some(Connection { reader, writer, .. }) = self.connections.remove(&connection) {
+            reader.abort();
+            writer.abort();
+        }
+        self.state.closed(connection, loss);
+    }
+
+    fn adopt(&mut self, stream: BoxedStream) -> ConnectionId {
+        let connection = self.next_connection;
+        self.next_connection += 1;
+        let (read, write) = tokio::io::split(stream);
+        let (queue, frames) = mpsc::unbounded_channel();
+        let queued_bytes = Arc::new(AtomicUsize::new(0));
+        let unwritten = queued_bytes.clone();
+        let written = move |bytes| {
+            unwritten.fetch_sub(bytes, Ordering::Relaxed);
+        };
+        let writer = self.writers.spawn(write_frames(write, frames, written));
+        let reader = match self.events.upgrade() {
+            Some(events) => self.readers.spawn(read_messages(connection, read, events)),
+            None => self.readers.spawn(async {}),
+        };
+        self.connections.insert(connection, Connection { queue, queued_bytes, reader, writer });
+        connection
+    }
+
+    fn leave_crowd(&mut self, ended: Result<(Id, ()), JoinError>) {
+        self.pending.leave(ended.map_or_else(|error| error.id(), |(task, ())| task));
+    }
+
+    /// Takes a connection, and what else waits at the port, as far as that is fair to the others.
+    async fn take_all(&mut self, first: io::Result<(TcpStream, SocketAddr)>) {
+        let mut accepted = first;
+        for _ in 0..ACCEPTS_AT_ONCE {
+            match accepted {
+                Ok((stream, origin)) => self.greet(stream, origin),
+                Err(error) => return self.cannot_accept(&error).await,
+            }
+            let Some(Poll::Ready(next)) = look(self.listener.as_ref()).await else { return };
+            accepted = next;
+        }
+        if let Ok((stream, origin)) = accepted {
+            self.greet(stream, origin);
+        }
+    }
+
+    /// Out of descriptors, most likely. That passes; it must neither stop the coordinator nor become a busy loop.
+    async fn cannot_accept(&mut self, error: &io::Error) {
+        tracing::debug!(%error, "accepting a connection failed");
+        self.accept_after = Some(tokio::time::Instant::now() + ACCEPT_PAUSE);
+        if !matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+            return;
+        }
+        // Said also where one in the handshake goes: it may be a rank, which comes again and is given up again.
+        self.state.note_misfit_once(format!(
+            "connections that rank 0 had no descriptors for ({error}; raise the limit with ulimit -n)"
+        ));
+        if self.pending.make_room(self.counters.rejected.load(Ordering::Relaxed)) {
+            return; // its descriptor is free within the pause
+        }
+        // Who waits at the port is dropped rather than left waiting; a rank comes again.
+        if self.spare.take().is_some() {
+            drop(look(self.listener.as_ref()).await);
+        }
+        self.spare = spare_descriptor();
+    }
+
+    fn greet(&mut self, stream: TcpStream, origin: SocketAddr) {
+        let _ = stream.set_nodelay(true);
+        if self.pending.is_full() {
+            self.pending.make_room(self.counters.rejected.load(Ordering::Relaxed));
+        }
+        let Some(events) = self.events.upgrade() else { return };
+        let (credentials, counters) = (self.credentials.clone(), self.counters.clone());
+        let (give_up, given_up) = oneshot::channel();
+        let footing = Footing::default();
+        let standing = footing.clone();
+        let task = self.handshakes.spawn(async move {
+            let greeting = introduce(stream, &credentials, &footing, given_up);
+            let rejection = match tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting).await {
+                Ok(Ok((stream, hello))) => {
+                    let _ = events.send(Event::Greeted { stream, hello, judged: true }).await;
+                    return;
+                }
+                Ok(Err(rejection)) => rejection,
+                Err(_) => Rejection::Foreign(format!("silent for {} s", HANDSHAKE_TIMEOUT.as_secs())),
+            };
+            counters.rejected.fetch_add(1, Ordering::Relaxed);
+            match rejection {
+                Rejection::Foreign(problem) => tracing::debug!(%origin, problem, "a connection was rejected"),
+                Rejection::Misfit { problem, remedy } => {
+                    tracing::warn!(%origin, problem, remedy, "a process was turned away");
+                    let _ = events.send(Event::Misfit { note: format!("{origin}: {problem}") }).await;
+                }
+            }
+        });
+        self.pending.enter(task.id(), origin.ip(), standing, give_up);
+    }
+
+    /// A rank of this process: nobody is between, and there is nothing to prove.
+    fn seat_local(&mut self, mut stream: BoxedStream) {
+        let Some(events) = self.events.upgrade() else { return };
+        self.closing.spawn(async move {
+            if let Ok(Ok(hello)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, read_hello(&mut stream)).await {
+                let _ = events.send(Event::Greeted { stream, hello, judged: false }).await;
+            }
+        });
+    }
+}
+
+fn spare_descriptor() -> Option<std::fs::File> {
+    std::fs::File::open("/dev/null").ok()
+}
+
+async fn accept(
+    listener: Option<&TcpListener>,
+    after: Option<tokio::time::Instant>,
+) -> io::Result<(TcpStream, SocketAddr)> {
+    let Some(listener) = listener else { return std::future::pending().await };
+    if let Some(after) = after {
+        tokio::time::sleep_until(after).await;
+    }
+    listener.accept().await
+}
+
+/// What waits at the port now.
+async fn look(listener: Option<&TcpListener>) -> Option<Poll<io::Result<(TcpStream, SocketAddr)>>> {
+    let listener = listener?;
+    Some(std::future::poll_fn(|cx| Poll::Ready(listener.poll_accept(cx))).await)
+}
+
+/// Handshake and first frame.
+async fn introduce(
+    mut stream: TcpStream,
+    credentials: &Credentials,
+    footing: &Footing,
+    mut given_up: oneshot::Receiver<u64>,
+) -> Result<(BoxedStream, Hello), Rejection> {
+    let made_room = || Rejection::Foreign("it made room for another".into());
+    let greeted = tokio::select! {
+        biased;
+        greeted = greet_rank(&mut stream, credentials, |progress| footing.set(progress)) => Ok(greeted?),
+        turned_away = &mut given_up => Err(turned_away),
+    };
+    let keys = match greeted {
+        Ok(keys) => keys,
+        Err(turned_away) => {
+            // A rank among them learns why, and comes again. What lies unread would turn the answer into a reset.
+            if footing.is_silent()
+                && let Some(answer) = too_many(turned_away.unwrap_or_default())
+            {
+                let _ = stream.try_read(&mut [0; 256]);
+                let _ = stream.try_write(&answer);
+            }
+            return Err(made_room());
+        }
+    };
+    let mut stream: BoxedStream = match keys {
+        Some(keys) => Box::new(Sealed::new(stream, &keys)),
+        None => Box::new(stream),
+    };
+    let hello = tokio::select! {
+        biased;
+        hello = read_hello(&mut stream) => hello,
+        _ = given_up => return Err(made_room()),
+    };
+    hello.map(|hello| (stream, hello)).map_err(|e| Rejection::io("waiting for the hello", &e))
+}
+
+async fn read_hello(stream: &mut BoxedStream) -> io::Result<Hello> {
+    match read_frame(stream, MAX_HELLO_FRAME).await?.map(|frame| decode(&frame)).transpose()? {
+        Some(ToCoordinator::Hello(hello)) => Ok(hello),
+        Some(_) => Err(invalid("something else than a hello".into())),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+async fn read_messages(connection: ConnectionId, read: ReadHalf<BoxedStream>, events: mpsc::Sender<Event>) {
+    let mut reader = BufReader::new(read);
+    let closed = |text: String| Loss::new(LossCause::Closed, text);
+    let loss = loop {
+        let message = match read_frame(&mut reader, MAX_FRAME_TO_COORDINATOR).await {
+            Ok(Some(payload)) => decode(&payload),
+            Ok(None) => break closed("its connection was closed without goodbye".to_owned()),
+            Err(error) => Err(error),
+        };
+        match message {
+            Ok(message) => {
+                if events.send(Event::Message { connection, message }).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => break closed(format!("its connection broke: {error}")),
+        }
+    };
+    let _ = events.send(Event::Closed { connection, loss }).await;
+}
+
+/// Writes frames until the queue is closed, then shuts the direction down. `written` is told each frame's length.
+pub(crate) async fn write_frames(
+    write: WriteHalf<BoxedStream>,
+    mut frames: mpsc::UnboundedReceiver<Bytes>,
+    written: impl Fn(usize),
+) {
+    let mut writer = BufWriter::new(write);
+    while let Some(frame) = frames.recv().await {
+        let mut next = Some(frame);
+        while let Some(frame) = next {
+            if writer.write_all(&frame).await.is_err() {
+                return;
+            }
+            written(frame.len());
+            next = frames.try_recv().ok();
+        }
+        if writer.flush().await.is_err() {
+            return;
+        }
+    }
+    let _ = writer.shutdown().await;
+}

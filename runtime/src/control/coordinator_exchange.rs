@@ -1,0 +1,248 @@
+//! The coordinator's exchanges: it collects the blobs of all members, and then sends all of them to every member.
+//!
+//! An exchange ends in one of two ways, the same for all members: complete, or failed with a reason. A failed exchange is remembered
+//! for a while, so that a latecomer learns the reason instead of waiting alone.
+
+use std::collections::{HashMap, VecDeque};
+
+use bytes::Bytes;
+
+use super::abort::Loss;
+use super::ranks;
+use super::wire::{ExchangeFailure, ExchangeKey, FromCoordinator, encode, remember};
+use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES, MAX_OPEN_EXCHANGES};
+
+/// How a rank stands, as far as an exchange is concerned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Here,
+    Departed,
+    Lost(Loss),
+}
+
+/// A frame for a rank.
+pub(crate) type Delivery = (u32, Bytes);
+
+/// What a rank brings.
+#[derive(Debug)]
+pub(crate) struct Contribution {
+    pub(crate) key: ExchangeKey,
+    pub(crate) members: Vec<u32>,
+    pub(crate) blob: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Collecting {
+    members: Vec<u32>,
+    blobs: Vec<Option<Vec<u8>>>,
+    bytes: usize,
+}
+
+impl Collecting {
+    fn missing(&self) -> impl Iterator<Item = u32> + '_ {
+        self.members.iter().zip(&self.blobs).filter(|(_, blob)| blob.is_none()).map(|(&rank, _)| rank)
+    }
+
+    fn arrived(&self) -> impl Iterator<Item = u32> + '_ {
+        self.members.iter().zip(&self.blobs).filter(|(_, blob)| blob.is_some()).map(|(&rank, _)| rank)
+    }
+}
+
+/// All exchanges of a job.
+#[derive(Debug, Default)]
+pub(crate) struct Exchanges {
+    open: HashMap<ExchangeKey, Collecting>,
+    open_of_rank: HashMap<u32, usize>,
+    failed: VecDeque<(ExchangeKey, ExchangeFailure)>,
+}
+
+impl Exchanges {
+    /// A rank brings its blob. What is to be sent as a consequence.
+    pub(crate) fn contribute(
+        &mut self,
+        rank: u32,
+        contribution: Contribution,
+        world_size: u32,
+        standing: &dyn Fn(u32) -> Standing,
+    ) -> Vec<Delivery> {
+        let Contribution { key, members, blob } = contribution;
+        let refuse = |failure| vec![(rank, encode(&FromCoordinator::ExchangeFailed { key, failure }))];
+        if let Some((_, failure)) = self.failed.iter().find(|(failed, _)| *failed == key) {
+            return refuse(failure.clone());
+        }
+        if let Err(problem) = check(rank, &members, &blob, world_size) {
+            return refuse(ExchangeFailure::Disagreement { problem });
+        }
+        if self.open_of_rank.get(&rank).is_some_and(|&open| open >= MAX_OPEN_EXCHANGES) {
+            let problem = format!("rank {rank} has {MAX_OPEN_EXCHANGES} other exchanges open");
+            return refuse(ExchangeFailure::Disagreement { problem });
+        }
+        let collecting = self.open.entry(key).or_insert_with(|| Collecting {
+            blobs: members.iter().map(|_| None).collect(),
+            members: members.clone(),
+            bytes: 0,
+        });
+        if collecting.members != members {
+            let problem = format!(
+                "rank {rank} names the members {}, others {}",
+                ranks::compact(&members),
+                ranks::compact(&collecting.members)
+            );
+            let failure = ExchangeFailure::Disagreement { problem };
+            let mut deliveries = refuse(failure.clone());
+            deliveries.extend(self.fail(key, failure));
+            return deliveries;
+        }
+        let place = members.iter().position(|&member| member == rank).unwrap_or_default();
+        if collecting.blobs[place].is_some() {
+            let problem = format!("rank {rank} used round {} twice", key.round);
+            return refuse(ExchangeFailure::Disagreement { problem });
+        }
+        collecting.bytes += blob.len();
+        collecting.blobs[place] = Some(blob);
+        *self.open_of_rank.entry(rank).or_default() += 1;
+        if collecting.bytes > MAX_EXCHANGE_BYTES {
+            let problem = format!("the blobs together are longer than {MAX_EXCHANGE_BYTES} bytes");
+            return self.fail(key, ExchangeFailure::Disagreement { problem });
+        }
+        self.settle(key, standing)
+    }
+
+    /// A rank's deadline has passed: the exchange fails for all who came, naming who did not.
+    pub(crate) fn withdraw(&mut self, by: u32, key: ExchangeKey) -> Vec<Delivery> {
+        let Some(collecting) = self.open.get(&key) else { return Vec::new() };
+        let missing = collecting.missing().collect();
+        self.fail(key, ExchangeFailure::Timeout { by, missing })
+    }
+
+    /// A communicator was aborted: that message itself releases those who wait in its exchanges.
+    pub(crate) fn forget(&mut self, communicator: u64) {
+        let keys: Vec<_> = self.open.keys().filter(|key| key.communicator == communicator).copied().collect();
+        for key in keys {
+            if let Some(collecting) = self.open.remove(&key) {
+                self.release(&collecting);
+            }
+        }
+    }
+
+    /// Somebody left or was lost: exchanges that wait for it fail.
+    pub(crate) fn settle_all(&mut self, standing: &dyn Fn(u32) -> Standing) -> Vec<Delivery> {
+        let keys: Vec<_> = self.open.keys().copied().collect();
+        keys.into_iter().flat_map(|key| self.settle(key, standing)).collect()
+    }
+
+    /// Completes an exchange if all blobs are there, fails it if one can no longer come.
+    fn settle(&mut self, key: ExchangeKey, standing: &dyn Fn(u32) -> Standing) -> Vec<Delivery> {
+        let Some(collecting) = self.open.get(&key) else { return Vec::new() };
+        let doomed = collecting.missing().find_map(|rank| match standing(rank) {
+            Standing::Here => None,
+            Standing::Departed => Some(ExchangeFailure::Departed { rank }),
+            Standing::Lost(loss) => Some(ExchangeFailure::Lost { rank, loss }),
+        });
+        if let Some(failure) = doomed {
+            return self.fail(key, failure);
+        }
+        if collecting.missing().next().is_some() {
+            return Vec::new();
+        }
+        let Some(collecting) = self.open.remove(&key) else { return Vec::new() };
+        self.release(&collecting);
+        let blobs = collecting.blobs.into_iter().flatten().collect();
+        let frame = encode(&FromCoordinator::Exchanged { key, blobs });
+        collecting.members.into_iter().map(|rank| (rank, frame.clone())).collect()
+    }
+
+    fn fail(&mut self, key: ExchangeKey, failure: ExchangeFailure) -> Vec<Delivery> {
+        let Some(collecting) = self.open.remove(&key) else { return Vec::new() };
+        self.release(&collecting);
+        let frame = encode(&FromCoordinator::ExchangeFailed { key, failure: failure.clone() });
+        remember(&mut self.failed, (key, failure));
+        collecting.arrived().map(|rank| (rank, frame.clone())).collect()
+    }
+
+    fn release(&mut self, collecting: &Collecting) {
+        for rank in collecting.arrived() {
+            if let Some(open) = self.open_of_rank.get_mut(&rank) {
+                *open = open.saturating_sub(1);
+            }
+        }
+    }
+}
+
+fn check(rank: u32, members: &[u32], blob: &[u8], world_size: u32) -> Result<(), String> {
+    let mut sorted = members.to_vec();
+    sorted.sort_unstable();
+    let distinct = sorted.windows(2).all(|pair| pair[0] < pair[1]);
+    if !distinct || !members.contains(&rank) || sorted.last().is_none_or(|&last| last >= world_size) {
+        let shown = ranks::compact(&sorted);
+        return Err(format!(
+            "the members {shown} are not distinct ranks of this job with rank {rank} among them"
+        ));
+    }
+    if blob.len() > MAX_BLOB_BYTES {
+        return Err(format!("{} bytes; at most {MAX_BLOB_BYTES} are possible", blob.len()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::wire::decode;
+    use crate::error::LossCause;
+
+    const KEY: ExchangeKey = ExchangeKey { communicator: 1, round: 2 };
+
+    fn bring(exchanges: &mut Exchanges, rank: u32, members: &[u32], blob: &[u8]) -> Vec<Delivery> {
+        let contribution = Contribution { key: KEY, members: members.to_vec(), blob: blob.to_vec() };
+        exchanges.contribute(rank, contribution, 8, &|_| Standing::Here)
+    }
+
+    fn told(deliveries: &[Delivery]) -> Vec<(u32, FromCoordinator)> {
+        deliveries.iter().map(|(rank, frame)| (*rank, decode(&frame[4..]).unwrap())).collect()
+    }
+
+    #[test]
+    fn the_last_blob_completes() {
+        let mut exchanges = Exchanges::default();
+        assert!(bring(&mut exchanges, 5, &[5, 1], b"five").is_empty());
+        let done = told(&bring(&mut exchanges, 1, &[5, 1], b"one"));
+        let all = FromCoordinator::Exchanged { key: KEY, blobs: vec![b"five".to_vec(), b"one".to_vec()] };
+        assert_eq!(done, [(5, all.clone()), (1, all)]);
+        assert!(exchanges.open.is_empty() && exchanges.open_of_rank.values().all(|&open| open == 0));
+    }
+
+    #[test]
+    fn a_lost_member_fails_it_now_and_for_latecomers() {
+        let mut exchanges = Exchanges::default();
+        assert!(bring(&mut exchanges, 0, &[0, 1, 2], b"").is_empty());
+        let loss = Loss::new(LossCause::Closed, "killed");
+        let standing = |rank| if rank == 2 { Standing::Lost(loss.clone()) } else { Standing::Here };
+        let failure = ExchangeFailure::Lost { rank: 2, loss: loss.clone() };
+        let failed = FromCoordinator::ExchangeFailed { key: KEY, failure };
+        assert_eq!(told(&exchanges.settle_all(&standing)), [(0, failed.clone())]);
+        assert_eq!(told(&bring(&mut exchanges, 1, &[0, 1, 2], b"")), [(1, failed)]);
+        assert!(exchanges.open.is_empty());
+    }
+
+    #[test]
+    fn open_exchanges_and_memories_are_bounded() {
+        let mut exchanges = Exchanges::default();
+        for round in 0..3 * MAX_OPEN_EXCHANGES as u64 {
+            let key = ExchangeKey { communicator: 1, round };
+            let contribution = Contribution { key, members: vec![0, 1], blob: vec![] };
+            let refused = exchanges.contribute(0, contribution, 8, &|_| Standing::Here);
+            assert_eq!(refused.is_empty(), round < MAX_OPEN_EXCHANGES as u64);
+        }
+        assert_eq!(exchanges.open.len(), MAX_OPEN_EXCHANGES);
+        exchanges.forget(1);
+        assert!(exchanges.open.is_empty());
+        for round in 0..5000 {
+            let key = ExchangeKey { communicator: 2, round };
+            let contribution = Contribution { key, members: vec![0, 1], blob: vec![] };
+            assert!(exchanges.contribute(0, contribution, 8, &|_| Standing::Here).is_empty());
+            assert_eq!(exchanges.withdraw(0, key).len(), 1);
+        }
+        assert!(exchanges.failed.len() <= crate::job::limits::MAX_REMEMBERED);
+    }
+}

@@ -1,0 +1,471 @@
+//! The coordinator's state machine: the ranks that are present, the exchanges under way, the messages to be sent. No sockets, no clock.
+//!
+//! Facts come in through the methods, with the time where it matters. Frames to be sent and connections to be closed come out of
+//! [`CoordinatorState::take_actions`]. Frames to one connection keep their order.
+//!
+//! A rank goes Absent -> Present -> Departed (goodbye) or Lost (closed without goodbye, or silent for too long). While the job still
+//! gathers, a closed connection only makes the rank absent again. Phases: Gathering -> Running -> Lingering (rank 0 has left) -> Closing ->
+//! done; or Gathering -> Closing when time runs out.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::abort::{AbortCause, Loss};
+use super::board::Status;
+use super::coordinator_exchange::{Contribution, Delivery, Exchanges};
+use super::coordinator_ranks::{CoordinatorSettings, Present, RankState, describe, objection, standing};
+use super::ranks;
+use super::wire::{FromCoordinator, Hello, PeerInfo, Refusal, ToCoordinator, clip, encode, remember};
+use crate::error::{JOIN_REMEDY, LossCause};
+use crate::job::limits::{CLOSING_TIMEOUT, MAX_NAME_BYTES};
+
+/// A connection, numbered by the coordinator's driver.
+pub(crate) type ConnectionId = u64;
+
+/// What the driver has to do.
+#[derive(Debug)]
+pub(crate) enum Action {
+    Send {
+        connection: ConnectionId,
+        frame: Bytes,
+    },
+    /// Send what is queued, then end the connection.
+    Close {
+        connection: ConnectionId,
+    },
+    /// All ranks are here: whatever was published for them to find the coordinator can go.
+    Gathered,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Gathering { deadline: Instant },
+    Running,
+    Lingering { until: Instant },
+    Closing { until: Instant },
+}
+
+/// The coordinator, without its sockets.
+#[derive(Debug)]
+pub(crate) struct CoordinatorState {
+    settings: CoordinatorSettings,
+    phase: Phase,
+    states: Vec<RankState>,
+    ranks: HashMap<ConnectionId, u32>,
+    exchanges: Exchanges,
+    aborted: VecDeque<u64>,
+    newly_departed: Vec<u32>,
+    turned_away: Vec<String>,
+    /// Connections turned away that were no rank's, as the driver counts them.
+    rejected: u64,
+    next_tick: Instant,
+    actions: Vec<Action>,
+}
+
+impl CoordinatorState {
+    pub(crate) fn new(settings: CoordinatorSettings, now: Instant) -> Self {
+        let states = (0..settings.world_size).map(|_| RankState::Absent { last: None }).collect();
+        Self {
+            phase: Phase::Gathering { deadline: now + settings.timeout },
+            states,
+            ranks: HashMap::new(),
+            exchanges: Exchanges::default(),
+            aborted: VecDeque::new(),
+            newly_departed: Vec::new(),
+            turned_away: Vec::new(),
+            rejected: 0,
+            next_tick: now + settings.liveness.heartbeat,
+            actions: Vec::new(),
+            settings,
+        }
+    }
+
+    /// What is to be done now, in order. Departures are told here, so that many at once make one message.
+    pub(crate) fn take_actions(&mut self) -> Vec<Action> {
+        if !self.newly_departed.is_empty() {
+            let ranks = std::mem::take(&mut self.newly_departed);
+            self.tell_all(&FromCoordinator::Departed { ranks });
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    /// Whether nothing is left to do.
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(self.phase, Phase::Closing { .. }) && self.ranks.is_empty()
+    }
+
+    /// When [`CoordinatorState::tick`] must be called.
+    pub(crate) fn next_wakeup(&self) -> Instant {
+        match self.phase {
+            Phase::Gathering { deadline } => deadline.min(self.next_tick),
+            Phase::Running => self.next_tick,
+            Phase::Lingering { until } | Phase::Closing { until } => until.min(self.next_tick),
+        }
+    }
+
+    /// A connection passed the handshake but does not fit, or an address was turned away: a note for the error
+    /// message if the job does not gather.
+    pub(crate) fn note_misfit(&mut self, note: String) {
+        if self.turned_away.len() < 8 {
+            self.turned_away.push(note);
+        }
+    }
+
+    /// The same, if nobody has noted it before.
+    pub(crate) fn note_misfit_once(&mut self, note: String) {
+        if !self.turned_away.contains(&note) {
+            self.note_misfit(note);
+        }
+    }
+
+    /// How many connections were turned away so far.
+    pub(crate) fn count_rejected(&mut self, rejected: u64) {
+        self.rejected = rejected;
+    }
+
+    /// A rank introduces itself.
+    pub(crate) fn hello(&mut self, connection: ConnectionId, hello: Hello, judged: bool, now: Instant) {
+        let who = describe(&hello.peer);
+        let ending = matches!(self.phase, Phase::Lingering { .. } | Phase::Closing { .. });
+        if let Some(refusal) = objection(&self.settings, &self.states, ending, &hello) {
+            if !refusal.retry {
+                self.note_misfit(format!("{who}: {}", refusal.problem));
+            }
+            tracing::warn!(who, problem = refusal.problem, "a process was refused");
+            self.send(connection, &FromCoordinator::Refused(refusal));
+            self.actions.push(Action::Close { connection });
+            return;
+        }
+        let mut peer = hello.peer;
+        peer.hostname = clip(peer.hostname, MAX_NAME_BYTES);
+        peer.version = clip(peer.version, MAX_NAME_BYTES);
+        let rank = peer.rank;
+        self.states[rank as usize] =
+            RankState::Present(Present { connection, peer, judged, heard: now, suspected: false });
+        self.ranks.insert(connection, rank);
+        tracing::debug!(rank, who, "a rank joined");
+        let peers: Option<Vec<PeerInfo>> = self.states.iter().map(|s| s.peer().cloned()).collect();
+        match peers {
+            Some(peers) if matches!(self.phase, Phase::Gathering { .. }) => {
+                self.phase = Phase::Running;
+                self.actions.push(Action::Gathered);
+                self.tell_all(&FromCoordinator::Welcome { cookie: self.settings.cookie, peers });
+            }
+            _ => {
+                let waiting = self.waiting();
+                self.send(connection, &waiting);
+            }
+        }
+    }
+
+    /// A message from a rank. An error means that the connection is to be ended as broken.
+    pub(crate) fn message(
+        &mut self,
+        connection: ConnectionId,
+        message: ToCoordinator,
+        now: Instant,
+    ) -> Result<(), String> {
+        let Some(&rank) = self.ranks.get(&connection) else {
+            return Ok(()); // refused or gone; what it still sends does not matter
+        };
+        let RankState::Present(present) = &mut self.states[rank as usize] else { return Ok(()) };
+        present.heard = now;
+        present.suspected = false;
+        match message {
+            ToCoordinator::Heartbeat => Ok(()),
+            ToCoordinator::Hello(_) => Err("a second hello".into()),
+            _ if matches!(self.phase, Phase::Gathering { .. }) => Err("a message before the welcome".into()),
+            ToCoordinator::Exchange { key, members, blob } => {
+                let contribution = Contribution { key, members, blob };
+                let states = &self.states;
+                let standing = |rank: u32| standing(states, rank);
+                let deliveries =
+                    self.exchanges.contribute(rank, contribution, self.settings.world_size, &standing);
+                self.deliver(deliveries);
+                Ok(())
+            }
+            ToCoordinator::Withdraw { key } => {
+                let deliveries = self.exchanges.withdraw(rank, key);
+                self.deliver(deliveries);
+                Ok(())
+            }
+            ToCoordinator::Abort { communicator, members, cause } => {
+                self.abort(rank, communicator, &members, cause);
+                Ok(())
+            }
+            ToCoordinator::Ask { ticket, target, communicator } => {
+                match self.connection_of(target) {
+                    Some(to) => self.send(to, &FromCoordinator::Asked { ticket, asker: rank, communicator }),
+                    None => self.send(connection, &FromCoordinator::Answered { ticket, status: None }),
+                }
+                Ok(())
+            }
+            ToCoordinator::Answer { ticket, asker, status } => {
+                self.answer(asker, ticket, status);
+                Ok(())
+            }
+            ToCoordinator::Goodbye => {
+                self.send(connection, &FromCoordinator::Goodbye);
+                self.depart(rank, connection);
+                Ok(())
+            }
+            ToCoordinator::Dying { loss } => {
+                self.lose(rank, loss);
+                self.actions.push(Action::Close { connection });
+                Ok(())
+            }
+        }
+    }
+
+    /// A connection ended.
+    pub(crate) fn closed(&mut self, connection: ConnectionId, loss: Loss) {
+        let Some(rank) = self.ranks.remove(&connection) else { return };
+        if let RankState::Present(_) = &self.states[rank as usize] {
+            self.lose(rank, loss);
+        }
+    }
+
+    /// Rank 0 leaves: the coordinator stays until everybody has left, at most this long.
+    pub(crate) fn linger(&mut self, patience: Duration, now: Instant) {
+        match self.phase {
+            Phase::Running if patience > Duration::ZERO && self.anybody_here() => {
+                self.phase = Phase::Lingering { until: now + patience };
+            }
+            Phase::Closing { .. } => {}
+            Phase::Gathering { .. } => self.give_up(now, "rank 0 gave up".into()),
+            Phase::Running | Phase::Lingering { .. } => self.close(now),
+        }
+    }
+
+    /// Time passes.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        match self.phase {
+            Phase::Gathering { deadline } if now >= deadline => {
+                self.give_up(now, format!("after {:.1} s", self.settings.timeout.as_secs_f64()));
+            }
+            Phase::Lingering { until } if now >= until => self.close(now),
+            Phase::Closing { until } if now >= until => self.ranks.clear(),
+            _ => {}
+        }
+        if now < self.next_tick {
+            return;
+        }
+        let late = now - self.next_tick;
+        self.next_tick = now + self.settings.liveness.heartbeat;
+        if late > self.settings.liveness.heartbeat {
+            // This process was itself stopped; what the others sent meanwhile is still unread.
+            for state in &mut self.states {
+                if let RankState::Present(present) = state {
+                    present.heard = now;
+                }
+            }
+        }
+        self.judge(now);
+        if matches!(self.phase, Phase::Gathering { .. }) {
+            let waiting = self.waiting();
+            self.tell_all(&waiting);
+        } else {
+            let frame = encode(&FromCoordinator::Heartbeat);
+            let to: Vec<_> = self
+                .states
+                .iter()
+                .filter_map(RankState::present)
+                .filter(|t| t.judged)
+                .map(|t| t.connection)
+                .collect();
+            for connection in to {
+                self.actions.push(Action::Send { connection, frame: frame.clone() });
+            }
+        }
+    }
+
+    fn judge(&mut self, now: Instant) {
+        let liveness = self.settings.liveness;
+        let mut dead = Vec::new();
+        for (rank, state) in self.states.iter_mut().enumerate() {
+            let RankState::Present(present) = state else { continue };
+            let silent = now.saturating_duration_since(present.heard);
+            if !present.judged {
+                continue;
+            }
+            if silent >= liveness.dead_after {
+                dead.push((rank as u32, present.connection, silent));
+            } else if silent >= liveness.suspect_after && !present.suspected {
+                present.suspected = true;
+                tracing::warn!(
+                    rank,
+                    who = describe(&present.peer),
+                    "silent for {:.0} s; given up after {:.0} s",
+                    silent.as_secs_f64(),
+                    liveness.dead_after.as_secs_f64()
+                );
+            }
+        }
+        for (rank, connection, silent) in dead {
+            self.ranks.remove(&connection);
+            let text = format!("silent for {:.1} s", silent.as_secs_f64());
+            self.lose(rank, Loss::new(LossCause::Silent(silent), text));
+            self.actions.push(Action::Close { connection });
+        }
+    }
+
+    fn deliver(&mut self, deliveries: Vec<Delivery>) {
+        for (rank, frame) in deliveries {
+            if let Some(connection) = self.connection_of(rank) {
+                self.actions.push(Action::Send { connection, frame });
+            }
+        }
+    }
+
+    fn abort(&mut self, rank: u32, communicator: u64, members: &[u32], cause: AbortCause) {
+        if self.aborted.contains(&communicator) {
+            return; // the first cause is on its way to everybody
+        }
+        remember(&mut self.aborted, communicator);
+        self.exchanges.forget(communicator);
+        let frame = encode(&FromCoordinator::Aborted { communicator, cause });
+        for &member in members {
+            if member != rank
+                && let Some(connection) = self.connection_of(member)
+            {
+                self.actions.push(Action::Send { connection, frame: frame.clone() });
+            }
+        }
+    }
+
+    fn answer(&mut self, asker: u32, ticket: u64, status: Option<Status>) {
+        if let Some(connection) = self.connection_of(asker) {
+            self.send(connection, &FromCoordinator::Answered { ticket, status });
+        }
+    }
+
+    fn depart(&mut self, rank: u32, connection: ConnectionId) {
+        self.states[rank as usize] = RankState::Departed;
+        self.newly_departed.push(rank);
+        self.actions.push(Action::Close { connection });
+        self.settle_all();
+        self.maybe_close();
+    }
+
+    fn lose(&mut self, rank: u32, loss: Loss) {
+        let state = &mut self.states[rank as usize];
+        let who = state.peer().map(describe).unwrap_or_default();
+        if matches!(self.phase, Phase::Gathering { .. }) {
+            tracing::debug!(rank, who, %loss, "a rank went away while the job gathers");
+            *state = RankState::Absent { last: Some(format!("{who} was here, then: {loss}")) };
+            return;
+        }
+        tracing::warn!(rank, who, %loss, "a rank is lost");
+        let loss = loss.of(&who);
+        *state = RankState::Lost { loss: loss.clone() };
+        self.tell_all(&FromCoordinator::Lost { rank, loss });
+        self.settle_all();
+        self.maybe_close();
+    }
+
+    fn settle_all(&mut self) {
+        let states = &self.states;
+        let deliveries = self.exchanges.settle_all(&|rank| standing(states, rank));
+        self.deliver(deliveries);
+    }
+
+    fn maybe_close(&mut self) {
+        if matches!(self.phase, Phase::Lingering { .. }) && !self.anybody_here() {
+            self.phase = Phase::Closing { until: self.next_tick + CLOSING_TIMEOUT };
+        }
+    }
+
+    fn anybody_here(&self) -> bool {
+        self.states.iter().any(|state| matches!(state, RankState::Present(_)))
+    }
+
+    fn give_up(&mut self, now: Instant, when: String) {
+        let missing = self.missing();
+        let here = self.states.len() - missing.len();
+        let mut problem = format!(
+            "{when} only {here} of {} ranks had joined; missing: {}",
+            self.states.len(),
+            self.missing_text()
+        );
+        if !self.turned_away.is_empty() {
+            problem += &format!("; turned away: {}", self.turned_away.join("; "));
+        }
+        if self.rejected > 0 {
+            problem += &format!("; {}", rejected_text(self.rejected));
+        }
+        let remedy = format!(
+            "See whether these processes were started, what they printed, and whether their hosts reach rank 0 \
+             ({}); {JOIN_REMEDY}",
+            self.settings.source
+        );
+        let problem = clip(problem, usize::MAX);
+        self.tell_all(&FromCoordinator::Refused(Refusal { problem, remedy, retry: false }));
+        self.end_all(now);
+    }
+
+    fn close(&mut self, now: Instant) {
+        self.tell_all(&FromCoordinator::Closing);
+        self.end_all(now);
+    }
+
+    fn end_all(&mut self, now: Instant) {
+        self.phase = Phase::Closing { until: now + CLOSING_TIMEOUT };
+        let connections: Vec<_> =
+            self.states.iter().filter_map(RankState::present).map(|t| t.connection).collect();
+        self.actions.extend(connections.into_iter().map(|connection| Action::Close { connection }));
+        for state in &mut self.states {
+            if matches!(state, RankState::Present(_)) {
+                *state = RankState::Departed;
+            }
+        }
+    }
+
+    fn waiting(&self) -> FromCoordinator {
+        FromCoordinator::Waiting { missing: self.missing_text(), rejected: self.rejected }
+    }
+
+    fn missing(&self) -> Vec<u32> {
+        let empty =
+            self.states.iter().enumerate().filter(|(_, state)| matches!(state, RankState::Absent { .. }));
+        empty.map(|(rank, _)| rank as u32).collect()
+    }
+
+    fn missing_text(&self) -> String {
+        let mut text = ranks::named(&self.missing());
+        let known = self.states.iter().enumerate().filter_map(|(rank, state)| match state {
+            RankState::Absent { last: Some(last) } => Some(format!(" (rank {rank}: {last})")),
+            _ => None,
+        });
+        text.extend(known.take(4));
+        clip(text, usize::MAX)
+    }
+
+    fn connection_of(&self, rank: u32) -> Option<ConnectionId> {
+        self.states.get(rank as usize).and_then(RankState::present).map(|present| present.connection)
+    }
+
+    fn send(&mut self, connection: ConnectionId, message: &FromCoordinator) {
+        self.actions.push(Action::Send { connection, frame: encode(message) });
+    }
+
+    fn tell_all(&mut self, message: &FromCoordinator) {
+        let frame = encode(message);
+        let connections: Vec<_> =
+            self.states.iter().filter_map(RankState::present).map(|t| t.connection).collect();
+        for connection in connections {
+            self.actions.push(Action::Send { connection, frame: frame.clone() });
+        }
+    }
+}
+
+/// For errors of joining.
+pub(crate) fn rejected_text(count: u64) -> String {
+    let s = if count == 1 { "" } else { "s" };
+    format!("{count} connection{s} rejected at rank 0's port (silent, garbage, or without the job's keys)")
+}
+
+#[cfg(test)]
+#[path = "coordinator_state_tests.rs"]
+mod tests;

@@ -1,0 +1,225 @@
+//! Tests of the coordinator without sockets: facts in, actions out, time as an argument.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::control::abort::AbortKind;
+use crate::control::wire::{ExchangeKey, decode};
+use crate::job::limits::Liveness;
+
+fn coordinator(world_size: u32, now: Instant) -> CoordinatorState {
+    let settings = CoordinatorSettings {
+        world_size,
+        cookie: [9; 16],
+        job: "this".into(),
+        source: "a test".into(),
+        timeout: Duration::from_secs(10),
+        liveness: Liveness::default(),
+    };
+    CoordinatorState::new(settings, now)
+}
+
+fn hello(rank: u32, world_size: u32) -> Hello {
+    let peer = PeerInfo {
+        rank,
+        hostname: "node".into(),
+        pid: 100 + rank,
+        local_rank: None,
+        version: "1".into(),
+        host_key: 1,
+    };
+    Hello { peer, world_size, job: String::new(), source: String::new() }
+}
+
+fn running(world_size: u32, now: Instant) -> CoordinatorState {
+    let mut coordinator = coordinator(world_size, now);
+    for rank in 0..world_size {
+        coordinator.hello(u64::from(rank), hello(rank, world_size), true, now);
+    }
+    let _ = coordinator.take_actions();
+    coordinator
+}
+
+/// What each connection is sent now, and which are closed.
+fn told(coordinator: &mut CoordinatorState) -> (Vec<(ConnectionId, FromCoordinator)>, Vec<ConnectionId>) {
+    let (mut sent, mut closed) = (Vec::new(), Vec::new());
+    for action in coordinator.take_actions() {
+        match action {
+            Action::Send { connection, frame } => {
+                assert!(!closed.contains(&connection), "sent after its end");
+                sent.push((connection, decode(&frame[4..]).unwrap()));
+            }
+            Action::Close { connection } => closed.push(connection),
+            Action::Gathered => {}
+        }
+    }
+    (sent, closed)
+}
+
+#[test]
+fn silence_is_judged_by_the_clock_and_not_after_an_own_pause() {
+    let begin = Instant::now();
+    let beat = Liveness::default().heartbeat;
+    let mut coordinator = running(2, begin);
+    let mut now = begin;
+    for _ in 0..59 {
+        now += beat;
+        coordinator.message(0, ToCoordinator::Heartbeat, now).unwrap();
+        coordinator.tick(now);
+    }
+    assert!(told(&mut coordinator).1.is_empty(), "rank 1 is only suspected");
+    now += beat;
+    coordinator.tick(now);
+    let (sent, closed) = told(&mut coordinator);
+    assert_eq!(closed, [1]);
+    let lost = |(to, message): &(u64, FromCoordinator)| {
+        let FromCoordinator::Lost { rank: 1, loss } = message else { return false };
+        *to == 0
+            && matches!(loss.cause, LossCause::Silent(silent) if silent >= Liveness::default().dead_after)
+    };
+    assert!(sent.iter().any(lost), "{sent:?}");
+    // This process stops for ten minutes: the silence was its own.
+    let mut coordinator = running(2, begin);
+    coordinator.tick(begin + Duration::from_secs(600));
+    assert!(told(&mut coordinator).1.is_empty());
+}
+
+#[test]
+fn an_abort_goes_to_each_member_once() {
+    let now = Instant::now();
+    let mut coordinator = running(4, now);
+    let cause = AbortCause::new(0, AbortKind::User, "enough");
+    for from in [1, 2] {
+        let abort =
+            ToCoordinator::Abort { communicator: 5, members: vec![1, 2, 3, 77], cause: cause.clone() };
+        coordinator.message(from, abort, now).unwrap();
+    }
+    let to: Vec<_> = told(&mut coordinator).0.into_iter().map(|(to, _)| to).collect();
+    assert_eq!(to, [2, 3]);
+}
+
+#[test]
+fn departures_are_told_together_and_the_coordinator_ends_when_all_have_left() {
+    let now = Instant::now();
+    let mut coordinator = running(4, now);
+    coordinator.message(0, ToCoordinator::Goodbye, now).unwrap();
+    coordinator.linger(Duration::from_secs(5), now);
+    for rank in [1, 2] {
+        coordinator.message(rank, ToCoordinator::Goodbye, now).unwrap();
+    }
+    let (sent, _) = told(&mut coordinator);
+    assert!(sent.contains(&(3, FromCoordinator::Departed { ranks: vec![0, 1, 2] })), "{sent:?}");
+    for connection in 0..3 {
+        coordinator.closed(connection, Loss::new(LossCause::Closed, "end"));
+    }
+    assert!(!coordinator.is_done());
+    coordinator.tick(now + Duration::from_secs(5));
+    let (sent, closed) = told(&mut coordinator);
+    assert_eq!((sent.last(), &closed[..]), (Some(&(3, FromCoordinator::Closing)), &[3][..]));
+    coordinator.closed(3, Loss::new(LossCause::Closed, "end"));
+    assert!(coordinator.is_done());
+}
+
+#[test]
+fn newcomers_to_an_ending_coordinator_are_to_try_again() {
+    let now = Instant::now();
+    let mut coordinator = running(2, now);
+    coordinator.linger(Duration::from_secs(5), now);
+    coordinator.hello(9, hello(0, 2), true, now);
+    let (sent, closed) = told(&mut coordinator);
+    assert!(matches!(&sent[..], [(9, FromCoordinator::Refused(Refusal { retry: true, .. }))]), "{sent:?}");
+    assert_eq!(closed, [9]);
+}
+
+#[derive(Clone, Debug)]
+enum Fact {
+    Hello { connection: u64, rank: u32, world_size: u32 },
+    Message { connection: u64, message: ToCoordinator },
+    Closed { connection: u64 },
+    Linger { ms: u64 },
+    Tick { ms: u64 },
+}
+
+fn facts() -> impl Strategy<Value = Fact> {
+    let key = (0..2u64, 0..3u64).prop_map(|(communicator, round)| ExchangeKey { communicator, round });
+    let members = prop::collection::vec(0..5u32, 0..4);
+    let message = prop_oneof![
+        Just(ToCoordinator::Heartbeat),
+        Just(ToCoordinator::Goodbye),
+        Just(ToCoordinator::Dying { loss: Loss::new(LossCause::Panicked, "x") }),
+        Just(ToCoordinator::Hello(hello(1, 3))),
+        key.clone().prop_map(|key| ToCoordinator::Withdraw { key }),
+        (key, members.clone(), 0..3usize).prop_map(|(key, members, length)| {
+            ToCoordinator::Exchange { key, members, blob: vec![0; length] }
+        }),
+        (0..3u64, members).prop_map(|(communicator, members)| {
+            ToCoordinator::Abort { communicator, members, cause: AbortCause::new(0, AbortKind::User, "") }
+        }),
+        (0..6u32).prop_map(|target| ToCoordinator::Ask { ticket: 1, target, communicator: 0 }),
+        (0..6u32).prop_map(|asker| ToCoordinator::Answer { ticket: 1, asker, status: None }),
+    ];
+    prop_oneof![
+        4 => (0..6u64, 0..4u32, 3..5u32).prop_map(|(connection, rank, world_size)| {
+            Fact::Hello { connection, rank, world_size: if world_size == 4 && rank < 3 { 3 } else { world_size } }
+        }),
+        8 => (0..6u64, message).prop_map(|(connection, message)| Fact::Message { connection, message }),
+        2 => (0..6u64).prop_map(|connection| Fact::Closed { connection }),
+        1 => (0..3000u64).prop_map(|ms| Fact::Linger { ms }),
+        2 => (0..3000u64).prop_map(|ms| Fact::Tick { ms }),
+    ]
+}
+
+proptest! {
+    /// Whatever comes in whatever order: no panic, nothing is sent to a connection after its end, nobody sits
+    /// twice, and rank 0's leaving ends the coordinator in bounded time.
+    #[test]
+    fn any_order_of_facts_is_survived(facts in prop::collection::vec(facts(), 0..80)) {
+        let mut now = Instant::now();
+        let mut coordinator = coordinator(3, now);
+        let mut known = std::collections::HashSet::new();
+        let mut ended = std::collections::HashSet::new();
+        let drain = |coordinator: &mut CoordinatorState, ended: &mut std::collections::HashSet<u64>| {
+            let (sent, closed) = told(coordinator);
+            for (connection, message) in &sent {
+                assert!(!ended.contains(connection), "{message:?} to {connection} after its end");
+            }
+            ended.extend(closed);
+            let connected: Vec<_> = coordinator.states.iter().filter_map(RankState::present).map(|t| t.connection).collect();
+            let distinct: std::collections::HashSet<_> = connected.iter().collect();
+            assert_eq!(connected.len(), distinct.len());
+        };
+        for fact in facts {
+            match fact {
+                // The driver numbers connections: each introduces itself once.
+                Fact::Hello { connection, rank, world_size } => {
+                    if known.insert(connection) {
+                        coordinator.hello(connection, hello(rank, world_size), true, now);
+                    }
+                }
+                Fact::Message { connection, message } => {
+                    if coordinator.message(connection, message, now).is_err() {
+                        coordinator.closed(connection, Loss::new(LossCause::Closed, "broke the protocol"));
+                        ended.insert(connection);
+                    }
+                }
+                Fact::Closed { connection } => {
+                    coordinator.closed(connection, Loss::new(LossCause::Closed, "closed"));
+                    ended.insert(connection);
+                    known.insert(connection);
+                }
+                Fact::Linger { ms } => coordinator.linger(Duration::from_millis(ms), now),
+                Fact::Tick { ms } => {
+                    now += Duration::from_millis(ms);
+                    coordinator.tick(now);
+                }
+            }
+            drain(&mut coordinator, &mut ended);
+        }
+        coordinator.linger(Duration::ZERO, now);
+        now += 2 * CLOSING_TIMEOUT;
+        coordinator.tick(now);
+        coordinator.tick(now + 2 * CLOSING_TIMEOUT);
+        drain(&mut coordinator, &mut ended);
+        prop_assert!(coordinator.is_done());
+    }
+}

@@ -1,0 +1,89 @@
+//! A coordinator that breaks the protocol causes an error, not a panic.
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::net::TcpListener;
+
+use super::handshake::{Credentials, greet_rank};
+use super::wire::{ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, read_frame};
+use super::{Control, ControlRuntime};
+use crate::error::Error;
+use crate::job::limits::MAX_HELLO_FRAME;
+use crate::join::{JoinSpec, Locator};
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn peer(rank: u32) -> PeerInfo {
+    let hostname = "a\x1b[2Jhost".to_owned();
+    PeerInfo { rank, hostname, pid: 1, local_rank: None, version: "1".into(), host_key: 5 }
+}
+
+/// Joins as rank 1 of 2 at a coordinator that welcomes with these peers and answers an exchange with so many blobs.
+fn join(peers: Vec<PeerInfo>, blobs: usize) -> Result<Control, Error> {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+            tell.send(listener.local_addr().unwrap().port()).unwrap();
+            let serve = async {
+                loop {
+                    let (mut stream, _) = listener.accept().await.unwrap();
+                    if greet_rank(&mut stream, &Credentials::default(), |_| ()).await.is_err() {
+                        continue;
+                    }
+                    let mut stream = BufReader::new(stream);
+                    let _ = read_frame(&mut stream, MAX_HELLO_FRAME).await;
+                    let welcome = FromCoordinator::Welcome { cookie: [3; 16], peers: peers.clone() };
+                    let _ = stream.write_all(&encode(&welcome)).await;
+                    while let Ok(Some(frame)) = read_frame(&mut stream, 1 << 20).await {
+                        if let Ok(ToCoordinator::Exchange { key, .. }) = decode(&frame) {
+                            let blobs = vec![vec![1]; blobs];
+                            let _ =
+                                stream.write_all(&encode(&FromCoordinator::Exchanged { key, blobs })).await;
+                        }
+                    }
+                }
+            };
+            let _ = tokio::time::timeout(LONG, serve).await;
+        });
+    });
+    let port = told.recv_timeout(LONG).unwrap();
+    let locator = Locator::Tcp { host: "127.0.0.1".into(), port };
+    let timeout = Duration::from_millis(600);
+    Control::join(&JoinSpec { timeout, ..JoinSpec::new(1, 2, locator, "a test") }, &ControlRuntime::new()?)
+}
+
+#[test]
+fn a_welcome_must_name_every_rank_once_and_in_order() {
+    for (peers, problem) in [
+        (vec![], "it names 0 ranks"),
+        (vec![peer(0)], "it names 1 ranks"),
+        (vec![peer(0), peer(1), peer(2)], "it names 3 ranks"),
+        (vec![peer(1), peer(0)], "rank 1 where rank 0"),
+        (vec![peer(0), peer(u32::MAX)], "rank 4294967295 where rank 1"),
+    ] {
+        let error = join(peers, 2).expect_err(problem).to_string();
+        assert!(error.contains(problem), "{error}");
+    }
+}
+
+#[test]
+fn an_exchange_must_bring_one_blob_per_member() {
+    for (blobs, is_right) in [(2, true), (0, false), (1, false), (3, false)] {
+        let control = join(vec![peer(0), peer(1)], blobs).unwrap();
+        let host = &control.peer_info()[0].hostname;
+        assert_eq!(host, "a\\u{1b}[2Jhost", "foreign text is made printable where it is read");
+        let key = ExchangeKey { communicator: 1, round: 0 };
+        let got = control.exchange(key, &[0, 1], vec![], Instant::now() + LONG);
+        match got {
+            Ok(got) => assert!(is_right && got.len() == 2),
+            Err(error) => assert!(
+                !is_right && error.to_string().contains(&format!("{blobs} blobs for 2 members")),
+                "{error}"
+            ),
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! A rank's end of the control plane: its knowledge, shared between its threads and its control task.
+//!
+//! Only the control task reads and writes the connection. The rank's threads change [`Shared`] under its lock, send messages through a
+//! queue, and wait on a condition variable with a deadline. Abort flags are raised after the lock is released, because their hooks are
+//! foreign code.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+use super::abort::{AbortCause, AbortFlag, AbortKind, Loss};
+use super::board::{Status, StatusBoard};
+use super::connect::Connected;
+use super::coordinator::write_frames;
+use super::wire::{
+    ExchangeFailure, ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, read_frame,
+    remember,
+};
+use crate::error::LossCause;
+use crate::job::Cookie;
+use crate::job::limits::{Liveness, MAX_FRAME_FROM_COORDINATOR};
+
+/// What the rank's threads and its control task share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) rank: u32,
+    pub(crate) cookie: Cookie,
+    pub(crate) peers: Vec<PeerInfo>,
+    state: Mutex<State>,
+    changed: Condvar,
+    queue: mpsc::UnboundedSender<Bytes>,
+}
+
+/// How things stand with the coordinator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum CoordinatorStanding {
+    Open,
+    /// Rank 0 has left; nothing is wrong.
+    Closed,
+    Lost(Loss),
+    /// This rank has said goodbye; true once the coordinator has answered.
+    Left {
+        answered: bool,
+    },
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) coordinator: CoordinatorStanding,
+    pub(crate) lost: BTreeMap<u32, Loss>,
+    pub(crate) departed: BTreeSet<u32>,
+    pub(crate) exchanges: HashMap<ExchangeKey, Option<ExchangeOutcome>>,
+    /// Whether a communicator that is no longer registered was aborted.
+    aborted_before: bool,
+    pub(crate) answers: HashMap<u64, Option<Option<Status>>>,
+    pub(crate) next_ticket: u64,
+    communicators: HashMap<u64, Registered>,
+    /// Aborts of communicators that this rank has not registered yet.
+    early_aborts: VecDeque<(u64, AbortCause)>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    members: Arc<[u32]>,
+    flag: Arc<AbortFlag>,
+    board: Weak<StatusBoard>,
+}
+
+/// How an exchange ended.
+pub(crate) type ExchangeOutcome = Result<Vec<Vec<u8>>, ExchangeFailure>;
+
+type Raise = (Arc<AbortFlag>, AbortCause);
+
+impl Shared {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a change, at most until then.
+    pub(crate) fn wait<'a>(&self, state: MutexGuard<'a, State>, until: Instant) -> MutexGuard<'a, State> {
+        let left = until.saturating_duration_since(Instant::now());
+        self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Queues a message; lost if the connection is gone, which the state says.
+    pub(crate) fn send(&self, message: &ToCoordinator) {
+        let _ = self.queue.send(encode(message));
+    }
+
+    pub(crate) fn register(
+        &self,
+        communicator: u64,
+        members: Arc<[u32]>,
+    ) -> (Arc<AbortFlag>, Arc<StatusBoard>) {
+        let flag = Arc::new(AbortFlag::default());
+        let board = Arc::new(StatusBoard::default());
+        let registered = Registered { members, flag: flag.clone(), board: Arc::downgrade(&board) };
+        let mut state = self.lock();
+        let early = state.early_aborts.iter().find(|(id, _)| *id == communicator).map(|(_, c)| c.clone());
+        let cause = early.or_else(|| {
+            let lost = state.lost.iter().find_map(|(&rank, loss)| registered.loss_of(rank, loss));
+            lost.or_else(|| match &state.coordinator {
+                CoordinatorStanding::Lost(loss) => registered.coordinator_lost(self.rank, loss),
+                _ => None,
+            })
+        });
+        state.communicators.insert(communicator, registered);
+        drop(state);
+        if let Some(cause) = cause {
+            flag.raise(cause);
+        }
+        (flag, board)
+    }
+
+    pub(crate) fn unregister(&self, communicator: u64, flag: &Arc<AbortFlag>) {
+        let mut state = self.lock();
+        state.aborted_before |= flag.is_raised();
+        if state.communicators.get(&communicator).is_some_and(|r| Arc::ptr_eq(&r.flag, flag)) {
+            state.communicators.remove(&communicator);
+        }
+    }
+
+    /// Why a communicator is aborted, known to this rank or heard early.
+    pub(crate) fn abort_cause(state: &State, communicator: u64) -> Option<AbortCause> {
+        let flag = state.communicators.get(&communicator).and_then(|r| r.flag.cause());
+        flag.or_else(|| {
+            state.early_aborts.iter().find(|(id, _)| *id == communicator).map(|(_, cause)| cause.clone())
+        })
+    }
+
+    /// Whether any communicator of this rank was aborted.
+    pub(crate) fn anything_aborted(&self) -> bool {
+        let state = self.lock();
+        state.aborted_before
+            || !state.lost.is_empty()
+            || state.communicators.values().any(|r| r.flag.is_raised())
+    }
+
+    /// Wakes the waiting threads of this rank after one of them aborted.
+    pub(crate) fn wake(&self) {
+        let _state = self.lock();
+        self.changed.notify_all();
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State) -> Vec<Raise>) {
+        let raise = change(&mut self.lock());
+        for (flag, cause) in raise {
+            flag.raise(cause);
+        }
+        self.wake();
+    }
+
+    /// The connection ended without a goodbye.
+    fn coordinator_gone(&self, loss: &Loss) {
+        self.change(|state| match state.coordinator {
+            CoordinatorStanding::Open => {
+                tracing::warn!(rank = self.rank, %loss, "rank 0 is lost");
+                state.coordinator = CoordinatorStanding::Lost(loss.clone());
+                let raise = |r: &Registered| r.coordinator_lost(self.rank, loss).map(|c| (r.flag.clone(), c));
+                state.communicators.values().filter_map(raise).collect()
+            }
+            CoordinatorStanding::Left { .. } => {
+                state.coordinator = CoordinatorStanding::Left { answered: true };
+                Vec::new()
+            }
+            CoordinatorStanding::Closed | CoordinatorStanding::Lost(_) => Vec::new(),
+        });
+    }
+
+    fn heard(&self, message: FromCoordinator) {
+        match message {
+            FromCoordinator::Exchanged { key, blobs } => self.change(|state| {
+                if let Some(slot) = state.exchanges.get_mut(&key) {
+                    *slot = Some(Ok(blobs));
+                }
+                Vec::new()
+            }),
+            FromCoordinator::ExchangeFailed { key, failure } => self.change(|state| {
+                if let Some(slot) = state.exchanges.get_mut(&key) {
+                    *slot = Some(Err(failure));
+                }
+                Vec::new()
+            }),
+            FromCoordinator::Aborted { communicator, cause } => self.change(|state| {
+                if let Some(registered) = state.communicators.get(&communicator) {
+                    return vec![(registered.flag.clone(), cause)];
+                }
+                remember(&mut state.early_aborts, (communicator, cause));
+                Vec::new()
+            }),
+            FromCoordinator::Lost { rank, loss } => self.change(|state| {
+                let raise = |r: &Registered| r.loss_of(rank, &loss).map(|c| (r.flag.clone(), c));
+                let raised = state.communicators.values().filter_map(raise).collect();
+                state.lost.insert(rank, loss.clone());
+                raised
+            }),
+            FromCoordinator::Departed { ranks } => self.change(|state| {
+                state.departed.extend(ranks);
+                Vec::new()
+            }),
+            FromCoordinator::Asked { ticket, asker, communicator } => {
+                let board = self.lock().communicators.get(&communicator).and_then(|r| r.board.upgrade());
+                let status = board.map(|board| board.status());
+                self.send(&ToCoordinator::Answer { ticket, asker, status });
+            }
+            FromCoordinator::Answered { ticket, status } => self.change(|state| {
+                if let Some(slot) = state.answers.get_mut(&ticket) {
+                    *slot = Some(status);
+                }
+                Vec::new()
+            }),
+            FromCoordinator::Goodbye => self.change(|state| {
+                state.coordinator = CoordinatorStanding::Left { answered: true };
+                Vec::new()
+            }),
+            FromCoordinator::Closing => self.change(|state| {
+                if state.coordinator == CoordinatorStanding::Open {
+                    state.coordinator = CoordinatorStanding::Closed;
+                    state.departed.insert(0);
+                }
+                Vec::new()
+            }),
+            FromCoordinator::Heartbeat
+            | FromCoordinator::Waiting { .. }
+            | FromCoordinator::Welcome { .. }
+            | FromCoordinator::Refused(_) => {}
+        }
+    }
+
+    fn observe_boards(&self, now: Instant) {
+        let state = self.lock();
+        for board in state.communicators.values().filter_map(|r| r.board.upgrade()) {
+            let _ = board.observe(now);
+        }
+    }
+}
+
+impl Registered {
+    fn index(&self, rank: u32) -> Option<u32> {
+        self.members.iter().position(|&member| member == rank).map(|i| i as u32)
+    }
+
+    fn loss_of(&self, rank: u32, loss: &Loss) -> Option<AbortCause> {
+        self.index(rank).map(|member| AbortCause::lost(member, loss))
+    }
+
+    fn coordinator_lost(&self, me: u32, loss: &Loss) -> Option<AbortCause> {
+        Some(match self.index(0) {
+            Some(member) => AbortCause::lost(member, loss),
+            None => AbortCause::new(
+                self.index(me).unwrap_or_default(),
+                AbortKind::CoordinatorLost,
+                format!("world rank 0, which carries the control plane, is lost: {loss}"),
+            ),
+        })
+    }
+}
+
+/// Starts the control task of a connected rank.
+pub(crate) fn serve(rank: u32, connected: Connected, liveness: Liveness) -> Arc<Shared> {
+    let (queue, frames) = mpsc::unbounded_channel();
+    let shared = Arc::new(Shared {
+        rank,
+        cookie: connected.cookie,
+        peers: connected.peers.clone(),
+        state: Mutex::new(State {
+            coordinator: CoordinatorStanding::Open,
+            lost: BTreeMap::new(),
+            departed: BTreeSet::new(),
+            exchanges: HashMap::new(),
+            aborted_before: false,
+            answers: HashMap::new(),
+            next_ticket: 1,
+            communicators: HashMap::new(),
+            early_aborts: VecDeque::new(),
+        }),
+        changed: Condvar::new(),
+        queue,
+    });
+    tokio::spawn(run(shared.clone(), connected, frames, liveness));
+    shared
+}
+
+async fn run(
+    shared: Arc<Shared>,
+    connected: Connected,
+    frames: mpsc::UnboundedReceiver<Bytes>,
+    liveness: Liveness,
+) {
+    let Connected { mut reader, writer, judged, .. } = connected;
+    let writing = tokio::spawn(write_frames(writer, frames, |_| ()));
+    let beat = encode(&ToCoordinator::Heartbeat);
+    let (beats, heard) = (Mutex::new(Instant::now()), &shared);
+    let closed = |text: &str| Loss::new(LossCause::Closed, text);
+    let reading = async {
+        loop {
+            match read_frame(&mut reader, MAX_FRAME_FROM_COORDINATOR).await {
+                Ok(Some(payload)) => match decode::<FromCoordinator>(&payload) {
+                    Ok(message) => {
+                        *beats.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+                        let last = matches!(message, FromCoordinator::Goodbye | FromCoordinator::Closing);
+                        heard.heard(message);
+                        if last {
+                            return closed("the coordinator has closed");
+                        }
+                    }
+                    Err(error) => {
+                        let text = format!("rank 0 broke the protocol: {error}");
+                        return Loss::new(LossCause::Protocol, text);
+                    }
+                },
+                Ok(None) => return closed("its connection was closed without goodbye"),
+                Err(error) => return closed(&format!("its connection broke: {error}")),
+            }
+        }
+    };
+    let beating = async {
+        let mut due = Instant::now() + liveness.heartbeat;
+        let mut suspected = false;
+        loop {
+            tokio::time::sleep_until(due.into()).await;
+            let now = Instant::now();
+            shared.observe_boards(now);
+            let late = now.saturating_duration_since(due);
+            due = now + liveness.heartbeat;
+            if !judged {
+                continue;
+            }
+            let _ = shared.queue.send(beat.clone());
+            let mut last = beats.lock().unwrap_or_else(PoisonError::into_inner);
+            if late > liveness.heartbeat {
+                *last = now; // this process was itself stopped; what rank 0 sent meanwhile is still unread
+            }
+            let silent = now.saturating_duration_since(*last);
+            if silent >= liveness.dead_after {
+                let text = format!("silent for {:.1} s", silent.as_secs_f64());
+                return Loss::new(LossCause::Silent(silent), text);
+            }
+            if silent >= liveness.suspect_after && !suspected {
+                tracing::warn!(
+                    rank = shared.rank,
+                    "rank 0 has been silent for {:.0} s",
+                    silent.as_secs_f64()
+                );
+            }
+            suspected = silent >= liveness.suspect_after;
+        }
+    };
+    let loss = tokio::select! {
+        loss = reading => loss,
+        loss = beating => loss,
+    };
+    writing.abort();
+    shared.coordinator_gone(&loss);
+}
+
+/// Waits until the coordinator has answered the goodbye, at most this long.
+pub(crate) fn wait_for_goodbye(shared: &Shared, patience: Duration) {
+    let until = Instant::now() + patience;
+    let mut state = shared.lock();
+    while state.coordinator == (CoordinatorStanding::Left { answered: false }) && Instant::now() < until {
+        state = shared.wait(state, until);
+    }
+}

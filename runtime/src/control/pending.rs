@@ -1,0 +1,146 @@
+//! Connections that have not yet identified themselves, and which of them is closed when there are too many.
+//!
+//! Every process that reaches the port can connect and stay silent, so the number of such connections is bounded. The newest is
+//! always let in. The one that is closed is among those that have proven least, from the address with the most of them, the
+//! oldest. A flood from one address therefore closes its own connections, not those of ranks on other hosts; ranks that share its
+//! address are through within milliseconds, or try again. There is no limit per address, because all ranks of a job may share one.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use tokio::sync::oneshot;
+use tokio::task::Id;
+
+use super::handshake::Progress;
+
+/// How far one connection has come; written by its task.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Footing(Arc<AtomicU8>);
+
+impl Footing {
+    pub(crate) fn set(&self, progress: Progress) {
+        self.0.store(progress as u8, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_silent(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == Progress::Silent as u8
+    }
+}
+
+#[derive(Debug)]
+struct Pending {
+    task: Id,
+    source: IpAddr,
+    footing: Footing,
+    give_up: oneshot::Sender<u64>,
+}
+
+/// Those in the handshake, oldest first.
+#[derive(Debug)]
+pub(crate) struct PendingConnections {
+    newcomers: Vec<Pending>,
+    most: usize,
+}
+
+impl PendingConnections {
+    pub(crate) fn new(most: usize) -> Self {
+        Self { newcomers: Vec::new(), most }
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.newcomers.len() >= self.most
+    }
+
+    pub(crate) fn enter(
+        &mut self,
+        task: Id,
+        source: IpAddr,
+        footing: Footing,
+        give_up: oneshot::Sender<u64>,
+    ) {
+        self.newcomers.push(Pending { task, source: network(source), footing, give_up });
+    }
+
+    /// The task of a connection has ended.
+    pub(crate) fn leave(&mut self, task: Id) {
+        self.newcomers.retain(|newcomer| newcomer.task != task);
+    }
+
+    /// Gives one up, and tells it how many were turned away so far. False if there is none.
+    pub(crate) fn make_room(&mut self, turned_away: u64) -> bool {
+        let least = self.newcomers.iter().map(|n| n.footing.0.load(Ordering::Relaxed)).min();
+        let Some(least) = least else { return false };
+        let candidates = || {
+            let stands = |(_, n): &(usize, &Pending)| n.footing.0.load(Ordering::Relaxed) <= least;
+            self.newcomers.iter().enumerate().filter(stands)
+        };
+        let mut from = HashMap::new();
+        for (_, newcomer) in candidates() {
+            *from.entry(newcomer.source).or_insert(0u32) += 1;
+        }
+        let most = from.values().copied().max().unwrap_or_default();
+        let goes = candidates().find(|(_, newcomer)| from.get(&newcomer.source) == Some(&most));
+        // Somebody may have come further between the looks; then the oldest goes.
+        let goes = goes.map_or(0, |(at, _)| at);
+        let newcomer = self.newcomers.remove(goes);
+        let _ = newcomer.give_up.send(turned_away);
+        true
+    }
+}
+
+/// What counts as one source: an IPv4 address, or the /64 of an IPv6 address, within which one host has its pick.
+fn network(source: IpAddr) -> IpAddr {
+    match source.to_canonical() {
+        IpAddr::V6(ip) if !ip.is_loopback() => {
+            Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into()
+        }
+        ip => ip,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn pending(of: &[(&str, Progress)]) -> (PendingConnections, Vec<oneshot::Receiver<u64>>) {
+        let mut pending = PendingConnections::new(of.len());
+        let mut told = Vec::new();
+        for (source, progress) in of {
+            let (give_up, given_up) = oneshot::channel();
+            let footing = Footing::default();
+            footing.set(*progress);
+            let task = tokio::spawn(async {}).id();
+            pending.enter(task, source.parse().unwrap(), footing, give_up);
+            told.push(given_up);
+        }
+        (pending, told)
+    }
+
+    async fn order(of: &[(&str, Progress)]) -> Vec<usize> {
+        let (mut pending, mut told) = pending(of).await;
+        assert!(pending.is_full());
+        let mut order = Vec::new();
+        while pending.make_room(7) {
+            let gone = (0..told.len()).find(|&i| !order.contains(&i) && told[i].try_recv() == Ok(7));
+            order.push(gone.expect("one is told"));
+        }
+        order
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn the_oldest_of_the_largest_source_goes_and_proof_is_respected() {
+        use Progress::{Greeted, Proven, Silent};
+        let flood = ("10.0.0.1", Silent);
+        assert_eq!(order(&[("10.0.0.9", Silent), flood, flood, flood]).await, [1, 2, 0, 3]);
+        assert_eq!(order(&[flood, flood, ("10.0.0.9", Greeted), flood]).await, [0, 1, 3, 2]);
+        assert_eq!(order(&[("10.0.0.1", Proven), ("10.0.0.1", Greeted), flood]).await, [2, 1, 0]);
+        // One host has a whole /64; IPv4 is the same in both clothes.
+        assert_eq!(
+            order(&[("10.0.0.9", Silent), ("2001:db8::1", Silent), ("2001:db8::2", Silent)]).await,
+            [1, 0, 2]
+        );
+        assert_eq!(order(&[("10.0.0.9", Silent), ("::ffff:10.0.0.1", Silent), flood]).await, [1, 0, 2]);
+    }
+}

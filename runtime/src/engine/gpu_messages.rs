@@ -1,0 +1,230 @@
+//! Messages from and to a GPU's memory: carried through pinned memory of the host, or straight where adapters reach it.
+//!
+//! A message is one post at the transport, so memory that carries one is as long as it. A send is posted once its bytes are here, and
+//! later sends to the same rank wait until then, since messages are matched in the order in which they were sent. A
+//! receive is over once its bytes are there. Where adapters reach the memory, a receive is over once it is flushed.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use kolo_gdr::Gpu;
+use kolo_transport::{DeviceCopier, Error, Piece};
+
+use super::copies::{CopyLines, Mark, Way, failed};
+use super::links::Links;
+use super::staging::Staging;
+use super::sync_copy::SyncCopier;
+use super::token::Kind;
+use super::transfers::Transfers;
+use crate::call::AdapterAccess;
+
+/// Pinned memory that is kept for later messages: pinning costs more than copying, and a host may lock only so much.
+const SPARE_BYTES: usize = 32 << 20;
+
+/// A message on its way between a GPU and the transport.
+#[derive(Debug)]
+pub(super) struct GpuMessage {
+    gpu: Arc<Gpu>,
+    /// The caller's memory.
+    there: Piece,
+    /// None where adapters reach the caller's memory.
+    here: Option<Staging>,
+    /// Where they do, whether their writes are to be flushed.
+    flush: bool,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// A send that is on its way from the GPU.
+    Loading,
+    /// At the transport, or on the way there.
+    Here,
+    /// A receive that is on its way to the GPU.
+    Storing,
+}
+
+/// The memory that carries messages of GPUs, and the sends that wait for it.
+#[derive(Debug)]
+pub(super) struct GpuMessages {
+    /// Sends in the order of the calls, by rank: none while nothing is loaded for that rank.
+    turns: Vec<VecDeque<u16>>,
+    /// Receives whose bytes are here.
+    arrived: Vec<u16>,
+    spare: Vec<Staging>,
+    /// By the GPU's number: for messages that wait here for a receive into memory that adapters reach.
+    sync_copiers: Vec<(u32, SyncCopier)>,
+}
+
+impl GpuMessages {
+    pub(super) fn new(ranks: usize) -> Self {
+        Self {
+            turns: vec![VecDeque::new(); ranks],
+            arrived: Vec::new(),
+            spare: Vec::new(),
+            sync_copiers: Vec::new(),
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.turns.iter_mut().for_each(VecDeque::clear);
+        self.arrived.clear();
+    }
+
+    fn take(&mut self, bytes: usize) -> Staging {
+        let fits = self.spare.iter().position(|memory| memory.bytes() >= bytes);
+        let mut memory = fits.map_or_else(Staging::new, |at| self.spare.swap_remove(at));
+        memory.reserve(bytes);
+        memory
+    }
+
+    fn give_back(&mut self, memory: Staging) {
+        let kept: usize = self.spare.iter().map(Staging::bytes).sum();
+        if kept + memory.bytes() <= SPARE_BYTES {
+            self.spare.push(memory);
+        }
+    }
+
+    fn sync_copier(&mut self, gpu: &Arc<Gpu>) -> Result<&SyncCopier, Error> {
+        let known = self.sync_copiers.iter().position(|(number, _)| *number == gpu.number());
+        let at = match known {
+            Some(at) => at,
+            None => {
+                self.sync_copiers.push((gpu.number(), SyncCopier::new(gpu)?));
+                self.sync_copiers.len() - 1
+            }
+        };
+        Ok(&self.sync_copiers[at].1)
+    }
+
+    /// Bytes kept for later.
+    pub(super) fn spare_bytes(&self) -> usize {
+        self.spare.iter().map(Staging::bytes).sum()
+    }
+}
+
+impl Transfers {
+    /// Gives a transfer memory of the host in the place of a GPU's, and starts to load it if it is a send.
+    pub(super) fn carry(
+        &mut self,
+        slot: u16,
+        (gpu, access): (Arc<Gpu>, AdapterAccess),
+        copies: &mut CopyLines,
+    ) -> Result<(), Error> {
+        let transfer = &mut self.slots[slot as usize];
+        let there = transfer.piece.get();
+        if let AdapterAccess::Direct { flush } = access {
+            if transfer.kind == Kind::Recv {
+                let message = GpuMessage { gpu, there, here: None, flush, phase: Phase::Here };
+                transfer.on_gpu = Some(Box::new(message));
+            }
+            return Ok(());
+        }
+        let mut here = self.gpu_messages.take(there.len);
+        here.pin(&gpu)?;
+        transfer.piece.set(Piece { ptr: here.ptr(), len: there.len });
+        let mut phase = Phase::Here;
+        if transfer.kind == Kind::Send {
+            let part = [(there.ptr.cast_const(), here.ptr(), there.len)];
+            let mark = Mark::Transfer { slot, generation: transfer.generation };
+            // SAFETY: the memory is valid by the promise of `start`; ours is pinned and kept with the transfer, which is
+            // not over before the mark is back, and an abort settles copies first.
+            unsafe { copies.start(Way::Load, &gpu, part, mark) }?;
+            phase = Phase::Loading;
+        }
+        transfer.on_gpu = Some(Box::new(GpuMessage { gpu, there, here: Some(here), flush: false, phase }));
+        Ok(())
+    }
+
+    /// Whether a send has to wait: for its bytes, or for sends before it that wait for theirs. It is queued then.
+    pub(super) fn waits_for_turn(&mut self, slot: u16) -> bool {
+        let transfer = &self.slots[slot as usize];
+        let turns = &mut self.gpu_messages.turns[transfer.peer as usize];
+        let waits = !turns.is_empty() || transfer.is_loading();
+        if waits {
+            turns.push_back(slot);
+        }
+        waits
+    }
+
+    /// The copy of a message is done.
+    pub(super) fn copied(&mut self, slot: u16, links: &mut Links) -> Result<(), Error> {
+        let Some(message) = &mut self.slots[slot as usize].on_gpu else { return Ok(()) };
+        if std::mem::replace(&mut message.phase, Phase::Here) == Phase::Storing {
+            self.put_down(slot);
+            self.completed(slot);
+            return Ok(());
+        }
+        let peer = self.slots[slot as usize].peer as usize;
+        while let Some(first) = self.gpu_messages.turns[peer].front().copied() {
+            if self.slots[first as usize].is_loading() {
+                break;
+            }
+            self.gpu_messages.turns[peer].pop_front();
+            self.start_send(first, links)?;
+        }
+        Ok(())
+    }
+
+    /// The transport is done with a message to or from a GPU. Returns whether it is still to go to the GPU.
+    pub(super) fn unload(&mut self, slot: u16) -> bool {
+        if self.slots[slot as usize].kind == Kind::Send {
+            self.put_down(slot);
+            return false;
+        }
+        self.gpu_messages.arrived.push(slot);
+        true
+    }
+
+    /// Starts to copy messages that have arrived to their places.
+    pub(super) fn store_arrived(&mut self, copies: &mut CopyLines) -> Result<(), Error> {
+        while let Some(slot) = self.gpu_messages.arrived.pop() {
+            let transfer = &mut self.slots[slot as usize];
+            let Some(message) = &mut transfer.on_gpu else { continue };
+            let Some(here) = &message.here else {
+                if message.flush {
+                    copies.flush(&message.gpu)?;
+                }
+                self.put_down(slot);
+                self.completed(slot);
+                continue;
+            };
+            let part = [(here.ptr().cast_const(), message.there.ptr, message.there.len)];
+            let mark = Mark::Transfer { slot, generation: transfer.generation };
+            // SAFETY: as in `carry`.
+            unsafe { copies.start(Way::Store, &message.gpu, part, mark) }?;
+            message.phase = Phase::Storing;
+        }
+        Ok(())
+    }
+
+    /// Puts a message that is in memory of ours where a receive wants it.
+    ///
+    /// # Safety
+    /// The receive is not over, and as long as the message.
+    pub(super) unsafe fn put(&mut self, slot: u16, from: *const u8) -> Result<(), Error> {
+        let transfer = &self.slots[slot as usize];
+        let Piece { ptr, len } = transfer.piece.get();
+        let gpu = transfer.on_gpu.as_ref().filter(|message| message.here.is_none()).map(|c| &c.gpu);
+        let Some(gpu) = gpu else {
+            // SAFETY: the caller's promise. Who sends to itself from the memory it receives into gets the copy that it asked
+            // for, hence `copy`.
+            unsafe { ptr.copy_from(from, len) };
+            return Ok(());
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.gpu_messages.sync_copier(gpu)?.store(from, ptr, len) }.map_err(failed)
+    }
+
+    fn put_down(&mut self, slot: u16) {
+        if let Some(message) = self.slots[slot as usize].on_gpu.take() {
+            message.here.into_iter().for_each(|memory| self.gpu_messages.give_back(memory));
+        }
+    }
+}
+
+impl super::transfers::Transfer {
+    fn is_loading(&self) -> bool {
+        self.on_gpu.as_ref().is_some_and(|message| message.phase == Phase::Loading)
+    }
+}

@@ -1,0 +1,93 @@
+//! Bounce buffers: the copies of a segment that a plan works on where a buffer is a GPU's memory.
+//!
+//! A segment is first *loaded*: what its bounce buffers are made from is copied from the GPU; and at last *stored*. The copies
+//! run by themselves, so those of one segment overlap with the messages of the others. The input of PremulSum is bounced
+//! wherever it lies, since it may not be written.
+
+use std::sync::Arc;
+
+use kolo_collectives::memory::Memory;
+use kolo_collectives::plan::{Placement, Plan};
+use kolo_gdr::Gpu;
+use kolo_transport::Error;
+
+use super::super::copies::{CopyLines, Mark, Way};
+use super::super::memory::{Binding, Bounced};
+use super::Operation;
+use super::job::Job;
+use crate::call::{AdapterAccess, GpuBuffers};
+use crate::reduce::scale;
+
+/// Which buffers of a job its plan works on bounce buffers of.
+pub(super) fn bounced(job: &Job) -> Bounced {
+    let has_input = |plan: &Plan| Memory::of(plan).input_blocks() > 0;
+    let is_scaled = job.premultiply.is_some() && has_input(&job.plan);
+    let is_staged = job.gpus.access == AdapterAccess::Staged;
+    Bounced {
+        input: is_scaled || (is_staged && job.gpus.input.is_some()),
+        output: is_staged && job.gpus.output.is_some(),
+    }
+}
+
+/// The GPU that bounce buffers are made from: all that is loaded is of one buffer, the input, or the one that is both.
+fn source<'a>(gpus: &'a GpuBuffers, binding: &Binding) -> Option<&'a Arc<Gpu>> {
+    match binding.plan.placement {
+        Placement::OutOfPlace => gpus.input.as_ref(),
+        Placement::InPlace => gpus.any(),
+    }
+}
+
+impl Operation {
+    /// Begins to fill an instance's bounce buffers from the GPU. Returns whether there is anything to copy.
+    pub(super) fn load(&self, index: u16, copies: &mut CopyLines) -> Result<bool, Error> {
+        let Some(binding) = &self.binding else { unreachable!("an instance runs a bound plan") };
+        let Some(gpu) = source(&self.gpus, binding).filter(|_| binding.has_loads()) else {
+            return Ok(false);
+        };
+        let instance = &self.instances[index as usize];
+        let parts = binding.loads(instance.segment, self.buffers, instance.scratch.ptr());
+        // SAFETY: bounce buffers have room for their segment, and lie in scratch, which is pinned and of which no lane runs; the
+        // buffers are valid (see `start`), and the engine settles copies before it gives an operation up.
+        unsafe { copies.start(Way::Load, gpu, parts, self.mark(index)) }?;
+        Ok(true)
+    }
+
+    /// Begins to copy the results in a segment's bounce buffers to the GPU. Returns whether there is anything to copy.
+    pub(super) fn store(&self, index: u16, copies: &mut CopyLines) -> Result<bool, Error> {
+        let Some(binding) = &self.binding else { unreachable!("an instance runs a bound plan") };
+        let Some(gpu) = self.gpus.output.as_ref().filter(|_| binding.has_stores()) else {
+            return Ok(false);
+        };
+        let instance = &self.instances[index as usize];
+        let parts = binding.stores(instance.segment, self.buffers, instance.scratch.ptr());
+        // SAFETY: as in `load`.
+        unsafe { copies.start(Way::Store, gpu, parts, self.mark(index)) }?;
+        Ok(true)
+    }
+
+    /// Multiplies a segment's input, or the bounce buffers made from it, by the factor of PremulSum.
+    pub(super) fn premultiply(&self, index: u16, factor: f64) {
+        let Some(binding) = &self.binding else { unreachable!("an instance runs a bound plan") };
+        let (data_type, size) = (self.data_type, binding.element_bytes);
+        let instance = &self.instances[index as usize];
+        let (segment, scratch) = (instance.segment, instance.scratch.ptr());
+        if binding.is_mirrored() && binding.has_loads() {
+            let is_here = source(&self.gpus, binding).is_none();
+            for (from, to, bytes) in binding.loads(segment, self.buffers, scratch) {
+                let from = if is_here { from } else { to.cast_const() };
+                // SAFETY: bounced blocks have room for their segment, and the input is valid (see `start`); a GPU's was
+                // just copied to the bounce buffer.
+                unsafe { scale(data_type, to, from, bytes / size, factor) };
+            }
+        } else if !binding.is_mirrored() {
+            binding.each_output(segment, self.buffers, scratch, |at, bytes| {
+                // SAFETY: the output is valid (see `start`) and nothing of this segment is in flight yet.
+                unsafe { scale(data_type, at, at, bytes / size, factor) };
+            });
+        }
+    }
+
+    fn mark(&self, index: u16) -> Mark {
+        Mark::Segment { slot: self.slot, generation: self.generation, instance: index as u8 }
+    }
+}

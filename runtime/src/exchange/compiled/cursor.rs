@@ -1,0 +1,186 @@
+//! How far a call has come on its way through the exchange, and how it is cut into parts.
+
+use kolo_collectives::plan::Collective;
+use kolo_transport::shm::{FLAT_LONG, copy_streaming};
+
+use super::two_shot::Shots;
+use crate::call::{Call, Counts};
+use crate::reduce::{Combine, combine_nothing};
+
+/// Parts of a block begin at multiples of this: two cache lines, and a whole number of elements of any type.
+pub(super) const GRAIN: usize = 128;
+
+/// How far a call has come on its way through the exchange.
+#[derive(Debug)]
+pub(crate) struct ExchangeCursor {
+    pub(super) combine: Combine,
+    pub(super) tag: u64,
+    pub(super) turn: u64,
+    /// Bytes of the vector, or of one rank's block.
+    pub(super) block: usize,
+    /// Blocks that a rank publishes.
+    blocks: usize,
+    /// Bytes of each block in one part.
+    step: usize,
+    /// If it takes two shots: how.
+    pub(super) shots: Option<Shots>,
+    /// Which exchange is at hand.
+    exchange: usize,
+    /// And of how many.
+    exchanges: usize,
+    /// Where in its block the part at hand is, and how many bytes of each block belong to it: none once only sums are left.
+    part: (usize, usize),
+    /// Whether results are written past the caches.
+    pub(super) streams: bool,
+}
+
+impl ExchangeCursor {
+    // It is as short as it looks where collective and length are short.
+    #[inline(always)]
+    pub(super) fn new(call: &Call, combine: Combine, tag: u64, members: usize) -> Self {
+        let (block, blocks) = (block(call), blocks(call.collective, members));
+        // Most calls are short, and the computations below divide a lot.
+        let (shots, step, exchanges) = match Shots::of(call, block, members) {
+            // The sums of a part come with the next one.
+            Some(shots) => (Some(shots), shots.step, block.div_ceil(shots.step) + 1),
+            None if block * blocks <= FLAT_LONG => (None, block, 1),
+            None => {
+                let step = (part_max(call.collective, members) / blocks / GRAIN * GRAIN).max(GRAIN);
+                (None, step, block.div_ceil(step))
+            }
+        };
+        let part = (0, step.min(block));
+        Self {
+            combine,
+            tag,
+            turn: 0,
+            block,
+            blocks,
+            step,
+            shots,
+            exchange: 0,
+            exchanges,
+            part,
+            streams: false,
+        }
+    }
+
+    /// The tag, on which all ranks' calls must agree.
+    pub(crate) fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// Its turn.
+    pub(crate) fn turn(&self) -> u64 {
+        self.turn
+    }
+
+    /// How far it has come; grows with every exchange.
+    #[inline]
+    pub(crate) fn position(&self) -> usize {
+        self.exchange
+    }
+
+    /// Goes on to the next exchange; tells whether there is none.
+    #[inline]
+    pub(super) fn is_over_after_this(&mut self) -> bool {
+        self.exchange += 1;
+        if self.exchange == self.exchanges {
+            return true;
+        }
+        self.part = self.part_at(self.exchange);
+        false
+    }
+
+    /// Where in its block the part at hand is, and how many bytes of each block belong to it.
+    #[inline]
+    pub(super) fn part(&self) -> (usize, usize) {
+        self.part
+    }
+
+    /// The same of the part before.
+    pub(super) fn part_before(&self) -> Option<(usize, usize)> {
+        self.exchange.checked_sub(1).map(|before| self.part_at(before))
+    }
+
+    #[inline]
+    fn part_at(&self, index: usize) -> (usize, usize) {
+        let at = index * self.step;
+        (at, self.step.min(self.block.saturating_sub(at)))
+    }
+
+    /// Copies results.
+    ///
+    /// # Safety
+    /// As [`std::ptr::copy_nonoverlapping`].
+    #[inline]
+    pub(super) unsafe fn copy(&self, from: *const u8, to: *mut u8, len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.streams {
+                copy_streaming(from, to, len);
+            } else {
+                to.copy_from_nonoverlapping(from, len);
+            }
+        }
+    }
+
+    /// Bytes that a rank publishes in the exchange at hand.
+    #[inline]
+    pub(super) fn published(&self) -> usize {
+        match self.shots {
+            Some(shots) => shots.published(self),
+            None => self.blocks * self.part().1,
+        }
+    }
+}
+
+/// Bytes of the vector, or of one rank's block.
+#[inline]
+pub(super) fn block(call: &Call) -> usize {
+    let Counts::Even(count) = call.counts else { unreachable!("`serves` takes even counts only") };
+    if call.collective == Collective::Barrier { 0 } else { count * call.data_type.size() }
+}
+
+/// Most that a rank publishes in one exchange of a long call.
+///
+/// Two ranks have a processor each as a rule. Where one gives and the other takes, short parts let one copy in while the other
+/// copies out. Where both give, both copy in and then both copy out, and each part costs them a wait for each other. More
+/// ranks share processors, and a long part costs fewer turns of them, but two parts of all ranks should stay in the third-level
+/// cache, and so should the result of an all-gather: see docs/tuning.md, "Parts and rounds".
+pub(super) fn part_max(collective: Collective, members: usize) -> usize {
+    let all_give = matches!(
+        collective,
+        Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll
+    );
+    match members {
+        0..=2 if collective == Collective::AllToAll => 512 << 10,
+        0..=2 if all_give => 256 << 10,
+        0..=2 => FLAT_LONG,
+        8..=26 if collective == Collective::AllGather => 320 << 10,
+        _ => (640 << 10).min((8 << 20) / members).max(FLAT_LONG),
+    }
+}
+
+/// Blocks that each rank publishes.
+#[inline]
+pub(super) fn blocks(collective: Collective, members: usize) -> usize {
+    match collective {
+        Collective::ReduceScatter => members,
+        // Not the one for itself.
+        Collective::Scatter | Collective::AllToAll => members - 1,
+        _ => 1,
+    }
+}
+
+/// The place of the block for another member in a member's payload.
+#[inline]
+pub(super) fn place(collective: Collective, member: usize, block: usize) -> usize {
+    let is_left_out = matches!(collective, Collective::Scatter | Collective::AllToAll);
+    if is_left_out && block > member { block - 1 } else { block }
+}
+
+/// In how many exchanges a call is through.
+pub(super) fn exchanges(call: &Call, members: usize) -> usize {
+    ExchangeCursor::new(call, combine_nothing, 0, members).exchanges
+}

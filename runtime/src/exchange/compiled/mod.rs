@@ -1,0 +1,246 @@
+//! Collectives inside one host as exchanges in which every rank sees the payloads of all ranks.
+//!
+//! All ranks publish their contributions, wait for those that they need, and compute their own result from them. One exchange
+//! costs one cache line per rank and one wait, where messages would cost a wait per round. With more ranks than
+//! processors that is worth more than the reduction that every rank repeats; and what goes to several ranks is copied in
+//! once. What is longer than an exchange takes several, part by part; a long all-reduce shares the
+//! reduction out ([`two_shot`]). The reduction runs in rank order, or along the
+//! balanced tree of the canonical order, so all ranks get the same bits.
+
+mod cursor;
+mod limits;
+mod payload;
+mod two_shot;
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use kolo_collectives::plan::Collective;
+use kolo_transport::shm::{Board, Exchange, Payload, Slot};
+use kolo_transport::{Needs, StageMismatch};
+
+pub(crate) use cursor::ExchangeCursor;
+use limits::Served;
+
+use crate::call::{Call, Forced};
+use crate::reduce::Combine;
+use crate::wait::Turnstile;
+
+/// The exchange area of the host, with the facts needed to compute from it.
+#[derive(Debug)]
+pub(crate) struct CompiledExchange {
+    flat: Exchange,
+    rank: usize,
+    members: usize,
+    /// Longest contribution on this path, if it was set.
+    bytes_max: Option<usize>,
+    /// Whether buffers may be a GPU's, on any rank.
+    has_gpus: bool,
+    canonical: bool,
+    /// Calls that have to take a plan.
+    forced: Forced,
+    /// Collectives whose long calls take plans that use the stage.
+    staged: [bool; Collective::ALL.len()],
+    /// The consequences for each collective.
+    served: [Served; Collective::ALL.len()],
+    step: Step,
+    /// Turns given out: threads of one rank may call while another one's exchange is not over.
+    turns: u64,
+    /// Turns that are over; the call that has the next one has the exchange.
+    turns_over: u64,
+    /// Where threads sleep that wait for another thread's turn to end.
+    turnstile: Arc<Turnstile>,
+    /// For the canonical tree: its partial results.
+    scratch: RefCell<Vec<u8>>,
+}
+
+/// How far the exchange at hand is.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// There is none.
+    Idle,
+    /// It waits until this rank may publish so many bytes.
+    Queued(usize),
+    /// It waits for others to publish.
+    Published,
+}
+
+impl CompiledExchange {
+    pub(crate) fn new(
+        flat: Exchange,
+        rank: u32,
+        bytes_max: Option<usize>,
+        has_gpus: bool,
+        canonical: bool,
+        forced: Forced,
+        takes_stages: impl Fn(Collective, usize) -> bool,
+    ) -> Self {
+        let mut exchange = Self {
+            members: flat.members(),
+            flat,
+            rank: rank as usize,
+            bytes_max,
+            has_gpus,
+            canonical,
+            forced,
+            staged: Default::default(),
+            served: Default::default(),
+            step: Step::Idle,
+            turns: 0,
+            turns_over: 0,
+            turnstile: Arc::default(),
+            scratch: RefCell::default(),
+        };
+        exchange.staged = exchange.staged(takes_stages);
+        exchange.served = exchange.served();
+        exchange
+    }
+
+    /// Takes a turn for a call that this path serves.
+    #[inline(always)]
+    pub(crate) fn enter(&mut self, call: &Call, combine: Combine, tag: u64) -> ExchangeCursor {
+        let mut cursor = ExchangeCursor::new(call, combine, tag, self.members);
+        cursor.turn = self.take_turn();
+        cursor.streams = self.streams(call, cursor.block);
+        cursor
+    }
+
+    /// A turn, in the order of calls.
+    pub(crate) fn take_turn(&mut self) -> u64 {
+        self.turns += 1;
+        self.turns
+    }
+
+    /// Whether a turn has come.
+    pub(crate) fn has_turn(&self, turn: u64) -> bool {
+        turn == self.turns_over + 1
+    }
+
+    /// How many turns are over, and where to sleep until more are.
+    pub(crate) fn turns_over(&self) -> (u64, &Arc<Turnstile>) {
+        (self.turns_over, &self.turnstile)
+    }
+
+    /// Ends the turn at hand.
+    #[inline]
+    pub(crate) fn end_turn(&mut self) {
+        self.turns_over += 1;
+        if self.turns != self.turns_over {
+            self.turnstile.tell(self.turns_over);
+        }
+    }
+
+    /// Moves an exchange of everybody's `words` (as many on all ranks) on as far as it goes; true once all are there. The
+    /// caller has the turn, looks at [`heard`](Self::heard) and then calls [`end_exchange`](Self::end_exchange).
+    pub(crate) fn exchange(&mut self, tag: u64, words: &[u8]) -> Result<bool, StageMismatch> {
+        if !matches!(self.step, Step::Published) {
+            let fill = (!words.is_empty()).then_some(|mut slot: Slot<'_>| slot.write(0, words));
+            if !self.flat.is_free(words.len())? {
+                self.step = Step::Queued(words.len());
+                return Ok(false);
+            }
+            self.flat.publish(tag, words.len(), Needs::All, fill);
+            self.step = Step::Published;
+        }
+        self.flat.poll()
+    }
+
+    /// The payload of a member in a complete exchange.
+    pub(crate) fn heard(&self, member: usize) -> Payload<'_> {
+        self.flat.payload(member)
+    }
+
+    /// Ends a complete exchange.
+    pub(crate) fn end_exchange(&mut self) {
+        self.flat.finish();
+        self.step = Step::Idle;
+    }
+
+    /// Moves a call on, by one exchange at most, and tells whether it is through.
+    ///
+    /// # Safety
+    /// The call is the one that entered, and its buffers are valid.
+    #[inline]
+    pub(crate) unsafe fn advance(
+        &mut self,
+        call: &Call,
+        cursor: &mut ExchangeCursor,
+    ) -> Result<bool, StageMismatch> {
+        if !self.has_turn(cursor.turn) {
+            return Ok(false);
+        }
+        if !matches!(self.step, Step::Published) {
+            let own = self.contribution(call);
+            let given = if own.is_some() { cursor.published() } else { 0 };
+            if !self.flat.is_free(given)? {
+                self.step = Step::Queued(given);
+                return Ok(false);
+            }
+            // SAFETY: handed on.
+            unsafe {
+                match (cursor.shots, own) {
+                    (Some(shots), Some(own)) => self.publish_shots(call, cursor, shots, own),
+                    _ => {
+                        self.publish(call, cursor, own);
+                        self.keep(call, cursor, own);
+                    }
+                }
+            }
+            self.step = Step::Published;
+        }
+        if !self.flat.poll()? {
+            return Ok(false);
+        }
+        // SAFETY: handed on; all that is needed has been published.
+        unsafe {
+            match cursor.shots {
+                Some(shots) => self.take_shots(call, cursor, shots),
+                None => self.take(call, cursor),
+            }
+        }
+        self.end_exchange();
+        let is_over = cursor.is_over_after_this();
+        if is_over {
+            self.end_turn();
+        }
+        Ok(is_over)
+    }
+
+    /// Whether the turn at hand has reason to look.
+    pub(crate) fn has_arrived(&mut self) -> bool {
+        match self.step {
+            Step::Idle => false,
+            Step::Queued(given) => !matches!(self.flat.is_free(given), Ok(false)),
+            Step::Published => !matches!(self.flat.poll(), Ok(false)),
+        }
+    }
+
+    /// The words that the ranks of the host show each other outside of exchanges.
+    pub(crate) fn board(&self) -> &Board {
+        self.flat.board()
+    }
+
+    /// Whether an exchange is under way.
+    pub(crate) fn is_under_way(&self) -> bool {
+        !matches!(self.step, Step::Idle)
+    }
+
+    /// Ranks that have not yet published the awaited payload.
+    pub(crate) fn waiting_for(&self) -> Vec<u32> {
+        let given = if let Step::Queued(given) = self.step { given } else { 0 };
+        self.flat.waiting_for(given).into_iter().map(|member| member as u32).collect()
+    }
+
+    pub(crate) fn arm(&mut self) -> Option<(*const AtomicU32, u32)> {
+        if matches!(self.step, Step::Idle) {
+            return None;
+        }
+        let (word, value) = self.flat.arm();
+        Some((std::ptr::from_ref(word), value))
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        self.flat.disarm();
+    }
+}

@@ -1,0 +1,246 @@
+//! The payloads of an exchange, and the result that each rank computes from all of them.
+
+use std::ops::Range;
+
+use kolo_collectives::plan::{Collective, Placement};
+use kolo_transport::Needs;
+use kolo_transport::shm::Slot;
+
+use super::CompiledExchange;
+use super::cursor::{ExchangeCursor, place};
+use crate::call::{Call, reduces};
+use crate::reduce::{Folding, divide, scale};
+use crate::types::ReduceOp;
+
+impl CompiledExchange {
+    /// Publishes this rank's contribution to the exchange at hand.
+    ///
+    /// # Safety
+    /// It is as long as the collective defines.
+    #[inline]
+    pub(super) unsafe fn publish(&mut self, call: &Call, cursor: &ExchangeCursor, own: Option<*const u8>) {
+        let ((at, len), block) = (cursor.part(), cursor.block);
+        let (rank, members, skips_own) = (self.rank, self.members, !self.reads_own_back(call));
+        let fill = own.map(|own| {
+            move |mut slot: Slot<'_>| {
+                let mut put = |to: usize, from: usize, len: usize| {
+                    let to = slot.part(to, len);
+                    // SAFETY: a part of a contribution, by the shape of the call.
+                    unsafe {
+                        match call.op {
+                            ReduceOp::PremulSum(factor) if reduces(call.collective) => {
+                                scale(call.data_type, to, own.add(from), len / call.data_type.size(), factor);
+                            }
+                            _ => own.add(from).copy_to_nonoverlapping(to, len),
+                        }
+                    }
+                };
+                match call.collective {
+                    Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll => {
+                        let others = (0..members).filter(|i| !skips_own || *i != rank);
+                        others.for_each(|i| put(place(call.collective, rank, i) * len, i * block + at, len));
+                    }
+                    _ => put(0, at, len),
+                }
+            }
+        });
+        self.flat.publish(cursor.tag, cursor.published(), self.needs(call), fill);
+    }
+
+    /// Whom this rank waits for.
+    #[inline]
+    fn needs(&self, call: &Call) -> Needs {
+        let (root, rank) = (call.root as usize, self.rank);
+        match call.collective {
+            Collective::Broadcast | Collective::Scatter if rank == root => Needs::Nobody,
+            Collective::Broadcast | Collective::Scatter => Needs::Only(root),
+            Collective::Reduce | Collective::Gather if rank != root => Needs::Nobody,
+            Collective::Scan | Collective::ExScan => Needs::Below(rank),
+            _ => Needs::All,
+        }
+    }
+
+    /// Computes this rank's result from the payloads of the exchange at hand.
+    ///
+    /// # Safety
+    /// The buffers of the call are valid, and all that is needed has been published.
+    #[inline]
+    pub(super) unsafe fn take(&self, call: &Call, cursor: &ExchangeCursor) {
+        let (at, _) = cursor.part();
+        let (rank, root, members) = (self.rank, call.root as usize, self.members);
+        let reduced = match call.collective {
+            Collective::AllReduce => Some((0, 0..members)),
+            Collective::Reduce if rank == root => Some((0, 0..members)),
+            Collective::ReduceScatter => Some((rank, 0..members)),
+            Collective::Scan => Some((0, 0..rank + 1)),
+            Collective::ExScan if rank > 0 => Some((0, 0..rank)),
+            _ => None,
+        };
+        // SAFETY: for the whole block: outputs are as long as the collective defines; payloads are as long as published.
+        unsafe {
+            if let Some((index, members)) = reduced {
+                return self.reduce(call, cursor, index, members);
+            }
+            match call.collective {
+                Collective::Broadcast | Collective::Scatter if rank != root => {
+                    self.fetch(call, cursor, root, call.output.add(at));
+                }
+                Collective::AllGather | Collective::AllToAll => self.fetch_all(call, cursor),
+                Collective::Gather if rank == root => self.fetch_all(call, cursor),
+                // Nothing, or only for other ranks.
+                _ => {}
+            }
+        }
+    }
+
+    /// Copies this rank's block for itself, unless it is in its place already. Not together with what it takes from
+    /// others but before it waits for them: that makes up for their coming later, and finds in the caches what it has just
+    /// published. All-gathers and all-to-alls of 2 ranks and 128 KiB take 0.93 times as long.
+    ///
+    /// # Safety
+    /// As [`Self::publish`], and the output is as long as the collective defines.
+    #[inline]
+    pub(super) unsafe fn keep(&self, call: &Call, cursor: &ExchangeCursor, own: Option<*const u8>) {
+        let (rank, root) = (self.rank, call.root as usize);
+        // Which block of its contribution, and of the output.
+        let (from, to) = match call.collective {
+            Collective::Broadcast if rank == root => (0, 0),
+            Collective::Scatter if rank == root => (rank, 0),
+            Collective::Gather if rank == root => (0, rank),
+            Collective::AllGather => (0, rank),
+            Collective::AllToAll => (rank, rank),
+            // Reductions take it where they need it.
+            _ => return,
+        };
+        let Some(own) = own else { return };
+        let ((at, len), block) = (cursor.part(), cursor.block);
+        // SAFETY: inside both, by the shape of the call; input and output are the same memory or do not overlap.
+        unsafe {
+            let (from, to) = (own.add(from * block + at), call.output.add(to * block + at));
+            if from != to.cast_const() {
+                cursor.copy(from, to, len);
+            }
+        }
+    }
+
+    /// Where this rank's contribution lies; `None` where it contributes nothing but its presence.
+    #[inline]
+    pub(super) fn contribution(&self, call: &Call) -> Option<*const u8> {
+        let in_place = call.placement == Placement::InPlace;
+        match call.collective {
+            Collective::Barrier => None,
+            Collective::Broadcast | Collective::Scatter if self.rank != call.root as usize => None,
+            // In place, the input of these is a part of the output.
+            Collective::AllGather | Collective::Gather | Collective::ReduceScatter | Collective::Scatter => {
+                Some(call.input)
+            }
+            _ if in_place => Some(call.output.cast_const()),
+            _ => Some(call.input),
+        }
+    }
+
+    /// Whether this rank takes its own contribution from its payload, and not from the caller's buffer. The latter is
+    /// quicker, since the payload was just written and is on its way to the others; but it may be scaled, or be overwritten in
+    /// place: by the time it is this rank's turn, the output holds the sum of at least two ranks before.
+    #[inline]
+    pub(super) fn reads_own_back(&self, call: &Call) -> bool {
+        let is_scaled = matches!(call.op, ReduceOp::PremulSum(_));
+        reduces(call.collective) && (is_scaled || (call.placement == Placement::InPlace && self.rank >= 2))
+    }
+
+    /// Where this rank takes its own contribution from, unless it [reads that back](Self::reads_own_back).
+    #[inline]
+    pub(super) fn own(&self, call: &Call) -> Option<*const u8> {
+        if self.reads_own_back(call) { None } else { self.contribution(call) }
+    }
+
+    /// The place of part `index` of a member's payload; `own` is from [`Self::own`].
+    #[inline]
+    unsafe fn source(
+        &self,
+        call: &Call,
+        cursor: &ExchangeCursor,
+        own: Option<*const u8>,
+        (at, len): (usize, usize),
+        member: usize,
+        index: usize,
+    ) -> *const u8 {
+        match own {
+            // SAFETY: inside the contribution, by the shape of the call.
+            Some(own) if member == self.rank => unsafe { own.add(index * cursor.block + at) },
+            _ => {
+                let place = place(call.collective, member, index);
+                self.flat.payload(member).part(place * len, len)
+            }
+        }
+    }
+
+    /// Copies each other member's payload for this one into that member's block of the output.
+    #[inline]
+    unsafe fn fetch_all(&self, call: &Call, cursor: &ExchangeCursor) {
+        let (at, _) = cursor.part();
+        for member in (0..self.members).filter(|member| *member != self.rank) {
+            // SAFETY: the output has a block for each member.
+            unsafe {
+                self.fetch(call, cursor, member, call.output.add(member * cursor.block + at));
+            }
+        }
+    }
+
+    /// Copies another member's payload for this one.
+    #[inline]
+    unsafe fn fetch(&self, call: &Call, cursor: &ExchangeCursor, member: usize, to: *mut u8) {
+        let (_, len) = cursor.part();
+        let index = match call.collective {
+            Collective::Scatter | Collective::AllToAll => place(call.collective, member, self.rank),
+            // The same for all.
+            _ => 0,
+        };
+        let from = self.flat.payload(member).part(index * len, len);
+        // SAFETY: the caller's promise for `to`.
+        unsafe { cursor.copy(from, to, len) };
+    }
+
+    /// Reduces part `index` of the given members' payloads into the output.
+    #[inline]
+    unsafe fn reduce(&self, call: &Call, cursor: &ExchangeCursor, index: usize, members: Range<usize>) {
+        let (at, len) = cursor.part();
+        let own = self.own(call);
+        // SAFETY: the output has room for the part, and sources are as long.
+        unsafe {
+            let payload = |member| self.source(call, cursor, own, (at, len), member, index);
+            self.fold(call, cursor, call.output.add(at), len, members, payload);
+        }
+    }
+
+    /// Reduces `bytes` bytes that the given members have at `payload` into `output`, which may be the payload of one of
+    /// the first two.
+    ///
+    /// # Safety
+    /// All are valid for as much.
+    #[inline]
+    pub(super) unsafe fn fold(
+        &self,
+        call: &Call,
+        cursor: &ExchangeCursor,
+        output: *mut u8,
+        bytes: usize,
+        members: Range<usize>,
+        payload: impl Fn(usize) -> *const u8,
+    ) {
+        let how = Folding {
+            combine: cursor.combine,
+            element_bytes: call.data_type.size(),
+            canonical: self.canonical,
+            scratch: &self.scratch,
+        };
+        let first = members.start;
+        // SAFETY: for the whole block: the caller's promise.
+        unsafe {
+            how.fold(output, bytes, members.len(), |index| payload(first + index));
+            if matches!(call.op, ReduceOp::Avg) {
+                divide(call.data_type, output, bytes / call.data_type.size(), self.members as u32);
+            }
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! The network between hosts, as measured when the first communicator is made: what the selection goes by on several hosts.
+//!
+//! One rank of each host, its *leader*, exchanges messages with leaders at doubling distances ([`probe`]), so the probe takes as
+//! many rounds as the number of hosts has bits. What was measured is told to all ranks, which so have the same [`Table`].
+
+mod probe;
+mod table;
+
+pub(crate) use probe::{Wire, probe};
+pub(crate) use table::{Between, Sample, Table};

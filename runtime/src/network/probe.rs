@@ -1,0 +1,265 @@
+//! Measuring between leaders.
+
+use std::time::Duration;
+
+use super::Sample;
+
+/// Messages between two leaders. All calls block.
+pub(crate) trait Wire {
+    type Error;
+    /// Sends bytes to the leader of a host.
+    fn send(&mut self, host: u32, bytes: &[u8]) -> Result<(), Self::Error>;
+    /// Receives as many bytes from it.
+    fn recv(&mut self, host: u32, bytes: &mut [u8]) -> Result<(), Self::Error>;
+    /// Sends bytes to it, and receives as many, at the same time.
+    fn exchange(&mut self, host: u32, out: &[u8], inward: &mut [u8]) -> Result<(), Self::Error>;
+    /// The time since some beginning.
+    fn now(&self) -> Duration;
+}
+
+/// Empty messages there and back, at most. The least time counts: others may have waited for a processor.
+const ROUND_TRIPS: u32 = 8;
+
+/// No further round trips once these have taken so long: on a long way, each is like the other.
+const ROUND_TRIPS_TIME: Duration = Duration::from_millis(5);
+
+/// First and longest message whose rate is measured.
+const FIRST_BYTES: usize = 64 << 10;
+const LAST_BYTES: usize = 4 << 20;
+
+/// A message that takes so many round trips fills the way, and a longer one would tell nothing new.
+const LONG_IN_ROUND_TRIPS: u32 = 8;
+
+/// Neither is a longer one sent if this one took so long, and some round trips.
+const LONG: Duration = Duration::from_millis(3);
+
+/// So many of such a length: the best counts, since others may have waited for a processor.
+const LONG_ONES: u32 = 3;
+
+/// A message that takes so long is the last one.
+const LONGEST: Duration = Duration::from_millis(12);
+
+/// On a long way a connection's window grows by the round trip: so many of them are spent at most.
+const PATIENCE_IN_ROUND_TRIPS: u32 = 10;
+
+/// The first word of a message: what its receiver is to do.
+const ECHO: u64 = 0;
+const EXCHANGE: u64 = 1;
+const END: u64 = 2;
+
+const HEADER: usize = 16;
+
+/// Measures between this leader, of host number `host` among `hosts`, and those at distances 1, 2, 4 ... from it: of two leaders
+/// whose numbers differ in that bit, the lower measures. Returns what this one has measured. Blocks until all its partners are
+/// done; all leaders call it.
+///
+/// # Errors
+/// Those of the wire.
+pub(crate) fn probe<W: Wire>(wire: &mut W, host: u32, hosts: u32) -> Result<Vec<Sample>, W::Error> {
+    let mut samples = Vec::new();
+    let mut buffers = Buffers { out: vec![0; LAST_BYTES], inward: vec![0; LAST_BYTES] };
+    for bit in (0..32).map(|bit| 1_u32 << bit).take_while(|bit| *bit < hosts) {
+        let partner = host ^ bit;
+        if partner >= hosts {
+            continue;
+        }
+        if host < partner {
+            samples.push(measure(wire, host, partner, &mut buffers)?);
+        } else {
+            serve(wire, partner, &mut buffers)?;
+        }
+    }
+    Ok(samples)
+}
+
+/// What long messages are sent from, and received into.
+struct Buffers {
+    out: Vec<u8>,
+    inward: Vec<u8>,
+}
+
+fn order(what: u64, len: usize) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[..8].copy_from_slice(&what.to_le_bytes());
+    header[8..].copy_from_slice(&(len as u64).to_le_bytes());
+    header
+}
+
+/// Measures the way to a partner and back.
+fn measure<W: Wire>(
+    wire: &mut W,
+    host: u32,
+    partner: u32,
+    buffers: &mut Buffers,
+) -> Result<Sample, W::Error> {
+    let echo = |wire: &mut W| {
+        let sent = wire.now();
+        wire.send(partner, &order(ECHO, 0))?;
+        wire.recv(partner, &mut [0; HEADER])?;
+        Ok(wire.now() - sent)
+    };
+    // Makes the connection, and waits for the partner.
+    echo(wire)?;
+    let (begun, mut round_trip) = (wire.now(), Duration::MAX);
+    for _ in 0..ROUND_TRIPS {
+        round_trip = round_trip.min(echo(wire)?);
+        if wire.now() - begun > ROUND_TRIPS_TIME {
+            break;
+        }
+    }
+    let (begun, mut len, mut rate, mut long) = (wire.now(), FIRST_BYTES, 0.0_f64, 0);
+    while long < LONG_ONES {
+        let sent = wire.now();
+        wire.send(partner, &order(EXCHANGE, len))?;
+        wire.exchange(partner, &buffers.out[..len], &mut buffers.inward[..len])?;
+        let here = wire.now();
+        let (took, spent) = (here - sent, here - begun);
+        // Of a short message the way takes most of the time, and what is left when it is taken off means nothing.
+        let way = if took > 2 * round_trip { round_trip } else { Duration::ZERO };
+        rate = rate.max(len as f64 / (took - way).as_secs_f64().max(1e-7));
+        let is_long = took > (LONG_IN_ROUND_TRIPS * round_trip).min(LONG.max(3 * round_trip));
+        if took > LONGEST.max(4 * round_trip) || spent > (PATIENCE_IN_ROUND_TRIPS * round_trip).max(LONGEST) {
+            break;
+        }
+        long += u32::from(is_long || len == LAST_BYTES);
+        if !is_long && len < LAST_BYTES {
+            len *= 2;
+        }
+    }
+    wire.send(partner, &order(END, 0))?;
+    Ok(Sample {
+        hosts: (host, partner),
+        round_trip_seconds: round_trip.as_secs_f64(),
+        bytes_per_second: rate,
+    })
+}
+
+/// Does what the partner asks for, until it is done.
+fn serve<W: Wire>(wire: &mut W, partner: u32, buffers: &mut Buffers) -> Result<(), W::Error> {
+    loop {
+        let mut header = [0; HEADER];
+        wire.recv(partner, &mut header)?;
+        let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default());
+        let len = (word(8) as usize).min(LAST_BYTES);
+        match word(0) {
+            ECHO => wire.send(partner, &header)?,
+            EXCHANGE => wire.exchange(partner, &buffers.out[..len], &mut buffers.inward[..len])?,
+            _ => return Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    /// A link in virtual time: each message brings the time at which it arrives.
+    struct Line {
+        here: Duration,
+        to: HashMap<u32, Sender<(Duration, Vec<u8>)>>,
+        from: HashMap<u32, Receiver<(Duration, Vec<u8>)>>,
+        latency: Duration,
+        rate: f64,
+    }
+
+    impl Wire for Line {
+        type Error = String;
+        fn send(&mut self, host: u32, bytes: &[u8]) -> Result<(), String> {
+            let takes = Duration::from_secs_f64(bytes.len() as f64 / self.rate);
+            self.here += takes;
+            self.to[&host].send((self.here + self.latency, bytes.to_vec())).map_err(|e| e.to_string())
+        }
+        fn recv(&mut self, host: u32, bytes: &mut [u8]) -> Result<(), String> {
+            let (at, sent) = self.from[&host].recv().map_err(|e| e.to_string())?;
+            self.here = self.here.max(at);
+            assert_eq!(sent.len(), bytes.len());
+            bytes.copy_from_slice(&sent);
+            Ok(())
+        }
+        fn exchange(&mut self, host: u32, out: &[u8], inward: &mut [u8]) -> Result<(), String> {
+            let begun = self.here;
+            self.send(host, out)?;
+            let sent = std::mem::replace(&mut self.here, begun);
+            self.recv(host, inward)?;
+            self.here = self.here.max(sent);
+            Ok(())
+        }
+        fn now(&self) -> Duration {
+            self.here
+        }
+    }
+
+    fn lines(hosts: u32, latency: Duration, rate: impl Fn(u32) -> f64) -> Vec<Line> {
+        let mut lines: Vec<Line> = (0..hosts)
+            .map(|host| Line {
+                here: Duration::ZERO,
+                to: HashMap::new(),
+                from: HashMap::new(),
+                latency,
+                rate: rate(host),
+            })
+            .collect();
+        for (from, to) in (0..hosts).flat_map(|a| (0..hosts).map(move |b| (a, b))) {
+            let (sender, receiver) = channel();
+            lines[from as usize].to.insert(to, sender);
+            lines[to as usize].from.insert(from, receiver);
+        }
+        lines
+    }
+
+    fn measured(hosts: u32, latency: Duration, rate: impl Fn(u32) -> f64) -> (Vec<Sample>, Duration) {
+        let running: Vec<_> = lines(hosts, latency, rate)
+            .into_iter()
+            .enumerate()
+            .map(|(host, mut line)| {
+                std::thread::spawn(move || {
+                    let samples = probe(&mut line, host as u32, hosts).unwrap();
+                    (samples, line.here)
+                })
+            })
+            .collect();
+        let all: Vec<_> = running.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let latest = all.iter().map(|(_, here)| *here).max().unwrap();
+        (all.into_iter().flat_map(|(samples, _)| samples).collect(), latest)
+    }
+
+    #[test]
+    fn links_are_found_as_they_are() {
+        for hosts in [2, 3, 5, 8] {
+            for (latency_us, rate) in [(25, 125e6), (10, 1e9), (1_000, 12.5e6), (20_000, 25e6)] {
+                let latency = Duration::from_micros(latency_us);
+                let (samples, _) = measured(hosts, latency, |_| rate);
+                for host in 0..hosts {
+                    assert!(samples.iter().any(|sample| sample.touches(host)), "host {host} of {hosts}");
+                }
+                for sample in samples {
+                    let round_trip = 2.0 * latency.as_secs_f64();
+                    assert!((sample.round_trip_seconds / round_trip - 1.0).abs() < 0.1, "{sample:?}");
+                    assert!((sample.bytes_per_second / rate - 1.0).abs() < 0.1, "{sample:?} {rate}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_slower_end_of_a_link_counts() {
+        let (samples, _) = measured(2, Duration::from_micros(25), |host| if host == 0 { 1e9 } else { 1e8 });
+        assert!((samples[0].bytes_per_second / 1e8 - 1.0).abs() < 0.1, "{samples:?}");
+    }
+
+    #[test]
+    fn a_local_network_is_measured_within_50_ms() {
+        for (hosts, rate) in [(2, 12.5e6), (8, 125e6), (64, 1.25e9)] {
+            let (_, took) = measured(hosts, Duration::from_micros(25), |_| rate);
+            assert!(took < Duration::from_millis(50), "{hosts} hosts, {rate}: {took:?}");
+        }
+    }
+
+    #[test]
+    fn one_host_measures_nothing() {
+        assert_eq!(measured(1, Duration::ZERO, |_| 1.0).0, []);
+    }
+}

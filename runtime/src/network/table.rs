@@ -1,0 +1,227 @@
+//! What was measured, and the constants that follow.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kolo_collectives::model::{LinkClass, Model};
+use serde::{Deserialize, Serialize};
+
+/// The way between two hosts, as measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    /// Their numbers.
+    pub(crate) hosts: (u32, u32),
+    /// An empty message there and back, processors' time included.
+    pub(crate) round_trip_seconds: f64,
+    /// Of long messages both ways at once, on one connection: in each direction.
+    pub(crate) bytes_per_second: f64,
+}
+
+impl Sample {
+    /// Whether a host is one of the two.
+    pub(crate) const fn touches(&self, host: u32) -> bool {
+        self.hosts.0 == host || self.hosts.1 == host
+    }
+
+    /// Whether it can be a measurement: other ranks' numbers are not to be believed blindly.
+    fn is_sound(&self, hosts: u32) -> bool {
+        let is_sound = |value: f64, least: f64, most: f64| (least..=most).contains(&value);
+        let (one, other) = self.hosts;
+        one.max(other) < hosts
+            && one != other
+            && is_sound(self.round_trip_seconds, 1e-8, 100.0)
+            && is_sound(self.bytes_per_second, 1.0, 1e13)
+    }
+}
+
+/// What is known of the network between the hosts of a job; the same on all ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Table {
+    /// Number of the host of each rank of the job.
+    host_of: Arc<[u32]>,
+    hosts: u32,
+    samples: Vec<Sample>,
+    /// What measuring took, on the slowest rank.
+    pub(crate) took: Duration,
+}
+
+/// Steps to a factor of 2 in which what was measured is taken. The choice of an algorithm decides how a sum is rounded, and two
+/// runs on one network should choose alike.
+const ROUND_TRIP_STEPS: f64 = 2.0;
+const RATE_STEPS: f64 = 4.0;
+
+impl Table {
+    /// From what all leaders have measured, in an order that is the same on all ranks.
+    ///
+    /// # Errors
+    /// A sample that makes no sense, in words.
+    pub(crate) fn new(host_of: Arc<[u32]>, samples: Vec<Sample>, took: Duration) -> Result<Self, String> {
+        let hosts = host_of.iter().max().map_or(0, |most| most + 1);
+        if let Some(odd) = samples.iter().find(|sample| !sample.is_sound(hosts)) {
+            return Err(format!("{odd:?} is no measurement between {hosts} hosts"));
+        }
+        Ok(Self { host_of, hosts, samples, took })
+    }
+
+    /// What it says of the hosts of some ranks of the job; nothing if they are on one host.
+    pub(crate) fn between(&self, ranks: &[u32]) -> Option<Between> {
+        let mut is_used = vec![false; self.hosts as usize];
+        for rank in ranks {
+            is_used[*self.host_of.get(*rank as usize)? as usize] = true;
+        }
+        let hosts = is_used.iter().filter(|used| **used).count();
+        if hosts < 2 {
+            return None;
+        }
+        let is_inside =
+            |sample: &&Sample| is_used[sample.hosts.0 as usize] && is_used[sample.hosts.1 as usize];
+        let mut round_trips: Vec<f64> =
+            self.samples.iter().filter(is_inside).map(|sample| sample.round_trip_seconds).collect();
+        if round_trips.is_empty() {
+            // The hosts of a part of the job need not have met.
+            round_trips = self.samples.iter().map(|sample| sample.round_trip_seconds).collect();
+        }
+        round_trips.sort_by(f64::total_cmp);
+        let round_trip = *round_trips.get(round_trips.len() / 2)?;
+        // A link is as fast as the slower of its ends, so a host is as fast as the fastest of its links.
+        let rate = |host: u32| {
+            let own = self.samples.iter().filter(|sample| sample.touches(host));
+            own.map(|sample| sample.bytes_per_second).reduce(f64::max).map(|rate| (host, rate))
+        };
+        let rates = (0..self.hosts).filter(|host| is_used[*host as usize]).filter_map(rate);
+        let rates: Vec<(u32, f64)> = rates.collect();
+        let slowest = rates.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1))?;
+        let most = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
+        Some(Between {
+            hosts: hosts as u32,
+            round_trip_seconds: stepped(round_trip, ROUND_TRIP_STEPS),
+            slowest_host: slowest.0,
+            bytes_per_second: stepped(slowest.1, RATE_STEPS),
+            fastest_bytes_per_second: stepped(most, RATE_STEPS),
+            took: self.took,
+        })
+    }
+}
+
+/// The nearest of so many steps to a factor of 2.
+fn stepped(value: f64, steps: f64) -> f64 {
+    ((value.log2() * steps).round() / steps).exp2()
+}
+
+/// The network between some hosts, in a few numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Between {
+    hosts: u32,
+    round_trip_seconds: f64,
+    slowest_host: u32,
+    /// Of the slowest host, which all wait for.
+    bytes_per_second: f64,
+    fastest_bytes_per_second: f64,
+    took: Duration,
+}
+
+/// A host whose rate is less than this share of the fastest one's is named.
+const SLOW: f64 = 0.6;
+
+impl Between {
+    /// The model with what was measured in place of constants.
+    pub(crate) fn apply(&self, model: Model) -> Model {
+        let processors = 2.0 * model.inter.overhead_seconds + model.nic_message_seconds;
+        let latency_seconds = (self.round_trip_seconds / 2.0 - processors).max(0.2e-6);
+        Model {
+            inter: LinkClass { latency_seconds, bytes_per_second: self.bytes_per_second, ..model.inter },
+            nic_bytes_per_second: self.bytes_per_second,
+            ..model
+        }
+    }
+}
+
+impl fmt::Display for Between {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} hosts, round trip {:.3} ms, {:.1} MB/s (measured in {:.1} ms)",
+            self.hosts,
+            self.round_trip_seconds * 1e3,
+            self.bytes_per_second / 1e6,
+            self.took.as_secs_f64() * 1e3
+        )?;
+        if self.bytes_per_second < SLOW * self.fastest_bytes_per_second {
+            write!(
+                f,
+                "; host {} is the slowest, the fastest has {:.1} MB/s",
+                self.slowest_host,
+                self.fastest_bytes_per_second / 1e6
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(one: u32, other: u32, round_trip_seconds: f64, bytes_per_second: f64) -> Sample {
+        Sample { hosts: (one, other), round_trip_seconds, bytes_per_second }
+    }
+
+    fn table(samples: Vec<Sample>) -> Result<Table, String> {
+        Table::new([0, 0, 1, 1, 2].into(), samples, Duration::from_millis(3))
+    }
+
+    #[test]
+    fn a_slow_host_decides_and_is_named() {
+        let samples = vec![sample(0, 1, 64e-6, 128e6), sample(0, 2, 64e-6, 16e6)];
+        let table = table(samples).unwrap();
+        let all = table.between(&[0, 1, 2, 3, 4]).unwrap();
+        let model = all.apply(Model::TCP);
+        assert!((model.inter.bytes_per_second / 16e6 - 1.0).abs() < 0.1, "{model:?}");
+        assert!((model.inter.latency_seconds - 25e-6).abs() < 4e-6, "{model:?}");
+        let words = all.to_string();
+        assert!(
+            words.starts_with("3 hosts, round trip 0.06") && words.contains("host 2 is the slowest"),
+            "{words}"
+        );
+        // Without it the others are faster.
+        let some = table.between(&[0, 2, 3]).unwrap();
+        assert!((some.apply(Model::TCP).nic_bytes_per_second / 128e6 - 1.0).abs() < 0.1);
+        assert!(!some.to_string().contains("slowest"), "{some}");
+    }
+
+    #[test]
+    fn ranks_of_one_host_get_nothing() {
+        let table = table(vec![sample(0, 1, 64e-6, 128e6)]).unwrap();
+        assert_eq!(table.between(&[2, 3]), None);
+        assert_eq!(table.between(&[0, 17]), None);
+    }
+
+    #[test]
+    fn two_runs_on_one_network_take_the_same_numbers() {
+        for share in [0.97, 1.0, 1.03] {
+            let table = table(vec![sample(0, 1, 64e-6 * share, 128e6 * share)]).unwrap();
+            let model = table.between(&[0, 2]).unwrap().apply(Model::TCP);
+            let once = table_of_one().between(&[0, 2]).unwrap().apply(Model::TCP);
+            assert_eq!(model, once, "{share}");
+        }
+    }
+
+    fn table_of_one() -> Table {
+        table(vec![sample(0, 1, 64e-6, 128e6)]).unwrap()
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for odd in [
+            sample(0, 0, 1e-3, 1e6),
+            sample(0, 9, 1e-3, 1e6),
+            sample(0, 1, f64::NAN, 1e6),
+            sample(0, 1, -1.0, 1e6),
+            sample(0, 1, 1e-3, 0.0),
+            sample(0, 1, 1e-3, f64::INFINITY),
+        ] {
+            assert!(table(vec![odd]).is_err(), "{odd:?}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Where a rank's buffers lie, as it tells the others before a call.
+
+use std::ops::Range;
+
+use super::memory::page_size;
+
+/// Bytes of encoded locations, which share their line with the flag of the exchange.
+pub(super) const LOCATIONS_BYTES: usize = 48;
+
+const IN_PLACE: u64 = 1;
+const OWNS_LAST_PAGE: u64 = 2;
+const ON_GPU: u64 = 4;
+
+/// A place in an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Number of the allocation, not 0.
+    pub(super) allocation: u64,
+    /// Bytes from its start.
+    pub(super) offset: u64,
+}
+
+/// Where a rank's buffers lie; `None` for those that are not symmetric, or that others need not reach.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct BufferLocations {
+    pub(super) input: Option<Place>,
+    pub(super) output: Option<Place>,
+    pub(super) is_in_place: bool,
+    /// Whether a buffer is a GPU's memory, which the processor cannot look at.
+    pub(super) is_on_gpu: bool,
+    /// Whether nothing of the allocation follows the output in its last page.
+    pub(super) owns_last_page: bool,
+    /// What the values are multiplied by before a pre-multiplied sum.
+    pub(super) factor: f64,
+}
+
+impl BufferLocations {
+    pub(super) fn encode(&self) -> [u8; LOCATIONS_BYTES] {
+        let flags = if self.is_in_place { IN_PLACE } else { 0 }
+            | if self.is_on_gpu { ON_GPU } else { 0 }
+            | if self.owns_last_page { OWNS_LAST_PAGE } else { 0 };
+        let place = |place: Option<Place>| place.map_or((0, 0), |place| (place.allocation, place.offset));
+        let (input, output) = (place(self.input), place(self.output));
+        let words = [flags, input.0, input.1, output.0, output.1, self.factor.to_bits()];
+        let mut out = [0; LOCATIONS_BYTES];
+        for (to, word) in out.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        out
+    }
+
+    /// Reads locations. An allocation that does not exist is found out when it is looked up.
+    pub(super) fn decode(bytes: &[u8; LOCATIONS_BYTES]) -> Self {
+        let word = |i: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[8 * i..8 * i + 8]);
+            u64::from_ne_bytes(word)
+        };
+        let place = |i: usize| (word(i) != 0).then(|| Place { allocation: word(i), offset: word(i + 1) });
+        Self {
+            input: place(1),
+            output: place(3),
+            is_in_place: word(0) & IN_PLACE != 0,
+            is_on_gpu: word(0) & ON_GPU != 0,
+            owns_last_page: word(0) & OWNS_LAST_PAGE != 0,
+            factor: f64::from_bits(word(5)),
+        }
+    }
+
+    /// The part of an output of `len` bytes at a place that lies in pages of which the call owns every byte, counted from
+    /// the output's start.
+    pub(super) fn pages_within(&self, place: Place, len: usize) -> Range<usize> {
+        let page = page_size();
+        let (from, to) = (place.offset as usize, place.offset as usize + len);
+        let start = from.next_multiple_of(page);
+        let end = if self.owns_last_page { to } else { to / page * page };
+        if start < end { start - from..end - from } else { 0..0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trip() {
+        let locations = BufferLocations {
+            input: Some(Place { allocation: 3, offset: 1 << 40 }),
+            output: None,
+            is_in_place: true,
+            is_on_gpu: true,
+            owns_last_page: false,
+            factor: -0.5,
+        };
+        assert_eq!(BufferLocations::decode(&locations.encode()), locations);
+        assert_eq!(BufferLocations::decode(&BufferLocations::default().encode()), BufferLocations::default());
+    }
+
+    #[test]
+    fn only_whole_pages_are_written_by_others() {
+        let page = page_size();
+        let at = |offset: usize| Place { allocation: 1, offset: offset as u64 };
+        let open = BufferLocations::default();
+        let last = BufferLocations { owns_last_page: true, ..open };
+        assert_eq!(open.pages_within(at(0), 3 * page), 0..3 * page);
+        assert_eq!(open.pages_within(at(8), 3 * page), page - 8..3 * page - 8);
+        assert_eq!(open.pages_within(at(0), 3 * page - 1), 0..2 * page);
+        assert_eq!(last.pages_within(at(0), 3 * page - 1), 0..3 * page - 1);
+        assert_eq!(open.pages_within(at(8), page), 0..0);
+        assert_eq!(last.pages_within(at(8), 100), 0..0);
+    }
+}

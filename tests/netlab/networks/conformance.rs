@@ -1,0 +1,58 @@
+//! The transports' conformance suite, with every rank's endpoint on a host of its own.
+
+use std::time::Duration;
+
+use kolo_netlab::network::Network;
+use kolo_netlab::{Host, Lab};
+use kolo_transport::conformance::{CASES, Subject, run};
+use kolo_transport::{Endpoint, TcpOptions};
+
+use crate::Test;
+use crate::placed::Placed;
+
+pub(crate) const TESTS: &[Test] = tests![
+    Long tcp_on_a_fast_network,
+    Long tcp_on_a_lossy_network,
+];
+
+/// TCP between the hosts of a laboratory.
+struct Tcp {
+    lab: Lab,
+    exemptions: &'static [(&'static str, &'static str)],
+}
+
+impl Subject for Tcp {
+    fn endpoint(&self, rank: u32, world_size: u32, job: [u8; 16]) -> Box<dyn Endpoint> {
+        let hosts = self.lab.hosts();
+        let host: &Host = &hosts[rank as usize % hosts.len()];
+        let options = TcpOptions { cookie: job, ..TcpOptions::default() };
+        Box::new(Placed::new(host, rank, world_size, options))
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_secs(90)
+    }
+
+    fn exemptions(&self) -> &[(&'static str, &'static str)] {
+        self.exemptions
+    }
+}
+
+fn all_cases(network: &Network, exemptions: &'static [(&'static str, &'static str)]) {
+    let subject = Tcp { lab: Lab::new(network).expect("a network"), exemptions };
+    for case in CASES {
+        println!("{}", case.name);
+        run(&subject, case.name);
+    }
+    println!("{:?}", subject.lab.counts());
+}
+
+fn tcp_on_a_fast_network() {
+    all_cases(&Network::hosts(4).delay(Duration::from_micros(25)), &[]);
+}
+
+fn tcp_on_a_lossy_network() {
+    let network = Network::hosts(4).rate(1_000_000_000).delay(Duration::from_micros(200)).loss(0.002);
+    let network = network.reorder(0.01, Duration::from_millis(1)).jitter(Duration::from_micros(100));
+    all_cases(&network, &[("one_gigabyte", "takes a minute where packets are lost")]);
+}

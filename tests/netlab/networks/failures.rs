@@ -1,0 +1,80 @@
+//! Cables that are cut while a job runs.
+
+use std::time::{Duration, Instant};
+
+use kolo_netlab::Lab;
+
+use crate::Test;
+use crate::job::{End, Rank, ends, perf, succeed};
+use crate::joins::network;
+
+pub(crate) const TESTS: &[Test] = tests![
+    Long a_cut_host_is_named_by_all_others,
+    Long the_host_of_rank_0_is_named_too,
+    Long a_job_goes_on_when_the_cable_is_back,
+];
+
+/// `KOLO_DEAD_AFTER` of these jobs.
+const LIMIT: Duration = Duration::from_secs(3);
+/// For a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A job of one rank on each of three hosts, in the middle of its calls.
+fn running(lab: &Lab, iterations: u32) -> Option<Vec<Rank>> {
+    let words = format!("all_reduce -b 64K -e 64K -w 5 -n {iterations} -c 1");
+    let limit = LIMIT.as_secs().to_string();
+    let settings = [("KOLO_DEAD_AFTER", limit.as_str()), ("KOLO_JOIN_TIMEOUT", "40"), ("KOLO_TIMEOUT", "40")];
+    let mut ranks: Vec<Rank> = perf(lab, 1, &words, &settings)?.into_iter().map(Rank::start).collect();
+    // The head of the table comes once all have joined; packets show that calls run.
+    ranks[0].expect("out-of-place", LONG);
+    let before = lab.counts().passed;
+    let until = Instant::now() + LONG;
+    while lab.counts().passed < before + 1000 {
+        assert!(Instant::now() < until, "nothing moves");
+        std::thread::yield_now();
+    }
+    Some(ranks)
+}
+
+/// Ends of a job of which one host is cut off.
+fn without(host: usize) -> Option<Vec<End>> {
+    let lab = Lab::new(&network(3)).expect("a network");
+    let ranks = running(&lab, 10_000_000)?;
+    lab.cut(host);
+    let ends = ends(ranks, Instant::now(), LONG);
+    for (end, rank) in ends.iter().zip(0..) {
+        println!("rank {rank}, {:?}: {}", end.at, end.said.lines().last().unwrap_or_default());
+        assert!(!end.is_ok, "rank {rank} did not notice:\n{}", end.said);
+        // It takes a second limit to tell silence of one from silence of all, and time to say so.
+        assert!(end.at < 2 * LIMIT + Duration::from_secs(4), "rank {rank} took {:?}:\n{}", end.at, end.said);
+    }
+    Some(ends)
+}
+
+fn a_cut_host_is_named_by_all_others() {
+    let Some(ends) = without(2) else { return };
+    for end in &ends[..2] {
+        assert!(end.said.contains("rank 2 is lost") && end.said.contains("host2"), "{}", end.said);
+    }
+}
+
+fn the_host_of_rank_0_is_named_too() {
+    let Some(ends) = without(0) else { return };
+    for end in &ends[1..] {
+        assert!(end.said.contains("rank 0 is lost"), "{}", end.said);
+    }
+}
+
+fn a_job_goes_on_when_the_cable_is_back() {
+    let lab = Lab::new(&network(3)).expect("a network");
+    for host in [1, 0] {
+        let Some(ranks) = running(&lab, 300) else { return };
+        lab.cut(host);
+        // The length of the cut is what is tested.
+        std::thread::sleep(LIMIT / 3);
+        lab.restore(host);
+        let ends = ends(ranks, Instant::now(), LONG);
+        succeed(&ends, "a cable that came back");
+        assert!(ends[0].said.contains("Out of bounds values : 0 OK"), "{}", ends[0].said);
+    }
+}

@@ -1,0 +1,131 @@
+//! Jobs of `kolo perf` on the hosts of a laboratory.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use kolo_netlab::{Lab, ranks};
+
+/// A rank's process.
+pub(crate) struct Rank {
+    child: Child,
+    lines: Receiver<String>,
+    /// All lines of both its outputs, so far as they were looked at.
+    pub(crate) said: String,
+}
+
+/// How a rank ended.
+#[derive(Debug)]
+pub(crate) struct End {
+    pub(crate) is_ok: bool,
+    pub(crate) said: String,
+    /// When, since the first rank was started.
+    pub(crate) at: Duration,
+}
+
+/// The program `kolo`, if it has been built in the same folder as this program.
+pub(crate) fn kolo() -> Option<PathBuf> {
+    let own = std::env::current_exe().ok()?;
+    let kolo = own.parent()?.parent()?.join("kolo");
+    if kolo.exists() {
+        return Some(kolo);
+    }
+    println!("skipped: {} is not there; cargo build -p kolo-cli makes it", kolo.display());
+    None
+}
+
+/// Commands of `kolo perf` for all ranks, with settings.
+pub(crate) fn perf(
+    lab: &Lab,
+    per_host: usize,
+    words: &str,
+    settings: &[(&str, &str)],
+) -> Option<Vec<Command>> {
+    let mut line = vec![kolo()?.into_os_string(), "perf".into()];
+    line.extend(words.split_whitespace().map(Into::into));
+    let mut commands = ranks::commands(lab, per_host, &line);
+    for command in &mut commands {
+        for (name, _) in
+            std::env::vars().filter(|(name, _)| name.starts_with("KOLO_") && !name.contains("NETLAB"))
+        {
+            command.env_remove(name);
+        }
+        command.env("KOLO_JOB_SECRET", "a secret for tests on networks").envs(settings.iter().copied());
+    }
+    Some(commands)
+}
+
+impl Rank {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("a rank starts");
+        let (sender, lines) = mpsc::channel();
+        let outputs: [Box<dyn Read + Send>; 2] =
+            [Box::new(child.stdout.take().expect("piped")), Box::new(child.stderr.take().expect("piped"))];
+        for output in outputs {
+            let sender = sender.clone();
+            std::thread::spawn(move || {
+                for line in BufReader::new(output).lines().map_while(Result::ok) {
+                    let _ = sender.send(line);
+                }
+            });
+        }
+        Self { child, lines, said: String::new() }
+    }
+
+    /// Waits for a line with this text.
+    pub(crate) fn expect(&mut self, text: &str, patience: Duration) {
+        let until = Instant::now() + patience;
+        while let Ok(line) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            self.said += &format!("{line}\n");
+            if line.contains(text) {
+                return;
+            }
+        }
+        panic!("no line with {text:?}; it said:\n{}", self.said);
+    }
+
+    /// Waits for its end. If it does not come in time, the rank is killed.
+    pub(crate) fn end(mut self, began: Instant, patience: Duration) -> End {
+        let until = Instant::now() + patience;
+        // Both outputs end with it.
+        while let Ok(line) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            self.said += &format!("{line}\n");
+        }
+        if Instant::now() >= until {
+            self.said += "(killed: it did not end in time)\n";
+            let _ = self.child.kill();
+        }
+        let is_ok = self.child.wait().expect("a child can be waited for").success();
+        End { is_ok, said: self.said, at: began.elapsed() }
+    }
+}
+
+/// Runs commands to their ends, all at once.
+pub(crate) fn run(commands: Vec<Command>, patience: Duration) -> Vec<End> {
+    let began = Instant::now();
+    let ranks: Vec<Rank> = commands.into_iter().map(Rank::start).collect();
+    ends(ranks, began, patience)
+}
+
+/// Waits for the ends of all.
+pub(crate) fn ends(ranks: Vec<Rank>, began: Instant, patience: Duration) -> Vec<End> {
+    std::thread::scope(|scope| {
+        let waits: Vec<_> =
+            ranks.into_iter().map(|rank| scope.spawn(move || rank.end(began, patience))).collect();
+        waits.into_iter().map(|wait| wait.join().expect("it waits")).collect()
+    })
+}
+
+/// Panics unless all have succeeded.
+pub(crate) fn succeed(ends: &[End], what: &str) {
+    for (end, rank) in ends.iter().zip(0..) {
+        assert!(end.is_ok, "{what}: rank {rank} failed after {:?}:\n{}", end.at, end.said);
+    }
+}

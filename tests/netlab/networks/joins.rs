@@ -1,0 +1,180 @@
+//! Joining on networks that make it hard.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use kolo_netlab::Lab;
+use kolo_netlab::fabric::{Rule, What};
+use kolo_netlab::network::{Family, Network};
+
+use crate::Test;
+use crate::job::{End, Rank, ends, perf, run, succeed};
+
+pub(crate) const TESTS: &[Test] = tests![
+    Long joins_from_the_last_rank_to_the_first,
+    Long joins_with_a_late_rank,
+    Long joins_over_the_interface_that_works,
+    Long interfaces_can_be_listed_and_excluded,
+    Long joins_with_ipv6_alone,
+    Long joins_between_subnets,
+    Long a_lost_syn_costs_a_second,
+    Long either_end_may_dial,
+    Long listens_within_a_range_of_ports,
+    Long ranks_that_cannot_meet_are_named_with_their_addresses,
+];
+
+const LONG: Duration = Duration::from_secs(60);
+/// Every rank sends to every other.
+const MEET: &str = "alltoall -b 64K -e 64K -n 2 -w 1 -c 1";
+const PATIENT: &[(&str, &str)] = &[("KOLO_JOIN_TIMEOUT", "40"), ("KOLO_TIMEOUT", "40")];
+
+pub(crate) fn network(hosts: usize) -> Network {
+    Network::hosts(hosts).rate(1_000_000_000).delay(Duration::from_millis(1))
+}
+
+/// A job in which all ranks meet; `None` if there is no program for it.
+pub(crate) fn meeting(lab: &Lab, settings: &[(&str, &str)]) -> Option<Vec<End>> {
+    let settings = [PATIENT, settings].concat();
+    Some(run(perf(lab, 1, MEET, &settings)?, LONG))
+}
+
+fn started_one_by_one(commands: impl Iterator<Item = Command>, late: Duration) -> Vec<End> {
+    let began = Instant::now();
+    let start = |command| {
+        // The lateness is what is tested, and not a wait for a state.
+        std::thread::sleep(late);
+        Rank::start(command)
+    };
+    let ranks = commands.map(start).collect();
+    ends(ranks, began, LONG)
+}
+
+fn joins_from_the_last_rank_to_the_first() {
+    let lab = Lab::new(&network(3)).expect("a network");
+    let Some(commands) = perf(&lab, 2, MEET, PATIENT) else { return };
+    succeed(&started_one_by_one(commands.into_iter().rev(), Duration::from_millis(200)), "rank 0 last");
+}
+
+fn joins_with_a_late_rank() {
+    let lab = Lab::new(&network(3)).expect("a network");
+    let Some(mut commands) = perf(&lab, 1, MEET, PATIENT) else { return };
+    let (began, late) = (Instant::now(), commands.pop());
+    let mut ranks: Vec<Rank> = commands.into_iter().map(Rank::start).collect();
+    std::thread::sleep(Duration::from_secs(3));
+    ranks.extend(late.map(Rank::start));
+    let ends = ends(ranks, began, LONG);
+    succeed(&ends, "a late rank");
+    assert!(ends[0].at > Duration::from_secs(3), "it has waited: {:?}", ends[0].at);
+}
+
+/// Two cards, of which the first leads nowhere.
+fn with_a_dead_card() -> Lab {
+    let lab = Lab::new(&network(3).nics(2)).expect("a network");
+    (0..3).for_each(|host| lab.cut_card(host, 0, true));
+    lab
+}
+
+fn joins_over_the_interface_that_works() {
+    let lab = with_a_dead_card();
+    let works = lab.host(0).addresses()[1][0].to_string();
+    let Some(ends) = meeting(&lab, &[("MASTER_ADDR", &works)]) else { return };
+    succeed(&ends, "with a dead card");
+}
+
+fn interfaces_can_be_listed_and_excluded() {
+    let lab = with_a_dead_card();
+    let works = lab.host(0).addresses()[1][0].to_string();
+    for list in ["eth1", "ib0,eth1", "=eth1", "^eth0,docker"] {
+        let Some(ends) = meeting(&lab, &[("MASTER_ADDR", &works), ("KOLO_SOCKET_IFNAME", list)]) else {
+            return;
+        };
+        succeed(&ends, list);
+        // The other card would have cost the time after which the next address is tried.
+        assert!(ends[0].at < Duration::from_secs(10), "{list}: {:?}", ends[0].at);
+    }
+}
+
+fn joins_with_ipv6_alone() {
+    let lab = Lab::new(&network(3).family(Family::V6)).expect("a network");
+    let Some(ends) = meeting(&lab, &[]) else { return };
+    succeed(&ends, "IPv6");
+}
+
+fn joins_between_subnets() {
+    let lab = Lab::new(&network(4).groups(2)).expect("a network");
+    let Some(ends) = meeting(&lab, &[]) else { return };
+    succeed(&ends, "two subnets");
+}
+
+fn a_lost_syn_costs_a_second() {
+    let lab = Lab::new(&network(3)).expect("a network");
+    for host in 0..3 {
+        lab.block(Rule { from: None, to: Some(host), what: What::Syn, count: Some(1) });
+    }
+    let Some(ends) = meeting(&lab, &[]) else { return };
+    succeed(&ends, "lost SYNs");
+    // One for joining, one for the first message; the rest is for a busy machine.
+    assert!(ends[0].at < Duration::from_secs(8), "{:?}", ends[0].at);
+    assert!(ends[0].at > Duration::from_secs(1), "none was lost: {:?}", ends[0].at);
+}
+
+fn either_end_may_dial() {
+    for blocked in [&[(0, 1)][..], &[(1, 2)], &[(2, 1)], &[(0, 2), (1, 2)], &[(0, 1), (0, 2), (2, 1)]] {
+        let lab = Lab::new(&network(3)).expect("a network");
+        blocked.iter().for_each(|&(from, to)| lab.block_dialling(from, to));
+        let Some(ends) = meeting(&lab, &[]) else { return };
+        succeed(&ends, &format!("no dialling {blocked:?}"));
+        // The patience of the end that waits, once; later channels are dialled from the right end.
+        assert!(ends[0].at < Duration::from_secs(10), "{blocked:?}: {:?}", ends[0].at);
+    }
+}
+
+fn ranks_that_cannot_meet_are_named_with_their_addresses() {
+    let lab = Lab::new(&network(3)).expect("a network");
+    for (from, to) in [(1, 2), (2, 1)] {
+        lab.block(Rule { from: Some(from), to: Some(to), what: What::Everything, count: None });
+    }
+    let Some(ends) = meeting(&lab, &[("KOLO_TIMEOUT", "10")]) else { return };
+    let address = lab.host(2).address().to_string();
+    for (end, rank) in ends.iter().zip(0..) {
+        let names = ["rank 1", "rank 2", address.as_str()];
+        assert!(!end.is_ok && names.iter().all(|name| end.said.contains(name)), "rank {rank}: {}", end.said);
+        assert!(end.at < Duration::from_secs(30), "rank {rank} took {:?}", end.at);
+    }
+}
+
+/// A firewall that lets only connections to some ports through, as far as this test goes: whoever listens is asked.
+fn listens_within_a_range_of_ports() {
+    let lab = Lab::new(&network(2)).expect("a network");
+    let folder = std::env::temp_dir().join(format!("kolo-netlab-{}", std::process::id()));
+    let meet = format!("file://{}", folder.display());
+    let with = |range: &str| {
+        let Some(mut commands) = perf(&lab, 2, MEET, PATIENT) else { return Vec::new() };
+        for (command, rank) in commands.iter_mut().zip(0..) {
+            for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+                command.env_remove(name);
+            }
+            command
+                .env("KOLO_RANK", format!("{rank}"))
+                .env("KOLO_WORLD_SIZE", "4")
+                .env("KOLO_RENDEZVOUS", &meet);
+            command.env("KOLO_PORT_RANGE", range).env("KOLO_TRANSPORT", "tcp");
+        }
+        // Ports outside are closed to both hosts, whichever end dials.
+        run(commands, LONG)
+    };
+    lab.block(Rule { from: None, to: None, what: What::SynOutside(40_000, 40_002), count: None });
+    // One for each of two ranks, and rank 0's for joining.
+    succeed(&with("40000-40002"), "three ports");
+    // Rank 0 can listen for the others, and nobody on its host for messages.
+    for end in with("40000-40000") {
+        let says = "no port from 40000 to 40000 is free";
+        assert!(
+            !end.is_ok && end.said.contains(says) && end.said.contains("KOLO_PORT_RANGE"),
+            "{}",
+            end.said
+        );
+        assert!(end.at < Duration::from_secs(20), "{:?}: {}", end.at, end.said);
+    }
+    let _ = std::fs::remove_file(folder);
+}

@@ -1,0 +1,102 @@
+//! Tests on networks of several hosts. A program rather than a set of functions, because a laboratory begins in a process
+//! with one thread.
+//!
+//! `cargo test` runs those that take a moment, `-- --all` the others too; words choose tests by parts of their names. Where
+//! the machine permits no network, the program says why, and succeeds.
+
+/// Lists the tests of a module.
+macro_rules! tests {
+    ($($length:ident $name:ident),* $(,)?) => {
+        &[$($crate::Test { name: concat!(module_path!(), "::", stringify!($name)), run: $name, length: $crate::Length::$length }),*]
+    };
+}
+
+mod bare;
+mod conformance;
+mod failures;
+mod job;
+mod joins;
+mod paths;
+mod placed;
+mod verified;
+
+use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use kolo_netlab::inside::{Entry, enter};
+use kolo_transport::conformance::CountingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// One test.
+struct Test {
+    name: &'static str,
+    run: fn(),
+    length: Length,
+}
+
+/// How long a test takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Length {
+    /// A few seconds.
+    Moment,
+    /// More.
+    Long,
+}
+
+/// No test takes as long, even on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(240);
+
+const TESTS: [&[Test]; 6] =
+    [bare::TESTS, conformance::TESTS, verified::TESTS, joins::TESTS, paths::TESTS, failures::TESTS];
+
+fn main() -> ExitCode {
+    match enter() {
+        Entry::Inside => {}
+        Entry::Ended(code) => return code,
+        Entry::Unavailable(why) => {
+            println!("skipped: {why}");
+            return ExitCode::SUCCESS;
+        }
+    }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let has_all = arguments.iter().any(|argument| argument == "--all");
+    let words: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+    let chosen = |test: &&Test| {
+        let is_named = words.iter().any(|word| test.name.contains(word.as_str()));
+        is_named || words.is_empty() && (has_all || test.length == Length::Moment)
+    };
+    let mut failed = Vec::new();
+    let mut passed = 0;
+    for test in TESTS.iter().flat_map(|tests| tests.iter()).filter(chosen) {
+        let began = Instant::now();
+        let is_ok = passes(test);
+        let word = if is_ok { "ok" } else { "FAILED" };
+        println!("test {} ... {word}, {:.1} s", test.name, began.elapsed().as_secs_f64());
+        if is_ok {
+            passed += 1;
+        } else {
+            failed.push(test.name);
+        }
+    }
+    println!("{passed} passed, {} failed {failed:?}", failed.len());
+    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs a test in a thread of its own. One that hangs ends the program.
+fn passes(test: &Test) -> bool {
+    let (over, wait) = mpsc::channel::<()>();
+    let run = test.run;
+    let thread = std::thread::spawn(move || {
+        let _over = over;
+        run();
+    });
+    // A thread that panics drops its end too.
+    if wait.recv_timeout(DEADLINE) == Err(mpsc::RecvTimeoutError::Timeout) {
+        println!("test {} ... FAILED: hangs", test.name);
+        std::process::exit(1);
+    }
+    thread.join().is_ok()
+}

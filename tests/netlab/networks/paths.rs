@@ -1,0 +1,79 @@
+//! The congestion control of connections, by the path that they take.
+
+use std::time::{Duration, Instant};
+
+use kolo_netlab::Lab;
+use kolo_netlab::network::Network;
+use kolo_transport::{Channel, Endpoint, Event, Piece, Posted, Sink, TcpOptions, Token};
+
+use crate::Test;
+use crate::placed::Placed;
+
+pub(crate) const TESTS: &[Test] = tests![
+    Moment far_pairs_take_bbr_and_near_ones_keep_the_systems,
+    Moment hosts_of_one_kernel_are_hosts,
+];
+
+/// Whether the kernel offers it; says so if not.
+fn has_bbr() -> bool {
+    let offered = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
+    let has = offered.unwrap_or_default().split_whitespace().any(|name| name == "bbr");
+    if !has {
+        println!("skipped: this kernel does not offer bbr");
+    }
+    has
+}
+
+/// The congestion control at both ends of a connection, after a message.
+fn controls(network: &Network) -> [String; 2] {
+    let lab = Lab::new(network).expect("a network");
+    let mut ends = [0, 1].map(|rank| Placed::new(lab.host(rank), rank as u32, 2, TcpOptions::default()));
+    let addresses = [0, 1].map(|rank: usize| ends[rank].address().to_vec());
+    ends[0].introduce(1, &addresses[1]).expect("a good address");
+    ends[1].introduce(0, &addresses[0]).expect("a good address");
+    let (mut source, mut target) = ([7_u8], [0_u8]);
+    let from = [Piece { ptr: source.as_mut_ptr(), len: 1 }];
+    let to = [Piece { ptr: target.as_mut_ptr(), len: 1 }];
+    let on = [Channel { peer: 1, index: 0 }, Channel { peer: 0, index: 0 }];
+    // SAFETY: bytes and pieces outlive the tokens, which complete below.
+    let posted = unsafe {
+        [
+            ends[0].post_send(on[0], 0, &from, Token(1)),
+            ends[1].post_recv(on[1], 0, Sink::Place(&to), Token(2)),
+        ]
+    };
+    assert_eq!(posted.map(|posted| posted.expect("posted")), [Posted::Pending; 2]);
+    let (mut open, mut events) = (2, Vec::new());
+    let until = Instant::now() + Duration::from_secs(30);
+    while open > 0 {
+        ends.iter_mut().for_each(|end| {
+            end.poll(&mut events);
+        });
+        for event in events.drain(..) {
+            assert!(matches!(event, Event::Done(_)), "{event:?}");
+            open -= 1;
+        }
+        assert!(Instant::now() < until, "no message came through");
+        std::thread::yield_now();
+    }
+    [0, 1].map(|at: usize| ends[at].congestion(on[at]).expect("connected"))
+}
+
+fn far_pairs_take_bbr_and_near_ones_keep_the_systems() {
+    if !has_bbr() {
+        return;
+    }
+    for (delay, wanted) in [(Duration::from_millis(10), "bbr"), (Duration::from_micros(100), "reno")] {
+        let network = Network::hosts(2).rate(1_000_000_000).delay(delay).congestion("reno");
+        assert_eq!(controls(&network), [wanted; 2], "{delay:?}");
+    }
+}
+
+/// All hosts of a laboratory have the same boot id; only the loopback device does not want pacing.
+fn hosts_of_one_kernel_are_hosts() {
+    if has_bbr() {
+        let network =
+            Network::hosts(2).rate(1_000_000_000).delay(Duration::from_micros(100)).congestion("bbr");
+        assert_eq!(controls(&network), ["bbr"; 2]);
+    }
+}

@@ -1,0 +1,137 @@
+//! An endpoint on a host of a laboratory: whatever thread drives it is on that host meanwhile.
+
+use std::time::Instant;
+
+use kolo_netlab::Host;
+use kolo_transport::{
+    Armed, Caps, Channel, Endpoint, Error, Event, ParkBy, Piece, Posted, Reach, Sink, TcpEndpoint,
+    TcpOptions, Token,
+};
+
+/// A TCP endpoint on a host.
+#[derive(Debug)]
+pub(crate) struct Placed {
+    host: Host,
+    inner: TcpEndpoint,
+}
+
+impl Placed {
+    pub(crate) fn new(host: &Host, rank: u32, world_size: u32, options: TcpOptions) -> Self {
+        let host = host.clone();
+        host.move_here().expect("a thread goes to a host");
+        Self { host, inner: TcpEndpoint::new(rank, world_size, options).expect("an endpoint") }
+    }
+
+    /// The congestion control of a channel, once it is connected.
+    pub(crate) fn congestion(&self, on: Channel) -> Option<String> {
+        self.inner.route(on).map(|(_, congestion)| congestion)
+    }
+
+    fn there(&mut self) -> &mut TcpEndpoint {
+        self.host.move_here().expect("a thread goes to a host");
+        &mut self.inner
+    }
+}
+
+impl Endpoint for Placed {
+    fn caps(&self) -> &Caps {
+        self.inner.caps()
+    }
+
+    fn address(&self) -> &[u8] {
+        self.inner.address()
+    }
+
+    fn introduce(&mut self, peer: u32, address: &[u8]) -> Result<Reach, Error> {
+        self.there().introduce(peer, address)
+    }
+
+    fn establish(&mut self, deadline: Instant) -> Result<(), Error> {
+        self.there().establish(deadline)
+    }
+
+    unsafe fn post_send(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        pieces: &[Piece],
+        token: Token,
+    ) -> Result<Posted, Error> {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { self.there().post_send(on, tag, pieces, token) }
+    }
+
+    unsafe fn post_recv(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        sink: Sink<'_>,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { self.there().post_recv(on, tag, sink, token) }
+    }
+
+    fn can_probe(&self) -> bool {
+        self.inner.can_probe()
+    }
+
+    unsafe fn post_recv_if(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        sink: Sink<'_>,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { self.there().post_recv_if(on, tag, sink, token) }
+    }
+
+    fn probe(&mut self, on: Channel) -> Result<(), Error> {
+        self.there().probe(on)
+    }
+
+    fn cancel_probe(&mut self, on: Channel) {
+        self.there().cancel_probe(on);
+    }
+
+    fn look_for(&mut self, peer: u32) -> Result<(), Error> {
+        self.there().look_for(peer)
+    }
+
+    fn is_hearing(&self, peer: u32) -> bool {
+        self.inner.is_hearing(peer)
+    }
+
+    fn is_unheard(&self, peer: u32) -> bool {
+        self.inner.is_unheard(peer)
+    }
+
+    fn leave(&mut self) {
+        self.there().leave();
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
+        self.there().poll(events)
+    }
+
+    fn arm(&mut self, by: ParkBy) -> Armed<'_> {
+        self.there().arm(by)
+    }
+
+    fn disarm(&mut self) {
+        self.there().disarm();
+    }
+
+    fn abandon(&mut self, peer: u32, cause: &Error, events: &mut Vec<Event>) {
+        self.there().abandon(peer, cause, events);
+    }
+
+    fn abort(&mut self, cause: &Error, events: &mut Vec<Event>) {
+        self.there().abort(cause, events);
+    }
+
+    fn is_flushed(&self) -> bool {
+        self.inner.is_flushed()
+    }
+}

@@ -1,0 +1,125 @@
+//! A command that runs as ranks on the hosts of a laboratory.
+
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use crate::lab::Lab;
+
+/// Any port is free in a namespace of one's own; torch's.
+const PORT: u16 = 29500;
+
+/// A command for each rank, in the order of ranks: those of host 0 first. The ranks find each other by the variables of
+/// torchrun, at the first address of host 0.
+#[must_use]
+pub fn commands(lab: &Lab, per_host: usize, words: &[OsString]) -> Vec<Command> {
+    let world = lab.hosts().len() * per_host;
+    let command = |rank: usize| {
+        let mut command = lab.host(rank / per_host).command(&words[0]);
+        command
+            .args(&words[1..])
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", world.to_string())
+            .env("LOCAL_RANK", (rank % per_host).to_string())
+            .env("LOCAL_WORLD_SIZE", per_host.to_string())
+            .env("MASTER_ADDR", lab.host(0).address().to_string())
+            .env("MASTER_PORT", PORT.to_string());
+        command
+    };
+    (0..world).map(command).collect()
+}
+
+/// Processes that run together.
+#[derive(Debug)]
+pub struct Job {
+    began: Instant,
+    ended: Receiver<(usize, io::Result<ExitStatus>)>,
+    left: usize,
+    ids: Vec<u32>,
+}
+
+/// What [`Job::wait`] returns with.
+#[derive(Debug)]
+pub enum News {
+    /// A rank has ended.
+    Ended(usize, ExitStatus),
+    /// All have ended.
+    Over,
+    /// Nothing happened up to the moment given.
+    Due,
+}
+
+impl Job {
+    /// Starts them. Rank 0 writes to this process's output, the others too with their rank before each line.
+    ///
+    /// # Errors
+    /// If one does not start; those before it are killed.
+    pub fn start(commands: Vec<Command>) -> io::Result<Self> {
+        let (sender, ended) = mpsc::channel();
+        let mut job = Self { began: Instant::now(), ended, left: 0, ids: Vec::new() };
+        for (mut command, rank) in commands.into_iter().zip(0..) {
+            if rank > 0 {
+                command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            }
+            let mut child = command.spawn().inspect_err(|_| job.kill())?;
+            job.ids.push(child.id());
+            job.left += 1;
+            relay(&mut child, rank);
+            let sender = sender.clone();
+            std::thread::spawn(move || sender.send((rank, child.wait())));
+        }
+        Ok(job)
+    }
+
+    /// Time since the start.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Waits for the next end, at most until the job has this age.
+    ///
+    /// # Errors
+    /// If a process cannot be waited for.
+    pub fn wait(&mut self, age: Duration) -> io::Result<News> {
+        if self.left == 0 {
+            return Ok(News::Over);
+        }
+        match self.ended.recv_timeout(age.saturating_sub(self.age())) {
+            Ok((rank, status)) => {
+                self.left -= 1;
+                self.ids[rank] = 0;
+                Ok(News::Ended(rank, status?))
+            }
+            Err(RecvTimeoutError::Timeout) => Ok(News::Due),
+            Err(RecvTimeoutError::Disconnected) => Ok(News::Over),
+        }
+    }
+
+    /// Kills all that still run.
+    pub fn kill(&self) {
+        for id in self.ids.iter().filter(|id| **id != 0) {
+            if let Some(pid) = i32::try_from(*id).ok().and_then(rustix::process::Pid::from_raw) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+    }
+}
+
+fn relay(child: &mut Child, rank: usize) {
+    if let Some(output) = child.stdout.take() {
+        std::thread::spawn(move || {
+            BufReader::new(output).lines().map_while(Result::ok).for_each(|line| println!("[{rank}] {line}"));
+        });
+    }
+    if let Some(output) = child.stderr.take() {
+        std::thread::spawn(move || {
+            BufReader::new(output)
+                .lines()
+                .map_while(Result::ok)
+                .for_each(|line| eprintln!("[{rank}] {line}"));
+        });
+    }
+}

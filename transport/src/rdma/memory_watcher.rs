@@ -1,0 +1,273 @@
+//! Notification by the kernel when memory is unmapped, moved or given back: `userfaultfd(2)`, used for its events only.
+//!
+//! # Rules
+//!
+//! 1. The kernel holds up every thread that changes watched memory until the watcher's thread has *read* the event. `busy` is set before
+//!    reading and cleared when the change is in the log, so that any thread that looks after the change sees one or the other.
+//! 2. The thread neither allocates nor frees, and takes no lock that is held across anything but copying: a thread that is held up may hold
+//!    any other lock.
+//! 3. Where the kernel can only watch for missing pages (not for write protection), touching a page that was given back would wait for the
+//!    thread. The thread therefore ends the watch of every range that it hears about, which lets all threads go on.
+//!
+//! A descriptor watches memory that no other descriptor does, so all endpoints of a process share one watcher.
+
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+
+/// Changes remembered. Who has missed more takes everything for changed.
+const LOG_LEN: usize = 256;
+
+// linux/userfaultfd.h
+const UFFD_API: u64 = 0xaa;
+const UFFD_USER_MODE_ONLY: i32 = 1;
+const FEATURE_WRITE_PROTECT: u64 = 1 << 0;
+const FEATURE_EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
+const MODE_MISSING: u64 = 1 << 0;
+const MODE_WRITE_PROTECT: u64 = 1 << 1;
+const EVENT_PAGEFAULT: u8 = 0x12;
+const EVENT_REMAP: u8 = 0x14;
+const EVENT_REMOVE: u8 = 0x15;
+const EVENT_UNMAP: u8 = 0x16;
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
+
+/// Watches memory. Its thread ends with it.
+#[derive(Debug)]
+pub(super) struct MemoryWatcher {
+    shared: Arc<Shared>,
+    mode: u64,
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    fd: OwnedFd,
+    busy: AtomicBool,
+    /// Changes logged so far.
+    count: AtomicU64,
+    /// The last of them, each at its number modulo the length.
+    log: Mutex<[(usize, usize); LOG_LEN]>,
+    page: usize,
+}
+
+/// The watcher of this process, while somebody uses it: the kernel has one at most for a range of a process' memory.
+static SHARED: Mutex<Weak<MemoryWatcher>> = Mutex::new(Weak::new());
+
+impl MemoryWatcher {
+    /// The watcher of this process, started if there is none.
+    ///
+    /// # Errors
+    /// Why the kernel has none for this process.
+    pub(super) fn shared() -> Result<Arc<Self>, String> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(watcher) = shared.upgrade() {
+            return Ok(watcher);
+        }
+        let watcher = Arc::new(Self::start()?);
+        *shared = Arc::downgrade(&watcher);
+        Ok(watcher)
+    }
+
+    fn start() -> Result<Self, String> {
+        let (fd, mode) = open().map_err(|error| format!("userfaultfd: {error}"))?;
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
+        let stop = Arc::new(stop.map_err(|error| format!("eventfd: {error}"))?);
+        let shared = Arc::new(Shared {
+            fd,
+            busy: AtomicBool::new(false),
+            count: AtomicU64::new(0),
+            log: Mutex::new([(0, 0); LOG_LEN]),
+            page: rustix::param::page_size(),
+        });
+        let (theirs, end) = (Arc::clone(&shared), Arc::clone(&stop));
+        let run = move || theirs.listen(&end);
+        let thread = std::thread::Builder::new().name("kolo-memory".into()).spawn(run);
+        let thread = thread.map_err(|error| format!("starting its thread: {error}"))?;
+        Ok(Self { shared, mode, stop, thread: Some(thread) })
+    }
+
+    /// Watches these pages from now on. False if they are of a kind that cannot be.
+    pub(super) fn add(&self, start: usize, end: usize) -> bool {
+        // struct uffdio_register: start, length, mode, what is possible then.
+        let mut argument = [start as u64, (end - start) as u64, self.mode, 0];
+        // SAFETY: the descriptor is a userfaultfd, the argument what the call wants. It changes nothing of the memory.
+        unsafe { libc::ioctl(self.shared.fd.as_raw_fd(), UFFDIO_REGISTER, argument.as_mut_ptr()) == 0 }
+    }
+
+    /// How many changes there have been, up to now.
+    pub(super) fn changes(&self) -> u64 {
+        // Rule 1; the thread does no more than write one entry meanwhile.
+        while self.shared.busy.load(Ordering::SeqCst) {
+            std::hint::spin_loop();
+        }
+        self.shared.count.load(Ordering::SeqCst)
+    }
+
+    /// Tells the changes from number `from` up to `to`, or that everything may have changed.
+    pub(super) fn changed(&self, from: u64, to: u64, mut each: impl FnMut(usize, usize)) {
+        // A copy, since what is called may wait for the thread (rule 2).
+        let log = *self.shared.log();
+        // While it was copied some may have been overwritten.
+        let now = self.shared.count.load(Ordering::SeqCst);
+        if now - from > LOG_LEN as u64 {
+            return each(0, usize::MAX);
+        }
+        for number in from..to {
+            let (start, end) = log[(number % LOG_LEN as u64) as usize];
+            each(start, end);
+        }
+    }
+}
+
+impl Drop for MemoryWatcher {
+    fn drop(&mut self) {
+        // Fails only if it is signalled already.
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // It does not panic, and there would be nothing to do about it.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn log(&self) -> MutexGuard<'_, [(usize, usize); LOG_LEN]> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn listen(&self, stop: &OwnedFd) {
+        loop {
+            let mut fds = [PollFd::new(&self.fd, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+            match rustix::event::poll(&mut fds, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+            if !fds[1].revents().is_empty() {
+                return;
+            }
+            self.busy.store(true, Ordering::SeqCst);
+            // struct uffd_msg: the event, then what it is about.
+            let mut message = [0u64; 4];
+            // SAFETY: 32 bytes of plain numbers, written through their bytes.
+            let bytes = unsafe {
+                std::slice::from_raw_parts_mut(message.as_mut_ptr().cast::<u8>(), size_of::<[u64; 4]>())
+            };
+            if rustix::io::read(self.fd.as_fd(), &mut *bytes) == Ok(size_of::<[u64; 4]>()) {
+                let event = bytes[0];
+                self.hear(event, [message[1], message[2], message[3]].map(|word| word as usize));
+            }
+            self.busy.store(false, Ordering::SeqCst);
+        }
+    }
+
+    fn hear(&self, event: u8, [first, second, third]: [usize; 3]) {
+        let page = |address: usize| address & !(self.page - 1);
+        let (start, end) = match event {
+            EVENT_REMOVE | EVENT_UNMAP => (first, second),
+            EVENT_REMAP => (first, first.saturating_add(third)),
+            EVENT_PAGEFAULT => (page(second), page(second) + self.page),
+            _ => return,
+        };
+        if event == EVENT_REMOVE || event == EVENT_PAGEFAULT {
+            // Rule 3. Whoever waits for a page goes on.
+            let mut range = [start as u64, (end - start) as u64];
+            // SAFETY: the descriptor is a userfaultfd; it ends a watch.
+            unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_UNREGISTER, range.as_mut_ptr()) };
+        }
+        let count = self.count.load(Ordering::SeqCst);
+        self.log()[(count % LOG_LEN as u64) as usize] = (start, end);
+        self.count.store(count + 1, Ordering::SeqCst);
+    }
+}
+
+/// A descriptor, and how it watches: for writes to protected pages, of which there are none; else for missing ones.
+fn open() -> std::io::Result<(OwnedFd, u64)> {
+    let mut refused = None;
+    for (features, mode) in
+        [(FEATURE_EVENTS | FEATURE_WRITE_PROTECT, MODE_WRITE_PROTECT), (FEATURE_EVENTS, MODE_MISSING)]
+    {
+        // The kernel's own accesses are covered where that is permitted.
+        for flags in [0, UFFD_USER_MODE_ONLY] {
+            // SAFETY: makes a descriptor, or fails.
+            let fd =
+                unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK | flags) };
+            let Some(fd) = i32::try_from(fd).ok().filter(|fd| *fd >= 0) else {
+                refused.get_or_insert_with(std::io::Error::last_os_error);
+                continue;
+            };
+            // SAFETY: just made, and nobody else's.
+            let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+            // struct uffdio_api: version, features, what is possible.
+            let mut argument = [UFFD_API, features, 0];
+            // SAFETY: the argument is what the call wants.
+            if unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, argument.as_mut_ptr()) } == 0 {
+                return Ok((fd, mode));
+            }
+            refused.get_or_insert_with(std::io::Error::last_os_error);
+        }
+    }
+    Err(refused.unwrap_or_else(|| std::io::ErrorKind::Unsupported.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+    #[test]
+    fn unmapping_and_giving_back_are_told_and_other_memory_is_not() {
+        let watcher = match MemoryWatcher::start() {
+            Ok(watcher) => watcher,
+            Err(because) => return println!("skipped: {because}"),
+        };
+        let len = 64 * rustix::param::page_size();
+        let map = || {
+            // SAFETY: new memory.
+            let memory = unsafe {
+                mmap_anonymous(
+                    std::ptr::null_mut(),
+                    len,
+                    ProtFlags::READ | ProtFlags::WRITE,
+                    MapFlags::PRIVATE,
+                )
+            };
+            let memory = memory.expect("memory").cast::<u8>();
+            // SAFETY: `len` bytes that nobody else has.
+            unsafe { memory.write_bytes(1, len) };
+            memory
+        };
+        let (one, two, other) = (map(), map(), map());
+        for memory in [one, two] {
+            assert!(watcher.add(memory.addr(), memory.addr() + len), "{}", std::io::Error::last_os_error());
+        }
+        assert_eq!(watcher.changes(), 0);
+        // SAFETY: mapped above, used no more.
+        unsafe { munmap(other.cast(), len).expect("munmap") };
+        assert_eq!(watcher.changes(), 0, "memory that is not watched");
+        // SAFETY: mapped above; nobody relies on what is in it.
+        unsafe { madvise(one.cast(), len, Advice::LinuxDontNeed).expect("madvise") };
+        let mut told = Vec::new();
+        let changes = watcher.changes();
+        watcher.changed(0, changes, |start, end| told.push((start, end)));
+        assert!(told.iter().any(|&(start, end)| start < one.addr() + len && one.addr() < end), "{told:x?}");
+        // Whatever the kernel watches for, nobody waits for a page for ever.
+        // SAFETY: still mapped.
+        assert_eq!(unsafe { one.read_volatile() }, 0);
+        // SAFETY: mapped above, used no more.
+        unsafe { munmap(two.cast(), len).expect("munmap") };
+        told.clear();
+        let now = watcher.changes();
+        assert!(now > changes);
+        watcher.changed(changes, now, |start, end| told.push((start, end)));
+        assert!(told.contains(&(two.addr(), two.addr() + len)), "{told:x?}");
+        // SAFETY: mapped above, used no more.
+        unsafe { munmap(one.cast(), len).expect("munmap") };
+    }
+}

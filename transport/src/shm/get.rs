@@ -1,0 +1,100 @@
+//! Fetching a message by rendezvous.
+
+use super::cursor::Cursor;
+use super::recv_lane::Trouble;
+use super::remote::{FAR_RUNS, Far, Near, Remote, Unread};
+use super::rendezvous::RTS_WORDS;
+use super::ring::{Consumer as RingConsumer, Corrupt};
+
+/// What one call puts in its place: long enough that the call (1 µs) and the first look-up of the pages do not count,
+/// short enough that a poll is over within 40 µs. 4 MiB at a time was no faster.
+const PLACE_BYTES: usize = 512 << 10;
+
+/// How far a message has been fetched.
+#[derive(Debug)]
+pub(crate) struct Get {
+    runs: [(u64, usize); FAR_RUNS],
+    index: usize,
+    /// In the run at `index`.
+    offset: usize,
+}
+
+impl Get {
+    /// Reads a request of `bytes` bytes in the cell for a message of `total`, and trusts nothing in it.
+    pub(crate) fn checked(words: &[u64; RTS_WORDS], bytes: usize, total: u64) -> Result<Self, Corrupt> {
+        let count = bytes / 16;
+        if !bytes.is_multiple_of(16) || !(1..=FAR_RUNS).contains(&count) {
+            return Err(Corrupt(format!("a rendezvous request of {bytes} bytes")));
+        }
+        let mut runs = [(0, 0); FAR_RUNS];
+        let mut sum = Some(0u64);
+        for (run, pair) in runs.iter_mut().zip(words.chunks_exact(2)).take(count) {
+            *run = (pair[0], usize::try_from(pair[1]).unwrap_or(usize::MAX));
+            sum = sum.and_then(|sum| sum.checked_add(pair[1]));
+        }
+        if sum != Some(total) {
+            return Err(Corrupt(format!(
+                "a rendezvous request of other than {total} bytes in {count} ranges"
+            )));
+        }
+        Ok(Self { runs, index: 0, offset: 0 })
+    }
+
+    /// The ranges of the next `len` bytes, which are there.
+    fn far(&self, mut len: usize) -> Far {
+        let (mut far, mut offset) = (Far::new(), self.offset);
+        for (at, run) in &self.runs[self.index..] {
+            let part = len.min(run - offset);
+            if part > 0 {
+                let at = at.wrapping_add(offset as u64);
+                far.push(std::ptr::without_provenance_mut(at as usize), part);
+            }
+            (len, offset) = (len - part, 0);
+        }
+        far
+    }
+
+    fn step(&mut self, mut len: usize) {
+        while len > 0 {
+            let part = len.min(self.runs[self.index].1 - self.offset);
+            (len, self.offset) = (len - part, self.offset + part);
+            if self.offset == self.runs[self.index].1 {
+                (self.index, self.offset) = (self.index + 1, 0);
+            }
+        }
+    }
+
+    /// Fetches the next part of a message, of which `left` bytes are left, to where it is placed; returns how much.
+    /// After an error nothing has moved.
+    ///
+    /// # Safety
+    /// The promise of `post_recv` holds for `cursor`, in which `left` bytes are left.
+    pub(crate) unsafe fn place(
+        &mut self,
+        remote: &Remote,
+        ring: &RingConsumer,
+        cursor: &mut Cursor,
+        left: usize,
+    ) -> Result<usize, Trouble> {
+        let (mut near, mut ahead) = (Near::new(), cursor.clone());
+        // SAFETY: the caller's promise.
+        unsafe { ahead.runs(left.min(PLACE_BYTES), &mut near) };
+        let len = near.bytes();
+        // SAFETY: the ranges are the caller's memory, of which it has promised that nobody else touches it.
+        let read = unsafe { remote.read(&mut near, &mut self.far(len)) };
+        believe(read, ring)?;
+        *cursor = ahead;
+        self.step(len);
+        Ok(len)
+    }
+}
+
+/// Whether what has been read counts.
+fn believe(read: Result<(), Unread>, ring: &RingConsumer) -> Result<(), Trouble> {
+    match read {
+        _ if ring.is_withdrawn() => Err(Trouble::Gone),
+        Ok(()) => Ok(()),
+        Err(Unread::Gone) => Err(Trouble::Gone),
+        Err(Unread::Refused(error)) => Err(Trouble::Unreadable(error)),
+    }
+}

@@ -1,0 +1,319 @@
+//! Memory of the program that all ranks of a host map: how it is made and shared.
+//!
+//! Every rank makes a sealed memory file and a listening socket, and tells the others the socket's address and a cookie (by a way that the owner
+//! chooses). It then sends its descriptor to every other rank and takes theirs. No call blocks: connections queue in the listener's backlog, and
+//! the owner polls until it has heard from all ranks.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, epoll};
+use rustix::time::Timespec;
+
+use super::establish::NAME;
+use super::hello::{Ends, Hello, Purpose};
+use super::host::{self, NAME_BYTES};
+use super::pending::{EPOLL_PENDING, PendingConnections};
+use crate::error::{Error, ErrorKind};
+use crate::sys::map::Mapping;
+use crate::sys::{descriptors, memfd, unix};
+
+const COOKIE_BYTES: usize = 16;
+
+/// Memory of whole pages, shared with others or not. Unmapped when dropped; its pages live as long as anybody maps them.
+///
+/// Other processes may write to shared memory at any time: whoever makes references into it answers for when they do.
+#[derive(Debug)]
+pub struct SharedMemory {
+    map: Mapping,
+    is_shared: bool,
+}
+
+impl SharedMemory {
+    /// Memory of this process alone, zeroed, of at least `bytes` bytes. Its pages come with [`back`](Self::back), or when
+    /// they are first used.
+    ///
+    /// # Errors
+    /// If the system has no addresses for it.
+    pub fn private(bytes: usize) -> io::Result<Self> {
+        let map = Mapping::private(whole_pages(bytes)?)?;
+        Ok(Self { map, is_shared: false })
+    }
+
+    /// Has the system back a range with pages now (huge ones where it grants them). Blocks for as long as that takes: some
+    /// tenths of a second for each gigabyte.
+    ///
+    /// # Errors
+    /// If it has none. If it has none and does not say so, it may end a process.
+    ///
+    /// # Panics
+    /// If the range is not inside the memory, or does not begin with a page.
+    pub fn back(&self, offset: usize, len: usize) -> io::Result<()> {
+        self.map.back(offset, len)
+    }
+
+    /// Its first byte, aligned to a page.
+    #[must_use]
+    pub fn base(&self) -> *mut u8 {
+        self.map.bytes(0, 0)
+    }
+
+    /// Its length in bytes, a multiple of the page size.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Gives the pages back to the system now, for all who map them. The addresses stay valid; they read as zeroes, and
+    /// what is written there takes pages again.
+    pub fn discard(&self) {
+        if self.is_shared {
+            self.map.discard();
+        }
+    }
+
+    /// Replaces whole pages of this process's mapping by private copies, which other processes no longer reach. Contents
+    /// and addresses stay; what others write at this moment may be in the copy or not. Blocks for as long as copying takes.
+    ///
+    /// # Errors
+    /// If the system has no memory for the copies. Pages before that are private.
+    ///
+    /// # Panics
+    /// If the range is not inside the memory, or not of whole pages.
+    pub fn take_private(&self, offset: usize, len: usize) -> io::Result<()> {
+        if self.is_shared { self.map.take_private(offset, len) } else { Ok(()) }
+    }
+}
+
+/// This rank's new memory on its way to the others, and theirs on its way here.
+#[derive(Debug)]
+pub struct MemorySharing {
+    memory: SharedMemory,
+    fd: OwnedFd,
+    newcomers: PendingConnections,
+    epoll: OwnedFd,
+    address: Address,
+    rank: u32,
+    peers: Vec<Peer>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Address {
+    name: [u8; NAME_BYTES],
+    cookie: [u8; COOKIE_BYTES],
+}
+
+/// See [`crate::fuzzing`].
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz_address(bytes: &[u8]) {
+    let _ = Address::decode(bytes);
+}
+
+#[derive(Debug)]
+struct Peer {
+    rank: u32,
+    address: Address,
+    /// The connection over which it has been given this rank's memory.
+    given: Option<OwnedFd>,
+    memory: Option<SharedMemory>,
+}
+
+impl MemorySharing {
+    /// Makes zeroed memory of at least `bytes` bytes. Its pages come with [`SharedMemory::back`], or when they are first used.
+    ///
+    /// # Errors
+    /// If the system refuses memory, descriptors or sockets.
+    pub fn new(bytes: usize) -> io::Result<Self> {
+        let bytes = whole_pages(bytes)?;
+        let fd = memfd::create_sealed("kolo-memory", bytes)?;
+        let memory = SharedMemory { map: Mapping::new(&fd, bytes)?, is_shared: true };
+        let address = Address { name: host::random_name()?, cookie: host::random_bits()? };
+        let listener = unix::listen(&address.name)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &listener, epoll::EventData::new_u64(EPOLL_PENDING), epoll::EventFlags::IN)?;
+        let newcomers = PendingConnections::new(listener, rustix::process::geteuid().as_raw());
+        Ok(Self { memory, fd, newcomers, epoll, address, rank: 0, peers: Vec::new() })
+    }
+
+    /// This rank's memory.
+    #[must_use]
+    pub fn memory(&self) -> &SharedMemory {
+        &self.memory
+    }
+
+    /// What the other ranks need to know.
+    #[must_use]
+    pub fn address(&self) -> Vec<u8> {
+        [&self.address.name[..], &self.address.cookie[..]].concat()
+    }
+
+    /// Says who this rank is and where the others are: each one's rank and [address](Self::address).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if an address is none.
+    pub fn introduce(&mut self, rank: u32, peers: &[(u32, &[u8])]) -> Result<(), Error> {
+        self.rank = rank;
+        for (peer, address) in peers {
+            let address = Address::decode(address).ok_or_else(|| {
+                Error::new(ErrorKind::Corrupt, NAME, Some(*peer), "not an address of memory")
+            })?;
+            self.peers.push(Peer { rank: *peer, address, given: None, memory: None });
+        }
+        Ok(())
+    }
+
+    /// Moves on as far as it goes; true once everybody has this rank's memory on its way and this rank has everybody's.
+    /// Never blocks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::PeerLost`] if a peer's socket is gone; [`ErrorKind::System`] if what it sent cannot be mapped.
+    pub fn poll(&mut self) -> Result<bool, Error> {
+        let bytes = self.memory.bytes();
+        for peer in self.peers.iter_mut().filter(|peer| peer.given.is_none()) {
+            let hello = Hello {
+                purpose: Purpose::Memory { bytes: bytes as u64 },
+                rank: self.rank,
+                nonce: [0; 16], // nothing is answered
+            };
+            let ends = Ends { caller: &self.address.cookie, callee: &peer.address.cookie };
+            let given = unix::connect(&peer.address.name).and_then(|stream| {
+                unix::send(&stream, &hello.encode(ends), Some(self.fd.as_fd()))?;
+                Ok(stream)
+            });
+            match given {
+                Ok(stream) => peer.given = Some(stream),
+                // Its backlog is full.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    let detail = "its process is gone";
+                    return Err(Error::new(ErrorKind::PeerLost, NAME, Some(peer.rank), detail));
+                }
+                Err(error) => {
+                    return Err(Error::system(NAME, Some(peer.rank), "handing memory over", error));
+                }
+            }
+        }
+        let mut callers = Vec::new();
+        self.newcomers.receive(&self.epoll, &mut callers).map_err(|e| {
+            descriptors::shortage(NAME, (self.rank, None), "accept ranks that hand memory over", &e)
+        })?;
+        for caller in callers {
+            let Hello { purpose: Purpose::Memory { bytes: theirs }, rank, .. } = caller.greeting.hello else {
+                continue;
+            };
+            let own = &self.address.cookie;
+            let known = |peer: &&mut Peer| {
+                let ends = Ends { caller: &peer.address.cookie, callee: own };
+                peer.rank == rank && caller.greeting.is_between(ends)
+            };
+            let Some(peer) = self.peers.iter_mut().find(known) else { continue };
+            let (true, Some(fd)) = (theirs == bytes as u64, caller.fd) else { continue };
+            let fd = fd.map_err(|e| {
+                descriptors::shortage(NAME, (self.rank, Some(rank)), "take the memory that a peer shares", &e)
+            })?;
+            let map =
+                memfd::check_sealed(&fd, bytes).and_then(|()| Mapping::new(&fd, bytes)).and_then(|map| {
+                    map.back(0, bytes)?;
+                    Ok(map)
+                });
+            let map = map.map_err(|e| Error::system(NAME, Some(rank), "mapping a peer's memory", e))?;
+            peer.memory = Some(SharedMemory { map, is_shared: true });
+        }
+        Ok(self.peers.iter().all(|peer| peer.given.is_some() && peer.memory.is_some()))
+    }
+
+    /// Sleeps until there may be something to do, at most `patience`.
+    pub fn wait(&self, patience: Duration) {
+        let timeout = Timespec {
+            tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: patience.subsec_nanos().into(),
+        };
+        let _ = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&timeout));
+    }
+
+    /// Ranks whose memory has not come.
+    #[must_use]
+    pub fn waiting_for(&self) -> Vec<u32> {
+        self.peers.iter().filter(|peer| peer.memory.is_none()).map(|peer| peer.rank).collect()
+    }
+
+    /// This rank's memory, and that of the others in the order of their introduction.
+    ///
+    /// # Panics
+    /// Unless [`poll`](Self::poll) has said that all is there.
+    #[must_use]
+    pub fn finish(self) -> (SharedMemory, Vec<SharedMemory>) {
+        let peers = self.peers.into_iter().map(|peer| peer.memory.expect("everybody's memory is here"));
+        (self.memory, peers.collect())
+    }
+}
+
+impl Address {
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (name, cookie) = bytes.split_at_checked(NAME_BYTES)?;
+        Some(Self { name: name.try_into().ok()?, cookie: cookie.try_into().ok()? })
+    }
+}
+
+fn whole_pages(bytes: usize) -> io::Result<usize> {
+    let page = rustix::param::page_size();
+    let rounded = bytes.max(1).checked_next_multiple_of(page).filter(|b| isize::try_from(*b).is_ok());
+    rounded.ok_or_else(|| io::Error::new(io::ErrorKind::OutOfMemory, "more than can be addressed"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handed_round(ranks: u32) -> Vec<(SharedMemory, Vec<SharedMemory>)> {
+        let mut all: Vec<MemorySharing> = (0..ranks).map(|_| MemorySharing::new(5000).unwrap()).collect();
+        let addresses: Vec<Vec<u8>> = all.iter().map(MemorySharing::address).collect();
+        for (rank, sharing) in (0..).zip(&mut all) {
+            let others = (0..).zip(&addresses).filter(|(peer, _)| *peer != rank);
+            let others: Vec<(u32, &[u8])> = others.map(|(peer, address)| (peer, &address[..])).collect();
+            sharing.introduce(rank, &others).unwrap();
+        }
+        for _ in 0..2 {
+            for sharing in &mut all {
+                sharing.poll().unwrap();
+            }
+        }
+        all.into_iter().map(MemorySharing::finish).collect()
+    }
+
+    #[test]
+    fn everybody_sees_everybodys_memory_until_it_is_taken_private() {
+        let all = handed_round(3);
+        let read = |memory: &SharedMemory, at: usize| {
+            // SAFETY: inside the memory, which nobody else touches in this test.
+            unsafe { memory.base().add(at).read() }
+        };
+        for (value, (own, _)) in (1..).zip(&all) {
+            assert_eq!(own.bytes(), 8192);
+            // SAFETY: as above.
+            unsafe { own.base().add(4999).write(value) };
+        }
+        let seen: Vec<Vec<u8>> =
+            all.iter().map(|(_, peers)| peers.iter().map(|peer| read(peer, 4999)).collect()).collect();
+        assert_eq!(seen, [[2, 3], [1, 3], [1, 2]]);
+
+        all[0].0.take_private(4096, 4096).unwrap();
+        // SAFETY: as above.
+        unsafe { all[1].1[0].base().add(4999).write(9) };
+        assert_eq!((read(&all[0].0, 4999), read(&all[2].1[0], 4999)), (1, 9));
+
+        all[1].0.discard();
+        assert_eq!((read(&all[1].0, 4999), read(&all[0].1[0], 4999)), (0, 0));
+    }
+
+    #[test]
+    fn a_peer_that_is_gone_is_named() {
+        let mut here = MemorySharing::new(1).unwrap();
+        let gone = MemorySharing::new(1).unwrap().address();
+        here.introduce(0, &[(1, &gone)]).unwrap();
+        let error = here.poll().unwrap_err();
+        assert_eq!((error.kind, error.peer), (ErrorKind::PeerLost, Some(1)));
+        assert!(here.introduce(0, &[(2, b"nonsense")]).is_err());
+    }
+}

@@ -1,0 +1,235 @@
+//! Which end dials, and which connection counts when both have.
+//!
+//! The lower rank dials first. An end that waits for the other to dial does so itself after a while: a firewall or a NAT may let
+//! connections through in one direction only. A connection counts once the end that accepts it has said welcome, and two rules leave
+//! only one welcome:
+//!
+//! 1. The higher rank welcomes the lower's hello even while it dials itself, and gives its own dial up.
+//! 2. The lower rank welcomes the higher's hello unless its own hello is under way, to which the higher rank may have said welcome. In
+//!    that case the arrival stays pending until the dial has come to something.
+//!
+//! An end whose dial won dials the next channels of that peer at once, and the other end waits for it.
+
+use std::time::Instant;
+
+use super::NAME;
+use super::accept::{Arrival, answer_of};
+use super::congestion;
+use super::endpoint::TcpEndpoint;
+use super::link::{Awaiting, Route, State};
+use super::socket;
+use super::wire::{ANSWER_BYTES, Hello, Verdict};
+use crate::endpoint::{Channel, Event};
+use crate::error::{Error, ErrorKind};
+
+/// What becomes of an arrival.
+enum Judgement {
+    /// It is answered now.
+    Answer(Verdict),
+    /// This rank's own hello is under way.
+    Wait,
+}
+
+impl TcpEndpoint {
+    /// Whether this end is the first to dial a peer.
+    pub(super) fn dials_first(&self, peer: u32) -> bool {
+        self.peers[peer as usize].dials_first.unwrap_or(self.me.rank < peer)
+    }
+
+    /// Waits for the peer to dial, for now.
+    pub(super) fn await_peer(&mut self, number: u32, awaiting: Awaiting) {
+        self.links[number as usize].state = State::Awaited(awaiting);
+        self.awaited.push(number);
+    }
+
+    /// Lets arrivals in, as far as they fit.
+    pub(super) fn receive_all(&mut self, mut arrivals: Vec<Arrival>) -> bool {
+        let waited = std::mem::take(&mut self.deferred);
+        let mut moved = !arrivals.is_empty();
+        for arrival in waited.into_iter().chain(arrivals.drain(..)) {
+            moved |= self.receive(arrival);
+        }
+        self.arrivals = arrivals;
+        moved
+    }
+
+    /// Lets an arrival in, if it fits; whether it is settled.
+    fn receive(&mut self, arrival: Arrival) -> bool {
+        let Judgement::Answer(verdict) = self.judge(&arrival.hello) else {
+            if !socket::is_at_end(&arrival.socket) {
+                self.deferred.push(arrival);
+            }
+            return false;
+        };
+        let Arrival { socket, from, hello, bytes } = arrival;
+        let answer = answer_of(&self.me, verdict).encode(Some((&bytes, &self.me.key)));
+        // The socket's buffer is empty: the answer goes out whole, or the peer has gone.
+        let sent = socket::send_bytes(&socket, &answer);
+        if verdict != Verdict::Welcome {
+            self.acceptor.note(from, &format!("rank {}, channel {}: {verdict:?}", hello.from, hello.channel));
+            return true;
+        }
+        if !matches!(sent, Ok(ANSWER_BYTES)) {
+            return true;
+        }
+        let known = self.peers[hello.from as usize].address.as_ref();
+        let loopback = known.is_some_and(|address| self.host.same_stack(&address.host));
+        let congestion = congestion::choose(&socket, &self.options.congestion, loopback);
+        let congestion = congestion.unwrap_or_else(|error| error.to_string());
+        if let Ok(number) = self.link(Channel { peer: hello.from, index: hello.channel }) {
+            let own_dial_lost = match &self.links[number as usize].state {
+                State::Dialing(_) => true,
+                State::Awaited(awaiting) => awaiting.tried.is_some(),
+                State::Idle | State::Open(_) | State::Gone => false,
+            };
+            if own_dial_lost && self.me.rank < hello.from {
+                self.peers[hello.from as usize].dials_first = Some(false);
+            }
+            self.open(number, socket, Route { remote: from, congestion });
+        }
+        true
+    }
+
+    fn judge(&mut self, hello: &Hello) -> Judgement {
+        use Judgement::Answer;
+        let peer = &self.peers[hello.from as usize];
+        if peer.down.is_some() {
+            return Answer(Verdict::Gone);
+        }
+        if peer.address.as_ref().is_some_and(|address| address.instance != hello.instance) {
+            return Answer(Verdict::Instance);
+        }
+        match self.link(Channel { peer: hello.from, index: hello.channel }) {
+            Err(_) => Answer(Verdict::Rank),
+            Ok(number) => match &self.links[number as usize].state {
+                State::Idle | State::Awaited(_) => Answer(Verdict::Welcome),
+                State::Dialing(_) if self.me.rank > hello.from => Answer(Verdict::Welcome),
+                State::Dialing(dial) if dial.has_begun_hello() => Judgement::Wait,
+                State::Dialing(_) => Answer(Verdict::Welcome),
+                State::Open(_) | State::Gone => Answer(Verdict::Duplicate),
+            },
+        }
+    }
+
+    /// Dials where the peer has not for long enough, and gives up where neither end gets through.
+    pub(super) fn look_after_awaited(&mut self, now: Instant, events: &mut Vec<Event>) -> bool {
+        let mut moved = false;
+        for number in self.awaited.clone() {
+            let State::Awaited(awaiting) = &mut self.links[number as usize].state else { continue };
+            if awaiting.dial_at.is_some_and(|at| now >= at) {
+                awaiting.dial_at = Some(now + self.options.dial_patience);
+                self.dial(number);
+                moved = true;
+            } else if awaiting.lose_at.is_some_and(|at| now >= at) {
+                let tried = awaiting.tried.clone().unwrap_or_default();
+                let peer = self.links[number as usize].channel.peer;
+                let detail = format!(
+                    "no connection ({tried}), and rank {peer} has made none to rank {} either; check that no firewall \
+                     is between, and KOLO_SOCKET_IFNAME",
+                    self.me.rank
+                );
+                self.lose(peer, Error::new(ErrorKind::PeerLost, NAME, Some(peer), detail), events);
+                return true;
+            }
+        }
+        let links = &self.links;
+        self.awaited.retain(|&number| matches!(links[number as usize].state, State::Awaited(_)));
+        moved
+    }
+
+    /// A dial found nobody. The peer may get through to this rank; the lower rank says so if it does not in time.
+    pub(super) fn leave_it_to_the_peer(&mut self, number: u32, tried: String, now: Instant) {
+        let is_lower = self.me.rank < self.links[number as usize].channel.peer;
+        // The peer has begun long ago, if it has posted.
+        let lose_at = is_lower.then(|| now + self.options.dial_timeout / 2);
+        self.await_peer(number, Awaiting { dial_at: None, lose_at, tried: Some(tried) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::{TcpEndpoint, TcpOptions};
+    use super::*;
+    use crate::endpoint::{Endpoint, Piece, Posted, Sink, Token};
+
+    const CHANNELS: u16 = 100;
+
+    fn world() -> [TcpEndpoint; 2] {
+        let options = || TcpOptions { dial_patience: Duration::ZERO, ..TcpOptions::default() };
+        let mut ends = [0, 1].map(|rank| TcpEndpoint::new(rank, 2, options()).unwrap());
+        let addresses = [0, 1].map(|rank: usize| ends[rank].address().to_vec());
+        ends[0].introduce(1, &addresses[1]).unwrap();
+        ends[1].introduce(0, &addresses[0]).unwrap();
+        ends
+    }
+
+    /// Sends each byte from one end to the other, on a channel each. `early` ends are driven before the others post.
+    fn exchange(ends: &mut [TcpEndpoint; 2], from: usize, early: Option<usize>) {
+        let mut source: Vec<u8> = (0..CHANNELS).map(|index| index as u8).collect();
+        let mut target = vec![255_u8; CHANNELS.into()];
+        let pieces = |bytes: &mut [u8]| -> Vec<[Piece; 1]> {
+            bytes.iter_mut().map(|byte| [Piece { ptr: &raw mut *byte, len: 1 }]).collect()
+        };
+        let (sources, targets) = (pieces(&mut source), pieces(&mut target));
+        let mut open = 0;
+        let mut post = |ends: &mut [TcpEndpoint; 2], at: usize| {
+            for index in 0..CHANNELS {
+                let on = Channel { peer: 1 - at as u32, index };
+                // SAFETY: bytes and pieces live until all tokens have completed, below.
+                let posted = unsafe {
+                    if at == from {
+                        ends[at].post_send(on, 1, &sources[usize::from(index)], Token(1))
+                    } else {
+                        ends[at].post_recv(on, 1, Sink::Place(&targets[usize::from(index)]), Token(2))
+                    }
+                };
+                open += u32::from(posted.unwrap() == Posted::Pending);
+            }
+        };
+        let mut events = Vec::new();
+        if let Some(early) = early {
+            post(ends, early);
+            (0..200).for_each(|_| {
+                ends[early].poll(&mut events);
+            });
+            post(ends, 1 - early);
+        } else {
+            post(ends, 0);
+            post(ends, 1);
+        }
+        let until = Instant::now() + Duration::from_secs(20);
+        while open > 0 {
+            for end in ends.iter_mut() {
+                end.poll(&mut events);
+            }
+            for event in events.drain(..) {
+                assert!(matches!(event, Event::Done(_)), "{event:?}");
+                open -= 1;
+            }
+            assert!(Instant::now() < until, "{open} are left");
+        }
+        assert_eq!(source, target);
+    }
+
+    #[test]
+    fn two_ends_that_dial_make_one_connection() {
+        for from in [0, 1] {
+            for early in [None, Some(0), Some(1)] {
+                let mut ends = world();
+                exchange(&mut ends, from, early);
+                // The same connections, in the other direction.
+                exchange(&mut ends, 1 - from, None);
+            }
+        }
+    }
+
+    #[test]
+    fn the_higher_rank_dials_a_lower_one_that_is_late() {
+        let mut ends = world();
+        exchange(&mut ends, 0, Some(1));
+        assert_eq!(ends[1].peers[0].dials_first, Some(true));
+        assert!(ends[1].dials_first(0) && ends[0].dials_first(1), "the lower rank has not tried");
+    }
+}
