@@ -1,7 +1,7 @@
 //! Messages between ranks: MPI's matching over Kolo's transports.
 //!
 //! Channel 0 of a pair carries heads in the order in which they were sent; the 64 bits of a message's tag are its envelope, so a
-//! short message has no other header. A rank watches channel 0 of every peer and takes each message when it comes: into the
+//! short message has no other header. A rank probes channel 0 of every peer and takes each message when it comes: into the
 //! buffer of the receive that it fits, or into memory of its own. Longer messages announce themselves there, and wait for the
 //! receiver's answer; their bytes go over channel 1, in the order of the answers.
 //!

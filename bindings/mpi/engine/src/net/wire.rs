@@ -233,7 +233,7 @@ impl Net {
     pub(super) fn watch(&mut self, peer: u32) {
         if let Some(via) = self.via[peer as usize] {
             // A peer that is lost says so itself.
-            let _ = self.ends[via].watch(Channel { peer, index: HEADS });
+            let _ = self.ends[via].probe(Channel { peer, index: HEADS });
         }
     }
 
