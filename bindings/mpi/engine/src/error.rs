@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use crate::constants::{ERR_LASTCODE, SUCCESS};
+use crate::constants::ERR_LASTCODE;
 
 macro_rules! classes {
     ($($name:ident = $value:literal, $text:literal;)+) => {
@@ -252,10 +252,4 @@ pub fn remove(code: c_int, is_class: bool) -> Outcome {
 /// The highest code so far.
 pub fn last_used() -> c_int {
     table(|table| table.last)
-}
-
-/// Whether a number says that all went well.
-#[must_use]
-pub const fn is_success(code: c_int) -> bool {
-    code == SUCCESS
 }

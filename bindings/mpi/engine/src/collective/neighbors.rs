@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use super::buffers::Buffer;
-use super::{How, Schedule, go};
+use super::{How, go};
 use crate::args::Counts;
 use crate::comm::{self, Comm};
 use crate::error::Outcome;
@@ -30,7 +30,6 @@ fn exchange(how: How, comm: &Arc<Comm>, out: &[Buffer], into: &[Buffer]) -> Outc
         for (at, place) in places {
             into[at].arrived(s, place);
         }
-        let _: &Schedule = s;
         Ok(())
     })
 }
