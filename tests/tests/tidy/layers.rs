@@ -7,7 +7,7 @@ use crate::lists::List;
 use crate::{root, source};
 
 /// Crates from the bottom up, each with those of ours that it may use besides in tests.
-const CRATES: [(&str, &str, &[&str]); 8] = [
+const CRATES: [(&str, &str, &[&str]); 11] = [
     ("collectives", "kolo-collectives", &[]),
     ("transport/verbs", "kolo-verbs", &[]),
     ("transport/gdr", "kolo-gdr", &[]),
@@ -15,6 +15,9 @@ const CRATES: [(&str, &str, &[&str]); 8] = [
     ("runtime", "kolo", &["kolo-collectives", "kolo-transport", "kolo-gdr"]),
     ("bindings/c", "kolo-c", &["kolo"]),
     ("bindings/python", "kolo-python", &["kolo"]),
+    ("bindings/mpi/engine", "kolo-mpi-engine", &["kolo", "kolo-transport"]),
+    ("bindings/mpi/mpich", "kolo-mpi", &["kolo-mpi-engine"]),
+    ("bindings/mpi/abi", "kolo-mpi-abi", &["kolo-mpi-engine"]),
     ("tools", "kolo-cli", &["kolo", "kolo-collectives", "kolo-transport"]),
 ];
 

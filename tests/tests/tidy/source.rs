@@ -24,6 +24,9 @@ pub(crate) fn product() -> Vec<Source> {
         "transport/verbs/src",
         "transport/gdr/src",
         "bindings/c/src",
+        "bindings/mpi/abi/src",
+        "bindings/mpi/engine/src",
+        "bindings/mpi/mpich/src",
         "bindings/python/src",
     ];
     let mut all: Vec<Source> = folders.into_iter().flat_map(under).collect();

@@ -1,0 +1,62 @@
+//! `libmpi_abi.so.1`: the ABI of the MPI-5 standard. Handles are addresses there, and most numbers others than the engine's.
+
+#![allow(
+    non_snake_case,
+    unreachable_pub,
+    clippy::missing_safety_doc,
+    reason = "the standard's names; its text says what callers promise"
+)]
+
+mod handles;
+mod numbers;
+mod own;
+mod statuses;
+
+use std::ffi::{c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use engine::args::Counts;
+use engine::constants::UNDEFINED;
+use engine::error::{Class, Outcome, fail};
+use engine::{How, Scope};
+
+use handles::*;
+use numbers::*;
+use statuses::{AbiStatus, Place};
+
+#[allow(
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    unused_variables,
+    unreachable_pub,
+    reason = "made by the build script"
+)]
+mod functions {
+    use super::*;
+
+    include!(concat!(env!("OUT_DIR"), "/functions.rs"));
+}
+
+/// Runs a call; a panic becomes an error.
+fn guard(name: &str, call: impl FnOnce() -> Outcome) -> Outcome {
+    own::prepare();
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| fail(Class::Intern, format!("{name} panicked")))
+}
+
+/// A code of the engine's as programs see it.
+fn code_out(code: c_int) -> c_int {
+    err_out(code)
+}
+
+#[cold]
+fn null(what: &str) -> c_int {
+    code_out(engine::finish(fail(Class::Arg, format!("{what} is NULL")), Scope::Process, "MPI"))
+}
+
+#[cold]
+fn missing(name: &str, scope: Scope) -> c_int {
+    let text = format!(
+        "Kolo has no {name}: files, ports, spawned processes and intercommunicators are not supported"
+    );
+    code_out(engine::finish(fail(Class::UnsupportedOperation, text), scope, name))
+}

@@ -1,0 +1,136 @@
+//! Ranks, tags, codes and all other numbers.
+
+use std::ffi::c_int;
+
+use engine::constants::*;
+
+/// Numbers that differ: the standard's, then the engine's. The rest is alike.
+macro_rules! numbers {
+    ($($number_in:ident, $number_out:ident, [$($standard:literal = $engine:expr),+];)+) => {$(
+        /// The engine's number.
+        #[allow(dead_code, reason = "some only go one way")]
+        #[inline]
+        pub(crate) fn $number_in(number: c_int) -> c_int {
+            match number {
+                $($standard => $engine,)+
+                _ => number,
+            }
+        }
+
+        /// The standard's number.
+        #[allow(dead_code, reason = "some only go one way")]
+        pub(crate) fn $number_out(number: c_int) -> c_int {
+            $(if number == $engine {
+                return $standard;
+            })+
+            number
+        }
+    )+};
+}
+
+/// What no argument may be: for the numbers of others that the engine would take for its own.
+const WRONG: c_int = -9999;
+
+numbers! {
+    known_rank_in, rank_out, [-1 = ANY_SOURCE, -3 = PROC_NULL, -4 = ROOT];
+    known_tag_in, tag_out, [-2 = ANY_TAG];
+    level_in, level_out, [0 = 0, 1024 = 1, 2048 = 2, 4096 = 3];
+    cmp_in, cmp_out, [201 = IDENT, 202 = CONGRUENT, 203 = SIMILAR, 204 = UNEQUAL];
+    topo_in, topo_out, [211 = CART, 212 = GRAPH, 213 = DIST_GRAPH];
+    split_in, split_out, [
+        221 = COMM_TYPE_SHARED, 222 = COMM_TYPE_HW_UNGUIDED, 223 = COMM_TYPE_HW_GUIDED, 224 = COMM_TYPE_RESOURCE_GUIDED
+    ];
+    order_in, order_out, [12 = ORDER_C, 15 = ORDER_FORTRAN];
+    dists_in, dists_out, [16 = DISTRIBUTE_NONE, 17 = DISTRIBUTE_BLOCK, 18 = DISTRIBUTE_CYCLIC];
+    dargs_in, dargs_out, [19 = DISTRIBUTE_DFLT_DARG];
+    lock_in, lock_out, [301 = LOCK_EXCLUSIVE, 302 = LOCK_SHARED];
+    class_in, class_out, [192 = TYPECLASS_INTEGER, 193 = TYPECLASS_REAL, 194 = TYPECLASS_COMPLEX];
+    combiner_in, combiner_out, [
+        101 = COMBINER_NAMED, 102 = COMBINER_DUP, 103 = COMBINER_CONTIGUOUS, 104 = COMBINER_VECTOR, 105 = COMBINER_HVECTOR,
+        106 = COMBINER_INDEXED, 107 = COMBINER_HINDEXED, 108 = COMBINER_INDEXED_BLOCK, 109 = COMBINER_HINDEXED_BLOCK,
+        110 = COMBINER_STRUCT, 111 = COMBINER_SUBARRAY, 112 = COMBINER_DARRAY, 113 = COMBINER_F90_REAL,
+        114 = COMBINER_F90_COMPLEX, 115 = COMBINER_F90_INTEGER, 116 = COMBINER_RESIZED, 117 = COMBINER_VALUE_INDEX
+    ];
+    keyval_in, keyval_out, [
+        0 = KEYVAL_INVALID, 501 = TAG_UB, 502 = IO, 503 = HOST, 504 = WTIME_IS_GLOBAL, 505 = APPNUM, 506 = LASTUSEDCODE,
+        507 = UNIVERSE_SIZE, 601 = WIN_BASE, 602 = WIN_DISP_UNIT, 603 = WIN_SIZE, 604 = WIN_CREATE_FLAVOR, 605 = WIN_MODEL
+    ];
+}
+
+#[inline]
+pub(crate) fn rank_in(rank: c_int) -> c_int {
+    if rank == -2 { WRONG } else { known_rank_in(rank) }
+}
+
+#[inline]
+pub(crate) fn tag_in(tag: c_int) -> c_int {
+    if tag == -1 { WRONG } else { known_tag_in(tag) }
+}
+
+/// Of the assertions, only `MPI_MODE_NOSUCCEED` means something to the engine, and it is alike.
+pub(crate) const fn asserts_in(assertion: c_int) -> c_int {
+    assertion & (1024 | 16384)
+}
+
+pub(crate) fn cranks_in(rank: c_int) -> c_int {
+    rank_in(rank)
+}
+
+/// The engine's classes by the standard's numbers, from 1 on.
+const CLASSES: [c_int; 63] = [
+    0, 1, 2, 3, 4, 5, 6, 19, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 17, 20, 21, 53, 22, 46, 23, 52, 24, 25,
+    26, 27, 29, 31, 30, 28, 32, 48, 47, 33, 34, 35, 36, 37, 38, 39, 40, 56, 49, 55, 57, 50, 41, 51, 42, 43,
+    44, 45, 58, 76, 77, 75, 80, 81,
+];
+
+/// Above its class, a code is the engine's.
+const CLASS_BITS: c_int = 0xff;
+/// Where classes that programs add begin: there, and here.
+const ADDED_OUT: c_int = 16384;
+const ADDED_IN: c_int = ERR_LASTCODE + 1;
+/// A code with a text: far above the classes.
+const TEXTS: c_int = 0x4000_0000;
+
+pub(crate) fn err_out(code: c_int) -> c_int {
+    if code >= ADDED_IN {
+        return code - ADDED_IN + ADDED_OUT;
+    }
+    if code == ERR_LASTCODE {
+        return ADDED_OUT - 1;
+    }
+    let class = code & CLASS_BITS;
+    let class = CLASSES.iter().position(|engine| *engine == class).map_or(13, |at| at as c_int);
+    if code > CLASS_BITS { TEXTS | code & !CLASS_BITS | class } else { class }
+}
+
+pub(crate) fn err_in(code: c_int) -> c_int {
+    if code & TEXTS == 0 && code >= ADDED_OUT {
+        return code - ADDED_OUT + ADDED_IN;
+    }
+    let known = CLASSES.get((code & CLASS_BITS) as usize).copied();
+    match known {
+        Some(class) if code >= 0 => code & !TEXTS & !CLASS_BITS | class,
+        _ => -1,
+    }
+}
+
+/// Copies an array of numbers.
+///
+/// # Safety
+/// There are so many.
+pub(crate) unsafe fn numbers(given: *const c_int, len: c_int, translate: fn(c_int) -> c_int) -> Vec<c_int> {
+    let len = if given.is_null() { 0 } else { usize::try_from(len).unwrap_or(0) };
+    // SAFETY: the caller's promise.
+    (0..len).map(|at| translate(unsafe { *given.add(at) })).collect()
+}
+
+/// Translates numbers in their place.
+///
+/// # Safety
+/// There are so many.
+pub(crate) unsafe fn numbers_back(at: *mut c_int, len: c_int, translate: fn(c_int) -> c_int) {
+    for nth in 0..usize::try_from(len).unwrap_or(0) {
+        // SAFETY: the caller's promise.
+        unsafe { *at.add(nth) = translate(*at.add(nth)) };
+    }
+}

@@ -1,0 +1,133 @@
+//! Buffers for buffered sends. The library copies messages to memory of its own; an attached buffer says how much it may use.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::args::put;
+use crate::comm;
+use crate::constants::{BSEND_OVERHEAD, BUFFER_AUTOMATIC};
+use crate::error::{Class, Outcome, fail};
+use crate::net::{self, Completion};
+use crate::request::{self, Active};
+
+#[derive(Debug, Default)]
+struct State {
+    /// Address and size.
+    attached: Option<(usize, i64)>,
+    /// Messages under way, with their sizes.
+    pending: Vec<(Arc<Completion>, i64)>,
+}
+
+/// The buffer of a communicator, or of the process.
+#[derive(Debug, Default)]
+pub struct Buffers(Mutex<State>);
+
+static OF_PROCESS: Buffers = Buffers(Mutex::new(State { attached: None, pending: Vec::new() }));
+
+impl Buffers {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_attached(&self) -> bool {
+        self.state().attached.is_some()
+    }
+
+    /// Takes room for a message, which is under way until `done`.
+    fn take(&self, bytes: usize, done: &Arc<Completion>) -> Outcome {
+        let mut state = self.state();
+        state.pending.retain(|(done, _)| !done.is_done());
+        let Some((address, size)) = state.attached else {
+            return fail(Class::Buffer, "no buffer is attached");
+        };
+        let needed = bytes as i64 + i64::from(BSEND_OVERHEAD);
+        let used: i64 = state.pending.iter().map(|(_, bytes)| bytes).sum();
+        if address != BUFFER_AUTOMATIC as usize && used + needed > size {
+            return fail(
+                Class::Buffer,
+                format!(
+                    "a message needs {needed} bytes of the attached buffer of {size}, of which {used} are in use"
+                ),
+            );
+        }
+        state.pending.push((Arc::clone(done), needed));
+        Ok(())
+    }
+
+    fn attach(&self, buffer: *mut c_void, size: i64) -> Outcome {
+        if size < 0 {
+            return fail(Class::Arg, format!("a buffer of {size} bytes"));
+        }
+        let mut state = self.state();
+        if state.attached.is_some() {
+            return fail(Class::Buffer, "a buffer is attached already");
+        }
+        state.attached = Some((buffer as usize, size));
+        Ok(())
+    }
+
+    fn flush(&self) -> Outcome {
+        net::wait_until(|| self.state().pending.iter().all(|(done, _)| done.is_done()))
+    }
+
+    unsafe fn detach(&self, address: *mut c_void, size: *mut i64) -> Outcome {
+        self.flush()?;
+        let Some((attached, bytes)) = self.state().attached.take() else {
+            return fail(Class::Buffer, "no buffer is attached");
+        };
+        self.state().pending.clear();
+        let bytes = if attached == BUFFER_AUTOMATIC as usize { 0 } else { bytes };
+        // SAFETY: the caller's promise: places for an address and a number.
+        unsafe {
+            put(address.cast(), attached)?;
+            put(size, bytes)
+        }
+    }
+}
+
+/// Takes room for a message in the buffer that it goes by: the communicator's, or else the process's.
+pub(crate) fn take(comm: &comm::Comm, bytes: usize, done: &Arc<Completion>) -> Outcome {
+    if comm.buffers.is_attached() { comm.buffers.take(bytes, done) } else { OF_PROCESS.take(bytes, done) }
+}
+
+pub unsafe fn buffer_attach(buffer: *mut c_void, size: i64) -> Outcome {
+    crate::world::check_running()?;
+    OF_PROCESS.attach(buffer, size)
+}
+
+pub unsafe fn buffer_detach(address: *mut c_void, size: *mut i64) -> Outcome {
+    crate::world::check_running()?;
+    // SAFETY: the caller's promise.
+    unsafe { OF_PROCESS.detach(address, size) }
+}
+
+pub unsafe fn buffer_flush() -> Outcome {
+    OF_PROCESS.flush()
+}
+
+pub unsafe fn buffer_iflush(into: *mut c_int) -> Outcome {
+    OF_PROCESS.flush()?;
+    let own = comm::lookup(crate::constants::COMM_SELF)?;
+    // SAFETY: the caller's promise.
+    unsafe { put(into, request::register(Active::Over(crate::constants::Status::EMPTY), &own)) }
+}
+
+pub unsafe fn comm_attach_buffer(comm: c_int, buffer: *mut c_void, size: i64) -> Outcome {
+    comm::lookup(comm)?.buffers.attach(buffer, size)
+}
+
+pub unsafe fn comm_detach_buffer(comm: c_int, address: *mut c_void, size: *mut i64) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { comm::lookup(comm)?.buffers.detach(address, size) }
+}
+
+pub unsafe fn comm_flush_buffer(comm: c_int) -> Outcome {
+    comm::lookup(comm)?.buffers.flush()
+}
+
+pub unsafe fn comm_iflush_buffer(comm: c_int, into: *mut c_int) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    comm.buffers.flush()?;
+    // SAFETY: the caller's promise.
+    unsafe { put(into, request::register(Active::Over(crate::constants::Status::EMPTY), &comm)) }
+}

@@ -1,0 +1,189 @@
+//! The schedules of collectives.
+
+use std::sync::Arc;
+
+use super::buffers::{Buffer, Scratch};
+use super::schedule::{Memory, Schedule};
+use crate::op::Op;
+
+/// Nobody goes on before all are here: in round k, each rank tells the one 2^k further.
+pub fn barrier(s: &mut Schedule) {
+    let (rank, size) = (s.rank(), s.size());
+    let (token, sink) = (s.keep(1), s.keep(1));
+    let mut step = 1;
+    while step < size {
+        s.send((rank + step) % size, token);
+        s.recv((rank + size - step) % size, sink);
+        s.fence();
+        step *= 2;
+    }
+}
+
+/// Down a binomial tree.
+pub fn broadcast(s: &mut Schedule, data: Memory, root: u32) {
+    let size = s.size();
+    let own = (s.rank() + size - root) % size;
+    let mut step = 1;
+    while step < size {
+        if own & step != 0 {
+            s.recv((own - step + root) % size, data);
+            s.fence();
+            break;
+        }
+        step *= 2;
+    }
+    step /= 2;
+    while step > 0 {
+        if own + step < size {
+            s.send((own + step + root) % size, data);
+        }
+        step /= 2;
+    }
+    s.fence();
+}
+
+/// What each rank has, to the root. `parts` are there on the root only.
+pub fn gather(s: &mut Schedule, own: Memory, parts: &[Memory], root: u32) {
+    if s.rank() != root {
+        s.send(root, own);
+        return s.fence();
+    }
+    for rank in 0..s.size() {
+        if rank == root {
+            s.copy(own, parts[rank as usize]);
+        } else {
+            s.recv(rank, parts[rank as usize]);
+        }
+    }
+    s.fence();
+}
+
+/// The reverse.
+pub fn scatter(s: &mut Schedule, parts: &[Memory], own: Memory, root: u32) {
+    if s.rank() != root {
+        s.recv(root, own);
+        return s.fence();
+    }
+    s.copy(parts[root as usize], own);
+    for rank in (0..s.size()).filter(|rank| *rank != root) {
+        s.send(rank, parts[rank as usize]);
+    }
+    s.fence();
+}
+
+/// Everybody's to everybody, around the ring: each rank passes on what it has just got.
+pub fn all_gather(s: &mut Schedule, parts: &[Memory]) {
+    let (rank, size) = (s.rank(), s.size());
+    for step in 1..size {
+        let (out, into) = ((rank + size + 1 - step) % size, (rank + size - step) % size);
+        s.send((rank + 1) % size, parts[out as usize]);
+        s.recv((rank + size - 1) % size, parts[into as usize]);
+        s.fence();
+    }
+}
+
+/// A part for each, directly.
+pub fn all_to_all(s: &mut Schedule, out: &[Memory], into: &[Memory]) {
+    let (rank, size) = (s.rank(), s.size());
+    for step in 1..size {
+        s.recv((rank + size - step) % size, into[((rank + size - step) % size) as usize]);
+        s.send((rank + step) % size, out[((rank + step) % size) as usize]);
+    }
+    s.copy(out[rank as usize], into[rank as usize]);
+    s.fence();
+}
+
+fn combine(s: &mut Schedule, op: &Arc<Op>, earlier: &Scratch, later: &Scratch) {
+    let (op, earlier, later) = (Arc::clone(op), earlier.clone(), later.clone());
+    // The later ranks' becomes the result, as the order of arguments has it.
+    s.run(move || op.apply(earlier.address(), later.address(), earlier.count, &earlier.of));
+}
+
+/// Combines up a binomial tree in the order of ranks, so that operators need not commute: the result is in the memory that
+/// is returned, on rank 0.
+pub fn reduce_to_first(s: &mut Schedule, op: &Arc<Op>, own: Scratch) -> Scratch {
+    let (rank, size) = (s.rank(), s.size());
+    let mut sum = own;
+    let mut step = 1;
+    while step < size {
+        if rank & step != 0 {
+            s.send(rank - step, sum.memory);
+            s.fence();
+            break;
+        }
+        if rank + step < size {
+            let more = sum.alike(s);
+            s.recv(rank + step, more.memory);
+            s.fence();
+            combine(s, op, &sum, &more);
+            sum = more;
+        }
+        step *= 2;
+    }
+    sum
+}
+
+/// To a root.
+pub fn reduce(s: &mut Schedule, op: &Arc<Op>, own: Scratch, into: &Buffer, root: u32) {
+    let sum = reduce_to_first(s, op, own);
+    if root == 0 {
+        if s.rank() == 0 {
+            sum.store(s, into);
+        }
+    } else if s.rank() == 0 {
+        s.send(root, sum.memory);
+        s.fence();
+    } else if s.rank() == root {
+        let result = sum.alike(s);
+        s.recv(0, result.memory);
+        s.fence();
+        result.store(s, into);
+    }
+}
+
+/// To all.
+pub fn all_reduce(s: &mut Schedule, op: &Arc<Op>, own: Scratch, into: &Buffer) {
+    let sum = reduce_to_first(s, op, own);
+    broadcast(s, sum.memory, 0);
+    sum.store(s, into);
+}
+
+/// A block of the result to each.
+pub fn reduce_scatter(s: &mut Schedule, op: &Arc<Op>, own: Scratch, counts: &[usize], into: &Buffer) {
+    let rank = s.rank() as usize;
+    let sum = reduce_to_first(s, op, own);
+    let mut next = 0;
+    let parts: Vec<Memory> = counts
+        .iter()
+        .map(|count| {
+            next += count;
+            sum.elements(next - count, *count)
+        })
+        .collect();
+    let result = Scratch::new(s, &sum.of, counts[rank]);
+    scatter(s, &parts, result.memory, 0);
+    result.store(s, into);
+}
+
+/// Along the chain of ranks: each gets the result of those before it, and tells the next one its own.
+pub fn scan(s: &mut Schedule, op: &Arc<Op>, own: Scratch, into: &Buffer, exclusive: bool) {
+    let (rank, size) = (s.rank(), s.size());
+    let mut sum = own.clone();
+    if rank > 0 {
+        let before = own.alike(s);
+        s.recv(rank - 1, before.memory);
+        s.fence();
+        if exclusive {
+            before.store(s, into);
+        }
+        combine(s, op, &before, &own);
+        sum = own;
+    }
+    if rank + 1 < size {
+        s.send(rank + 1, sum.memory);
+        s.fence();
+    }
+    if !exclusive {
+        sum.store(s, into);
+    }
+}

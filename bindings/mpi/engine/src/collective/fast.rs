@@ -1,0 +1,124 @@
+//! Kolo's collectives.
+
+use kolo::{Collective, DataType, RawCall, RawCallV, ReduceOp};
+
+use super::schedule::Memory;
+use crate::comm::Comm;
+use crate::datatype::{Basic, Type};
+use crate::error::Outcome;
+use crate::net::Absence;
+use crate::op;
+
+/// Input and output of a call; null for what a rank has not.
+pub(super) const NOTHING: Memory = Memory { at: std::ptr::null_mut(), len: 0 };
+
+fn run(comm: &Comm, call: &RawCall) -> Outcome {
+    let kolo = comm.kolo()?;
+    let _absent = Absence::begin();
+    // SAFETY: the program's buffers, as long as its arguments say, lent until this returns.
+    unsafe { kolo.call_raw(call)? };
+    Ok(())
+}
+
+/// Waits for all.
+pub(super) fn barrier(comm: &Comm) -> Outcome {
+    run(comm, &moving(Collective::Barrier, NOTHING, NOTHING, 0, 0))
+}
+
+fn moving(collective: Collective, input: Memory, output: Memory, bytes: usize, root: u32) -> RawCall {
+    let (input, output) = (input.at.cast_const(), output.at);
+    RawCall { collective, input, output, count: bytes, data_type: DataType::U8, op: ReduceOp::Sum, root }
+}
+
+/// Moves blocks of so many bytes.
+pub(super) fn transfer(
+    comm: &Comm,
+    collective: Collective,
+    input: Memory,
+    output: Memory,
+    bytes: usize,
+    root: u32,
+) -> Outcome {
+    // All ranks agree on the length, so none waits for another.
+    if bytes == 0 { Ok(()) } else { run(comm, &moving(collective, input, output, bytes, root)) }
+}
+
+/// Gathers blocks of unequal length, which lie one behind the other.
+pub(super) fn all_gather_v(comm: &Comm, input: Memory, output: Memory, bytes: &[usize]) -> Outcome {
+    if bytes.iter().sum::<usize>() == 0 {
+        return Ok(());
+    }
+    let kolo = comm.kolo()?;
+    let call = RawCallV {
+        collective: Collective::AllGather,
+        input: input.at,
+        input_counts: &[input.len],
+        output: output.at,
+        output_counts: bytes,
+        data_type: DataType::U8,
+        op: ReduceOp::Sum,
+        root: 0,
+    };
+    let _absent = Absence::begin();
+    // SAFETY: as above.
+    unsafe { kolo.call_raw_v(&call)? };
+    Ok(())
+}
+
+/// Kolo's operator and type for a reduction, if it has them. All ranks come to the same answer.
+#[inline]
+pub(super) fn reducible(handle: i32, of: &Type) -> Option<(ReduceOp, DataType)> {
+    let (op, basic) = (op::builtin(handle)?, of.basic()?);
+    // The standard has logical operators for integers only, and bitwise ones not for numbers with a point.
+    let is_float = matches!(basic, Basic::F16 | Basic::Bf16 | Basic::F32 | Basic::F64);
+    if matches!(op, op::Builtin::Sum | op::Builtin::Prod | op::Builtin::Max | op::Builtin::Min) {
+        return if basic == Basic::Byte { None } else { op::for_kolo(op, basic) };
+    }
+    let is_logical = matches!(op, op::Builtin::Land | op::Builtin::Lor | op::Builtin::Lxor);
+    if is_float || basic == Basic::Byte && is_logical { None } else { op::for_kolo(op, basic) }
+}
+
+/// Reduces vectors of so many elements, or blocks.
+#[inline]
+pub(super) fn reduction(
+    comm: &Comm,
+    collective: Collective,
+    buffers: (*const u8, *mut u8),
+    count: usize,
+    (op, data_type): (ReduceOp, DataType),
+    root: u32,
+) -> Outcome {
+    if count == 0 {
+        return Ok(());
+    }
+    let (input, output) = buffers;
+    run(comm, &RawCall { collective, input, output, count, data_type, op, root })
+}
+
+/// Reduces, and gives each rank a block of its own length.
+pub(super) fn reduce_scatter_v(
+    comm: &Comm,
+    (input, output): (*const u8, *mut u8),
+    counts: &[usize],
+    (op, data_type): (ReduceOp, DataType),
+) -> Outcome {
+    if counts.iter().sum::<usize>() == 0 {
+        return Ok(());
+    }
+    let kolo = comm.kolo()?;
+    let own = [counts[comm.rank as usize]];
+    let call = RawCallV {
+        collective: Collective::ReduceScatter,
+        input,
+        input_counts: counts,
+        output,
+        output_counts: &own,
+        data_type,
+        op,
+        root: 0,
+    };
+    let _absent = Absence::begin();
+    // SAFETY: as above.
+    unsafe { kolo.call_raw_v(&call)? };
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! Collectives. Blocking ones on predefined types go to Kolo's; the rest are schedules of messages.
+
+pub mod algorithms;
+pub mod buffers;
+mod fast;
+mod neighbors;
+mod reductions;
+pub mod schedule;
+mod transfers;
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+pub use neighbors::*;
+pub use reductions::*;
+pub use schedule::Schedule;
+pub use transfers::*;
+
+use crate::args::put;
+use crate::comm::Comm;
+use crate::constants::IN_PLACE;
+use crate::error::{Class, Outcome, fail};
+use crate::request::{self, Active};
+use schedule::{Memory, Started};
+
+/// The form of a call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum How {
+    /// Returns when it is over.
+    Blocking,
+    /// Gives a request.
+    Start(*mut c_int),
+    /// Gives a request that may be started again and again.
+    Init(*mut c_int),
+}
+
+/// Runs, starts or prepares a schedule.
+fn go(how: How, comm: &Arc<Comm>, build: impl FnOnce(&mut Schedule) -> Outcome) -> Outcome {
+    let mut s = Schedule::new(comm);
+    build(&mut s)?;
+    // SAFETY: the front end has checked the place for the request.
+    unsafe {
+        match how {
+            How::Blocking => schedule::complete(s),
+            How::Start(into) => put(into, request::register(Active::Collective(Started::start(s)), comm)),
+            How::Init(into) => {
+                let started = Started::idle(s);
+                let start = move || {
+                    started.restart();
+                    Ok(Active::Collective(Arc::clone(&started)))
+                };
+                put(into, request::persistent(start, comm))
+            }
+        }
+    }
+}
+
+fn is_in_place(buf: *const c_void) -> bool {
+    buf == IN_PLACE
+}
+
+fn root(comm: &Comm, rank: c_int) -> Outcome<u32> {
+    match u32::try_from(rank) {
+        Ok(root) if root < comm.size() => Ok(root),
+        _ => fail(Class::Root, format!("root {rank} of a communicator of {}", comm.size())),
+    }
+}
+
+/// What each rank tells, in the order of ranks; all tell equally much. All ranks call it.
+pub(crate) fn share(comm: &Arc<Comm>, own: &[u8]) -> Outcome<Vec<u8>> {
+    let mut s = Schedule::new(comm);
+    let all = s.keep(own.len() * comm.size() as usize);
+    let parts: Vec<Memory> =
+        (0..comm.size() as usize).map(|rank| all.part(rank * own.len(), own.len())).collect();
+    // SAFETY: memory of the schedule's own, of this length.
+    unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), parts[comm.rank as usize].at, own.len()) };
+    algorithms::all_gather(&mut s, &parts);
+    let result = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let out = Arc::clone(&result);
+    s.run(move || {
+        // SAFETY: everything has come.
+        *out.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = unsafe { all.bytes() }.to_vec();
+        Ok(())
+    });
+    schedule::complete(s)?;
+    let all = std::mem::take(&mut *result.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+    Ok(all)
+}

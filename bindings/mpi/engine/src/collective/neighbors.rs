@@ -1,0 +1,164 @@
+//! Collectives between neighbours of a topology.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use super::buffers::Buffer;
+use super::{How, go};
+use crate::args::Counts;
+use crate::comm::{self, Comm};
+use crate::error::Outcome;
+use crate::topology::Neighbors;
+
+/// Sends a block to each and receives one from each. Two neighbours may be the same rank: messages then meet in the order of
+/// dimensions, with the two directions of one crossed.
+fn exchange(how: How, comm: &Arc<Comm>, out: &[Buffer], into: &[Buffer]) -> Outcome {
+    let neighbors = Neighbors::of(comm)?;
+    go(how, comm, |s| {
+        let mut places = Vec::new();
+        for (at, rank) in neighbors.receive_order() {
+            let place = into[at].sink(s);
+            s.recv(rank, place);
+            places.push((at, place));
+        }
+        let sources: Vec<_> = neighbors.targets().map(|(at, rank)| (rank, at)).collect();
+        for (rank, at) in sources {
+            let data = out[at].source(s);
+            s.send(rank, data);
+        }
+        s.fence();
+        for (at, place) in places {
+            into[at].arrived(s, place);
+        }
+        Ok(())
+    })
+}
+
+fn repeated(buffer: &Buffer, times: usize) -> Vec<Buffer> {
+    vec![buffer.clone(); times]
+}
+
+fn blocks(buffer: &Buffer, times: usize) -> Vec<Buffer> {
+    let step = buffer.count as i64 * buffer.of.extent;
+    (0..times as i64).map(|at| buffer.moved(at * step)).collect()
+}
+
+unsafe fn listed(
+    at: *const c_void,
+    counts: Counts,
+    places: Counts,
+    of: c_int,
+    times: usize,
+) -> Outcome<Vec<Buffer>> {
+    let one = Buffer::new(at, 0, of)?;
+    // SAFETY: the caller's promise.
+    let (counts, places) = unsafe { (counts.list(times)?, places.list(times)?) };
+    let block = |(count, place): (i64, i64)| {
+        Ok(one.moved(place * one.of.extent).of_count(crate::args::count(count)?))
+    };
+    counts.into_iter().zip(places).map(block).collect()
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn neighbor_allgather(
+    how: How,
+    sendbuf: *const c_void,
+    sendcount: i64,
+    sendtype: c_int,
+    recvbuf: *mut c_void,
+    recvcount: i64,
+    recvtype: c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let (ins, outs) = Neighbors::of(&comm)?.degrees();
+    let out = repeated(&Buffer::new(sendbuf, sendcount, sendtype)?, outs);
+    let into = blocks(&Buffer::new(recvbuf, recvcount, recvtype)?, ins);
+    exchange(how, &comm, &out, &into)
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn neighbor_allgatherv(
+    how: How,
+    sendbuf: *const c_void,
+    sendcount: i64,
+    sendtype: c_int,
+    recvbuf: *mut c_void,
+    recvcounts: Counts,
+    displs: Counts,
+    recvtype: c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let (ins, outs) = Neighbors::of(&comm)?.degrees();
+    let out = repeated(&Buffer::new(sendbuf, sendcount, sendtype)?, outs);
+    // SAFETY: the caller's promise.
+    let into = unsafe { listed(recvbuf, recvcounts, displs, recvtype, ins)? };
+    exchange(how, &comm, &out, &into)
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn neighbor_alltoall(
+    how: How,
+    sendbuf: *const c_void,
+    sendcount: i64,
+    sendtype: c_int,
+    recvbuf: *mut c_void,
+    recvcount: i64,
+    recvtype: c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let (ins, outs) = Neighbors::of(&comm)?.degrees();
+    let out = blocks(&Buffer::new(sendbuf, sendcount, sendtype)?, outs);
+    let into = blocks(&Buffer::new(recvbuf, recvcount, recvtype)?, ins);
+    exchange(how, &comm, &out, &into)
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn neighbor_alltoallv(
+    how: How,
+    sendbuf: *const c_void,
+    sendcounts: Counts,
+    sdispls: Counts,
+    sendtype: c_int,
+    recvbuf: *mut c_void,
+    recvcounts: Counts,
+    rdispls: Counts,
+    recvtype: c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let (ins, outs) = Neighbors::of(&comm)?.degrees();
+    // SAFETY: the caller's promise.
+    let (out, into) = unsafe {
+        (
+            listed(sendbuf, sendcounts, sdispls, sendtype, outs)?,
+            listed(recvbuf, recvcounts, rdispls, recvtype, ins)?,
+        )
+    };
+    exchange(how, &comm, &out, &into)
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn neighbor_alltoallw(
+    how: How,
+    sendbuf: *const c_void,
+    sendcounts: Counts,
+    sdispls: *const i64,
+    sendtypes: *const c_int,
+    recvbuf: *mut c_void,
+    recvcounts: Counts,
+    rdispls: *const i64,
+    recvtypes: *const c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let (ins, outs) = Neighbors::of(&comm)?.degrees();
+    // SAFETY: the caller's promise.
+    let (out, into) = unsafe {
+        let out = super::transfers::various(sendbuf, sendcounts, Counts::Longs(sdispls), sendtypes, outs)?;
+        (out, super::transfers::various(recvbuf, recvcounts, Counts::Longs(rdispls), recvtypes, ins)?)
+    };
+    exchange(how, &comm, &out, &into)
+}

@@ -1,0 +1,208 @@
+//! Collectives that reduce.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use kolo::Collective;
+
+use super::buffers::{Buffer, Scratch};
+use super::{How, algorithms, fast, go, is_in_place, root};
+use crate::args::{Counts, count};
+use crate::comm::{self, Comm};
+use crate::error::Outcome;
+use crate::op::{self, Op};
+
+/// The arguments of a reduction.
+struct Reduction {
+    comm: Arc<Comm>,
+    own: Buffer,
+    op: c_int,
+    user: Arc<Op>,
+}
+
+impl Reduction {
+    fn new(
+        sendbuf: *const c_void,
+        recvbuf: *const c_void,
+        n: i64,
+        of: c_int,
+        op: c_int,
+        comm: Arc<Comm>,
+    ) -> Outcome<Self> {
+        let own = Buffer::new(if is_in_place(sendbuf) { recvbuf } else { sendbuf }, n, of)?;
+        let user = op::reducing(op, &own.of)?;
+        Ok(Self { comm, own, op, user })
+    }
+
+    /// Kolo's operator and type, for a blocking call.
+    fn fast(&self, how: How) -> Option<(kolo::ReduceOp, kolo::DataType)> {
+        if how != How::Blocking || self.comm.size() == 1 {
+            None
+        } else {
+            fast::reducible(self.op, &self.own.of)
+        }
+    }
+}
+
+pub unsafe fn allreduce(
+    how: How,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    n: i64,
+    of: c_int,
+    op: c_int,
+    comm: c_int,
+) -> Outcome {
+    let call = Reduction::new(sendbuf, recvbuf, n, of, op, comm::lookup(comm)?)?;
+    if let Some(kolo) = call.fast(how) {
+        let buffers = (call.own.address().cast_const(), recvbuf.cast());
+        return fast::reduction(&call.comm, Collective::AllReduce, buffers, call.own.count, kolo, 0);
+    }
+    let into = Buffer::new(recvbuf, n, of)?;
+    go(how, &call.comm, |s| {
+        let own = Scratch::load(s, &call.own);
+        algorithms::all_reduce(s, &call.user, own, &into);
+        Ok(())
+    })
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn reduce(
+    how: How,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    n: i64,
+    of: c_int,
+    op: c_int,
+    to: c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let to = root(&comm, to)?;
+    let is_root = comm.rank == to;
+    let call = Reduction::new(sendbuf, recvbuf, n, of, op, comm)?;
+    if let Some(kolo) = call.fast(how) {
+        let output = if is_root { recvbuf.cast() } else { std::ptr::null_mut() };
+        let buffers = (call.own.address().cast_const(), output);
+        return fast::reduction(&call.comm, Collective::Reduce, buffers, call.own.count, kolo, to);
+    }
+    let into = if is_root { Buffer::new(recvbuf, n, of)? } else { Buffer::none() };
+    go(how, &call.comm, |s| {
+        let own = Scratch::load(s, &call.own);
+        algorithms::reduce(s, &call.user, own, &into, to);
+        Ok(())
+    })
+}
+
+pub unsafe fn reduce_scatter(
+    how: How,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    counts: Counts,
+    of: c_int,
+    op: c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    // SAFETY: the caller's promise.
+    let counts = unsafe { counts.list(comm.size() as usize)? };
+    let counts = counts.into_iter().map(count).collect::<Outcome<Vec<usize>>>()?;
+    scattered(how, sendbuf, recvbuf, &counts, of, op, comm)
+}
+
+pub unsafe fn reduce_scatter_block(
+    how: How,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    n: i64,
+    of: c_int,
+    op: c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let counts = vec![count(n)?; comm.size() as usize];
+    scattered(how, sendbuf, recvbuf, &counts, of, op, comm)
+}
+
+fn scattered(
+    how: How,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    counts: &[usize],
+    of: c_int,
+    op: c_int,
+    comm: Arc<Comm>,
+) -> Outcome {
+    let all: usize = counts.iter().sum();
+    let rank = comm.rank as usize;
+    let call = Reduction::new(sendbuf, recvbuf, all as i64, of, op, comm)?;
+    let into = Buffer::new(recvbuf, counts[rank] as i64, of)?;
+    if let Some(kolo) = call.fast(how) {
+        let in_place = is_in_place(sendbuf);
+        // The result comes where the input begins, so it needs a place of its own first.
+        let mut apart = vec![0_u8; if in_place { into.bytes() } else { 0 }];
+        let output = if in_place { apart.as_mut_ptr() } else { recvbuf.cast() };
+        let buffers = (call.own.address().cast_const(), output);
+        let even = counts.iter().all(|count| *count == counts[0]);
+        match even {
+            true => fast::reduction(&call.comm, Collective::ReduceScatter, buffers, counts[0], kolo, 0)?,
+            false => fast::reduce_scatter_v(&call.comm, buffers, counts, kolo)?,
+        }
+        if in_place {
+            // SAFETY: the program's buffer has room for its own block, and more.
+            unsafe { std::ptr::copy_nonoverlapping(apart.as_ptr(), recvbuf.cast(), apart.len()) };
+        }
+        return Ok(());
+    }
+    go(how, &call.comm, |s| {
+        let own = Scratch::load(s, &call.own);
+        algorithms::reduce_scatter(s, &call.user, own, counts, &into);
+        Ok(())
+    })
+}
+
+fn scanned(
+    how: How,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    n: i64,
+    (of, op, comm): (c_int, c_int, c_int),
+    exclusive: bool,
+) -> Outcome {
+    let call = Reduction::new(sendbuf, recvbuf, n, of, op, comm::lookup(comm)?)?;
+    if let Some(kolo) = call.fast(how) {
+        let collective = if exclusive { Collective::ExScan } else { Collective::Scan };
+        let buffers = (call.own.address().cast_const(), recvbuf.cast());
+        return fast::reduction(&call.comm, collective, buffers, call.own.count, kolo, 0);
+    }
+    let into = Buffer::new(recvbuf, n, of)?;
+    go(how, &call.comm, |s| {
+        let own = Scratch::load(s, &call.own);
+        algorithms::scan(s, &call.user, own, &into, exclusive);
+        Ok(())
+    })
+}
+
+pub unsafe fn scan(
+    how: How,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    n: i64,
+    of: c_int,
+    op: c_int,
+    comm: c_int,
+) -> Outcome {
+    scanned(how, sendbuf, recvbuf, n, (of, op, comm), false)
+}
+
+pub unsafe fn exscan(
+    how: How,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    n: i64,
+    of: c_int,
+    op: c_int,
+    comm: c_int,
+) -> Outcome {
+    scanned(how, sendbuf, recvbuf, n, (of, op, comm), true)
+}

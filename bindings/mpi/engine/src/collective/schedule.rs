@@ -1,0 +1,301 @@
+//! A collective as steps over messages: what is started, persistent, on types and operators of the program's own, or irregular.
+//!
+//! Steps run in order; a fence waits for all messages before it. Whoever polls advances all schedules that are under way.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+
+use crate::comm::Comm;
+use crate::error::{Fail, Outcome};
+use crate::net::{self, Completion, Recv, Sink, Source};
+
+/// Memory of the program's or of a schedule's own.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// First byte.
+    pub at: *mut u8,
+    /// Number of bytes.
+    pub len: usize,
+}
+
+// SAFETY: the program lends its memory until the collective is over; a schedule's own lives as long as the schedule. The steps of
+// a schedule run one at a time, under its lock.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// First byte; of the whole, so that closures take all of it.
+    #[must_use]
+    pub fn ptr(self) -> *mut u8 {
+        self.at
+    }
+
+    /// A part.
+    #[must_use]
+    pub fn part(self, from: usize, len: usize) -> Self {
+        debug_assert!(from + len <= self.len);
+        Self { at: self.at.wrapping_add(from), len }
+    }
+
+    /// The bytes.
+    ///
+    /// # Safety
+    /// Nobody writes to them meanwhile.
+    #[must_use]
+    pub unsafe fn bytes<'a>(self) -> &'a [u8] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: lent, see above.
+        unsafe { std::slice::from_raw_parts(self.at, self.len) }
+    }
+}
+
+type Action = Box<dyn FnMut() -> Outcome + Send>;
+
+enum Step {
+    Send(u32, Memory),
+    Recv(u32, Memory),
+    Fence,
+    Run(Action),
+}
+
+/// Steps, and how far they are.
+pub struct Schedule {
+    comm: Arc<Comm>,
+    context: u32,
+    tag: i32,
+    steps: Vec<Step>,
+    at: usize,
+    waiting: Vec<Arc<Completion>>,
+    kept: Vec<Box<[u8]>>,
+}
+
+impl std::fmt::Debug for Schedule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Schedule").field("tag", &self.tag).field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+impl Schedule {
+    /// One without steps, whose messages are its own.
+    #[must_use]
+    pub fn new(comm: &Arc<Comm>) -> Self {
+        let (context, tag) = comm.next_collective();
+        Self::tagged(comm, context, tag)
+    }
+
+    /// One whose messages have this context and tag.
+    #[must_use]
+    pub fn tagged(comm: &Arc<Comm>, context: u32, tag: i32) -> Self {
+        let comm = Arc::clone(comm);
+        Self { comm, context, tag, steps: Vec::new(), at: 0, waiting: Vec::new(), kept: Vec::new() }
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.comm.rank
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.comm.size()
+    }
+
+    /// Memory that lives as long as the schedule.
+    pub fn keep(&mut self, len: usize) -> Memory {
+        // A little more, so that an empty one has an address of its own.
+        let mut memory = vec![0; len.max(1)].into_boxed_slice();
+        let at = memory.as_mut_ptr();
+        self.kept.push(memory);
+        Memory { at, len }
+    }
+
+    /// Sends to a rank.
+    pub fn send(&mut self, to: u32, what: Memory) {
+        self.steps.push(Step::Send(to, what));
+    }
+
+    /// Receives from a rank.
+    pub fn recv(&mut self, from: u32, into: Memory) {
+        self.steps.push(Step::Recv(from, into));
+    }
+
+    /// Waits for all messages so far.
+    pub fn fence(&mut self) {
+        self.steps.push(Step::Fence);
+    }
+
+    /// Does something.
+    pub fn run(&mut self, action: impl FnMut() -> Outcome + Send + 'static) {
+        self.steps.push(Step::Run(Box::new(action)));
+    }
+
+    /// Copies bytes, once what was before is done.
+    pub fn copy(&mut self, from: Memory, to: Memory) {
+        self.run(move || {
+            // SAFETY: both are lent for the collective; they may be the same.
+            unsafe { std::ptr::copy(from.ptr(), to.ptr(), from.bytes().len().min(to.bytes().len())) };
+            Ok(())
+        });
+    }
+
+    /// Begins anew.
+    pub fn rewind(&mut self) {
+        self.at = 0;
+        self.waiting.clear();
+    }
+
+    /// Goes as far as it can. Whether it is over, and how.
+    fn advance(&mut self) -> Option<Outcome> {
+        loop {
+            if !self.waiting.iter().all(|message| message.is_done()) {
+                return None;
+            }
+            for message in std::mem::take(&mut self.waiting) {
+                if let Some(error) = message.get().and_then(|finished| finished.error.clone()) {
+                    return Some(Err(error));
+                }
+            }
+            if self.at == self.steps.len() {
+                return Some(Ok(()));
+            }
+            if let Err(error) = self.batch() {
+                return Some(Err(error));
+            }
+        }
+    }
+
+    /// Runs steps up to the next fence. What runs by itself waits for the messages before it.
+    fn batch(&mut self) -> Outcome {
+        while let Some(step) = self.steps.get_mut(self.at) {
+            match step {
+                Step::Fence => {
+                    self.at += 1;
+                    return Ok(());
+                }
+                Step::Run(_) if !self.waiting.is_empty() => return Ok(()),
+                Step::Run(action) => action()?,
+                Step::Send(to, what) => {
+                    let done = Completion::new();
+                    let data = Source::Lent(what.at, what.len);
+                    net::net()?.send(
+                        self.comm.members[*to as usize],
+                        self.context,
+                        self.tag,
+                        data,
+                        false,
+                        &done,
+                    );
+                    self.waiting.push(done);
+                }
+                Step::Recv(from, into) => {
+                    let done = Completion::new();
+                    let sink = Sink::Flat { ptr: into.at, room: into.len };
+                    let source = Some(self.comm.members[*from as usize]);
+                    net::net()?.recv(
+                        self.context,
+                        Recv { source, tag: Some(self.tag), sink, done: Arc::clone(&done) },
+                    );
+                    self.waiting.push(done);
+                }
+            }
+            self.at += 1;
+        }
+        Ok(())
+    }
+}
+
+/// A schedule that others may wait for.
+#[derive(Debug)]
+pub struct Started {
+    schedule: Mutex<Schedule>,
+    done: Mutex<Option<Outcome>>,
+}
+
+static ACTIVE: Mutex<Vec<Arc<Started>>> = Mutex::new(Vec::new());
+static ACTIVES: AtomicUsize = AtomicUsize::new(0);
+
+impl Started {
+    /// Starts a schedule.
+    #[must_use]
+    pub fn start(schedule: Schedule) -> Arc<Self> {
+        let started = Arc::new(Self { schedule: Mutex::new(schedule), done: Mutex::new(None) });
+        started.activate();
+        started
+    }
+
+    /// A schedule that is not started yet.
+    #[must_use]
+    pub fn idle(schedule: Schedule) -> Arc<Self> {
+        Arc::new(Self { schedule: Mutex::new(schedule), done: Mutex::new(Some(Ok(()))) })
+    }
+
+    /// Starts it again.
+    pub fn restart(self: &Arc<Self>) {
+        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.schedule.lock().unwrap_or_else(PoisonError::into_inner).rewind();
+        self.activate();
+    }
+
+    fn activate(self: &Arc<Self>) {
+        if !self.advance() {
+            ACTIVE.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(self));
+            ACTIVES.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// How it ended, if it has.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Outcome> {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn advance(&self) -> bool {
+        let mut schedule = match self.schedule.try_lock() {
+            Ok(schedule) => schedule,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Another thread is at it, or this one, in an operator of the program's that calls MPI.
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let Some(outcome) = schedule.advance() else { return false };
+        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        true
+    }
+}
+
+/// Advances all that are under way. Whether one of them ended.
+pub fn advance_all() -> bool {
+    if ACTIVES.load(Ordering::Acquire) == 0 {
+        return false;
+    }
+    let all = ACTIVE.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let mut ended = false;
+    for started in all {
+        if started.outcome().is_none() && started.advance() {
+            ACTIVE
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .retain(|other| !Arc::ptr_eq(other, &started));
+            ACTIVES.fetch_sub(1, Ordering::Release);
+            ended = true;
+        }
+    }
+    ended
+}
+
+/// Runs a schedule to its end.
+///
+/// # Errors
+/// Those of its steps.
+pub fn complete(mut schedule: Schedule) -> Outcome {
+    let mut outcome = None;
+    net::wait_until(|| {
+        outcome = schedule.advance();
+        outcome.is_some()
+    })?;
+    outcome.unwrap_or_else(|| Err(Fail::new(crate::error::Class::Intern, "a collective has no end")))
+}

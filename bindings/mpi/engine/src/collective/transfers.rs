@@ -1,0 +1,519 @@
+//! Collectives that move data.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use kolo::Collective;
+
+use super::buffers::Buffer;
+use super::schedule::{Memory, Schedule};
+use super::{How, algorithms, fast, go, is_in_place, root};
+use crate::args::{Counts, slice};
+use crate::comm::{self, Comm};
+use crate::error::{Class, Outcome, fail};
+
+pub unsafe fn barrier(how: How, comm: c_int) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    if how == How::Blocking && comm.size() > 1 {
+        return fast::barrier(&comm);
+    }
+    go(how, &comm, |s| {
+        algorithms::barrier(s);
+        Ok(())
+    })
+}
+
+/// A run of bytes with the data of a buffer, for a blocking call.
+struct Packed {
+    own: Vec<u8>,
+    flat: Option<Memory>,
+}
+
+impl Packed {
+    fn of(buffer: &Buffer, filled: bool) -> Self {
+        let flat = buffer.flat();
+        let mut own = Vec::new();
+        if flat.is_none() {
+            own.resize(buffer.bytes(), 0);
+            if filled {
+                buffer.pack_into(Memory { at: own.as_mut_ptr(), len: own.len() });
+            }
+        }
+        Self { own, flat }
+    }
+
+    fn memory(&mut self) -> Memory {
+        self.flat.unwrap_or(Memory { at: self.own.as_mut_ptr(), len: self.own.len() })
+    }
+
+    fn unpack(&mut self, into: &Buffer) {
+        if self.flat.is_none() {
+            into.unpack_from(self.memory());
+        }
+    }
+}
+
+pub unsafe fn bcast(how: How, buf: *mut c_void, n: i64, of: c_int, from: c_int, comm: c_int) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let (buffer, from) = (Buffer::new(buf, n, of)?, root(&comm, from)?);
+    if how == How::Blocking {
+        if comm.size() == 1 {
+            return Ok(());
+        }
+        let mut packed = Packed::of(&buffer, comm.rank == from);
+        let data = packed.memory();
+        fast::transfer(&comm, Collective::Broadcast, data, data, data.len, from)?;
+        packed.unpack(&buffer);
+        return Ok(());
+    }
+    go(how, &comm, |s| {
+        let data = if comm.rank == from { buffer.source(s) } else { buffer.sink(s) };
+        algorithms::broadcast(s, data, from);
+        if comm.rank != from {
+            buffer.arrived(s, data);
+        }
+        Ok(())
+    })
+}
+
+/// Blocks of one buffer, one per rank.
+fn blocks(buffer: &Buffer, count: usize, ranks: u32) -> Vec<Buffer> {
+    let step = count as i64 * buffer.of.extent;
+    (0..i64::from(ranks)).map(|rank| buffer.moved(rank * step).of_count(count)).collect()
+}
+
+/// Blocks at displacements that count elements.
+unsafe fn listed(
+    at: *const c_void,
+    counts: Counts,
+    places: Counts,
+    of: c_int,
+    ranks: usize,
+) -> Outcome<Vec<Buffer>> {
+    let one = Buffer::new(at, 0, of)?;
+    // SAFETY: the caller's promise.
+    let (counts, places) = unsafe { (counts.list(ranks)?, places.list(ranks)?) };
+    counts
+        .iter()
+        .zip(places)
+        .map(|(count, place)| Ok(one.moved(place * one.of.extent).of_count(crate::args::count(*count)?)))
+        .collect()
+}
+
+fn sources(s: &mut Schedule, blocks: &[Buffer]) -> Vec<Memory> {
+    blocks.iter().map(|block| block.source(s)).collect()
+}
+
+/// Copies, since what comes goes to the same memory.
+fn copies(s: &mut Schedule, blocks: &[Buffer]) -> Vec<Memory> {
+    blocks
+        .iter()
+        .map(|block| {
+            let (copy, block) = (s.keep(block.bytes()), block.clone());
+            s.run(move || {
+                block.pack_into(copy);
+                Ok(())
+            });
+            copy
+        })
+        .collect()
+}
+
+fn sinks(s: &mut Schedule, blocks: &[Buffer]) -> Vec<Memory> {
+    blocks.iter().map(|block| block.sink(s)).collect()
+}
+
+fn arrived(s: &mut Schedule, blocks: &[Buffer], memories: &[Memory]) {
+    blocks.iter().zip(memories).for_each(|(block, memory)| block.arrived(s, *memory));
+}
+
+/// Gathers at a root: the blocks on the root, nothing elsewhere; no own data if it is in its place.
+fn gather_to(how: How, comm: &Arc<Comm>, own: Option<&Buffer>, parts: &[Buffer], to: u32) -> Outcome {
+    go(how, comm, |s| {
+        let mut into = sinks(s, parts);
+        let data = match own {
+            Some(own) => own.source(s),
+            None => into[to as usize],
+        };
+        if own.is_none() {
+            // The root's block is in its place already, whatever its layout.
+            into[to as usize] = data;
+        }
+        algorithms::gather(s, data, &into, to);
+        for (rank, (part, memory)) in parts.iter().zip(&into).enumerate() {
+            if own.is_some() || rank as u32 != to {
+                part.arrived(s, *memory);
+            }
+        }
+        Ok(())
+    })
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn gather(
+    how: How,
+    sendbuf: *const c_void,
+    sendcount: i64,
+    sendtype: c_int,
+    recvbuf: *mut c_void,
+    recvcount: i64,
+    recvtype: c_int,
+    to: c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let to = root(&comm, to)?;
+    let is_root = comm.rank == to;
+    let recv = if is_root { Buffer::new(recvbuf, recvcount, recvtype)? } else { Buffer::none() };
+    let in_place = is_in_place(sendbuf) && is_root;
+    let own = if in_place { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
+    let parts = if is_root { blocks(&recv, recv.count, comm.size()) } else { Vec::new() };
+    let bytes = own.as_ref().map_or(recv.bytes(), Buffer::bytes);
+    if is_root && bytes != recv.bytes() {
+        return fail(
+            Class::Count,
+            format!("the root sends {bytes} bytes to itself and receives {}", recv.bytes()),
+        );
+    }
+    if how != How::Blocking || comm.size() == 1 {
+        return gather_to(how, &comm, own.as_ref(), &parts, to);
+    }
+    let all = recv.of_count(recv.count * comm.size() as usize);
+    let mut output = Packed::of(&all, false);
+    let place = if is_root { output.memory() } else { fast::NOTHING };
+    let mut input = own.as_ref().map(|own| Packed::of(own, true));
+    let data = match &mut input {
+        Some(input) => input.memory(),
+        None => {
+            let own = place.part(to as usize * bytes, bytes);
+            if output.flat.is_none() {
+                parts[to as usize].pack_into(own);
+            }
+            own
+        }
+    };
+    fast::transfer(&comm, Collective::Gather, data, place, bytes, to)?;
+    if is_root {
+        output.unpack(&all);
+    }
+    Ok(())
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn gatherv(
+    how: How,
+    sendbuf: *const c_void,
+    sendcount: i64,
+    sendtype: c_int,
+    recvbuf: *mut c_void,
+    recvcounts: Counts,
+    displs: Counts,
+    recvtype: c_int,
+    to: c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let to = root(&comm, to)?;
+    let is_root = comm.rank == to;
+    let in_place = is_in_place(sendbuf) && is_root;
+    let own = if in_place { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
+    let parts = match is_root {
+        // SAFETY: the caller's promise.
+        true => unsafe { listed(recvbuf, recvcounts, displs, recvtype, comm.size() as usize)? },
+        false => Vec::new(),
+    };
+    gather_to(how, &comm, own.as_ref(), &parts, to)
+}
+
+fn scatter_from(how: How, comm: &Arc<Comm>, parts: &[Buffer], own: Option<&Buffer>, from: u32) -> Outcome {
+    go(how, comm, |s| {
+        let out = sources(s, parts);
+        let into = match own {
+            Some(own) => own.sink(s),
+            None => out[from as usize],
+        };
+        algorithms::scatter(s, &out, into, from);
+        if let Some(own) = own {
+            own.arrived(s, into);
+        }
+        Ok(())
+    })
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn scatter(
+    how: How,
+    sendbuf: *const c_void,
+    sendcount: i64,
+    sendtype: c_int,
+    recvbuf: *mut c_void,
+    recvcount: i64,
+    recvtype: c_int,
+    from: c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let from = root(&comm, from)?;
+    let is_root = comm.rank == from;
+    let send = if is_root { Buffer::new(sendbuf, sendcount, sendtype)? } else { Buffer::none() };
+    let in_place = is_in_place(recvbuf) && is_root;
+    let own = if in_place { None } else { Some(Buffer::new(recvbuf, recvcount, recvtype)?) };
+    let parts = if is_root { blocks(&send, send.count, comm.size()) } else { Vec::new() };
+    let bytes = own.as_ref().map_or(send.bytes(), Buffer::bytes);
+    if is_root && bytes != send.bytes() {
+        return fail(
+            Class::Count,
+            format!("the root sends {} bytes to itself and receives {bytes}", send.bytes()),
+        );
+    }
+    if how != How::Blocking || comm.size() == 1 {
+        return scatter_from(how, &comm, &parts, own.as_ref(), from);
+    }
+    let all = send.of_count(send.count * comm.size() as usize);
+    let mut input = Packed::of(&all, true);
+    let data = if is_root { input.memory() } else { fast::NOTHING };
+    let mut output = own.as_ref().map(|own| Packed::of(own, false));
+    let place = match &mut output {
+        Some(output) => output.memory(),
+        None => data.part(from as usize * bytes, bytes),
+    };
+    fast::transfer(&comm, Collective::Scatter, data, place, bytes, from)?;
+    if let (Some(own), Some(output)) = (&own, &mut output) {
+        output.unpack(own);
+    }
+    Ok(())
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn scatterv(
+    how: How,
+    sendbuf: *const c_void,
+    sendcounts: Counts,
+    displs: Counts,
+    sendtype: c_int,
+    recvbuf: *mut c_void,
+    recvcount: i64,
+    recvtype: c_int,
+    from: c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let from = root(&comm, from)?;
+    let is_root = comm.rank == from;
+    let in_place = is_in_place(recvbuf) && is_root;
+    let own = if in_place { None } else { Some(Buffer::new(recvbuf, recvcount, recvtype)?) };
+    let parts = match is_root {
+        // SAFETY: the caller's promise.
+        true => unsafe { listed(sendbuf, sendcounts, displs, sendtype, comm.size() as usize)? },
+        false => Vec::new(),
+    };
+    scatter_from(how, &comm, &parts, own.as_ref(), from)
+}
+
+/// Everybody's blocks to everybody, at their places.
+fn gather_all(how: How, comm: &Arc<Comm>, own: Option<&Buffer>, parts: &[Buffer]) -> Outcome {
+    let rank = comm.rank as usize;
+    go(how, comm, |s| {
+        let mut into = sinks(s, parts);
+        match own {
+            Some(own) => {
+                let data = own.source(s);
+                s.copy(data, into[rank]);
+            }
+            None => into[rank] = parts[rank].source(s),
+        }
+        algorithms::all_gather(s, &into);
+        arrived(s, parts, &into);
+        Ok(())
+    })
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn allgather(
+    how: How,
+    sendbuf: *const c_void,
+    sendcount: i64,
+    sendtype: c_int,
+    recvbuf: *mut c_void,
+    recvcount: i64,
+    recvtype: c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let recv = Buffer::new(recvbuf, recvcount, recvtype)?;
+    let own = if is_in_place(sendbuf) { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
+    let bytes = recv.bytes();
+    if own.as_ref().is_some_and(|own| own.bytes() != bytes) {
+        return fail(
+            Class::Count,
+            format!("a rank sends other than the {bytes} bytes that it receives from each"),
+        );
+    }
+    if how != How::Blocking || comm.size() == 1 {
+        return gather_all(how, &comm, own.as_ref(), &blocks(&recv, recv.count, comm.size()));
+    }
+    let all = recv.of_count(recv.count * comm.size() as usize);
+    let mut output = Packed::of(&all, own.is_none());
+    let place = output.memory();
+    let mut input = own.as_ref().map(|own| Packed::of(own, true));
+    let data = input.as_mut().map_or_else(|| place.part(comm.rank as usize * bytes, bytes), Packed::memory);
+    fast::transfer(&comm, Collective::AllGather, data, place, bytes, 0)?;
+    output.unpack(&all);
+    Ok(())
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn allgatherv(
+    how: How,
+    sendbuf: *const c_void,
+    sendcount: i64,
+    sendtype: c_int,
+    recvbuf: *mut c_void,
+    recvcounts: Counts,
+    displs: Counts,
+    recvtype: c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    // SAFETY: the caller's promise.
+    let parts = unsafe { listed(recvbuf, recvcounts, displs, recvtype, comm.size() as usize)? };
+    let own = if is_in_place(sendbuf) { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
+    if how != How::Blocking || comm.size() == 1 {
+        return gather_all(how, &comm, own.as_ref(), &parts);
+    }
+    let rank = comm.rank as usize;
+    let bytes: Vec<usize> = parts.iter().map(Buffer::bytes).collect();
+    let mine = own.as_ref().unwrap_or(&parts[rank]);
+    if mine.bytes() != bytes[rank] {
+        return fail(
+            Class::Count,
+            format!("a rank sends {} bytes and receives {} from itself", mine.bytes(), bytes[rank]),
+        );
+    }
+    let mut together = vec![0_u8; bytes.iter().sum()];
+    let output = Memory { at: together.as_mut_ptr(), len: together.len() };
+    let mut input = Packed::of(mine, true);
+    fast::all_gather_v(&comm, input.memory(), output, &bytes)?;
+    let mut next = 0;
+    for (part, len) in parts.iter().zip(bytes) {
+        part.unpack_from(output.part(next, len));
+        next += len;
+    }
+    Ok(())
+}
+
+/// A block for each from each.
+fn exchange(how: How, comm: &Arc<Comm>, out: Option<&[Buffer]>, into: &[Buffer]) -> Outcome {
+    go(how, comm, |s| {
+        let data = match out {
+            Some(out) => sources(s, out),
+            None => copies(s, into),
+        };
+        let places = sinks(s, into);
+        algorithms::all_to_all(s, &data, &places);
+        arrived(s, into, &places);
+        Ok(())
+    })
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn alltoall(
+    how: How,
+    sendbuf: *const c_void,
+    sendcount: i64,
+    sendtype: c_int,
+    recvbuf: *mut c_void,
+    recvcount: i64,
+    recvtype: c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let ranks = comm.size() as usize;
+    let recv = Buffer::new(recvbuf, recvcount, recvtype)?;
+    let send = if is_in_place(sendbuf) { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
+    let bytes = recv.bytes();
+    if send.as_ref().is_some_and(|send| send.bytes() != bytes) {
+        return fail(
+            Class::Count,
+            format!("a rank sends other than the {bytes} bytes that it receives from each"),
+        );
+    }
+    if how != How::Blocking || ranks == 1 {
+        let out = send.map(|send| blocks(&send, send.count, comm.size()));
+        return exchange(how, &comm, out.as_deref(), &blocks(&recv, recv.count, comm.size()));
+    }
+    let all = recv.of_count(recv.count * ranks);
+    let mut output = Packed::of(&all, send.is_none());
+    let place = output.memory();
+    let mut input = send.as_ref().map(|send| Packed::of(&send.of_count(send.count * ranks), true));
+    let data = input.as_mut().map_or(place, Packed::memory);
+    fast::transfer(&comm, Collective::AllToAll, data, place, bytes, 0)?;
+    output.unpack(&all);
+    Ok(())
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn alltoallv(
+    how: How,
+    sendbuf: *const c_void,
+    sendcounts: Counts,
+    sdispls: Counts,
+    sendtype: c_int,
+    recvbuf: *mut c_void,
+    recvcounts: Counts,
+    rdispls: Counts,
+    recvtype: c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let ranks = comm.size() as usize;
+    // SAFETY: the caller's promise.
+    let (out, into) = unsafe {
+        let out = match is_in_place(sendbuf) {
+            true => None,
+            false => Some(listed(sendbuf, sendcounts, sdispls, sendtype, ranks)?),
+        };
+        (out, listed(recvbuf, recvcounts, rdispls, recvtype, ranks)?)
+    };
+    exchange(how, &comm, out.as_deref(), &into)
+}
+
+/// Blocks of types of their own, at displacements in bytes.
+pub(super) unsafe fn various(
+    at: *const c_void,
+    counts: Counts,
+    places: Counts,
+    types: *const c_int,
+    ranks: usize,
+) -> Outcome<Vec<Buffer>> {
+    // SAFETY: the caller's promise.
+    let (counts, places, types) =
+        unsafe { (counts.list(ranks)?, places.list(ranks)?, slice(types, ranks as c_int)?) };
+    (0..ranks).map(|rank| Ok(Buffer::new(at, counts[rank], types[rank])?.moved(places[rank]))).collect()
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn alltoallw(
+    how: How,
+    sendbuf: *const c_void,
+    sendcounts: Counts,
+    sdispls: Counts,
+    sendtypes: *const c_int,
+    recvbuf: *mut c_void,
+    recvcounts: Counts,
+    rdispls: Counts,
+    recvtypes: *const c_int,
+    comm: c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let ranks = comm.size() as usize;
+    // SAFETY: the caller's promise.
+    let (out, into) = unsafe {
+        let out = match is_in_place(sendbuf) {
+            true => None,
+            false => Some(various(sendbuf, sendcounts, sdispls, sendtypes, ranks)?),
+        };
+        (out, various(recvbuf, recvcounts, rdispls, recvtypes, ranks)?)
+    };
+    exchange(how, &comm, out.as_deref(), &into)
+}

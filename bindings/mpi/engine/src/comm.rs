@@ -1,0 +1,558 @@
+//! Communicators.
+
+use std::ffi::{c_char, c_int};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use kolo::Communicator;
+
+use crate::args::{put, put_text, text};
+use crate::attributes::Attributes;
+use crate::bsend::Buffers;
+use crate::collective;
+use crate::constants::*;
+use crate::error::{self, Class, Fail, Outcome, fail};
+use crate::group::{self, Group};
+use crate::handle::Table;
+use crate::handlers::Handler;
+use crate::info::{self, Pairs};
+use crate::net::{self, Completion, Recv, Sink, Source};
+use crate::request::{self, Active};
+use crate::topology::Topology;
+use crate::world;
+
+/// A communicator.
+#[derive(Debug)]
+pub struct Comm {
+    handle: AtomicI32,
+    /// Number of the communicator, times four: messages of users, of collectives and of the library are apart.
+    context: AtomicU32,
+    /// This rank.
+    pub rank: u32,
+    /// World ranks of all.
+    pub members: Group,
+    kolo: OnceLock<Arc<Communicator>>,
+    collectives: AtomicI32,
+    creations: AtomicI32,
+    pub(crate) attributes: Attributes,
+    name: Mutex<String>,
+    handler: Mutex<Handler>,
+    info: Mutex<Pairs>,
+    pub(crate) topology: Option<Topology>,
+    pub(crate) buffers: Buffers,
+}
+
+const COLLECTIVES: u32 = 1;
+const LIBRARY: u32 = 2;
+/// Messages of partitioned operations.
+pub(crate) const PARTITIONED: u32 = 3;
+
+static COMMS: Table<Arc<Comm>> = Table::new(0x1);
+static PREDEFINED: OnceLock<[Arc<Comm>; 2]> = OnceLock::new();
+
+/// The communicator of a handle.
+///
+/// # Errors
+/// [`Class::Comm`], or before Init and after Finalize.
+#[inline]
+pub fn lookup(handle: c_int) -> Outcome<Arc<Comm>> {
+    world::check_running()?;
+    let predefined = (handle as u32).wrapping_sub(COMM_WORLD as u32) as usize;
+    if let Some(comm) = PREDEFINED.get().and_then(|both| both.get(predefined)) {
+        return Ok(Arc::clone(comm));
+    }
+    COMMS.get(handle).map_or_else(|| invalid(handle), Ok)
+}
+
+#[cold]
+fn invalid<T>(handle: c_int) -> Outcome<T> {
+    match handle {
+        COMM_NULL => fail(Class::Comm, "MPI_COMM_NULL"),
+        _ => fail(Class::Comm, format!("{handle:#x} is no communicator, or one that was freed")),
+    }
+}
+
+/// Makes the predefined ones.
+pub(crate) fn predefine(rank: u32, size: u32, kolo: Option<Arc<Communicator>>) {
+    let world = Comm::new(0, rank, world::world_members(size), None);
+    if let Some(kolo) = kolo {
+        let _ = world.kolo.set(kolo);
+    }
+    let own = Comm::new(1, 0, Arc::from([rank]), None);
+    for (comm, handle, name) in [(&world, COMM_WORLD, "MPI_COMM_WORLD"), (&own, COMM_SELF, "MPI_COMM_SELF")] {
+        comm.handle.store(handle, Ordering::Relaxed);
+        name.clone_into(&mut comm.name.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+    let _ = PREDEFINED.set([Arc::new(world), Arc::new(own)]);
+}
+
+/// Lets go of what is left at the end.
+pub(crate) fn forget_all() {
+    for comm in COMMS.all() {
+        COMMS.remove(comm.handle());
+    }
+}
+
+impl Comm {
+    fn new(number: u32, rank: u32, members: Group, topology: Option<Topology>) -> Self {
+        Self {
+            handle: AtomicI32::new(COMM_NULL),
+            context: AtomicU32::new(number << 2),
+            rank,
+            members,
+            kolo: OnceLock::new(),
+            collectives: AtomicI32::new(0),
+            creations: AtomicI32::new(0),
+            attributes: Attributes::default(),
+            name: Mutex::default(),
+            handler: Mutex::default(),
+            info: Mutex::default(),
+            topology,
+            buffers: Buffers::default(),
+        }
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    /// Its handle.
+    #[must_use]
+    pub fn handle(&self) -> c_int {
+        self.handle.load(Ordering::Relaxed)
+    }
+
+    /// Context of the program's messages, or another of its four.
+    #[must_use]
+    pub fn context(&self, of: u32) -> u32 {
+        self.context.load(Ordering::Acquire) | of
+    }
+
+    /// Rank here of a rank of the world.
+    #[must_use]
+    pub fn rank_of(&self, world: u32) -> u32 {
+        match self.members.get(world as usize) {
+            Some(member) if *member == world => world,
+            _ => self.members.iter().position(|member| *member == world).unwrap_or(0) as u32,
+        }
+    }
+
+    /// Context and tag of the next collective that consists of messages.
+    #[must_use]
+    pub fn next_collective(&self) -> (u32, i32) {
+        let number = self.collectives.fetch_add(1, Ordering::Relaxed);
+        (self.context(COLLECTIVES), number & TAG_MAX)
+    }
+
+    /// Kolo's communicator of these ranks. Made at the first call, which all ranks make.
+    ///
+    /// # Errors
+    /// Kolo's.
+    #[inline]
+    pub fn kolo(&self) -> Outcome<&Communicator> {
+        match self.kolo.get() {
+            Some(kolo) => Ok(kolo),
+            None => self.make_kolo(),
+        }
+    }
+
+    #[cold]
+    fn make_kolo(&self) -> Outcome<&Communicator> {
+        let Some(world) = world::joined() else {
+            return fail(Class::Intern, "a process that is alone has no collectives");
+        };
+        let _absent = net::Absence::begin();
+        let made = world.group(&self.members)?;
+        Ok(self.kolo.get_or_init(|| Arc::new(made)))
+    }
+
+    /// What to do with errors.
+    #[must_use]
+    pub fn handler(&self) -> Handler {
+        self.handler.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Says what to do with errors.
+    pub fn set_handler(&self, handler: Handler) {
+        *self.handler.lock().unwrap_or_else(PoisonError::into_inner) = handler;
+    }
+
+    /// A communicator like this one, of other members, with a number that they have agreed on.
+    fn child(&self, number: u32, members: Group, topology: Option<Topology>) -> Outcome<Self> {
+        let Some(rank) = members.iter().position(|member| *member == world::rank()) else {
+            return fail(Class::Group, "this process is not in the group");
+        };
+        let child = Self::new(number, rank as u32, members, topology);
+        child.set_handler(self.handler());
+        Ok(child)
+    }
+
+    fn register(self) -> c_int {
+        let comm = Arc::new(self);
+        let handle = COMMS.insert(Arc::clone(&comm));
+        comm.handle.store(handle, Ordering::Relaxed);
+        handle
+    }
+
+    /// A number for a communicator of some of the members, who all ask: the first of them gives it away.
+    fn agree(&self, members: &[u32], tag: c_int) -> Outcome<u32> {
+        let context = self.context(LIBRARY);
+        if members.first() == Some(&world::rank()) {
+            let number = world::new_context()?;
+            let mut sends = Vec::new();
+            for member in &members[1..] {
+                let done = Completion::new();
+                let data = Source::Kept(number.to_le_bytes().to_vec());
+                net::net()?.send(*member, context, tag, data, false, &done);
+                sends.push(done);
+            }
+            net::wait_until(|| sends.iter().all(|done| done.is_done()))?;
+            return Ok(number);
+        }
+        let (done, mut bytes) = (Completion::new(), [0_u8; 4]);
+        let sink = Sink::Flat { ptr: bytes.as_mut_ptr(), room: bytes.len() };
+        let source = members.first().copied();
+        net::net()?.recv(context, Recv { source, tag: Some(tag), sink, done: Arc::clone(&done) });
+        net::wait_until(|| done.is_done())?;
+        match done.get().and_then(|finished| finished.error.clone()) {
+            Some(error) => Err(error),
+            None => Ok(u32::from_le_bytes(bytes)),
+        }
+    }
+
+    fn next_creation(&self) -> c_int {
+        self.creations.fetch_add(1, Ordering::Relaxed) & (TAG_MAX >> 1)
+    }
+
+    /// Makes a communicator of some of the members, who all call it.
+    pub(crate) fn create(&self, members: Group, topology: Option<Topology>) -> Outcome<c_int> {
+        let tag = self.next_creation();
+        self.create_tagged(members, topology, tag)
+    }
+
+    /// For a rank that is in none of the new communicators.
+    pub(crate) fn skip_creation(&self) {
+        self.next_creation();
+    }
+
+    fn create_tagged(&self, members: Group, topology: Option<Topology>, tag: c_int) -> Outcome<c_int> {
+        let number = self.agree(&members, tag)?;
+        Ok(self.child(number, members, topology)?.register())
+    }
+
+    fn duplicate(self: &Arc<Self>, info: Pairs) -> Outcome<Self> {
+        let copy = self.child(0, Arc::clone(&self.members), self.topology.clone())?;
+        *copy.info.lock().unwrap_or_else(PoisonError::into_inner) = info;
+        self.attributes.copy_to(self.handle(), &copy.attributes)?;
+        Ok(copy)
+    }
+
+    fn hints(&self) -> Pairs {
+        self.info.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        if let Ok(mut net) = net::net() {
+            (0..4).for_each(|of| net.forget(self.context(of)));
+        }
+    }
+}
+
+/// Number of ranks, for front ends that convert arrays; 0 for what is no communicator.
+#[must_use]
+pub fn size_of_comm(handle: c_int) -> usize {
+    lookup(handle).map_or(0, |comm| comm.members.len())
+}
+
+/// Takes the handle of a communicator of the library's own back.
+pub(crate) fn release(handle: c_int) {
+    COMMS.remove(handle);
+}
+
+/// The attributes that the library sets on every communicator.
+pub(crate) fn predefined_attribute(_: &Arc<Comm>, keyval: c_int) -> Outcome<Option<Option<usize>>> {
+    static TAG_UB_VALUE: c_int = TAG_MAX;
+    static ANY_PROCESS: c_int = ANY_SOURCE;
+    static NO_HOST: c_int = PROC_NULL;
+    static NOT_GLOBAL: c_int = 0;
+    static FIRST_APP: c_int = 0;
+    static LAST_CODE: AtomicI32 = AtomicI32::new(0);
+    let address = |value: &'static c_int| Some(Some(&raw const *value as usize));
+    Ok(match keyval {
+        TAG_UB => address(&TAG_UB_VALUE),
+        IO => address(&ANY_PROCESS),
+        HOST => address(&NO_HOST),
+        WTIME_IS_GLOBAL => address(&NOT_GLOBAL),
+        APPNUM => address(&FIRST_APP),
+        LASTUSEDCODE => {
+            LAST_CODE.store(crate::flavor::code_out(error::last_used()), Ordering::Relaxed);
+            Some(Some(LAST_CODE.as_ptr() as usize))
+        }
+        UNIVERSE_SIZE => Some(None),
+        _ => None,
+    })
+}
+
+pub unsafe fn comm_size(comm: c_int, size: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { put(size, lookup(comm)?.size() as c_int) }
+}
+
+pub unsafe fn comm_rank(comm: c_int, rank: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { put(rank, lookup(comm)?.rank as c_int) }
+}
+
+pub unsafe fn comm_compare(one: c_int, other: c_int, result: *mut c_int) -> Outcome {
+    let (one, other) = (lookup(one)?, lookup(other)?);
+    let found = match group::compare(&one.members, &other.members) {
+        IDENT if !Arc::ptr_eq(&one, &other) => CONGRUENT,
+        found => found,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { put(result, found) }
+}
+
+unsafe fn dup(comm: c_int, info: Option<c_int>, new: *mut c_int) -> Outcome {
+    let comm = lookup(comm)?;
+    let hints = info.map_or_else(|| Ok(comm.hints()), info::pairs)?;
+    let copy = comm.duplicate(hints)?;
+    let number = comm.agree(&comm.members, comm.next_creation())?;
+    copy.context.store(number << 2, Ordering::Release);
+    // SAFETY: the caller's promise.
+    unsafe { put(new, copy.register()) }
+}
+
+pub unsafe fn comm_dup(comm: c_int, new: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { dup(comm, None, new) }
+}
+
+pub unsafe fn comm_dup_with_info(comm: c_int, info: c_int, new: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { dup(comm, Some(info), new) }
+}
+
+unsafe fn idup(comm: c_int, info: Option<c_int>, new: *mut c_int, into: *mut c_int) -> Outcome {
+    let comm = lookup(comm)?;
+    let hints = info.map_or_else(|| Ok(comm.hints()), info::pairs)?;
+    let handle = comm.duplicate(hints)?.register();
+    let copy = lookup(handle)?;
+    let mut s = collective::Schedule::tagged(&comm, comm.context(LIBRARY), comm.next_creation());
+    let number = s.keep(4);
+    if comm.rank == 0 {
+        let bytes = world::new_context()?.to_le_bytes();
+        // SAFETY: four bytes of the schedule's own.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), number.at, 4) };
+    }
+    collective::algorithms::broadcast(&mut s, number, 0);
+    s.run(move || {
+        // SAFETY: as above; everything before is done.
+        let number = unsafe { number.ptr().cast::<u32>().read_unaligned() };
+        copy.context.store(u32::from_le(number) << 2, Ordering::Release);
+        Ok(())
+    });
+    let active = Active::Collective(collective::schedule::Started::start(s));
+    // SAFETY: the caller's promise.
+    unsafe {
+        put(new, handle)?;
+        put(into, request::register(active, &comm))
+    }
+}
+
+pub unsafe fn comm_idup(comm: c_int, new: *mut c_int, into: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { idup(comm, None, new, into) }
+}
+
+pub unsafe fn comm_idup_with_info(comm: c_int, info: c_int, new: *mut c_int, into: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { idup(comm, Some(info), new, into) }
+}
+
+pub unsafe fn comm_create(comm: c_int, of: c_int, new: *mut c_int) -> Outcome {
+    let comm = lookup(comm)?;
+    let members = group::lookup(of)?;
+    if !members.iter().all(|member| comm.members.contains(member)) {
+        return fail(Class::Group, "the group has ranks that the communicator has not");
+    }
+    let handle = if members.contains(&world::rank()) {
+        comm.create(members, None)?
+    } else {
+        comm.skip_creation();
+        COMM_NULL
+    };
+    // SAFETY: the caller's promise.
+    unsafe { put(new, handle) }
+}
+
+pub unsafe fn comm_create_group(comm: c_int, of: c_int, tag: c_int, new: *mut c_int) -> Outcome {
+    let comm = lookup(comm)?;
+    let members = group::lookup(of)?;
+    if !(0..=TAG_MAX).contains(&tag) {
+        return fail(Class::Tag, format!("the tag {tag}"));
+    }
+    let handle = if members.contains(&world::rank()) {
+        // Tags of this call are apart from those of calls that all members make.
+        comm.create_tagged(members, None, (1 << 29) | (tag & (TAG_MAX >> 1)))?
+    } else {
+        COMM_NULL
+    };
+    // SAFETY: the caller's promise.
+    unsafe { put(new, handle) }
+}
+
+/// The members of the given color, by key and rank.
+pub(crate) fn split_members(comm: &Arc<Comm>, color: Option<c_int>, key: c_int) -> Outcome<Option<Group>> {
+    let mut own = [0_u8; 12];
+    own[..4].copy_from_slice(&c_int::from(color.is_some()).to_le_bytes());
+    own[4..8].copy_from_slice(&color.unwrap_or(0).to_le_bytes());
+    own[8..].copy_from_slice(&key.to_le_bytes());
+    let all = collective::share(comm, &own)?;
+    let Some(color) = color else { return Ok(None) };
+    let word = |entry: &[u8], at: usize| {
+        c_int::from_le_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]])
+    };
+    let mut found: Vec<(c_int, usize)> = all
+        .chunks_exact(12)
+        .enumerate()
+        .filter(|(_, entry)| word(entry, 0) == 1 && word(entry, 4) == color)
+        .map(|(rank, entry)| (word(entry, 8), rank))
+        .collect();
+    found.sort_unstable();
+    Ok(Some(found.into_iter().map(|(_, rank)| comm.members[rank]).collect()))
+}
+
+unsafe fn split(comm: &Arc<Comm>, color: Option<c_int>, key: c_int, new: *mut c_int) -> Outcome {
+    let handle = match split_members(comm, color, key)? {
+        Some(members) => comm.create(members, None)?,
+        None => {
+            comm.skip_creation();
+            COMM_NULL
+        }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { put(new, handle) }
+}
+
+pub unsafe fn comm_split(comm: c_int, color: c_int, key: c_int, new: *mut c_int) -> Outcome {
+    let comm = lookup(comm)?;
+    if color < 0 && color != UNDEFINED {
+        return fail(Class::Arg, format!("the color {color}"));
+    }
+    // SAFETY: the caller's promise.
+    unsafe { split(&comm, (color != UNDEFINED).then_some(color), key, new) }
+}
+
+pub unsafe fn comm_split_type(comm: c_int, kind: c_int, key: c_int, info: c_int, new: *mut c_int) -> Outcome {
+    let comm = lookup(comm)?;
+    let hints = info::pairs(info)?;
+    let host = world::host(world::rank()) as c_int;
+    let color = match kind {
+        COMM_TYPE_SHARED => Some(host),
+        COMM_TYPE_HW_GUIDED | COMM_TYPE_RESOURCE_GUIDED => {
+            let shared = hints.iter().any(|(_, value)| value == "mpi_shared_memory");
+            shared.then_some(host)
+        }
+        COMM_TYPE_HW_UNGUIDED | UNDEFINED => None,
+        _ => return fail(Class::Arg, format!("the split type {kind}")),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { split(&comm, color, key, new) }
+}
+
+pub unsafe fn comm_free(comm: *mut c_int) -> Outcome {
+    // SAFETY: the front end has checked it.
+    let handle = unsafe { *comm };
+    let freed = lookup(handle)?;
+    if handle == COMM_WORLD || handle == COMM_SELF {
+        return fail(Class::Comm, "predefined communicators cannot be freed");
+    }
+    freed.attributes.delete_all(handle)?;
+    COMMS.remove(handle);
+    // SAFETY: as above.
+    unsafe { *comm = COMM_NULL };
+    Ok(())
+}
+
+pub unsafe fn comm_disconnect(comm: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { comm_free(comm) }
+}
+
+pub unsafe fn comm_test_inter(comm: c_int, flag: *mut c_int) -> Outcome {
+    lookup(comm)?;
+    // SAFETY: the caller's promise.
+    unsafe { put(flag, 0) }
+}
+
+pub unsafe fn comm_remote_size(comm: c_int, _size: *mut c_int) -> Outcome {
+    lookup(comm)?;
+    fail(Class::Comm, "this is no intercommunicator")
+}
+
+pub unsafe fn comm_remote_group(comm: c_int, _group: *mut c_int) -> Outcome {
+    lookup(comm)?;
+    fail(Class::Comm, "this is no intercommunicator")
+}
+
+pub unsafe fn intercomm_create(
+    comm: c_int,
+    _leader: c_int,
+    _peer: c_int,
+    _remote: c_int,
+    _tag: c_int,
+    _new: *mut c_int,
+) -> Outcome {
+    lookup(comm)?;
+    fail(Class::UnsupportedOperation, "Kolo has no intercommunicators")
+}
+
+pub unsafe fn intercomm_merge(comm: c_int, _high: c_int, _new: *mut c_int) -> Outcome {
+    lookup(comm)?;
+    fail(Class::Comm, "this is no intercommunicator")
+}
+
+pub unsafe fn comm_get_parent(comm: *mut c_int) -> Outcome {
+    world::check_running()?;
+    // SAFETY: the caller's promise.
+    unsafe { put(comm, COMM_NULL) }
+}
+
+pub unsafe fn comm_set_name(comm: c_int, name: *const c_char) -> Outcome {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(name) }?;
+    *lookup(comm)?.name.lock().unwrap_or_else(PoisonError::into_inner) = name;
+    Ok(())
+}
+
+pub unsafe fn comm_get_name(comm: c_int, name: *mut c_char, length: *mut c_int) -> Outcome {
+    let comm = if comm == COMM_NULL { None } else { Some(lookup(comm)?) };
+    let shown = comm.map_or_else(
+        || "MPI_COMM_NULL".to_owned(),
+        |comm| comm.name.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+    );
+    // SAFETY: the standard's room for it.
+    unsafe { put_text(&shown, name, MAX_OBJECT_NAME as usize, length) }
+}
+
+pub unsafe fn comm_set_info(comm: c_int, info: c_int) -> Outcome {
+    let (comm, hints) = (lookup(comm)?, info::pairs(info)?);
+    *comm.info.lock().unwrap_or_else(PoisonError::into_inner) = hints;
+    Ok(())
+}
+
+pub unsafe fn comm_get_info(comm: c_int, info: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { put(info, info::make(lookup(comm)?.hints())) }
+}
+
+/// A failure that the communicator's error handler hears of.
+pub(crate) fn on(comm: &Comm, mut failure: Fail) -> Fail {
+    failure.comm = Some(comm.handle());
+    failure
+}

@@ -1,0 +1,151 @@
+//! Makes types of others.
+
+use std::ffi::c_int;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use super::{Blocks, Made, Type};
+use crate::attributes::Attributes;
+use crate::constants::{COMBINER_RESIZED, COMBINER_STRUCT, DATATYPE_NULL};
+use crate::error::{Class, Outcome, fail};
+
+/// Least and greatest byte of what lies somewhere.
+#[derive(Clone, Copy)]
+struct Bounds {
+    low: i64,
+    high: i64,
+}
+
+impl Bounds {
+    const NONE: Self = Self { low: i64::MAX, high: i64::MIN };
+
+    /// `count` elements from `at` on, one per `extent` bytes, each of which reaches from `low` to `high`.
+    fn add(&mut self, at: i64, count: i64, extent: i64, (low, high): (i64, i64)) -> Option<()> {
+        if count > 0 {
+            let last = at.checked_add(extent.checked_mul(count - 1)?)?;
+            self.low = self.low.min(at.min(last).checked_add(low)?);
+            self.high = self.high.max(at.max(last).checked_add(high)?);
+        }
+        Some(())
+    }
+
+    fn ends(self) -> (i64, i64) {
+        if self.low > self.high { (0, 0) } else { (self.low, self.high) }
+    }
+}
+
+struct Extents {
+    size: i64,
+    bounds: Bounds,
+    true_bounds: Bounds,
+}
+
+fn extents(made: &Made) -> Option<Extents> {
+    let mut all = Extents { size: 0, bounds: Bounds::NONE, true_bounds: Bounds::NONE };
+    let mut add = |at: i64, count: i64, of: &Type, repeat: i64, stride: i64| {
+        let size = (of.size as i64).checked_mul(count)?.checked_mul(repeat)?;
+        all.size = all.size.checked_add(size)?;
+        if count == 0 {
+            return Some(());
+        }
+        let mut block = Bounds::NONE;
+        block.add(0, count, of.extent, (of.lower, of.lower.checked_add(of.extent)?))?;
+        all.bounds.add(at, repeat, stride, block.ends())?;
+        if of.size > 0 {
+            let mut block = Bounds::NONE;
+            block.add(0, count, of.extent, (of.true_lower, of.true_lower.checked_add(of.true_extent)?))?;
+            all.true_bounds.add(at, repeat, stride, block.ends())?;
+        }
+        Some(())
+    };
+    match &made.blocks {
+        Blocks::Basic(_) => {}
+        Blocks::Even { count, length, stride } => add(0, *length, &made.types[0], *count, *stride)?,
+        Blocks::Listed(blocks) => {
+            for (at, count, which) in blocks {
+                add(*at, *count, &made.types[*which as usize], 1, 0)?;
+            }
+        }
+    }
+    Some(all)
+}
+
+/// Makes a type. `bounds` are lower bound and extent, where the program sets them.
+///
+/// # Errors
+/// If it is larger than numbers are.
+pub(super) fn make(made: Made, bounds: Option<(i64, i64)>) -> Outcome<Type> {
+    let Some(Extents { size, bounds: natural, true_bounds }) = extents(&made) else {
+        return fail(Class::Arg, "the datatype is larger than addresses are");
+    };
+    let align = made.types.iter().map(|of| of.align).max().unwrap_or(1);
+    let bounded = bounds.is_some() || made.types.iter().any(|of| of.bounded);
+    let (low, mut high) = natural.ends();
+    if made.combiner == COMBINER_STRUCT && !bounded {
+        // As the compiler pads structures.
+        high += (align - (high - low).rem_euclid(align)) % align;
+    }
+    let (lower, extent) = bounds.unwrap_or((low, high - low));
+    let (true_low, true_high) = true_bounds.ends();
+    let mut of = Type {
+        size: size as usize,
+        lower,
+        extent,
+        true_lower: true_low,
+        true_extent: true_high - true_low,
+        align,
+        bounded,
+        dense: false,
+        builtin: DATATYPE_NULL,
+        made,
+        parts: OnceLock::new(),
+        runs: OnceLock::new(),
+        committed: AtomicBool::new(false),
+        name: Mutex::default(),
+        attributes: Attributes::default(),
+    };
+    of.dense = of.is_dense();
+    Ok(of)
+}
+
+impl Type {
+    /// Whether elements are runs that follow one another. Told without flattening where that is long.
+    fn is_dense(&self) -> bool {
+        if self.size as i64 != self.true_extent || self.size as i64 != self.extent {
+            return false;
+        }
+        match &self.made.blocks {
+            Blocks::Basic(_) => true,
+            Blocks::Even { length, stride, count } => {
+                let of = &self.made.types[0];
+                of.dense && (*count <= 1 || *stride == length * of.extent)
+            }
+            Blocks::Listed(blocks) => {
+                let mut next = None;
+                blocks.iter().filter(|(_, count, _)| *count > 0).all(|(at, count, which)| {
+                    let of = &self.made.types[*which as usize];
+                    let start = at + of.true_lower;
+                    let fits = of.size == 0 || of.dense && next.is_none_or(|next| next == start);
+                    if of.size > 0 {
+                        next = Some(start + count * of.extent);
+                    }
+                    fits
+                })
+            }
+        }
+    }
+}
+
+/// What `MPI_Type_get_contents` tells of a type, without its blocks.
+pub(super) fn made(combiner: c_int, types: Vec<Arc<Type>>, blocks: Blocks) -> Made {
+    let (integers, addresses, counts) = (Vec::new(), Vec::new(), Vec::new());
+    Made { combiner, integers, addresses, counts, types, blocks }
+}
+
+/// A type with other bounds.
+pub(super) fn resized(of: &Arc<Type>, lower: i64, extent: i64) -> Outcome<Type> {
+    let mut made =
+        made(COMBINER_RESIZED, vec![Arc::clone(of)], Blocks::Even { count: 1, length: 1, stride: 0 });
+    made.addresses = vec![lower, extent];
+    make(made, Some((lower, extent)))
+}

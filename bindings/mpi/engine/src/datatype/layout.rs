@@ -1,0 +1,183 @@
+//! Types flattened: parts of one basic type each, and runs of bytes; packing and unpacking.
+
+use std::sync::Arc;
+
+use super::basic::Basic;
+use super::{Blocks, Type};
+use crate::error::{Class, Outcome, fail};
+
+/// Some elements of a basic type, one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Bytes from the address of the element.
+    pub offset: i64,
+    /// Their type.
+    pub basic: Basic,
+    /// Their number.
+    pub count: usize,
+}
+
+/// Some bytes, one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Bytes from the address of the element.
+    pub offset: i64,
+    /// Their number.
+    pub len: usize,
+}
+
+/// Parts of a type at most: 24 bytes each.
+const PARTS_MAX: usize = 1 << 26;
+
+impl Part {
+    fn len(&self) -> usize {
+        self.count * self.basic.size()
+    }
+}
+
+fn append(parts: &mut Vec<Part>, part: Part) -> Outcome {
+    if part.count == 0 {
+        return Ok(());
+    }
+    if let Some(last) = parts.last_mut()
+        && last.basic == part.basic
+        && last.offset + last.len() as i64 == part.offset
+    {
+        last.count += part.count;
+        return Ok(());
+    }
+    if parts.len() >= PARTS_MAX {
+        return fail(Class::NoMem, "the datatype has more than 2^26 separate parts");
+    }
+    parts.push(part);
+    Ok(())
+}
+
+fn append_elements(parts: &mut Vec<Part>, of: &Type, at: i64, count: i64) -> Outcome {
+    let inner = of.parts()?;
+    if let ([one], true) = (&inner[..], of.dense) {
+        let part = Part { offset: at + one.offset, count: one.count * count as usize, ..*one };
+        return append(parts, part);
+    }
+    for element in 0..count {
+        for part in inner.iter() {
+            append(parts, Part { offset: at + element * of.extent + part.offset, ..*part })?;
+        }
+    }
+    Ok(())
+}
+
+impl Type {
+    /// The parts of an element, in the order of its definition.
+    ///
+    /// # Errors
+    /// If there are too many.
+    pub fn parts(&self) -> Outcome<Arc<[Part]>> {
+        self.parts.get_or_init(|| self.flatten()).clone()
+    }
+
+    fn flatten(&self) -> Outcome<Arc<[Part]>> {
+        let mut parts = Vec::new();
+        match &self.made.blocks {
+            Blocks::Basic(own) => parts.clone_from(own),
+            Blocks::Even { count, length, stride } => {
+                let of = &self.made.types[0];
+                for block in 0..*count {
+                    append_elements(&mut parts, of, block * stride, *length)?;
+                }
+            }
+            Blocks::Listed(blocks) => {
+                for (at, count, which) in blocks {
+                    append_elements(&mut parts, &self.made.types[*which as usize], *at, *count)?;
+                }
+            }
+        }
+        Ok(parts.into())
+    }
+
+    /// The runs of bytes of an element, in the order of its definition.
+    pub fn runs(&self) -> &[Run] {
+        self.runs.get_or_init(|| {
+            let mut runs: Vec<Run> = Vec::new();
+            for part in self.parts().iter().flat_map(|parts| parts.iter()) {
+                match runs.last_mut() {
+                    Some(last) if last.offset + last.len as i64 == part.offset => last.len += part.len(),
+                    _ => runs.push(Run { offset: part.offset, len: part.len() }),
+                }
+            }
+            runs.into()
+        })
+    }
+
+    /// Appends the bytes of some elements.
+    ///
+    /// # Safety
+    /// The elements at `from` are readable.
+    pub unsafe fn pack(&self, from: *const u8, count: usize, into: &mut Vec<u8>) {
+        let total = count * self.size;
+        into.reserve(total);
+        let start = into.len();
+        // SAFETY: there is room for `total` bytes, which are written below: elements have `size` bytes of data.
+        unsafe {
+            let mut to = into.as_mut_ptr().add(start);
+            if self.dense {
+                if total > 0 {
+                    std::ptr::copy_nonoverlapping(from.offset(self.true_lower as isize), to, total);
+                }
+            } else {
+                for element in 0..count {
+                    let base = from.wrapping_offset((element as i64 * self.extent) as isize);
+                    for run in self.runs() {
+                        copy(base.wrapping_offset(run.offset as isize), to, run.len);
+                        to = to.add(run.len);
+                    }
+                }
+            }
+            into.set_len(start + total);
+        }
+    }
+
+    /// Puts bytes into some elements, as far as they go.
+    ///
+    /// # Safety
+    /// The elements at `to` are writable.
+    pub unsafe fn unpack(&self, bytes: &[u8], to: *mut u8, count: usize) {
+        let bytes = &bytes[..bytes.len().min(count * self.size)];
+        if bytes.is_empty() {
+            return;
+        }
+        // SAFETY: as many bytes as elements hold, at places inside of them.
+        unsafe {
+            if self.dense {
+                let to = to.offset(self.true_lower as isize);
+                return std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+            }
+            let mut rest = bytes;
+            for element in 0..count {
+                let base = to.wrapping_offset((element as i64 * self.extent) as isize);
+                for run in self.runs() {
+                    let (now, later) = rest.split_at(run.len.min(rest.len()));
+                    copy(now.as_ptr(), base.wrapping_offset(run.offset as isize), now.len());
+                    if later.is_empty() {
+                        return;
+                    }
+                    rest = later;
+                }
+            }
+        }
+    }
+}
+
+/// Copies a run; the usual lengths without a call.
+#[inline]
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the callers'.
+    unsafe {
+        match len {
+            4 => to.cast::<[u8; 4]>().write_unaligned(from.cast::<[u8; 4]>().read_unaligned()),
+            8 => to.cast::<[u8; 8]>().write_unaligned(from.cast::<[u8; 8]>().read_unaligned()),
+            16 => to.cast::<[u8; 16]>().write_unaligned(from.cast::<[u8; 16]>().read_unaligned()),
+            _ => std::ptr::copy_nonoverlapping(from, to, len),
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Error handlers, and what becomes of an error.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::args::{put, put_text, text};
+use crate::constants::*;
+use crate::error::{self, Class, Fail, Outcome, fail};
+use crate::flavor::{self, Kind};
+use crate::handle::Table;
+use crate::{comm, window, world};
+
+/// `void handler(handle *, int *code, ...)`.
+type Function = unsafe extern "C" fn(*mut usize, *mut c_int, ...);
+
+/// What to do with errors.
+#[derive(Clone, Debug, Default)]
+pub enum Handler {
+    /// End the job.
+    #[default]
+    Fatal,
+    /// End the processes of the communicator, which is the same here.
+    Abort,
+    /// Return the code.
+    Return,
+    /// Call the program's function.
+    User(Arc<User>),
+}
+
+/// A handler of the program's.
+#[derive(Debug)]
+pub struct User {
+    function: Option<Function>,
+    handle: Mutex<(c_int, usize)>,
+}
+
+static HANDLERS: Table<Arc<User>> = Table::new(0x5);
+/// The handler of files, which are not there; the standard gives them this one.
+static OF_FILES: Mutex<Handler> = Mutex::new(Handler::Return);
+
+fn lookup(handle: c_int) -> Outcome<Handler> {
+    match handle {
+        ERRORS_ARE_FATAL => Ok(Handler::Fatal),
+        ERRORS_ABORT => Ok(Handler::Abort),
+        ERRORS_RETURN => Ok(Handler::Return),
+        _ => match HANDLERS.get(handle) {
+            Some(user) => Ok(Handler::User(user)),
+            None => fail(Class::Errhandler, format!("{handle:#x} is no error handler")),
+        },
+    }
+}
+
+/// A handle for a handler: that of the program's own, of which there is one more reference now.
+fn handle_of(handler: &Handler) -> c_int {
+    match handler {
+        Handler::Fatal => ERRORS_ARE_FATAL,
+        Handler::Abort => ERRORS_ABORT,
+        Handler::Return => ERRORS_RETURN,
+        Handler::User(user) => {
+            let mut handle = user.handle.lock().unwrap_or_else(PoisonError::into_inner);
+            if handle.1 == 0 {
+                handle.0 = HANDLERS.insert(Arc::clone(user));
+            }
+            handle.1 += 1;
+            handle.0
+        }
+    }
+}
+
+unsafe fn create(function: *const c_void, handler: *mut c_int) -> Outcome {
+    // SAFETY: the program says that it is such a function.
+    let function = unsafe { std::mem::transmute::<*const c_void, Option<Function>>(function) };
+    let user = User { function, handle: Mutex::new((0, 0)) };
+    // SAFETY: the caller's promise.
+    unsafe { put(handler, handle_of(&Handler::User(Arc::new(user)))) }
+}
+
+/// What an error concerns.
+#[derive(Clone, Copy, Debug)]
+pub enum Scope {
+    /// A communicator.
+    Comm(c_int),
+    /// A window.
+    Win(c_int),
+    /// Files.
+    File,
+    /// Nothing in particular: the communicator of this process alone.
+    Process,
+}
+
+fn handler_of(scope: Scope) -> Handler {
+    match scope {
+        Scope::Comm(handle) => {
+            comm::lookup(handle).or_else(|_| comm::lookup(COMM_SELF)).map(|comm| comm.handler())
+        }
+        Scope::Win(handle) => match window::lookup(handle) {
+            Ok(win) => Ok(win.handler()),
+            Err(_) => comm::lookup(COMM_SELF).map(|comm| comm.handler()),
+        },
+        Scope::File => Ok(OF_FILES.lock().unwrap_or_else(PoisonError::into_inner).clone()),
+        Scope::Process => comm::lookup(COMM_SELF).map(|comm| comm.handler()),
+    }
+    .unwrap_or(Handler::Return)
+}
+
+/// Hands a code to the handler. Returns, unless that ends the job.
+fn invoke(scope: Scope, code: c_int, call: &str) {
+    match handler_of(scope) {
+        Handler::Return => {}
+        Handler::Fatal | Handler::Abort => {
+            let text = error::text_of(code).unwrap_or_default();
+            world::abort(&format!("{call}: {text}"), flavor::code_out(code & 0xff).max(1));
+        }
+        Handler::User(user) => {
+            let (kind, handle) = match scope {
+                Scope::Comm(handle) => (Kind::Comm, handle),
+                Scope::Win(handle) => (Kind::Win, handle),
+                Scope::File => (Kind::File, 0),
+                Scope::Process => (Kind::Comm, COMM_SELF),
+            };
+            let (mut handle, mut code) = (flavor::to_user(kind, handle), flavor::code_out(code));
+            if let Some(function) = user.function {
+                // SAFETY: the program's function, with the arguments that the standard says.
+                unsafe { function(&raw mut handle, &raw mut code) };
+            }
+        }
+    }
+}
+
+/// Ends a call: the code that it returns, after the error handler has heard of it.
+#[inline]
+pub fn finish(outcome: Outcome, scope: Scope, call: &str) -> c_int {
+    match outcome {
+        Ok(()) => SUCCESS,
+        Err(failure) => failed(&failure, scope, call),
+    }
+}
+
+#[cold]
+fn failed(failure: &Fail, scope: Scope, call: &str) -> c_int {
+    let code = error::encode(failure);
+    if world::is_running() {
+        invoke(failure.comm.map_or(scope, Scope::Comm), code, call);
+    }
+    code
+}
+
+pub unsafe fn comm_create_errhandler(function: *const c_void, handler: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { create(function, handler) }
+}
+
+pub unsafe fn win_create_errhandler(function: *const c_void, handler: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { create(function, handler) }
+}
+
+pub unsafe fn file_create_errhandler(function: *const c_void, handler: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { create(function, handler) }
+}
+
+pub unsafe fn errhandler_free(handler: *mut c_int) -> Outcome {
+    // SAFETY: the front end has checked it.
+    unsafe {
+        if let Handler::User(user) = lookup(*handler)? {
+            let mut handle = user.handle.lock().unwrap_or_else(PoisonError::into_inner);
+            handle.1 -= 1;
+            if handle.1 == 0 {
+                HANDLERS.remove(*handler);
+            }
+        }
+        *handler = ERRHANDLER_NULL;
+    }
+    Ok(())
+}
+
+macro_rules! calls {
+    ($lookup:path, $scope:expr, $set:ident, $get:ident, $call:ident) => {
+        pub unsafe fn $set(object: c_int, handler: c_int) -> Outcome {
+            $lookup(object)?.set_handler(lookup(handler)?);
+            Ok(())
+        }
+
+        pub unsafe fn $get(object: c_int, handler: *mut c_int) -> Outcome {
+            // SAFETY: the caller's promise.
+            unsafe { put(handler, handle_of(&$lookup(object)?.handler())) }
+        }
+
+        pub unsafe fn $call(object: c_int, code: c_int) -> Outcome {
+            $lookup(object)?;
+            invoke($scope(object), code, "the program's own call of an error handler");
+            Ok(())
+        }
+    };
+}
+
+calls!(comm::lookup, Scope::Comm, comm_set_errhandler, comm_get_errhandler, comm_call_errhandler);
+calls!(window::lookup, Scope::Win, win_set_errhandler, win_get_errhandler, win_call_errhandler);
+
+pub unsafe fn file_set_errhandler(file: *mut c_void, handler: c_int) -> Outcome {
+    if !file.is_null() {
+        return fail(Class::File, "files are not supported");
+    }
+    *OF_FILES.lock().unwrap_or_else(PoisonError::into_inner) = lookup(handler)?;
+    Ok(())
+}
+
+pub unsafe fn file_get_errhandler(file: *mut c_void, handler: *mut c_int) -> Outcome {
+    if !file.is_null() {
+        return fail(Class::File, "files are not supported");
+    }
+    let of_files = OF_FILES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    // SAFETY: the caller's promise.
+    unsafe { put(handler, handle_of(&of_files)) }
+}
+
+pub unsafe fn file_call_errhandler(file: *mut c_void, code: c_int) -> Outcome {
+    if !file.is_null() {
+        return fail(Class::File, "files are not supported");
+    }
+    invoke(Scope::File, code, "the program's own call of an error handler");
+    Ok(())
+}
+
+pub unsafe fn error_class(code: c_int, class: *mut c_int) -> Outcome {
+    match error::class_of(code) {
+        // SAFETY: the caller's promise.
+        Some(found) => unsafe { put(class, found) },
+        None => fail(Class::Arg, format!("{code} is no error code")),
+    }
+}
+
+pub unsafe fn error_string(code: c_int, into: *mut c_char, length: *mut c_int) -> Outcome {
+    match error::text_of(code) {
+        // SAFETY: the caller's promise.
+        Some(found) => unsafe { put_text(&found, into, MAX_ERROR_STRING as usize, length) },
+        None => fail(Class::Arg, format!("{code} is no error code")),
+    }
+}
+
+pub unsafe fn add_error_class(class: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { put(class, error::add(None)?) }
+}
+
+pub unsafe fn add_error_code(class: c_int, code: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { put(code, error::add(Some(class))?) }
+}
+
+pub unsafe fn add_error_string(code: c_int, string: *const c_char) -> Outcome {
+    // SAFETY: the caller's promise.
+    error::name(code, &unsafe { text(string) }?)
+}
+
+pub unsafe fn remove_error_class(class: c_int) -> Outcome {
+    error::remove(class, true)
+}
+
+pub unsafe fn remove_error_code(code: c_int) -> Outcome {
+    error::remove(code, false)
+}
+
+pub unsafe fn remove_error_string(code: c_int) -> Outcome {
+    error::name(code, "")
+}

@@ -1,0 +1,432 @@
+//! Point to point.
+
+mod probe;
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+pub use probe::*;
+
+use crate::args::{count, put};
+use crate::bsend;
+use crate::comm::{self, Comm};
+use crate::constants::*;
+use crate::datatype::{self, Type};
+use crate::error::{Class, Outcome, fail};
+use crate::net::{self, Completion, Recv, Sink, Source};
+use crate::request::{self, Active};
+
+/// How a send ends.
+#[derive(Clone, Copy, PartialEq)]
+enum Mode {
+    /// When the memory may be used again.
+    Standard,
+    /// When a receive has met it.
+    Synchronous,
+    /// At once: the message is copied.
+    Buffered,
+}
+
+/// The arguments of a send or a receive, checked. `peer` is none for `MPI_PROC_NULL`.
+#[derive(Clone)]
+struct Place {
+    comm: Arc<Comm>,
+    at: usize,
+    count: usize,
+    of: Arc<Type>,
+    peer: Option<Peer>,
+    tag: Option<i32>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Peer {
+    /// World rank.
+    Rank(u32),
+    Any,
+}
+
+fn peer(comm: &Comm, rank: c_int, may_be_any: bool) -> Outcome<Option<Peer>> {
+    if let Ok(at) = usize::try_from(rank)
+        && let Some(member) = comm.members.get(at)
+    {
+        return Ok(Some(Peer::Rank(*member)));
+    }
+    match rank {
+        PROC_NULL => Ok(None),
+        ANY_SOURCE if may_be_any => Ok(Some(Peer::Any)),
+        _ => fail(Class::Rank, format!("rank {rank} of a communicator of {}", comm.size())),
+    }
+}
+
+fn tag(tag: c_int, may_be_any: bool) -> Outcome<Option<i32>> {
+    match tag {
+        0..=TAG_MAX => Ok(Some(tag)),
+        ANY_TAG if may_be_any => Ok(None),
+        _ => fail(Class::Tag, format!("the tag {tag}; tags are 0 to {TAG_MAX}")),
+    }
+}
+
+impl Place {
+    fn new(
+        at: *const c_void,
+        n: i64,
+        of: c_int,
+        rank: c_int,
+        number: c_int,
+        comm: c_int,
+        recv: bool,
+    ) -> Outcome<Self> {
+        let comm = comm::lookup(comm)?;
+        let count = count(n)?;
+        let of = datatype::committed(of)?;
+        let peer = peer(&comm, rank, recv)?;
+        let tag = tag(number, recv)?;
+        if at.is_null() && count > 0 && of.is_flat() && of.size() > 0 && of.true_lower == 0 {
+            return fail(Class::Buffer, format!("{count} elements at NULL"));
+        }
+        Ok(Self { comm, at: at as usize, count, of, peer, tag })
+    }
+
+    fn address(&self) -> *mut u8 {
+        self.at as *mut u8
+    }
+
+    fn flat(&self) -> *mut u8 {
+        self.address().wrapping_offset(self.of.true_lower as isize)
+    }
+
+    fn bytes(&self) -> usize {
+        self.count * self.of.size()
+    }
+
+    fn packed(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        // SAFETY: the program's elements.
+        unsafe { self.of.pack(self.address(), self.count, &mut bytes) };
+        bytes
+    }
+
+    /// Sends. None to `MPI_PROC_NULL`.
+    fn send(&self, mode: Mode) -> Outcome<Option<Arc<Completion>>> {
+        let Some(Peer::Rank(to)) = self.peer else { return Ok(None) };
+        let done = Completion::new();
+        let data = if mode == Mode::Buffered || !self.of.is_flat() {
+            Source::Kept(self.packed())
+        } else {
+            Source::Lent(self.flat(), self.bytes())
+        };
+        if mode == Mode::Buffered {
+            bsend::take(&self.comm, data.len(), &done)?;
+        }
+        let asks = mode == Mode::Synchronous;
+        net::net()?.send(to, self.comm.context(0), self.tag.unwrap_or(0), data, asks, &done);
+        Ok(if mode == Mode::Buffered { None } else { Some(done) })
+    }
+
+    fn sink(&self) -> Sink {
+        match self.of.is_flat() {
+            true => Sink::Flat { ptr: self.flat(), room: self.bytes() },
+            false => Sink::Typed { ptr: self.address(), count: self.count, of: Arc::clone(&self.of) },
+        }
+    }
+
+    fn source(&self) -> Option<u32> {
+        match self.peer {
+            Some(Peer::Rank(rank)) => Some(rank),
+            _ => None,
+        }
+    }
+
+    /// Posts a receive. None from `MPI_PROC_NULL`.
+    fn recv(&self) -> Outcome<Option<Arc<Completion>>> {
+        if self.peer.is_none() {
+            return Ok(None);
+        }
+        let done = Completion::new();
+        let recv = Recv { source: self.source(), tag: self.tag, sink: self.sink(), done: Arc::clone(&done) };
+        net::net()?.recv(self.comm.context(0), recv);
+        Ok(Some(done))
+    }
+}
+
+/// Status of a receive from `MPI_PROC_NULL`.
+const FROM_NOBODY: Status = Status { source: PROC_NULL, ..Status::EMPTY };
+
+unsafe fn set(into: *mut Status, status: Status) {
+    if into != STATUS_IGNORE && !into.is_null() {
+        // SAFETY: the caller's promise; the error is for calls with several statuses.
+        unsafe {
+            let error = (*into).error;
+            *into = Status { error, ..status };
+        }
+    }
+}
+
+/// Waits for a message.
+unsafe fn finish(done: &Completion, comm: &Comm, status: *mut Status) -> Outcome {
+    net::wait_until(|| done.is_done())?;
+    let Some(finished) = done.get() else { return fail(Class::Intern, "a message has no end") };
+    // SAFETY: the caller's promise.
+    unsafe { set(status, request::received(finished, comm)) };
+    finished.error.clone().map_or(Ok(()), Err)
+}
+
+unsafe fn blocking(place: &Place, mode: Mode) -> Outcome {
+    match place.send(mode)? {
+        // SAFETY: no status.
+        Some(done) => unsafe { finish(&done, &place.comm, STATUS_IGNORE) },
+        None => Ok(()),
+    }
+}
+
+fn sending(place: &Place, mode: Mode) -> Outcome<Active> {
+    Ok(place.send(mode)?.map_or(Active::Over(Status::EMPTY), Active::Send))
+}
+
+fn receiving(place: &Place) -> Outcome<Active> {
+    let context = place.comm.context(0);
+    Ok(place.recv()?.map_or(Active::Over(FROM_NOBODY), |done| Active::Recv(done, context)))
+}
+
+macro_rules! sends {
+    ($mode:expr, $blocking:ident, $started:ident, $persistent:ident) => {
+        pub unsafe fn $blocking(
+            buf: *const c_void,
+            n: i64,
+            of: c_int,
+            to: c_int,
+            tag: c_int,
+            comm: c_int,
+        ) -> Outcome {
+            let place = Place::new(buf, n, of, to, tag, comm, false)?;
+            // SAFETY: the caller's promise.
+            unsafe { blocking(&place, $mode) }
+        }
+
+        pub unsafe fn $started(
+            buf: *const c_void,
+            n: i64,
+            of: c_int,
+            to: c_int,
+            tag: c_int,
+            comm: c_int,
+            into: *mut c_int,
+        ) -> Outcome {
+            let place = Place::new(buf, n, of, to, tag, comm, false)?;
+            let active = sending(&place, $mode)?;
+            // SAFETY: the caller's promise.
+            unsafe { put(into, request::register(active, &place.comm)) }
+        }
+
+        pub unsafe fn $persistent(
+            buf: *const c_void,
+            n: i64,
+            of: c_int,
+            to: c_int,
+            tag: c_int,
+            comm: c_int,
+            into: *mut c_int,
+        ) -> Outcome {
+            let place = Place::new(buf, n, of, to, tag, comm, false)?;
+            let comm = Arc::clone(&place.comm);
+            // SAFETY: the caller's promise.
+            unsafe { put(into, request::persistent(move || sending(&place, $mode), &comm)) }
+        }
+    };
+}
+
+sends!(Mode::Standard, send, isend, send_init);
+sends!(Mode::Standard, rsend, irsend, rsend_init);
+sends!(Mode::Synchronous, ssend, issend, ssend_init);
+sends!(Mode::Buffered, bsend, ibsend, bsend_init);
+
+pub unsafe fn recv(
+    buf: *mut c_void,
+    n: i64,
+    of: c_int,
+    from: c_int,
+    tag: c_int,
+    comm: c_int,
+    status: *mut Status,
+) -> Outcome {
+    let place = Place::new(buf, n, of, from, tag, comm, true)?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        match place.recv()? {
+            Some(done) => finish(&done, &place.comm, status),
+            None => {
+                set(status, FROM_NOBODY);
+                Ok(())
+            }
+        }
+    }
+}
+
+pub unsafe fn irecv(
+    buf: *mut c_void,
+    n: i64,
+    of: c_int,
+    from: c_int,
+    tag: c_int,
+    comm: c_int,
+    into: *mut c_int,
+) -> Outcome {
+    let place = Place::new(buf, n, of, from, tag, comm, true)?;
+    // SAFETY: the caller's promise.
+    unsafe { put(into, request::register(receiving(&place)?, &place.comm)) }
+}
+
+pub unsafe fn recv_init(
+    buf: *mut c_void,
+    n: i64,
+    of: c_int,
+    from: c_int,
+    tag: c_int,
+    comm: c_int,
+    into: *mut c_int,
+) -> Outcome {
+    let place = Place::new(buf, n, of, from, tag, comm, true)?;
+    let comm = Arc::clone(&place.comm);
+    // SAFETY: the caller's promise.
+    unsafe { put(into, request::persistent(move || receiving(&place), &comm)) }
+}
+
+/// A send and a receive together. The send's error counts if the receive has none.
+fn exchange(send: &Place, recv: &Place) -> Outcome<Active> {
+    let receiving = receiving(recv)?;
+    Ok(match (receiving, send.send(Mode::Standard)?) {
+        (Active::Recv(recv, _), Some(send)) => Active::Both(send, recv),
+        (Active::Over(_), Some(send)) => {
+            // Nothing is received, but the status says so.
+            let nothing = Completion::new();
+            nothing.never_came();
+            Active::Both(send, nothing)
+        }
+        (other, None) | (other, Some(_)) => other,
+    })
+}
+
+unsafe fn exchanged(send: &Place, recv: &Place, status: *mut Status) -> Outcome {
+    let received = recv.recv()?;
+    let sent = send.send(Mode::Standard)?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let outcome = match received {
+            Some(done) => finish(&done, &recv.comm, status),
+            None => {
+                set(status, FROM_NOBODY);
+                Ok(())
+            }
+        };
+        let sent = sent.map_or(Ok(()), |done| finish(&done, &send.comm, STATUS_IGNORE));
+        outcome.and(sent)
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn sendrecv(
+    sendbuf: *const c_void,
+    sendcount: i64,
+    sendtype: c_int,
+    to: c_int,
+    sendtag: c_int,
+    recvbuf: *mut c_void,
+    recvcount: i64,
+    recvtype: c_int,
+    from: c_int,
+    recvtag: c_int,
+    comm: c_int,
+    status: *mut Status,
+) -> Outcome {
+    let send = Place::new(sendbuf, sendcount, sendtype, to, sendtag, comm, false)?;
+    let recv = Place::new(recvbuf, recvcount, recvtype, from, recvtag, comm, true)?;
+    // SAFETY: the caller's promise.
+    unsafe { exchanged(&send, &recv, status) }
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn isendrecv(
+    sendbuf: *const c_void,
+    sendcount: i64,
+    sendtype: c_int,
+    to: c_int,
+    sendtag: c_int,
+    recvbuf: *mut c_void,
+    recvcount: i64,
+    recvtype: c_int,
+    from: c_int,
+    recvtag: c_int,
+    comm: c_int,
+    into: *mut c_int,
+) -> Outcome {
+    let send = Place::new(sendbuf, sendcount, sendtype, to, sendtag, comm, false)?;
+    let recv = Place::new(recvbuf, recvcount, recvtype, from, recvtag, comm, true)?;
+    // SAFETY: the caller's promise.
+    unsafe { put(into, request::register(exchange(&send, &recv)?, &send.comm)) }
+}
+
+/// A send of a copy, so that a receive may go to the same memory.
+fn send_copy(place: &Place) -> Outcome<Option<Arc<Completion>>> {
+    let Some(Peer::Rank(to)) = place.peer else { return Ok(None) };
+    let (done, data) = (Completion::new(), Source::Kept(place.packed()));
+    net::net()?.send(to, place.comm.context(0), place.tag.unwrap_or(0), data, false, &done);
+    Ok(Some(done))
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn sendrecv_replace(
+    buf: *mut c_void,
+    n: i64,
+    of: c_int,
+    to: c_int,
+    sendtag: c_int,
+    from: c_int,
+    recvtag: c_int,
+    comm: c_int,
+    status: *mut Status,
+) -> Outcome {
+    let send = Place::new(buf, n, of, to, sendtag, comm, false)?;
+    let recv = Place::new(buf, n, of, from, recvtag, comm, true)?;
+    let sent = send_copy(&send)?;
+    let received = recv.recv()?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let outcome = match received {
+            Some(done) => finish(&done, &recv.comm, status),
+            None => {
+                set(status, FROM_NOBODY);
+                Ok(())
+            }
+        };
+        let sent = sent.map_or(Ok(()), |done| finish(&done, &send.comm, STATUS_IGNORE));
+        outcome.and(sent)
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn isendrecv_replace(
+    buf: *mut c_void,
+    n: i64,
+    of: c_int,
+    to: c_int,
+    sendtag: c_int,
+    from: c_int,
+    recvtag: c_int,
+    comm: c_int,
+    into: *mut c_int,
+) -> Outcome {
+    let send = Place::new(buf, n, of, to, sendtag, comm, false)?;
+    let recv = Place::new(buf, n, of, from, recvtag, comm, true)?;
+    let sent = send_copy(&send)?;
+    let active = match (receiving(&recv)?, sent) {
+        (Active::Recv(recv, _), Some(send)) => Active::Both(send, recv),
+        (Active::Over(_), Some(send)) => {
+            let nothing = Completion::new();
+            nothing.never_came();
+            Active::Both(send, nothing)
+        }
+        (other, _) => other,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { put(into, request::register(active, &send.comm)) }
+}

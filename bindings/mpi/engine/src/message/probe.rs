@@ -1,0 +1,222 @@
+//! Probes, and messages that they take.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{FROM_NOBODY, Peer, Place, finish, peer, set, tag};
+use crate::args::put;
+use crate::comm::{self, Comm};
+use crate::constants::*;
+use crate::error::{Class, Outcome, fail};
+use crate::handle::Table;
+use crate::net::{self, Claimed, Completion, Found, Recv};
+use crate::request::{self, Active};
+
+/// A message that a matching probe has taken.
+struct Message {
+    comm: Arc<Comm>,
+    claimed: Mutex<Option<Claimed>>,
+}
+
+static MESSAGES: Table<Arc<Message>> = Table::new(0xc);
+/// The MPICH ABI has one null for requests and messages.
+const MESSAGE_NULL: c_int = REQUEST_NULL;
+
+/// Where a probe looks. None for `MPI_PROC_NULL`.
+type Where = (Arc<Comm>, Option<(Option<u32>, Option<i32>)>);
+
+fn looking(source: c_int, number: c_int, comm: c_int) -> Outcome<Where> {
+    let comm = comm::lookup(comm)?;
+    let peer = peer(&comm, source, true)?;
+    let tag = tag(number, true)?;
+    let wanted = peer.map(|peer| match peer {
+        Peer::Rank(rank) => (Some(rank), tag),
+        Peer::Any => (None, tag),
+    });
+    Ok((comm, wanted))
+}
+
+fn status_of(found: Found, comm: &Comm) -> Status {
+    let mut status = Status { source: comm.rank_of(found.source) as c_int, tag: found.tag, ..Status::EMPTY };
+    status.set_bytes(found.bytes as i64);
+    status
+}
+
+fn poll() {
+    if !net::poll_once() {
+        net::nap();
+    }
+}
+
+pub unsafe fn probe(source: c_int, tag: c_int, comm: c_int, status: *mut Status) -> Outcome {
+    let (comm, wanted) = looking(source, tag, comm)?;
+    let mut found = FROM_NOBODY;
+    if let Some((source, tag)) = wanted {
+        let context = comm.context(0);
+        net::wait_until(|| match net::net().ok().and_then(|net| net.probe(context, source, tag)) {
+            Some(message) => {
+                found = status_of(message, &comm);
+                true
+            }
+            None => false,
+        })?;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { set(status, found) };
+    Ok(())
+}
+
+pub unsafe fn iprobe(
+    source: c_int,
+    tag: c_int,
+    comm: c_int,
+    flag: *mut c_int,
+    status: *mut Status,
+) -> Outcome {
+    let (comm, wanted) = looking(source, tag, comm)?;
+    let found = match wanted {
+        None => Some(FROM_NOBODY),
+        Some((source, tag)) => {
+            let look = || -> Outcome<Option<Found>> { Ok(net::net()?.probe(comm.context(0), source, tag)) };
+            let mut found = look()?;
+            if found.is_none() {
+                poll();
+                found = look()?;
+            }
+            found.map(|found| status_of(found, &comm))
+        }
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        put(flag, found.is_some().into())?;
+        if let Some(found) = found {
+            set(status, found);
+        }
+    }
+    Ok(())
+}
+
+unsafe fn claimed(comm: Arc<Comm>, claimed: Claimed, message: *mut c_int, status: *mut Status) -> Outcome {
+    let found = status_of(claimed.found(), &comm);
+    let handle = MESSAGES.insert(Arc::new(Message { comm, claimed: Mutex::new(Some(claimed)) }));
+    // SAFETY: the caller's promise.
+    unsafe {
+        set(status, found);
+        put(message, handle)
+    }
+}
+
+pub unsafe fn mprobe(
+    source: c_int,
+    tag: c_int,
+    comm: c_int,
+    message: *mut c_int,
+    status: *mut Status,
+) -> Outcome {
+    let (comm, wanted) = looking(source, tag, comm)?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let Some((source, tag)) = wanted else {
+            set(status, FROM_NOBODY);
+            return put(message, MESSAGE_NO_PROC);
+        };
+        let (context, mut taken) = (comm.context(0), None);
+        net::wait_until(|| {
+            taken = net::net().ok().and_then(|mut net| net.claim(context, source, tag));
+            taken.is_some()
+        })?;
+        let Some(taken) = taken else { return fail(Class::Intern, "a message is gone") };
+        claimed(comm, taken, message, status)
+    }
+}
+
+pub unsafe fn improbe(
+    source: c_int,
+    tag: c_int,
+    comm: c_int,
+    flag: *mut c_int,
+    message: *mut c_int,
+    status: *mut Status,
+) -> Outcome {
+    let (comm, wanted) = looking(source, tag, comm)?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let Some((source, tag)) = wanted else {
+            set(status, FROM_NOBODY);
+            put(flag, 1)?;
+            return put(message, MESSAGE_NO_PROC);
+        };
+        let look = || -> Outcome<Option<Claimed>> { Ok(net::net()?.claim(comm.context(0), source, tag)) };
+        let mut taken = look()?;
+        if taken.is_none() {
+            poll();
+            taken = look()?;
+        }
+        put(flag, taken.is_some().into())?;
+        match taken {
+            Some(taken) => claimed(Arc::clone(&comm), taken, message, status),
+            None => put(message, MESSAGE_NULL),
+        }
+    }
+}
+
+/// Receives a claimed message. None for `MPI_MESSAGE_NO_PROC`.
+unsafe fn receive(
+    buf: *mut c_void,
+    n: i64,
+    of: c_int,
+    handle: *mut c_int,
+) -> Outcome<Option<(Arc<Completion>, Arc<Comm>)>> {
+    // SAFETY: the front end has checked it.
+    unsafe {
+        if *handle == MESSAGE_NO_PROC {
+            *handle = MESSAGE_NULL;
+            return Ok(None);
+        }
+        let Some(message) = MESSAGES.get(*handle) else {
+            return fail(Class::Request, format!("{:#x} is no message", *handle));
+        };
+        let comm = Arc::clone(&message.comm);
+        let place = Place::new(buf, n, of, PROC_NULL, 0, comm.handle(), true)?;
+        let claimed = message.claimed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(claimed) = claimed else {
+            return fail(Class::Request, "the message has been received already");
+        };
+        MESSAGES.remove(*handle);
+        *handle = MESSAGE_NULL;
+        let done = Completion::new();
+        let recv = Recv { source: None, tag: None, sink: place.sink(), done: Arc::clone(&done) };
+        net::net()?.recv_claimed(claimed, recv);
+        Ok(Some((done, comm)))
+    }
+}
+
+pub unsafe fn mrecv(
+    buf: *mut c_void,
+    n: i64,
+    of: c_int,
+    message: *mut c_int,
+    status: *mut Status,
+) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match receive(buf, n, of, message)? {
+            Some((done, comm)) => finish(&done, &comm, status).map_err(|error| comm::on(&comm, error)),
+            None => {
+                set(status, FROM_NOBODY);
+                Ok(())
+            }
+        }
+    }
+}
+
+pub unsafe fn imrecv(buf: *mut c_void, n: i64, of: c_int, message: *mut c_int, into: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let handle = match receive(buf, n, of, message)? {
+            Some((done, comm)) => request::register(Active::Recv(done, comm.context(0)), &comm),
+            None => request::register(Active::Over(FROM_NOBODY), &comm::lookup(COMM_SELF)?),
+        };
+        put(into, handle)
+    }
+}

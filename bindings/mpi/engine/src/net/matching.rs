@@ -1,0 +1,190 @@
+//! Which message goes to which receive: in the order of posting, by context, source and tag.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::body::{Completion, Finished, Recv};
+use super::{Net, PENDING, wire};
+use crate::error::{Class, Fail};
+
+/// Receives without messages, and messages without receives, of one context.
+#[derive(Debug, Default)]
+pub(super) struct Mailbox {
+    pub(super) posted: VecDeque<Recv>,
+    unexpected: VecDeque<Unexpected>,
+}
+
+#[derive(Debug)]
+pub(super) struct Unexpected {
+    pub(super) source: u32,
+    pub(super) tag: i32,
+    pub(super) body: Body,
+}
+
+/// What is there of a message.
+#[derive(Debug)]
+pub(super) enum Body {
+    /// All of it.
+    Whole(Vec<u8>),
+    /// It waits with its sender, who knows it by this number.
+    Announced { bytes: usize, number: u64 },
+}
+
+impl Body {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Whole(data) => data.len(),
+            Self::Announced { bytes, .. } => *bytes,
+        }
+    }
+}
+
+/// A message that a probe has found.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// World rank of the sender.
+    pub source: u32,
+    /// Tag.
+    pub tag: i32,
+    /// Length in bytes.
+    pub bytes: usize,
+}
+
+/// A message that a matching probe has taken out of the queue.
+#[derive(Debug)]
+pub struct Claimed(Unexpected);
+
+impl Claimed {
+    /// What it is.
+    #[must_use]
+    pub fn found(&self) -> Found {
+        Found { source: self.0.source, tag: self.0.tag, bytes: self.0.body.bytes() }
+    }
+}
+
+impl Mailbox {
+    pub(super) fn is_idle(&self) -> bool {
+        self.posted.is_empty() && self.unexpected.is_empty()
+    }
+
+    pub(super) fn take_posted(&mut self, source: u32, tag: i32) -> Option<Recv> {
+        let at = self.posted.iter().position(|recv| recv.takes(source, tag))?;
+        self.posted.remove(at)
+    }
+
+    pub(super) fn keep(&mut self, message: Unexpected) {
+        self.unexpected.push_back(message);
+    }
+
+    fn find(&self, source: Option<u32>, tag: Option<i32>) -> Option<usize> {
+        self.unexpected.iter().position(|message| {
+            source.is_none_or(|wanted| wanted == message.source)
+                && tag.is_none_or(|wanted| wanted == message.tag)
+        })
+    }
+}
+
+impl Net {
+    /// Posts a receive.
+    pub fn recv(&mut self, context: u32, recv: Recv) {
+        PENDING.fetch_add(1, Ordering::Relaxed);
+        let mailbox = self.boxes.entry(context).or_default();
+        let found = mailbox.find(recv.source, recv.tag).and_then(|at| mailbox.unexpected.remove(at));
+        if let Some(message) = found {
+            return self.deliver(message, recv);
+        }
+        if let Some(source) = recv.source
+            && let Some(why) = &self.lost[source as usize]
+        {
+            let error = Fail::new(Class::ProcFailed, why);
+            return self.finish(&recv.done, Finished::failed(source, 0, error));
+        }
+        mailbox.posted.push_back(recv);
+    }
+
+    /// Receives a message that was claimed.
+    pub fn recv_claimed(&mut self, claimed: Claimed, recv: Recv) {
+        PENDING.fetch_add(1, Ordering::Relaxed);
+        self.deliver(claimed.0, recv);
+    }
+
+    /// Whether a message is there.
+    #[must_use]
+    pub fn probe(&self, context: u32, source: Option<u32>, tag: Option<i32>) -> Option<Found> {
+        let mailbox = self.boxes.get(&context)?;
+        let message = &mailbox.unexpected[mailbox.find(source, tag)?];
+        Some(Found { source: message.source, tag: message.tag, bytes: message.body.bytes() })
+    }
+
+    /// Takes a message out of the queue, if it is there.
+    pub fn claim(&mut self, context: u32, source: Option<u32>, tag: Option<i32>) -> Option<Claimed> {
+        let mailbox = self.boxes.get_mut(&context)?;
+        let at = mailbox.find(source, tag)?;
+        mailbox.unexpected.remove(at).map(Claimed)
+    }
+
+    /// Takes a receive back that no message has met.
+    pub fn cancel(&mut self, context: u32, done: &Arc<Completion>) {
+        let Some(mailbox) = self.boxes.get_mut(&context) else { return };
+        let Some(at) = mailbox.posted.iter().position(|recv| Arc::ptr_eq(&recv.done, done)) else { return };
+        mailbox.posted.remove(at);
+        let mut finished = Finished::sent();
+        finished.cancelled = true;
+        self.finish(done, finished);
+    }
+
+    /// Hands a message to the receive that it fits.
+    pub(super) fn deliver(&mut self, message: Unexpected, recv: Recv) {
+        let Unexpected { source, tag, body } = message;
+        match body {
+            Body::Whole(data) => {
+                recv.sink.put(&data);
+                self.received(&recv, source, tag, data.len());
+            }
+            Body::Announced { bytes, number } => {
+                self.answer(recv, wire::Announcement { source, tag, bytes, number })
+            }
+        }
+    }
+
+    /// All bytes of a message are where they belong.
+    pub(super) fn received(&mut self, recv: &Recv, source: u32, tag: i32, bytes: usize) {
+        let room = recv.sink.room();
+        let error = (bytes > room).then(|| {
+            let text =
+                format!("{bytes} bytes from rank {source} of the world with tag {tag}, and room for {room}");
+            Fail::new(Class::Truncate, text)
+        });
+        let finished = Finished { source, tag, bytes: bytes.min(room), error, cancelled: false };
+        self.finish(&recv.done, finished);
+    }
+
+    pub(super) fn finish(&mut self, done: &Arc<Completion>, finished: Finished) {
+        PENDING.fetch_sub(1, Ordering::Relaxed);
+        done.set(finished);
+    }
+
+    /// Ends what waits for a rank that is lost.
+    pub(super) fn lose(&mut self, peer: u32, why: &str) {
+        self.lost[peer as usize] = Some(why.into());
+        let mut ended = Vec::new();
+        for mailbox in self.boxes.values_mut() {
+            let (gone, rest) = std::mem::take(&mut mailbox.posted)
+                .into_iter()
+                .partition(|recv| recv.source.is_none_or(|source| source == peer));
+            mailbox.posted = rest;
+            ended.push(gone);
+        }
+        for recv in ended.into_iter().flatten() {
+            self.finish(&recv.done, Finished::failed(peer, 0, Fail::new(Class::ProcFailed, why)));
+        }
+        let waiting: Vec<u64> =
+            self.parked.iter().filter(|(_, parked)| parked.to == peer).map(|(id, _)| *id).collect();
+        for number in waiting {
+            if let Some(parked) = self.parked.remove(&number) {
+                self.finish(&parked.done, Finished::failed(peer, 0, Fail::new(Class::ProcFailed, why)));
+            }
+        }
+    }
+}

@@ -1,0 +1,418 @@
+//! Messages on the wire: envelopes, announcements and answers, and what becomes of what a transport reports.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use kolo_transport::{Channel, Envelope, Event, Piece, Posted, Sink as Place, Token};
+
+use super::body::{Completion, Finished, Recv};
+use super::matching::{Body, Unexpected};
+use super::{Net, PENDING};
+use crate::error::{Class, Fail};
+
+/// Messages up to this length travel without asking: about what a ring of shared memory holds, so that a program that sends
+/// before it receives gets through.
+pub const EAGER_BYTES: usize = 64 << 10;
+
+const HEADS: u16 = 0;
+const BYTES: u16 = 1;
+
+const WHOLE: u64 = 0;
+const ANNOUNCED: u64 = 1;
+const ANSWER: u64 = 2;
+const WINDOW: u64 = 3;
+
+/// The envelope: kind, context and tag.
+const fn envelope(kind: u64, context: u32, tag: i32) -> u64 {
+    kind << 61 | (context as u64) << 30 | tag as u64
+}
+
+const fn tag_of(envelope: u64) -> i32 {
+    (envelope & ((1 << 30) - 1)) as i32
+}
+
+const fn context_of(envelope: u64) -> u32 {
+    (envelope >> 30 & ((1 << 31) - 1)) as u32
+}
+
+/// A message that waits for its receiver's answer.
+pub(super) struct Parked {
+    pub(super) to: u32,
+    pub(super) data: Source,
+    pub(super) done: Arc<Completion>,
+}
+
+/// Bytes to send.
+#[derive(Debug)]
+pub enum Source {
+    /// The program's memory.
+    Lent(*const u8, usize),
+    /// A copy.
+    Kept(Vec<u8>),
+}
+
+// SAFETY: lent memory is the program's, which leaves it alone until the operation is over.
+unsafe impl Send for Source {}
+
+impl Source {
+    const fn piece(&self) -> Piece {
+        match self {
+            Self::Lent(ptr, len) => Piece { ptr: ptr.cast_mut(), len: *len },
+            Self::Kept(data) => Piece { ptr: data.as_ptr().cast_mut(), len: data.len() },
+        }
+    }
+
+    /// Number of bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.piece().len
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Lent(_, 0) => &[],
+            // SAFETY: lent for as long as the operation runs.
+            Self::Lent(ptr, len) => unsafe { std::slice::from_raw_parts(*ptr, *len) },
+            Self::Kept(data) => data,
+        }
+    }
+}
+
+/// What is known of a long message.
+pub(super) struct Announcement {
+    pub(super) source: u32,
+    pub(super) tag: i32,
+    pub(super) bytes: usize,
+    pub(super) number: u64,
+}
+
+/// Something posted at a transport. It stays where it is until the transport is done with it.
+pub(super) struct Slot {
+    piece: Piece,
+    words: [u64; 2],
+    kept: Vec<u8>,
+    op: Op,
+}
+
+// SAFETY: the pieces name memory of the slot itself, or the program's that the operation was lent.
+unsafe impl Send for Slot {}
+
+enum Op {
+    Idle,
+    /// Nobody asks.
+    Quiet,
+    Send {
+        to: u32,
+        done: Arc<Completion>,
+        data: Source,
+    },
+    Head {
+        from: u32,
+        envelope: u64,
+        recv: Option<Recv>,
+        bytes: usize,
+    },
+    Bytes {
+        recv: Recv,
+        source: u32,
+        tag: i32,
+        total: usize,
+        in_place: bool,
+    },
+}
+
+const NO_PIECE: Piece = Piece { ptr: std::ptr::null_mut(), len: 0 };
+
+impl Net {
+    /// Sends. `asks` has the receiver answer first, so that the end of the send means that a receive has met it.
+    pub fn send(
+        &mut self,
+        to: u32,
+        context: u32,
+        tag: i32,
+        data: Source,
+        asks: bool,
+        done: &Arc<Completion>,
+    ) {
+        PENDING.fetch_add(1, Ordering::Relaxed);
+        if to == self.rank {
+            return self.send_home(context, tag, data, asks, done);
+        }
+        if let Some(why) = &self.lost[to as usize] {
+            let error = Fail::new(Class::ProcFailed, why);
+            return self.finish(done, Finished::failed(to, tag, error));
+        }
+        if asks || data.len() > EAGER_BYTES {
+            let words = [self.park(to, data, done), 0];
+            let bytes = self.parked[&words[0]].data.len() as u64;
+            self.post_words(to, envelope(ANNOUNCED, context, tag), [words[0], bytes]);
+        } else {
+            let op = Op::Send { to, done: Arc::clone(done), data };
+            self.post_send(to, HEADS, envelope(WHOLE, context, tag), op);
+        }
+    }
+
+    /// Sends a message for a window. Nobody hears of its end.
+    pub fn send_to_window(&mut self, to: u32, message: Vec<u8>) {
+        if to == self.rank {
+            if let Some(handle) = self.on_window {
+                handle(self, to, &message);
+            }
+            return;
+        }
+        let done = Completion::new();
+        PENDING.fetch_add(1, Ordering::Relaxed);
+        self.post_send(to, HEADS, envelope(WINDOW, 0, 0), Op::Send { to, done, data: Source::Kept(message) });
+    }
+
+    fn send_home(&mut self, context: u32, tag: i32, data: Source, asks: bool, done: &Arc<Completion>) {
+        let rank = self.rank;
+        if let Some(recv) = self.boxes.entry(context).or_default().take_posted(rank, tag) {
+            recv.sink.put(data.bytes());
+            self.received(&recv, rank, tag, data.len());
+            return self.finish(done, Finished::sent());
+        }
+        let body = if asks || data.len() > EAGER_BYTES {
+            let bytes = data.len();
+            Body::Announced { bytes, number: self.park(rank, data, done) }
+        } else {
+            let bytes = data.bytes().to_vec();
+            self.finish(done, Finished::sent());
+            Body::Whole(bytes)
+        };
+        self.boxes.entry(context).or_default().keep(Unexpected { source: rank, tag, body });
+    }
+
+    fn park(&mut self, to: u32, data: Source, done: &Arc<Completion>) -> u64 {
+        self.next_parked += 1;
+        self.parked.insert(self.next_parked, Parked { to, data, done: Arc::clone(done) });
+        self.next_parked
+    }
+
+    /// A receive has met an announced message: asks for its bytes.
+    pub(super) fn answer(&mut self, recv: Recv, message: Announcement) {
+        let Announcement { source, tag, bytes, number } = message;
+        if source == self.rank {
+            let Some(parked) = self.parked.remove(&number) else { return };
+            recv.sink.put(parked.data.bytes());
+            self.received(&recv, source, tag, bytes);
+            return self.finish(&parked.done, Finished::sent());
+        }
+        let wanted = bytes.min(recv.sink.room());
+        self.post_words(source, envelope(ANSWER, 0, 0), [number, wanted as u64]);
+        if wanted == 0 {
+            return self.received(&recv, source, tag, bytes);
+        }
+        let place = recv.sink.flat();
+        let op = Op::Bytes { recv, source, tag, total: bytes, in_place: place.is_some() };
+        self.post_recv(source, BYTES, envelope(WHOLE, 0, (number & 0xff_ffff) as i32), op, place, wanted);
+    }
+
+    /// The receiver has answered: sends what it wants.
+    fn answered(&mut self, number: u64, wanted: u64) {
+        let Some(parked) = self.parked.remove(&number) else { return };
+        let Parked { to, data, done } = parked;
+        if wanted == 0 {
+            return self.finish(&done, Finished::sent());
+        }
+        let data = match data {
+            Source::Lent(ptr, len) => Source::Lent(ptr, len.min(wanted as usize)),
+            Source::Kept(mut kept) => {
+                kept.truncate(wanted as usize);
+                Source::Kept(kept)
+            }
+        };
+        self.post_send(
+            to,
+            BYTES,
+            envelope(WHOLE, 0, (number & 0xff_ffff) as i32),
+            Op::Send { to, done, data },
+        );
+    }
+
+    pub(super) fn watch(&mut self, peer: u32) {
+        if let Some(via) = self.via[peer as usize] {
+            // A peer that is lost says so itself.
+            let _ = self.ends[via].probe(Channel { peer, index: HEADS });
+        }
+    }
+
+    /// Advances everything. Whether anything moved.
+    pub fn poll(&mut self) -> bool {
+        let mut moved = false;
+        for at in 0..self.ends.len() {
+            let mut events = std::mem::take(&mut self.events);
+            moved |= self.ends[at].poll(&mut events);
+            for event in events.drain(..) {
+                moved = true;
+                self.happened(event);
+            }
+            self.events = events;
+        }
+        moved
+    }
+
+    fn happened(&mut self, event: Event) {
+        match event {
+            Event::Done(token) => self.done(token.0 as u32),
+            Event::Waiting(envelope) => self.arrived(envelope),
+            Event::Failed(token, error) => self.failed(token.0 as u32, &error.to_string()),
+            Event::Down { peer, cause } => {
+                self.lose(peer, &format!("rank {peer} of the world is lost: {cause}"))
+            }
+            Event::Returned(_) | Event::Warning(_) => {}
+        }
+    }
+
+    /// A head waits on its channel.
+    fn arrived(&mut self, head: Envelope) {
+        let Envelope { on, tag: bits, len } = head;
+        let (from, bytes) = (on.peer, len as usize);
+        let mut recv = None;
+        if bits >> 61 == WHOLE
+            && let Some(mailbox) = self.boxes.get_mut(&context_of(bits))
+        {
+            recv = mailbox.take_posted(from, tag_of(bits));
+        }
+        let place = recv.as_ref().filter(|recv| bytes <= recv.sink.room()).and_then(|recv| recv.sink.flat());
+        self.post_recv(from, HEADS, bits, Op::Head { from, envelope: bits, recv, bytes }, place, bytes);
+    }
+
+    fn slot(&mut self, op: Op) -> u32 {
+        if let Some(at) = self.free.pop() {
+            self.slots[at as usize].op = op;
+            return at;
+        }
+        self.slots.push(Box::new(Slot { piece: NO_PIECE, words: [0; 2], kept: Vec::new(), op }));
+        self.slots.len() as u32 - 1
+    }
+
+    fn post_words(&mut self, to: u32, envelope: u64, words: [u64; 2]) {
+        let at = self.slot(Op::Quiet);
+        let slot = &mut self.slots[at as usize];
+        slot.words = words;
+        slot.piece = Piece { ptr: slot.words.as_mut_ptr().cast(), len: size_of_val(&slot.words) };
+        self.post(to, HEADS, envelope, at);
+    }
+
+    fn post_send(&mut self, to: u32, index: u16, envelope: u64, op: Op) {
+        let at = self.slot(op);
+        let slot = &mut self.slots[at as usize];
+        if let Op::Send { data, .. } = &slot.op {
+            slot.piece = data.piece();
+        }
+        self.post(to, index, envelope, at);
+    }
+
+    fn post(&mut self, to: u32, index: u16, envelope: u64, at: u32) {
+        let Some(via) = self.via[to as usize] else { return self.failed(at, "MPI has been finalized") };
+        let slot = &self.slots[at as usize];
+        let (on, token) = (Channel { peer: to, index }, Token(at.into()));
+        // SAFETY: the slot is boxed, and neither it nor the memory that it names changes until its token comes back.
+        let posted =
+            unsafe { self.ends[via].post_send(on, envelope, std::slice::from_ref(&slot.piece), token) };
+        self.settle(at, posted);
+    }
+
+    fn post_recv(
+        &mut self,
+        from: u32,
+        index: u16,
+        envelope: u64,
+        op: Op,
+        place: Option<*mut u8>,
+        len: usize,
+    ) {
+        let at = self.slot(op);
+        let Some(via) = self.via[from as usize] else { return self.failed(at, "MPI has been finalized") };
+        let slot = &mut self.slots[at as usize];
+        let ptr = place.unwrap_or_else(|| {
+            slot.kept.clear();
+            slot.kept.resize(len, 0);
+            slot.kept.as_mut_ptr()
+        });
+        slot.piece = Piece { ptr, len };
+        let (on, token) = (Channel { peer: from, index }, Token(at.into()));
+        // SAFETY: as above; the piece is the slot's own memory, or the receive's, with room for so many bytes.
+        let posted = unsafe {
+            self.ends[via].post_recv(on, envelope, Place::Place(std::slice::from_ref(&slot.piece)), token)
+        };
+        self.settle(at, posted);
+    }
+
+    fn settle(&mut self, at: u32, posted: Result<Posted, kolo_transport::Error>) {
+        match posted {
+            Ok(Posted::Done) => self.done(at),
+            Ok(Posted::Pending) => {}
+            Err(error) => self.failed(at, &error.to_string()),
+        }
+    }
+
+    /// Gives a slot back, and what was under way in it.
+    fn leave(&mut self, at: u32) -> (Op, Vec<u8>) {
+        let slot = &mut self.slots[at as usize];
+        self.free.push(at);
+        (std::mem::replace(&mut slot.op, Op::Idle), std::mem::take(&mut slot.kept))
+    }
+
+    fn done(&mut self, at: u32) {
+        match self.leave(at) {
+            (Op::Idle | Op::Quiet, _) => {}
+            (Op::Send { done, .. }, _) => self.finish(&done, Finished::sent()),
+            (Op::Bytes { recv, source, tag, total, in_place }, kept) => {
+                if !in_place {
+                    recv.sink.put(&kept);
+                }
+                self.received(&recv, source, tag, total);
+            }
+            (Op::Head { from, envelope, recv, bytes }, kept) => {
+                self.took(from, envelope, recv, bytes, kept);
+                self.watch(from);
+            }
+        }
+    }
+
+    /// A head is here.
+    fn took(&mut self, from: u32, envelope: u64, recv: Option<Recv>, bytes: usize, kept: Vec<u8>) {
+        let tag = tag_of(envelope);
+        if let Some(recv) = recv {
+            if recv.sink.flat().is_none() || bytes > recv.sink.room() {
+                recv.sink.put(&kept);
+            }
+            return self.received(&recv, from, tag, bytes);
+        }
+        let words = || {
+            let word = |at: usize| kept.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
+            Some((word(0)?, word(8)?))
+        };
+        let body = match envelope >> 61 {
+            WHOLE => Body::Whole(kept),
+            ANNOUNCED => match words() {
+                Some((number, bytes)) => Body::Announced { bytes: bytes as usize, number },
+                None => return,
+            },
+            ANSWER => return words().map_or((), |(number, wanted)| self.answered(number, wanted)),
+            _ => return self.on_window.map_or((), |handle| handle(self, from, &kept)),
+        };
+        let message = Unexpected { source: from, tag, body };
+        let mailbox = self.boxes.entry(context_of(envelope)).or_default();
+        match mailbox.take_posted(from, tag) {
+            Some(recv) => self.deliver(message, recv),
+            None => mailbox.keep(message),
+        }
+    }
+
+    fn failed(&mut self, at: u32, why: &str) {
+        let failure = |peer: u32| {
+            let text = format!("a message between this rank and rank {peer} of the world failed: {why}");
+            Finished::failed(peer, 0, Fail::new(Class::ProcFailed, text))
+        };
+        match self.leave(at).0 {
+            Op::Send { done, to, .. } => self.finish(&done, failure(to)),
+            Op::Head { recv: Some(recv), from: source, .. } | Op::Bytes { recv, source, .. } => {
+                self.finish(&recv.done, failure(source));
+            }
+            Op::Idle | Op::Quiet | Op::Head { .. } => {}
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Operators of reductions.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, OnceLock};
+
+use kolo::{DataType, ReduceOp};
+
+use crate::args::{count, put};
+use crate::constants::OP_NULL;
+use crate::datatype::{self, Basic, Type};
+use crate::error::{Class, Outcome, fail};
+use crate::flavor::{self, Kind};
+use crate::handle::Table;
+use crate::numbers;
+
+/// The standard's operators, by the last digit of their handles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the standard's names")]
+pub enum Builtin {
+    Max = 1,
+    Min,
+    Sum,
+    Prod,
+    Land,
+    Band,
+    Lor,
+    Bor,
+    Lxor,
+    Bxor,
+    Minloc,
+    Maxloc,
+    Replace,
+    NoOp,
+}
+
+const ALL: [Builtin; 14] = [
+    Builtin::Max,
+    Builtin::Min,
+    Builtin::Sum,
+    Builtin::Prod,
+    Builtin::Land,
+    Builtin::Band,
+    Builtin::Lor,
+    Builtin::Bor,
+    Builtin::Lxor,
+    Builtin::Bxor,
+    Builtin::Minloc,
+    Builtin::Maxloc,
+    Builtin::Replace,
+    Builtin::NoOp,
+];
+
+/// `void function(in, inout, length, type)`, with an `int` or an `MPI_Count` for the length, and the type behind a pointer.
+type Function = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void, *mut usize);
+
+/// An operator.
+#[derive(Debug)]
+pub enum Op {
+    /// Of the standard's.
+    Builtin(Builtin),
+    /// Of the program's.
+    User {
+        /// Its function.
+        function: Function,
+        /// Whether the order of arguments matters not.
+        commutes: bool,
+        /// Whether the length is an `MPI_Count`.
+        large: bool,
+    },
+}
+
+static OPS: Table<Arc<Op>> = Table::new(0x6);
+
+fn builtins() -> &'static [Arc<Op>] {
+    static BUILTINS: OnceLock<Vec<Arc<Op>>> = OnceLock::new();
+    BUILTINS.get_or_init(|| ALL.iter().map(|op| Arc::new(Op::Builtin(*op))).collect())
+}
+
+/// The standard's operator of a handle.
+#[inline]
+pub(crate) fn builtin(handle: c_int) -> Option<Builtin> {
+    let number = (handle as u32).wrapping_sub(0x5800_0001) as usize;
+    ALL.get(number).copied()
+}
+
+pub(crate) fn lookup(handle: c_int) -> Outcome<Arc<Op>> {
+    if let Some(op) = builtin(handle) {
+        return Ok(Arc::clone(&builtins()[op as usize - 1]));
+    }
+    match OPS.get(handle) {
+        Some(op) => Ok(op),
+        None if handle == OP_NULL => fail(Class::Op, "MPI_OP_NULL"),
+        None => fail(Class::Op, format!("{handle:#x} is no operator")),
+    }
+}
+
+/// The operator of a handle, for a reduction of elements of a type.
+pub(crate) fn reducing(handle: c_int, of: &Type) -> Outcome<Arc<Op>> {
+    let op = lookup(handle)?;
+    match &*op {
+        Op::Builtin(Builtin::Replace | Builtin::NoOp) => {
+            fail(Class::Op, "MPI_REPLACE and MPI_NO_OP are for one-sided calls only")
+        }
+        Op::Builtin(builtin) => numbers::check(*builtin, of).map(|()| op),
+        Op::User { .. } => Ok(op),
+    }
+}
+
+impl Op {
+    /// `inout = in op inout`, for so many elements.
+    ///
+    /// # Errors
+    /// If the operator is not defined for the type.
+    pub fn apply(&self, input: *mut u8, inout: *mut u8, count: usize, of: &Arc<Type>) -> Outcome {
+        if count == 0 {
+            return Ok(());
+        }
+        match self {
+            // SAFETY: callers own both, with so many elements.
+            Self::Builtin(op) => unsafe { numbers::apply(*op, input, inout, count, of) },
+            Self::User { function, large, .. } => {
+                let temporary = of.builtin_handle().is_none().then(|| datatype::register(Arc::clone(of)));
+                let handle = temporary.or(of.builtin_handle()).unwrap_or_default();
+                let mut user = flavor::to_user(Kind::Type, handle);
+                let (mut length, mut short) = (count as i64, count as c_int);
+                let length = if *large { (&raw mut length).cast() } else { (&raw mut short).cast() };
+                // SAFETY: the program's function, with the arguments that the standard says.
+                unsafe { function(input.cast(), inout.cast(), length, &raw mut user) };
+                if let Some(handle) = temporary {
+                    datatype::unregister(handle);
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Kolo's operator, where it has it for the type.
+#[inline]
+pub(crate) fn for_kolo(op: Builtin, basic: Basic) -> Option<(ReduceOp, DataType)> {
+    let data = match basic {
+        Basic::I8 => DataType::I8,
+        Basic::U8 | Basic::Byte => DataType::U8,
+        Basic::I32 => DataType::I32,
+        Basic::U32 => DataType::U32,
+        Basic::I64 => DataType::I64,
+        Basic::U64 => DataType::U64,
+        Basic::F32 => DataType::F32,
+        Basic::F64 => DataType::F64,
+        Basic::F16 => DataType::F16,
+        Basic::Bf16 => DataType::BF16,
+        _ => return None,
+    };
+    let op = match op {
+        Builtin::Max => ReduceOp::Max,
+        Builtin::Min => ReduceOp::Min,
+        Builtin::Sum => ReduceOp::Sum,
+        Builtin::Prod => ReduceOp::Prod,
+        Builtin::Land => ReduceOp::LogicalAnd,
+        Builtin::Band => ReduceOp::BitAnd,
+        Builtin::Lor => ReduceOp::LogicalOr,
+        Builtin::Bor => ReduceOp::BitOr,
+        Builtin::Lxor => ReduceOp::LogicalXor,
+        Builtin::Bxor => ReduceOp::BitXor,
+        _ => return None,
+    };
+    Some((op, data))
+}
+
+unsafe fn create(function: *const c_void, commutes: c_int, large: bool, op: *mut c_int) -> Outcome {
+    // SAFETY: the program says that it is such a function.
+    let function = unsafe { std::mem::transmute::<*const c_void, Option<Function>>(function) };
+    let Some(function) = function else { return fail(Class::Arg, "the function is NULL") };
+    let user = Op::User { function, commutes: commutes != 0, large };
+    // SAFETY: the caller's promise.
+    unsafe { put(op, OPS.insert(Arc::new(user))) }
+}
+
+pub unsafe fn op_create(function: *const c_void, commutes: c_int, op: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { create(function, commutes, false, op) }
+}
+
+pub unsafe fn op_create_c(function: *const c_void, commutes: c_int, op: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { create(function, commutes, true, op) }
+}
+
+pub unsafe fn op_free(op: *mut c_int) -> Outcome {
+    // SAFETY: the front end has checked it.
+    unsafe {
+        if OPS.remove(*op).is_none() {
+            return fail(Class::Op, "only an operator of the program's own can be freed");
+        }
+        *op = OP_NULL;
+    }
+    Ok(())
+}
+
+pub unsafe fn op_commutative(op: c_int, commutes: *mut c_int) -> Outcome {
+    let answer = match &*lookup(op)? {
+        Op::Builtin(builtin) => !matches!(builtin, Builtin::Replace | Builtin::NoOp),
+        Op::User { commutes, .. } => *commutes,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { put(commutes, answer.into()) }
+}
+
+pub unsafe fn reduce_local(
+    input: *const c_void,
+    inout: *mut c_void,
+    n: i64,
+    handle: c_int,
+    op: c_int,
+) -> Outcome {
+    let of = datatype::committed(handle)?;
+    reducing(op, &of)?.apply(input.cast_mut().cast(), inout.cast(), count(n)?, &of)
+}

@@ -1,0 +1,194 @@
+//! Partitioned messages: parts of a buffer that become ready one by one.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::args::{count, put, slice};
+use crate::comm::{self, Comm, PARTITIONED};
+use crate::constants::{PROC_NULL, Status};
+use crate::datatype::{self, Type};
+use crate::error::{Class, Fail, Outcome, fail};
+use crate::net::{self, Completion, Recv, Sink, Source};
+use crate::request::{self, Active};
+
+/// A partitioned send or receive. The message goes when all partitions are ready; a partition has arrived when it has.
+#[derive(Debug)]
+pub struct Partitioned {
+    state: Mutex<State>,
+    done: Arc<Completion>,
+    is_send: bool,
+    setup: Arc<Setup>,
+}
+
+#[derive(Debug)]
+struct State {
+    ready: Vec<bool>,
+    left: usize,
+}
+
+#[derive(Debug)]
+struct Setup {
+    comm: Arc<Comm>,
+    at: usize,
+    elements: usize,
+    of: Arc<Type>,
+    peer: Option<u32>,
+    tag: c_int,
+    partitions: usize,
+}
+
+impl Partitioned {
+    /// Whether it is over.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.setup.peer.is_none() || self.done.is_done()
+    }
+
+    /// How it ended.
+    #[must_use]
+    pub fn ended(&self, comm: &Comm) -> Option<(Status, Option<Fail>)> {
+        if self.setup.peer.is_none() {
+            return Some((Status { source: PROC_NULL, ..Status::EMPTY }, None));
+        }
+        let finished = self.done.get()?;
+        let status = if self.is_send { Status::EMPTY } else { request::received(finished, comm) };
+        Some((status, finished.error.clone()))
+    }
+
+    fn start(setup: &Arc<Setup>, is_send: bool) -> Outcome<Active> {
+        let state = State { ready: vec![false; setup.partitions], left: setup.partitions };
+        let done = Completion::new();
+        if !is_send && let Some(peer) = setup.peer {
+            let sink =
+                Sink::Typed { ptr: setup.at as *mut u8, count: setup.elements, of: Arc::clone(&setup.of) };
+            let recv = Recv { source: Some(peer), tag: Some(setup.tag), sink, done: Arc::clone(&done) };
+            net::net()?.recv(setup.comm.context(PARTITIONED), recv);
+        }
+        let started = Self { state: Mutex::new(state), done, is_send, setup: Arc::clone(setup) };
+        if is_send && setup.partitions == 0 {
+            started.send()?;
+        }
+        Ok(Active::Partitioned(Arc::new(started)))
+    }
+
+    fn send(&self) -> Outcome {
+        let Some(peer) = self.setup.peer else { return Ok(()) };
+        let mut bytes = Vec::new();
+        // SAFETY: the program's elements, all of which it has said to be ready.
+        unsafe { self.setup.of.pack(self.setup.at as *const u8, self.setup.elements, &mut bytes) };
+        let context = self.setup.comm.context(PARTITIONED);
+        net::net()?.send(peer, context, self.setup.tag, Source::Kept(bytes), false, &self.done);
+        Ok(())
+    }
+
+    fn ready(&self, partition: c_int) -> Outcome {
+        if !self.is_send {
+            return fail(Class::Request, "partitions of a receive do not become ready");
+        }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(ready) = usize::try_from(partition).ok().and_then(|at| state.ready.get_mut(at)) else {
+            return fail(Class::Arg, format!("partition {partition} of {}", self.setup.partitions));
+        };
+        if std::mem::replace(ready, true) {
+            return fail(Class::Arg, format!("partition {partition} is ready already"));
+        }
+        state.left -= 1;
+        if state.left == 0 { self.send() } else { Ok(()) }
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+unsafe fn make(
+    is_send: bool,
+    buf: *const c_void,
+    partitions: c_int,
+    n: i64,
+    of: c_int,
+    rank: c_int,
+    tag: c_int,
+    comm: c_int,
+    into: *mut c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let (partitions, each) = (count(partitions.into())?, count(n)?);
+    let of = datatype::committed(of)?;
+    let peer = match usize::try_from(rank).ok().and_then(|at| comm.members.get(at)) {
+        Some(member) => Some(*member),
+        None if rank == PROC_NULL => None,
+        None => return fail(Class::Rank, format!("rank {rank} of a communicator of {}", comm.size())),
+    };
+    if tag < 0 {
+        return fail(Class::Tag, format!("the tag {tag}"));
+    }
+    let elements = partitions * each;
+    let setup = Setup { comm: Arc::clone(&comm), at: buf as usize, elements, of, peer, tag, partitions };
+    let setup = Arc::new(setup);
+    // SAFETY: the caller's promise.
+    unsafe { put(into, request::persistent(move || Partitioned::start(&setup, is_send), &comm)) }
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn psend_init(
+    buf: *const c_void,
+    partitions: c_int,
+    n: i64,
+    of: c_int,
+    to: c_int,
+    tag: c_int,
+    comm: c_int,
+    _info: c_int,
+    into: *mut c_int,
+) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { make(true, buf, partitions, n, of, to, tag, comm, into) }
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn precv_init(
+    buf: *mut c_void,
+    partitions: c_int,
+    n: i64,
+    of: c_int,
+    from: c_int,
+    tag: c_int,
+    comm: c_int,
+    _info: c_int,
+    into: *mut c_int,
+) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { make(false, buf, partitions, n, of, from, tag, comm, into) }
+}
+
+pub unsafe fn pready(partition: c_int, handle: c_int) -> Outcome {
+    request::partitioned(handle)?.ready(partition)
+}
+
+pub unsafe fn pready_range(low: c_int, high: c_int, handle: c_int) -> Outcome {
+    let partitioned = request::partitioned(handle)?;
+    (low..=high).try_for_each(|partition| partitioned.ready(partition))
+}
+
+pub unsafe fn pready_list(n: c_int, partitions: *const c_int, handle: c_int) -> Outcome {
+    let partitioned = request::partitioned(handle)?;
+    // SAFETY: the caller's promise.
+    unsafe { slice(partitions, n)? }.iter().try_for_each(|partition| partitioned.ready(*partition))
+}
+
+pub unsafe fn parrived(handle: c_int, partition: c_int, flag: *mut c_int) -> Outcome {
+    let Ok(partitioned) = request::partitioned(handle) else {
+        // An inactive request has arrived.
+        // SAFETY: the caller's promise.
+        return unsafe { put(flag, 1) };
+    };
+    if partitioned.is_send {
+        return fail(Class::Request, "partitions of a send do not arrive");
+    }
+    if !(0..partitioned.setup.partitions as c_int).contains(&partition) {
+        return fail(Class::Arg, format!("partition {partition} of {}", partitioned.setup.partitions));
+    }
+    if !partitioned.is_over() && !net::poll_once() {
+        net::nap();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { put(flag, partitioned.is_over().into()) }
+}

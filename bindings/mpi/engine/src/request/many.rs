@@ -1,0 +1,286 @@
+//! Calls on several requests.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use super::{Request, advance, end, given, set_empty, set_status};
+use crate::args::{put, slice};
+use crate::constants::*;
+use crate::error::{self, Class, Fail, Outcome};
+use crate::net;
+
+unsafe fn list(count: c_int, handles: *mut c_int) -> Outcome<Vec<Option<Arc<Request>>>> {
+    // SAFETY: the caller's promise.
+    unsafe { slice(handles, count)? }.iter().map(|handle| given(*handle)).collect()
+}
+
+unsafe fn status_at(statuses: *mut Status, at: usize) -> *mut Status {
+    if statuses == STATUS_IGNORE || statuses.is_null() { STATUS_IGNORE } else { statuses.wrapping_add(at) }
+}
+
+/// Ends some requests. The statuses get errors only if there are any.
+unsafe fn end_some(
+    all: &[Option<Arc<Request>>],
+    places: &[usize],
+    handles: *mut c_int,
+    statuses: *mut Status,
+) -> Outcome {
+    let (mut codes, mut whose) = (vec![SUCCESS; places.len()], None);
+    for (nth, at) in places.iter().enumerate() {
+        // SAFETY: the caller's promise: so many handles and statuses.
+        unsafe {
+            let status = status_at(statuses, nth);
+            match &all[*at] {
+                None => set_status(status, Status::EMPTY),
+                Some(request) => {
+                    if let Err(failure) = end(request, handles.wrapping_add(*at), status) {
+                        codes[nth] = error::encode(&failure);
+                        whose = whose.or(failure.comm);
+                    }
+                }
+            }
+        }
+    }
+    if codes.iter().all(|code| *code == SUCCESS) {
+        return Ok(());
+    }
+    if statuses == STATUS_IGNORE || statuses.is_null() {
+        let first = codes.iter().find(|code| **code != SUCCESS).copied().unwrap_or(SUCCESS);
+        return Err(Fail { comm: whose, ..Fail::code(first) });
+    }
+    for (nth, code) in codes.iter().enumerate() {
+        // SAFETY: as above.
+        unsafe { (*statuses.wrapping_add(nth)).error = *code };
+    }
+    Err(Fail { comm: whose, ..Fail::new(Class::InStatus, "") })
+}
+
+fn all_over(all: &[Option<Arc<Request>>]) -> bool {
+    all.iter().flatten().all(|request| request.is_over())
+}
+
+pub unsafe fn waitall(count: c_int, handles: *mut c_int, statuses: *mut Status) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let all = list(count, handles)?;
+        let mut first = 0;
+        net::wait_until(|| {
+            while all
+                .get(first)
+                .is_some_and(|request| request.as_ref().is_none_or(|request| request.is_over()))
+            {
+                first += 1;
+            }
+            first == all.len()
+        })?;
+        let places: Vec<usize> = (0..all.len()).collect();
+        end_some(&all, &places, handles, statuses)
+    }
+}
+
+pub unsafe fn testall(count: c_int, handles: *mut c_int, flag: *mut c_int, statuses: *mut Status) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let all = list(count, handles)?;
+        if !all_over(&all) {
+            advance();
+        }
+        let over = all_over(&all);
+        put(flag, over.into())?;
+        let places: Vec<usize> = (0..all.len()).collect();
+        if over { end_some(&all, &places, handles, statuses) } else { Ok(()) }
+    }
+}
+
+/// Places of requests that are active, and of those that are over among them.
+fn active_and_over(all: &[Option<Arc<Request>>]) -> (bool, Vec<usize>) {
+    let active = |at: &usize| all[*at].as_ref().is_some_and(|request| request.inner().active.is_some());
+    let over = |at: &usize| all[*at].as_ref().is_some_and(|request| request.is_over());
+    let places: Vec<usize> = (0..all.len()).filter(active).collect();
+    (!places.is_empty(), places.into_iter().filter(over).collect())
+}
+
+unsafe fn any(
+    all: &[Option<Arc<Request>>],
+    handles: *mut c_int,
+    index: *mut c_int,
+    flag: *mut c_int,
+    status: *mut Status,
+) -> Outcome {
+    let (some_active, over) = active_and_over(all);
+    // SAFETY: the caller's promise.
+    unsafe {
+        put(flag, (!some_active || !over.is_empty()).into())?;
+        match over.first() {
+            Some(at) => {
+                put(index, *at as c_int)?;
+                let Some(request) = &all[*at] else { return Ok(()) };
+                end(request, handles.wrapping_add(*at), status)
+            }
+            None => {
+                if !some_active {
+                    set_empty(status);
+                }
+                put(index, UNDEFINED)
+            }
+        }
+    }
+}
+
+pub unsafe fn waitany(count: c_int, handles: *mut c_int, index: *mut c_int, status: *mut Status) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let all = list(count, handles)?;
+        net::wait_until(|| {
+            let (some_active, over) = active_and_over(&all);
+            !some_active || !over.is_empty()
+        })?;
+        let mut flag = 0;
+        any(&all, handles, index, &raw mut flag, status)
+    }
+}
+
+pub unsafe fn testany(
+    count: c_int,
+    handles: *mut c_int,
+    index: *mut c_int,
+    flag: *mut c_int,
+    status: *mut Status,
+) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let all = list(count, handles)?;
+        if active_and_over(&all).1.is_empty() {
+            advance();
+        }
+        any(&all, handles, index, flag, status)
+    }
+}
+
+unsafe fn some(
+    all: &[Option<Arc<Request>>],
+    handles: *mut c_int,
+    number: *mut c_int,
+    indices: *mut c_int,
+    statuses: *mut Status,
+) -> Outcome {
+    let (some_active, over) = active_and_over(all);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !some_active {
+            return put(number, UNDEFINED);
+        }
+        put(number, over.len() as c_int)?;
+        for (nth, at) in over.iter().enumerate() {
+            put(indices.wrapping_add(nth), *at as c_int)?;
+        }
+        end_some(all, &over, handles, statuses)
+    }
+}
+
+pub unsafe fn waitsome(
+    count: c_int,
+    handles: *mut c_int,
+    number: *mut c_int,
+    indices: *mut c_int,
+    statuses: *mut Status,
+) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let all = list(count, handles)?;
+        net::wait_until(|| {
+            let (some_active, over) = active_and_over(&all);
+            !some_active || !over.is_empty()
+        })?;
+        some(&all, handles, number, indices, statuses)
+    }
+}
+
+pub unsafe fn testsome(
+    count: c_int,
+    handles: *mut c_int,
+    number: *mut c_int,
+    indices: *mut c_int,
+    statuses: *mut Status,
+) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let all = list(count, handles)?;
+        if active_and_over(&all).1.is_empty() {
+            advance();
+        }
+        some(&all, handles, number, indices, statuses)
+    }
+}
+
+pub unsafe fn request_get_status_all(
+    count: c_int,
+    handles: *mut c_int,
+    flag: *mut c_int,
+    statuses: *mut Status,
+) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let all = list(count, handles)?;
+        if !all_over(&all) {
+            advance();
+        }
+        let over = all_over(&all);
+        put(flag, over.into())?;
+        for (at, request) in all.iter().enumerate().filter(|_| over) {
+            let ended = request.as_ref().and_then(|request| request.ended());
+            set_status(status_at(statuses, at), ended.map_or(Status::EMPTY, |ended| ended.status));
+        }
+    }
+    Ok(())
+}
+
+pub unsafe fn request_get_status_any(
+    count: c_int,
+    handles: *mut c_int,
+    index: *mut c_int,
+    flag: *mut c_int,
+    status: *mut Status,
+) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let all = list(count, handles)?;
+        if active_and_over(&all).1.is_empty() {
+            advance();
+        }
+        let (some_active, over) = active_and_over(&all);
+        put(flag, (!some_active || !over.is_empty()).into())?;
+        put(index, over.first().map_or(UNDEFINED, |at| *at as c_int))?;
+        let ended = over.first().and_then(|at| all[*at].as_ref()?.ended());
+        match ended {
+            Some(ended) => set_status(status, ended.status),
+            None if !some_active => set_empty(status),
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+pub unsafe fn request_get_status_some(
+    count: c_int,
+    handles: *mut c_int,
+    number: *mut c_int,
+    indices: *mut c_int,
+    statuses: *mut Status,
+) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let all = list(count, handles)?;
+        if active_and_over(&all).1.is_empty() {
+            advance();
+        }
+        let (some_active, over) = active_and_over(&all);
+        put(number, if some_active { over.len() as c_int } else { UNDEFINED })?;
+        for (nth, at) in over.iter().enumerate() {
+            put(indices.wrapping_add(nth), *at as c_int)?;
+            let ended = all[*at].as_ref().and_then(|request| request.ended());
+            set_status(status_at(statuses, nth), ended.map_or(Status::EMPTY, |ended| ended.status));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,415 @@
+//! Requests: what is under way, and waiting for it.
+
+mod many;
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub use many::*;
+
+use crate::args::{put, slice};
+use crate::collective::schedule::Started;
+use crate::comm::{self, Comm};
+use crate::constants::*;
+use crate::error::{Class, Fail, Outcome, fail};
+use crate::flavor;
+use crate::handle::Table;
+use crate::net::{self, Completion, Finished};
+use crate::partitioned::Partitioned;
+
+/// What a request stands for.
+#[derive(Clone, Debug)]
+pub enum Active {
+    /// A send.
+    Send(Arc<Completion>),
+    /// A receive, of a context.
+    Recv(Arc<Completion>, u32),
+    /// A send and a receive.
+    Both(Arc<Completion>, Arc<Completion>),
+    /// A collective.
+    Collective(Arc<Started>),
+    /// Something that is over.
+    Over(Status),
+    /// Something of the program's.
+    General(Arc<General>),
+    /// Partitioned.
+    Partitioned(Arc<Partitioned>),
+    /// An operation on a window.
+    Window(Arc<crate::window::Operation>),
+}
+
+/// How a request ended.
+#[derive(Debug)]
+struct Ended {
+    status: Status,
+    error: Option<Fail>,
+}
+
+type Start = Box<dyn FnMut() -> Outcome<Active> + Send>;
+
+struct Inner {
+    active: Option<Active>,
+    start: Option<Start>,
+}
+
+/// A request.
+pub struct Request {
+    comm: Arc<Comm>,
+    inner: Mutex<Inner>,
+}
+
+static REQUESTS: Table<Arc<Request>> = Table::new(0xb);
+
+impl std::fmt::Debug for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Request").field("comm", &self.comm.handle()).finish_non_exhaustive()
+    }
+}
+
+/// A general request.
+#[derive(Debug)]
+pub struct General {
+    query: usize,
+    free: usize,
+    cancel: usize,
+    extra: usize,
+    is_complete: AtomicBool,
+}
+
+/// Makes a request of something under way.
+pub(crate) fn register(active: Active, comm: &Arc<Comm>) -> c_int {
+    let inner = Mutex::new(Inner { active: Some(active), start: None });
+    REQUESTS.insert(Arc::new(Request { comm: Arc::clone(comm), inner }))
+}
+
+/// Makes a persistent request.
+pub(crate) fn persistent(start: impl FnMut() -> Outcome<Active> + Send + 'static, comm: &Arc<Comm>) -> c_int {
+    let inner = Mutex::new(Inner { active: None, start: Some(Box::new(start)) });
+    REQUESTS.insert(Arc::new(Request { comm: Arc::clone(comm), inner }))
+}
+
+fn lookup(handle: c_int) -> Outcome<Arc<Request>> {
+    crate::world::check_running()?;
+    REQUESTS.get(handle).map_or_else(|| fail(Class::Request, format!("{handle:#x} is no request")), Ok)
+}
+
+/// The request of a handle; none for the null one.
+fn given(handle: c_int) -> Outcome<Option<Arc<Request>>> {
+    if handle == REQUEST_NULL { Ok(None) } else { lookup(handle).map(Some) }
+}
+
+/// Status of a receive.
+pub(crate) fn received(finished: &Finished, comm: &Comm) -> Status {
+    let mut status = Status::EMPTY;
+    if finished.cancelled {
+        status.set_cancelled(true);
+    } else if finished.source == u32::MAX {
+        status.source = PROC_NULL;
+    } else {
+        (status.source, status.tag) = (comm.rank_of(finished.source) as c_int, finished.tag);
+        status.set_bytes(finished.bytes as i64);
+    }
+    status
+}
+
+impl Request {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn active(&self) -> Option<Active> {
+        self.inner().active.clone()
+    }
+
+    /// Whether it is over, or not even active.
+    fn is_over(&self) -> bool {
+        match &self.inner().active {
+            None => true,
+            Some(active) => active.is_over(),
+        }
+    }
+
+    /// How it ended, if it has; an inactive one has, with nothing.
+    fn ended(&self) -> Option<Ended> {
+        let Some(active) = self.active() else { return Some(Ended { status: Status::EMPTY, error: None }) };
+        let mut ended = active.ended(&self.comm)?;
+        ended.error = ended.error.map(|error| comm::on(&self.comm, error));
+        Some(ended)
+    }
+}
+
+impl Active {
+    fn is_over(&self) -> bool {
+        match self {
+            Self::Send(done) | Self::Recv(done, _) => done.is_done(),
+            Self::Both(one, other) => one.is_done() && other.is_done(),
+            Self::Collective(started) => started.outcome().is_some(),
+            Self::Over(_) => true,
+            Self::General(general) => general.is_complete.load(Ordering::Acquire),
+            Self::Partitioned(partitioned) => partitioned.is_over(),
+            Self::Window(operation) => operation.is_over(),
+        }
+    }
+
+    fn ended(&self, comm: &Comm) -> Option<Ended> {
+        let of = |finished: &Finished, status| Ended { status, error: finished.error.clone() };
+        Some(match self {
+            Self::Send(done) => {
+                let finished = done.get()?;
+                of(finished, Status::EMPTY)
+            }
+            Self::Recv(done, _) => {
+                let finished = done.get()?;
+                of(finished, received(finished, comm))
+            }
+            Self::Both(send, recv) => {
+                let (send, recv) = (send.get()?, recv.get()?);
+                let error = recv.error.clone().or_else(|| send.error.clone());
+                Ended { status: received(recv, comm), error }
+            }
+            Self::Collective(started) => Ended { status: Status::EMPTY, error: started.outcome()?.err() },
+            Self::Over(status) => Ended { status: *status, error: None },
+            Self::General(general) => {
+                if !general.is_complete.load(Ordering::Acquire) {
+                    return None;
+                }
+                general.query()
+            }
+            Self::Partitioned(partitioned) => {
+                let (status, error) = partitioned.ended(comm)?;
+                Ended { status, error }
+            }
+            Self::Window(operation) => {
+                if !operation.is_over() {
+                    return None;
+                }
+                Ended { status: Status::EMPTY, error: operation.error() }
+            }
+        })
+    }
+}
+
+impl General {
+    fn query(&self) -> Ended {
+        type Query = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
+        // SAFETY: the program's function of this type, or null.
+        let query = unsafe { std::mem::transmute::<usize, Option<Query>>(self.query) };
+        let mut status = Status::EMPTY;
+        let code = query.map_or(SUCCESS, |query| {
+            flavor::with_status(&mut status, |place| {
+                // SAFETY: as the standard says; the status is one of the program's ABI.
+                unsafe { query(self.extra as *mut c_void, place) }
+            })
+        });
+        let code = flavor::code_in(code);
+        Ended { status, error: (code != SUCCESS).then(|| Fail::code(code)) }
+    }
+
+    fn release(&self) -> Outcome {
+        type Free = unsafe extern "C" fn(*mut c_void) -> c_int;
+        // SAFETY: the program's function of this type, or null.
+        let free = unsafe { std::mem::transmute::<usize, Option<Free>>(self.free) };
+        // SAFETY: as the standard says.
+        let code = free.map_or(SUCCESS, |free| unsafe { free(self.extra as *mut c_void) });
+        if code == SUCCESS { Ok(()) } else { Err(Fail::code(flavor::code_in(code))) }
+    }
+
+    fn cancelled(&self) -> Outcome {
+        type Cancel = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
+        // SAFETY: the program's function of this type, or null.
+        let cancel = unsafe { std::mem::transmute::<usize, Option<Cancel>>(self.cancel) };
+        let complete = self.is_complete.load(Ordering::Acquire).into();
+        // SAFETY: as the standard says.
+        let code = cancel.map_or(SUCCESS, |cancel| unsafe { cancel(self.extra as *mut c_void, complete) });
+        if code == SUCCESS { Ok(()) } else { Err(Fail::code(flavor::code_in(code))) }
+    }
+}
+
+/// A request that is over: frees it, or makes a persistent one inactive.
+unsafe fn retire(request: &Request, handle: *mut c_int) -> Option<Fail> {
+    let mut inner = request.inner();
+    let active = inner.active.take();
+    if inner.start.is_none() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            REQUESTS.remove(*handle);
+            *handle = REQUEST_NULL;
+        }
+    }
+    drop(inner);
+    match active {
+        Some(Active::General(general)) => general.release().err(),
+        _ => None,
+    }
+}
+
+unsafe fn set_status(into: *mut Status, status: Status) {
+    if into != STATUS_IGNORE && !into.is_null() {
+        // SAFETY: the caller's promise. The error of a single status stays as it is.
+        unsafe {
+            let error = (*into).error;
+            *into = Status { error, ..status };
+        }
+    }
+}
+
+/// The status of nothing says that there is no error either.
+unsafe fn set_empty(into: *mut Status) {
+    if into != STATUS_IGNORE && !into.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { *into = Status::EMPTY };
+    }
+}
+
+unsafe fn end(request: &Request, handle: *mut c_int, status: *mut Status) -> Outcome {
+    let Some(ended) = request.ended() else { return fail(Class::Intern, "a request is not over") };
+    // SAFETY: the caller's promise.
+    let released = unsafe {
+        set_status(status, ended.status);
+        retire(request, handle)
+    };
+    ended.error.or(released).map_or(Ok(()), Err)
+}
+
+pub unsafe fn wait(handle: *mut c_int, status: *mut Status) -> Outcome {
+    // SAFETY: the front end has checked it.
+    unsafe {
+        let Some(request) = given(*handle)? else {
+            set_empty(status);
+            return Ok(());
+        };
+        net::wait_until(|| request.is_over())?;
+        end(&request, handle, status)
+    }
+}
+
+fn advance() {
+    if !net::poll_once() {
+        net::nap();
+    }
+}
+
+pub unsafe fn test(handle: *mut c_int, flag: *mut c_int, status: *mut Status) -> Outcome {
+    // SAFETY: the front end has checked it.
+    unsafe {
+        let Some(request) = given(*handle)? else {
+            set_empty(status);
+            return put(flag, 1);
+        };
+        if !request.is_over() {
+            advance();
+        }
+        let over = request.is_over();
+        put(flag, over.into())?;
+        if over { end(&request, handle, status) } else { Ok(()) }
+    }
+}
+
+pub unsafe fn request_free(handle: *mut c_int) -> Outcome {
+    // SAFETY: the front end has checked it.
+    unsafe {
+        let request = lookup(*handle)?;
+        REQUESTS.remove(*handle);
+        *handle = REQUEST_NULL;
+        let general = match &request.inner().active {
+            Some(Active::General(general)) => Some(Arc::clone(general)),
+            _ => None,
+        };
+        general.map_or(Ok(()), |general| general.release())
+    }
+}
+
+pub unsafe fn request_get_status(handle: c_int, flag: *mut c_int, status: *mut Status) -> Outcome {
+    let ended = match given(handle)? {
+        None => Some(Ended { status: Status::EMPTY, error: None }),
+        Some(request) => {
+            if !request.is_over() {
+                advance();
+            }
+            request.ended()
+        }
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        put(flag, ended.is_some().into())?;
+        if let Some(ended) = ended {
+            set_status(status, ended.status);
+        }
+    }
+    Ok(())
+}
+
+pub unsafe fn cancel(handle: *mut c_int) -> Outcome {
+    // SAFETY: the front end has checked it.
+    let request = lookup(unsafe { *handle })?;
+    match request.active() {
+        Some(Active::Recv(done, context)) => {
+            net::net()?.cancel(context, &done);
+            Ok(())
+        }
+        Some(Active::General(general)) => general.cancelled(),
+        // Sends and collectives go on: the standard lets them.
+        _ => Ok(()),
+    }
+}
+
+pub unsafe fn start(handle: *mut c_int) -> Outcome {
+    // SAFETY: the front end has checked it.
+    let request = lookup(unsafe { *handle })?;
+    let mut inner = request.inner();
+    if inner.active.is_some() {
+        return fail(Class::Request, "the request is active already");
+    }
+    let Some(start) = &mut inner.start else { return fail(Class::Request, "the request is not persistent") };
+    let active = start()?;
+    inner.active = Some(active);
+    Ok(())
+}
+
+pub unsafe fn startall(count: c_int, handles: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for at in 0..slice(handles, count)?.len() {
+            start(handles.wrapping_add(at))?;
+        }
+    }
+    Ok(())
+}
+
+pub unsafe fn grequest_start(
+    query: *const c_void,
+    free: *const c_void,
+    cancel: *const c_void,
+    extra: *mut c_void,
+    handle: *mut c_int,
+) -> Outcome {
+    let own = comm::lookup(COMM_SELF)?;
+    let general = General {
+        query: query as usize,
+        free: free as usize,
+        cancel: cancel as usize,
+        extra: extra as usize,
+        is_complete: AtomicBool::new(false),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { put(handle, register(Active::General(Arc::new(general)), &own)) }
+}
+
+pub unsafe fn grequest_complete(handle: c_int) -> Outcome {
+    match lookup(handle)?.active() {
+        Some(Active::General(general)) => {
+            general.is_complete.store(true, Ordering::Release);
+            Ok(())
+        }
+        _ => fail(Class::Request, "this is no generalized request"),
+    }
+}
+
+/// The partitioned operation of a request.
+pub(crate) fn partitioned(handle: c_int) -> Outcome<Arc<Partitioned>> {
+    match lookup(handle)?.active() {
+        Some(Active::Partitioned(partitioned)) => Ok(partitioned),
+        _ => fail(Class::Request, "the request is not partitioned, or not active"),
+    }
+}

@@ -1,0 +1,129 @@
+//! What statuses say.
+
+use std::ffi::c_int;
+
+use crate::args::put;
+use crate::constants::{Status, UNDEFINED};
+use crate::datatype::{self, Type};
+use crate::error::{Class, Outcome, fail};
+
+unsafe fn read(status: *const Status) -> Outcome<Status> {
+    if status.is_null() || status.addr() == 1 {
+        return fail(Class::Arg, "there is no status");
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { *status })
+}
+
+unsafe fn write(status: *mut Status) -> Outcome<&'static mut Status> {
+    if status.is_null() || status.addr() == 1 {
+        return fail(Class::Arg, "there is no status");
+    }
+    // SAFETY: the caller's promise; used within the call only.
+    Ok(unsafe { &mut *status })
+}
+
+pub unsafe fn get_count(status: *const Status, of: c_int, count: *mut i64) -> Outcome {
+    // SAFETY: the caller's promise.
+    let (status, of) = (unsafe { read(status) }?, datatype::committed(of)?);
+    let (bytes, size) = (status.bytes(), of.size() as i64);
+    let whole = match size {
+        0 if bytes == 0 => 0,
+        0 => i64::from(UNDEFINED),
+        _ if bytes % size == 0 => bytes / size,
+        _ => i64::from(UNDEFINED),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { put(count, whole) }
+}
+
+/// Basic elements in so many bytes of a type; none if they end within one.
+fn elements(of: &Type, bytes: i64) -> Outcome<Option<i64>> {
+    let size = of.size() as i64;
+    if size == 0 {
+        return Ok((bytes == 0).then_some(0));
+    }
+    let parts = of.parts()?;
+    let each: i64 = parts.iter().map(|part| part.count as i64).sum();
+    let (whole, mut rest) = (bytes / size, bytes % size);
+    let mut found = whole * each;
+    for part in parts.iter() {
+        let width = part.basic.size() as i64;
+        let fits = (rest / width).min(part.count as i64);
+        found += fits;
+        rest -= fits * width;
+        if fits < part.count as i64 {
+            break;
+        }
+    }
+    Ok((rest == 0).then_some(found))
+}
+
+pub unsafe fn get_elements(status: *const Status, of: c_int, count: *mut i64) -> Outcome {
+    // SAFETY: the caller's promise.
+    let (status, of) = (unsafe { read(status) }?, datatype::committed(of)?);
+    let found = elements(&of, status.bytes())?.unwrap_or(i64::from(UNDEFINED));
+    // SAFETY: the caller's promise.
+    unsafe { put(count, found) }
+}
+
+pub unsafe fn get_elements_x(status: *const Status, of: c_int, count: *mut i64) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { get_elements(status, of, count) }
+}
+
+pub unsafe fn status_set_elements(status: *mut Status, of: c_int, count: i64) -> Outcome {
+    let of = datatype::committed(of)?;
+    let parts = of.parts()?;
+    let each: i64 = parts.iter().map(|part| part.count as i64).sum();
+    let mut bytes = 0;
+    if each > 0 {
+        bytes = count / each * of.size() as i64;
+        let mut rest = count % each;
+        for part in parts.iter() {
+            let taken = rest.min(part.count as i64);
+            bytes += taken * part.basic.size() as i64;
+            rest -= taken;
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { write(status) }?.set_bytes(bytes);
+    Ok(())
+}
+
+pub unsafe fn status_set_elements_x(status: *mut Status, of: c_int, count: i64) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { status_set_elements(status, of, count) }
+}
+
+pub unsafe fn status_set_cancelled(status: *mut Status, flag: c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { write(status) }?.set_cancelled(flag != 0);
+    Ok(())
+}
+
+pub unsafe fn test_cancelled(status: *const Status, flag: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { put(flag, read(status)?.is_cancelled().into()) }
+}
+
+macro_rules! fields {
+    ($($field:ident, $get:ident, $set:ident;)+) => {$(
+        pub unsafe fn $get(status: *const Status, value: *mut c_int) -> Outcome {
+            // SAFETY: the caller's promise.
+            unsafe { put(value, read(status)?.$field) }
+        }
+
+        pub unsafe fn $set(status: *mut Status, value: c_int) -> Outcome {
+            // SAFETY: the caller's promise.
+            unsafe { write(status) }?.$field = value;
+            Ok(())
+        }
+    )+};
+}
+
+fields! {
+    source, status_get_source, status_set_source;
+    tag, status_get_tag, status_set_tag;
+    error, status_get_error, status_set_error;
+}

@@ -1,0 +1,40 @@
+//! What windows are asked.
+
+use std::ffi::{c_char, c_int};
+use std::sync::{Arc, PoisonError};
+
+use super::lookup;
+use crate::args::{put, put_text, text};
+use crate::constants::MAX_OBJECT_NAME;
+use crate::error::Outcome;
+use crate::{group, info};
+
+pub unsafe fn win_get_group(win: c_int, into: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { put(into, group::register(Arc::clone(&lookup(win)?.comm.members))) }
+}
+
+pub unsafe fn win_set_info(win: c_int, hints: c_int) -> Outcome {
+    let (window, hints) = (lookup(win)?, info::pairs(hints)?);
+    *window.info.lock().unwrap_or_else(PoisonError::into_inner) = hints;
+    Ok(())
+}
+
+pub unsafe fn win_get_info(win: c_int, into: *mut c_int) -> Outcome {
+    let hints = lookup(win)?.info.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    // SAFETY: the caller's promise.
+    unsafe { put(into, info::make(hints)) }
+}
+
+pub unsafe fn win_set_name(win: c_int, name: *const c_char) -> Outcome {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(name) }?;
+    *lookup(win)?.name.lock().unwrap_or_else(PoisonError::into_inner) = name;
+    Ok(())
+}
+
+pub unsafe fn win_get_name(win: c_int, name: *mut c_char, length: *mut c_int) -> Outcome {
+    let shown = lookup(win)?.name.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    // SAFETY: the standard's room for it.
+    unsafe { put_text(&shown, name, MAX_OBJECT_NAME as usize, length) }
+}

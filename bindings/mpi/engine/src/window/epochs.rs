@@ -1,0 +1,308 @@
+//! Synchronisation: fences, exposures and accesses, locks.
+
+use std::collections::BTreeSet;
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use super::handle_messages::awaited;
+use super::wire::{Kind, Message};
+use super::{Operation, Window, lookup};
+use crate::args::put;
+use crate::collective::{algorithms, schedule};
+use crate::constants::*;
+use crate::error::{Class, Outcome, fail};
+use crate::group;
+use crate::net;
+
+/// What this rank may do now.
+#[derive(Debug, Default)]
+pub(super) struct Epochs {
+    fence: bool,
+    all_locked: bool,
+    locked: BTreeSet<u32>,
+    /// Targets of an access that was started, and origins of an exposure.
+    started: Option<Vec<u32>>,
+    posted: Option<Vec<u32>>,
+    /// Targets with operations that may not be done.
+    dirty: BTreeSet<u32>,
+}
+
+const NO_SUCCEED: c_int = 16384;
+
+impl Window {
+    /// Checks that a target may be accessed, and notes that it is.
+    pub(super) fn access(&self, target: u32) -> Outcome {
+        let mut epochs = self.epochs();
+        let started = epochs.started.as_ref().is_some_and(|targets| targets.contains(&target));
+        if !epochs.fence && !epochs.all_locked && !started && !epochs.locked.contains(&target) {
+            return fail(
+                Class::RmaSync,
+                format!(
+                    "rank {target} is accessed outside of an epoch: call MPI_Win_fence, MPI_Win_start or MPI_Win_lock first"
+                ),
+            );
+        }
+        epochs.dirty.insert(target);
+        Ok(())
+    }
+
+    pub(super) fn tell(&self, target: u32, message: &Message<'_>) -> Outcome {
+        net::net()?.send_to_window(self.world(target), message.encode());
+        Ok(())
+    }
+
+    /// Asks, and gives what will be answered.
+    fn ask(&self, target: u32, kind: Kind, op: c_int) -> Outcome<Arc<Operation>> {
+        let operation = Operation::new(None);
+        let message = Message { op, ..Message::plain(kind, self.number(), awaited(&operation)) };
+        self.tell(target, &message)?;
+        Ok(operation)
+    }
+
+    /// Waits until all operations on the given targets are done.
+    fn flush(&self, of: impl Fn(u32) -> bool) -> Outcome {
+        let targets: Vec<u32> = self.epochs().dirty.iter().copied().filter(|target| of(*target)).collect();
+        let mut asked = Vec::new();
+        for target in &targets {
+            asked.push(self.ask(*target, Kind::Flush, 0)?);
+        }
+        for operation in asked {
+            operation.wait()?;
+        }
+        self.epochs().dirty.retain(|target| !targets.contains(target));
+        Ok(())
+    }
+
+    pub(super) fn barrier(&self) -> Outcome {
+        let mut s = schedule::Schedule::new(&self.comm);
+        algorithms::barrier(&mut s);
+        schedule::complete(s)
+    }
+
+    fn members(&self, group: c_int) -> Outcome<Vec<u32>> {
+        let group = group::lookup(group)?;
+        let place =
+            |member: &u32| self.comm.members.iter().position(|other| other == member).map(|at| at as u32);
+        match group.iter().map(place).collect() {
+            Some(members) => Ok(members),
+            None => fail(Class::Group, "the group has ranks that the window has not"),
+        }
+    }
+
+    fn is_locked(&self, target: u32) -> Outcome {
+        let epochs = self.epochs();
+        if epochs.all_locked || epochs.locked.contains(&target) {
+            return Ok(());
+        }
+        fail(Class::RmaSync, format!("rank {target} of the window is not locked"))
+    }
+
+    /// Whether all origins of the exposure have ended their accesses; takes them off then.
+    fn is_complete(&self) -> Outcome<bool> {
+        let Some(origins) = self.epochs().posted.clone() else {
+            return fail(Class::RmaSync, "no exposure has begun: call MPI_Win_post first");
+        };
+        let mut locks = self.locks();
+        if !origins.iter().all(|origin| locks.completes[*origin as usize] > 0) {
+            return Ok(false);
+        }
+        origins.iter().for_each(|origin| locks.completes[*origin as usize] -= 1);
+        drop(locks);
+        self.epochs().posted = None;
+        Ok(true)
+    }
+}
+
+fn rank(window: &Window, rank: c_int) -> Outcome<Option<u32>> {
+    match u32::try_from(rank) {
+        Ok(rank) if rank < window.comm.size() => Ok(Some(rank)),
+        _ if rank == PROC_NULL => Ok(None),
+        _ => fail(Class::Rank, format!("rank {rank} of a window of {}", window.comm.size())),
+    }
+}
+
+pub unsafe fn win_fence(assertion: c_int, window: c_int) -> Outcome {
+    let window = lookup(window)?;
+    {
+        let epochs = window.epochs();
+        if epochs.all_locked
+            || !epochs.locked.is_empty()
+            || epochs.started.is_some()
+            || epochs.posted.is_some()
+        {
+            return fail(Class::RmaSync, "a fence within an epoch of another kind");
+        }
+    }
+    window.flush(|_| true)?;
+    window.barrier()?;
+    window.epochs().fence = assertion & NO_SUCCEED == 0;
+    Ok(())
+}
+
+pub unsafe fn win_start(group: c_int, _assertion: c_int, window: c_int) -> Outcome {
+    let window = lookup(window)?;
+    let targets = window.members(group)?;
+    if window.epochs().started.is_some() {
+        return fail(Class::RmaSync, "an access has been started already");
+    }
+    let all_have_posted = || {
+        let mut locks = window.locks();
+        let all = targets.iter().all(|target| locks.posts[*target as usize] > 0);
+        if all {
+            targets.iter().for_each(|target| locks.posts[*target as usize] -= 1);
+        }
+        all
+    };
+    net::wait_until(all_have_posted)?;
+    let mut epochs = window.epochs();
+    epochs.fence = false;
+    epochs.started = Some(targets);
+    Ok(())
+}
+
+pub unsafe fn win_complete(window: c_int) -> Outcome {
+    let window = lookup(window)?;
+    let Some(targets) = window.epochs().started.clone() else {
+        return fail(Class::RmaSync, "no access has been started: call MPI_Win_start first");
+    };
+    window.flush(|target| targets.contains(&target))?;
+    for target in &targets {
+        window.tell(*target, &Message::plain(Kind::Complete, window.number(), 0))?;
+    }
+    window.epochs().started = None;
+    Ok(())
+}
+
+pub unsafe fn win_post(group: c_int, _assertion: c_int, window: c_int) -> Outcome {
+    let window = lookup(window)?;
+    let origins = window.members(group)?;
+    {
+        let mut epochs = window.epochs();
+        if epochs.posted.is_some() {
+            return fail(Class::RmaSync, "an exposure has begun already");
+        }
+        epochs.fence = false;
+        epochs.posted = Some(origins.clone());
+    }
+    origins
+        .iter()
+        .try_for_each(|origin| window.tell(*origin, &Message::plain(Kind::Post, window.number(), 0)))
+}
+
+pub unsafe fn win_wait(window: c_int) -> Outcome {
+    let window = lookup(window)?;
+    let mut outcome = window.is_complete()?;
+    net::wait_until(|| {
+        outcome = outcome || window.is_complete().unwrap_or(true);
+        outcome
+    })
+}
+
+pub unsafe fn win_test(window: c_int, flag: *mut c_int) -> Outcome {
+    let window = lookup(window)?;
+    if !net::poll_once() {
+        net::nap();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { put(flag, window.is_complete()?.into()) }
+}
+
+pub unsafe fn win_lock(kind: c_int, target: c_int, _assertion: c_int, window: c_int) -> Outcome {
+    let window = lookup(window)?;
+    if kind != LOCK_EXCLUSIVE && kind != LOCK_SHARED {
+        return fail(Class::Locktype, format!("the kind of lock {kind}"));
+    }
+    let Some(target) = rank(&window, target)? else { return Ok(()) };
+    {
+        let epochs = window.epochs();
+        if epochs.all_locked || epochs.locked.contains(&target) {
+            return fail(Class::RmaSync, format!("rank {target} of the window is locked already"));
+        }
+    }
+    window.ask(target, Kind::Lock, kind)?.wait()?;
+    let mut epochs = window.epochs();
+    epochs.fence = false;
+    epochs.locked.insert(target);
+    Ok(())
+}
+
+pub unsafe fn win_unlock(target: c_int, window: c_int) -> Outcome {
+    let window = lookup(window)?;
+    let Some(target) = rank(&window, target)? else { return Ok(()) };
+    if !window.epochs().locked.contains(&target) {
+        return fail(Class::RmaSync, format!("rank {target} of the window is not locked"));
+    }
+    // Handled after everything before it.
+    window.ask(target, Kind::Unlock, 0)?.wait()?;
+    let mut epochs = window.epochs();
+    epochs.locked.remove(&target);
+    epochs.dirty.remove(&target);
+    Ok(())
+}
+
+pub unsafe fn win_lock_all(_assertion: c_int, window: c_int) -> Outcome {
+    let window = lookup(window)?;
+    {
+        let epochs = window.epochs();
+        if epochs.all_locked || !epochs.locked.is_empty() {
+            return fail(Class::RmaSync, "the window is locked already");
+        }
+    }
+    let mut asked = Vec::new();
+    for target in 0..window.comm.size() {
+        asked.push(window.ask(target, Kind::Lock, LOCK_SHARED)?);
+    }
+    asked.into_iter().try_for_each(|operation| operation.wait())?;
+    let mut epochs = window.epochs();
+    epochs.fence = false;
+    epochs.all_locked = true;
+    Ok(())
+}
+
+pub unsafe fn win_unlock_all(window: c_int) -> Outcome {
+    let window = lookup(window)?;
+    if !window.epochs().all_locked {
+        return fail(Class::RmaSync, "the window is not locked: call MPI_Win_lock_all first");
+    }
+    let mut asked = Vec::new();
+    for target in 0..window.comm.size() {
+        asked.push(window.ask(target, Kind::Unlock, 0)?);
+    }
+    asked.into_iter().try_for_each(|operation| operation.wait())?;
+    let mut epochs = window.epochs();
+    epochs.all_locked = false;
+    epochs.dirty.clear();
+    Ok(())
+}
+
+pub unsafe fn win_flush(target: c_int, window: c_int) -> Outcome {
+    let window = lookup(window)?;
+    let Some(target) = rank(&window, target)? else { return Ok(()) };
+    window.is_locked(target)?;
+    window.flush(|other| other == target)
+}
+
+pub unsafe fn win_flush_all(window: c_int) -> Outcome {
+    let window = lookup(window)?;
+    if !window.epochs().all_locked && window.epochs().locked.is_empty() {
+        return fail(Class::RmaSync, "the window is not locked");
+    }
+    window.flush(|_| true)
+}
+
+pub unsafe fn win_flush_local(target: c_int, window: c_int) -> Outcome {
+    // SAFETY: the caller's promise. Buffers of gets are full only when they are answered.
+    unsafe { win_flush(target, window) }
+}
+
+pub unsafe fn win_flush_local_all(window: c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { win_flush_all(window) }
+}
+
+pub unsafe fn win_sync(window: c_int) -> Outcome {
+    lookup(window)?;
+    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    net::poll_once();
+    Ok(())
+}

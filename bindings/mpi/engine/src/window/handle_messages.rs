@@ -1,0 +1,149 @@
+//! What a target does with messages. Runs under the lock of the messages, in whichever thread polls.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::locks::Wish;
+use super::wire::{Kind, Message};
+use super::{Operation, WINDOWS, Window};
+use crate::constants::LOCK_EXCLUSIVE;
+use crate::datatype::{self, Type};
+use crate::error::{Class, Fail};
+use crate::net::Net;
+use crate::numbers;
+use crate::op;
+
+/// Windows by number.
+static KNOWN: Mutex<Option<HashMap<u32, Arc<Window>>>> = Mutex::new(None);
+/// Operations whose answers are awaited.
+static AWAITED: Mutex<Option<HashMap<u64, Arc<Operation>>>> = Mutex::new(None);
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+fn with<K, V, T>(map: &Mutex<Option<HashMap<K, V>>>, call: impl FnOnce(&mut HashMap<K, V>) -> T) -> T {
+    call(map.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(HashMap::new))
+}
+
+pub(super) fn know(window: &Arc<Window>) {
+    with(&KNOWN, |known| known.insert(window.number(), Arc::clone(window)));
+}
+
+pub(super) fn forget(window: &Window) {
+    with(&KNOWN, |known| known.remove(&window.number()));
+    WINDOWS.remove(window.handle.load(Ordering::Relaxed));
+}
+
+/// A number for an operation, by which its answer will be known.
+pub(super) fn awaited(operation: &Arc<Operation>) -> u64 {
+    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+    with(&AWAITED, |awaited| awaited.insert(number, Arc::clone(operation)));
+    number
+}
+
+fn answer(net: &mut Net, to: u32, number: u64, data: &[u8]) {
+    if number != 0 {
+        net.send_to_window(to, Message { data, ..Message::plain(Kind::Answer, 0, number) }.encode());
+    }
+}
+
+/// Handles a message.
+pub(super) fn handle(net: &mut Net, from: u32, bytes: &[u8]) {
+    let Some(message) = Message::decode(bytes) else { return };
+    if matches!(message.kind, Kind::Answer | Kind::Refusal) {
+        if let Some(operation) = with(&AWAITED, |awaited| awaited.remove(&message.number)) {
+            let text =
+                || Fail::new(Class::RmaRange, "the target memory is not part of the window, or not attached");
+            operation.finish(message.data, (message.kind == Kind::Refusal).then(text));
+        }
+        return;
+    }
+    let Some(window) = with(&KNOWN, |known| known.get(&message.window).cloned()) else { return };
+    let rank = window.comm.rank_of(from) as usize;
+    match message.kind {
+        Kind::Flush => answer(net, from, message.number, &[]),
+        Kind::Lock => {
+            let wish = Wish { from, number: message.number, exclusive: message.op == LOCK_EXCLUSIVE };
+            let granted = window.locks().lock(wish);
+            if let Some(wish) = granted {
+                answer(net, wish.from, wish.number, &[]);
+            }
+        }
+        Kind::Unlock => {
+            let granted = window.locks().unlock();
+            answer(net, from, message.number, &[]);
+            granted.into_iter().for_each(|wish| answer(net, wish.from, wish.number, &[]));
+        }
+        Kind::Post => window.locks().posts[rank] += 1,
+        Kind::Complete => window.locks().completes[rank] += 1,
+        _ => match access(&window, &message) {
+            Some(data) => answer(net, from, message.number, &data),
+            None if message.number != 0 => {
+                net.send_to_window(from, Message::plain(Kind::Refusal, 0, message.number).encode());
+            }
+            None => {}
+        },
+    }
+}
+
+/// Reads or writes this rank's memory. What is to be answered; nothing if the memory is not the window's.
+fn access(window: &Window, message: &Message<'_>) -> Option<Vec<u8>> {
+    let of = datatype::builtin(message.of)?;
+    let mut answer = Vec::new();
+    let mut data = message.data;
+    for (offset, count) in &message.cells {
+        let count = usize::try_from(*count).ok()?;
+        let span = count.checked_mul(of.extent as usize)?;
+        if !window.holds(*offset, span.saturating_sub(of.extent as usize - of.true_extent as usize)) {
+            return None;
+        }
+        let at = window.base.wrapping_add(*offset as usize) as *mut u8;
+        let bytes = count * of.size();
+        let now = data.get(..bytes.min(data.len()))?;
+        // SAFETY: `holds` says that the elements lie in memory that the program has lent to the window until it frees it.
+        unsafe {
+            if message.number != 0 && message.kind != Kind::Put {
+                of.pack(at, count, &mut answer);
+            }
+            match message.kind {
+                Kind::Put => of.unpack(now, at, count),
+                Kind::Accumulate => accumulate(message, now, at, count, of)?,
+                // What it is compared with comes first.
+                Kind::Swap => {
+                    let (compare, new) = message.data.split_at_checked(of.size())?;
+                    if answer == compare {
+                        of.unpack(new, at, 1);
+                    }
+                }
+                _ => {}
+            }
+        }
+        if message.kind != Kind::Swap {
+            data = data.get(bytes.min(data.len())..)?;
+        }
+    }
+    Some(answer)
+}
+
+unsafe fn accumulate(
+    message: &Message<'_>,
+    data: &[u8],
+    at: *mut u8,
+    count: usize,
+    of: &Arc<Type>,
+) -> Option<()> {
+    let op = op::builtin(message.op)?;
+    if op == op::Builtin::NoOp {
+        return Some(());
+    }
+    if data.len() < count * of.size() {
+        return None;
+    }
+    // Numbers of 16 bytes want their alignment.
+    let mut elements = vec![0_u128; (count * of.extent as usize).div_ceil(16)];
+    let elements = elements.as_mut_ptr().cast::<u8>();
+    // SAFETY: room for so many elements; the caller's promise for the target.
+    unsafe {
+        of.unpack(data, elements, count);
+        numbers::apply(op, elements, at, count, of).ok()
+    }
+}

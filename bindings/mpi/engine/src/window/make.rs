@@ -1,0 +1,263 @@
+//! Making windows, and ending them.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::epochs::Epochs;
+use super::handle_messages::{forget, know};
+use super::locks::Locks;
+use super::shared::Segment;
+use super::{Part, WINDOWS, Window, lookup};
+use crate::args::put;
+use crate::attributes::Attributes;
+use crate::collective;
+use crate::comm::{self, Comm};
+use crate::constants::*;
+use crate::error::{Class, Fail, Outcome, fail};
+use crate::info::{self, Pairs};
+use crate::net;
+use crate::world;
+
+/// What a rank brings.
+struct Own {
+    base: usize,
+    size: i64,
+    unit: c_int,
+    flavor: c_int,
+    info: Pairs,
+}
+
+fn own(base: usize, size: i64, unit: i64, flavor: c_int, info: c_int) -> Outcome<Own> {
+    if size < 0 {
+        return fail(Class::Size, format!("a window of {size} bytes"));
+    }
+    let Some(unit) = c_int::try_from(unit).ok().filter(|unit| *unit > 0) else {
+        return fail(Class::Disp, format!("a displacement unit of {unit} bytes"));
+    };
+    Ok(Own { base, size, unit, flavor, info: info::pairs(info)? })
+}
+
+/// What all ranks bring: sizes and units.
+fn parts(comm: &Arc<Comm>, own: &Own) -> Outcome<Vec<Part>> {
+    let mut bytes = own.size.to_le_bytes().to_vec();
+    bytes.extend(i64::from(own.unit).to_le_bytes());
+    let all = collective::share(comm, &bytes)?;
+    let long = |entry: &[u8], at: usize| entry[at..at + 8].try_into().map_or(0, i64::from_le_bytes);
+    Ok(all.chunks_exact(16).map(|entry| Part { size: long(entry, 0), unit: long(entry, 8) }).collect())
+}
+
+/// Makes a window of what all ranks bring. All call it.
+fn make(comm: &Arc<Comm>, own: Own, segment: Option<Segment>) -> Outcome<c_int> {
+    let handle = comm.create(Arc::clone(&comm.members), None)?;
+    let inner = comm::lookup(handle)?;
+    comm::release(handle);
+    let parts = parts(&inner, &own)?;
+    let window = Arc::new(Window {
+        handle: AtomicI32::new(WIN_NULL),
+        locks: Mutex::new(Locks::new(parts.len())),
+        comm: inner,
+        base: own.base,
+        size: own.size,
+        unit: own.unit,
+        flavor: own.flavor,
+        model: WIN_UNIFIED,
+        parts,
+        segment,
+        attached: Mutex::default(),
+        epochs: Mutex::new(Epochs::default()),
+        attributes: Attributes::default(),
+        handler: Mutex::default(),
+        name: Mutex::default(),
+        info: Mutex::new(own.info),
+    });
+    know(&window);
+    let handle = WINDOWS.insert(Arc::clone(&window));
+    window.handle.store(handle, Ordering::Relaxed);
+    net::serve_windows(true);
+    // No message may come before its window is known.
+    window.barrier()?;
+    Ok(handle)
+}
+
+pub unsafe fn win_create(
+    base: *mut c_void,
+    size: i64,
+    unit: i64,
+    info: c_int,
+    comm: c_int,
+    win: *mut c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let own = own(base as usize, size, unit, WIN_FLAVOR_CREATE, info)?;
+    // SAFETY: the caller's promise.
+    unsafe { put(win, make(&comm, own, None)?) }
+}
+
+pub unsafe fn win_allocate(
+    size: i64,
+    unit: i64,
+    info: c_int,
+    comm: c_int,
+    base: *mut c_void,
+    win: *mut c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let mut own = own(0, size, unit, WIN_FLAVOR_ALLOCATE, info)?;
+    // SAFETY: freed with the window.
+    let memory = unsafe { libc::calloc(1, (size as usize).max(64)) };
+    if memory.is_null() {
+        return fail(Class::NoMem, format!("{size} bytes"));
+    }
+    own.base = memory as usize;
+    // SAFETY: the caller's promise: places for an address and a handle.
+    unsafe {
+        put(win, make(&comm, own, None)?)?;
+        put(base.cast(), memory as usize)
+    }
+}
+
+/// Parts of shared memory begin at whole pages, or right behind each other.
+fn starts(parts: &[Part], apart: bool) -> (Vec<usize>, usize) {
+    let mut next = 0;
+    let starts = parts
+        .iter()
+        .map(|part| {
+            let start = next;
+            next += part.size as usize;
+            if apart {
+                next = next.next_multiple_of(4096);
+            }
+            start
+        })
+        .collect();
+    (starts, next)
+}
+
+pub unsafe fn win_allocate_shared(
+    size: i64,
+    unit: i64,
+    info: c_int,
+    comm: c_int,
+    base: *mut c_void,
+    win: *mut c_int,
+) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let mut own = own(0, size, unit, WIN_FLAVOR_SHARED, info)?;
+    let host = world::host(comm.members[0]);
+    if comm.members.iter().any(|member| world::host(*member) != host) {
+        return fail(Class::RmaShared, "the ranks are on several hosts; see MPI_Comm_split_type");
+    }
+    let parts = parts(&comm, &own)?;
+    let apart = own.info.iter().any(|(key, value)| key == "alloc_shared_noncontig" && value == "true");
+    let (starts, len) = starts(&parts, apart);
+    let mut name = [0; 8];
+    getrandom::fill(&mut name).map_err(|error| Fail::new(Class::Other, error))?;
+    // The first rank's name counts, and is told only once the memory is there.
+    let mut segment = None;
+    let mut made = Ok(());
+    if comm.rank == 0 {
+        match Segment::create(u64::from_le_bytes(name), len, starts.clone()) {
+            Ok(first) => segment = Some(first),
+            Err(failure) => made = Err(failure),
+        }
+    }
+    let mut told = vec![u8::from(made.is_ok())];
+    told.extend(name);
+    let all = collective::share(&comm, &told)?;
+    made?;
+    if all[0] == 0 {
+        return fail(Class::NoMem, "the first rank could not make the shared memory");
+    }
+    let name = all[1..9].try_into().map_or(0, u64::from_le_bytes);
+    if segment.is_none() {
+        segment = Some(Segment::map(name, len, starts)?);
+    }
+    collective::share(&comm, &[0])?;
+    if comm.rank == 0 {
+        Segment::forget(name);
+    }
+    let Some(segment) = segment else { return fail(Class::Intern, "a window has no memory") };
+    own.base = segment.address(comm.rank as usize);
+    let address = own.base;
+    // SAFETY: the caller's promise: places for an address and a handle.
+    unsafe {
+        put(win, make(&comm, own, Some(segment))?)?;
+        put(base.cast(), address)
+    }
+}
+
+pub unsafe fn win_create_dynamic(info: c_int, comm: c_int, win: *mut c_int) -> Outcome {
+    let comm = comm::lookup(comm)?;
+    let own = own(0, 0, 1, WIN_FLAVOR_DYNAMIC, info)?;
+    // SAFETY: the caller's promise.
+    unsafe { put(win, make(&comm, own, None)?) }
+}
+
+pub unsafe fn win_free(win: *mut c_int) -> Outcome {
+    // SAFETY: the front end has checked it.
+    let handle = unsafe { *win };
+    let window = lookup(handle)?;
+    window.attributes.delete_all(handle)?;
+    window.barrier()?;
+    forget(&window);
+    net::serve_windows(false);
+    if window.flavor == WIN_FLAVOR_ALLOCATE {
+        // SAFETY: from `win_allocate`; after the barrier nobody accesses it.
+        unsafe { libc::free(window.base as *mut c_void) };
+    }
+    // SAFETY: as above.
+    unsafe { *win = WIN_NULL };
+    Ok(())
+}
+
+pub unsafe fn win_attach(win: c_int, base: *mut c_void, size: i64) -> Outcome {
+    let window = lookup(win)?;
+    if window.flavor != WIN_FLAVOR_DYNAMIC {
+        return fail(Class::RmaFlavor, "memory is attached to dynamic windows only");
+    }
+    if size < 0 {
+        return fail(Class::Size, format!("{size} bytes"));
+    }
+    window.attached.lock().unwrap_or_else(PoisonError::into_inner).push((base as usize, size as usize));
+    Ok(())
+}
+
+pub unsafe fn win_detach(win: c_int, base: *const c_void) -> Outcome {
+    let window = lookup(win)?;
+    let mut attached = window.attached.lock().unwrap_or_else(PoisonError::into_inner);
+    match attached.iter().position(|(at, _)| *at == base as usize) {
+        Some(at) => {
+            attached.remove(at);
+            Ok(())
+        }
+        None => fail(Class::RmaAttach, "this memory is not attached"),
+    }
+}
+
+pub unsafe fn win_shared_query(
+    win: c_int,
+    rank: c_int,
+    size: *mut i64,
+    unit: *mut i64,
+    base: *mut c_void,
+) -> Outcome {
+    let window = lookup(win)?;
+    let Some(segment) = &window.segment else {
+        return fail(Class::RmaFlavor, "the window has no shared memory");
+    };
+    let at = match rank {
+        // The first rank with any memory.
+        PROC_NULL => window.parts.iter().position(|part| part.size > 0).unwrap_or(0),
+        _ => usize::try_from(rank).unwrap_or(usize::MAX),
+    };
+    let Some(part) = window.parts.get(at) else {
+        return fail(Class::Rank, format!("rank {rank} of a window of {}", window.parts.len()));
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        put(size, part.size)?;
+        put(unit, part.unit)?;
+        put(base.cast(), segment.address(at))
+    }
+}

@@ -1,0 +1,175 @@
+//! One-sided communication.
+//!
+//! Every operation is a message to the target, which its process handles when it comes: in any call of MPI's, or in the thread
+//! of the library's own, which polls while there are windows. Messages from one rank to another are handled in order, so a
+//! question that is answered says that everything before it is done. What is handled is handled under the lock of the messages:
+//! accumulates are atomic towards each other.
+
+mod calls;
+mod epochs;
+mod handle_messages;
+mod locks;
+mod make;
+mod operations;
+mod shared;
+mod wire;
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub use calls::*;
+pub use epochs::*;
+pub use make::*;
+pub use operations::*;
+
+use crate::attributes::Attributes;
+use crate::comm::Comm;
+use crate::constants::*;
+use crate::error::{Class, Fail, Outcome, fail};
+use crate::handle::Table;
+use crate::handlers::Handler;
+use crate::info::Pairs;
+use crate::net::{self, Sink};
+use epochs::Epochs;
+use locks::Locks;
+use shared::Segment;
+
+/// What all ranks know of one's part of a window.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Part {
+    pub(crate) size: i64,
+    pub(crate) unit: i64,
+}
+
+/// A window.
+#[derive(Debug)]
+pub struct Window {
+    handle: AtomicI32,
+    /// A communicator of its own.
+    comm: Arc<Comm>,
+    base: usize,
+    size: i64,
+    unit: c_int,
+    flavor: c_int,
+    model: c_int,
+    parts: Vec<Part>,
+    segment: Option<Segment>,
+    attached: Mutex<Vec<(usize, usize)>>,
+    epochs: Mutex<Epochs>,
+    locks: Mutex<Locks>,
+    pub(crate) attributes: Attributes,
+    handler: Mutex<Handler>,
+    name: Mutex<String>,
+    info: Mutex<Pairs>,
+}
+
+static WINDOWS: Table<Arc<Window>> = Table::new(0x8);
+
+impl Window {
+    /// What to do with errors.
+    #[must_use]
+    pub fn handler(&self) -> Handler {
+        self.handler.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Says what to do with errors.
+    pub fn set_handler(&self, handler: Handler) {
+        *self.handler.lock().unwrap_or_else(PoisonError::into_inner) = handler;
+    }
+
+    fn epochs(&self) -> MutexGuard<'_, Epochs> {
+        self.epochs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn locks(&self) -> MutexGuard<'_, Locks> {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Number by which messages name it: the same on all ranks.
+    fn number(&self) -> u32 {
+        self.comm.context(0)
+    }
+
+    fn world(&self, rank: u32) -> u32 {
+        self.comm.members[rank as usize]
+    }
+
+    /// Whether bytes from an offset on are part of this rank's memory.
+    fn holds(&self, offset: i64, len: usize) -> bool {
+        if self.flavor == WIN_FLAVOR_DYNAMIC {
+            let (start, end) = (offset as usize, (offset as usize).saturating_add(len));
+            let attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+            return attached.iter().any(|(at, size)| *at <= start && end <= at + size);
+        }
+        offset >= 0 && offset.checked_add(len as i64).is_some_and(|end| end <= self.size)
+    }
+}
+
+/// The window of a handle.
+///
+/// # Errors
+/// [`Class::Win`].
+pub fn lookup(handle: c_int) -> Outcome<Arc<Window>> {
+    crate::world::check_running()?;
+    WINDOWS.get(handle).map_or_else(|| fail(Class::Win, format!("{handle:#x} is no window")), Ok)
+}
+
+pub(crate) fn predefined_attribute(window: &Arc<Window>, keyval: c_int) -> Outcome<Option<Option<usize>>> {
+    let found = match keyval {
+        WIN_BASE => window.base,
+        WIN_SIZE => &raw const window.size as usize,
+        WIN_DISP_UNIT => &raw const window.unit as usize,
+        WIN_CREATE_FLAVOR => &raw const window.flavor as usize,
+        WIN_MODEL => &raw const window.model as usize,
+        _ => return Ok(None),
+    };
+    Ok(Some(Some(found)))
+}
+
+/// Has messages for windows handled.
+pub(crate) fn prepare() {
+    if let Ok(mut net) = net::net() {
+        net.handle_windows(handle_messages::handle);
+    }
+}
+
+/// Something under way on a window, of which the target tells when it is done.
+#[derive(Debug)]
+pub struct Operation {
+    over: AtomicBool,
+    state: Mutex<(Option<Sink>, Option<Fail>)>,
+}
+
+impl Operation {
+    fn new(sink: Option<Sink>) -> Arc<Self> {
+        Arc::new(Self { over: AtomicBool::new(false), state: Mutex::new((sink, None)) })
+    }
+
+    /// Whether it is over.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// Why it failed.
+    #[must_use]
+    pub fn error(&self) -> Option<Fail> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
+    }
+
+    fn finish(&self, data: &[u8], error: Option<Fail>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(sink), None) = (&state.0, &error) {
+            sink.put(data);
+        }
+        state.1 = error;
+        drop(state);
+        self.over.store(true, Ordering::Release);
+    }
+
+    fn wait(&self) -> Outcome {
+        net::wait_until(|| self.is_over())?;
+        self.error().map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,445 @@
+//! Put, get, accumulate and their kin.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use super::handle_messages::awaited;
+use super::wire::{Cell, Kind, Message};
+use super::{Operation, Window, lookup};
+use crate::args::{count, put};
+use crate::constants::*;
+use crate::datatype::{self, Basic, Type};
+use crate::error::{Class, Outcome, fail};
+use crate::net::Sink;
+use crate::op::{self, Builtin};
+use crate::request::{self, Active};
+
+const BYTE: c_int = 0x4c00_010d;
+
+/// Elements in this rank's memory.
+struct Own {
+    at: usize,
+    count: usize,
+    of: Arc<Type>,
+}
+
+impl Own {
+    fn new(at: *const c_void, n: i64, of: c_int) -> Outcome<Self> {
+        Ok(Self { at: at as usize, count: count(n)?, of: datatype::committed(of)? })
+    }
+
+    fn packed(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        // SAFETY: the program's elements.
+        unsafe { self.of.pack(self.at as *const u8, self.count, &mut bytes) };
+        bytes
+    }
+
+    fn sink(&self) -> Sink {
+        Sink::Typed { ptr: self.at as *mut u8, count: self.count, of: Arc::clone(&self.of) }
+    }
+
+    fn bytes(&self) -> usize {
+        self.count * self.of.size()
+    }
+}
+
+/// Elements in a target's memory. No rank for `MPI_PROC_NULL`.
+struct Target {
+    window: Arc<Window>,
+    rank: Option<u32>,
+    offset: i64,
+    count: usize,
+    of: Arc<Type>,
+}
+
+impl Target {
+    fn new(rank: c_int, disp: i64, n: i64, of: c_int, window: c_int) -> Outcome<Self> {
+        let window = lookup(window)?;
+        let (count, of) = (count(n)?, datatype::committed(of)?);
+        let Some(at) = u32::try_from(rank).ok().filter(|rank| *rank < window.comm.size()) else {
+            if rank == PROC_NULL {
+                return Ok(Self { window, rank: None, offset: 0, count, of });
+            }
+            return fail(Class::Rank, format!("rank {rank} of a window of {}", window.comm.size()));
+        };
+        window.access(at)?;
+        let part = window.parts[at as usize];
+        let dynamic = window.flavor == WIN_FLAVOR_DYNAMIC;
+        if disp < 0 && !dynamic {
+            return fail(Class::Disp, format!("the displacement {disp}"));
+        }
+        let Some(offset) = disp.checked_mul(part.unit) else {
+            return fail(Class::Disp, "the displacement is too large");
+        };
+        let target = Self { window, rank: Some(at), offset, count, of };
+        let (low, high) = target.span();
+        if !dynamic && (low < 0 || high > part.size) {
+            return fail(
+                Class::RmaRange,
+                format!("bytes {low} to {high} of a window of {} bytes on rank {at}", part.size),
+            );
+        }
+        Ok(target)
+    }
+
+    fn span(&self) -> (i64, i64) {
+        if self.count == 0 || self.of.size() == 0 {
+            return (0, 0);
+        }
+        let last = (self.count as i64 - 1).saturating_mul(self.of.extent);
+        let start = self.offset.saturating_add(self.of.true_lower);
+        (
+            start.saturating_add(last.min(0)),
+            start.saturating_add(last.max(0)).saturating_add(self.of.true_extent),
+        )
+    }
+
+    /// Where the bytes lie.
+    fn bytes(&self) -> Vec<Cell> {
+        let mut cells: Vec<Cell> = Vec::new();
+        if self.of.is_flat() {
+            cells.push((self.offset + self.of.true_lower, (self.count * self.of.size()) as u64));
+            return cells;
+        }
+        for element in 0..self.count as i64 {
+            let base = self.offset + element * self.of.extent;
+            cells.extend(self.of.runs().iter().map(|run| (base + run.offset, run.len as u64)));
+        }
+        cells
+    }
+
+    /// Where the elements lie, and their predefined type.
+    fn elements(&self, op: Builtin) -> Outcome<(c_int, Vec<Cell>)> {
+        if let Some(handle) = self.of.builtin_handle() {
+            return Ok((handle, vec![(self.offset, self.count as u64)]));
+        }
+        if op == Builtin::Replace || op == Builtin::NoOp {
+            return Ok((BYTE, self.bytes()));
+        }
+        let parts = self.of.parts()?;
+        let Some(first) = parts.first() else { return Ok((BYTE, Vec::new())) };
+        if parts.iter().any(|part| part.basic != first.basic) {
+            return fail(Class::Type, "a datatype with elements of several types is accumulated");
+        }
+        let mut cells = Vec::new();
+        for element in 0..self.count as i64 {
+            let base = self.offset + element * self.of.extent;
+            cells.extend(parts.iter().map(|part| (base + part.offset, part.count as u64)));
+        }
+        Ok((handle_of(first.basic), cells))
+    }
+
+    fn send(&self, message: Message<'_>) -> Outcome {
+        let Some(rank) = self.rank else { return Ok(()) };
+        self.window.tell(rank, &Message { window: self.window.number(), ..message })
+    }
+
+    /// Something that is over at once goes to nobody.
+    fn operation(&self, sink: Option<Sink>) -> (Arc<Operation>, u64) {
+        let operation = Operation::new(sink);
+        if self.rank.is_none() {
+            operation.finish(&[], None);
+            return (operation, 0);
+        }
+        let number = awaited(&operation);
+        (operation, number)
+    }
+}
+
+/// A predefined type of this kind of number.
+fn handle_of(basic: Basic) -> c_int {
+    0x4c00_0000
+        | match basic {
+            Basic::I8 => 0x0137,
+            Basic::I16 => 0x0238,
+            Basic::I32 => 0x0439,
+            Basic::I64 => 0x083a,
+            Basic::I128 => 0x1032,
+            Basic::U8 => 0x013b,
+            Basic::U16 => 0x023c,
+            Basic::U32 => 0x043d,
+            Basic::U64 => 0x083e,
+            Basic::F16 => 0x0246,
+            Basic::Bf16 => 0x024c,
+            Basic::F32 => 0x040a,
+            Basic::F64 => 0x080b,
+            Basic::Long => 0x100c,
+            Basic::Quad => 0x102b,
+            Basic::C16 => 0x042e,
+            Basic::C32 => 0x0840,
+            Basic::C64 => 0x1041,
+            Basic::CLong => 0x2042,
+            Basic::CQuad => 0x202c,
+            Basic::Bool => 0x013f,
+            Basic::Logical(1) => 0x0147,
+            Basic::Logical(2) => 0x0248,
+            Basic::Logical(4) => 0x0449,
+            Basic::Logical(8) => 0x084a,
+            Basic::Logical(_) => 0x104b,
+            Basic::Char => 0x0101,
+            Basic::Wide => 0x040e,
+            Basic::Byte => 0x010d,
+            Basic::Packed => 0x010f,
+        }
+}
+
+fn builtin(handle: c_int) -> Outcome<Builtin> {
+    match op::builtin(handle) {
+        Some(op) => Ok(op),
+        None => op::lookup(handle).and_then(|_| fail(Class::Op, "only the standard's operators accumulate")),
+    }
+}
+
+fn check_op(op: Builtin, of: &Type) -> Outcome {
+    if matches!(op, Builtin::Replace | Builtin::NoOp) || of.builtin_handle().is_none() {
+        return Ok(());
+    }
+    crate::numbers::check(op, of)
+}
+
+fn putting(own: &Own, target: &Target, answered: bool) -> Outcome<Arc<Operation>> {
+    let (operation, number) = if answered { target.operation(None) } else { (Operation::new(None), 0) };
+    let data = own.packed();
+    target.send(Message {
+        of: BYTE,
+        cells: target.bytes(),
+        data: &data,
+        ..Message::plain(Kind::Put, 0, number)
+    })?;
+    Ok(operation)
+}
+
+fn getting(own: &Own, target: &Target) -> Outcome<Arc<Operation>> {
+    let (operation, number) = target.operation(Some(own.sink()));
+    target.send(Message { of: BYTE, cells: target.bytes(), ..Message::plain(Kind::Get, 0, number) })?;
+    Ok(operation)
+}
+
+/// With a result, what was there before goes to it.
+fn accumulating(
+    own: Option<&Own>,
+    result: Option<&Own>,
+    target: &Target,
+    op: c_int,
+    answered: bool,
+) -> Outcome<Arc<Operation>> {
+    let op = builtin(op)?;
+    if target.rank.is_some() && target.count > 0 {
+        check_op(op, &target.of)?;
+    }
+    let (of, cells) = target.elements(op)?;
+    let data = own.map_or_else(Vec::new, Own::packed);
+    let (operation, number) = match answered {
+        true => target.operation(result.map(Own::sink)),
+        false => (Operation::new(None), 0),
+    };
+    let message = Message {
+        op: 0x5800_0000 | op as c_int,
+        of,
+        cells,
+        data: &data,
+        ..Message::plain(Kind::Accumulate, 0, number)
+    };
+    target.send(message)?;
+    Ok(operation)
+}
+
+fn same_size(own: &Own, target: &Target) -> Outcome {
+    let there = target.count * target.of.size();
+    if target.rank.is_none() || own.bytes() == there {
+        return Ok(());
+    }
+    fail(Class::Count, format!("{} bytes at the origin and {there} at the target", own.bytes()))
+}
+
+unsafe fn requested(operation: Arc<Operation>, target: &Target, into: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { put(into, request::register(Active::Window(operation), &target.window.comm)) }
+}
+
+macro_rules! transfers {
+    ($name:ident, $requested:ident, $buffer:ty, |$own:ident, $target:ident, $answered:ident| $call:expr) => {
+        #[allow(clippy::too_many_arguments, reason = "the standard's")]
+        pub unsafe fn $name(
+            buf: $buffer,
+            n: i64,
+            of: c_int,
+            rank: c_int,
+            disp: i64,
+            m: i64,
+            there: c_int,
+            win: c_int,
+        ) -> Outcome {
+            let ($own, $target, $answered) =
+                (Own::new(buf.cast_const(), n, of)?, Target::new(rank, disp, m, there, win)?, false);
+            same_size(&$own, &$target)?;
+            $call.map(drop)
+        }
+
+        #[allow(clippy::too_many_arguments, reason = "the standard's")]
+        pub unsafe fn $requested(
+            buf: $buffer,
+            n: i64,
+            of: c_int,
+            rank: c_int,
+            disp: i64,
+            m: i64,
+            there: c_int,
+            win: c_int,
+            into: *mut c_int,
+        ) -> Outcome {
+            let ($own, $target, $answered) =
+                (Own::new(buf.cast_const(), n, of)?, Target::new(rank, disp, m, there, win)?, true);
+            same_size(&$own, &$target)?;
+            // SAFETY: the caller's promise.
+            unsafe { requested($call?, &$target, into) }
+        }
+    };
+}
+
+/// So that both kinds of pointers are turned alike.
+trait Address {
+    fn cast_const(self) -> *const c_void;
+}
+
+impl Address for *const c_void {
+    fn cast_const(self) -> *const c_void {
+        self
+    }
+}
+
+transfers!(put_call, rput, *const c_void, |own, target, answered| putting(&own, &target, answered));
+transfers!(get, rget, *mut c_void, |own, target, _answered| getting(&own, &target));
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn accumulate(
+    buf: *const c_void,
+    n: i64,
+    of: c_int,
+    rank: c_int,
+    disp: i64,
+    m: i64,
+    there: c_int,
+    op: c_int,
+    win: c_int,
+) -> Outcome {
+    let (own, target) = (Own::new(buf, n, of)?, Target::new(rank, disp, m, there, win)?);
+    same_size(&own, &target)?;
+    accumulating(Some(&own), None, &target, op, false).map(drop)
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn raccumulate(
+    buf: *const c_void,
+    n: i64,
+    of: c_int,
+    rank: c_int,
+    disp: i64,
+    m: i64,
+    there: c_int,
+    op: c_int,
+    win: c_int,
+    into: *mut c_int,
+) -> Outcome {
+    let (own, target) = (Own::new(buf, n, of)?, Target::new(rank, disp, m, there, win)?);
+    same_size(&own, &target)?;
+    // SAFETY: the caller's promise.
+    unsafe { requested(accumulating(Some(&own), None, &target, op, true)?, &target, into) }
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+fn exchanging(
+    origin: (*const c_void, i64, c_int),
+    result: (*mut c_void, i64, c_int),
+    target: &Target,
+    op: c_int,
+) -> Outcome<Arc<Operation>> {
+    let into = Own::new(result.0, result.1, result.2)?;
+    // With no operation, the origin's arguments mean nothing.
+    let own = match builtin(op)? {
+        Builtin::NoOp => None,
+        _ => Some(Own::new(origin.0, origin.1, origin.2)?),
+    };
+    accumulating(own.as_ref(), Some(&into), target, op, true)
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn get_accumulate(
+    buf: *const c_void,
+    n: i64,
+    of: c_int,
+    result: *mut c_void,
+    result_n: i64,
+    result_of: c_int,
+    rank: c_int,
+    disp: i64,
+    m: i64,
+    there: c_int,
+    op: c_int,
+    win: c_int,
+) -> Outcome {
+    let target = Target::new(rank, disp, m, there, win)?;
+    exchanging((buf, n, of), (result, result_n, result_of), &target, op).map(drop)
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn rget_accumulate(
+    buf: *const c_void,
+    n: i64,
+    of: c_int,
+    result: *mut c_void,
+    result_n: i64,
+    result_of: c_int,
+    rank: c_int,
+    disp: i64,
+    m: i64,
+    there: c_int,
+    op: c_int,
+    win: c_int,
+    into: *mut c_int,
+) -> Outcome {
+    let target = Target::new(rank, disp, m, there, win)?;
+    let operation = exchanging((buf, n, of), (result, result_n, result_of), &target, op)?;
+    // SAFETY: the caller's promise.
+    unsafe { requested(operation, &target, into) }
+}
+
+pub unsafe fn fetch_and_op(
+    buf: *const c_void,
+    result: *mut c_void,
+    of: c_int,
+    rank: c_int,
+    disp: i64,
+    op: c_int,
+    win: c_int,
+) -> Outcome {
+    let target = Target::new(rank, disp, 1, of, win)?;
+    exchanging((buf, 1, of), (result, 1, of), &target, op).map(drop)
+}
+
+pub unsafe fn compare_and_swap(
+    buf: *const c_void,
+    compare: *const c_void,
+    result: *mut c_void,
+    of: c_int,
+    rank: c_int,
+    disp: i64,
+    win: c_int,
+) -> Outcome {
+    let target = Target::new(rank, disp, 1, of, win)?;
+    if target.of.basic().is_none() {
+        return fail(Class::Type, "a compare-and-swap is for one element of a predefined datatype");
+    }
+    let (new, old, into) = (Own::new(buf, 1, of)?, Own::new(compare, 1, of)?, Own::new(result, 1, of)?);
+    let mut data = old.packed();
+    data.extend(new.packed());
+    let (operation, number) = target.operation(Some(into.sink()));
+    drop(operation);
+    target.send(Message {
+        of: target.of.builtin_handle().unwrap_or(BYTE),
+        cells: vec![(target.offset, 1)],
+        data: &data,
+        ..Message::plain(Kind::Swap, 0, number)
+    })
+}

@@ -1,0 +1,136 @@
+//! Messages between windows.
+
+/// What a message asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// An answer, with data or without.
+    Answer,
+    /// An answer to what cannot be done.
+    Refusal,
+    /// Writes data.
+    Put,
+    /// Asks for data.
+    Get,
+    /// Combines data with what is there, and asks for that where it has a number.
+    Accumulate,
+    /// Replaces what is there if it equals something.
+    Swap,
+    /// Asks for nothing: answered when everything before is done.
+    Flush,
+    Lock,
+    Unlock,
+    /// The target has begun an exposure.
+    Post,
+    /// The origin has ended its access.
+    Complete,
+}
+
+const KINDS: [Kind; 11] = [
+    Kind::Answer,
+    Kind::Refusal,
+    Kind::Put,
+    Kind::Get,
+    Kind::Accumulate,
+    Kind::Swap,
+    Kind::Flush,
+    Kind::Lock,
+    Kind::Unlock,
+    Kind::Post,
+    Kind::Complete,
+];
+
+/// Some elements, one behind the other.
+pub(super) type Cell = (i64, u64);
+
+/// A message.
+#[derive(Debug)]
+pub(super) struct Message<'a> {
+    pub(super) kind: Kind,
+    /// Operator, or kind of lock.
+    pub(super) op: i32,
+    /// Type of the elements.
+    pub(super) of: i32,
+    pub(super) window: u32,
+    /// By which the answer is known; 0 if none is wanted.
+    pub(super) number: u64,
+    /// Where the elements lie at the target.
+    pub(super) cells: Vec<Cell>,
+    pub(super) data: &'a [u8],
+}
+
+const HEAD_BYTES: usize = 32;
+const CELL_BYTES: usize = 16;
+
+impl<'a> Message<'a> {
+    /// One without elements.
+    pub(super) const fn plain(kind: Kind, window: u32, number: u64) -> Self {
+        Self { kind, op: 0, of: 0, window, number, cells: Vec::new(), data: &[] }
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEAD_BYTES + self.cells.len() * CELL_BYTES + self.data.len());
+        out.extend((self.kind as u32).to_le_bytes());
+        out.extend(self.op.to_le_bytes());
+        out.extend(self.of.to_le_bytes());
+        out.extend(self.window.to_le_bytes());
+        out.extend(self.number.to_le_bytes());
+        out.extend((self.cells.len() as u64).to_le_bytes());
+        for (offset, count) in &self.cells {
+            out.extend(offset.to_le_bytes());
+            out.extend(count.to_le_bytes());
+        }
+        out.extend(self.data);
+        out
+    }
+
+    /// Reads a message; nothing if it is none.
+    pub(super) fn decode(bytes: &'a [u8]) -> Option<Self> {
+        let word = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
+        let long = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
+        let kind = *KINDS.get(word(0)? as usize)?;
+        let cells = usize::try_from(long(24)?).ok()?;
+        let end = cells.checked_mul(CELL_BYTES)?.checked_add(HEAD_BYTES)?;
+        let data = bytes.get(end..)?;
+        let cell = |at: usize| {
+            let start = HEAD_BYTES + at * CELL_BYTES;
+            Some((long(start)? as i64, long(start + 8)?))
+        };
+        Some(Self {
+            kind,
+            op: word(4)? as i32,
+            of: word(8)? as i32,
+            window: word(12)?,
+            number: long(16)?,
+            cells: (0..cells).map(cell).collect::<Option<Vec<Cell>>>()?,
+            data,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_the_wire_and_others_are_refused() {
+        for kind in KINDS {
+            let message = Message {
+                op: 3,
+                of: 7,
+                cells: vec![(-8, 2), (1 << 40, 1)],
+                data: b"abc",
+                ..Message::plain(kind, 9, 11)
+            };
+            let bytes = message.encode();
+            let read = Message::decode(&bytes).expect("a message");
+            assert_eq!((read.kind, read.op, read.of, read.window, read.number), (kind, 3, 7, 9, 11));
+            assert_eq!((read.cells, read.data), (message.cells, message.data));
+            assert!(Message::decode(&bytes[..40]).is_none(), "its cells are cut off");
+        }
+        let mut huge = Message::plain(Kind::Put, 0, 0).encode();
+        huge[24..32].fill(0xff);
+        assert!(Message::decode(&huge).is_none());
+        assert!(Message::decode(&[0xff; 32]).is_none());
+    }
+}

@@ -1,0 +1,334 @@
+// Makes the functions of a front end from the table in `functions.txt`. Both build scripts include this file.
+//
+// Kinds of arguments: `i` int, `n` a count (int, or MPI_Count in the form with `_c`), `a` MPI_Aint and MPI_Count in both forms;
+// `ns`, `ds`, arrays of counts and displacements; `as` of MPI_Aint; `cbuf`, `buf`, `p` addresses; `s` a string, `fn` a function;
+// `comm`, `type` and so on handles. `*` before a kind is the place for a result, `&` for something that changes. In brackets
+// behind the kind of an array stands its length. `u` is a displacement unit.
+
+/// The two ABIs; each build script uses one.
+#[allow(dead_code, reason = "see above")]
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Abi {
+    /// Handles are numbers, those of the engine.
+    Mpich,
+    /// Handles are addresses.
+    Standard,
+}
+
+struct Argument {
+    name: String,
+    kind: String,
+    length: String,
+}
+
+struct Function {
+    name: String,
+    /// Name of the engine's function.
+    engine: String,
+    /// First argument of the engine's function: the form of a collective.
+    how: Option<&'static str>,
+    arguments: Vec<Argument>,
+    large: bool,
+    has_large: bool,
+}
+
+fn lower(name: &str) -> String {
+    let name = name.to_lowercase();
+    match name.as_str() {
+        "abort" | "put" => format!("{name}_call"),
+        _ => name,
+    }
+}
+
+fn argument(text: &str) -> Argument {
+    let (name, kind) = text.split_once(':').expect("name:kind");
+    let (kind, length) =
+        kind.split_once('(').map_or((kind, ""), |(kind, length)| (kind, length.trim_end_matches(')')));
+    let name = match name {
+        "type" | "in" | "fn" => format!("{name}_"),
+        _ => name.to_owned(),
+    };
+    Argument { name, kind: kind.to_owned(), length: length.to_owned() }
+}
+
+fn functions(table: &str) -> Vec<Function> {
+    let mut all = Vec::new();
+    for line in table.lines().filter(|line| !line.is_empty() && !line.starts_with(['#', '-', '%'])) {
+        let mut words = line.split_whitespace();
+        let head = words.next().expect("a name");
+        let rest: Vec<&str> = words.collect();
+        let is_collective = head.starts_with('@');
+        let both = head.ends_with('*');
+        let name = head.trim_start_matches('@').trim_end_matches('*');
+        let engine = lower(name);
+        for large in if both { vec![false, true] } else { vec![false] } {
+            let suffix = if large { "_c" } else { "" };
+            let mut add = |name: String, how, more: &[&str]| {
+                let arguments = rest.iter().chain(more).map(|text| argument(text)).collect();
+                let name = format!("{name}{suffix}");
+                all.push(Function { name, engine: engine.clone(), how, arguments, large, has_large: both });
+            };
+            if !is_collective {
+                add(name.to_owned(), None, &[]);
+                continue;
+            }
+            add(name.to_owned(), Some("How::Blocking"), &[]);
+            let started = format!("I{}{}", name[..1].to_lowercase(), &name[1..]);
+            add(started, Some("How::Start(request_)"), &["request:*req"]);
+            add(format!("{name}_init"), Some("How::Init(request_)"), &["info:info", "request:*req"]);
+        }
+    }
+    all
+}
+
+/// What a front end does with an argument: its C type in Rust, what comes before the call, what the engine gets, what comes after.
+struct Passing {
+    of: String,
+    before: String,
+    given: String,
+    after: String,
+}
+
+fn plain(of: &str, name: &str) -> Passing {
+    Passing { of: of.to_owned(), before: String::new(), given: name.to_owned(), after: String::new() }
+}
+
+fn checked(of: &str, name: &str) -> Passing {
+    let mut passing = plain(of, name);
+    passing.before = format!("if {name}.is_null() {{ return null(\"{name}\"); }}");
+    passing
+}
+
+/// Results that need no translation.
+fn count_out(name: &str, large: bool, changes: bool) -> Passing {
+    if large {
+        return checked("*mut i64", name);
+    }
+    let mut passing = checked("*mut c_int", name);
+    let start = if changes { format!("i64::from(*{name})") } else { "0_i64".to_owned() };
+    passing.before += &format!(" let mut wide_{name} = {start};");
+    passing.given = format!("&raw mut wide_{name}");
+    passing.after = format!("*{name} = c_int::try_from(wide_{name}).unwrap_or(UNDEFINED);");
+    passing
+}
+
+fn common(argument: &Argument, large: bool) -> Option<Passing> {
+    let name = argument.name.as_str();
+    Some(match argument.kind.as_str() {
+        "i" => plain("c_int", name),
+        "n" | "u" if large => plain("i64", name),
+        "n" | "u" => Passing { given: format!("i64::from({name})"), ..plain("c_int", name) },
+        "a" => plain("i64", name),
+        "fn" => plain("*const c_void", name),
+        "p" | "file" => plain("*mut c_void", name),
+        "s" => plain("*const c_char", name),
+        "*s" => plain("*mut c_char", name),
+        "pi" => plain("*mut c_int", name),
+        "ints" => plain("*mut c_int", name),
+        "cints" => plain("*const c_int", name),
+        "outs" => plain("*mut i64", name),
+        "as" => plain("*const i64", name),
+        "ns" if large => Passing { given: format!("Counts::Longs({name})"), ..plain("*const i64", name) },
+        "ds" if large => Passing { given: format!("Counts::Longs({name})"), ..plain("*const i64", name) },
+        "ns" | "ds" => Passing { given: format!("Counts::Ints({name})"), ..plain("*const c_int", name) },
+        "*i" | "&i" => checked("*mut c_int", name),
+        "*a" => checked("*mut i64", name),
+        "*n" | "*u" => count_out(name, large, false),
+        "&n" => count_out(name, large, true),
+        _ => return None,
+    })
+}
+
+fn mpich(argument: &Argument) -> Passing {
+    let name = argument.name.as_str();
+    match argument.kind.as_str() {
+        "buf" => plain("*mut c_void", name),
+        "cbuf" | "copyfn" => plain("*const c_void", name),
+        "status" | "statuses" => plain("*mut Status", name),
+        "cstatus" => plain("*const Status", name),
+        "weights" => Passing { given: format!("edges({name})"), ..plain("*const c_int", name) },
+        "outweights" => Passing { given: format!("edges({name}).cast_mut()"), ..plain("*mut c_int", name) },
+        "types" | "cranks" | "dists" | "dargs" => plain("*const c_int", name),
+        "reqs" | "*types" | "*ranks" => plain("*mut c_int", name),
+        kind if kind.starts_with(['*', '&']) => checked("*mut c_int", name),
+        _ => plain("c_int", name),
+    }
+}
+
+fn scope(function: &Function) -> String {
+    for argument in &function.arguments {
+        let name = &argument.name;
+        match argument.kind.as_str() {
+            "comm" => return format!("Scope::Comm({})", passed_handle(name)),
+            "win" => return format!("Scope::Win({})", passed_handle(name)),
+            "file" => return "Scope::File".to_owned(),
+            _ => {}
+        }
+    }
+    "Scope::Process".to_owned()
+}
+
+fn passed_handle(name: &str) -> String {
+    format!("handle_{name}")
+}
+
+fn one(function: &Function, abi: Abi, out: &mut String) {
+    use std::fmt::Write as _;
+    let (mut signature, mut before, mut given, mut after, mut names) =
+        (String::new(), String::new(), Vec::new(), String::new(), Vec::new());
+    let mut always = String::new();
+    if let Some(how) = function.how {
+        given.push(how.replace("request_", "request_to"));
+    }
+    for argument in &function.arguments {
+        let name = &argument.name;
+        let passing = common(argument, function.large).unwrap_or_else(|| match abi {
+            Abi::Mpich => mpich(argument),
+            Abi::Standard => standard(argument),
+        });
+        let _ = write!(signature, "{name}: {}, ", passing.of);
+        names.push(name.clone());
+        before += &passing.before;
+        before.push(' ');
+        match passing.after.strip_prefix('!') {
+            Some(text) => always += text,
+            None => after += &passing.after,
+        }
+        match argument.kind.as_str() {
+            // The request of a collective, and hints, which it takes none of.
+            "*req" if function.how.is_some() => before += &format!("let request_to = {};", passing.given),
+            "info" if function.how.is_some() => {}
+            _ => given.push(passing.given.clone()),
+        }
+        if matches!(argument.kind.as_str(), "comm" | "win")
+            && !before.contains(&format!("let {} =", passed_handle(name)))
+        {
+            before += &format!("let {} = {};", passed_handle(name), passing.given);
+        }
+    }
+    let (names, given) = (names.join(", "), given.join(", "));
+    let Function { name, engine, .. } = function;
+    let call = match engine.starts_with("type_") && function.has_large {
+        true => {
+            format!("engine::calls::in_large_form({}, || engine::calls::{engine}({given}))", function.large)
+        }
+        false => format!("engine::calls::{engine}({given})"),
+    };
+    let after = if after.is_empty() { String::new() } else { format!("if outcome.is_ok() {{ {after} }}") };
+    let _ = write!(
+        out,
+        "unsafe fn imp_{name}({signature}) -> c_int {{\n    unsafe {{ {before}let outcome = guard(\"MPI_{name}\", || {call});\n    {after}{always}\n    code_out(engine::finish(outcome, {}, \"MPI_{name}\")) }}\n}}\n",
+        scope(function)
+    );
+    for prefix in ["MPI", "PMPI"] {
+        let _ = write!(
+            out,
+            "/// See the standard.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {prefix}_{name}({signature}) -> c_int {{ unsafe {{ imp_{name}({names}) }} }}\n"
+        );
+    }
+}
+
+/// All functions, in Rust.
+pub(crate) fn generate(table: &str, abi: Abi) -> String {
+    let mut out = String::new();
+    for function in functions(table) {
+        one(&function, abi, &mut out);
+    }
+    for line in table.lines().filter(|line| line.starts_with(['-', '%'])) {
+        let name = line[1..].split([' ', '*']).next().unwrap_or_default();
+        let scope = if name.starts_with("File") || name == "Register_datarep" { "File" } else { "Process" };
+        for prefix in ["MPI", "PMPI"] {
+            out += &format!(
+                "/// Not supported.\n#[unsafe(no_mangle)]\npub extern \"C\" fn {prefix}_{name}() -> c_int {{ missing(\"MPI_{name}\", Scope::{scope}) }}\n"
+            );
+        }
+    }
+    out
+}
+
+// ---- The standard's ABI ----
+
+fn standard(argument: &Argument) -> Passing {
+    let Argument { name, kind, length } = argument;
+    let name = name.as_str();
+    let handle = |kind: &str| {
+        matches!(kind, "comm" | "type" | "op" | "group" | "info" | "errh" | "req" | "win" | "msg")
+    };
+    let translated =
+        |of: &str, function: &str| Passing { given: format!("{function}({name})"), ..plain(of, name) };
+    match kind.as_str() {
+        "buf" => translated("*mut c_void", "buffer"),
+        "weights" => plain("*const c_int", name),
+        "outweights" => plain("*mut c_int", name),
+        kind if handle(kind) => translated("usize", &format!("{kind}_in")),
+        "rank" | "tag" | "level" | "err" | "keyval" | "split" | "order" | "lock" | "asserts" | "class" => {
+            translated("c_int", &format!("{kind}_in"))
+        }
+        "cbuf" => translated("*const c_void", "const_buffer"),
+        "copyfn" => translated("*const c_void", "own::copy_function"),
+        "types" if length.ends_with("peers") => Passing {
+            before: format!("let list_{name} = handles({name}, own::{length}(comm), type_in);"),
+            given: format!("list_{name}.as_ptr()"),
+            ..plain("*const usize", name)
+        },
+        "types" => Passing {
+            before: format!("let list_{name} = handles({name}, {length}, type_in);"),
+            given: format!("list_{name}.as_ptr()"),
+            ..plain("*const usize", name)
+        },
+        "cranks" | "dists" | "dargs" => Passing {
+            before: format!("let list_{name} = numbers({name}, {length}, {kind}_in);"),
+            given: format!("list_{name}.as_ptr()"),
+            ..plain("*const c_int", name)
+        },
+        "reqs" => Passing {
+            before: format!("let mut list_{name} = Requests::new({name}, {length});"),
+            given: format!("list_{name}.engine()"),
+            after: String::new(),
+            of: "*mut usize".to_owned(),
+        },
+        "*types" => Passing {
+            before: format!("let mut list_{name} = vec![0; {length} as usize];"),
+            given: format!("list_{name}.as_mut_ptr()"),
+            after: format!("handles_back({name}, &list_{name}, type_out);"),
+            of: "*mut usize".to_owned(),
+        },
+        "*ranks" => Passing {
+            before: String::new(),
+            after: format!("numbers_back({name}, {length}, rank_out);"),
+            ..plain("*mut c_int", name)
+        },
+        "status" => Passing {
+            before: format!("let mut place_{name} = Place::new({name}, 1);"),
+            given: format!("place_{name}.engine()"),
+            after: String::new(),
+            of: "*mut AbiStatus".to_owned(),
+        },
+        "statuses" => Passing {
+            before: format!("let mut place_{name} = Place::new({name}, {length} as usize);"),
+            given: format!("place_{name}.engine()"),
+            after: String::new(),
+            of: "*mut AbiStatus".to_owned(),
+        },
+        "cstatus" => Passing {
+            before: format!("let mut place_{name} = Place::new({name}.cast_mut(), 1);"),
+            given: format!("place_{name}.engine().cast_const()"),
+            after: String::new(),
+            of: "*const AbiStatus".to_owned(),
+        },
+        other => {
+            let (mark, inner) = other.split_at(1);
+            let of = if handle(inner) { "*mut usize" } else { "*mut c_int" };
+            let mut passing = checked(of, name);
+            let start = if mark == "&" { format!("{inner}_in(*{name})") } else { "0".to_owned() };
+            passing.before += &format!(" let mut inner_{name}: c_int = {start};");
+            passing.given = format!("&raw mut inner_{name}");
+            // A call that fails may have ended a request all the same.
+            let always = if mark == "&" { "!" } else { "" };
+            passing.after = format!("{always}*{name} = {inner}_out(inner_{name});");
+            passing
+        }
+    }
+}
+
+include!("prototypes.rs");

@@ -1,0 +1,142 @@
+//! `libmpi.so.12`: the MPICH ABI, whose numbers are the engine's own.
+
+#![allow(
+    non_snake_case,
+    clippy::missing_safety_doc,
+    reason = "the standard's names; its text says what callers promise"
+)]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use engine::args::Counts;
+use engine::constants::{Status, UNDEFINED, UNWEIGHTED, WEIGHTS_EMPTY};
+use engine::error::{Class, Outcome, fail};
+use engine::{How, Scope};
+
+#[allow(
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    unused_variables,
+    unreachable_pub,
+    reason = "made by the build script"
+)]
+mod functions {
+    use super::*;
+
+    include!(concat!(env!("OUT_DIR"), "/functions.rs"));
+}
+
+/// Runs a call; a panic becomes an error.
+fn guard(name: &str, call: impl FnOnce() -> Outcome) -> Outcome {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| fail(Class::Intern, format!("{name} panicked")))
+}
+
+/// The engine's codes are this ABI's.
+const fn code_out(code: c_int) -> c_int {
+    code
+}
+
+#[cold]
+fn null(what: &str) -> c_int {
+    engine::finish(fail(Class::Arg, format!("{what} is NULL")), Scope::Process, "MPI")
+}
+
+#[cold]
+fn missing(name: &str, scope: Scope) -> c_int {
+    let text = format!(
+        "Kolo has no {name}: files, ports, spawned processes and intercommunicators are not supported"
+    );
+    engine::finish(fail(Class::UnsupportedOperation, text), scope, name)
+}
+
+/// An object whose address programs compare with.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct Mark(*const c_int);
+
+// SAFETY: never written, and only compared.
+unsafe impl Sync for Mark {}
+
+static NO_WEIGHTS: c_int = 0;
+static EMPTY_WEIGHTS: c_int = 0;
+
+/// `int *const MPI_UNWEIGHTED`.
+#[unsafe(no_mangle)]
+pub static MPI_UNWEIGHTED: Mark = Mark(&raw const NO_WEIGHTS);
+/// `int *const MPI_WEIGHTS_EMPTY`.
+#[unsafe(no_mangle)]
+pub static MPI_WEIGHTS_EMPTY: Mark = Mark(&raw const EMPTY_WEIGHTS);
+
+fn edges(given: *const c_int) -> *const c_int {
+    if given == MPI_UNWEIGHTED.0 {
+        UNWEIGHTED
+    } else if given == MPI_WEIGHTS_EMPTY.0 {
+        WEIGHTS_EMPTY
+    } else {
+        given
+    }
+}
+
+/// `MPI_COMM_DUP_FN` and its likes: copies the value of an attribute.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn MPIR_Dup_fn(
+    _: usize,
+    _: c_int,
+    _: *mut c_void,
+    value: *mut c_void,
+    copy: *mut *mut c_void,
+    flag: *mut c_int,
+) -> c_int {
+    // SAFETY: as the standard says: places for an address and a number.
+    unsafe {
+        *copy = value;
+        *flag = 1;
+    }
+    0
+}
+
+macro_rules! clocks {
+    ($($name:ident = $of:expr;)+) => {$(
+        /// See the standard.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name() -> f64 {
+            $of
+        }
+    )+};
+}
+
+clocks! {
+    MPI_Wtime = engine::wtime();
+    PMPI_Wtime = engine::wtime();
+    MPI_Wtick = engine::wtick();
+    PMPI_Wtick = engine::wtick();
+}
+
+macro_rules! numbers_of_handles {
+    ($($out:ident, $back:ident;)+) => {$(
+        /// The handle as Fortran sees it, which is the same.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $out(handle: c_int) -> c_int {
+            handle
+        }
+
+        /// The handle of Fortran's number.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $back(handle: c_int) -> c_int {
+            handle
+        }
+    )+};
+}
+
+numbers_of_handles! {
+    MPI_Comm_c2f, MPI_Comm_f2c;
+    MPI_Errhandler_c2f, MPI_Errhandler_f2c;
+    MPI_Group_c2f, MPI_Group_f2c;
+    MPI_Info_c2f, MPI_Info_f2c;
+    MPI_Message_c2f, MPI_Message_f2c;
+    MPI_Op_c2f, MPI_Op_f2c;
+    MPI_Request_c2f, MPI_Request_f2c;
+    MPI_Type_c2f, MPI_Type_f2c;
+    MPI_Win_c2f, MPI_Win_f2c;
+}

@@ -1,0 +1,161 @@
+//! C programs that use the libraries as a user would: each compiled for both ABIs.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// How long one run of a program may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Folder of all that belongs to MPI.
+fn home() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+fn succeed(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}\n{text}{errors}", output.status);
+    text
+}
+
+fn compiler() -> Option<String> {
+    let name = std::env::var("CC").ok().filter(|name| !name.is_empty()).unwrap_or("cc".to_owned());
+    let found = Command::new(&name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if found.is_ok_and(|status| status.success()) {
+        return Some(name);
+    }
+    println!("skipped: there is no compiler '{name}' (set CC)");
+    None
+}
+
+/// One of the two libraries.
+struct Abi {
+    package: &'static str,
+    /// Name for the linker, and the file with its soname.
+    link: &'static str,
+    file: &'static str,
+    include: &'static str,
+    folder: OnceLock<PathBuf>,
+}
+
+static ABIS: [Abi; 2] = [
+    Abi { package: "kolo-mpi", link: "mpi", file: "libmpi.so.12", include: "mpich", folder: OnceLock::new() },
+    Abi {
+        package: "kolo-mpi-abi",
+        link: "mpi_abi",
+        file: "libmpi_abi.so.1",
+        include: "abi",
+        folder: OnceLock::new(),
+    },
+];
+
+/// Folder with the library under its soname. Cargo does not build a cdylib before tests, since they cannot link to it.
+fn library(abi: &'static Abi) -> &'static Path {
+    abi.folder.get_or_init(|| {
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+        let test = std::env::current_exe().unwrap();
+        let folder = test.ancestors().nth(2).unwrap();
+        let profile = match folder.file_name().and_then(|name| name.to_str()) {
+            Some("debug") | None => "dev",
+            Some(other) => other,
+        };
+        let build = ["build", "--package", abi.package, "--lib", "--offline", "--profile", profile];
+        succeed(Command::new(env!("CARGO")).args(build).arg("--target-dir").arg(target).current_dir(home()));
+        let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{profile}", abi.package));
+        std::fs::create_dir_all(&own).unwrap();
+        let plain = format!("lib{}.so", abi.link);
+        for name in [abi.file, &plain] {
+            // Renamed into place, so that another test run that has it open keeps what it has.
+            let draft = own.join(format!("{name}.{}", std::process::id()));
+            std::fs::copy(folder.join(&plain), &draft).unwrap();
+            std::fs::rename(draft, own.join(name)).unwrap();
+        }
+        own
+    })
+}
+
+/// Compiles a program of `tests/c`.
+fn program(cc: &str, name: &str, folder: &Path, abi: &'static Abi) -> PathBuf {
+    let program = folder.join(format!("{name}-{}", abi.include));
+    let library = library(abi);
+    let mut command = Command::new(cc);
+    command
+        .args(["-std=c99", "-g", "-Wall", "-Wextra", "-Werror"])
+        .arg("-I")
+        .arg(home().join("include").join(abi.include));
+    command.arg(home().join(format!("tests/c/{name}.c"))).arg("-o").arg(&program);
+    command.arg("-L").arg(library).arg(format!("-l{}", abi.link));
+    command.arg(format!("-Wl,-rpath,{}", library.display()));
+    succeed(&mut command);
+    program
+}
+
+/// Runs a program as the ranks of a job; all must succeed.
+fn run_ranks(program: &Path, ranks: usize, transport: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let meeting = format!("file://{}", folder.path().join("meeting").display());
+    let start = |rank: usize| {
+        let mut command = Command::new(program);
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("KOLO_")) {
+            command.env_remove(name);
+        }
+        if ranks > 1 {
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
+            command.env("KOLO_RENDEZVOUS", &meeting).env("KOLO_TRANSPORT", transport);
+        }
+        command.stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let children: Vec<Child> = (0..ranks).map(start).collect();
+    let deadline = Instant::now() + PATIENCE;
+    let mut failures = String::new();
+    for (rank, mut child) in children.into_iter().enumerate() {
+        while child.try_wait().unwrap().is_none() {
+            if Instant::now() > deadline {
+                failures += &format!("rank {rank} did not end\n");
+                child.kill().unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let output = child.wait_with_output().unwrap();
+        if !output.status.success() {
+            let text = String::from_utf8_lossy(&output.stderr);
+            failures += &format!("rank {rank}: {}\n{text}\n", output.status);
+        }
+    }
+    assert!(failures.is_empty(), "{} with {ranks} ranks over {transport}:\n{failures}", program.display());
+}
+
+fn with_ranks(name: &str, ranks: &[usize]) {
+    let Some(cc) = compiler() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for abi in &ABIS {
+        let program = program(&cc, name, folder.path(), abi);
+        for ranks in ranks {
+            run_ranks(&program, *ranks, "shm,tcp");
+        }
+        run_ranks(&program, ranks[ranks.len() - 1], "tcp");
+    }
+}
+
+#[test]
+fn messages() {
+    with_ranks("messages", &[1, 2, 3, 4]);
+}
+
+#[test]
+fn collectives() {
+    with_ranks("collectives", &[1, 2, 3, 4]);
+}
+
+#[test]
+fn windows() {
+    with_ranks("windows", &[1, 2, 4]);
+}
+
+#[test]
+fn wrong_arguments() {
+    with_ranks("misuse", &[1, 2]);
+}

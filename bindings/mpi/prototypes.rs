@@ -1,0 +1,96 @@
+// The prototypes of the functions in C, from the same table: `include/mpi_functions.h`, which a test compares.
+
+#[allow(dead_code, reason = "see `prototypes`")]
+fn c_type(function: &Function, argument: &Argument) -> String {
+    let name = argument.name.trim_end_matches('_');
+    let is_count = function.name.ends_with("_x")
+        || function.name.ends_with("_c")
+        || function.name.starts_with("Psend")
+        || function.name.starts_with("Precv");
+    let of_types = ["Type_", "Pack_", "Unpack_", "Get_elements", "Status_", "Psend", "Precv"];
+    let address =
+        if is_count && of_types.iter().any(|start| function.name.starts_with(start)) { "MPI_Count" } else { "MPI_Aint" };
+    let count = if function.large { "MPI_Count" } else { "int" };
+    let place = if function.large { "MPI_Aint" } else { "int" };
+    let (mark, inner) = match argument.kind.split_at(1) {
+        (mark @ ("*" | "&"), inner) => (mark, inner),
+        _ => ("", argument.kind.as_str()),
+    };
+    let handle = match inner {
+        "comm" => "MPI_Comm",
+        "type" => "MPI_Datatype",
+        "op" => "MPI_Op",
+        "group" => "MPI_Group",
+        "info" => "MPI_Info",
+        "errh" => "MPI_Errhandler",
+        "req" => "MPI_Request",
+        "win" => "MPI_Win",
+        "msg" => "MPI_Message",
+        "file" => "MPI_File",
+        "n" => count,
+        "u" => place,
+        "a" => address,
+        "s" if mark == "*" => "char",
+        "types" if mark == "*" => return format!("MPI_Datatype {name}[]"),
+        "ranks" if mark == "*" => return format!("int {name}[]"),
+        "" => unreachable!(),
+        _ => "int",
+    };
+    if !mark.is_empty() {
+        return format!("{handle} *{name}");
+    }
+    match inner {
+        "cbuf" => format!("const void *{name}"),
+        "p" if name == "arguments" => format!("char *{name}[]"),
+        "p" if name == "argv" => format!("char ***{name}"),
+        "buf" | "p" => format!("void *{name}"),
+        "s" => format!("const char *{name}"),
+        "pi" => format!("int *{name}"),
+        "fn" | "copyfn" => format!("{} *{name}", c_function(&function.name, name)),
+        "ints" => format!("int {name}[]"),
+        "cints" if name == "ranges" => format!("int {name}[][3]"),
+        "cints" | "cranks" | "dists" | "dargs" | "weights" => format!("const int {name}[]"),
+        "outweights" => format!("int {name}[]"),
+        "outs" if name == "addresses" => format!("MPI_Aint {name}[]"),
+        "outs" => format!("{address} {name}[]"),
+        "as" => format!("const {address} {name}[]"),
+        "ns" => format!("const {count} {name}[]"),
+        "ds" => format!("const {place} {name}[]"),
+        "types" => format!("const MPI_Datatype {name}[]"),
+        "reqs" if function.name.starts_with("Request_get") => format!("const MPI_Request {name}[]"),
+        "reqs" => format!("MPI_Request {name}[]"),
+        "status" | "statuses" => format!("MPI_Status *{name}"),
+        "cstatus" => format!("const MPI_Status *{name}"),
+        _ => format!("{handle} {name}"),
+    }
+}
+
+#[allow(dead_code, reason = "see `prototypes`")]
+fn c_function(function: &str, argument: &str) -> String {
+    let object = function.split('_').next().unwrap_or_default();
+    match (function, argument) {
+        ("Op_create", _) => "MPI_User_function".to_owned(),
+        ("Op_create_c", _) => "MPI_User_function_c".to_owned(),
+        ("Grequest_start", what) => format!("MPI_Grequest_{what}_function"),
+        (_, "copy" | "delete") => format!("MPI_{object}_{argument}_attr_function"),
+        _ => format!("MPI_{object}_errhandler_function"),
+    }
+}
+
+/// The header; for the test that compares it.
+#[allow(dead_code, reason = "build scripts do without")]
+pub(crate) fn prototypes(table: &str) -> String {
+    let mut out = String::from("/* Made from functions.txt; see the test `header`. */\n");
+    for function in functions(table) {
+        let arguments: Vec<String> = function.arguments.iter().map(|argument| c_type(&function, argument)).collect();
+        let mut arguments = arguments;
+        if function.name == "Pcontrol" {
+            arguments.push("...".to_owned());
+        }
+        let arguments = if arguments.is_empty() { "void".to_owned() } else { arguments.join(", ") };
+        for prefix in ["MPI", "PMPI"] {
+            out += &format!("int {prefix}_{}({arguments});\n", function.name);
+        }
+    }
+    out
+}

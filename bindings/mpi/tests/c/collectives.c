@@ -1,0 +1,166 @@
+/* Collectives in all forms, on communicators of several kinds. Any number of ranks. */
+#include "test.h"
+
+static void product_of_matrices(void *in, void *inout, int *count, MPI_Datatype *type) {
+  (void)type;
+  /* 2 x 2 matrices, which do not commute. */
+  long *a = in, *b = inout;
+  for (int i = 0; i < *count; i++, a += 4, b += 4) {
+    long c[4] = {a[0] * b[0] + a[1] * b[2], a[0] * b[1] + a[1] * b[3], a[2] * b[0] + a[3] * b[2], a[2] * b[1] + a[3] * b[3]};
+    memcpy(b, c, sizeof c);
+  }
+}
+
+static void reductions(MPI_Comm comm) {
+  int own, n;
+  MPI_Comm_rank(comm, &own), MPI_Comm_size(comm, &n);
+  enum { N = 1000 };
+  double in[N], out[N];
+  for (int i = 0; i < N; i++) in[i] = own + i, out[i] = -1;
+  CHECK(!MPI_Allreduce(in, out, N, MPI_DOUBLE, MPI_SUM, comm));
+  for (int i = 0; i < N; i++) CHECK(out[i] == n * (n - 1) / 2 + n * i);
+  CHECK(!MPI_Allreduce(MPI_IN_PLACE, in, N, MPI_DOUBLE, MPI_MAX, comm) && in[3] == n - 1 + 3);
+  short small = (short)(own + 1), total = 0;
+  CHECK(!MPI_Allreduce(&small, &total, 1, MPI_SHORT, MPI_SUM, comm) && total == n * (n + 1) / 2);
+  long double wide = own + 0.5L, sum = 0;
+  CHECK(!MPI_Reduce(&wide, &sum, 1, MPI_LONG_DOUBLE, MPI_SUM, n - 1, comm));
+  CHECK(own != n - 1 || sum == n * (n - 1) / 2 + 0.5L * n);
+  struct { double value; int place; } best = {(own * 5) % 3, own}, found;
+  CHECK(!MPI_Allreduce(&best, &found, 1, MPI_DOUBLE_INT, MPI_MINLOC, comm) && found.value == 0 && found.place == 0);
+  CHECK(!MPI_Allreduce(&best, &found, 1, MPI_DOUBLE_INT, MPI_MAXLOC, comm));
+  int place = n > 1 ? 1 : 0;
+  CHECK(found.place == place && found.value == (place * 5) % 3);
+  MPI_Datatype matrix;
+  MPI_Op product;
+  CHECK(!MPI_Type_contiguous(4, MPI_LONG, &matrix) && !MPI_Type_commit(&matrix) && !MPI_Op_create(product_of_matrices, 0, &product));
+  long m[4] = {1, own + 1, 0, 2}, scanned[4], all[4], wanted[4] = {1, 0, 0, 1};
+  CHECK(!MPI_Scan(m, scanned, 1, matrix, product, comm) && !MPI_Allreduce(m, all, 1, matrix, product, comm));
+  for (int r = 0; r < n; r++) {
+    long more[4] = {1, r + 1, 0, 2};
+    int one = 1;
+    product_of_matrices(wanted, more, &one, NULL), memcpy(wanted, more, sizeof more);
+    if (r == own) CHECK(!memcmp(wanted, scanned, sizeof wanted));
+  }
+  CHECK(!memcmp(wanted, all, sizeof wanted));
+  CHECK(!MPI_Op_free(&product) && product == MPI_OP_NULL && !MPI_Type_free(&matrix));
+  int each = own + 1, before = -5;
+  CHECK(!MPI_Exscan(&each, &before, 1, MPI_INT, MPI_SUM, comm) && before == (own ? own * (own + 1) / 2 : -5));
+  int *blocks = malloc(2 * n * sizeof(int)), mine[2];
+  for (int i = 0; i < 2 * n; i++) blocks[i] = i + own;
+  CHECK(!MPI_Reduce_scatter_block(blocks, mine, 2, MPI_INT, MPI_SUM, comm));
+  for (int i = 0; i < 2; i++) CHECK(mine[i] == n * (2 * own + i) + n * (n - 1) / 2);
+  free(blocks);
+}
+
+static void movements(MPI_Comm comm) {
+  int own, n;
+  MPI_Comm_rank(comm, &own), MPI_Comm_size(comm, &n);
+  int *all = malloc(3 * n * sizeof(int)), *out = malloc(3 * n * sizeof(int)), pair[3] = {own, 10 * own, 100 * own};
+  int *counts = malloc(n * sizeof(int)), *places = malloc(n * sizeof(int));
+  for (int root = 0; root < n; root++) {
+    int value[3] = {-1, -1, -1};
+    if (own == root) memcpy(value, pair, sizeof pair);
+    CHECK(!MPI_Bcast(value, 3, MPI_INT, root, comm) && value[2] == 100 * root);
+    memset(all, -1, 3 * n * sizeof(int));
+    CHECK(!MPI_Gather(pair, 3, MPI_INT, all, 3, MPI_INT, root, comm));
+    for (int r = 0; r < n && own == root; r++) CHECK(all[3 * r + 1] == 10 * r);
+    CHECK(!MPI_Scatter(all, 3, MPI_INT, value, 3, MPI_INT, root, comm) && value[1] == 10 * own);
+    CHECK(!MPI_Scatter(all, 3, MPI_INT, own == root ? MPI_IN_PLACE : (void *)value, 3, MPI_INT, root, comm));
+    for (int r = 0; r < n; r++) counts[r] = r % 3, places[r] = 3 * (n - 1 - r);
+    CHECK(!MPI_Gatherv(pair, own % 3, MPI_INT, all, counts, places, MPI_INT, root, comm));
+    for (int r = 0; r < n && own == root; r++)
+      for (int i = 0; i < r % 3; i++) CHECK(all[places[r] + i] == pair[0] * 0 + (i ? 10 * r : r));
+  }
+  CHECK(!MPI_Allgather(pair, 3, MPI_INT, all, 3, MPI_INT, comm));
+  for (int r = 0; r < n; r++) CHECK(all[3 * r + 2] == 100 * r);
+  for (int i = 0; i < 3 * n; i++) out[i] = 1000 * own + i;
+  CHECK(!MPI_Alltoall(out, 3, MPI_INT, all, 3, MPI_INT, comm));
+  for (int r = 0; r < n; r++) CHECK(all[3 * r + 1] == 1000 * r + 3 * own + 1);
+  CHECK(!MPI_Alltoall(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, out, 3, MPI_INT, comm) && !memcmp(out, all, 3 * n * sizeof(int)));
+  for (int r = 0; r < n; r++) counts[r] = (r + own) % 3, places[r] = 3 * r;
+  for (int i = 0; i < 3 * n; i++) out[i] = 1000 * own + i, all[i] = -1;
+  CHECK(!MPI_Alltoallv(out, counts, places, MPI_INT, all, counts, places, MPI_INT, comm));
+  for (int r = 0; r < n; r++)
+    for (int i = 0; i < 3; i++) CHECK(all[3 * r + i] == (i < counts[r] ? 1000 * r + 3 * own + i : -1));
+  free(all), free(out), free(counts), free(places);
+}
+
+/* Started in one order and awaited in another, with messages between; persistent ones again and again. */
+static void started(MPI_Comm comm) {
+  int own, n, flag = 0;
+  MPI_Comm_rank(comm, &own), MPI_Comm_size(comm, &n);
+  double in[3] = {own, 1, 2}, sum[3], all[64];
+  MPI_Request requests[4];
+  CHECK(!MPI_Iallreduce(in, sum, 3, MPI_DOUBLE, MPI_SUM, comm, &requests[0]) && !MPI_Ibarrier(comm, &requests[1]));
+  CHECK(!MPI_Iallgather(in, 1, MPI_DOUBLE, all, 1, MPI_DOUBLE, comm, &requests[2]));
+  double shared = own == n - 1 ? 42 : 0;
+  CHECK(!MPI_Ibcast(&shared, 1, MPI_DOUBLE, n - 1, comm, &requests[3]));
+  CHECK(!MPI_Wait(&requests[3], MPI_STATUS_IGNORE) && shared == 42);
+  while (!flag) CHECK(!MPI_Testall(3, requests, &flag, MPI_STATUSES_IGNORE));
+  CHECK(sum[0] == n * (n - 1) / 2 && sum[2] == 2 * n && all[n - 1] == n - 1);
+  MPI_Request again;
+  CHECK(!MPI_Allreduce_init(in, sum, 3, MPI_DOUBLE, MPI_SUM, comm, MPI_INFO_NULL, &again));
+  for (int round = 0; round < 4; round++) {
+    in[1] = round;
+    CHECK(!MPI_Start(&again) && !MPI_Wait(&again, MPI_STATUS_IGNORE) && sum[1] == round * n);
+  }
+  CHECK(!MPI_Request_free(&again));
+}
+
+static void topologies(void) {
+  int dims[2] = {0, 0}, periods[2] = {1, 0}, coords[2], from, to, own, value, around[4], kind;
+  MPI_Comm grid, line;
+  CHECK(!MPI_Dims_create(size, 2, dims) && dims[0] * dims[1] == size && dims[0] >= dims[1]);
+  CHECK(!MPI_Cart_create(MPI_COMM_WORLD, 2, dims, periods, 0, &grid) && !MPI_Comm_rank(grid, &own));
+  CHECK(!MPI_Cart_coords(grid, own, 2, coords) && !MPI_Topo_test(grid, &kind) && kind == MPI_CART);
+  CHECK(!MPI_Cart_shift(grid, 1, 1, &from, &to) && (to == MPI_PROC_NULL) == (coords[1] == dims[1] - 1));
+  for (int i = 0; i < 4; i++) around[i] = -7;
+  value = own;
+  CHECK(!MPI_Neighbor_allgather(&value, 1, MPI_INT, around, 1, MPI_INT, grid));
+  CHECK(around[3] == (to == MPI_PROC_NULL ? -7 : to) && around[2] == (from == MPI_PROC_NULL ? -7 : from));
+  int remain[2] = {1, 0}, length;
+  CHECK(!MPI_Cart_sub(grid, remain, &line) && !MPI_Comm_size(line, &length) && length == dims[0]);
+  CHECK(!MPI_Comm_free(&line) && !MPI_Comm_free(&grid) && grid == MPI_COMM_NULL);
+}
+
+static int copies, deletions;
+static int on_copy(MPI_Comm comm, int key, void *extra, void *value, void *copy, int *flag) {
+  (void)comm, (void)key, (void)extra;
+  copies++, *(void **)copy = (char *)value + 1, *flag = 1;
+  return MPI_SUCCESS;
+}
+static int on_delete(MPI_Comm comm, int key, void *value, void *extra) {
+  (void)comm, (void)key, (void)value, (void)extra;
+  deletions++;
+  return MPI_SUCCESS;
+}
+
+static void communicators(void) {
+  MPI_Comm copy, half, none;
+  int key, flag, result, *limit;
+  char *value, place;
+  CHECK(!MPI_Comm_create_keyval(on_copy, on_delete, &key, NULL) && !MPI_Comm_dup(MPI_COMM_WORLD, &half));
+  CHECK(!MPI_Comm_set_attr(half, key, &place) && !MPI_Comm_dup(half, &copy) && copies == 1);
+  CHECK(!MPI_Comm_get_attr(copy, key, &value, &flag) && flag && value == &place + 1);
+  CHECK(!MPI_Comm_compare(half, copy, &result) && result == MPI_CONGRUENT);
+  CHECK(!MPI_Comm_free(&copy) && !MPI_Comm_free(&half) && deletions == 2 && !MPI_Comm_free_keyval(&key));
+  CHECK(!MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &limit, &flag) && flag && *limit >= 32767);
+  CHECK(!MPI_Comm_split(MPI_COMM_WORLD, rank % 2, -rank, &half));
+  reductions(half), movements(half), started(half);
+  CHECK(!MPI_Comm_free(&half));
+  CHECK(!MPI_Comm_split(MPI_COMM_WORLD, rank ? MPI_UNDEFINED : 0, 0, &none) && (none == MPI_COMM_NULL) == (rank > 0));
+  if (rank) return;
+  reductions(none), movements(none);
+  CHECK(!MPI_Comm_free(&none));
+}
+
+int main(int argc, char **argv) {
+  int provided;
+  CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided) && provided == MPI_THREAD_MULTIPLE);
+  CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
+  reductions(MPI_COMM_WORLD), movements(MPI_COMM_WORLD), started(MPI_COMM_WORLD);
+  reductions(MPI_COMM_SELF), movements(MPI_COMM_SELF), started(MPI_COMM_SELF);
+  topologies(), communicators();
+  CHECK(!MPI_Finalize());
+  return 0;
+}

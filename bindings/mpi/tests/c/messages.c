@@ -1,0 +1,146 @@
+/* Point to point: modes, wildcards, probes, requests, datatypes. Any number of ranks. */
+#include "test.h"
+
+static void ring(void) {
+  int next = (rank + 1) % size, before = (rank + size - 1) % size;
+  for (int count = 1; count < 3000000; count = count * 11 + 1) {
+    int *out = malloc(count * sizeof(int)), *in = malloc(count * sizeof(int)), found;
+    MPI_Status status;
+    for (int i = 0; i < count; i++) out[i] = rank * 7 + i, in[i] = -1;
+    CHECK(!MPI_Sendrecv(out, count, MPI_INT, next, 5, in, count, MPI_INT, before, 5, MPI_COMM_WORLD, &status));
+    CHECK(!MPI_Get_count(&status, MPI_INT, &found) && found == count && status.MPI_SOURCE == before && status.MPI_TAG == 5);
+    for (int i = 0; i < count; i++) CHECK(in[i] == before * 7 + i);
+    CHECK(!MPI_Sendrecv_replace(out, count, MPI_INT, next, 6, before, 6, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    for (int i = 0; i < count; i++) CHECK(out[i] == before * 7 + i);
+    free(out), free(in);
+  }
+}
+
+/* Everybody sends to rank 0, which takes the messages in any order of ranks but in order of each; long ones too. */
+static void wildcards(void) {
+  enum { MESSAGES = 20 };
+  static int data[40000];
+  if (rank > 0) {
+    for (int i = 0; i < MESSAGES; i++) {
+      data[0] = i, data[1] = rank;
+      int count = i % 3 == 2 ? 40000 : 2;
+      CHECK(!(i % 2 ? MPI_Send : MPI_Ssend)(data, count, MPI_INT, 0, i, MPI_COMM_WORLD));
+    }
+    return;
+  }
+  int *next = calloc(size, sizeof(int));
+  for (int n = 0; n < MESSAGES * (size - 1); n++) {
+    MPI_Status status, probed;
+    if (n % 3 == 1) {
+      CHECK(!MPI_Probe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &probed));
+      CHECK(!MPI_Recv(data, 40000, MPI_INT, probed.MPI_SOURCE, probed.MPI_TAG, MPI_COMM_WORLD, &status));
+    } else if (n % 3 == 2) {
+      MPI_Message message;
+      int count;
+      CHECK(!MPI_Mprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &message, &probed));
+      CHECK(!MPI_Get_count(&probed, MPI_INT, &count) && (count == 2 || count == 40000));
+      CHECK(!MPI_Mrecv(data, 40000, MPI_INT, &message, &status) && message == MPI_MESSAGE_NULL);
+    } else {
+      CHECK(!MPI_Recv(data, 40000, MPI_INT, MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &status));
+    }
+    CHECK(data[1] == status.MPI_SOURCE && data[0] == status.MPI_TAG && data[0] == next[data[1]]++);
+  }
+  free(next);
+}
+
+/* Tags out of order, and requests of all kinds at once. */
+static void requests(void) {
+  int peer = size == 1 ? 0 : rank ^ 1, in[6], out[6] = {10, 11, 12, 13, 14, 15}, index, flag, outcount, indices[6];
+  if (peer >= size) return;
+  MPI_Request all[6];
+  MPI_Status statuses[6];
+  for (int i = 0; i < 3; i++) CHECK(!MPI_Irecv(&in[i], 1, MPI_INT, peer, 2 - i, MPI_COMM_WORLD, &all[i]));
+  for (int i = 0; i < 3; i++) CHECK(!MPI_Isend(&out[i], 1, MPI_INT, peer, i, MPI_COMM_WORLD, &all[3 + i]));
+  CHECK(!MPI_Waitall(6, all, statuses));
+  for (int i = 0; i < 3; i++) CHECK(in[i] == 12 - i && statuses[i].MPI_TAG == 2 - i && all[i] == MPI_REQUEST_NULL);
+  MPI_Request persistent[2];
+  CHECK(!MPI_Recv_init(in, 6, MPI_INT, peer, 9, MPI_COMM_WORLD, &persistent[0]));
+  CHECK(!MPI_Send_init(out, 6, MPI_INT, peer, 9, MPI_COMM_WORLD, &persistent[1]));
+  for (int round = 0; round < 3; round++) {
+    out[5] = round, in[5] = -1;
+    CHECK(!MPI_Startall(2, persistent));
+    for (int left = 2; left > 0; left -= outcount) CHECK(!MPI_Waitsome(2, persistent, &outcount, indices, statuses));
+    CHECK(in[5] == round);
+  }
+  CHECK(!MPI_Waitany(2, persistent, &index, statuses) && index == MPI_UNDEFINED);
+  CHECK(!MPI_Request_free(&persistent[0]) && !MPI_Request_free(&persistent[1]) && persistent[0] == MPI_REQUEST_NULL);
+  CHECK(!MPI_Irecv(in, 1, MPI_INT, peer, 77, MPI_COMM_WORLD, &all[0]) && !MPI_Cancel(&all[0]));
+  CHECK(!MPI_Wait(&all[0], statuses) && !MPI_Test_cancelled(statuses, &flag) && flag);
+  CHECK(!MPI_Recv(in, 1, MPI_INT, MPI_PROC_NULL, 3, MPI_COMM_WORLD, statuses) && statuses[0].MPI_SOURCE == MPI_PROC_NULL);
+  CHECK(!MPI_Iprobe(peer, 12345, MPI_COMM_WORLD, &flag, MPI_STATUS_IGNORE) && !flag);
+}
+
+/* A column of a matrix arrives as a row, and the other way round. */
+static void datatypes(void) {
+  enum { N = 40 };
+  static double a[N][N], row[N];
+  MPI_Datatype column, wide;
+  MPI_Status status;
+  int peer = size == 1 ? 0 : rank ^ 1, count;
+  CHECK(!MPI_Type_vector(N, 1, N, MPI_DOUBLE, &column) && !MPI_Type_create_resized(column, 0, sizeof(double), &wide));
+  CHECK(!MPI_Type_commit(&wide) && !MPI_Type_free(&column) && column == MPI_DATATYPE_NULL);
+  if (peer < size) {
+    for (int i = 0; i < N; i++)
+      for (int j = 0; j < N; j++) a[i][j] = rank * 10000 + i * 100 + j;
+    MPI_Request request;
+    CHECK(!MPI_Irecv(row, N, MPI_DOUBLE, peer, 1, MPI_COMM_WORLD, &request));
+    CHECK(!MPI_Send(&a[0][3], 1, wide, peer, 1, MPI_COMM_WORLD) && !MPI_Wait(&request, &status));
+    CHECK(!MPI_Get_count(&status, wide, &count) && count == 1);
+    CHECK(!MPI_Get_elements(&status, wide, &count) && count == N);
+    for (int i = 0; i < N; i++) CHECK(row[i] == peer * 10000 + i * 100 + 3);
+    CHECK(!MPI_Irecv(a, N, wide, peer, 2, MPI_COMM_WORLD, &request));
+    double b[N][N];
+    for (int i = 0; i < N; i++)
+      for (int j = 0; j < N; j++) b[i][j] = i * 100 + j;
+    CHECK(!MPI_Ssend(b, N * N, MPI_DOUBLE, peer, 2, MPI_COMM_WORLD) && !MPI_Wait(&request, &status));
+    for (int i = 0; i < N; i++)
+      for (int j = 0; j < N; j++) CHECK(a[i][j] == j * 100 + i);
+  }
+  CHECK(!MPI_Type_free(&wide));
+  struct { short s; double d; char c; } v[2] = {{1, 2.5, 'x'}, {3, 4.5, 'y'}}, w[2];
+  MPI_Datatype parts[3] = {MPI_SHORT, MPI_DOUBLE, MPI_CHAR}, structure;
+  int lengths[3] = {1, 1, 1}, bytes, position = 0;
+  MPI_Aint places[3] = {0, (char *)&v[0].d - (char *)&v[0], &v[0].c - (char *)&v[0]}, low, extent;
+  CHECK(!MPI_Type_create_struct(3, lengths, places, parts, &structure) && !MPI_Type_commit(&structure));
+  CHECK(!MPI_Type_get_extent(structure, &low, &extent) && low == 0 && extent == sizeof v[0]);
+  CHECK(!MPI_Type_size(structure, &bytes) && bytes == 11);
+  char packed[64];
+  CHECK(!MPI_Pack(v, 2, structure, packed, sizeof packed, &position, MPI_COMM_WORLD) && position == 22);
+  position = 0;
+  CHECK(!MPI_Unpack(packed, 22, &position, w, 2, structure, MPI_COMM_WORLD));
+  CHECK(w[1].s == 3 && w[1].d == 4.5 && w[1].c == 'y' && w[0].d == 2.5);
+  CHECK(!MPI_Type_free(&structure));
+}
+
+/* A rank in a collective still answers for the long message that it has begun to send. */
+static void progress_inside_collectives(void) {
+  static double data[100000];
+  if (size < 2) return;
+  MPI_Request request = MPI_REQUEST_NULL;
+  if (rank == 0) {
+    data[99999] = 7;
+    CHECK(!MPI_Isend(data, 100000, MPI_DOUBLE, 1, 1, MPI_COMM_WORLD, &request));
+  }
+  if (rank == 1) {
+    CHECK(!MPI_Recv(data, 100000, MPI_DOUBLE, 0, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE) && data[99999] == 7);
+    /* More than a ring holds, and nobody receives before the barrier. */
+    for (int i = 0; i < 50; i++) CHECK(!MPI_Send(data, 2000, MPI_DOUBLE, 0, 2, MPI_COMM_WORLD));
+  }
+  CHECK(!MPI_Barrier(MPI_COMM_WORLD) && !MPI_Wait(&request, MPI_STATUS_IGNORE));
+  for (int i = 0; i < 50 && rank == 0; i++) CHECK(!MPI_Recv(data, 2000, MPI_DOUBLE, 1, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+}
+
+int main(int argc, char **argv) {
+  CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
+  ring(), wildcards();
+  /* What comes next must not meet the wildcards. */
+  CHECK(!MPI_Barrier(MPI_COMM_WORLD));
+  requests(), datatypes(), progress_inside_collectives();
+  CHECK(!MPI_Finalize());
+  return 0;
+}

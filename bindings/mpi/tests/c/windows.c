@@ -1,0 +1,41 @@
+/* One-sided: fences, locks, accumulates, shared memory. Any number of ranks. */
+#include "test.h"
+
+int main(int argc, char **argv) {
+  CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
+  MPI_Win window;
+  int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
+  CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));
+  memory[0] = memory[1] = 0, memory[2] = rank;
+  CHECK(!MPI_Win_fence(0, window) && !MPI_Put(&rank, 1, MPI_INT, next, 1, 1, MPI_INT, window));
+  CHECK(!MPI_Get(&got, 1, MPI_INT, next, 2, 1, MPI_INT, window) && !MPI_Win_fence(0, window));
+  CHECK(memory[1] == before && got == next);
+  CHECK(!MPI_Win_fence(0, window));
+  for (int i = 0; i < 100; i++) {
+    int one = 1;
+    CHECK(!MPI_Accumulate(&one, 1, MPI_INT, 0, 0, 1, MPI_INT, MPI_SUM, window));
+  }
+  CHECK(!MPI_Win_fence(16384, window) && (rank || memory[0] == 100 * size));
+  /* Tickets, while rank 0 may be anywhere. */
+  CHECK(!MPI_Barrier(MPI_COMM_WORLD) && !MPI_Win_lock_all(0, window));
+  int one = 1, ticket = -1, seen[2] = {0, 0};
+  CHECK(!MPI_Fetch_and_op(&one, &ticket, MPI_INT, 0, 0, MPI_SUM, window) && !MPI_Win_flush(0, window));
+  CHECK(ticket >= 100 * size && ticket < 101 * size);
+  CHECK(!MPI_Win_unlock_all(window) && !MPI_Barrier(MPI_COMM_WORLD));
+  CHECK(!MPI_Win_lock(MPI_LOCK_EXCLUSIVE, 0, 0, window) && !MPI_Get(seen, 2, MPI_INT, 0, 0, 2, MPI_INT, window));
+  CHECK(!MPI_Win_unlock(0, window) && seen[0] == 101 * size);
+  CHECK(!MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
+  FAILS(MPI_ERR_RMA_SYNC, MPI_Put(&one, 1, MPI_INT, 0, 0, 1, MPI_INT, window));
+  CHECK(!MPI_Win_lock(MPI_LOCK_SHARED, 0, 0, window));
+  FAILS(MPI_ERR_RMA_RANGE, MPI_Put(&one, 1, MPI_INT, 0, 4, 1, MPI_INT, window));
+  CHECK(!MPI_Win_unlock(0, window) && !MPI_Win_free(&window) && window == MPI_WIN_NULL);
+
+  MPI_Aint bytes;
+  int unit, *first;
+  CHECK(!MPI_Win_allocate_shared(sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));
+  *memory = rank + 1;
+  CHECK(!MPI_Win_fence(0, window) && !MPI_Win_shared_query(window, 0, &bytes, &unit, &first));
+  for (int r = 0; r < size; r++) CHECK(first[r] == r + 1);
+  CHECK(!MPI_Win_fence(0, window) && !MPI_Win_free(&window) && !MPI_Finalize());
+  return 0;
+}
