@@ -11,9 +11,11 @@ use kolo_tests::watchdog::bounded;
 fn a_call_before_the_one_that_differs_is_said_to_match() {
     for arrangement in [Arrangement::Tcp, Arrangement::Shm] {
         bounded(&format!("{arrangement:?}"), move || {
+            let all_have_called = std::sync::Barrier::new(3);
             arrangement.run(3, |comm| {
                 // Makes the connections of the next one, which then needs no help of rank 2.
                 comm.broadcast(&mut [0_u8; 10], 0).expect("all call it");
+                all_have_called.wait();
                 if comm.rank() == 2 {
                     let until = Instant::now() + Duration::from_secs(10);
                     while comm.error().is_none() {

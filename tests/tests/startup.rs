@@ -1,10 +1,11 @@
 //! How long it takes until ranks can call, and that nothing is left when they are gone.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kolo::{Cluster, ReduceOp};
 use kolo_tests::arrangement::Arrangement;
-use kolo_tests::processes::{Job, environment};
+use kolo_tests::processes::{Job, Process, environment};
 use kolo_tests::system::Holdings;
 use kolo_tests::watchdog::{Gate, bounded};
 
@@ -13,6 +14,29 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_rank");
 /// Aims on a machine of its own; tests run beside others and often on fewer processors, so they assert five times that.
 const PROCESSES_READY: Duration = Duration::from_millis(200);
 const THREADS_READY: Duration = Duration::from_secs(2);
+
+/// MPICH's newer launchers do not name the job; the process that started the ranks does.
+#[test]
+fn ranks_of_one_parent_join_by_hydras_variables_alone() {
+    bounded("PMI", || {
+        let mut ranks: Vec<Process> = (0..2)
+            .map(|rank| {
+                let mut command = Command::new(PROGRAM);
+                for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("KOLO_")) {
+                    command.env_remove(name);
+                }
+                for (name, value) in
+                    [("PMI_RANK", rank), ("PMI_SIZE", 2), ("MPI_LOCALRANKID", rank), ("MPI_LOCALNRANKS", 2)]
+                {
+                    command.env(name, value.to_string());
+                }
+                command.arg("ready").env("KOLO_JOIN_TIMEOUT", "30");
+                Process::start(command)
+            })
+            .collect();
+        ranks.iter_mut().for_each(|rank| drop(rank.expect("@joined ")));
+    });
+}
 
 #[test]
 fn eight_processes() {
@@ -103,7 +127,7 @@ fn nothing_is_left() {
     }
     bounded("leaks", || {
         let this = std::env::current_exe().expect("this program");
-        let ended = std::process::Command::new(this)
+        let ended = Command::new(this)
             .args(["--exact", "nothing_is_left", "--nocapture"])
             .env("KOLO_TEST_LEAKS", "1")
             .output()

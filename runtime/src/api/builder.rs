@@ -48,7 +48,7 @@ impl CommunicatorBuilder {
         let config = self.config.map_or_else(Config::from_env, Ok)?;
         let mut spec = match self.spec {
             Some(spec) => spec,
-            None => JoinSpec::from_env(&|name| std::env::var(name).ok())?,
+            None => JoinSpec::from_process_env()?,
         };
         let started = Instant::now();
         spec.timeout = patience(&config);
