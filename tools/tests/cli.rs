@@ -191,7 +191,8 @@ fn a_rank_that_dies_ends_the_measurement_and_is_named() {
 
 #[test]
 fn signals_are_passed_on() {
-    let script = "trap 'echo told; exit 0' TERM; echo ready; tail -f /dev/null & wait";
+    // The shell is ready once it waits, and nothing else of it holds its output open.
+    let script = "trap 'echo told; exit 0' TERM; tail -f /dev/null >/dev/null & echo ready; wait";
     let (mut child, mut lines) = start(kolo("run -n 2 --prefix -- sh -c").arg(script));
     for _ in 0..2 {
         assert!(lines.next().unwrap().ends_with("ready"));

@@ -7,7 +7,8 @@
 //! 1. Both adopt orphans (PR_SET_CHILD_SUBREAPER). So whatever descends from a rank descends from the supervisor, also if
 //!    it has left its process group or its session; and from the launcher, once the supervisor is gone.
 //! 2. The supervisor holds the end of a pipe whose other end only the launcher has: its end of file is the launcher's
-//!    end, whenever that comes, also before anybody looks.
+//!    end, whenever that comes, also before anybody looks. One byte in it says that the launcher catches signals, and the
+//!    supervisor waits for that.
 //! 3. The supervisor tells the launcher of a folder before there are ranks, so either can remove it.
 //! 4. The supervisor leads a process group of its own: what a terminal sends reaches it once, through the launcher.
 //!
@@ -75,7 +76,7 @@ pub(super) fn guarded(work: impl FnOnce(&Lifeline) -> Result<u8>) -> Result<Exit
             let child = Pid::from_raw(child)
                 .filter(|_| child > 0)
                 .ok_or_else(|| failed(io::Error::last_os_error()))?;
-            let code = look_after(child, told);
+            let code = look_after(child, told, &held_by_launcher);
             drop(held_by_launcher);
             code
         }
@@ -96,7 +97,7 @@ impl Lifeline {
         let failed = |error| CliError::system("the launcher cannot be watched", &error);
         let mut launcher = self.launcher.try_clone().map_err(failed)?;
         let watch = move || {
-            // Nothing is ever written.
+            // Nothing is written once the ranks may start.
             let _ = launcher.read(&mut [0]);
             then();
         };
@@ -118,6 +119,10 @@ impl Lifeline {
 }
 
 fn supervise(lifeline: &Lifeline, work: impl FnOnce(&Lifeline) -> Result<u8>) -> ! {
+    // Before the launcher catches signals, one would end it, and everything that was started.
+    if !matches!((&lifeline.launcher).read(&mut [0]), Ok(1)) {
+        std::process::exit(1);
+    }
     let prepared = setpgid(None, None).and_then(|()| set_child_subreaper(Some(getpid())));
     let outcome = match prepared {
         Ok(()) => work(lifeline),
@@ -127,9 +132,11 @@ fn supervise(lifeline: &Lifeline, work: impl FnOnce(&Lifeline) -> Result<u8>) ->
 }
 
 /// The launcher's part.
-fn look_after(supervisor: Pid, told: PipeReader) -> Result<ExitCode> {
+fn look_after(supervisor: Pid, told: PipeReader, mut lifeline: &PipeWriter) -> Result<ExitCode> {
     let mut signals = Signals::new([SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])
         .map_err(|error| CliError::system("signals cannot be caught", &error))?;
+    // If the supervisor is gone, waiting for it tells.
+    let _ = lifeline.write_all(&[1]);
     let mut passed_on = HashSet::new();
     let status = loop {
         match waitpid(Some(supervisor), WaitOptions::NOHANG) {
