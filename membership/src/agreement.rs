@@ -126,6 +126,18 @@ impl Agreement {
         }
     }
 
+    /// Sets other limits of silence, for a member that was asked before its program has called.
+    pub const fn set_silence(&mut self, silent_after: Duration, stranded_after: Duration) {
+        self.settings.silent_after = silent_after;
+        self.settings.stranded_after = stranded_after;
+    }
+
+    /// Who was asked and does not answer.
+    #[must_use]
+    pub fn silent(&self, now: Duration) -> Vec<u32> {
+        self.others().filter(|other| self.is_silent(*other, now)).collect()
+    }
+
     /// What is to be sent, in order.
     pub fn take_messages(&mut self) -> Vec<(u32, Message)> {
         std::mem::take(&mut self.out)
