@@ -234,6 +234,9 @@ impl Shared {
     pub(crate) fn aborted_by_member(&self, communicator: u64, cause: AbortCause) {
         self.change(|state| {
             if let Some(registered) = state.communicators.get(&communicator) {
+                if cause.kind == AbortKind::Revoked {
+                    registered.flag.note_revoked();
+                }
                 return vec![(registered.flag.clone(), cause)];
             }
             remember(&mut state.early_aborts, (communicator, cause));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kolo_membership::{Decision, Part};
 
-use super::abort::{AbortCause, AbortKind};
+use super::abort::AbortCause;
 use super::coordinator::{BoxedStream, Coordinator};
 use super::peers::door::{Door, DoorAddress, NoAnswer, Tag};
 use super::peers::rounds::RoundKey;
@@ -59,7 +59,7 @@ impl Control {
 
     /// Tells members that a communicator is aborted, where there is no coordinator to do it.
     pub(super) fn tell_members(&self, members: &Arc<[u32]>, communicator: u64, cause: AbortCause) {
-        if let (Some(peers), AbortKind::Revoked) = (self.inner.peers.get(), cause.kind) {
+        if let Some(peers) = self.inner.peers.get() {
             peers.abort(members, communicator, cause);
         }
     }
