@@ -244,9 +244,13 @@ impl Shared {
         });
     }
 
-    /// World ranks of the members of a communicator, if it is there.
+    /// World ranks of the members of a communicator, if it is there and this rank has not left the job.
     pub(crate) fn members_of(&self, communicator: u64) -> Option<Arc<[u32]>> {
-        self.lock().communicators.get(&communicator).map(|registered| registered.members.clone())
+        let state = self.lock();
+        if matches!(state.coordinator, CoordinatorStanding::Left { .. }) {
+            return None; // Rank 0 may be here for some time yet, for the others to leave in good order.
+        }
+        state.communicators.get(&communicator).map(|registered| registered.members.clone())
     }
 
     /// The others have gone on without this rank; `by` is one of them.
