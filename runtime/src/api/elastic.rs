@@ -188,3 +188,8 @@ impl Communicator {
         }
     }
 }
+
+/// The program in docs/elastic.md, which is compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/elastic.md")]
+pub mod example {}
