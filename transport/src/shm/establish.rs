@@ -235,6 +235,28 @@ impl ShmEndpoint {
         Ok(())
     }
 
+    /// Connects to the leader. `late` is the error once the time is up.
+    fn reach(&self, leader: &Peer, deadline: Instant, late: impl Fn() -> Error) -> Result<OwnedFd, Error> {
+        loop {
+            match unix::connect(&leader.address.name) {
+                Ok(stream) => return Ok(stream),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    let patience = remaining(deadline).ok_or_else(&late)?;
+                    // Nothing tells when a full backlog has room again.
+                    std::thread::sleep(RETRY.min(patience));
+                }
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                    let detail = format!("process {} of rank {} is gone", leader.address.pid, leader.rank);
+                    return Err(Error::new(ErrorKind::PeerLost, NAME, Some(leader.rank), detail));
+                }
+                Err(e) => {
+                    let what = "connecting to the leader of this host's ranks".to_owned();
+                    return Err(Error::system(NAME, Some(leader.rank), what, e));
+                }
+            }
+        }
+    }
+
     /// Asks the leader for the arena.
     fn follow(&self, members: u32, deadline: Instant) -> Result<Arena, Error> {
         let leader = self
@@ -257,21 +279,7 @@ impl ShmEndpoint {
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => closed(),
             _ => system(what, e),
         };
-        let stream = loop {
-            match unix::connect(&leader.address.name) {
-                Ok(stream) => break stream,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    let patience = remaining(deadline).ok_or_else(late)?;
-                    // Nothing tells when a full backlog has room again.
-                    std::thread::sleep(RETRY.min(patience));
-                }
-                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-                    let detail = format!("process {} of rank {} is gone", leader.address.pid, leader.rank);
-                    return Err(Error::new(ErrorKind::PeerLost, NAME, rank, detail));
-                }
-                Err(e) => return Err(system("connecting to the leader of this host's ranks", e)),
-            }
-        };
+        let stream = self.reach(leader, deadline, late)?;
         let hello = Hello {
             purpose: Purpose::AskArena,
             rank: self.rank,
