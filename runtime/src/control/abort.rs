@@ -24,6 +24,10 @@ pub enum AbortKind {
     Transport,
     /// World rank 0, which carries the control plane and is no member of this communicator, is lost.
     CoordinatorLost,
+    /// A member called revoke.
+    Revoked,
+    /// The other members have gone on without this rank.
+    Fenced,
 }
 
 impl AbortKind {
@@ -34,6 +38,8 @@ impl AbortKind {
             Self::Timeout => AbortReason::Timeout,
             Self::User => AbortReason::Requested,
             Self::CoordinatorLost => AbortReason::CoordinatorLost,
+            Self::Revoked => AbortReason::Revoked,
+            Self::Fenced => AbortReason::Fenced,
             // The loss of a member is an error of its own.
             Self::Transport | Self::PeerLost => AbortReason::Transport,
         }
@@ -127,7 +133,8 @@ impl fmt::Display for AbortCause {
             AbortKind::User | AbortKind::Transport => {
                 write!(f, "aborted by rank {}: {}", self.by, self.reason)?
             }
-            AbortKind::CoordinatorLost => f.write_str(&self.reason)?,
+            AbortKind::Revoked => write!(f, "revoked by rank {}", self.by)?,
+            AbortKind::CoordinatorLost | AbortKind::Fenced => f.write_str(&self.reason)?,
         }
         if !self.operation.is_empty() {
             write!(f, " (in {}, operation #{})", self.operation, self.sequence)?;
