@@ -16,6 +16,7 @@ mod recursive_doubling;
 mod ring;
 mod staged;
 mod tree;
+mod window;
 
 use crate::builder::PlanBuilder;
 use crate::generator::Generator;
@@ -82,6 +83,8 @@ table! {
     StagedOneShot = staged::StagedOneShot,
     /// The same, where all ranks share the reduction out.
     StagedTwoShot = staged::StagedTwoShot,
+    /// In each other's symmetric buffers, with nothing in between.
+    Window = window::Window,
 }
 
 /// The plan of a world of one rank: the result is its own contribution.

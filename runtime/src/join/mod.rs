@@ -35,9 +35,11 @@ use crate::error::{Error, Result};
 pub use crate::job::DEFAULT_JOIN_TIMEOUT;
 use crate::job::{JobSecret, Liveness, MAX_WORLD_SIZE, MOST_PATIENCE};
 
+pub use addresses::own_addresses;
 pub(crate) use addresses::{host_key, hostname};
 pub use board::Board;
-pub(crate) use env::process_environment;
+pub use env::process_environment;
+pub use launcher::{Launched, launched};
 pub(crate) use locate::{Advert, bind, find, open_port};
 pub use unique_id::{Reservation, UNIQUE_ID_BYTES, UniqueId};
 
