@@ -169,12 +169,10 @@ impl Reunion {
         !self.door.is_local()
     }
 
-    pub(super) async fn knock(&self, spec: &JoinSpec) -> std::result::Result<BoxedStream, String> {
+    /// Goes to the one that runs the coordinator. If it is gone, or has given this meeting up, there will be no other answer.
+    pub(super) async fn knock(&self, spec: &JoinSpec) -> std::result::Result<BoxedStream, NoAnswer> {
         let credentials = self.at.credentials(spec);
-        let joined = self.door.join_at(&self.at, self.near, credentials, self.tag, CONNECT_TIMEOUT).await;
-        joined.map_err(|no| match no {
-            NoAnswer::Gone(text) | NoAnswer::Silent(text) => text,
-        })
+        self.door.join_at(&self.at, self.near, credentials, self.tag, CONNECT_TIMEOUT).await
     }
 
     /// Survivors are for this coordinator, until the result is dropped.
