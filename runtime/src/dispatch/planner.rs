@@ -63,8 +63,12 @@ pub(crate) struct Planner {
     segment_bytes: Option<usize>,
     window: Option<usize>,
     limits: Limits,
-    /// As measured.
+    /// As measured, or as the profile knows it.
     network: Option<Between>,
+    /// Why the profile's network does not count.
+    remark: Option<String>,
+    /// Whether the profile's network counts.
+    has_profile: bool,
     choices: HashMap<ChoiceKey, Planned>,
     plans: HashMap<PlanKey, Arc<Plan>>,
 }
@@ -101,6 +105,8 @@ impl Planner {
             window: config.window,
             limits,
             network: None,
+            remark: None,
+            has_profile: false,
             choices: HashMap::new(),
             plans: HashMap::new(),
         })
@@ -180,13 +186,30 @@ impl Planner {
     /// Goes by the network as it was measured, from now on.
     pub(crate) fn learn(&mut self, network: &Between) {
         self.model = network.apply(self.model);
-        self.network = Some(*network);
+        self.network = Some(network.clone());
         self.choices.clear();
     }
 
-    /// The network that the selection goes by, if it was measured.
-    pub(crate) const fn network(&self) -> Option<&Between> {
-        self.network.as_ref()
+    /// Whether a profile tells the network between the hosts.
+    pub(crate) const fn knows_network(&self) -> bool {
+        self.has_profile
+    }
+
+    /// Says that the model has the network from a profile.
+    pub(crate) const fn trust_profile(&mut self) {
+        self.has_profile = true;
+    }
+
+    /// Keeps why the profile's network does not count.
+    pub(crate) fn remark(&mut self, problem: String) {
+        self.remark = Some(problem);
+    }
+
+    /// The network in words, and why not the profile's.
+    pub(crate) fn describe_network(&self) -> Option<String> {
+        let words: Vec<String> =
+            self.network.iter().map(ToString::to_string).chain(self.remark.clone()).collect();
+        (!words.is_empty()).then(|| words.join("; "))
     }
 
     /// The constants of the selection.

@@ -7,7 +7,7 @@ use kolo_netlab::fabric::{Rule, What};
 use kolo_netlab::network::Network;
 
 use crate::Test;
-use crate::job::{End, command, run};
+use crate::job::{End, command, perf, run, succeed};
 
 pub(crate) const TESTS: &[Test] = tests![
     Moment a_network_that_is_well_has_no_finding,
@@ -19,6 +19,7 @@ pub(crate) const TESTS: &[Test] = tests![
     Long a_dead_card_is_named,
     Long eight_hosts_take_less_than_half_a_minute,
     Long ranks_that_do_not_join_are_missed,
+    Long a_profile_of_the_hosts_is_used_and_one_of_others_is_not,
 ];
 
 const LONG: Duration = Duration::from_secs(90);
@@ -108,4 +109,32 @@ fn ranks_that_do_not_join_are_missed() {
     let Some(end) = examined(&lab, "") else { return };
     assert_eq!(end.code, Some(2), "{}", end.said);
     assert!(end.said.contains("missing: rank") && end.at < Duration::from_secs(30), "{}", end.said);
+}
+
+/// `kolo tune` on a network, and jobs with the profile that it has written.
+fn a_profile_of_the_hosts_is_used_and_one_of_others_is_not() {
+    let folder = std::env::temp_dir().join(format!("kolo-netlab-profile-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let file = folder.join("cluster.toml");
+    let path = file.to_str().expect("plain names");
+    let lab = Lab::new(&network(3).host_rate(2, 10_000_000)).expect("a network");
+    let Some(commands) = command(&lab, 1, "tune", &format!("--out {path}"), &[]) else { return };
+    let ends = run(commands, LONG);
+    succeed(&ends, "kolo tune");
+    assert!(ends[0].said.contains("host2: sends 1."), "{}", ends[0].said);
+    let first = |lab: &Lab, ranks: usize| {
+        let words = "all_reduce -b 4K -e 4K -n 2 -w 1 -c 1";
+        let ends = run(perf(lab, ranks, words, &[("KOLO_PROFILE", path)])?, LONG);
+        succeed(&ends, "with a profile");
+        ends.into_iter().next()
+    };
+    let Some(end) = first(&lab, 1) else { return };
+    let says = ["network: 3 hosts, ", "(profile ", "host 2 is the slowest"];
+    assert!(says.iter().all(|text| end.said.contains(text)), "{}", end.said);
+    // With another host it is measured.
+    drop(lab);
+    let Some(end) = first(&Lab::new(&network(4)).expect("a network"), 1) else { return };
+    let says = ["(measured in ", "is not used: it was measured on host0, host1, host2, and not on host3"];
+    assert!(says.iter().all(|text| end.said.contains(text)), "{}", end.said);
+    let _ = std::fs::remove_dir_all(folder);
 }

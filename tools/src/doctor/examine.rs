@@ -34,6 +34,15 @@ const EXAMINATION: u64 = 0x646f_6374_6f72;
 /// Vectors that are summed up at the end.
 const TRIAL_ELEMENTS: usize = 1 << 16;
 
+/// How far the examination goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// Hosts and the network between them.
+    Network,
+    /// And a communicator, if nothing speaks against it.
+    Communicator,
+}
+
 /// What has come of it.
 pub(crate) struct Examined {
     pub rank: u32,
@@ -67,7 +76,7 @@ impl Rank {
 
 /// Examines the network between the hosts of this job. All ranks call it. Blocks for as long as that takes: some seconds, and the time
 /// for pairs of hosts.
-pub(crate) fn examine(time: Duration) -> Result<Examined> {
+pub(crate) fn examine(time: Duration, depth: Depth) -> Result<Examined> {
     let config = Config::from_env()?;
     let runtime = ControlRuntime::new()?;
     let is_launched = environment::detect(|name| std::env::var(name).ok())?.is_some()
@@ -94,7 +103,8 @@ pub(crate) fn examine(time: Duration) -> Result<Examined> {
     report.reaches = rank.tell(&reached)?.into_iter().flatten().collect();
     measure(&mut rank, &mut report, examiner.as_ref(), time)?;
     drop(examiner);
-    if !findings(&report).iter().any(|finding| finding.severity == Severity::Broken) {
+    let is_broken = findings(&report).iter().any(|finding| finding.severity == Severity::Broken);
+    if depth == Depth::Communicator && !is_broken {
         let tried = match trial(&config, control) {
             Ok(routes) => (routes, None),
             Err(error) => (Vec::new(), Some(error.to_string())),

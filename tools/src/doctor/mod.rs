@@ -13,17 +13,18 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::error::{CliError, Result};
+use examine::Depth;
 use findings::{Finding, Severity};
 use report::Report;
 
-mod examine;
+pub(crate) mod examine;
 mod facts;
-mod findings;
+pub(crate) mod findings;
 mod heat;
 mod line;
-mod rates;
+pub(crate) mod rates;
 mod reach;
-mod report;
+pub(crate) mod report;
 mod text;
 
 /// Time for measuring pairs: with what comes before and after, 8 hosts take less than half a minute.
@@ -58,11 +59,14 @@ pub(crate) struct DoctorArgs {
 
 /// Runs `kolo doctor`.
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
-    let examined = examine::examine(Duration::from_secs(args.seconds)).map_err(|error| CliError {
-        // That ranks do not even find each other is the worst finding.
-        exit_code: Severity::Broken as u8,
-        ..error
-    })?;
+    let examined =
+        examine::examine(Duration::from_secs(args.seconds), Depth::Communicator).map_err(|error| {
+            CliError {
+                // That ranks do not even find each other is the worst finding.
+                exit_code: Severity::Broken as u8,
+                ..error
+            }
+        })?;
     if examined.rank > 0 {
         return Ok(ExitCode::SUCCESS);
     }
