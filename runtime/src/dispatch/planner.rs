@@ -65,6 +65,8 @@ pub(crate) struct Planner {
     limits: Limits,
     /// As measured, or as the profile knows it.
     network: Option<Between>,
+    /// How fast the ranks' links are in proportion, where hosts have one rank each and differ much.
+    speeds: Option<Arc<[u32]>>,
     /// Why the profile's network does not count.
     remark: Option<String>,
     /// Whether the profile's network counts.
@@ -105,6 +107,7 @@ impl Planner {
             window: config.window,
             limits,
             network: None,
+            speeds: None,
             remark: None,
             has_profile: false,
             choices: HashMap::new(),
@@ -159,7 +162,11 @@ impl Planner {
     /// A collective of all ranks.
     fn task(&self, collective: Collective) -> Task {
         let task = Task::new(collective, self.world_size).with_hosts(Arc::clone(&self.hosts));
-        if self.limits.stages { task.with_stages() } else { task }
+        let task = if self.limits.stages { task.with_stages() } else { task };
+        match &self.speeds {
+            Some(speeds) => task.with_speeds(Arc::clone(speeds)),
+            None => task,
+        }
     }
 
     /// Whether calls of so many bytes (of the vector, or of a block) and of many more take plans that use the stage.
@@ -186,6 +193,8 @@ impl Planner {
     /// Goes by the network as it was measured, from now on.
     pub(crate) fn learn(&mut self, network: &Between) {
         self.model = network.apply(self.model);
+        let is_alone = |speeds: &Vec<u32>| speeds.len() == self.hosts.len();
+        self.speeds = network.speeds().filter(is_alone).map(Into::into);
         self.network = Some(network.clone());
         self.choices.clear();
     }

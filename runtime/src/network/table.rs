@@ -95,17 +95,26 @@ impl Table {
         let rates: Vec<(u32, f64)> = rates.collect();
         let slowest = rates.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1))?;
         let most = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
-        let of_host = |(_, rate): &(u32, f64)| {
-            let rate = stepped(*rate, RATE_STEPS);
-            HostRate { out_bytes_per_second: rate, in_bytes_per_second: rate }
+        // In the order in which these ranks meet them, as their communicator numbers them.
+        let mut order: Vec<u32> = Vec::new();
+        for host in ranks.iter().map(|rank| self.host_of[*rank as usize]) {
+            if std::mem::take(&mut is_used[host as usize]) {
+                order.push(host);
+            }
+        }
+        let of_host = |host: u32| {
+            let rate = stepped(rate(host)?.1, RATE_STEPS);
+            Some(HostRate { out_bytes_per_second: rate, in_bytes_per_second: rate })
         };
+        // All or none.
+        let of_hosts: Option<Vec<HostRate>> = order.into_iter().map(of_host).collect();
         Some(Between {
             hosts: hosts as u32,
             round_trip_seconds: stepped(round_trip, ROUND_TRIP_STEPS),
             slowest_host: slowest.0,
             bytes_per_second: stepped(slowest.1, RATE_STEPS),
             fastest_bytes_per_second: stepped(most, RATE_STEPS),
-            rates: Rates { hosts: rates.iter().map(of_host).collect(), pairs: Vec::new() },
+            rates: Rates { hosts: of_hosts.unwrap_or_default(), pairs: Vec::new() },
             source: Source::Measured(self.took),
         })
     }
@@ -168,10 +177,21 @@ impl Between {
         }))
     }
 
-    /// The rates of the hosts, in the order of their numbers.
-    #[cfg(test)]
-    pub(crate) const fn rates(&self) -> &Rates {
-        &self.rates
+    /// How fast the hosts are in proportion, in the order of their numbers; where they differ much. Small numbers, so that what
+    /// is measured a little differently is the same.
+    pub(crate) fn speeds(&self) -> Option<Vec<u32>> {
+        const SLOWEST: f64 = 16.0;
+        const MOST: f64 = 1024.0;
+        let rates: Vec<f64> = self
+            .rates
+            .hosts
+            .iter()
+            .map(|host| host.out_bytes_per_second.min(host.in_bytes_per_second))
+            .collect();
+        let slowest = rates.iter().copied().reduce(f64::min)?;
+        let fastest = rates.iter().copied().fold(slowest, f64::max);
+        let speed = |rate: &f64| (SLOWEST * (rate / slowest).min(MOST)).round() as u32;
+        (slowest < SLOW * fastest).then(|| rates.iter().map(speed).collect())
     }
 
     /// The model with what was measured in place of constants.
@@ -248,8 +268,10 @@ mod tests {
         let some = table.between(&[0, 2, 3]).unwrap();
         assert!((some.apply(Model::TCP).nic_bytes_per_second / 128e6 - 1.0).abs() < 0.1);
         assert!(!some.to_string().contains("slowest"), "{some}");
-        let rates: Vec<f64> = all.rates().hosts.iter().map(|host| host.out_bytes_per_second).collect();
-        assert!(rates.len() == 3 && rates[2] < 0.2 * rates[1], "{rates:?}");
+        assert_eq!(all.speeds(), Some(vec![128, 128, 16]));
+        // In the order of the communicator's ranks.
+        assert_eq!(table.between(&[4, 0, 3]).unwrap().speeds(), Some(vec![16, 128, 128]));
+        assert_eq!(some.speeds(), None);
     }
 
     fn profile(names: &[(&str, f64)]) -> Loaded {
@@ -280,7 +302,7 @@ mod tests {
         let words = known.to_string();
         let wanted = format!("(profile cluster.toml, {})", loaded.profile.digest());
         assert!(words.contains(&wanted) && words.contains("host 0 is the slowest"), "{words}");
-        assert_eq!(known.rates().hosts.len(), 2);
+        assert_eq!(known.speeds(), Some(vec![16, 160]));
         assert_eq!(Between::known(&loaded, &["a"]), Ok(None));
         assert_eq!(Between::known(&profile(&[]), &["a", "b"]), Ok(None));
         let problem = Between::known(&loaded, &["a", "d"]).unwrap_err();
