@@ -68,6 +68,41 @@ impl Memory {
         }
     }
 
+    /// Whether this rank contributes something.
+    #[must_use]
+    pub const fn contributes(&self) -> bool {
+        match self.collective {
+            Collective::Broadcast | Collective::Scatter => self.rank == self.root,
+            Collective::Barrier => false,
+            _ => true,
+        }
+    }
+
+    /// Number of blocks in the input of a rank that contributes, wherever it lies.
+    #[must_use]
+    pub fn contribution_blocks(&self) -> u32 {
+        match self.collective {
+            Collective::AllGather | Collective::Gather => 1,
+            collective if collective.has_block_per_rank() => self.world_size,
+            _ => self.parts(),
+        }
+    }
+
+    /// Where blocks of this rank's contribution lie before the operation, by the numbers that they have in an input: what a window
+    /// onto its input shows.
+    #[must_use]
+    pub fn contribution(&self, first: u32, count: u32) -> Blocks {
+        use Collective as C;
+        let (space, first) = match (self.placement, self.collective) {
+            (Placement::InPlace, C::AllGather) => (Space::Output, self.rank + first),
+            (Placement::OutOfPlace, _) | (_, C::ReduceScatter | C::Scatter | C::Gather) => {
+                (Space::Input, first)
+            }
+            (Placement::InPlace, _) => (Space::Output, first),
+        };
+        self.physical(Blocks::range(space, first, count))
+    }
+
     /// Whether an output block holds data of this rank's before the operation.
     #[must_use]
     pub fn starts_in_output(&self, block: u32) -> bool {

@@ -61,7 +61,7 @@ pub mod internal {
 }
 
 pub use api::{
-    Batch, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer, Registration,
+    Agreement, Batch, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer, Registration,
     RegistrationStatus, Scope, StableBuffer, SymmetricBuffer, Work,
 };
 pub use call::{CallLabel, RawCall, RawCallV, Summary};

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kolo::JoinSpec;
+use kolo::internal::join::launched;
 
 /// An environment from "NAME=value" words; %s is a space.
 fn environment(words: &str) -> impl Fn(&str) -> Option<String> {
@@ -25,7 +26,7 @@ fn known_launchers() {
     let file = |name: &str| format!("file://{}/kolo/{name}", folder.path().display());
     /// What it is, the environment, rank, world size, local rank, locator.
     type Row = (&'static str, String, u32, u32, Option<u32>, String);
-    let table: Vec<Row> = vec![
+    let mut table: Vec<Row> = vec![
         (
             "Kolo's own variables come first",
             "KOLO_RENDEZVOUS=tcp://n1:5000 KOLO_RANK=1 KOLO_WORLD_SIZE=3 KOLO_LOCAL_RANK=0 RANK=7 WORLD_SIZE=9".into(),
@@ -150,6 +151,17 @@ fn known_launchers() {
             "tcp://n1:1".into(),
         ),
     ];
+    table.push((
+        "a program that copied the launcher's rank",
+        format!(
+            "RANK=1 WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 \
+             PMIX_NAMESPACE=prterun-n1-78 {private}"
+        ),
+        1,
+        2,
+        None,
+        file("Open-MPI-prterun-n1-78"),
+    ));
     for (what, words, rank, world_size, local_rank, locator) in table {
         let spec = spec(&words);
         assert_eq!((spec.rank, spec.world_size, spec.local_rank), (rank, world_size, local_rank), "{what}");
@@ -224,4 +236,19 @@ fn the_private_folder_must_be_private() {
     );
     let error = JoinSpec::from_env(&environment(&words)).unwrap_err().to_string();
     assert!(error.contains("nobody else can write"), "{error}");
+}
+
+#[test]
+fn a_launcher_tells_who_a_process_is() {
+    let told = |words: &str| launched(&environment(words)).unwrap();
+    let open_mpi = told(
+        "OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4",
+    )
+    .unwrap();
+    assert_eq!((open_mpi.launcher, open_mpi.rank, open_mpi.world_size), ("Open MPI", 5, 8));
+    assert_eq!((open_mpi.local_rank, open_mpi.local_world_size), (Some(1), Some(4)));
+    let batch = "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_LOCALID=0";
+    assert_eq!(told(batch), None, "a batch script is no task");
+    assert_eq!(told(&format!("{batch} SLURM_STEP_NUM_TASKS=4")).unwrap().launcher, "Slurm");
+    assert_eq!(told("RANK=0 WORLD_SIZE=2"), None, "that is for torch's launcher, or nobody's");
 }

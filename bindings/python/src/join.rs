@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kolo_rs::internal::join::{UNIQUE_ID_BYTES, UniqueId};
+use kolo_rs::internal::join::{UNIQUE_ID_BYTES, UniqueId, launched, own_addresses, process_environment};
 use kolo_rs::{Communicator, Config, Error};
 use kolo_rs::{JoinSpec, Locator};
 use pyo3::prelude::*;
@@ -20,6 +20,22 @@ type Settings = HashMap<String, String>;
 #[pyfunction]
 pub(crate) fn connect_env(py: Python<'_>, settings: Settings) -> PyResult<Comm> {
     connect(py, &settings, || JoinSpec::from_env(&lookup(&settings)))
+}
+
+/// Launcher, rank, world size, local rank and ranks on this host; the last two may be unknown.
+type Place = (&'static str, u32, u32, Option<u32>, Option<u32>);
+
+/// As which rank an MPI launcher or Slurm started this process; `None` if none did.
+#[pyfunction]
+pub(crate) fn launched_as(py: Python<'_>) -> PyResult<Option<Place>> {
+    let found = launched(&process_environment).map_err(|error| exception(py, &error))?;
+    Ok(found.map(|at| (at.launcher, at.rank, at.world_size, at.local_rank, at.local_world_size)))
+}
+
+/// Addresses of this host, likely ones for others first.
+#[pyfunction]
+pub(crate) fn reachable_at() -> Vec<String> {
+    own_addresses().iter().map(ToString::to_string).collect()
 }
 
 /// Joins by a URL that says who this is, or leaves that to the environment.
@@ -83,7 +99,7 @@ pub(crate) fn unique_id<'py>(py: Python<'py>, host: Option<&str>) -> PyResult<Bo
 }
 
 fn lookup(settings: &Settings) -> impl Fn(&str) -> Option<String> {
-    |name| settings.get(name).cloned().or_else(|| std::env::var(name).ok())
+    |name| settings.get(name).cloned().or_else(|| process_environment(name))
 }
 
 fn connect(

@@ -46,7 +46,9 @@ mod _kolo {
     #[pymodule_export]
     use crate::handle::Handle;
     #[pymodule_export]
-    use crate::join::{connect_board, connect_env, connect_id, connect_url, unique_id};
+    use crate::join::{
+        connect_board, connect_env, connect_id, connect_url, launched_as, reachable_at, unique_id,
+    };
     #[pymodule_export]
     use crate::quick::quicken;
     #[pymodule_export]

@@ -17,15 +17,25 @@ def torchrun(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *arguments]
 
 
-def mpirun(ranks: int) -> list[str] | None:
-    """The command of Open MPI or MPICH, if there is one."""
-    found = shutil.which("mpirun")
-    if found is None:
-        return None
-    version = subprocess.run([found, "--version"], capture_output=True, text=True).stdout
-    if "Open MPI" in version:
-        return [found, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    return [found, "-n", str(ranks)]
+def mpi_launchers() -> dict[str, list[str]]:
+    """Commands that start ranks, but for their number: ``mpirun`` and ``mpiexec`` on the path, and the programs that
+    ``KOLO_TEST_LAUNCHERS`` lists, with colons between. One for each release that there is."""
+    named = filter(None, os.environ.get("KOLO_TEST_LAUNCHERS", "").split(":"))
+    found = {}
+    for program in filter(None, map(shutil.which, ["mpirun", "mpiexec", *named])):
+        said = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
+        version = " ".join(line.strip() for line in said.splitlines()[:2])
+        options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] if "Open" in version else []
+        # Many names, one program.
+        found.setdefault(os.path.realpath(program), (version, [program, *options, "-n"]))
+    return dict(found.values())
+
+
+def kolo_run(ranks: int) -> list[str] | None:
+    """``kolo run``, if the program has been built."""
+    built = [Path(__file__).parents[3] / "target" / kind / "kolo" for kind in ("release", "debug")]
+    program = shutil.which("kolo") or next((str(path) for path in built if path.exists()), None)
+    return None if program is None else [program, "run", "-n", str(ranks), "--"]
 
 
 def free_port() -> int:

@@ -17,6 +17,7 @@ mod ring;
 mod shares;
 mod staged;
 mod tree;
+mod window;
 
 use crate::builder::PlanBuilder;
 use crate::generator::Generator;
@@ -85,6 +86,8 @@ table! {
     StagedOneShot = staged::StagedOneShot,
     /// The same, where all ranks share the reduction out.
     StagedTwoShot = staged::StagedTwoShot,
+    /// In each other's symmetric buffers, with nothing in between.
+    Window = window::Window,
 }
 
 /// The plan of a world of one rank: the result is its own contribution.

@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use crate::check::stage::Groups;
 use crate::layout::Layout;
 use crate::model::{LinkClass, Model};
-use crate::plan::{Action, Blocks, Plan, Step, StepRef};
+use crate::plan::{Action, Blocks, Plan, Space, Step, StepRef};
 
 use super::memory::Memory;
 use super::processor::{Claim, Processor};
@@ -324,7 +324,7 @@ impl<'a> Engine<'a> {
                 opening = class.overhead_seconds * slower;
                 work = class.overhead_seconds + moved(compiled.inter);
             }
-            Action::Copy { src, .. } if src.space.is_stage() => staged = 1.0,
+            Action::Copy { src, .. } if src.space.is_shared() => staged = 1.0,
             Action::Copy { .. } => work = memory(|model| model.copy_bytes_per_second),
             Action::Reduce { .. } => work = memory(|model| model.reduce_bytes_per_second),
             Action::Publish { .. } => staged = 1.0,
@@ -335,6 +335,13 @@ impl<'a> Engine<'a> {
                 let others = self.stages.count(of, rank) as f64 - 1.0;
                 work = others * memory(|model| model.reduce_bytes_per_second);
                 staged = others.max(1.0);
+            }
+            Action::Spread { of, to, .. } => {
+                let others = self.stages.count(of, rank) as f64 - 1.0;
+                work = others * memory(|model| model.reduce_bytes_per_second);
+                // The first of the results is written by the reduction, where there is one.
+                let copies = self.stages.count(to, rank) as f64 - others.min(1.0);
+                staged = others + copies;
             }
             Action::Recv { .. } | Action::RecvReduce { .. } | Action::WaitSignal { .. } => {
                 let channel = compiled.channel as usize;
@@ -431,6 +438,7 @@ impl<'a> Engine<'a> {
             | Action::Copy { dst, .. }
             | Action::Reduce { dst, .. }
             | Action::Fold { dst, .. } => dst,
+            Action::Spread { at, count, .. } => Blocks::range(Space::Output, at, count),
             Action::Publish { src, except } => {
                 let elements = |blocks: &Blocks| self.layouts[rank].len(*blocks, segment);
                 let all: usize = src.iter().flatten().map(elements).sum();

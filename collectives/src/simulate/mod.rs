@@ -14,7 +14,8 @@
 //!   bus, twice. These have their own bandwidth, shared by the ranks of the host; hosts
 //!   may have interfaces of their own rate, and pairs of hosts slower links.
 //! - What is published in a stage, or taken from one, is moved by the processor of the rank that does it, once, over the memory
-//!   bus. A flag is seen a latency later, and looking at one costs overhead. Stages hold two rounds.
+//!   bus. A flag is seen a latency later, and looking at one costs overhead. Stages hold two rounds. The same goes for bytes in
+//!   others' buffers, where these are windows.
 //! - Sends are eager. A fence waits until the sender's link has read the message.
 //! - Up to `window` segments are in flight on each rank, each with sub-channels of its own. A rank that is done with a call goes
 //!   on to the next one, if several follow each other.

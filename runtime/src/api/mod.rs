@@ -4,6 +4,7 @@ mod batch;
 mod builder;
 mod cluster;
 mod collectives;
+mod elastic;
 mod gpu;
 mod irregular;
 #[cfg(test)]
@@ -29,6 +30,7 @@ use std::time::Duration;
 pub use batch::Batch;
 pub use builder::CommunicatorBuilder;
 pub use cluster::Cluster;
+pub use elastic::Agreement;
 pub use messages::RawMessage;
 pub use registration::{RegisteredBuffer, Registration, RegistrationStatus, StableBuffer};
 pub use scope::Scope;

@@ -114,10 +114,14 @@ impl Making {
             channels: candidates.iter().filter_map(Candidate::channels_max).min().unwrap_or(u16::MAX),
             has_gpus,
             agreed: Agreed::of(&self.config),
+            door: if self.id == WORLD { control.door() } else { None },
         };
         let blobs = self.tell(0, &card)?;
         let cards: std::result::Result<Vec<Card>, _> = blobs.iter().map(|blob| Card::parse(blob)).collect();
         let cards = cards.map_err(|problem| broken(self.rank, &problem))?;
+        if self.id == WORLD {
+            control.meet(cards.iter().map(|card| card.door.clone()).collect());
+        }
         agreement::check(self.rank, &cards.iter().map(|card| &card.agreed).collect::<Vec<_>>())?;
         Ok(cards)
     }

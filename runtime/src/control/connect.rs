@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use super::coordinator::{BoxedStream, Coordinator};
 use super::coordinator_state::rejected_text;
 use super::handshake::{Credentials, Rejection, VERSION, greet_coordinator};
+use super::reunion::Reunion;
 use super::sealed::Sealed;
 use super::wire::{
     FromCoordinator, Hello, PeerInfo, Refusal, ToCoordinator, clip, decode, encode, read_frame,
@@ -130,6 +131,12 @@ impl Search {
                     found.ok_or_else(|| Setback::Retry("rank 0 has not started its coordinator".into()))?;
                 attach(&coordinator).await?
             }
+            (None, Locator::Survivors(reunion)) => match Reunion::of(reunion) {
+                Some(reunion) => reunion.knock(spec).await.map_err(Setback::Retry)?,
+                None => {
+                    return Err(Setback::Retry("survivors meet by the doors of their control plane".into()));
+                }
+            },
             (None, _) => {
                 let advert = find(spec).await.map_err(Setback::Retry)?;
                 self.tried.extend(&advert.candidates);
@@ -137,7 +144,12 @@ impl Search {
                 self.connect(spec, &advert).await?
             }
         };
-        let judged = coordinator.is_none() && !matches!(spec.locator, Locator::Local(_));
+        let judged = coordinator.is_none()
+            && match &spec.locator {
+                Locator::Local(_) => false,
+                Locator::Survivors(reunion) => Reunion::of(reunion).is_some_and(|r| r.is_judged()),
+                _ => true,
+            };
         self.wait_for_welcome(spec, stream, judged).await
     }
 

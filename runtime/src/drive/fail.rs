@@ -80,6 +80,15 @@ pub(crate) fn abort(shared: &Shared, reason: &str) {
     }
 }
 
+/// Ends it so that the ranks that live may meet anew.
+pub(crate) fn revoke(shared: &Shared) {
+    if shared.is_ours() {
+        let (by, kind) = (shared.group.rank, AbortReason::Revoked);
+        let reason = "revoked: the ranks that live may shrink it".to_owned();
+        poison(shared, &Cause::Aborted { by, kind, reason });
+    }
+}
+
 /// Makes the communicator unusable for the reason at hand, tells the others, and returns the error to report.
 pub(crate) fn fail(shared: &Shared, waited: Waited) -> Error {
     let find_out = || {

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use close::close;
 pub(crate) use driver::wait_for;
-pub(crate) use fail::{abort, check_usable, fail, standing_error};
+pub(crate) use fail::{abort, check_usable, fail, revoke, standing_error};
 pub(crate) use helper::call_helper;
 #[cfg(test)]
 pub(crate) use lent::injected;

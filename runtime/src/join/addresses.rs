@@ -36,7 +36,8 @@ pub(crate) fn process_start(pid: u32) -> Option<u64> {
 
 /// Addresses under which others may reach this host, the likeliest first, loopback last. No link-local ones: they
 /// mean nothing without an interface.
-pub(crate) fn own_addresses() -> Vec<IpAddr> {
+#[must_use]
+pub fn own_addresses() -> Vec<IpAddr> {
     let mut found = parse_fib_trie(&fs::read_to_string("/proc/net/fib_trie").unwrap_or_default());
     found.extend(parse_if_inet6(&fs::read_to_string("/proc/net/if_inet6").unwrap_or_default()));
     if !found.contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)) {

@@ -55,8 +55,10 @@ impl JoinSpec {
     }
 }
 
-/// This process's environment. Variables that are not Unicode count as unset.
-pub(crate) fn process_environment(name: &str) -> Option<String> {
+/// This process's environment. Variables that are not Unicode count as unset. Beside variables, it knows who started
+/// this process, by which jobs are told apart whose launcher gives them no name.
+#[must_use]
+pub fn process_environment(name: &str) -> Option<String> {
     std::env::var(name).ok().or_else(|| (name == launcher::PARENT).then(launcher::parent_process).flatten())
 }
 
@@ -122,6 +124,9 @@ fn torch(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
         None => run.is_some(),
     };
     if !agent_owns_port {
+        if let Some(spec) = as_launched(environment, &place)? {
+            return Ok(Some(spec));
+        }
         if place.world_size == 1 && set(environment, "MASTER_ADDR").is_none() {
             return Ok(Some(alone(place)));
         }
@@ -136,6 +141,21 @@ fn torch(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
     let mut spec = place.at(Locator::Store { host, port, prefix }, source);
     spec.job = format!("torchrun {run} restart {restart}");
     Ok(Some(spec))
+}
+
+/// Programs copy a launcher's rank and size to RANK and WORLD_SIZE. Where that is all that they did, its ranks meet as they
+/// would without.
+fn as_launched(environment: Environment<'_>, place: &Place) -> Result<Option<JoinSpec>> {
+    if set(environment, "MASTER_ADDR").is_some() || set(environment, "MASTER_PORT").is_some() {
+        return Ok(None);
+    }
+    match launcher::place(environment) {
+        Ok(Some(launched)) if (launched.rank, launched.world_size) == (place.rank, place.world_size) => {
+            launcher::find(environment)
+        }
+        // Of no use here, so its contradictions do not matter.
+        _ => Ok(None),
+    }
 }
 
 /// A single rank meets nobody; a private port keeps one code path.

@@ -29,6 +29,8 @@ struct Launcher {
     local_sizes: &'static [&'static str],
     /// Variables whose values together name the job.
     job: &'static [&'static str],
+    /// Set for ranks only, by launchers that leave the other variables in places where they start nothing.
+    besides: Option<&'static str>,
     /// How a variable is passed to all ranks.
     export: &'static str,
 }
@@ -42,6 +44,7 @@ const LAUNCHERS: [Launcher; 4] = [
         local_ranks: &["OMPI_COMM_WORLD_LOCAL_RANK"],
         local_sizes: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
         job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"],
+        besides: None,
         export: "mpirun -x MASTER_ADDR=host -x MASTER_PORT=29500",
     },
     Launcher {
@@ -51,6 +54,7 @@ const LAUNCHERS: [Launcher; 4] = [
         local_ranks: &["PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"],
         local_sizes: &["PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"],
         job: &["PALS_APID"],
+        besides: None,
         export: "mpiexec --env MASTER_ADDR=host --env MASTER_PORT=29500",
     },
     Launcher {
@@ -60,6 +64,7 @@ const LAUNCHERS: [Launcher; 4] = [
         local_ranks: &["SLURM_LOCALID"],
         local_sizes: &[],
         job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+        besides: Some("SLURM_STEP_NUM_TASKS"),
         export: "srun --export=ALL,MASTER_ADDR=host,MASTER_PORT=29500",
     },
     Launcher {
@@ -69,9 +74,45 @@ const LAUNCHERS: [Launcher; 4] = [
         local_ranks: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK"],
         local_sizes: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"],
         job: &["PMI_JOBID", "PMI_PORT"],
+        besides: None,
         export: "mpiexec -genv MASTER_ADDR host -genv MASTER_PORT 29500",
     },
 ];
+
+/// What the variables of an MPI launcher or of Slurm say about a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Launched {
+    /// Name of the launcher.
+    pub launcher: &'static str,
+    /// Rank of the process, from 0.
+    pub rank: u32,
+    /// Number of ranks.
+    pub world_size: u32,
+    /// Rank among those on this host, where the launcher tells.
+    pub local_rank: Option<u32>,
+    /// Ranks on this host, where the launcher tells.
+    pub local_world_size: Option<u32>,
+}
+
+/// As which rank an MPI launcher or Slurm started the process that has these variables. `None` if none did; a batch
+/// script of Slurm is no rank.
+///
+/// # Errors
+/// [`Error::Configuration`] if the variables contradict one another.
+pub fn launched(environment: &dyn Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
+    let Some((launcher, place)) = identify(environment)? else { return Ok(None) };
+    if launcher.besides.is_some_and(|besides| set(environment, besides).is_none()) {
+        return Ok(None);
+    }
+    Ok(Some(Launched {
+        launcher: launcher.name,
+        rank: place.rank,
+        world_size: place.world_size,
+        local_rank: place.local_rank,
+        local_world_size: first_number(environment, launcher.local_sizes)?,
+    }))
+}
 
 /// Who this process is, for whichever launcher started it.
 pub(crate) fn place(environment: Environment<'_>) -> Result<Option<Place>> {

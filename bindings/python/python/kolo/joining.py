@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import _kolo
 from .communicator import Communicator
 from .errors import Usage
+from .launchers import draw_where_needed
 
 
 def get_unique_id(host: str | None = None) -> bytes:
@@ -31,7 +32,8 @@ def init(
     Args:
         url: ``tcp://host:port``, ``file:///path``, ``multicast://group:port/job`` or ``env://``; by default what the
             environment says, as torchrun, Open MPI, MPICH, Cray PALS, Slurm or ``kolo run`` set it.
-        rank, world_size: Who this is, where neither the URL nor the environment tells.
+        rank, world_size: Who this is, where neither the URL nor the environment tells. With a URL that is not ``env://``,
+            ``world_size`` alone will do: the processes then draw their ranks.
         unique_id: What :func:`get_unique_id` made, instead of a URL; needs ``rank`` and ``world_size``.
         timeout: Seconds after which an operation gives up (default 600).
         settings: Any other setting by the name of its variable without ``KOLO_`` and in lower case, such as
@@ -45,6 +47,7 @@ def init(
         if url is not None or rank is None or world_size is None:
             raise Usage("with unique_id, give rank and world_size, and no url")
         return Communicator(_kolo.connect_id(unique_id, rank, world_size, environment))
+    rank = draw_where_needed(url, rank, world_size, join_timeout)
     if rank is not None:
         environment["KOLO_RANK"] = str(rank)
     if world_size is not None:

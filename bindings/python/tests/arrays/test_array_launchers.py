@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from harness import programs, python
-from launchers import PROGRAMS, Hosts, free_port, mpirun
+from launchers import PROGRAMS, Hosts, free_port, mpi_launchers
 
 PROGRAM = PROGRAMS / "array_sum.py"
 
@@ -18,11 +18,11 @@ def test_plain_processes():
         assert f"rank {rank} of 3: 6" in end.text
 
 
-def test_mpirun():
-    launcher = mpirun(3)
-    if launcher is None:
-        pytest.skip("there is no mpirun")
-    [end] = programs([launcher + python(PROGRAM)], [{}])
+@pytest.mark.parametrize("version", mpi_launchers() or [None])
+def test_mpirun(version):
+    if version is None:
+        pytest.skip("there is no mpirun and no mpiexec on the path, and KOLO_TEST_LAUNCHERS lists none")
+    [end] = programs([[*mpi_launchers()[version], "3", *python(PROGRAM)]], [{}])
     assert all(f"rank {rank} of 3: 6" in end.text for rank in range(3))
 
 

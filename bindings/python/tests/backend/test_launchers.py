@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from harness import programs, python
-from launchers import PROGRAMS, Hosts, free_port, mpirun, torchrun
+from launchers import PROGRAMS, Hosts, free_port, kolo_run, mpi_launchers, torchrun
 
 PROGRAM = PROGRAMS / "torch_sum.py"
 
@@ -53,19 +53,29 @@ def test_torchrun_over_tcp():
     expect(end.text, 2, "tcp")
 
 
-def test_mpirun(tmp_path):
-    launcher = mpirun(3)
-    if launcher is None:
-        pytest.skip("there is no mpirun")
-    [end] = programs([launcher + python(PROGRAM)], [{"MEET": f"file://{tmp_path}/meet"}])
+@pytest.mark.parametrize("version", mpi_launchers() or [None])
+def test_mpirun(version):
+    if version is None:
+        pytest.skip("there is no mpirun and no mpiexec on the path, and KOLO_TEST_LAUNCHERS lists none")
+    [end] = programs([[*mpi_launchers()[version], "3", *python(PROGRAM)]], [{}])
     expect(end.text, 3)
 
 
-def test_srun(tmp_path):
+def test_srun():
     if shutil.which("srun") is None:
         pytest.skip("there is no srun")
-    [end] = programs([["srun", "-n", "2", *python(PROGRAM)]], [{"MEET": f"file://{tmp_path}/meet"}])
+    [end] = programs([["srun", "-n", "2", *python(PROGRAM)]], [{}])
     expect(end.text, 2)
+
+
+@pytest.mark.parametrize("place", [[], ["--rendezvous"]])
+def test_kolo_run(place, tmp_path):
+    command = kolo_run(3)
+    if command is None:
+        pytest.skip("the program kolo is neither on the path nor built")
+    command[2:2] = [*place, f"file://{tmp_path}/meet"] if place else []
+    [end] = programs([command + python(PROGRAM)], [{}])
+    expect(end.text, 3, "shm")
 
 
 def hosts(count):

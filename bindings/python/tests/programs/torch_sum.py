@@ -1,23 +1,9 @@
 """What a user's program looks like: no import of Kolo, one changed word. Prints who it was and what came out."""
 
-import os
-
 import torch
 import torch.distributed as dist
 
-#: Of launchers that do not set what torch reads.
-LAUNCHERS = [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")]
-
-for rank, size in LAUNCHERS:
-    if "RANK" not in os.environ and rank in os.environ:
-        os.environ.update(RANK=os.environ[rank], WORLD_SIZE=os.environ[size])
-
-dist.init_process_group(
-    backend="kolo",
-    init_method=os.environ.get("MEET", "env://"),
-    rank=int(os.environ["RANK"]),
-    world_size=int(os.environ["WORLD_SIZE"]),
-)
+dist.init_process_group("kolo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 x = torch.full((100_000,), rank + 1.0)
 dist.all_reduce(x)

@@ -220,6 +220,9 @@ pub(super) fn check(binding: &Binding, links: &Links) -> Result<(), Error> {
     let Some(wanted) = &binding.plan.stage else { return Ok(()) };
     let refused = |detail: String| Err(Error::new(ErrorKind::Usage, "engine", None, detail));
     let algorithm = binding.plan.algorithm;
+    if !wanted.windows.is_empty() {
+        return refused(format!("{algorithm} reaches into other ranks' buffers, which messages do not"));
+    }
     let (Some(stage), Some(caps)) = (links.stage(), links.stage_caps()) else {
         return refused(format!("{algorithm} uses memory that ranks share, and there is none"));
     };

@@ -1,7 +1,8 @@
 """Kolo as a backend of ``torch.distributed``.
 
-``init_process_group(backend="kolo")`` finds it; ``import kolo.torch`` registers it and brings the exceptions. For a
-process group that also has a backend of its own for GPUs, use ``"cpu:kolo,cuda:nccl"``.
+``init_process_group(backend="kolo")`` finds it; ``import kolo.torch`` registers it, brings the exceptions, and sets ``RANK``,
+``WORLD_SIZE``, ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` where a launcher other than torchrun told them. For a process group that
+also has a backend of its own for GPUs, use ``"cpu:kolo,cuda:nccl"``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST:
 
 import torch.distributed as dist  # noqa: E402
 
+from .. import launchers  # noqa: E402
+from . import rendezvous  # noqa: E402
 from .coalesced import Several  # noqa: E402
 from .errors import (  # noqa: E402
     Aborted,
@@ -58,10 +61,13 @@ __all__ = [
 
 
 def register() -> None:
-    """Makes ``"kolo"`` a name that ``init_process_group`` and ``new_group`` know. May be called again."""
+    """Makes ``"kolo"`` a name that ``init_process_group`` and ``new_group`` know, and ``kolo://`` and ``multicast://`` ways to
+    meet. May be called again."""
     if not dist.is_available() or "KOLO" in dist.Backend._plugins:
         return
     dist.Backend.register_backend("kolo", create, extended_api=True, devices=list(DEVICES))
+    rendezvous.install()
+    launchers.fill_in()
 
 
 keep_out(KoloGroup, KoloBackend, KoloWork, Several, Finished)

@@ -22,13 +22,14 @@ class StoreBoard:
         return self._store.get(_KEY) if self._store.check([_KEY]) else None
 
     def name(self) -> str:
-        return f"the {type(_innermost(self._store)).__name__} of init_process_group"
+        return f"the {type(innermost(self._store)).__name__} of init_process_group"
 
     def served_by(self) -> str | None:
-        return getattr(_innermost(self._store), "host", None)
+        return getattr(innermost(self._store), "host", None)
 
 
-def _innermost(store: dist.Store) -> dist.Store:
+def innermost(store: dist.Store) -> dist.Store:
+    """The store that all prefixes are put before."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store

@@ -49,6 +49,8 @@ class Coalesced:
         for output, input in _pairs(outputs, inputs):
             if input.numel() != output.numel() * ranks or output.dtype != input.dtype:
                 raise _unfit("reduce_scatter_tensor", "input", input, "output", output, ranks)
+        for pair in zip(outputs, inputs):
+            check_devices(pair)
         made = [self._scattering(output, input, opts) for output, input in zip(outputs, inputs)]
         return self._all_of("reduce_scatter_coalesced", made, outputs, inputs)
 

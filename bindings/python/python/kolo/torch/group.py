@@ -17,8 +17,8 @@ from torch._C._distributed_c10d import Backend as TorchBackend
 
 from .. import _kolo
 from ..errors import Error
-from . import holders, recorder
-from .board import StoreBoard
+from . import holders, recorder, rendezvous
+from .board import StoreBoard, innermost
 from .coalesced import Coalesced
 from .engine import Engine
 from .errors import Unsupported, translate
@@ -182,6 +182,9 @@ def _join(options) -> Engine:
     try:
         if parent is not None:
             return Engine(parent.comm.group(ranks), seconds, name, everybody)
+        met = rendezvous.take(innermost(options.store), options.group_rank, options.group_size)
+        if met is not None:
+            return Engine(met, seconds, name, everybody)
         settings = {"KOLO_TIMEOUT": str(seconds), "KOLO_JOIN_TIMEOUT": str(seconds)}
         comm = _kolo.connect_board(StoreBoard(options.store), options.group_rank, options.group_size, settings)
     except Error as error:

@@ -30,6 +30,7 @@ from .tensors import (
     NATIVE,
     adjoining,
     check_devices,
+    concatenated,
     copy_back,
     copying_back,
     flat_room,
@@ -107,6 +108,7 @@ class Collectives:
         ranks = self._engine.comm.world_size
         if input.numel() != output.numel() * ranks or output.dtype != input.dtype:
             raise _unfit("reduce_scatter_tensor", "input", input, "output", output, ranks)
+        check_devices((output, input))
         return self._engine.collective("reduce_scatter", *self._scattering(output, input, opts), [input])
 
     def all_to_all_single(self, output, input, output_split_sizes=(), input_split_sizes=(), opts=None, *_):
@@ -167,12 +169,12 @@ class Collectives:
         check_devices((output, *inputs))
         if any(input.numel() != output.numel() for input in inputs):
             return self._reduce_scatter_uneven(output, inputs, opts)
-        joined = torch.cat([input.reshape(-1) for input in inputs])
+        joined = concatenated(inputs)
         return self._engine.collective("reduce_scatter", *self._scattering(output, joined, opts), inputs)
 
     def _reduce_scatter_uneven(self, output, inputs, opts):
         op, factor = _operator(opts)
-        joined = staged_to_reduce(torch.cat([input.reshape(-1) for input in inputs]))
+        joined = staged_to_reduce(concatenated(inputs))
         room = room_in(joined, output)
         kind, _ = reduced_as(joined, op)
         units = moved_as(joined)[1] // max(joined.numel(), 1)
@@ -195,7 +197,7 @@ class Collectives:
         self._expect_per_rank("all_to_all", "output", outputs)
         self._expect_per_rank("all_to_all", "input", inputs)
         check_devices((*outputs, *inputs))
-        joined = staged(torch.cat([input.reshape(-1) for input in inputs]))
+        joined = staged(concatenated(inputs))
         room = flat_room(outputs[0], sum(output.numel() for output in outputs))
         kind, _ = moved_as(joined)
         sends = [moved_as(input)[1] for input in inputs]
@@ -233,7 +235,7 @@ class Collectives:
             inputs = _only(inputs, "scatter")
             self._expect_per_rank("scatter", "input", inputs)
             self._expect_alike("scatter", output, inputs)
-            source = staged(torch.cat([input.reshape(-1) for input in inputs]))
+            source = staged(concatenated(inputs))
         at = 0 if source is None else source.data_ptr()
         arguments = (SCATTER, at, room.data_ptr(), count, kind, SUM, 1.0, root)
         owner = (source, room)
@@ -250,7 +252,6 @@ class Collectives:
         return arguments, _options(opts), (source, room), [output], after
 
     def _scattering(self, output, input, opts) -> tuple:
-        check_devices((output, input))
         op, factor = _operator(opts)
         source = staged_to_reduce(input)
         fits = source.dtype == output.dtype

@@ -1,7 +1,8 @@
 """Types and memory of tensors.
 
 Kolo works on contiguous memory of the host, and of GPUs whose driver it knows. A tensor that is there already is used in
-place; any other is staged: a contiguous copy takes part, and what came out is copied back when the operation is over.
+place; any other is staged: a contiguous copy takes part, and what came out is copied back when the operation is over. For
+devices of other kinds (``mps``, ``xpu``, those of extensions) the copy is in the host's memory, and the caller waits for it.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ def check(tensor: torch.Tensor) -> None:
     """Refuses what Kolo cannot read."""
     if tensor.layout is not torch.strided:
         raise Usage(f"a tensor of layout {tensor.layout}: Kolo moves dense tensors, and all-reduces sparse COO ones")
-    if tensor.device.type not in ("cpu", "cuda"):
-        raise Usage(f"a tensor on device '{tensor.device}': Kolo works on 'cpu' and 'cuda'")
+    if tensor.is_meta:
+        raise Usage("a tensor on device 'meta': it has a shape and no values")
 
 
 def check_devices(tensors) -> None:
@@ -135,7 +136,7 @@ def staged(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not _is_lazy(tensor):
         return tensor
     check(tensor)
-    whole = _resolved(tensor).contiguous()
+    whole = _resolved(_near(tensor)).contiguous()
     if whole.is_cpu or streams.cuda.takes(whole):
         return whole
     copy = streams.cuda.room(whole, whole.shape)
@@ -148,8 +149,15 @@ def staged_to_reduce(tensor: torch.Tensor) -> torch.Tensor:
     wider = _WIDER.get(tensor.dtype)
     if wider is None:
         return staged(tensor)
-    # Widened where it is, since the host may not have the values yet.
-    return staged(tensor.to(wider))
+    # Widened where it is, since the host may not have the values of a GPU yet.
+    return staged(_near(tensor).to(wider))
+
+
+def concatenated(tensors) -> torch.Tensor:
+    """The values of some tensors, one behind the other."""
+    for tensor in tensors:
+        check(tensor)
+    return torch.cat([_near(tensor).reshape(-1) for tensor in tensors])
 
 
 def room_for(tensor: torch.Tensor) -> torch.Tensor:
@@ -157,7 +165,7 @@ def room_for(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not _is_lazy(tensor):
         return tensor
     check(tensor)
-    if tensor.is_cpu:
+    if not _is_near(tensor) or tensor.is_cpu:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     if tensor.is_contiguous() and not _is_lazy(tensor) and streams.cuda.takes(tensor):
         return tensor
@@ -166,14 +174,14 @@ def room_for(tensor: torch.Tensor) -> torch.Tensor:
 
 def flat_room(tensor: torch.Tensor, elements: int) -> torch.Tensor:
     """Memory for so many elements like those of ``tensor``."""
-    if tensor.is_cpu:
+    if not _is_near(tensor) or tensor.is_cpu:
         return torch.empty(elements, dtype=tensor.dtype)
     return streams.cuda.room(tensor, (elements,))
 
 
 def room_in(source: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Memory for the values of ``tensor`` in the type of ``source`` and where that is."""
-    if tensor.is_cpu:
+    if not _is_near(tensor) or tensor.is_cpu:
         return torch.empty(tensor.shape, dtype=source.dtype)
     return streams.cuda.room(source, tensor.shape)
 
@@ -185,6 +193,10 @@ def copying_back(tensor: torch.Tensor, room: torch.Tensor):
 
 def copy_back(tensor: torch.Tensor, room: torch.Tensor) -> None:
     """Copies on the current stream; for a tensor on a device, the host does not wait."""
+    if not _is_near(tensor):
+        # Converted here: not every device does that on the way.
+        tensor.copy_(room.view(tensor.shape).to(tensor.dtype))
+        return
     streams.cuda.used_here(room)
     tensor.copy_(room.view(tensor.shape), non_blocking=True)
 
@@ -202,6 +214,16 @@ def adjoining(tensors) -> bool:
     # Memory that happens to adjoin may belong to several owners; parts of one share its storage.
     storage = first.untyped_storage().data_ptr()
     return all(tensor.untyped_storage().data_ptr() == storage for tensor in tensors)
+
+
+def _is_near(tensor: torch.Tensor) -> bool:
+    """Whether it is in memory of a kind that Kolo works on."""
+    return tensor.device.type in ("cpu", "cuda")
+
+
+def _near(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or its values in the host's memory."""
+    return tensor if _is_near(tensor) else tensor.cpu()
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:

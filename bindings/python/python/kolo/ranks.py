@@ -1,0 +1,248 @@
+"""Ranks for processes that nobody numbered.
+
+Processes that know how many they are, and where they meet, draw their ranks: behind a lock beside the file they meet at, from
+whichever of them opened the port first, or by announcing themselves to a multicast group. Which process gets which rank is
+left to chance; afterwards they join like any others.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from urllib.parse import parse_qs, urlsplit
+
+from . import _kolo
+from .errors import Join, Usage
+
+#: Most seconds for one question and its answer.
+_ANSWER_SECONDS = 5.0
+#: Between two looks or announcements.
+_PAUSE = 0.05
+#: How long a process goes on announcing itself after it has its rank, for those that have lost a datagram.
+_LINGER_SECONDS = 2.0
+
+
+def draw(url: str, world_size: int, timeout: float) -> int:
+    """Draws a rank below ``world_size`` at ``url``: ``file://``, ``tcp://`` or ``multicast://``.
+
+    Every process of the job calls it with the same two. Blocks until the rank is known, at most ``timeout`` seconds: with a
+    file that is at once, else when all have come. Raises :class:`kolo.Join` if not all come, or too many.
+    """
+    if world_size < 1:
+        raise Usage(f"the world size is {world_size}; a job has at least one rank")
+    parts = urlsplit(url)
+    ways = {"file": _draw_from_file, "tcp": _draw_from_port, "multicast": _draw_by_multicast}
+    if parts.scheme not in ways:
+        raise Usage(f"'{url}' gives out no ranks: use file://, tcp:// or multicast://, or say which rank this is")
+    return ways[parts.scheme](parts, world_size, time.monotonic() + timeout)
+
+
+def _late(url: str, problem: str, remedy: str) -> Join:
+    return Join(f"drawing a rank at {url}: {problem}. {remedy}")
+
+
+# A file beside the one that the ranks meet at: who has which number. Whoever takes the last one removes it.
+
+
+def _draw_from_file(parts, world_size: int, deadline: float) -> int:
+    path = parts.path + ".ranks"
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # Whoever had the lock before may have removed this very file.
+            if _is_still(path, file):
+                return _take(path, file, world_size, deadline)
+        finally:
+            os.close(file)
+
+
+def _is_still(path: str, file: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _take(path: str, file: int, world_size: int, deadline: float) -> int:
+    text = os.read(file, 1 << 20)
+    try:
+        taken = {int(rank): owner for rank, owner in json.loads(text or b"{}").items() if _may_live(owner)}
+    except (ValueError, TypeError, AttributeError, KeyError):
+        raise _late(path, "the file is not one of Kolo's", "Remove it, or meet at another path") from None
+    rank = next(number for number in range(len(taken) + 1) if number not in taken)
+    if rank >= world_size or any(owner["of"] != world_size for owner in taken.values()):
+        sizes = sorted({owner["of"] for owner in taken.values()} | {world_size})
+        raise _late(path, f"{len(taken)} processes have come, for world sizes {sizes}", "Give each job a path of its own")
+    if len(taken) + 1 == world_size:
+        os.unlink(path)
+        return rank
+    until = time.time() + max(deadline - time.monotonic(), 0)
+    taken[rank] = {"of": world_size, "host": socket.gethostname(), "pid": os.getpid(), "until": until}
+    text = json.dumps(taken).encode()
+    os.ftruncate(file, 0)
+    os.pwrite(file, text, 0)
+    return rank
+
+
+def _may_live(owner: dict) -> bool:
+    """Whether a process may still wait for others: of an earlier job that failed, it does not."""
+    if time.time() > owner["until"]:
+        return False
+    return owner["host"] != socket.gethostname() or os.path.exists(f"/proc/{owner['pid']}")
+
+
+# The port that the ranks meet at: who opens it first is rank 0, numbers the others, and closes it for what comes next.
+
+
+def _draw_from_port(parts, world_size: int, deadline: float) -> int:
+    host, port = parts.hostname, parts.port
+    if host is None or port is None:
+        raise Usage(f"'{parts.geturl()}' names no host and port")
+    last = "nobody has answered"
+    while time.monotonic() < deadline:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+            listener = _listen(family, kind, protocol, address)
+            if listener is not None:
+                with listener:
+                    _number_others(listener, parts, world_size, deadline)
+                return 0
+            with socket.create_connection(address[:2], min(_ANSWER_SECONDS, deadline - time.monotonic())) as asking:
+                asking.sendall(f"kolo rank of {world_size}\n".encode())
+                answer = asking.makefile("rb").readline(64).decode(errors="replace").split()
+            if len(answer) == 3 and answer[:2] == ["kolo", "rank"]:
+                return int(answer[2])
+            if len(answer) == 3 and answer[:2] == ["kolo", "size"]:
+                problem = f"rank 0 says that there are {answer[2]} ranks, this process {world_size}"
+                raise _late(parts.geturl(), problem, "Give all processes the same world size")
+            last = "something else listens there, perhaps rank 0 of a job that has all its ranks"
+        except (OSError, ValueError) as problem:
+            last = str(problem)
+        time.sleep(_PAUSE)
+    raise _late(parts.geturl(), last, "See whether all processes were started, and whether the port is free")
+
+
+def _listen(family, kind, protocol, address) -> socket.socket | None:
+    """A listener, unless the address is another host's or the port is taken."""
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+        return listener
+    except OSError:
+        listener.close()
+        return None
+
+
+def _number_others(listener: socket.socket, parts, world_size: int, deadline: float) -> None:
+    rank = 1
+    while rank < world_size:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            problem = f"{world_size - rank} of {world_size} processes did not come"
+            raise _late(parts.geturl(), problem, "See whether all processes were started")
+        listener.settimeout(left)
+        try:
+            asking, _ = listener.accept()
+        except socket.timeout:
+            continue
+        with asking:
+            asking.settimeout(_ANSWER_SECONDS)
+            try:
+                asked = asking.makefile("rb").readline(64).decode(errors="replace").split()
+                if asked[:3] != ["kolo", "rank", "of"] or len(asked) != 4:
+                    continue
+                fits = asked[3] == str(world_size)
+                asking.sendall(f"kolo rank {rank}\n".encode() if fits else f"kolo size {world_size}\n".encode())
+                # Who closes first keeps the port busy for a while, which should not be this end.
+                asking.recv(1)
+                rank += fits
+            except OSError:
+                continue
+
+
+# A multicast group: everybody announces a random number, and all put the numbers in order.
+
+
+def _draw_by_multicast(parts, world_size: int, deadline: float) -> int:
+    group, port, job = parts.hostname, parts.port, parts.path.strip("/")
+    if group is None or port is None or not job:
+        raise Usage(f"'{parts.geturl()}' does not name a group, a port and a job: multicast://239.1.2.3:29500/job")
+    interfaces = parse_qs(parts.query).get("interface") or [a for a in _kolo.reachable_at() if ":" not in a]
+    me = secrets.token_hex(8)
+    hearing = _hear(group, port, interfaces)
+    speaking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    speaking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
+    #: Whether each of the processes is known to know all.
+    known = {me: False}
+
+    def announce(over: bool) -> None:
+        text = json.dumps({"job": job, "of": world_size, "id": me, "all": len(known) == world_size, "over": over})
+        for interface in interfaces:
+            try:
+                speaking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(interface))
+                speaking.sendto(b"kolo# 1 " + text.encode(), (group, port))
+            except OSError:
+                continue  # not every interface carries multicast; if none does, the deadline says so
+
+    with hearing:
+        while not (len(known) == world_size and all(known.values())):
+            if time.monotonic() > deadline:
+                problem = f"{len(known)} of {world_size} processes have been heard of"
+                raise _late(parts.geturl(), problem, "See whether the network carries multicast: ?interface=ADDRESS")
+            known[me] = len(known) == world_size
+            announce(False)
+            _listen_once(hearing, parts, job, world_size, known)
+    threading.Thread(target=_linger, args=(speaking, announce), name="kolo-announcing", daemon=True).start()
+    return sorted(known).index(me)
+
+
+def _hear(group: str, port: int, interfaces: list[str]) -> socket.socket:
+    hearing = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    hearing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    hearing.bind((group, port))
+    for interface in interfaces:
+        try:
+            joined = struct.pack("4s4s", socket.inet_aton(group), socket.inet_aton(interface))
+            hearing.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, joined)
+        except OSError:
+            continue  # as above
+    return hearing
+
+
+def _listen_once(hearing: socket.socket, parts, job: str, world_size: int, known: dict[str, bool]) -> None:
+    until = time.monotonic() + _PAUSE
+    while (left := until - time.monotonic()) > 0:
+        hearing.settimeout(left)
+        try:
+            datagram = hearing.recv(1500)
+            said = json.loads(datagram.removeprefix(b"kolo# 1 ")) if datagram.startswith(b"kolo# 1 ") else {}
+        except (socket.timeout, ValueError):
+            continue
+        if not isinstance(said, dict) or said.get("job") != job or not isinstance(said.get("id"), str):
+            continue
+        if said["id"] not in known:
+            # Announcements of a job of this name that has just begun are not for this one.
+            if said.get("over"):
+                continue
+            if said.get("of") != world_size or len(known) >= world_size:
+                problem = f"more than {world_size} processes announce themselves, or with other world sizes"
+                raise _late(parts.geturl(), problem, "Give each job a name of its own")
+        known[said["id"]] = bool(said.get("all"))
+
+
+def _linger(speaking: socket.socket, announce) -> None:
+    until = time.monotonic() + _LINGER_SECONDS
+    with speaking:
+        while time.monotonic() < until:
+            announce(True)
+            time.sleep(_PAUSE)

@@ -1,0 +1,81 @@
+"""Ranks that the processes draw, and what becomes of jobs that failed over it."""
+
+import json
+import os
+import socket
+import time
+
+import harness
+import numpy as np
+import pytest
+from launchers import free_port
+
+import kolo
+from kolo.ranks import draw
+
+
+@pytest.mark.parametrize("scheme", ["file", "tcp", "multicast"])
+def test_ranks_are_drawn(scheme):
+    def body(_rank, ranks, folder, port):
+        urls = {
+            "file": f"file://{folder}/meet",
+            "tcp": f"tcp://127.0.0.1:{port}",
+            "multicast": f"multicast://239.255.71.{port % 250 + 1}:{port}/job?interface=127.0.0.1",
+        }
+        for _ in range(3):
+            with kolo.init(urls[scheme], world_size=ranks, join_timeout=30) as comm:
+                ranks_seen = comm.all_gather(np.array([comm.rank]))
+                assert np.array_equal(ranks_seen.ravel(), np.arange(ranks))
+        assert not os.path.exists(f"{folder}/meet.ranks")
+
+    harness.forked(4, body, free_port())
+
+
+def test_processes_of_an_earlier_job_do_not_count(tmp_path):
+    path = tmp_path / "meet"
+    dead = {"of": 2, "host": socket.gethostname(), "pid": 2**22 + 1, "until": time.time() + 600}
+    late = {"of": 2, "host": "elsewhere", "pid": 1, "until": time.time() - 1}
+    (tmp_path / "meet.ranks").write_text(json.dumps({0: dead, 1: late}))
+    assert draw(f"file://{path}", 2, 10) == 0
+    assert draw(f"file://{path}", 2, 10) == 1
+    assert not (tmp_path / "meet.ranks").exists(), "the last to come leaves nothing behind"
+
+
+def test_jobs_that_share_a_file_are_told(tmp_path):
+    url = f"file://{tmp_path}/meet"
+    assert draw(url, 3, 10) == 0
+    with pytest.raises(kolo.Join, match=r"world sizes \[2, 3\]"):
+        draw(url, 2, 10)
+    (tmp_path / "meet.ranks").write_text("somebody's shopping list")
+    with pytest.raises(kolo.Join, match="not one of Kolo's"):
+        draw(url, 3, 10)
+
+
+@pytest.mark.parametrize("url", ["tcp://127.0.0.1:{}", "multicast://239.255.72.1:{}/job?interface=127.0.0.1"])
+def test_those_who_do_not_come_are_counted(url):
+    url = url.format(free_port())
+    began = time.monotonic()
+    with pytest.raises(kolo.Join, match="1 of 2 processes"):
+        draw(url, 2, 0.5)
+    assert time.monotonic() - began < 10
+    # Nothing of it is left, in particular not the port.
+    assert draw(url, 1, 10) == 0
+
+
+def test_port_sizes_that_differ():
+    def body(rank, ranks, folder, port):
+        sizes = (2, 3)
+        # Whoever opens the port is right, and waits in vain; the other is told.
+        with pytest.raises(kolo.Join, match="did not come|ranks, this process"):
+            draw(f"tcp://127.0.0.1:{port}", sizes[rank], 3)
+
+    harness.forked(2, body, free_port())
+
+
+def test_urls_that_give_out_no_ranks():
+    with pytest.raises(kolo.Usage, match="gives out no ranks"):
+        draw("udp://somewhere:1", 2, 1)
+    with pytest.raises(kolo.Usage, match="at least one rank"):
+        draw("file:///tmp/x", 0, 1)
+    with pytest.raises(kolo.Usage, match="group, a port and a job"):
+        draw("multicast://239.1.1.1:29500", 2, 1)
