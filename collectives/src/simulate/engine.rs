@@ -481,7 +481,9 @@ impl<'a> Engine<'a> {
     /// How long a message occupies a link.
     fn link_seconds(&self, rank: usize, step: StepRef, inter: bool, bytes: f64) -> f64 {
         if inter {
-            return bytes * self.cluster.model.inter.seconds_per_byte();
+            let compiled = &self.programs[rank][usize::from(step.lane)][usize::from(step.step)];
+            let to = self.cluster.host(compiled.peer);
+            return bytes / self.cluster.link_rate(self.ranks[rank].host as u32, to);
         }
         let rate = |model: &Model| model.intra.bytes_per_second;
         bytes * self.memory.seconds_per_byte((rank, step.lane, step.step), rate)
@@ -508,7 +510,7 @@ impl<'a> Engine<'a> {
         let host = &mut self.hosts[state.host];
         let mut left = (at + link_seconds).max(sent);
         if compiled.inter {
-            host.out = host.out.max(at) + model.nic_seconds(bytes);
+            host.out = host.out.max(at) + self.cluster.seconds_out(state.host, bytes);
             left = left.max(host.out);
         } else {
             // Written by the sender, read by the receiver.
@@ -541,13 +543,12 @@ impl<'a> Engine<'a> {
         record: u32,
         at: f64,
     ) {
-        let model = &self.cluster.model;
         let state = &mut self.ranks[rank];
         state.link_in = state.link_in.max(at) + link_seconds;
         let mut arrived = left.max(state.link_in);
         if inter {
             let host = &mut self.hosts[state.host];
-            host.inward = host.inward.max(at) + model.nic_seconds(bytes);
+            host.inward = host.inward.max(at) + self.cluster.seconds_in(state.host, bytes);
             arrived = arrived.max(host.inward);
         }
         let queue = &mut self.queues[usize::from(slot)][channel];
