@@ -43,6 +43,9 @@ pub mod internal {
     pub mod join {
         pub use crate::join::*;
     }
+    pub mod network {
+        pub use crate::network::*;
+    }
     pub mod profile {
         pub use crate::profile::*;
     }

@@ -311,7 +311,9 @@ typedef enum {
     KOLO_FLOAT16 = 7,
     KOLO_BFLOAT16 = 8,
     KOLO_FLOAT32 = 9,
-    KOLO_FLOAT64 = 10
+    KOLO_FLOAT64 = 10,
+    KOLO_UINT16 = 11,
+    KOLO_INT16 = 12
 } koloDataType_t;
 
 /** Bytes of an element; 0 for a type that does not exist. */

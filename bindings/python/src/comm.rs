@@ -10,6 +10,7 @@ use crate::calls::{Addresses, Irregular, Message, Plain, Transfer, Uneven};
 use crate::errors::{exception, usage};
 use crate::fork::OfProcess;
 use crate::numbers::limit;
+use crate::symmetric::Symmetric;
 use crate::work::{Owner, Progress, Work};
 
 /// A communicator. See `kolo.communicator`, which wraps it.
@@ -91,6 +92,16 @@ impl Comm {
     fn synchronize(&self, py: Python<'_>, address: usize, stream: usize) -> PyResult<()> {
         // SAFETY: Python's promise: whoever names a stream keeps it for the call.
         self.with(py, move |comm| unsafe { comm.synchronize_stream(address as *const u8, stream) })
+    }
+
+    /// The same ranks, with calls of their own.
+    fn duplicate(&self, py: Python<'_>) -> PyResult<Self> {
+        self.with(py, |comm| comm.duplicate(comm.config().clone())).map(Self::new)
+    }
+
+    /// Memory that the other ranks of the host reach directly.
+    fn alloc(&self, py: Python<'_>, bytes: usize) -> PyResult<Symmetric> {
+        self.with(py, move |comm| comm.alloc_raw(bytes)).map(Symmetric::new)
     }
 
     /// The listed ranks, in this order; only these call it.

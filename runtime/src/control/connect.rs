@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 
 use super::coordinator::{BoxedStream, Coordinator};
@@ -37,6 +37,19 @@ pub(crate) struct Connected {
     pub(crate) peers: Vec<PeerInfo>,
     /// Whether silence on this connection means anything.
     pub(crate) judged: bool,
+}
+
+/// Longest segment on these connections, in bytes of data: IPv6 demands that every link carry packets of 1,280. What carries
+/// more may lose it without a word (a tunnel behind a firewall that drops ICMP); ranks then still join, and hear from each other
+/// what does not arrive.
+const SEGMENT_BYTES: u32 = 1200;
+
+/// Connects. Both ends keep to what this one sets before.
+async fn dial(address: SocketAddr) -> std::io::Result<TcpStream> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // Where it cannot be set, connections are as they would be.
+    let _ = socket2::SockRef::from(&socket).set_tcp_mss(SEGMENT_BYTES);
+    socket.connect(address).await
 }
 
 enum Setback {
@@ -159,7 +172,7 @@ impl Search {
                 if !stagger.is_zero() {
                     tokio::time::sleep(stagger).await;
                 }
-                let connected = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
+                let connected = tokio::time::timeout(CONNECT_TIMEOUT, dial(address)).await;
                 let mut stream = match connected {
                     Ok(Ok(stream)) => stream,
                     Ok(Err(error)) => return Err((address, Rejection::io("connecting", &error))),

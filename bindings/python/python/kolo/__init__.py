@@ -27,7 +27,7 @@ from .errors import (
     Usage,
 )
 from .joining import get_unique_id, init
-from .work import Work
+from .work import Work, wait_all
 
 __version__: str = _kolo.VERSION
 
@@ -50,6 +50,7 @@ __all__ = [
     "Work",
     "get_unique_id",
     "init",
+    "wait_all",
 ]
 
 # A child made by fork must neither use nor free what its parent made.
