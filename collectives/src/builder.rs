@@ -10,6 +10,7 @@ use crate::memory::Memory;
 use crate::plan::{Action, Blocks, Channel, Cut, Lane, Like, Plan, Space, Step, StepRef};
 use crate::stage::{Members, Payload, Stage};
 use crate::task::Task;
+use crate::window::Windows;
 
 /// Builds the plan of one rank. Steps go to the current lane; [`lane`](Self::lane) starts another.
 #[derive(Debug)]
@@ -36,6 +37,7 @@ struct StageBuilder {
     me: usize,
     like: Space,
     rounds: Vec<Box<[Payload]>>,
+    windows: Windows,
     /// The one that all its steps are in.
     lane: Option<usize>,
 }
@@ -172,7 +174,13 @@ impl PlanBuilder {
         assert!(members.is_sorted() && members.len() <= usize::from(u16::MAX), "members in order");
         assert!(matches!(like, Space::Input | Space::Output), "stages are like input or output");
         let me = members.binary_search(&self.memory.rank).expect("this rank is a member");
-        self.stage = Some(StageBuilder { members, me, like, rounds: Vec::new(), lane: None });
+        let (rounds, windows) = (Vec::new(), Windows::default());
+        self.stage = Some(StageBuilder { members, me, like, rounds, windows, lane: None });
+    }
+
+    /// The members of the stage reach into each other's buffers, too.
+    pub fn windows(&mut self, windows: Windows) {
+        self.stage.as_mut().expect("there is a stage").windows = windows;
     }
 
     /// Starts the next round, in which each member publishes the payload that `payload` gives for its number, and this rank
@@ -207,6 +215,11 @@ impl PlanBuilder {
         self.push(Action::Fold { of, first, count, own, dst });
     }
 
+    /// The reduction of these members' `count` input blocks from number `first` on goes to the outputs of others, from number `at` on.
+    pub fn spread(&mut self, of: Members, (first, count): (u32, u32), to: Members, at: u32) {
+        self.push(Action::Spread { of, first, count, to, at });
+    }
+
     /// The finished plan.
     #[must_use]
     pub fn finish(self) -> Plan {
@@ -224,6 +237,7 @@ impl PlanBuilder {
                 members: stage.members.into(),
                 like: stage.like,
                 rounds: stage.rounds.into(),
+                windows: stage.windows,
             }),
             lanes: self.lanes.into_iter().map(Lane::from).collect(),
             channels: self.channels,
@@ -299,6 +313,7 @@ impl PlanBuilder {
                 assert!(run.is_some(), "{blocks:?} is not in this round's {payload:?}");
                 return;
             }
+            Space::Window(_) => self.memory.contribution_blocks(),
         };
         assert!(
             blocks.count > 0 && blocks.end() <= available,

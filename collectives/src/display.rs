@@ -62,15 +62,25 @@ impl fmt::Display for Space {
             Self::Output => "out",
             Self::Scratch => "tmp",
             Self::Stage(member) => return write!(f, "stage{member}"),
+            Self::Window(member) => return write!(f, "window{member}"),
         })
     }
 }
 
 impl fmt::Display for Blocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.count {
-            1 => write!(f, "{}[{}]", self.space, self.first),
-            _ => write!(f, "{}[{}..{}]", self.space, self.first, self.end()),
+        write!(f, "{}{}", self.space, Range(self.first, self.count))
+    }
+}
+
+/// So many consecutive blocks from a first one on.
+struct Range(u32, u32);
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self(first, 1) => write!(f, "[{first}]"),
+            Self(first, count) => write!(f, "[{first}..{}]", first + count),
         }
     }
 }
@@ -138,12 +148,12 @@ impl fmt::Display for Action {
             Self::Publish { src, except } => write!(f, "publish {}", Published::of(*src, *except)),
             Self::Await { of } => write!(f, "await   {of}"),
             Self::Fold { of, first, count, own, dst } => {
-                write!(f, "fold    {dst} = stages[{first}")?;
-                if *count > 1 {
-                    write!(f, "..{}", first + count)?;
-                }
-                write!(f, "] of {of}")?;
+                write!(f, "fold    {dst} = stages{} of {of}", Range(*first, *count))?;
                 own.map_or(Ok(()), |own| write!(f, ", own from {own}"))
+            }
+            Self::Spread { of, first, count, to, at } => {
+                let (from, at) = (Range(*first, *count), Range(*at, *count));
+                write!(f, "spread  out{at} of {to} = in{from} of {of}")
             }
         }
     }
@@ -183,9 +193,12 @@ impl fmt::Display for Plan {
             }
             writeln!(f, "{}", if self.scratch.len() > SHOWN { " ..." } else { "" })?;
         }
-        if let Some(Stage { members, rounds, .. }) = &self.stage {
+        if let Some(Stage { members, rounds, windows, .. }) = &self.stage {
             let rounds = Counted(rounds.len() as u32, "round");
             writeln!(f, "  stages: {} in {rounds}", Counted(members.len() as u32, "member"))?;
+            for (what, of) in [("inputs", windows.inputs), ("outputs", windows.outputs)] {
+                of.map_or(Ok(()), |of| writeln!(f, "  windows: {what} of {of}"))?;
+            }
         }
         for (index, lane) in self.lanes.iter().enumerate() {
             writeln!(f, "  lane {index}")?;

@@ -1,6 +1,7 @@
 //! From blocks to element ranges: the only place that knows how data is cut.
 //!
-//! The executor and the simulator both bind plans through this module, so the checked plan is the one that runs.
+//! The executor and the simulator both bind plans through this module, so the checked plan is the one that runs. The one exception
+//! is a vector that others write where it lies: see [`Cut::Vector`].
 
 use crate::plan::{Blocks, Cut, Like, Plan, Space};
 
@@ -41,7 +42,7 @@ pub struct Layout {
     cut: Cut,
     shape: Shape,
     scratch: Box<[Like]>,
-    /// The space whose blocks give the blocks of stages their lengths.
+    /// The space whose blocks give the blocks of stages their lengths. Those of windows are as long as those of an input.
     stages_like: Space,
     /// Where each scratch block begins. The same in all segments, with room for the first, which is the longest.
     scratch_offsets: Box<[usize]>,
@@ -112,23 +113,25 @@ impl Layout {
                 let offset = self.scratch_offsets[block];
                 Extent { offset, len: self.like(self.scratch[block], segment) }
             }
-            Space::Input | Space::Output | Space::Stage(_) => match (&self.cut, &self.shape) {
-                (Cut::Vector { parts }, Shape::Vector { count }) => {
-                    let start = segment * self.segment_elements;
-                    let len = self.segment_elements.min(count.saturating_sub(start));
-                    let part = part(len, *parts as usize, block);
-                    Extent { offset: start + part.offset, len: part.len }
+            Space::Input | Space::Output | Space::Stage(_) | Space::Window(_) => {
+                match (&self.cut, &self.shape) {
+                    (Cut::Vector { parts }, Shape::Vector { count }) => {
+                        let start = segment * self.segment_elements;
+                        let len = self.segment_elements.min(count.saturating_sub(start));
+                        let part = part(len, *parts as usize, block);
+                        Extent { offset: start + part.offset, len: part.len }
+                    }
+                    (_, Shape::Blocks { count }) => self.slice_of_block(block * count, *count, segment),
+                    (_, Shape::Irregular { input, output }) => {
+                        let (offsets, lens) = match space {
+                            Space::Input => (&self.input_offsets, input),
+                            _ => (&self.output_offsets, output),
+                        };
+                        self.slice_of_block(offsets[block], lens[block], segment)
+                    }
+                    _ => unreachable!("checked in new"),
                 }
-                (_, Shape::Blocks { count }) => self.slice_of_block(block * count, *count, segment),
-                (_, Shape::Irregular { input, output }) => {
-                    let (offsets, lens) = match space {
-                        Space::Input => (&self.input_offsets, input),
-                        _ => (&self.output_offsets, output),
-                    };
-                    self.slice_of_block(offsets[block], lens[block], segment)
-                }
-                _ => unreachable!("checked in new"),
-            },
+            }
         }
     }
 
@@ -195,7 +198,11 @@ impl Layout {
     }
 
     fn named(&self, space: Space) -> Space {
-        if space.is_stage() { self.stages_like } else { space }
+        match space {
+            Space::Stage(_) => self.stages_like,
+            Space::Window(_) => Space::Input,
+            Space::Input | Space::Output | Space::Scratch => space,
+        }
     }
 
     fn slice_of_block(&self, offset: usize, len: usize, segment: usize) -> Extent {

@@ -55,6 +55,7 @@ pub mod select;
 pub mod simulate;
 pub mod stage;
 pub mod task;
+pub mod window;
 
 pub use generator::Algorithm;
 pub use task::{Params, Task};

@@ -1,7 +1,7 @@
 //! Which blocks each memory of an operation has on each rank, and which of them are the same bytes.
 //!
-//! The meaning of [`Placement::InPlace`] for plans, block by block; the builder and the checker both ask here. Calls without a
-//! plan apply the same rule to pointers, in the runtime (`call`, `exchange`, `symmetric`).
+//! The meaning of [`Placement::InPlace`] for plans, block by block; the builder and the checker both ask here. The compiled
+//! exchange and the check of a call apply the same rule to pointers, in the runtime.
 
 use crate::plan::{Blocks, Collective, Cut, Placement, Plan, Space};
 
@@ -66,6 +66,41 @@ impl Memory {
             C::Gather if self.is_root() => self.world_size,
             _ => 0,
         }
+    }
+
+    /// Whether this rank contributes something.
+    #[must_use]
+    pub const fn contributes(&self) -> bool {
+        match self.collective {
+            Collective::Broadcast | Collective::Scatter => self.rank == self.root,
+            Collective::Barrier => false,
+            _ => true,
+        }
+    }
+
+    /// Number of blocks in the input of a rank that contributes, wherever it lies.
+    #[must_use]
+    pub fn contribution_blocks(&self) -> u32 {
+        match self.collective {
+            Collective::AllGather | Collective::Gather => 1,
+            collective if collective.has_block_per_rank() => self.world_size,
+            _ => self.parts(),
+        }
+    }
+
+    /// Where blocks of this rank's contribution lie before the operation, by the numbers that they have in an input: what a window
+    /// onto its input shows.
+    #[must_use]
+    pub fn contribution(&self, first: u32, count: u32) -> Blocks {
+        use Collective as C;
+        let (space, first) = match (self.placement, self.collective) {
+            (Placement::InPlace, C::AllGather) => (Space::Output, self.rank + first),
+            (Placement::OutOfPlace, _) | (_, C::ReduceScatter | C::Scatter | C::Gather) => {
+                (Space::Input, first)
+            }
+            (Placement::InPlace, _) => (Space::Output, first),
+        };
+        self.physical(Blocks::range(space, first, count))
     }
 
     /// Whether an output block holds data of this rank's before the operation.

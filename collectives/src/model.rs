@@ -16,6 +16,28 @@ pub struct LinkClass {
     pub bytes_per_second: f64,
 }
 
+/// What the network interfaces of one host carry, where hosts differ.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostRate {
+    /// Bytes per second that it sends.
+    pub out_bytes_per_second: f64,
+    /// Bytes per second that it receives.
+    pub in_bytes_per_second: f64,
+}
+
+/// What one connection carries between two hosts, where that is less than both hosts have.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PairRate {
+    /// Number of the sending host.
+    pub from: u32,
+    /// Number of the receiving one.
+    pub to: u32,
+    /// Bytes per second.
+    pub bytes_per_second: f64,
+}
+
 /// The constants of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -110,11 +132,6 @@ impl Model {
         model.copy_bytes_per_second /= copies.at(bytes);
         model.reduce_bytes_per_second /= reductions.at(bytes);
         model
-    }
-
-    /// Time of a message of so many bytes on a host's interface.
-    pub(crate) fn nic_seconds(&self, bytes: f64) -> f64 {
-        self.nic_message_seconds + bytes / self.nic_bytes_per_second
     }
 
     /// Whether messages inside a host go through the kernel: nothing else takes a microsecond.

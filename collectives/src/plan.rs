@@ -34,6 +34,19 @@
 //!     `Publish` this rank may read their stages: by `Fold`, or as the source of `Copy`, `Reduce` and `Send`. A `Publish` that
 //!     follows a `Send` from a stage needs a fence between, as a step that overwrites would.
 //! 11. All steps that have to do with stages are in one lane.
+//!
+//! # Windows
+//! Members may moreover reach into each other's buffers: see [`crate::window`]. [`Stage::windows`] says into whose.
+//!
+//! 12. In the first round every member says where its windows lie. It awaits all members before it publishes again: the plan runs
+//!     only where all windows are in memory that the members share, and so nobody knows sooner that it does.
+//! 13. `Copy` from a window and `Spread` touch windows. From the `Await` of a member until its own next `Publish`, a rank may touch that
+//!     member's windows.
+//! 14. Where steps of two ranks touch the same block of a window, and one of them writes it, a round lies between: the rank that comes
+//!     first publishes after its step, and the other one awaits that before its own. To touch one's own buffers counts.
+//! 15. A buffer is the caller's again at the end of its rank's plan. So by then the rank has awaited a round that was published after the
+//!     last touch of everybody who touches its windows.
+//! 16. A plan with windows has one lane and no messages.
 
 use serde::Serialize;
 
@@ -144,6 +157,8 @@ pub enum Space {
     /// The payload of this member in the round that was awaited last. Blocks have the numbers that
     /// [`Stage::rounds`] gives them.
     Stage(u16),
+    /// The input of this member, where it lies. Blocks have the numbers that they have in an input, wherever it lies in place.
+    Window(u16),
 }
 
 impl Space {
@@ -151,6 +166,12 @@ impl Space {
     #[must_use]
     pub const fn is_stage(self) -> bool {
         matches!(self, Self::Stage(_))
+    }
+
+    /// Whether it is a member's, be it a stage or a window.
+    #[must_use]
+    pub const fn is_shared(self) -> bool {
+        matches!(self, Self::Stage(_) | Self::Window(_))
     }
 }
 
@@ -258,10 +279,25 @@ pub enum Action {
         /// The result.
         dst: Blocks,
     },
+    /// The reduction, in the order of the members or along the canonical tree, of blocks of these members' inputs goes to the
+    /// outputs of some, in one pass; with one input it is a copy. Where an input and an output are the same memory, so are the blocks,
+    /// or they are apart.
+    Spread {
+        /// Whose input.
+        of: Members,
+        /// Number of the first block there.
+        first: u32,
+        /// How many blocks.
+        count: u32,
+        /// Whose output.
+        to: Members,
+        /// Number of the first block there.
+        at: u32,
+    },
 }
 
 impl Action {
-    /// The blocks that the step reads, apart from those that a `Fold` takes from stages.
+    /// The blocks that the step reads, apart from those that a `Fold` takes from stages and a `Spread` from windows.
     #[must_use]
     pub const fn reads(&self) -> [Option<Blocks>; 2] {
         match *self {
@@ -270,13 +306,15 @@ impl Action {
             Self::Reduce { a, b, .. } => [Some(a), Some(b)],
             Self::Publish { src, .. } => src,
             Self::Fold { own, .. } => [own, None],
-            Self::Recv { .. } | Self::Signal { .. } | Self::WaitSignal { .. } | Self::Await { .. } => {
-                [None, None]
-            }
+            Self::Recv { .. }
+            | Self::Signal { .. }
+            | Self::WaitSignal { .. }
+            | Self::Await { .. }
+            | Self::Spread { .. } => [None, None],
         }
     }
 
-    /// The blocks that the step writes.
+    /// The blocks that the step writes, apart from those of windows.
     #[must_use]
     pub const fn writes(&self) -> Option<Blocks> {
         match *self {
@@ -289,15 +327,19 @@ impl Action {
             | Self::Signal { .. }
             | Self::WaitSignal { .. }
             | Self::Publish { .. }
-            | Self::Await { .. } => None,
+            | Self::Await { .. }
+            | Self::Spread { .. } => None,
         }
     }
 
-    /// Whether it has to do with stages.
+    /// Whether it has to do with stages or windows.
     #[must_use]
     pub fn is_staged(&self) -> bool {
-        let from_stage = self.reads().into_iter().flatten().any(|blocks| blocks.space.is_stage());
-        from_stage || matches!(self, Self::Publish { .. } | Self::Await { .. } | Self::Fold { .. })
+        self.reads().into_iter().flatten().any(|blocks| blocks.space.is_shared())
+            || matches!(
+                self,
+                Self::Publish { .. } | Self::Await { .. } | Self::Fold { .. } | Self::Spread { .. }
+            )
     }
 
     /// The channel it posts a message to.
@@ -351,7 +393,8 @@ pub type Lane = Box<[Step]>;
 pub enum Cut {
     /// Input and output are one vector of the same length, cut into this many nearly equal parts (the first
     /// `count mod parts` parts are one element longer). Block i is part i, in both spaces. A barrier has a
-    /// vector of no elements.
+    /// vector of no elements. Where others write the outputs ([`Stage::windows`]), the executor moves the cuts so that parts consist of
+    /// whole pages in which nothing but outputs lies, and what is left at the two ends each rank computes for itself.
     Vector {
         /// Number of parts, at least one.
         parts: u32,
@@ -390,7 +433,7 @@ pub struct Plan {
     pub cut: Cut,
     /// Length of each scratch block.
     pub scratch: Box<[Like]>,
-    /// The ranks that share memory with this one, and their payloads there, if the plan uses that.
+    /// The ranks that share memory with this one, with their payloads and windows there, if the plan uses that.
     pub stage: Option<Stage>,
     /// The lanes.
     pub lanes: Box<[Lane]>,

@@ -46,7 +46,9 @@ fn rounds(lane: &[Step]) -> Vec<Round> {
             Action::WaitSignal { from } => (false, format!("signal < {from}")),
             Action::Publish { src, except } => (true, format!("{} > stage", Published::of(src, except))),
             Action::Await { of } => (false, format!("stage < {of}")),
-            Action::Copy { .. } | Action::Reduce { .. } | Action::Fold { .. } => continue,
+            Action::Copy { .. } | Action::Reduce { .. } | Action::Fold { .. } | Action::Spread { .. } => {
+                continue;
+            }
         };
         if rounds.last().is_none_or(|round| sends && !round.receives.is_empty()) {
             rounds.push(Round::default());

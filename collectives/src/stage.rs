@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::layout::Layout;
 use crate::plan::{Blocks, Space};
+use crate::window::Windows;
 
 /// The ranks that share memory, and their payloads round by round.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -25,6 +26,8 @@ pub struct Stage {
     /// For each round of a segment: what each member publishes. [`Algorithm::plans`](crate::Algorithm::plans) makes one table
     /// for all members.
     pub rounds: Arc<[Box<[Payload]>]>,
+    /// Whose buffers others reach into.
+    pub windows: Windows,
 }
 
 /// The payload of a member in a round: up to two runs of blocks, one after the other; none for its presence only.

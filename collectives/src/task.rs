@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::plan::{Blocks, Collective, Placement, Space};
+use crate::window::Symmetric;
 
 /// One collective to be planned. The same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -24,6 +25,10 @@ pub struct Task {
     pub hosts: Option<Arc<[u32]>>,
     /// Whether the ranks of each host share memory that plans may use: see [`crate::stage`].
     pub stages: bool,
+    /// How fast the link of each rank is, relative to the others; where they differ much, and hosts have one rank each.
+    pub speeds: Option<Arc<[u32]>>,
+    /// Which buffers all ranks of a host reach: see [`crate::window`].
+    pub symmetric: Symmetric,
 }
 
 /// Knobs of the generators. Each generator uses those that mean something to it.
@@ -57,6 +62,8 @@ impl Task {
             params: Params::default(),
             hosts: None,
             stages: false,
+            speeds: None,
+            symmetric: Symmetric::Nothing,
         }
     }
 
@@ -92,6 +99,20 @@ impl Task {
     #[must_use]
     pub fn with_stages(mut self) -> Self {
         self.stages = true;
+        self
+    }
+
+    /// The same task, on hosts of one rank each, whose links are so fast in proportion.
+    #[must_use]
+    pub fn with_speeds(mut self, speeds: impl Into<Arc<[u32]>>) -> Self {
+        self.speeds = Some(speeds.into());
+        self
+    }
+
+    /// The same task, on such buffers.
+    #[must_use]
+    pub fn with_symmetric(mut self, symmetric: Symmetric) -> Self {
+        self.symmetric = symmetric;
         self
     }
 

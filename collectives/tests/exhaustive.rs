@@ -5,6 +5,7 @@ mod common;
 use common::{COLLECTIVES, PLACEMENTS, expect, irregular, plans, rooted, uniform};
 use kolo_collectives::check::Options;
 use kolo_collectives::plan::{Collective, Placement};
+use kolo_collectives::window::Symmetric;
 use kolo_collectives::{Algorithm, Params, Task};
 
 /// The roots worth trying: all in small worlds, else a few of each kind.
@@ -19,7 +20,9 @@ fn roots(collective: Collective, p: u32) -> Vec<u32> {
 }
 
 fn task(collective: Collective, p: u32, root: u32, placement: Placement) -> Task {
-    Task { placement, ..Task::new(collective, p).with_root(root) }.with_stages()
+    Task { placement, ..Task::new(collective, p).with_root(root) }
+        .with_stages()
+        .with_symmetric(Symmetric::All)
 }
 
 fn for_all(worlds: impl Iterator<Item = u32>, mut each: impl FnMut(Algorithm, &Task)) {
@@ -32,6 +35,10 @@ fn for_all(worlds: impl Iterator<Item = u32>, mut each: impl FnMut(Algorithm, &T
                         if algorithm.supports(&task).is_ok() {
                             each(algorithm, &task);
                         }
+                    }
+                    let task = task.with_symmetric(Symmetric::Inputs);
+                    if Algorithm::Window.supports(&task).is_ok() {
+                        each(Algorithm::Window, &task);
                     }
                 }
             }

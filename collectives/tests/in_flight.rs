@@ -38,7 +38,10 @@ fn widen(plan: &Plan, window: u32) -> Option<Plan> {
                     }
                     Action::Signal { to } => Action::Signal { to: channel(to) },
                     Action::WaitSignal { from } => Action::WaitSignal { from: channel(from) },
-                    Action::Publish { .. } | Action::Await { .. } | Action::Fold { .. } => {
+                    Action::Publish { .. }
+                    | Action::Await { .. }
+                    | Action::Fold { .. }
+                    | Action::Spread { .. } => {
                         unreachable!("plans with stages are left out")
                     }
                 },

@@ -6,6 +6,7 @@ use common::{COLLECTIVES, PLACEMENTS, plans, uniform};
 use kolo_collectives::check::{Options, Violation, check};
 use kolo_collectives::plan::{Action, Blocks, Collective, Plan, Space};
 use kolo_collectives::stage::Members;
+use kolo_collectives::window::Symmetric;
 use kolo_collectives::{Algorithm, Params, Task};
 
 fn all_plans(mut each: impl FnMut(Algorithm, &Task, Vec<Plan>)) {
@@ -14,8 +15,9 @@ fn all_plans(mut each: impl FnMut(Algorithm, &Task, Vec<Plan>)) {
             for placement in PLACEMENTS {
                 let params = Params { channels: 2, parts: 3, width: 2 };
                 let hosts = (0..p).map(|rank| rank / 2).collect::<Vec<u32>>();
-                let task =
-                    Task { placement, params, ..Task::new(collective, p).with_root(p / 2) }.with_stages();
+                let task = Task { placement, params, ..Task::new(collective, p).with_root(p / 2) }
+                    .with_stages()
+                    .with_symmetric(Symmetric::All);
                 let on_hosts = task.clone().with_hosts(hosts);
                 for algorithm in Algorithm::ALL {
                     // Where it serves both, the plans are the same.
@@ -23,6 +25,10 @@ fn all_plans(mut each: impl FnMut(Algorithm, &Task, Vec<Plan>)) {
                     if algorithm.supports(task).is_ok() {
                         each(algorithm, task, plans(algorithm, task));
                     }
+                }
+                let task = task.with_symmetric(Symmetric::Inputs);
+                if Algorithm::Window.supports(&task).is_ok() {
+                    each(Algorithm::Window, &task, plans(Algorithm::Window, &task));
                 }
             }
         }

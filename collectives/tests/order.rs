@@ -6,6 +6,7 @@ use common::{COLLECTIVES, PLACEMENTS, expect, plans, uniform};
 use kolo_collectives::check::{Expression, Options};
 use kolo_collectives::plan::Collective;
 use kolo_collectives::select::Order;
+use kolo_collectives::window::Symmetric;
 use kolo_collectives::{Algorithm, Params, Task};
 
 /// The expression of a generator with `count` elements in segments of `segment`.
@@ -24,6 +25,7 @@ fn canonical_generators_share_one_expression_for_every_size() {
                 for (channels, parts) in [(1, 8), (3, 2)] {
                     let params = Params { channels, parts, ..Params::default() };
                     let task = Task { placement, params, ..Task::new(collective, p) }.with_stages();
+                    let task = task.with_symmetric(Symmetric::All);
                     for algorithm in Algorithm::ALL {
                         let reduces = matches!(
                             collective,
@@ -54,6 +56,9 @@ fn canonical_generators_share_one_expression_for_every_size() {
         (Algorithm::StagedOneShot, Collective::ReduceScatter),
         (Algorithm::StagedTwoShot, Collective::AllReduce),
         (Algorithm::StagedTwoShot, Collective::Reduce),
+        (Algorithm::Window, Collective::AllReduce),
+        (Algorithm::Window, Collective::Reduce),
+        (Algorithm::Window, Collective::ReduceScatter),
     ] {
         assert!(seen.contains(&wanted), "{wanted:?} was not looked at");
     }

@@ -4,7 +4,7 @@ mod common;
 
 use common::{plans, uniform};
 use kolo_collectives::layout::Shape;
-use kolo_collectives::model::{LinkClass, Model};
+use kolo_collectives::model::{HostRate, LinkClass, Model, PairRate};
 use kolo_collectives::plan::Collective;
 use kolo_collectives::simulate::{Cluster, Killed, Straggler, Timing, simulate, simulate_symmetric};
 use kolo_collectives::{Algorithm, Params, Task};
@@ -64,6 +64,33 @@ fn messages_of_a_host_pass_its_interface_one_by_one() {
     cluster.model.nic_message_seconds = 2e-6;
     // In the round between the hosts each rank has one message.
     assert!((seconds(&cluster) - at_once - 4.0 * 2e-6).abs() < 1e-8, "{} {at_once}", seconds(&cluster));
+}
+
+/// Of a reduction between two hosts, only the way to the root counts.
+#[test]
+fn a_host_is_as_slow_as_its_own_interface() {
+    let task = Task::new(Collective::Reduce, 2).with_root(1);
+    let even = flat(2);
+    let rate =
+        |out_bytes_per_second, in_bytes_per_second| HostRate { out_bytes_per_second, in_bytes_per_second };
+    let run = |cluster: &Cluster| run(Algorithm::Binomial, &task, 100_000, cluster).seconds;
+    let usual = run(&even);
+    for (rates, slower) in [
+        (vec![rate(1e9, 1e9), rate(1e9, 1e9)], 1.0),
+        (vec![rate(1e8, 1e9), rate(1e9, 1e9)], 10.0),
+        (vec![rate(1e9, 1e9), rate(1e9, 1e8)], 10.0),
+        // The other directions carry nothing.
+        (vec![rate(1e9, 1e6), rate(1e6, 1e9)], 1.0),
+    ] {
+        let found = run(&Cluster { rates: rates.clone(), ..even.clone() });
+        let wire = 100_000.0 * 4.0 / 1e9;
+        close(found, usual + (slower - 1.0) * wire);
+    }
+    let slow = PairRate { from: 0, to: 1, bytes_per_second: 1e8 };
+    let found = run(&Cluster { pairs: vec![slow], ..even.clone() });
+    close(found, usual + 9.0 * 100_000.0 * 4.0 / 1e9);
+    let back = PairRate { from: 1, to: 0, bytes_per_second: 1e8 };
+    close(run(&Cluster { pairs: vec![back], ..even.clone() }), usual);
 }
 
 #[test]

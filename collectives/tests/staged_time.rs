@@ -6,6 +6,7 @@ use common::{plans, uniform};
 use kolo_collectives::model::{LinkClass, Model};
 use kolo_collectives::plan::{Collective, StepRef};
 use kolo_collectives::simulate::{Cluster, Killed, Straggler, Stuck, Timing, simulate};
+use kolo_collectives::window::Symmetric;
 use kolo_collectives::{Algorithm, Params, Task};
 
 /// Ranks of one host; round numbers.
@@ -51,6 +52,26 @@ fn a_fold_reads_what_all_others_have() {
     // In two shots, slices: two thirds are copied in, a third is reduced and copied in, two thirds are copied out.
     let timing = run(Algorithm::StagedTwoShot, Collective::AllReduce, 3000, &host(3));
     close(timing.seconds, 8e-6 + 1.3e-6 + 2.0 * (4e-6 + 1e-6) + 4e-6 + 1.3e-6 + 2.0 * 4e-6);
+}
+
+#[test]
+fn windows_are_read_and_written_where_they_lie() {
+    let run = |collective, symmetric, count| {
+        let task = Task::new(collective, 3).with_stages().with_symmetric(symmetric);
+        let plans = plans(Algorithm::Window, &task);
+        simulate(&plans, &uniform(&plans, count), &host(3)).expect("the plans fit together")
+    };
+    // Flags of three are looked at before and after.
+    let rounds = 2.0 * (1e-6 + 0.3e-6);
+    // Two other slices of 4000 bytes are fetched and added, and the sum goes to two others.
+    let timing = run(Collective::AllReduce, Symmetric::All, 3000);
+    close(timing.seconds, rounds + 2.0 * (4e-6 + 1e-6) + 2.0 * 4e-6);
+    assert_eq!((timing.intra.messages, timing.connections), (0, 0));
+    // A slice to all, or everything to oneself.
+    close(run(Collective::Broadcast, Symmetric::All, 3000).seconds, rounds + 3.0 * 4e-6);
+    close(run(Collective::Broadcast, Symmetric::Inputs, 3000).seconds, rounds + 12e-6);
+    // Two blocks of others, and one's own, which needs no fetching.
+    close(run(Collective::AllGather, Symmetric::Inputs, 1000).seconds, rounds + 2.0 * 4e-6 + 2e-6);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use common::{IN, OUT, TMP, plans, uniform, violation as of};
 use kolo_collectives::check::{Credits, Options, Schedule, Violation, check};
 use kolo_collectives::plan::{Action, Blocks, Channel, Collective, Cut, Placement, Plan, Space, Step};
 use kolo_collectives::stage::{Members, Payload, Stage};
+use kolo_collectives::window::Windows;
 use kolo_collectives::{Algorithm, Task};
 
 fn passes(plans: &[Plan]) {
@@ -33,6 +34,7 @@ fn by_hand(placement: Placement, rounds: usize, programs: &[Vec<Vec<Action>>]) -
         members: (0..programs.len() as u32).collect(),
         like: Space::Output,
         rounds: vec![vec![WHOLE; programs.len()].into(); rounds].into(),
+        windows: Windows::default(),
     };
     common::by_hand(placement, 1, Some(stage), programs.iter().map(lanes).collect())
 }
@@ -196,6 +198,7 @@ fn relay(fence: bool) -> Vec<Plan> {
             members: members.into(),
             like: Space::Output,
             rounds: vec![payloads.into(); rounds].into(),
+            windows: Windows::default(),
         });
     };
     for plan in &mut plans[..2] {

@@ -58,6 +58,10 @@ pub struct Config {
     /// `KOLO_JOIN_TIMEOUT`: seconds to wait for all ranks to arrive, when joining and when communicators are split; 300 if
     /// not set. It counts for [`JoinSpec::timeout`](crate::join::JoinSpec::timeout) too wherever a communicator is made.
     pub join_timeout: Duration,
+    /// While members agree ([`Communicator::shrink`](crate::Communicator::shrink),
+    /// [`Communicator::agree`](crate::Communicator::agree)), a member that does not answer for so long counts as silent: stopped or
+    /// cut off. `KOLO_SILENT_AFTER`, in seconds.
+    pub silent_after: Duration,
     /// `KOLO_SOCKET_IFNAME`: network interfaces by prefix, `^` in front to exclude.
     pub socket_interfaces: Option<String>,
     /// `KOLO_PORT_RANGE`: TCP ports to listen at, such as `40000-40099`; unset = chosen by the system. Every communicator takes
@@ -118,6 +122,7 @@ impl Default for Config {
             // As long as torch.distributed's default: longer than a checkpoint, shorter than a night.
             timeout: Duration::from_secs(600),
             join_timeout: DEFAULT_JOIN_TIMEOUT,
+            silent_after: Duration::from_secs(1),
             socket_interfaces: None,
             port_range: None,
             host_id: None,
@@ -186,6 +191,7 @@ impl Config {
         let small = |name: &str, most| get(name).map(|value| small(name, &value, most)).transpose();
         config.timeout = time("KOLO_TIMEOUT")?.unwrap_or(config.timeout);
         config.join_timeout = time("KOLO_JOIN_TIMEOUT")?.unwrap_or(config.join_timeout);
+        config.silent_after = time("KOLO_SILENT_AFTER")?.unwrap_or(config.silent_after);
         config.host_id = get("KOLO_HOST_ID");
         config.socket_interfaces = get("KOLO_SOCKET_IFNAME");
         config.port_range = get("KOLO_PORT_RANGE").map(|value| port_range(&value)).transpose()?;

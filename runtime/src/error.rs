@@ -62,6 +62,15 @@ pub enum AbortReason {
     CoordinatorLost,
     /// The communicator was dropped while something on it was under way.
     Dropped,
+    /// A rank called [`Communicator::revoke`](crate::Communicator::revoke), for the survivors to meet in
+    /// [`Communicator::shrink`](crate::Communicator::shrink).
+    Revoked,
+    /// This rank did not answer for longer than [`Config::silent_after`](crate::Config::silent_after), and the others have gone on
+    /// without it. It cannot come back to this group.
+    Fenced,
+    /// This rank and those that it reaches are too few to go on: the others may be alive, behind a network that is cut, and
+    /// only one side may go on.
+    Minority,
 }
 
 /// Everything that can go wrong.

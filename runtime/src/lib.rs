@@ -43,6 +43,9 @@ pub mod internal {
     pub mod join {
         pub use crate::join::*;
     }
+    pub mod network {
+        pub use crate::network::*;
+    }
     pub mod profile {
         pub use crate::profile::*;
     }
@@ -58,7 +61,7 @@ pub mod internal {
 }
 
 pub use api::{
-    Batch, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer, Registration,
+    Agreement, Batch, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer, Registration,
     RegistrationStatus, Scope, StableBuffer, SymmetricBuffer, Work,
 };
 pub use call::{CallLabel, RawCall, RawCallV, Summary};

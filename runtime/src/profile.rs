@@ -3,6 +3,8 @@
 //! `KOLO_PROFILE` names a TOML file, from which the planner takes its constants instead of the built-in ones. All ranks must choose alike,
 //! so they compare digests of their profiles when they join; the file may lie in different places.
 
+mod network;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +16,7 @@ use sha2::{Digest, Sha256};
 use crate::error::{Error, Result};
 
 pub use kolo_collectives::caches::Curve;
+pub use network::{HostProfile, NetworkProfile, PairProfile, Rates};
 
 /// The version of the format that this build writes and reads.
 pub const VERSION: u32 = 2;
@@ -35,7 +38,7 @@ pub struct Profile {
     pub shm: TransportProfile,
     /// TCP between ranks of one host.
     pub tcp: TransportProfile,
-    /// Between hosts. `kolo tune` cannot measure it from one host; without it, the built-in constants serve.
+    /// Between hosts, as `kolo tune` measures it under a launcher. Without it the ranks measure when they join.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkProfile>,
 }
@@ -64,20 +67,6 @@ pub struct TransportProfile {
     pub message_factors: Curve,
     /// How many times as long a reduced byte takes.
     pub reduce_factors: Curve,
-}
-
-/// What the network between hosts costs.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NetworkProfile {
-    /// Seconds from the posting of an empty message to its arrival, without the processor time at either end.
-    pub latency_seconds: f64,
-    /// Seconds of processor time per message, at each end.
-    pub overhead_seconds: f64,
-    /// Bytes per second of one rank's link, each direction.
-    pub bytes_per_second: f64,
-    /// Bytes per second of a host's interfaces, each direction, shared by its ranks.
-    pub host_bytes_per_second: f64,
 }
 
 /// A profile that was read from a file.
@@ -125,7 +114,10 @@ impl Profile {
         }
         let profile: Self = toml::from_str(text).map_err(in_a_line)?;
         match profile.numbers().into_iter().find(|number| !number.is_plausible()) {
-            None => Ok(profile),
+            None => match profile.network.as_ref().and_then(NetworkProfile::complaint) {
+                None => Ok(profile),
+                Some(complaint) => Err(complaint),
+            },
             Some(number) => Err(number.complaint()),
         }
     }
@@ -155,6 +147,9 @@ impl Profile {
                 _ => writeln!(out, "{name} = [{}]", values.join(", ")),
             };
         }
+        if let Some(network) = &self.network {
+            network.write_hosts(&mut out);
+        }
         out
     }
 
@@ -167,6 +162,9 @@ impl Profile {
             hash.update(number.table.unwrap_or_default());
             hash.update(number.name);
             hash.update(number.value.to_le_bytes());
+        }
+        if let Some(network) = &self.network {
+            network.hash_hosts(&mut hash);
         }
         hash.finalize().iter().take(8).fold(String::new(), |out, byte| format!("{out}{byte:02x}"))
     }
@@ -231,15 +229,7 @@ impl Profile {
             all.extend(numbers(table, "message_factors", &of.message_factors));
             all.extend(numbers(table, "reduce_factors", &of.reduce_factors));
         }
-        if let Some(of) = &self.network {
-            let table = Some("network");
-            all.extend([
-                number(table, "latency_seconds", of.latency_seconds),
-                number(table, "overhead_seconds", of.overhead_seconds),
-                number(table, "bytes_per_second", of.bytes_per_second),
-                number(table, "host_bytes_per_second", of.host_bytes_per_second),
-            ]);
-        }
+        all.extend(self.network.iter().flat_map(NetworkProfile::numbers));
         all
     }
 }
@@ -305,12 +295,12 @@ fn refused(path: &Path, problem: &str) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use kolo_collectives::caches::POINTS;
 
     use super::*;
 
-    fn example() -> Profile {
+    pub(crate) fn example() -> Profile {
         let of = |factor: f64| TransportProfile {
             call_seconds: 0.1e-6 * factor,
             latency_seconds: 0.3e-6 * factor,
@@ -341,8 +331,23 @@ mod tests {
             overhead_seconds: 0.0,
             bytes_per_second: 3e9,
             host_bytes_per_second: 3e9,
+            hosts: Vec::new(),
+            pairs: Vec::new(),
         };
-        for profile in [example(), Profile { network: Some(network), ..example() }] {
+        let host = |name: &str| HostProfile {
+            name: name.to_owned(),
+            out_bytes_per_second: 1.0 / 3.0 * 1e9,
+            in_bytes_per_second: 1e8,
+        };
+        let pair = PairProfile { from: "b".into(), to: "a \"host\"".into(), bytes_per_second: 2e7 };
+        let cluster = NetworkProfile {
+            hosts: vec![host("a \"host\""), host("b")],
+            pairs: vec![pair],
+            ..network.clone()
+        };
+        let with = |network| Profile { network: Some(network), ..example() };
+        assert_ne!(with(network.clone()).digest(), with(cluster.clone()).digest());
+        for profile in [example(), with(network), with(cluster)] {
             let text = profile.to_toml();
             assert_eq!(Profile::parse(&text), Ok(profile), "{text}");
         }

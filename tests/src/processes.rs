@@ -143,6 +143,12 @@ impl Process {
         }
     }
 
+    /// Whether a line that begins so was read, and was not the one that was waited for.
+    #[must_use]
+    pub fn has_said(&self, start: &str) -> bool {
+        self.said.iter().any(|line| line.starts_with(start))
+    }
+
     /// Sends it a line.
     ///
     /// # Panics

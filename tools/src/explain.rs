@@ -33,7 +33,8 @@ const EXAMPLES: &str = "\
 Examples:
   kolo explain all_reduce --ranks 12 --bytes 1M
   kolo explain broadcast --ranks 64 --hosts 8 --network rdma --bytes 64M
-  kolo explain all_reduce --ranks 5 --bytes 64 --algo circulant --rank 3";
+  kolo explain all_reduce --ranks 5 --bytes 64 --algo circulant --rank 3
+  kolo explain all_reduce --ranks 4 --bytes 1M --symmetric";
 
 /// Options of `kolo explain`.
 #[derive(Args, Debug)]
@@ -165,7 +166,7 @@ fn way_here(args: &ExplainArgs, task: &Task) -> Result<Option<String>> {
         _ => return Ok(None),
     };
     let fits = args.ranks <= MAX_TRIED_RANKS && call.bytes <= MAX_TRIED_BYTES;
-    if args.hosts > 1 || args.processors.is_some() || call.canonical || !fits {
+    if args.hosts > 1 || args.processors.is_some() || call.canonical || call.is_symmetric() || !fits {
         return Ok(None);
     }
     let request = Request {
@@ -307,6 +308,21 @@ mod tests {
         assert!(way("all_reduce -n 2 -b 64").contains("exchange"), "{}", way("all_reduce -n 2 -b 64"));
         assert!(way("all_reduce -n 2 -b 64 --algo ring").contains("ring"));
         assert_eq!(way("all_reduce -n 4 --hosts 2 -b 64"), "");
+    }
+
+    #[test]
+    fn symmetric_buffers_have_a_plan() {
+        let text = explained("all_reduce -n 4 -b 1M --symmetric").unwrap();
+        assert!(text.contains("algorithm  window"), "{text}");
+        for expected in ["spread  out[0] of all = in[0] of all", "windows: outputs of all", "checked: right"]
+        {
+            assert!(text.contains(expected), "{expected}:\n{text}");
+        }
+        assert!(explained("all_gather -n 3 -b 64K --algo window").unwrap().contains("window2[0]"));
+        let text = explained("all_reduce -n 4 -b 1M --no-steps").unwrap();
+        assert!(text.contains("blocking calls on symmetric buffers"), "{text}");
+        let error = explained("scan -n 4 --algo window").unwrap_err();
+        assert!(error.message.contains("no form on symmetric buffers for scan"), "{error}");
     }
 
     #[test]

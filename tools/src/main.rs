@@ -1,8 +1,9 @@
-//! The `kolo` command: perf, run, info, explain, sim, tune.
+//! The `kolo` command: perf, run, info, explain, sim, tune, doctor.
 
 mod backend;
 mod cli;
 mod clock;
+mod doctor;
 mod error;
 mod explain;
 mod info;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
             Command::Explain(args) => explain::run(args),
             Command::Sim(args) => sim::run(args),
             Command::Tune(args) => tune::run(args),
+            Command::Doctor(args) => doctor::run(args),
             Command::Man { directory } => man::run(directory.as_deref()),
         },
         Err(Stop::Text(text)) => {

@@ -42,6 +42,7 @@ mod tests {
         assert_eq!(
             pages,
             [
+                "kolo-doctor.1",
                 "kolo-explain.1",
                 "kolo-info.1",
                 "kolo-perf.1",

@@ -6,6 +6,7 @@ use clap::Args;
 use kolo_collectives::layout::Shape;
 use kolo_collectives::plan::{Collective, Cut, Plan};
 use kolo_collectives::select::Order;
+use kolo_collectives::window::Symmetric;
 use kolo_collectives::{Algorithm, Task};
 
 use crate::error::{CliError, Result};
@@ -27,6 +28,9 @@ pub(crate) struct CallArgs {
     /// Input and output share memory
     #[arg(long)]
     pub in_place: bool,
+    /// The buffers of all ranks are symmetric; --algo window says so, too
+    #[arg(long)]
+    pub symmetric: bool,
     /// Bytes of an element
     #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u64).range(1..=16))]
     pub element_bytes: u64,
@@ -58,7 +62,13 @@ impl CallArgs {
         });
         let several = hosts.iter().any(|host| *host != hosts[0]);
         let task = if several { task.with_hosts(hosts) } else { task }.with_stages();
+        let task = if self.is_symmetric() { task.with_symmetric(Symmetric::All) } else { task };
         Ok(if self.in_place { task.in_place() } else { task })
+    }
+
+    /// Whether ranks reach each other's buffers.
+    pub(crate) fn is_symmetric(&self) -> bool {
+        self.symmetric || self.algo == Some(Algorithm::Window)
     }
 
     /// Bytes as the selection counts them: of the vector, or of one block.

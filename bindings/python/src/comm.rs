@@ -116,6 +116,34 @@ impl Comm {
         Ok(())
     }
 
+    /// Ends every call on every rank, for those that live to meet anew.
+    fn revoke(&self, py: Python<'_>) -> PyResult<()> {
+        let communicator = self.communicator()?;
+        py.detach(|| communicator.revoke());
+        Ok(())
+    }
+
+    /// The AND of everybody's flags, and the ranks that took part.
+    fn agree(&self, py: Python<'_>, flags: u64) -> PyResult<(u64, Vec<u32>)> {
+        let agreed = self.with(py, move |comm| comm.agree(flags))?;
+        Ok((agreed.flags, agreed.ranks))
+    }
+
+    /// The ranks that live.
+    fn shrink(&self, py: Python<'_>) -> PyResult<Self> {
+        self.with(py, Communicator::shrink).map(Self::new)
+    }
+
+    /// How many times the group has changed.
+    fn epoch(&self) -> PyResult<u64> {
+        Ok(self.communicator()?.epoch())
+    }
+
+    /// The rank of each rank in the communicator that was shrunk.
+    fn ranks_before(&self) -> PyResult<Vec<u32>> {
+        Ok(self.communicator()?.ranks_before())
+    }
+
     /// Leaves: waits up to five seconds until what was started has left. Further calls raise; closing again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let open = self.open.get()?;

@@ -59,8 +59,8 @@ fn collect(plan: &Plan, memory: &Memory) -> Vec<Access> {
         let reads = action.reads().into_iter().flatten().map(|blocks| (blocks, false));
         let writes = action.writes().into_iter().map(|blocks| (blocks, true));
         for (blocks, write) in reads.chain(writes) {
-            // Input that nothing can write needs no order; that of stages is found elsewhere.
-            if blocks.space.is_stage() || (!write && !memory.may_be_written(blocks.space)) {
+            // Input that nothing can write needs no order; that of stages and windows is found elsewhere.
+            if blocks.space.is_shared() || (!write && !memory.may_be_written(blocks.space)) {
                 continue;
             }
             let physical = memory.physical(blocks);

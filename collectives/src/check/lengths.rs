@@ -1,7 +1,7 @@
 //! How long the messages of one segment are.
 
 use crate::layout::Layout;
-use crate::plan::{Action, Plan, StepRef};
+use crate::plan::{Action, Blocks, Plan, Space, StepRef};
 
 use super::violation::{Place, Violation};
 use super::wiring::{Wiring, steps};
@@ -35,6 +35,9 @@ impl Lengths {
                     | Action::Copy { dst, .. }
                     | Action::Reduce { dst, .. }
                     | Action::Fold { dst, .. } => layout.len(dst, segment),
+                    Action::Spread { at, count, .. } => {
+                        layout.len(Blocks::range(Space::Output, at, count), segment)
+                    }
                 }));
                 first_step.push(lens.len());
             }

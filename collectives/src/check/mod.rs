@@ -6,6 +6,7 @@
 //! | no step touches what another may be using | happens-before by lane order, `after` and fences | `hazard` |
 //! | no deadlock | runs with few credits, under several orders | `run` |
 //! | stages: members agree, what is read was awaited and is not overwritten | the order of steps in a lane | `stage` |
+//! | windows: no buffer is touched by two ranks at a time, or after its owner is through | knowledge from rounds | `window` |
 //! | each contribution exactly once, all ranks the same expression, nothing else written | symbolic values | `value`, `run` |
 //!
 //! Time, cost and failures are the business of [`simulate`](crate::simulate).
@@ -24,6 +25,7 @@ pub(crate) mod stage;
 mod stage_run;
 mod value;
 mod violation;
+mod window;
 pub(crate) mod wiring;
 
 use crate::layout::{Layout, Shape};

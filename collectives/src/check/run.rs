@@ -254,7 +254,10 @@ impl<'a> Run<'a> {
                     return Err(Violation::Lengths { at: place(), sender: place() });
                 }
             }
-            Action::Copy { .. } | Action::Reduce { .. } | Action::Fold { .. } => {}
+            Action::Spread { of, first, count, to, at } if !self.cells.is_empty() => {
+                self.spread(rank, of, (first, count), (to, at), &place)?;
+            }
+            Action::Copy { .. } | Action::Reduce { .. } | Action::Fold { .. } | Action::Spread { .. } => {}
             Action::Publish { .. } => return self.publish(rank, lane, action, &place),
             Action::Await { of } => {
                 let (group, member) = self.member(rank);
@@ -343,6 +346,11 @@ impl<'a> Run<'a> {
                         let (group, me) = self.member(rank);
                         self.stages[group].read(me, usize::from(owner), block)?
                     }
+                    Space::Window(owner) => {
+                        let (group, _) = self.member(rank);
+                        let owner = self.facts.groups.members[group].get(usize::from(owner))?;
+                        self.cells[*owner as usize].contributed(block)?
+                    }
                     space => self.cells[rank].read(space, block)?,
                 };
                 payload.push((len, value));
@@ -359,7 +367,7 @@ impl<'a> Run<'a> {
     }
 
     /// Writes the blocks that are not empty; `false`, and nothing, if they have other lengths.
-    fn write(&mut self, rank: usize, blocks: Blocks, payload: &Payload) -> bool {
+    pub(super) fn write(&mut self, rank: usize, blocks: Blocks, payload: &Payload) -> bool {
         if !self.fits(rank, blocks, payload) {
             return false;
         }

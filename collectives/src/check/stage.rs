@@ -40,6 +40,7 @@ impl Groups {
                 Lane::of(plan, stage, &exceptions)?.check()?;
             }
         }
+        super::window::check(plans, &groups)?;
         Ok(groups)
     }
 

@@ -1,4 +1,4 @@
-//! Stages in a run: rounds as credits, and the contents of their buffers.
+//! Stages in a run: rounds as credits, and the contents of their buffers; and windows, onto the contents of others'.
 
 use crate::plan::{Action, Blocks, Space};
 use crate::select::Order;
@@ -163,6 +163,32 @@ impl Run<'_> {
             self.read(rank, blocks).ok_or_else(|| Violation::Undefined { at: place() })
         });
         Ok(fold(parts.collect::<Result<_, _>>()?, self.order, combine))
+    }
+}
+
+impl Run<'_> {
+    /// Reduces blocks of members' inputs into the outputs of some.
+    pub(super) fn spread(
+        &mut self,
+        rank: usize,
+        of: Members,
+        (first, count): (u32, u32),
+        (to, at): (Members, u32),
+        place: &dyn Fn() -> Place,
+    ) -> Result<(), Violation> {
+        let members = self.facts.groups.members[self.member(rank).0].clone();
+        let parts = of.range(members.len()).map(|member| {
+            let blocks = Blocks::range(Space::Window(member as u16), first, count);
+            self.read(rank, blocks).ok_or_else(|| Violation::Undefined { at: place() })
+        });
+        let sum = fold(parts.collect::<Result<_, _>>()?, self.order, combine);
+        for member in to.range(members.len()) {
+            let dst = Blocks::range(Space::Output, at, count);
+            if !sum.as_ref().is_some_and(|sum| self.write(members[member] as usize, dst, sum)) {
+                return Err(Violation::Lengths { at: place(), sender: place() });
+            }
+        }
+        Ok(())
     }
 }
 

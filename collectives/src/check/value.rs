@@ -142,8 +142,14 @@ impl Cells {
             },
             Space::Output => self.output[physical.first as usize],
             Space::Scratch => self.scratch[physical.first as usize],
-            Space::Stage(_) => unreachable!("stages are nobody's own memory"),
+            Space::Stage(_) | Space::Window(_) => unreachable!("it is nobody's own memory"),
         }
+    }
+
+    /// What others find in block `block` of this rank's input.
+    pub(crate) fn contributed(&self, block: u32) -> Option<Value> {
+        let at = self.memory.contribution(block, 1);
+        self.read(at.space, at.first)
     }
 
     pub(crate) fn write(&mut self, space: Space, block: u32, value: Value) {
@@ -152,7 +158,7 @@ impl Cells {
             Space::Input => self.aliased_input = Some((physical.first, value)),
             Space::Output => self.output[physical.first as usize] = Some(value),
             Space::Scratch => self.scratch[physical.first as usize] = Some(value),
-            Space::Stage(_) => unreachable!("found in `wiring`"),
+            Space::Stage(_) | Space::Window(_) => unreachable!("found in `wiring`"),
         }
     }
 }

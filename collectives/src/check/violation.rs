@@ -101,12 +101,26 @@ pub enum Violation {
         /// The first lane.
         other_lane: u16,
     },
-    /// A step reads a stage without having awaited the round.
+    /// A step uses memory of a member without having awaited the round, or begins the second round without.
     NotAwaited {
         /// The step.
         at: Place,
-        /// Whose stage.
+        /// Whose memory.
         member: u16,
+    },
+    /// A step touches a buffer of a member that the plans do not say to be a window.
+    NotAWindow {
+        /// The step.
+        at: Place,
+        /// Whose buffer.
+        member: u16,
+    },
+    /// A step may still be using a buffer of another rank when that rank is through.
+    Outlived {
+        /// The step.
+        at: Place,
+        /// The other rank.
+        owner: u32,
     },
     /// A step reads blocks that a member does not publish in this round.
     Unpublished {
@@ -194,7 +208,11 @@ impl fmt::Display for Violation {
                 write!(f, "{at}: the stages already belong to lane {other_lane}")
             }
             Self::NotAwaited { at, member } => {
-                write!(f, "{at}: reads the stage of member {member}, which it has not awaited in this round")
+                write!(f, "{at}: member {member} has not been awaited in this round")
+            }
+            Self::NotAWindow { at, member } => write!(f, "{at}: this buffer of member {member} is no window"),
+            Self::Outlived { at, owner } => {
+                write!(f, "{at}: may still use a buffer of rank {owner} when that rank is through")
             }
             Self::Unpublished { at, member } => {
                 write!(f, "{at}: reads what member {member} does not publish in this round")

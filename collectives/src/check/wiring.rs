@@ -193,6 +193,7 @@ fn validate(plan: &Plan) -> Result<(), Violation> {
                 Space::Scratch => plan.scratch.len() as u32,
                 // Looked at with the rounds: see `stage`.
                 Space::Stage(_) => u32::MAX,
+                Space::Window(_) => memory.contribution_blocks(),
             };
             blocks.count > 0 && blocks.first.checked_add(blocks.count).is_some_and(|end| end <= available)
         };

@@ -213,13 +213,25 @@ pub(crate) fn sum_ascending(
     }
 }
 
+/// The blocks of a space that belong to a member, if there are any.
+pub(crate) type Pieces<'a> = &'a dyn Fn(Space, u32) -> Option<Blocks>;
+
 /// Leaves the reduction of piece `me` of everybody's `own` in the output.
 pub(crate) fn reduce_scatter_core(b: &mut PlanBuilder, task: &Task, group: &Group, span: Span, own: Space) {
+    reduce_pieces(b, task, group, &|space, member| Some(span.piece(space, member)), own);
+}
+
+/// The same, with pieces of any lengths.
+pub(crate) fn reduce_pieces(b: &mut PlanBuilder, task: &Task, group: &Group, pieces: Pieces<'_>, own: Space) {
     for distance in 1..group.len() {
         let to = group.ahead(distance);
-        b.send(group.rank(to), span.piece(own, to));
+        if let Some(piece) = pieces(own, to) {
+            b.send(group.rank(to), piece);
+        }
     }
-    let (mine, output) = (span.piece(own, group.me()), span.piece(Space::Output, group.me()));
+    let (Some(mine), Some(output)) = (pieces(own, group.me()), pieces(Space::Output, group.me())) else {
+        return;
+    };
     sum_ascending(b, group, mine, output, |b| {
         if own == Space::Output {
             let first = b.scratch_like_own(task, output.first).first;
@@ -235,12 +247,21 @@ pub(crate) fn reduce_scatter_core(b: &mut PlanBuilder, task: &Task, group: &Grou
 
 /// Spreads piece `me` of everybody's output.
 pub(crate) fn all_gather_core(b: &mut PlanBuilder, group: &Group, span: Span) {
-    for distance in 1..group.len() {
-        b.send(group.rank(group.ahead(distance)), span.piece(Space::Output, group.me()));
+    gather_pieces(b, group, &|space, member| Some(span.piece(space, member)));
+}
+
+/// The same, with pieces of any lengths.
+pub(crate) fn gather_pieces(b: &mut PlanBuilder, group: &Group, pieces: Pieces<'_>) {
+    if let Some(mine) = pieces(Space::Output, group.me()) {
+        for distance in 1..group.len() {
+            b.send(group.rank(group.ahead(distance)), mine);
+        }
     }
     for distance in 1..group.len() {
         let from = group.behind(distance);
-        b.recv(group.rank(from), span.piece(Space::Output, from));
+        if let Some(piece) = pieces(Space::Output, from) {
+            b.recv(group.rank(from), piece);
+        }
     }
 }
 

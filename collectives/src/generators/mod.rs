@@ -14,13 +14,16 @@ mod leader;
 mod one_shot;
 mod recursive_doubling;
 mod ring;
+mod shares;
 mod staged;
 mod tree;
+mod window;
 
 use crate::builder::PlanBuilder;
 use crate::generator::Generator;
 use crate::plan::{Blocks, Space};
 use crate::task::Task;
+pub(crate) use window::windows as windows_of;
 
 macro_rules! table {
     ($($(#[$doc:meta])+ $algorithm:ident = $generator:expr,)+) => {
@@ -60,6 +63,8 @@ table! {
     Binomial = binomial::Binomial,
     /// Straight from owner to destination.
     Direct = direct::Direct,
+    /// The same with shares by the speed of the hosts, where that differs.
+    Shares = shares::Shares,
     /// Bruck's few rounds for small blocks.
     Bruck = bruck::Bruck,
     /// Signals at doubling distance.
@@ -82,6 +87,8 @@ table! {
     StagedOneShot = staged::StagedOneShot,
     /// The same, where all ranks share the reduction out.
     StagedTwoShot = staged::StagedTwoShot,
+    /// In each other's symmetric buffers, with nothing in between.
+    Window = window::Window,
 }
 
 /// The plan of a world of one rank: the result is its own contribution.

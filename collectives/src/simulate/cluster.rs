@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::Model;
+use crate::model::{HostRate, Model, PairRate};
 
 /// Hosts with ranks, the cost of their communication, and the failures among them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,6 +14,10 @@ pub struct Cluster {
     pub ranks_per_host: u32,
     /// The constants.
     pub model: Model,
+    /// What each host's interfaces carry; as the model says where there are none.
+    pub rates: Vec<HostRate>,
+    /// Pairs of hosts that have less than both.
+    pub pairs: Vec<PairRate>,
     /// Bytes of an element.
     pub element_bytes: usize,
     /// Bytes per segment, of the vector or of the longest block.
@@ -54,6 +58,8 @@ impl Default for Cluster {
             hosts: 1,
             ranks_per_host: 2,
             model: Model::default(),
+            rates: Vec::new(),
+            pairs: Vec::new(),
             element_bytes: 4,
             segment_bytes: 1 << 20,
             window: 4,
@@ -80,6 +86,28 @@ impl Cluster {
     /// Number of a rank among those of its host.
     pub(super) fn place(&self, rank: u32) -> u32 {
         rank % self.ranks_per_host.max(1)
+    }
+
+    /// Time of a message of so many bytes on the interface of the host that sends it.
+    pub(super) fn seconds_out(&self, host: usize, bytes: f64) -> f64 {
+        self.interface_seconds(host, bytes, |rate| rate.out_bytes_per_second)
+    }
+
+    /// Time of a message of so many bytes on the interface of the host that receives it.
+    pub(super) fn seconds_in(&self, host: usize, bytes: f64) -> f64 {
+        self.interface_seconds(host, bytes, |rate| rate.in_bytes_per_second)
+    }
+
+    fn interface_seconds(&self, host: usize, bytes: f64, way: fn(&HostRate) -> f64) -> f64 {
+        let rate = self.rates.get(host).map_or(self.model.nic_bytes_per_second, way);
+        self.model.nic_message_seconds + bytes / rate
+    }
+
+    /// Bytes per second of one rank's link to another host.
+    pub(super) fn link_rate(&self, from: u32, to: u32) -> f64 {
+        let pair = self.pairs.iter().find(|pair| (pair.from, pair.to) == (from, to));
+        let most = self.model.inter.bytes_per_second;
+        pair.map_or(most, |pair| pair.bytes_per_second.min(most))
     }
 
     /// Host of each rank, as a task wants it.

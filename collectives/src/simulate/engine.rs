@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use crate::check::stage::Groups;
 use crate::layout::Layout;
 use crate::model::{LinkClass, Model};
-use crate::plan::{Action, Blocks, Plan, Step, StepRef};
+use crate::plan::{Action, Blocks, Plan, Space, Step, StepRef};
 
 use super::memory::Memory;
 use super::processor::{Claim, Processor};
@@ -235,6 +235,25 @@ impl<'a> Engine<'a> {
         }
     }
 
+    /// All steps of a lane are done; the lane is once its sends are.
+    fn end_lane(&mut self, (rank, slot, lane): (usize, u16, u16), at: f64) {
+        let instance = &mut self.ranks[rank].instances[usize::from(slot)];
+        let Lane { read_out, last, .. } = instance.lanes[usize::from(lane)];
+        if read_out > at {
+            return self.schedule(read_out, Event::Lane { rank: rank as u32, slot, lane });
+        }
+        instance.unfinished -= 1;
+        let all = instance.unfinished == 0;
+        let state = &mut self.ranks[rank];
+        if at >= state.finished {
+            state.finished = at;
+            state.last_record = last;
+        }
+        if all {
+            self.go_on(rank, usize::from(slot), at);
+        }
+    }
+
     /// Runs a lane from time `at` on, until it has to wait for something later.
     fn advance(&mut self, rank: usize, slot: u16, lane: u16, at: f64) {
         let slot_index = usize::from(slot);
@@ -247,24 +266,7 @@ impl<'a> Engine<'a> {
         let state = &mut instance.lanes[usize::from(lane)];
         let program = &self.programs[rank][usize::from(lane)];
         let Some(compiled) = program.get(usize::from(state.next)).copied() else {
-            // A lane is done when its sends are.
-            if state.read_out > at {
-                let read_out = state.read_out;
-                self.schedule(read_out, this);
-                return;
-            }
-            let last = state.last;
-            instance.unfinished -= 1;
-            let all = instance.unfinished == 0;
-            let rank_state = &mut self.ranks[rank];
-            if at >= rank_state.finished {
-                rank_state.finished = at;
-                rank_state.last_record = last;
-            }
-            if all {
-                self.go_on(rank, slot_index, at);
-            }
-            return;
+            return self.end_lane((rank, slot, lane), at);
         };
         let mut cause = state.last;
         if let Some(after) = compiled.step.after {
@@ -324,7 +326,7 @@ impl<'a> Engine<'a> {
                 opening = class.overhead_seconds * slower;
                 work = class.overhead_seconds + moved(compiled.inter);
             }
-            Action::Copy { src, .. } if src.space.is_stage() => staged = 1.0,
+            Action::Copy { src, .. } if src.space.is_shared() => staged = 1.0,
             Action::Copy { .. } => work = memory(|model| model.copy_bytes_per_second),
             Action::Reduce { .. } => work = memory(|model| model.reduce_bytes_per_second),
             Action::Publish { .. } => staged = 1.0,
@@ -335,6 +337,13 @@ impl<'a> Engine<'a> {
                 let others = self.stages.count(of, rank) as f64 - 1.0;
                 work = others * memory(|model| model.reduce_bytes_per_second);
                 staged = others.max(1.0);
+            }
+            Action::Spread { of, to, .. } => {
+                let others = self.stages.count(of, rank) as f64 - 1.0;
+                work = others * memory(|model| model.reduce_bytes_per_second);
+                // The first of the results is written by the reduction, where there is one.
+                let copies = self.stages.count(to, rank) as f64 - others.min(1.0);
+                staged = others + copies;
             }
             Action::Recv { .. } | Action::RecvReduce { .. } | Action::WaitSignal { .. } => {
                 let channel = compiled.channel as usize;
@@ -431,6 +440,7 @@ impl<'a> Engine<'a> {
             | Action::Copy { dst, .. }
             | Action::Reduce { dst, .. }
             | Action::Fold { dst, .. } => dst,
+            Action::Spread { at, count, .. } => Blocks::range(Space::Output, at, count),
             Action::Publish { src, except } => {
                 let elements = |blocks: &Blocks| self.layouts[rank].len(*blocks, segment);
                 let all: usize = src.iter().flatten().map(elements).sum();
@@ -471,7 +481,9 @@ impl<'a> Engine<'a> {
     /// How long a message occupies a link.
     fn link_seconds(&self, rank: usize, step: StepRef, inter: bool, bytes: f64) -> f64 {
         if inter {
-            return bytes * self.cluster.model.inter.seconds_per_byte();
+            let compiled = &self.programs[rank][usize::from(step.lane)][usize::from(step.step)];
+            let to = self.cluster.host(compiled.peer);
+            return bytes / self.cluster.link_rate(self.ranks[rank].host as u32, to);
         }
         let rate = |model: &Model| model.intra.bytes_per_second;
         bytes * self.memory.seconds_per_byte((rank, step.lane, step.step), rate)
@@ -498,7 +510,7 @@ impl<'a> Engine<'a> {
         let host = &mut self.hosts[state.host];
         let mut left = (at + link_seconds).max(sent);
         if compiled.inter {
-            host.out = host.out.max(at) + model.nic_seconds(bytes);
+            host.out = host.out.max(at) + self.cluster.seconds_out(state.host, bytes);
             left = left.max(host.out);
         } else {
             // Written by the sender, read by the receiver.
@@ -531,13 +543,12 @@ impl<'a> Engine<'a> {
         record: u32,
         at: f64,
     ) {
-        let model = &self.cluster.model;
         let state = &mut self.ranks[rank];
         state.link_in = state.link_in.max(at) + link_seconds;
         let mut arrived = left.max(state.link_in);
         if inter {
             let host = &mut self.hosts[state.host];
-            host.inward = host.inward.max(at) + model.nic_seconds(bytes);
+            host.inward = host.inward.max(at) + self.cluster.seconds_in(state.host, bytes);
             arrived = arrived.max(host.inward);
         }
         let queue = &mut self.queues[usize::from(slot)][channel];

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 
 use crate::caches::Caches;
 use crate::layout::Layout;
+use crate::memory::Memory as Caller;
 use crate::model::Model;
 use crate::plan::{Action, Blocks, Plan, Space};
 
@@ -83,12 +84,25 @@ fn first_shares(plan: &Plan) -> (Vec<Vec<f64>>, Vec<Blocks>) {
             shares[number] = share / ends.iter().flatten().count().max(1) as f64;
         }
     }
+    if plan.stage.as_ref().is_some_and(|stage| !stage.windows.is_empty()) {
+        touched = all_blocks(plan);
+    }
     (shares, touched)
 }
 
-/// Whether it is a buffer of the user's.
+/// The caller's buffers: where ranks reach into each other's, every byte is touched by somebody.
+fn all_blocks(plan: &Plan) -> Vec<Blocks> {
+    let memory = Caller::of(plan);
+    [(Space::Input, memory.input_blocks()), (Space::Output, memory.output_blocks())]
+        .into_iter()
+        .filter(|(_, count)| *count > 0)
+        .map(|(space, count)| Blocks::range(space, 0, count))
+        .collect()
+}
+
+/// Whether it is a buffer of a user's.
 const fn is_users(space: Space) -> bool {
-    matches!(space, Space::Input | Space::Output)
+    matches!(space, Space::Input | Space::Output | Space::Window(_))
 }
 
 /// The blocks that a step reads or writes, each once.
@@ -101,6 +115,9 @@ fn ends(action: &Action) -> [Option<Blocks>; 2] {
         Action::Reduce { a, b, .. } => [Some(a), Some(b)],
         Action::Publish { src, .. } => src,
         Action::Fold { own, dst, .. } => [own.filter(|own| *own != dst), Some(dst)],
+        Action::Spread { first, count, at, .. } => {
+            [Some(Blocks::range(Space::Input, first, count)), Some(Blocks::range(Space::Output, at, count))]
+        }
         Action::Signal { .. } | Action::WaitSignal { .. } | Action::Await { .. } => [None, None],
     }
 }

@@ -11,9 +11,11 @@
 //! - Each rank has a link with one direction each way; a message occupies the sender's, then, a latency later,
 //!   the receiver's, and cuts through: it has arrived when its last byte has passed both.
 //! - Messages between hosts also pass the host's network interface, in and out; those within a host its memory
-//!   bus, twice. These have their own bandwidth, shared by the ranks of the host.
+//!   bus, twice. These have their own bandwidth, shared by the ranks of the host; hosts
+//!   may have interfaces of their own rate, and pairs of hosts slower links.
 //! - What is published in a stage, or taken from one, is moved by the processor of the rank that does it, once, over the memory
-//!   bus. A flag is seen a latency later, and looking at one costs overhead. Stages hold two rounds.
+//!   bus. A flag is seen a latency later, and looking at one costs overhead. Stages hold two rounds. The same goes for bytes in
+//!   others' buffers, where these are windows.
 //! - Sends are eager. A fence waits until the sender's link has read the message.
 //! - Up to `window` segments are in flight on each rank, each with sub-channels of its own. A rank that is done with a call goes
 //!   on to the next one, if several follow each other.
@@ -121,7 +123,7 @@ pub fn simulate(plans: &[Plan], shapes: &[Shape], cluster: &Cluster) -> Result<T
 /// Simulates one rank of a rank-symmetric algorithm (ring, circulant, dissemination, direct all-to-all,
 /// all-gather): one where rank r does to rank r + d what rank 0 does to rank d. All ranks then keep step, so
 /// what rank 0 receives from -d arrives as what it sends to d does. One rank per host, so that nothing is
-/// shared; stragglers and deaths break the symmetry and are ignored. Blocks whose lengths differ by an element
+/// shared; stragglers, deaths and hosts that differ break the symmetry and are ignored. Blocks whose lengths differ by an element
 /// from rank to rank are taken as rank 0 has them. Traffic is that of the whole world.
 ///
 /// # Panics
@@ -145,8 +147,15 @@ pub fn simulate_symmetric(plan: &Plan, shape: &Shape, cluster: &Cluster) -> Timi
         };
         distances.binary_search(&key).ok()
     };
-    let alone =
-        Cluster { hosts: 1, ranks_per_host: 1, stragglers: Vec::new(), killed: None, ..cluster.clone() };
+    let alone = Cluster {
+        hosts: 1,
+        ranks_per_host: 1,
+        rates: Vec::new(),
+        pairs: Vec::new(),
+        stragglers: Vec::new(),
+        killed: None,
+        ..cluster.clone()
+    };
     let plans = std::slice::from_ref(plan);
     let layouts = bind(plans, std::slice::from_ref(shape), cluster);
     assert!(plan.stage.is_none(), "{} shares memory within hosts: simulate all ranks", plan.algorithm);

@@ -55,12 +55,26 @@ impl CommunicatorBuilder {
         spec.ports.clone_from(&config.port_range);
         let runtime = self.runtime.map_or_else(ControlRuntime::new, Ok)?;
         let control = Control::join(&spec, &runtime)?;
-        let members: Arc<[u32]> = (0..control.world_size()).collect();
-        let rank = control.rank();
-        let world = Arc::new(World::new(control));
-        let deadline = deadline_to_connect(started, Instant::now(), patience(&config));
-        Communicator::make(Making { world, id: WORLD, members, rank, config, deadline })
+        make(control, config, started)
     }
+
+    /// Makes the communicator of ranks that have joined already. All of them call it, once. For Kolo's own tools.
+    ///
+    /// # Errors
+    /// As [`Communicator::from_env`].
+    #[doc(hidden)]
+    pub fn over(self, control: Control) -> Result<Communicator> {
+        let config = self.config.map_or_else(Config::from_env, Ok)?;
+        make(control, config, Instant::now())
+    }
+}
+
+fn make(control: Control, config: Config, started: Instant) -> Result<Communicator> {
+    let members: Arc<[u32]> = (0..control.world_size()).collect();
+    let rank = control.rank();
+    let world = Arc::new(World::new(control));
+    let deadline = deadline_to_connect(started, Instant::now(), patience(&config));
+    Communicator::make(Making { world, id: WORLD, members, rank, config, deadline })
 }
 
 /// When ranks that have joined give up making their communicator: at the end of the time for joining, of which those that

@@ -4,6 +4,7 @@ mod batch;
 mod builder;
 mod cluster;
 mod collectives;
+mod elastic;
 mod gpu;
 mod irregular;
 #[cfg(test)]
@@ -29,6 +30,7 @@ use std::time::Duration;
 pub use batch::Batch;
 pub use builder::CommunicatorBuilder;
 pub use cluster::Cluster;
+pub use elastic::Agreement;
 pub use messages::RawMessage;
 pub use registration::{RegisteredBuffer, Registration, RegistrationStatus, StableBuffer};
 pub use scope::Scope;
@@ -82,7 +84,7 @@ impl Communicator {
     fn make(making: Making) -> Result<Self> {
         let deadline = making.deadline;
         let communicator = Self { shared: Arc::new(making.connect()?) };
-        if communicator.shared.group.id == WORLD {
+        if communicator.shared.group.id == WORLD && !communicator.shared.world.knows_network() {
             communicator.learn_network(deadline)?;
         }
         tracing::info!("{}", communicator.summary());
@@ -155,11 +157,12 @@ impl Communicator {
         self.shared.look(|core| *core.planner.model())
     }
 
-    /// The network between the hosts as it was measured when the ranks joined, in words: hosts, round trip, rate, what measuring
-    /// took, and which host is slow. None on one host, or if nothing was measured.
+    /// The network between the hosts, in words: hosts, round trip, rate, which host is slow, and where this comes from: measured
+    /// when the ranks joined, or a profile of these hosts. If the profile is of other hosts, also that. None on one host, or if
+    /// nothing is known.
     #[must_use]
     pub fn network(&self) -> Option<String> {
-        self.shared.look(|core| core.planner.network().map(ToString::to_string))
+        self.shared.look(|core| core.planner.describe_network())
     }
 
     /// In a line, for each transport which ranks are reached by it and why; and what becomes of registrations of buffers.
@@ -213,13 +216,14 @@ impl Communicator {
         let way = core.explain(&call)?;
         let constants = match (&way, &self.config().profile) {
             (CarriedOut::ByExchange(_), _) => String::new(),
-            (CarriedOut::ByPlan(_), None) => match core.planner.network() {
-                Some(between) => format!("\n  constants: built-in, and the network as measured: {between}"),
-                None => "\n  constants: built-in".to_owned(),
-            },
-            (CarriedOut::ByPlan(_), Some(loaded)) => {
-                let (path, digest) = (loaded.path.display(), loaded.profile.digest());
-                format!("\n  constants: profile {path} ({digest})")
+            (CarriedOut::ByPlan(_), profile) => {
+                let from = profile.as_ref().map_or_else(
+                    || "built-in".to_owned(),
+                    |loaded| format!("profile {} ({})", loaded.path.display(), loaded.profile.digest()),
+                );
+                let network = core.planner.describe_network();
+                let network = network.map_or_else(String::new, |words| format!("; network: {words}"));
+                format!("\n  constants: {from}{network}")
             }
         };
         Ok(format!("{symmetric}{way}{constants}{memory}"))

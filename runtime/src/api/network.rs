@@ -29,9 +29,8 @@ impl Communicator {
         let shared = &self.shared;
         let (hosts, rank) = (&shared.group.hosts, self.rank());
         let count = hosts.iter().max().map_or(0, |most| most + 1);
-        let has_profile =
-            shared.config.profile.as_ref().is_some_and(|loaded| loaded.profile.network.is_some());
-        if count < 2 || !shared.config.network_probe || has_profile {
+        let is_known = shared.look(|core| core.planner.knows_network());
+        if count < 2 || !shared.config.network_probe || is_known {
             return Ok(());
         }
         let host = hosts[rank as usize];

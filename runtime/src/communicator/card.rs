@@ -9,6 +9,7 @@ use super::agreement::Agreed;
 use super::model::Facts;
 use crate::affinity;
 use crate::config::{Config, TransportKind};
+use crate::control::DoorAddress;
 use crate::wait::Policy;
 
 /// What a rank tells the others when a communicator is made.
@@ -27,6 +28,8 @@ pub(super) struct Card {
     /// Whether this rank has a GPU's driver, so that its buffers may be a GPU's.
     pub(super) has_gpus: bool,
     pub(super) agreed: Agreed,
+    /// Where the rank is reached without the coordinator; told once, with the communicator of all ranks.
+    pub(super) door: Option<DoorAddress>,
 }
 
 /// More processors than any host has.
@@ -124,6 +127,7 @@ mod tests {
     fn odd_cards_are_refused() {
         let card = |change: &dyn Fn(&mut Card)| {
             let mut card = Card {
+                door: None,
                 transports: vec![("tcp".to_owned(), Ok(vec![1, 2]))],
                 host: (7, None),
                 processors: 2,

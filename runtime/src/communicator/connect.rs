@@ -25,6 +25,7 @@ use crate::exchange::compiled::CompiledExchange;
 use crate::gpu::{self, GpuAccess, Gpus};
 use crate::job::MOST_PATIENCE;
 use crate::mix::mix;
+use crate::network::Between;
 use crate::symmetric::SymmetricBuffers;
 use crate::wait::usable_processors;
 
@@ -113,10 +114,14 @@ impl Making {
             channels: candidates.iter().filter_map(Candidate::channels_max).min().unwrap_or(u16::MAX),
             has_gpus,
             agreed: Agreed::of(&self.config),
+            door: if self.id == WORLD { control.door() } else { None },
         };
         let blobs = self.tell(0, &card)?;
         let cards: std::result::Result<Vec<Card>, _> = blobs.iter().map(|blob| Card::parse(blob)).collect();
         let cards = cards.map_err(|problem| broken(self.rank, &problem))?;
+        if self.id == WORLD {
+            control.meet(cards.iter().map(|card| card.door.clone()).collect());
+        }
         agreement::check(self.rank, &cards.iter().map(|card| &card.agreed).collect::<Vec<_>>())?;
         Ok(cards)
     }
@@ -128,20 +133,57 @@ impl Making {
         self.world.control.exchange(key, &self.members, blob, self.deadline)
     }
 
+    /// What the profile says of the network between the hosts of this communicator.
+    ///
+    /// # Errors
+    /// It is of other hosts: in words.
+    fn known_network(&self, hosts: &[u32]) -> std::result::Result<Option<Between>, String> {
+        let Some(loaded) = &self.config.profile else { return Ok(None) };
+        let peers = self.world.control.peer_info();
+        let mut names: Vec<&str> = Vec::new();
+        for (host, member) in hosts.iter().zip(self.members.iter()) {
+            // Hosts are numbered in the order in which they appear.
+            if *host as usize == names.len() {
+                names.push(&peers[*member as usize].hostname);
+            }
+        }
+        let known = Between::known(loaded, &names);
+        if let (Err(problem), 0, WORLD) = (&known, self.rank, self.id) {
+            tracing::warn!("{problem}");
+        }
+        known
+    }
+
     /// What calls move.
     fn core(&self, group: &Group, cards: &[Card], established: Established) -> Result<Core> {
         let (config, hosts, rank) = (&self.config, &group.hosts, self.rank);
         // The numbering of channels must be the same on all ranks, whichever transports each has in the end.
         let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
         let engine = Engine::new(rank, established.links, channels, config.unexpected_bytes);
-        let model = model_for(facts(hosts, cards), config.profile.as_ref().map(|loaded| &loaded.profile));
+        let known = self.known_network(hosts);
+        let mut profile = config.profile.as_ref().map(|loaded| loaded.profile.clone());
+        if let (Err(_), Some(profile)) = (&known, &mut profile) {
+            profile.network = None;
+        }
+        let has_profile = profile.as_ref().is_some_and(|profile| profile.network.is_some());
+        let model = model_for(facts(hosts, cards), profile.as_ref());
         let stages = shared_memory::is_everywhere(self, hosts, &engine)?;
         let limits = Limits { channels: engine.channels_per_operation(), stages };
         let mut planner = Planner::new(rank, Arc::clone(hosts), model, config, limits)?;
-        let has_profile = config.profile.as_ref().is_some_and(|loaded| loaded.profile.network.is_some());
-        let network = self.world.network(&self.members, &config.transports);
-        if let Some(between) = network.filter(|_| config.network_probe && !has_profile) {
-            planner.learn(&between);
+        if has_profile {
+            planner.trust_profile();
+        }
+        let measured = || self.world.network(&self.members, &config.transports);
+        match known {
+            Ok(Some(known)) => planner.learn(&known),
+            unknown => {
+                if let Some(between) = measured().filter(|_| config.network_probe && !has_profile) {
+                    planner.learn(&between);
+                }
+                if let Err(problem) = unknown {
+                    planner.remark(problem);
+                }
+            }
         }
         let canonical = config.determinism == Determinism::Canonical;
         let exchange = established.exchange.filter(|_| config.exchange_bytes != Some(0)).map(|flat| {

@@ -1,10 +1,10 @@
 //! This rank's ends of the transports.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kolo_transport::shm::Exchange;
 use kolo_transport::tcp::Congestion;
-use kolo_transport::{Endpoint, Options, RdmaOptions, RegistrationPolicy, ShmOptions, TcpOptions};
+use kolo_transport::{Endpoint, ErrorKind, Options, RdmaOptions, RegistrationPolicy, ShmOptions, TcpOptions};
 
 use super::connect::{Making, WORLD};
 use super::shared::Adapters;
@@ -12,7 +12,11 @@ use crate::config::{Config, TransportKind, Transports};
 use crate::control::{AbortCause, AbortKind, Control, Membership};
 use crate::engine::{Links, Route};
 use crate::error::{Error, ErrorContext, Result};
+use crate::failure::adopt;
 use crate::gpu;
+
+/// A peer that gives up closes its socket, and then says why: how long this rank waits to hear it.
+const REASON_GRACE: Duration = Duration::from_millis(50);
 
 /// A transport that may be used.
 pub(super) struct Candidate {
@@ -149,11 +153,17 @@ pub(super) fn establish(
 
 /// If it fails, all members hear why: some may have their connections, and would take this rank for one that has left.
 fn establish_one(endpoint: &mut dyn Endpoint, making: &Making, membership: &Membership) -> Result<()> {
-    let rank = making.rank;
     endpoint.establish(making.deadline).map_err(|source| {
-        let context = ErrorContext { rank, operation: "making the communicator".to_owned(), sequence: 0 };
+        let context =
+            ErrorContext { rank: making.rank, operation: "making the communicator".to_owned(), sequence: 0 };
+        if source.kind == ErrorKind::PeerLost {
+            membership.abort_flag().wait(Instant::now() + REASON_GRACE);
+        }
+        if let Some(report) = membership.abort_flag().cause() {
+            return adopt(&report, |_| None).error(context, making.rank);
+        }
         let reason = format!("{}: {source}", context.operation);
-        membership.abort(AbortCause::new(rank, AbortKind::Transport, reason));
+        membership.abort(AbortCause::new(making.rank, AbortKind::Transport, reason));
         Error::Transport { context, source: Box::new(source) }
     })
 }

@@ -13,6 +13,7 @@ mod recorder;
 mod routes;
 mod shared;
 mod shared_memory;
+mod survivors;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use connect::fuzz_card;
@@ -22,3 +23,4 @@ pub(crate) use forked::leak_in_child;
 use helper::Helper;
 pub use recorder::Record;
 pub(crate) use shared::{Shared, World};
+pub(crate) use survivors::reunite;

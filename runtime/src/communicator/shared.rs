@@ -14,6 +14,7 @@ use std::time::Instant;
 use kolo_transport::Process;
 
 use super::core::Core;
+use super::survivors::Lineage;
 use crate::call::Waited;
 use crate::config::{Config, Transports};
 use crate::control::{Control, Membership};
@@ -77,11 +78,44 @@ pub(crate) struct World {
     pub(super) processor: OnceLock<Option<usize>>,
     /// The network as measured with these transports, if it was.
     network: OnceLock<(Table, Transports)>,
+    /// What it was made of, if survivors have made it.
+    lineage: Option<Lineage>,
 }
 
 impl World {
     pub(crate) const fn new(control: Control) -> Self {
-        Self { control, processor: OnceLock::new(), network: OnceLock::new() }
+        Self { control, processor: OnceLock::new(), network: OnceLock::new(), lineage: None }
+    }
+
+    pub(super) fn of_survivors(
+        control: Control,
+        lineage: Lineage,
+        processor: OnceLock<Option<usize>>,
+        network: Option<(Table, Transports)>,
+    ) -> Self {
+        let network = network.map_or_else(OnceLock::new, OnceLock::from);
+        Self { control, processor, network, lineage: Some(lineage) }
+    }
+
+    /// What was measured, for a world of some of the ranks.
+    pub(super) fn network_of(&self, ranks: &[u32]) -> Option<(Table, Transports)> {
+        let (table, by) = self.network.get()?;
+        Some((table.of(ranks)?, by.clone()))
+    }
+
+    /// Whether the network was measured.
+    pub(crate) fn knows_network(&self) -> bool {
+        self.network.get().is_some()
+    }
+
+    /// How many times the group has changed since its ranks joined.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.lineage.as_ref().map_or(0, |lineage| lineage.epoch)
+    }
+
+    /// The rank of each rank of this world in the communicator that was shrunk; none if it was not made so.
+    pub(crate) fn ranks_before(&self) -> Option<&[u32]> {
+        self.lineage.as_ref().map(|lineage| &lineage.ranks_before[..])
     }
 
     /// Keeps what was measured for communicators that are split off.

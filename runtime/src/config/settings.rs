@@ -24,7 +24,7 @@ impl Config {
     }
 
     /// All settings.
-    pub(crate) fn rows(&self) -> [Setting; 27] {
+    pub(crate) fn rows(&self) -> [Setting; 28] {
         let transports = match &self.transports {
             Transports::Auto => "auto".to_owned(),
             Transports::Only(list) => list.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(","),
@@ -45,6 +45,7 @@ impl Config {
             ("KOLO_DETERMINISM", Some(determinism.to_owned())),
             ("KOLO_TIMEOUT", Some(self.timeout.as_secs_f64().to_string())),
             ("KOLO_JOIN_TIMEOUT", Some(self.join_timeout.as_secs_f64().to_string())),
+            ("KOLO_SILENT_AFTER", Some(self.silent_after.as_secs_f64().to_string())),
             ("KOLO_HOST_ID", self.host_id.clone()),
             ("KOLO_SOCKET_IFNAME", self.socket_interfaces.clone()),
             (

@@ -1,8 +1,9 @@
 //! The abort flag: raised once, and seen by every waiting thread.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,10 @@ pub enum AbortKind {
     Transport,
     /// World rank 0, which carries the control plane and is no member of this communicator, is lost.
     CoordinatorLost,
+    /// A member called revoke.
+    Revoked,
+    /// The other members have gone on without this rank.
+    Fenced,
 }
 
 impl AbortKind {
@@ -33,6 +38,8 @@ impl AbortKind {
             Self::Timeout => AbortReason::Timeout,
             Self::User => AbortReason::Requested,
             Self::CoordinatorLost => AbortReason::CoordinatorLost,
+            Self::Revoked => AbortReason::Revoked,
+            Self::Fenced => AbortReason::Fenced,
             // The loss of a member is an error of its own.
             Self::Transport | Self::PeerLost => AbortReason::Transport,
         }
@@ -126,7 +133,8 @@ impl fmt::Display for AbortCause {
             AbortKind::User | AbortKind::Transport => {
                 write!(f, "aborted by rank {}: {}", self.by, self.reason)?
             }
-            AbortKind::CoordinatorLost => f.write_str(&self.reason)?,
+            AbortKind::Revoked => write!(f, "revoked by rank {}", self.by)?,
+            AbortKind::CoordinatorLost | AbortKind::Fenced => f.write_str(&self.reason)?,
         }
         if !self.operation.is_empty() {
             write!(f, " (in {}, operation #{})", self.operation, self.sequence)?;
@@ -145,6 +153,8 @@ type Hook = Box<dyn Fn() + Send + Sync>;
 #[derive(Default)]
 pub struct AbortFlag {
     word: AtomicU32,
+    /// Whether a member has called revoke, before or after.
+    revoked: AtomicBool,
     cause: OnceLock<AbortCause>,
     hooks: Mutex<Vec<Hook>>,
 }
@@ -161,6 +171,17 @@ impl AbortFlag {
     #[must_use]
     pub const fn word(&self) -> &AtomicU32 {
         &self.word
+    }
+
+    /// Whether a member has called revoke: then nothing is waited for any more, whatever the first cause was.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire)
+    }
+
+    /// A member has called revoke.
+    pub(crate) fn note_revoked(&self) {
+        self.revoked.store(true, Ordering::Release);
     }
 
     /// Why, once raised.
@@ -187,6 +208,19 @@ impl AbortFlag {
         true
     }
 
+    /// Blocks until the flag is raised, or the deadline.
+    pub fn wait(&self, until: Instant) {
+        let waiter = std::thread::current();
+        self.on_raise(Box::new(move || waiter.unpark()));
+        while !self.is_raised() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            std::thread::park_timeout(left);
+        }
+    }
+
     /// Adds a hook that wakes a waiting thread. It runs on the thread that raises the flag, often the control
     /// thread, so it must not block; if the flag is up already it runs now. A hook that owns what owns this flag
     /// would keep both alive: let it hold a `Weak`.
@@ -210,8 +244,23 @@ impl fmt::Debug for AbortFlag {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn who_waits_is_woken_by_the_cause() {
+        let flag = Arc::new(AbortFlag::default());
+        let began = Instant::now();
+        flag.wait(began);
+        assert!(!flag.is_raised(), "the deadline has passed");
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| flag.wait(began + Duration::from_secs(60)));
+            assert!(flag.raise(AbortCause::new(3, AbortKind::User, "a reason")));
+            waits.join().expect("no panic");
+        });
+        assert!(began.elapsed() < Duration::from_secs(60));
+    }
 
     #[test]
     fn the_first_cause_stays_and_hooks_run_once() {

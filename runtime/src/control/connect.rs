@@ -6,12 +6,14 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 
 use super::coordinator::{BoxedStream, Coordinator};
 use super::coordinator_state::rejected_text;
 use super::handshake::{Credentials, Rejection, VERSION, greet_coordinator};
+use super::peers::door::NoAnswer;
+use super::reunion::Reunion;
 use super::sealed::Sealed;
 use super::wire::{
     FromCoordinator, Hello, PeerInfo, Refusal, ToCoordinator, clip, decode, encode, read_frame,
@@ -35,6 +37,19 @@ pub(crate) struct Connected {
     pub(crate) peers: Vec<PeerInfo>,
     /// Whether silence on this connection means anything.
     pub(crate) judged: bool,
+}
+
+/// Longest segment on these connections, in bytes of data: IPv6 demands that every link carry packets of 1,280. What carries
+/// more may lose it without a word (a tunnel behind a firewall that drops ICMP); ranks then still join, and hear from each other
+/// what does not arrive.
+const SEGMENT_BYTES: u32 = 1200;
+
+/// Connects. Both ends keep to what this one sets before.
+async fn dial(address: SocketAddr) -> std::io::Result<TcpStream> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // Where it cannot be set, connections are as they would be.
+    let _ = socket2::SockRef::from(&socket).set_tcp_mss(SEGMENT_BYTES);
+    socket.connect(address).await
 }
 
 enum Setback {
@@ -117,6 +132,19 @@ impl Search {
                     found.ok_or_else(|| Setback::Retry("rank 0 has not started its coordinator".into()))?;
                 attach(&coordinator).await?
             }
+            (None, Locator::Survivors(reunion)) => match Reunion::of(reunion) {
+                Some(reunion) => reunion.knock(spec).await.map_err(|no| match no {
+                    NoAnswer::Silent(cause) => Setback::Retry(cause),
+                    NoAnswer::Gone(problem) => Setback::Fatal(Error::Join {
+                        rank: Some(spec.rank),
+                        problem: format!("the lowest rank that is left has given up: {problem}"),
+                        remedy: "Call shrink again".into(),
+                    }),
+                })?,
+                None => {
+                    return Err(Setback::Retry("survivors meet by the doors of their control plane".into()));
+                }
+            },
             (None, _) => {
                 let advert = find(spec).await.map_err(Setback::Retry)?;
                 self.tried.extend(&advert.candidates);
@@ -124,7 +152,12 @@ impl Search {
                 self.connect(spec, &advert).await?
             }
         };
-        let judged = coordinator.is_none() && !matches!(spec.locator, Locator::Local(_));
+        let judged = coordinator.is_none()
+            && match &spec.locator {
+                Locator::Local(_) => false,
+                Locator::Survivors(reunion) => Reunion::of(reunion).is_some_and(|r| r.is_judged()),
+                _ => true,
+            };
         self.wait_for_welcome(spec, stream, judged).await
     }
 
@@ -139,7 +172,7 @@ impl Search {
                 if !stagger.is_zero() {
                     tokio::time::sleep(stagger).await;
                 }
-                let connected = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
+                let connected = tokio::time::timeout(CONNECT_TIMEOUT, dial(address)).await;
                 let mut stream = match connected {
                     Ok(Ok(stream)) => stream,
                     Ok(Err(error)) => return Err((address, Rejection::io("connecting", &error))),

@@ -45,12 +45,34 @@ const PIPE_BYTES: usize = 16 << 10;
 const QUEUED_EVENTS: usize = 1024;
 
 enum Event {
-    Local { stream: BoxedStream },
-    Greeted { stream: BoxedStream, hello: Hello, judged: bool },
-    Misfit { note: String },
-    Message { connection: ConnectionId, message: ToCoordinator },
-    Closed { connection: ConnectionId, loss: Loss },
-    Linger { patience: Duration, done: Box<dyn Send> },
+    /// Somebody who has nothing to prove: a rank of this process, or a survivor that has come through the door.
+    Proven {
+        stream: BoxedStream,
+        judged: bool,
+    },
+    Greeted {
+        stream: BoxedStream,
+        hello: Hello,
+        judged: bool,
+    },
+    Misfit {
+        note: String,
+    },
+    Message {
+        connection: ConnectionId,
+        message: ToCoordinator,
+    },
+    Closed {
+        connection: ConnectionId,
+        loss: Loss,
+    },
+    Publish {
+        published: Box<dyn Send>,
+    },
+    Linger {
+        patience: Duration,
+        done: Box<dyn Send>,
+    },
 }
 
 /// Counters of a coordinator.
@@ -105,8 +127,19 @@ impl Coordinator {
     pub(crate) async fn attach(&self) -> io::Result<BoxedStream> {
         let (near, far) = tokio::io::duplex(PIPE_BYTES);
         let gone = |_| io::Error::new(io::ErrorKind::ConnectionRefused, "rank 0 has closed its coordinator");
-        self.events.send(Event::Local { stream: Box::new(far) }).await.map_err(gone)?;
+        self.events.send(Event::Proven { stream: Box::new(far), judged: false }).await.map_err(gone)?;
         Ok(Box::new(near))
+    }
+
+    /// `published` is dropped when all ranks are here.
+    pub(crate) async fn publish(&self, published: Box<dyn Send>) {
+        let _ = self.events.send(Event::Publish { published }).await;
+    }
+
+    /// Takes a rank that has proven its keys elsewhere. `judged`: its silence means something.
+    pub(crate) async fn seat(&self, stream: BoxedStream, judged: bool) -> io::Result<()> {
+        let gone = |_| io::Error::new(io::ErrorKind::ConnectionRefused, "the coordinator has closed");
+        self.events.send(Event::Proven { stream, judged }).await.map_err(gone)
     }
 
     /// Rank 0 leaves. `done` is dropped when the coordinator has ended.
@@ -193,11 +226,12 @@ impl Driver {
     fn handle(&mut self, event: Event) {
         let now = Instant::now();
         match event {
-            Event::Local { stream } => self.seat_local(stream),
+            Event::Proven { stream, judged } => self.await_hello(stream, judged),
             Event::Greeted { stream, hello, judged } => {
                 let connection = self.adopt(stream);
                 self.state.hello(connection, hello, judged, now);
             }
+            Event::Publish { published } => self.published = Some(published),
             Event::Misfit { note } => self.state.note_misfit(note),
             Event::Message { connection, message } => {
                 if let Err(problem) = self.state.message(connection, message, now) {
@@ -354,12 +388,11 @@ impl Driver {
         self.pending.enter(task.id(), origin.ip(), standing, give_up);
     }
 
-    /// A rank of this process: nobody is between, and there is nothing to prove.
-    fn seat_local(&mut self, mut stream: BoxedStream) {
+    fn await_hello(&mut self, mut stream: BoxedStream, judged: bool) {
         let Some(events) = self.events.upgrade() else { return };
         self.closing.spawn(async move {
             if let Ok(Ok(hello)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, read_hello(&mut stream)).await {
-                let _ = events.send(Event::Greeted { stream, hello, judged: false }).await;
+                let _ = events.send(Event::Greeted { stream, hello, judged }).await;
             }
         });
     }

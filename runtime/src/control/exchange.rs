@@ -67,7 +67,7 @@ pub(crate) fn exchange(
             let (context, by) = (context.clone(), cause.by);
             break Err(match cause.kind {
                 AbortKind::PeerLost => cause.loss().error(context, by),
-                kind => Error::Aborted { context, by, kind: kind.reason(), reason: cause.to_string() },
+                kind => Error::Aborted { context, by, kind: kind.reason(), reason: cause.reason },
             });
         }
         match &state.coordinator {

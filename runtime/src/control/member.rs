@@ -60,6 +60,8 @@ pub(crate) struct State {
     communicators: HashMap<u64, Registered>,
     /// Aborts of communicators that this rank has not registered yet.
     early_aborts: VecDeque<(u64, AbortCause)>,
+    /// Communicators that others have gone on without this rank, and one of these.
+    fenced: HashMap<u64, u32>,
 }
 
 #[derive(Debug)]
@@ -68,6 +70,10 @@ struct Registered {
     flag: Arc<AbortFlag>,
     board: Weak<StatusBoard>,
 }
+
+/// What a rank is told that is out.
+pub(crate) const FENCED: &str =
+    "the other ranks did not hear this one for too long and have gone on without it (KOLO_SILENT_AFTER)";
 
 /// How an exchange ended.
 pub(crate) type ExchangeOutcome = Result<Vec<Vec<u8>>, ExchangeFailure>;
@@ -184,13 +190,7 @@ impl Shared {
                 }
                 Vec::new()
             }),
-            FromCoordinator::Aborted { communicator, cause } => self.change(|state| {
-                if let Some(registered) = state.communicators.get(&communicator) {
-                    return vec![(registered.flag.clone(), cause)];
-                }
-                remember(&mut state.early_aborts, (communicator, cause));
-                Vec::new()
-            }),
+            FromCoordinator::Aborted { communicator, cause } => self.aborted_by_member(communicator, cause),
             FromCoordinator::Lost { rank, loss } => self.change(|state| {
                 let raise = |r: &Registered| r.loss_of(rank, &loss).map(|c| (r.flag.clone(), c));
                 let raised = state.communicators.values().filter_map(raise).collect();
@@ -228,6 +228,45 @@ impl Shared {
             | FromCoordinator::Welcome { .. }
             | FromCoordinator::Refused(_) => {}
         }
+    }
+
+    /// A member has aborted a communicator.
+    pub(crate) fn aborted_by_member(&self, communicator: u64, cause: AbortCause) {
+        self.change(|state| {
+            if let Some(registered) = state.communicators.get(&communicator) {
+                if cause.kind == AbortKind::Revoked {
+                    registered.flag.note_revoked();
+                }
+                return vec![(registered.flag.clone(), cause)];
+            }
+            remember(&mut state.early_aborts, (communicator, cause));
+            Vec::new()
+        });
+    }
+
+    /// World ranks of the members of a communicator, if it is there and this rank has not left the job.
+    pub(crate) fn members_of(&self, communicator: u64) -> Option<Arc<[u32]>> {
+        let state = self.lock();
+        if matches!(state.coordinator, CoordinatorStanding::Left { .. }) {
+            return None; // Rank 0 may be here for some time yet, for the others to leave in good order.
+        }
+        state.communicators.get(&communicator).map(|registered| registered.members.clone())
+    }
+
+    /// The others have gone on without this rank; `by` is one of them.
+    pub(crate) fn fence(&self, communicator: u64, by: u32) {
+        tracing::warn!(rank = self.rank, "the other members have gone on without this rank");
+        self.change(|state| {
+            state.fenced.insert(communicator, by);
+            let cause = AbortCause::new(by, AbortKind::Fenced, FENCED);
+            let flag = state.communicators.get(&communicator).map(|registered| registered.flag.clone());
+            flag.map(|flag| (flag, cause)).into_iter().collect()
+        });
+    }
+
+    /// Whether they have, and one of them.
+    pub(crate) fn fenced_by(&self, communicator: u64) -> Option<u32> {
+        self.lock().fenced.get(&communicator).copied()
     }
 
     fn observe_boards(&self, now: Instant) {
@@ -276,6 +315,7 @@ pub(crate) fn serve(rank: u32, connected: Connected, liveness: Liveness) -> Arc<
             next_ticket: 1,
             communicators: HashMap::new(),
             early_aborts: VecDeque::new(),
+            fenced: HashMap::new(),
         }),
         changed: Condvar::new(),
         queue,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Control;
@@ -18,18 +19,29 @@ pub struct Membership {
     members: Arc<[u32]>,
     flag: Arc<AbortFlag>,
     board: Arc<StatusBoard>,
+    /// Agreements so far.
+    rounds: AtomicU64,
 }
 
 impl Membership {
     pub(super) fn new(control: Control, communicator: u64, members: Arc<[u32]>) -> Self {
         let (flag, board) = control.shared().register(communicator, members.clone());
-        Self { control, communicator, members, flag, board }
+        Self { control, communicator, members, flag, board, rounds: AtomicU64::new(0) }
     }
 
     /// The control plane that this belongs to.
     #[must_use]
     pub const fn control(&self) -> &Control {
         &self.control
+    }
+
+    pub(super) const fn communicator(&self) -> u64 {
+        self.communicator
+    }
+
+    /// The number of another agreement: all members count them alike.
+    pub(super) fn next_round(&self) -> u64 {
+        self.rounds.fetch_add(1, Ordering::Relaxed)
     }
 
     /// World ranks of the members, by rank in the communicator.
@@ -57,6 +69,22 @@ impl Membership {
             shared.send(&message);
             shared.wake();
         }
+    }
+
+    /// Ends all calls of all members at once, also where a loss has ended the communicator and its calls still wait for what was
+    /// sent before.
+    pub(crate) fn revoke(&self, cause: AbortCause) {
+        let (shared, cause) = (self.control.shared(), clip(cause));
+        self.flag.raise(cause.clone());
+        self.flag.note_revoked();
+        if self.control.is_closed() {
+            // No coordinator passes it on.
+            self.control.tell_members(&self.members, self.communicator, cause);
+        } else {
+            let (communicator, members) = (self.communicator, self.members.to_vec());
+            shared.send(&ToCoordinator::Abort { communicator, members, cause });
+        }
+        shared.wake();
     }
 
     /// Asks a member what it is doing. Its control thread answers, so an answer comes even if its main thread hangs.

@@ -41,9 +41,11 @@ pub(crate) mod fuzz;
 mod handshake;
 mod member;
 mod membership;
+mod peers;
 mod pending;
 mod ranks;
 mod recent;
+mod reunion;
 mod runtime;
 mod sealed;
 mod wire;
@@ -60,6 +62,8 @@ pub use runtime::ControlRuntime;
 pub use wire::{ExchangeKey, PeerInfo};
 
 pub(crate) use coordinator::Coordinator;
+pub(crate) use peers::door::DoorAddress;
+pub(crate) use reunion::{Disagreement, Purpose};
 
 use kolo_transport::Process;
 
@@ -72,6 +76,10 @@ use crate::join::{self, JoinSpec, Locator};
 use coordinator_ranks::CoordinatorSettings;
 use handshake::Credentials;
 use member::{CoordinatorStanding, Shared};
+use peers::Peers;
+use peers::door::Door;
+use reunion::Reunion;
+use tokio::sync::oneshot;
 use wire::ToCoordinator;
 
 /// Rank 0's own wait for the verdict of its coordinator, which falls at the deadline itself.
@@ -89,6 +97,10 @@ struct Inner {
     spec: JoinSpec,
     runtime: ControlRuntime,
     coordinator: std::sync::Mutex<Option<Coordinator>>,
+    /// Where the other members knock.
+    door: Option<Arc<Door>>,
+    /// The lines to them, once their doors are known.
+    peers: Option<Peers>,
     process: Process,
 }
 
@@ -104,17 +116,28 @@ impl Control {
     /// [`Error::Configuration`] for numbers that make no sense; [`Error::Join`] if rank 0 cannot be reached or
     /// cannot listen, ranks are missing at the deadline, or the processes do not fit together.
     pub fn join(spec: &JoinSpec, runtime: &ControlRuntime) -> Result<Self> {
+        Self::join_watching(spec, runtime, None)
+    }
+
+    /// The same, until an alarm says that somebody will not come.
+    fn join_watching(
+        spec: &JoinSpec,
+        runtime: &ControlRuntime,
+        alarm: Option<oneshot::Receiver<(u32, String)>>,
+    ) -> Result<Self> {
         spec.check()?;
         let (report, outcome) = mpsc::sync_channel(1);
         let task = spec.clone();
         runtime.spawn(async move {
-            let _ = report.send(join_all(&task).await);
+            let _ = report.send(join_all(&task, alarm).await);
         });
-        let (shared, coordinator) = outcome.recv().map_err(|_| Error::Join {
+        let (shared, coordinator, door) = outcome.recv().map_err(|_| Error::Join {
             rank: Some(spec.rank),
             problem: "the control thread ended while joining".into(),
             remedy: "Keep the ControlRuntime until join has returned".into(),
         })??;
+        // Before others know of the door: whoever knocks from then on is let in.
+        let peers = door.as_ref().map(|door| Peers::new(&shared, door));
         let (spec, runtime, process) = (spec.clone(), runtime.clone(), Process::current());
         Ok(Self {
             inner: Arc::new(Inner {
@@ -122,6 +145,8 @@ impl Control {
                 spec,
                 runtime,
                 coordinator: std::sync::Mutex::new(coordinator),
+                door,
+                peers,
                 process,
             }),
         })
@@ -278,13 +303,60 @@ impl fmt::Debug for Control {
     }
 }
 
-/// On the control thread: rank 0 starts the coordinator, all ranks become members.
-async fn join_all(spec: &JoinSpec) -> Result<(Arc<Shared>, Option<Coordinator>)> {
+type Joined = (Arc<Shared>, Option<Coordinator>, Option<Arc<Door>>);
+
+/// On the control thread: rank 0 starts the coordinator, all ranks become members and open their doors.
+async fn join_all(spec: &JoinSpec, alarm: Option<oneshot::Receiver<(u32, String)>>) -> Result<Joined> {
     let started = Instant::now();
-    if spec.rank != 0 {
-        let connected = connect::become_member(spec, None, started + spec.timeout).await?;
-        return Ok((member::serve(spec.rank, connected, spec.liveness), None));
+    let alarmed = async {
+        match alarm {
+            Some(alarm) => alarm.await,
+            None => std::future::pending().await,
+        }
+    };
+    let (connected, coordinator) = if spec.rank == 0 {
+        let coordinator = start_coordinator(spec).await?;
+        let until = started + spec.timeout + VERDICT_GRACE;
+        let welcome = connect::become_member(spec, Some(&coordinator), until);
+        match first_of(spec, welcome, alarmed).await {
+            Ok(connected) => (connected, Some(coordinator)),
+            Err(error) => {
+                // The others must hear the verdict before this process ends.
+                let (done, ended) = oneshot::channel::<()>();
+                coordinator.linger(Duration::ZERO, Box::new(done)).await;
+                let _ = tokio::time::timeout(2 * CLOSING_TIMEOUT, ended).await;
+                return Err(error);
+            }
+        }
+    } else {
+        let welcome = connect::become_member(spec, None, started + spec.timeout);
+        (first_of(spec, welcome, alarmed).await?, None)
+    };
+    if let (Locator::Local(meeting), 0) = (&spec.locator, spec.rank) {
+        meeting.coordinator.send_replace(None);
     }
+    let door = open_door(spec).await;
+    Ok((member::serve(spec.rank, connected, spec.liveness), coordinator, door))
+}
+
+/// The welcome, or the news that somebody will not come.
+async fn first_of<T>(
+    spec: &JoinSpec,
+    welcome: impl Future<Output = Result<T>>,
+    alarmed: impl Future<Output = Result<(u32, String), oneshot::error::RecvError>>,
+) -> Result<T> {
+    tokio::select! {
+        biased;
+        joined = welcome => joined,
+        Ok((rank, how)) = alarmed => Err(Error::Join {
+            rank: Some(spec.rank),
+            problem: format!("rank {rank} will not come: {how}"),
+            remedy: "Call shrink again".into(),
+        }),
+    }
+}
+
+async fn start_coordinator(spec: &JoinSpec) -> Result<Coordinator> {
     let mut cookie = Cookie::default();
     getrandom::fill(&mut cookie)
         .map_err(|e| Error::system("drawing the job's cookie", std::io::Error::other(e.to_string())))?;
@@ -303,22 +375,34 @@ async fn join_all(spec: &JoinSpec) -> Result<(Arc<Shared>, Option<Coordinator>)>
         liveness: spec.liveness,
     };
     let coordinator = Coordinator::start(settings, credentials, anchor.listener, anchor.published);
-    if let Locator::Local(meeting) = &spec.locator {
-        meeting.coordinator.send_replace(Some(Arc::new(coordinator.clone())));
-    }
-    match connect::become_member(spec, Some(&coordinator), started + spec.timeout + VERDICT_GRACE).await {
-        Ok(connected) => {
-            if let Locator::Local(meeting) = &spec.locator {
-                meeting.coordinator.send_replace(None);
-            }
-            Ok((member::serve(spec.rank, connected, spec.liveness), Some(coordinator)))
+    match &spec.locator {
+        Locator::Local(meeting) => {
+            meeting.coordinator.send_replace(Some(Arc::new(coordinator.clone())));
         }
+        Locator::Survivors(reunion) => {
+            if let Some(reunion) = Reunion::of(reunion) {
+                coordinator.publish(reunion.receive(&coordinator)).await;
+            }
+        }
+        _ => {}
+    }
+    Ok(coordinator)
+}
+
+/// Survivors keep the doors that they have. A rank without one goes on: it is missed only by
+/// [`Communicator::shrink`](crate::Communicator::shrink) and the like, which say so.
+async fn open_door(spec: &JoinSpec) -> Option<Arc<Door>> {
+    if let Locator::Survivors(reunion) = &spec.locator {
+        return Reunion::of(reunion).map(|reunion| reunion.door.clone());
+    }
+    if spec.world_size == 1 {
+        return None;
+    }
+    match Door::open(spec).await {
+        Ok(door) => Some(Arc::new(door)),
         Err(error) => {
-            // The others must hear the verdict before this process ends.
-            let (done, ended) = tokio::sync::oneshot::channel::<()>();
-            coordinator.linger(Duration::ZERO, Box::new(done)).await;
-            let _ = tokio::time::timeout(2 * CLOSING_TIMEOUT, ended).await;
-            Err(error)
+            tracing::warn!(rank = spec.rank, %error, "no port for the other members: this rank cannot shrink or agree");
+            None
         }
     }
 }

@@ -9,6 +9,7 @@ use kolo_collectives::overrides::Overrides;
 use kolo_collectives::plan::{Collective, Placement, Plan};
 use kolo_collectives::select::{Choice, Order, select};
 use kolo_collectives::task::Task;
+use kolo_collectives::window::Symmetric;
 
 use crate::call::{Call, Counts, Forced};
 use crate::config::{Config, Determinism};
@@ -63,8 +64,14 @@ pub(crate) struct Planner {
     segment_bytes: Option<usize>,
     window: Option<usize>,
     limits: Limits,
-    /// As measured.
+    /// As measured, or as the profile knows it.
     network: Option<Between>,
+    /// How fast the ranks' links are in proportion, where hosts have one rank each and differ much.
+    speeds: Option<Arc<[u32]>>,
+    /// Why the profile's network does not count.
+    remark: Option<String>,
+    /// Whether the profile's network counts.
+    has_profile: bool,
     choices: HashMap<ChoiceKey, Planned>,
     plans: HashMap<PlanKey, Arc<Plan>>,
 }
@@ -101,6 +108,9 @@ impl Planner {
             window: config.window,
             limits,
             network: None,
+            speeds: None,
+            remark: None,
+            has_profile: false,
             choices: HashMap::new(),
             plans: HashMap::new(),
         })
@@ -112,7 +122,7 @@ impl Planner {
         if let Some(planned) = self.choices.get(&key) {
             return Ok(planned.clone());
         }
-        let (task, choice) = self.choose(key)?;
+        let (task, choice) = self.choose(key, Symmetric::Nothing)?;
         let plan_key = PlanKey { task, algorithm: choice.algorithm };
         let rank = self.rank;
         let plan = self
@@ -153,7 +163,11 @@ impl Planner {
     /// A collective of all ranks.
     fn task(&self, collective: Collective) -> Task {
         let task = Task::new(collective, self.world_size).with_hosts(Arc::clone(&self.hosts));
-        if self.limits.stages { task.with_stages() } else { task }
+        let task = if self.limits.stages { task.with_stages() } else { task };
+        match &self.speeds {
+            Some(speeds) => task.with_speeds(Arc::clone(speeds)),
+            None => task,
+        }
     }
 
     /// Whether calls of so many bytes (of the vector, or of a block) and of many more take plans that use the stage.
@@ -169,7 +183,7 @@ impl Planner {
         let uses_stages = |(_, choice): (Task, Choice)| choice.staged_segment_bytes_max.is_some();
         [bytes, 16 * bytes, 64 * bytes]
             .into_iter()
-            .all(|bytes| self.choose(key(bytes)).is_ok_and(uses_stages))
+            .all(|bytes| self.choose(key(bytes), Symmetric::Nothing).is_ok_and(uses_stages))
     }
 
     /// Whether all reductions go along the canonical tree.
@@ -180,13 +194,32 @@ impl Planner {
     /// Goes by the network as it was measured, from now on.
     pub(crate) fn learn(&mut self, network: &Between) {
         self.model = network.apply(self.model);
-        self.network = Some(*network);
+        let is_alone = |speeds: &Vec<u32>| speeds.len() == self.hosts.len();
+        self.speeds = network.speeds().filter(is_alone).map(Into::into);
+        self.network = Some(network.clone());
         self.choices.clear();
     }
 
-    /// The network that the selection goes by, if it was measured.
-    pub(crate) const fn network(&self) -> Option<&Between> {
-        self.network.as_ref()
+    /// Whether a profile tells the network between the hosts.
+    pub(crate) const fn knows_network(&self) -> bool {
+        self.has_profile
+    }
+
+    /// Says that the model has the network from a profile.
+    pub(crate) const fn trust_profile(&mut self) {
+        self.has_profile = true;
+    }
+
+    /// Keeps why the profile's network does not count.
+    pub(crate) fn remark(&mut self, problem: String) {
+        self.remark = Some(problem);
+    }
+
+    /// The network in words, and why not the profile's.
+    pub(crate) fn describe_network(&self) -> Option<String> {
+        let words: Vec<String> =
+            self.network.iter().map(ToString::to_string).chain(self.remark.clone()).collect();
+        (!words.is_empty()).then(|| words.join("; "))
     }
 
     /// The constants of the selection.
@@ -194,10 +227,10 @@ impl Planner {
         &self.model
     }
 
-    /// The selection for a call, with the losers: what `explain` prints.
-    pub(crate) fn explain(&self, call: &Call) -> Result<Choice> {
+    /// The selection for a call on such buffers, with the losers: what `explain` prints.
+    pub(crate) fn explain(&self, call: &Call, symmetric: Symmetric) -> Result<Choice> {
         let key = self.key(call);
-        self.choose(key).map(|(_, choice)| choice)
+        self.choose(key, symmetric).map(|(_, choice)| choice)
     }
 
     fn key(&self, call: &Call) -> ChoiceKey {
@@ -223,8 +256,8 @@ impl Planner {
     }
 
     /// Chooses as for buffers that lie apart, wherever they lie here: other ranks' may lie otherwise, and all must choose alike.
-    fn choose(&self, key: ChoiceKey) -> Result<(Task, Choice)> {
-        let mut task = self.task(key.collective).with_root(key.root);
+    fn choose(&self, key: ChoiceKey, symmetric: Symmetric) -> Result<(Task, Choice)> {
+        let mut task = self.task(key.collective).with_root(key.root).with_symmetric(symmetric);
         let forced = self.overrides.force(&task, key.bytes as u64);
         let mut choice = select(
             &task,

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use close::close;
 pub(crate) use driver::wait_for;
-pub(crate) use fail::{abort, check_usable, fail, standing_error};
+pub(crate) use fail::{abort, check_usable, fail, revoke, standing_error};
 pub(crate) use helper::call_helper;
 #[cfg(test)]
 pub(crate) use lent::injected;
@@ -57,6 +57,8 @@ pub(crate) enum Step {
 pub(crate) enum News {
     /// A peer was lost: what it had sent before may still be enough.
     Lost,
+    /// The peer that is waited for was lost, and what it had sent before is in memory already.
+    Hopeless,
     /// It was aborted for another reason.
     Aborted,
 }

@@ -66,9 +66,11 @@ fn take_last_words(shared: &Shared, core: &Core, word: LastWord, waited: Waited)
         }
         AbortKind::Mismatch => mismatch_of_others(core, (by, about), waited),
         AbortKind::Timeout => AbortCause::new(by, kind, "it did not finish in time"),
-        AbortKind::User | AbortKind::CoordinatorLost | AbortKind::Transport => {
-            AbortCause::new(about, AbortKind::User, "it gave up")
-        }
+        AbortKind::User
+        | AbortKind::CoordinatorLost
+        | AbortKind::Transport
+        | AbortKind::Revoked
+        | AbortKind::Fenced => AbortCause::new(about, AbortKind::User, "it gave up"),
     };
     shared.membership.abort_flag().raise(cause);
 }

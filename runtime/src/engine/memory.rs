@@ -197,7 +197,7 @@ impl Binding {
             Space::Scratch => return Origin::Table(&self.scratch_offsets),
             Space::Input => (&self.input_bounce, buffers.input),
             Space::Output => (&self.output_bounce, buffers.output),
-            Space::Stage(_) => unreachable!("stages are no memory of the caller's"),
+            Space::Stage(_) | Space::Window(_) => unreachable!("it is no memory of this caller's"),
         };
         match bounce {
             None => Origin::Buffer(buffer),
@@ -342,7 +342,7 @@ fn touched(plan: &Plan, memory: Memory, bounced: Bounced) -> (Box<[Blocks]>, Box
         singles.map(move |block| memory.physical(block)).filter(move |block| match block.space {
             Space::Input => bounced.input,
             Space::Output => bounced.output,
-            Space::Scratch | Space::Stage(_) => false,
+            Space::Scratch | Space::Stage(_) | Space::Window(_) => false,
         })
     };
     let collect = |blocks: Vec<Blocks>| {
@@ -371,6 +371,6 @@ fn pieces_of(action: &Action) -> usize {
         Action::Reduce { a, b, dst } => count(a) + count(b) + count(dst),
         Action::Publish { src, .. } => src.iter().flatten().map(count).sum(),
         Action::Fold { own, dst, .. } => own.as_ref().map_or(0, count) + count(dst),
-        Action::Signal { .. } | Action::WaitSignal { .. } | Action::Await { .. } => 0,
+        Action::Signal { .. } | Action::WaitSignal { .. } | Action::Await { .. } | Action::Spread { .. } => 0,
     }
 }

@@ -71,6 +71,9 @@ impl Cause {
             Self::Timeout { operation, sequence, .. } => {
                 AbortCause::new(rank, AbortKind::Timeout, self.to_string()).during(operation, *sequence)
             }
+            Self::Aborted { by, kind: AbortReason::Revoked, reason } => {
+                AbortCause::new(*by, AbortKind::Revoked, reason)
+            }
             Self::Aborted { by, reason, .. } | Self::MismatchOfOthers { by, reason, .. } => {
                 AbortCause::new(*by, AbortKind::User, reason)
             }

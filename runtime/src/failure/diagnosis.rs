@@ -118,9 +118,12 @@ pub(crate) fn adopt(cause: &AbortCause, own: impl Fn(u64) -> Option<Summary>) ->
     match kind {
         AbortKind::PeerLost => Cause::PeerLost { peer: by, cause: cause.loss() },
         // The rank that is lost has no number in this communicator.
-        AbortKind::Timeout | AbortKind::User | AbortKind::CoordinatorLost | AbortKind::Transport => {
-            Cause::Aborted { by, kind: kind.reason(), reason }
-        }
+        AbortKind::Timeout
+        | AbortKind::User
+        | AbortKind::CoordinatorLost
+        | AbortKind::Transport
+        | AbortKind::Revoked
+        | AbortKind::Fenced => Cause::Aborted { by, kind: kind.reason(), reason },
         AbortKind::Mismatch if sequence == 0 => {
             let detail = reason.strip_prefix(&called_by(by)).unwrap_or(&reason).to_owned();
             let theirs = PeerCall::Unknown { detail };

@@ -31,7 +31,11 @@ impl LastWord {
             AbortKind::PeerLost => 1,
             AbortKind::Mismatch => 2,
             AbortKind::Timeout => 3,
-            AbortKind::User | AbortKind::CoordinatorLost | AbortKind::Transport => 4,
+            AbortKind::User
+            | AbortKind::CoordinatorLost
+            | AbortKind::Transport
+            | AbortKind::Revoked
+            | AbortKind::Fenced => 4,
         };
         kind | self.by.min(RANK_MAX) << 4 | self.about.min(RANK_MAX) << 18
     }

@@ -80,6 +80,19 @@ pub(crate) const RETRY_FIRST: Duration = Duration::from_millis(4);
 /// Between two attempts, at most: 4096 ranks make 40 000 connection attempts a second, refused by the kernel.
 pub(crate) const RETRY_MOST: Duration = Duration::from_millis(100);
 
+/// Addresses of a member's door that are kept: more than any host has of use to others.
+pub(crate) const MAX_DOOR_ADDRESSES: usize = 8;
+
+/// A frame between members: two sets of members as bits, and a value with a third.
+pub(crate) const MAX_FRAME_BETWEEN_MEMBERS: usize =
+    4 * (MAX_WORLD_SIZE as usize / 8) * 2 + 2 * MAX_TEXT_BYTES;
+
+/// Between repetitions while members agree: a message over TCP is rarely lost, so this is for what connections lose that break.
+pub(crate) const AGREEMENT_BEAT: Duration = Duration::from_millis(100);
+
+/// How many silences a member bears that reaches no quorum, before it stops. A cut that is mended within them does no harm.
+pub(crate) const STRANDED_SILENCES: u32 = 4;
+
 /// How long a goodbye waits for the coordinator's answer.
 pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 

@@ -110,7 +110,7 @@ pub(crate) async fn bind(spec: &JoinSpec, key: &RendezvousKey) -> Result<Anchor>
             board::publish(place, Notice::new(addresses, key).to_json()).await?;
             Ok(Anchor { listener: Some(listener), published: None })
         }
-        Locator::Local(_) => Ok(Anchor { listener: None, published: None }),
+        Locator::Local(_) | Locator::Survivors(_) => Ok(Anchor { listener: None, published: None }),
     }
 }
 
@@ -148,7 +148,7 @@ pub(crate) async fn find(spec: &JoinSpec) -> Result<Advert, String> {
             let origin = format!("{} (set by {})", place.name(), notice.writer());
             Ok(Advert { key: notice.key(), candidates: notice.addresses, origin })
         }
-        Locator::Local(_) => Err("threads of one process meet without addresses".into()),
+        Locator::Local(_) | Locator::Survivors(_) => Err("these ranks meet without addresses".into()),
     }
 }
 
@@ -206,6 +206,13 @@ async fn publish_in_store(
         }
         tokio::time::sleep(RETRY_MOST).await;
     }
+}
+
+/// A port for the other members of a job, and the addresses under which they may reach it.
+pub(crate) async fn open_port(spec: &JoinSpec) -> Result<(TcpListener, Vec<SocketAddr>)> {
+    let listener = listen_for(spec).await?;
+    let addresses = reachable_at(&listener)?;
+    Ok((listener, addresses))
 }
 
 /// A listener at a port of the range if there is one, else at any; on loopback if the job is known to be on this host alone.

@@ -40,7 +40,7 @@ pub(crate) use addresses::{host_key, hostname};
 pub use board::Board;
 pub use env::process_environment;
 pub use launcher::{Launched, launched};
-pub(crate) use locate::{Advert, bind, find};
+pub(crate) use locate::{Advert, bind, find, open_port};
 pub use unique_id::{Reservation, UNIQUE_ID_BYTES, UniqueId};
 
 /// The rank of this process, and the way to the others.
@@ -114,6 +114,9 @@ pub enum Locator {
     Board(Arc<dyn Board>),
     /// The ranks are threads of one process.
     Local(LocalMeeting),
+    /// The ranks are what is left of another communicator; made by
+    /// [`Communicator::shrink`](crate::Communicator::shrink).
+    Survivors(Reunion),
 }
 
 impl JoinSpec {
@@ -189,7 +192,7 @@ impl JoinSpec {
 impl Locator {
     /// Whether rank 0 publishes a key beside its address.
     pub(crate) fn publishes_key(&self) -> bool {
-        !matches!(self, Self::Tcp { .. } | Self::Local(_))
+        !matches!(self, Self::Tcp { .. } | Self::Local(_) | Self::Survivors(_))
     }
 
     /// Whether others than the job's ranks learn all that is needed to join without a secret.
@@ -208,6 +211,7 @@ impl fmt::Display for Locator {
             Self::Store { host, port, prefix } => write!(f, "the TCPStore at {host}:{port} (key {prefix})"),
             Self::Board(board) => f.write_str(&board.name()),
             Self::Local(_) => f.write_str("within this process"),
+            Self::Survivors(_) => f.write_str("the lowest rank that is left"),
         }
     }
 }
@@ -215,18 +219,37 @@ impl fmt::Display for Locator {
 /// Where the threads of an in-process cluster meet.
 #[derive(Clone)]
 pub struct LocalMeeting {
+    /// The doors of the ranks, by their numbers: see the control plane.
+    pub(crate) halls: Halls,
     /// Rank 0's coordinator, once it runs, which the control plane knows what to do with.
     pub(crate) coordinator: Arc<tokio::sync::watch::Sender<Option<Arc<dyn std::any::Any + Send + Sync>>>>,
 }
 
 impl Default for LocalMeeting {
     fn default() -> Self {
-        Self { coordinator: Arc::new(tokio::sync::watch::Sender::new(None)) }
+        Self { coordinator: Arc::new(tokio::sync::watch::Sender::new(None)), halls: Halls::default() }
     }
 }
 
 impl fmt::Debug for LocalMeeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("LocalMeeting")
+    }
+}
+
+/// Where threads of one process knock at each other's doors.
+pub(crate) type Halls = Arc<
+    std::sync::Mutex<
+        std::collections::HashMap<u64, tokio::sync::mpsc::UnboundedSender<tokio::io::DuplexStream>>,
+    >,
+>;
+
+/// How survivors of a communicator find each other; opaque, since only the control plane knows what is in it.
+#[derive(Clone)]
+pub struct Reunion(pub(crate) Arc<dyn std::any::Any + Send + Sync>);
+
+impl fmt::Debug for Reunion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reunion")
     }
 }

@@ -6,5 +6,6 @@
 mod probe;
 mod table;
 
-pub(crate) use probe::{Wire, probe};
+pub(crate) use probe::probe;
+pub use probe::{Buffers, Effort, RoundTrip, Way, Wire, end, push, rate, round_trip, serve};
 pub(crate) use table::{Between, Sample, Table};

@@ -1,13 +1,17 @@
-//! Measuring between leaders.
+//! Measuring between leaders: the code that the probe, `kolo tune` and `kolo doctor` share.
 
 use std::time::Duration;
 
 use super::Sample;
 
 /// Messages between two leaders. All calls block.
-pub(crate) trait Wire {
+pub trait Wire {
+    /// Why one fails.
     type Error;
     /// Sends bytes to the leader of a host.
+    ///
+    /// # Errors
+    /// Those of the wire, here as below.
     fn send(&mut self, host: u32, bytes: &[u8]) -> Result<(), Self::Error>;
     /// Receives as many bytes from it.
     fn recv(&mut self, host: u32, bytes: &mut [u8]) -> Result<(), Self::Error>;
@@ -23,29 +27,73 @@ const ROUND_TRIPS: u32 = 8;
 /// No further round trips once these have taken so long: on a long way, each is like the other.
 const ROUND_TRIPS_TIME: Duration = Duration::from_millis(5);
 
-/// First and longest message whose rate is measured.
+/// First message whose rate is measured.
 const FIRST_BYTES: usize = 64 << 10;
-const LAST_BYTES: usize = 4 << 20;
 
-/// A message that takes so many round trips fills the way, and a longer one would tell nothing new.
-const LONG_IN_ROUND_TRIPS: u32 = 8;
-
-/// Neither is a longer one sent if this one took so long, and some round trips.
-const LONG: Duration = Duration::from_millis(3);
-
-/// So many of such a length: the best counts, since others may have waited for a processor.
+/// So many of a long length: the best counts, since others may have waited for a processor.
 const LONG_ONES: u32 = 3;
-
-/// A message that takes so long is the last one.
-const LONGEST: Duration = Duration::from_millis(12);
 
 /// On a long way a connection's window grows by the round trip: so many of them are spent at most.
 const PATIENCE_IN_ROUND_TRIPS: u32 = 10;
+
+/// How much time is spent on the rate of one way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Effort {
+    /// The longest message.
+    pub last_bytes: usize,
+    /// A message that takes so many round trips fills the way, and a longer one would tell nothing new.
+    pub long_in_round_trips: u32,
+    /// Neither is a longer one sent if this one took so long, and some round trips.
+    pub long: Duration,
+    /// A message that takes so long is the last one.
+    pub longest: Duration,
+    /// No further one is sent once they have taken so long together.
+    pub total: Duration,
+}
+
+impl Effort {
+    /// While a communicator is made: a local network is measured within 50 ms.
+    pub const QUICK: Self = Self {
+        last_bytes: 4 << 20,
+        long_in_round_trips: 8,
+        long: Duration::from_millis(3),
+        longest: Duration::from_millis(12),
+        total: Duration::from_millis(12),
+    };
+
+    /// When somebody asks: some 0.2 s a way, which is more than queues and token buckets hold at most rates.
+    pub const THOROUGH: Self = Self {
+        last_bytes: 32 << 20,
+        long_in_round_trips: 1000,
+        long: Duration::from_millis(50),
+        longest: Duration::from_millis(200),
+        total: Duration::from_millis(500),
+    };
+}
+
+/// Which way long messages go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// To the partner.
+    Out,
+    /// To the partner, and at the same time as many bytes back.
+    Both,
+}
+
+/// What empty messages tell.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RoundTrip {
+    /// There and back, processors' time included.
+    pub time: Duration,
+    /// How far the partner's [`Wire::now`] is ahead of this one's, in seconds, to half of the time.
+    pub ahead_seconds: f64,
+}
 
 /// The first word of a message: what its receiver is to do.
 const ECHO: u64 = 0;
 const EXCHANGE: u64 = 1;
 const END: u64 = 2;
+const TAKE: u64 = 3;
 
 const HEADER: usize = 16;
 
@@ -57,14 +105,18 @@ const HEADER: usize = 16;
 /// Those of the wire.
 pub(crate) fn probe<W: Wire>(wire: &mut W, host: u32, hosts: u32) -> Result<Vec<Sample>, W::Error> {
     let mut samples = Vec::new();
-    let mut buffers = Buffers { out: vec![0; LAST_BYTES], inward: vec![0; LAST_BYTES] };
+    let mut buffers = Buffers::new(&Effort::QUICK);
     for bit in (0..32).map(|bit| 1_u32 << bit).take_while(|bit| *bit < hosts) {
         let partner = host ^ bit;
         if partner >= hosts {
             continue;
         }
         if host < partner {
-            samples.push(measure(wire, host, partner, &mut buffers)?);
+            let round_trip = round_trip(wire, partner)?.time;
+            let bytes_per_second = rate(wire, partner, Way::Both, round_trip, &Effort::QUICK, &mut buffers)?;
+            end(wire, partner)?;
+            let round_trip_seconds = round_trip.as_secs_f64();
+            samples.push(Sample { hosts: (host, partner), round_trip_seconds, bytes_per_second });
         } else {
             serve(wire, partner, &mut buffers)?;
         }
@@ -73,77 +125,138 @@ pub(crate) fn probe<W: Wire>(wire: &mut W, host: u32, hosts: u32) -> Result<Vec<
 }
 
 /// What long messages are sent from, and received into.
-struct Buffers {
+#[derive(Debug)]
+pub struct Buffers {
     out: Vec<u8>,
     inward: Vec<u8>,
 }
 
-fn order(what: u64, len: usize) -> [u8; HEADER] {
+impl Buffers {
+    /// For messages of such an effort.
+    #[must_use]
+    pub fn new(effort: &Effort) -> Self {
+        Self { out: vec![0; effort.last_bytes], inward: vec![0; effort.last_bytes] }
+    }
+}
+
+fn order(what: u64, word: u64) -> [u8; HEADER] {
     let mut header = [0; HEADER];
     header[..8].copy_from_slice(&what.to_le_bytes());
-    header[8..].copy_from_slice(&(len as u64).to_le_bytes());
+    header[8..].copy_from_slice(&word.to_le_bytes());
     header
 }
 
-/// Measures the way to a partner and back.
-fn measure<W: Wire>(
-    wire: &mut W,
-    host: u32,
-    partner: u32,
-    buffers: &mut Buffers,
-) -> Result<Sample, W::Error> {
+fn word(header: &[u8; HEADER], at: usize) -> u64 {
+    u64::from_le_bytes(header[8 * at..8 * (at + 1)].try_into().unwrap_or_default())
+}
+
+/// Measures the time of an empty message to a partner, which [serves](serve), and back.
+///
+/// # Errors
+/// Those of the wire.
+pub fn round_trip<W: Wire>(wire: &mut W, partner: u32) -> Result<RoundTrip, W::Error> {
     let echo = |wire: &mut W| {
+        let mut answer = [0; HEADER];
         let sent = wire.now();
         wire.send(partner, &order(ECHO, 0))?;
-        wire.recv(partner, &mut [0; HEADER])?;
-        Ok(wire.now() - sent)
+        wire.recv(partner, &mut answer)?;
+        let back = wire.now();
+        let theirs = Duration::from_nanos(word(&answer, 1)).as_secs_f64();
+        Ok(RoundTrip { time: back - sent, ahead_seconds: theirs - (sent + back).as_secs_f64() / 2.0 })
     };
     // Makes the connection, and waits for the partner.
     echo(wire)?;
-    let (begun, mut round_trip) = (wire.now(), Duration::MAX);
-    for _ in 0..ROUND_TRIPS {
-        round_trip = round_trip.min(echo(wire)?);
+    let begun = wire.now();
+    let mut least = echo(wire)?;
+    for _ in 1..ROUND_TRIPS {
         if wire.now() - begun > ROUND_TRIPS_TIME {
             break;
         }
+        let next = echo(wire)?;
+        if next.time < least.time {
+            least = next;
+        }
     }
-    let (begun, mut len, mut rate, mut long) = (wire.now(), FIRST_BYTES, 0.0_f64, 0);
+    Ok(least)
+}
+
+/// Measures the bytes per second, in each direction used, of long messages to a partner, which [serves](serve).
+///
+/// # Errors
+/// Those of the wire.
+pub fn rate<W: Wire>(
+    wire: &mut W,
+    partner: u32,
+    way: Way,
+    round_trip: Duration,
+    effort: &Effort,
+    buffers: &mut Buffers,
+) -> Result<f64, W::Error> {
+    let most = effort.last_bytes.min(buffers.out.len());
+    let (begun, mut len, mut rate, mut long) = (wire.now(), FIRST_BYTES.min(most), 0.0_f64, 0);
     while long < LONG_ONES {
         let sent = wire.now();
-        wire.send(partner, &order(EXCHANGE, len))?;
-        wire.exchange(partner, &buffers.out[..len], &mut buffers.inward[..len])?;
+        match way {
+            Way::Out => push(wire, partner, len, buffers)?,
+            Way::Both => {
+                wire.send(partner, &order(EXCHANGE, len as u64))?;
+                wire.exchange(partner, &buffers.out[..len], &mut buffers.inward[..len])?;
+            }
+        }
         let here = wire.now();
         let (took, spent) = (here - sent, here - begun);
         // Of a short message the way takes most of the time, and what is left when it is taken off means nothing.
         let way = if took > 2 * round_trip { round_trip } else { Duration::ZERO };
         rate = rate.max(len as f64 / (took - way).as_secs_f64().max(1e-7));
-        let is_long = took > (LONG_IN_ROUND_TRIPS * round_trip).min(LONG.max(3 * round_trip));
-        if took > LONGEST.max(4 * round_trip) || spent > (PATIENCE_IN_ROUND_TRIPS * round_trip).max(LONGEST) {
+        let is_long = took > (effort.long_in_round_trips * round_trip).min(effort.long.max(3 * round_trip));
+        if took > effort.longest.max(4 * round_trip)
+            || spent > (PATIENCE_IN_ROUND_TRIPS * round_trip).max(effort.total)
+        {
             break;
         }
-        long += u32::from(is_long || len == LAST_BYTES);
-        if !is_long && len < LAST_BYTES {
-            len *= 2;
+        long += u32::from(is_long || len == most);
+        if !is_long && len < most {
+            len = (2 * len).min(most);
         }
     }
-    wire.send(partner, &order(END, 0))?;
-    Ok(Sample {
-        hosts: (host, partner),
-        round_trip_seconds: round_trip.as_secs_f64(),
-        bytes_per_second: rate,
-    })
+    Ok(rate)
+}
+
+/// Sends so many bytes to a partner, which [serves](serve), and waits until it has them. No more than the buffers have are sent.
+///
+/// # Errors
+/// Those of the wire.
+pub fn push<W: Wire>(wire: &mut W, partner: u32, len: usize, buffers: &mut Buffers) -> Result<(), W::Error> {
+    let len = len.min(buffers.out.len());
+    wire.send(partner, &order(TAKE, len as u64))?;
+    wire.send(partner, &buffers.out[..len])?;
+    wire.recv(partner, &mut [0; HEADER])
+}
+
+/// Tells the partner that this was all.
+///
+/// # Errors
+/// Those of the wire.
+pub fn end<W: Wire>(wire: &mut W, partner: u32) -> Result<(), W::Error> {
+    wire.send(partner, &order(END, 0))
 }
 
 /// Does what the partner asks for, until it is done.
-fn serve<W: Wire>(wire: &mut W, partner: u32, buffers: &mut Buffers) -> Result<(), W::Error> {
+///
+/// # Errors
+/// Those of the wire.
+pub fn serve<W: Wire>(wire: &mut W, partner: u32, buffers: &mut Buffers) -> Result<(), W::Error> {
     loop {
         let mut header = [0; HEADER];
         wire.recv(partner, &mut header)?;
-        let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default());
-        let len = (word(8) as usize).min(LAST_BYTES);
-        match word(0) {
-            ECHO => wire.send(partner, &header)?,
+        let len = (word(&header, 1) as usize).min(buffers.inward.len());
+        match word(&header, 0) {
+            ECHO => wire.send(partner, &order(ECHO, wire.now().as_nanos() as u64))?,
             EXCHANGE => wire.exchange(partner, &buffers.out[..len], &mut buffers.inward[..len])?,
+            TAKE => {
+                wire.recv(partner, &mut buffers.inward[..len])?;
+                wire.send(partner, &header)?;
+            }
             _ => return Ok(()),
         }
     }

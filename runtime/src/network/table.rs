@@ -4,8 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kolo_collectives::model::{LinkClass, Model};
+use kolo_collectives::model::{HostRate, LinkClass, Model};
 use serde::{Deserialize, Serialize};
+
+use crate::profile::{Loaded, NetworkProfile, Rates};
 
 /// The way between two hosts, as measured.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -64,6 +66,30 @@ impl Table {
         Ok(Self { host_of, hosts, samples, took })
     }
 
+    /// The table of a job of some of the ranks, with its hosts numbered in the order of their first ranks.
+    pub(crate) fn of(&self, ranks: &[u32]) -> Option<Self> {
+        let mut numbers: Vec<u32> = Vec::new();
+        let mut host_of = Vec::with_capacity(ranks.len());
+        for rank in ranks {
+            let host = *self.host_of.get(*rank as usize)?;
+            let known = numbers.iter().position(|number| *number == host);
+            host_of.push(known.unwrap_or(numbers.len()) as u32);
+            if known.is_none() {
+                numbers.push(host);
+            }
+        }
+        let number = |host: u32| numbers.iter().position(|number| *number == host).map(|at| at as u32);
+        let kept = self.samples.iter().filter_map(|sample| {
+            Some(Sample { hosts: (number(sample.hosts.0)?, number(sample.hosts.1)?), ..*sample })
+        });
+        Some(Self {
+            samples: kept.collect(),
+            hosts: numbers.len() as u32,
+            host_of: host_of.into(),
+            took: self.took,
+        })
+    }
+
     /// What it says of the hosts of some ranks of the job; nothing if they are on one host.
     pub(crate) fn between(&self, ranks: &[u32]) -> Option<Between> {
         let mut is_used = vec![false; self.hosts as usize];
@@ -93,13 +119,27 @@ impl Table {
         let rates: Vec<(u32, f64)> = rates.collect();
         let slowest = rates.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1))?;
         let most = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
+        // In the order in which these ranks meet them, as their communicator numbers them.
+        let mut order: Vec<u32> = Vec::new();
+        for host in ranks.iter().map(|rank| self.host_of[*rank as usize]) {
+            if std::mem::take(&mut is_used[host as usize]) {
+                order.push(host);
+            }
+        }
+        let of_host = |host: u32| {
+            let rate = stepped(rate(host)?.1, RATE_STEPS);
+            Some(HostRate { out_bytes_per_second: rate, in_bytes_per_second: rate })
+        };
+        // All or none.
+        let of_hosts: Option<Vec<HostRate>> = order.into_iter().map(of_host).collect();
         Some(Between {
             hosts: hosts as u32,
             round_trip_seconds: stepped(round_trip, ROUND_TRIP_STEPS),
             slowest_host: slowest.0,
             bytes_per_second: stepped(slowest.1, RATE_STEPS),
             fastest_bytes_per_second: stepped(most, RATE_STEPS),
-            took: self.took,
+            rates: Rates { hosts: of_hosts.unwrap_or_default(), pairs: Vec::new() },
+            source: Source::Measured(self.took),
         })
     }
 }
@@ -109,8 +149,17 @@ fn stepped(value: f64, steps: f64) -> f64 {
     ((value.log2() * steps).round() / steps).exp2()
 }
 
-/// The network between some hosts, in a few numbers.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Where the numbers come from.
+#[derive(Clone, Debug, PartialEq)]
+enum Source {
+    /// The probe, which took so long.
+    Measured(Duration),
+    /// A profile of these hosts, in words.
+    Profile(String),
+}
+
+/// The network between some hosts.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Between {
     hosts: u32,
     round_trip_seconds: f64,
@@ -118,13 +167,57 @@ pub(crate) struct Between {
     /// Of the slowest host, which all wait for.
     bytes_per_second: f64,
     fastest_bytes_per_second: f64,
-    took: Duration,
+    /// Of each host, in the order in which the communicator numbers them.
+    rates: Rates,
+    source: Source,
 }
 
 /// A host whose rate is less than this share of the fastest one's is named.
 const SLOW: f64 = 0.6;
 
 impl Between {
+    /// From a profile, for hosts of these names, in the order of their numbers. Nothing if it speaks of no hosts.
+    ///
+    /// # Errors
+    /// It is of other hosts: in words.
+    pub(crate) fn known(loaded: &Loaded, names: &[&str]) -> Result<Option<Self>, String> {
+        let known = loaded.profile.network.as_ref().filter(|network| !network.hosts.is_empty());
+        let Some(network) = known.filter(|_| names.len() > 1) else { return Ok(None) };
+        let path = loaded.path.display();
+        let rates = network
+            .rates(names)
+            .map_err(|problem| format!("the network of profile {path} is not used: {problem}"))?;
+        let least = |host: &HostRate| host.out_bytes_per_second.min(host.in_bytes_per_second);
+        let slowest = (0..).zip(&rates.hosts).min_by(|a, b| least(a.1).total_cmp(&least(b.1)));
+        let (slowest_host, slowest) = slowest.map_or((0, RATE_UNKNOWN), |(host, rate)| (host, least(rate)));
+        Ok(Some(Self {
+            hosts: names.len() as u32,
+            round_trip_seconds: round_trip(network),
+            slowest_host,
+            bytes_per_second: slowest,
+            fastest_bytes_per_second: rates.hosts.iter().map(least).fold(slowest, f64::max),
+            rates,
+            source: Source::Profile(format!("profile {path}, {}", loaded.profile.digest())),
+        }))
+    }
+
+    /// How fast the hosts are in proportion, in the order of their numbers; where they differ much. Small numbers, so that what
+    /// is measured a little differently is the same.
+    pub(crate) fn speeds(&self) -> Option<Vec<u32>> {
+        const SLOWEST: f64 = 16.0;
+        const MOST: f64 = 1024.0;
+        let rates: Vec<f64> = self
+            .rates
+            .hosts
+            .iter()
+            .map(|host| host.out_bytes_per_second.min(host.in_bytes_per_second))
+            .collect();
+        let slowest = rates.iter().copied().reduce(f64::min)?;
+        let fastest = rates.iter().copied().fold(slowest, f64::max);
+        let speed = |rate: &f64| (SLOWEST * (rate / slowest).min(MOST)).round() as u32;
+        (slowest < SLOW * fastest).then(|| rates.iter().map(speed).collect())
+    }
+
     /// The model with what was measured in place of constants.
     pub(crate) fn apply(&self, model: Model) -> Model {
         let processors = 2.0 * model.inter.overhead_seconds + model.nic_message_seconds;
@@ -137,16 +230,27 @@ impl Between {
     }
 }
 
+/// What a rate is taken to be where there is none.
+const RATE_UNKNOWN: f64 = Model::TCP.nic_bytes_per_second;
+
+/// The round trip that [`Between::apply`] takes apart again.
+fn round_trip(network: &NetworkProfile) -> f64 {
+    2.0 * (network.latency_seconds + 2.0 * network.overhead_seconds + Model::TCP.nic_message_seconds)
+}
+
 impl fmt::Display for Between {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} hosts, round trip {:.3} ms, {:.1} MB/s (measured in {:.1} ms)",
+            "{} hosts, round trip {:.3} ms, {:.1} MB/s ",
             self.hosts,
             self.round_trip_seconds * 1e3,
             self.bytes_per_second / 1e6,
-            self.took.as_secs_f64() * 1e3
         )?;
+        match &self.source {
+            Source::Measured(took) => write!(f, "(measured in {:.1} ms)", took.as_secs_f64() * 1e3)?,
+            Source::Profile(which) => write!(f, "({which})")?,
+        }
         if self.bytes_per_second < SLOW * self.fastest_bytes_per_second {
             write!(
                 f,
@@ -188,6 +292,57 @@ mod tests {
         let some = table.between(&[0, 2, 3]).unwrap();
         assert!((some.apply(Model::TCP).nic_bytes_per_second / 128e6 - 1.0).abs() < 0.1);
         assert!(!some.to_string().contains("slowest"), "{some}");
+        assert_eq!(all.speeds(), Some(vec![128, 128, 16]));
+        // In the order of the communicator's ranks.
+        assert_eq!(table.between(&[4, 0, 3]).unwrap().speeds(), Some(vec![16, 128, 128]));
+        assert_eq!(some.speeds(), None);
+    }
+
+    fn profile(names: &[(&str, f64)]) -> Loaded {
+        let mut profile = crate::profile::tests::example();
+        let host = |(name, rate): &(&str, f64)| crate::profile::HostProfile {
+            name: (*name).to_owned(),
+            out_bytes_per_second: *rate,
+            in_bytes_per_second: *rate,
+        };
+        profile.network = Some(NetworkProfile {
+            latency_seconds: 100e-6,
+            overhead_seconds: 3e-6,
+            bytes_per_second: 1e7,
+            host_bytes_per_second: 1e7,
+            hosts: names.iter().map(host).collect(),
+            pairs: Vec::new(),
+        });
+        Loaded { path: "cluster.toml".into(), profile }
+    }
+
+    #[test]
+    fn a_profile_of_the_hosts_takes_the_place_of_a_measurement() {
+        let loaded = profile(&[("a", 1e8), ("b", 1e8), ("c", 1e7)]);
+        let known = Between::known(&loaded, &["c", "a"]).unwrap().unwrap();
+        let model = known.apply(Model::TCP);
+        assert!((model.inter.latency_seconds - 100e-6).abs() < 1e-9, "{model:?}");
+        assert!((model.nic_bytes_per_second - 1e7).abs() < 1.0, "{model:?}");
+        let words = known.to_string();
+        let wanted = format!("(profile cluster.toml, {})", loaded.profile.digest());
+        assert!(words.contains(&wanted) && words.contains("host 0 is the slowest"), "{words}");
+        assert_eq!(known.speeds(), Some(vec![16, 160]));
+        assert_eq!(Between::known(&loaded, &["a"]), Ok(None));
+        assert_eq!(Between::known(&profile(&[]), &["a", "b"]), Ok(None));
+        let problem = Between::known(&loaded, &["a", "d"]).unwrap_err();
+        assert_eq!(
+            problem,
+            "the network of profile cluster.toml is not used: it was measured on a, b, c, and not on d"
+        );
+    }
+
+    #[test]
+    fn survivors_keep_what_was_measured_between_their_hosts() {
+        let whole = table(vec![sample(0, 1, 64e-6, 128e6), sample(0, 2, 32e-6, 16e6)]).unwrap();
+        let left = whole.of(&[4, 1]).unwrap();
+        assert_eq!(*left.host_of, [0, 1]);
+        assert_eq!(left.samples, [sample(1, 0, 32e-6, 16e6)], "hosts 2 and 0 are hosts 0 and 1 now");
+        assert!(left.between(&[0, 1]).is_some() && whole.of(&[9]).is_none());
     }
 
     #[test]

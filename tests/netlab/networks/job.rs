@@ -20,6 +20,8 @@ pub(crate) struct Rank {
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) is_ok: bool,
+    /// Its exit code; none if a signal ended it.
+    pub(crate) code: Option<i32>,
     pub(crate) said: String,
     /// When, since the first rank was started.
     pub(crate) at: Duration,
@@ -43,7 +45,18 @@ pub(crate) fn perf(
     words: &str,
     settings: &[(&str, &str)],
 ) -> Option<Vec<Command>> {
-    let mut line = vec![kolo()?.into_os_string(), "perf".into()];
+    command(lab, per_host, "perf", words, settings)
+}
+
+/// Commands of `kolo` for all ranks, with settings.
+pub(crate) fn command(
+    lab: &Lab,
+    per_host: usize,
+    name: &str,
+    words: &str,
+    settings: &[(&str, &str)],
+) -> Option<Vec<Command>> {
+    let mut line = vec![kolo()?.into_os_string(), name.into()];
     line.extend(words.split_whitespace().map(Into::into));
     let mut commands = ranks::commands(lab, per_host, &line);
     for command in &mut commands {
@@ -102,8 +115,8 @@ impl Rank {
             self.said += "(killed: it did not end in time)\n";
             let _ = self.child.kill();
         }
-        let is_ok = self.child.wait().expect("a child can be waited for").success();
-        End { is_ok, said: self.said, at: began.elapsed() }
+        let status = self.child.wait().expect("a child can be waited for");
+        End { is_ok: status.success(), code: status.code(), said: self.said, at: began.elapsed() }
     }
 }
 

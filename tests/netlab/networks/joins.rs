@@ -19,6 +19,7 @@ pub(crate) const TESTS: &[Test] = tests![
     Long joins_between_subnets,
     Long a_lost_syn_costs_a_second,
     Long either_end_may_dial,
+    Long ranks_meet_where_full_packets_vanish,
     Long listens_within_a_range_of_ports,
     Long ranks_that_cannot_meet_are_named_with_their_addresses,
 ];
@@ -116,6 +117,15 @@ fn a_lost_syn_costs_a_second() {
     // One for joining, one for the first message; the rest is for a busy machine.
     assert!(ends[0].at < Duration::from_secs(8), "{:?}", ends[0].at);
     assert!(ends[0].at > Duration::from_secs(1), "none was lost: {:?}", ends[0].at);
+}
+
+/// The cards of four ranks are longer than a packet; the control plane sends them in short ones.
+fn ranks_meet_where_full_packets_vanish() {
+    let lab = Lab::new(&network(4)).expect("a network");
+    lab.block(Rule { from: None, to: None, what: What::LongerThan(1300), count: None });
+    let settings = [PATIENT, &[("KOLO_NETWORK_PROBE", "off")]].concat();
+    let Some(commands) = perf(&lab, 1, "barrier -n 2 -w 1", &settings) else { return };
+    succeed(&run(commands, LONG), "packets of 1300 bytes at most");
 }
 
 fn either_end_may_dial() {

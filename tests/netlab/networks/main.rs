@@ -13,6 +13,7 @@ macro_rules! tests {
 
 mod bare;
 mod conformance;
+mod doctor;
 mod failures;
 mod job;
 mod joins;
@@ -49,8 +50,15 @@ enum Length {
 /// No test takes as long, even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(240);
 
-const TESTS: [&[Test]; 6] =
-    [bare::TESTS, conformance::TESTS, verified::TESTS, joins::TESTS, paths::TESTS, failures::TESTS];
+const TESTS: [&[Test]; 7] = [
+    bare::TESTS,
+    conformance::TESTS,
+    verified::TESTS,
+    joins::TESTS,
+    paths::TESTS,
+    failures::TESTS,
+    doctor::TESTS,
+];
 
 fn main() -> ExitCode {
     match enter() {
@@ -87,7 +95,7 @@ fn main() -> ExitCode {
 
 /// What measures rates and delays is measured again where others had the processors meanwhile. A wrong one stays wrong.
 fn attempts(test: &Test) -> u32 {
-    if test.name.contains("::bare::") { 3 } else { 1 }
+    if test.name.contains("::bare::") || test.name.contains("::doctor::") { 3 } else { 1 }
 }
 
 /// Runs a test in a thread of its own. One that hangs ends the program.

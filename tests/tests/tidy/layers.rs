@@ -7,12 +7,13 @@ use crate::lists::List;
 use crate::{root, source};
 
 /// Crates from the bottom up, each with those of ours that it may use besides in tests.
-const CRATES: [(&str, &str, &[&str]); 11] = [
+const CRATES: [(&str, &str, &[&str]); 12] = [
     ("collectives", "kolo-collectives", &[]),
+    ("membership", "kolo-membership", &[]),
     ("transport/verbs", "kolo-verbs", &[]),
     ("transport/gdr", "kolo-gdr", &[]),
     ("transport", "kolo-transport", &["kolo-verbs"]),
-    ("runtime", "kolo", &["kolo-collectives", "kolo-transport", "kolo-gdr"]),
+    ("runtime", "kolo", &["kolo-collectives", "kolo-membership", "kolo-transport", "kolo-gdr"]),
     ("bindings/c", "kolo-c", &["kolo"]),
     ("bindings/python", "kolo-python", &["kolo"]),
     ("bindings/mpi/engine", "kolo-mpi-engine", &["kolo", "kolo-transport"]),

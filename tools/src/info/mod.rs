@@ -21,7 +21,7 @@ use crate::perf::human_bytes;
 use machine::read_line;
 
 pub(crate) mod machine;
-mod network;
+pub(crate) mod network;
 
 /// Two ranks of one machine find each other in milliseconds; what takes longer does not work.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);

@@ -36,6 +36,15 @@ latency_seconds = 2e-6
 overhead_seconds = 0.3e-6
 bytes_per_second = 25e9
 
+# [[rates]]                      # of each host, in their order, where they differ
+# out_bytes_per_second = 1e9
+# in_bytes_per_second = 1e9
+
+# [[pairs]]                      # of hosts that have less than both
+# from = 0
+# to = 3
+# bytes_per_second = 1e8
+
 # [[stragglers]]
 # rank = 3
 # delay_seconds = 1e-3
@@ -53,6 +62,23 @@ pub(super) struct Described {
     pub(super) segment_given: bool,
     /// `window` was.
     pub(super) window_given: bool,
+}
+
+/// Gives hosts the rates of the profile, if it is of as many.
+fn known_hosts(cluster: &mut Cluster) -> Result<()> {
+    let profile = kolo::Config::from_env()?.profile;
+    let network = profile.and_then(|loaded| loaded.profile.network);
+    let Some(network) = network.filter(|network| network.hosts.len() == cluster.hosts as usize) else {
+        return Ok(());
+    };
+    let names: Vec<&str> = network.hosts.iter().map(|host| host.name.as_str()).collect();
+    if let Ok(rates) = network.rates(&names) {
+        // A link is as fast as its host's interface.
+        let fastest = rates.hosts.iter().map(|host| host.out_bytes_per_second.max(host.in_bytes_per_second));
+        cluster.model.inter.bytes_per_second = fastest.fold(cluster.model.inter.bytes_per_second, f64::max);
+        (cluster.rates, cluster.pairs) = (rates.hosts, rates.pairs);
+    }
+    Ok(())
 }
 
 /// Reads the description, puts the options over it, and checks what comes out.
@@ -78,6 +104,9 @@ pub(super) fn describe(args: &SimArgs, call: &CallArgs) -> Result<Described> {
         }
     };
     cluster.hosts = args.hosts.unwrap_or(cluster.hosts);
+    if args.cluster.is_none() {
+        known_hosts(&mut cluster)?;
+    }
     cluster.ranks_per_host = args.ranks_per_host.unwrap_or(cluster.ranks_per_host);
     cluster.element_bytes = call.element_bytes as usize;
     let ranks = u64::from(cluster.hosts) * u64::from(cluster.ranks_per_host);
@@ -95,6 +124,18 @@ pub(super) fn describe(args: &SimArgs, call: &CallArgs) -> Result<Described> {
             "Number them from 0",
         ));
     }
+    let hosts = cluster.hosts as usize;
+    if !cluster.rates.is_empty() && cluster.rates.len() != hosts
+        || cluster.pairs.iter().any(|pair| pair.from.max(pair.to) as usize >= hosts)
+    {
+        return Err(CliError::usage(
+            format!(
+                "the description has rates of {} hosts or pairs of more, and there are {hosts}",
+                cluster.rates.len()
+            ),
+            "Give [[rates]] for each host or for none, and number the hosts of [[pairs]] from 0",
+        ));
+    }
     let model = &cluster.model;
     let rates = [
         model.intra.bytes_per_second,
@@ -107,8 +148,11 @@ pub(super) fn describe(args: &SimArgs, call: &CallArgs) -> Result<Described> {
         model.move_bytes_per_second,
     ];
     let caches = &model.caches;
+    let own = cluster.rates.iter().flat_map(|rate| [rate.out_bytes_per_second, rate.in_bytes_per_second]);
     let rates = rates
         .into_iter()
+        .chain(own)
+        .chain(cluster.pairs.iter().map(|pair| pair.bytes_per_second))
         .chain([caches.messages, caches.copies, caches.reductions].into_iter().flat_map(|curve| curve.0));
     let times =
         [model.intra, model.inter].map(|class| [class.latency_seconds, class.overhead_seconds]).concat();

@@ -77,8 +77,16 @@ fn model(gigabits: u32) -> Model {
 
 fn cell(collective: Collective, bytes: u64, ranks: u32, gigabits: u32) -> Result<String> {
     let in_place = !matches!(collective, Collective::ReduceScatter | Collective::AllToAll);
-    let mut call =
-        CallArgs { collective, bytes, root: 0, in_place, element_bytes: 4, algo: None, canonical: false };
+    let mut call = CallArgs {
+        collective,
+        bytes,
+        root: 0,
+        in_place,
+        element_bytes: 4,
+        algo: None,
+        canonical: false,
+        symmetric: false,
+    };
     let least = call.element_bytes * u64::from(ranks);
     if call.selection_bytes(ranks) < call.element_bytes {
         call.bytes = least;

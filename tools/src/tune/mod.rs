@@ -20,10 +20,12 @@ use crate::info::machine;
 use crate::launch;
 use crate::perf::console::Console;
 use check::{COLLECTIVES, Checked};
+use cluster::Cluster;
 use probe::{Crowd, Pair};
 use verdict::Case;
 
 mod check;
+mod cluster;
 mod derive;
 mod fit;
 mod probe;
@@ -41,11 +43,13 @@ const EXAMPLES: &str = "\
 Examples:
   kolo tune                                   measure; writes the user's profile and says where
   kolo tune --out cluster.toml                to a file that all hosts see
+  mpirun -np 8 --map-by node kolo tune --out cluster.toml     also the network between the hosts
   KOLO_PROFILE=cluster.toml kolo perf all_reduce
   KOLO_PROFILE=cluster.toml kolo tune --check             is the best algorithm chosen, and predicted? takes minutes
   kolo tune --check --ranks 2 --transport shm --verbose
 
-Let nothing else run meanwhile. All ranks of a job must be given profiles that say the same.";
+Under a launcher, rank 0 measures its host and writes the profile; one rank per host is enough. Let nothing else run \
+meanwhile. All ranks of a job must be given profiles that say the same.";
 
 /// Options of `kolo tune`.
 #[derive(Args, Debug)]
@@ -104,7 +108,12 @@ pub(crate) fn run(args: &TuneArgs) -> Result<ExitCode> {
     }
     let path = args.out.clone().map_or_else(default_path, Ok)?;
     let mut console = Console::stdout();
-    let profile = measure(&mut console)?;
+    let network = match cluster::network(&mut console)? {
+        Cluster::Alone => None,
+        Cluster::Measured(network) => Some(network),
+        Cluster::Others => return Ok(ExitCode::SUCCESS),
+    };
+    let profile = Profile { network, ..measure(&mut console)? };
     write(&path, &profile)?;
     console.lines(&report::profile(&profile))?;
     console.line(&format!("\nWritten to {0}. To use it: export KOLO_PROFILE={0}", path.display()))?;

@@ -1,6 +1,6 @@
 //! What `kolo tune` found, as tables.
 
-use kolo::internal::profile::{Curve, Profile};
+use kolo::internal::profile::{Curve, NetworkProfile, Profile};
 use tabled::builder::Builder;
 use tabled::settings::object::Columns;
 use tabled::settings::{Alignment, Style};
@@ -45,5 +45,25 @@ pub(super) fn profile(profile: &Profile) -> Vec<String> {
     [profile.machine.clone(), String::new()]
         .into_iter()
         .chain(table.to_string().lines().map(str::to_owned))
+        .chain(profile.network.iter().flat_map(network))
         .collect()
+}
+
+/// What hosts and slow pairs have.
+fn network(network: &NetworkProfile) -> Vec<String> {
+    let mega = |rate: f64| format!("{:.1} MB/s", rate / 1e6);
+    let latency = network.latency_seconds * 1e6;
+    let mut lines =
+        vec![String::new(), format!("network: {} hosts, latency {latency:.1} us", network.hosts.len())];
+    lines.extend(network.hosts.iter().map(|host| {
+        let (out, inward) = (mega(host.out_bytes_per_second), mega(host.in_bytes_per_second));
+        format!("  {}: sends {out}, receives {inward}", host.name)
+    }));
+    lines.extend(
+        network
+            .pairs
+            .iter()
+            .map(|pair| format!("  {} to {}: {}", pair.from, pair.to, mega(pair.bytes_per_second))),
+    );
+    lines
 }

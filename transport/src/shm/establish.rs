@@ -235,6 +235,28 @@ impl ShmEndpoint {
         Ok(())
     }
 
+    /// Connects to the leader. `late` is the error once the time is up.
+    fn reach(&self, leader: &Peer, deadline: Instant, late: impl Fn() -> Error) -> Result<OwnedFd, Error> {
+        loop {
+            match unix::connect(&leader.address.name) {
+                Ok(stream) => return Ok(stream),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    let patience = remaining(deadline).ok_or_else(&late)?;
+                    // Nothing tells when a full backlog has room again.
+                    std::thread::sleep(RETRY.min(patience));
+                }
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                    let detail = format!("process {} of rank {} is gone", leader.address.pid, leader.rank);
+                    return Err(Error::new(ErrorKind::PeerLost, NAME, Some(leader.rank), detail));
+                }
+                Err(e) => {
+                    let what = "connecting to the leader of this host's ranks".to_owned();
+                    return Err(Error::system(NAME, Some(leader.rank), what, e));
+                }
+            }
+        }
+    }
+
     /// Asks the leader for the arena.
     fn follow(&self, members: u32, deadline: Instant) -> Result<Arena, Error> {
         let leader = self
@@ -248,21 +270,16 @@ impl ShmEndpoint {
             Error::new(ErrorKind::Timeout, NAME, rank, detail)
         };
         let system = |what: &str, e: io::Error| Error::system(NAME, rank, what.to_owned(), e);
-        let stream = loop {
-            match unix::connect(&leader.address.name) {
-                Ok(stream) => break stream,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    let patience = remaining(deadline).ok_or_else(late)?;
-                    // Nothing tells when a full backlog has room again.
-                    std::thread::sleep(RETRY.min(patience));
-                }
-                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-                    let detail = format!("process {} of rank {} is gone", leader.address.pid, leader.rank);
-                    return Err(Error::new(ErrorKind::PeerLost, NAME, rank, detail));
-                }
-                Err(e) => return Err(system("connecting to the leader of this host's ranks", e)),
-            }
+        let closed = || {
+            let detail = format!("rank {} closed its end before sharing its arena", leader.rank);
+            Error::new(ErrorKind::PeerLost, NAME, rank, detail)
         };
+        // A leader that ends before it has read the question resets the connection.
+        let failed = |what: &str, e: io::Error| match e.kind() {
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => closed(),
+            _ => system(what, e),
+        };
+        let stream = self.reach(leader, deadline, late)?;
         let hello = Hello {
             purpose: Purpose::AskArena,
             rank: self.rank,
@@ -270,21 +287,18 @@ impl ShmEndpoint {
         };
         let ends = Ends { caller: &self.identity.cookie, callee: &leader.address.cookie };
         unix::send(&stream, &hello.encode(ends), None)
-            .map_err(|e| system("asking for the shared arena", e))?;
+            .map_err(|e| failed("asking for the shared arena", e))?;
         let mut answer = [0; HELLO_BYTES];
         let (mut filled, mut fd) = (0, None);
         while filled < HELLO_BYTES {
             match unix::receive(&stream, &mut answer[filled..], &mut fd) {
-                Ok(0) => {
-                    let detail = format!("rank {} closed its end before sharing its arena", leader.rank);
-                    return Err(Error::new(ErrorKind::PeerLost, NAME, rank, detail));
-                }
+                Ok(0) => return Err(closed()),
                 Ok(bytes) => filled += bytes,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     wait_readable(&stream, remaining(deadline).ok_or_else(late)?);
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(system("waiting for the shared arena", e)),
+                Err(e) => return Err(failed("waiting for the shared arena", e)),
             }
         }
         let back = Ends { caller: ends.callee, callee: ends.caller };

@@ -13,7 +13,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use super::congestion;
 use super::options::TcpOptions;
 use super::route::Candidate;
-use super::socket::{self, Stop};
+use super::socket::{self, Stop, TcpInfo};
 use super::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Verdict};
 use crate::proof::Key;
 use crate::sys::descriptors::{self, STARVED_FOR};
@@ -128,7 +128,10 @@ impl Dial {
     /// Whether none of the addresses tried answers.
     pub(super) fn is_unheard(&self) -> bool {
         !self.attempts.is_empty()
-            && self.attempts.iter().all(|attempt| socket::resends_in_vain(&attempt.socket))
+            && self
+                .attempts
+                .iter()
+                .all(|attempt| TcpInfo::of(&attempt.socket).is_some_and(|info| info.resends_in_vain()))
     }
 
     pub(super) fn sockets(&self) -> impl Iterator<Item = &Socket> {

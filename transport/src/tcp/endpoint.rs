@@ -13,7 +13,7 @@ use super::options::{Family, TcpOptions};
 use super::outbound::{BURST_BYTES, Send};
 use super::park::Park;
 use super::route::{self, Candidate};
-use super::socket::{self, Stop};
+use super::socket::{Stop, TcpInfo};
 use super::wire::{MESSAGE_MAX, key_of};
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
@@ -379,7 +379,7 @@ impl Endpoint for TcpEndpoint {
 
     fn is_unheard(&self, peer: u32) -> bool {
         self.links_to(peer).any(|link| match &link.state {
-            State::Open(socket) => socket::resends_in_vain(socket),
+            State::Open(socket) => TcpInfo::of(socket).is_some_and(|info| info.resends_in_vain()),
             State::Dialing(dial) => dial.is_unheard(),
             State::Awaited(awaiting) => awaiting.tried.is_some(),
             State::Idle | State::Gone => false,

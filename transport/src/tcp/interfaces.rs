@@ -52,7 +52,8 @@ pub(super) fn enumerate() -> io::Result<Vec<Interface>> {
 }
 
 /// Whether the user's list (see `TcpOptions::interfaces`) lets this interface in.
-pub(super) fn admitted(name: &str, list: Option<&[String]>) -> bool {
+#[must_use]
+pub fn admitted(name: &str, list: Option<&[String]>) -> bool {
     let Some(list) = list else { return true };
     let inverted = list.first().is_some_and(|first| first.starts_with('^'));
     let listed = list.iter().any(|entry| {

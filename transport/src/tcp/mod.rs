@@ -50,8 +50,9 @@ use crate::kinds::{Features, Options};
 
 pub use accept::RejectedConnections;
 pub use endpoint::TcpEndpoint;
+pub use interfaces::admitted;
 pub use options::{Congestion, Family, TcpOptions};
-pub use socket::{Reuse, in_port_range};
+pub use socket::{Reuse, TcpInfo, in_port_range, listen, pace};
 
 /// The transport's name, in errors and capabilities.
 pub(crate) const NAME: &str = "tcp";

@@ -88,43 +88,95 @@ pub(super) fn unacknowledged_bytes(socket: &Socket) -> usize {
     if rc == 0 { usize::try_from(count).unwrap_or(0) } else { 0 }
 }
 
-/// Whether the kernel has sent the same bytes, or the request for a connection, again and again without an acknowledgement.
-/// It first does so after some 200 ms (for a request 1 s), then after twice as long, and so on.
-pub(super) fn resends_in_vain(socket: &Socket) -> bool {
-    const RESENDS: u8 = 2; // the first may be a packet lost
-    const SYN_SENT: u8 = 2;
-    // SAFETY: plain numbers, for which zeros are valid.
-    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-    let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
-    let option = (libc::IPPROTO_TCP, libc::TCP_INFO);
-    // SAFETY: TCP_INFO writes at most `len` bytes to the given address, and how many to that of `len`; older kernels write
-    // less and leave zeros.
-    let rc = unsafe {
-        libc::getsockopt(socket.as_raw_fd(), option.0, option.1, (&raw mut info).cast(), &raw mut len)
-    };
-    let needed = if info.tcpi_state == SYN_SENT { 1 } else { RESENDS };
-    rc == 0 && info.tcpi_unacked > 0 && info.tcpi_retransmits >= needed
+/// What the kernel knows of a connection (`TCP_INFO`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpInfo {
+    /// Whether the request for a connection is on its way, and nothing else.
+    pub is_opening: bool,
+    /// Times that the kernel has sent the oldest bytes again, since the last acknowledgement.
+    pub resends: u8,
+    /// Segments on their way.
+    pub unacknowledged: u32,
+    /// Bytes of a full segment that it sends.
+    pub segment_bytes: u32,
+    /// Segments sent again since the beginning.
+    pub resent: u32,
+    /// Segments with data sent since the beginning, those sent again among them; 0 before Linux 4.6.
+    pub sent: u32,
+    /// Segments that the peer had twice: they were sent again in vain. 0 before Linux 4.19.
+    pub duplicates: u32,
+    /// The least time that a packet and its acknowledgement have taken, if the kernel knows.
+    pub least_round_trip: Option<Duration>,
 }
 
-/// The least time that a packet and its acknowledgement have taken, if the kernel knows.
-pub(super) fn least_round_trip(socket: &Socket) -> Option<Duration> {
-    // Place of `tcpi_min_rtt` (Linux 4.9), in microseconds; libc's structure ends before it.
-    const AT: usize = 148 / size_of::<u32>();
-    let mut info = [0_u32; AT + 1];
-    let mut len = size_of_val(&info) as libc::socklen_t;
-    // SAFETY: TCP_INFO writes at most `len` bytes to the given address, which has as many, and how many to that of `len`.
-    // Any bytes are numbers.
+impl TcpInfo {
+    /// Asks the kernel.
+    #[must_use]
+    pub fn of(socket: &impl AsFd) -> Option<Self> {
+        // Places in the kernel's structure, of which libc's has the first part only.
+        const RESENDS: usize = 2;
+        const SEGMENT: usize = 16;
+        const UNACKNOWLEDGED: usize = 24;
+        const RESENT: usize = 100;
+        const LEAST_ROUND_TRIP: usize = 148;
+        const SENT: usize = 156;
+        const DUPLICATES: usize = 216;
+        const BYTES: usize = 220;
+        const SYN_SENT: u8 = 2;
+        let mut info = [0_u8; BYTES];
+        let mut len = BYTES as libc::socklen_t;
+        // SAFETY: TCP_INFO writes at most `len` bytes to the given address, which has as many, and how many to that of `len`;
+        // older kernels write less and leave zeros. Any bytes are numbers.
+        let rc = unsafe {
+            let (to, len) = (info.as_mut_ptr().cast(), &raw mut len);
+            libc::getsockopt(socket.as_fd().as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, to, len)
+        };
+        let word =
+            |at: usize| info[at..].first_chunk().map_or(0, |bytes: &[u8; 4]| u32::from_ne_bytes(*bytes));
+        let least = Some(word(LEAST_ROUND_TRIP)).filter(|_| len as usize >= LEAST_ROUND_TRIP + 4);
+        (rc == 0).then(|| Self {
+            is_opening: info[0] == SYN_SENT,
+            resends: info[RESENDS],
+            unacknowledged: word(UNACKNOWLEDGED),
+            segment_bytes: word(SEGMENT),
+            resent: word(RESENT),
+            sent: word(SENT),
+            duplicates: word(DUPLICATES),
+            least_round_trip: least.filter(|us| *us != u32::MAX).map(|us| Duration::from_micros(us.into())),
+        })
+    }
+
+    /// Whether the kernel has sent the same bytes, or the request for a connection, again and again without an acknowledgement.
+    /// It first does so after some 200 ms (for a request 1 s), then after twice as long, and so on.
+    #[must_use]
+    pub const fn resends_in_vain(&self) -> bool {
+        const RESENDS: u8 = 2; // the first may be a packet lost
+        let needed = if self.is_opening { 1 } else { RESENDS };
+        self.unacknowledged > 0 && self.resends >= needed
+    }
+}
+
+/// Has a connection send at most so many bytes per second, spread evenly.
+///
+/// # Errors
+/// If the system refuses.
+pub fn pace(socket: &impl AsFd, bytes_per_second: u32) -> io::Result<()> {
+    // SAFETY: SO_MAX_PACING_RATE reads one 32-bit number from the given address.
     let rc = unsafe {
-        let (to, len) = (info.as_mut_ptr().cast(), &raw mut len);
-        libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, to, len)
+        let from = (&raw const bytes_per_second).cast();
+        let len = size_of::<u32>() as libc::socklen_t;
+        let option = libc::SO_MAX_PACING_RATE;
+        libc::setsockopt(socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, option, from, len)
     };
-    let has_all = rc == 0 && len as usize == size_of_val(&info);
-    (has_all && info[AT] != u32::MAX).then(|| Duration::from_micros(info[AT].into()))
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// A socket that listens on all addresses, at the first free port of a range or one that the system picks; of both families
 /// where it can.
-pub(super) fn listen(ports: Option<RangeInclusive<u16>>) -> io::Result<Socket> {
+///
+/// # Errors
+/// As [`in_port_range`], or what the system says.
+pub fn listen(ports: Option<RangeInclusive<u16>>) -> io::Result<Socket> {
     match ports {
         Some(ports) => in_port_range(&ports, listen_at),
         None => listen_at(0, Reuse::No),

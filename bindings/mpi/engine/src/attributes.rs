@@ -1,7 +1,7 @@
 //! Values that programs cache on communicators, types and windows.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::args::put;
 use crate::constants::{KEYVAL_INVALID, SUCCESS};
@@ -15,12 +15,84 @@ type Copy = unsafe extern "C" fn(usize, c_int, *mut c_void, *mut c_void, *mut c_
 /// `int delete(handle, keyval, value, extra)`.
 type Delete = unsafe extern "C" fn(usize, c_int, *mut c_void, *mut c_void) -> c_int;
 
+/// How another language calls its function for copying: `int (function, handle, keyval, extra, kind, value, place, flag)`.
+type CopyProxy = unsafe extern "C" fn(
+    Copy,
+    c_int,
+    c_int,
+    *mut c_void,
+    c_int,
+    *mut c_void,
+    *mut *mut c_void,
+    *mut c_int,
+) -> c_int;
+/// The same for deleting: `int (function, handle, keyval, kind, value, extra)`.
+type DeleteProxy = unsafe extern "C" fn(Delete, c_int, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
+
+/// What a proxy is told of a value: an integer as wide as an address.
+const ADDRESS_WIDE: c_int = 1;
+
 #[derive(Debug)]
 struct Keyval {
     of: Kind,
     copy: Option<Copy>,
     delete: Option<Delete>,
     extra: usize,
+    /// For functions of another language.
+    proxies: OnceLock<(CopyProxy, DeleteProxy)>,
+}
+
+impl Keyval {
+    /// Has the program copy a value. The copy, if it wants one.
+    fn copy(&self, owner: c_int, number: c_int, value: usize) -> Outcome<Option<usize>> {
+        let Some(copy) = self.copy else { return Ok(None) };
+        let (mut copied, mut flag) = (std::ptr::null_mut::<c_void>(), 0);
+        let (extra, value, flag_at) = (self.extra as *mut c_void, value as *mut c_void, &raw mut flag);
+        // SAFETY: the program's function, with the arguments that the standard says; or what calls it, with those that it asks for.
+        callback(unsafe {
+            match self.proxies.get() {
+                Some((proxy, _)) => {
+                    proxy(copy, owner, number, extra, ADDRESS_WIDE, value, &raw mut copied, flag_at)
+                }
+                None => {
+                    let handle = flavor::to_user(self.of, owner);
+                    copy(handle, number, extra, value, (&raw mut copied).cast(), flag_at)
+                }
+            }
+        })?;
+        Ok((flag != 0).then_some(copied as usize))
+    }
+
+    /// Tells the program that a value goes.
+    fn delete(&self, owner: c_int, number: c_int, value: usize) -> Outcome {
+        let Some(delete) = self.delete else { return Ok(()) };
+        let (extra, value) = (self.extra as *mut c_void, value as *mut c_void);
+        // SAFETY: as for copying.
+        callback(unsafe {
+            match self.proxies.get() {
+                Some((_, proxy)) => proxy(delete, owner, number, ADDRESS_WIDE, value, extra),
+                None => delete(flavor::to_user(self.of, owner), number, value, extra),
+            }
+        })
+    }
+}
+
+/// Has a keyval's functions called by others, which know the language that they are written in.
+///
+/// # Safety
+/// The proxies are functions of the types above.
+pub unsafe fn keyval_set_proxy(number: c_int, copy: *const c_void, delete: *const c_void) {
+    // SAFETY: the caller's promise.
+    let (copy, delete) = unsafe {
+        (
+            std::mem::transmute::<*const c_void, Option<CopyProxy>>(copy),
+            std::mem::transmute::<*const c_void, Option<DeleteProxy>>(delete),
+        )
+    };
+    if let (Some(keyval), Some(copy), Some(delete)) = (KEYVALS.get(number), copy, delete) {
+        // Set once, right after the keyval was made.
+        let _ = keyval.proxies.set((copy, delete));
+    }
 }
 
 static KEYVALS: Table<Arc<Keyval>> = Table::new(0x9);
@@ -72,11 +144,7 @@ impl Attributes {
             let list = self.list();
             (Arc::clone(&list[at].keyval), list[at].value)
         };
-        if let Some(delete) = keyval.delete {
-            let handle = flavor::to_user(keyval.of, owner);
-            // SAFETY: the program's function, with the arguments that the standard says.
-            callback(unsafe { delete(handle, number, value as *mut c_void, keyval.extra as *mut c_void) })?;
-        }
+        keyval.delete(owner, number, value)?;
         self.list().retain(|attribute| attribute.number != number);
         Ok(())
     }
@@ -104,16 +172,8 @@ impl Attributes {
             .map(|attribute| (attribute.number, Arc::clone(&attribute.keyval), attribute.value))
             .collect();
         for (number, keyval, value) in all {
-            let Some(copy) = keyval.copy else { continue };
-            let (mut copied, mut flag) = (0_usize, 0);
-            let handle = flavor::to_user(keyval.of, owner);
-            // SAFETY: as for deleting.
-            callback(unsafe {
-                let place = (&raw mut copied).cast();
-                copy(handle, number, keyval.extra as *mut c_void, value as *mut c_void, place, &raw mut flag)
-            })?;
-            if flag != 0 {
-                new.list().push(Attribute { number, keyval, value: copied });
+            if let Some(value) = keyval.copy(owner, number, value)? {
+                new.list().push(Attribute { number, keyval, value });
             }
         }
         Ok(())
@@ -134,7 +194,7 @@ unsafe fn create(
             std::mem::transmute::<*const c_void, Option<Delete>>(delete),
         )
     };
-    let keyval = Keyval { of, copy, delete, extra: extra as usize };
+    let keyval = Keyval { of, copy, delete, extra: extra as usize, proxies: OnceLock::new() };
     // SAFETY: the caller's promise.
     unsafe { put(number, KEYVALS.insert(Arc::new(keyval))) }
 }

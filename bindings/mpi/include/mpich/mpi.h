@@ -174,4 +174,5 @@ extern int *const MPI_UNWEIGHTED;
 extern int *const MPI_WEIGHTS_EMPTY;
 
 #include "../mpi_types.h"
+#include "mpi_more.h"
 #endif

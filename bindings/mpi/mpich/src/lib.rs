@@ -27,6 +27,9 @@ mod functions {
     include!(concat!(env!("OUT_DIR"), "/functions.rs"));
 }
 
+mod fortran;
+mod removed;
+
 /// Runs a call; a panic becomes an error.
 fn guard(name: &str, call: impl FnOnce() -> Outcome) -> Outcome {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| fail(Class::Intern, format!("{name} panicked")))
@@ -111,6 +114,23 @@ clocks! {
     PMPI_Wtime = engine::wtime();
     MPI_Wtick = engine::wtick();
     PMPI_Wtick = engine::wtick();
+}
+
+macro_rules! addresses {
+    ($($name:ident($to:ident) = $of:ident;)+) => {$(
+        /// See the standard.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name(base: i64, $to: i64) -> i64 {
+            base.$of($to)
+        }
+    )+};
+}
+
+addresses! {
+    MPI_Aint_add(displacement) = wrapping_add;
+    PMPI_Aint_add(displacement) = wrapping_add;
+    MPI_Aint_diff(other) = wrapping_sub;
+    PMPI_Aint_diff(other) = wrapping_sub;
 }
 
 macro_rules! numbers_of_handles {

@@ -1,4 +1,4 @@
-//! C programs that use the libraries as a user would: each compiled for both ABIs.
+//! C programs that use the libraries as a user would: each compiled for both ABIs, if both have what it calls.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -129,9 +129,13 @@ fn run_ranks(program: &Path, ranks: usize, transport: &str) {
 }
 
 fn with_ranks(name: &str, ranks: &[usize]) {
+    with(&ABIS, name, ranks);
+}
+
+fn with(abis: &'static [Abi], name: &str, ranks: &[usize]) {
     let Some(cc) = compiler() else { return };
     let folder = tempfile::tempdir().unwrap();
-    for abi in &ABIS {
+    for abi in abis {
         let program = program(&cc, name, folder.path(), abi);
         for ranks in ranks {
             run_ranks(&program, *ranks, "shm,tcp");
@@ -158,4 +162,10 @@ fn windows() {
 #[test]
 fn wrong_arguments() {
     with_ranks("misuse", &[1, 2]);
+}
+
+/// Of the MPICH ABI only: the MPI-5 standard has none of it.
+#[test]
+fn older_programs_and_fortran() {
+    with(&ABIS[..1], "older", &[1, 2]);
 }

@@ -359,6 +359,41 @@ class Communicator(Calls, Objects, _kolo.Base):
         """Gives up: every call in progress on any rank, and every later one, fails with ``reason``. Returns at once."""
         self._comm.abort(reason)
 
+    # Going on after a loss.
+
+    def revoke(self) -> None:
+        """Ends the communicator for all of its ranks: every call, in progress or later, fails, except :meth:`agree` and
+        :meth:`shrink`. Returns at once."""
+        self._comm.revoke()
+
+    def agree(self, flags: int = 1) -> tuple[int, list[int]]:
+        """Agrees with all ranks that live: the AND of everybody's ``flags`` (64 bits), and the ranks that took part.
+
+        Works on a communicator that has failed. All ranks that live call it, in the same order with :meth:`shrink`, and get
+        the same answer. Blocks until all have.
+        """
+        if not 0 <= flags < 1 << 64:
+            raise Usage(f"flags are {flags}, but must be 0 or more and below 2^64")
+        return self._comm.agree(flags)
+
+    def shrink(self) -> Communicator:
+        """A communicator of the ranks that live, in their order. All of them call it; blocks until all have.
+
+        Works on a communicator that has failed, and on a healthy one, which stays as it is. Raises :class:`kolo.Fenced` if the
+        others have gone on without this rank, and :class:`kolo.Minority` if too few ranks answer.
+        """
+        return Communicator(self._comm.shrink())
+
+    @property
+    def epoch(self) -> int:
+        """How many times the group has changed: one more with each :meth:`shrink`."""
+        return self._comm.epoch()
+
+    @property
+    def ranks_before(self) -> list[int]:
+        """The rank of each rank in the communicator that was shrunk to this one."""
+        return self._comm.ranks_before()
+
     def close(self) -> None:
         """Leaves. Waits up to five seconds until what was started has left. Closing twice does nothing."""
         self._comm.close()

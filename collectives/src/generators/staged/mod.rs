@@ -23,7 +23,7 @@ use crate::stage::{PAYLOAD_BYTES_MAX, Payload};
 use crate::task::Task;
 
 /// Whether all ranks share memory; if not, why not, for users.
-fn on_one_host(task: &Task) -> Result<(), String> {
+pub(super) fn on_one_host(task: &Task) -> Result<(), String> {
     if !task.stages {
         return Err("the ranks of a host share no memory".to_owned());
     }
@@ -42,7 +42,7 @@ fn on_hosts(task: &Task) -> Result<Hosts, String> {
 }
 
 /// All ranks.
-fn world(task: &Task) -> Vec<u32> {
+pub(super) fn world(task: &Task) -> Vec<u32> {
     (0..task.world_size).collect()
 }
 

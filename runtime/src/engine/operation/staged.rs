@@ -92,11 +92,7 @@ impl Staged<'_> {
 
     /// Whether these have published the round at hand.
     pub(super) fn await_members(&mut self, of: Members) -> Result<bool, Error> {
-        let needs = match of {
-            Members::All => Needs::All,
-            Members::One(member) => Needs::Only(usize::from(member)),
-            Members::Below(end) => Needs::Below(usize::from(end)),
-        };
+        let needs = needs(of);
         let have = self.stage.has_published(self.area, needs);
         self.heard(have, Awaited::Payloads(needs))
     }
@@ -181,6 +177,15 @@ impl Staged<'_> {
     }
 }
 
+/// Whose payloads an `Await` waits for.
+pub(crate) const fn needs(of: Members) -> Needs {
+    match of {
+        Members::All => Needs::All,
+        Members::One(member) => Needs::Only(member as usize),
+        Members::Below(end) => Needs::Below(end as usize),
+    }
+}
+
 /// What folding needs beside its operands.
 #[derive(Debug, Default)]
 pub(super) struct Kit {
@@ -220,6 +225,9 @@ pub(super) fn check(binding: &Binding, links: &Links) -> Result<(), Error> {
     let Some(wanted) = &binding.plan.stage else { return Ok(()) };
     let refused = |detail: String| Err(Error::new(ErrorKind::Usage, "engine", None, detail));
     let algorithm = binding.plan.algorithm;
+    if !wanted.windows.is_empty() {
+        return refused(format!("{algorithm} reaches into other ranks' buffers, which messages do not"));
+    }
     let (Some(stage), Some(caps)) = (links.stage(), links.stage_caps()) else {
         return refused(format!("{algorithm} uses memory that ranks share, and there is none"));
     };

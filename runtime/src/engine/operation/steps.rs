@@ -164,6 +164,8 @@ impl At<'_> {
             Action::Publish { src, except } => self.publish(src, except),
             Action::Await { of } => self.await_members(of),
             Action::Fold { of, first, count, own, dst } => self.fold(of, (first, count), own, dst),
+            // Refused when the plan was bound.
+            Action::Spread { .. } => unreachable!("plans with windows are run by `symmetric`"),
         }
     }
 

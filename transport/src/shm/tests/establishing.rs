@@ -1,6 +1,7 @@
 //! Ranks of a host that meet, and one that ends before they have.
 
 use super::*;
+use crate::sys::unix;
 
 #[test]
 fn a_leader_notices_that_a_member_is_gone() {
@@ -16,5 +17,21 @@ fn a_leader_notices_that_a_member_is_gone() {
         let error = leader.establish(deadline()).expect_err("the third is gone");
         assert_eq!((error.kind, error.peer), (ErrorKind::PeerLost, Some(2)), "{error}");
         assert!(began.elapsed() < PATIENCE / 4, "{:?}", began.elapsed());
+    });
+}
+
+/// A connection that is closed with bytes unread is reset, and not ended as others are.
+#[test]
+fn a_leader_that_ends_with_the_question_unread_is_named() {
+    let mut world = introduced(2, &ShmOptions::default());
+    let mut follower = world.pop().expect("two");
+    let leader = world.pop().expect("two");
+    std::thread::scope(|scope| {
+        let asks = scope.spawn(move || follower.establish(deadline()).expect_err("the leader is gone"));
+        // The question lies in its backlog.
+        until("the question", || unix::is_readable(&leader.epoll));
+        drop(leader);
+        let error = asks.join().expect("no panic");
+        assert_eq!((error.kind, error.peer), (ErrorKind::PeerLost, Some(0)), "{error}");
     });
 }

@@ -1,0 +1,57 @@
+/* Functions of this ABI beside the table's: handles as Fortran has them, addresses, and what MPI-3 removed. */
+int MPIR_Dup_fn(MPI_Comm, int, void *, void *, void *, int *);
+#define MPI_COMM_DUP_FN ((MPI_Comm_copy_attr_function *)MPIR_Dup_fn)
+#define MPI_TYPE_DUP_FN ((MPI_Type_copy_attr_function *)MPIR_Dup_fn)
+#define MPI_WIN_DUP_FN ((MPI_Win_copy_attr_function *)MPIR_Dup_fn)
+#define MPI_TYPE_NULL_COPY_FN ((MPI_Type_copy_attr_function *)0)
+#define MPI_TYPE_NULL_DELETE_FN ((MPI_Type_delete_attr_function *)0)
+#define MPI_WIN_NULL_COPY_FN ((MPI_Win_copy_attr_function *)0)
+#define MPI_WIN_NULL_DELETE_FN ((MPI_Win_delete_attr_function *)0)
+
+/* Set by the bindings for Fortran, where these are part of a program. */
+extern MPI_Fint *MPI_F_STATUS_IGNORE;
+extern MPI_Fint *MPI_F_STATUSES_IGNORE;
+
+MPI_Aint MPI_Aint_add(MPI_Aint base, MPI_Aint displacement);
+MPI_Aint MPI_Aint_diff(MPI_Aint base, MPI_Aint other);
+
+MPI_Fint MPI_Comm_c2f(MPI_Comm handle);
+MPI_Comm MPI_Comm_f2c(MPI_Fint handle);
+MPI_Fint MPI_Errhandler_c2f(MPI_Errhandler handle);
+MPI_Errhandler MPI_Errhandler_f2c(MPI_Fint handle);
+MPI_Fint MPI_Group_c2f(MPI_Group handle);
+MPI_Group MPI_Group_f2c(MPI_Fint handle);
+MPI_Fint MPI_Info_c2f(MPI_Info handle);
+MPI_Info MPI_Info_f2c(MPI_Fint handle);
+MPI_Fint MPI_Message_c2f(MPI_Message handle);
+MPI_Message MPI_Message_f2c(MPI_Fint handle);
+MPI_Fint MPI_Op_c2f(MPI_Op handle);
+MPI_Op MPI_Op_f2c(MPI_Fint handle);
+MPI_Fint MPI_Request_c2f(MPI_Request handle);
+MPI_Request MPI_Request_f2c(MPI_Fint handle);
+MPI_Fint MPI_Type_c2f(MPI_Datatype handle);
+MPI_Datatype MPI_Type_f2c(MPI_Fint handle);
+MPI_Fint MPI_Win_c2f(MPI_Win handle);
+MPI_Win MPI_Win_f2c(MPI_Fint handle);
+
+typedef MPI_Comm_copy_attr_function MPI_Copy_function;
+typedef MPI_Comm_delete_attr_function MPI_Delete_function;
+typedef MPI_Comm_errhandler_function MPI_Handler_function;
+#define MPI_NULL_COPY_FN MPI_COMM_NULL_COPY_FN
+#define MPI_NULL_DELETE_FN MPI_COMM_NULL_DELETE_FN
+#define MPI_DUP_FN MPI_COMM_DUP_FN
+int MPI_Address(const void *location, MPI_Aint *address);
+int MPI_Attr_delete(MPI_Comm comm, int keyval);
+int MPI_Attr_get(MPI_Comm comm, int keyval, void *value, int *flag);
+int MPI_Attr_put(MPI_Comm comm, int keyval, void *value);
+int MPI_Errhandler_create(MPI_Handler_function *function, MPI_Errhandler *handler);
+int MPI_Errhandler_get(MPI_Comm comm, MPI_Errhandler *handler);
+int MPI_Errhandler_set(MPI_Comm comm, MPI_Errhandler handler);
+int MPI_Keyval_create(MPI_Copy_function *copy, MPI_Delete_function *del, int *keyval, void *extra);
+int MPI_Keyval_free(int *keyval);
+int MPI_Type_extent(MPI_Datatype type, MPI_Aint *extent);
+int MPI_Type_hindexed(int count, const int lengths[], const MPI_Aint displacements[], MPI_Datatype type, MPI_Datatype *newtype);
+int MPI_Type_hvector(int count, int length, MPI_Aint stride, MPI_Datatype type, MPI_Datatype *newtype);
+int MPI_Type_lb(MPI_Datatype type, MPI_Aint *bound);
+int MPI_Type_struct(int count, const int lengths[], const MPI_Aint displacements[], const MPI_Datatype types[], MPI_Datatype *newtype);
+int MPI_Type_ub(MPI_Datatype type, MPI_Aint *bound);

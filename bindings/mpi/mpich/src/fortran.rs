@@ -1,0 +1,120 @@
+//! What MPICH's bindings for Fortran (`libmpifort.so.12`) ask of the library for C: addresses that they compare with, and attributes
+//! whose values are integers. All else they call by the standard's names.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::atomic::AtomicPtr;
+
+use engine::Scope;
+use engine::constants::Status;
+
+use super::functions as c;
+
+macro_rules! marks {
+    ($($name:ident: $of:ty;)+) => {$(
+        /// Set by the bindings when the program starts: where their constant of this name lies.
+        #[unsafe(no_mangle)]
+        pub(crate) static $name: AtomicPtr<$of> = AtomicPtr::new(ptr::null_mut());
+    )+};
+}
+
+marks! {
+    MPI_F_STATUS_IGNORE: c_int;
+    MPI_F_STATUSES_IGNORE: c_int;
+    MPI_F08_STATUS_IGNORE: Status;
+    MPI_F08_STATUSES_IGNORE: Status;
+}
+
+/// Of a value: the address of it, or the value as an integer as wide as an address, or as an int.
+const POINTER: c_int = 0;
+const ADDRESS_WIDE: c_int = 1;
+
+/// The first numbers of the keyvals that the standard names, without those of each. In C these are odd; Fortran adds one.
+const OF_COMMUNICATORS: c_int = 0x6440_0000;
+const OF_WINDOWS: c_int = 0x6600_0000;
+const WINDOW_BASE: c_int = 0x6600_0001;
+const WINDOW_SIZE: c_int = 0x6600_0003;
+
+type Get = unsafe extern "C" fn(c_int, c_int, *mut c_void, *mut c_int) -> c_int;
+
+/// Looks an attribute up, and gives it as the caller's language wants it.
+///
+/// # Safety
+/// `value` and `flag` are places for what they say.
+unsafe fn get(
+    get: Get,
+    of: c_int,
+    keyval: c_int,
+    value: *mut c_void,
+    flag: *mut c_int,
+    kind: c_int,
+) -> c_int {
+    let is_named = matches!(keyval & !0xff, OF_COMMUNICATORS | OF_WINDOWS);
+    let keyval = if is_named && keyval % 2 == 0 { keyval - 1 } else { keyval };
+    let mut found = ptr::null_mut::<c_void>();
+    // SAFETY: the caller's promise; the attributes that the standard names are addresses of numbers, but for a window's base.
+    unsafe {
+        let code = get(of, keyval, (&raw mut found).cast(), flag);
+        if code != 0 || *flag == 0 {
+            return code;
+        }
+        let number = match keyval {
+            _ if !is_named || keyval == WINDOW_BASE => found as i64,
+            WINDOW_SIZE => *found.cast::<i64>(),
+            _ => i64::from(*found.cast::<c_int>()),
+        };
+        match kind {
+            POINTER => *value.cast() = found,
+            ADDRESS_WIDE => *value.cast() = number,
+            _ => *value.cast() = number as c_int,
+        }
+        code
+    }
+}
+
+macro_rules! attributes {
+    ($($get:ident($of_get:path), $set:ident($of_set:path);)+) => {$(
+        /// Gives an attribute as a value of `kind`.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $get(
+            of: c_int,
+            keyval: c_int,
+            value: *mut c_void,
+            flag: *mut c_int,
+            kind: c_int,
+        ) -> c_int {
+            // SAFETY: the bindings' promise.
+            unsafe { get($of_get, of, keyval, value, flag, kind) }
+        }
+
+        /// Sets an attribute; a number comes in the address's place.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $set(of: c_int, keyval: c_int, value: *mut c_void, _: c_int) -> c_int {
+            // SAFETY: the bindings' promise.
+            unsafe { $of_set(of, keyval, value) }
+        }
+    )+};
+}
+
+attributes! {
+    MPII_Comm_get_attr(c::MPI_Comm_get_attr), MPII_Comm_set_attr(c::MPI_Comm_set_attr);
+    MPII_Type_get_attr(c::MPI_Type_get_attr), MPII_Type_set_attr(c::MPI_Type_set_attr);
+    MPII_Win_get_attr(c::MPI_Win_get_attr), MPII_Win_set_attr(c::MPI_Win_set_attr);
+}
+
+/// Says who calls the functions of a keyval, which are Fortran's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn MPII_Keyval_set_proxy(
+    keyval: c_int,
+    copy: *const c_void,
+    delete: *const c_void,
+) {
+    // SAFETY: the bindings' promise.
+    unsafe { engine::calls::keyval_set_proxy(keyval, copy, delete) }
+}
+
+/// Says that the functions of a generalized request are Fortran's, which Kolo does not call.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn MPII_Grequest_set_lang_f77(_: c_int) {
+    super::missing("MPI_Grequest_start of Fortran", Scope::Process);
+}

@@ -1,0 +1,90 @@
+/* What programs of MPI-1 call, and what bindings for Fortran ask of the library; of the MPICH ABI only. Any number of ranks. */
+#include "test.h"
+
+/* As the bindings for Fortran declare them. */
+int MPII_Comm_get_attr(MPI_Comm comm, int keyval, void *value, int *flag, int kind);
+int MPII_Comm_set_attr(MPI_Comm comm, int keyval, void *value, int kind);
+typedef int Copy_proxy(void *, int, int, void *, int, void *, void **, int *);
+typedef int Delete_proxy(void *, int, int, int, void *, void *);
+void MPII_Keyval_set_proxy(int keyval, Copy_proxy *copy, Delete_proxy *del);
+enum { POINTER = 0, ADDRESS_WIDE = 1, INT = 3 };
+
+static int deleted;
+static int copy(MPI_Comm comm, int keyval, void *extra, void *value, void *place, int *flag) {
+  (void)comm, (void)keyval, (void)extra;
+  *(void **)place = (char *)value + 1;
+  *flag = 1;
+  return MPI_SUCCESS;
+}
+static int delete(MPI_Comm comm, int keyval, void *value, void *extra) {
+  (void)comm, (void)keyval, (void)value, (void)extra;
+  deleted++;
+  return MPI_SUCCESS;
+}
+static int copy_by_proxy(void *function, int comm, int keyval, void *extra, int kind, void *value, void **place, int *flag) {
+  CHECK(function == (void *)copy && kind == ADDRESS_WIDE && extra == &deleted && comm == MPI_COMM_WORLD && keyval);
+  *place = (char *)value + 10;
+  *flag = 1;
+  return MPI_SUCCESS;
+}
+static int delete_by_proxy(void *function, int comm, int keyval, int kind, void *value, void *extra) {
+  CHECK(function == (void *)delete && kind == ADDRESS_WIDE && extra == &deleted && comm && keyval && value);
+  deleted += 100;
+  return MPI_SUCCESS;
+}
+
+struct pair {
+  double real;
+  int whole;
+};
+
+int main(int argc, char **argv) {
+  CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
+
+  /* Types. */
+  struct pair pairs[3] = {{1.5, 1}, {2.5, 2}, {3.5, 3}}, got[3] = {{0, 0}, {0, 0}, {0, 0}};
+  MPI_Aint start, places[2], extent, lower, upper;
+  MPI_Datatype both, every_other, type;
+  CHECK(!MPI_Address(pairs, &start) && !MPI_Address(&pairs[0].real, &places[0]) && !MPI_Address(&pairs[0].whole, &places[1]));
+  places[0] = MPI_Aint_diff(places[0], start), places[1] = MPI_Aint_diff(places[1], start);
+  CHECK(MPI_Aint_add(start, places[1]) == (MPI_Aint)&pairs[0].whole);
+  CHECK(!MPI_Type_struct(2, (int[]){1, 1}, places, (MPI_Datatype[]){MPI_DOUBLE, MPI_INT}, &both));
+  CHECK(!MPI_Type_extent(both, &extent) && extent == sizeof(struct pair));
+  CHECK(!MPI_Type_lb(both, &lower) && !MPI_Type_ub(both, &upper) && lower == 0 && upper == extent);
+  CHECK(!MPI_Type_hvector(2, 1, 2 * sizeof(struct pair), both, &every_other) && !MPI_Type_commit(&every_other));
+  CHECK(!MPI_Sendrecv(pairs, 1, every_other, rank, 0, got, 1, every_other, rank, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+  CHECK(got[0].real == 1.5 && got[0].whole == 1 && got[1].real == 0 && got[2].real == 3.5 && got[2].whole == 3);
+  CHECK(!MPI_Type_hindexed(1, (int[]){2}, (MPI_Aint[]){sizeof(int)}, MPI_INT, &type));
+  CHECK(!MPI_Type_lb(type, &lower) && !MPI_Type_ub(type, &upper) && lower == sizeof(int) && upper == 3 * sizeof(int));
+  CHECK(!MPI_Type_free(&both) && !MPI_Type_free(&every_other) && !MPI_Type_free(&type));
+
+  /* Attributes and handlers of errors. */
+  int keyval, flag, *tag_max, number;
+  MPI_Aint wide;
+  void *value;
+  MPI_Comm comm;
+  MPI_Errhandler handler;
+  CHECK(!MPI_Attr_get(MPI_COMM_WORLD, MPI_TAG_UB, &tag_max, &flag) && flag && *tag_max >= 32767);
+  CHECK(!MPI_Keyval_create(copy, delete, &keyval, NULL));
+  CHECK(!MPI_Attr_put(MPI_COMM_WORLD, keyval, &deleted) && !MPI_Comm_dup(MPI_COMM_WORLD, &comm));
+  CHECK(!MPI_Attr_get(comm, keyval, &value, &flag) && flag && value == (char *)&deleted + 1);
+  CHECK(!MPI_Attr_delete(MPI_COMM_WORLD, keyval) && deleted == 1 && !MPI_Comm_free(&comm) && deleted == 2);
+  CHECK(!MPI_Keyval_free(&keyval) && keyval == MPI_KEYVAL_INVALID);
+  CHECK(!MPI_Errhandler_set(MPI_COMM_WORLD, MPI_ERRORS_RETURN) && !MPI_Errhandler_get(MPI_COMM_WORLD, &handler));
+  CHECK(handler == MPI_ERRORS_RETURN);
+
+  /* The same as Fortran's integers; there, the standard's keyvals are one more. */
+  CHECK(!MPII_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB + 1, &wide, &flag, ADDRESS_WIDE) && flag && wide == *tag_max);
+  CHECK(!MPII_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB + 1, &number, &flag, INT) && flag && number == *tag_max);
+  CHECK(!MPII_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &value, &flag, POINTER) && flag && *(int *)value == *tag_max);
+  CHECK(!MPI_Comm_create_keyval(copy, delete, &keyval, &deleted));
+  MPII_Keyval_set_proxy(keyval, copy_by_proxy, delete_by_proxy);
+  CHECK(!MPII_Comm_set_attr(MPI_COMM_WORLD, keyval, (void *)7, ADDRESS_WIDE) && !MPI_Comm_dup(MPI_COMM_WORLD, &comm));
+  CHECK(!MPII_Comm_get_attr(comm, keyval, &wide, &flag, ADDRESS_WIDE) && flag && wide == 17);
+  CHECK(!MPI_Comm_free(&comm) && deleted == 102 && !MPI_Comm_delete_attr(MPI_COMM_WORLD, keyval) && deleted == 202);
+  CHECK(!MPI_Comm_free_keyval(&keyval));
+  CHECK(!MPI_F_STATUS_IGNORE && !MPI_F_STATUSES_IGNORE && MPI_Comm_f2c(MPI_Comm_c2f(MPI_COMM_SELF)) == MPI_COMM_SELF);
+
+  CHECK(!MPI_Finalize());
+  return 0;
+}

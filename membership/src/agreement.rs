@@ -1,0 +1,543 @@
+//! One agreement, as one member sees it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::message::{Ballot, Decision, Message, Part};
+use crate::set::Set;
+
+/// Beats after which the proposer's silence makes a member ask all others that may propose in its place.
+const WORRY_BEATS: u32 = 2;
+
+/// Most doublings of the pause after ballots that were refused.
+const BACKOFF_MAX: u32 = 5;
+
+/// Facts that do not change. Times are those of the caller's clock, from any beginning.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Number of members.
+    pub members: u32,
+    /// This one.
+    pub me: u32,
+    /// Between repetitions of what was not answered.
+    pub beat: Duration,
+    /// A member that was asked and says nothing for so long is silent.
+    pub silent_after: Duration,
+    /// How long a proposer without a quorum goes on.
+    pub stranded_after: Duration,
+}
+
+/// How it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stand {
+    /// Not decided: `late` have not brought their part, `silent` do not answer.
+    Open {
+        /// Members that live and have not brought their part, as far as this one knows.
+        late: Vec<u32>,
+        /// Members that were asked and do not answer.
+        silent: Vec<u32>,
+    },
+    /// Decided.
+    Decided(Decision),
+    /// No quorum can be reached: this side of a partition must stop.
+    Stranded,
+}
+
+/// One member's side. Facts come in by the methods, with the time; messages come out of [`Agreement::take_messages`].
+#[derive(Debug)]
+pub struct Agreement {
+    settings: Settings,
+    own: Option<Part>,
+    /// Brought by others, to this member.
+    parts: BTreeMap<u32, Part>,
+    gone: Set,
+    /// When each was heard last.
+    heard: BTreeMap<u32, Duration>,
+    /// Since when an answer is expected.
+    asked: BTreeMap<u32, Duration>,
+    promised: Ballot,
+    accepted: Option<(Ballot, Decision)>,
+    decided: Option<Decision>,
+    stranded: bool,
+    /// Since when this proposer cannot reach a quorum.
+    alone_since: Option<Duration>,
+    attempt: Option<Attempt>,
+    /// The last round that was heard of.
+    round: u64,
+    refusals: u32,
+    not_before: Duration,
+    next_beat: Duration,
+    out: Vec<(u32, Message)>,
+    #[cfg(test)]
+    pub(crate) flaw: Option<crate::simulator::Flaw>,
+}
+
+/// A ballot of this member.
+#[derive(Debug)]
+struct Attempt {
+    ballot: Ballot,
+    /// In the second phase: the value.
+    value: Option<Decision>,
+    /// Who has answered in this phase, with whom each holds for gone.
+    answers: BTreeMap<u32, Set>,
+    /// What was accepted last, as far as the promises tell.
+    best: Option<(Ballot, Decision)>,
+}
+
+impl Agreement {
+    /// A member that has brought nothing and heard nothing.
+    #[must_use]
+    pub fn new(settings: Settings, now: Duration) -> Self {
+        Self {
+            settings,
+            own: None,
+            parts: BTreeMap::new(),
+            gone: Set::default(),
+            heard: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            promised: Ballot::default(),
+            accepted: None,
+            decided: None,
+            stranded: false,
+            alone_since: None,
+            attempt: None,
+            round: 0,
+            refusals: 0,
+            not_before: Duration::ZERO,
+            next_beat: now,
+            out: Vec::new(),
+            #[cfg(test)]
+            flaw: None,
+        }
+    }
+
+    /// Brings this member's part. From now on it works for a decision, and [`Agreement::tick`] is due.
+    pub fn bring(&mut self, part: Part, now: Duration) {
+        self.own = Some(part);
+        self.next_beat = now;
+        self.tick(now);
+    }
+
+    /// The system says that a member's process has ended. Must be true: see the crate's documentation. What it has sent before and
+    /// has not been heard yet is not heard any more.
+    pub fn gone(&mut self, member: u32, now: Duration) {
+        if member != self.settings.me && self.gone.insert(member) {
+            self.step(now);
+        }
+    }
+
+    /// Sets other limits of silence, for a member that was asked before its program has called.
+    pub const fn set_silence(&mut self, silent_after: Duration, stranded_after: Duration) {
+        self.settings.silent_after = silent_after;
+        self.settings.stranded_after = stranded_after;
+    }
+
+    /// Who was asked and does not answer.
+    #[must_use]
+    pub fn silent(&self, now: Duration) -> Vec<u32> {
+        self.others().filter(|other| self.is_silent(*other, now)).collect()
+    }
+
+    /// What is to be sent, in order.
+    pub fn take_messages(&mut self) -> Vec<(u32, Message)> {
+        std::mem::take(&mut self.out)
+    }
+
+    /// How it stands.
+    #[must_use]
+    pub fn stand(&self, now: Duration) -> Stand {
+        if let Some(decided) = &self.decided {
+            return Stand::Decided(decided.clone());
+        }
+        if self.stranded {
+            return Stand::Stranded;
+        }
+        let (silent, awaited): (Vec<u32>, Vec<u32>) = self
+            .others()
+            .filter(|other| !self.parts.contains_key(other))
+            .partition(|other| self.is_silent(*other, now));
+        let late = if self.proposer(now) == self.settings.me { awaited } else { Vec::new() };
+        Stand::Open { late, silent }
+    }
+
+    /// Who has ended, as far as this member knows.
+    #[must_use]
+    pub const fn known_gone(&self) -> &Set {
+        &self.gone
+    }
+
+    /// When [`Agreement::tick`] is due; never while there is nothing to repeat.
+    #[must_use]
+    pub fn next_wakeup(&self) -> Option<Duration> {
+        (self.own.is_some() && self.decided.is_none() && !self.stranded).then_some(self.next_beat)
+    }
+
+    /// Time passes.
+    pub fn tick(&mut self, now: Duration) {
+        if self.next_wakeup().is_none_or(|due| now < due) {
+            return;
+        }
+        let late = now.saturating_sub(self.next_beat);
+        if late > self.settings.silent_after / 2 {
+            // This process was itself stopped: what the others sent meanwhile is still unread.
+            self.asked.values_mut().for_each(|since| *since = now);
+        }
+        self.next_beat = now + self.settings.beat;
+        let proposer = self.proposer(now);
+        if proposer == self.settings.me {
+            let missing: Vec<u32> = self.others().filter(|other| !self.parts.contains_key(other)).collect();
+            for other in missing {
+                self.ask(other, Message::Asked, now);
+            }
+            self.repeat(now);
+            self.judge(now);
+        } else {
+            self.bring_to(proposer, now);
+            let waited = self.unanswered(proposer, now);
+            if waited >= self.settings.beat * WORRY_BEATS {
+                let lower: Vec<u32> =
+                    self.others().filter(|other| *other < self.settings.me && *other != proposer).collect();
+                for other in lower {
+                    self.ask(other, Message::Asked, now);
+                }
+            }
+        }
+        self.step(now);
+    }
+
+    /// A message has come.
+    pub fn hear(&mut self, from: u32, message: Message, now: Duration) {
+        if from == self.settings.me || from >= self.settings.members {
+            return;
+        }
+        if let Some(decided) = &self.decided {
+            if !matches!(message, Message::Decided(_) | Message::Accepted { .. } | Message::Here) {
+                let answer = Message::Decided(decided.clone());
+                self.out.push((from, answer));
+            }
+            return;
+        }
+        if self.gone.contains(from) && !self.is_flawed_hearing() {
+            return; // Rule 3 rests on this: see the crate's documentation.
+        }
+        // Only answers tell that the sender hears this member too: over a cable cut in one direction, requests still come.
+        if !matches!(
+            message,
+            Message::Asked | Message::Prepare { .. } | Message::Accept { .. } | Message::Stranded
+        ) {
+            self.heard.insert(from, now);
+        }
+        match message {
+            Message::Part(part) => {
+                self.parts.insert(from, part);
+                // A sign of life, so that nobody else takes over while the others' parts are awaited.
+                self.out.push((from, Message::Here));
+            }
+            Message::Asked => match self.own {
+                Some(part) => self.out.push((from, Message::Part(part))),
+                None => self.out.push((from, Message::Here)),
+            },
+            Message::Here => {}
+            Message::Prepare { ballot, gone } => self.prepare(from, ballot, &gone, now),
+            Message::Accept { ballot, gone, value } => self.accept(from, ballot, &gone, value, now),
+            Message::Promise { ballot, gone, accepted } => self.promised(from, ballot, gone, accepted),
+            Message::Accepted { ballot, gone } => self.answered(from, ballot, true, gone),
+            Message::Refused { promised } => self.refused(promised, now),
+            Message::Decided(value) => self.decided = Some(value),
+            Message::Stranded => self.stranded |= self.own.is_some() && self.proposer(now) == from,
+        }
+        self.step(now);
+    }
+
+    fn others(&self) -> impl Iterator<Item = u32> + '_ {
+        let me = self.settings.me;
+        (0..self.settings.members).filter(move |member| *member != me && !self.gone.contains(*member))
+    }
+
+    /// How long an answer has been due.
+    fn unanswered(&self, member: u32, now: Duration) -> Duration {
+        let Some(asked) = self.asked.get(&member) else { return Duration::ZERO };
+        let heard = self.heard.get(&member).copied().unwrap_or_default();
+        now.saturating_sub(heard.max(*asked))
+    }
+
+    fn is_silent(&self, member: u32, now: Duration) -> bool {
+        self.unanswered(member, now) > self.settings.silent_after
+    }
+
+    /// The lowest member that is neither gone nor silent.
+    fn proposer(&self, now: Duration) -> u32 {
+        let me = self.settings.me;
+        self.others()
+            .find(|other| *other > me || !self.is_silent(*other, now))
+            .map_or(me, |other| other.min(me))
+    }
+
+    fn ask(&mut self, member: u32, message: Message, now: Duration) {
+        self.asked.entry(member).or_insert(now);
+        self.out.push((member, message));
+    }
+
+    fn bring_to(&mut self, proposer: u32, now: Duration) {
+        if let Some(part) = self.own {
+            self.ask(proposer, Message::Part(part), now);
+        }
+    }
+
+    /// Goes on where nothing is waited for any more.
+    fn step(&mut self, now: Duration) {
+        if self.decided.is_some() || self.stranded || self.own.is_none() {
+            return;
+        }
+        let proposer = self.proposer(now);
+        if proposer != self.settings.me {
+            // Its proposer may have changed since the last beat.
+            if !self.asked.contains_key(&proposer) {
+                self.bring_to(proposer, now);
+            }
+            return;
+        }
+        if self.attempt.is_none() && now >= self.not_before && self.is_ready(now) {
+            self.begin();
+        }
+        while self.advance() {}
+    }
+
+    /// Whether every member has brought its part, is gone, or is silent.
+    fn is_ready(&self, now: Duration) -> bool {
+        self.others().all(|other| self.parts.contains_key(&other) || self.is_silent(other, now))
+    }
+
+    /// Begins the first phase.
+    fn begin(&mut self) {
+        self.round += 1;
+        let ballot = Ballot { round: self.round.max(self.promised.round + 1), by: self.settings.me };
+        self.round = ballot.round;
+        self.promised = ballot;
+        let best = self.accepted.clone();
+        let answers = BTreeMap::from([(self.settings.me, Set::default())]);
+        self.attempt = Some(Attempt { ballot, value: None, answers, best });
+        self.request_all();
+    }
+
+    /// Goes from one phase to the next once there is a quorum.
+    fn advance(&mut self) -> bool {
+        let Some(attempt) = &self.attempt else { return false };
+        if !self.is_quorum(&attempt.answers) {
+            return false;
+        }
+        let (ballot, best) = (attempt.ballot, attempt.best.clone());
+        if let Some(value) = attempt.value.clone() {
+            self.attempt = None;
+            for other in self.others().collect::<Vec<_>>() {
+                self.out.push((other, Message::Decided(value.clone())));
+            }
+            self.decided = Some(value);
+            return false;
+        }
+        let value = match best {
+            Some((_, value)) if !self.is_flawed_choice() => value,
+            _ => self.proposal(),
+        };
+        self.accepted = Some((ballot, value.clone()));
+        let attempt = self.attempt.as_mut().expect("it was there");
+        attempt.value = Some(value);
+        attempt.answers = BTreeMap::from([(self.settings.me, Set::default())]);
+        self.request_all();
+        true
+    }
+
+    /// What this member would have chosen.
+    fn proposal(&self) -> Decision {
+        let own = self.own.expect("only who has brought a part proposes");
+        let mut value = Decision {
+            members: [self.settings.me].into_iter().collect(),
+            flags: own.flags,
+            kinds: own.kinds,
+            seed: own.seed,
+        };
+        for (other, part) in self.parts.iter().filter(|(other, _)| !self.gone.contains(**other)) {
+            value.members.insert(*other);
+            value.flags &= part.flags;
+            value.kinds |= part.kinds;
+        }
+        value
+    }
+
+    /// The request of the phase at hand to one member.
+    fn request(&self, attempt: &Attempt) -> Message {
+        let (ballot, gone) = (attempt.ballot, self.gone.clone());
+        match &attempt.value {
+            None => Message::Prepare { ballot, gone },
+            Some(value) => Message::Accept { ballot, gone, value: value.clone() },
+        }
+    }
+
+    /// To all whose answer is missing, or does not count by rule 3.
+    fn request_all(&mut self) {
+        let Some(attempt) = &self.attempt else { return };
+        let request = self.request(attempt);
+        let lacks = |other: &u32| attempt.answers.get(other).is_none_or(|gone| !gone.includes(&self.gone));
+        let to: Vec<u32> = self.others().filter(lacks).collect();
+        self.out.extend(to.into_iter().map(|other| (other, request.clone())));
+    }
+
+    fn repeat(&mut self, now: Duration) {
+        for other in self.others().collect::<Vec<_>>() {
+            self.asked.entry(other).or_insert(now);
+        }
+        self.request_all();
+    }
+
+    fn is_quorum(&self, answers: &BTreeMap<u32, Set>) -> bool {
+        let (members, me) = (self.settings.members as usize, self.settings.me);
+        #[cfg(test)]
+        if self.flaw == Some(crate::simulator::Flaw::AnyHalf) && 2 * answers.len() >= members {
+            return true;
+        }
+        if 2 * answers.len() > members || (2 * answers.len() == members && answers.contains_key(&0)) {
+            return true;
+        }
+        let has_taken_over = |other: u32| answers.get(&other).is_some_and(|gone| gone.includes(&self.gone));
+        (0..self.settings.members)
+            .all(|other| other == me || self.gone.contains(other) || has_taken_over(other))
+    }
+
+    /// Notes how long no quorum was in reach.
+    fn judge(&mut self, now: Duration) {
+        let here: BTreeMap<u32, Set> = std::iter::once(self.settings.me)
+            .chain(self.others().filter(|other| !self.is_silent(*other, now)))
+            .map(|other| (other, self.gone.clone()))
+            .collect();
+        if self.is_quorum(&here) {
+            self.alone_since = None;
+            return;
+        }
+        let since = *self.alone_since.get_or_insert(now);
+        if now - since >= self.settings.stranded_after {
+            self.stranded = true;
+            for other in self.others().collect::<Vec<_>>() {
+                self.out.push((other, Message::Stranded));
+            }
+        }
+    }
+
+    /// Takes over whom a proposer holds for gone. False if that is this member itself.
+    fn take_over(&mut self, gone: &Set) -> bool {
+        if gone.contains(self.settings.me) {
+            return false;
+        }
+        #[cfg(test)]
+        if self.flaw == Some(crate::simulator::Flaw::HearsTheDead) {
+            return true;
+        }
+        self.gone.extend(gone);
+        true
+    }
+
+    fn prepare(&mut self, from: u32, ballot: Ballot, gone: &Set, now: Duration) {
+        if ballot.by != from || !self.may_join(from, ballot, now) || !self.take_over(gone) {
+            return;
+        }
+        self.promised = ballot;
+        let answer = Message::Promise { ballot, gone: self.holds(gone), accepted: self.accepted.clone() };
+        #[cfg(test)]
+        let answer = match answer {
+            Message::Promise { ballot, gone, .. } if self.flaw == Some(crate::simulator::Flaw::Forgets) => {
+                Message::Promise { ballot, gone, accepted: None }
+            }
+            answer => answer,
+        };
+        self.out.push((from, answer));
+    }
+
+    fn accept(&mut self, from: u32, ballot: Ballot, gone: &Set, value: Decision, now: Duration) {
+        if ballot.by != from || !self.may_join(from, ballot, now) || !self.take_over(gone) {
+            return;
+        }
+        self.promised = ballot;
+        self.accepted = Some((ballot, value));
+        let answer = Message::Accepted { ballot, gone: self.holds(gone) };
+        self.out.push((from, answer));
+    }
+
+    /// Whom it holds for gone, as it tells the proposer that has just told it.
+    fn holds(&self, _told: &Set) -> Set {
+        #[cfg(test)]
+        if self.flaw == Some(crate::simulator::Flaw::HearsTheDead) {
+            return _told.clone();
+        }
+        self.gone.clone()
+    }
+
+    /// Whether this member has promised nothing later.
+    fn may_join(&mut self, from: u32, ballot: Ballot, now: Duration) -> bool {
+        self.round = self.round.max(ballot.round);
+        if ballot < self.promised {
+            self.out.push((from, Message::Refused { promised: self.promised }));
+            return false;
+        }
+        if self.attempt.as_ref().is_some_and(|attempt| attempt.ballot < ballot) {
+            self.attempt = None;
+            self.pause(now);
+        }
+        true
+    }
+
+    fn promised(&mut self, from: u32, ballot: Ballot, gone: Set, accepted: Option<(Ballot, Decision)>) {
+        let Some(attempt) = self.attempt.as_mut().filter(|a| a.ballot == ballot && a.value.is_none()) else {
+            return;
+        };
+        if accepted.as_ref().map(|(ballot, _)| *ballot) > attempt.best.as_ref().map(|(ballot, _)| *ballot) {
+            attempt.best = accepted;
+        }
+        self.answered(from, ballot, false, gone);
+    }
+
+    fn answered(&mut self, from: u32, ballot: Ballot, accepts: bool, gone: Set) {
+        let is_of_phase = |a: &&mut Attempt| a.ballot == ballot && a.value.is_some() == accepts;
+        let Some(attempt) = self.attempt.as_mut().filter(is_of_phase) else { return };
+        let knows_more = !self.gone.includes(&gone);
+        let knows_less = !gone.includes(&self.gone);
+        attempt.answers.insert(from, gone.clone());
+        if !gone.contains(self.settings.me) {
+            self.gone.extend(&gone);
+        }
+        if knows_more || knows_less {
+            self.request_all();
+        }
+    }
+
+    fn refused(&mut self, promised: Ballot, now: Duration) {
+        self.round = self.round.max(promised.round);
+        if self.attempt.as_ref().is_some_and(|attempt| attempt.ballot < promised) {
+            self.attempt = None;
+            self.pause(now);
+        }
+    }
+
+    /// Two that propose at the same time get out of each other's way: the higher one waits longer.
+    fn pause(&mut self, now: Duration) {
+        let place = 1 + self.settings.me.min(7);
+        self.not_before = now + self.settings.beat * place * (1 << self.refusals.min(BACKOFF_MAX)) / 2;
+        self.refusals += 1;
+    }
+
+    #[allow(clippy::unused_self)]
+    const fn is_flawed_hearing(&self) -> bool {
+        #[cfg(test)]
+        if matches!(self.flaw, Some(crate::simulator::Flaw::HearsTheDead)) {
+            return true;
+        }
+        false
+    }
+
+    #[allow(clippy::unused_self)]
+    const fn is_flawed_choice(&self) -> bool {
+        #[cfg(test)]
+        if matches!(self.flaw, Some(crate::simulator::Flaw::OwnChoice)) {
+            return true;
+        }
+        false
+    }
+}

@@ -1,0 +1,71 @@
+//! What goes wrong in a run, drawn from its seed.
+
+use std::time::Duration;
+
+use super::Random;
+
+/// Something that happens to processes or cables.
+#[derive(Clone, Debug)]
+pub(super) enum Fault {
+    /// Processes end; the others learn of each within some time, each on its own.
+    Die(Vec<u32>),
+    /// It stops for so long.
+    Pauses(u32, Duration),
+    /// Nothing passes from these to others, and in the other direction if so, for so long.
+    Cut { side: Vec<u32>, both_ways: bool, length: Duration },
+}
+
+/// A run before it begins.
+#[derive(Clone, Debug)]
+pub(super) struct Scenario {
+    pub(super) seed: u64,
+    pub(super) processes: u32,
+    /// Each with its time.
+    pub(super) faults: Vec<(Duration, Fault)>,
+    /// One message in so many is lost; none if 0.
+    pub(super) loses_one_in: u64,
+    /// Most time on the way.
+    pub(super) delay_max: Duration,
+    /// Most time between the beginning of an epoch and the call.
+    pub(super) call_max: Duration,
+}
+
+/// Faults come until here; then everything is mended, and those who live must come to decisions.
+pub(super) const MENDED: Duration = Duration::from_secs(6);
+
+impl Scenario {
+    pub(super) fn draw(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let processes = 2 + random.below(6) as u32;
+        let count = random.below(7);
+        let ms = |random: &mut Random, most: u64| Duration::from_millis(random.below(most));
+        let mut faults: Vec<(Duration, Fault)> = (0..count)
+            .map(|_| {
+                // Many within the first moments, where the first agreement is under way.
+                let most = [400, 2000, MENDED.as_millis() as u64][random.below(3) as usize];
+                let at = ms(&mut random, most);
+                let victim = random.below(u64::from(processes)) as u32;
+                let length = ms(&mut random, 3000);
+                let fault = match random.below(5) {
+                    0..=1 => Fault::Die(vec![victim]),
+                    2 => Fault::Die((0..processes).filter(|_| random.one_in(2)).collect()),
+                    3 => Fault::Pauses(victim, length),
+                    _ => {
+                        let side = (0..processes).filter(|_| random.one_in(2)).collect();
+                        Fault::Cut { side, both_ways: random.one_in(2), length }
+                    }
+                };
+                (at, fault)
+            })
+            .collect();
+        faults.sort_by_key(|(at, _)| *at);
+        Self {
+            seed,
+            processes,
+            faults,
+            loses_one_in: [0, 0, 20, 4][random.below(4) as usize],
+            delay_max: Duration::from_micros([200, 5_000, 300_000][random.below(3) as usize]),
+            call_max: Duration::from_millis([1, 100, 2500][random.below(3) as usize]),
+        }
+    }
+}

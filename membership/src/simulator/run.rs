@@ -1,0 +1,152 @@
+//! Runs by the thousand, and what is shown of one that fails.
+
+use std::time::Duration;
+
+use super::Flaw;
+use super::faults::Scenario;
+use super::world::World;
+use crate::{Agreement, Message, Part, Settings, Stand};
+
+/// Steps of the ordinary test.
+const STEPS: u64 = 10_000_000;
+
+/// Lines of a trace that are shown.
+const SHOWN: usize = 200;
+
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.replace('_', "").parse().ok()
+}
+
+/// Leaves out faults while the run still fails.
+fn shrink(mut scenario: Scenario, flaw: Option<Flaw>) -> (Scenario, String) {
+    let fails = |scenario: &Scenario| World::new(scenario, flaw).run().err();
+    let mut problem = fails(&scenario).expect("it failed before");
+    loop {
+        let mut shorter = (0..scenario.faults.len()).filter_map(|i| {
+            let mut less = scenario.clone();
+            less.faults.remove(i);
+            fails(&less).map(|problem| (less, problem))
+        });
+        match shorter.next() {
+            Some((less, still)) => (scenario, problem) = (less, still),
+            None => break,
+        }
+    }
+    for simpler in [|s: &mut Scenario| s.loses_one_in = 0, |s: &mut Scenario| s.call_max /= 1000] {
+        let mut less = scenario.clone();
+        simpler(&mut less);
+        if let Some(still) = fails(&less) {
+            (scenario, problem) = (less, still);
+        }
+    }
+    (scenario, problem)
+}
+
+fn show(scenario: &Scenario, flaw: Option<Flaw>, problem: &str) -> String {
+    let mut world = World::new(scenario, flaw);
+    world.trace.reserve(1 << 12);
+    let _ = world.run();
+    let from = world.trace.len().saturating_sub(SHOWN);
+    format!("seed {}: {problem}\n{scenario:#?}\n{}", scenario.seed, world.trace[from..].join("\n"))
+}
+
+/// Runs from a seed on, for so many steps; the steps, or the first failure.
+fn simulate(first: u64, steps: u64, flaw: Option<Flaw>) -> Result<(u64, u64), String> {
+    let (mut done, mut runs) = (0, 0);
+    while done < steps {
+        let scenario = Scenario::draw(first + runs);
+        let mut world = World::new(&scenario, flaw);
+        if world.run().is_err() {
+            let (scenario, problem) = shrink(scenario, flaw);
+            return Err(show(&scenario, flaw, &problem));
+        }
+        done += world.steps;
+        runs += 1;
+    }
+    Ok((done, runs))
+}
+
+#[test]
+fn survivors_agree_whatever_happens() {
+    let first = setting("KOLO_SIMULATE_SEED").unwrap_or(1);
+    let steps = setting("KOLO_SIMULATE_STEPS").unwrap_or(STEPS);
+    match simulate(first, steps, None) {
+        Ok((steps, runs)) => println!("{steps} steps in {runs} runs from seed {first}"),
+        Err(problem) => panic!("{problem}"),
+    }
+}
+
+#[test]
+fn every_flaw_in_the_rules_is_found() {
+    // The fourth, `HearsTheDead`, needs a message that comes within a millisecond of some seconds: it has a test of its own below.
+    for flaw in [Flaw::AnyHalf, Flaw::Forgets, Flaw::OwnChoice] {
+        match simulate(1, 40_000_000, Some(flaw)) {
+            Ok((steps, _)) => panic!("{flaw:?} was not found in {steps} steps"),
+            Err(problem) => println!("{flaw:?}: {}", problem.lines().next().unwrap_or_default()),
+        }
+    }
+}
+
+/// Of five members, three have decided and die before the other two hear of it; these decide as well, and then the news of the
+/// first decision arrives. What member 4 holds, and what member 3 holds.
+fn news_of_the_dead(flaw: Option<Flaw>) -> (Stand, Stand) {
+    let now = Duration::from_secs(1);
+    let part = Part { kinds: 1, flags: 1, seed: [0; 32] };
+    let mut members: Vec<Agreement> = (0..5)
+        .map(|me| {
+            let (beat, silent_after) = (Duration::from_millis(100), Duration::from_secs(1));
+            let settings = Settings { members: 5, me, beat, silent_after, stranded_after: silent_after };
+            let mut member = Agreement::new(settings, now);
+            member.flaw = flaw;
+            member.bring(part, now);
+            member
+        })
+        .collect();
+    let mut late = Vec::new();
+    let exchange = |members: &mut Vec<Agreement>, late: &mut Vec<Message>| {
+        loop {
+            let mut any = false;
+            for from in 0..5_u32 {
+                for (to, message) in members[from as usize].take_messages() {
+                    let crosses = from < 3 && to >= 3;
+                    let is_second_phase = matches!(message, Message::Accept { .. } | Message::Prepare { .. });
+                    match message {
+                        message @ Message::Decided(_) if crosses => late.push(message),
+                        _ if crosses && is_second_phase => {}
+                        // The last moment of the second decision: 3 has it, 4 has not heard of it yet.
+                        Message::Decided(_) if from == 3 => {}
+                        message => members[to as usize].hear(from, message, now),
+                    }
+                    any = true;
+                }
+            }
+            if !any {
+                return;
+            }
+        }
+    };
+    exchange(&mut members, &mut late);
+    assert!(matches!(members[1].stand(now), Stand::Decided(_)) && !late.is_empty());
+    for dead in 0..3 {
+        members[3].gone(dead, now);
+        members[4].gone(dead, now);
+    }
+    for _ in 0..3 {
+        members[3].tick(now + Duration::from_millis(101));
+        members[4].tick(now + Duration::from_millis(101));
+        exchange(&mut members, &mut late);
+    }
+    for message in late {
+        members[4].hear(0, message, now);
+    }
+    (members[4].stand(now), members[3].stand(now))
+}
+
+#[test]
+fn the_dead_are_not_heard() {
+    let (four, three) = news_of_the_dead(None);
+    assert!(matches!(&three, Stand::Decided(decision) if decision.members == [3, 4].into_iter().collect()));
+    assert!(matches!(four, Stand::Open { .. }), "it waits for what 3 has decided: {four:?}");
+    let (four, three) = news_of_the_dead(Some(Flaw::HearsTheDead));
+    assert!(matches!((&four, &three), (Stand::Decided(a), Stand::Decided(b)) if a != b), "the flaw shows");
+}

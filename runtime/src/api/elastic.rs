@@ -1,0 +1,195 @@
+//! Going on after a loss: revoke, agree, shrink.
+
+use std::time::Instant;
+
+use super::Communicator;
+use crate::call::Waited;
+use crate::communicator::{patience, reunite};
+use crate::control::{Disagreement, Purpose};
+use crate::drive;
+use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, PeerState, Result};
+
+/// What the ranks that live have agreed on: see [`Communicator::agree`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Agreement {
+    /// The bits that all ranks that took part had set.
+    pub flags: u64,
+    /// The ranks that took part, from the lowest. The others have died, left, or did not answer.
+    pub ranks: Vec<u32>,
+}
+
+/// Whether the new communicator is there, on this rank.
+const IS_MADE: u64 = 1;
+
+impl Communicator {
+    /// Ends the communicator for all of its ranks: every call in progress, and every later one, fails with [`Error::Aborted`] and
+    /// [`AbortReason::Revoked`], except [`Communicator::agree`] and [`Communicator::shrink`]. Returns at once. A rank that is to shrink calls
+    /// it, so that ranks that wait for others than the dead come at once. After a loss, calls fail with the error of the loss.
+    pub fn revoke(&self) {
+        drive::revoke(&self.shared);
+    }
+
+    /// Whether [`Communicator::revoke`] has ended the communicator, as far as this rank knows. Never blocks.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        self.shared.membership.abort_flag().is_revoked()
+    }
+
+    /// Agrees with all ranks that live: the AND of everybody's `flags`, and who took part. All ranks that live get the same answer,
+    /// whoever dies meanwhile. Works on a communicator that has failed, and after [`Communicator::revoke`].
+    ///
+    /// All ranks that live call it, in the same order with [`Communicator::shrink`]. Blocks until all have, at most
+    /// [`Config::join_timeout`](crate::Config::join_timeout). A rank that has stopped, or is cut off, is left out after
+    /// [`Config::silent_after`](crate::Config::silent_after) if a majority remains.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`] with [`AbortReason::Fenced`] if the others have gone on without this rank, and with
+    /// [`AbortReason::Minority`] if too few ranks answer; [`Error::Timeout`] with those that did not call; [`Error::Usage`] if the ranks
+    /// called different things, or after a fork.
+    pub fn agree(&self, flags: u64) -> Result<Agreement> {
+        let deadline = Instant::now() + patience(self.config());
+        self.shared.check_process(|| Waited::other("agree"))?;
+        self.agree_on(Purpose::Agree, "agree", flags, deadline)
+    }
+
+    /// A communicator of the ranks that live, in their order. Works on a communicator that has failed, after
+    /// [`Communicator::revoke`], and on a healthy one, which stays as it is. Endpoints, memory and numbers are new, so that nothing of the
+    /// old communicator reaches the new one. Deaths while it is made are absorbed.
+    ///
+    /// All ranks that live call it. Blocks until all have, at most [`Config::join_timeout`](crate::Config::join_timeout).
+    /// [`Communicator::ranks_before`] tells who is who. A rank may die as soon as this returns: the next call then fails as
+    /// usual, and the survivors shrink again.
+    ///
+    /// # Errors
+    /// As [`Communicator::agree`]. Then there is no new communicator on this rank; ranks that could go on are told so by the same
+    /// agreement.
+    pub fn shrink(&self) -> Result<Self> {
+        let deadline = Instant::now() + patience(self.config());
+        self.shared.check_process(|| Waited::other("shrink"))?;
+        loop {
+            let left = self.decide(Purpose::Shrink, "shrink", u64::MAX, deadline)?;
+            let ranks: Vec<u32> = left.members.iter().collect();
+            let made = reunite(&self.shared, ranks.clone(), left.seed, deadline).and_then(Self::make);
+            let own = if made.is_ok() { IS_MADE } else { 0 };
+            let met = self.agree_on(Purpose::Confirm, "shrink", own, deadline);
+            match (met, made) {
+                (Ok(met), Ok(made)) if met.flags & IS_MADE != 0 && met.ranks == ranks => return Ok(made),
+                (Ok(met), made) => {
+                    // Nobody waits for what was never used.
+                    let problem = match made {
+                        Ok(made) => {
+                            made.abort("another rank could not make it");
+                            None
+                        }
+                        Err(error) => Some(error),
+                    };
+                    tracing::info!(rank = self.rank(), ?problem, "a rank was lost while the others met");
+                    if met.ranks == ranks {
+                        // Nobody has died, so the next attempt would end like this one. All ranks see that.
+                        return Err(problem.unwrap_or_else(|| self.not_made("shrink")));
+                    }
+                }
+                (Err(error), made) => {
+                    if let Ok(made) = made {
+                        made.abort("the ranks that are left could not confirm it");
+                    }
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// How many times the group has changed: 0 for ranks that have joined, one more with each [`Communicator::shrink`].
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.shared.world.epoch()
+    }
+
+    /// The rank of each rank in the communicator that was shrunk to this one; those of this communicator, if it was not made by
+    /// [`Communicator::shrink`] or by a split of such a one.
+    #[must_use]
+    pub fn ranks_before(&self) -> Vec<u32> {
+        let before = self.shared.world.ranks_before();
+        let members = self.shared.group.members.iter();
+        members.zip(0..).map(|(world, own)| before.map_or(own, |before| before[*world as usize])).collect()
+    }
+
+    fn agree_on(
+        &self,
+        purpose: Purpose,
+        operation: &str,
+        flags: u64,
+        deadline: Instant,
+    ) -> Result<Agreement> {
+        let decision = self.decide(purpose, operation, flags, deadline)?;
+        Ok(Agreement { flags: decision.flags, ranks: decision.members.iter().collect() })
+    }
+
+    fn decide(
+        &self,
+        purpose: Purpose,
+        operation: &str,
+        flags: u64,
+        deadline: Instant,
+    ) -> Result<kolo_membership::Decision> {
+        let since = Instant::now();
+        let silent_after = self.config().silent_after;
+        let agreed = self.shared.membership.agree(purpose, flags, silent_after, deadline);
+        agreed.map_err(|disagreement| self.disagreement(disagreement, operation, since))
+    }
+
+    fn place(&self, operation: &str) -> ErrorContext {
+        ErrorContext { rank: self.rank(), operation: operation.to_owned(), sequence: 0 }
+    }
+
+    fn not_made(&self, operation: &str) -> Error {
+        let reason = "another rank could not make its part of the new communicator; its own error says why";
+        let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Transport);
+        Error::Aborted { context, by, kind, reason: reason.to_owned() }
+    }
+
+    fn disagreement(&self, disagreement: Disagreement, operation: &str, since: Instant) -> Error {
+        let context = self.place(operation);
+        let aborted =
+            |by, kind, reason: String| Error::Aborted { context: context.clone(), by, kind, reason };
+        match disagreement {
+            Disagreement::Fenced { by } => {
+                let reason = "the other ranks did not hear this one for longer than KOLO_SILENT_AFTER and have gone on \
+                              without it; it cannot come back to this group";
+                aborted(by, AbortReason::Fenced, reason.to_owned())
+            }
+            Disagreement::Minority { silent } => {
+                let reason = format!(
+                    "too few ranks answer to go on: {silent:?} are silent and not known to have ended, so they may go on \
+                     where this rank cannot see them"
+                );
+                aborted(self.rank(), AbortReason::Minority, reason)
+            }
+            Disagreement::Timeout { late, silent } => {
+                let awaited = |ranks: Vec<u32>, state: fn() -> PeerState, how: &str| {
+                    let rank = |rank| AwaitedRank::new(rank, state(), how.to_owned());
+                    ranks.into_iter().map(rank).collect::<Vec<_>>()
+                };
+                let mut waiting_for =
+                    awaited(late, || PeerState::Late, &format!("it lives and has not called {operation}"));
+                waiting_for.extend(awaited(silent, || PeerState::Silent, "it does not answer"));
+                Error::Timeout { context, after: since.elapsed(), waiting_for }
+            }
+            Disagreement::Mismatch => {
+                let problem = "the ranks called different things: all that live call agree and shrink in the same order";
+                Error::Usage { context, problem: problem.to_owned() }
+            }
+            Disagreement::NoDoor => {
+                let problem =
+                    "this rank has no port at which the others reach it; see its log, and KOLO_PORT_RANGE";
+                Error::Unsupported { context, problem: problem.to_owned() }
+            }
+        }
+    }
+}
+
+/// The program in docs/elastic.md, which is compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/elastic.md")]
+pub mod example {}

@@ -1,0 +1,460 @@
+//! What the members of a job do together without the coordinator: they agree, and watch each other while they meet anew.
+//!
+//! One task per job and process owns the lines to other members and the agreements under way (`rounds`, which are those of
+//! [`kolo_membership`]). Lines are made when there is something to say. A line that ends is made again; if the system refuses that,
+//! the member is gone, which is the one proof of an end that counts (`door`).
+
+pub(super) mod door;
+pub(super) mod rounds;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kolo_membership::{Decision, Message, Part, Stand};
+use serde::{Deserialize, Serialize};
+use tokio::io::{BufReader, ReadHalf};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
+
+use super::abort::AbortCause;
+use super::coordinator::{BoxedStream, write_frames};
+use super::member::Shared;
+use super::runtime::ControlRuntime;
+use super::wire::{decode, encode, read_frame};
+use crate::job::limits::{AGREEMENT_BEAT, MAX_FRAME_BETWEEN_MEMBERS};
+use crate::join::JoinSpec;
+use door::{Door, DoorAddress, NoAnswer, Opening};
+use rounds::{RoundKey, Rounds};
+
+/// Frames that wait for a line to a member; what is lost beyond them is said again.
+const UNSENT_MAX: usize = 64;
+
+/// What members say to each other.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Said {
+    Round {
+        key: RoundKey,
+        message: Message,
+    },
+    /// This member has no such communicator any more.
+    Closed {
+        key: RoundKey,
+    },
+    Abort {
+        communicator: u64,
+        cause: AbortCause,
+    },
+    Ping,
+    Pong,
+}
+
+/// How an agreement ended for this member.
+#[derive(Clone, Debug)]
+pub(crate) enum Agreed {
+    /// Members by rank in the communicator.
+    Decided(Decision),
+    /// No quorum is in reach.
+    Stranded { silent: Vec<u32> },
+    /// This member's time is over.
+    Late { late: Vec<u32>, silent: Vec<u32> },
+}
+
+/// What the task hears.
+pub(super) enum Event {
+    /// Another member has knocked.
+    Called {
+        rank: u32,
+        stream: BoxedStream,
+    },
+    Knocked {
+        rank: u32,
+        outcome: Result<BoxedStream, NoAnswer>,
+    },
+    Said {
+        rank: u32,
+        said: Said,
+    },
+    Ended {
+        rank: u32,
+        line: u64,
+    },
+    Bring {
+        key: RoundKey,
+        members: Arc<[u32]>,
+        part: Part,
+        silent_after: Duration,
+        reply: Reply,
+    },
+    GiveUp {
+        key: RoundKey,
+    },
+    Watch {
+        ranks: Vec<u32>,
+        silent_after: Duration,
+        alarm: oneshot::Sender<(u32, String)>,
+    },
+    Abort {
+        members: Arc<[u32]>,
+        communicator: u64,
+        cause: AbortCause,
+    },
+}
+
+type Reply = std::sync::mpsc::Sender<Agreed>;
+
+/// A handle to the task; the task ends with it.
+#[derive(Debug)]
+pub(crate) struct Peers {
+    events: mpsc::UnboundedSender<Event>,
+    /// What has come before the task runs, which is when the others' doors are known.
+    inbox: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
+    doors: OnceLock<Vec<DoorAddress>>,
+}
+
+impl Peers {
+    /// From now on, others that call are heard.
+    pub(super) fn new(shared: &Shared, door: &Door) -> Self {
+        let (events, inbox) = mpsc::unbounded_channel();
+        door.move_in(shared.cookie, &events);
+        Self { events, inbox: Mutex::new(Some(inbox)), doors: OnceLock::new() }
+    }
+
+    /// The door of a rank, once that is known.
+    pub(super) fn door(&self, rank: u32) -> Option<DoorAddress> {
+        self.doors.get()?.get(rank as usize).cloned()
+    }
+
+    /// Starts the task, the first time. `doors` by world rank.
+    pub(super) fn start(
+        &self,
+        runtime: &ControlRuntime,
+        spec: &JoinSpec,
+        shared: Arc<Shared>,
+        door: Arc<Door>,
+        doors: Vec<DoorAddress>,
+    ) {
+        let inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(inbox) = inbox else { return };
+        let _ = self.doors.set(doors.clone());
+        let task = Task {
+            near: near(&shared),
+            rounds: Rounds::new(shared.rank, Instant::now()),
+            shared,
+            door,
+            doors,
+            spec: spec.clone(),
+            events: self.events.downgrade(),
+            inbox,
+            lines: BTreeMap::new(),
+            next_line: 0,
+            knocking: BTreeMap::new(),
+            unsent: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            gone: BTreeMap::new(),
+            watches: Vec::new(),
+            next_ping: Instant::now(),
+        };
+        runtime.spawn(task.run());
+    }
+
+    /// Agrees with the members of a communicator. Blocks until the deadline at most. All bring their parts to the same rounds in the
+    /// same order.
+    pub(super) fn agree(
+        &self,
+        key: RoundKey,
+        members: &Arc<[u32]>,
+        part: Part,
+        silent_after: Duration,
+        deadline: Instant,
+    ) -> Agreed {
+        let lost = || Agreed::Late { late: Vec::new(), silent: Vec::new() };
+        let (reply, outcome) = std::sync::mpsc::channel();
+        let _ = self.events.send(Event::Bring { key, members: members.clone(), part, silent_after, reply });
+        match outcome.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(agreed) => agreed,
+            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => lost(),
+            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                let _ = self.events.send(Event::GiveUp { key });
+                outcome.recv_timeout(Duration::from_secs(1)).unwrap_or_else(|_| lost())
+            }
+        }
+    }
+
+    /// Says so once one of these members is gone or silent.
+    pub(super) fn watch(&self, ranks: Vec<u32>, silent_after: Duration) -> oneshot::Receiver<(u32, String)> {
+        let (alarm, alarmed) = oneshot::channel();
+        let _ = self.events.send(Event::Watch { ranks, silent_after, alarm });
+        alarmed
+    }
+
+    /// Tells members that a communicator is aborted.
+    pub(super) fn abort(&self, members: &Arc<[u32]>, communicator: u64, cause: AbortCause) {
+        let _ = self.events.send(Event::Abort { members: members.clone(), communicator, cause });
+    }
+}
+
+/// Which ranks are on this one's host.
+fn near(shared: &Shared) -> Vec<bool> {
+    let own = shared.peers.get(shared.rank as usize).map(|peer| peer.host_key);
+    shared.peers.iter().map(|peer| Some(peer.host_key) == own).collect()
+}
+
+struct Line {
+    number: u64,
+    queue: mpsc::UnboundedSender<Bytes>,
+    reader: AbortHandle,
+}
+
+struct Watch {
+    ranks: Vec<u32>,
+    silent_after: Duration,
+    since: Instant,
+    alarm: Option<oneshot::Sender<(u32, String)>>,
+}
+
+struct Task {
+    near: Vec<bool>,
+    rounds: Rounds,
+    shared: Arc<Shared>,
+    door: Arc<Door>,
+    doors: Vec<DoorAddress>,
+    spec: JoinSpec,
+    events: mpsc::WeakUnboundedSender<Event>,
+    inbox: mpsc::UnboundedReceiver<Event>,
+    /// To each rank: two may have called each other at the same time.
+    lines: BTreeMap<u32, Vec<Line>>,
+    next_line: u64,
+    /// Whose door is knocked at, or not before when it is again.
+    knocking: BTreeMap<u32, Option<Instant>>,
+    unsent: BTreeMap<u32, Vec<Bytes>>,
+    heard: BTreeMap<u32, Instant>,
+    gone: BTreeMap<u32, String>,
+    watches: Vec<Watch>,
+    next_ping: Instant,
+}
+
+impl Task {
+    async fn run(mut self) {
+        loop {
+            let wakeup = self.next_wakeup();
+            let sleep = async {
+                match wakeup {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                event = self.inbox.recv() => match event {
+                    Some(event) => self.handle(event),
+                    None => break,
+                },
+                () = sleep => {}
+            }
+            self.look();
+        }
+        for line in self.lines.values().flatten() {
+            line.reader.abort();
+        }
+    }
+
+    fn next_wakeup(&self) -> Option<Instant> {
+        let ping = (!self.watches.is_empty()).then_some(self.next_ping);
+        let knock = self.knocking.values().copied().flatten().min();
+        [self.rounds.next_wakeup(), ping, knock].into_iter().flatten().min()
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Called { rank, stream }
+                if (rank as usize) < self.doors.len() && rank != self.shared.rank =>
+            {
+                self.adopt(rank, stream);
+            }
+            Event::Called { .. } => {}
+            Event::Knocked { rank, outcome } => match outcome {
+                Ok(stream) => {
+                    self.knocking.remove(&rank);
+                    self.adopt(rank, stream);
+                }
+                Err(NoAnswer::Gone(text)) => {
+                    self.knocking.remove(&rank);
+                    self.unsent.remove(&rank);
+                    tracing::info!(rank = self.shared.rank, gone = rank, text, "a member is gone");
+                    self.gone.insert(rank, text);
+                    self.rounds.gone(rank);
+                }
+                Err(NoAnswer::Silent(text)) => {
+                    tracing::debug!(rank = self.shared.rank, silent = rank, text, "no line to a member");
+                    self.unsent.remove(&rank);
+                    self.knocking.insert(rank, Some(Instant::now() + AGREEMENT_BEAT));
+                }
+            },
+            Event::Said { rank, said } => {
+                self.heard.insert(rank, Instant::now());
+                self.hear(rank, said);
+            }
+            Event::Ended { rank, line } => {
+                let lines = self.lines.entry(rank).or_default();
+                lines.retain(|other| other.number != line);
+                // Whether it is gone is known by calling it again.
+                let is_needed =
+                    self.rounds.needs(rank) || self.watches.iter().any(|w| w.ranks.contains(&rank));
+                if lines.is_empty() && is_needed {
+                    self.knock(rank);
+                }
+            }
+            Event::Bring { key, members, part, silent_after, reply } => {
+                let known_gone: BTreeSet<u32> = self.gone.keys().copied().collect();
+                self.rounds.bring(key, members, part, silent_after, reply, &known_gone);
+            }
+            Event::GiveUp { key } => self.rounds.give_up(key),
+            Event::Watch { ranks, silent_after, alarm } => {
+                let (since, alarm) = (Instant::now(), Some(alarm));
+                self.next_ping = since;
+                self.watches.push(Watch { ranks, silent_after, since, alarm });
+            }
+            Event::Abort { members, communicator, cause } => {
+                let said = encode(&Said::Abort { communicator, cause });
+                let own = self.shared.rank;
+                for rank in members.iter().filter(|rank| **rank != own) {
+                    self.send(*rank, said.clone());
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, rank: u32, said: Said) {
+        match said {
+            Said::Round { key, message } => {
+                let members = self.shared.members_of(key.communicator);
+                let known_gone: BTreeSet<u32> = self.gone.keys().copied().collect();
+                if !self.rounds.hear(rank, key, message, members, &known_gone) {
+                    self.send(rank, encode(&Said::Closed { key }));
+                }
+            }
+            Said::Closed { key } => self.rounds.closed(rank, key),
+            Said::Abort { communicator, cause } => self.shared.aborted_by_member(communicator, cause),
+            Said::Ping => self.send(rank, encode(&Said::Pong)),
+            Said::Pong => {}
+        }
+    }
+
+    /// After every event: time passes, and what follows is said.
+    fn look(&mut self) {
+        let now = Instant::now();
+        self.rounds.tick(now);
+        for (rank, key, message) in self.rounds.take_messages() {
+            self.send(rank, encode(&Said::Round { key, message }));
+        }
+        for (key, stand) in self.rounds.take_ends() {
+            if let Stand::Decided(decision) = stand
+                && let Some(by) = decision.members.iter().next()
+            {
+                // Decided without this rank: it was taken for silent.
+                self.shared.fence(key.communicator, by);
+            }
+        }
+        let due: Vec<u32> = self
+            .knocking
+            .iter()
+            .filter(|(_, at)| at.is_some_and(|at| at <= now))
+            .map(|(rank, _)| *rank)
+            .collect();
+        for rank in due {
+            self.knocking.remove(&rank);
+            if self.rounds.needs(rank) || self.watches.iter().any(|watch| watch.ranks.contains(&rank)) {
+                self.knock(rank);
+            }
+        }
+        self.keep_watch(now);
+    }
+
+    fn keep_watch(&mut self, now: Instant) {
+        let mut watches = std::mem::take(&mut self.watches);
+        watches.retain_mut(|watch| {
+            let heard = |rank: &u32| self.heard.get(rank).copied().unwrap_or(watch.since).max(watch.since);
+            let gone = watch.ranks.iter().find_map(|rank| Some((*rank, self.gone.get(rank)?.clone())));
+            let silent = || {
+                let is_silent = |rank: &&u32| now.saturating_duration_since(heard(rank)) > watch.silent_after;
+                watch.ranks.iter().find(is_silent).map(|rank| (*rank, "it does not answer".to_owned()))
+            };
+            let is_wanted = watch.alarm.as_ref().is_some_and(|alarm| !alarm.is_closed());
+            match gone.or_else(silent) {
+                Some(found) => {
+                    let _ = watch.alarm.take().map(|alarm| alarm.send(found));
+                    false
+                }
+                None => is_wanted,
+            }
+        });
+        let is_due = now >= self.next_ping;
+        if is_due && !watches.is_empty() {
+            self.next_ping = now + AGREEMENT_BEAT;
+            let ranks: BTreeSet<u32> = watches.iter().flat_map(|watch| watch.ranks.iter().copied()).collect();
+            for rank in ranks {
+                self.send(rank, encode(&Said::Ping));
+            }
+        }
+        self.watches = watches;
+    }
+
+    fn send(&mut self, rank: u32, frame: Bytes) {
+        if self.gone.contains_key(&rank) {
+            return;
+        }
+        if let Some(line) = self.lines.get(&rank).and_then(|lines| lines.first()) {
+            let _ = line.queue.send(frame);
+            return;
+        }
+        let unsent = self.unsent.entry(rank).or_default();
+        if unsent.len() < UNSENT_MAX {
+            unsent.push(frame);
+        }
+        self.knock(rank);
+    }
+
+    fn knock(&mut self, rank: u32) {
+        let (Some(events), Some(at)) = (self.events.upgrade(), self.doors.get(rank as usize)) else { return };
+        if self.knocking.contains_key(&rank) || self.gone.contains_key(&rank) {
+            return;
+        }
+        self.knocking.insert(rank, None);
+        let (door, at, near) = (self.door.clone(), at.clone(), self.near[rank as usize]);
+        let credentials = at.credentials(&self.spec);
+        let opening = Opening::Line { cookie: self.shared.cookie, from: self.shared.rank };
+        let patience = self.rounds.longest_silence();
+        tokio::spawn(async move {
+            let outcome = door.knock(&at, near, credentials, &opening, patience).await;
+            let _ = events.send(Event::Knocked { rank, outcome });
+        });
+    }
+
+    fn adopt(&mut self, rank: u32, stream: BoxedStream) {
+        let Some(events) = self.events.upgrade() else { return };
+        let (read, write) = tokio::io::split(stream);
+        let (queue, frames) = mpsc::unbounded_channel();
+        tokio::spawn(write_frames(write, frames, |_| ()));
+        let number = self.next_line;
+        self.next_line += 1;
+        let reader = tokio::spawn(read_line(rank, number, read, events)).abort_handle();
+        for frame in self.unsent.remove(&rank).unwrap_or_default() {
+            let _ = queue.send(frame);
+        }
+        self.lines.entry(rank).or_default().push(Line { number, queue, reader });
+    }
+}
+
+async fn read_line(rank: u32, line: u64, read: ReadHalf<BoxedStream>, events: mpsc::UnboundedSender<Event>) {
+    let mut reader = BufReader::new(read);
+    // Weak, so that a line does not keep alive whom it serves.
+    let events = events.downgrade();
+    while let Ok(Some(frame)) = read_frame(&mut reader, MAX_FRAME_BETWEEN_MEMBERS).await {
+        let (Ok(said), Some(events)) = (decode(&frame), events.upgrade()) else { break };
+        let _ = events.send(Event::Said { rank, said });
+    }
+    if let Some(events) = events.upgrade() {
+        let _ = events.send(Event::Ended { rank, line });
+    }
+}

@@ -1,0 +1,240 @@
+//! The agreements of one job in one process: one for each communicator and round, by ranks of the world.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kolo_membership::{Agreement, Message, Part, Settings, Stand};
+use serde::{Deserialize, Serialize};
+
+use super::{Agreed, Reply};
+use crate::job::limits::{AGREEMENT_BEAT, MAX_REMEMBERED, STRANDED_SILENCES};
+
+/// Silence that is borne by a member that was asked before its own program has called.
+const USUAL_SILENCE: Duration = Duration::from_secs(1);
+
+/// One agreement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct RoundKey {
+    pub(crate) communicator: u64,
+    /// Counts the agreements of the communicator.
+    pub(crate) number: u64,
+}
+
+#[derive(Debug)]
+struct Round {
+    members: Arc<[u32]>,
+    agreement: Agreement,
+    /// Of the program that has called and waits.
+    reply: Option<Reply>,
+    is_over: bool,
+}
+
+/// All of them. Decided ones are kept for members that ask late.
+#[derive(Debug)]
+pub(super) struct Rounds {
+    me: u32,
+    started: Instant,
+    rounds: BTreeMap<RoundKey, Round>,
+    /// That may have something to say.
+    touched: BTreeSet<RoundKey>,
+    ends: Vec<(RoundKey, Stand)>,
+    longest_silence: Duration,
+}
+
+impl Rounds {
+    pub(super) fn new(me: u32, now: Instant) -> Self {
+        Self {
+            me,
+            started: now,
+            rounds: BTreeMap::new(),
+            touched: BTreeSet::new(),
+            ends: Vec::new(),
+            longest_silence: USUAL_SILENCE,
+        }
+    }
+
+    fn clock(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// The longest silence that anybody bears.
+    pub(super) const fn longest_silence(&self) -> Duration {
+        self.longest_silence
+    }
+
+    fn open(
+        &mut self,
+        key: RoundKey,
+        members: Arc<[u32]>,
+        silent_after: Duration,
+        known_gone: &BTreeSet<u32>,
+    ) -> Option<&mut Round> {
+        let now = self.clock();
+        let me = place(&members, self.me)?;
+        if !self.rounds.contains_key(&key) {
+            self.forget_some();
+        }
+        let round = self.rounds.entry(key).or_insert_with(|| {
+            let settings = Settings {
+                members: members.len() as u32,
+                me,
+                beat: AGREEMENT_BEAT.min(silent_after / 4),
+                silent_after,
+                stranded_after: silent_after * STRANDED_SILENCES,
+            };
+            let mut agreement = Agreement::new(settings, now);
+            for gone in known_gone.iter().filter_map(|rank| place(&members, *rank)) {
+                agreement.gone(gone, now);
+            }
+            Round { members, agreement, reply: None, is_over: false }
+        });
+        self.touched.insert(key);
+        Some(round)
+    }
+
+    /// Keeps the number of rounds bounded; the oldest that are over go first.
+    fn forget_some(&mut self) {
+        if self.rounds.len() >= MAX_REMEMBERED
+            && let Some(oldest) = self.rounds.iter().find(|(_, round)| round.is_over).map(|(key, _)| *key)
+        {
+            self.rounds.remove(&oldest);
+        }
+    }
+
+    pub(super) fn bring(
+        &mut self,
+        key: RoundKey,
+        members: Arc<[u32]>,
+        part: Part,
+        silent_after: Duration,
+        reply: Reply,
+        known_gone: &BTreeSet<u32>,
+    ) {
+        self.longest_silence = self.longest_silence.max(silent_after);
+        let now = self.clock();
+        if let Some(round) = self.open(key, members, silent_after, known_gone) {
+            round.reply = Some(reply);
+            round.agreement.set_silence(silent_after, silent_after * STRANDED_SILENCES);
+            round.agreement.bring(part, now);
+        }
+    }
+
+    pub(super) fn give_up(&mut self, key: RoundKey) {
+        let now = self.clock();
+        if let Some(round) = self.rounds.get_mut(&key)
+            && let Some(reply) = round.reply.take()
+        {
+            let (late, silent) = match round.agreement.stand(now) {
+                Stand::Open { late, silent } => (late, silent),
+                _ => (Vec::new(), Vec::new()),
+            };
+            let _ = reply.send(Agreed::Late { late, silent });
+        }
+    }
+
+    /// False if this member is in no such communicator any more. `members`: of the communicator, if it is registered.
+    pub(super) fn hear(
+        &mut self,
+        from: u32,
+        key: RoundKey,
+        message: Message,
+        members: Option<Arc<[u32]>>,
+        known_gone: &BTreeSet<u32>,
+    ) -> bool {
+        let now = self.clock();
+        let is_over = self.rounds.get(&key).is_some_and(|round| round.is_over);
+        let known = self.rounds.get(&key).map(|round| round.members.clone());
+        let Some(members) = members.or_else(|| known.filter(|_| is_over)) else { return false };
+        let Some(place) = place(&members, from) else { return false };
+        if message.is_within(members.len() as u32)
+            && let Some(round) = self.open(key, members, USUAL_SILENCE, known_gone)
+        {
+            round.agreement.hear(place, message, now);
+        }
+        true
+    }
+
+    /// A member is gone.
+    pub(super) fn gone(&mut self, rank: u32) {
+        let now = self.clock();
+        for (key, round) in &mut self.rounds {
+            if let Some(place) = place(&round.members, rank) {
+                round.agreement.gone(place, now);
+                self.touched.insert(*key);
+            }
+        }
+    }
+
+    /// A member has dropped the communicator.
+    pub(super) fn closed(&mut self, rank: u32, key: RoundKey) {
+        let now = self.clock();
+        if let Some(round) = self.rounds.get_mut(&key)
+            && let Some(place) = place(&round.members, rank)
+        {
+            round.agreement.gone(place, now);
+            self.touched.insert(key);
+        }
+    }
+
+    /// Whether an agreement under way has this member.
+    pub(super) fn needs(&self, rank: u32) -> bool {
+        self.rounds.values().any(|round| round.reply.is_some() && round.members.contains(&rank))
+    }
+
+    pub(super) fn next_wakeup(&self) -> Option<Instant> {
+        let waiting = self.rounds.values().filter(|round| round.reply.is_some());
+        waiting.filter_map(|round| round.agreement.next_wakeup()).min().map(|due| self.started + due)
+    }
+
+    pub(super) fn tick(&mut self, _now: Instant) {
+        let now = self.clock();
+        let waiting = self.rounds.iter_mut().filter(|(_, round)| round.reply.is_some());
+        for (key, round) in waiting {
+            if round.agreement.next_wakeup().is_some_and(|due| due <= now) {
+                round.agreement.tick(now);
+                self.touched.insert(*key);
+            }
+        }
+    }
+
+    /// What is to be said, to ranks of the world. Programs that wait hear how it ended.
+    pub(super) fn take_messages(&mut self) -> Vec<(u32, RoundKey, Message)> {
+        let now = self.clock();
+        let mut messages = Vec::new();
+        for key in std::mem::take(&mut self.touched) {
+            let Some(round) = self.rounds.get_mut(&key) else { continue };
+            for (to, message) in round.agreement.take_messages() {
+                messages.push((round.members[to as usize], key, message));
+            }
+            let stand = round.agreement.stand(now);
+            if matches!(stand, Stand::Open { .. }) {
+                continue;
+            }
+            if let Some(reply) = round.reply.take() {
+                let _ = reply.send(match stand.clone() {
+                    Stand::Decided(decision) => Agreed::Decided(decision),
+                    _ => Agreed::Stranded { silent: round.agreement.silent(now) },
+                });
+            }
+            let is_out = match (&stand, place(&round.members, self.me)) {
+                (Stand::Decided(decision), Some(me)) => !decision.members.contains(me),
+                _ => false,
+            };
+            if is_out && !round.is_over {
+                self.ends.push((key, stand.clone()));
+            }
+            round.is_over |= matches!(stand, Stand::Decided(_));
+        }
+        messages
+    }
+
+    /// Agreements that were decided without this member.
+    pub(super) fn take_ends(&mut self) -> Vec<(RoundKey, Stand)> {
+        std::mem::take(&mut self.ends)
+    }
+}
+
+fn place(members: &[u32], rank: u32) -> Option<u32> {
+    members.iter().position(|member| *member == rank).map(|place| place as u32)
+}

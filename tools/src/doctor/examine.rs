@@ -1,0 +1,281 @@
+//! One rank's part of the examination.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kolo::internal::control::{Control, ExchangeKey};
+use kolo::{Communicator, Config, ControlRuntime, JoinSpec, PeerInfo};
+use kolo_transport::tcp::listen;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::facts::Facts;
+use super::findings::{Severity, findings};
+use super::rates::{self, Measured, Place};
+use super::reach::{Answering, Reach, Target, Token, reach};
+use super::report::{Host, Report, Route};
+use crate::error::{CliError, Result};
+use crate::launch::environment;
+
+/// Ranks that are started together come within this time.
+const JOIN_LIMIT: Duration = Duration::from_secs(15);
+
+/// Dialling, a burst, and another one with small segments, with time for a busy machine.
+const PHASE_LIMIT: Duration = Duration::from_secs(20);
+
+/// The calls of a communicator over short ways take milliseconds.
+const CALL_LIMIT: Duration = Duration::from_secs(8);
+
+/// Names the exchanges of the examination; communicators have other numbers.
+const EXAMINATION: u64 = 0x646f_6374_6f72;
+
+/// Vectors that are summed up at the end.
+const TRIAL_ELEMENTS: usize = 1 << 16;
+
+/// How far the examination goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// Hosts and the network between them.
+    Network,
+    /// And a communicator, if nothing speaks against it.
+    Communicator,
+}
+
+/// What has come of it.
+pub(crate) struct Examined {
+    pub rank: u32,
+    pub report: Report,
+}
+
+/// A rank among the others.
+struct Rank {
+    control: Control,
+    members: Arc<[u32]>,
+    round: u64,
+}
+
+impl Rank {
+    /// Tells all ranks something, and hears what they tell.
+    fn tell<T: Serialize + DeserializeOwned>(&mut self, what: &T) -> Result<Vec<T>> {
+        let blob = serde_json::to_vec(what).unwrap_or_default();
+        let key = ExchangeKey { communicator: EXAMINATION, round: self.round };
+        self.round += 1;
+        let told = self.control.exchange(key, &self.members, blob, Instant::now() + PHASE_LIMIT)?;
+        told.iter()
+            .map(|blob| {
+                serde_json::from_slice(blob).map_err(|error| {
+                    let problem = format!("what a rank has told cannot be read: {error}");
+                    CliError::failure(problem, "Use the same version of Kolo on all hosts")
+                })
+            })
+            .collect()
+    }
+}
+
+/// Examines the network between the hosts of this job. All ranks call it. Blocks for as long as that takes: some seconds, and the time
+/// for pairs of hosts.
+pub(crate) fn examine(time: Duration, depth: Depth) -> Result<Examined> {
+    let config = Config::from_env()?;
+    let runtime = ControlRuntime::new()?;
+    let is_launched = environment::detect(|name| std::env::var(name).ok())?.is_some()
+        || std::env::var_os("KOLO_RENDEZVOUS").is_some();
+    let mut spec = if is_launched { JoinSpec::from_process_env()? } else { JoinSpec::local(1).remove(0) };
+    let is_given = std::env::var_os("KOLO_JOIN_TIMEOUT").is_some();
+    spec.timeout = if is_given { config.join_timeout } else { JOIN_LIMIT };
+    spec.ports.clone_from(&config.port_range);
+    let control = Control::join(&spec, &runtime)?;
+    let began = Instant::now();
+    let members: Arc<[u32]> = (0..control.world_size()).collect();
+    let own = control.rank();
+    let hosts = hosts(control.peer_info());
+    let host = hosts.iter().position(|ranks| ranks.contains(&own)).unwrap_or_default() as u32;
+    let is_leader = hosts[host as usize][0] == own;
+    let mut rank = Rank { control: control.clone(), members, round: 0 };
+
+    let token = token(&control.job_cookie());
+    let answering = if is_leader && hosts.len() > 1 { Some(answering(&config, token)?) } else { None };
+    let told = rank.tell(&Facts::collect(&config, answering.as_ref().map(|answering| answering.port)))?;
+    let mut report = Report { hosts: describe(&hosts, &told), ..Report::default() };
+    let examiner = answering.map(|answering| Examiner { host, token, answering });
+    let reached = examiner.as_ref().map(|examiner| examiner.reach(&report.hosts)).unwrap_or_default();
+    report.reaches = rank.tell(&reached)?.into_iter().flatten().collect();
+    measure(&mut rank, &mut report, examiner.as_ref(), time)?;
+    drop(examiner);
+    let is_broken = findings(&report).iter().any(|finding| finding.severity == Severity::Broken);
+    if depth == Depth::Communicator && !is_broken {
+        let tried = match trial(&config, control) {
+            Ok(routes) => (routes, None),
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        };
+        // Where the communicator failed, the control plane may be gone with it.
+        let told = rank.tell(&tried).unwrap_or_else(|_| vec![tried]);
+        report.failure = told.iter().find_map(|(_, failure)| failure.clone());
+        report.routes = told.into_iter().flat_map(|(routes, _)| routes).collect();
+    }
+    report.seconds = began.elapsed().as_secs_f64();
+    Ok(Examined { rank: own, report })
+}
+
+/// The ranks of each host, in the order of their first ranks.
+fn hosts(peers: &[PeerInfo]) -> Vec<Vec<u32>> {
+    let mut keys: Vec<u64> = Vec::new();
+    let mut hosts: Vec<Vec<u32>> = Vec::new();
+    for peer in peers {
+        let at = keys.iter().position(|key| *key == peer.host_key).unwrap_or_else(|| {
+            keys.push(peer.host_key);
+            hosts.push(Vec::new());
+            keys.len() - 1
+        });
+        hosts[at].push(peer.rank);
+    }
+    hosts
+}
+
+fn describe(hosts: &[Vec<u32>], told: &[Facts]) -> Vec<Host> {
+    let describe = |ranks: &Vec<u32>| {
+        let mut facts = told[ranks[0] as usize].clone();
+        let tightest = |limit: fn(&Facts) -> Option<u64>| {
+            ranks.iter().filter_map(|rank| limit(&told[*rank as usize])).min()
+        };
+        facts.open_files = tightest(|facts| facts.open_files);
+        facts.locked_memory = tightest(|facts| facts.locked_memory);
+        Host { ranks: ranks.clone(), facts }
+    };
+    hosts.iter().map(describe).collect()
+}
+
+/// Only who has joined knows the cookie; it does not go over the network in clear.
+fn token(cookie: &[u8]) -> Token {
+    let mut hash = Sha256::new();
+    hash.update(b"kolo doctor");
+    hash.update(cookie);
+    let mut token = Token::default();
+    token.copy_from_slice(&hash.finalize()[..16]);
+    token
+}
+
+fn answering(config: &Config, token: Token) -> Result<Answering> {
+    let doing = "listening for other hosts";
+    let socket = listen(config.port_range.clone()).map_err(|error| CliError::system(doing, &error))?;
+    Answering::start(socket.into(), token).map_err(|error| CliError::system(doing, &error))
+}
+
+/// The leader of a host.
+struct Examiner {
+    host: u32,
+    token: Token,
+    answering: Answering,
+}
+
+impl Examiner {
+    /// Dials all other hosts, all at once.
+    fn reach(&self, hosts: &[Host]) -> Vec<Reach> {
+        let own: Vec<IpAddr> = addresses(&hosts[self.host as usize]).map(|(_, address)| address).collect();
+        let target = |(host, number): (&Host, u32)| {
+            let others = addresses(host).filter(|(_, address)| !own.contains(address)).collect();
+            Target { host: number, addresses: others, port: host.facts.port.unwrap_or_default() }
+        };
+        let targets: Vec<Target> =
+            hosts.iter().zip(0..).filter(|(_, number)| *number != self.host).map(target).collect();
+        std::thread::scope(|scope| {
+            let dials: Vec<_> =
+                targets.iter().map(|target| scope.spawn(|| reach(&self.token, self.host, target))).collect();
+            dials.into_iter().filter_map(|dial| dial.join().ok()).collect()
+        })
+    }
+}
+
+/// The addresses at which others may dial a host. Link-local ones mean something on one link only.
+fn addresses(host: &Host) -> impl Iterator<Item = (String, IpAddr)> + '_ {
+    let is_useful = |address: &IpAddr| match address {
+        IpAddr::V4(v4) => !v4.is_link_local(),
+        IpAddr::V6(v6) => !v6.is_unicast_link_local(),
+    };
+    host.facts.interfaces.iter().flat_map(move |interface| {
+        let own = interface.addresses.iter().copied().filter(is_useful);
+        own.map(|address| (interface.name.clone(), address))
+    })
+}
+
+/// What a leader has measured in a round.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Round {
+    measured: Option<Measured>,
+    problem: Option<(u32, u32, String)>,
+    /// Of rank 0: whether there is time for another one.
+    goes_on: bool,
+}
+
+fn measure(rank: &mut Rank, report: &mut Report, examiner: Option<&Examiner>, time: Duration) -> Result<()> {
+    let hosts = report.hosts.len() as u32;
+    let ports: Vec<Option<u16>> = report.hosts.iter().map(|host| host.facts.port).collect();
+    let until = Instant::now() + time;
+    report.rounds = (0, rates::rounds(hosts));
+    for round in 0..rates::rounds(hosts) {
+        let mut own = Round::default();
+        let pairs = rates::pairs(hosts, round);
+        let mine = examiner.and_then(|examiner| {
+            let pair = pairs.iter().find(|pair| [pair.0, pair.1].contains(&examiner.host))?;
+            Some((examiner, pair.0 + pair.1 - examiner.host))
+        });
+        if let Some((Examiner { host, token, answering }, partner)) = mine {
+            let place = Place { host: *host, token, answering, reaches: &report.reaches, ports: &ports };
+            match rates::measure(&place, partner) {
+                Ok(measured) => own.measured = measured,
+                Err(problem) => own.problem = Some((*host, partner, problem)),
+            }
+        }
+        own.goes_on = Instant::now() < until;
+        let told = rank.tell(&own)?;
+        let goes_on = told.first().is_some_and(|round| round.goes_on);
+        for Round { measured, problem, .. } in told {
+            report.measured.extend(measured);
+            // Both ends say it; the first is enough.
+            let is_new = |(from, to, _): &(u32, u32, String)| {
+                !report.unmeasured.iter().any(|(one, other, _)| (*one, *other) == (*to, *from))
+            };
+            let new = problem.filter(is_new);
+            report.unmeasured.extend(new);
+        }
+        report.rounds.0 += 1;
+        if !goes_on {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Makes a communicator over the connections to rank 0, and sums up a vector. How this rank reaches the others.
+fn trial(config: &Config, control: Control) -> Result<Vec<Route>> {
+    let config = config.clone().with(|config| {
+        config.network_probe = false;
+        config.timeout = CALL_LIMIT;
+    });
+    let is_alone = control.world_size() == 1;
+    let comm = Communicator::builder().config(config).over(control)?;
+    let mut routes: Vec<Route> = Vec::new();
+    for route in comm.routes() {
+        let (transport, how, declined) =
+            (route.transport.to_owned(), route.how.clone(), route.declined.clone());
+        match routes.iter_mut().find(|known| known.transport == transport && known.declined == declined) {
+            Some(known) => known.peers.push(route.peer),
+            None => {
+                routes.push(Route { rank: comm.rank(), peers: vec![route.peer], transport, how, declined })
+            }
+        }
+    }
+    if !is_alone {
+        let mut ones = vec![1.0_f32; TRIAL_ELEMENTS];
+        comm.all_reduce(&mut ones, kolo::ReduceOp::Sum)?;
+        let ranks = comm.world_size() as f32;
+        if ones.iter().any(|sum| *sum != ranks) {
+            return Err(CliError::failure(
+                format!("the sum of ones over {ranks} ranks came out wrong"),
+                "Suspect memory or a network adapter; `kolo perf all_reduce -c 1` says which ranks see it",
+            ));
+        }
+    }
+    Ok(routes)
+}

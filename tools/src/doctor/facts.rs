@@ -1,0 +1,73 @@
+//! What each rank knows of its host without asking anybody.
+
+use std::fs;
+
+use kolo::Config;
+use kolo_transport::TcpOptions;
+use kolo_transport::tcp::admitted;
+use rustix::process::{Resource, getrlimit};
+use serde::{Deserialize, Serialize};
+
+use crate::info::machine::{cpu_quota, hostname, read_line, usable_cpus};
+use crate::info::network::{Interface, interfaces};
+
+/// Facts of one rank.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Facts {
+    /// Name of its host.
+    pub hostname: String,
+    /// Of Kolo.
+    pub version: String,
+    /// Processors it may use.
+    pub processors: usize,
+    /// What its control group allows of them.
+    pub processor_quota: Option<f64>,
+    /// Files that it may open; no limit if not set.
+    pub open_files: Option<u64>,
+    /// Bytes of memory that it may lock; no limit if not set.
+    pub locked_memory: Option<u64>,
+    /// RDMA adapters.
+    pub adapters: Vec<String>,
+    /// Congestion control of new connections.
+    pub congestion: String,
+    /// Those that the kernel offers.
+    pub congestion_offered: String,
+    /// Interfaces that lead somewhere and that `KOLO_SOCKET_IFNAME` admits.
+    pub interfaces: Vec<Interface>,
+    /// Where this rank can be dialled.
+    pub port: Option<u16>,
+}
+
+impl Facts {
+    /// Of this process.
+    pub(crate) fn collect(config: &Config, port: Option<u16>) -> Self {
+        let setting = |name: &str| read_line(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
+        let list = config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from);
+        let leads = |interface: &Interface| {
+            interface.running && !interface.loopback && admitted(&interface.name, list.as_deref())
+        };
+        let names = |directory: &str| {
+            let entries = fs::read_dir(directory).map(|entries| entries.flatten().collect::<Vec<_>>());
+            let mut names: Vec<_> = entries
+                .unwrap_or_default()
+                .iter()
+                .map(|entry| entry.file_name().to_string_lossy().into_owned())
+                .collect();
+            names.sort();
+            names
+        };
+        Self {
+            hostname: hostname(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            processors: usable_cpus(),
+            processor_quota: cpu_quota(),
+            open_files: getrlimit(Resource::Nofile).current,
+            locked_memory: getrlimit(Resource::Memlock).current,
+            adapters: names("/sys/class/infiniband"),
+            congestion: setting("tcp_congestion_control"),
+            congestion_offered: setting("tcp_available_congestion_control"),
+            interfaces: interfaces().unwrap_or_default().into_iter().filter(leads).collect(),
+            port,
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! From a report to what is wrong: pure functions, so that all ranks find the same.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use super::reach::Carries;
+use super::report::Report;
+
+mod hosts;
+mod rates;
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    /// In a word, for scripts.
+    pub kind: &'static str,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What was seen, and where.
+    pub what: String,
+    /// The likely cause.
+    pub cause: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// How bad something is. The number is the exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Severity {
+    /// A job runs, but not as it could.
+    Warning = 1,
+    /// A job does not run.
+    Broken = 2,
+}
+
+impl Finding {
+    fn new(
+        kind: &'static str,
+        severity: Severity,
+        what: String,
+        cause: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self { kind, severity, what, cause: cause.into(), remedy: remedy.into() }
+    }
+}
+
+/// All findings, the worst first.
+pub(crate) fn findings(report: &Report) -> Vec<Finding> {
+    let mut found = unreachable(report);
+    found.extend(one_way(report));
+    found.extend(silent_addresses(report));
+    found.extend(black_holes(report));
+    found.extend(stalls(report));
+    found.extend(rates::slow(report));
+    found.extend(rates::lossy(report));
+    found.extend(hosts::hosts(report));
+    found.extend(failure(report));
+    found.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    found
+}
+
+/// Whom a set of pairs points at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blame {
+    /// All pairs there are.
+    All,
+    /// A host, of which all pairs are in the set.
+    Host(u32),
+    /// One pair.
+    Pair(u32, u32),
+}
+
+/// What the bad ones among all pairs have in common. `of` gives the ends of a pair that may be to blame.
+fn blame(
+    bad: &BTreeSet<(u32, u32)>,
+    all: &BTreeSet<(u32, u32)>,
+    of: fn(&(u32, u32)) -> Vec<u32>,
+) -> Vec<Blame> {
+    if bad.len() == all.len() && bad.len() > 2 {
+        return vec![Blame::All];
+    }
+    let mut left = bad.clone();
+    let mut found = Vec::new();
+    let hosts: BTreeSet<u32> = all.iter().flat_map(|pair| [pair.0, pair.1]).collect();
+    for host in hosts {
+        let own: BTreeSet<_> = all.iter().filter(|pair| of(pair).contains(&host)).copied().collect();
+        if own.len() > 1 && own.is_subset(bad) && !own.is_disjoint(&left) {
+            left = &left - &own;
+            found.push(Blame::Host(host));
+        }
+    }
+    found.extend(left.into_iter().map(|(one, other)| Blame::Pair(one, other)));
+    found
+}
+
+/// Either end of a pair.
+fn ends(pair: &(u32, u32)) -> Vec<u32> {
+    vec![pair.0, pair.1]
+}
+
+/// The end that is dialled.
+fn dialled(pair: &(u32, u32)) -> Vec<u32> {
+    vec![pair.1]
+}
+
+const FIREWALL: &str = "a firewall or NAT lets nobody connect to the ports at which processes there listen";
+
+fn unreachable(report: &Report) -> Vec<Finding> {
+    let came = |from: u32, to: u32| {
+        report.reaches.iter().any(|reach| (reach.from, reach.to) == (from, to) && reach.way().is_some())
+    };
+    let all: BTreeSet<(u32, u32)> =
+        report.reaches.iter().map(|reach| (reach.from.min(reach.to), reach.from.max(reach.to))).collect();
+    let bad = all.iter().copied().filter(|(one, other)| !came(*one, *other) && !came(*other, *one)).collect();
+    let tried = |one: u32, other: u32| {
+        let problems: Vec<String> = report
+            .reaches
+            .iter()
+            .filter(|reach| [(one, other), (other, one)].contains(&(reach.from, reach.to)))
+            .flat_map(|reach| &reach.tries)
+            .filter_map(|tried| Some(format!("{}: {}", tried.address, tried.problem.as_ref()?)))
+            .collect();
+        if problems.is_empty() { "there was no address to try".to_owned() } else { problems.join("; ") }
+    };
+    let remedy = "Open TCP between the hosts, to the ports of KOLO_PORT_RANGE if that is set, or to all; or name the \
+                  interfaces that lead to each other with KOLO_SOCKET_IFNAME";
+    let words = |blame| match blame {
+        Blame::All => "no host reaches another".to_owned(),
+        Blame::Host(host) => format!("{} and the others do not reach each other", report.name(host)),
+        Blame::Pair(one, other) => format!(
+            "{} and {} do not reach each other ({})",
+            report.name(one),
+            report.name(other),
+            tried(one, other)
+        ),
+    };
+    blame(&bad, &all, ends)
+        .into_iter()
+        .map(|who| {
+            let cause = "a firewall drops their packets, or there is no route between their networks";
+            Finding::new("unreachable", Severity::Broken, words(who), cause, remedy)
+        })
+        .collect()
+}
+
+/// Directions in which nobody gets through, though it works the other way round.
+fn one_way(report: &Report) -> Vec<Finding> {
+    let all: BTreeSet<(u32, u32)> = report.reaches.iter().map(|reach| (reach.from, reach.to)).collect();
+    let fails = |from: u32, to: u32| {
+        report.reaches.iter().any(|reach| (reach.from, reach.to) == (from, to) && reach.way().is_none())
+    };
+    let bad: BTreeSet<_> =
+        all.iter().copied().filter(|(from, to)| fails(*from, *to) && !fails(*to, *from)).collect();
+    let words = |who| match who {
+        Blame::All => "hosts dial each other in vain".to_owned(),
+        Blame::Host(host) => format!("nobody can dial {}, which can dial others", report.name(host)),
+        Blame::Pair(from, to) => {
+            format!("{} cannot dial {}, which can dial it", report.name(from), report.name(to))
+        }
+    };
+    let remedy = "Open the ports of KOLO_PORT_RANGE there. Jobs run without that, but each first connection costs a second \
+                  until the other end dials";
+    blame(&bad, &all, dialled)
+        .into_iter()
+        .map(|who| Finding::new("one_way", Severity::Warning, words(who), FIREWALL, remedy))
+        .collect()
+}
+
+/// Addresses that do not answer while others of the same host do.
+fn silent_addresses(report: &Report) -> Vec<Finding> {
+    let mut seen = BTreeSet::new();
+    let reached = report.reaches.iter().filter(|reach| reach.way().is_some());
+    reached
+        .flat_map(|reach| reach.tries.iter().map(move |tried| (reach, tried)))
+        .filter_map(|(reach, tried)| {
+            let problem = tried.problem.as_ref()?;
+            seen.insert((reach.to, tried.address)).then(|| {
+                Finding::new(
+                    "silent_address",
+                    Severity::Warning,
+                    format!(
+                        "{} of {} ({}) does not answer {} ({problem}), while another of its addresses does",
+                        tried.address,
+                        report.name(reach.to),
+                        tried.interface,
+                        report.name(reach.from)
+                    ),
+                    "the interface leads to another network, or its cable is broken",
+                    format!("Leave it out with KOLO_SOCKET_IFNAME=^{}", tried.interface),
+                )
+            })
+        })
+        .collect()
+}
+
+fn black_holes(report: &Report) -> Vec<Finding> {
+    let pair = |from: u32, to: u32| (from.min(to), from.max(to));
+    let all: BTreeSet<(u32, u32)> = report.reaches.iter().map(|reach| pair(reach.from, reach.to)).collect();
+    let mut bytes = 0;
+    let bad: BTreeSet<(u32, u32)> = report
+        .reaches
+        .iter()
+        .filter_map(|reach| match reach.carries {
+            Carries::SmallOnly { segment_bytes, .. } => {
+                bytes = bytes.max(segment_bytes);
+                Some(pair(reach.from, reach.to))
+            }
+            _ => None,
+        })
+        .collect();
+    let place = |who| match who {
+        Blame::All => "between all hosts".to_owned(),
+        Blame::Host(host) => format!("between {} and all others", report.name(host)),
+        Blame::Pair(one, other) => format!("between {} and {}", report.name(one), report.name(other)),
+    };
+    blame(&bad, &all, ends)
+        .into_iter()
+        .map(|who| {
+            let what = format!("full segments ({bytes} bytes) vanish {}; small ones arrive", place(who));
+            let cause = "an MTU black hole: a link on the way carries shorter packets than the interfaces are set to, and \
+                         the message that says so (ICMP) is dropped";
+            let remedy = "Set the same MTU on all interfaces and tunnels of the way (`ip link set DEVICE mtu 1400` and \
+                          less finds it), let ICMP pass, or set net.ipv4.tcp_mtu_probing=1 on all hosts";
+            Finding::new("mtu_black_hole", Severity::Broken, what, cause, remedy)
+        })
+        .collect()
+}
+
+/// Connections on which nothing gets through, or that broke while they were measured.
+fn stalls(report: &Report) -> Vec<Finding> {
+    let stalled = report.reaches.iter().filter_map(|reach| match &reach.carries {
+        Carries::Stalls(why) => Some((reach.from, reach.to, why.clone())),
+        _ => None,
+    });
+    stalled
+        .chain(report.unmeasured.iter().cloned())
+        .map(|(from, to, why)| {
+            let what = format!("{} connects to {}, but: {why}", report.name(from), report.name(to));
+            let cause = "most packets are lost, or something between the hosts ends connections";
+            let remedy =
+                "Look at the counters of the interfaces on the way (`ip -s link`), and try the pair alone";
+            Finding::new("stalled", Severity::Broken, what, cause, remedy)
+        })
+        .collect()
+}
+
+fn failure(report: &Report) -> Vec<Finding> {
+    let failed = report.failure.iter().map(|why| {
+        let what = format!("the ranks cannot work together: {why}");
+        let cause = "what the error says; other findings may be its cause";
+        Finding::new("failed", Severity::Broken, what, cause, "Mend these first, then run this again")
+    });
+    failed.collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,88 @@
+//! `kolo doctor`: whether a job will run well on the hosts of a launcher, and what is wrong if not.
+//!
+//! The ranks join over the control plane alone, whose short segments get through where data may not. One rank of each host, its
+//! leader, then dials all other hosts at once (`reach`), and measures them one by one while other pairs do the same (`rates`), with
+//! the code of the probe. All ranks learn everything, come to the same findings (`findings`), and make a communicator if nothing
+//! speaks against it.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::error::{CliError, Result};
+use examine::Depth;
+use findings::{Finding, Severity};
+use report::Report;
+
+pub(crate) mod examine;
+mod facts;
+pub(crate) mod findings;
+mod heat;
+mod line;
+pub(crate) mod rates;
+mod reach;
+pub(crate) mod report;
+mod text;
+
+/// Time for measuring pairs: with what comes before and after, 8 hosts take less than half a minute.
+const SECONDS: u64 = 20;
+
+const EXAMPLES: &str = "\
+Examples:
+  mpirun -np 8 --map-by node kolo doctor
+  srun -N 8 --ntasks-per-node 1 kolo doctor --svg rates.svg
+  torchrun --nnodes 4 --nproc-per-node 1 --no-python kolo doctor --json
+  kolo run -n 2 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500 -- kolo doctor     and with --node-rank 1 there
+
+It dials every host from every other one, sends full segments both ways, and measures round trips, rates and losses of each pair. Without \
+a launcher it looks at this host alone. It takes some seconds and fills the network meanwhile.
+
+Exit code of rank 0: 0 nothing found, 1 jobs run but not as well as they could, 2 jobs fail.";
+
+/// Options of `kolo doctor`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct DoctorArgs {
+    /// Machine-readable
+    #[arg(long)]
+    json: bool,
+    /// Draw the rates between hosts into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Seconds for measuring pairs of hosts; what is left then is left out
+    #[arg(long, value_name = "SECONDS", default_value_t = SECONDS)]
+    seconds: u64,
+}
+
+/// Runs `kolo doctor`.
+pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
+    let examined =
+        examine::examine(Duration::from_secs(args.seconds), Depth::Communicator).map_err(|error| {
+            CliError {
+                // That ranks do not even find each other is the worst finding.
+                exit_code: Severity::Broken as u8,
+                ..error
+            }
+        })?;
+    if examined.rank > 0 {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let findings = findings::findings(&examined.report);
+    let text =
+        if args.json { json(&examined.report, &findings) } else { text::text(&examined.report, &findings) };
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(|error| CliError::system("standard output cannot be written", &error))?;
+    if let Some(path) = &args.svg {
+        heat::draw(path, &examined.report)?;
+    }
+    Ok(findings.iter().map(|finding| finding.severity as u8).max().unwrap_or(0).into())
+}
+
+fn json(report: &Report, findings: &[Finding]) -> String {
+    let all = serde_json::json!({ "report": report, "findings": findings });
+    serde_json::to_string_pretty(&all).unwrap_or_default() + "\n"
+}

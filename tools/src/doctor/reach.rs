@@ -1,0 +1,288 @@
+//! Whether hosts reach each other: each dials each at all addresses, and sends a burst of full segments both ways.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
+
+use super::line::{Line, Stop};
+
+/// A request for a connection is sent again after 1 s; two should be answered.
+const DIAL_LIMIT: Duration = Duration::from_millis(2500);
+
+/// A burst that is not there by then is not coming: its last segments have been sent four times.
+const BURST_LIMIT: Duration = Duration::from_secs(2);
+
+/// Some twenty full segments, which any queue holds.
+const BURST_BYTES: usize = 32 << 10;
+
+/// Segments that every path carries.
+pub(crate) const SMALL_SEGMENT: u32 = 536;
+
+/// How often the listener looks whether it is over.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What the hosts of a job know, and a stranger does not.
+pub(crate) type Token = [u8; 16];
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// A burst there and back.
+    Burst = 0,
+    /// Measuring, by whoever waits for it.
+    Rates = 1,
+}
+
+const HELLO: usize = 24;
+
+fn hello(token: &Token, from: u32, purpose: Purpose) -> [u8; HELLO] {
+    let mut bytes = [0; HELLO];
+    bytes[..16].copy_from_slice(token);
+    bytes[16..20].copy_from_slice(&from.to_le_bytes());
+    bytes[20..].copy_from_slice(&(purpose as u32).to_le_bytes());
+    bytes
+}
+
+/// How one host came through to another.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Reach {
+    /// Number of the host that dialled.
+    pub from: u32,
+    /// Number of the other.
+    pub to: u32,
+    /// Every address of the other, in its order.
+    pub tries: Vec<Try>,
+    /// What a connection carries, if there was one.
+    pub carries: Carries,
+}
+
+/// One address dialled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Try {
+    /// The address.
+    pub address: IpAddr,
+    /// The other host's interface.
+    pub interface: String,
+    /// The own address that the connection has, if it came about.
+    pub local: Option<IpAddr>,
+    /// Why there is none.
+    pub problem: Option<String>,
+}
+
+/// What a connection carries.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Carries {
+    /// There is no connection.
+    Nothing,
+    /// Full segments, both ways.
+    All,
+    /// Small segments, while full ones vanish.
+    SmallOnly {
+        /// Whether they vanish on the way out; else on the way back.
+        outward: bool,
+        /// Bytes of a full one.
+        segment_bytes: u32,
+    },
+    /// Neither: in words.
+    Stalls(String),
+}
+
+impl Reach {
+    /// The address by which it came through.
+    pub(crate) fn way(&self) -> Option<&Try> {
+        self.tries.iter().find(|tried| tried.problem.is_none())
+    }
+
+    /// Whether data can be sent, perhaps in small segments only.
+    pub(crate) fn works(&self) -> bool {
+        matches!(self.carries, Carries::All | Carries::SmallOnly { .. })
+    }
+}
+
+/// Another host, as it is dialled.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub host: u32,
+    /// Addresses with the names of their interfaces.
+    pub addresses: Vec<(String, IpAddr)>,
+    pub port: u16,
+}
+
+/// Dials a host at all its addresses at once, and sends a burst over the first that answers. Blocks for some seconds at most.
+pub(crate) fn reach(token: &Token, from: u32, target: &Target) -> Reach {
+    let tried: Vec<_> = std::thread::scope(|scope| {
+        let dials: Vec<_> = target
+            .addresses
+            .iter()
+            .map(|(_, ip)| {
+                let to = SocketAddr::new(*ip, target.port);
+                scope.spawn(move || dial(token, from, to, None, Purpose::Burst))
+            })
+            .collect();
+        let joined = dials.into_iter().map(|dial| dial.join());
+        joined.map(|outcome| outcome.unwrap_or_else(|_| Err("the attempt failed".to_owned()))).collect()
+    });
+    let words = |(outcome, (interface, address)): (&Result<Line, String>, &(String, IpAddr))| Try {
+        address: *address,
+        interface: interface.clone(),
+        local: outcome.as_ref().ok().and_then(Line::local),
+        problem: outcome.as_ref().err().cloned(),
+    };
+    let tries: Vec<Try> = tried.iter().zip(&target.addresses).map(words).collect();
+    let carries = tried.into_iter().flatten().next().map_or(Carries::Nothing, |line| {
+        let mut line = line.with_limit(BURST_LIMIT);
+        let Err(stop) = burst(&mut line) else { return Carries::All };
+        let info = line.info();
+        let address = tries.iter().find(|tried| tried.problem.is_none()).map(|tried| tried.address);
+        drop(line);
+        let small = address.map(|ip| {
+            let to = SocketAddr::new(ip, target.port);
+            dial(token, from, to, Some(SMALL_SEGMENT), Purpose::Burst)
+                .map(|line| burst(&mut line.with_limit(BURST_LIMIT)))
+        });
+        match (small, stop) {
+            (Some(Ok(Ok(()))), Stop::Late(_)) => {
+                Carries::SmallOnly { outward: info.unacknowledged > 0, segment_bytes: info.segment_bytes }
+            }
+            (_, stop) => Carries::Stalls(stop.to_string()),
+        }
+    });
+    Reach { from, to: target.host, tries, carries }
+}
+
+/// Opens a line on which rates are measured.
+pub(crate) fn dial_for_rates(
+    token: &Token,
+    from: u32,
+    to: SocketAddr,
+    segment: Option<u32>,
+) -> Result<Line, String> {
+    dial(token, from, to, segment, Purpose::Rates)
+}
+
+fn dial(
+    token: &Token,
+    from: u32,
+    to: SocketAddr,
+    segment: Option<u32>,
+    purpose: Purpose,
+) -> Result<Line, String> {
+    let mut line = Line::dial(to, segment, DIAL_LIMIT).map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut => format!("no answer within {:.1} s", DIAL_LIMIT.as_secs_f64()),
+        io::ErrorKind::ConnectionRefused => "refused".to_owned(),
+        _ => error.to_string(),
+    })?;
+    let mut answer = Token::default();
+    line.transfer(&hello(token, from, purpose), &mut answer).map_err(|stop| stop.to_string())?;
+    if answer == *token { Ok(line) } else { Err("something else answers there".to_owned()) }
+}
+
+fn burst(line: &mut Line) -> Result<(), Stop> {
+    let mut back = vec![0; BURST_BYTES];
+    line.transfer(&vec![0x5a; BURST_BYTES], &mut [])?;
+    line.transfer(&[], &mut back)
+}
+
+/// Answers whoever dials this host, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Answering {
+    pub port: u16,
+    shared: Arc<Shared>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    token: Token,
+    is_over: AtomicBool,
+    arrived: Mutex<HashMap<u32, Line>>,
+    news: Condvar,
+}
+
+impl Answering {
+    /// Listens.
+    pub(crate) fn start(listener: TcpListener, token: Token) -> io::Result<Self> {
+        let port = listener.local_addr()?.port();
+        let shared = Arc::new(Shared {
+            token,
+            is_over: AtomicBool::new(false),
+            arrived: Mutex::default(),
+            news: Condvar::new(),
+        });
+        let own = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("doctor-listener".to_owned())
+            .spawn(move || accept(&listener, &own))?;
+        Ok(Self { port, shared, thread: Some(thread) })
+    }
+
+    /// Waits for a host to dial for measuring.
+    pub(crate) fn wait_for(&self, from: u32, patience: Duration) -> Option<Line> {
+        let until = Instant::now() + patience;
+        let mut arrived = self.shared.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(line) = arrived.remove(&from) {
+                return Some(line);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            arrived = self.shared.news.wait_timeout(arrived, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    let time = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+    while !shared.is_over.load(Ordering::Relaxed) {
+        let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&time));
+        while let Ok((socket, _)) = listener.accept() {
+            let shared = Arc::clone(shared);
+            // One that cannot be started leaves the other end without an answer, which it tells.
+            let _ = std::thread::Builder::new().spawn(move || {
+                if let Ok(line) = Line::new(socket, DIAL_LIMIT) {
+                    answer(line, &shared);
+                }
+            });
+        }
+    }
+}
+
+fn answer(mut line: Line, shared: &Shared) {
+    let mut said = [0; HELLO];
+    if line.transfer(&[], &mut said).is_err() || said[..16] != shared.token {
+        return;
+    }
+    let word = |at: usize| said[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+    let (from, purpose) = (word(16), word(20));
+    if line.transfer(&shared.token, &mut []).is_err() {
+        return;
+    }
+    if purpose == Purpose::Rates as u32 {
+        shared.arrived.lock().unwrap_or_else(PoisonError::into_inner).insert(from, line);
+        shared.news.notify_all();
+        return;
+    }
+    let mut bytes = vec![0; BURST_BYTES];
+    // Longer than the other end waits: it is to see silence and not the end.
+    let mut line = line.with_limit(2 * BURST_LIMIT);
+    if line.transfer(&[], &mut bytes).and_then(|()| line.transfer(&bytes, &mut [])).is_ok() {
+        line.wait_for_end();
+    }
+}
