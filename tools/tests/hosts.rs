@@ -200,6 +200,72 @@ fn no_rank_outlives_a_launcher_that_is_killed() {
     assert!(rest.is_empty() || rest.lines().all(|line| line == "told"), "{rest}");
 }
 
+/// A configuration of ssh that reaches an sshd of the test's own by pipes, whatever the host; or why there is none.
+fn ssh(folder: &std::path::Path) -> Result<String, String> {
+    let sshd =
+        ["/usr/sbin/sshd", "/usr/bin/sshd"].into_iter().find(|path| std::path::Path::new(path).exists());
+    let sshd = sshd.ok_or("there is no sshd")?;
+    let key = |name: &str| {
+        let mut command = Command::new("ssh-keygen");
+        command.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(folder.join(name));
+        command
+            .status()
+            .map_err(|error| format!("there is no ssh-keygen: {error}"))
+            .map(|status| assert!(status.success()))
+    };
+    key("host")?;
+    key("user")?;
+    let at = folder.display();
+    let server = format!(
+        "HostKey {at}/host\nAuthorizedKeysFile {at}/user.pub\nStrictModes no\nUsePAM no\nPermitRootLogin yes\nLogLevel QUIET\n"
+    );
+    std::fs::write(folder.join("sshd.conf"), server).unwrap();
+    let client = format!(
+        "Host *\nProxyCommand {sshd} -i -f {at}/sshd.conf\nIdentityFile {at}/user\nIdentitiesOnly yes\nBatchMode yes\n\
+         StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
+    );
+    std::fs::write(folder.join("ssh.conf"), client).unwrap();
+    let agent = format!("ssh -F {at}/ssh.conf");
+    let tried =
+        Command::new("ssh").arg("-F").arg(folder.join("ssh.conf")).args(["somewhere", "true"]).output();
+    match tried {
+        Ok(ended) if ended.status.success() => Ok(agent),
+        Ok(ended) => Err(format!("sshd does not run here: {}", text(&ended.stderr).trim())),
+        Err(error) => Err(format!("there is no ssh: {error}")),
+    }
+}
+
+#[test]
+fn ssh_is_an_agent() {
+    let folder = tempfile::tempdir().unwrap();
+    let agent = match ssh(folder.path()) {
+        Ok(agent) => agent,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let kolo = || {
+        let mut command = Command::new("timeout");
+        command.args(["-s", "KILL", &LIMIT.as_secs().to_string(), env!("CARGO_BIN_EXE_kolo"), "run"]);
+        command.args([
+            "--hosts",
+            "localhost:2,127.0.0.1:1",
+            "--agent",
+            &agent,
+            "-x",
+            "GIVEN=it's",
+            "--",
+            "sh",
+            "-c",
+        ]);
+        command
+    };
+    let ended = kolo().arg("echo $RANK $GIVEN").output().unwrap();
+    assert_eq!(sorted(&ended.stdout), ["0 it's", "1 it's", "2 it's"], "{ended:?}");
+    let ended =
+        kolo().arg("[ $RANK = 2 ] && exit 7; for i in $(seq 1000); do sleep 0.05; done").output().unwrap();
+    assert_eq!(ended.status.code(), Some(7), "{ended:?}");
+    assert!(text(&ended.stderr).contains("kolo: host 127.0.0.1 (pid "), "{ended:?}");
+}
+
 #[test]
 fn what_contradicts_itself_is_refused() {
     for (options, problem) in [

@@ -8,6 +8,7 @@ from operator import index
 from . import _kolo, operators
 from .calls import BARRIER_CALL, Calls, Counts, Lent
 from .errors import Usage
+from .memory import TYPE_NAMES
 from .numbers import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -19,7 +20,7 @@ from .numbers import (
     SCAN,
 )
 from .objects import Objects
-from .work import Work
+from .work import Work, operator
 
 
 class Communicator(Calls, Objects, _kolo.Base):
@@ -90,6 +91,18 @@ class Communicator(Calls, Objects, _kolo.Base):
     def recent(self) -> list[str]:
         """The last operations, oldest first, with their times."""
         return self._comm.recent()
+
+    def explain(self, collective: str, count: int, dtype="float32", op: str = "sum", root: int = 0) -> str:
+        """The algorithm that a call with ``count`` elements would take, what it is expected to take, and why not others.
+
+        ``count`` is that of a rank's block, as in a call. Runs nothing; what it says holds for blocking calls over the links.
+        """
+        if collective not in _kolo.COLLECTIVES:
+            raise Usage(f"unknown collective '{collective}'; known are {', '.join(_kolo.COLLECTIVES)}")
+        name = str(dtype).rpartition(".")[2]
+        if name not in TYPE_NAMES:
+            raise Usage(f"unknown type '{name}'; known are {', '.join(TYPE_NAMES)}")
+        return self._comm.explain(_kolo.COLLECTIVES.index(collective), count, TYPE_NAMES[name], operator(op), root)
 
     # Collectives over vectors: input and output have the same length.
 

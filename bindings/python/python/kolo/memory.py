@@ -100,6 +100,9 @@ def _name(kind: str, units: int) -> str:
     return kind if word is None else f"{word}{size * units * 8}"
 
 
+#: Types that are reduced as they are, by the names that NumPy and torch have for them.
+TYPE_NAMES = {_name(kind, units): number for kind, (number, units, ops) in _TYPES.items() if ops is None}
+
 NOTHING = Memory(0, 0, "u1", None)
 
 
