@@ -138,6 +138,15 @@ impl Agreement {
         self.others().filter(|other| self.is_silent(*other, now)).collect()
     }
 
+    /// A member has been silent for long already, as others have noticed: it is not waited for once more. If it answers, it is
+    /// silent no longer.
+    pub fn suspect(&mut self, member: u32, now: Duration) {
+        if member != self.settings.me && !self.heard.contains_key(&member) {
+            let long_ago = now.saturating_sub(self.settings.silent_after + self.settings.beat);
+            self.asked.insert(member, long_ago);
+        }
+    }
+
     /// What is to be sent, in order.
     pub fn take_messages(&mut self) -> Vec<(u32, Message)> {
         std::mem::take(&mut self.out)

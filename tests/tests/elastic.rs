@@ -162,9 +162,11 @@ fn a_stopped_rank_that_comes_back_is_told_that_it_is_out() {
         let what = format!("{arrangement:?}: rank {stopped} stopped");
         within(LIMIT, &what.clone(), move || {
             let mut job = start_with(arrangement, 4, &["1000"], &IMPATIENT);
-            job.ranks[stopped].signal(Signal::STOP);
+            let since = job.ranks[stopped].signal(Signal::STOP);
             let left: Vec<usize> = (0..4).filter(|rank| *rank != stopped).collect();
-            sum_without_the_others(&mut job, &left, &what);
+            let times = all_sum_again(&mut job, &left, 1, &what);
+            let worst = times.iter().max().expect("three").saturating_sub(since);
+            println!("{what}, all sum again after {:.1} ms", worst.as_secs_f64() * 1e3);
             job.ranks[stopped].signal(Signal::CONT);
             job.ranks[stopped].expect("@fenced");
             stop(&mut job, &left, &what);

@@ -28,6 +28,8 @@ pub(super) struct Scenario {
     pub(super) delay_max: Duration,
     /// Most time between the beginning of an epoch and the call.
     pub(super) call_max: Duration,
+    /// Whether members suspect each other without reason.
+    pub(super) suspects: bool,
 }
 
 /// Faults come until here; then everything is mended, and those who live must come to decisions.
@@ -66,6 +68,7 @@ impl Scenario {
             loses_one_in: [0, 0, 20, 4][random.below(4) as usize],
             delay_max: Duration::from_micros([200, 5_000, 300_000][random.below(3) as usize]),
             call_max: Duration::from_millis([1, 100, 2500][random.below(3) as usize]),
+            suspects: random.one_in(4),
         }
     }
 }

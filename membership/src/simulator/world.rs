@@ -163,6 +163,12 @@ impl World {
             Event::Calls { process, epoch } => {
                 let part =
                     Part { kinds: 1, flags: self.random.next() | 1, seed: [self.random.next() as u8; 32] };
+                // Suspicions may be wrong.
+                if self.scenario.suspects && self.random.one_in(4) {
+                    let members = self.processes[process as usize].epochs[epoch].0.len() as u64;
+                    let suspect = self.random.below(members) as u32;
+                    self.processes[process as usize].epochs[epoch].1.suspect(suspect, now);
+                }
                 self.note(|| format!("process {process} calls in epoch {epoch}"));
                 self.processes[process as usize].epochs[epoch].1.bring(part, now);
                 self.settle(process, epoch)

@@ -253,6 +253,18 @@ impl Shared {
         state.communicators.get(&communicator).map(|registered| registered.members.clone())
     }
 
+    /// Ranks that count as lost because nothing has come from them for long: they are not known to have ended.
+    pub(crate) fn silent(&self) -> Vec<u32> {
+        let state = self.lock();
+        let is_silent = |loss: &Loss| matches!(loss.cause, LossCause::Silent(_));
+        let first = match &state.coordinator {
+            CoordinatorStanding::Lost(loss) if is_silent(loss) => Some(0),
+            _ => None,
+        };
+        let others = state.lost.iter().filter(|(_, loss)| is_silent(loss)).map(|(rank, _)| *rank);
+        first.into_iter().chain(others).collect()
+    }
+
     /// The others have gone on without this rank; `by` is one of them.
     pub(crate) fn fence(&self, communicator: u64, by: u32) {
         tracing::warn!(rank = self.rank, "the other members have gone on without this rank");

@@ -307,7 +307,8 @@ impl Task {
             }
             Event::Bring { key, members, part, silent_after, reply } => {
                 let known_gone: BTreeSet<u32> = self.gone.keys().copied().collect();
-                self.rounds.bring(key, members, part, silent_after, reply, &known_gone);
+                let suspects = self.shared.silent();
+                self.rounds.bring(key, members, part, silent_after, reply, (&known_gone, &suspects));
             }
             Event::GiveUp { key } => self.rounds.give_up(key),
             Event::Watch { ranks, silent_after, alarm } => {

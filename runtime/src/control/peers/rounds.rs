@@ -109,13 +109,16 @@ impl Rounds {
         part: Part,
         silent_after: Duration,
         reply: Reply,
-        known_gone: &BTreeSet<u32>,
+        (known_gone, suspects): (&BTreeSet<u32>, &[u32]),
     ) {
         self.longest_silence = self.longest_silence.max(silent_after);
         let now = self.clock();
         if let Some(round) = self.open(key, members, silent_after, known_gone) {
             round.reply = Some(reply);
             round.agreement.set_silence(silent_after, silent_after * STRANDED_SILENCES);
+            for suspect in suspects.iter().filter_map(|rank| place(&round.members, *rank)) {
+                round.agreement.suspect(suspect, now);
+            }
             round.agreement.bring(part, now);
         }
     }
