@@ -171,7 +171,8 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Whether the communicator is beyond use: every later call on it fails too, on every rank. Make a new job, or at least a
+    /// Whether the communicator is beyond use: every later call on it fails too, on every rank, but for
+    /// [`Communicator::shrink`](crate::Communicator::shrink), which makes a new one of the ranks that live. Or make a new job, or a
     /// new communicator without the rank at fault.
     ///
     /// False for errors that come before anything is sent: the call had no effect, and the next one may succeed. The one
