@@ -1,7 +1,7 @@
 //! Which blocks each memory of an operation has on each rank, and which of them are the same bytes.
 //!
-//! The meaning of [`Placement::InPlace`] for plans, block by block; the builder and the checker both ask here. Calls without a
-//! plan apply the same rule to pointers, in the runtime (`call`, `exchange`, `symmetric`).
+//! The meaning of [`Placement::InPlace`] for plans, block by block; the builder and the checker both ask here. The compiled
+//! exchange and the check of a call apply the same rule to pointers, in the runtime.
 
 use crate::plan::{Blocks, Collective, Cut, Placement, Plan, Space};
 

@@ -25,6 +25,8 @@ macro_rules! data_types {
             BF16, bf16, "bf16", Float, [bf16], LaneBf16, Some((9, "bfloat16"));
             F32, f32, "f32", Float, [float f32], LaneF32, Some((7, "float"));
             F64, f64, "f64", Float, [float f64], LaneF64, Some((8, "double"));
+            U16, u16, "u16", Unsigned, [integer u16 as u16, over f32 as i32], LaneU16, None;
+            I16, i16, "i16", Signed, [integer i16 as u16, over f32 as i32], LaneU16, None;
         }
     };
 }

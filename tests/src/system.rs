@@ -62,3 +62,13 @@ fn status_kib(field: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(field));
     line.and_then(|rest| rest.split_whitespace().next()).and_then(|kib| kib.parse().ok()).unwrap_or(0)
 }
+
+/// Ends this process as a crash would, after so long.
+///
+/// # Panics
+/// If the process cannot signal itself.
+pub fn end_by_kill(after: Duration) {
+    std::thread::sleep(after);
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+        .expect("a process may signal itself");
+}

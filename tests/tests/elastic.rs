@@ -12,9 +12,36 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_elastic");
 const LIMIT: Duration = Duration::from_secs(100);
 
 fn start(arrangement: Arrangement, ranks: u32, elements: &str) -> Job {
-    let mut job = Job::start(PROGRAM, ranks, ranks, &[elements], |rank| environment(arrangement, rank));
+    start_with(arrangement, ranks, &[elements], &[])
+}
+
+fn start_with(
+    arrangement: Arrangement,
+    ranks: u32,
+    arguments: &[&str],
+    settings: &[(&'static str, &str)],
+) -> Job {
+    let mut job = Job::start(PROGRAM, ranks, ranks, arguments, |rank| {
+        let more = settings.iter().map(|(name, value)| (*name, (*value).to_owned()));
+        environment(arrangement, rank).into_iter().chain(more).collect()
+    });
     job.expect_all("@running");
     job
+}
+
+/// Waits until these ranks sum without the others, whatever was in between.
+fn sum_without_the_others(job: &mut Job, left: &[usize], what: &str) {
+    let bits: u32 = left.iter().map(|rank| 1 << rank).sum();
+    for rank in left {
+        loop {
+            let line = job.ranks[*rank].expect("@again ");
+            let of = line.split(' ').nth(1).and_then(|word| word.parse::<u32>().ok()).expect("bits");
+            if of == bits {
+                break;
+            }
+            assert!(of & bits == bits, "{what}: rank {rank} sums with {of:b} and not with {bits:b}");
+        }
+    }
 }
 
 /// What every rank of `left` says after its first good sum: when, and that it is of these ranks in their order.
@@ -84,4 +111,91 @@ fn all_but_one_die_one_after_another() {
     kill_in_turn(Arrangement::Exchange, 4, &[0, 2, 1], "1000");
     kill_in_turn(Arrangement::Tcp, 4, &[0, 1, 2], "1000");
     kill_in_turn(Arrangement::Hosts(2), 3, &[1, 2], "1000000");
+}
+
+#[test]
+fn several_die_at_once() {
+    let deaths: [(Arrangement, u32, &[usize]); 4] = [
+        (Arrangement::Exchange, 8, &[0, 1, 2, 3, 4]),
+        (Arrangement::Tcp, 4, &[0, 1]),
+        (Arrangement::Hosts(2), 4, &[0, 3]),
+        (Arrangement::Shm, 3, &[1, 2]),
+    ];
+    for (arrangement, ranks, victims) in deaths {
+        let what = format!("{arrangement:?}, {ranks} ranks, {victims:?} killed at once");
+        within(LIMIT, &what.clone(), move || {
+            let mut job = start(arrangement, ranks, "1000");
+            for victim in victims {
+                job.ranks[*victim].signal(Signal::KILL);
+            }
+            let left: Vec<usize> = (0..ranks as usize).filter(|rank| !victims.contains(rank)).collect();
+            sum_without_the_others(&mut job, &left, &what);
+            stop(&mut job, &left, &what);
+        });
+    }
+}
+
+#[test]
+fn a_rank_may_die_at_any_moment_of_a_shrink() {
+    for (i, delay) in [0, 200, 500, 1000, 1500, 2000, 3000, 4000, 6000, 9000].into_iter().enumerate() {
+        // Who runs the coordinator of the survivors is among them, and who ran the first one.
+        let (victim, second) = [(3, 0), (0, 1), (2, 1), (1, 4)][i % 4];
+        let arrangement = Arrangement::ALL[(i + i / 4) % 4];
+        let what = format!("{arrangement:?}: {victim} killed, {second} dies {delay} us into the shrink");
+        within(LIMIT, &what.clone(), move || {
+            let second_dies = format!("{second}:{delay}");
+            let mut job = start_with(arrangement, 5, &["1000", &second_dies], &[]);
+            job.ranks[victim].signal(Signal::KILL);
+            let left: Vec<usize> = (0..5).filter(|rank| ![victim, second].contains(rank)).collect();
+            sum_without_the_others(&mut job, &left, &what);
+            stop(&mut job, &left, &what);
+        });
+    }
+}
+
+/// Settings under which silence counts soon.
+const IMPATIENT: [(&str, &str); 2] = [("KOLO_DEAD_AFTER", "1"), ("KOLO_SILENT_AFTER", "0.5")];
+
+#[test]
+fn a_stopped_rank_that_comes_back_is_told_that_it_is_out() {
+    for (arrangement, stopped) in [(Arrangement::Exchange, 2), (Arrangement::Tcp, 0)] {
+        let what = format!("{arrangement:?}: rank {stopped} stopped");
+        within(LIMIT, &what.clone(), move || {
+            let mut job = start_with(arrangement, 4, &["1000"], &IMPATIENT);
+            job.ranks[stopped].signal(Signal::STOP);
+            let left: Vec<usize> = (0..4).filter(|rank| *rank != stopped).collect();
+            sum_without_the_others(&mut job, &left, &what);
+            job.ranks[stopped].signal(Signal::CONT);
+            job.ranks[stopped].expect("@fenced");
+            stop(&mut job, &left, &what);
+        });
+    }
+}
+
+#[test]
+fn too_few_do_not_go_on_while_the_others_may() {
+    // Of two, the half with the first rank may go on; the other may not.
+    let cases: [(u32, &[usize], &[usize]); 3] = [(2, &[0], &[1]), (3, &[0, 1], &[2]), (4, &[0, 2], &[1, 3])];
+    for (ranks, stopped, left) in cases {
+        let what = format!("{stopped:?} of {ranks} stopped");
+        within(LIMIT, &what.clone(), move || {
+            let mut job = start_with(Arrangement::Tcp, ranks, &["1000"], &IMPATIENT);
+            for rank in stopped {
+                job.ranks[*rank].signal(Signal::STOP);
+            }
+            for rank in left {
+                job.ranks[*rank].expect("@minority");
+            }
+            for rank in stopped {
+                job.ranks[*rank].signal(Signal::KILL);
+            }
+        });
+    }
+    within(LIMIT, "the second of two stopped", || {
+        let mut job = start_with(Arrangement::Tcp, 2, &["1000"], &IMPATIENT);
+        job.ranks[1].signal(Signal::STOP);
+        sum_without_the_others(&mut job, &[0], "the second of two stopped");
+        job.ranks[1].signal(Signal::KILL);
+        stop(&mut job, &[0], "the second of two stopped");
+    });
 }

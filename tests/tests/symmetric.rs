@@ -146,6 +146,108 @@ fn canonical_results_are_those_of_every_other_path() {
     }
 }
 
+/// The bits of the plan on windows are those of whatever runs on private memory, where both go along the canonical tree: for each
+/// reduction and any length.
+#[test]
+fn canonical_bits_are_those_of_private_memory() {
+    let canonical_of_any_length = |config| any_length(canonical(config));
+    for ranks in [2, 3, 5, 7, 8] {
+        Arrangement::Exchange.run_with(ranks, canonical_of_any_length, |comm| {
+            let all = ranks as usize;
+            for collective in [Collective::AllReduce, Collective::Reduce, Collective::ReduceScatter] {
+                for (count, in_place, root) in
+                    [(1, false, 0), (700, true, 1), (1031, false, 1), (LONG, true, 0)]
+                {
+                    let (mut symmetric, mut private) =
+                        (comm.alloc::<f32>(2 * all * count).unwrap(), vec![0.0; 2 * all * count]);
+                    let bits = [&mut symmetric[..], &mut private[..]]
+                        .map(|memory| reduced(&comm, collective, memory, (count, in_place, root)).unwrap());
+                    let case = format!("{collective} of {count} on rank {} of {ranks}", comm.rank());
+                    assert!(bits[0] == bits[1], "{case}, in place {in_place}");
+                }
+            }
+        });
+    }
+}
+
+/// The bits of a rank's result of rough values in some memory.
+fn reduced(
+    comm: &Communicator,
+    collective: Collective,
+    memory: &mut [f32],
+    (count, in_place, root): (usize, bool, u32),
+) -> kolo::Result<Vec<u32>> {
+    let blocks = if collective == Collective::ReduceScatter { comm.world_size() as usize } else { 1 };
+    let (input, output) = memory.split_at_mut(blocks * count);
+    rough(comm, input);
+    let result = &mut output[..count];
+    match collective {
+        Collective::AllReduce if in_place => {
+            comm.all_reduce(input, ReduceOp::Sum)?;
+            result.copy_from_slice(input);
+        }
+        Collective::AllReduce => comm.all_reduce_into(input, result, ReduceOp::Sum)?,
+        Collective::Reduce => comm.reduce(input, result, ReduceOp::Sum, root)?,
+        _ => comm.reduce_scatter(input, result, ReduceOp::Sum)?,
+    }
+    let has_result = collective != Collective::Reduce || comm.rank() == root;
+    Ok(if has_result { result.iter().map(|value| value.to_bits()).collect() } else { Vec::new() })
+}
+
+#[test]
+fn the_plan_can_be_asked_for() {
+    let forced = |algorithms: &'static str| {
+        move |mut config: Config| {
+            config.algorithms = algorithms.to_owned();
+            config
+        }
+    };
+    // Named for a collective it must serve, at any length.
+    Arrangement::Exchange.run_with(3, forced("all_reduce:window"), |comm| {
+        let (mut symmetric, mut private) = (comm.alloc::<u32>(8).unwrap(), [1_u32; 8]);
+        symmetric.fill(1);
+        comm.all_reduce(&mut symmetric, ReduceOp::Sum).unwrap();
+        assert!(symmetric.iter().all(|value| *value == 3));
+        let said = explained(&comm, &mut comm.alloc_raw(8).unwrap());
+        assert!(
+            said.starts_with("symmetric: by window") && said.contains("went so: each rank reduces"),
+            "{said}"
+        );
+        let error = comm.all_reduce(&mut private, ReduceOp::Sum).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::Unsupported { .. }), "{text}");
+        assert!(text.contains("window was asked for") && text.contains("Communicator::alloc"), "{text}");
+        assert_eq!(private, [1; 8]);
+        // All ranks fail alike, and go on.
+        comm.broadcast(&mut private, 0).unwrap();
+        comm.all_reduce(&mut symmetric, ReduceOp::Sum).unwrap();
+        assert!(symmetric.iter().all(|value| *value == 9));
+    });
+    // Named for none, it counts where it can serve.
+    for algorithms in ["window", "window,ring"] {
+        Arrangement::Exchange.run_with(3, forced(algorithms), |comm| {
+            let (mut symmetric, mut private) = (comm.alloc::<u32>(8).unwrap(), [1_u32; 8]);
+            symmetric.fill(1);
+            comm.all_reduce(&mut symmetric, ReduceOp::Sum).unwrap();
+            comm.all_reduce(&mut private, ReduceOp::Sum).unwrap();
+            assert!(symmetric.iter().chain(&private).all(|value| *value == 3));
+            comm.all_reduce(&mut symmetric, ReduceOp::Sum).unwrap();
+            let said = explained(&comm, &mut comm.alloc_raw(8).unwrap());
+            assert!(said.contains("went so: each rank reduces"), "{said}");
+            comm.barrier().unwrap();
+        });
+    }
+    // What comes first counts.
+    Arrangement::Exchange.run_with(2, forced("ring,window"), |comm| {
+        let mut symmetric = comm.alloc::<u32>(LONG).unwrap();
+        symmetric.fill(1);
+        comm.all_reduce(&mut symmetric, ReduceOp::Sum).unwrap();
+        assert!(symmetric.iter().all(|value| *value == 2));
+        let said = explained(&comm, &mut comm.alloc_raw(LONG).unwrap());
+        assert!(said.starts_with("not symmetric: KOLO_ALGO names"), "{said}");
+    });
+}
+
 #[test]
 fn all_take_another_way_if_one_has_private_memory() {
     Arrangement::Exchange.run_with(3, any_length, |comm| {

@@ -37,14 +37,17 @@
  * --------------------------------------
  * Every call        KOLO_USAGE for arguments that make no sense, and in a child made by fork; KOLO_INTERNAL for a defect.
  *                   Nothing else from koloGetVersion, koloTest, koloRequestFree, koloMemFree, koloCommRank, koloCommSize,
- *                   koloCommLocalRank, koloCommSummary, koloCommSettings, koloCommAbort, koloCommGetAsyncError (which
- *                   writes what it has found), koloCommMemFree, koloCommDeregister and koloCommDestroy.
+ *                   koloCommLocalRank, koloCommSummary, koloCommSettings, koloCommAbort, koloCommRevoke, koloCommEpoch,
+ *                   koloCommRanksBefore, koloCommGetAsyncError (which writes what it has found), koloCommMemFree, koloCommDeregister and koloCommDestroy.
  * koloCommInit...   KOLO_CONFIGURATION, KOLO_JOIN, KOLO_TRANSPORT, KOLO_SYSTEM; and KOLO_PEER_LOST, KOLO_TIMEOUT or
  *                   KOLO_ABORTED when a rank is lost or fails after all have come.
  * Calls that block  KOLO_UNSUPPORTED, after which the communicator is as it was; KOLO_MISMATCH, KOLO_PEER_LOST,
  *                   KOLO_TIMEOUT, KOLO_ABORTED, KOLO_TRANSPORT and KOLO_SYSTEM, after which it cannot be used any more.
  *                   These are collectives, messages, batches, koloRun, koloWait, koloWaitSource, koloCommSplit,
  *                   koloCommGroup and koloCommMemAlloc; the last three also return KOLO_JOIN and KOLO_CONFIGURATION.
+ *                   After koloCommRevoke they return KOLO_REVOKED.
+ * koloCommAgree, koloCommShrink: KOLO_FENCED, KOLO_MINORITY, KOLO_TIMEOUT, KOLO_UNSUPPORTED; koloCommShrink also those of
+ *                   koloCommInit. They work after the errors of calls that block.
  * Calls with Start  KOLO_UNSUPPORTED; and the error of an earlier call: where something has failed nothing is started.
  * koloExplain       KOLO_UNSUPPORTED.
  * koloCommRegister  KOLO_TRANSPORT, after which the communicator is as it was; and the error of an earlier call.
@@ -92,7 +95,13 @@ typedef enum {
     /** The operating system refused something. */
     KOLO_SYSTEM = 10,
     /** A defect of Kolo. */
-    KOLO_INTERNAL = 11
+    KOLO_INTERNAL = 11,
+    /** A rank called koloCommRevoke; those that live may shrink the communicator. */
+    KOLO_REVOKED = 12,
+    /** This rank was silent for too long, and the others have gone on without it. It cannot come back to this group. */
+    KOLO_FENCED = 13,
+    /** Too few ranks answer to go on: the others may be alive behind a network that is cut. */
+    KOLO_MINORITY = 14
 } koloResult_t;
 
 /** The version of the library that is linked, as KOLO_VERSION. */
@@ -235,6 +244,35 @@ koloResult_t koloCommDestroy(koloComm_t *comm);
 koloResult_t koloCommAbort(koloComm_t comm, const char *reason);
 
 /**
+ * Ends the communicator for all of its ranks: every call in progress, and every later one, fails with KOLO_REVOKED (or with
+ * the loss that came before), except koloCommAgree and koloCommShrink. Returns at once.
+ */
+koloResult_t koloCommRevoke(koloComm_t comm);
+
+/**
+ * Agrees with all ranks that live: *flags becomes the AND of everybody's, the same on all of them. takes_part (may be NULL)
+ * has room for as many ints as the communicator has ranks; those of ranks that took part become 1, the others 0. Works on
+ * a communicator that has failed. All ranks that live call it, in the same order with koloCommShrink; blocks until all have.
+ */
+koloResult_t koloCommAgree(koloComm_t comm, uint64_t *flags, int *takes_part);
+
+/**
+ * A communicator of the ranks that live, in their order. All of them call it; blocks until all have. Works on a
+ * communicator that has failed, and on a healthy one, which stays as it is; either must still be destroyed.
+ * KOLO_FENCED if the others have gone on without this rank, KOLO_MINORITY if too few ranks answer.
+ */
+koloResult_t koloCommShrink(koloComm_t comm, koloComm_t *result);
+
+/** How many times the group has changed: one more with each koloCommShrink. */
+koloResult_t koloCommEpoch(koloComm_t comm, uint64_t *epoch);
+
+/**
+ * The rank of each rank in the communicator that was shrunk to this one; `ranks` has room for as many ints as this one has
+ * ranks.
+ */
+koloResult_t koloCommRanksBefore(koloComm_t comm, int *ranks);
+
+/**
  * Writes into *result what the next call on the communicator would fail with, or KOLO_SUCCESS: for programs that are not
  * inside a call and want to hear of a failure elsewhere. The message is then that of koloGetLastError(comm). Returns at
  * once while all is well.
@@ -273,7 +311,9 @@ typedef enum {
     KOLO_FLOAT16 = 7,
     KOLO_BFLOAT16 = 8,
     KOLO_FLOAT32 = 9,
-    KOLO_FLOAT64 = 10
+    KOLO_FLOAT64 = 10,
+    KOLO_UINT16 = 11,
+    KOLO_INT16 = 12
 } koloDataType_t;
 
 /** Bytes of an element; 0 for a type that does not exist. */

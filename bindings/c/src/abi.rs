@@ -97,4 +97,7 @@ pub(crate) mod result {
     pub(crate) const TRANSPORT: c_int = 9;
     pub(crate) const SYSTEM: c_int = 10;
     pub(crate) const INTERNAL: c_int = 11;
+    pub(crate) const REVOKED: c_int = 12;
+    pub(crate) const FENCED: c_int = 13;
+    pub(crate) const MINORITY: c_int = 14;
 }

@@ -118,6 +118,79 @@ unsafe extern "C" fn koloCommAbort(comm: *const Comm, reason: *const c_char) -> 
 
 /// See `kolo.h`.
 #[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommRevoke(comm: *const Comm) -> c_int {
+    // SAFETY: the header's promise.
+    unsafe {
+        with_comm("koloCommRevoke", comm, |comm| {
+            comm.communicator.check_process()?;
+            comm.communicator.revoke();
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommAgree(comm: *const Comm, flags: *mut u64, takes_part: *mut c_int) -> c_int {
+    // SAFETY: the header's promise, for all pointers.
+    unsafe {
+        with_comm("koloCommAgree", comm, |comm| {
+            let flags = place("flags", flags)?;
+            let agreed = comm.communicator.agree(flags.assume_init_read())?;
+            flags.write(agreed.flags);
+            for rank in 0..comm.communicator.world_size() {
+                if !takes_part.is_null() {
+                    takes_part.add(rank as usize).write(c_int::from(agreed.ranks.contains(&rank)));
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommShrink(comm: *const Comm, result: *mut *mut Comm) -> c_int {
+    // SAFETY: the header's promise, for both pointers.
+    unsafe {
+        with_comm("koloCommShrink", comm, |comm| {
+            let result = place("result", result)?;
+            result.write(std::ptr::null_mut());
+            result.write(Comm::handle(comm.communicator.shrink()?));
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommEpoch(comm: *const Comm, epoch: *mut u64) -> c_int {
+    // SAFETY: the header's promise, for both pointers.
+    unsafe {
+        with_comm("koloCommEpoch", comm, |comm| {
+            place("epoch", epoch)?.write(comm.communicator.epoch());
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommRanksBefore(comm: *const Comm, ranks: *mut c_int) -> c_int {
+    // SAFETY: the header's promise, for both pointers.
+    unsafe {
+        with_comm("koloCommRanksBefore", comm, |comm| {
+            place("ranks", ranks)?;
+            for (place, rank) in comm.communicator.ranks_before().into_iter().enumerate() {
+                ranks.add(place).write(rank as c_int);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
 unsafe extern "C" fn koloCommGetAsyncError(comm: *const Comm, result: *mut c_int) -> c_int {
     // SAFETY: the header's promise, for both pointers.
     unsafe {

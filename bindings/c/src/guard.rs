@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
-use kolo_rs::Error;
+use kolo_rs::{AbortReason, Error};
 
 use crate::abi::result;
 use crate::cancel::Uncancelled;
@@ -52,7 +52,15 @@ impl From<Error> for Failure {
             Error::Timeout { waiting_for, .. } => {
                 (result::TIMEOUT, waiting_for.first().map(|awaited| awaited.rank))
             }
-            Error::Aborted { by, .. } => (result::ABORTED, Some(*by)),
+            Error::Aborted { by, kind, .. } => {
+                let code = match kind {
+                    AbortReason::Revoked => result::REVOKED,
+                    AbortReason::Fenced => result::FENCED,
+                    AbortReason::Minority => result::MINORITY,
+                    _ => result::ABORTED,
+                };
+                (code, Some(*by))
+            }
             Error::Unsupported { .. } => (result::UNSUPPORTED, None),
             Error::Transport { .. } => (result::TRANSPORT, None),
             Error::System { .. } => (result::SYSTEM, None),
@@ -219,6 +227,9 @@ extern "C" fn koloGetErrorString(code: c_int) -> *const c_char {
         result::TRANSPORT => c"a transport failed",
         result::SYSTEM => c"the operating system refused",
         result::INTERNAL => c"a defect of Kolo",
+        result::REVOKED => c"revoked",
+        result::FENCED => c"the others have gone on without this rank",
+        result::MINORITY => c"too few ranks answer",
         _ => c"no result of Kolo",
     };
     text.as_ptr()

@@ -127,6 +127,9 @@ fn structs_and_numbers_agree() {
         ("KOLO_TRANSPORT", abi::result::TRANSPORT as usize),
         ("KOLO_SYSTEM", abi::result::SYSTEM as usize),
         ("KOLO_INTERNAL", abi::result::INTERNAL as usize),
+        ("KOLO_REVOKED", abi::result::REVOKED as usize),
+        ("KOLO_FENCED", abi::result::FENCED as usize),
+        ("KOLO_MINORITY", abi::result::MINORITY as usize),
     ];
     expressions.extend(numbers.map(|(name, value)| (name.to_owned(), value)));
     expressions.extend(places(&Collective::ALL.map(Collective::name)));

@@ -40,8 +40,16 @@ fn wrong_arguments() {
 
 #[test]
 fn failures() {
-    let cases: &[&[&str]] =
-        &[&["mismatch"], &["timeout"], &["abort"], &["destroyed"], &["lost"], &["lost", "tcp"]];
+    let cases: &[&[&str]] = &[
+        &["mismatch"],
+        &["timeout"],
+        &["abort"],
+        &["destroyed"],
+        &["lost"],
+        &["lost", "tcp"],
+        &["shrink"],
+        &["shrink", "tcp"],
+    ];
     in_both_ways("failures", 3, cases);
 }
 

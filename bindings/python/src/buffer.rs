@@ -81,6 +81,8 @@ impl View {
             (b'?', 1) => DataType::Bool,
             (b'b', 1) => DataType::I8,
             (b'B' | b'c', 1) => DataType::U8,
+            (b'h', 2) => DataType::I16,
+            (b'H', 2) => DataType::U16,
             (b'i' | b'l' | b'q' | b'n', 4) => DataType::I32,
             (b'i' | b'l' | b'q' | b'n', 8) => DataType::I64,
             (b'I' | b'L' | b'Q' | b'N', 4) => DataType::U32,

@@ -10,6 +10,7 @@ use crate::calls::{Addresses, Irregular, Message, Plain, Transfer, Uneven};
 use crate::errors::{exception, usage};
 use crate::fork::OfProcess;
 use crate::numbers::limit;
+use crate::symmetric::Symmetric;
 use crate::work::{Owner, Progress, Work};
 
 /// A communicator. See `kolo.communicator`, which wraps it.
@@ -93,6 +94,16 @@ impl Comm {
         self.with(py, move |comm| unsafe { comm.synchronize_stream(address as *const u8, stream) })
     }
 
+    /// The same ranks, with calls of their own.
+    fn duplicate(&self, py: Python<'_>) -> PyResult<Self> {
+        self.with(py, |comm| comm.duplicate(comm.config().clone())).map(Self::new)
+    }
+
+    /// Memory that the other ranks of the host reach directly.
+    fn alloc(&self, py: Python<'_>, bytes: usize) -> PyResult<Symmetric> {
+        self.with(py, move |comm| comm.alloc_raw(bytes)).map(Symmetric::new)
+    }
+
     /// The listed ranks, in this order; only these call it.
     fn group(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<Self> {
         self.with(py, move |comm| comm.group(&ranks)).map(Self::new)
@@ -103,6 +114,34 @@ impl Comm {
         let communicator = self.communicator()?;
         py.detach(|| communicator.abort(reason));
         Ok(())
+    }
+
+    /// Ends every call on every rank, for those that live to meet anew.
+    fn revoke(&self, py: Python<'_>) -> PyResult<()> {
+        let communicator = self.communicator()?;
+        py.detach(|| communicator.revoke());
+        Ok(())
+    }
+
+    /// The AND of everybody's flags, and the ranks that took part.
+    fn agree(&self, py: Python<'_>, flags: u64) -> PyResult<(u64, Vec<u32>)> {
+        let agreed = self.with(py, move |comm| comm.agree(flags))?;
+        Ok((agreed.flags, agreed.ranks))
+    }
+
+    /// The ranks that live.
+    fn shrink(&self, py: Python<'_>) -> PyResult<Self> {
+        self.with(py, Communicator::shrink).map(Self::new)
+    }
+
+    /// How many times the group has changed.
+    fn epoch(&self) -> PyResult<u64> {
+        Ok(self.communicator()?.epoch())
+    }
+
+    /// The rank of each rank in the communicator that was shrunk.
+    fn ranks_before(&self) -> PyResult<Vec<u32>> {
+        Ok(self.communicator()?.ranks_before())
     }
 
     /// Leaves: waits up to five seconds until what was started has left. Further calls raise; closing again does nothing.

@@ -43,9 +43,11 @@ impl DlVersioned {
         }
         let data_type = match (tensor.type_code, tensor.type_bits, tensor.type_lanes) {
             (0, 8, 1) => DataType::I8,
+            (0, 16, 1) => DataType::I16,
             (0, 32, 1) => DataType::I32,
             (0, 64, 1) => DataType::I64,
             (1, 8, 1) => DataType::U8,
+            (1, 16, 1) => DataType::U16,
             (1, 32, 1) => DataType::U32,
             (1, 64, 1) => DataType::U64,
             (2, 16, 1) => DataType::F16,

@@ -1,6 +1,6 @@
 //! From Kolo's error to the exception classes of `kolo.errors`.
 
-use kolo_rs::{Error, ErrorContext};
+use kolo_rs::{AbortReason, Error, ErrorContext};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyModule};
@@ -18,7 +18,15 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
         Error::Timeout { context, waiting_for, .. } => {
             ("Timeout", Some(context), waiting_for.first().map(|awaited| awaited.rank))
         }
-        Error::Aborted { context, by, .. } => ("Aborted", Some(context), Some(*by)),
+        Error::Aborted { context, by, kind, .. } => {
+            let class = match kind {
+                AbortReason::Revoked => "Revoked",
+                AbortReason::Fenced => "Fenced",
+                AbortReason::Minority => "Minority",
+                _ => "Aborted",
+            };
+            (class, Some(context), Some(*by))
+        }
         Error::Unsupported { context, .. } => ("Unsupported", Some(context), None),
         Error::Transport { context, .. } => ("Transport", Some(context), None),
         Error::System { .. } => ("System", None, None),

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use crate::work::Work;
 
 /// A started operation. It makes progress whether or not anybody waits, and may be dropped at any time.
-#[pyclass(frozen, module = "kolo", name = "Work")]
+#[pyclass(frozen, subclass, module = "kolo", name = "Work")]
 #[derive(Debug)]
 pub(crate) struct Handle {
     work: Work,

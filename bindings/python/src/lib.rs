@@ -24,6 +24,7 @@ mod handle;
 mod join;
 mod numbers;
 mod quick;
+mod symmetric;
 mod tensor;
 mod work;
 
@@ -51,6 +52,8 @@ mod _kolo {
     };
     #[pymodule_export]
     use crate::quick::quicken;
+    #[pymodule_export]
+    use crate::symmetric::Symmetric;
     #[pymodule_export]
     use crate::work::Work;
 

@@ -23,6 +23,7 @@ use crate::builder::PlanBuilder;
 use crate::generator::Generator;
 use crate::plan::{Blocks, Space};
 use crate::task::Task;
+pub(crate) use window::windows as windows_of;
 
 macro_rules! table {
     ($($(#[$doc:meta])+ $algorithm:ident = $generator:expr,)+) => {

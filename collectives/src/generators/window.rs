@@ -44,7 +44,7 @@ impl Generator for Window {
         }
         match (task.symmetric, task.collective) {
             (Symmetric::Nothing, _) | (Symmetric::Inputs, C::AllReduce | C::Reduce) => {
-                Err("it serves blocking calls on symmetric buffers (Communicator::alloc) of all ranks"
+                Err("it serves blocking calls on symmetric buffers: give all ranks buffers made by Communicator::alloc"
                     .to_owned())
             }
             _ => Ok(()),
@@ -131,7 +131,7 @@ impl Generator for Window {
 }
 
 /// Whose buffers others reach into.
-fn windows(task: &Task) -> Windows {
+pub(crate) fn windows(task: &Task) -> Windows {
     use Collective as C;
     let root = Some(Members::One(task.root as u16));
     let all = Some(Members::All);

@@ -235,6 +235,25 @@ impl<'a> Engine<'a> {
         }
     }
 
+    /// All steps of a lane are done; the lane is once its sends are.
+    fn end_lane(&mut self, (rank, slot, lane): (usize, u16, u16), at: f64) {
+        let instance = &mut self.ranks[rank].instances[usize::from(slot)];
+        let Lane { read_out, last, .. } = instance.lanes[usize::from(lane)];
+        if read_out > at {
+            return self.schedule(read_out, Event::Lane { rank: rank as u32, slot, lane });
+        }
+        instance.unfinished -= 1;
+        let all = instance.unfinished == 0;
+        let state = &mut self.ranks[rank];
+        if at >= state.finished {
+            state.finished = at;
+            state.last_record = last;
+        }
+        if all {
+            self.go_on(rank, usize::from(slot), at);
+        }
+    }
+
     /// Runs a lane from time `at` on, until it has to wait for something later.
     fn advance(&mut self, rank: usize, slot: u16, lane: u16, at: f64) {
         let slot_index = usize::from(slot);
@@ -247,24 +266,7 @@ impl<'a> Engine<'a> {
         let state = &mut instance.lanes[usize::from(lane)];
         let program = &self.programs[rank][usize::from(lane)];
         let Some(compiled) = program.get(usize::from(state.next)).copied() else {
-            // A lane is done when its sends are.
-            if state.read_out > at {
-                let read_out = state.read_out;
-                self.schedule(read_out, this);
-                return;
-            }
-            let last = state.last;
-            instance.unfinished -= 1;
-            let all = instance.unfinished == 0;
-            let rank_state = &mut self.ranks[rank];
-            if at >= rank_state.finished {
-                rank_state.finished = at;
-                rank_state.last_record = last;
-            }
-            if all {
-                self.go_on(rank, slot_index, at);
-            }
-            return;
+            return self.end_lane((rank, slot, lane), at);
         };
         let mut cause = state.last;
         if let Some(after) = compiled.step.after {

@@ -39,6 +39,7 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
             if all(row.speedup is not None for row in distributed):
                 written.append(_scaling(rows, models, folder / "scaling.svg"))
         written.append(_over_time(rows, models, folder / "learning.svg"))
+        written.append(_trade_off(rows, models, folder / "trade-off.svg"))
     return written
 
 
@@ -121,6 +122,23 @@ def _over_time(rows: list[Row], models: list[str], path: Path) -> Path:
     panels[1][0].set_ylabel("test accuracy, %")
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return _save(figure, path)
+
+
+def _trade_off(rows: list[Row], models: list[str], path: Path) -> Path:
+    """The time of an epoch against the accuracy at the end: a dot per run, with its ranks or threads beside it."""
+    figure, panels = plt.subplots(
+        1, len(models), squeeze=False, layout="constrained", figsize=(1.2 + 2.6 * len(models), 3.2)
+    )
+    for panel, model in zip(panels[0], models):
+        for row in (row for row in rows if row.job.model == model):
+            many = row.job.ranks * row.job.threads
+            place = (row.epoch_seconds, 100 * row.accuracy)
+            panel.plot(*place, "o", color=COLOURS[row.job.backend], markersize=4)
+            panel.annotate(str(many), place, xytext=(4, 2), textcoords="offset points", fontsize=7)
+        panel.set_title(model.upper())
+        panel.set_xlabel("seconds per epoch")
+    panels[0][0].set_ylabel("test accuracy at the end, %")
     return _save(figure, path)
 
 

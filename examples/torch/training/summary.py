@@ -19,6 +19,8 @@ class Row:
     parameters: int
     epoch_seconds: float
     fastest_seconds: float
+    images: int
+    """Of an epoch, over all ranks."""
     speedup: float | None
     """Over the sequential run with one thread; None if there is none."""
     share: float
@@ -27,6 +29,11 @@ class Row:
     accuracy: float
     epochs: list[Epoch]
     """Of the first round."""
+
+    @property
+    def images_per_second(self) -> float:
+        """Over all ranks."""
+        return self.images / self.epoch_seconds
 
     @property
     def efficiency(self) -> float | None:
@@ -55,6 +62,7 @@ def _row(group: list[Result], base: float | None) -> Row:
         parameters=group[0].parameters,
         epoch_seconds=seconds,
         fastest_seconds=min(epoch.seconds for epoch in epochs),
+        images=group[0].steps * group[0].job.batch,
         speedup=None if base is None else base / seconds,
         share=median(epoch.waiting_seconds / epoch.seconds for epoch in epochs),
         loss=group[0].epochs[-1].loss,

@@ -50,8 +50,8 @@ def _machine() -> str:
 
 def _figures(rows: list[Row]) -> list[str]:
     lines = [
-        "| model | run | epoch (s) | fastest (s) | speed-up | efficiency | communication | loss | accuracy |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| model | run | epoch (s) | fastest (s) | images/s | speed-up | efficiency | communication | loss | accuracy |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     shown = ""
     for row in rows:
@@ -61,8 +61,8 @@ def _figures(rows: list[Row]) -> list[str]:
         efficiency = "" if row.efficiency is None else f"{row.efficiency:.0%}"
         share = "" if row.job.backend == "none" else f"{row.share:.1%}"
         lines.append(
-            f"| {model} | {row.job.label} | {row.epoch_seconds:.2f} | {row.fastest_seconds:.2f} | {speedup} "
-            f"| {efficiency} | {share} | {row.loss:.4f} | {row.accuracy:.2%} |"
+            f"| {model} | {row.job.label} | {row.epoch_seconds:.2f} | {row.fastest_seconds:.2f} "
+            f"| {row.images_per_second:,.0f} | {speedup} | {efficiency} | {share} | {row.loss:.4f} | {row.accuracy:.2%} |"
         )
     return lines
 

@@ -25,8 +25,7 @@ const IS_MADE: u64 = 1;
 impl Communicator {
     /// Ends the communicator for all of its ranks: every call in progress, and every later one, fails with [`Error::Aborted`] and
     /// [`AbortReason::Revoked`], except [`Communicator::agree`] and [`Communicator::shrink`]. Returns at once. A rank that is to shrink calls
-    /// it, so that ranks that wait for others than the dead come too. After a loss it changes nothing: that has ended the
-    /// communicator already.
+    /// it, so that ranks that wait for others than the dead come at once. After a loss, calls fail with the error of the loss.
     pub fn revoke(&self) {
         drive::revoke(&self.shared);
     }
@@ -34,7 +33,7 @@ impl Communicator {
     /// Whether [`Communicator::revoke`] has ended the communicator, as far as this rank knows. Never blocks.
     #[must_use]
     pub fn is_revoked(&self) -> bool {
-        matches!(self.error(), Some(Error::Aborted { kind: AbortReason::Revoked, .. }))
+        self.shared.membership.abort_flag().is_revoked()
     }
 
     /// Agrees with all ranks that live: the AND of everybody's `flags`, and who took part. All ranks that live get the same answer,
@@ -189,3 +188,8 @@ impl Communicator {
         }
     }
 }
+
+/// The program in docs/elastic.md, which is compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/elastic.md")]
+pub mod example {}

@@ -84,7 +84,7 @@ impl Communicator {
     fn make(making: Making) -> Result<Self> {
         let deadline = making.deadline;
         let communicator = Self { shared: Arc::new(making.connect()?) };
-        if communicator.shared.group.id == WORLD {
+        if communicator.shared.group.id == WORLD && !communicator.shared.world.knows_network() {
             communicator.learn_network(deadline)?;
         }
         tracing::info!("{}", communicator.summary());

@@ -2,9 +2,11 @@
 
 use std::ops::RangeInclusive;
 
+use kolo_collectives::Algorithm;
 use kolo_collectives::overrides::Overrides;
 use kolo_collectives::plan::Collective;
 use kolo_collectives::task::Task;
+use kolo_collectives::window::Symmetric;
 
 use super::{Call, Counts};
 
@@ -13,32 +15,47 @@ use super::{Call, Counts};
 pub(crate) struct Forced {
     /// Collectives of which some length is, by their bit: mostly none, and asked with every call.
     collectives: u16,
-    /// Lengths in bytes of each, by collective.
-    lengths: Vec<Vec<RangeInclusive<u64>>>,
+    /// By collective, in order of precedence.
+    rules: Vec<Vec<Rule>>,
+}
+
+#[derive(Clone, Debug)]
+struct Rule {
+    /// In bytes.
+    lengths: RangeInclusive<u64>,
+    algorithm: Algorithm,
+    /// Whether a call fails if it cannot take the algorithm. One that was named for no collective in particular counts where it can
+    /// serve, and whether `window` can is known only once a call is made.
+    must_serve: bool,
 }
 
 impl Forced {
     /// `task` gives the communicator's task for a collective.
     pub(crate) fn new(overrides: &Overrides, task: impl Fn(Collective) -> Task) -> Self {
-        let lengths: Vec<Vec<_>> = Collective::ALL
-            .iter()
-            .map(|collective| {
-                let fits = overrides.rules.iter().filter(|rule| match rule.collective {
+        let of = |collective: &Collective| -> Vec<Rule> {
+            let task = task(*collective);
+            let symmetric = task.clone().with_symmetric(Symmetric::All);
+            let rule = |rule: &kolo_collectives::overrides::Rule| {
+                let must_serve = match rule.collective {
                     Some(named) => named == *collective,
-                    None => rule.algorithm.supports(&task(*collective)).is_ok(),
-                });
-                fits.map(|rule| rule.from..=rule.to).collect()
-            })
-            .collect();
-        let has_any = |(at, lengths): (usize, &Vec<_>)| u16::from(!lengths.is_empty()) << at;
-        let collectives = lengths.iter().enumerate().map(has_any).sum();
-        Self { collectives, lengths }
+                    None => rule.algorithm.supports(&task).is_ok(),
+                };
+                let may_serve = rule.collective.is_none() && rule.algorithm.supports(&symmetric).is_ok();
+                let lengths = rule.from..=rule.to;
+                (must_serve || may_serve).then_some(Rule { lengths, algorithm: rule.algorithm, must_serve })
+            };
+            overrides.rules.iter().filter_map(rule).collect()
+        };
+        let rules: Vec<Vec<Rule>> = Collective::ALL.iter().map(of).collect();
+        let has_any = |(at, rules): (usize, &Vec<_>)| u16::from(!rules.is_empty()) << at;
+        let collectives = rules.iter().enumerate().map(has_any).sum();
+        Self { collectives, rules }
     }
 
     /// Whether an algorithm is forced for a call of even counts.
     #[inline]
     pub(crate) fn covers(&self, call: &Call) -> bool {
-        self.names(call.collective) && self.covers_length(call)
+        self.names(call.collective) && self.fitting(call).any(|rule| rule.must_serve)
     }
 
     /// Whether one is for some length of a collective.
@@ -47,10 +64,19 @@ impl Forced {
         self.collectives & 1 << collective as u16 != 0
     }
 
+    /// The algorithm that comes first for a call of even counts.
+    #[inline]
+    pub(crate) fn first(&self, call: &Call) -> Option<Algorithm> {
+        if self.names(call.collective) { self.fitting(call).next().map(|rule| rule.algorithm) } else { None }
+    }
+
     #[cold]
-    fn covers_length(&self, call: &Call) -> bool {
-        let Counts::Even(count) = call.counts else { return false };
-        let bytes = (count * call.data_type.size()) as u64;
-        self.lengths[call.collective as usize].iter().any(|range| range.contains(&bytes))
+    fn fitting(&self, call: &Call) -> impl Iterator<Item = &Rule> {
+        let bytes = match call.counts {
+            Counts::Even(count) => Some((count * call.data_type.size()) as u64),
+            Counts::Uneven { .. } => None,
+        };
+        let rules = &self.rules[call.collective as usize];
+        rules.iter().filter(move |rule| bytes.is_some_and(|bytes| rule.lengths.contains(&bytes)))
     }
 }

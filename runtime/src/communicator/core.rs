@@ -70,11 +70,11 @@ impl Core {
         decide(self.exchange.as_ref().map(|exchange| &exchange.compiled), &self.symmetric, call, form)
     }
 
-    /// What carries a blocking call out that does not go by symmetric buffers, and why.
+    /// What carries a blocking call out that does not go by symmetric buffers, unless that was asked for; and why.
     pub(crate) fn explain(&self, call: &Call) -> Result<CarriedOut> {
         Ok(match (self.decide(call, Form::Blocking).way, &self.exchange) {
             (Way::Exchange, Some(exchange)) => CarriedOut::ByExchange(exchange.compiled.describe(call)),
-            _ => CarriedOut::ByPlan(Box::new(self.planner.explain(call)?)),
+            _ => CarriedOut::ByPlan(Box::new(self.planner.explain(call, self.symmetric.asked_for(call))?)),
         })
     }
 

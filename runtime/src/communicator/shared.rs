@@ -87,12 +87,25 @@ impl World {
         Self { control, processor: OnceLock::new(), network: OnceLock::new(), lineage: None }
     }
 
-    pub(super) const fn of_survivors(
+    pub(super) fn of_survivors(
         control: Control,
         lineage: Lineage,
         processor: OnceLock<Option<usize>>,
+        network: Option<(Table, Transports)>,
     ) -> Self {
-        Self { control, processor, network: OnceLock::new(), lineage: Some(lineage) }
+        let network = network.map_or_else(OnceLock::new, OnceLock::from);
+        Self { control, processor, network, lineage: Some(lineage) }
+    }
+
+    /// What was measured, for a world of some of the ranks.
+    pub(super) fn network_of(&self, ranks: &[u32]) -> Option<(Table, Transports)> {
+        let (table, by) = self.network.get()?;
+        Some((table.of(ranks)?, by.clone()))
+    }
+
+    /// Whether the network was measured.
+    pub(crate) fn knows_network(&self) -> bool {
+        self.network.get().is_some()
     }
 
     /// How many times the group has changed since its ranks joined.

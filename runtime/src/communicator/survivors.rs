@@ -28,8 +28,10 @@ pub(crate) fn reunite(
     let control = shared.world.control.reunite(&world_ranks, tag, shared.config.silent_after, deadline)?;
     let (rank, members): (u32, Arc<[u32]>) = (control.rank(), (0..control.world_size()).collect());
     let lineage = Lineage { epoch: shared.world.epoch() + 1, ranks_before };
+    // What was measured still holds; measuring again would take longer than all the rest.
+    let network = shared.world.network_of(&world_ranks);
     // A rank keeps the processor that it comes back to.
     let processor = shared.world.processor.clone();
-    let world = Arc::new(World::of_survivors(control, lineage, processor));
+    let world = Arc::new(World::of_survivors(control, lineage, processor, network));
     Ok(Making { world, id: WORLD, members, rank, config: shared.config.clone(), deadline })
 }

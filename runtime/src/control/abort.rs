@@ -1,7 +1,7 @@
 //! The abort flag: raised once, and seen by every waiting thread.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -153,6 +153,8 @@ type Hook = Box<dyn Fn() + Send + Sync>;
 #[derive(Default)]
 pub struct AbortFlag {
     word: AtomicU32,
+    /// Whether a member has called revoke, before or after.
+    revoked: AtomicBool,
     cause: OnceLock<AbortCause>,
     hooks: Mutex<Vec<Hook>>,
 }
@@ -169,6 +171,17 @@ impl AbortFlag {
     #[must_use]
     pub const fn word(&self) -> &AtomicU32 {
         &self.word
+    }
+
+    /// Whether a member has called revoke: then nothing is waited for any more, whatever the first cause was.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire)
+    }
+
+    /// A member has called revoke.
+    pub(crate) fn note_revoked(&self) {
+        self.revoked.store(true, Ordering::Release);
     }
 
     /// Why, once raised.

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use super::coordinator::{BoxedStream, Coordinator};
 use super::coordinator_state::rejected_text;
 use super::handshake::{Credentials, Rejection, VERSION, greet_coordinator};
+use super::peers::door::NoAnswer;
 use super::reunion::Reunion;
 use super::sealed::Sealed;
 use super::wire::{
@@ -132,7 +133,14 @@ impl Search {
                 attach(&coordinator).await?
             }
             (None, Locator::Survivors(reunion)) => match Reunion::of(reunion) {
-                Some(reunion) => reunion.knock(spec).await.map_err(Setback::Retry)?,
+                Some(reunion) => reunion.knock(spec).await.map_err(|no| match no {
+                    NoAnswer::Silent(cause) => Setback::Retry(cause),
+                    NoAnswer::Gone(problem) => Setback::Fatal(Error::Join {
+                        rank: Some(spec.rank),
+                        problem: format!("the lowest rank that is left has given up: {problem}"),
+                        remedy: "Call shrink again".into(),
+                    }),
+                })?,
                 None => {
                     return Err(Setback::Retry("survivors meet by the doors of their control plane".into()));
                 }

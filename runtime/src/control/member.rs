@@ -234,6 +234,9 @@ impl Shared {
     pub(crate) fn aborted_by_member(&self, communicator: u64, cause: AbortCause) {
         self.change(|state| {
             if let Some(registered) = state.communicators.get(&communicator) {
+                if cause.kind == AbortKind::Revoked {
+                    registered.flag.note_revoked();
+                }
                 return vec![(registered.flag.clone(), cause)];
             }
             remember(&mut state.early_aborts, (communicator, cause));
@@ -241,9 +244,13 @@ impl Shared {
         });
     }
 
-    /// World ranks of the members of a communicator, if it is there.
+    /// World ranks of the members of a communicator, if it is there and this rank has not left the job.
     pub(crate) fn members_of(&self, communicator: u64) -> Option<Arc<[u32]>> {
-        self.lock().communicators.get(&communicator).map(|registered| registered.members.clone())
+        let state = self.lock();
+        if matches!(state.coordinator, CoordinatorStanding::Left { .. }) {
+            return None; // Rank 0 may be here for some time yet, for the others to leave in good order.
+        }
+        state.communicators.get(&communicator).map(|registered| registered.members.clone())
     }
 
     /// The others have gone on without this rank; `by` is one of them.

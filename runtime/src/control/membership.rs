@@ -66,15 +66,25 @@ impl Membership {
                 members: self.members.to_vec(),
                 cause: clip(cause),
             };
-            if self.control.is_closed() {
-                // No coordinator passes it on.
-                let ToCoordinator::Abort { cause, .. } = message else { return };
-                self.control.tell_members(&self.members, self.communicator, cause);
-            } else {
-                shared.send(&message);
-            }
+            shared.send(&message);
             shared.wake();
         }
+    }
+
+    /// Ends all calls of all members at once, also where a loss has ended the communicator and its calls still wait for what was
+    /// sent before.
+    pub(crate) fn revoke(&self, cause: AbortCause) {
+        let (shared, cause) = (self.control.shared(), clip(cause));
+        self.flag.raise(cause.clone());
+        self.flag.note_revoked();
+        if self.control.is_closed() {
+            // No coordinator passes it on.
+            self.control.tell_members(&self.members, self.communicator, cause);
+        } else {
+            let (communicator, members) = (self.communicator, self.members.to_vec());
+            shared.send(&ToCoordinator::Abort { communicator, members, cause });
+        }
+        shared.wake();
     }
 
     /// Asks a member what it is doing. Its control thread answers, so an answer comes even if its main thread hangs.

@@ -51,8 +51,8 @@ mod sealed;
 mod wire;
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::mpsc;
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use abort::{AbortCause, AbortFlag, AbortKind, Loss};
@@ -100,7 +100,7 @@ struct Inner {
     /// Where the other members knock.
     door: Option<Arc<Door>>,
     /// The lines to them, once their doors are known.
-    peers: OnceLock<Peers>,
+    peers: Option<Peers>,
     process: Process,
 }
 
@@ -136,6 +136,8 @@ impl Control {
             problem: "the control thread ended while joining".into(),
             remedy: "Keep the ControlRuntime until join has returned".into(),
         })??;
+        // Before others know of the door: whoever knocks from then on is let in.
+        let peers = door.as_ref().map(|door| Peers::new(&shared, door));
         let (spec, runtime, process) = (spec.clone(), runtime.clone(), Process::current());
         Ok(Self {
             inner: Arc::new(Inner {
@@ -144,7 +146,7 @@ impl Control {
                 runtime,
                 coordinator: std::sync::Mutex::new(coordinator),
                 door,
-                peers: OnceLock::new(),
+                peers,
                 process,
             }),
         })

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use kolo_membership::{Decision, Part};
 
-use super::abort::{AbortCause, AbortKind};
+use super::abort::AbortCause;
 use super::coordinator::{BoxedStream, Coordinator};
+use super::peers::Agreed;
 use super::peers::door::{Door, DoorAddress, NoAnswer, Tag};
 use super::peers::rounds::RoundKey;
-use super::peers::{Agreed, Peers};
 use super::{Control, Membership};
 use crate::error::{Error, Result};
 use crate::job::limits::CONNECT_TIMEOUT;
@@ -52,14 +52,14 @@ impl Control {
     pub(crate) fn meet(&self, doors: Vec<Option<DoorAddress>>) {
         let (Some(door), inner) = (&self.inner.door, &self.inner) else { return };
         let doors = doors.into_iter().map(Option::unwrap_or_default).collect();
-        inner.peers.get_or_init(|| {
-            Peers::start(&inner.runtime, &inner.spec, inner.shared.clone(), door.clone(), doors)
-        });
+        if let Some(peers) = &inner.peers {
+            peers.start(&inner.runtime, &inner.spec, inner.shared.clone(), door.clone(), doors);
+        }
     }
 
     /// Tells members that a communicator is aborted, where there is no coordinator to do it.
     pub(super) fn tell_members(&self, members: &Arc<[u32]>, communicator: u64, cause: AbortCause) {
-        if let (Some(peers), AbortKind::Revoked) = (self.inner.peers.get(), cause.kind) {
+        if let Some(peers) = &self.inner.peers {
             peers.abort(members, communicator, cause);
         }
     }
@@ -79,7 +79,11 @@ impl Control {
             problem: problem.to_owned(),
             remedy: "Call shrink again".to_owned(),
         };
-        let (Some(door), Some(peers)) = (&self.inner.door, self.inner.peers.get()) else {
+        if ranks.len() == 1 && self.inner.door.is_none() {
+            let locator = Locator::Local(join::LocalMeeting::default());
+            return Self::join(&JoinSpec { rank: 0, world_size: 1, locator, ..spec.clone() }, runtime);
+        }
+        let (Some(door), Some(peers)) = (&self.inner.door, &self.inner.peers) else {
             return Err(missing("this rank has no way to the others"));
         };
         let own = ranks.iter().position(|rank| *rank == spec.rank);
@@ -88,7 +92,8 @@ impl Control {
         };
         let info = self.peer_info();
         let near = info[*center as usize].host_key == info[spec.rank as usize].host_key;
-        let reunion = Reunion { door: door.clone(), at: peers.doors[*center as usize].clone(), near, tag };
+        let at = peers.door(*center).ok_or_else(|| missing("the way to the lowest rank is not known"))?;
+        let reunion = Reunion { door: door.clone(), at, near, tag };
         let left = deadline.saturating_duration_since(Instant::now());
         let next = JoinSpec {
             rank: own as u32,
@@ -130,7 +135,7 @@ impl Membership {
         if let Some(by) = shared.fenced_by(self.communicator()) {
             return Err(Disagreement::Fenced { by });
         }
-        let Some(peers) = self.control().inner.peers.get() else { return Err(Disagreement::NoDoor) };
+        let Some(peers) = &self.control().inner.peers else { return Err(Disagreement::NoDoor) };
         let key = RoundKey { communicator: self.communicator(), number };
         match peers.agree(key, self.members(), part, silent_after, deadline) {
             Agreed::Decided(decision) if !decision.members.contains(own) => {
@@ -164,12 +169,10 @@ impl Reunion {
         !self.door.is_local()
     }
 
-    pub(super) async fn knock(&self, spec: &JoinSpec) -> std::result::Result<BoxedStream, String> {
+    /// Goes to the one that runs the coordinator. If it is gone, or has given this meeting up, there will be no other answer.
+    pub(super) async fn knock(&self, spec: &JoinSpec) -> std::result::Result<BoxedStream, NoAnswer> {
         let credentials = self.at.credentials(spec);
-        let joined = self.door.join_at(&self.at, self.near, credentials, self.tag, CONNECT_TIMEOUT).await;
-        joined.map_err(|no| match no {
-            NoAnswer::Gone(text) | NoAnswer::Silent(text) => text,
-        })
+        self.door.join_at(&self.at, self.near, credentials, self.tag, CONNECT_TIMEOUT).await
     }
 
     /// Survivors are for this coordinator, until the result is dropped.

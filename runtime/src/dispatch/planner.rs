@@ -9,6 +9,7 @@ use kolo_collectives::overrides::Overrides;
 use kolo_collectives::plan::{Collective, Placement, Plan};
 use kolo_collectives::select::{Choice, Order, select};
 use kolo_collectives::task::Task;
+use kolo_collectives::window::Symmetric;
 
 use crate::call::{Call, Counts, Forced};
 use crate::config::{Config, Determinism};
@@ -121,7 +122,7 @@ impl Planner {
         if let Some(planned) = self.choices.get(&key) {
             return Ok(planned.clone());
         }
-        let (task, choice) = self.choose(key)?;
+        let (task, choice) = self.choose(key, Symmetric::Nothing)?;
         let plan_key = PlanKey { task, algorithm: choice.algorithm };
         let rank = self.rank;
         let plan = self
@@ -182,7 +183,7 @@ impl Planner {
         let uses_stages = |(_, choice): (Task, Choice)| choice.staged_segment_bytes_max.is_some();
         [bytes, 16 * bytes, 64 * bytes]
             .into_iter()
-            .all(|bytes| self.choose(key(bytes)).is_ok_and(uses_stages))
+            .all(|bytes| self.choose(key(bytes), Symmetric::Nothing).is_ok_and(uses_stages))
     }
 
     /// Whether all reductions go along the canonical tree.
@@ -226,10 +227,10 @@ impl Planner {
         &self.model
     }
 
-    /// The selection for a call, with the losers: what `explain` prints.
-    pub(crate) fn explain(&self, call: &Call) -> Result<Choice> {
+    /// The selection for a call on such buffers, with the losers: what `explain` prints.
+    pub(crate) fn explain(&self, call: &Call, symmetric: Symmetric) -> Result<Choice> {
         let key = self.key(call);
-        self.choose(key).map(|(_, choice)| choice)
+        self.choose(key, symmetric).map(|(_, choice)| choice)
     }
 
     fn key(&self, call: &Call) -> ChoiceKey {
@@ -255,8 +256,8 @@ impl Planner {
     }
 
     /// Chooses as for buffers that lie apart, wherever they lie here: other ranks' may lie otherwise, and all must choose alike.
-    fn choose(&self, key: ChoiceKey) -> Result<(Task, Choice)> {
-        let mut task = self.task(key.collective).with_root(key.root);
+    fn choose(&self, key: ChoiceKey, symmetric: Symmetric) -> Result<(Task, Choice)> {
+        let mut task = self.task(key.collective).with_root(key.root).with_symmetric(symmetric);
         let forced = self.overrides.force(&task, key.bytes as u64);
         let mut choice = select(
             &task,

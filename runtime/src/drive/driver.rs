@@ -192,8 +192,14 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         if !flag.is_raised() {
             return None;
         }
-        let is_loss = flag.cause().is_some_and(|cause| is_loss(&cause));
-        Some(if is_loss { News::Lost } else { News::Aborted })
+        let Some(lost) = flag.cause().filter(|cause| is_loss(cause) && !flag.is_revoked()) else {
+            return Some(News::Aborted);
+        };
+        let by_memory = self.shared.group.route(lost.by).is_some_and(|route| route.transport == "shm");
+        Some(match by_memory && self.goal.waiting_for(core).contains(&lost.by) {
+            true => News::Hopeless,
+            false => News::Lost,
+        })
     }
 
     fn rest(&mut self, next: Next, pacer: &mut Pacer) {

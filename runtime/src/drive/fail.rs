@@ -39,7 +39,7 @@ pub(crate) fn check_usable(shared: &Shared, core: &Core, waited: Waited) -> Resu
     // After the loss of a peer, what it had sent before may still be enough for this call.
     let may_go_on = |cause: &AbortCause| {
         let since = shared.fault.loss_seen.get_or_init(Instant::now);
-        is_loss(cause) && since.elapsed() < LOSS_CALLS
+        is_loss(cause) && !shared.membership.abort_flag().is_revoked() && since.elapsed() < LOSS_CALLS
     };
     let news = || shared.membership.abort_flag().cause().filter(|cause| !may_go_on(cause));
     match shared.fault.cause().or_else(|| news().map(|cause| adopted(core, &cause))) {
@@ -85,7 +85,9 @@ pub(crate) fn revoke(shared: &Shared) {
     if shared.is_ours() {
         let (by, kind) = (shared.group.rank, AbortReason::Revoked);
         let reason = "revoked: the ranks that live may shrink it".to_owned();
-        poison(shared, &Cause::Aborted { by, kind, reason });
+        let cause = Cause::Aborted { by, kind, reason };
+        shared.membership.revoke(cause.report(by));
+        poison(shared, &cause);
     }
 }
 

@@ -57,6 +57,8 @@ pub(crate) enum Step {
 pub(crate) enum News {
     /// A peer was lost: what it had sent before may still be enough.
     Lost,
+    /// The peer that is waited for was lost, and what it had sent before is in memory already.
+    Hopeless,
     /// It was aborted for another reason.
     Aborted,
 }

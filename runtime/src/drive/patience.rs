@@ -15,6 +15,9 @@ pub(super) const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// once nothing has moved for so long.
 pub(super) const LOSS_GRACE: Duration = Duration::from_millis(50);
 
+/// The same where the lost peer itself is waited for, over memory that it has written before its end: some turns of a busy host.
+pub(super) const HOPELESS_GRACE: Duration = Duration::from_millis(2);
+
 /// Turns that move something, between two looks at deadline and abort flag: a turn takes some microseconds.
 pub(super) const TURNS_PER_CHECK: u32 = 1024;
 
@@ -89,6 +92,7 @@ impl Patience {
         let is_over = match waiter.news() {
             None => false,
             Some(News::Lost) => idle >= LOSS_GRACE,
+            Some(News::Hopeless) => idle >= HOPELESS_GRACE,
             Some(News::Aborted) => true,
         };
         if is_over {

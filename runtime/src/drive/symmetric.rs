@@ -69,7 +69,7 @@ impl Goal for Reaching<'_> {
             }
             symmetric::Step::Waits => {
                 let moved = core.progress_others();
-                Ok(at_the_exchange(core, self.running.turn(), moved))
+                Ok(at_the_exchange(core, self.running.turn, moved))
             }
         }
     }
@@ -79,7 +79,7 @@ impl Goal for Reaching<'_> {
     }
 
     fn turn(&self) -> Option<u64> {
-        Some(self.running.turn())
+        Some(self.running.turn)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::patience::{ASK_AGAIN, LOSS_GRACE, STALL, TURNS_PER_CHECK};
+use super::patience::{ASK_AGAIN, HOPELESS_GRACE, LOSS_GRACE, STALL, TURNS_PER_CHECK};
 use super::{End, News, Patience, Step, Suspicion, Waiter, until};
 use crate::wait::{Next, Pacer, Policy, SLEEP_MAX};
 
@@ -206,6 +206,9 @@ fn a_lost_peer_is_given_up_once_nothing_has_come_for_the_grace() {
     let (result, script) = Script { news: |_| Some(News::Lost), ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Ended(End::Failed)));
     soon_after(script.now, LOSS_GRACE);
+    let (result, script) = Script { news: |_| Some(News::Hopeless), ..QUIET }.play(LONG);
+    assert!(result.is_err());
+    soon_after(script.now, HOPELESS_GRACE);
     assert!(script.asked.is_empty(), "nobody is asked what is known");
 }
 

@@ -35,7 +35,7 @@ pub use links::Route;
 pub(crate) use matching::label;
 pub(crate) use memory::Buffers;
 use operation::Operation;
-pub(crate) use operation::{Job, Lent};
+pub(crate) use operation::{Job, Lent, needs};
 pub(crate) use sync_copy::SyncCopier;
 
 pub(crate) use staging::Staging;

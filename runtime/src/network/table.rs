@@ -66,6 +66,30 @@ impl Table {
         Ok(Self { host_of, hosts, samples, took })
     }
 
+    /// The table of a job of some of the ranks, with its hosts numbered in the order of their first ranks.
+    pub(crate) fn of(&self, ranks: &[u32]) -> Option<Self> {
+        let mut numbers: Vec<u32> = Vec::new();
+        let mut host_of = Vec::with_capacity(ranks.len());
+        for rank in ranks {
+            let host = *self.host_of.get(*rank as usize)?;
+            let known = numbers.iter().position(|number| *number == host);
+            host_of.push(known.unwrap_or(numbers.len()) as u32);
+            if known.is_none() {
+                numbers.push(host);
+            }
+        }
+        let number = |host: u32| numbers.iter().position(|number| *number == host).map(|at| at as u32);
+        let kept = self.samples.iter().filter_map(|sample| {
+            Some(Sample { hosts: (number(sample.hosts.0)?, number(sample.hosts.1)?), ..*sample })
+        });
+        Some(Self {
+            samples: kept.collect(),
+            hosts: numbers.len() as u32,
+            host_of: host_of.into(),
+            took: self.took,
+        })
+    }
+
     /// What it says of the hosts of some ranks of the job; nothing if they are on one host.
     pub(crate) fn between(&self, ranks: &[u32]) -> Option<Between> {
         let mut is_used = vec![false; self.hosts as usize];
@@ -295,6 +319,15 @@ mod tests {
             problem,
             "the network of profile cluster.toml is not used: it was measured on a, b, c, and not on d"
         );
+    }
+
+    #[test]
+    fn survivors_keep_what_was_measured_between_their_hosts() {
+        let whole = table(vec![sample(0, 1, 64e-6, 128e6), sample(0, 2, 32e-6, 16e6)]).unwrap();
+        let left = whole.of(&[4, 1]).unwrap();
+        assert_eq!(*left.host_of, [0, 1]);
+        assert_eq!(left.samples, [sample(1, 0, 32e-6, 16e6)], "hosts 2 and 0 are hosts 0 and 1 now");
+        assert!(left.between(&[0, 1]).is_some() && whole.of(&[9]).is_none());
     }
 
     #[test]

@@ -86,7 +86,7 @@ macro_rules! integer_value {
         }
     )*};
 }
-integer_value!(u8 => U8, i8 => I8, u32 => U32, i32 => I32, u64 => U64, i64 => I64);
+integer_value!(u8 => U8, i8 => I8, u16 => U16, i16 => I16, u32 => U32, i32 => I32, u64 => U64, i64 => I64);
 
 impl Value for bool {
     const TYPE: DataType = DataType::Bool;
@@ -496,7 +496,7 @@ fn scales_and_divides() {
             });
         )*};
     }
-    integers!(u8, i8, u32, i32, u64, i64);
+    integers!(u8, i8, u16, i16, u32, i32, u64, i64);
 
     let quiet = |x: f32| if x.is_nan() { f32::from_bits(0x7fc0_0000) } else { x };
     let values = bits(1003).into_iter().map(|b| f32::from_bits(b as u32)).collect();

@@ -2,6 +2,9 @@
 
 use std::ops::Range;
 
+use kolo_collectives::plan::Placement;
+use kolo_collectives::window::Shown;
+
 use super::memory::page_size;
 
 /// Bytes of encoded locations, which share their line with the flag of the exchange.
@@ -35,6 +38,12 @@ pub(super) struct BufferLocations {
 }
 
 impl BufferLocations {
+    /// What matters for the choice of a plan.
+    pub(super) fn shown(&self) -> Shown {
+        let placement = if self.is_in_place { Placement::InPlace } else { Placement::OutOfPlace };
+        Shown { placement, input: self.input.is_some(), output: self.output.is_some() }
+    }
+
     pub(super) fn encode(&self) -> [u8; LOCATIONS_BYTES] {
         let flags = if self.is_in_place { IN_PLACE } else { 0 }
             | if self.is_on_gpu { ON_GPU } else { 0 }

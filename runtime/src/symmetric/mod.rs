@@ -1,11 +1,12 @@
-//! Collectives on symmetric buffers inside one host, with no staging and no messages.
+//! Collectives on symmetric buffers inside one host: the plan `window`, run over the exchange of the host.
 //!
 //! # A call
-//! 1. **Locations.** In one exchange every rank says where its buffers lie: in which symmetric allocation, at which
-//!    offset, or that they lie in none. All see the same locations, so all take the same path ([`plan`]).
-//! 2. **Work.** Each rank does its share alone, reading the others' buffers and, for some collectives, writing them. It
-//!    looks at abort and deadline between pieces.
-//! 3. **End.** Another exchange: only then are outputs complete and may inputs change.
+//! 1. **Locations.** The first round of the plan is one exchange, in which every rank says where its buffers lie: in which symmetric
+//!    allocation, at which offset, or that they lie in none. All see the same locations, so all agree on the plan, or that there is none
+//!    ([`agree`](kolo_collectives::window::agree)).
+//! 2. **Work.** Between rounds, each rank does alone what its plan says ([`bind`]), and looks at abort and deadline between pieces.
+//! 3. **End.** The plan ends with another exchange: only then are outputs complete and may inputs change. The checker proves that a rank
+//!    whose buffers others touch awaits them there.
 //!
 //! # Who touches what
 //! 1. Between the exchange of locations and the end of the call the others read its input, and write those pages of its output of
@@ -18,24 +19,28 @@
 //!    private copies ([`Exposure::withdraw`]), so that nobody writes the caller's memory any more.
 //! 4. Allocations and offsets from others are checked against the mappings before use. Payload has no invariants.
 
+mod bind;
 mod locations;
 mod memory;
-mod plan;
 mod work;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use kolo_collectives::plan::{Collective, Placement};
-use kolo_transport::StageMismatch;
+use kolo_collectives::plan::{Collective, Placement, Plan};
+use kolo_collectives::window::{Symmetric, Windows, agree};
+use kolo_collectives::{Algorithm, Task};
+use kolo_transport::{Needs, StageMismatch};
 
 use crate::call::{Call, Counts, Forced};
 use crate::exchange::compiled::CompiledExchange;
 use crate::reduce::Combine;
 use crate::types::ReduceOp;
+use bind::bind;
 use locations::{BufferLocations, LOCATIONS_BYTES};
+use memory::page_size;
 pub(crate) use memory::{Allocation, OwnMemory};
-use plan::plan;
-use work::{Job, Kit};
+use work::{Job, Kit, Round};
 
 /// The symmetric allocations of a communicator.
 #[derive(Debug)]
@@ -43,12 +48,14 @@ pub(crate) struct SymmetricBuffers {
     rank: usize,
     members: usize,
     canonical: bool,
-    /// Calls that have to take a plan.
+    /// Calls for which an algorithm was named.
     forced: Forced,
     /// From which length on calls look, if it was set.
     bytes_min: Option<usize>,
     /// In the order in which they were made, which is the same on all ranks; and so is which ones are kept.
     allocations: Vec<Arc<Allocation>>,
+    /// This rank's plans, which are independent of size.
+    plans: HashMap<Task, Plan>,
     /// What became of the last call that looked.
     last: Option<Result<&'static str, String>>,
     scratch: Vec<u8>,
@@ -60,7 +67,7 @@ pub(crate) struct SymmetricCall<'a> {
     call: &'a Call,
     kit: Kit,
     tag: u64,
-    turn: u64,
+    pub(crate) turn: u64,
     phase: Phase,
     locations: BufferLocations,
     /// None once the call is over.
@@ -70,8 +77,8 @@ pub(crate) struct SymmetricCall<'a> {
 #[derive(Debug)]
 enum Phase {
     Locating,
-    Working(Box<Job>),
-    Ending(Box<Job>),
+    /// Rounds that are over, after the first, and what is to be done.
+    Working(usize, Box<Job>),
 }
 
 /// How far a call got.
@@ -134,6 +141,7 @@ impl SymmetricBuffers {
             canonical,
             bytes_min,
             allocations: Vec::new(),
+            plans: HashMap::new(),
             last: None,
             scratch: Vec::new(),
         }
@@ -152,11 +160,8 @@ impl SymmetricBuffers {
 
     /// The allocations that this rank still uses.
     pub(crate) fn live(&self) -> Vec<u64> {
-        self.allocations
-            .iter()
-            .filter(|allocation| allocation.is_live())
-            .map(|allocation| allocation.id())
-            .collect()
+        let live = self.allocations.iter().filter(|allocation| allocation.is_live());
+        live.map(|allocation| allocation.id()).collect()
     }
 
     /// Adds an allocation, and gives up the mappings of those that nobody uses any more. All ranks do so alike.
@@ -168,20 +173,19 @@ impl SymmetricBuffers {
     /// Whether a call begins with an exchange of locations. The same answer on all ranks.
     #[inline]
     pub(crate) fn considers(&self, call: &Call) -> bool {
-        !self.allocations.is_empty() && self.long_enough(call) && !self.forced.covers(call)
+        !self.allocations.is_empty()
+            && match self.forced.first(call) {
+                Some(named) => named == Algorithm::Window,
+                None => self.long_enough(call),
+            }
     }
 
     fn long_enough(&self, call: &Call) -> bool {
+        use Collective as C;
         let Counts::Even(count) = call.counts else { return false };
-        let blocks = match call.collective {
-            Collective::AllReduce | Collective::Reduce | Collective::Broadcast => 1,
-            Collective::ReduceScatter
-            | Collective::AllGather
-            | Collective::AllToAll
-            | Collective::Scatter => self.members,
-            Collective::Gather | Collective::Scan | Collective::ExScan | Collective::Barrier => return false,
-        };
-        count * call.data_type.size() * blocks >= self.bytes_min(call.collective)
+        let blocks = if call.collective.has_block_per_rank() { self.members } else { 1 };
+        !matches!(call.collective, C::Gather | C::Scan | C::ExScan | C::Barrier)
+            && count * call.data_type.size() * blocks >= self.bytes_min(call.collective)
     }
 
     /// Takes a turn for a call that was [considered](Self::considers).
@@ -217,54 +221,36 @@ impl SymmetricBuffers {
         loop {
             match &mut running.phase {
                 Phase::Locating => {
-                    let is_next = exchange.has_turn(running.turn);
-                    if !is_next
-                        || !exchange
-                            .exchange(running.tag, &running.locations.encode())
-                            .map_err(Fault::Mismatch)?
-                    {
+                    let (is_next, words) = (exchange.has_turn(running.turn), running.locations.encode());
+                    let mut all = || exchange.exchange(running.tag, &words, Needs::All);
+                    if !is_next || !all().map_err(Fault::Mismatch)? {
                         return Ok(Step::Waits);
                     }
-                    let located = (0..self.members).map(|member| {
-                        let mut locations = [0; LOCATIONS_BYTES];
-                        exchange.heard(member).read(0, &mut locations);
-                        BufferLocations::decode(&locations)
-                    });
-                    let located: Vec<BufferLocations> = located.collect();
-                    exchange.end_exchange();
-                    match plan(&self.allocations, self.rank, running.call, &located)? {
-                        Ok((mut job, how)) => {
-                            self.last = Some(Ok(how));
-                            running.kit.factors(&located);
-                            job.prepare(&running.kit, &mut self.scratch);
-                            running.phase = Phase::Working(Box::new(job));
-                        }
-                        Err(why) => {
-                            self.last = Some(Err(why));
-                            running.exposure = None;
-                            exchange.end_turn();
-                            return Ok(Step::Declined);
-                        }
-                    }
+                    let Some(job) = self.agreed(exchange, running)? else {
+                        running.exposure = None;
+                        exchange.end_turn();
+                        return Ok(Step::Declined);
+                    };
+                    running.phase = Phase::Working(0, Box::new(job));
                 }
-                Phase::Working(job) => {
-                    // SAFETY: all have said where their buffers lie, and the plan holds to what the module says of who touches what.
-                    if !unsafe { job.step(&running.kit, &mut self.scratch) } {
+                Phase::Working(rounds, job) => {
+                    let round = job.rounds.get(*rounds).copied();
+                    let items = round.map_or(job.items.len(), |round| round.items);
+                    // SAFETY: all have said where their buffers lie, and such plans are checked for who touches what.
+                    if !unsafe { job.step(items, &running.kit, &mut self.scratch) } {
                         return Ok(Step::Works);
                     }
-                    let Phase::Working(job) = std::mem::replace(&mut running.phase, Phase::Locating) else {
-                        unreachable!("it is at work")
-                    };
-                    running.phase = Phase::Ending(job);
-                }
-                Phase::Ending(job) => {
-                    if !exchange.exchange(running.tag, &[]).map_err(Fault::Mismatch)? {
-                        return Ok(Step::Waits);
+                    if let Some(Round { needs, .. }) = round {
+                        if !exchange.exchange(running.tag, &[], needs).map_err(Fault::Mismatch)? {
+                            return Ok(Step::Waits);
+                        }
+                        exchange.end_exchange();
+                        *rounds += 1;
+                        continue;
                     }
-                    exchange.end_exchange();
                     exchange.end_turn();
                     running.exposure = None;
-                    // SAFETY: everybody's work is over, so this rank's buffers are its own again.
+                    // SAFETY: everybody's work on this rank's buffers is over, so they are its own again.
                     unsafe { job.patch() };
                     return Ok(Step::Done);
                 }
@@ -272,43 +258,70 @@ impl SymmetricBuffers {
         }
     }
 
+    /// What this rank does now that all have said where their buffers lie; nothing if these serve no plan.
+    fn agreed(
+        &mut self,
+        exchange: &mut CompiledExchange,
+        running: &mut SymmetricCall<'_>,
+    ) -> Result<Option<Job>, Fault> {
+        let said = |member| {
+            let mut locations = [0; LOCATIONS_BYTES];
+            exchange.heard(member).read(0, &mut locations);
+            BufferLocations::decode(&locations)
+        };
+        let located: Vec<BufferLocations> = (0..self.members).map(said).collect();
+        exchange.end_exchange();
+        let (rank, task) = (self.rank, self.task(running.call));
+        let agreed = match located.iter().position(|locations| locations.is_on_gpu) {
+            Some(member) => Err(format!("rank {member}'s memory is a GPU's")),
+            None => agree(&task, &located.iter().map(BufferLocations::shown).collect::<Vec<_>>()),
+        };
+        let task = agreed.map(|symmetric| task.with_symmetric(symmetric));
+        self.last = Some(
+            task.as_ref().map(|task| Windows::of(task).unwrap_or_default().how()).map_err(String::clone),
+        );
+        let Ok(task) = task else { return Ok(None) };
+        let plan = |task: &Task| Algorithm::Window.plan(task, rank as u32);
+        let plan = self.plans.entry(task).or_insert_with_key(plan);
+        let mut job = bind(&self.allocations, rank, running.call, plan, &located)?;
+        running.kit.factors(&located);
+        job.prepare(&running.kit, &mut self.scratch);
+        Ok(Some(job))
+    }
+
+    /// A call as this rank makes it, with as many windows as it can have.
+    fn task(&self, call: &Call) -> Task {
+        let task = Task::new(call.collective, self.members as u32).with_root(call.root).with_stages();
+        Task { placement: call.placement, ..task.with_symmetric(Symmetric::All) }
+    }
+
     /// What this rank says of its buffers, and which pages that lets others write.
     fn locations(&self, call: &Call) -> (BufferLocations, Option<Exposure>) {
-        let Counts::Even(count) = call.counts else { unreachable!("only even counts are considered") };
-        let block = count * call.data_type.size();
-        let is_root = self.rank == call.root as usize;
-        let all = block * self.members;
-        // Bytes that others read, and that others write.
-        let (read, written) = match call.collective {
-            Collective::AllReduce => (Some(block), Some(block)),
-            Collective::Reduce => (Some(block), is_root.then_some(block)),
-            Collective::Broadcast => (is_root.then_some(block), Some(block)),
-            Collective::Scatter => (is_root.then_some(all), None),
-            Collective::AllGather => (Some(block), None),
-            _ => (Some(all), None),
-        };
         let mut locations = BufferLocations::default();
         if let ReduceOp::PremulSum(factor) = call.op {
             locations.factor = factor;
         }
         locations.is_in_place = call.placement == Placement::InPlace;
         locations.is_on_gpu = call.gpus.is_some();
-        if locations.is_on_gpu {
+        let Some(windows) = Windows::of(&self.task(call)).ok().filter(|_| !locations.is_on_gpu) else {
             return (locations, None);
-        }
-        if let Some(len) = read {
-            locations.input = self.locate(plan::input_of(call), len).map(|(_, place)| place);
+        };
+        let (input, output) = call.bytes(self.rank as u32, self.members as u32);
+        if windows.shows_input(self.rank, self.members) {
+            // In place, a call may name its output only.
+            let at = if call.input.is_null() { call.output.cast_const() } else { call.input };
+            locations.input = self.locate(at, input).map(|(_, place)| place);
         }
         let mut exposure = None;
-        if let Some(len) = written
-            && let Some((allocation, place)) = self.locate(call.output, len)
+        if windows.shows_output(self.rank, self.members)
+            && let Some((allocation, place)) = self.locate(call.output, output)
         {
             let memory = allocation.own();
             locations.output = Some(place);
-            locations.owns_last_page = place.offset as usize + len >= memory.used();
-            let pages = locations.pages_within(place, len);
-            let (offset, len) = (place.offset as usize + pages.start, pages.len());
-            let len = len.next_multiple_of(memory::page_size());
+            locations.owns_last_page = place.offset as usize + output >= memory.used();
+            let pages = locations.pages_within(place, output);
+            let (offset, len) =
+                (place.offset as usize + pages.start, pages.len().next_multiple_of(page_size()));
             exposure = (len > 0).then(|| Exposure { memory: Arc::clone(memory), offset, len });
         }
         (locations, exposure)
@@ -322,6 +335,18 @@ impl SymmetricBuffers {
         })
     }
 
+    /// Which buffer of this rank is none that others reach, though any plan needs it.
+    fn lacks(&self, call: &Call) -> Option<&'static str> {
+        let windows = Windows::fewest(&self.task(call)).unwrap_or_default();
+        windows.lacks(self.rank, self.members, &self.locations(call).0.shown())
+    }
+
+    /// What a call can count on here for which KOLO_ALGO asks for this way.
+    pub(crate) fn asked_for(&self, call: &Call) -> Symmetric {
+        let is_asked_for = self.forced.covers(call) && self.considers(call);
+        if is_asked_for && self.lacks(call).is_none() { Symmetric::All } else { Symmetric::Nothing }
+    }
+
     /// Whether a call may go this way, or why not, as text; nothing if there are no symmetric buffers.
     pub(crate) fn describe(&self, call: &Call) -> Option<String> {
         if self.allocations.is_empty() {
@@ -332,31 +357,19 @@ impl SymmetricBuffers {
             Some(Ok(how)) => format!("; the last call that asked went so: {how}"),
             Some(Err(why)) => format!("; the last call that asked did not: {why}"),
         };
-        Some(if self.forced.covers(call) {
-            "not symmetric: KOLO_ALGO names an algorithm for this call".to_owned()
-        } else if !self.long_enough(call) {
+        if !self.considers(call) {
             let least = self.bytes_min(call.collective);
-            format!(
-                "not symmetric: only some collectives with even counts, of {least} bytes or more (KOLO_SYMMETRIC_BYTES)"
-            )
-        } else {
-            let (locations, _) = self.locations(call);
-            match plan::lacks(call, self.rank, &locations) {
-                Some(what) => format!("not symmetric: the {what} is not in a symmetric buffer{last}"),
-                None => {
-                    format!(
-                        "symmetric: without copies in between, if the other ranks' buffers are symmetric{last}"
-                    )
-                }
-            }
+            return Some(match self.forced.first(call) {
+                Some(_) => "not symmetric: KOLO_ALGO names an algorithm for this call".to_owned(),
+                None => format!(
+                    "not symmetric: only some collectives with even counts, of {least} bytes or more (KOLO_SYMMETRIC_BYTES)"
+                ),
+            });
+        }
+        Some(match self.lacks(call) {
+            Some(what) => format!("not symmetric: the {what} is not in a symmetric buffer{last}"),
+            None => format!("symmetric: by window, if the other ranks' buffers are symmetric{last}"),
         })
-    }
-}
-
-impl SymmetricCall<'_> {
-    /// Its turn.
-    pub(crate) fn turn(&self) -> u64 {
-        self.turn
     }
 }
 

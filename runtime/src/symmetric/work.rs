@@ -1,13 +1,15 @@
-//! A rank's share of a call on symmetric buffers, done piece by piece.
+//! What one rank does in a call on symmetric buffers, piece by piece.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
+use kolo_transport::Needs;
 use kolo_transport::shm::copy_streaming;
 
 use super::locations::BufferLocations;
 use super::memory::Allocation;
 use crate::call::{Call, reduces};
-use crate::reduce::{Combine, divide, scale, tree};
+use crate::reduce::{Combine, Folding, divide, scale};
 use crate::types::{DataType, ReduceOp};
 
 /// Bytes of each buffer between two looks at abort and deadline: some tens of microseconds.
@@ -30,6 +32,8 @@ pub(super) struct Kit {
     is_premultiplied: bool,
     divide_by: Option<u32>,
     canonical: bool,
+    /// For the tree's partial results.
+    partial: RefCell<Vec<u8>>,
 }
 
 impl Kit {
@@ -42,6 +46,7 @@ impl Kit {
             is_premultiplied: reduces && matches!(call.op, ReduceOp::PremulSum(_)),
             divide_by: (reduces && matches!(call.op, ReduceOp::Avg)).then_some(members as u32),
             canonical: canonical && members > 2,
+            partial: RefCell::default(),
         }
     }
 
@@ -62,6 +67,15 @@ pub(super) struct Item {
     pub(super) bytes: usize,
 }
 
+/// A round after the first one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Round {
+    /// So many items are done before this rank publishes.
+    pub(super) items: usize,
+    /// Whom it awaits then.
+    pub(super) needs: Needs,
+}
+
 /// What is put into this rank's output once nobody reads there any more.
 #[derive(Debug)]
 struct Patch {
@@ -77,6 +91,8 @@ struct Patch {
 #[derive(Debug, Default)]
 pub(super) struct Job {
     pub(super) items: Vec<Item>,
+    /// In their order.
+    pub(super) rounds: Vec<Round>,
     /// Of these, the first so many are done.
     done: usize,
     /// Bytes of the next one that are done.
@@ -114,19 +130,18 @@ impl Job {
         let touched: usize =
             self.items.iter().map(|item| item.bytes * (item.sources.len() + item.targets.len())).sum();
         self.streams = touched >= STREAMING_BYTES;
-        let sources = self.items.iter().map(|item| item.sources.len()).max().unwrap_or(0);
-        let leaves = if kit.canonical && sources > 2 { 1 << sources.ilog2() } else { 0 };
-        scratch.resize((1 + leaves + kit.factors.len()) * BLOCK_BYTES, 0);
+        scratch.resize((1 + kit.factors.len()) * BLOCK_BYTES, 0);
     }
 
-    /// Does a piece; true once all is done.
+    /// Does a piece of the first `items` items; true once these are done.
     ///
     /// # Safety
     /// Sources are readable and targets writable for the length of their item, and nobody else writes either or reads the
     /// targets; a target is one of its sources or overlaps none of any item.
-    pub(super) unsafe fn step(&mut self, kit: &Kit, scratch: &mut [u8]) -> bool {
+    pub(super) unsafe fn step(&mut self, items: usize, kit: &Kit, scratch: &mut [u8]) -> bool {
         let mut left = PIECE_BYTES;
-        while let Some(item) = self.items.get(self.done) {
+        while self.done < items {
+            let item = &self.items[self.done];
             let len = BLOCK_BYTES.min(item.bytes - self.at);
             if len > 0 {
                 // SAFETY: handed on; the block is inside the item.
@@ -139,20 +154,20 @@ impl Job {
             }
             left = left.saturating_sub(len.max(1));
             if left == 0 {
-                return self.done == self.items.len();
+                return self.done == items;
             }
         }
         true
     }
 
-    /// Puts what waits aside into this rank's output.
+    /// Puts what waits aside into this rank's output, once all rounds are over.
     ///
     /// # Safety
     /// The output is this rank's own again.
     pub(super) unsafe fn patch(&self) {
         for patch in &self.patches {
             let from = self.aside[patch.from..][..patch.bytes].as_ptr();
-            // SAFETY: a part of the output, by the plan.
+            // SAFETY: a part of the output, by its binding.
             unsafe { patch.to.copy_from_nonoverlapping(from, patch.bytes) };
         }
     }
@@ -170,10 +185,9 @@ impl Kit {
             let result = if let [source] = item.sources[..] {
                 source.add(at)
             } else {
-                let (acc, rest) = scratch.split_at_mut(BLOCK_BYTES);
                 let first = item.targets.iter().find(|target| is_cached(target));
-                let to = first.map_or(acc.as_mut_ptr(), |first| first.add(at));
-                self.fold(to, &item.sources, at, len, acc.as_mut_ptr(), rest);
+                let to = first.map_or(scratch.as_mut_ptr(), |first| first.add(at));
+                self.fold(to, &item.sources, (at, len), scratch);
                 if let Some(ranks) = self.divide_by {
                     divide(self.data_type, to, len / self.data_type.size(), ranks);
                 }
@@ -196,42 +210,29 @@ impl Kit {
     /// `to` = the reduction of `len` bytes at `at` of all sources, in their order or along the canonical tree.
     ///
     /// # Safety
-    /// As [`Job::step`]; `to` is writable, and is one of the sources' blocks, `acc`, or apart from all of them.
-    unsafe fn fold(
-        &self,
-        to: *mut u8,
-        sources: &[*const u8],
-        at: usize,
-        len: usize,
-        acc: *mut u8,
-        rest: &mut [u8],
-    ) {
-        let count = len / self.data_type.size();
-        let (scaled, leaves) = rest.split_at_mut(self.factors.len() * BLOCK_BYTES);
-        // SAFETY: for the whole block: scratch has a block for each purpose, which overlaps no buffer.
+    /// As [`Job::step`]; `to` is writable, and is one of the sources' blocks, the first of `scratch`, or apart from all of them.
+    unsafe fn fold(&self, to: *mut u8, sources: &[*const u8], (at, len): (usize, usize), scratch: &mut [u8]) {
+        let (combine, element_bytes) = (self.combine, self.data_type.size());
+        let (acc, scaled) = scratch.split_at_mut(BLOCK_BYTES);
+        // SAFETY: for the whole block: scratch has a block for each purpose, which overlaps no buffer; the tree writes its result
+        // when it has read everything, and so does the last of the steps in order.
         unsafe {
             for (index, factor) in self.factors.iter().enumerate() {
                 let to = scaled[index * BLOCK_BYTES..][..len].as_mut_ptr();
-                scale(self.data_type, to, sources[index].add(at), count, *factor);
+                scale(self.data_type, to, sources[index].add(at), len / element_bytes, *factor);
             }
             let is_scaled = !self.factors.is_empty();
             let source = |index: usize| match is_scaled {
                 true => scaled[index * BLOCK_BYTES..].as_ptr(),
                 false => sources[index].add(at),
             };
-            let combine = self.combine;
+            let how = Folding { combine, element_bytes, canonical: self.canonical, scratch: &self.partial };
             let last = sources.len() - 1;
-            if last == 1 {
-                combine(to, source(0), source(1), count);
-            } else if self.canonical {
-                tree(combine, count, len, source, sources.len(), leaves);
-                to.copy_from_nonoverlapping(leaves.as_ptr(), len);
+            if last == 1 || self.canonical {
+                how.fold(to, len, sources.len(), source);
             } else {
-                combine(acc, source(0), source(1), count);
-                for index in 2..last {
-                    combine(acc, acc, source(index), count);
-                }
-                combine(to, acc, source(last), count);
+                how.fold(acc.as_mut_ptr(), len, last, source);
+                combine(to, acc.as_ptr(), source(last), len / element_bytes);
             }
         }
     }

@@ -2,7 +2,7 @@
 //! that begin with "@", with the time of the machine's clock in nanoseconds where it matters.
 //!
 //! Every rank adds the bit of the rank that it was at first, so the sum tells who is in. A first argument says how many
-//! elements; a second, at which step of a shrink this rank kills itself.
+//! elements; then follow ranks that kill themselves so many microseconds after their first call has failed: "2:500".
 
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +14,13 @@ fn report(line: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}");
     let _ = out.flush();
+}
+
+/// Whether this rank is one that kills itself, and after what.
+fn dies_after(arguments: &[String], rank: u32) -> Option<std::time::Duration> {
+    let mut of_ranks = arguments.iter().filter_map(|argument| argument.split_once(':'));
+    let (_, delay) = of_ranks.find(|(of, _)| of.parse() == Ok(rank))?;
+    delay.parse().ok().map(std::time::Duration::from_micros)
 }
 
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -56,6 +63,9 @@ fn main() {
             }
             Err(error) => {
                 report(&format!("@failed {} {error}", system::machine_time().as_nanos()));
+                if let Some(delay) = dies_after(&arguments, first) {
+                    std::thread::spawn(move || system::end_by_kill(delay));
+                }
                 comm.revoke();
                 match comm.shrink() {
                     Ok(next) => {

@@ -15,12 +15,14 @@
 //!    must live as long as the job; it is the one that supervises. What else dies then, [`super::guardian`] says.
 
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ExitStatus};
+use std::process::{Child, ChildStdin, ExitStatus};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::thread::CpuSet;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
@@ -39,6 +41,37 @@ pub(crate) struct Rank {
     pub environment: Vec<(String, OsString)>,
     /// What happens to its standard output.
     pub stdout: Stdout,
+    /// What its standard input is.
+    pub input: Input,
+    /// Arguments that it alone has, behind those of all.
+    pub arguments: Vec<OsString>,
+    /// The processors that it may run on, if not all.
+    pub cpus: Option<CpuSet>,
+    /// What it is called in messages, if it is no rank: an agent.
+    pub name: Option<String>,
+}
+
+impl Rank {
+    /// A rank with nothing special.
+    pub(super) fn new(rank: u32, environment: Vec<(String, OsString)>) -> Self {
+        let (stdout, input) = (Stdout::Pass, Input::OfFirst);
+        Self { rank, environment, stdout, input, arguments: Vec::new(), cpus: None, name: None }
+    }
+
+    fn label(&self) -> String {
+        self.name.clone().unwrap_or_else(|| format!("rank {}", self.rank))
+    }
+}
+
+/// What a rank reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Input {
+    /// Rank 0 reads what we would, the others nothing.
+    OfFirst,
+    /// Nothing.
+    None,
+    /// An agent's: these bytes, and then nothing until its end, which is how it is asked to end.
+    Lifeline(Vec<u8>),
 }
 
 /// What happens to a rank's standard output.
@@ -57,6 +90,8 @@ pub(crate) enum Prefix {
     None,
     /// They do.
     Rank,
+    /// They do not, but lines of several do not mix.
+    Lines,
 }
 
 /// What to start, and how to end it.
@@ -76,6 +111,8 @@ pub(crate) struct Job {
     pub grace: Duration,
     /// An exit code that is a result rather than a failure: it is passed on, and nobody is told.
     pub quiet_exit_code: Option<i32>,
+    /// Whether the end of our standard input asks the job to end, as a signal would.
+    pub ends_with_input: bool,
 }
 
 /// How often a look is taken at what an ended rank has left behind, whose end need not be an event.
@@ -90,7 +127,13 @@ enum Event {
 
 struct Member {
     rank: u32,
+    /// What it is called.
+    name: String,
     child: Child,
+    /// The input of an agent, whose end asks it to end; gone once it was asked.
+    lifeline: Option<ChildStdin>,
+    /// Whether it is an agent, which signals do not reach.
+    is_agent: bool,
     /// How it ended, once it has.
     status: Option<ExitStatus>,
     /// It has ended and nothing of its group is left.
@@ -111,6 +154,14 @@ pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> 
     let mut signals = Signals::new([SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])
         .map_err(|error| CliError::system("signals cannot be caught", &error))?;
     let handle = signals.handle();
+    if job.ends_with_input {
+        let sender = sender.clone();
+        std::thread::spawn(move || {
+            // Nothing more is said there; what is, is read over.
+            let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+            let _ = sender.send(Event::Signal(SIGTERM));
+        });
+    }
     let forwarder = std::thread::spawn(move || forward_signals(&mut signals, &sender));
     let mut supervisor = Supervisor {
         job,
@@ -153,10 +204,18 @@ impl Supervisor<'_> {
         for rank in &self.job.ranks {
             match process::spawn(self.job, rank) {
                 Ok(mut child) => {
-                    readers.attach(rank.rank, &mut child, self.outputs);
+                    readers.attach(self.job.prefix, rank.rank, &mut child, self.outputs);
+                    let mut lifeline = child.stdin.take();
+                    if let (Some(pipe), Input::Lifeline(first)) = (&mut lifeline, &rank.input) {
+                        // It fits into the pipe. An agent that is gone already is seen by its end.
+                        let _ = pipe.write_all(first);
+                    }
                     self.members.push(Member {
                         rank: rank.rank,
+                        name: rank.label(),
                         child,
+                        lifeline,
+                        is_agent: matches!(rank.input, Input::Lifeline(_)),
                         status: None,
                         reaped: false,
                         limit: Instant::now(),
@@ -169,8 +228,8 @@ impl Supervisor<'_> {
                     }
                     return Err(CliError::failure(
                         format!(
-                            "rank {} could not be started: {}: {error}",
-                            rank.rank,
+                            "{} could not be started: {}: {error}",
+                            rank.label(),
                             self.job.program.to_string_lossy()
                         ),
                         "Check that the program exists and may be executed, and the limit of processes (ulimit -u)",
@@ -265,7 +324,8 @@ impl Supervisor<'_> {
     }
 
     fn failed(&mut self, index: usize, status: ExitStatus) {
-        let (rank, pid) = (self.members[index].rank, self.members[index].child.id());
+        let (name, pid) = (self.members[index].name.clone(), self.members[index].child.id());
+        let kind = if self.members[index].is_agent { "host" } else { "rank" };
         if self.outcome.is_some() {
             // Ended by us, or in consequence; whoever was first has been named.
             return;
@@ -277,10 +337,10 @@ impl Supervisor<'_> {
         let others = self.members.iter().filter(|member| member.status.is_none()).count();
         let consequence = match others {
             0 => String::new(),
-            1 => "; ending the other rank".into(),
-            _ => format!("; ending the other {others} ranks"),
+            1 => format!("; ending the other {kind}"),
+            _ => format!("; ending the other {others} {kind}s"),
         };
-        self.outputs.say(&format!("kolo: rank {rank} (pid {pid}) {}{consequence}", describe(status)));
+        self.outputs.say(&format!("kolo: {name} (pid {pid}) {}{consequence}", describe(status)));
         self.end(Signal::TERM);
     }
 
@@ -312,8 +372,15 @@ impl Supervisor<'_> {
         self.signal_all(Signal::KILL);
     }
 
-    fn signal_all(&self, signal: Signal) {
-        for member in self.members.iter().filter(|member| !member.reaped) {
+    fn signal_all(&mut self, signal: Signal) {
+        for member in self.members.iter_mut().filter(|member| !member.reaped) {
+            if member.is_agent && signal != Signal::KILL {
+                // Agents do not pass on signals; and one that a signal ended could not tell how its ranks ended.
+                if !matches!(signal, Signal::USR1 | Signal::USR2) {
+                    member.lifeline = None;
+                }
+                continue;
+            }
             // All of it may have ended meanwhile; then there is nobody to tell.
             let _ = kill_process_group(Pid::from_child(&member.child), signal);
         }

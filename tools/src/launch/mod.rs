@@ -1,9 +1,10 @@
-//! Starting ranks on this machine: for `kolo run`, and for `kolo perf` when no launcher did.
+//! Starting ranks: for `kolo run`, on this machine and on others, and for `kolo perf` when no launcher did.
 
 use std::ffi::OsString;
 use std::fs::Permissions;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -11,11 +12,15 @@ use clap::Args;
 use tempfile::TempDir;
 
 use crate::error::{CliError, Result};
+use bind::Bind;
 use guardian::Lifeline;
 use job::{Job, Prefix, Rank, Stdout};
 
+mod agent;
+mod bind;
 pub(crate) mod environment;
 mod guardian;
+mod hosts;
 pub(crate) mod job;
 pub(crate) mod output;
 mod process;
@@ -31,6 +36,8 @@ const EXAMPLES: &str = "\
 Examples:
   kolo run -n 4 -- ./train --epochs 3
   kolo run -n 4 --prefix -- python train.py         lines say which rank they are from
+  kolo run --hosts a:4,b:4 -- python train.py       by ssh, in the same folder on each host
+  kolo run --hostfile hosts -x PATH --bind core -- ./train
   kolo run -n 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500 -- ./train
   kolo run -n 8 --nodes 2 --node-rank 1 --rendezvous 10.0.0.1:29500 -- ./train
 
@@ -57,6 +64,27 @@ pub(crate) struct RunArgs {
     /// Where the ranks meet: HOST:PORT on the first machine, or a URL that Kolo knows
     #[arg(long, value_name = "WHERE")]
     rendezvous: Option<String>,
+    /// Hosts and their numbers of ranks, such as a:4,b:4; a host without a number gets -n. Ranks are numbered in this order
+    #[arg(long, value_name = "LIST", conflicts_with_all = ["nodes", "node_rank"])]
+    hosts: Option<String>,
+    /// The same from a file with a host a line: `a`, `a:4` or `a slots=4`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["hosts", "nodes", "node_rank"])]
+    hostfile: Option<PathBuf>,
+    /// What starts a command on a host. {host} in it is the host's name, which else comes behind it
+    #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes")]
+    agent: String,
+    /// Where this program is on the other hosts [default: where it is here]
+    #[arg(long, value_name = "PATH")]
+    remote_kolo: Option<PathBuf>,
+    /// A variable for the ranks on other hosts, NAME or NAME=VALUE; KOLO_* are theirs anyway
+    #[arg(short = 'x', long, value_name = "NAME")]
+    export: Vec<String>,
+    /// What each rank is bound to
+    #[arg(long, value_enum, default_value = "none")]
+    bind: Bind,
+    /// Take ranks and program from standard input; what an agent starts
+    #[arg(long, hide = true)]
+    from_stdin: bool,
     /// Put the rank before each line of output
     #[arg(long, visible_alias = "tag-output")]
     prefix: bool,
@@ -64,16 +92,35 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = GRACE.as_secs())]
     grace: u64,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    #[arg(
+        required_unless_present = "from_stdin",
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
     command: Vec<OsString>,
 }
 
 /// Runs `kolo run`.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
+    if args.from_stdin {
+        return guardian::guarded(|lifeline| lifeline.run(&agent::assigned(std::io::stdin().lock())?));
+    }
+    if let Some(hosts) = hosts(args)? {
+        return guardian::guarded(|lifeline| lifeline.run(&agent::job(args, &hosts)?));
+    }
     guardian::guarded(|lifeline| {
         let (meeting, _directory) = meeting(args, Some(lifeline))?;
         lifeline.run(&job(args, &meeting)?)
     })
+}
+
+fn hosts(args: &RunArgs) -> Result<Option<Vec<hosts::Host>>> {
+    match (&args.hosts, &args.hostfile) {
+        (Some(list), _) => hosts::parse(list, args.ranks).map(Some),
+        (None, Some(file)) => hosts::read(file, args.ranks).map(Some),
+        (None, None) => Ok(None),
+    }
 }
 
 /// Starts this program `count` times, as ranks that meet on this machine. Rank 0 has our standard output.
@@ -87,21 +134,16 @@ pub(crate) fn run_self(count: u32, extra: &[OsString], quiet_exit_code: i32) -> 
             arg0: arguments.next(),
             arguments: arguments.chain(extra.iter().cloned()).collect(),
             ranks: (0..count)
-                .map(|rank| Rank {
-                    rank,
-                    environment: meeting.environment(Position {
-                        rank,
-                        of: count,
-                        local: rank,
-                        local_of: count,
-                        node: 0,
-                    }),
-                    stdout: if rank == 0 { Stdout::Pass } else { Stdout::Drop },
+                .map(|rank| {
+                    let position = Position { rank, of: count, local: rank, local_of: count, node: 0 };
+                    let stdout = if rank == 0 { Stdout::Pass } else { Stdout::Drop };
+                    Rank { stdout, ..Rank::new(rank, meeting.environment(position)) }
                 })
                 .collect(),
             prefix: Prefix::None,
             grace: GRACE,
             quiet_exit_code: Some(quiet_exit_code),
+            ends_with_input: false,
         };
         lifeline.run(&job)
     })
@@ -231,10 +273,11 @@ fn job(args: &RunArgs, meeting: &Meeting) -> Result<Job> {
         )
     })?;
     let ranks = (0..args.ranks)
-        .map(|local| {
+        .zip(bind::places(args.bind, args.ranks as usize))
+        .map(|(local, cpus)| {
             let rank = args.node_rank * args.ranks + local;
             let position = Position { rank, of, local, local_of: args.ranks, node: args.node_rank };
-            Rank { rank, environment: meeting.environment(position), stdout: Stdout::Pass }
+            Rank { cpus, ..Rank::new(rank, meeting.environment(position)) }
         })
         .collect();
     Ok(Job {
@@ -245,6 +288,7 @@ fn job(args: &RunArgs, meeting: &Meeting) -> Result<Job> {
         prefix: if args.prefix { Prefix::Rank } else { Prefix::None },
         grace: Duration::from_secs(args.grace),
         quiet_exit_code: None,
+        ends_with_input: false,
     })
 }
 
@@ -258,6 +302,13 @@ mod tests {
             nodes,
             node_rank,
             rendezvous: rendezvous.map(str::to_owned),
+            hosts: None,
+            hostfile: None,
+            agent: "ssh".into(),
+            remote_kolo: None,
+            export: Vec::new(),
+            bind: Bind::None,
+            from_stdin: false,
             prefix: false,
             grace: 5,
             command: vec!["true".into()],

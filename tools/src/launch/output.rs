@@ -7,6 +7,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::job::Prefix;
+
 /// Lines longer than this are cut into pieces, so that a rank that prints no line ends cannot fill memory.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
@@ -51,21 +53,22 @@ impl Default for Readers {
 }
 
 impl Readers {
-    /// Copies the outputs of a child that are pipes, with its rank before each line.
-    pub(super) fn attach(&mut self, rank: u32, child: &mut Child, outputs: &Outputs) {
+    /// Copies the outputs of a child that are pipes, line by line, with its rank before each if that is wanted.
+    pub(super) fn attach(&mut self, prefix: Prefix, rank: u32, child: &mut Child, outputs: &Outputs) {
         if let Some(pipe) = child.stdout.take() {
-            self.read(rank, pipe, outputs.stdout.clone());
+            self.read(prefix, rank, pipe, outputs.stdout.clone());
         }
         if let Some(pipe) = child.stderr.take() {
-            self.read(rank, pipe, outputs.stderr.clone());
+            self.read(prefix, rank, pipe, outputs.stderr.clone());
         }
     }
 
-    fn read(&mut self, rank: u32, pipe: impl Read + Send + 'static, sink: Sink) {
+    fn read(&mut self, prefix: Prefix, rank: u32, pipe: impl Read + Send + 'static, sink: Sink) {
         self.running += 1;
         let done = self.done.0.clone();
         std::thread::spawn(move || {
-            copy_lines(&format!("[{rank}] "), BufReader::new(pipe), &sink);
+            let before = if prefix == Prefix::Rank { format!("[{rank}] ") } else { String::new() };
+            copy_lines(&before, BufReader::new(pipe), &sink);
             let _ = done.send(());
         });
     }

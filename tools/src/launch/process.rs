@@ -5,14 +5,15 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+use rustix::thread::sched_setaffinity;
 
 use super::environment::is_launcher_variable;
-use super::job::{Job, Prefix, Rank, Stdout};
+use super::job::{Input, Job, Prefix, Rank, Stdout};
 
 /// Starts a rank as the leader of a process group of its own, to die with the calling thread.
 pub(super) fn spawn(job: &Job, rank: &Rank) -> io::Result<Child> {
     let mut command = Command::new(&job.program);
-    command.args(&job.arguments).process_group(0).stdin(stdin(rank));
+    command.args(&job.arguments).args(&rank.arguments).process_group(0).stdin(stdin(rank));
     if let Some(arg0) = &job.arg0 {
         command.arg0(arg0);
     }
@@ -22,7 +23,7 @@ pub(super) fn spawn(job: &Job, rank: &Rank) -> io::Result<Child> {
     command.envs(rank.environment.iter().map(|(name, value)| (name, value)));
     let through = || match job.prefix {
         Prefix::None => Stdio::inherit(),
-        Prefix::Rank => Stdio::piped(),
+        Prefix::Rank | Prefix::Lines => Stdio::piped(),
     };
     command.stderr(through());
     command.stdout(match rank.stdout {
@@ -30,11 +31,15 @@ pub(super) fn spawn(job: &Job, rank: &Rank) -> io::Result<Child> {
         Stdout::Drop => Stdio::null(),
     });
     let parent = getpid();
-    // SAFETY: between fork and exec only async-signal-safe calls may be made: these are two plain system calls,
+    let cpus = rank.cpus;
+    // SAFETY: between fork and exec only async-signal-safe calls may be made: these are three plain system calls,
     // and the error is made from a number without allocating.
     unsafe {
         command.pre_exec(move || {
             set_parent_process_death_signal(Some(Signal::KILL))?;
+            if let Some(cpus) = &cpus {
+                sched_setaffinity(None, cpus)?;
+            }
             // Had the parent died before that, nobody would tell.
             if getppid() == Some(parent) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
         });
@@ -44,5 +49,10 @@ pub(super) fn spawn(job: &Job, rank: &Rank) -> io::Result<Child> {
 
 /// Rank 0 reads what we would; but from a terminal only we may read, for ranks are in the background of it.
 fn stdin(rank: &Rank) -> Stdio {
+    match rank.input {
+        Input::Lifeline(_) => return Stdio::piped(),
+        Input::None => return Stdio::null(),
+        Input::OfFirst => {}
+    }
     if rank.rank == 0 && !io::stdin().is_terminal() { Stdio::inherit() } else { Stdio::null() }
 }

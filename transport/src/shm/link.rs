@@ -200,6 +200,8 @@ impl ShmEndpoint {
             self.welcome(peer, caller);
         }
         self.callers = callers;
+        // Until there is a descriptor, or its time is over: turns of a busy processor are no measure of time.
+        self.look_soon |= self.newcomers.is_hungry();
         if let Err(error) = starved {
             any |= self.starve_all(&error);
         }

@@ -107,6 +107,11 @@ impl PendingConnections {
         Ok(())
     }
 
+    /// Whether somebody waits to be accepted for whom there is no descriptor.
+    pub(crate) fn is_hungry(&self) -> bool {
+        self.hungry_since.is_some()
+    }
+
     /// There is no descriptor for whoever waits to be accepted, if anybody does: the system says so without looking.
     #[cold]
     fn hunger(&mut self, error: io::Error) -> io::Result<()> {

@@ -65,6 +65,30 @@ int main(int argc, char **argv) {
         /* Sending to a process that is gone must not raise SIGPIPE. */
         FAILS(koloAllReduce(comm, x, x, 4, KOLO_FLOAT32, KOLO_SUM), KOLO_PEER_LOST, "rank 2 is lost");
         CHECK(koloGetLastErrorPeer(comm) == 2);
+    } else if (strcmp(what, "shrink") == 0) {
+        koloComm_t left = NULL;
+        uint64_t flags = 6 + (uint64_t)rank, epoch = 9;
+        int takes_part[3] = {7, 7, 7}, before[2] = {-1, -1}, size = 0;
+        OK(koloBarrier(comm));
+        CHECK(koloCommAgree(comm, NULL, NULL) == KOLO_USAGE && koloCommShrink(comm, NULL) == KOLO_USAGE);
+        CHECK(koloCommEpoch(comm, NULL) == KOLO_USAGE && koloCommRanksBefore(comm, NULL) == KOLO_USAGE);
+        /* The first rank, which runs the control plane. */
+        if (rank == 0) _exit(0);
+        FAILS(koloAllReduce(comm, x, x, 4, KOLO_FLOAT32, KOLO_SUM), KOLO_PEER_LOST, "rank 0 is lost");
+        OK(koloCommRevoke(comm));
+        OK(koloCommAgree(comm, &flags, takes_part));
+        CHECK(flags == (7 & 8) && takes_part[0] == 0 && takes_part[1] == 1 && takes_part[2] == 1);
+        OK(koloCommShrink(comm, &left));
+        OK(koloCommSize(left, &size));
+        OK(koloCommEpoch(left, &epoch));
+        OK(koloCommRanksBefore(left, before));
+        CHECK(size == 2 && epoch == 1 && before[0] == 1 && before[1] == 2);
+        x[0] = (float)rank;
+        OK(koloAllReduce(left, x, x, 1, KOLO_FLOAT32, KOLO_SUM));
+        CHECK(x[0] == 3);
+        OK(koloCommRevoke(left));
+        FAILS(koloBarrier(left), KOLO_REVOKED, "revoked");
+        OK(koloCommDestroy(&left));
     } else {
         fprintf(stderr, "no such case: %s\n", what);
         return 2;

@@ -14,9 +14,12 @@ from .errors import (
     Aborted,
     Configuration,
     Error,
+    Fenced,
     Join,
+    Minority,
     Mismatch,
     PeerLost,
+    Revoked,
     System,
     Timeout,
     Transport,
@@ -24,7 +27,7 @@ from .errors import (
     Usage,
 )
 from .joining import get_unique_id, init
-from .work import Work
+from .work import Work, wait_all
 
 __version__: str = _kolo.VERSION
 
@@ -33,9 +36,12 @@ __all__ = [
     "Communicator",
     "Configuration",
     "Error",
+    "Fenced",
     "Join",
+    "Minority",
     "Mismatch",
     "PeerLost",
+    "Revoked",
     "System",
     "Timeout",
     "Transport",
@@ -44,6 +50,7 @@ __all__ = [
     "Work",
     "get_unique_id",
     "init",
+    "wait_all",
 ]
 
 # A child made by fork must neither use nor free what its parent made.

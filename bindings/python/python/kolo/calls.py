@@ -9,7 +9,7 @@ from . import _kolo, memory
 from .errors import Usage
 from .memory import NOTHING, Memory
 from .numbers import ALL_GATHER, ALL_TO_ALL, BARRIER, BROADCAST, GATHER, REDUCE_SCATTER, SCATTER, SUM
-from .work import Call, Work, operator
+from .work import Call, Work, operator, started
 
 #: Elements of the block of each rank.
 Counts = Sequence[int]
@@ -30,9 +30,10 @@ class Calls:
 
     def _run(self, call: Call) -> None:
         self._comm.run(call.arguments, self.timeout)
+        memory.copy_back(call.backs)
 
     def _start(self, call: Call, out) -> Work:
-        return Work(self._comm.start(call.arguments, call.owner), out, self.timeout)
+        return started(self._comm.start(call.arguments, call.owner), out, self.timeout, call.backs)
 
     def _vector(self, collective: int, buffer, out, op: str, factor: float, root: int = 0) -> tuple[Call, object]:
         in_place = out is None or out is buffer
@@ -103,7 +104,7 @@ class Calls:
         return self._uneven(ALL_TO_ALL, input, send_counts, out, recv_counts)
 
     def _uneven(self, collective, input, input_counts, out, output_counts, op="sum", factor=1.0, root=0):
-        """The arguments of a v-form, and its output. Counts of ``None`` are one block, as long as the buffer."""
+        """The arguments of a v-form, its output, and what is to be copied back. Counts of ``None`` are one block, as long as the buffer."""
         from_ = NOTHING if input is None else self._find("the input", input, False)
         to = NOTHING if out is None else self._find("out", out, True)
         number = operator(op)
@@ -117,14 +118,15 @@ class Calls:
         self._expect("the input", from_, sum(inputs))
         self._expect("out", to, sum(outputs))
         arguments = (collective, from_.address, inputs, to.address, outputs, like.type, number, factor, root)
-        return arguments, (from_.owner, to.owner), out
+        return arguments, (from_.owner, to.owner), out, (to.back,) if to.back else ()
 
-    def _run_v(self, arguments, _owner, out):
+    def _run_v(self, arguments, _owner, out, backs):
         self._comm.run_v(arguments, self.timeout)
+        memory.copy_back(backs)
         return out
 
-    def _start_v(self, arguments, owner, out) -> Work:
-        return Work(self._comm.start_v(arguments, owner), out, self.timeout)
+    def _start_v(self, arguments, owner, out, backs) -> Work:
+        return started(self._comm.start_v(arguments, owner), out, self.timeout, backs)
 
     def _transfer(self, send: bool, buffer, peer: int | None, tag: int) -> tuple[tuple, Memory]:
         found = self._find("the buffer", buffer, not send)
@@ -135,7 +137,14 @@ class Calls:
 
     def _start_transfer(self, send: bool, buffer, peer: int | None, tag: int) -> Work:
         transfer, found = self._transfer(send, buffer, peer, tag)
-        return Work(self._comm.start_transfer(transfer, found.owner), buffer, self.timeout)
+        backs = (found.back,) if found.back else ()
+        return started(self._comm.start_transfer(transfer, found.owner), buffer, self.timeout, backs)
+
+    def _run_transfers(self, transfers: list[tuple[tuple, Memory]]) -> list[int | None]:
+        """Runs messages together; returns the sources of those that are received."""
+        sources = self._comm.transfer([transfer for transfer, _ in transfers], self.timeout)
+        memory.copy_back(found.back for _, found in transfers if found.back)
+        return sources
 
     def _split(self, color, key) -> _kolo.Comm | None:
         """What is wrong on this rank raises on all: else they would wait for it, and later splits be out of step."""
@@ -180,6 +189,16 @@ class Calls:
     def _same_type(one: Memory, other: Memory) -> None:
         if one.type != other.type or one.units != other.units:
             raise Usage(f"the input holds elements of '{one.name}', out of '{other.name}'; they must agree")
+
+
+class Lent:
+    """Symmetric memory as NumPy takes it; the arrays over it keep it."""
+
+    __slots__ = ("__array_interface__", "_memory")
+
+    def __init__(self, memory: _kolo.Symmetric) -> None:
+        self._memory = memory
+        self.__array_interface__ = {"data": (memory.address, False), "shape": (memory.bytes,), "typestr": "|u1", "version": 3}
 
 
 BARRIER_CALL = Call(BARRIER, NOTHING, NOTHING, 0, SUM, 1.0, 0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 
-from . import _kolo
-from .calls import BARRIER_CALL, Calls, Counts
+from . import _kolo, operators
+from .calls import BARRIER_CALL, Calls, Counts, Lent
 from .errors import Usage
+from .memory import TYPE_NAMES
 from .numbers import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -17,15 +19,17 @@ from .numbers import (
     REDUCE_SCATTER,
     SCAN,
 )
-from .work import Work
+from .objects import Objects
+from .work import Work, operator
 
 
-class Communicator(Calls, _kolo.Base):
+class Communicator(Calls, Objects, _kolo.Base):
     """A group of ranks that communicate; made by :func:`kolo.init`, :meth:`split` and :meth:`group`.
 
     **Buffers** are NumPy arrays, objects with DLPack (tensors), with ``__cuda_array_interface__``, or with the buffer protocol
-    (``bytearray``, ``array.array``, ``memoryview``). They must be contiguous and are used in place, without a copy, with the
-    interpreter's lock released. What is only read may be read-only: ``bytes``, NumPy's scalars, immutable arrays. What is
+    (``bytearray``, ``array.array``, ``memoryview``). They are used in place, without a copy, with the interpreter's lock released,
+    and must be contiguous. Only NumPy arrays need not be: a contiguous copy takes part, and is copied back when the call returns,
+    or by :meth:`Work.wait`. What is only read may be read-only: ``bytes``, NumPy's scalars, immutable arrays. What is
     written may not: give ``out``, or for a scalar ``numpy.asarray(x)``. Lengths are in elements; shapes do not matter.
 
     **Order**: every rank makes the same calls in the same order, with the same lengths, types, operators and roots; a
@@ -37,8 +41,12 @@ class Communicator(Calls, _kolo.Base):
 
     **Operators**: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"avg"``, ``"premul_sum"`` (every rank's values are first
     multiplied by its ``factor``), ``"bit_and"``, ``"bit_or"``, ``"bit_xor"``, ``"logical_and"``, ``"logical_or"``,
-    ``"logical_xor"``. Types: bool, integers of 8, 32 and 64 bits, float16, bfloat16, float32, float64; complex ones can be
+    ``"logical_xor"``. Types: bool, integers of 8, 16, 32 and 64 bits, float16, bfloat16, float32, float64; complex ones can be
     summed; all others can be moved.
+
+    **Operators of your own** are functions ``op(a, b)`` in place of a name, in blocking calls on NumPy arrays of any type:
+    they return what two arrays of one shape make, element by element, as the ufuncs of NumPy do (``numpy.hypot``). They must be
+    associative and need not commute: ranks are combined in their order. One that raises ends the communicator on all ranks.
 
     **Errors**: :class:`kolo.Usage` and :class:`kolo.Unsupported` come before anything is sent. After every other
     :class:`kolo.Error` the communicator cannot be used any more, on any rank.
@@ -84,10 +92,24 @@ class Communicator(Calls, _kolo.Base):
         """The last operations, oldest first, with their times."""
         return self._comm.recent()
 
+    def explain(self, collective: str, count: int, dtype="float32", op: str = "sum", root: int = 0) -> str:
+        """The algorithm that a call with ``count`` elements would take, what it is expected to take, and why not others.
+
+        ``count`` is that of a rank's block, as in a call. Runs nothing; what it says holds for blocking calls over the links.
+        """
+        if collective not in _kolo.COLLECTIVES:
+            raise Usage(f"unknown collective '{collective}'; known are {', '.join(_kolo.COLLECTIVES)}")
+        name = str(dtype).rpartition(".")[2]
+        if name not in TYPE_NAMES:
+            raise Usage(f"unknown type '{name}'; known are {', '.join(TYPE_NAMES)}")
+        return self._comm.explain(_kolo.COLLECTIVES.index(collective), count, TYPE_NAMES[name], operator(op), root)
+
     # Collectives over vectors: input and output have the same length.
 
     def all_reduce(self, buffer, op: str = "sum", *, out=None, factor: float = 1.0):
         """Reduces the vectors of all ranks, element by element; everybody gets the result in ``out``, or in place."""
+        if callable(op):
+            return operators.all_reduce(self, buffer, op, out)
         call, out = self._vector(ALL_REDUCE, buffer, out, op, factor)
         self._run(call)
         return out
@@ -98,6 +120,8 @@ class Communicator(Calls, _kolo.Base):
 
     def reduce(self, buffer, op: str = "sum", root: int = 0, *, out=None, factor: float = 1.0):
         """As :meth:`all_reduce`, for rank ``root`` alone; the others' ``out`` is not touched."""
+        if callable(op):
+            return operators.reduce(self, buffer, op, root, out)
         call, out = self._vector(REDUCE, buffer, out, op, factor, root)
         self._run(call)
         return out
@@ -118,6 +142,8 @@ class Communicator(Calls, _kolo.Base):
 
     def scan(self, buffer, op: str = "sum", *, out=None):
         """Gives rank r the reduction of the vectors of ranks 0 to r."""
+        if callable(op):
+            return operators.scan(self, buffer, op, out, True)
         call, out = self._vector(SCAN, buffer, out, op, 1.0)
         self._run(call)
         return out
@@ -128,6 +154,8 @@ class Communicator(Calls, _kolo.Base):
 
     def exscan(self, buffer, op: str = "sum", *, out=None):
         """Gives rank r the reduction of the vectors of ranks 0 to r - 1; rank 0 keeps what ``out`` holds."""
+        if callable(op):
+            return operators.scan(self, buffer, op, out, False)
         call, out = self._vector(EXSCAN, buffer, out, op, 1.0)
         self._run(call)
         return out
@@ -153,6 +181,8 @@ class Communicator(Calls, _kolo.Base):
 
     def reduce_scatter(self, input, out, op: str = "sum", *, factor: float = 1.0):
         """Gives rank r the reduction of everybody's block r. ``input`` has ``world_size`` times the elements of ``out``."""
+        if callable(op):
+            return operators.reduce_scatter(self, input, op, out)
         call, out = self._blocks(REDUCE_SCATTER, input, out, op, factor)
         self._run(call)
         return out
@@ -246,7 +276,7 @@ class Communicator(Calls, _kolo.Base):
 
     def send(self, buffer, to: int, tag: int = 0) -> None:
         """Sends to rank ``to``; blocks until the buffer may be changed, which may be before it has been received."""
-        self._comm.transfer([self._transfer(True, buffer, to, tag)[0]], self.timeout)
+        self._run_transfers([self._transfer(True, buffer, to, tag)])
 
     def send_start(self, buffer, to: int, tag: int = 0) -> Work:
         """Starts :meth:`send`."""
@@ -257,28 +287,31 @@ class Communicator(Calls, _kolo.Base):
 
         Returns the source.
         """
-        return self._comm.transfer([self._transfer(False, buffer, source, tag)[0]], self.timeout)[0]
+        return self._run_transfers([self._transfer(False, buffer, source, tag)])[0]
 
     def recv_start(self, buffer, source: int | None = None, tag: int = 0) -> Work:
         """Starts :meth:`recv`; :attr:`Work.source` is known when it is over."""
         return self._start_transfer(False, buffer, source, tag)
 
-    def send_recv(self, send, to: int, recv, source: int):
-        """Sends and receives at the same time, so that rings and exchanges cannot deadlock. Returns what was received."""
-        return self.batch([("send", send, to), ("recv", recv, source)])[1]
+    def send_recv(self, send, to: int, recv, source: int | None, tag: int = 0):
+        """Sends and receives at the same time, so that rings and exchanges cannot deadlock. Returns what was received.
 
-    def batch(self, transfers: Sequence[tuple[str, object, int]]) -> list:
+        Both messages have the tag. With ``None`` it comes from whichever rank sends first.
+        """
+        return self.batch([("send", send, to, tag), ("recv", recv, source, tag)])[1]
+
+    def batch(self, transfers: Sequence[tuple]) -> list:
         """Runs ``("send", buffer, to)`` and ``("recv", buffer, source)`` together; no pattern of them deadlocks.
 
-        Returns the buffers, in order.
+        A tag may follow, and ``None`` as the source takes what comes first. Returns the buffers, in order.
         """
         found = []
-        for kind, buffer, peer in transfers:
+        for kind, buffer, peer, *tag in transfers:
             if kind not in ("send", "recv"):
                 raise Usage(f"a transfer of kind '{kind}'; use 'send' or 'recv'")
-            found.append(self._transfer(kind == "send", buffer, peer, 0))
-        self._comm.transfer([transfer for transfer, _ in found], self.timeout)
-        return [buffer for _, buffer, _ in transfers]
+            found.append(self._transfer(kind == "send", buffer, peer, *(tag or (0,))))
+        self._run_transfers(found)
+        return [transfer[1] for transfer in transfers]
 
     # Communicators of some of the ranks, and the end.
 
@@ -295,9 +328,71 @@ class Communicator(Calls, _kolo.Base):
         """A communicator of the listed ranks, in this order. Only these call it; blocks until all have."""
         return Communicator(self._comm.group(list(ranks)))
 
+    def dup(self) -> Communicator:
+        """A communicator of the same ranks, whose calls have nothing to do with those of this one; for libraries. Every rank calls
+        it; blocks until all have."""
+        return Communicator(self._comm.duplicate())
+
+    def alloc(self, shape, dtype="float64"):
+        """A zeroed NumPy array in memory that the other ranks of the host reach directly: collectives on it copy less.
+
+        Every rank calls it, with the same size in bytes; blocks until all have. Slices of the array serve too. The memory ends with
+        the last array on it. Raises :class:`kolo.Unsupported` on all ranks if a host lacks the memory.
+        """
+        try:
+            import numpy
+        except ImportError:
+            raise Usage("alloc makes NumPy arrays, and there is no NumPy") from None
+        dtype = numpy.dtype(dtype)
+        if dtype.hasobject:
+            raise Usage("an array of objects cannot lie in memory of several processes")
+        extents = tuple(shape) if hasattr(shape, "__iter__") else (index(shape),)
+        count = 1
+        for extent in extents:
+            count *= index(extent)
+        if count < 0 or any(extent < 0 for extent in extents):
+            raise Usage(f"the shape {extents} has a negative extent")
+        lent = Lent(self._comm.alloc(count * dtype.itemsize))
+        return numpy.asarray(lent).view(dtype).reshape(extents)
+
     def abort(self, reason: str = "the program gave up") -> None:
         """Gives up: every call in progress on any rank, and every later one, fails with ``reason``. Returns at once."""
         self._comm.abort(reason)
+
+    # Going on after a loss.
+
+    def revoke(self) -> None:
+        """Ends the communicator for all of its ranks: every call, in progress or later, fails, except :meth:`agree` and
+        :meth:`shrink`. Returns at once."""
+        self._comm.revoke()
+
+    def agree(self, flags: int = 1) -> tuple[int, list[int]]:
+        """Agrees with all ranks that live: the AND of everybody's ``flags`` (64 bits), and the ranks that took part.
+
+        Works on a communicator that has failed. All ranks that live call it, in the same order with :meth:`shrink`, and get
+        the same answer. Blocks until all have.
+        """
+        if not 0 <= flags < 1 << 64:
+            raise Usage(f"flags are {flags}, but must be 0 or more and below 2^64")
+        return self._comm.agree(flags)
+
+    def shrink(self) -> Communicator:
+        """A communicator of the ranks that live, in their order. All of them call it; blocks until all have.
+
+        Works on a communicator that has failed, and on a healthy one, which stays as it is. Raises :class:`kolo.Fenced` if the
+        others have gone on without this rank, and :class:`kolo.Minority` if too few ranks answer.
+        """
+        return Communicator(self._comm.shrink())
+
+    @property
+    def epoch(self) -> int:
+        """How many times the group has changed: one more with each :meth:`shrink`."""
+        return self._comm.epoch()
+
+    @property
+    def ranks_before(self) -> list[int]:
+        """The rank of each rank in the communicator that was shrunk to this one."""
+        return self._comm.ranks_before()
 
     def close(self) -> None:
         """Leaves. Waits up to five seconds until what was started has left. Closing twice does nothing."""

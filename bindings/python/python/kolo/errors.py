@@ -74,6 +74,18 @@ class Aborted(Error):
     """The communicator was aborted earlier, by this rank or another."""
 
 
+class Revoked(Aborted):
+    """A rank called :meth:`Communicator.revoke`; those that live may shrink."""
+
+
+class Fenced(Aborted):
+    """This rank was silent for too long, and the others have gone on without it. It cannot come back to this group."""
+
+
+class Minority(Aborted):
+    """Too few ranks answer to go on: the others may be alive behind a network that is cut."""
+
+
 class Unsupported(Error, NotImplementedError):
     """A combination that is not supported, for a reason that waiting does not cure."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from . import _kolo
-from .ranks import draw
 
 #: What launchers set for every rank, beside torchrun. Looked at before anything is loaded.
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PALS_RANKID", "SLURM_PROCID", "PMI_RANK", "KOLO_RENDEZVOUS")
@@ -20,7 +19,12 @@ def draw_where_needed(url: str | None, rank: int | None, world_size: int | None,
     """``rank``, or one that is drawn where neither the caller, nor the URL, nor the environment tells it."""
     if url is None or rank is not None or world_size is None or "rank=" in url or url.startswith("env:"):
         return rank
-    return None if is_told_rank() else draw(url, world_size, 300.0 if timeout is None else timeout)
+    if is_told_rank():
+        return None
+    # With all that it needs, loaded only where it is wanted.
+    from .ranks import draw
+
+    return draw(url, world_size, 300.0 if timeout is None else timeout)
 
 
 def fill_in() -> None:

@@ -1,4 +1,4 @@
-"""From what users pass to address, length and type, without a copy.
+"""From what users pass to address, length and type, without a copy where the memory is contiguous.
 
 For all kinds of memory; ``quick.rs`` finds that of the usual calls by itself. The address comes from ``__array_interface__``
 (NumPy), ``__cuda_array_interface__`` or ``__dlpack__`` (everybody else with arrays), or from the buffer protocol.
@@ -10,7 +10,7 @@ import sys
 
 from . import _kolo
 from .errors import Unsupported, Usage
-from .numbers import BF16, BOOL, F16, F32, F64, I8, I32, I64, SUM, AVG, PREMUL_SUM, U8, U32, U64
+from .numbers import AVG, BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, PREMUL_SUM, SUM, U8, U16, U32, U64
 
 _NATIVE = "<" if sys.byteorder == "little" else ">"
 _LETTERS = "abcdefghijklmnopqrstuvwxyzMV"
@@ -23,6 +23,8 @@ _TYPES: dict[str, tuple[int, int, frozenset | None]] = {
     "b1": (BOOL, 1, None),
     "i1": (I8, 1, None),
     "u1": (U8, 1, None),
+    "i2": (I16, 1, None),
+    "u2": (U16, 1, None),
     "i4": (I32, 1, None),
     "u4": (U32, 1, None),
     "i8": (I64, 1, None),
@@ -36,7 +38,7 @@ _TYPES: dict[str, tuple[int, int, frozenset | None]] = {
 }
 
 #: Bytes of an element of each of Kolo's types.
-SIZES = (1, 1, 1, 4, 4, 8, 8, 2, 2, 4, 8)
+SIZES = (1, 1, 1, 4, 4, 8, 8, 2, 2, 4, 8, 2, 2)
 
 #: Names as NumPy and torch have them, of kinds that are not named after their bits.
 _NAMES = {"b1": "bool", "bf2": "bfloat16", "f16": "longdouble", "c32": "clongdouble"}
@@ -61,7 +63,7 @@ _IMMUTABLE = frozenset(("jax", "jaxlib", "pyarrow", "tensorflow"))
 class Memory:
     """A contiguous piece of a user's memory."""
 
-    __slots__ = ("address", "count", "elements", "owner", "type", "units", "ops", "name")
+    __slots__ = ("address", "back", "count", "elements", "owner", "type", "units", "ops", "name")
 
     def __init__(self, address: int, elements: int, kind: str, owner: object) -> None:
         number, units, ops = _TYPES.get(kind, (U8, 0, frozenset()))
@@ -76,6 +78,8 @@ class Memory:
         self.units = units
         self.ops = ops
         self.owner = owner
+        #: What is to be copied when it has been written, from the second to the first.
+        self.back: tuple | None = None
         self.name = _name(kind, units)
 
     def check_op(self, op: int) -> None:
@@ -96,11 +100,16 @@ def _name(kind: str, units: int) -> str:
     return kind if word is None else f"{word}{size * units * 8}"
 
 
+#: Types that are reduced as they are, by the names that NumPy and torch have for them.
+TYPE_NAMES = {_name(kind, units): number for kind, (number, units, ops) in _TYPES.items() if ops is None}
+
 NOTHING = Memory(0, 0, "u1", None)
 
 
 def find(what: str, obj: object, writable: bool, comm: _kolo.Comm) -> Memory:
-    """Where ``obj`` keeps its elements. Raises :class:`Usage` if Kolo cannot use them in place.
+    """Where ``obj`` keeps its elements, or a copy of them if it is an array of NumPy that is not contiguous.
+
+    Raises :class:`Usage` if Kolo cannot use them.
 
     What a stream of a GPU has still to write there is waited for.
     """
@@ -115,6 +124,8 @@ def find(what: str, obj: object, writable: bool, comm: _kolo.Comm) -> Memory:
         obj = numpy.asarray(obj)
     interface = getattr(obj, "__array_interface__", None)
     if interface is not None:
+        if interface.get("strides") is not None and numpy is not None and isinstance(obj, numpy.ndarray):
+            return _staged(what, obj, writable, numpy)
         return _from_interface(what, obj, interface, writable)
     # The same with an address on a GPU.
     interface = getattr(obj, "__cuda_array_interface__", None)
@@ -127,6 +138,22 @@ def find(what: str, obj: object, writable: bool, comm: _kolo.Comm) -> Memory:
     if hasattr(obj, "__dlpack__"):
         return _from_dlpack(what, obj, writable, comm)
     return _from_buffer(what, obj, writable)
+
+
+def _staged(what: str, obj, writable: bool, numpy) -> Memory:
+    """A copy in the order of its indices: ranks may keep one array in different orders."""
+    if writable and not obj.flags.writeable:
+        raise Usage(f"{what} is read-only")
+    whole = numpy.ascontiguousarray(obj)
+    found = _from_interface(what, whole, whole.__array_interface__, writable)
+    found.back = (obj, whole) if writable else None
+    return found
+
+
+def copy_back(backs) -> None:
+    """Copies what was written on behalf of arrays that are not contiguous."""
+    for array, whole in backs:
+        array[...] = whole
 
 
 def _from_interface(what: str, obj: object, interface: dict, writable: bool) -> Memory:

@@ -22,4 +22,4 @@ OPS: dict[str, int] = {
     "logical_xor": LOGICAL_XOR,
 }
 
-BOOL, U8, I8, U32, I32, U64, I64, F16, BF16, F32, F64 = range(11)
+BOOL, U8, I8, U32, I32, U64, I64, F16, BF16, F32, F64, U16, I16 = range(13)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
 import socket
 import struct
 import threading
@@ -178,7 +177,7 @@ def _draw_by_multicast(parts, world_size: int, deadline: float) -> int:
     if group is None or port is None or not job:
         raise Usage(f"'{parts.geturl()}' does not name a group, a port and a job: multicast://239.1.2.3:29500/job")
     interfaces = parse_qs(parts.query).get("interface") or [a for a in _kolo.reachable_at() if ":" not in a]
-    me = secrets.token_hex(8)
+    me = os.urandom(8).hex()
     hearing = _hear(group, port, interfaces)
     speaking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     speaking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterable
+
 from . import _kolo
 from .errors import Usage
-from .memory import Memory
+from .memory import Memory, copy_back
 from .numbers import OPS
 
 
 def operator(name: str) -> int:
     """The number of an operator."""
+    if callable(name):
+        raise Usage("operators of your own are for blocking all_reduce, reduce, reduce_scatter, scan and exscan")
     number = OPS.get(name)
     if number is None:
         raise Usage(f"unknown operator '{name}'; known are {', '.join(OPS)}")
@@ -19,7 +25,7 @@ def operator(name: str) -> int:
 class Call:
     """The arguments of a collective, and what keeps its memory."""
 
-    __slots__ = ("arguments", "owner")
+    __slots__ = ("arguments", "backs", "owner")
 
     def __init__(
         self, collective: int, input: Memory, output: Memory, count: int, op: int, factor: float, root: int
@@ -29,7 +35,42 @@ class Call:
             raise Usage(f"root is {root}, but ranks count from 0")
         self.arguments = (collective, input.address, output.address, count, kind, op, factor, root)
         self.owner = (input.owner, output.owner)
+        self.backs = (output.back,) if output.back else ()
 
 
 #: A started operation.
 Work = _kolo.Work
+
+
+class Staged(Work):
+    """One with outputs that are not contiguous; the first wait copies to them."""
+
+    __slots__ = ("_backs", "_lock")
+
+    def __new__(cls, work, out, seconds: float, backs: tuple) -> Staged:
+        self = super().__new__(cls, work, out, seconds)
+        self._backs, self._lock = backs, threading.Lock()
+        return self
+
+    def wait(self, timeout: float | None = None):
+        out = super().wait(timeout)
+        with self._lock:
+            backs, self._backs = self._backs, ()
+            copy_back(backs)
+        return out
+
+
+def started(work, out, seconds: float, backs: tuple) -> Work:
+    """The handle of a started operation."""
+    return Staged(work, out, seconds, backs) if backs else Work(work, out, seconds)
+
+
+def wait_all(works: Iterable[Work], timeout: float | None = None) -> list:
+    """Waits for all works, at most ``timeout`` seconds (default: each its communicator's), and returns their outputs in order.
+
+    Raises as the first :meth:`Work.wait` that fails; the works behind it go on, unless their communicator ends with it.
+    """
+    if timeout is None:
+        return [work.wait() for work in works]
+    deadline = time.monotonic() + timeout
+    return [work.wait(max(deadline - time.monotonic(), 0.0)) for work in works]

@@ -6,9 +6,9 @@ from array_ranks import run
 
 import kolo
 
-INTEGERS = ["int8", "uint8", "int32", "uint32", "int64", "uint64"]
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 FLOATS = ["float16", "float32", "float64"]
-MOVED = [*INTEGERS, *FLOATS, "bool", "int16", "uint16", "complex64", "complex128"]
+MOVED = [*INTEGERS, *FLOATS, "bool", "complex64", "complex128"]
 RANKS = [1, 2, 3, 4]
 LENGTHS = [0, 1, 5, 30_000]
 

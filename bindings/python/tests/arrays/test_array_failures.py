@@ -60,6 +60,34 @@ def test_a_killed_rank_is_named():
     assert [end.code for end in ended] == [0, -signal.SIGKILL, 0], ended
 
 
+@pytest.mark.parametrize("victim", [0, 2])
+def test_those_that_live_go_on(victim):
+    def body(comm):
+        me = comm.rank
+        comm.barrier()
+        if me == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(kolo.PeerLost):
+            for _ in range(1000):
+                comm.all_reduce(np.ones(1000))
+        comm.revoke()
+        left = [rank for rank in range(4) if rank != victim]
+        assert comm.agree(0b1000 | me) == (0b1000, left)
+        with comm.shrink() as next:
+            assert (next.epoch, next.ranks_before, next.world_size) == (1, left, 3)
+            x = next.all_reduce(np.full(1000, float(me)))
+            assert np.all(x == sum(left))
+            next.barrier()
+            next.revoke()
+            with pytest.raises(kolo.Revoked):
+                next.barrier()
+            with pytest.raises(kolo.Usage, match="below 2"):
+                next.agree(-1)
+
+    ended = run(4, body, check=False)
+    assert [end.code for end in ended] == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], ended
+
+
 def test_aborts_arrive_everywhere():
     def body(comm):
         if comm.rank == 0:

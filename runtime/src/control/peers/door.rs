@@ -7,7 +7,7 @@
 //! A door is there for as long as its process has a place in the job. The system refuses connections to the port of a process that has
 //! ended, and that is the proof of its end ([`NoAnswer::Gone`]). A process that is stopped takes connections and is silent.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::control::coordinator::{BoxedStream, Coordinator};
 use crate::control::handshake::{Credentials, greet_coordinator, greet_rank};
 use crate::control::pending::{Footing, PendingConnections};
 use crate::control::sealed::Sealed;
-use crate::control::wire::{decode, encode, invalid, read_frame};
+use crate::control::wire::{decode, encode, invalid, read_frame, remember};
 use crate::error::{Error, Result};
 use crate::job::limits::{
     ACCEPT_PAUSE, HANDSHAKE_TIMEOUT, MAX_DOOR_ADDRESSES, MAX_HELLO_FRAME, SPARE_HANDSHAKES,
@@ -85,6 +85,8 @@ pub(crate) enum NoAnswer {
 struct Residents {
     worlds: HashMap<Cookie, mpsc::WeakUnboundedSender<Event>>,
     coordinators: HashMap<Tag, Coordinator>,
+    /// Meetings that are over: who comes late to one is told so.
+    over: VecDeque<Tag>,
 }
 
 type Registry = watch::Sender<Residents>;
@@ -229,6 +231,7 @@ impl Drop for Received {
     fn drop(&mut self) {
         self.residents.send_modify(|residents| {
             residents.coordinators.remove(&self.tag);
+            remember(&mut residents.over, self.tag);
         });
     }
 }
@@ -379,9 +382,13 @@ async fn show_in(
         Opening::Join { tag } => {
             // This rank may hear of the decision a little later than the one that knocks.
             let mut news = residents.subscribe();
-            let arrival = news.wait_for(|residents| residents.coordinators.contains_key(&tag)).await;
+            let is_known = |all: &Residents| all.coordinators.contains_key(&tag) || all.over.contains(&tag);
+            let arrival = news.wait_for(is_known).await;
             let coordinator = arrival.ok().and_then(|residents| residents.coordinators.get(&tag).cloned());
-            let Some(coordinator) = coordinator else { return Ok(()) };
+            let Some(coordinator) = coordinator else {
+                stream.write_all(&encode(&Answer::Unknown)).await?;
+                return stream.flush().await;
+            };
             stream.write_all(&taken).await?;
             stream.flush().await?;
             coordinator.seat(stream, judged).await?;

@@ -8,7 +8,7 @@ pub(super) mod door;
 pub(super) mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -108,28 +108,44 @@ type Reply = std::sync::mpsc::Sender<Agreed>;
 #[derive(Debug)]
 pub(crate) struct Peers {
     events: mpsc::UnboundedSender<Event>,
-    pub(super) doors: Vec<DoorAddress>,
+    /// What has come before the task runs, which is when the others' doors are known.
+    inbox: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
+    doors: OnceLock<Vec<DoorAddress>>,
 }
 
 impl Peers {
-    /// Starts the task. `doors` by world rank.
+    /// From now on, others that call are heard.
+    pub(super) fn new(shared: &Shared, door: &Door) -> Self {
+        let (events, inbox) = mpsc::unbounded_channel();
+        door.move_in(shared.cookie, &events);
+        Self { events, inbox: Mutex::new(Some(inbox)), doors: OnceLock::new() }
+    }
+
+    /// The door of a rank, once that is known.
+    pub(super) fn door(&self, rank: u32) -> Option<DoorAddress> {
+        self.doors.get()?.get(rank as usize).cloned()
+    }
+
+    /// Starts the task, the first time. `doors` by world rank.
     pub(super) fn start(
+        &self,
         runtime: &ControlRuntime,
         spec: &JoinSpec,
         shared: Arc<Shared>,
         door: Arc<Door>,
         doors: Vec<DoorAddress>,
-    ) -> Self {
-        let (events, inbox) = mpsc::unbounded_channel();
-        door.move_in(shared.cookie, &events);
+    ) {
+        let inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(inbox) = inbox else { return };
+        let _ = self.doors.set(doors.clone());
         let task = Task {
             near: near(&shared),
             rounds: Rounds::new(shared.rank, Instant::now()),
             shared,
             door,
-            doors: doors.clone(),
+            doors,
             spec: spec.clone(),
-            events: events.downgrade(),
+            events: self.events.downgrade(),
             inbox,
             lines: BTreeMap::new(),
             next_line: 0,
@@ -141,7 +157,6 @@ impl Peers {
             next_ping: Instant::now(),
         };
         runtime.spawn(task.run());
-        Self { events, doors }
     }
 
     /// Agrees with the members of a communicator. Blocks until the deadline at most. All bring their parts to the same rounds in the

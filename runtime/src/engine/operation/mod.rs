@@ -41,6 +41,7 @@ use crate::reduce::{Combine, combine_nothing, divide};
 use crate::types::DataType;
 use instance::{Instance, Phase};
 pub(crate) use job::{Job, Lent};
+pub(crate) use staged::needs;
 
 /// An operation, or the idle shell of one, whose memory is reused.
 #[derive(Debug)]

@@ -92,11 +92,7 @@ impl Staged<'_> {
 
     /// Whether these have published the round at hand.
     pub(super) fn await_members(&mut self, of: Members) -> Result<bool, Error> {
-        let needs = match of {
-            Members::All => Needs::All,
-            Members::One(member) => Needs::Only(usize::from(member)),
-            Members::Below(end) => Needs::Below(usize::from(end)),
-        };
+        let needs = needs(of);
         let have = self.stage.has_published(self.area, needs);
         self.heard(have, Awaited::Payloads(needs))
     }
@@ -178,6 +174,15 @@ impl Staged<'_> {
         let is_there = answer.map_err(|found| mismatch(self.stage, self.tag, found))?;
         *self.awaited = (!is_there).then_some(awaited);
         Ok(is_there)
+    }
+}
+
+/// Whose payloads an `Await` waits for.
+pub(crate) const fn needs(of: Members) -> Needs {
+    match of {
+        Members::All => Needs::All,
+        Members::One(member) => Needs::Only(member as usize),
+        Members::Below(end) => Needs::Below(end as usize),
     }
 }
 

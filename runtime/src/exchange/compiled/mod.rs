@@ -131,16 +131,16 @@ impl CompiledExchange {
         }
     }
 
-    /// Moves an exchange of everybody's `words` (as many on all ranks) on as far as it goes; true once all are there. The
-    /// caller has the turn, looks at [`heard`](Self::heard) and then calls [`end_exchange`](Self::end_exchange).
-    pub(crate) fn exchange(&mut self, tag: u64, words: &[u8]) -> Result<bool, StageMismatch> {
+    /// Moves an exchange of everybody's `words` (as many on all ranks) on as far as it goes; true once those that this rank needs
+    /// are there. The caller has the turn, looks at [`heard`](Self::heard) and then calls [`end_exchange`](Self::end_exchange).
+    pub(crate) fn exchange(&mut self, tag: u64, words: &[u8], needs: Needs) -> Result<bool, StageMismatch> {
         if !matches!(self.step, Step::Published) {
             let fill = (!words.is_empty()).then_some(|mut slot: Slot<'_>| slot.write(0, words));
             if !self.flat.is_free(words.len())? {
                 self.step = Step::Queued(words.len());
                 return Ok(false);
             }
-            self.flat.publish(tag, words.len(), Needs::All, fill);
+            self.flat.publish(tag, words.len(), needs, fill);
             self.step = Step::Published;
         }
         self.flat.poll()

@@ -9,15 +9,12 @@ fn shell(script: &str, ranks: u32) -> Job {
         arg0: None,
         arguments: vec!["-c".into(), script.into()],
         ranks: (0..ranks)
-            .map(|rank| Rank {
-                rank,
-                environment: vec![("RANK".into(), rank.to_string().into())],
-                stdout: Stdout::Pass,
-            })
+            .map(|rank| Rank::new(rank, vec![("RANK".into(), rank.to_string().into())]))
             .collect(),
         prefix: Prefix::Rank,
         grace: Duration::from_secs(60),
         quiet_exit_code: None,
+        ends_with_input: false,
     }
 }
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as TorchBackend
 
 from .. import _kolo
+from ..communicator import Communicator
 from ..errors import Error
 from . import holders, recorder, rendezvous
 from .board import StoreBoard, innermost
@@ -88,6 +89,10 @@ class Operations(Collectives, Coalesced, Messages, MonitoredBarrier):
     def kolo_flight_record(self) -> dict:
         """The last collectives as ``torchfrtrace`` reads them: see :func:`kolo.torch.dump_flight_record`."""
         return recorder.record([self._engine])
+
+    def kolo_explain(self, collective: str, elements: int, dtype: torch.dtype = torch.float32) -> str:
+        """The algorithm for a collective of so many elements a rank, what it is expected to take, and why not others."""
+        return Communicator(self._engine.comm).explain(collective, elements, dtype)
 
     def kolo_summary(self) -> str:
         """One line: which transports are used, and why not others."""

@@ -21,6 +21,7 @@ from ..numbers import (
     F32,
     F64,
     I8,
+    I16,
     I32,
     I64,
     MAX,
@@ -29,6 +30,7 @@ from ..numbers import (
     PROD,
     SUM,
     U8,
+    U16,
     U32,
     U64,
 )
@@ -40,6 +42,8 @@ NATIVE: dict[torch.dtype, int] = {
     torch.bool: BOOL,
     torch.uint8: U8,
     torch.int8: I8,
+    torch.uint16: U16,
+    torch.int16: I16,
     torch.uint32: U32,
     torch.int32: I32,
     torch.uint64: U64,
@@ -50,10 +54,8 @@ NATIVE: dict[torch.dtype, int] = {
     torch.float64: F64,
 }
 
-#: Types that are reduced in a wider one and rounded once, at the end. 16-bit integers wrap as they would by themselves.
+#: Types that are reduced in a wider one and rounded once, at the end.
 _WIDER: dict[torch.dtype, torch.dtype] = {
-    torch.int16: torch.int32,
-    torch.uint16: torch.int32,
     **{
         getattr(torch, name): torch.float32
         for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")

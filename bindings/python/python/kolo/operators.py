@@ -1,0 +1,139 @@
+"""Reductions with operators that are functions in Python.
+
+``op(a, b)`` takes two arrays of one shape and returns what they make, element by element: a ufunc of NumPy such as
+``numpy.hypot``, or a function. It must be associative and need not commute: values are combined in the order of the ranks, from
+rank 0 on. Every element is combined on one rank, so all ranks get the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .errors import Usage
+
+#: As type checkers know it; the module of that name takes longer to load than Kolo.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .communicator import Communicator
+
+#: Below this many bytes a vector, everybody gets all and combines it; above, everybody combines a part of it.
+_SHORT_BYTES = 16 << 10
+
+Operator = Callable[[object, object], object]
+
+
+def all_reduce(comm: Communicator, buffer, op: Operator, out):
+    """See :meth:`kolo.Communicator.all_reduce`."""
+    values, out = _vector(buffer, out)
+    out[...] = _reduced(comm, values, op).reshape(out.shape)
+    return out
+
+
+def reduce(comm: Communicator, buffer, op: Operator, root: int, out):
+    """See :meth:`kolo.Communicator.reduce`."""
+    values, out = _vector(buffer, out)
+    if values.nbytes <= _SHORT_BYTES:
+        parts = comm.gather(_bytes(values), root=root)
+        if comm.rank == root:
+            out[...] = _fold(comm, op, _rows(parts, values)).reshape(out.shape)
+        return out
+    part, counts = _own_part(comm, values, op)
+    room = _bytes(out if out.flags.c_contiguous else values.copy()) if comm.rank == root else None
+    comm.gather_v(_bytes(part), room, [count * values.itemsize for count in counts], root)
+    if comm.rank == root and not out.flags.c_contiguous:
+        out[...] = room.view(values.dtype).reshape(out.shape)
+    return out
+
+
+def reduce_scatter(comm: Communicator, input, op: Operator, out):
+    """See :meth:`kolo.Communicator.reduce_scatter`."""
+    values, out = _array("the input", input), _array("out", out)
+    if values.size != out.size * comm.world_size or values.dtype != out.dtype:
+        raise Usage(f"the input has {values.size} elements, but must have {out.size * comm.world_size} of the type of out")
+    blocks = _exchanged(comm, values.reshape(-1), [out.size] * comm.world_size)
+    out[...] = _fold(comm, op, blocks).reshape(out.shape)
+    return out
+
+
+def scan(comm: Communicator, buffer, op: Operator, out, inclusive: bool):
+    """See :meth:`kolo.Communicator.scan` and :meth:`kolo.Communicator.exscan`."""
+    values, out = _vector(buffer, out)
+    parts = _rows(comm.all_gather(_bytes(values)), values)
+    last = comm.rank + inclusive
+    if last > 0:
+        out[...] = _fold(comm, op, parts[:last]).reshape(out.shape)
+    return out
+
+
+def _reduced(comm: Communicator, values, op: Operator):
+    if values.nbytes <= _SHORT_BYTES or comm.world_size == 1:
+        return _fold(comm, op, _rows(comm.all_gather(_bytes(values)), values))
+    part, counts = _own_part(comm, values, op)
+    whole = values.copy()
+    comm.all_gather_v(_bytes(part), _bytes(whole), [count * values.itemsize for count in counts])
+    return whole
+
+
+def _own_part(comm: Communicator, values, op: Operator) -> tuple:
+    """This rank's part of the result, and the elements of everybody's."""
+    each, more = divmod(values.size, comm.world_size)
+    counts = [each + (rank < more) for rank in range(comm.world_size)]
+    return _fold(comm, op, _exchanged(comm, values, counts)), counts
+
+
+def _exchanged(comm: Communicator, values, counts: list[int]):
+    """Everybody's values of this rank's part, a row each."""
+    import numpy
+
+    own = counts[comm.rank]
+    room = numpy.empty((comm.world_size, own), values.dtype)
+    sent = [count * values.itemsize for count in counts]
+    comm.all_to_all_v(_bytes(values), sent, _bytes(room), [own * values.itemsize] * comm.world_size)
+    return room
+
+
+def _fold(comm: Communicator, op: Operator, rows):
+    """Combines rows in their order. What the operator raises ends the communicator: the others wait for this part."""
+    try:
+        whole = rows[0]
+        for row in rows[1:]:
+            made = op(whole, row)
+            if getattr(made, "shape", None) != row.shape:
+                raise Usage(f"the operator made {getattr(made, 'shape', made)!r} of two arrays of the shape {row.shape}")
+            whole = made.astype(row.dtype, copy=False)
+        return whole
+    except BaseException as problem:
+        comm.abort(f"the operator of rank {comm.rank} raised {type(problem).__name__}: {problem}")
+        raise
+
+
+def _vector(buffer, out) -> tuple:
+    """The input as one contiguous row, and the array that takes the result."""
+    values = _array("the buffer", buffer)
+    out = values if out is None else _array("out", out)
+    if out.size != values.size or out.dtype != values.dtype:
+        raise Usage(f"the input has {values.size} elements of '{values.dtype}', out has {out.size} of '{out.dtype}'; they must agree")
+    if not out.flags.writeable:
+        raise Usage("out is read-only; give another")
+    return values.reshape(-1), out
+
+
+def _array(what: str, obj):
+    import numpy
+
+    if not isinstance(obj, numpy.ndarray):
+        raise Usage(f"{what} is a {type(obj).__name__}; operators of your own combine NumPy arrays")
+    if obj.dtype.hasobject:
+        raise Usage(f"{what} holds objects of Python, which only all_reduce_object and its like can move")
+    return obj
+
+
+def _rows(parts, values):
+    """Bytes of vectors like ``values``, a row each."""
+    return parts.reshape(-1).view(values.dtype).reshape(-1 if values.size else 1, values.size)
+
+
+def _bytes(values):
+    import numpy
+
+    return values.reshape(-1).view(numpy.uint8)

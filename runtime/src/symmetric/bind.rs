@@ -1,0 +1,174 @@
+//! From the steps of a plan on windows to addresses: what one rank has to do.
+//!
+//! Blocks are where [`Layout`] says, with one exception. Where others write the outputs, they write whole pages of which the call owns
+//! every byte on every rank, so the cuts between the parts of a vector are moved to that. What is left at its two ends, each rank with
+//! an output computes for itself: it sets it aside, and puts it into its output at the end, since others read there until then.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use kolo_collectives::layout::{Layout, Shape};
+use kolo_collectives::plan::{Action, Blocks, Cut, Plan, Space};
+use kolo_collectives::stage::Members;
+use kolo_transport::Needs;
+
+use super::Fault;
+use super::locations::{BufferLocations, Place};
+use super::memory::Allocation;
+use super::work::{Item, Job, Round};
+use crate::call::{Call, Counts};
+use crate::engine::needs;
+
+/// Parts begin at multiples of this: two cache lines, and a whole number of elements of any type.
+const GRAIN: usize = 128;
+
+/// Binds what a plan does after its first round, in which all have said where their buffers lie.
+pub(super) fn bind(
+    allocations: &[Arc<Allocation>],
+    rank: usize,
+    call: &Call,
+    plan: &Plan,
+    located: &[BufferLocations],
+) -> Result<Job, Fault> {
+    let Counts::Even(count) = call.counts else { unreachable!("only even counts are considered") };
+    let shape = match plan.cut {
+        Cut::Vector { .. } => Shape::Vector { count },
+        Cut::PerRank => Shape::Blocks { count },
+    };
+    let layout = Layout::new(plan, shape, usize::MAX);
+    let mut binder = Binder { allocations, rank, call, plan, located, layout, job: Job::default() };
+    let mut steps = plan.lanes.first().map_or(&[][..], |lane| lane).iter().map(|step| step.action).peekable();
+    let mut rounds = 0;
+    while let Some(action) = steps.next() {
+        match action {
+            Action::Publish { .. } => {
+                let awaited = steps.next_if(|next| matches!(next, Action::Await { .. }));
+                rounds += 1;
+                if rounds > 1 {
+                    let needs = match awaited {
+                        Some(Action::Await { of }) => needs(of),
+                        _ => Needs::Nobody,
+                    };
+                    binder.job.rounds.push(Round { items: binder.job.items.len(), needs });
+                }
+            }
+            Action::Copy { src, dst } => binder.copy(src, dst)?,
+            Action::Spread { of, first, count, to, at } => binder.spread(of, (first, count), to, at)?,
+            other => unreachable!("{other}: no plan on windows has such a step"),
+        }
+    }
+    Ok(binder.job)
+}
+
+struct Binder<'a> {
+    allocations: &'a [Arc<Allocation>],
+    rank: usize,
+    call: &'a Call,
+    plan: &'a Plan,
+    located: &'a [BufferLocations],
+    layout: Layout,
+    job: Job,
+}
+
+impl Binder<'_> {
+    fn copy(&mut self, src: Blocks, dst: Blocks) -> Result<(), Fault> {
+        let from = match src.space {
+            Space::Window(member) => self.input(usize::from(member), src.first, src.count)?,
+            _ => self.own(src).cast_const(),
+        };
+        self.take(vec![from], dst);
+        Ok(())
+    }
+
+    fn spread(&mut self, of: Members, (first, count): (u32, u32), to: Members, at: u32) -> Result<(), Fault> {
+        let Cut::Vector { parts } = self.plan.cut else {
+            // Nobody else writes blocks that ranks have one each of.
+            debug_assert_eq!(to.range(self.located.len()), self.rank..self.rank + 1);
+            let sources = self.inputs(of, first, count)?;
+            self.take(sources, Blocks::range(Space::Output, at, count));
+            return Ok(());
+        };
+        debug_assert_eq!(first, at, "parts keep their places");
+        let (members, located) = (self.located.len(), self.located);
+        let block = self.bytes(Blocks::range(Space::Output, 0, parts)).len();
+        let mut shared = 0..block;
+        let mut targets = Vec::with_capacity(members);
+        let to = || to.range(members).filter(|member| !has_it(located, of, *member));
+        let is_mine = to().any(|member| member == self.rank);
+        for member in to() {
+            let locations = &located[member];
+            let Some(place) = locations.output else { return Err(Fault::Corrupt { member }) };
+            targets.push(self.resolve(member, place, block)?);
+            let pages = locations.pages_within(place, block);
+            shared = shared.start.max(pages.start)..shared.end.min(pages.end);
+        }
+        let start = shared.start.next_multiple_of(GRAIN);
+        let end = if shared.end == block { block } else { shared.end / GRAIN * GRAIN };
+        let shared = if start < end { start..end } else { 0..0 };
+        let sources = self.inputs(of, 0, parts)?;
+        let part =
+            |range: &Range<usize>| sources.iter().map(|source| source.wrapping_add(range.start)).collect();
+        let ends = [0..shared.start, shared.end..block].into_iter();
+        for end in ends.filter(|end| is_mine && !end.is_empty()) {
+            self.job.aside(part(&end), end.len(), self.call.output.wrapping_add(end.start));
+        }
+        let grains = shared.len().div_ceil(GRAIN);
+        let cut =
+            |part: u32| (shared.start + grains * part as usize / parts as usize * GRAIN).min(shared.end);
+        let slice = cut(first)..cut(first + count);
+        if !slice.is_empty() {
+            let targets = targets.iter().map(|target| target.wrapping_add(slice.start)).collect();
+            self.job.items.push(Item { sources: part(&slice), targets, bytes: slice.len() });
+        }
+        Ok(())
+    }
+
+    /// Blocks of these members' inputs.
+    fn inputs(&mut self, of: Members, first: u32, count: u32) -> Result<Vec<*const u8>, Fault> {
+        of.range(self.located.len()).map(|member| self.input(member, first, count)).collect()
+    }
+
+    /// Blocks of a member's input, which lie side by side.
+    fn input(&mut self, member: usize, first: u32, count: u32) -> Result<*const u8, Fault> {
+        let bytes = self.bytes(Blocks::range(Space::Input, first, count));
+        let Some(place) = self.located[member].input else { return Err(Fault::Corrupt { member }) };
+        Ok(self.resolve(member, place, bytes.end)?.wrapping_add(bytes.start).cast_const())
+    }
+
+    fn resolve(&mut self, member: usize, place: Place, len: usize) -> Result<*mut u8, Fault> {
+        let allocation =
+            self.allocations.binary_search_by_key(&place.allocation, |allocation| allocation.id());
+        let allocation = allocation.ok().map(|index| &self.allocations[index]);
+        let at = allocation.and_then(|allocation| allocation.at(member, place.offset, len));
+        let (Some(allocation), Some(at)) = (allocation, at) else { return Err(Fault::Corrupt { member }) };
+        self.job.keep(allocation);
+        Ok(at)
+    }
+
+    /// Blocks of this rank's buffers.
+    fn own(&self, blocks: Blocks) -> *mut u8 {
+        let base = if blocks.space == Space::Input { self.call.input.cast_mut() } else { self.call.output };
+        base.wrapping_add(self.bytes(blocks).start)
+    }
+
+    /// Where blocks lie in their buffer: side by side, since there is one segment.
+    fn bytes(&self, blocks: Blocks) -> Range<usize> {
+        let size = self.call.data_type.size();
+        let start = self.layout.block(blocks.space, blocks.first, 0).offset * size;
+        start..start + self.layout.len(blocks, 0) * size
+    }
+
+    /// From the sources into this rank's own memory, unless it is there already.
+    fn take(&mut self, sources: Vec<*const u8>, dst: Blocks) {
+        let to = self.own(dst);
+        if sources != [to.cast_const()] {
+            self.job.items.push(Item { sources, targets: vec![to], bytes: self.bytes(dst).len() });
+        }
+    }
+}
+
+/// Whether a member's output is the one input itself.
+fn has_it(located: &[BufferLocations], of: Members, member: usize) -> bool {
+    matches!(of, Members::One(only) if usize::from(only) == member)
+        && located[member].input == located[member].output
+}

@@ -1,0 +1,285 @@
+//! Ranks on other hosts: one agent per host, such as ssh, starts `kolo run --from-stdin` there.
+//!
+//! # The wire
+//! The agent's standard input has one line of JSON, an [`Assignment`], and then nothing: its end is the order to end the ranks.
+//! Nothing of a job is thus in a command line, where it would have to be quoted and everybody could read it. An agent that
+//! is killed, or whose network breaks, ends that input too, so no rank outlives its launcher for longer than the network takes to
+//! notice.
+
+use std::ffi::OsString;
+use std::io::BufRead;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use super::bind::{self, Bind};
+use super::hosts::Host;
+use super::job::{Input, Job, Prefix, Rank};
+use super::{Meeting, Position, RunArgs};
+use crate::error::{CliError, Result};
+
+/// Format of the assignment; both ends must be of it.
+const FORMAT: u32 = 1;
+
+/// What a pipe takes without a reader, by POSIX's least and Linux's usual size; an assignment must fit.
+const MAX_ASSIGNMENT_BYTES: usize = 60 << 10;
+
+/// Beyond the grace of the ranks, for their host to tell of their end.
+const AGENT_GRACE: Duration = Duration::from_secs(2);
+
+/// Ports at which rank 0 listens unless the user says: below the usual range of ephemeral ports (from 32768).
+const FIRST_PORT: u16 = 20_000;
+const PORTS: u16 = 10_000;
+
+/// What a host is to run.
+#[derive(Debug, Serialize, Deserialize)]
+struct Assignment {
+    kolo: u32,
+    directory: String,
+    command: Vec<String>,
+    ranks: Vec<u32>,
+    of: u32,
+    node: u32,
+    rendezvous: String,
+    prefix: bool,
+    grace_seconds: u64,
+    bind: Bind,
+    environment: Vec<(String, String)>,
+}
+
+/// The job of the launcher: an agent per host.
+pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
+    let of: usize = hosts.iter().map(|host| host.ranks.len()).sum();
+    let of = u32::try_from(of).map_err(|_| CliError::usage("these are too many ranks", "Start fewer"))?;
+    let rendezvous = match &args.rendezvous {
+        Some(text) => text.clone(),
+        None => meeting(hosts),
+    };
+    Meeting::parse(&rendezvous)?;
+    let text = |what: &str, word: &std::ffi::OsStr| {
+        word.to_str().map(str::to_owned).ok_or_else(|| {
+            CliError::usage(
+                format!("{what} is not Unicode: {}", word.display()),
+                "Rename it, or start it by a script",
+            )
+        })
+    };
+    let directory =
+        std::env::current_dir().map_err(|error| CliError::system("this folder has no name", &error))?;
+    let command = args.command.iter().map(|word| text("the command", word)).collect::<Result<Vec<_>>>()?;
+    let mut agent = args.agent.split_ascii_whitespace().map(str::to_owned);
+    let program =
+        agent.next().ok_or_else(|| CliError::usage("--agent is empty", "Give a command such as ssh"))?;
+    let words: Vec<String> = agent.collect();
+    let there = match &args.remote_kolo {
+        Some(path) => text("--remote-kolo", path.as_os_str())?,
+        None => {
+            let own = std::env::current_exe()
+                .map_err(|error| CliError::system("this program has no path", &error))?;
+            text("this program's path", own.as_os_str())?
+        }
+    };
+    let environment = environment(args)?;
+    let ranks = hosts.iter().zip(0..).map(|(host, node)| {
+        let assignment = Assignment {
+            kolo: FORMAT,
+            directory: text("this folder", directory.as_os_str())?,
+            command: command.clone(),
+            ranks: host.ranks.clone(),
+            of,
+            node,
+            rendezvous: rendezvous.clone(),
+            prefix: args.prefix,
+            grace_seconds: args.grace,
+            bind: args.bind,
+            environment: environment.clone(),
+        };
+        Ok(Rank {
+            arguments: arguments(&words, &host.name, &there),
+            name: Some(format!("host {}", host.name)),
+            input: Input::Lifeline(line(&assignment)?),
+            ..Rank::new(node, Vec::new())
+        })
+    });
+    Ok(Job {
+        program: program.into(),
+        arg0: None,
+        arguments: Vec::new(),
+        ranks: ranks.collect::<Result<_>>()?,
+        // A host's lines say which rank they are from, if they are to.
+        prefix: Prefix::Lines,
+        grace: Duration::from_secs(args.grace) + AGENT_GRACE,
+        quiet_exit_code: None,
+        ends_with_input: false,
+    })
+}
+
+/// The agent's words, with the host where it is wanted, and what it is to start there.
+fn arguments(words: &[String], host: &str, there: &str) -> Vec<OsString> {
+    let mut all: Vec<String> = words.iter().map(|word| word.replace("{host}", host)).collect();
+    if !words.iter().any(|word| word.contains("{host}")) {
+        all.push(host.to_owned());
+    }
+    all.extend([there.to_owned(), "run".into(), "--from-stdin".into()]);
+    all.into_iter().map(OsString::from).collect()
+}
+
+/// The first host at a port that is likely to be free there; nobody here can know.
+fn meeting(hosts: &[Host]) -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let number = now.subsec_nanos().wrapping_mul(31).wrapping_add(std::process::id());
+    let port = FIRST_PORT + (number % u32::from(PORTS)) as u16;
+    let host = hosts[0].name.rsplit_once('@').map_or(&*hosts[0].name, |(_, host)| host);
+    let host = if hosts.len() == 1 { "127.0.0.1" } else { host };
+    if host.contains(':') { format!("tcp://[{host}]:{port}") } else { format!("tcp://{host}:{port}") }
+}
+
+/// `KOLO_*` of this process, what --export names, and a secret of this job's own: the ranks meet at a port that others reach.
+fn environment(args: &RunArgs) -> Result<Vec<(String, String)>> {
+    let mut found: Vec<(String, String)> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| {
+            name.starts_with("KOLO_") && !super::environment::is_launcher_variable(name.as_ref())
+        })
+        .collect();
+    for export in &args.export {
+        let (name, value) = match export.split_once('=') {
+            Some((name, value)) => (name, value.to_owned()),
+            None => match std::env::var(export) {
+                Ok(value) => (&**export, value),
+                // As with mpirun -x: what is not set here is not set there.
+                Err(_) => continue,
+            },
+        };
+        if name.is_empty() {
+            return Err(CliError::usage(
+                format!("--export {export} names no variable"),
+                "Write NAME or NAME=VALUE",
+            ));
+        }
+        found.push((name.to_owned(), value));
+    }
+    if !found.iter().any(|(name, _)| name == "KOLO_JOB_SECRET") {
+        let mut secret = [0_u8; 16];
+        std::fs::File::open("/dev/urandom")
+            .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut secret))
+            .map_err(|error| CliError::system("no secret could be drawn for the job", &error))?;
+        found.push(("KOLO_JOB_SECRET".into(), secret.iter().map(|byte| format!("{byte:02x}")).collect()));
+    }
+    Ok(found)
+}
+
+fn line(assignment: &Assignment) -> Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(assignment).expect("an assignment is plain data");
+    line.push(b'\n');
+    if line.len() > MAX_ASSIGNMENT_BYTES {
+        return Err(CliError::usage(
+            format!(
+                "command and variables take {} bytes; {MAX_ASSIGNMENT_BYTES} can be sent to other hosts",
+                line.len()
+            ),
+            "Put what is long into a file that all hosts see",
+        ));
+    }
+    Ok(line)
+}
+
+/// The job of a host, as its agent's standard input says.
+pub(super) fn assigned(mut input: impl BufRead) -> Result<Job> {
+    let bad = |problem: String| {
+        CliError::usage(
+            problem,
+            "--from-stdin is for `kolo run --hosts`, which starts it; both must be of one version",
+        )
+    };
+    let mut text = Vec::new();
+    std::io::Read::take(&mut input, MAX_ASSIGNMENT_BYTES as u64)
+        .read_until(b'\n', &mut text)
+        .map_err(|error| CliError::system("the assignment could not be read", &error))?;
+    let told: Assignment = serde_json::from_slice(&text)
+        .map_err(|error| bad(format!("standard input has no assignment: {error}")))?;
+    if told.kolo != FORMAT {
+        return Err(bad(format!("the assignment has format {}, this program reads {FORMAT}", told.kolo)));
+    }
+    let (Some((program, arguments)), false) = (told.command.split_first(), told.ranks.is_empty()) else {
+        return Err(bad("the assignment has no program or no ranks".into()));
+    };
+    let directory = PathBuf::from(&told.directory);
+    std::env::set_current_dir(&directory).map_err(|error| {
+        CliError::failure(
+            format!("{} has no folder {}: {error}", host_name(), directory.display()),
+            "Start the job in a folder that all hosts have",
+        )
+    })?;
+    let place = Meeting::parse(&told.rendezvous)?;
+    let local_of = u32::try_from(told.ranks.len()).unwrap_or(u32::MAX);
+    let cpus = bind::places(told.bind, told.ranks.len());
+    let ranks = told.ranks.iter().zip(0..).zip(cpus).map(|((rank, local), cpus)| {
+        let position = Position { rank: *rank, of: told.of, local, local_of, node: told.node };
+        let mut environment = place.environment(position);
+        environment.extend(told.environment.iter().map(|(name, value)| (name.clone(), value.into())));
+        Rank { cpus, input: Input::None, ..Rank::new(*rank, environment) }
+    });
+    Ok(Job {
+        program: program.into(),
+        arg0: None,
+        arguments: arguments.iter().map(OsString::from).collect(),
+        ranks: ranks.collect(),
+        prefix: if told.prefix { Prefix::Rank } else { Prefix::None },
+        grace: Duration::from_secs(told.grace_seconds),
+        quiet_exit_code: None,
+        ends_with_input: true,
+    })
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_goes_where_it_is_wanted() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let shown = |agent: &str| {
+            arguments(&words(agent), "b", "/bin/kolo").join(" ".as_ref()).into_string().unwrap()
+        };
+        assert_eq!(shown("-o BatchMode=yes"), "-o BatchMode=yes b /bin/kolo run --from-stdin");
+        assert_eq!(shown("netns exec {host}"), "netns exec b /bin/kolo run --from-stdin");
+    }
+
+    #[test]
+    fn ranks_meet_at_the_first_host() {
+        let hosts = |names: &[&str]| {
+            names.iter().map(|name| Host { name: (*name).into(), ranks: vec![0] }).collect::<Vec<_>>()
+        };
+        for (names, start) in [
+            (&["me@a", "b"][..], "tcp://a:2"),
+            (&["fd00::7", "b"], "tcp://[fd00::7]:2"),
+            (&["a"], "tcp://127.0.0.1:2"),
+        ] {
+            let url = meeting(&hosts(names));
+            assert!(url.starts_with(start), "{url}");
+            assert!(Meeting::parse(&url).is_ok());
+        }
+    }
+
+    #[test]
+    fn nonsense_is_no_assignment() {
+        for (text, problem) in [
+            ("", "no assignment"),
+            ("ls -l\n", "no assignment"),
+            (
+                r#"{"kolo":9,"directory":"/","command":["x"],"ranks":[0],"of":1,"node":0,"rendezvous":"a:1","prefix":false,
+                "grace_seconds":1,"bind":"None","environment":[]}"#,
+                "no assignment",
+            ),
+        ] {
+            let error = assigned(text.as_bytes()).unwrap_err();
+            assert!(error.message.contains(problem), "{text}: {error}");
+        }
+    }
+}

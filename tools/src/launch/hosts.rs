@@ -1,0 +1,145 @@
+//! The hosts of a job, as users write them.
+
+use std::path::Path;
+
+use crate::error::{CliError, Result};
+
+/// A host, and the ranks that run on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Host {
+    /// As the agent knows it.
+    pub name: String,
+    /// In ascending order.
+    pub ranks: Vec<u32>,
+}
+
+const FORMS: &str = "Write hosts as a:4,b:4 or a,b; in a file one a line, as `a`, `a:4` or `a slots=4`";
+
+/// From `a:4,b:4`. A host without a number gets `each` ranks. A host may come again: it gets the next ranks then, so that
+/// ranks can be put where they should run.
+pub(super) fn parse(list: &str, each: u32) -> Result<Vec<Host>> {
+    place(list.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(|entry| counted(entry, each)))
+}
+
+/// From a file with a host a line, and comments behind `#`.
+pub(super) fn read(path: &Path, each: u32) -> Result<Vec<Host>> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        CliError::usage(
+            format!("the host file {} cannot be read: {error}", path.display()),
+            "Check its name, and that it may be read",
+        )
+    })?;
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+    place(lines.filter(|line| !line.is_empty()).map(|line| of_line(line, each)))
+}
+
+fn of_line(line: &str, each: u32) -> Result<(String, u32)> {
+    let mut words = line.split_ascii_whitespace();
+    let name = words.next().unwrap_or_default();
+    let mut found = counted(name, each)?;
+    for word in words {
+        match word.split_once('=') {
+            Some(("slots", number)) => found.1 = count(line, number)?,
+            // Open MPI's other words, which say nothing about where ranks run first.
+            Some(("max_slots" | "max-slots", _)) => {}
+            _ => {
+                return Err(CliError::usage(
+                    format!("'{word}' is not understood in the host line '{line}'"),
+                    FORMS,
+                ));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// A name with a number behind a colon. Addresses of version 6 are in brackets where a number follows.
+fn counted(entry: &str, each: u32) -> Result<(String, u32)> {
+    let bare = |name: &str| name.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let (name, ranks) = match entry.rsplit_once(':') {
+        Some((name, _)) if name.contains(':') && !name.ends_with(']') => (bare(entry), each),
+        Some((name, number)) if !(number.ends_with(']')) => (bare(name), count(entry, number)?),
+        _ => (bare(entry), each),
+    };
+    // It becomes an argument of the agent, which must not take it for an option.
+    if name.is_empty() || name.starts_with('-') || name.contains(char::is_whitespace) {
+        return Err(CliError::usage(format!("'{entry}' names no host"), FORMS));
+    }
+    Ok((name, ranks))
+}
+
+fn count(entry: &str, number: &str) -> Result<u32> {
+    number.parse().ok().filter(|ranks| (1..=super::MAX_RANKS).contains(ranks)).ok_or_else(|| {
+        CliError::usage(
+            format!(
+                "'{number}' is no number of ranks in '{entry}'; a machine runs 1 to {}",
+                super::MAX_RANKS
+            ),
+            FORMS,
+        )
+    })
+}
+
+fn place(entries: impl Iterator<Item = Result<(String, u32)>>) -> Result<Vec<Host>> {
+    let mut hosts: Vec<Host> = Vec::new();
+    let mut next = 0_u32;
+    for entry in entries {
+        let (name, ranks) = entry?;
+        let end =
+            next.checked_add(ranks).ok_or_else(|| CliError::usage("these are too many ranks", FORMS))?;
+        match hosts.iter_mut().find(|host| host.name == name) {
+            Some(host) => host.ranks.extend(next..end),
+            None => hosts.push(Host { name, ranks: (next..end).collect() }),
+        }
+        next = end;
+    }
+    if hosts.is_empty() {
+        return Err(CliError::usage("no host is named", FORMS));
+    }
+    Ok(hosts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(name: &str, ranks: impl IntoIterator<Item = u32>) -> Host {
+        Host { name: name.into(), ranks: ranks.into_iter().collect() }
+    }
+
+    #[test]
+    fn lists() {
+        assert_eq!(parse("a:2,b:1", 9).unwrap(), [host("a", 0..2), host("b", 2..3)]);
+        assert_eq!(parse("a, b", 2).unwrap(), [host("a", 0..2), host("b", 2..4)]);
+        assert_eq!(parse("a:1,b:2,a:1", 9).unwrap(), [host("a", [0, 3]), host("b", 1..3)]);
+        assert_eq!(parse("me@10.0.0.1:2", 1).unwrap(), [host("me@10.0.0.1", 0..2)]);
+        assert_eq!(parse("fd00::7,[fd00::8]:2", 1).unwrap(), [host("fd00::7", 0..1), host("fd00::8", 1..3)]);
+    }
+
+    #[test]
+    fn files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hosts");
+        std::fs::write(&path, "# mine\na slots=2 max_slots=8\n\nb:3   # the big one\nc\n").unwrap();
+        assert_eq!(read(&path, 1).unwrap(), [host("a", 0..2), host("b", 2..5), host("c", 5..6)]);
+        std::fs::write(&path, "a cpus=2\n").unwrap();
+        assert!(read(&path, 1).unwrap_err().message.contains("'cpus=2' is not understood"));
+        assert!(read(&folder.path().join("none"), 1).unwrap_err().message.contains("cannot be read"));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for (list, problem) in [
+            ("", "no host"),
+            (",", "no host"),
+            ("a:0", "'0' is no number"),
+            ("a:x", "'x' is no number"),
+            (":4", "names no host"),
+            ("-oProxyCommand=x:1", "names no host"),
+            ("a:99999", "'99999' is no number"),
+        ] {
+            let error = parse(list, 1).unwrap_err();
+            assert!(error.message.contains(problem), "{list}: {error}");
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! `kolo run --hosts`, with agents that start what they are to start on this machine, in place of ssh.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Far beyond what any of these takes, on a busy machine too.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn kolo(hosts: &str, options: &[&str], program: &[&str]) -> Command {
+    // Whatever is wrong, a test does not wait for ever.
+    let mut command = Command::new("timeout");
+    let limit = LIMIT.as_secs().to_string();
+    command
+        .args([
+            "-s",
+            "KILL",
+            &limit,
+            env!("CARGO_BIN_EXE_kolo"),
+            "run",
+            "--hosts",
+            hosts,
+            "--agent",
+            "env ON={host}",
+        ])
+        .args(options)
+        .arg("--")
+        .args(program);
+    command
+}
+
+fn shell(hosts: &str, options: &[&str], script: &str) -> Output {
+    kolo(hosts, options, &["sh", "-c", script]).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn sorted(bytes: &[u8]) -> Vec<String> {
+    let mut lines: Vec<_> = text(bytes).lines().map(str::to_owned).collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[test]
+fn ranks_are_where_the_list_says() {
+    let script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $NODE_RANK $ON $MASTER_ADDR";
+    let ended = shell("a:1,b:2,a:1", &[], script);
+    assert!(ended.status.success(), "{ended:?}");
+    assert_eq!(sorted(&ended.stdout), ["0 4 0 2 0 a a", "1 4 0 2 1 b a", "2 4 1 2 1 b a", "3 4 1 2 0 a a"]);
+}
+
+#[test]
+fn ranks_of_two_hosts_meet() {
+    // Two names of this machine.
+    let program = env!("CARGO_BIN_EXE_kolo");
+    let arguments = [program, "perf", "all_reduce", "--min", "1K", "--max", "1K", "--iters", "2"];
+    let ended = kolo("127.0.0.1:1,localhost:1", &[], &arguments).output().unwrap();
+    assert!(ended.status.success(), "{} {}", text(&ended.stdout), text(&ended.stderr));
+    assert!(text(&ended.stdout).contains("1024"), "{}", text(&ended.stdout));
+}
+
+#[test]
+fn folder_variables_and_prefix_arrive() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("hosts");
+    std::fs::write(&file, "a slots=1\nb\n").unwrap();
+    let ended = Command::new(env!("CARGO_BIN_EXE_kolo"))
+        .current_dir(folder.path())
+        .env("KOLO_TIMEOUT", "77")
+        .env("GIVEN", "it's \"quoted\" $HOME; true")
+        .env_remove("KOLO_JOB_SECRET")
+        .args([
+            "run",
+            "--prefix",
+            "--hostfile",
+            "hosts",
+            "-x",
+            "GIVEN",
+            "-x",
+            "MADE=a=b",
+            "-x",
+            "NOT_SET_ANYWHERE",
+        ])
+        // Nothing of this process's variables comes by itself.
+        .args(["--agent", "env -i PATH=/usr/bin:/bin ON={host}", "--"])
+        .args(["sh", "-c", "pwd; echo \"$GIVEN|$MADE|$KOLO_TIMEOUT|${#KOLO_JOB_SECRET}|$0\"", "it's\n$0"])
+        .output()
+        .unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    let lines = sorted(&ended.stdout);
+    let real = folder.path().canonicalize().unwrap();
+    for rank in 0..2 {
+        assert!(lines.contains(&format!("[{rank}] {}", real.display())), "{lines:?}");
+        assert!(lines.contains(&format!("[{rank}] it's \"quoted\" $HOME; true|a=b|77|32|it's")), "{lines:?}");
+    }
+}
+
+#[test]
+fn a_failing_rank_ends_all_hosts() {
+    let began = Instant::now();
+    let ended = shell("a:2,b:2", &[], "[ $RANK = 3 ] && exit 7; exec tail -f /dev/null");
+    let said = text(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(7), "{said}");
+    assert!(said.contains("kolo: rank 3 (pid ") && said.contains("; ending the other rank"), "{said}");
+    assert!(
+        said.contains("kolo: host b (pid ") && said.contains("exit code 7; ending the other host"),
+        "{said}"
+    );
+    assert!(began.elapsed() < LIMIT);
+}
+
+#[test]
+fn a_host_that_cannot_be_reached_is_named() {
+    let ended = Command::new(env!("CARGO_BIN_EXE_kolo"))
+        .args(["run", "--hosts", "a,b", "--agent", "sh -c exit\\ 255", "--", "true"])
+        .output()
+        .unwrap();
+    let said = text(&ended.stderr);
+    assert!(!ended.status.success() && said.contains("kolo: host "), "{said}");
+    let ended = Command::new(env!("CARGO_BIN_EXE_kolo"))
+        .args(["run", "--hosts", "a,b", "--agent", "/there/is/no/agent", "--", "true"])
+        .output()
+        .unwrap();
+    assert!(text(&ended.stderr).contains("host a could not be started"), "{}", text(&ended.stderr));
+}
+
+#[test]
+fn a_program_or_folder_that_a_host_lacks_is_named() {
+    let ended = kolo("a", &[], &["/there/is/no/program"]).output().unwrap();
+    assert!(text(&ended.stderr).contains("rank 0 could not be started"), "{}", text(&ended.stderr));
+    let folder = tempfile::tempdir().unwrap();
+    let gone = folder.path().join("gone");
+    std::fs::create_dir(&gone).unwrap();
+    // The agent of this host removes the folder before it starts anything.
+    let script = folder.path().join("agent");
+    std::fs::write(&script, format!("#!/bin/sh\ncd /; rmdir {}; shift; exec \"$@\"\n", gone.display()))
+        .unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    command.current_dir(&gone).args([
+        "run",
+        "--hosts",
+        "a",
+        "--agent",
+        &format!("sh {}", script.display()),
+        "--",
+        "true",
+    ]);
+    let ended = command.output().unwrap();
+    assert!(text(&ended.stderr).contains("has no folder"), "{}", text(&ended.stderr));
+}
+
+/// Starts ranks that print a line and go on until they are told, and waits until all have printed it.
+fn running(
+    hosts: &str,
+    count: usize,
+    agent: &str,
+) -> (std::process::Child, BufReader<std::process::ChildStdout>) {
+    let script = "trap 'echo told; exit 0' TERM; echo up; for i in $(seq 1000); do sleep 0.05; done";
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"))
+        .args(["run", "--hosts", hosts, "--agent", agent, "--", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    for _ in 0..count {
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        assert_eq!(line, "up\n");
+    }
+    (child, lines)
+}
+
+#[test]
+fn one_signal_ends_all_hosts() {
+    let (mut child, mut lines) = running("a:2,b:1", 3, "env ON={host}");
+    let began = Instant::now();
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let mut rest = String::new();
+    // At its end when all that could write to it are gone.
+    lines.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "told\ntold\ntold\n");
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 2));
+    assert!(began.elapsed() < LIMIT);
+}
+
+#[test]
+fn no_rank_outlives_a_launcher_that_is_killed() {
+    // An agent that is no child of the launcher's for long, as a far host's is none: it leaves a session behind.
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("agent");
+    std::fs::write(&script, "#!/bin/sh\nshift\nexec setsid \"$@\"\n").unwrap();
+    let (mut child, mut lines) = running("a:1,b:1", 2, &format!("sh {}", script.display()));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).unwrap();
+    assert!(rest.is_empty() || rest.lines().all(|line| line == "told"), "{rest}");
+}
+
+/// A configuration of ssh that reaches an sshd of the test's own by pipes, whatever the host; or why there is none.
+fn ssh(folder: &std::path::Path) -> Result<String, String> {
+    let sshd =
+        ["/usr/sbin/sshd", "/usr/bin/sshd"].into_iter().find(|path| std::path::Path::new(path).exists());
+    let sshd = sshd.ok_or("there is no sshd")?;
+    let key = |name: &str| {
+        let mut command = Command::new("ssh-keygen");
+        command.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(folder.join(name));
+        command
+            .status()
+            .map_err(|error| format!("there is no ssh-keygen: {error}"))
+            .map(|status| assert!(status.success()))
+    };
+    key("host")?;
+    key("user")?;
+    let at = folder.display();
+    let server = format!(
+        "HostKey {at}/host\nAuthorizedKeysFile {at}/user.pub\nStrictModes no\nUsePAM no\nPermitRootLogin yes\nLogLevel QUIET\n"
+    );
+    std::fs::write(folder.join("sshd.conf"), server).unwrap();
+    let client = format!(
+        "Host *\nProxyCommand {sshd} -i -f {at}/sshd.conf\nIdentityFile {at}/user\nIdentitiesOnly yes\nBatchMode yes\n\
+         StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
+    );
+    std::fs::write(folder.join("ssh.conf"), client).unwrap();
+    let agent = format!("ssh -F {at}/ssh.conf");
+    let tried =
+        Command::new("ssh").arg("-F").arg(folder.join("ssh.conf")).args(["somewhere", "true"]).output();
+    match tried {
+        Ok(ended) if ended.status.success() => Ok(agent),
+        Ok(ended) => Err(format!("sshd does not run here: {}", text(&ended.stderr).trim())),
+        Err(error) => Err(format!("there is no ssh: {error}")),
+    }
+}
+
+#[test]
+fn ssh_is_an_agent() {
+    let folder = tempfile::tempdir().unwrap();
+    let agent = match ssh(folder.path()) {
+        Ok(agent) => agent,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let kolo = || {
+        let mut command = Command::new("timeout");
+        command.args(["-s", "KILL", &LIMIT.as_secs().to_string(), env!("CARGO_BIN_EXE_kolo"), "run"]);
+        command.args([
+            "--hosts",
+            "localhost:2,127.0.0.1:1",
+            "--agent",
+            &agent,
+            "-x",
+            "GIVEN=it's",
+            "--",
+            "sh",
+            "-c",
+        ]);
+        command
+    };
+    let ended = kolo().arg("echo $RANK $GIVEN").output().unwrap();
+    assert_eq!(sorted(&ended.stdout), ["0 it's", "1 it's", "2 it's"], "{ended:?}");
+    let ended =
+        kolo().arg("[ $RANK = 2 ] && exit 7; for i in $(seq 1000); do sleep 0.05; done").output().unwrap();
+    assert_eq!(ended.status.code(), Some(7), "{ended:?}");
+    assert!(text(&ended.stderr).contains("kolo: host 127.0.0.1 (pid "), "{ended:?}");
+}
+
+#[test]
+fn what_contradicts_itself_is_refused() {
+    for (options, problem) in [
+        (&["--hosts", "a", "--nodes", "2"][..], "cannot be used with"),
+        (&["--hosts", "a", "--hostfile", "f"], "cannot be used with"),
+        (&["--hosts", "a:x"], "is no number of ranks"),
+        (&["--hosts", "a", "--agent", " "], "--agent is empty"),
+        (&["--hosts", "a", "--rendezvous", "nowhere"], "--rendezvous says"),
+        (&["--hosts", "a", "-x", "=1"], "names no variable"),
+    ] {
+        let ended = Command::new(env!("CARGO_BIN_EXE_kolo"))
+            .arg("run")
+            .args(options)
+            .args(["--", "true"])
+            .output()
+            .unwrap();
+        assert!(!ended.status.success() && text(&ended.stderr).contains(problem), "{options:?}: {ended:?}");
+    }
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    let ended = child.args(["run", "--from-stdin"]).stdin(Stdio::null()).output().unwrap();
+    assert!(text(&ended.stderr).contains("--from-stdin is for `kolo run --hosts`"), "{ended:?}");
+}
