@@ -35,7 +35,7 @@ Examples:
   mpirun -np 8 --map-by node kolo doctor
   srun -N 8 --ntasks-per-node 1 kolo doctor --svg rates.svg
   torchrun --nnodes 4 --nproc-per-node 1 --no-python kolo doctor --json
-  kolo run -n 2 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500 -- kolo doctor     and with --node-rank 1 there
+  kolo run --hosts a:1,b:1,c:1 -- kolo doctor
 
 It dials every host from every other one, sends full segments both ways, and measures round trips, rates and losses of each pair. Without \
 a launcher it looks at this host alone. It takes some seconds and fills the network meanwhile.

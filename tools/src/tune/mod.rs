@@ -43,7 +43,7 @@ const EXAMPLES: &str = "\
 Examples:
   kolo tune                                   measure; writes the user's profile and says where
   kolo tune --out cluster.toml                to a file that all hosts see
-  mpirun -np 8 --map-by node kolo tune --out cluster.toml     also the network between the hosts
+  kolo run --hosts a:1,b:1 -- kolo tune --out cluster.toml    also the network between the hosts
   KOLO_PROFILE=cluster.toml kolo perf all_reduce
   KOLO_PROFILE=cluster.toml kolo tune --check             is the best algorithm chosen, and predicted? takes minutes
   kolo tune --check --ranks 2 --transport shm --verbose
