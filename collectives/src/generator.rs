@@ -62,6 +62,11 @@ pub(crate) trait Generator {
         None
     }
 
+    /// The shortest segment worth its messages, where it differs from the collective's usual one.
+    fn shortest_segment(&self) -> Option<u64> {
+        None
+    }
+
     /// The best `params.parts` for segments of `bytes` bytes.
     fn parts(&self, task: &Task, bytes: u64, model: &Model) -> u32 {
         let _ = (bytes, model);

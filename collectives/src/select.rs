@@ -238,7 +238,7 @@ fn tune(
         }
         None => 2,
     };
-    let shortest = shortest_segment(task.collective);
+    let shortest = generator.shortest_segment().unwrap_or_else(|| shortest_segment(task.collective));
     let element = element_size as u64;
     let aligned = |size: u64| (size / element).max(1) * element;
     let scratch = generator.scratch_factor(task);

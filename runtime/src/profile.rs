@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 use crate::error::{Error, Result};
 
 pub use kolo_collectives::caches::Curve;
+pub(crate) use network::SLOW;
 pub use network::{HostProfile, NetworkProfile, PairProfile, Rates};
 
 /// The version of the format that this build writes and reads.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use kolo::DataType;
-use kolo::internal::profile::{Inside, Loaded};
+use kolo::internal::profile::{Inside, Loaded, Rates};
 use kolo_collectives::check::{self, Options};
 use kolo_collectives::model::Model;
 use kolo_collectives::select::{Choice, select};
@@ -18,7 +18,7 @@ use crate::backend::{self, Request};
 use crate::error::{CliError, Result};
 use crate::info::machine;
 use crate::perf::human_bytes;
-use crate::planning::{CallArgs, has_block_per_rank, human_seconds};
+use crate::planning::{CallArgs, has_block_per_rank, human_seconds, on_unequal_hosts};
 
 /// Beyond this, proving the plan takes longer than a person waits; `kolo sim` does it on request.
 const MAX_CHECKED_RANKS: u32 = 128;
@@ -126,6 +126,10 @@ fn explain(args: &ExplainArgs) -> Result<String> {
     let per_host = args.ranks / args.hosts;
     let task = args.call.task((0..args.ranks).map(|rank| rank / per_host).collect())?;
     let profile = kolo::Config::from_env()?.profile;
+    let task = match known_rates(args.hosts, profile.as_ref()) {
+        Some(rates) => on_unequal_hosts(task, &rates.hosts),
+        None => task,
+    };
     let mut model = with_profile(args.network.model(), profile.as_ref());
     model.oversubscription = (f64::from(per_host) / f64::from(args.processors_per_host())).max(1.0);
     let choice = choose(&args.call, &task, &model)?;
@@ -153,6 +157,13 @@ pub(crate) fn choose(call: &CallArgs, task: &Task, model: &Model) -> Result<Choi
 /// The constants of a profile, where there is one, for ranks that share memory inside a host.
 pub(crate) fn with_profile(model: Model, profile: Option<&Loaded>) -> Model {
     profile.map_or(model, |loaded| loaded.profile.apply(Inside::Shm, model))
+}
+
+/// The rates of the hosts of a profile, if it is of as many; in its order.
+pub(crate) fn known_rates(hosts: u32, profile: Option<&Loaded>) -> Option<Rates> {
+    let network = profile?.profile.network.as_ref()?;
+    let names: Vec<&str> = network.hosts.iter().map(|host| host.name.as_str()).collect();
+    (names.len() == hosts as usize).then(|| network.rates(&names).ok())?
 }
 
 /// What ranks on this host would do with the call, which need not be a plan; `None` where that cannot be tried out.

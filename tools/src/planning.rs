@@ -3,7 +3,9 @@
 use std::str::FromStr;
 
 use clap::Args;
+use kolo::internal::profile::Rates;
 use kolo_collectives::layout::Shape;
+use kolo_collectives::model::HostRate;
 use kolo_collectives::plan::{Collective, Cut, Plan};
 use kolo_collectives::select::Order;
 use kolo_collectives::window::Symmetric;
@@ -92,6 +94,15 @@ impl CallArgs {
     /// What is asked of the order of reduction.
     pub(crate) const fn order(&self) -> Order {
         if self.canonical { Order::Canonical } else { Order::Any }
+    }
+}
+
+/// The task on hosts of these rates, which tell how fast ranks are where each has a host of its own.
+pub(crate) fn on_unequal_hosts(task: Task, rates: &[HostRate]) -> Task {
+    let known = Rates { hosts: rates.to_vec(), pairs: Vec::new() };
+    match known.speeds() {
+        Some(speeds) if speeds.len() == task.world_size as usize => task.with_speeds(speeds),
+        _ => task,
     }
 }
 

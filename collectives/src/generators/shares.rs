@@ -65,6 +65,16 @@ impl Generator for Shares {
         b.finish()
     }
 
+    /// The slowest rank sends one segment while it receives another: only the first and the last have one direction for themselves.
+    fn shortest_segment(&self) -> Option<u64> {
+        Some(512 << 10)
+    }
+
+    /// Two segments would be enough for both directions if none ever waited for another.
+    fn window(&self) -> Option<u32> {
+        Some(4)
+    }
+
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
         let speeds = task.speeds.as_deref().unwrap_or_default();
         let others = task.world_size - 1;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kolo_collectives::model::{HostRate, LinkClass, Model};
 use serde::{Deserialize, Serialize};
 
-use crate::profile::{Loaded, NetworkProfile, Rates};
+use crate::profile::{Loaded, NetworkProfile, Rates, SLOW};
 
 /// The way between two hosts, as measured.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -172,9 +172,6 @@ pub(crate) struct Between {
     source: Source,
 }
 
-/// A host whose rate is less than this share of the fastest one's is named.
-const SLOW: f64 = 0.6;
-
 impl Between {
     /// From a profile, for hosts of these names, in the order of their numbers. Nothing if it speaks of no hosts.
     ///
@@ -201,21 +198,9 @@ impl Between {
         }))
     }
 
-    /// How fast the hosts are in proportion, in the order of their numbers; where they differ much. Small numbers, so that what
-    /// is measured a little differently is the same.
+    /// See [`Rates::speeds`].
     pub(crate) fn speeds(&self) -> Option<Vec<u32>> {
-        const SLOWEST: f64 = 16.0;
-        const MOST: f64 = 1024.0;
-        let rates: Vec<f64> = self
-            .rates
-            .hosts
-            .iter()
-            .map(|host| host.out_bytes_per_second.min(host.in_bytes_per_second))
-            .collect();
-        let slowest = rates.iter().copied().reduce(f64::min)?;
-        let fastest = rates.iter().copied().fold(slowest, f64::max);
-        let speed = |rate: &f64| (SLOWEST * (rate / slowest).min(MOST)).round() as u32;
-        (slowest < SLOW * fastest).then(|| rates.iter().map(speed).collect())
+        self.rates.speeds()
     }
 
     /// The model with what was measured in place of constants.

@@ -61,6 +61,25 @@ pub struct Rates {
     pub pairs: Vec<PairRate>,
 }
 
+/// A host whose rate is less than this share of the fastest one's is named, and has a smaller share of the work.
+pub(crate) const SLOW: f64 = 0.6;
+
+impl Rates {
+    /// How fast the hosts are in proportion, in the order of their numbers; where they differ much. Small numbers, so that what
+    /// is measured a little differently is the same.
+    #[must_use]
+    pub fn speeds(&self) -> Option<Vec<u32>> {
+        const SLOWEST: f64 = 16.0;
+        const MOST: f64 = 1024.0;
+        let least = |host: &HostRate| host.out_bytes_per_second.min(host.in_bytes_per_second);
+        let rates: Vec<f64> = self.hosts.iter().map(least).collect();
+        let slowest = rates.iter().copied().reduce(f64::min)?;
+        let fastest = rates.iter().copied().fold(slowest, f64::max);
+        let speed = |rate: &f64| (SLOWEST * (rate / slowest).min(MOST)).round() as u32;
+        (slowest < SLOW * fastest).then(|| rates.iter().map(speed).collect())
+    }
+}
+
 impl NetworkProfile {
     /// What it says of these hosts.
     ///

@@ -15,8 +15,12 @@ const MATRIX_HOSTS: usize = 16;
 /// Everything, findings last.
 pub(crate) fn text(report: &Report, findings: &[Finding]) -> String {
     let ranks: usize = report.hosts.iter().map(|host| host.ranks.len()).sum();
-    let mut out =
-        format!("{} hosts, {ranks} ranks; looked for {:.1} s\n\n", report.hosts.len(), report.seconds);
+    let mut out = format!(
+        "{}, {}; looked for {:.1} s\n\n",
+        count(report.hosts.len(), "host"),
+        count(ranks, "rank"),
+        report.seconds
+    );
     out += &hosts(report);
     if report.hosts.len() > 1 {
         out += &network(report);
@@ -36,13 +40,17 @@ pub(crate) fn text(report: &Report, findings: &[Finding]) -> String {
     out + &verdict(findings) + "\n"
 }
 
+fn count(number: usize, of: &str) -> String {
+    format!("{number} {of}{}", if number == 1 { "" } else { "s" })
+}
+
 fn verdict(findings: &[Finding]) -> String {
     match findings.iter().map(|finding| finding.severity).max() {
         None => "No findings: jobs will run well here.".to_owned(),
         Some(Severity::Warning) => {
-            format!("{} finding(s): jobs run, but not as well as they could.", findings.len())
+            format!("{}: jobs run, but not as well as they could.", count(findings.len(), "finding"))
         }
-        Some(Severity::Broken) => format!("{} finding(s): jobs will fail here.", findings.len()),
+        Some(Severity::Broken) => format!("{}: jobs will fail here.", count(findings.len(), "finding")),
     }
 }
 

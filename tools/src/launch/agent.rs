@@ -112,6 +112,7 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
         grace: Duration::from_secs(args.grace) + AGENT_GRACE,
         quiet_exit_code: None,
         ends_with_input: false,
+        least: None,
     })
 }
 
@@ -230,6 +231,7 @@ pub(super) fn assigned(mut input: impl BufRead) -> Result<Job> {
         grace: Duration::from_secs(told.grace_seconds),
         quiet_exit_code: None,
         ends_with_input: true,
+        least: None,
     })
 }
 

@@ -113,6 +113,8 @@ pub(crate) struct Job {
     pub quiet_exit_code: Option<i32>,
     /// Whether the end of our standard input asks the job to end, as a signal would.
     pub ends_with_input: bool,
+    /// As long as so many ranks live or have ended well, the end of another does not end the job.
+    pub least: Option<u32>,
 }
 
 /// How often a look is taken at what an ended rank has left behind, whose end need not be an event.
@@ -328,6 +330,13 @@ impl Supervisor<'_> {
         let kind = if self.members[index].is_agent { "host" } else { "rank" };
         if self.outcome.is_some() {
             // Ended by us, or in consequence; whoever was first has been named.
+            return;
+        }
+        let well = |member: &&Member| member.status.is_none_or(|status| status.success());
+        let left = self.members.iter().filter(well).count();
+        if self.job.least.is_some_and(|least| left >= least as usize) {
+            let text = format!("kolo: {name} (pid {pid}) {}; the other {left} go on", describe(status));
+            self.outputs.say(&text);
             return;
         }
         self.outcome = Some(exit_code(status));

@@ -36,6 +36,7 @@ const EXAMPLES: &str = "\
 Examples:
   kolo run -n 4 -- ./train --epochs 3
   kolo run -n 4 --prefix -- python train.py         lines say which rank they are from
+  kolo run -n 8 --elastic 4 -- python train.py      goes on while 4 ranks live; the program shrinks its communicator
   kolo run --hosts a:4,b:4 -- python train.py       by ssh, in the same folder on each host
   kolo run --hostfile hosts -x PATH --bind core -- ./train
   kolo run -n 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500 -- ./train
@@ -44,7 +45,7 @@ Examples:
 Every rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT and \
 KOLO_RENDEZVOUS. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on.
 
-When a rank fails, it is named, the others are ended, and its exit code (128 plus the signal, if one killed \
+When a rank fails, it is named, the others are ended (unless --elastic says otherwise), and its exit code (128 plus the signal, if one killed \
 it) becomes that of the job. What a rank leaves behind has --grace seconds to end. Nothing of a job is left when \
 it has ended, also if the launcher is killed.";
 
@@ -88,6 +89,9 @@ pub(crate) struct RunArgs {
     /// Put the rank before each line of output
     #[arg(long, visible_alias = "tag-output")]
     prefix: bool,
+    /// Go on as long as so many ranks live, for programs that shrink: the end of another rank is told, and ends nothing
+    #[arg(long, value_name = "MIN", conflicts_with_all = ["hosts", "hostfile", "nodes", "from_stdin"])]
+    elastic: Option<u32>,
     /// Seconds between asking ranks to end and ending them
     #[arg(long, value_name = "SECONDS", default_value_t = GRACE.as_secs())]
     grace: u64,
@@ -144,6 +148,7 @@ pub(crate) fn run_self(count: u32, extra: &[OsString], quiet_exit_code: i32) -> 
             grace: GRACE,
             quiet_exit_code: Some(quiet_exit_code),
             ends_with_input: false,
+            least: None,
         };
         lifeline.run(&job)
     })
@@ -244,6 +249,17 @@ fn private_directory(lifeline: Option<&Lifeline>) -> Result<TempDir> {
     Ok(directory)
 }
 
+/// How few ranks may go on.
+fn least_of(args: &RunArgs) -> Result<Option<u32>> {
+    match args.elastic {
+        Some(least) if !(1..=args.ranks).contains(&least) => Err(CliError::usage(
+            format!("--elastic says that {least} ranks may go on, of {}", args.ranks),
+            "Give a number from 1 to that of -n",
+        )),
+        least => Ok(least),
+    }
+}
+
 fn job(args: &RunArgs, meeting: &Meeting) -> Result<Job> {
     if !(1..=MAX_RANKS).contains(&args.ranks) {
         return Err(CliError::usage(
@@ -289,6 +305,7 @@ fn job(args: &RunArgs, meeting: &Meeting) -> Result<Job> {
         grace: Duration::from_secs(args.grace),
         quiet_exit_code: None,
         ends_with_input: false,
+        least: least_of(args)?,
     })
 }
 
@@ -310,6 +327,7 @@ mod tests {
             bind: Bind::None,
             from_stdin: false,
             prefix: false,
+            elastic: None,
             grace: 5,
             command: vec!["true".into()],
         }
@@ -337,6 +355,13 @@ mod tests {
         ] {
             assert_eq!(variable(&job, 2, name), value, "{name}");
         }
+    }
+
+    #[test]
+    fn an_elastic_job_keeps_from_one_to_all_ranks() {
+        let elastic = |least| least_of(&RunArgs { elastic: least, ..args(3, 1, 0, None) });
+        assert_eq!((elastic(None).unwrap(), elastic(Some(1)).unwrap()), (None, Some(1)));
+        assert!(elastic(Some(0)).is_err() && elastic(Some(4)).unwrap_err().message.contains("4 ranks"));
     }
 
     #[test]

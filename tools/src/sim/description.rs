@@ -6,7 +6,7 @@ use kolo_collectives::simulate::Cluster;
 
 use super::SimArgs;
 use crate::error::{CliError, Result};
-use crate::explain::with_profile;
+use crate::explain::{known_rates, with_profile};
 use crate::planning::CallArgs;
 
 /// A description to start from.
@@ -67,12 +67,7 @@ pub(super) struct Described {
 /// Gives hosts the rates of the profile, if it is of as many.
 fn known_hosts(cluster: &mut Cluster) -> Result<()> {
     let profile = kolo::Config::from_env()?.profile;
-    let network = profile.and_then(|loaded| loaded.profile.network);
-    let Some(network) = network.filter(|network| network.hosts.len() == cluster.hosts as usize) else {
-        return Ok(());
-    };
-    let names: Vec<&str> = network.hosts.iter().map(|host| host.name.as_str()).collect();
-    if let Ok(rates) = network.rates(&names) {
+    if let Some(rates) = known_rates(cluster.hosts, profile.as_ref()) {
         // A link is as fast as its host's interface.
         let fastest = rates.hosts.iter().map(|host| host.out_bytes_per_second.max(host.in_bytes_per_second));
         cluster.model.inter.bytes_per_second = fastest.fold(cluster.model.inter.bytes_per_second, f64::max);

@@ -15,7 +15,7 @@ use tabled::settings::Style;
 use crate::error::{CliError, EXIT_WRONG_RESULT, Result};
 use crate::explain::{Network, choose};
 use crate::perf::human_bytes;
-use crate::planning::{CallArgs, has_root, human_seconds};
+use crate::planning::{CallArgs, has_root, human_seconds, on_unequal_hosts};
 use description::{Described, EXAMPLE_FILE, describe};
 use report::{critical_path, proof, stuck, summary, traffic};
 
@@ -125,6 +125,7 @@ fn simulated_text(args: &SimArgs) -> Result<(String, bool)> {
     };
     let described = describe(args, call)?;
     let task = call.task(described.cluster.hosts_of_ranks())?;
+    let task = on_unequal_hosts(task, &described.cluster.rates);
     if args.compare {
         return Ok((compare(call, &described, &task)?, true));
     }
@@ -158,7 +159,7 @@ const SHORT_SECONDS: f64 = 1e-3;
 /// Seconds that the simulator gives each of several calls in a row on a cluster, segments and window as the runtime would
 /// choose them. A rank that is done with one goes on to the next, so that each takes less than one alone.
 pub(crate) fn seconds_each(call: &CallArgs, cluster: &Cluster) -> Result<f64> {
-    let task = call.task(cluster.hosts_of_ranks())?;
+    let task = on_unequal_hosts(call.task(cluster.hosts_of_ranks())?, &cluster.rates);
     let seconds = |calls| {
         let cluster = Cluster { calls, ..cluster.clone() };
         let described = Described { cluster, segment_given: false, window_given: false };
@@ -333,6 +334,26 @@ mod tests {
     fn the_example_describes_a_cluster() {
         let (text, okay) = with_file(EXAMPLE_FILE, "broadcast --bytes 64K --hosts 3").unwrap();
         assert!(okay && text.contains("3 host(s) with 8 rank(s)"), "{text}");
+    }
+
+    #[test]
+    fn hosts_may_differ() {
+        let rate =
+            |rate: &str| format!("[[rates]]\nout_bytes_per_second = {rate}\nin_bytes_per_second = {rate}\n");
+        let of_hosts = |rates: [&str; 4]| rates.map(rate).concat();
+        let head = "hosts = 4\nranks_per_host = 1\n";
+        let model = "[model]\nnic_bytes_per_second = 1e7\n";
+        let slow = format!("{head}{}{model}", of_hosts(["1e8", "1e8", "1e7", "1e8"]));
+        let (text, okay) = with_file(&slow, "all_reduce --bytes 64M").unwrap();
+        assert!(okay && text.contains("shares"), "{text}");
+        let few = format!("{head}{}{model}", rate("1e8"));
+        let pairs = format!("{head}[[pairs]]\nfrom = 0\nto = 4\nbytes_per_second = 1e8\n");
+        for wrong in [few, pairs] {
+            let error = with_file(&wrong, "all_reduce").unwrap_err().message;
+            assert!(error.contains("there are 4"), "{error}");
+        }
+        let zero = format!("{head}{}", of_hosts(["1e8", "0.0", "1e7", "1e8"]));
+        assert!(with_file(&zero, "all_reduce").unwrap_err().message.contains("not positive"));
     }
 
     #[test]

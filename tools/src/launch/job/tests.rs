@@ -15,6 +15,7 @@ fn shell(script: &str, ranks: u32) -> Job {
         grace: Duration::from_secs(60),
         quiet_exit_code: None,
         ends_with_input: false,
+        least: None,
     }
 }
 
@@ -47,6 +48,19 @@ fn a_failing_rank_ends_the_job_and_is_named() {
     assert!(stderr.starts_with("kolo: rank 2 (pid "), "{stderr}");
     assert!(stderr.contains("ended with exit code 7; ending the other 3 ranks"), "{stderr}");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
+}
+
+#[test]
+fn an_elastic_job_goes_on_while_enough_ranks_live() {
+    let script = "[ $RANK = 2 ] && exit 7; [ $RANK = 1 ] && kill -KILL $$; echo on";
+    let (code, stdout, stderr) = run_captured(&Job { least: Some(2), ..shell(script, 4) });
+    assert_eq!((code, sorted(&stdout)), (0, vec!["[0] on", "[3] on"]), "{stderr}");
+    assert!(stderr.contains("ended with exit code 7; the other") && stderr.contains("(SIGKILL)"), "{stderr}");
+    // One fewer than that, and the job is at its end.
+    let script = "[ $RANK = 2 ] && exit 7; exec tail -f /dev/null";
+    let (code, _, stderr) = run_captured(&Job { least: Some(4), ..shell(script, 4) });
+    assert_eq!(code, 7);
+    assert!(stderr.contains("ending the other 3 ranks"), "{stderr}");
 }
 
 #[test]
