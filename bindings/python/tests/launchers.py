@@ -38,6 +38,13 @@ def kolo_run(ranks: int) -> list[str] | None:
     return None if program is None else [program, "run", "-n", str(ranks), "--"]
 
 
+def srun(ranks: int) -> list[str] | None:
+    """The command of Slurm, if one answers."""
+    if shutil.which("srun") is None or subprocess.run(["sinfo"], capture_output=True).returncode != 0:
+        return None
+    return ["srun", "-n", str(ranks)]
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

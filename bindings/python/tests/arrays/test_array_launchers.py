@@ -1,10 +1,8 @@
 """A program for arrays under the launchers that Kolo knows by itself."""
 
-import shutil
-
 import pytest
 from harness import programs, python
-from launchers import PROGRAMS, Hosts, free_port, mpi_launchers
+from launchers import PROGRAMS, Hosts, free_port, mpi_launchers, srun
 
 PROGRAM = PROGRAMS / "array_sum.py"
 
@@ -27,9 +25,10 @@ def test_mpirun(version):
 
 
 def test_srun():
-    if shutil.which("srun") is None:
-        pytest.skip("there is no srun")
-    [end] = programs([["srun", "-n", "2", *python(PROGRAM)]], [{}])
+    command = srun(2)
+    if command is None:
+        pytest.skip("there is no Slurm that runs")
+    [end] = programs([command + python(PROGRAM)], [{}])
     assert all(f"rank {rank} of 2: 3" in end.text for rank in range(2))
 
 

@@ -1,12 +1,11 @@
 """One program, unchanged, under every launcher, on one host and on several."""
 
 import importlib.metadata
-import shutil
 
 import pytest
 import torch
 from harness import programs, python
-from launchers import PROGRAMS, Hosts, free_port, kolo_run, mpi_launchers, torchrun
+from launchers import PROGRAMS, Hosts, free_port, kolo_run, mpi_launchers, srun, torchrun
 
 PROGRAM = PROGRAMS / "torch_sum.py"
 
@@ -62,9 +61,10 @@ def test_mpirun(version):
 
 
 def test_srun():
-    if shutil.which("srun") is None:
-        pytest.skip("there is no srun")
-    [end] = programs([["srun", "-n", "2", *python(PROGRAM)]], [{}])
+    command = srun(2)
+    if command is None:
+        pytest.skip("there is no Slurm that runs")
+    [end] = programs([command + python(PROGRAM)], [{}])
     expect(end.text, 2)
 
 
