@@ -203,13 +203,14 @@ impl Kit {
     /// As [`Job::step`]; `to` is writable, and is one of the sources' blocks, the first of `scratch`, or apart from all of them.
     unsafe fn fold(&self, to: *mut u8, sources: &[*const u8], (at, len): (usize, usize), scratch: &mut [u8]) {
         let (combine, element_bytes) = (self.combine, self.data_type.size());
+        let count = len / element_bytes;
         let (acc, scaled) = scratch.split_at_mut(BLOCK_BYTES);
         // SAFETY: for the whole block: scratch has a block for each purpose, which overlaps no buffer; the tree writes its result
         // when it has read everything, and so does the last of the steps in order.
         unsafe {
             for (index, factor) in self.factors.iter().enumerate() {
                 let to = scaled[index * BLOCK_BYTES..][..len].as_mut_ptr();
-                scale(self.data_type, to, sources[index].add(at), len / element_bytes, *factor);
+                scale(self.data_type, to, sources[index].add(at), count, *factor);
             }
             let is_scaled = !self.factors.is_empty();
             let source = |index: usize| match is_scaled {
@@ -218,11 +219,13 @@ impl Kit {
             };
             let how = Folding { combine, element_bytes, canonical: self.canonical, scratch: &self.partial };
             let last = sources.len() - 1;
-            if last == 1 || self.canonical {
+            if last == 1 {
+                combine(to, source(0), source(1), count);
+            } else if self.canonical {
                 how.fold(to, len, sources.len(), source);
             } else {
                 how.fold(acc.as_mut_ptr(), len, last, source);
-                combine(to, acc.as_ptr(), source(last), len / element_bytes);
+                combine(to, acc.as_ptr(), source(last), count);
             }
         }
     }
