@@ -176,15 +176,16 @@ impl SymmetricBuffers {
     /// Whether a call begins with an exchange of locations. The same answer on all ranks.
     #[inline]
     pub(crate) fn considers(&self, call: &Call) -> bool {
-        !self.allocations.is_empty()
-            && match self.forced.first(call) {
-                Some(named) => named == Algorithm::Window,
-                None => self.long_enough(call),
-            }
+        !self.allocations.is_empty() && self.looks(call)
     }
 
-    fn long_enough(&self, call: &Call) -> bool {
+    /// The same where there are symmetric buffers. Kept out of the way of short calls where there are none.
+    #[inline(never)]
+    fn looks(&self, call: &Call) -> bool {
         use Collective as C;
+        if let Some(named) = self.forced.first(call) {
+            return named == Algorithm::Window;
+        }
         let Counts::Even(count) = call.counts else { return false };
         let blocks = if call.collective.has_block_per_rank() { self.members } else { 1 };
         !matches!(call.collective, C::Gather | C::Scan | C::ExScan | C::Barrier)
