@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::Algorithm;
 use crate::generators::windows_of;
-use crate::plan::Placement;
+use crate::plan::{Placement, Plan};
 use crate::stage::Members;
 use crate::task::Task;
 
@@ -34,6 +34,16 @@ pub enum Symmetric {
     All,
 }
 
+/// The plans of one rank for calls that differ only in size, and in which buffers are symmetric.
+#[derive(Clone, Debug)]
+pub struct Forms {
+    task: Task,
+    rank: u32,
+    most: Windows,
+    /// Without symmetric outputs, and with; once they were asked for.
+    plans: [Option<Plan>; 2],
+}
+
 /// What one rank tells the others of its buffers before a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shown {
@@ -50,32 +60,75 @@ pub struct Shown {
 ///
 /// # Errors
 /// A sentence that names the rank whose buffer stands in the way.
-pub fn agree(task: &Task, shown: &[Shown]) -> Result<Symmetric, String> {
+pub fn agree(task: &Task, shown: impl Iterator<Item = Shown> + Clone) -> Result<Symmetric, String> {
     let with = |symmetric| task.clone().with_symmetric(symmetric);
-    for (rank, shown) in shown.iter().enumerate() {
-        if shown.placement != task.placement {
-            let task = Task { placement: shown.placement, ..with(Symmetric::All) };
-            Algorithm::Window.supports(&task).map_err(|why| format!("rank {rank}: {why}"))?;
-        }
+    let ranks = || shown.clone().enumerate();
+    for (rank, Shown { placement, .. }) in ranks().filter(|(_, shown)| shown.placement != task.placement) {
+        let task = Task { placement, ..with(Symmetric::All) };
+        Algorithm::Window.supports(&task).map_err(|why| format!("rank {rank}: {why}"))?;
     }
+    let members = task.world_size as usize;
     let mut refusal = Ok(Symmetric::Nothing);
     for symmetric in [Symmetric::All, Symmetric::Inputs] {
-        let lacks = |windows: Windows| {
-            let lacks = |(rank, shown): (usize, &Shown)| {
-                Some((rank, windows.lacks(rank, task.world_size as usize, shown)?))
-            };
-            shown.iter().enumerate().find_map(lacks)
+        let lacking = |windows: Windows| {
+            ranks().find_map(|(rank, shown)| Some((rank, windows.lacks(rank, members, &shown)?)))
         };
-        match Windows::of(&with(symmetric)).map(lacks) {
+        let windows =
+            if task.symmetric == symmetric { Windows::of(task) } else { Windows::of(&with(symmetric)) };
+        match windows.map(lacking) {
             Ok(None) => return Ok(symmetric),
             Ok(Some((rank, what))) => {
-                refusal = Err(format!("rank {rank}'s {what} is not in a symmetric buffer"))
+                refusal = Err(format!("rank {rank}'s {what} is not in a symmetric buffer"));
             }
             Err(why) if refusal.is_ok() => refusal = Err(why),
             Err(_) => {}
         }
     }
     refusal
+}
+
+impl Forms {
+    /// Those of `rank`.
+    #[must_use]
+    pub fn new(task: Task, rank: u32) -> Self {
+        let task = task.with_symmetric(Symmetric::All);
+        Self { most: Windows::of(&task).unwrap_or_default(), task, rank, plans: [None, None] }
+    }
+
+    /// The task, with all buffers symmetric.
+    #[must_use]
+    pub const fn task(&self) -> &Task {
+        &self.task
+    }
+
+    /// Whose buffers are reached into where all of them are symmetric; nobody's if there is no form at all.
+    #[must_use]
+    pub const fn most(&self) -> Windows {
+        self.most
+    }
+
+    /// Those where such buffers are symmetric; nobody's if there is no form.
+    #[must_use]
+    pub fn windows(&self, symmetric: Symmetric) -> Windows {
+        Windows::of(&self.task.clone().with_symmetric(symmetric)).unwrap_or_default()
+    }
+
+    /// Whose buffers are reached into in any case.
+    #[must_use]
+    pub fn fewest(&self) -> Windows {
+        let inputs = self.windows(Symmetric::Inputs);
+        if inputs.is_empty() { self.most } else { inputs }
+    }
+
+    /// The plan that has been [agreed](agree) on.
+    ///
+    /// # Panics
+    /// If there is no form for it.
+    pub fn plan(&mut self, symmetric: Symmetric) -> &Plan {
+        let Self { task, rank, plans, .. } = self;
+        let make = || Algorithm::Window.plan(&task.clone().with_symmetric(symmetric), *rank);
+        plans[usize::from(symmetric == Symmetric::All)].get_or_insert_with(make)
+    }
 }
 
 impl Windows {
@@ -85,15 +138,6 @@ impl Windows {
     /// If it cannot be done on windows: a sentence that names the obstacle.
     pub fn of(task: &Task) -> Result<Self, String> {
         Algorithm::Window.supports(task).map(|()| windows_of(task))
-    }
-
-    /// The fewest that a task takes, whichever of its buffers are symmetric.
-    ///
-    /// # Errors
-    /// As [`of`](Self::of).
-    pub fn fewest(task: &Task) -> Result<Self, String> {
-        let with = |symmetric| Self::of(&task.clone().with_symmetric(symmetric));
-        with(Symmetric::Inputs).or_else(|_| with(Symmetric::All))
     }
 
     /// Which buffer of a member, of so many, would have to be reached and is not.
@@ -150,7 +194,7 @@ mod tests {
     fn agreed(collective: Collective, change: impl FnOnce(&mut [Shown])) -> Result<Symmetric, String> {
         let mut shown = [HERE; 3];
         change(&mut shown);
-        agree(&Task::new(collective, 3).with_root(1).with_stages(), &shown)
+        agree(&Task::new(collective, 3).with_root(1).with_stages(), shown.into_iter())
     }
 
     #[test]
@@ -183,6 +227,6 @@ mod tests {
         let task = Task::new(Collective::AllToAll, 3).in_place().with_stages();
         let mut shown = [HERE; 3];
         in_place(&mut shown);
-        assert!(agree(&task, &shown).is_err());
+        assert!(agree(&task, shown.into_iter()).is_err());
     }
 }

@@ -10,6 +10,7 @@ use kolo_collectives::plan::{Collective, Cut, Plan};
 use kolo_collectives::select::{Choice, Order, SelectError, select};
 use kolo_collectives::simulate::{Cluster, simulate};
 use kolo_collectives::stage::PAYLOAD_BYTES_MAX;
+use kolo_collectives::window::Symmetric;
 use kolo_collectives::{Algorithm, Task};
 
 fn task_on(collective: Collective, cluster: &Cluster) -> Task {
@@ -302,4 +303,45 @@ fn force_is_obeyed_or_refused() {
     assert!(refused(&task, false, Order::Canonical, Algorithm::Ring).contains("canonical"));
     let all_to_all = Task::new(Collective::AllToAll, 8);
     assert!(refused(&all_to_all, true, Order::Any, Algorithm::Bruck).contains("equal length"));
+}
+
+/// On one host with symmetric buffers, calls of 1 MiB and more are expected, as they were measured (docs/tuning.md), to take no more time on
+/// windows than in any other form, give or take a little, and the closed form agrees with the simulator.
+#[test]
+fn long_calls_on_symmetric_buffers_take_windows() {
+    use Collective as C;
+    for ranks in [2, 4, 8] {
+        for collective in
+            [C::AllReduce, C::Reduce, C::Broadcast, C::ReduceScatter, C::AllGather, C::AllToAll, C::Scatter]
+        {
+            let task = Task::new(collective, ranks).with_stages().with_symmetric(Symmetric::All);
+            let blocks = if collective.has_block_per_rank() { u64::from(ranks) } else { 1 };
+            for all in [1 << 20, 16 << 20] {
+                let bytes = all / blocks;
+                for oversubscription in [1.0, f64::from(ranks) / 2.0] {
+                    let model = Model { oversubscription, ..Model::TCP };
+                    let choice = select(&task, bytes, 4, false, Order::Any, &model, None).expect("some can");
+                    let on_windows = match choice.algorithm {
+                        Algorithm::Window => choice.cost_seconds,
+                        _ => {
+                            let window = choice.losers.iter().find(|(other, _)| *other == Algorithm::Window);
+                            window.and_then(|(_, cost)| cost.clone().ok()).expect("it can serve")
+                        }
+                    };
+                    assert!(
+                        on_windows <= 1.15 * choice.cost_seconds,
+                        "{collective} of {all} on {ranks}, {oversubscription} per processor: {choice:?}"
+                    );
+                }
+                let cluster = Cluster { ranks_per_host: ranks, segment_bytes: 1 << 30, ..Cluster::default() };
+                let flow = Flow { bytes, segment_bytes: bytes, window: 1 };
+                let priced = seconds(Algorithm::Window, &task, flow, &cluster.model);
+                // Own blocks, which no form counts, stay where they are in place.
+                let placed = if collective == C::AllToAll { task.clone() } else { task.clone().in_place() };
+                let simulated = simulated(Algorithm::Window, &placed, bytes, &cluster);
+                let ratio = priced / simulated;
+                assert!((0.5..1.5).contains(&ratio), "{collective} of {all} on {ranks}: {ratio}");
+            }
+        }
+    }
 }

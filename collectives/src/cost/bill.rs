@@ -197,13 +197,15 @@ impl Bill {
         self.share(ranks, bytes, bytes / self.model.reduce_bytes_per_second);
     }
 
-    /// `ranks` ranks of each host reduce `sources` blocks of so many bytes into `targets` others, all of them where they lie.
+    /// `ranks` ranks of each host reduce `sources` blocks of so many bytes into `targets` others, all of them where they lie. That is
+    /// one pass, which reduces while it moves: see docs/tuning.md, "Symmetric buffers beside private ones".
     pub(crate) fn spread(&mut self, ranks: u32, sources: u32, targets: u32, bytes: f64) {
         let others = f64::from(sources - 1);
         // The first of the results is written by the reduction, where there is one.
         let copies = f64::from(targets) - if sources > 1 { 1.0 } else { 0.0 };
         let moved = (others + copies) * bytes;
-        self.share(ranks, moved, others * bytes / self.model.reduce_bytes_per_second);
+        let reduced = others * bytes / self.model.reduce_bytes_per_second;
+        self.share(ranks, moved, (reduced - moved / self.model.move_bytes_per_second).max(0.0));
     }
 
     /// `ranks` ranks of each host move so much to or from memory that all share, and work so long beside. The others leave the

@@ -103,7 +103,12 @@ impl Generator for Window {
             (C::ReduceScatter, _) => bill.spread(p, p, 1, n),
             (C::Broadcast, Some(_)) => bill.spread(p, 1, p - 1, n / f64::from(p)),
             (C::Broadcast | C::Scatter, _) => bill.take(p - 1, n),
-            _ => bill.take(p, f64::from(p) * n),
+            (C::AllToAll, _) => {
+                bill.copy(n);
+                bill.take(p, f64::from(p - 1) * n);
+            }
+            // A rank's own block does not count, as in other forms.
+            _ => bill.take(p, f64::from(p - 1) * n),
         }
         bill.meet(p - 1);
     }

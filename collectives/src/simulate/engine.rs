@@ -340,10 +340,12 @@ impl<'a> Engine<'a> {
             }
             Action::Spread { of, to, .. } => {
                 let others = self.stages.count(of, rank) as f64 - 1.0;
-                work = others * memory(|model| model.reduce_bytes_per_second);
                 // The first of the results is written by the reduction, where there is one.
                 let copies = self.stages.count(to, rank) as f64 - others.min(1.0);
                 staged = others + copies;
+                // One pass, which reduces while it moves.
+                let reduced = others * memory(|model| model.reduce_bytes_per_second);
+                work = (reduced - staged * memory(|model| model.move_bytes_per_second)).max(0.0);
             }
             Action::Recv { .. } | Action::RecvReduce { .. } | Action::WaitSignal { .. } => {
                 let channel = compiled.channel as usize;

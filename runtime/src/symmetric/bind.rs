@@ -4,18 +4,18 @@
 //! every byte on every rank, so the cuts between the parts of a vector are moved to that. What is left at its two ends, each rank with
 //! an output computes for itself: it sets it aside, and puts it into its output at the end, since others read there until then.
 
+use std::cell::OnceCell;
 use std::ops::Range;
 use std::sync::Arc;
 
 use kolo_collectives::layout::{Layout, Shape};
 use kolo_collectives::plan::{Action, Blocks, Cut, Plan, Space};
 use kolo_collectives::stage::Members;
-use kolo_transport::Needs;
 
 use super::Fault;
 use super::locations::{BufferLocations, Place};
 use super::memory::Allocation;
-use super::work::{Item, Job, Round};
+use super::work::{Item, Job};
 use crate::call::{Call, Counts};
 use crate::engine::needs;
 
@@ -24,37 +24,28 @@ const GRAIN: usize = 128;
 
 /// Binds what a plan does after its first round, in which all have said where their buffers lie.
 pub(super) fn bind(
-    allocations: &[Arc<Allocation>],
-    rank: usize,
+    (allocations, rank, page): (&[Arc<Allocation>], usize, usize),
     call: &Call,
     plan: &Plan,
     located: &[BufferLocations],
-) -> Result<Job, Fault> {
+) -> Result<Box<Job>, Fault> {
     let Counts::Even(count) = call.counts else { unreachable!("only even counts are considered") };
-    let shape = match plan.cut {
-        Cut::Vector { .. } => Shape::Vector { count },
-        Cut::PerRank => Shape::Blocks { count },
-    };
-    let layout = Layout::new(plan, shape, usize::MAX);
-    let mut binder = Binder { allocations, rank, call, plan, located, layout, job: Job::default() };
-    let mut steps = plan.lanes.first().map_or(&[][..], |lane| lane).iter().map(|step| step.action).peekable();
+    let layout = OnceCell::new();
+    let mut binder =
+        Binder { allocations, rank, call, count, plan, located, layout, page, job: Box::default() };
     let mut rounds = 0;
-    while let Some(action) = steps.next() {
+    for action in plan.lanes.iter().flatten().map(|step| step.action) {
         match action {
             Action::Publish { .. } => {
-                let awaited = steps.next_if(|next| matches!(next, Action::Await { .. }));
                 rounds += 1;
-                if rounds > 1 {
-                    let needs = match awaited {
-                        Some(Action::Await { of }) => needs(of),
-                        _ => Needs::Nobody,
-                    };
-                    binder.job.rounds.push(Round { items: binder.job.items.len(), needs });
-                }
+                binder.job.needs = None;
             }
-            Action::Copy { src, dst } => binder.copy(src, dst)?,
-            Action::Spread { of, first, count, to, at } => binder.spread(of, (first, count), to, at)?,
-            other => unreachable!("{other}: no plan on windows has such a step"),
+            Action::Await { of } => binder.job.needs = Some(needs(of)),
+            Action::Copy { src, dst } if rounds == 1 => binder.copy(src, dst)?,
+            Action::Spread { of, first, count, to, at } if rounds == 1 => {
+                binder.spread(of, (first, count), to, at)?;
+            }
+            other => unreachable!("{other}: a plan on windows has two rounds, and its work is between them"),
         }
     }
     Ok(binder.job)
@@ -64,16 +55,18 @@ struct Binder<'a> {
     allocations: &'a [Arc<Allocation>],
     rank: usize,
     call: &'a Call,
+    count: usize,
     plan: &'a Plan,
     located: &'a [BufferLocations],
-    layout: Layout,
-    job: Job,
+    layout: OnceCell<Layout>,
+    page: usize,
+    job: Box<Job>,
 }
 
 impl Binder<'_> {
     fn copy(&mut self, src: Blocks, dst: Blocks) -> Result<(), Fault> {
         let from = match src.space {
-            Space::Window(member) => self.input(usize::from(member), src.first, src.count)?,
+            Space::Window(member) => self.input(usize::from(member), self.bytes(src))?,
             _ => self.own(src).cast_const(),
         };
         self.take(vec![from], dst);
@@ -84,13 +77,16 @@ impl Binder<'_> {
         let Cut::Vector { parts } = self.plan.cut else {
             // Nobody else writes blocks that ranks have one each of.
             debug_assert_eq!(to.range(self.located.len()), self.rank..self.rank + 1);
-            let sources = self.inputs(of, first, count)?;
+            let bytes = self.bytes(Blocks::range(Space::Input, first, count));
+            let members = of.range(self.located.len());
+            let source = |member| self.input(member, bytes.clone());
+            let sources = members.map(source).collect::<Result<_, _>>()?;
             self.take(sources, Blocks::range(Space::Output, at, count));
             return Ok(());
         };
         debug_assert_eq!(first, at, "parts keep their places");
         let (members, located) = (self.located.len(), self.located);
-        let block = self.bytes(Blocks::range(Space::Output, 0, parts)).len();
+        let block = self.count * self.call.data_type.size();
         let mut shared = 0..block;
         let mut targets = Vec::with_capacity(members);
         let to = || to.range(members).filter(|member| !has_it(located, of, *member));
@@ -99,13 +95,14 @@ impl Binder<'_> {
             let locations = &located[member];
             let Some(place) = locations.output else { return Err(Fault::Corrupt { member }) };
             targets.push(self.resolve(member, place, block)?);
-            let pages = locations.pages_within(place, block);
+            let pages = locations.pages_within(place, block, self.page);
             shared = shared.start.max(pages.start)..shared.end.min(pages.end);
         }
         let start = shared.start.next_multiple_of(GRAIN);
         let end = if shared.end == block { block } else { shared.end / GRAIN * GRAIN };
         let shared = if start < end { start..end } else { 0..0 };
-        let sources = self.inputs(of, 0, parts)?;
+        let source = |member| self.input(member, 0..block);
+        let sources = of.range(members).map(source).collect::<Result<Vec<_>, _>>()?;
         let part =
             |range: &Range<usize>| sources.iter().map(|source| source.wrapping_add(range.start)).collect();
         let ends = [0..shared.start, shared.end..block].into_iter();
@@ -123,14 +120,8 @@ impl Binder<'_> {
         Ok(())
     }
 
-    /// Blocks of these members' inputs.
-    fn inputs(&mut self, of: Members, first: u32, count: u32) -> Result<Vec<*const u8>, Fault> {
-        of.range(self.located.len()).map(|member| self.input(member, first, count)).collect()
-    }
-
-    /// Blocks of a member's input, which lie side by side.
-    fn input(&mut self, member: usize, first: u32, count: u32) -> Result<*const u8, Fault> {
-        let bytes = self.bytes(Blocks::range(Space::Input, first, count));
+    /// So many bytes of a member's input.
+    fn input(&mut self, member: usize, bytes: Range<usize>) -> Result<*const u8, Fault> {
         let Some(place) = self.located[member].input else { return Err(Fault::Corrupt { member }) };
         Ok(self.resolve(member, place, bytes.end)?.wrapping_add(bytes.start).cast_const())
     }
@@ -153,9 +144,14 @@ impl Binder<'_> {
 
     /// Where blocks lie in their buffer: side by side, since there is one segment.
     fn bytes(&self, blocks: Blocks) -> Range<usize> {
-        let size = self.call.data_type.size();
-        let start = self.layout.block(blocks.space, blocks.first, 0).offset * size;
-        start..start + self.layout.len(blocks, 0) * size
+        let (size, count) = (self.call.data_type.size(), self.count);
+        let shape = || match self.plan.cut {
+            Cut::Vector { .. } => Shape::Vector { count },
+            Cut::PerRank => Shape::Blocks { count },
+        };
+        let layout = self.layout.get_or_init(|| Layout::new(self.plan, shape(), usize::MAX));
+        let start = layout.block(blocks.space, blocks.first, 0).offset * size;
+        start..start + layout.len(blocks, 0) * size
     }
 
     /// From the sources into this rank's own memory, unless it is there already.

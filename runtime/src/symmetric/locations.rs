@@ -5,8 +5,6 @@ use std::ops::Range;
 use kolo_collectives::plan::Placement;
 use kolo_collectives::window::Shown;
 
-use super::memory::page_size;
-
 /// Bytes of encoded locations, which share their line with the flag of the exchange.
 pub(super) const LOCATIONS_BYTES: usize = 48;
 
@@ -76,10 +74,9 @@ impl BufferLocations {
         }
     }
 
-    /// The part of an output of `len` bytes at a place that lies in pages of which the call owns every byte, counted from
-    /// the output's start.
-    pub(super) fn pages_within(&self, place: Place, len: usize) -> Range<usize> {
-        let page = page_size();
+    /// The part of an output of `len` bytes at a place that lies in pages, of `page` bytes, of which the call owns every byte; counted
+    /// from the output's start.
+    pub(super) fn pages_within(&self, place: Place, len: usize, page: usize) -> Range<usize> {
         let (from, to) = (place.offset as usize, place.offset as usize + len);
         let start = from.next_multiple_of(page);
         let end = if self.owns_last_page { to } else { to / page * page };
@@ -107,15 +104,15 @@ mod tests {
 
     #[test]
     fn only_whole_pages_are_written_by_others() {
-        let page = page_size();
+        let page = 4096;
         let at = |offset: usize| Place { allocation: 1, offset: offset as u64 };
         let open = BufferLocations::default();
         let last = BufferLocations { owns_last_page: true, ..open };
-        assert_eq!(open.pages_within(at(0), 3 * page), 0..3 * page);
-        assert_eq!(open.pages_within(at(8), 3 * page), page - 8..3 * page - 8);
-        assert_eq!(open.pages_within(at(0), 3 * page - 1), 0..2 * page);
-        assert_eq!(last.pages_within(at(0), 3 * page - 1), 0..3 * page - 1);
-        assert_eq!(open.pages_within(at(8), page), 0..0);
-        assert_eq!(last.pages_within(at(8), 100), 0..0);
+        assert_eq!(open.pages_within(at(0), 3 * page, page), 0..3 * page);
+        assert_eq!(open.pages_within(at(8), 3 * page, page), page - 8..3 * page - 8);
+        assert_eq!(open.pages_within(at(0), 3 * page - 1, page), 0..2 * page);
+        assert_eq!(last.pages_within(at(0), 3 * page - 1, page), 0..3 * page - 1);
+        assert_eq!(open.pages_within(at(8), page, page), 0..0);
+        assert_eq!(last.pages_within(at(8), 100, page), 0..0);
     }
 }

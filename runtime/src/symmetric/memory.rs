@@ -83,8 +83,3 @@ impl Allocation {
         is_inside.then(|| memory.base().wrapping_add(offset))
     }
 }
-
-/// Bytes of a page.
-pub(super) fn page_size() -> usize {
-    rustix::param::page_size()
-}

@@ -24,11 +24,10 @@ mod locations;
 mod memory;
 mod work;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use kolo_collectives::plan::{Collective, Placement, Plan};
-use kolo_collectives::window::{Symmetric, Windows, agree};
+use kolo_collectives::plan::{Collective, Placement};
+use kolo_collectives::window::{Forms, Symmetric, Windows, agree};
 use kolo_collectives::{Algorithm, Task};
 use kolo_transport::{Needs, StageMismatch};
 
@@ -38,9 +37,8 @@ use crate::reduce::Combine;
 use crate::types::ReduceOp;
 use bind::bind;
 use locations::{BufferLocations, LOCATIONS_BYTES};
-use memory::page_size;
 pub(crate) use memory::{Allocation, OwnMemory};
-use work::{Job, Kit, Round};
+use work::{Job, Kit};
 
 /// The symmetric allocations of a communicator.
 #[derive(Debug)]
@@ -54,17 +52,21 @@ pub(crate) struct SymmetricBuffers {
     bytes_min: Option<usize>,
     /// In the order in which they were made, which is the same on all ranks; and so is which ones are kept.
     allocations: Vec<Arc<Allocation>>,
-    /// This rank's plans, which are independent of size.
-    plans: HashMap<Task, Plan>,
-    /// What became of the last call that looked.
-    last: Option<Result<&'static str, String>>,
+    /// Of the calls made so far.
+    forms: Vec<Forms>,
+    /// The last call that looked, and what became of it.
+    last: Option<(usize, Result<Symmetric, String>)>,
     scratch: Vec<u8>,
+    /// Bytes of a page.
+    page: usize,
 }
 
 /// A call on its way.
 #[derive(Debug)]
 pub(crate) struct SymmetricCall<'a> {
     call: &'a Call,
+    /// Which of the forms are this call's.
+    forms: usize,
     kit: Kit,
     tag: u64,
     pub(crate) turn: u64,
@@ -77,8 +79,8 @@ pub(crate) struct SymmetricCall<'a> {
 #[derive(Debug)]
 enum Phase {
     Locating,
-    /// Rounds that are over, after the first, and what is to be done.
-    Working(usize, Box<Job>),
+    /// Before the second round, or in it.
+    Working(Box<Job>),
 }
 
 /// How far a call got.
@@ -141,9 +143,10 @@ impl SymmetricBuffers {
             canonical,
             bytes_min,
             allocations: Vec::new(),
-            plans: HashMap::new(),
+            forms: Vec::new(),
             last: None,
             scratch: Vec::new(),
+            page: rustix::param::page_size(),
         }
     }
 
@@ -173,15 +176,16 @@ impl SymmetricBuffers {
     /// Whether a call begins with an exchange of locations. The same answer on all ranks.
     #[inline]
     pub(crate) fn considers(&self, call: &Call) -> bool {
-        !self.allocations.is_empty()
-            && match self.forced.first(call) {
-                Some(named) => named == Algorithm::Window,
-                None => self.long_enough(call),
-            }
+        !self.allocations.is_empty() && self.looks(call)
     }
 
-    fn long_enough(&self, call: &Call) -> bool {
+    /// The same where there are symmetric buffers. Kept out of the way of short calls where there are none.
+    #[inline(never)]
+    fn looks(&self, call: &Call) -> bool {
         use Collective as C;
+        if let Some(named) = self.forced.first(call) {
+            return named == Algorithm::Window;
+        }
         let Counts::Even(count) = call.counts else { return false };
         let blocks = if call.collective.has_block_per_rank() { self.members } else { 1 };
         !matches!(call.collective, C::Gather | C::Scan | C::ExScan | C::Barrier)
@@ -190,16 +194,25 @@ impl SymmetricBuffers {
 
     /// Takes a turn for a call that was [considered](Self::considers).
     pub(crate) fn enter<'a>(
-        &self,
+        &mut self,
         exchange: &mut CompiledExchange,
         call: &'a Call,
         combine: Combine,
         tag: u64,
     ) -> SymmetricCall<'a> {
-        let (locations, exposure) = self.locations(call);
+        let is_it = |forms: &Forms| {
+            let Task { collective, root, placement, .. } = *forms.task();
+            (collective, root, placement) == (call.collective, call.root, call.placement)
+        };
+        let forms = self.forms.iter().position(is_it).unwrap_or_else(|| {
+            self.forms.push(self.forms(call));
+            self.forms.len() - 1
+        });
+        let (locations, exposure) = self.locations(call, self.forms[forms].most());
         let kit = Kit::new(call, combine, self.members, self.canonical);
         SymmetricCall {
             call,
+            forms,
             kit,
             tag,
             turn: exchange.take_turn(),
@@ -231,23 +244,20 @@ impl SymmetricBuffers {
                         exchange.end_turn();
                         return Ok(Step::Declined);
                     };
-                    running.phase = Phase::Working(0, Box::new(job));
+                    running.phase = Phase::Working(job);
                 }
-                Phase::Working(rounds, job) => {
-                    let round = job.rounds.get(*rounds).copied();
-                    let items = round.map_or(job.items.len(), |round| round.items);
+                Phase::Working(job) => {
                     // SAFETY: all have said where their buffers lie, and such plans are checked for who touches what.
-                    if !unsafe { job.step(items, &running.kit, &mut self.scratch) } {
+                    if !unsafe { job.step(&running.kit, &mut self.scratch) } {
                         return Ok(Step::Works);
                     }
-                    if let Some(Round { needs, .. }) = round {
-                        if !exchange.exchange(running.tag, &[], needs).map_err(Fault::Mismatch)? {
-                            return Ok(Step::Waits);
-                        }
-                        exchange.end_exchange();
-                        *rounds += 1;
-                        continue;
+                    if !exchange
+                        .exchange(running.tag, &[], job.needs.unwrap_or(Needs::Nobody))
+                        .map_err(Fault::Mismatch)?
+                    {
+                        return Ok(Step::Waits);
                     }
+                    exchange.end_exchange();
                     exchange.end_turn();
                     running.exposure = None;
                     // SAFETY: everybody's work on this rank's buffers is over, so they are its own again.
@@ -263,7 +273,7 @@ impl SymmetricBuffers {
         &mut self,
         exchange: &mut CompiledExchange,
         running: &mut SymmetricCall<'_>,
-    ) -> Result<Option<Job>, Fault> {
+    ) -> Result<Option<Box<Job>>, Fault> {
         let said = |member| {
             let mut locations = [0; LOCATIONS_BYTES];
             exchange.heard(member).read(0, &mut locations);
@@ -271,41 +281,38 @@ impl SymmetricBuffers {
         };
         let located: Vec<BufferLocations> = (0..self.members).map(said).collect();
         exchange.end_exchange();
-        let (rank, task) = (self.rank, self.task(running.call));
+        let forms = &mut self.forms[running.forms];
         let agreed = match located.iter().position(|locations| locations.is_on_gpu) {
             Some(member) => Err(format!("rank {member}'s memory is a GPU's")),
-            None => agree(&task, &located.iter().map(BufferLocations::shown).collect::<Vec<_>>()),
+            None => agree(forms.task(), located.iter().map(BufferLocations::shown)),
         };
-        let task = agreed.map(|symmetric| task.with_symmetric(symmetric));
-        self.last = Some(
-            task.as_ref().map(|task| Windows::of(task).unwrap_or_default().how()).map_err(String::clone),
-        );
-        let Ok(task) = task else { return Ok(None) };
-        let plan = |task: &Task| Algorithm::Window.plan(task, rank as u32);
-        let plan = self.plans.entry(task).or_insert_with_key(plan);
-        let mut job = bind(&self.allocations, rank, running.call, plan, &located)?;
+        let symmetric = agreed.as_ref().ok().copied();
+        self.last = Some((running.forms, agreed));
+        let Some(symmetric) = symmetric else { return Ok(None) };
+        let at = (&self.allocations[..], self.rank, self.page);
+        let mut job = bind(at, running.call, forms.plan(symmetric), &located)?;
         running.kit.factors(&located);
         job.prepare(&running.kit, &mut self.scratch);
         Ok(Some(job))
     }
 
-    /// A call as this rank makes it, with as many windows as it can have.
-    fn task(&self, call: &Call) -> Task {
+    /// The forms of a call as this rank makes it.
+    fn forms(&self, call: &Call) -> Forms {
         let task = Task::new(call.collective, self.members as u32).with_root(call.root).with_stages();
-        Task { placement: call.placement, ..task.with_symmetric(Symmetric::All) }
+        Forms::new(Task { placement: call.placement, ..task }, self.rank as u32)
     }
 
     /// What this rank says of its buffers, and which pages that lets others write.
-    fn locations(&self, call: &Call) -> (BufferLocations, Option<Exposure>) {
+    fn locations(&self, call: &Call, windows: Windows) -> (BufferLocations, Option<Exposure>) {
         let mut locations = BufferLocations::default();
         if let ReduceOp::PremulSum(factor) = call.op {
             locations.factor = factor;
         }
         locations.is_in_place = call.placement == Placement::InPlace;
         locations.is_on_gpu = call.gpus.is_some();
-        let Some(windows) = Windows::of(&self.task(call)).ok().filter(|_| !locations.is_on_gpu) else {
+        if locations.is_on_gpu {
             return (locations, None);
-        };
+        }
         let (input, output) = call.bytes(self.rank as u32, self.members as u32);
         if windows.shows_input(self.rank, self.members) {
             // In place, a call may name its output only.
@@ -319,9 +326,9 @@ impl SymmetricBuffers {
             let memory = allocation.own();
             locations.output = Some(place);
             locations.owns_last_page = place.offset as usize + output >= memory.used();
-            let pages = locations.pages_within(place, output);
+            let pages = locations.pages_within(place, output, self.page);
             let (offset, len) =
-                (place.offset as usize + pages.start, pages.len().next_multiple_of(page_size()));
+                (place.offset as usize + pages.start, pages.len().next_multiple_of(self.page));
             exposure = (len > 0).then(|| Exposure { memory: Arc::clone(memory), offset, len });
         }
         (locations, exposure)
@@ -337,8 +344,9 @@ impl SymmetricBuffers {
 
     /// Which buffer of this rank is none that others reach, though any plan needs it.
     fn lacks(&self, call: &Call) -> Option<&'static str> {
-        let windows = Windows::fewest(&self.task(call)).unwrap_or_default();
-        windows.lacks(self.rank, self.members, &self.locations(call).0.shown())
+        let forms = self.forms(call);
+        let (locations, _) = self.locations(call, forms.most());
+        forms.fewest().lacks(self.rank, self.members, &locations.shown())
     }
 
     /// What a call can count on here for which KOLO_ALGO asks for this way.
@@ -354,8 +362,13 @@ impl SymmetricBuffers {
         }
         let last = match &self.last {
             None => String::new(),
-            Some(Ok(how)) => format!("; the last call that asked went so: {how}"),
-            Some(Err(why)) => format!("; the last call that asked did not: {why}"),
+            Some((forms, Ok(symmetric))) => {
+                format!(
+                    "; the last call that asked went so: {}",
+                    self.forms[*forms].windows(*symmetric).how()
+                )
+            }
+            Some((_, Err(why))) => format!("; the last call that asked did not: {why}"),
         };
         if !self.considers(call) {
             let least = self.bytes_min(call.collective);

@@ -67,15 +67,6 @@ pub(super) struct Item {
     pub(super) bytes: usize,
 }
 
-/// A round after the first one.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Round {
-    /// So many items are done before this rank publishes.
-    pub(super) items: usize,
-    /// Whom it awaits then.
-    pub(super) needs: Needs,
-}
-
 /// What is put into this rank's output once nobody reads there any more.
 #[derive(Debug)]
 struct Patch {
@@ -91,8 +82,8 @@ struct Patch {
 #[derive(Debug, Default)]
 pub(super) struct Job {
     pub(super) items: Vec<Item>,
-    /// In their order.
-    pub(super) rounds: Vec<Round>,
+    /// Whom this rank awaits at the end, if anybody.
+    pub(super) needs: Option<Needs>,
     /// Of these, the first so many are done.
     done: usize,
     /// Bytes of the next one that are done.
@@ -133,15 +124,14 @@ impl Job {
         scratch.resize((1 + kit.factors.len()) * BLOCK_BYTES, 0);
     }
 
-    /// Does a piece of the first `items` items; true once these are done.
+    /// Does a piece; true once all is done.
     ///
     /// # Safety
     /// Sources are readable and targets writable for the length of their item, and nobody else writes either or reads the
     /// targets; a target is one of its sources or overlaps none of any item.
-    pub(super) unsafe fn step(&mut self, items: usize, kit: &Kit, scratch: &mut [u8]) -> bool {
+    pub(super) unsafe fn step(&mut self, kit: &Kit, scratch: &mut [u8]) -> bool {
         let mut left = PIECE_BYTES;
-        while self.done < items {
-            let item = &self.items[self.done];
+        while let Some(item) = self.items.get(self.done) {
             let len = BLOCK_BYTES.min(item.bytes - self.at);
             if len > 0 {
                 // SAFETY: handed on; the block is inside the item.
@@ -154,13 +144,13 @@ impl Job {
             }
             left = left.saturating_sub(len.max(1));
             if left == 0 {
-                return self.done == items;
+                return self.done == self.items.len();
             }
         }
         true
     }
 
-    /// Puts what waits aside into this rank's output, once all rounds are over.
+    /// Puts what waits aside into this rank's output.
     ///
     /// # Safety
     /// The output is this rank's own again.
@@ -213,13 +203,14 @@ impl Kit {
     /// As [`Job::step`]; `to` is writable, and is one of the sources' blocks, the first of `scratch`, or apart from all of them.
     unsafe fn fold(&self, to: *mut u8, sources: &[*const u8], (at, len): (usize, usize), scratch: &mut [u8]) {
         let (combine, element_bytes) = (self.combine, self.data_type.size());
+        let count = len / element_bytes;
         let (acc, scaled) = scratch.split_at_mut(BLOCK_BYTES);
         // SAFETY: for the whole block: scratch has a block for each purpose, which overlaps no buffer; the tree writes its result
         // when it has read everything, and so does the last of the steps in order.
         unsafe {
             for (index, factor) in self.factors.iter().enumerate() {
                 let to = scaled[index * BLOCK_BYTES..][..len].as_mut_ptr();
-                scale(self.data_type, to, sources[index].add(at), len / element_bytes, *factor);
+                scale(self.data_type, to, sources[index].add(at), count, *factor);
             }
             let is_scaled = !self.factors.is_empty();
             let source = |index: usize| match is_scaled {
@@ -228,11 +219,13 @@ impl Kit {
             };
             let how = Folding { combine, element_bytes, canonical: self.canonical, scratch: &self.partial };
             let last = sources.len() - 1;
-            if last == 1 || self.canonical {
+            if last == 1 {
+                combine(to, source(0), source(1), count);
+            } else if self.canonical {
                 how.fold(to, len, sources.len(), source);
             } else {
                 how.fold(acc.as_mut_ptr(), len, last, source);
-                combine(to, acc.as_ptr(), source(last), len / element_bytes);
+                combine(to, acc.as_ptr(), source(last), count);
             }
         }
     }
