@@ -116,6 +116,8 @@ def _draw_from_port(parts, world_size: int, deadline: float) -> int:
                 return 0
             with socket.create_connection(address[:2], min(_ANSWER_SECONDS, deadline - time.monotonic())) as asking:
                 asking.sendall(f"kolo rank of {world_size}\n".encode())
+                # The answer comes when all have come.
+                asking.settimeout(max(deadline - time.monotonic(), 0.01))
                 answer = asking.makefile("rb").readline(64).decode(errors="replace").split()
             if len(answer) == 3 and answer[:2] == ["kolo", "rank"]:
                 return int(answer[2])
@@ -143,30 +145,38 @@ def _listen(family, kind, protocol, address) -> socket.socket | None:
 
 
 def _number_others(listener: socket.socket, parts, world_size: int, deadline: float) -> None:
-    rank = 1
-    while rank < world_size:
+    waiting: list[socket.socket] = []
+    while len(waiting) + 1 < world_size:
         left = deadline - time.monotonic()
         if left <= 0:
-            problem = f"{world_size - rank} of {world_size} processes did not come"
+            problem = f"{world_size - 1 - len(waiting)} of {world_size} processes did not come"
             raise _late(parts.geturl(), problem, "See whether all processes were started")
         listener.settimeout(left)
         try:
             asking, _ = listener.accept()
         except socket.timeout:
             continue
+        asking.settimeout(_ANSWER_SECONDS)
+        try:
+            asked = asking.makefile("rb").readline(64).decode(errors="replace").split()
+            if asked == ["kolo", "rank", "of", str(world_size)]:
+                waiting.append(asking)
+                continue
+            if asked[:3] == ["kolo", "rank", "of"]:
+                asking.sendall(f"kolo size {world_size}\n".encode())
+        except OSError:
+            pass
+        asking.close()
+    # Only now: whoever has its rank connects to what comes next at this port, and must not meet this listener.
+    listener.close()
+    for rank, asking in enumerate(waiting, 1):
         with asking:
-            asking.settimeout(_ANSWER_SECONDS)
             try:
-                asked = asking.makefile("rb").readline(64).decode(errors="replace").split()
-                if asked[:3] != ["kolo", "rank", "of"] or len(asked) != 4:
-                    continue
-                fits = asked[3] == str(world_size)
-                asking.sendall(f"kolo rank {rank}\n".encode() if fits else f"kolo size {world_size}\n".encode())
+                asking.sendall(f"kolo rank {rank}\n".encode())
                 # Who closes first keeps the port busy for a while, which should not be this end.
                 asking.recv(1)
-                rank += fits
             except OSError:
-                continue
+                continue  # it is missed when the ranks join
 
 
 # A multicast group: everybody announces a random number, and all put the numbers in order.
