@@ -162,7 +162,7 @@ static void types(void) {
         OK(koloAllGatherV(comm, raw + 1, got + 1, counts, (koloDataType_t)type));
         CHECK(memcmp(raw + 1, got + 1, 9 * bytes) == 0);
     }
-    CHECK(koloTypeBytes((koloDataType_t)11) == 0);
+    CHECK(koloTypeBytes((koloDataType_t)13) == 0);
 
     int64_t number = rank + 1, result = 0;
     OK(koloAllReduce(comm, &number, &result, 1, KOLO_INT64, KOLO_PROD));
