@@ -65,7 +65,8 @@ fn explanations_and_summaries_say_so() {
     });
     for (summary, explained) in told {
         assert!(summary.contains("; network: 2 hosts, round trip "), "{summary}");
-        assert!(explained.contains("the network as measured: 2 hosts"), "{explained}");
+        assert!(explained.contains("; network: 2 hosts, round trip "), "{explained}");
+        assert!(explained.contains(" (measured in "), "{explained}");
     }
 }
 
