@@ -13,6 +13,9 @@ pub struct Ballot {
     pub by: u32,
 }
 
+/// Rounds of messages that other processes send stay below: then there is always a next one.
+const ROUNDS_MAX: u64 = 1 << 62;
+
 /// What a member brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Part {
@@ -90,11 +93,12 @@ pub enum Message {
 }
 
 impl Message {
-    /// Whether all members that it names exist, of so many. For messages from other processes.
+    /// Whether all members that it names exist, of so many, and its ballots leave room for later ones. For messages from other
+    /// processes.
     #[must_use]
     pub fn is_within(&self, members: u32) -> bool {
         let within = |set: &Set| set.highest().is_none_or(|highest| highest < members);
-        let ballot_within = |ballot: &Ballot| ballot.by < members;
+        let ballot_within = |ballot: &Ballot| ballot.by < members && ballot.round < ROUNDS_MAX;
         match self {
             Self::Part(_) | Self::Asked | Self::Here | Self::Stranded => true,
             Self::Prepare { ballot, gone } | Self::Accepted { ballot, gone } => {

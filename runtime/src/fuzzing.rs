@@ -9,11 +9,12 @@ use crate::{communicator, control, join};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     ("control_frames", control_frames),
     ("control_handshake", control_handshake),
     ("control_sealed", control_sealed),
     ("coordinator_state", coordinator_state),
+    ("members", members),
     ("card", card),
     ("notice", notice),
     ("url", url),
@@ -41,6 +42,11 @@ pub fn control_sealed(bytes: &[u8]) {
 /// The coordinator, by a script of events and times.
 pub fn coordinator_state(bytes: &[u8]) {
     control::fuzz::coordinator_state(bytes);
+}
+
+/// Frames between members, and an agreement by a script of what a member hears.
+pub fn members(bytes: &[u8]) {
+    control::fuzz::members(bytes);
 }
 
 /// What a rank tells the others when a communicator is made.

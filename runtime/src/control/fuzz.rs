@@ -5,12 +5,14 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use kolo_membership::{Agreement, Message, Part, Settings, Stand};
 use tokio::io::AsyncReadExt;
 
 use super::abort::Loss;
 use super::coordinator_ranks::CoordinatorSettings;
 use super::coordinator_state::{Action, CoordinatorState};
 use super::handshake::{Credentials, greet_coordinator, greet_rank};
+use super::peers::Said;
 use super::sealed::{Sealed, SessionKeys};
 use super::wire::{FromCoordinator, Hello, PeerInfo, ToCoordinator, decode, encode, read_frame};
 use crate::error::LossCause;
@@ -131,5 +133,58 @@ pub(crate) fn coordinator_state(script: &[u8]) {
             return;
         }
         assert!(coordinator.next_wakeup() <= now + Duration::from_secs(10), "it looks at the clock again");
+    }
+}
+
+/// What members say to each other, and one of five that agrees with the rest: bytes are a script of what it hears, and of times. A
+/// decision stays, and what it says names members only.
+pub(crate) fn members(script: &[u8]) {
+    const MEMBERS: u32 = 5;
+    const ME: u32 = 1;
+    if let Ok(said) = decode::<Said>(script) {
+        let frame = encode(&said);
+        assert_eq!(decode::<Said>(&frame[4..]).map(|again| encode(&again)).ok(), Some(frame));
+    }
+    let second = Duration::from_secs(1);
+    let settings = Settings {
+        members: MEMBERS,
+        me: ME,
+        beat: second / 10,
+        silent_after: second,
+        stranded_after: 3 * second,
+    };
+    let (mut now, mut decided, mut has_called) = (Duration::ZERO, None, false);
+    let mut agreement = Agreement::new(settings, now);
+    let mut rest = script;
+    while let [step, argument, tail @ ..] = rest {
+        rest = tail;
+        let member = u32::from(*argument) % MEMBERS;
+        match step % 8 {
+            0 => agreement.gone(member, now),
+            1 if !has_called => {
+                has_called = true;
+                agreement.bring(Part { kinds: 1, flags: u64::from(*argument), seed: [3; 32] }, now);
+            }
+            1..=3 => {
+                now += Duration::from_millis(u64::from(*argument) * 20);
+                agreement.tick(now);
+            }
+            _ => {
+                let length = rest.first().map_or(0, |length| usize::from(*length)).min(rest.len());
+                let (payload, tail) = rest.split_at(length);
+                rest = tail;
+                if let Ok(message) = decode::<Message>(payload.get(1..).unwrap_or_default())
+                    && message.is_within(MEMBERS)
+                {
+                    agreement.hear(member, message, now);
+                }
+            }
+        }
+        for (to, message) in agreement.take_messages() {
+            assert!(to < MEMBERS && to != ME && message.is_within(MEMBERS), "to {to}: {message:?}");
+        }
+        if let Stand::Decided(decision) = agreement.stand(now) {
+            assert_eq!(*decided.get_or_insert_with(|| decision.clone()), decision, "a decision stays");
+        }
     }
 }
