@@ -65,7 +65,8 @@ pub struct Config {
     /// `KOLO_SOCKET_IFNAME`: network interfaces by prefix, `^` in front to exclude.
     pub socket_interfaces: Option<String>,
     /// `KOLO_PORT_RANGE`: TCP ports to listen at, such as `40000-40099`; unset = chosen by the system. Every communicator takes
-    /// one on each of its ranks, and rank 0 one more while ranks join, unless the rendezvous names it.
+    /// one on each of its ranks. Each rank takes one more, at which the others reach it after a loss; rank 0 takes another while ranks
+    /// join, unless the rendezvous names it.
     pub port_range: Option<RangeInclusive<u16>>,
     /// `KOLO_HOST_ID`: ranks with different names count as being on different hosts, even if they share one. Ranks
     /// without a name are on their real host.

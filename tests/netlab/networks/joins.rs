@@ -173,9 +173,9 @@ fn listens_within_a_range_of_ports() {
         // Ports outside are closed to both hosts, whichever end dials.
         run(commands, LONG)
     };
-    lab.block(Rule { from: None, to: None, what: What::SynOutside(40_000, 40_002), count: None });
-    // One for each of two ranks, and rank 0's for joining.
-    succeed(&with("40000-40002"), "three ports");
+    lab.block(Rule { from: None, to: None, what: What::SynOutside(40_000, 40_004), count: None });
+    // One for the messages of each of two ranks, one at which each is reached after a loss, and rank 0's for joining.
+    succeed(&with("40000-40004"), "five ports");
     // Rank 0 can listen for the others, and nobody on its host for messages.
     for end in with("40000-40000") {
         let says = "no port from 40000 to 40000 is free";
