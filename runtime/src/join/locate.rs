@@ -220,7 +220,7 @@ async fn listen_for(spec: &JoinSpec) -> Result<TcpListener> {
     let Some(ports) = &spec.ports else { return listen_anywhere(spec).await };
     let address = spec.one_host.then_some(Ipv4Addr::LOCALHOST.into());
     in_port_range(ports, |port, reuse| listen_with(address, port, reuse)).map_err(|error| Error::Join {
-        rank: Some(0),
+        rank: Some(spec.rank),
         problem: format!("cannot listen for the other ranks: {error}"),
         remedy: "Choose ports that are free with KOLO_PORT_RANGE".into(),
     })
