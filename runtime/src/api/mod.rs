@@ -8,6 +8,8 @@ mod elastic;
 mod gpu;
 mod irregular;
 #[cfg(test)]
+mod leaving_tests;
+#[cfg(test)]
 mod lent_tests;
 mod messages;
 mod network;
@@ -84,6 +86,7 @@ impl Communicator {
     fn make(making: Making) -> Result<Self> {
         let deadline = making.deadline;
         let communicator = Self { shared: Arc::new(making.connect()?) };
+        communicator.shared.world.entered();
         if communicator.shared.group.id == WORLD && !communicator.shared.world.knows_network() {
             communicator.learn_network(deadline)?;
         }
@@ -267,7 +270,9 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         if !leak_in_child(&self.shared) {
             // After a panic nobody waits for what was started: the others should hear why first.
-            drive::close(&self.shared, if std::thread::panicking() { Duration::ZERO } else { CLOSE_LIMIT });
+            let limit = if std::thread::panicking() { Duration::ZERO } else { CLOSE_LIMIT };
+            let in_order = drive::close(&self.shared, limit);
+            self.shared.world.left(in_order);
         }
     }
 }

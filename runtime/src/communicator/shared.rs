@@ -70,10 +70,12 @@ impl Group {
     }
 }
 
-/// The control plane, which a communicator shares with those split off it. The last one says goodbye.
+/// The control plane, which a communicator shares with those split off it.
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) control: Control,
+    /// Communicators that have not been dropped.
+    communicators: AtomicUsize,
     /// That this rank comes back to, if processors are shared. Communicators split off must not have another one.
     pub(super) processor: OnceLock<Option<usize>>,
     /// The network as measured with these transports, if it was.
@@ -84,7 +86,13 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) const fn new(control: Control) -> Self {
-        Self { control, processor: OnceLock::new(), network: OnceLock::new(), lineage: None }
+        Self {
+            control,
+            communicators: AtomicUsize::new(0),
+            processor: OnceLock::new(),
+            network: OnceLock::new(),
+            lineage: None,
+        }
     }
 
     pub(super) fn of_survivors(
@@ -94,7 +102,7 @@ impl World {
         network: Option<(Table, Transports)>,
     ) -> Self {
         let network = network.map_or_else(OnceLock::new, OnceLock::from);
-        Self { control, processor, network, lineage: Some(lineage) }
+        Self { control, communicators: AtomicUsize::new(0), processor, network, lineage: Some(lineage) }
     }
 
     /// What was measured, for a world of some of the ranks.
@@ -106,6 +114,20 @@ impl World {
     /// Whether the network was measured.
     pub(crate) fn knows_network(&self) -> bool {
         self.network.get().is_some()
+    }
+
+    /// A communicator is there.
+    pub(crate) fn entered(&self) {
+        self.communicators.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One has been dropped. The last one says goodbye though handles of operations may still be about: the end of the process
+    /// must not overtake what the coordinator has to tell. One that was not `in_order` waits for nobody.
+    pub(crate) fn left(&self, in_order: bool) {
+        if self.communicators.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // A rank that goes because of a panic is lost, and its last words say so.
+            self.control.leave_or_die(in_order);
+        }
     }
 
     /// How many times the group has changed since its ranks joined.
@@ -127,13 +149,6 @@ impl World {
     pub(super) fn network(&self, ranks: &[u32], transports: &Transports) -> Option<Between> {
         let (table, by) = self.network.get()?;
         if by == transports { table.between(ranks) } else { None }
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        // A rank that goes because of a panic is lost, and its last words say so.
-        self.control.leave_or_die();
     }
 }
 

@@ -224,12 +224,13 @@ impl Control {
     /// Says goodbye: the others see this rank as departed, not lost. Rank 0 waits for the others' goodbyes (see
     /// [`Liveness::linger`]). Calling it again does nothing.
     pub fn leave(&self) {
-        self.inner.leave();
+        self.inner.leave(true);
     }
 
-    /// Says goodbye, or in a panicking thread that this rank is lost, and why.
-    pub(crate) fn leave_or_die(&self) {
-        self.inner.leave_or_die();
+    /// Says goodbye, or in a panicking thread that this rank is lost, and why. Rank 0 waits for the others' goodbyes only if
+    /// `in_order`.
+    pub(crate) fn leave_or_die(&self, in_order: bool) {
+        self.inner.leave_or_die(in_order);
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -238,18 +239,17 @@ impl Control {
 }
 
 impl Inner {
-    fn leave(&self) {
+    fn leave(&self, in_order: bool) {
         if !self.process.is_current() {
             return; // A child made by `fork`: the membership is the parent's.
         }
         self.part(&ToCoordinator::Goodbye);
         self.wait_for_goodbye();
-        let patience =
-            if self.shared.anything_aborted() { Duration::ZERO } else { self.spec.liveness.linger };
-        self.close_coordinator(patience);
+        let lingers = in_order && !self.shared.anything_aborted();
+        self.close_coordinator(if lingers { self.spec.liveness.linger } else { Duration::ZERO });
     }
 
-    fn leave_or_die(&self) {
+    fn leave_or_die(&self, in_order: bool) {
         if std::thread::panicking() && self.process.is_current() {
             let what = std::thread::current().name().unwrap_or("unnamed").to_owned();
             // Wait until the coordinator has it: otherwise the end of the process overtakes the reason.
@@ -258,7 +258,7 @@ impl Inner {
             self.wait_for_goodbye();
             self.close_coordinator(Duration::ZERO);
         } else {
-            self.leave();
+            self.leave(in_order);
         }
     }
 
@@ -293,7 +293,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.leave_or_die();
+        self.leave_or_die(true);
     }
 }
 

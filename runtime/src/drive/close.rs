@@ -16,8 +16,9 @@ const RELEASE_MAX: Duration = Duration::from_secs(5);
 /// Between two looks at what is still to leave.
 const LOOK: Duration = Duration::from_micros(200);
 
-/// Ends the helper, lets what was started finish and leave, at most for `limit`, and gives the connections up.
-pub(crate) fn close(shared: &Shared, limit: Duration) {
+/// Ends the helper, lets what was started finish and leave, at most for `limit`, and gives the connections up. Returns whether
+/// everything has left.
+pub(crate) fn close(shared: &Shared, limit: Duration) -> bool {
     helper::stop(shared);
     let mut closing = Closing { shared, core: None };
     let mut patience = Patience::new(limit, Pacer::new(shared.policy));
@@ -31,6 +32,7 @@ pub(crate) fn close(shared: &Shared, limit: Duration) {
     core.abort(&cause);
     drop(core);
     release_links(shared, &cause);
+    flushed
 }
 
 struct Closing<'a> {
