@@ -1,0 +1,274 @@
+//! Models of what processes do to each other through shared memory, run by loom in every order of events that the memory model
+//! permits: `.ci/models`. The code is that of the transport; circles are shorter (two cells, two rounds).
+//!
+//! Payloads are words that are stored and loaded relaxed: whoever reads one that is not ordered by the protocol finds an old one or
+//! a later one in some execution. A wake-up that is lost is a deadlock.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use loom::thread;
+
+use super::arena::{ASLEEP_WORD, Arena, FLAT_DEPTH, Wake};
+use super::exchange::Exchange;
+use super::options::CONTROL_BYTES;
+use super::rendezvous::Rts;
+use super::ring::{CELLS, Consumer, INLINE_BYTES, Producer};
+use super::rounds::{FLAT_INLINE, Rounds};
+use crate::endpoint::ParkBy;
+use crate::stage::Needs;
+use crate::sys::atomic::{Atomic, AtomicU64};
+use crate::sys::fences::Fences;
+use crate::sys::map::Mapping;
+use crate::sys::modelled::model;
+use crate::wait_word;
+
+const RING_BYTES: usize = 4096;
+
+/// A payload's word. To loom, memory is zero from when a word is first named: before the threads begin.
+fn word<'a>(at: *const u8) -> &'a AtomicU64 {
+    // SAFETY: aligned, and in a mapping that the model keeps.
+    unsafe { AtomicU64::at(at.cast_mut()) }
+}
+
+/// Ends of a ring, whose pieces are at most half of it.
+fn ring() -> (Producer, Consumer) {
+    let map = Arc::new(Mapping::private(CONTROL_BYTES + RING_BYTES).expect("memory"));
+    // Both sides' lines, and the cells but for most of what lies in them.
+    let words = [8, 128, 136, 144].into_iter().chain((0..CELLS as usize).flat_map(|cell| {
+        let cell = 256 + 128 * cell;
+        [cell, cell + 8, cell + 16, cell + 24, cell + 32]
+    }));
+    let pieces = [CONTROL_BYTES, CONTROL_BYTES + RING_BYTES / 2];
+    words.chain(pieces).for_each(|at| drop(word(map.bytes(at, 8)).load(Ordering::Relaxed)));
+    (Producer::new(map.clone(), 0, RING_BYTES, RING_BYTES), Consumer::new(map, 0, RING_BYTES))
+}
+
+fn arena(members: u32) -> Arena {
+    let arena = Arena::create(members, Fences::Symmetric).expect("memory").0;
+    let doorbells = (0..members).map(|member| arena.doorbell(member));
+    let words = [arena.abort_word(), arena.bell(), arena.sleepers()].into_iter().chain(doorbells);
+    words.for_each(|word| drop(word.load(Ordering::Relaxed)));
+    for line in 0..FLAT_DEPTH * members as usize {
+        [0, 8, 16].into_iter().for_each(|at| {
+            drop(word(arena.lines(0).wrapping_add(128 * line + at)).load(Ordering::Relaxed));
+        });
+    }
+    for (member, round) in (0..members as usize).flat_map(|member| (0..2).map(move |round| (member, round))) {
+        drop(word(arena.buffer(0, member, round, FLAT_INLINE + 8)).load(Ordering::Relaxed));
+    }
+    arena
+}
+
+/// Messages of `len` bytes, one more than there is room for, come out as they went in.
+fn passes(len: usize) {
+    const MESSAGES: u64 = CELLS as u64 + 1;
+    model(move || {
+        let (mut producer, mut consumer) = ring();
+        let sender = thread::spawn(move || {
+            for message in 1..=MESSAGES {
+                let space = loop {
+                    match producer.reserve(len).expect("well-behaved") {
+                        Some(space) => break space,
+                        None => thread::yield_now(),
+                    }
+                };
+                assert_eq!(space.len, len);
+                word(space.ptr).store(message, Ordering::Relaxed);
+                producer.publish(&space, Some((10 * message, len as u64)));
+            }
+        });
+        for message in 1..=MESSAGES {
+            let arrival = loop {
+                match consumer.peek().expect("well-behaved") {
+                    Some(arrival) => break arrival,
+                    None => thread::yield_now(),
+                }
+            };
+            assert_eq!(consumer.envelope(), (10 * message, len as u64));
+            assert_eq!(word(arrival.ptr).load(Ordering::Relaxed), message);
+            consumer.release(&arrival);
+        }
+        sender.join().expect("no panic");
+    });
+}
+
+#[test]
+fn messages_in_cells_come_out_as_they_went_in() {
+    passes(8);
+    passes(INLINE_BYTES);
+}
+
+#[test]
+fn messages_in_the_ring_come_out_as_they_went_in() {
+    passes(RING_BYTES / 2);
+}
+
+/// A receiver that finds a request not withdrawn has read what the sender wanted to send.
+#[test]
+fn a_request_that_is_withdrawn_gives_nothing_wrong() {
+    model(|| {
+        let (mut producer, mut consumer) = ring();
+        let map = Arc::new(Mapping::private(4096).expect("memory"));
+        let memory = map.bytes(0, 8);
+        word(memory).store(1, Ordering::Relaxed);
+        let mut rts = Rts::new();
+        assert!(rts.push(memory, 8));
+        assert_eq!(producer.request(7, 8, &rts), Ok(Some(1)));
+        let owner = Arc::clone(&map);
+        let sender = thread::spawn(move || {
+            producer.withdraw();
+            // The memory is the caller's again.
+            word(owner.bytes(0, 8)).store(2, Ordering::Relaxed);
+        });
+        assert!(consumer.peek().expect("well-behaved").expect("it was sent before").is_rts);
+        let read = word(memory).load(Ordering::Relaxed);
+        if !consumer.is_withdrawn() {
+            assert_eq!(read, 1);
+        }
+        sender.join().expect("no panic");
+    });
+}
+
+/// Publishes `rounds` rounds of `len` bytes as one member, and reads from whom it needs.
+fn take_part(rounds: &mut Rounds, count: u64, len: usize, needs: Needs, gives: bool) {
+    for round in 1..=count {
+        let given = if gives { len } else { 0 };
+        while !rounds.is_free(given).expect("they agree") {
+            thread::yield_now();
+        }
+        if gives {
+            word(rounds.slot(len)).store(100 * rounds.member() as u64 + round, Ordering::Relaxed);
+        }
+        rounds.publish(5, len as u64);
+        while !rounds.have_published(needs).expect("they agree") {
+            thread::yield_now();
+        }
+        for member in (0..rounds.arena().members() as usize).filter(|member| needs.include(*member)) {
+            let payload = word(rounds.payload(member, len)).load(Ordering::Relaxed);
+            assert_eq!(payload, 100 * member as u64 + round, "of member {member}");
+        }
+    }
+}
+
+/// Runs a member on each thread.
+fn members(count: u32, body: impl Fn(Rounds) + Clone + Send + Sync + 'static) {
+    model(move || {
+        let arena = arena(count);
+        let others: Vec<_> = (1..count)
+            .map(|member| {
+                let (arena, body) = (arena.clone(), body.clone());
+                thread::spawn(move || body(Rounds::new(arena, 0, member)))
+            })
+            .collect();
+        body(Rounds::new(arena, 0, 0));
+        others.into_iter().for_each(|other| other.join().expect("no panic"));
+    });
+}
+
+#[test]
+fn rounds_in_which_all_need_all() {
+    for len in [8, FLAT_INLINE + 8] {
+        members(2, move |mut rounds| take_part(&mut rounds, FLAT_DEPTH as u64 + 2, len, Needs::All, true));
+    }
+}
+
+#[test]
+fn rounds_in_which_a_root_gives_and_runs_ahead() {
+    members(2, |mut rounds| {
+        let is_root = rounds.member() == 0;
+        let needs = if is_root { Needs::Nobody } else { Needs::Only(0) };
+        take_part(&mut rounds, FLAT_DEPTH as u64 + 2, 8, needs, is_root);
+    });
+}
+
+/// A member that is not needed may be a round ahead, or behind, when another compares.
+#[test]
+fn rounds_that_differ_are_told_apart() {
+    members(2, |mut rounds| {
+        rounds.publish(rounds.member() as u64, 8);
+        let answer = loop {
+            match rounds.have_published(Needs::All) {
+                Ok(false) => thread::yield_now(),
+                answer => break answer,
+            }
+        };
+        let other = 1 - rounds.member();
+        let found = answer.expect_err("they called different things");
+        assert_eq!((found.member, found.tag), (other, other as u64));
+    });
+}
+
+/// A member falls asleep on its doorbell, and a peer that publishes wakes it.
+#[test]
+fn who_sleeps_on_its_doorbell_is_woken() {
+    model(|| {
+        let arena = arena(2);
+        let (mut producer, mut consumer) = ring();
+        let other = arena.clone();
+        let sender = thread::spawn(move || {
+            let space = producer.reserve(8).expect("well-behaved").expect("room");
+            producer.publish(&space, Some((1, 8)));
+            other.fences().light();
+            assert_ne!(other.wake(0), Wake::Nudge);
+        });
+        loop {
+            arena.fall_asleep(0, ParkBy::Word);
+            if consumer.peek().expect("well-behaved").is_some() {
+                break;
+            }
+            wait_word(arena.doorbell(0), ASLEEP_WORD, Duration::MAX).expect("a word");
+        }
+        arena.rise(0);
+        sender.join().expect("no panic");
+    });
+}
+
+/// One call of the compiled exchange: publish, look, sleep.
+fn call(exchange: &mut Exchange) {
+    let mine = exchange.member() as u64 + 1;
+    assert!(exchange.is_free(8).expect("they agree"));
+    exchange.publish(3, 8, Needs::All, Some(|mut slot: super::Slot<'_>| word(slot.part(0, 8)).store(mine, Ordering::Relaxed)));
+    sleep_until(exchange, |exchange| exchange.poll().expect("they agree"));
+    for member in 0..exchange.members() {
+        assert_eq!(word(exchange.payload(member).part(0, 8)).load(Ordering::Relaxed), member as u64 + 1);
+    }
+    exchange.finish();
+}
+
+fn sleep_until(exchange: &mut Exchange, is_over: impl Fn(&mut Exchange) -> bool) {
+    while !is_over(exchange) {
+        let (bell, value) = exchange.arm();
+        let bell = std::ptr::from_ref(bell);
+        if !is_over(exchange) {
+            // SAFETY: the word lies in the arena, which the exchange holds.
+            wait_word(unsafe { &*bell }, value, Duration::MAX).expect("a word");
+        }
+        exchange.disarm();
+    }
+}
+
+#[test]
+fn who_sleeps_in_the_compiled_exchange_is_woken() {
+    model(|| {
+        let arena = arena(2);
+        let mut other = Exchange::modelled(arena.clone(), 1);
+        let peer = thread::spawn(move || call(&mut other));
+        call(&mut Exchange::modelled(arena, 0));
+        peer.join().expect("no panic");
+    });
+}
+
+#[test]
+fn an_abort_wakes_who_sleeps_in_the_compiled_exchange() {
+    model(|| {
+        let arena = arena(2);
+        let board = Exchange::modelled(arena.clone(), 1).board().clone();
+        let peer = thread::spawn(move || board.abort(9));
+        let mut exchange = Exchange::modelled(arena, 0);
+        exchange.publish(3, 8, Needs::All, None::<fn(super::Slot<'_>)>);
+        sleep_until(&mut exchange, |exchange| exchange.board().aborted() != 0);
+        peer.join().expect("no panic");
+    });
+}
