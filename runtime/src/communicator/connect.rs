@@ -7,12 +7,13 @@ use kolo_transport::Process;
 use serde::Serialize;
 
 use super::agreement::{self, Agreed};
+use super::attendance::Attendance;
 use super::card::{Card, assign_processor, facts, host_indices, policy};
 use super::core::{Calls, Core};
 use super::endpoints::{self, Candidate, Established};
 use super::model::model_for;
 use super::routes;
-use super::shared::{Attendance, Contended, Fault, Group, Shared, World};
+use super::shared::{Contended, Fault, Group, Shared, World};
 use super::shared_memory;
 use crate::affinity::{self, Place, SoftAffinity};
 use crate::config::{Config, Determinism};

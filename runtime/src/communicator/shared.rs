@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use kolo_transport::Process;
 
+use super::attendance::Attendance;
 use super::core::Core;
 use super::survivors::Lineage;
 use crate::call::Waited;
@@ -150,14 +151,6 @@ impl World {
         let (table, by) = self.network.get()?;
         if by == transports { table.between(ranks) } else { None }
     }
-}
-
-/// Who drives.
-#[derive(Debug, Default)]
-pub(crate) struct Attendance {
-    /// Threads that drive the engine for themselves.
-    pub(crate) drivers: AtomicUsize,
-    pub(crate) helper: super::Helper,
 }
 
 /// Why the communicator cannot be used any more, if so.

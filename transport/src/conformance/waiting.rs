@@ -9,9 +9,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::pattern::Random;
 use super::world::endpoints;
 use super::{Subject, skip};
-use crate::sys::atomic as shared;
-use crate::wait_word;
 use crate::endpoint::{Armed, Channel, Endpoint, Event, ParkBy, Piece, Posted, Sink, Token};
+use crate::sys::atomic::AtomicU32 as SharedWord;
+use crate::wait_word;
 
 const HANDOVERS: u64 = 3000;
 
@@ -188,7 +188,7 @@ fn ping_pong(
 /// What to sleep on, without borrowing the endpoint, which must be polled once more.
 enum Bed {
     Fd(i32),
-    Word(*const shared::AtomicU32, u32),
+    Word(*const SharedWord, u32),
     None,
 }
 

@@ -1,8 +1,9 @@
 //! Models of what processes do to each other through shared memory, run by loom in every order of events that the memory model
 //! permits: `.ci/models`. The code is that of the transport; circles are shorter (two cells, two rounds).
 //!
-//! Payloads are words that are stored and loaded relaxed: whoever reads one that is not ordered by the protocol finds an old one or
-//! a later one in some execution. A wake-up that is lost is a deadlock.
+//! Whoever touches a payload while another writes it ends the model; a wake-up that is lost is a deadlock. Without any one of the
+//! releases, acquires and fences in `ring`, `rounds`, `exchange` and `arena` that these models pass through, some model fails, as
+//! it does if a sender or member may run one cell or round further ahead.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,43 +22,39 @@ use crate::stage::Needs;
 use crate::sys::atomic::{Atomic, AtomicU64};
 use crate::sys::fences::Fences;
 use crate::sys::map::Mapping;
-use crate::sys::modelled::model;
+use crate::sys::modelled::{Payload, model};
 use crate::wait_word;
 
 const RING_BYTES: usize = 4096;
 
-/// A payload's word. To loom, memory is zero from when a word is first named: before the threads begin.
-fn word<'a>(at: *const u8) -> &'a AtomicU64 {
-    // SAFETY: aligned, and in a mapping that the model keeps.
-    unsafe { AtomicU64::at(at.cast_mut()) }
+/// To loom, a word is zero from when it is first named: before the threads begin.
+fn name_words(words: impl IntoIterator<Item = *mut u8>) {
+    for at in words {
+        // SAFETY: aligned, and in a mapping that the model keeps.
+        let _ = unsafe { AtomicU64::at(at) }.load(Ordering::Relaxed);
+    }
 }
 
 /// Ends of a ring, whose pieces are at most half of it.
 fn ring() -> (Producer, Consumer) {
     let map = Arc::new(Mapping::private(CONTROL_BYTES + RING_BYTES).expect("memory"));
-    // Both sides' lines, and the cells but for most of what lies in them.
+    // Both sides' lines; of the cells, what is in front of a payload, or two words of a request.
     let words = [8, 128, 136, 144].into_iter().chain((0..CELLS as usize).flat_map(|cell| {
         let cell = 256 + 128 * cell;
         [cell, cell + 8, cell + 16, cell + 24, cell + 32]
     }));
-    let pieces = [CONTROL_BYTES, CONTROL_BYTES + RING_BYTES / 2];
-    words.chain(pieces).for_each(|at| drop(word(map.bytes(at, 8)).load(Ordering::Relaxed)));
+    name_words(words.map(|at| map.bytes(at, 8)));
     (Producer::new(map.clone(), 0, RING_BYTES, RING_BYTES), Consumer::new(map, 0, RING_BYTES))
 }
 
 fn arena(members: u32) -> Arena {
     let arena = Arena::create(members, Fences::Symmetric).expect("memory").0;
     let doorbells = (0..members).map(|member| arena.doorbell(member));
-    let words = [arena.abort_word(), arena.bell(), arena.sleepers()].into_iter().chain(doorbells);
-    words.for_each(|word| drop(word.load(Ordering::Relaxed)));
-    for line in 0..FLAT_DEPTH * members as usize {
-        [0, 8, 16].into_iter().for_each(|at| {
-            drop(word(arena.lines(0).wrapping_add(128 * line + at)).load(Ordering::Relaxed));
-        });
+    for word in [arena.abort_word(), arena.bell(), arena.sleepers()].into_iter().chain(doorbells) {
+        let _ = word.load(Ordering::Relaxed);
     }
-    for (member, round) in (0..members as usize).flat_map(|member| (0..2).map(move |round| (member, round))) {
-        drop(word(arena.buffer(0, member, round, FLAT_INLINE + 8)).load(Ordering::Relaxed));
-    }
+    let lines = (0..FLAT_DEPTH * members as usize).map(|line| arena.lines(0).wrapping_add(128 * line));
+    name_words(lines.flat_map(|line| [line, line.wrapping_add(8)]));
     arena
 }
 
@@ -75,7 +72,7 @@ fn passes(len: usize) {
                     }
                 };
                 assert_eq!(space.len, len);
-                word(space.ptr).store(message, Ordering::Relaxed);
+                Payload::at(space.ptr).write(message);
                 producer.publish(&space, Some((10 * message, len as u64)));
             }
         });
@@ -87,7 +84,7 @@ fn passes(len: usize) {
                 }
             };
             assert_eq!(consumer.envelope(), (10 * message, len as u64));
-            assert_eq!(word(arrival.ptr).load(Ordering::Relaxed), message);
+            assert_eq!(Payload::at(arrival.ptr).read(), message);
             consumer.release(&arrival);
         }
         sender.join().expect("no panic");
@@ -112,7 +109,9 @@ fn a_request_that_is_withdrawn_gives_nothing_wrong() {
         let (mut producer, mut consumer) = ring();
         let map = Arc::new(Mapping::private(4096).expect("memory"));
         let memory = map.bytes(0, 8);
-        word(memory).store(1, Ordering::Relaxed);
+        // SAFETY: inside the mapping, which all keep. It is read while it is written, as the kernel does.
+        let word = |map: &Arc<Mapping>| -> &AtomicU64 { unsafe { AtomicU64::at(map.bytes(0, 8)) } };
+        word(&map).store(1, Ordering::Relaxed);
         let mut rts = Rts::new();
         assert!(rts.push(memory, 8));
         assert_eq!(producer.request(7, 8, &rts), Ok(Some(1)));
@@ -120,10 +119,10 @@ fn a_request_that_is_withdrawn_gives_nothing_wrong() {
         let sender = thread::spawn(move || {
             producer.withdraw();
             // The memory is the caller's again.
-            word(owner.bytes(0, 8)).store(2, Ordering::Relaxed);
+            word(&owner).store(2, Ordering::Relaxed);
         });
         assert!(consumer.peek().expect("well-behaved").expect("it was sent before").is_rts);
-        let read = word(memory).load(Ordering::Relaxed);
+        let read = word(&map).load(Ordering::Relaxed);
         if !consumer.is_withdrawn() {
             assert_eq!(read, 1);
         }
@@ -139,14 +138,14 @@ fn take_part(rounds: &mut Rounds, count: u64, len: usize, needs: Needs, gives: b
             thread::yield_now();
         }
         if gives {
-            word(rounds.slot(len)).store(100 * rounds.member() as u64 + round, Ordering::Relaxed);
+            Payload::at(rounds.slot(len)).write(100 * rounds.member() as u64 + round);
         }
         rounds.publish(5, len as u64);
         while !rounds.have_published(needs).expect("they agree") {
             thread::yield_now();
         }
         for member in (0..rounds.arena().members() as usize).filter(|member| needs.include(*member)) {
-            let payload = word(rounds.payload(member, len)).load(Ordering::Relaxed);
+            let payload = Payload::at(rounds.payload(member, len)).read();
             assert_eq!(payload, 100 * member as u64 + round, "of member {member}");
         }
     }
@@ -229,10 +228,15 @@ fn who_sleeps_on_its_doorbell_is_woken() {
 fn call(exchange: &mut Exchange) {
     let mine = exchange.member() as u64 + 1;
     assert!(exchange.is_free(8).expect("they agree"));
-    exchange.publish(3, 8, Needs::All, Some(|mut slot: super::Slot<'_>| word(slot.part(0, 8)).store(mine, Ordering::Relaxed)));
+    exchange.publish(
+        3,
+        8,
+        Needs::All,
+        Some(|mut slot: super::Slot<'_>| Payload::at(slot.part(0, 8)).write(mine)),
+    );
     sleep_until(exchange, |exchange| exchange.poll().expect("they agree"));
     for member in 0..exchange.members() {
-        assert_eq!(word(exchange.payload(member).part(0, 8)).load(Ordering::Relaxed), member as u64 + 1);
+        assert_eq!(Payload::at(exchange.payload(member).part(0, 8)).read(), member as u64 + 1);
     }
     exchange.finish();
 }

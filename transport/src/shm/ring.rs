@@ -39,7 +39,7 @@ use crate::sys::map::Mapping;
 /// Cells of a channel: what is left of the control page after two lines.
 ///
 /// Models have few, to come round soon.
-pub(crate) const CELLS: u32 = if cfg!(kolo_model = "transport") { 2 } else { 30 };
+pub(crate) const CELLS: u32 = if cfg!(kolo_model = "transport") { 3 } else { 30 };
 const CELL_BYTES: usize = 128;
 const CELLS_OFFSET: usize = 256;
 const _: () = assert!(CELLS_OFFSET + 30 * CELL_BYTES == CONTROL_BYTES && CELLS <= 30);
@@ -435,8 +435,7 @@ impl Consumer {
     /// The ring's size as the sender says, checked. Read once.
     fn ring_size(&self) -> Result<usize, Corrupt> {
         // SAFETY: aligned, in the control page, reached as an atomic on both sides.
-        let size =
-            unsafe { AtomicU32::at(self.control.add(RING_SIZE)) }.load(Ordering::Acquire) as usize;
+        let size = unsafe { AtomicU32::at(self.control.add(RING_SIZE)) }.load(Ordering::Acquire) as usize;
         if size == 0 || size > self.ring_max || !size.is_multiple_of(RING_MIN_BYTES) {
             return Err(Corrupt(format!("a ring of {size} bytes where {} are mapped", self.ring_max)));
         }

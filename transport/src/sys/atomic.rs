@@ -1,8 +1,6 @@
 //! The words that several processes use at once: the processor's atomics, or in the models (`.ci/models`) those of loom, which
 //! runs every order of events that the memory model permits.
 
-use std::sync::atomic;
-
 #[cfg(not(kolo_model = "transport"))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -31,20 +29,26 @@ pub(crate) unsafe trait Atomic: Sized {
     unsafe fn at<'a>(address: *mut u8) -> &'a Self;
 }
 
-/// For the processor's own, which are the bytes at that address.
-macro_rules! in_place {
-    ($($integer:ty),*) => {$(
-        // SAFETY: it is the integer at that address; atomics permit mutation through shared references.
-        unsafe impl Atomic for $integer {
-            const BYTES: usize = size_of::<Self>();
+/// The processor's own, which are the bytes at that address.
+mod in_place {
+    use std::sync::atomic::{AtomicU32, AtomicU64};
 
-            #[inline(always)]
-            unsafe fn at<'a>(address: *mut u8) -> &'a Self {
-                // SAFETY: the caller's promise.
-                unsafe { &*address.cast::<Self>() }
+    use super::Atomic;
+
+    macro_rules! in_place {
+        ($($integer:ident),*) => {$(
+            // SAFETY: it is the integer at that address; atomics permit mutation through shared references.
+            unsafe impl Atomic for $integer {
+                const BYTES: usize = size_of::<Self>();
+
+                #[inline(always)]
+                unsafe fn at<'a>(address: *mut u8) -> &'a Self {
+                    // SAFETY: the caller's promise.
+                    unsafe { &*address.cast::<Self>() }
+                }
             }
-        }
-    )*};
-}
+        )*};
+    }
 
-in_place!(atomic::AtomicU32, atomic::AtomicU64);
+    in_place!(AtomicU32, AtomicU64);
+}

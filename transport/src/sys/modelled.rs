@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use loom::cell::UnsafeCell;
 use loom::sync::{Condvar, Mutex};
 
 use super::atomic::{Atomic, AtomicU32, AtomicU64};
@@ -15,6 +16,7 @@ use super::atomic::{Atomic, AtomicU32, AtomicU64};
 thread_local! {
     /// What stands for the words of one execution. All threads of a model run on one thread of the system.
     static WORDS: RefCell<HashMap<usize, Box<dyn Any>>> = RefCell::default();
+    static PAYLOADS: RefCell<HashMap<usize, Payload>> = RefCell::default();
     static BEDS: RefCell<HashMap<usize, Rc<Bed>>> = RefCell::default();
 }
 
@@ -29,6 +31,7 @@ pub(crate) fn model(body: impl Fn() + Sync + Send + 'static) {
     loom::model(move || {
         // What was made for the execution before means nothing in this one.
         WORDS.take();
+        PAYLOADS.take();
         BEDS.take();
         body();
     });
@@ -53,6 +56,28 @@ macro_rules! by_address {
 }
 
 by_address!(AtomicU32: u32, AtomicU64: u64);
+
+/// What both sides touch and is no atomic: whoever does so at the same time as one who writes ends the model.
+#[derive(Clone)]
+pub(crate) struct Payload(Rc<UnsafeCell<u64>>);
+
+impl Payload {
+    /// The first word of the payload at an address.
+    pub(crate) fn at(address: *const u8) -> Self {
+        let new = || Self(Rc::new(UnsafeCell::new(0)));
+        PAYLOADS.with_borrow_mut(|payloads| payloads.entry(address.addr()).or_insert_with(new).clone())
+    }
+
+    pub(crate) fn write(&self, value: u64) {
+        // SAFETY: loom has seen that nobody else is here.
+        self.0.with_mut(|word| unsafe { *word = value });
+    }
+
+    pub(crate) fn read(&self) -> u64 {
+        // SAFETY: loom has seen that nobody writes.
+        self.0.with(|word| unsafe { *word })
+    }
+}
 
 fn bed(word: &AtomicU32) -> Rc<Bed> {
     let at = std::ptr::from_ref(word).addr();
