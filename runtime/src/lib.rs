@@ -62,7 +62,7 @@ pub mod internal {
 
 pub use api::{
     Agreement, Batch, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer, Registration,
-    RegistrationStatus, Scope, StableBuffer, SymmetricBuffer, Work,
+    RegistrationStatus, Scope, StableBuffer, Survivors, SymmetricBuffer, Work,
 };
 pub use call::{CallLabel, RawCall, RawCallV, Summary};
 pub use communicator::Record;
