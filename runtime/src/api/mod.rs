@@ -164,8 +164,7 @@ impl Communicator {
     }
 
     /// The network between the hosts, in words: hosts, round trip, rate, which host is slow, and where this comes from: measured
-    /// when the ranks joined, or a profile of these hosts. If the profile is of other hosts, also that. None on one host, or if
-    /// nothing is known.
+    /// when the ranks joined, a profile, or the constants built in. If the profile is of other hosts, also that. None on one host.
     #[must_use]
     pub fn network(&self) -> Option<String> {
         self.shared.look(|core| core.planner.describe_network())
