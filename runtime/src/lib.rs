@@ -60,6 +60,10 @@ pub mod internal {
     }
 }
 
+#[cfg(feature = "ndarray")]
+pub use api::DenseArray;
+#[cfg(feature = "bytemuck")]
+pub use api::Plain;
 pub use api::{
     Agreement, Batch, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer, Registration,
     RegistrationStatus, Scope, StableBuffer, Survivors, SymmetricBuffer, Work,

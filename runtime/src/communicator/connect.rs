@@ -7,6 +7,7 @@ use kolo_transport::Process;
 use serde::Serialize;
 
 use super::agreement::{self, Agreed};
+use super::awaited::Awaited;
 use super::card::{Card, assign_processor, facts, host_indices, policy};
 use super::core::{Calls, Core};
 use super::endpoints::{self, Candidate, Established};
@@ -195,6 +196,7 @@ impl Making {
             symmetric,
             gpu: GpuAccess::new(rank, established.plan),
             calls: Calls::none(),
+            awaited: Awaited::default(),
             place: Place::new(self.world.processor.get_or_init(assign).map(SoftAffinity::new)),
             closed: false,
         })

@@ -1,6 +1,7 @@
 //! A communicator: who belongs to it, how they are reached, and the state that its calls move.
 
 mod agreement;
+mod awaited;
 mod card;
 mod connect;
 mod core;
@@ -15,6 +16,7 @@ mod shared;
 mod shared_memory;
 mod survivors;
 
+pub(crate) use awaited::Deadline;
 #[cfg(any(test, fuzzing))]
 pub(crate) use connect::fuzz_card;
 pub(crate) use connect::{Making, WORLD, child_id, patience};
