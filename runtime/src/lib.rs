@@ -60,9 +60,13 @@ pub mod internal {
     }
 }
 
+#[cfg(feature = "ndarray")]
+pub use api::DenseArray;
+#[cfg(feature = "bytemuck")]
+pub use api::Plain;
 pub use api::{
     Agreement, Batch, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer, Registration,
-    RegistrationStatus, Scope, StableBuffer, SymmetricBuffer, Work,
+    RegistrationStatus, Scope, StableBuffer, Survivors, SymmetricBuffer, Work,
 };
 pub use call::{CallLabel, RawCall, RawCallV, Summary};
 pub use communicator::Record;

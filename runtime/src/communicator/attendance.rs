@@ -67,15 +67,18 @@ impl Attendance {
         self.helper.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// There is work that nobody may wait for. If the helper sleeps, or has not begun, `start` makes sure that there is one.
-    pub(crate) fn leave_work(&self, start: impl FnOnce(&mut Helper)) {
+    /// There is work that nobody may wait for. If the helper sleeps, or has not begun, `start` makes sure that there is one, and
+    /// says whether there is. Returns whether there is one.
+    pub(crate) fn leave_work(&self, start: impl FnOnce(&mut Helper) -> bool) -> bool {
         self.pending.store(true, Ordering::SeqCst);
         in_one_order();
-        if self.asleep.load(Ordering::SeqCst) {
-            let mut helper = self.helper();
-            start(&mut helper);
-            self.wake.notify_one();
+        if !self.asleep.load(Ordering::SeqCst) {
+            return true;
         }
+        let mut helper = self.helper();
+        let is_there = start(&mut helper);
+        self.wake.notify_one();
+        is_there
     }
 
     /// Whoever drives has seen that nothing is left. Whoever starts something more holds the core, and says so afterwards.
@@ -206,7 +209,7 @@ mod models {
 
         fn start(&self, steps: u32) {
             *self.left.lock().expect("no panic") += steps;
-            self.attendance.leave_work(|_| ());
+            assert!(self.attendance.leave_work(|_| true));
         }
 
         fn wait_until_done(&self) {

@@ -2,6 +2,7 @@
 
 mod agreement;
 mod attendance;
+mod awaited;
 mod card;
 mod connect;
 mod core;
@@ -16,6 +17,7 @@ mod shared_memory;
 mod survivors;
 
 pub(crate) use attendance::Attended;
+pub(crate) use awaited::Deadline;
 #[cfg(any(test, fuzzing))]
 pub(crate) use connect::fuzz_card;
 pub(crate) use connect::{Making, WORLD, child_id, patience};

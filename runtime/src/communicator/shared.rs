@@ -9,7 +9,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_transport::Process;
 
@@ -147,9 +147,9 @@ impl World {
     }
 
     /// The network between the hosts of some ranks, by these transports.
-    pub(super) fn network(&self, ranks: &[u32], transports: &Transports) -> Option<Between> {
-        let (table, by) = self.network.get()?;
-        if by == transports { table.between(ranks) } else { None }
+    pub(super) fn network(&self, ranks: &[u32], transports: &Transports) -> Option<(Between, Duration)> {
+        let (table, _) = self.network.get().filter(|(_, by)| by == transports)?;
+        Some((table.between(ranks)?, table.took))
     }
 }
 

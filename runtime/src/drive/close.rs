@@ -31,6 +31,7 @@ pub(crate) fn close(shared: &Shared, limit: Duration) -> bool {
     core.abort(&cause);
     drop(core);
     release_links(shared, &cause);
+    helper::wake_all_tasks(shared);
     flushed
 }
 

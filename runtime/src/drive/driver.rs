@@ -9,6 +9,7 @@ use kolo_transport::{Armed, ParkBy};
 
 use super::{
     End, News, Patience, Step, Suspicion, Waiter, asking, fail, orphans, time_out, timed_out, until,
+    wake_tasks,
 };
 use crate::affinity::{GAP_MAX, SoftAffinity};
 use crate::call::Waited;
@@ -187,6 +188,10 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         #[cfg(test)]
         super::injected::pause();
         let mut core = self.core();
+        if core.awaited.has_to_wake() {
+            wake_tasks(core);
+            core = self.shared.core();
+        }
         if next.is_a_while()
             && next != Next::Queue
             && let Some(affinity) = &mut core.place.affinity

@@ -6,11 +6,12 @@
 //! most short operations. So after some work the helper naps for a while and looks by itself whether there is more; only
 //! then does it sleep until it is called.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::driver::{Fault, Goal, drive};
-use super::{Patience, Step, fail, lend};
+use super::{Patience, Step, fail, lend, time_out};
 use crate::call::Waited;
 use crate::communicator::{Core, Shared};
 use crate::wait::Pacer;
@@ -23,8 +24,8 @@ const NAPS_MAX: Duration = Duration::from_millis(10);
 
 const HELPING: Waited = Waited::other("progress of asynchronous operations");
 
-/// Makes sure that a helper runs and will notice new work.
-pub(crate) fn call_helper(shared: &Arc<Shared>) {
+/// Makes sure that a helper runs and will notice new work. Returns whether there is one: the system may refuse a thread.
+pub(crate) fn call_helper(shared: &Arc<Shared>) -> bool {
     shared.attendance.leave_work(|helper| {
         if helper.thread.is_none() && !helper.stop {
             let own = Arc::clone(shared);
@@ -36,7 +37,9 @@ pub(crate) fn call_helper(shared: &Arc<Shared>) {
                 )
                 .ok();
         }
-    });
+        // Whoever closes the communicator wakes all tasks at its end.
+        helper.thread.is_some() || helper.stop
+    })
 }
 
 /// Ends the helper.
@@ -73,14 +76,45 @@ fn help(shared: &Shared) {
 /// Drives until somebody else does or nothing is left; false if something failed, which whoever waits will find out.
 fn drive_unattended(shared: &Shared) -> bool {
     let patience = Patience::new(Duration::MAX, Pacer::beside_computation(shared.policy));
-    let Ok(core) = drive(shared, shared.core(), Help(shared), HELPING, patience) else { return false };
-    let failed = has_failed(shared, &core);
-    drop(core);
-    if failed {
-        // Perhaps nobody waits here for long, but the other ranks must know.
-        drop(fail(shared, HELPING));
+    let driven = drive(shared, shared.core(), Help(shared), HELPING, patience);
+    let goes_on = match driven {
+        Err(_) => false,
+        Ok(core) if has_failed(shared, &core) => {
+            drop(core);
+            // Perhaps nobody waits here for long, but the other ranks must know.
+            drop(fail(shared, HELPING));
+            false
+        }
+        Ok(core) => match core.awaited.overdue() {
+            Some((id, waited, limit)) => {
+                let peers = core.waiting_for(id);
+                drop(core);
+                drop(time_out(shared, waited, limit, &peers));
+                false
+            }
+            None => {
+                wake_tasks(core);
+                true
+            }
+        },
+    };
+    if !goes_on {
+        wake_all_tasks(shared);
     }
-    !failed
+    goes_on
+}
+
+/// Wakes the tasks whose operations are over, with the core free.
+pub(crate) fn wake_tasks(mut core: MutexGuard<'_, Core>) {
+    let tasks = core.awaited.take_to_wake();
+    drop(core);
+    tasks.into_iter().for_each(Waker::wake);
+}
+
+/// Wakes all tasks, since no operation will come to its end any more.
+pub(super) fn wake_all_tasks(shared: &Shared) {
+    let tasks = shared.core().awaited.take_all();
+    tasks.into_iter().for_each(Waker::wake);
 }
 
 fn has_failed(shared: &Shared, core: &Core) -> bool {
@@ -96,6 +130,9 @@ impl Goal for Help<'_> {
         let attendance = &self.0.attendance;
         if core.engine.outstanding() == 0 {
             attendance.nothing_left();
+            return Ok(Step::Done);
+        }
+        if core.awaited.has_to_wake() || (!moved && core.awaited.overdue().is_some()) {
             return Ok(Step::Done);
         }
         let stop = core.closed || has_failed(self.0, core) || attendance.is_relieved();
