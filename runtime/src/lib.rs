@@ -73,7 +73,9 @@ pub use communicator::Record;
 pub use config::{Config, Determinism, TransportKind, Transports};
 pub use control::{ControlRuntime, JobSecret, PeerInfo};
 pub use engine::Route;
-pub use error::{AbortReason, AwaitedRank, Error, ErrorContext, LossCause, PeerCall, PeerState, Result};
+pub use error::{
+    AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, LossCause, PeerCall, PeerState, Result,
+};
 pub use gpu::{GpuCounters, GpuPath, StagingReason};
 pub use join::{JoinSpec, Locator};
 pub use kolo_collectives::plan::Collective;

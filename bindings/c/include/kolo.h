@@ -125,6 +125,12 @@ const char *koloGetLastError(koloComm_t comm);
 /** The rank that the last error is about (lost, mismatched, aborted), chosen as by koloGetLastError; -1 if none. */
 int koloGetLastErrorPeer(koloComm_t comm);
 
+/**
+ * The stable code of the last error, such as "K0401", chosen as by koloGetLastError; an empty string if there was none. It also stands
+ * at the end of the message: `kolo explain-error K0401` says what it stands for. Never NULL, and valid for ever.
+ */
+const char *koloGetLastErrorCode(koloComm_t comm);
+
 /** A number in koloConfig_t that is left to the environment or the default. */
 #define KOLO_UNSET (-1)
 

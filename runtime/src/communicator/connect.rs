@@ -21,7 +21,7 @@ use crate::config::{Config, Determinism};
 use crate::control::ExchangeKey;
 use crate::dispatch::{Limits, Planner};
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::{Error, JoinFailure, Result};
 use crate::exchange::Exchange;
 use crate::exchange::compiled::CompiledExchange;
 use crate::gpu::{self, GpuAccess, Gpus};
@@ -207,6 +207,7 @@ impl Making {
 pub(super) fn broken(rank: u32, error: &dyn std::fmt::Display) -> Error {
     Error::Join {
         rank: Some(rank),
+        kind: JoinFailure::Version,
         problem: format!("a rank's introduction could not be read: {error}"),
         remedy: "Use the same version of Kolo on all ranks".to_owned(),
     }
