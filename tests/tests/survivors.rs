@@ -178,3 +178,28 @@ fn too_few_are_told_so() {
         });
     });
 }
+
+#[test]
+fn half_of_64_ranks_leave_and_the_others_go_on() {
+    within(LIMIT, "64 ranks", || {
+        let sums = Arrangement::Exchange.run(64, |comm| {
+            let first = comm.rank();
+            let mut group = Survivors::new(comm);
+            let mut sum = [0.0_f32];
+            group.all_reduce(&[1.0], &mut sum, ReduceOp::Sum).expect("all are there");
+            assert_eq!(sum, [64.0]);
+            if first % 2 == 1 {
+                return None;
+            }
+            // The ranks leave one after another, so some steps may still have some of them.
+            while sum != [32.0] {
+                let before = sum;
+                group.all_reduce(&[1.0], &mut sum, ReduceOp::Sum).expect("half of them live");
+                assert!(sum[0] >= 32.0 && sum[0] <= before[0], "{sum:?} after {before:?}");
+            }
+            Some(group.comm().ranks_before().len())
+        });
+        assert_eq!(sums.iter().flatten().count(), 32);
+        assert!(sums.into_iter().flatten().all(|ranks| ranks == 32));
+    });
+}

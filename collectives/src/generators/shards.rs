@@ -39,7 +39,7 @@ impl Generator for ShardsOneShot {
 
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
         let pieces = Pieces::of(task);
-        bill.reduce(pieces.shards_most * bytes);
+        bill.reduce(pieces.additions * bytes);
         bill.wave(task.world_size - 1, pieces.mean * bytes, true, f64::INFINITY);
         // What has to wait for its other half is stored as it arrives, and reduced later.
         bill.copy(bytes * pieces.mean * f64::from(task.world_size - 1));
@@ -79,7 +79,7 @@ impl Generator for ShardsTwoShot {
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
         let pieces = Pieces::of(task);
         let slice = bytes / f64::from(task.world_size);
-        bill.reduce(pieces.shards_most * bytes);
+        bill.reduce(pieces.additions * bytes);
         bill.wave(task.world_size - 1, pieces.mean * slice, true, f64::INFINITY);
         bill.wave(task.world_size - 1, slice, false, f64::INFINITY);
     }
@@ -119,6 +119,8 @@ struct Pieces {
     mean: f64,
     most: f64,
     shards_most: f64,
+    /// That a rank makes among its own shards, on the one with most.
+    additions: f64,
 }
 
 impl Pieces {
@@ -135,6 +137,7 @@ impl Pieces {
             mean: sum as f64 / f64::from(ranks),
             most: most as f64,
             shards_most: f64::from(shards.div_ceil(ranks)),
+            additions: f64::from(shards.div_ceil(ranks) - 1),
         }
     }
 }

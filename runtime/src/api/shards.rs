@@ -145,7 +145,7 @@ unsafe fn run(shared: &Shared, call: Call, limit: Duration) -> Result<()> {
     let own = (shards / ranks) as usize;
     let bytes = count * call.data_type.size();
     let mut folded = Call { counts: Counts::Even(count), ..call };
-    if own > 1 {
+    if own > 1 && bytes > 0 {
         let scratch = RefCell::default();
         let how =
             Folding { combine, element_bytes: folded.data_type.size(), canonical: true, scratch: &scratch };
