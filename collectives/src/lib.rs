@@ -12,6 +12,8 @@
 //! | [`check`] | proves a set of plans: exactly once, no hazard, no deadlock, one order |
 //! | [`simulate`], [`model`], [`cost`] | how long it takes, by events and in closed form |
 //! | [`select`], [`overrides`] | which algorithm, and what the user says to it |
+//! | [`search`] | plans for networks whose hosts or links differ |
+//! | [`plan_set`] | the plans of all ranks as a value of their own, which a file may hold |
 //! | [`display`], [`rounds_table`] | plans for people |
 //!
 //! ```
@@ -49,8 +51,10 @@ pub mod memory;
 pub mod model;
 pub mod overrides;
 pub mod plan;
+pub mod plan_set;
 mod rounds;
 pub mod rounds_table;
+pub mod search;
 pub mod select;
 pub mod shards;
 pub mod simulate;

@@ -48,13 +48,13 @@
 //!     last touch of everybody who touches its windows.
 //! 16. A plan with windows has one lane and no messages.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::stage::{Members, Stage};
 
 /// The operations Kolo offers to a whole communicator. The v-forms (blocks of unequal size) are the same
 /// collectives with an irregular [`Layout`](crate::layout::Layout).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Collective {
     /// Every rank ends with the reduction of all vectors.
@@ -135,7 +135,8 @@ impl Collective {
 }
 
 /// A directed FIFO between this rank and `peer`. `index` tells channels to the same peer apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Channel {
     /// The rank at the other end.
     pub peer: u32,
@@ -144,7 +145,7 @@ pub struct Channel {
 }
 
 /// Which of the memories of an operation a step touches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Space {
     /// The caller's send buffer, never written. Absent when the operation is in place, but for
@@ -176,7 +177,8 @@ impl Space {
 }
 
 /// `count` consecutive blocks of a space, starting with block `first`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Blocks {
     /// The memory they lie in.
     pub space: Space,
@@ -187,7 +189,7 @@ pub struct Blocks {
 }
 
 /// Where input and output lie relative to each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
     /// Input and output do not overlap; the input is left as it was.
@@ -199,7 +201,7 @@ pub enum Placement {
 }
 
 /// The action of a step. Lengths of both sides of a channel, and of `src`/`with`/`dst`, are equal by construction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
     /// Send `src`; asynchronous.
@@ -362,7 +364,8 @@ impl Action {
 }
 
 /// Names a step of a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct StepRef {
     /// Index of the lane.
     pub lane: u16,
@@ -371,14 +374,22 @@ pub struct StepRef {
 }
 
 /// One step of a lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Step {
     /// The action.
     pub action: Action,
     /// At most one step of another lane that must have completed first, in the same segment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<StepRef>,
     /// Whether earlier sends of this lane must have been read out first.
+    #[serde(default, skip_serializing_if = "is_false")]
     pub fence: bool,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands over references")]
+const fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 /// Steps are kept by the hundred in cached plans and walked in the hot loop: one fits in a cache line.
@@ -388,7 +399,7 @@ const _: () = assert!(size_of::<Step>() <= 48);
 pub type Lane = Box<[Step]>;
 
 /// How the caller's buffers are cut into blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cut {
     /// Input and output are one vector of the same length, cut into this many nearly equal parts (the first
@@ -413,7 +424,7 @@ pub enum Cut {
 }
 
 /// How long a scratch block is: as long as the named block of the caller's buffers in the same segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Like {
     /// As block i of the input.

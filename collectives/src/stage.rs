@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::layout::Layout;
 use crate::plan::{Blocks, Space};
@@ -31,14 +31,16 @@ pub struct Stage {
 }
 
 /// The payload of a member in a round: up to two runs of blocks, one after the other; none for its presence only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Payload {
     /// No number is in both.
     pub runs: [Option<Run>; 2],
 }
 
 /// Consecutive blocks of a stage, side by side in the payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Run {
     /// Number of the first.
     pub first: u32,
@@ -47,7 +49,7 @@ pub struct Run {
 }
 
 /// Some of the members.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Members {
     /// All.

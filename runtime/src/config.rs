@@ -15,6 +15,7 @@ use kolo_transport::rdma::Keep;
 
 use crate::error::{Error, Result};
 use crate::job::DEFAULT_JOIN_TIMEOUT;
+use crate::plans::LoadedPlans;
 use crate::profile::Loaded;
 
 /// Which transports may be used, in order of preference.
@@ -112,6 +113,8 @@ pub struct Config {
     pub network_probe: bool,
     /// `KOLO_PROFILE`: the file with the constants of the cost model that `kolo tune` measured; unset = built-in ones.
     pub profile: Option<Loaded>,
+    /// `KOLO_PLAN`: files with plans, which calls take that they serve; a list with commas between. The same plans on all ranks.
+    pub plans: Vec<LoadedPlans>,
 }
 
 impl Default for Config {
@@ -146,6 +149,7 @@ impl Default for Config {
             spin: None,
             network_probe: true,
             profile: None,
+            plans: Vec::new(),
         }
     }
 }
@@ -229,6 +233,8 @@ impl Config {
             };
         }
         config.profile = get("KOLO_PROFILE").map(Loaded::read).transpose()?;
+        config.plans =
+            get("KOLO_PLAN").map_or_else(|| Ok(Vec::new()), |paths| LoadedPlans::read_all(&paths))?;
         Ok(config)
     }
 }
@@ -352,9 +358,10 @@ mod tests {
             ("KOLO_GDR", "yes"),
             ("KOLO_IB_CACHE", "yes"),
             ("KOLO_PROFILE", "/nowhere/profile.toml"),
+            ("KOLO_PLAN", "/nowhere/plan.json"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
-            assert!(text.contains(name) && (text.contains("Use ") || text.contains("kolo tune")), "{text}");
+            assert!(text.contains(name) && (text.contains("Use ") || text.contains("`kolo ")), "{text}");
         }
     }
 }

@@ -3,13 +3,13 @@
 //! Each function accepts any bytes, must not panic, and asserts the properties that must hold.
 
 use crate::profile::Profile;
-use crate::{communicator, control, join};
+use crate::{communicator, control, join, plans};
 
 /// A target: its name, and what takes its bytes.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     ("control_frames", control_frames),
     ("control_handshake", control_handshake),
     ("control_sealed", control_sealed),
@@ -22,6 +22,7 @@ pub const TARGETS: [Target; 12] = [
     ("environment", environment),
     ("unique_id", unique_id),
     ("profile", profile),
+    ("plans", plans),
 ];
 
 /// Frames between ranks and coordinator.
@@ -86,6 +87,15 @@ pub fn profile(bytes: &[u8]) {
     {
         let again = Profile::parse(&profile.to_toml()).expect("what it writes it reads");
         assert_eq!(again.digest(), profile.digest());
+    }
+}
+
+/// Files of plans.
+pub fn plans(bytes: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(bytes)
+        && let Ok(set) = plans::parse(text)
+    {
+        assert_eq!(plans::parse(&plans::to_text(&set)).as_ref(), Ok(&set), "what it writes it reads");
     }
 }
 

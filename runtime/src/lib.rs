@@ -21,6 +21,7 @@ mod job;
 mod join;
 mod mix;
 mod network;
+mod plans;
 mod profile;
 mod reduce;
 mod supply;
@@ -45,6 +46,9 @@ pub mod internal {
     }
     pub mod network {
         pub use crate::network::*;
+    }
+    pub mod plans {
+        pub use crate::plans::*;
     }
     pub mod profile {
         pub use crate::profile::*;
@@ -81,5 +85,6 @@ pub use join::{JoinSpec, Locator};
 pub use kolo_collectives::plan::Collective;
 pub use kolo_gdr::Mode as GpuDirectMode;
 pub use kolo_transport::MemoryCounters;
+pub use plans::LoadedPlans;
 pub use profile::Loaded as LoadedProfile;
 pub use types::{Bool, DataType, Element, ReduceOp};

@@ -9,7 +9,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::error::{CliError, Result};
 use crate::perf::args::PerfArgs;
 use crate::perf::test::Test;
-use crate::{doctor, explain, explain_error, info, launch, sim, tune};
+use crate::{doctor, explain, explain_error, info, launch, search, sim, tune};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -20,6 +20,7 @@ Examples:
   kolo explain-error K0401                   what an error's code stands for
   kolo sim all_reduce --cluster cluster.toml --bytes 64M
   kolo tune                                  measure this machine, for KOLO_PROFILE
+  KOLO_PROFILE=cluster.toml kolo plan        search plans for unequal hosts, for KOLO_PLAN
   mpirun -np 8 --map-by node kolo doctor     whether jobs will run well on these hosts
 
 Called as all_reduce_perf, all_gather_perf and so on (also with a suffix such as _mpi), it is that \
@@ -46,6 +47,8 @@ pub(crate) enum Command {
     Explain(explain::ExplainArgs),
     /// Simulate a collective on a described cluster
     Sim(sim::SimArgs),
+    /// Search plans for a network whose hosts or links differ, for KOLO_PLAN
+    Plan(search::SearchArgs),
     /// Measure this machine and write a profile for KOLO_PROFILE
     Tune(tune::TuneArgs),
     /// Say whether jobs will run well on the hosts of a launcher, and what is wrong if not

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
@@ -10,6 +11,7 @@ use kolo::internal::profile::{Inside, Loaded, Rates};
 use kolo_collectives::check::{self, Options};
 use kolo_collectives::model::Model;
 use kolo_collectives::select::{Choice, select};
+use kolo_collectives::simulate::Cluster;
 use kolo_collectives::{Algorithm, Task};
 use tabled::builder::Builder;
 use tabled::settings::Style;
@@ -18,6 +20,7 @@ use crate::backend::{self, Request};
 use crate::error::{CliError, Result};
 use crate::info::machine;
 use crate::perf::human_bytes;
+use crate::plan_file::{self, PlanArgs};
 use crate::planning::{CallArgs, has_block_per_rank, human_seconds, on_unequal_hosts};
 
 /// Beyond this, proving the plan takes longer than a person waits; `kolo sim` does it on request.
@@ -35,7 +38,9 @@ Examples:
   kolo explain broadcast --ranks 64 --hosts 8 --network rdma --bytes 64M
   kolo explain all_reduce --ranks 5 --bytes 64 --algo circulant --rank 3
   kolo explain all_reduce --ranks 4 --bytes 1M --symmetric
-  kolo explain all_reduce --ranks 3 --bytes 1M --shards 64";
+  kolo explain all_reduce --ranks 3 --bytes 1M --shards 64
+  kolo explain all_reduce --ranks 8 --hosts 2 --bytes 64M --algo ring --plan-out ring.json
+  kolo explain all_reduce --plan ring.json --bytes 64M";
 
 /// Options of `kolo explain`.
 #[derive(Args, Debug)]
@@ -43,6 +48,8 @@ Examples:
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     call: CallArgs,
+    #[command(flatten)]
+    file: PlanArgs,
     /// Number of ranks
     #[arg(short = 'n', long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u32).range(1..=65536))]
     ranks: u32,
@@ -112,6 +119,9 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode> {
 }
 
 fn explain(args: &ExplainArgs) -> Result<String> {
+    if let Some(path) = &args.file.plan {
+        return explain_file(args, path);
+    }
     if args.hosts == 0 || !args.ranks.is_multiple_of(args.hosts) {
         return Err(CliError::usage(
             format!("{} ranks cannot be spread evenly over {} hosts", args.ranks, args.hosts),
@@ -134,10 +144,14 @@ fn explain(args: &ExplainArgs) -> Result<String> {
     let mut model = with_profile(args.network.model(), profile.as_ref());
     model.oversubscription = (f64::from(per_host) / f64::from(args.processors_per_host())).max(1.0);
     let choice = choose(&args.call, &task, &model)?;
+    let written = plan_file::write_choice(&args.file, &args.call, &task, &choice)?;
     let tuned = task.clone().with_params(choice.params);
     let mut out = heading(args, &choice, profile.as_ref());
     if let Some(way) = way_here(args, &task)? {
         let _ = writeln!(out, "  {:<10} {way}", "taken here");
+    }
+    if let Some(written) = written {
+        let _ = writeln!(out, "  {:<10} {written}", "written");
     }
     let _ = writeln!(out, "\n{}", losers(&choice));
     let _ = writeln!(out, "{}", proof(args, &tuned, choice.algorithm, choice.segment_bytes)?);
@@ -145,6 +159,19 @@ fn explain(args: &ExplainArgs) -> Result<String> {
         let _ = writeln!(out, "\n{}", choice.algorithm.plan(&tuned, args.rank));
     }
     Ok(out)
+}
+
+/// The plan of a file, with its time on hosts that the constants or the profile describe.
+fn explain_file(args: &ExplainArgs, path: &Path) -> Result<String> {
+    let profile = kolo::Config::from_env()?.profile;
+    let model = with_profile(args.network.model(), profile.as_ref());
+    let cluster = |ranks: u32| Cluster {
+        hosts: args.hosts.max(1),
+        ranks_per_host: ranks / args.hosts.max(1),
+        model,
+        ..Cluster::default()
+    };
+    plan_file::explain(path, &args.call, cluster, (!args.no_steps).then_some(args.rank))
 }
 
 /// The choice for a call.
@@ -370,6 +397,41 @@ mod tests {
         assert_eq!(expected("--hosts 2"), expected("--hosts 2 --processors 4"));
         let here = machine::usable_cpus();
         assert_eq!(expected(""), expected(&format!("--processors {here}")));
+    }
+
+    #[test]
+    fn plans_go_through_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ring.json");
+        let path = path.display();
+        let call = "all_reduce -b 1M --no-steps";
+        let text =
+            explained(&format!("{call} -n 4 --hosts 2 --algo ring --plan-out {path} --plan-to 64M")).unwrap();
+        assert!(text.contains(&format!("is in {path}: KOLO_PLAN={path}")), "{text}");
+        let text = explained(&format!("all_reduce -b 32M --hosts 2 --plan {path} --rank 3")).unwrap();
+        for expected in [
+            "on 4 rank(s)",
+            "plan       ring of ",
+            "simulated  ",
+            "hosts [0, 0, 1, 1]",
+            "right and free",
+            "send",
+        ] {
+            assert!(text.contains(expected), "{expected}:\n{text}");
+        }
+        let text = explained(&format!("{call} --hosts 4 --plan {path}")).unwrap();
+        assert!(text.contains("does not fit this cluster: it is for ranks on hosts [0, 0, 1, 1]"), "{text}");
+        for (line, because) in [
+            (format!("all_gather --plan {path}"), "it is for all_reduce"),
+            (format!("all_reduce -b 1K --plan {path}"), "and this is 1024"),
+            (format!("{call} --plan {path} --rank 4"), "out of range"),
+            ("all_reduce --plan /nowhere/x.json".to_owned(), "cannot be read"),
+            (format!("all_reduce -n 4 --symmetric --plan-out {path}"), "symmetric buffers"),
+        ] {
+            let line = line.replace("--no-steps", "");
+            let error = explained(&line).unwrap_err();
+            assert!(error.message.contains(because) && error.exit_code == 2, "{line}: {error}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The `kolo` command: perf, run, info, explain, sim, tune, doctor.
+//! The `kolo` command: perf, run, info, explain, sim, plan, tune, doctor.
 
 mod backend;
 mod cli;
@@ -11,7 +11,9 @@ mod info;
 mod launch;
 mod man;
 mod perf;
+mod plan_file;
 mod planning;
+mod search;
 mod sim;
 mod tune;
 
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
             Command::Info(args) => info::run(args),
             Command::Explain(args) => explain::run(args),
             Command::Sim(args) => sim::run(args),
+            Command::Plan(args) => search::run(args),
             Command::Tune(args) => tune::run(args),
             Command::Doctor(args) => doctor::run(args),
             Command::ExplainError(args) => explain_error::run(args),

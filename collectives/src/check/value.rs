@@ -29,7 +29,8 @@ impl Value {
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             token: self.token.wrapping_add(other.token),
-            count: self.count + other.count,
+            // A plan from a file may add a value to itself as often as it likes: too many is wrong all the same.
+            count: self.count.saturating_add(other.count),
             expression: self.expression.plus(other.expression),
         }
     }

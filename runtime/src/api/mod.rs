@@ -199,6 +199,9 @@ impl Communicator {
         if let Some(network) = self.network() {
             let _ = write!(out, "; network: {network}");
         }
+        for plans in self.shared.look(|core| core.planner.describe_files()) {
+            let _ = write!(out, "; {plans}");
+        }
         if let Some(policy) = self.registration_policy() {
             let _ = write!(out, "; registrations of buffers are {policy}");
         }
@@ -230,8 +233,8 @@ impl Communicator {
         let symmetric = core.symmetric.describe(&call).map_or_else(String::new, |words| words + "\n");
         let way = core.explain(&call)?;
         let constants = match (&way, &self.config().profile) {
-            (CarriedOut::ByExchange(_), _) => String::new(),
-            (CarriedOut::ByPlan(_), profile) => {
+            (CarriedOut::Exchange(_), _) => String::new(),
+            (CarriedOut::Plan(_) | CarriedOut::File(..), profile) => {
                 let from = profile.as_ref().map_or_else(
                     || "built-in".to_owned(),
                     |loaded| format!("profile {} ({})", loaded.path.display(), loaded.profile.digest()),
@@ -241,10 +244,13 @@ impl Communicator {
                 format!("\n  constants: {from}{network}")
             }
         };
-        Ok(format!("{symmetric}{way}{constants}{memory}"))
+        let unused: String =
+            core.planner.files_unused(&call).iter().map(|reason| format!("\n  {reason}")).collect();
+        Ok(format!("{symmetric}{way}{constants}{unused}{memory}"))
     }
 
-    /// What would carry a blocking call out, by name: an algorithm, or `exchange` for the exchange inside a host.
+    /// What would carry a blocking call out, by name: an algorithm, `exchange` for the exchange inside a host, or `plan` for a plan of
+    /// `KOLO_PLAN`.
     ///
     /// # Errors
     /// As [`Communicator::explain`].

@@ -23,7 +23,10 @@ pub(crate) struct Forced {
 struct Rule {
     /// In bytes.
     lengths: RangeInclusive<u64>,
-    algorithm: Algorithm,
+    /// None where a file has the plan.
+    algorithm: Option<Algorithm>,
+    /// The one root for which it counts.
+    root: Option<u32>,
     /// Whether a call fails if it cannot take the algorithm. One that was named for no collective in particular counts where it can
     /// serve, and whether `window` can is known only once a call is made.
     must_serve: bool,
@@ -42,18 +45,40 @@ impl Forced {
                 };
                 let may_serve = rule.collective.is_none() && rule.algorithm.supports(&symmetric).is_ok();
                 let lengths = rule.from..=rule.to;
-                (must_serve || may_serve).then_some(Rule { lengths, algorithm: rule.algorithm, must_serve })
+                let algorithm = Some(rule.algorithm);
+                (must_serve || may_serve).then_some(Rule { lengths, algorithm, root: None, must_serve })
             };
             // Those for shards are the planner's business: nothing faster stands beside their plans.
             overrides.rules.iter().filter(|rule| !rule.algorithm.takes_shards()).filter_map(rule).collect()
         };
-        let rules: Vec<Vec<Rule>> = Collective::ALL.iter().map(of).collect();
+        Self::of(Collective::ALL.iter().map(of).collect())
+    }
+
+    fn of(rules: Vec<Vec<Rule>>) -> Self {
         let has_any = |(at, rules): (usize, &Vec<_>)| u16::from(!rules.is_empty()) << at;
         let collectives = rules.iter().enumerate().map(has_any).sum();
         Self { collectives, rules }
     }
 
-    /// Whether an algorithm is forced for a call of even counts.
+    /// The same, and calls for which a file has a plan: the collective, its root, and the first and last length. Algorithms come first.
+    pub(crate) fn with_plans(
+        self,
+        plans: impl Iterator<Item = (Collective, Option<u32>, (u64, u64))>,
+    ) -> Self {
+        let mut rules = self.rules;
+        rules.resize(Collective::ALL.len(), Vec::new());
+        for (collective, root, (from, to)) in plans {
+            rules[collective as usize].push(Rule {
+                lengths: from..=to,
+                algorithm: None,
+                root,
+                must_serve: true,
+            });
+        }
+        Self::of(rules)
+    }
+
+    /// Whether an algorithm or a plan is forced for a call of even counts.
     #[inline]
     pub(crate) fn covers(&self, call: &Call) -> bool {
         self.names(call.collective) && self.fitting(call).any(|rule| rule.must_serve)
@@ -68,7 +93,11 @@ impl Forced {
     /// The algorithm that comes first for a call of even counts.
     #[inline]
     pub(crate) fn first(&self, call: &Call) -> Option<Algorithm> {
-        if self.names(call.collective) { self.fitting(call).next().map(|rule| rule.algorithm) } else { None }
+        if self.names(call.collective) {
+            self.fitting(call).next().and_then(|rule| rule.algorithm)
+        } else {
+            None
+        }
     }
 
     #[cold]
@@ -78,6 +107,9 @@ impl Forced {
             Counts::Uneven { .. } | Counts::Shards(_) => None,
         };
         let rules = &self.rules[call.collective as usize];
-        rules.iter().filter(move |rule| bytes.is_some_and(|bytes| rule.lengths.contains(&bytes)))
+        rules.iter().filter(move |rule| {
+            bytes.is_some_and(|bytes| rule.lengths.contains(&bytes))
+                && rule.root.is_none_or(|root| root == call.root)
+        })
     }
 }

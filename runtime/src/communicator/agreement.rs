@@ -27,6 +27,8 @@ pub(super) struct Agreed {
     values: [Option<String>; NAMES.len()],
     /// The file of the profile, and the digest of its constants: these must agree, and may be in other files.
     profile: Option<(String, String)>,
+    /// The files of plans, with digests of what they say: the same.
+    plans: Vec<(String, String)>,
 }
 
 impl Agreed {
@@ -38,6 +40,11 @@ impl Agreed {
         Self {
             values: NAMES.map(value),
             profile: profile.map(|known| (known.path.display().to_string(), known.profile.digest())),
+            plans: config
+                .plans
+                .iter()
+                .map(|plans| (plans.path.display().to_string(), plans.digest.clone()))
+                .collect(),
         }
     }
 
@@ -59,6 +66,15 @@ impl Agreed {
                 side.profile.as_ref().map(|(path, digest)| format!("{path} (constants {digest})"))
             };
             texts.push(tell("KOLO_PROFILE", show(self), show(other)));
+        }
+        let digests = |side: &Self| side.plans.iter().map(|(_, digest)| digest.clone()).collect::<Vec<_>>();
+        if digests(self) != digests(other) {
+            let show = |side: &Self| {
+                let one = |(path, digest): &(String, String)| format!("{path} (plans {digest})");
+                let all: Vec<String> = side.plans.iter().map(one).collect();
+                Some(all.join(", ")).filter(|text| !text.is_empty())
+            };
+            texts.push(tell("KOLO_PLAN", show(self), show(other)));
         }
         texts.join("; ")
     }
@@ -113,6 +129,20 @@ mod tests {
              KOLO_DETERMINISM is canonical here, repeatable there; KOLO_SEGMENT_BYTES is 65536 here, not set \
              there; KOLO_TRANSPORT is shm,tcp here, auto there. Give all ranks the same, by variables or in code"
         );
+    }
+
+    #[test]
+    fn other_plans_are_told() {
+        let with = |hosts: &[u32]| {
+            Agreed::of(
+                &Config::default().with(|config| config.plans = vec![crate::plans::tests::ring(hosts)]),
+            )
+        };
+        assert_eq!(with(&[0, 0]).difference(&with(&[0, 0])), "");
+        let text = with(&[0, 0]).difference(&with(&[0, 1]));
+        assert!(text.starts_with("KOLO_PLAN is ring.json (plans ") && text.ends_with(") there"), "{text}");
+        let text = with(&[0, 0]).difference(&set(&[]));
+        assert!(text.ends_with(" here, not set there"), "{text}");
     }
 
     #[test]

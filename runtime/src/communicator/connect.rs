@@ -18,7 +18,7 @@ use super::shared::{Contended, Fault, Group, Shared, World};
 use super::shared_memory;
 use crate::affinity::{self, Place, SoftAffinity};
 use crate::config::{Config, Determinism};
-use crate::control::ExchangeKey;
+use crate::control::{ExchangeKey, PeerInfo};
 use crate::dispatch::{Limits, Planner};
 use crate::engine::Engine;
 use crate::error::{Error, JoinFailure, Result};
@@ -135,19 +135,22 @@ impl Making {
         self.world.control.exchange(key, &self.members, blob, self.deadline)
     }
 
-    /// What is known of the network between the hosts of this communicator, before anything is measured for it.
-    fn known_network(&self, hosts: &[u32]) -> Knowledge {
-        let peers = self.world.control.peer_info();
+    /// The names of the hosts, by their numbers: hosts are numbered in the order in which they appear.
+    fn host_names<'a>(&self, hosts: &[u32], peers: &'a [PeerInfo]) -> Vec<&'a str> {
         let mut names: Vec<&str> = Vec::new();
         for (host, member) in hosts.iter().zip(self.members.iter()) {
-            // Hosts are numbered in the order in which they appear.
             if *host as usize == names.len() {
                 names.push(&peers[*member as usize].hostname);
             }
         }
+        names
+    }
+
+    /// What is known of the network between the hosts of this communicator, before anything is measured for it.
+    fn known_network(&self, names: &[&str]) -> Knowledge {
         let config = &self.config;
         let measured = || self.world.network(&self.members, &config.transports);
-        let known = Knowledge::of(config.profile.as_ref(), &names, || {
+        let known = Knowledge::of(config.profile.as_ref(), names, || {
             if config.network_probe { measured() } else { None }
         });
         if let (Some(problem), 0, WORLD) = (known.unused_profile(), self.rank, self.id) {
@@ -162,7 +165,9 @@ impl Making {
         // The numbering of channels must be the same on all ranks, whichever transports each has in the end.
         let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
         let engine = Engine::new(rank, established.links, channels, config.unexpected_bytes);
-        let network = self.known_network(hosts);
+        let peers = self.world.control.peer_info();
+        let names = self.host_names(hosts, peers);
+        let network = self.known_network(&names);
         let mut profile = config.profile.as_ref().map(|loaded| loaded.profile.clone());
         if let (Some(_), Some(profile)) = (network.unused_profile(), &mut profile) {
             profile.network = None;
@@ -170,7 +175,7 @@ impl Making {
         let model = model_for(facts(hosts, cards), profile.as_ref());
         let stages = shared_memory::is_everywhere(self, hosts, &engine)?;
         let limits = Limits { channels: engine.channels_per_operation(), stages };
-        let mut planner = Planner::new(rank, Arc::clone(hosts), model, config, limits)?;
+        let mut planner = Planner::new(rank, (Arc::clone(hosts), &names), model, config, limits)?;
         planner.learn(network);
         let canonical = config.determinism == Determinism::Canonical;
         let exchange = established.exchange.filter(|_| config.exchange_bytes != Some(0)).map(|flat| {

@@ -76,8 +76,14 @@ impl Core {
     /// What carries a blocking call out that does not go by symmetric buffers, unless that was asked for; and why.
     pub(crate) fn explain(&self, call: &Call) -> Result<CarriedOut> {
         Ok(match (self.decide(call, Form::Blocking).way, &self.exchange) {
-            (Way::Exchange, Some(exchange)) => CarriedOut::ByExchange(exchange.compiled.describe(call)),
-            _ => CarriedOut::ByPlan(Box::new(self.planner.explain(call, self.symmetric.asked_for(call))?)),
+            (Way::Exchange, Some(exchange)) => CarriedOut::Exchange(exchange.compiled.describe(call)),
+            _ => {
+                let choice = Box::new(self.planner.explain(call, self.symmetric.asked_for(call))?);
+                match self.planner.file_for(call) {
+                    Some(words) => CarriedOut::File(words, choice),
+                    None => CarriedOut::Plan(choice),
+                }
+            }
         })
     }
 

@@ -13,6 +13,7 @@ impl Config {
     pub fn settings(&self) -> String {
         let left_to_us = |name: &str| match name {
             "KOLO_PROFILE" => "(built-in constants)",
+            "KOLO_PLAN" => "(plans of generators)",
             "KOLO_JOB_SECRET" => "(not shown)",
             _ => "(chosen at run time)",
         };
@@ -23,8 +24,13 @@ impl Config {
         self.rows().into_iter().map(line).collect()
     }
 
+    fn plan_paths(&self) -> String {
+        let paths: Vec<String> = self.plans.iter().map(|plans| plans.path.display().to_string()).collect();
+        paths.join(",")
+    }
+
     /// All settings.
-    pub(crate) fn rows(&self) -> [Setting; 28] {
+    pub(crate) fn rows(&self) -> [Setting; 29] {
         let transports = match &self.transports {
             Transports::Auto => "auto".to_owned(),
             Transports::Only(list) => list.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(","),
@@ -70,6 +76,7 @@ impl Config {
             ("KOLO_SPIN_US", self.spin.map(|time| time.as_micros().to_string())),
             ("KOLO_NETWORK_PROBE", Some(if self.network_probe { "auto" } else { "off" }.to_owned())),
             ("KOLO_PROFILE", self.profile.as_ref().map(|loaded| loaded.path.display().to_string())),
+            ("KOLO_PLAN", Some(self.plan_paths()).filter(|paths| !paths.is_empty())),
             ("KOLO_JOB_SECRET", None),
         ]
     }

@@ -1,6 +1,7 @@
 //! Which way a call goes: decided in one place, for those who run calls, start them, explain them and check the choice.
 
 mod last_call;
+mod plan_files;
 mod planner;
 
 use std::fmt;
@@ -57,16 +58,19 @@ pub(crate) fn decide(
 #[derive(Debug)]
 pub(crate) enum CarriedOut {
     /// In words.
-    ByExchange(String),
-    ByPlan(Box<Choice>),
+    Exchange(String),
+    Plan(Box<Choice>),
+    /// A plan of a file, in words; and what there is without it.
+    File(String, Box<Choice>),
 }
 
 impl CarriedOut {
-    /// Its name: that of an algorithm, or [`CompiledExchange`]'s.
+    /// Its name: that of an algorithm, or [`CompiledExchange`]'s, or `plan` for one of a file.
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Self::ByExchange(_) => "exchange",
-            Self::ByPlan(choice) => choice.algorithm.name(),
+            Self::Exchange(_) => "exchange",
+            Self::Plan(choice) => choice.algorithm.name(),
+            Self::File(..) => "plan",
         }
     }
 }
@@ -74,8 +78,12 @@ impl CarriedOut {
 impl fmt::Display for CarriedOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let choice = match self {
-            Self::ByExchange(words) => return f.write_str(words),
-            Self::ByPlan(choice) => choice,
+            Self::Exchange(words) => return f.write_str(words),
+            Self::Plan(choice) => choice,
+            Self::File(words, choice) => {
+                write!(f, "{words}\n  without it: ")?;
+                choice
+            }
         };
         let Choice { algorithm, reason, segment_bytes, window, .. } = &**choice;
         write!(f, "{algorithm}: {reason}; segments of {segment_bytes} bytes, {window} in flight")?;

@@ -11,6 +11,7 @@ use kolo_collectives::select::{Choice, Order, select};
 use kolo_collectives::task::Task;
 use kolo_collectives::window::Symmetric;
 
+use super::plan_files::{Asked, PlanFile, PlanFiles};
 use crate::call::{Call, Counts, Forced};
 use crate::config::{Config, Determinism};
 use crate::engine::STAGE_SEGMENTS;
@@ -34,6 +35,13 @@ struct ChoiceKey {
     irregular: bool,
     placement: Placement,
     shards: Option<u32>,
+}
+
+impl ChoiceKey {
+    fn asked(&self) -> Asked {
+        let Self { collective, root, bytes, irregular, .. } = *self;
+        Asked { collective, root, bytes: bytes as u64, irregular }
+    }
 }
 
 /// A call's plan, with how to run it.
@@ -62,6 +70,7 @@ pub(crate) struct Planner {
     model: Model,
     order: Order,
     overrides: Overrides,
+    files: PlanFiles,
     segment_bytes: Option<usize>,
     window: Option<usize>,
     limits: Limits,
@@ -83,7 +92,7 @@ const CHOICES_MAX: usize = 1024;
 impl Planner {
     pub(crate) fn new(
         rank: u32,
-        hosts: Arc<[u32]>,
+        (hosts, names): (Arc<[u32]>, &[&str]),
         model: Model,
         config: &Config,
         limits: Limits,
@@ -91,6 +100,8 @@ impl Planner {
         let overrides = config.algorithms.parse::<Overrides>().map_err(|problem| {
             Error::configuration("KOLO_ALGO", problem.to_string(), "See `kolo explain --help` for the names")
         })?;
+        let is_canonical = config.determinism == Determinism::Canonical;
+        let files = PlanFiles::new(&config.plans, (rank, &hosts), names, limits, is_canonical);
         Ok(Self {
             rank,
             world_size: hosts.len() as u32,
@@ -101,6 +112,7 @@ impl Planner {
                 Determinism::Canonical => Order::Canonical,
             },
             overrides,
+            files,
             segment_bytes: config.segment_bytes,
             window: config.window,
             limits,
@@ -116,6 +128,13 @@ impl Planner {
         let key = ChoiceKey { placement, ..self.key(call) };
         if let Some(planned) = self.choices.get(&key) {
             return Ok(planned.clone());
+        }
+        let file = self.files.serving(key.asked(), &self.overrides, || self.task(key.collective));
+        if let Some(planned) =
+            file.and_then(|file| file.planned(placement, key.element_bytes, self.limits.channels))
+        {
+            self.remember(key, planned.clone());
+            return Ok(planned);
         }
         let (task, choice) = self.choose(key, Symmetric::Nothing)?;
         let plan_key = PlanKey { task, algorithm: choice.algorithm };
@@ -143,16 +162,38 @@ impl Planner {
             window: window.min(usize::from(self.limits.channels / plan.channels.max(1))),
             plan,
         };
-        if self.choices.len() >= CHOICES_MAX {
-            self.choices.clear();
-        }
-        self.choices.insert(key, planned.clone());
+        self.remember(key, planned.clone());
         Ok(planned)
     }
 
-    /// The calls for which the settings name an algorithm.
+    fn remember(&mut self, key: ChoiceKey, planned: Planned) {
+        if self.choices.len() >= CHOICES_MAX {
+            self.choices.clear();
+        }
+        self.choices.insert(key, planned);
+    }
+
+    /// The calls for which the settings name an algorithm or a plan.
     pub(crate) fn forced(&self) -> Forced {
-        Forced::new(&self.overrides, |collective| self.task(collective))
+        Forced::new(&self.overrides, |collective| self.task(collective)).with_plans(self.files.calls())
+    }
+
+    /// The plan of a file that serves a call, in words; none if a generator's does.
+    pub(crate) fn file_for(&self, call: &Call) -> Option<String> {
+        let key = self.key(call);
+        let file = self.files.serving(key.asked(), &self.overrides, || self.task(key.collective));
+        file.map(PlanFile::describe)
+    }
+
+    /// For each file of plans that does not serve a call: why not.
+    pub(crate) fn files_unused(&self, call: &Call) -> Vec<String> {
+        let key = self.key(call);
+        self.files.unused(key.asked(), &self.overrides, || self.task(key.collective))
+    }
+
+    /// The files of plans in words.
+    pub(crate) fn describe_files(&self) -> Vec<String> {
+        self.files.describe()
     }
 
     /// A collective of all ranks.

@@ -35,7 +35,7 @@ pub(crate) fn environment(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let variables: HashMap<&str, &str> = text.lines().filter_map(|line| line.split_once('=')).collect();
     let lookup = |name: &str| {
-        let is_file = ["KOLO_PROFILE", "XDG_RUNTIME_DIR"].contains(&name);
+        let is_file = ["KOLO_PROFILE", "KOLO_PLAN", "XDG_RUNTIME_DIR"].contains(&name);
         variables.get(name).filter(|_| !is_file).map(|value| (*value).to_owned())
     };
     let _ = JoinSpec::from_env(&lookup);

@@ -186,6 +186,10 @@ impl SymmetricBuffers {
         if let Some(named) = self.forced.first(call) {
             return named == Algorithm::Window;
         }
+        if self.forced.covers(call) {
+            // A file has a plan for it.
+            return false;
+        }
         let Counts::Even(count) = call.counts else { return false };
         let blocks = if call.collective.has_block_per_rank() { self.members } else { 1 };
         !matches!(call.collective, C::Gather | C::Scan | C::ExScan | C::Barrier)

@@ -4,10 +4,9 @@ use std::fs;
 
 use kolo_collectives::simulate::Cluster;
 
-use super::SimArgs;
+use super::ClusterArgs;
 use crate::error::{CliError, Result};
 use crate::explain::{known_rates, with_profile};
-use crate::planning::CallArgs;
 
 /// A description to start from.
 pub(super) const EXAMPLE_FILE: &str = "\
@@ -55,9 +54,9 @@ bytes_per_second = 25e9
 ";
 
 /// A cluster, and which of its settings the user made.
-pub(super) struct Described {
+pub(crate) struct Described {
     /// The cluster.
-    pub(super) cluster: Cluster,
+    pub(crate) cluster: Cluster,
     /// `segment_bytes` was.
     pub(super) segment_given: bool,
     /// `window` was.
@@ -77,7 +76,7 @@ fn known_hosts(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// Reads the description, puts the options over it, and checks what comes out.
-pub(super) fn describe(args: &SimArgs, call: &CallArgs) -> Result<Described> {
+pub(crate) fn describe(args: &ClusterArgs, element_bytes: u64) -> Result<Described> {
     let (mut cluster, table) = match &args.cluster {
         None => {
             let profile = kolo::Config::from_env()?.profile;
@@ -103,7 +102,7 @@ pub(super) fn describe(args: &SimArgs, call: &CallArgs) -> Result<Described> {
         known_hosts(&mut cluster)?;
     }
     cluster.ranks_per_host = args.ranks_per_host.unwrap_or(cluster.ranks_per_host);
-    cluster.element_bytes = call.element_bytes as usize;
+    cluster.element_bytes = element_bytes as usize;
     let ranks = u64::from(cluster.hosts) * u64::from(cluster.ranks_per_host);
     if !(1..=1 << 20).contains(&ranks) {
         return Err(CliError::usage(

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
@@ -15,8 +15,10 @@ use tabled::settings::Style;
 use crate::error::{CliError, EXIT_WRONG_RESULT, Result};
 use crate::explain::{Network, choose};
 use crate::perf::human_bytes;
+use crate::plan_file;
 use crate::planning::{CallArgs, has_root, human_seconds, on_unequal_hosts};
-use description::{Described, EXAMPLE_FILE, describe};
+pub(crate) use description::describe;
+use description::{Described, EXAMPLE_FILE};
 use report::{critical_path, proof, stuck, summary, traffic};
 
 mod description;
@@ -46,18 +48,11 @@ Examples:
 pub(crate) struct SimArgs {
     #[command(flatten)]
     call: Option<CallArgs>,
-    /// Description of the cluster
-    #[arg(long, value_name = "FILE.toml")]
-    cluster: Option<PathBuf>,
-    /// Hosts, over what the file says
-    #[arg(long, value_name = "N")]
-    hosts: Option<u32>,
-    /// Ranks on each host, over what the file says
-    #[arg(long, value_name = "N")]
-    ranks_per_host: Option<u32>,
-    /// Between hosts, when there is no file
-    #[arg(long, value_enum, default_value = "tcp", conflicts_with = "cluster")]
-    network: Network,
+    #[command(flatten)]
+    described: ClusterArgs,
+    /// Simulate the plan of this file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["algo", "compare"])]
+    plan: Option<PathBuf>,
     /// Simulate every algorithm that can, and compare
     #[arg(long)]
     compare: bool,
@@ -75,6 +70,36 @@ pub(crate) struct SimArgs {
     scale: bool,
 }
 
+/// Options that describe a cluster.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ClusterArgs {
+    /// Description of the cluster
+    #[arg(long, value_name = "FILE.toml")]
+    cluster: Option<PathBuf>,
+    /// Hosts, over what the file says
+    #[arg(long, value_name = "N")]
+    hosts: Option<u32>,
+    /// Ranks on each host, over what the file says
+    #[arg(long, value_name = "N")]
+    ranks_per_host: Option<u32>,
+    /// Between hosts, when there is no file
+    #[arg(long, value_enum, default_value = "tcp", conflicts_with = "cluster")]
+    network: Network,
+}
+
+impl ClusterArgs {
+    /// Whether a file describes it.
+    pub(crate) const fn has_file(&self) -> bool {
+        self.cluster.is_some()
+    }
+
+    /// The same, with so many hosts if nothing says how many.
+    pub(crate) fn or_hosts(&self, hosts: usize) -> Self {
+        let said = self.hosts.or_else(|| (!self.has_file() && hosts > 0).then_some(hosts as u32));
+        Self { hosts: said, ..self.clone() }
+    }
+}
+
 /// How long somebody waits for one simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Patience {
@@ -88,8 +113,10 @@ enum Patience {
 
 /// What a simulation gave.
 struct Outcome {
-    algorithm: Algorithm,
-    predicted_seconds: f64,
+    /// Name of the algorithm, or of the plan of a file.
+    algorithm: String,
+    /// By the cost model, which knows algorithms only.
+    predicted_seconds: Option<f64>,
     cluster: Cluster,
     timing: Timing,
     plans: Plans,
@@ -123,18 +150,21 @@ fn simulated_text(args: &SimArgs) -> Result<(String, bool)> {
             "For example: kolo sim all_reduce --bytes 64M",
         ));
     };
-    let described = describe(args, call)?;
+    let described = describe(&args.described, call.element_bytes)?;
     let task = call.task(described.cluster.hosts_of_ranks())?;
     let task = on_unequal_hosts(task, &described.cluster.rates);
     if args.compare {
         return Ok((compare(call, &described, &task)?, true));
     }
-    let outcome = simulate_one(call, &described, &task, call.algo, Patience::Long)?;
+    let outcome = match &args.plan {
+        Some(path) => simulate_file(call, &described, path)?,
+        None => simulate_one(call, &described, &task, call.algo, Patience::Long)?,
+    };
     if args.json {
         let value = serde_json::json!({
             "collective": call.collective.name(),
             "bytes": call.bytes,
-            "algorithm": outcome.algorithm.name(),
+            "algorithm": outcome.algorithm,
             "predicted_seconds": outcome.predicted_seconds,
             "cluster": outcome.cluster,
             "timing": outcome.timing,
@@ -231,11 +261,26 @@ fn simulate_one(
         ));
     };
     Ok(Outcome {
-        algorithm: choice.algorithm,
-        predicted_seconds: choice.cost_seconds,
+        algorithm: choice.algorithm.name().to_owned(),
+        predicted_seconds: Some(choice.cost_seconds),
         cluster,
         timing,
         plans,
+    })
+}
+
+fn simulate_file(call: &CallArgs, described: &Described, path: &Path) -> Result<Outcome> {
+    let loaded = plan_file::read(path, call)?;
+    let mut cluster = described.cluster.clone();
+    cluster.segment_bytes = loaded.set.segment_bytes() as usize;
+    cluster.window = loaded.set.window() as usize;
+    let timing = plan_file::simulated(&loaded.set, call, &cluster)?;
+    Ok(Outcome {
+        algorithm: format!("{} of {}", loaded.set.name(), path.display()),
+        predicted_seconds: None,
+        cluster,
+        timing,
+        plans: Plans::All(plan_file::plans(&loaded.set, call).to_vec()),
     })
 }
 
@@ -273,7 +318,13 @@ fn compare(call: &CallArgs, described: &Described, task: &Task) -> Result<String
             continue;
         }
         match simulate_one(call, described, task, Some(algorithm), Patience::Short) {
-            Ok(outcome) => results.push((outcome.timing.seconds, algorithm, Ok(outcome.predicted_seconds))),
+            Ok(outcome) => {
+                results.push((
+                    outcome.timing.seconds,
+                    algorithm,
+                    Ok(outcome.predicted_seconds.unwrap_or(f64::NAN)),
+                ));
+            }
             Err(error) => results.push((f64::INFINITY, algorithm, Err(error.message))),
         }
     }

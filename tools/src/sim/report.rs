@@ -35,9 +35,11 @@ pub(super) fn summary(call: &CallArgs, outcome: &Outcome) -> String {
         (
             "time",
             format!(
-                "{} (cost model: {})",
+                "{}{}",
                 human_seconds(timing.seconds),
-                human_seconds(outcome.predicted_seconds)
+                outcome
+                    .predicted_seconds
+                    .map_or_else(String::new, |seconds| format!(" (cost model: {})", human_seconds(seconds)))
             ),
         ),
         ("bandwidth", format!("{bandwidth:.3} GB/s (algbw)")),

@@ -1,0 +1,157 @@
+//! Plans from files (`KOLO_PLAN`), as a communicator takes them.
+
+use std::sync::Arc;
+
+use kolo_collectives::overrides::Overrides;
+use kolo_collectives::plan::{Collective, Placement, Plan};
+use kolo_collectives::task::Task;
+
+use super::planner::{Limits, Planned};
+use crate::plans::LoadedPlans;
+
+/// What a call is, as far as files of plans ask.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) collective: Collective,
+    pub(crate) root: u32,
+    /// Of the vector, or of a block.
+    pub(crate) bytes: u64,
+    pub(crate) irregular: bool,
+}
+
+/// The files, in the order in which they are asked.
+#[derive(Debug, Default)]
+pub(crate) struct PlanFiles {
+    files: Vec<PlanFile>,
+}
+
+#[derive(Debug)]
+pub(crate) struct PlanFile {
+    loaded: LoadedPlans,
+    /// This rank's plans out of place and in place; or why none of this communicator's calls can take them. The same on all ranks.
+    own: Result<[Arc<Plan>; 2], String>,
+}
+
+impl PlanFiles {
+    pub(crate) fn new(
+        loaded: &[LoadedPlans],
+        (rank, hosts): (u32, &[u32]),
+        names: &[&str],
+        limits: Limits,
+        is_canonical: bool,
+    ) -> Self {
+        let file = |loaded: &LoadedPlans| {
+            let set = &loaded.set;
+            let channels = set.channels();
+            let own = set.serves().fits(hosts, Some(names)).and_then(|()| {
+                if is_canonical && set.serves().collective.reduces() {
+                    Err("KOLO_DETERMINISM=canonical asks for one order of reduction".to_owned())
+                } else if set.is_staged() && !limits.stages {
+                    Err("it wants memory that the ranks of each host share".to_owned())
+                } else if channels > limits.channels {
+                    let most = limits.channels;
+                    Err(format!("it needs {channels} channels to a peer, and the transports offer {most}"))
+                } else {
+                    let plan = |placement| Arc::new(set.plans(placement)[rank as usize].clone());
+                    Ok([Placement::OutOfPlace, Placement::InPlace].map(plan))
+                }
+            });
+            PlanFile { loaded: loaded.clone(), own }
+        };
+        Self { files: loaded.iter().map(file).collect() }
+    }
+
+    /// The first file that serves a call, unless an algorithm was asked for.
+    pub(crate) fn serving(
+        &self,
+        asked: Asked,
+        overrides: &Overrides,
+        task: impl Fn() -> Task,
+    ) -> Option<&PlanFile> {
+        // Mostly there is none, and nothing else is looked at.
+        let found = self.files.iter().find(|file| file.refusal(asked).is_none())?;
+        overrides.force(&task(), asked.bytes).is_none().then_some(found)
+    }
+
+    /// For each file that does not serve a call: its path, and why not.
+    pub(crate) fn unused(&self, asked: Asked, overrides: &Overrides, task: impl Fn() -> Task) -> Vec<String> {
+        let serving = self.serving(asked, overrides, &task).map(|file| &file.loaded.path);
+        let reason = |file: &PlanFile| {
+            let path = &file.loaded.path;
+            let because = match (file.refusal(asked), serving) {
+                (Some(refusal), _) => refusal,
+                (None, Some(other)) if other == path => return None,
+                (None, Some(other)) => format!("{} comes first", other.display()),
+                (None, None) => "KOLO_ALGO asks for an algorithm".to_owned(),
+            };
+            Some(format!("KOLO_PLAN {} is not used: {because}", path.display()))
+        };
+        self.files.iter().filter_map(reason).collect()
+    }
+
+    /// The calls that files serve: the collective, the root if that matters, and the first and last length.
+    pub(crate) fn calls(&self) -> impl Iterator<Item = (Collective, Option<u32>, (u64, u64))> + '_ {
+        let usable = self.files.iter().filter(|file| file.own.is_ok());
+        usable.map(|file| {
+            let serves = file.loaded.set.serves();
+            let root = serves.collective.is_rooted().then_some(serves.root);
+            (serves.collective, root, (serves.from_bytes, serves.to_bytes))
+        })
+    }
+
+    /// The files in words: what they are for, or why they cannot serve here.
+    pub(crate) fn describe(&self) -> Vec<String> {
+        let words = |file: &PlanFile| match &file.own {
+            Ok(_) => format!("{} for {}", file.words(), file.loaded.set.serves().collective),
+            Err(because) => format!("{} is not used: {because}", file.loaded.path.display()),
+        };
+        self.files.iter().map(words).collect()
+    }
+}
+
+impl PlanFile {
+    /// Why it does not serve a call.
+    fn refusal(&self, asked: Asked) -> Option<String> {
+        let Asked { collective, root, bytes, irregular } = asked;
+        let fits = match &self.own {
+            Err(because) => Err(because.clone()),
+            Ok(_) if irregular => Err("blocks differ in length".to_owned()),
+            Ok(_) => self.loaded.set.serves().serves(collective, root, bytes),
+        };
+        fits.err()
+    }
+
+    /// The plan for a call that it serves, and how to run it.
+    pub(crate) fn planned(
+        &self,
+        placement: Placement,
+        element_bytes: usize,
+        channels: u16,
+    ) -> Option<Planned> {
+        let plan = self.own.as_ref().ok()?[placement as usize].clone();
+        let set = &self.loaded.set;
+        Some(Planned {
+            segment_elements: (set.segment_bytes() as usize / element_bytes).max(1),
+            // By what is the same on all ranks: some may use fewer channels than others.
+            window: (set.window() as usize).min(usize::from(channels / set.channels().max(1))),
+            plan,
+        })
+    }
+
+    /// What it is, in words.
+    pub(crate) fn words(&self) -> String {
+        let LoadedPlans { path, set, digest } = &self.loaded;
+        format!("plan {} of {} ({digest})", set.name(), path.display())
+    }
+
+    /// How it runs, in words.
+    pub(crate) fn describe(&self) -> String {
+        let set = &self.loaded.set;
+        format!(
+            "{}: KOLO_PLAN; segments of {} bytes, {} in flight",
+            self.words(),
+            set.segment_bytes(),
+            set.window()
+        )
+    }
+}

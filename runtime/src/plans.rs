@@ -1,0 +1,165 @@
+//! Files of plans: `KOLO_PLAN` names them, and calls that they serve take their plans instead of a generator's.
+//!
+//! The text is JSON, a [`PlanFile`]; [`PlanSet`] has the rules, and proves the plans. All ranks must run plans of one set, so they compare
+//! digests of their files when they join; the files may lie in different places.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kolo_collectives::plan_set::{PlanFile, PlanSet};
+use sha2::{Digest, Sha256};
+
+use crate::error::{Error, Result};
+
+/// Longest file that is read. A set with as many steps as there may be takes about half of it.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// Plans that were read from a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadedPlans {
+    /// Where it was.
+    pub path: PathBuf,
+    /// The plans.
+    pub set: Arc<PlanSet>,
+    /// Of what they say.
+    pub digest: String,
+}
+
+impl LoadedPlans {
+    /// Reads and proves the plans of a file.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if it cannot be read, or its plans are wrong.
+    pub fn read(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        let text = text_of(&path).map_err(|problem| refused(&path, &problem))?;
+        let set = parse(&text).map_err(|problem| refused(&path, &problem))?;
+        Ok(Self { digest: digest(&set), set: Arc::new(set), path })
+    }
+
+    /// Reads the files of a list with commas between.
+    pub(crate) fn read_all(paths: &str) -> Result<Vec<Self>> {
+        paths.split(',').map(str::trim).filter(|path| !path.is_empty()).map(Self::read).collect()
+    }
+}
+
+fn text_of(path: &Path) -> std::result::Result<String, String> {
+    let cannot = |error: std::io::Error| format!("it cannot be read: {error}");
+    let mut text = String::new();
+    File::open(path).map_err(cannot)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(cannot)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(format!("it is longer than {FILE_BYTES_MAX} bytes"));
+    }
+    Ok(text)
+}
+
+/// The plans in a text, proved.
+///
+/// # Errors
+/// What is wrong, in a line.
+pub fn parse(text: &str) -> std::result::Result<PlanSet, String> {
+    let file: PlanFile = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    PlanSet::new(file)
+}
+
+/// The text that [`parse`] reads: a line for each rank's program.
+#[must_use]
+pub fn to_text(set: &PlanSet) -> String {
+    let file = set.to_file();
+    let line = |value: &dyn erased::Json| value.json();
+    let programs = |programs: &[kolo_collectives::plan_set::Program]| {
+        let lines: Vec<String> = programs.iter().map(|program| format!("    {}", line(program))).collect();
+        format!("[\n{}\n  ]", lines.join(",\n"))
+    };
+    format!(
+        "{{\n  \"version\": {},\n  \"name\": {},\n  \"serves\": {},\n  \"segment_bytes\": {},\n  \"window\": {},\n  \
+         \"cut\": {},\n  \"stages\": {},\n  \"out_of_place\": {},\n  \"in_place\": {}\n}}\n",
+        file.version,
+        line(&file.name),
+        line(&file.serves),
+        file.segment_bytes,
+        file.window,
+        line(&file.cut),
+        line(&file.stages),
+        programs(&file.out_of_place),
+        programs(&file.in_place),
+    )
+}
+
+/// What tells sets of plans apart.
+#[must_use]
+pub fn digest(set: &PlanSet) -> String {
+    let hash = Sha256::digest(to_text(set));
+    hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Values of several types as JSON.
+mod erased {
+    pub(super) trait Json {
+        fn json(&self) -> String;
+    }
+
+    impl<T: serde::Serialize> Json for T {
+        fn json(&self) -> String {
+            serde_json::to_string(self).unwrap_or_default()
+        }
+    }
+}
+
+fn refused(path: &Path, problem: &str) -> Error {
+    Error::configuration(
+        "KOLO_PLAN",
+        format!("{} holds no plans to run: {problem}", path.display()),
+        "Write one with `kolo explain COLLECTIVE --plan-out FILE` or `kolo plan`, or leave the variable out",
+    )
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use kolo_collectives::model::Model;
+    use kolo_collectives::plan::Collective;
+    use kolo_collectives::select::{Order, select};
+    use kolo_collectives::{Algorithm, Task};
+
+    use super::*;
+
+    /// A ring all-reduce of ranks on these hosts, as a file.
+    pub(crate) fn ring(hosts: &[u32]) -> LoadedPlans {
+        let task = Task::new(Collective::AllReduce, hosts.len() as u32).with_hosts(hosts);
+        let ring = Some(Algorithm::Ring);
+        let choice = select(&task, 1 << 20, 4, false, Order::Any, &Model::TCP, ring).unwrap();
+        let set = PlanSet::of_choice(&task, &choice, 1 << 10, 1 << 20).unwrap();
+        LoadedPlans { path: "ring.json".into(), digest: digest(&set), set: Arc::new(set) }
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let set = ring(&[0, 0, 1]).set;
+        let text = to_text(&set);
+        assert_eq!(parse(&text).as_ref(), Ok(&*set), "{text}");
+        assert_ne!(digest(&set), digest(&ring(&[0, 1, 1]).set));
+        for (from, to, expected) in [
+            ("\"version\": 1", "\"version\": 9", "version 9"),
+            ("\"window\"", "\"windov\"", "unknown field `windov`"),
+            ("\"collective\":\"all_reduce\"", "\"collective\":\"all\"", "unknown variant `all`"),
+            ("\"first\":0", "\"first\":-1", "invalid value"),
+            ("\"first\":0", "\"first\":77", "blocks that there are not"),
+        ] {
+            assert!(text.contains(from), "{from}: {text}");
+            let problem = parse(&text.replacen(from, to, 1)).map(drop).unwrap_err();
+            assert!(problem.contains(expected) && !problem.contains('\n'), "{to}: {problem}");
+        }
+    }
+
+    #[test]
+    fn files_that_are_not_there_name_variable_and_remedy() {
+        let text = LoadedPlans::read_all("/nowhere/a.json,/nowhere/b.json").unwrap_err().to_string();
+        assert!(
+            text.contains("KOLO_PLAN") && text.contains("a.json") && text.contains("--plan-out"),
+            "{text}"
+        );
+        assert_eq!(LoadedPlans::read_all(" , ").unwrap(), []);
+    }
+}

@@ -1,0 +1,175 @@
+//! Files of plans: written by `explain --plan-out` and `kolo plan`, explained by `explain --plan`, simulated by `sim --plan`.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kolo::LoadedPlans;
+use kolo::internal::plans::{digest, to_text};
+use kolo_collectives::Task;
+use kolo_collectives::check::{self, Options, Report};
+use kolo_collectives::layout::Shape;
+use kolo_collectives::plan::{Placement, Plan};
+use kolo_collectives::plan_set::PlanSet;
+use kolo_collectives::select::Choice;
+use kolo_collectives::simulate::{Cluster, Timing, simulate};
+
+use crate::error::{CliError, Result};
+use crate::perf::{human_bytes, parse_size};
+use crate::planning::{CallArgs, human_seconds};
+
+/// Options of `explain` about files of plans.
+#[derive(Args, Debug)]
+pub(crate) struct PlanArgs {
+    /// Explain the plan of this file, for as many ranks as it has
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["algo", "plan_out"])]
+    pub plan: Option<PathBuf>,
+    /// Write the plan that would run to this file, for KOLO_PLAN
+    #[arg(long, value_name = "FILE")]
+    pub plan_out: Option<PathBuf>,
+    /// Fewest bytes for which the file's plan is taken: of the vector or of a block [default: the size explained]
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "plan_out")]
+    pub plan_from: Option<u64>,
+    /// Most bytes [default: the size explained]
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "plan_out")]
+    pub plan_to: Option<u64>,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).ok_or_else(|| "not a size such as 8, 64K, 1M or 2G".to_owned())
+}
+
+/// Reads a file of plans for a call.
+pub(crate) fn read(path: &Path, call: &CallArgs) -> Result<LoadedPlans> {
+    let loaded = LoadedPlans::read(path)?;
+    let serves = loaded.set.serves();
+    let bytes = call.selection_bytes(serves.ranks);
+    serves.serves(call.collective, call.root, bytes).map_err(|because| {
+        CliError::usage(
+            format!("the plan of {} does not serve this call: {because}", path.display()),
+            "Ask for a call that it serves",
+        )
+    })?;
+    Ok(loaded)
+}
+
+/// Writes plans, and says so.
+pub(crate) fn write(path: &Path, set: &PlanSet) -> Result<String> {
+    std::fs::write(path, to_text(set))
+        .map_err(|error| CliError::system(format!("{} cannot be written", path.display()), &error))?;
+    Ok(format!(
+        "plan {} ({}) is in {}: KOLO_PLAN={}",
+        set.name(),
+        digest(set),
+        path.display(),
+        path.display()
+    ))
+}
+
+/// Writes the plan of a choice where that is asked for. Says where it is.
+pub(crate) fn write_choice(
+    args: &PlanArgs,
+    call: &CallArgs,
+    task: &Task,
+    choice: &Choice,
+) -> Result<Option<String>> {
+    let Some(path) = &args.plan_out else { return Ok(None) };
+    let bytes = call.selection_bytes(task.world_size);
+    let (from, to) = (args.plan_from.unwrap_or(bytes), args.plan_to.unwrap_or(bytes));
+    let set = PlanSet::of_choice(task, choice, from, to).map_err(|problem| {
+        CliError::usage(
+            format!("the plan of {} cannot be in a file: {problem}", choice.algorithm),
+            "Choose another --algo or fewer ranks",
+        )
+    })?;
+    write(path, &set).map(Some)
+}
+
+/// The plans for a call.
+pub(crate) fn plans<'a>(set: &'a PlanSet, call: &CallArgs) -> &'a [Plan] {
+    set.plans(if call.in_place { Placement::InPlace } else { Placement::OutOfPlace })
+}
+
+fn shapes(set: &PlanSet, call: &CallArgs) -> Vec<Shape> {
+    plans(set, call).iter().map(|plan| call.shape(plan)).collect()
+}
+
+/// How long they take on a cluster of as many ranks.
+pub(crate) fn simulated(set: &PlanSet, call: &CallArgs, cluster: &Cluster) -> Result<Timing> {
+    let serves = set.serves();
+    serves.fits(&cluster.hosts_of_ranks(), None).map_err(|because| {
+        CliError::usage(
+            format!("the plan does not fit this cluster: {because}"),
+            "Describe the hosts that it is for",
+        )
+    })?;
+    simulate(plans(set, call), &shapes(set, call), cluster).map_err(|violation| {
+        CliError::failure(
+            format!("the plans do not fit together: {violation}"),
+            "Please report this as a bug",
+        )
+    })
+}
+
+fn checked(set: &PlanSet, call: &CallArgs) -> Result<Report> {
+    let elements = (set.segment_bytes() / call.element_bytes).max(1) as usize;
+    let options = Options::quick().segmented(elements);
+    check::check(plans(set, call), &shapes(set, call), &options).map_err(|violation| {
+        CliError::failure(format!("the plan is wrong: {violation}"), "Please report this as a bug")
+    })
+}
+
+/// The plan of a file, in words.
+pub(crate) fn explain(
+    path: &Path,
+    call: &CallArgs,
+    cluster: impl FnOnce(u32) -> Cluster,
+    rank: Option<u32>,
+) -> Result<String> {
+    let loaded = read(path, call)?;
+    let (set, serves) = (&loaded.set, loaded.set.serves());
+    if rank.is_some_and(|rank| rank >= serves.ranks) {
+        return Err(CliError::usage(
+            format!("--rank is out of range: the plan is for {} ranks", serves.ranks),
+            "Choose one of them",
+        ));
+    }
+    let report = checked(set, call)?;
+    let mut cluster = Cluster { element_bytes: call.element_bytes as usize, ..cluster(serves.ranks) };
+    (cluster.segment_bytes, cluster.window) = (set.segment_bytes() as usize, set.window() as usize);
+    let time = match simulated(set, call, &cluster) {
+        Ok(timing) => human_seconds(timing.seconds),
+        Err(error) => error.message,
+    };
+    let hosts = serves.hosts.as_ref().map_or_else(|| "any".to_owned(), |hosts| format!("{hosts:?}"));
+    let to =
+        if serves.to_bytes == u64::MAX { "more".to_owned() } else { human_bytes(serves.to_bytes as f64) };
+    let element = call.element_bytes as f64;
+    let mut out =
+        format!("{} of {} on {} rank(s)\n", call.collective, human_bytes(call.bytes as f64), serves.ranks);
+    for (name, value) in [
+        ("plan", format!("{} of {} ({})", set.name(), path.display(), loaded.digest)),
+        ("serves", format!("{} to {to}; hosts {hosts}", human_bytes(serves.from_bytes as f64))),
+        ("simulated", time),
+        (
+            "segments",
+            format!("of up to {}, {} in flight", human_bytes(set.segment_bytes() as f64), set.window()),
+        ),
+        (
+            "checked",
+            format!(
+                "right and free of deadlock; per segment {} messages and {} in all, {} from the busiest rank; {} of staging",
+                report.messages,
+                human_bytes(report.elements as f64 * element),
+                human_bytes(report.elements_per_rank as f64 * element),
+                human_bytes(report.scratch_elements as f64 * element),
+            ),
+        ),
+    ] {
+        let _ = writeln!(out, "  {name:<10} {value}");
+    }
+    if let Some(rank) = rank {
+        let _ = writeln!(out, "\n{}", plans(set, call)[rank as usize]);
+    }
+    Ok(out)
+}
