@@ -66,7 +66,7 @@ pub use api::DenseArray;
 pub use api::Plain;
 pub use api::{
     Agreement, Batch, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer, Registration,
-    RegistrationStatus, Scope, StableBuffer, SymmetricBuffer, Work,
+    RegistrationStatus, Scope, StableBuffer, Survivors, SymmetricBuffer, Work,
 };
 pub use call::{CallLabel, RawCall, RawCallV, Summary};
 pub use communicator::Record;

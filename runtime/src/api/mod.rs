@@ -22,10 +22,12 @@ mod raw;
 mod registration;
 mod scope;
 mod scope_messages;
+mod shards;
 mod stable;
 mod start;
 mod start_messages;
 mod subset;
+mod survivors;
 mod symmetric;
 mod typed;
 mod work;
@@ -46,6 +48,7 @@ pub use plain::Plain;
 pub use registration::{RegisteredBuffer, Registration, RegistrationStatus};
 pub use scope::Scope;
 pub use stable::StableBuffer;
+pub use survivors::Survivors;
 pub use symmetric::SymmetricBuffer;
 pub use work::Work;
 
@@ -171,8 +174,7 @@ impl Communicator {
     }
 
     /// The network between the hosts, in words: hosts, round trip, rate, which host is slow, and where this comes from: measured
-    /// when the ranks joined, or a profile of these hosts. If the profile is of other hosts, also that. None on one host, or if
-    /// nothing is known.
+    /// when the ranks joined, a profile, or the constants built in. If the profile is of other hosts, also that. None on one host.
     #[must_use]
     pub fn network(&self) -> Option<String> {
         self.shared.look(|core| core.planner.describe_network())

@@ -29,8 +29,8 @@ impl Communicator {
         let shared = &self.shared;
         let (hosts, rank) = (&shared.group.hosts, self.rank());
         let count = hosts.iter().max().map_or(0, |most| most + 1);
-        let is_known = shared.look(|core| core.planner.knows_network());
-        if count < 2 || !shared.config.network_probe || is_known {
+        let is_wanted = shared.look(|core| core.planner.network().wants_measurement());
+        if count < 2 || !shared.config.network_probe || !is_wanted {
             return Ok(());
         }
         let host = hosts[rank as usize];
@@ -53,7 +53,8 @@ impl Communicator {
             Table::new(Arc::clone(hosts), samples, took).map_err(|problem| self.nonsense(&problem))?;
         let mut core = shared.core();
         if let Some(between) = table.between(&shared.group.members) {
-            core.planner.learn(&between);
+            let known = core.planner.network().clone().measured(between, table.took);
+            core.planner.learn(known);
         }
         // Calls are counted from the caller's first.
         core.calls.forget();

@@ -44,7 +44,8 @@ impl Forced {
                 let lengths = rule.from..=rule.to;
                 (must_serve || may_serve).then_some(Rule { lengths, algorithm: rule.algorithm, must_serve })
             };
-            overrides.rules.iter().filter_map(rule).collect()
+            // Those for shards are the planner's business: nothing faster stands beside their plans.
+            overrides.rules.iter().filter(|rule| !rule.algorithm.takes_shards()).filter_map(rule).collect()
         };
         let rules: Vec<Vec<Rule>> = Collective::ALL.iter().map(of).collect();
         let has_any = |(at, rules): (usize, &Vec<_>)| u16::from(!rules.is_empty()) << at;
@@ -74,7 +75,7 @@ impl Forced {
     fn fitting(&self, call: &Call) -> impl Iterator<Item = &Rule> {
         let bytes = match call.counts {
             Counts::Even(count) => Some((count * call.data_type.size()) as u64),
-            Counts::Uneven { .. } => None,
+            Counts::Uneven { .. } | Counts::Shards(_) => None,
         };
         let rules = &self.rules[call.collective as usize];
         rules.iter().filter(move |rule| bytes.is_some_and(|bytes| rule.lengths.contains(&bytes)))

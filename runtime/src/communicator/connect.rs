@@ -7,13 +7,14 @@ use kolo_transport::Process;
 use serde::Serialize;
 
 use super::agreement::{self, Agreed};
+use super::attendance::Attendance;
 use super::awaited::Awaited;
 use super::card::{Card, assign_processor, facts, host_indices, policy};
 use super::core::{Calls, Core};
 use super::endpoints::{self, Candidate, Established};
 use super::model::model_for;
 use super::routes;
-use super::shared::{Attendance, Contended, Fault, Group, Shared, World};
+use super::shared::{Contended, Fault, Group, Shared, World};
 use super::shared_memory;
 use crate::affinity::{self, Place, SoftAffinity};
 use crate::config::{Config, Determinism};
@@ -26,7 +27,7 @@ use crate::exchange::compiled::CompiledExchange;
 use crate::gpu::{self, GpuAccess, Gpus};
 use crate::job::MOST_PATIENCE;
 use crate::mix::mix;
-use crate::network::Between;
+use crate::network::Knowledge;
 use crate::symmetric::SymmetricBuffers;
 use crate::wait::usable_processors;
 
@@ -134,12 +135,8 @@ impl Making {
         self.world.control.exchange(key, &self.members, blob, self.deadline)
     }
 
-    /// What the profile says of the network between the hosts of this communicator.
-    ///
-    /// # Errors
-    /// It is of other hosts: in words.
-    fn known_network(&self, hosts: &[u32]) -> std::result::Result<Option<Between>, String> {
-        let Some(loaded) = &self.config.profile else { return Ok(None) };
+    /// What is known of the network between the hosts of this communicator, before anything is measured for it.
+    fn known_network(&self, hosts: &[u32]) -> Knowledge {
         let peers = self.world.control.peer_info();
         let mut names: Vec<&str> = Vec::new();
         for (host, member) in hosts.iter().zip(self.members.iter()) {
@@ -148,8 +145,12 @@ impl Making {
                 names.push(&peers[*member as usize].hostname);
             }
         }
-        let known = Between::known(loaded, &names);
-        if let (Err(problem), 0, WORLD) = (&known, self.rank, self.id) {
+        let config = &self.config;
+        let measured = || self.world.network(&self.members, &config.transports);
+        let known = Knowledge::of(config.profile.as_ref(), &names, || {
+            if config.network_probe { measured() } else { None }
+        });
+        if let (Some(problem), 0, WORLD) = (known.unused_profile(), self.rank, self.id) {
             tracing::warn!("{problem}");
         }
         known
@@ -161,31 +162,16 @@ impl Making {
         // The numbering of channels must be the same on all ranks, whichever transports each has in the end.
         let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
         let engine = Engine::new(rank, established.links, channels, config.unexpected_bytes);
-        let known = self.known_network(hosts);
+        let network = self.known_network(hosts);
         let mut profile = config.profile.as_ref().map(|loaded| loaded.profile.clone());
-        if let (Err(_), Some(profile)) = (&known, &mut profile) {
+        if let (Some(_), Some(profile)) = (network.unused_profile(), &mut profile) {
             profile.network = None;
         }
-        let has_profile = profile.as_ref().is_some_and(|profile| profile.network.is_some());
         let model = model_for(facts(hosts, cards), profile.as_ref());
         let stages = shared_memory::is_everywhere(self, hosts, &engine)?;
         let limits = Limits { channels: engine.channels_per_operation(), stages };
         let mut planner = Planner::new(rank, Arc::clone(hosts), model, config, limits)?;
-        if has_profile {
-            planner.trust_profile();
-        }
-        let measured = || self.world.network(&self.members, &config.transports);
-        match known {
-            Ok(Some(known)) => planner.learn(&known),
-            unknown => {
-                if let Some(between) = measured().filter(|_| config.network_probe && !has_profile) {
-                    planner.learn(&between);
-                }
-                if let Err(problem) = unknown {
-                    planner.remark(problem);
-                }
-            }
-        }
+        planner.learn(network);
         let canonical = config.determinism == Determinism::Canonical;
         let exchange = established.exchange.filter(|_| config.exchange_bytes != Some(0)).map(|flat| {
             let has_gpus = cards.iter().any(|card| card.has_gpus);

@@ -9,10 +9,11 @@
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_transport::Process;
 
+use super::attendance::Attendance;
 use super::core::Core;
 use super::survivors::Lineage;
 use crate::call::Waited;
@@ -146,18 +147,10 @@ impl World {
     }
 
     /// The network between the hosts of some ranks, by these transports.
-    pub(super) fn network(&self, ranks: &[u32], transports: &Transports) -> Option<Between> {
-        let (table, by) = self.network.get()?;
-        if by == transports { table.between(ranks) } else { None }
+    pub(super) fn network(&self, ranks: &[u32], transports: &Transports) -> Option<(Between, Duration)> {
+        let (table, _) = self.network.get().filter(|(_, by)| by == transports)?;
+        Some((table.between(ranks)?, table.took))
     }
-}
-
-/// Who drives.
-#[derive(Debug, Default)]
-pub(crate) struct Attendance {
-    /// Threads that drive the engine for themselves.
-    pub(crate) drivers: AtomicUsize,
-    pub(crate) helper: super::Helper,
 }
 
 /// Why the communicator cannot be used any more, if so.

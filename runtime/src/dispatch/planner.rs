@@ -15,7 +15,7 @@ use crate::call::{Call, Counts, Forced};
 use crate::config::{Config, Determinism};
 use crate::engine::STAGE_SEGMENTS;
 use crate::error::{Error, ErrorContext, Result};
-use crate::network::Between;
+use crate::network::{Between, Knowledge};
 
 /// What decides the plan of a call. Sizes come in as the selection's answer, so that plans are shared by all sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +33,7 @@ struct ChoiceKey {
     element_bytes: usize,
     irregular: bool,
     placement: Placement,
+    shards: Option<u32>,
 }
 
 /// A call's plan, with how to run it.
@@ -64,14 +65,10 @@ pub(crate) struct Planner {
     segment_bytes: Option<usize>,
     window: Option<usize>,
     limits: Limits,
-    /// As measured, or as the profile knows it.
-    network: Option<Between>,
+    /// Between the hosts.
+    network: Knowledge,
     /// How fast the ranks' links are in proportion, where hosts have one rank each and differ much.
     speeds: Option<Arc<[u32]>>,
-    /// Why the profile's network does not count.
-    remark: Option<String>,
-    /// Whether the profile's network counts.
-    has_profile: bool,
     choices: HashMap<ChoiceKey, Planned>,
     plans: HashMap<PlanKey, Arc<Plan>>,
 }
@@ -107,10 +104,8 @@ impl Planner {
             segment_bytes: config.segment_bytes,
             window: config.window,
             limits,
-            network: None,
+            network: Knowledge::OneHost,
             speeds: None,
-            remark: None,
-            has_profile: false,
             choices: HashMap::new(),
             plans: HashMap::new(),
         })
@@ -179,6 +174,7 @@ impl Planner {
             element_bytes: 4,
             irregular: false,
             placement: Placement::OutOfPlace,
+            shards: None,
         };
         let uses_stages = |(_, choice): (Task, Choice)| choice.staged_segment_bytes_max.is_some();
         [bytes, 16 * bytes, 64 * bytes]
@@ -191,35 +187,23 @@ impl Planner {
         self.order == Order::Canonical
     }
 
-    /// Goes by the network as it was measured, from now on.
-    pub(crate) fn learn(&mut self, network: &Between) {
+    /// Goes by what is known of the network, from now on.
+    pub(crate) fn learn(&mut self, network: Knowledge) {
         self.model = network.apply(self.model);
         let is_alone = |speeds: &Vec<u32>| speeds.len() == self.hosts.len();
-        self.speeds = network.speeds().filter(is_alone).map(Into::into);
-        self.network = Some(network.clone());
+        self.speeds = network.between().and_then(Between::speeds).filter(is_alone).map(Into::into);
+        self.network = network;
         self.choices.clear();
     }
 
-    /// Whether a profile tells the network between the hosts.
-    pub(crate) const fn knows_network(&self) -> bool {
-        self.has_profile
+    /// What is known of the network between the hosts.
+    pub(crate) const fn network(&self) -> &Knowledge {
+        &self.network
     }
 
-    /// Says that the model has the network from a profile.
-    pub(crate) const fn trust_profile(&mut self) {
-        self.has_profile = true;
-    }
-
-    /// Keeps why the profile's network does not count.
-    pub(crate) fn remark(&mut self, problem: String) {
-        self.remark = Some(problem);
-    }
-
-    /// The network in words, and why not the profile's.
+    /// The network in words, with where that is known from; none on one host.
     pub(crate) fn describe_network(&self) -> Option<String> {
-        let words: Vec<String> =
-            self.network.iter().map(ToString::to_string).chain(self.remark.clone()).collect();
-        (!words.is_empty()).then(|| words.join("; "))
+        self.network.describe(&self.model)
     }
 
     /// The constants of the selection.
@@ -236,7 +220,7 @@ impl Planner {
     fn key(&self, call: &Call) -> ChoiceKey {
         let size = call.data_type.size();
         let bytes = match &call.counts {
-            Counts::Even(count) => count * size,
+            Counts::Even(count) | Counts::Shards(count) => count * size,
             Counts::Uneven { input, output } => match call.collective {
                 // All ranks know all lengths.
                 Collective::AllGather => output.iter().max().map_or(0, |longest| longest * size),
@@ -252,12 +236,14 @@ impl Planner {
             element_bytes: size,
             irregular: matches!(call.counts, Counts::Uneven { .. }),
             placement: call.placement,
+            shards: call.shards.filter(|_| matches!(call.counts, Counts::Shards(_))),
         }
     }
 
     /// Chooses as for buffers that lie apart, wherever they lie here: other ranks' may lie otherwise, and all must choose alike.
     fn choose(&self, key: ChoiceKey, symmetric: Symmetric) -> Result<(Task, Choice)> {
         let mut task = self.task(key.collective).with_root(key.root).with_symmetric(symmetric);
+        task.shards = key.shards;
         let forced = self.overrides.force(&task, key.bytes as u64);
         let mut choice = select(
             &task,

@@ -3,9 +3,11 @@
 //! One rank of each host, its *leader*, exchanges messages with leaders at doubling distances ([`probe`]), so the probe takes as
 //! many rounds as the number of hosts has bits. What was measured is told to all ranks, which so have the same [`Table`].
 
+mod knowledge;
 mod probe;
 mod table;
 
+pub(crate) use knowledge::Knowledge;
 pub(crate) use probe::probe;
 pub use probe::{Buffers, Effort, RoundTrip, Way, Wire, end, push, rate, round_trip, serve};
 pub(crate) use table::{Between, Sample, Table};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kolo_collectives::model::{HostRate, LinkClass, Model};
 use serde::{Deserialize, Serialize};
 
-use crate::profile::{Loaded, NetworkProfile, Rates, SLOW};
+use crate::profile::{NetworkProfile, Rates, SLOW};
 
 /// The way between two hosts, as measured.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -139,7 +139,6 @@ impl Table {
             bytes_per_second: stepped(slowest.1, RATE_STEPS),
             fastest_bytes_per_second: stepped(most, RATE_STEPS),
             rates: Rates { hosts: of_hosts.unwrap_or_default(), pairs: Vec::new() },
-            source: Source::Measured(self.took),
         })
     }
 }
@@ -147,15 +146,6 @@ impl Table {
 /// The nearest of so many steps to a factor of 2.
 fn stepped(value: f64, steps: f64) -> f64 {
     ((value.log2() * steps).round() / steps).exp2()
-}
-
-/// Where the numbers come from.
-#[derive(Clone, Debug, PartialEq)]
-enum Source {
-    /// The probe, which took so long.
-    Measured(Duration),
-    /// A profile of these hosts, in words.
-    Profile(String),
 }
 
 /// The network between some hosts.
@@ -169,33 +159,26 @@ pub(crate) struct Between {
     fastest_bytes_per_second: f64,
     /// Of each host, in the order in which the communicator numbers them.
     rates: Rates,
-    source: Source,
 }
 
 impl Between {
-    /// From a profile, for hosts of these names, in the order of their numbers. Nothing if it speaks of no hosts.
+    /// From a profile that names its hosts, for those of these names, in the order of their numbers.
     ///
     /// # Errors
     /// It is of other hosts: in words.
-    pub(crate) fn known(loaded: &Loaded, names: &[&str]) -> Result<Option<Self>, String> {
-        let known = loaded.profile.network.as_ref().filter(|network| !network.hosts.is_empty());
-        let Some(network) = known.filter(|_| names.len() > 1) else { return Ok(None) };
-        let path = loaded.path.display();
-        let rates = network
-            .rates(names)
-            .map_err(|problem| format!("the network of profile {path} is not used: {problem}"))?;
+    pub(crate) fn known(network: &NetworkProfile, names: &[&str]) -> Result<Self, String> {
+        let rates = network.rates(names)?;
         let least = |host: &HostRate| host.out_bytes_per_second.min(host.in_bytes_per_second);
         let slowest = (0..).zip(&rates.hosts).min_by(|a, b| least(a.1).total_cmp(&least(b.1)));
         let (slowest_host, slowest) = slowest.map_or((0, RATE_UNKNOWN), |(host, rate)| (host, least(rate)));
-        Ok(Some(Self {
+        Ok(Self {
             hosts: names.len() as u32,
             round_trip_seconds: round_trip(network),
             slowest_host,
             bytes_per_second: slowest,
             fastest_bytes_per_second: rates.hosts.iter().map(least).fold(slowest, f64::max),
             rates,
-            source: Source::Profile(format!("profile {path}, {}", loaded.profile.digest())),
-        }))
+        })
     }
 
     /// See [`Rates::speeds`].
@@ -213,6 +196,17 @@ impl Between {
             ..model
         }
     }
+
+    /// In words, with where this comes from.
+    pub(crate) fn describe(&self, source: &dyn fmt::Display) -> String {
+        let (round_trip, rate) = (self.round_trip_seconds * 1e3, self.bytes_per_second / 1e6);
+        let words = format!("{} hosts, round trip {round_trip:.3} ms, {rate:.1} MB/s ({source})", self.hosts);
+        if self.bytes_per_second >= SLOW * self.fastest_bytes_per_second {
+            return words;
+        }
+        let (slowest, fastest) = (self.slowest_host, self.fastest_bytes_per_second / 1e6);
+        format!("{words}; host {slowest} is the slowest, the fastest has {fastest:.1} MB/s")
+    }
 }
 
 /// What a rate is taken to be where there is none.
@@ -221,31 +215,6 @@ const RATE_UNKNOWN: f64 = Model::TCP.nic_bytes_per_second;
 /// The round trip that [`Between::apply`] takes apart again.
 fn round_trip(network: &NetworkProfile) -> f64 {
     2.0 * (network.latency_seconds + 2.0 * network.overhead_seconds + Model::TCP.nic_message_seconds)
-}
-
-impl fmt::Display for Between {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} hosts, round trip {:.3} ms, {:.1} MB/s ",
-            self.hosts,
-            self.round_trip_seconds * 1e3,
-            self.bytes_per_second / 1e6,
-        )?;
-        match &self.source {
-            Source::Measured(took) => write!(f, "(measured in {:.1} ms)", took.as_secs_f64() * 1e3)?,
-            Source::Profile(which) => write!(f, "({which})")?,
-        }
-        if self.bytes_per_second < SLOW * self.fastest_bytes_per_second {
-            write!(
-                f,
-                "; host {} is the slowest, the fastest has {:.1} MB/s",
-                self.slowest_host,
-                self.fastest_bytes_per_second / 1e6
-            )?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -268,7 +237,7 @@ mod tests {
         let model = all.apply(Model::TCP);
         assert!((model.inter.bytes_per_second / 16e6 - 1.0).abs() < 0.1, "{model:?}");
         assert!((model.inter.latency_seconds - 25e-6).abs() < 4e-6, "{model:?}");
-        let words = all.to_string();
+        let words = all.describe(&"a test");
         assert!(
             words.starts_with("3 hosts, round trip 0.06") && words.contains("host 2 is the slowest"),
             "{words}"
@@ -276,49 +245,35 @@ mod tests {
         // Without it the others are faster.
         let some = table.between(&[0, 2, 3]).unwrap();
         assert!((some.apply(Model::TCP).nic_bytes_per_second / 128e6 - 1.0).abs() < 0.1);
-        assert!(!some.to_string().contains("slowest"), "{some}");
+        assert!(!some.describe(&"a test").contains("slowest"), "{some:?}");
         assert_eq!(all.speeds(), Some(vec![128, 128, 16]));
         // In the order of the communicator's ranks.
         assert_eq!(table.between(&[4, 0, 3]).unwrap().speeds(), Some(vec![16, 128, 128]));
         assert_eq!(some.speeds(), None);
     }
 
-    fn profile(names: &[(&str, f64)]) -> Loaded {
-        let mut profile = crate::profile::tests::example();
-        let host = |(name, rate): &(&str, f64)| crate::profile::HostProfile {
-            name: (*name).to_owned(),
-            out_bytes_per_second: *rate,
-            in_bytes_per_second: *rate,
+    #[test]
+    fn a_profile_gives_the_numbers_of_its_hosts() {
+        let host = |name: &str, rate: f64| crate::profile::HostProfile {
+            name: name.to_owned(),
+            out_bytes_per_second: rate,
+            in_bytes_per_second: rate,
         };
-        profile.network = Some(NetworkProfile {
+        let network = NetworkProfile {
             latency_seconds: 100e-6,
             overhead_seconds: 3e-6,
             bytes_per_second: 1e7,
             host_bytes_per_second: 1e7,
-            hosts: names.iter().map(host).collect(),
+            hosts: vec![host("a", 1e8), host("c", 1e7)],
             pairs: Vec::new(),
-        });
-        Loaded { path: "cluster.toml".into(), profile }
-    }
-
-    #[test]
-    fn a_profile_of_the_hosts_takes_the_place_of_a_measurement() {
-        let loaded = profile(&[("a", 1e8), ("b", 1e8), ("c", 1e7)]);
-        let known = Between::known(&loaded, &["c", "a"]).unwrap().unwrap();
+        };
+        let known = Between::known(&network, &["c", "a"]).unwrap();
         let model = known.apply(Model::TCP);
         assert!((model.inter.latency_seconds - 100e-6).abs() < 1e-9, "{model:?}");
         assert!((model.nic_bytes_per_second - 1e7).abs() < 1.0, "{model:?}");
-        let words = known.to_string();
-        let wanted = format!("(profile cluster.toml, {})", loaded.profile.digest());
-        assert!(words.contains(&wanted) && words.contains("host 0 is the slowest"), "{words}");
         assert_eq!(known.speeds(), Some(vec![16, 160]));
-        assert_eq!(Between::known(&loaded, &["a"]), Ok(None));
-        assert_eq!(Between::known(&profile(&[]), &["a", "b"]), Ok(None));
-        let problem = Between::known(&loaded, &["a", "d"]).unwrap_err();
-        assert_eq!(
-            problem,
-            "the network of profile cluster.toml is not used: it was measured on a, b, c, and not on d"
-        );
+        let problem = Between::known(&network, &["a", "d"]).unwrap_err();
+        assert_eq!(problem, "it was measured on a, c, and not on d");
     }
 
     #[test]
