@@ -73,13 +73,13 @@ class Hosts:
         self._count = count
 
     def __enter__(self) -> Hosts:
-        hub = self._name(self._count)
+        hub = self.name(self._count)
         for at in range(self._count + 1):
-            self._ip(f"netns add {self._name(at)}")
+            self._ip(f"netns add {self.name(at)}")
         self._ip(f"-n {hub} link add hub type bridge")
         self._ip(f"-n {hub} link set hub up")
         for host in range(self._count):
-            name = self._name(host)
+            name = self.name(host)
             self._ip(f"-n {name} link add eth0 type veth peer name port{host} netns {hub}")
             self._ip(f"-n {hub} link set port{host} master hub up")
             # A range set aside for documentation (RFC 5737).
@@ -90,14 +90,14 @@ class Hosts:
 
     def __exit__(self, *_) -> None:
         for at in range(self._count + 1):
-            subprocess.run(["ip", "netns", "delete", self._name(at)], capture_output=True)
+            subprocess.run(["ip", "netns", "delete", self.name(at)], capture_output=True)
 
     def address(self, host: int) -> str:
         return f"192.0.2.{host + 1}"
 
     def on(self, host: int, command: list[str]) -> list[str]:
         """The command, on that host."""
-        return ["ip", "netns", "exec", self._name(host), *command]
+        return ["ip", "netns", "exec", self.name(host), *command]
 
     @staticmethod
     def why_not() -> str | None:
@@ -109,7 +109,8 @@ class Hosts:
         subprocess.run(["ip", "netns", "delete", name], capture_output=True)
         return None if made.returncode == 0 else f"network namespaces are not permitted here: {made.stderr.strip()}"
 
-    def _name(self, at: int) -> str:
+    def name(self, at: int) -> str:
+        """The namespace of a host."""
         return f"{self._base}-{at}"
 
     @staticmethod

@@ -60,8 +60,10 @@ def torch_is_loaded() -> None:
         return
 
     def env(url: str, **options):
-        if handlers.get("env") is env:
-            handlers["env"] = plain
+        if handlers.get("env") is not env:
+            # kolo.torch was imported meanwhile and has taken env:// over: it asks for torch's own.
+            return plain(url, **options)
+        handlers["env"] = plain
         try:
             from . import torch  # noqa: F401  takes env:// over
         except ImportError:

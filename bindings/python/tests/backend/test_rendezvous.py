@@ -154,6 +154,15 @@ def test_import_tells_what_torchrun_would():
     assert printed(SLURM_PROCID="0", SLURM_NTASKS="4") == "[None, None, None, None]"
 
 
+def test_torch_is_loaded_before_kolo():
+    # The entry point has put itself before env:// by then, and must not be asked again by what takes env:// over.
+    program = "import torch, torch.distributed as dist, kolo.torch; dist.init_process_group('kolo'); print(dist.get_world_size())"
+    told = {**VARIABLES["Open MPI"](0, 1), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    environment = {**os.environ, **{name: str(value) for name, value in told.items()}}
+    end = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=harness.LIMIT)
+    assert (end.returncode, end.stdout.strip()) == (0, "1"), end.stderr
+
+
 # Ranks that nobody numbers.
 
 
