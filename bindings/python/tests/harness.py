@@ -17,8 +17,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-#: Seconds after which a test is stuck: far beyond what any takes, on a busy machine too.
-LIMIT = 60.0
+#: Seconds after which a test is stuck: far beyond what any takes, on a busy machine too. A program that imports torch uses 4 s of
+#: its processor, and may have a tenth of it.
+LIMIT = 180.0
 
 
 class Ended:

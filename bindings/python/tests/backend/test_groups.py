@@ -1,5 +1,7 @@
 """Groups, objects, barriers, and what torch asks of a backend."""
 
+import os
+import time
 from datetime import timedelta
 
 import pytest
@@ -168,7 +170,6 @@ def test_debug_levels(level, monkeypatch):
 
 def test_groups_come_and_go():
     """Nothing is left behind: no thread, no descriptor."""
-    import os
 
     def used():
         return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
@@ -184,7 +185,10 @@ def test_groups_come_and_go():
         before = used()
         for _ in range(10):
             once()
-        after = used()
-        assert after[0] <= before[0] and after[1] <= before[1], (before, after)
+        # The kernel lists a thread a moment longer than Python, which does not wait for that when it joins it.
+        until = time.monotonic() + 10
+        while any(is_now > was for is_now, was in zip(used(), before)):
+            assert time.monotonic() < until, (before, used())
+            os.sched_yield()
 
     run(2, body)
