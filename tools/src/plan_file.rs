@@ -22,7 +22,7 @@ use crate::planning::{CallArgs, human_seconds};
 #[derive(Args, Debug)]
 pub(crate) struct PlanArgs {
     /// Explain the plan of this file, for as many ranks as it has
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["algo", "plan_out"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["algo", "plan_out", "shards"])]
     pub plan: Option<PathBuf>,
     /// Write the plan that would run to this file, for KOLO_PLAN
     #[arg(long, value_name = "FILE")]
