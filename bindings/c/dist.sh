@@ -25,7 +25,11 @@ cargo=${CARGO:-cargo}
 cd "$root"
 
 version=$("$cargo" pkgid --offline -p kolo-c 2>/dev/null | sed 's/.*[#@]//')
-soversion=${version%%.*}
+# As build.rs names the library.
+case $version in
+    0.*) soversion=${version%.*} ;;
+    *) soversion=${version%%.*} ;;
+esac
 # As `rustc --print native-static-libs` says.
 system_libraries="-lgcc_s -lutil -lrt -lpthread -lm -ldl"
 
@@ -48,7 +52,7 @@ trap 'rm -rf "$stage"' EXIT
 to=$stage/$name
 mkdir -p "$to/include" "$to/lib/pkgconfig" "$to/lib/cmake/kolo" "$to/share/doc/kolo/examples"
 
-cp "$here/include/kolo.h" "$to/include/"
+cp "$here/include/kolo.h" "$here/include/kolo.hpp" "$to/include/"
 cp "$built/libkolo.so" "$to/lib/libkolo.so.$version"
 ln -s "libkolo.so.$version" "$to/lib/libkolo.so.$soversion"
 ln -s "libkolo.so.$soversion" "$to/lib/libkolo.so"

@@ -82,6 +82,9 @@ pub fn footprint_bytes(task: &Task, bytes: u64) -> f64 {
         // Blocks of all ranks on the root, one on the others.
         C::Gather | C::Scatter => (1.0, 1.0),
         C::Barrier => (0.0, 0.0),
+        C::AllReduce if task.shards.is_some() => {
+            (f64::from(task.shards.unwrap_or(1).div_ceil(task.world_size)), 1.0)
+        }
         C::AllReduce | C::Broadcast | C::Reduce | C::Scan | C::ExScan => (1.0, 1.0),
     };
     let each = if task.collective == C::Broadcast { f64::max(input, output) } else { input + output };

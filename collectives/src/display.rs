@@ -182,6 +182,9 @@ impl fmt::Display for Plan {
         )?;
         match self.cut {
             Cut::Vector { parts } => writeln!(f, "  vector in {}", Counted(parts, "part"))?,
+            Cut::Shards { parts, shards } => {
+                writeln!(f, "  {} in vectors of {}", Counted(shards, "shard"), Counted(parts, "part"))?;
+            }
             Cut::PerRank => writeln!(f, "  blocks of the caller's lengths")?,
         }
         if !self.scratch.is_empty() {

@@ -79,6 +79,11 @@ pub(crate) trait Generator {
         None
     }
 
+    /// See [`Algorithm::takes_shards`].
+    fn takes_shards(&self) -> bool {
+        false
+    }
+
     /// Whether it consists of exchanges for which ranks that share processors take turns.
     fn takes_turns(&self, task: &Task) -> bool {
         let _ = task;
@@ -122,7 +127,17 @@ impl Algorithm {
         if task.params.parts > MAX_PARTS {
             return Err(format!("{} parts are more than {MAX_PARTS}", task.params.parts));
         }
-        self.generator().supports(task)
+        match task.shards {
+            Some(_) if !self.takes_shards() => Err("it reduces a vector of each rank, not shards".to_owned()),
+            None if self.takes_shards() => Err("it reduces shards".to_owned()),
+            _ => self.generator().supports(task),
+        }
+    }
+
+    /// Whether it is for tasks with [`Task::shards`], and for no others.
+    #[must_use]
+    pub fn takes_shards(self) -> bool {
+        self.generator().takes_shards()
     }
 
     /// Whether it also serves blocks of unequal length (the v-forms). Gather, scatter and all-to-all with

@@ -17,7 +17,7 @@ pub struct Extent {
 /// The caller's buffers, in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// One vector of `count` elements (for plans cut with [`Cut::Vector`]).
+    /// One vector of `count` elements (for plans cut with [`Cut::Vector`]), or several (for [`Cut::Shards`]).
     Vector {
         /// Elements.
         count: usize,
@@ -63,7 +63,7 @@ impl Layout {
     pub fn new(plan: &Plan, shape: Shape, segment_elements: usize) -> Self {
         assert!(segment_elements > 0, "a segment holds at least one element");
         match (&plan.cut, &shape) {
-            (Cut::Vector { parts }, Shape::Vector { .. }) => assert!(*parts > 0),
+            (Cut::Vector { parts } | Cut::Shards { parts, .. }, Shape::Vector { .. }) => assert!(*parts > 0),
             (Cut::PerRank, Shape::Blocks { .. } | Shape::Irregular { .. }) => {}
             _ => panic!("shape {shape:?} does not fit cut {:?}", plan.cut),
         }
@@ -120,6 +120,13 @@ impl Layout {
                         let len = self.segment_elements.min(count.saturating_sub(start));
                         let part = part(len, *parts as usize, block);
                         Extent { offset: start + part.offset, len: part.len }
+                    }
+                    (Cut::Shards { parts, .. }, Shape::Vector { count }) => {
+                        let parts = *parts as usize;
+                        let start = segment * self.segment_elements;
+                        let len = self.segment_elements.min(count.saturating_sub(start));
+                        let part = part(len, parts, block % parts);
+                        Extent { offset: block / parts * count + start + part.offset, len: part.len }
                     }
                     (_, Shape::Blocks { count }) => self.slice_of_block(block * count, *count, segment),
                     (_, Shape::Irregular { input, output }) => {

@@ -7,7 +7,7 @@
 //!
 //! | module | what it has |
 //! |---|---|
-//! | [`plan`], [`memory`], [`stage`], [`layout`] | what a plan is, which memory it works on, where its blocks lie |
+//! | [`plan`], [`memory`], [`stage`], [`shards`], [`layout`] | what a plan is, which memory it works on, where its blocks lie |
 //! | [`task`], [`generator`], [`builder`] | what is to be done, the algorithms and what each provides, how plans are written |
 //! | [`check`] | proves a set of plans: exactly once, no hazard, no deadlock, one order |
 //! | [`simulate`], [`model`], [`cost`] | how long it takes, by events and in closed form |
@@ -56,6 +56,7 @@ mod rounds;
 pub mod rounds_table;
 pub mod search;
 pub mod select;
+pub mod shards;
 pub mod simulate;
 pub mod stage;
 pub mod task;

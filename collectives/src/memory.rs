@@ -4,6 +4,7 @@
 //! exchange and the check of a call apply the same rule to pointers, in the runtime.
 
 use crate::plan::{Blocks, Collective, Cut, Placement, Plan, Space};
+use crate::shards;
 
 /// The caller's memories as one rank sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,9 @@ impl Memory {
     pub fn input_blocks(&self) -> u32 {
         use Collective as C;
         let in_place = self.placement == Placement::InPlace;
+        if let Cut::Shards { parts, .. } = self.cut {
+            return parts * self.own_shards().len() as u32;
+        }
         match self.collective {
             C::AllReduce | C::Reduce | C::Scan | C::ExScan if !in_place => self.parts(),
             C::Broadcast if !in_place && self.is_root() => self.parts(),
@@ -84,7 +88,29 @@ impl Memory {
         match self.collective {
             Collective::AllGather | Collective::Gather => 1,
             collective if collective.has_block_per_rank() => self.world_size,
+            _ if matches!(self.cut, Cut::Shards { .. }) => self.input_blocks(),
             _ => self.parts(),
+        }
+    }
+
+    /// The vector that an input block is a part of, by the number of the rank or the shard that contributes it, and which part.
+    pub(crate) fn contributed(&self, block: u32) -> (u32, u32) {
+        match self.cut {
+            Cut::Shards { parts, .. } => (self.own_shards().start + block / parts, block % parts),
+            _ => (self.rank, block),
+        }
+    }
+
+    /// How many vectors are reduced: one of each rank, or the shards.
+    pub(crate) fn contributions(&self) -> u32 {
+        if let Cut::Shards { shards, .. } = self.cut { shards } else { self.world_size }
+    }
+
+    fn own_shards(&self) -> std::ops::Range<u32> {
+        if let Cut::Shards { shards, .. } = self.cut {
+            shards::of_rank(shards, self.rank, self.world_size)
+        } else {
+            0..0
         }
     }
 
@@ -148,7 +174,7 @@ impl Memory {
 
     fn parts(&self) -> u32 {
         match self.cut {
-            Cut::Vector { parts } => parts,
+            Cut::Vector { parts } | Cut::Shards { parts, .. } => parts,
             Cut::PerRank => 1,
         }
     }

@@ -39,7 +39,10 @@ impl Overrides {
     #[must_use]
     pub fn force(&self, task: &Task, bytes: u64) -> Option<Algorithm> {
         let fits = |rule: &&Rule| match rule.collective {
-            Some(collective) => collective == task.collective,
+            // What reduces shards says nothing of other reductions, nor do others of shards.
+            Some(collective) => {
+                collective == task.collective && rule.algorithm.takes_shards() == task.shards.is_some()
+            }
             None => rule.algorithm.supports(task).is_ok(),
         };
         let mut rules = self.rules.iter().filter(|rule| (rule.from..=rule.to).contains(&bytes));

@@ -413,6 +413,14 @@ pub enum Cut {
     /// Input and output consist of blocks whose lengths the caller gives: one per rank where the collective has
     /// a block for each rank, else a single one.
     PerRank,
+    /// The input is this rank's run of the shards, one vector behind the other, and the output one vector; all vectors are cut into
+    /// so many parts as by [`Cut::Vector`]. Part i of the k-th shard of the run is block k x parts + i of the input. See [`crate::shards`].
+    Shards {
+        /// Number of parts, at least one.
+        parts: u32,
+        /// Shards of all ranks.
+        shards: u32,
+    },
 }
 
 /// How long a scratch block is: as long as the named block of the caller's buffers in the same segment.

@@ -352,7 +352,7 @@ impl PlanSet {
 
 fn shape(plan: &Plan, count: usize) -> Shape {
     match plan.cut {
-        Cut::Vector { .. } => Shape::Vector { count },
+        Cut::Vector { .. } | Cut::Shards { .. } => Shape::Vector { count },
         Cut::PerRank => Shape::Blocks { count },
     }
 }

@@ -29,6 +29,8 @@ pub struct Task {
     pub speeds: Option<Arc<[u32]>>,
     /// Which buffers all ranks of a host reach: see [`crate::window`].
     pub symmetric: Symmetric,
+    /// Of an all-reduce that reduces so many shards instead of a vector of each rank: see [`crate::shards`].
+    pub shards: Option<u32>,
 }
 
 /// Knobs of the generators. Each generator uses those that mean something to it.
@@ -64,6 +66,7 @@ impl Task {
             stages: false,
             speeds: None,
             symmetric: Symmetric::Nothing,
+            shards: None,
         }
     }
 
@@ -113,6 +116,13 @@ impl Task {
     #[must_use]
     pub fn with_symmetric(mut self, symmetric: Symmetric) -> Self {
         self.symmetric = symmetric;
+        self
+    }
+
+    /// The same task, of so many shards.
+    #[must_use]
+    pub fn with_shards(mut self, shards: u32) -> Self {
+        self.shards = Some(shards);
         self
     }
 

@@ -21,7 +21,7 @@ fn simulated(algorithm: Algorithm, task: &Task, bytes: u64, cluster: &Cluster) -
     let plans = plans(algorithm, task);
     let count = bytes as usize / cluster.element_bytes;
     let shape = |cut| match cut {
-        Cut::Vector { .. } => Shape::Vector { count },
+        Cut::Vector { .. } | Cut::Shards { .. } => Shape::Vector { count },
         Cut::PerRank => Shape::Blocks { count },
     };
     let shapes: Vec<Shape> = plans.iter().map(|plan| shape(plan.cut)).collect();
@@ -248,7 +248,7 @@ fn staged_segments_are_as_long_as_each_other() {
 fn longest_payload(plans: &[Plan], elements: usize) -> usize {
     let longest = |plan: &Plan| {
         let shape = match plan.cut {
-            Cut::Vector { .. } => Shape::Vector { count: elements },
+            Cut::Vector { .. } | Cut::Shards { .. } => Shape::Vector { count: elements },
             Cut::PerRank => Shape::Blocks { count: elements },
         };
         let layout = Layout::new(plan, shape, elements.max(1));
@@ -270,7 +270,7 @@ fn scratch_is_what_the_cost_model_says_at_most() {
                     for plan in plans(algorithm, &task) {
                         let count = 64 * 81 * 5 * 7 * 11 * 13;
                         let shape = match plan.cut {
-                            Cut::Vector { .. } => Shape::Vector { count },
+                            Cut::Vector { .. } | Cut::Shards { .. } => Shape::Vector { count },
                             Cut::PerRank => Shape::Blocks { count },
                         };
                         let scratch =

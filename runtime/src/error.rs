@@ -1,5 +1,6 @@
 //! The one error type of the public API. Programs act on its fields; people read its text.
 
+pub mod codes;
 mod peers;
 
 use std::fmt;
@@ -45,6 +46,30 @@ pub enum LossCause {
     Protocol,
 }
 
+/// Why ranks did not come together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum JoinFailure {
+    /// Ranks did not come in time.
+    Absent,
+    /// Rank 0 was not reached.
+    Unreachable,
+    /// A port cannot be listened at.
+    Port,
+    /// World sizes, jobs, secrets or settings differ.
+    Disagreement,
+    /// The file, store or multicast group at which ranks meet does not work.
+    MeetingPlace,
+    /// No transport that is permitted reaches a rank.
+    NoTransport,
+    /// A rank says something that this version does not understand.
+    Version,
+    /// Another rank was lost while the survivors were coming together.
+    Survivors,
+    /// The control plane was ended meanwhile.
+    Interrupted,
+}
+
 /// Why a rank aborted a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -73,7 +98,7 @@ pub enum AbortReason {
     Minority,
 }
 
-/// Everything that can go wrong.
+/// Everything that can go wrong. The text ends with a stable code in brackets: see [`Error::code`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -98,6 +123,8 @@ pub enum Error {
     Join {
         /// Rank of the caller, where known.
         rank: Option<u32>,
+        /// The kind of failure.
+        kind: JoinFailure,
         /// What happened, with addresses and the ranks that are missing.
         problem: String,
         /// What to check.
@@ -226,10 +253,18 @@ impl fmt::Display for ErrorContext {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.tell(f)?;
+        write!(f, " [{}]", self.code())
+    }
+}
+
+impl Error {
+    /// The text without the code.
+    fn tell(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usage { context, problem } => write!(f, "{context}: {problem}"),
             Self::Configuration { setting, problem, remedy } => write!(f, "{setting}: {problem}. {remedy}"),
-            Self::Join { rank, problem, remedy } => {
+            Self::Join { rank, problem, remedy, .. } => {
                 if let Some(rank) = rank {
                     write!(f, "rank {rank} could not join: ")?;
                 } else {

@@ -64,16 +64,22 @@ pub mod internal {
     }
 }
 
+#[cfg(feature = "ndarray")]
+pub use api::DenseArray;
+#[cfg(feature = "bytemuck")]
+pub use api::Plain;
 pub use api::{
     Agreement, Batch, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer, Registration,
-    RegistrationStatus, Scope, StableBuffer, SymmetricBuffer, Work,
+    RegistrationStatus, Scope, StableBuffer, Survivors, SymmetricBuffer, Work,
 };
 pub use call::{CallLabel, RawCall, RawCallV, Summary};
 pub use communicator::Record;
 pub use config::{Config, Determinism, TransportKind, Transports};
 pub use control::{ControlRuntime, JobSecret, PeerInfo};
 pub use engine::Route;
-pub use error::{AbortReason, AwaitedRank, Error, ErrorContext, LossCause, PeerCall, PeerState, Result};
+pub use error::{
+    AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, LossCause, PeerCall, PeerState, Result,
+};
 pub use gpu::{GpuCounters, GpuPath, StagingReason};
 pub use join::{JoinSpec, Locator};
 pub use kolo_collectives::plan::Collective;

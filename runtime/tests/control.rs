@@ -254,6 +254,7 @@ fn a_computing_member_answers_what_it_does() {
         data_type: DataType::F32,
         op: None,
         root: Some(1),
+        shards: None,
         asynchronous: false,
     };
     cluster(2, move |control| {

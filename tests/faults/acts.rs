@@ -204,10 +204,10 @@ fn copy_in_child(comm: &Option<Communicator>) -> Option<Communicator> {
 /// One rank's process cannot map as much as all ask for: an error on all ranks, and no harm.
 fn allocate_too_much(comm: &Communicator, is_actor: bool) -> Result<()> {
     if is_actor {
-        limit(Resource::As, address_space() + (64 << 20));
+        limit(Resource::As, address_space() + (32 << 20));
         report_fault();
     }
-    match comm.alloc::<u8>(256 << 20) {
+    match comm.alloc::<u8>(48 << 20) {
         Ok(_) => report("@wrong the memory was granted"),
         Err(error) => report_error(&error),
     }

@@ -9,7 +9,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::error::{CliError, Result};
 use crate::perf::args::PerfArgs;
 use crate::perf::test::Test;
-use crate::{doctor, explain, info, launch, search, sim, tune};
+use crate::{doctor, explain, explain_error, info, launch, search, sim, tune};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -17,6 +17,7 @@ Examples:
   kolo run -n 4 -- ./train                   start four ranks of a program
   kolo info                                  what this machine offers, and what is missing
   kolo explain all_reduce --ranks 12 --bytes 1M
+  kolo explain-error K0401                   what an error's code stands for
   kolo sim all_reduce --cluster cluster.toml --bytes 64M
   kolo tune                                  measure this machine, for KOLO_PROFILE
   KOLO_PROFILE=cluster.toml kolo plan        search plans for unequal hosts, for KOLO_PLAN
@@ -52,6 +53,14 @@ pub(crate) enum Command {
     Tune(tune::TuneArgs),
     /// Say whether jobs will run well on the hosts of a launcher, and what is wrong if not
     Doctor(doctor::DoctorArgs),
+    /// Say what the code at the end of an error stands for, and what to do
+    ExplainError(explain_error::ExplainErrorArgs),
+    /// Write the completions of a shell to standard output
+    #[command(hide = true)]
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
     /// Write the manual pages
     #[command(hide = true)]
     Man {

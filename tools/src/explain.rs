@@ -39,7 +39,8 @@ Examples:
   kolo explain all_reduce --ranks 5 --bytes 64 --algo circulant --rank 3
   kolo explain all_reduce --ranks 4 --bytes 1M --symmetric
   kolo explain all_reduce --ranks 8 --hosts 2 --bytes 64M --algo ring --plan-out ring.json
-  kolo explain all_reduce --plan ring.json --bytes 64M";
+  kolo explain all_reduce --plan ring.json --bytes 64M
+  kolo explain all_reduce --ranks 3 --bytes 1M --shards 64";
 
 /// Options of `kolo explain`.
 #[derive(Args, Debug)]
@@ -204,7 +205,8 @@ fn way_here(args: &ExplainArgs, task: &Task) -> Result<Option<String>> {
         _ => return Ok(None),
     };
     let fits = args.ranks <= MAX_TRIED_RANKS && call.bytes <= MAX_TRIED_BYTES;
-    if args.hosts > 1 || args.processors.is_some() || call.canonical || call.is_symmetric() || !fits {
+    let is_other = call.canonical || call.is_symmetric() || call.shards.is_some();
+    if args.hosts > 1 || args.processors.is_some() || is_other || !fits {
         return Ok(None);
     }
     let request = Request {
@@ -224,10 +226,11 @@ fn heading(args: &ExplainArgs, choice: &Choice, profile: Option<&Loaded>) -> Str
     } else {
         String::new()
     };
+    let shards = call.shards.map_or_else(String::new, |shards| format!(" over {shards} shards"));
     let mut out = String::new();
     let _ = writeln!(
         out,
-        "{} of {}{blocks} on {} rank(s), {} host(s)",
+        "{}{shards} of {}{blocks} on {} rank(s), {} host(s)",
         call.collective,
         human_bytes(call.bytes as f64),
         args.ranks,
@@ -350,6 +353,16 @@ mod tests {
 
     #[test]
     fn symmetric_buffers_have_a_plan() {
+        let text = explained("all_reduce -n 3 -b 1M --shards 64").unwrap();
+        for part in [
+            "all_reduce over 64 shards of 1.00 MB",
+            "shards_two_shot",
+            "checked: right",
+            "64 shards in vectors",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(explained("all_reduce -n 3 --in-place --shards 64").is_err());
         let text = explained("all_reduce -n 4 -b 1M --symmetric").unwrap();
         assert!(text.contains("algorithm  window"), "{text}");
         for expected in ["spread  out[0] of all = in[0] of all", "windows: outputs of all", "checked: right"]

@@ -6,6 +6,7 @@ mod clock;
 mod doctor;
 mod error;
 mod explain;
+mod explain_error;
 mod info;
 mod launch;
 mod man;
@@ -32,6 +33,8 @@ fn main() -> ExitCode {
             Command::Plan(args) => search::run(args),
             Command::Tune(args) => tune::run(args),
             Command::Doctor(args) => doctor::run(args),
+            Command::ExplainError(args) => explain_error::run(args),
+            Command::Completions { shell } => man::completions(*shell),
             Command::Man { directory } => man::run(directory.as_deref()),
         },
         Err(Stop::Text(text)) => {

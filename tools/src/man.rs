@@ -1,7 +1,7 @@
-//! The manual pages, made from the command line's definition.
+//! The manual pages and completions, made from the command line's definition.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -18,6 +18,15 @@ pub(crate) fn run(directory: Option<&Path>) -> Result<ExitCode> {
         None => Man::new(Cli::command()).render(&mut io::stdout().lock()).map_err(failed)?,
         Some(directory) => write_all(directory).map_err(failed)?,
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes what a shell needs to complete command lines.
+pub(crate) fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "kolo", &mut script);
+    let failed = |error: io::Error| CliError::system("the completions cannot be written", &error);
+    io::stdout().lock().write_all(&script).map_err(failed)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -43,6 +52,7 @@ mod tests {
             pages,
             [
                 "kolo-doctor.1",
+                "kolo-explain-error.1",
                 "kolo-explain.1",
                 "kolo-info.1",
                 "kolo-perf.1",

@@ -42,6 +42,9 @@ pub(crate) struct CallArgs {
     /// Only algorithms whose result does not depend on size, segments and transport
     #[arg(long)]
     pub canonical: bool,
+    /// An all_reduce over so many shards, of which each rank has a run, instead of a vector of each rank
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
+    pub shards: Option<u32>,
 }
 
 impl CallArgs {
@@ -65,6 +68,7 @@ impl CallArgs {
         let several = hosts.iter().any(|host| *host != hosts[0]);
         let task = if several { task.with_hosts(hosts) } else { task }.with_stages();
         let task = if self.is_symmetric() { task.with_symmetric(Symmetric::All) } else { task };
+        let task = Task { shards: self.shards, ..task };
         Ok(if self.in_place { task.in_place() } else { task })
     }
 
@@ -86,7 +90,7 @@ impl CallArgs {
     pub(crate) fn shape(&self, plan: &Plan) -> Shape {
         let count = (self.selection_bytes(plan.world_size) / self.element_bytes) as usize;
         match plan.cut {
-            Cut::Vector { .. } => Shape::Vector { count },
+            Cut::Vector { .. } | Cut::Shards { .. } => Shape::Vector { count },
             Cut::PerRank => Shape::Blocks { count },
         }
     }

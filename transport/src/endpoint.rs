@@ -24,13 +24,13 @@
 //!    for the next receive that is posted. Neither event ever comes out of a post.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::AtomicU32;
 use std::time::Instant;
 
 use crate::error::Error;
 use crate::memory::{Backing, DeviceAccess, MemoryCounters, Registered};
 use crate::shm::Exchange;
 use crate::stage::{Stage, StageCaps};
+use crate::sys::atomic::AtomicU32;
 
 /// A FIFO between this rank and `peer`, in both directions. `index` is small and dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -38,7 +38,7 @@
  * Every call        KOLO_USAGE for arguments that make no sense, and in a child made by fork; KOLO_INTERNAL for a defect.
  *                   Nothing else from koloGetVersion, koloTest, koloRequestFree, koloMemFree, koloCommRank, koloCommSize,
  *                   koloCommLocalRank, koloCommSummary, koloCommSettings, koloCommAbort, koloCommRevoke, koloCommEpoch,
- *                   koloCommRanksBefore, koloCommGetAsyncError (which writes what it has found), koloCommMemFree, koloCommDeregister and koloCommDestroy.
+ *                   koloCommRanksBefore, koloCommOwnShards, koloCommGetAsyncError (which writes what it has found), koloCommMemFree, koloCommDeregister and koloCommDestroy.
  * koloCommInit...   KOLO_CONFIGURATION, KOLO_JOIN, KOLO_TRANSPORT, KOLO_SYSTEM; and KOLO_PEER_LOST, KOLO_TIMEOUT or
  *                   KOLO_ABORTED when a rank is lost or fails after all have come.
  * Calls that block  KOLO_UNSUPPORTED, after which the communicator is as it was; KOLO_MISMATCH, KOLO_PEER_LOST,
@@ -124,6 +124,12 @@ const char *koloGetLastError(koloComm_t comm);
 
 /** The rank that the last error is about (lost, mismatched, aborted), chosen as by koloGetLastError; -1 if none. */
 int koloGetLastErrorPeer(koloComm_t comm);
+
+/**
+ * The stable code of the last error, such as "K0401", chosen as by koloGetLastError; an empty string if there was none. It also stands
+ * at the end of the message: `kolo explain-error K0401` says what it stands for. Never NULL, and valid for ever.
+ */
+const char *koloGetLastErrorCode(koloComm_t comm);
 
 /** A number in koloConfig_t that is left to the environment or the default. */
 #define KOLO_UNSET (-1)
@@ -360,6 +366,21 @@ typedef enum {
 /** Every rank gets the reduction of `count` elements over all ranks. In place: output == input. */
 koloResult_t koloAllReduce(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
                            koloRedOp_t op);
+
+/**
+ * The shards of this rank, of `shards` among all ranks: `count` of them from `first` on, which are those from
+ * rank * shards / ranks up to those of the next rank. There may be none.
+ */
+koloResult_t koloCommOwnShards(koloComm_t comm, int shards, int *first, int *count);
+
+/**
+ * Every rank gets the reduction of `shards` vectors of `count` elements: input holds those of this rank's own shards
+ * (koloCommOwnShards), one behind the other. The bits of the result depend on the shards alone, not on the number of ranks nor on
+ * who they are. KOLO_AVG divides by the number of shards, of which there are 1 to 16,384. Input and output do not overlap, and are in
+ * the host's memory.
+ */
+koloResult_t koloAllReduceShards(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,
+                                 koloRedOp_t op, int shards);
 
 /** The root gets the reduction; output is used there only. In place: output == input on the root. */
 koloResult_t koloReduce(koloComm_t comm, const void *input, void *output, size_t count, koloDataType_t type,

@@ -7,7 +7,7 @@ use kolo_rs::{Collective, DataType, RawCall, ReduceOp};
 use crate::abi::{self, Versioned};
 use crate::checked;
 use crate::comm::Comm;
-use crate::guard::{Outcome, usage, with_comm, with_comm_quick};
+use crate::guard::{Outcome, place, usage, with_comm, with_comm_quick};
 use crate::request::{Request, start_call};
 use crate::text::give_text;
 
@@ -93,6 +93,47 @@ collective!(koloGather, koloGatherStart, Gather(root: c_int), op: 0);
 collective!(koloScatter, koloScatterStart, Scatter(root: c_int), op: 0);
 collective!(koloScan, koloScanStart, Scan(op: c_int), root: 0);
 collective!(koloExScan, koloExScanStart, ExScan(op: c_int), root: 0);
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloAllReduceShards(
+    comm: *const Comm,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    data_type: c_int,
+    op: c_int,
+    shards: c_int,
+) -> c_int {
+    let arguments =
+        Arguments { collective: Collective::AllReduce, input, output, count, data_type, op, root: 0 };
+    // SAFETY: the header's promise, for the communicator and for the buffers until the call is over.
+    unsafe {
+        with_comm("koloAllReduceShards", comm, |comm| {
+            let shards = checked::number("shards", shards)?;
+            Ok(comm.communicator.call_raw_shards(&arguments.call()?, shards, None)?)
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommOwnShards(
+    comm: *const Comm,
+    shards: c_int,
+    first: *mut c_int,
+    count: *mut c_int,
+) -> c_int {
+    // SAFETY: the header's promise, for all pointers.
+    unsafe {
+        with_comm("koloCommOwnShards", comm, |comm| {
+            let own = comm.communicator.own_shards(checked::number("shards", shards)?);
+            place("first", first)?.write(own.start as c_int);
+            place("count", count)?.write(own.len() as c_int);
+            Ok(())
+        })
+    }
+}
 
 const BARRIER: RawCall = RawCall {
     collective: Collective::Barrier,

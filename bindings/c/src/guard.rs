@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
+use kolo_rs::error::codes;
 use kolo_rs::{AbortReason, Error};
 
 use crate::abi::result;
@@ -16,6 +17,8 @@ use crate::comm::Comm;
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     code: c_int,
+    /// The stable code at the end of the message.
+    name: &'static str,
     message: String,
     /// The rank it is about.
     peer: Option<u32>,
@@ -38,7 +41,8 @@ pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
 /// A call that makes no sense.
 pub(crate) fn usage(message: impl Into<String>) -> Failure {
-    Failure { code: result::USAGE, message: message.into(), peer: None }
+    let message = format!("{} [{}]", message.into(), codes::OF_USAGE);
+    Failure { code: result::USAGE, name: codes::OF_USAGE, message, peer: None }
 }
 
 impl From<Error> for Failure {
@@ -66,7 +70,7 @@ impl From<Error> for Failure {
             Error::System { .. } => (result::SYSTEM, None),
             _ => (result::INTERNAL, None),
         };
-        Self { code, message: error.to_string(), peer }
+        Self { code, name: error.code(), message: error.to_string(), peer }
     }
 }
 
@@ -104,8 +108,8 @@ fn guard_quick(function: &str, kept_by: Option<&LastError>, body: impl FnOnce() 
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        let message = format!("a defect of Kolo, please report it: {text}");
-        Err(Failure { code: result::INTERNAL, message, peer: None })
+        let message = format!("a defect of Kolo, please report it: {text} [{}]", codes::OF_DEFECT);
+        Err(Failure { code: result::INTERNAL, name: codes::OF_DEFECT, message, peer: None })
     });
     let Err(mut failure) = outcome else { return result::SUCCESS };
     failure.message = format!("{function}: {}", failure.message);
@@ -213,6 +217,23 @@ unsafe extern "C" fn koloGetLastErrorPeer(comm: *const Comm) -> c_int {
 
 /// See `kolo.h`.
 #[unsafe(no_mangle)]
+unsafe extern "C" fn koloGetLastErrorCode(comm: *const Comm) -> *const c_char {
+    /// All codes as C has them.
+    static CODES: LazyLock<Vec<CString>> =
+        LazyLock::new(|| codes::ALL.iter().filter_map(|row| CString::new(row.code).ok()).collect());
+    let _whole = Uncancelled::new();
+    catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the header's promise.
+        let name = unsafe { last(comm) }.map(|failure| failure.name)?;
+        CODES.iter().find(|code| code.as_bytes() == name.as_bytes()).map(|code| code.as_ptr())
+    }))
+    .ok()
+    .flatten()
+    .unwrap_or(c"".as_ptr())
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
 extern "C" fn koloGetErrorString(code: c_int) -> *const c_char {
     let text: &CStr = match code {
         result::SUCCESS => c"success",
@@ -259,6 +280,9 @@ mod tests {
         assert_eq!(message(), "");
         assert_eq!(guard("koloTest", None, || Err(usage("no\0pe"))), result::USAGE);
         assert_eq!(guard("koloTest", None, || Ok(())), result::SUCCESS);
-        assert_eq!(message(), "koloTest: no pe");
+        assert_eq!(message(), "koloTest: no pe [K0101]");
+        // SAFETY: as above; codes live for ever.
+        let code = unsafe { CStr::from_ptr(koloGetLastErrorCode(std::ptr::null())) };
+        assert_eq!(code, c"K0101");
     }
 }

@@ -35,8 +35,13 @@ fn the_archive_serves() {
     let Some(cc) = cc() else { return };
     let folder = tempfile::tempdir().unwrap();
     let root = unpacked(folder.path());
-    for file in ["include/kolo.h", "share/doc/kolo/LICENSE-MIT", "share/doc/kolo/c-api.md", "lib/libkolo.so"]
-    {
+    for file in [
+        "include/kolo.h",
+        "include/kolo.hpp",
+        "share/doc/kolo/LICENSE-MIT",
+        "share/doc/kolo/c-api.md",
+        "lib/libkolo.so",
+    ] {
         assert!(root.join(file).exists(), "{file}");
     }
     let search = format!("PKG_CONFIG_PATH={}", root.join("lib/pkgconfig").display());

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use kolo_rs::{Collective, DataType, ReduceOp};
 
-use common::{STRICT, cc, compiler, library, package, succeed};
+use common::{STRICT, cc, compiler, library, package, soname, succeed};
 
 #[allow(dead_code, unreachable_pub, reason = "the library's own description of the header")]
 #[path = "../src/abi.rs"]
@@ -79,11 +79,28 @@ fn the_shared_library_exports_what_is_declared_and_nothing_else() {
     assert_eq!(exported, declared());
 }
 
+/// A program that was linked with a library of this soname runs with every later one of it. So what is in the list stays there, with the
+/// same signature, until the soname changes; what is new is added to it.
 #[test]
-fn the_soname_is_versioned() {
+fn the_interface_is_the_one_on_record() {
+    let Some(nm) = compiler("NM", "nm") else { return };
     let Some(readelf) = compiler("READELF", "readelf") else { return };
-    let dynamic = succeed(Command::new(readelf).arg("--dynamic").arg(library().join("libkolo.so")));
-    assert!(dynamic.contains("[libkolo.so.0]"), "{dynamic}");
+    let library = library().join("libkolo.so");
+    let dynamic = succeed(Command::new(readelf).arg("--dynamic").arg(&library));
+    assert!(dynamic.contains(&format!("[{}]", soname())), "{dynamic}");
+    let symbols = succeed(Command::new(nm).args(["--dynamic", "--defined-only"]).arg(&library));
+    let exported: BTreeSet<&str> =
+        symbols.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    let record = std::fs::read_to_string(package().join("abi.txt")).unwrap();
+    let recorded: BTreeSet<&str> = record.lines().skip(1).collect();
+    let gone: Vec<_> = recorded.difference(&exported).collect();
+    assert!(
+        gone.is_empty(),
+        "programs linked with {} need {gone:?}; only a new soname may leave them out",
+        soname()
+    );
+    let new: Vec<_> = exported.difference(&recorded).collect();
+    assert!(new.is_empty(), "bindings/c/abi.txt has no line for {new:?}");
 }
 
 #[test]

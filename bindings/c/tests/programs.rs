@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Link, cc, program, run_ranks};
+use common::{Link, cc, compiler, program, program_cpp, run_ranks};
 
 fn in_both_ways(name: &str, ranks: usize, cases: &[&[&str]]) {
     let Some(cc) = cc() else { return };
@@ -90,6 +90,18 @@ fn sanitizes(cc: &str, folder: &Path) -> bool {
     compile.arg("-fsanitize=address").arg(&source).arg("-o").arg(&program).stderr(Stdio::null());
     let works = |command: &mut Command| command.status().is_ok_and(|status| status.success());
     works(&mut compile) && works(Command::new(program).stderr(Stdio::null()))
+}
+
+#[test]
+fn the_wrapper_for_cpp() {
+    let Some(cxx) = compiler("CXX", "c++") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for standard in ["c++17", "c++20"] {
+        run_ranks(&program_cpp(&cxx, standard, "wrapper", Link::Shared, folder.path()), 3, &[]);
+    }
+    if sanitizes(&cxx, folder.path()) {
+        run_ranks(&program_cpp(&cxx, "c++17", "wrapper", Link::Sanitized, folder.path()), 3, &[]);
+    }
 }
 
 #[test]

@@ -116,6 +116,21 @@ impl Comm {
         Ok(())
     }
 
+    /// Runs an all-reduce over shards, of which this rank has a run, and blocks until it is done.
+    #[pyo3(signature = (call, shards, seconds, /))]
+    fn run_shards(&self, py: Python<'_>, call: Plain, shards: u32, seconds: f64) -> PyResult<()> {
+        let call = Addresses::new(call)?;
+        let limit = limit(seconds);
+        // SAFETY: Python's promise: it keeps the buffers, as long as the call says, until this returns.
+        self.with(py, move |comm| unsafe { comm.call_raw_shards(&call.get(), shards, Some(limit)) })
+    }
+
+    /// The first of this rank's shards, and the one behind the last.
+    fn own_shards(&self, shards: u32) -> PyResult<(u32, u32)> {
+        let own = self.communicator()?.own_shards(shards);
+        Ok((own.start, own.end))
+    }
+
     /// Ends every call on every rank, for those that live to meet anew.
     fn revoke(&self, py: Python<'_>) -> PyResult<()> {
         let communicator = self.communicator()?;

@@ -36,14 +36,14 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
         Error::Join { rank, .. } => *rank,
         _ => context.map(|context| context.rank),
     };
-    let made = make(py, class, &error.to_string(), rank, context, peer);
+    let made = make(py, class, &error.to_string(), rank, context, peer, Some(error.code()));
     made.unwrap_or_else(|problem| problem)
 }
 
 /// A call that makes no sense, found before it reaches the runtime.
 pub(crate) fn usage(problem: impl AsRef<str>) -> PyErr {
     Python::attach(|py| {
-        make(py, "Usage", problem.as_ref(), None, None, None).unwrap_or_else(|problem| problem)
+        make(py, "Usage", problem.as_ref(), None, None, None, None).unwrap_or_else(|problem| problem)
     })
 }
 
@@ -54,6 +54,7 @@ fn make(
     rank: Option<u32>,
     context: Option<&ErrorContext>,
     peer: Option<u32>,
+    code: Option<&str>,
 ) -> PyResult<PyErr> {
     let classes = CLASSES.get_or_try_init(py, || Ok::<_, PyErr>(py.import("kolo.errors")?.unbind()))?;
     let fields = PyDict::new(py);
@@ -61,6 +62,7 @@ fn make(
     fields.set_item("operation", context.map(|context| context.operation.as_str()))?;
     fields.set_item("sequence", context.map(|context| context.sequence))?;
     fields.set_item("peer", peer)?;
+    fields.set_item("code", code)?;
     let exception = classes.bind(py).getattr(class)?.call((message,), Some(&fields))?;
     Ok(PyErr::from_value(exception))
 }

@@ -45,6 +45,20 @@ def srun(ranks: int) -> list[str] | None:
     return ["srun", "-n", str(ranks)]
 
 
+def meeting_places(folder: str, port: int) -> dict[str, str]:
+    """For each scheme of a URL at which ranks are drawn: a place on this host that this job alone knows."""
+    return {
+        "file": f"file://{folder}/meet",
+        "tcp": f"tcp://localhost:{port}",
+        # Each test has a port of its own, so the groups of two tests differ in one of the two.
+        "multicast": f"multicast://239.255.70.{port % 250 + 1}:{port}/job?interface=127.0.0.1",
+    }
+
+
+#: The schemes of :func:`meeting_places`.
+SCHEMES = tuple(meeting_places("", 0))
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -48,7 +48,7 @@ impl Groups {
     fn add(&mut self, plans: &[Plan], plan: &Plan, stage: &Stage) -> Result<(), Violation> {
         let fails = |rank: u32, what| Err(Violation::Stage { rank, what });
         let blocks = match plan.cut {
-            Cut::Vector { parts } => parts,
+            Cut::Vector { parts } | Cut::Shards { parts, .. } => parts,
             Cut::PerRank => plan.world_size,
         };
         let ascending = stage.members.is_sorted_by(|a, b| a < b);

@@ -56,7 +56,7 @@ fn mix(mut x: u64) -> u64 {
 pub struct Expression(u64);
 
 impl Expression {
-    /// The contribution of `rank`.
+    /// The contribution of `rank`, or that shard of a reduction of shards.
     #[must_use]
     pub fn leaf(rank: u32) -> Self {
         Self(mix(u64::from(rank) + 1))
@@ -68,7 +68,7 @@ impl Expression {
         Self(mix(mix(self.0.min(other.0)) ^ self.0.max(other.0).rotate_left(17)))
     }
 
-    /// The canonical expression for `p` ranks: the balanced binary tree over rank order. If p is not a power of
+    /// The canonical expression for `p` ranks, or shards: the balanced binary tree over their order. If p is not a power of
     /// two, the first 2 (p - 2^L) ranks are paired before, and each pair counts as one leaf.
     ///
     /// # Panics
@@ -139,7 +139,10 @@ impl Cells {
         match physical.space {
             Space::Input => match self.aliased_input {
                 Some((aliased, value)) if aliased == physical.first => Some(value),
-                _ => Some(Value::leaf(self.memory.rank, physical.first)),
+                _ => {
+                    let (contribution, block) = self.memory.contributed(physical.first);
+                    Some(Value::leaf(contribution, block))
+                }
             },
             Space::Output => self.output[physical.first as usize],
             Space::Scratch => self.scratch[physical.first as usize],
@@ -209,7 +212,7 @@ impl Expected {
         let mut sums = Vec::new();
         let mut running = vec![Sum::default(); blocks as usize];
         if blocks > 0 {
-            for rank in 0..p {
+            for rank in 0..memory.contributions() {
                 for block in 0..blocks {
                     let sum = &mut running[block as usize];
                     let leaf = Value::leaf(rank, block);

@@ -1,7 +1,7 @@
 //! Static checks of the plans: indices in range, channels with one owner at each end, equal counts.
 
 use crate::memory::Memory;
-use crate::plan::{Action, Blocks, Channel, Like, Plan, Space, StepRef};
+use crate::plan::{Action, Blocks, Channel, Cut, Like, Plan, Space, StepRef};
 
 use super::violation::{Place, Violation};
 
@@ -195,7 +195,13 @@ fn validate(plan: &Plan) -> Result<(), Violation> {
                 Space::Stage(_) => u32::MAX,
                 Space::Window(_) => memory.contribution_blocks(),
             };
-            blocks.count > 0 && blocks.first.checked_add(blocks.count).is_some_and(|end| end <= available)
+            let is_one_vector = match (plan.cut, blocks.space) {
+                (Cut::Shards { parts, .. }, Space::Input) => blocks.first % parts + blocks.count <= parts,
+                _ => true,
+            };
+            blocks.count > 0
+                && blocks.first.checked_add(blocks.count).is_some_and(|end| end <= available)
+                && is_one_vector
         };
         if !action.reads().into_iter().chain([action.writes()]).flatten().all(fits) {
             return fails("block");

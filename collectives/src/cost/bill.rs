@@ -181,6 +181,13 @@ impl Bill {
         self.path += work;
     }
 
+    /// A reduction of so many bytes from memory to memory.
+    pub(crate) fn reduce(&mut self, bytes: f64) {
+        let work = bytes / self.model.reduce_bytes_per_second * self.model.oversubscription.max(1.0);
+        self.busy.processor += work;
+        self.path += work;
+    }
+
     /// `ranks` ranks of each host copy so much into memory that the others read.
     pub(crate) fn publish(&mut self, ranks: u32, bytes: f64) {
         self.share(ranks, bytes, 0.0);

@@ -14,6 +14,7 @@ mod leader;
 mod one_shot;
 mod recursive_doubling;
 mod ring;
+mod shards;
 mod shares;
 mod staged;
 mod tree;
@@ -87,6 +88,10 @@ table! {
     StagedOneShot = staged::StagedOneShot,
     /// The same, where all ranks share the reduction out.
     StagedTwoShot = staged::StagedTwoShot,
+    /// Shards: every rank reduces everything by itself, along the tree over the shards.
+    ShardsOneShot = shards::ShardsOneShot,
+    /// The same, where all ranks share the reduction out.
+    ShardsTwoShot = shards::ShardsTwoShot,
     /// In each other's symmetric buffers, with nothing in between.
     Window = window::Window,
 }

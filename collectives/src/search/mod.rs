@@ -191,7 +191,7 @@ impl Effort<'_> {
         };
         let count = self.bytes as usize / self.cluster.element_bytes.max(1);
         let shape = |plan: &Plan| match plan.cut {
-            Cut::Vector { .. } => Shape::Vector { count },
+            Cut::Vector { .. } | Cut::Shards { .. } => Shape::Vector { count },
             Cut::PerRank => Shape::Blocks { count },
         };
         let shapes: Vec<Shape> = plans.iter().map(shape).collect();

@@ -39,7 +39,7 @@ pub fn uniform(plans: &[Plan], count: usize) -> Vec<Shape> {
     plans
         .iter()
         .map(|plan| match plan.cut {
-            Cut::Vector { .. } => Shape::Vector { count },
+            Cut::Vector { .. } | Cut::Shards { .. } => Shape::Vector { count },
             Cut::PerRank => Shape::Blocks { count },
         })
         .collect()

@@ -23,6 +23,37 @@ impl Cluster {
         Self::with_config(ranks, &Config::from_env()?, body)
     }
 
+    /// As [`Cluster::local`], for a body that uses `?`: returns what the ranks returned, without their `Result`s.
+    ///
+    /// ```
+    /// let sums = kolo::Cluster::try_local(3, |comm| {
+    ///     let mut sum = [comm.rank()];
+    ///     comm.all_reduce(&mut sum, kolo::ReduceOp::Sum)?;
+    ///     Ok(sum[0])
+    /// })?;
+    /// assert_eq!(sums, [3, 3, 3]);
+    /// # Ok::<(), kolo::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Cluster::local`]; if the body fails, the lowest rank's error, but none that only tells of another rank's.
+    ///
+    /// # Panics
+    /// As [`Cluster::local`].
+    pub fn try_local<R: Send>(ranks: u32, body: impl Fn(Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
+        let (mut returned, mut failed) = (Vec::new(), Vec::new());
+        for result in Self::local(ranks, body)? {
+            match result {
+                Ok(value) => returned.push(value),
+                Err(error) => failed.push(error),
+            }
+        }
+        // Of several, the one from which the others follow.
+        let follows = |error: &Error| matches!(error, Error::Aborted { .. } | Error::PeerLost { .. });
+        let cause = failed.iter().position(|error| !follows(error)).unwrap_or(0);
+        if failed.is_empty() { Ok(returned) } else { Err(failed.swap_remove(cause)) }
+    }
+
     /// As [`Cluster::local`], with settings.
     ///
     /// # Errors

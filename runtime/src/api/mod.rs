@@ -1,5 +1,7 @@
 //! The public face of the runtime: what users call.
 
+#[cfg(feature = "ndarray")]
+mod arrays;
 mod batch;
 mod builder;
 mod cluster;
@@ -13,14 +15,19 @@ mod leaving_tests;
 mod lent_tests;
 mod messages;
 mod network;
+#[cfg(feature = "bytemuck")]
+mod plain;
 mod point_to_point;
 mod raw;
 mod registration;
 mod scope;
 mod scope_messages;
+mod shards;
+mod stable;
 mod start;
 mod start_messages;
 mod subset;
+mod survivors;
 mod symmetric;
 mod typed;
 mod work;
@@ -29,13 +36,19 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "ndarray")]
+pub use arrays::DenseArray;
 pub use batch::Batch;
 pub use builder::CommunicatorBuilder;
 pub use cluster::Cluster;
 pub use elastic::Agreement;
 pub use messages::RawMessage;
-pub use registration::{RegisteredBuffer, Registration, RegistrationStatus, StableBuffer};
+#[cfg(feature = "bytemuck")]
+pub use plain::Plain;
+pub use registration::{RegisteredBuffer, Registration, RegistrationStatus};
 pub use scope::Scope;
+pub use stable::StableBuffer;
+pub use survivors::Survivors;
 pub use symmetric::SymmetricBuffer;
 pub use work::Work;
 

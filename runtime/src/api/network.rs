@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Communicator;
 use crate::control::ExchangeKey;
-use crate::error::{Error, Result};
+use crate::error::{Error, JoinFailure, Result};
 use crate::network::{Sample, Table, Wire, probe};
 
 /// The round of the control plane's exchange in which ranks tell what they have measured.
@@ -77,6 +77,7 @@ impl Communicator {
     fn nonsense(&self, problem: &str) -> Error {
         Error::Join {
             rank: Some(self.rank()),
+            kind: JoinFailure::Version,
             problem: format!("what a rank has measured of the network could not be read: {problem}"),
             remedy: "Use the same version of Kolo on all ranks".to_owned(),
         }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Weak};
 use kolo_transport::{Backing, MemoryCounters, Piece};
 
 use super::Communicator;
+use super::stable::StableBuffer;
 use crate::call::Waited;
 use crate::call::ranges::is_addressable;
 use crate::communicator::Shared;
@@ -68,42 +69,7 @@ impl Drop for Registration {
     }
 }
 
-/// Elements whose place in memory does not change while their owner is kept.
-///
-/// # Safety
-/// `elements` gives the same address and length each time, also after the owner was moved, until it is dropped.
-pub unsafe trait StableBuffer {
-    /// What it is made of.
-    type Item;
-    /// The elements.
-    fn elements(&mut self) -> &mut [Self::Item];
-    /// The elements.
-    fn elements_ref(&self) -> &[Self::Item];
-}
-
-// SAFETY: a vector that is not changed does not move its elements.
-unsafe impl<T> StableBuffer for Vec<T> {
-    type Item = T;
-    fn elements(&mut self) -> &mut [T] {
-        self
-    }
-    fn elements_ref(&self) -> &[T] {
-        self
-    }
-}
-
-// SAFETY: a box does not move what is in it.
-unsafe impl<T> StableBuffer for Box<[T]> {
-    type Item = T;
-    fn elements(&mut self) -> &mut [T] {
-        self
-    }
-    fn elements_ref(&self) -> &[T] {
-        self
-    }
-}
-
-/// A buffer (`Vec` or `Box<[T]>`) that is registered as long as this is kept. It is used as the slice that it holds. Forgetting
+/// A buffer (`Vec`, `Box<[T]>` or `BytesMut`) that is registered as long as this is kept. It is used as the slice that it holds. Forgetting
 /// it (`mem::forget`) leaves registration and memory behind. For a slice that is only borrowed, see
 /// [`Communicator::with_registered`]: forgetting this would leave only the registration.
 /// ```compile_fail

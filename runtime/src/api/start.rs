@@ -1,7 +1,7 @@
 //! Asynchronous collectives that own their buffers, v-forms included.
 //!
-//! Each takes its buffers by value and gives the output back from [`Work::wait`]; nothing can go wrong if the handle is
-//! dropped, leaked or forgotten. Operations started on a communicator overlap; all ranks start them in the same order.
+//! Each takes its buffer by value, a `Vec` or any other [`StableBuffer`], and gives the output back from [`Work::wait`]; nothing
+//! can go wrong if the handle is dropped, leaked or forgotten. Operations started on a communicator overlap; all ranks start them in the same order.
 //! For borrowed buffers see [`Communicator::scope`].
 
 use std::sync::Arc;
@@ -9,12 +9,13 @@ use std::sync::Arc;
 use kolo_collectives::plan::Collective;
 
 use super::Communicator;
+use super::stable::StableBuffer;
 use super::work::{Kept, Work};
 use crate::drive;
 use crate::error::Result;
 use crate::types::{Element, ReduceOp, zeros};
 
-/// Methods that start a call on a vector of their own, which the work gives back.
+/// Methods that start a call on a buffer of their own, which the work gives back.
 macro_rules! starts_in_place {
     ($($(#[$doc:meta])* $name:ident($buffer:ident $(, $arg:ident: $type:ty)*) as $blocking:ident
         => $call:ident($($given:expr),*);)*) => {$(
@@ -22,17 +23,23 @@ macro_rules! starts_in_place {
         ///
         /// # Errors
         #[doc = concat!("As [`Communicator::", stringify!($blocking), "`].")]
-        pub fn $name<T: Element>(&self, mut $buffer: Vec<T> $(, $arg: $type)*) -> Result<Work<Vec<T>>> {
-            let call = self.$call($($given),*)?;
-            // SAFETY: the call is on this vector, which the engine keeps until the operation is done; moving it does not move
-            // its elements.
+        pub fn $name<B>(&self, mut $buffer: B $(, $arg: $type)*) -> Result<Work<B>>
+        where
+            B: StableBuffer<Item: Element> + Send + 'static,
+        {
+            let call = {
+                let $buffer = $buffer.elements();
+                self.$call($($given),*)?
+            };
+            // SAFETY: the call is on these elements, whose owner the engine keeps until the operation is done; moving that
+            // does not move them.
             let ticket = unsafe { drive::start(&self.shared, &call, Some(Box::new($buffer))) }?;
             Ok(self.work(ticket))
         }
     )*};
 }
 
-/// Methods that start a call from a vector of their own into a new one, which the work gives.
+/// Methods that start a call from a buffer of their own into a new vector, which the work gives.
 macro_rules! starts_into {
     ($($(#[$doc:meta])* $name:ident($comm:ident, $input:ident $(, $arg:ident: $type:ty)*) as $blocking:ident
         => $output:ident = $room:expr, $call:ident($($given:expr),*);)*) => {$(
@@ -40,14 +47,19 @@ macro_rules! starts_into {
         ///
         /// # Errors
         #[doc = concat!("As [`Communicator::", stringify!($blocking), "`].")]
-        pub fn $name<T: Element>(&self, $input: Vec<T> $(, $arg: $type)*) -> Result<Work<Vec<T>>> {
+        pub fn $name<B>(&self, $input: B $(, $arg: $type)*) -> Result<Work<Vec<B::Item>>>
+        where
+            B: StableBuffer<Item: Element> + Send + 'static,
+        {
             let $comm = self;
+            let kept = $input;
+            let $input = kept.elements_ref();
             let mut $output = $room;
             let call = $comm.$call($($given),*)?;
-            let keep = Box::new(Pair { output: $output, _input: $input });
-            // SAFETY: the call is on these vectors, which the engine keeps until the operation is done.
+            let keep = Box::new(Pair { output: $output, _input: kept });
+            // SAFETY: the call is on these elements, whose owners the engine keeps until the operation is done.
             let ticket = unsafe { drive::start(&self.shared, &call, Some(keep)) }?;
-            let output = |kept: Kept, _| kept.downcast::<Pair<T>>().ok().map(|pair| pair.output);
+            let output = |kept: Kept, _| kept.downcast::<Pair<B>>().ok().map(|pair| pair.output);
             Ok(Work::extracting(Arc::clone(&self.shared), ticket, output))
         }
     )*};
@@ -57,64 +69,64 @@ impl Communicator {
     starts_in_place! {
         /// Starts an in-place all-reduce.
         all_reduce_start(buffer, op: ReduceOp) as all_reduce
-            => vector_call(Collective::AllReduce, &mut buffer, op, 0);
+            => vector_call(Collective::AllReduce, buffer, op, 0);
         /// Starts a broadcast.
         broadcast_start(buffer, root: u32) as broadcast
-            => vector_call(Collective::Broadcast, &mut buffer, ReduceOp::Sum, root);
+            => vector_call(Collective::Broadcast, buffer, ReduceOp::Sum, root);
         /// Starts a reduce; the work gives the result on the root, and the buffer as it was elsewhere.
-        reduce_start(buffer, op: ReduceOp, root: u32) as reduce => reduce_in_place_call(&mut buffer, op, root);
+        reduce_start(buffer, op: ReduceOp, root: u32) as reduce => reduce_in_place_call(buffer, op, root);
         /// Starts an in-place scan.
-        scan_start(buffer, op: ReduceOp) as scan => vector_call(Collective::Scan, &mut buffer, op, 0);
+        scan_start(buffer, op: ReduceOp) as scan => vector_call(Collective::Scan, buffer, op, 0);
         /// Starts an in-place exclusive scan.
-        exscan_start(buffer, op: ReduceOp) as exscan => vector_call(Collective::ExScan, &mut buffer, op, 0);
+        exscan_start(buffer, op: ReduceOp) as exscan => vector_call(Collective::ExScan, buffer, op, 0);
     }
 
     starts_into! {
         /// Starts an all-gather; the work gives the blocks of all ranks, one behind the other.
         all_gather_start(comm, input) as all_gather
             => output = comm.room(Collective::AllGather, &vec![input.len(); comm.world_size() as usize])?,
-            all_gather_call(&input, &mut output);
+            all_gather_call(input, &mut output);
         /// Starts a gather; the work gives the blocks of all ranks on the root, and nothing elsewhere.
         gather_start(comm, input, root: u32) as gather
             => output = comm.room(Collective::Gather, &vec![input.len(); comm.blocks_at(root)])?,
-            gather_call(&input, &mut output, root);
+            gather_call(input, &mut output, root);
         /// Starts a scatter; the work gives this rank's block, of `count` elements. `input` is used on the root only.
         scatter_start(comm, input, count: usize, root: u32) as scatter
-            => output = comm.room(Collective::Scatter, &[count])?, scatter_call(&input, &mut output, root);
+            => output = comm.room(Collective::Scatter, &[count])?, scatter_call(input, &mut output, root);
         /// Starts a reduce-scatter; the work gives this rank's block. The input is cut into equal blocks.
         reduce_scatter_start(comm, input, op: ReduceOp) as reduce_scatter
             => output = zeros(input.len() / comm.world_size() as usize),
-            reduce_scatter_call(&input, &mut output, op);
+            reduce_scatter_call(input, &mut output, op);
         /// Starts an all-to-all; the work gives the received blocks. The input is cut into equal blocks.
         all_to_all_start(comm, input) as all_to_all
-            => output = zeros(input.len()), all_to_all_call(&input, &mut output);
+            => output = zeros(input.len()), all_to_all_call(input, &mut output);
         /// Starts an all-gather of blocks of `counts[r]` elements of each rank r; the work gives all of them, one behind the
         /// other.
         all_gather_v_start(comm, input, counts: &[usize]) as all_gather_v
             => output = comm.room(Collective::AllGather, counts)?,
-            all_gather_v_call(&input, &mut output, counts);
+            all_gather_v_call(input, &mut output, counts);
         /// Starts a reduce-scatter of blocks of `counts[r]` elements for each rank r; the work gives this rank's.
         reduce_scatter_v_start(comm, input, counts: &[usize], op: ReduceOp) as reduce_scatter_v
             => output = {
                 comm.expect_counts(Collective::ReduceScatter, "counts", counts)?;
                 comm.room(Collective::ReduceScatter, &counts[comm.rank() as usize..][..1])?
             },
-            reduce_scatter_v_call(&input, &mut output, counts, op);
+            reduce_scatter_v_call(input, &mut output, counts, op);
         /// Starts a gather of `counts[r]` elements from each rank r; the work gives all of them on the root and nothing
         /// elsewhere. `counts` is used on the root only.
         gather_v_start(comm, input, counts: &[usize], root: u32) as gather_v
             => output = comm.room(Collective::Gather, if comm.rank() == root { counts } else { &[] })?,
-            gather_v_call(&input, &mut output, counts, root);
+            gather_v_call(input, &mut output, counts, root);
         /// Starts a scatter that gives each rank r its `counts[r]` elements of the root's input; the work gives this rank's,
         /// of which there are `count`. `input` and `counts` are used on the root only.
         scatter_v_start(comm, input, counts: &[usize], count: usize, root: u32) as scatter_v
             => output = comm.room(Collective::Scatter, &[count])?,
-            scatter_v_call(&input, &mut output, counts, root);
+            scatter_v_call(input, &mut output, counts, root);
         /// Starts an all-to-all of `send_counts[s]` elements to each rank s and `recv_counts[r]` from each rank r; the work
         /// gives the latter, one behind the other.
         all_to_all_v_start(comm, input, send_counts: &[usize], recv_counts: &[usize]) as all_to_all_v
             => output = comm.room(Collective::AllToAll, recv_counts)?,
-            all_to_all_v_call(&input, send_counts, &mut output, recv_counts);
+            all_to_all_v_call(input, send_counts, &mut output, recv_counts);
     }
 
     /// Starts a barrier: the work is done once every rank has started it.
@@ -146,8 +158,7 @@ impl Communicator {
 }
 
 /// Input and output of one operation.
-#[derive(Debug)]
-struct Pair<T> {
-    output: Vec<T>,
-    _input: Vec<T>,
+struct Pair<B: StableBuffer> {
+    output: Vec<B::Item>,
+    _input: B,
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::Communicator;
 use super::messages::{RawMessage, Transfer};
+use super::stable::StableBuffer;
 use super::work::{Kept, Work};
 use crate::error::Result;
 use crate::types::Element;
@@ -15,7 +16,10 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`Communicator::send`].
-    pub fn send_start<T: Element>(&self, data: Vec<T>, to: u32) -> Result<Work<Vec<T>>> {
+    pub fn send_start<B>(&self, data: B, to: u32) -> Result<Work<B>>
+    where
+        B: StableBuffer<Item: Element> + Send + 'static,
+    {
         self.send_tagged_start(data, to, 0)
     }
 
@@ -23,18 +27,24 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`Communicator::send`].
-    pub fn send_tagged_start<T: Element>(&self, data: Vec<T>, to: u32, tag: u32) -> Result<Work<Vec<T>>> {
-        let transfer = Transfer::send(RawMessage::of(&data, tag), to);
-        // SAFETY: the engine keeps the vector until the send is done; moving it does not move its elements.
+    pub fn send_tagged_start<B>(&self, data: B, to: u32, tag: u32) -> Result<Work<B>>
+    where
+        B: StableBuffer<Item: Element> + Send + 'static,
+    {
+        let transfer = Transfer::send(RawMessage::of(data.elements_ref(), tag), to);
+        // SAFETY: the engine keeps the buffer until the send is done; moving it does not move its elements.
         let ticket = unsafe { self.start_transfer(transfer, Some(Box::new(data))) }?;
         Ok(self.work(ticket))
     }
 
-    /// Starts a receive of exactly `data.len()` elements; the work gives the buffer with the message.
+    /// Starts a receive of exactly as many elements as `data` has; the work gives the buffer with the message.
     ///
     /// # Errors
     /// As [`Communicator::recv`].
-    pub fn recv_start<T: Element>(&self, data: Vec<T>, from: u32) -> Result<Work<Vec<T>>> {
+    pub fn recv_start<B>(&self, data: B, from: u32) -> Result<Work<B>>
+    where
+        B: StableBuffer<Item: Element> + Send + 'static,
+    {
         self.recv_tagged_start(data, from, 0)
     }
 
@@ -42,13 +52,11 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`Communicator::recv`].
-    pub fn recv_tagged_start<T: Element>(
-        &self,
-        mut data: Vec<T>,
-        from: u32,
-        tag: u32,
-    ) -> Result<Work<Vec<T>>> {
-        let transfer = Transfer::recv(RawMessage::of_mut(&mut data, tag), from);
+    pub fn recv_tagged_start<B>(&self, mut data: B, from: u32, tag: u32) -> Result<Work<B>>
+    where
+        B: StableBuffer<Item: Element> + Send + 'static,
+    {
+        let transfer = Transfer::recv(RawMessage::of_mut(data.elements(), tag), from);
         // SAFETY: as above.
         let ticket = unsafe { self.start_transfer(transfer, Some(Box::new(data))) }?;
         Ok(self.work(ticket))
@@ -58,7 +66,10 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`Communicator::recv_any`].
-    pub fn recv_any_start<T: Element>(&self, data: Vec<T>) -> Result<Work<(Vec<T>, u32)>> {
+    pub fn recv_any_start<B>(&self, data: B) -> Result<Work<(B, u32)>>
+    where
+        B: StableBuffer<Item: Element> + Send + 'static,
+    {
         self.recv_any_tagged_start(data, 0)
     }
 
@@ -66,15 +77,14 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`Communicator::recv_any`].
-    pub fn recv_any_tagged_start<T: Element>(
-        &self,
-        mut data: Vec<T>,
-        tag: u32,
-    ) -> Result<Work<(Vec<T>, u32)>> {
-        let transfer = Transfer::recv_any(RawMessage::of_mut(&mut data, tag));
+    pub fn recv_any_tagged_start<B>(&self, mut data: B, tag: u32) -> Result<Work<(B, u32)>>
+    where
+        B: StableBuffer<Item: Element> + Send + 'static,
+    {
+        let transfer = Transfer::recv_any(RawMessage::of_mut(data.elements(), tag));
         // SAFETY: as above.
         let ticket = unsafe { self.start_transfer(transfer, Some(Box::new(data))) }?;
-        let result = |kept: Kept, source: Option<u32>| Some((*kept.downcast::<Vec<T>>().ok()?, source?));
+        let result = |kept: Kept, source: Option<u32>| Some((*kept.downcast::<B>().ok()?, source?));
         Ok(Work::extracting(Arc::clone(&self.shared), ticket, result))
     }
 

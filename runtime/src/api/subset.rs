@@ -11,7 +11,7 @@ use crate::communicator::{Making, child_id, patience};
 use crate::config::Config;
 use crate::control::ExchangeKey;
 use crate::drive;
-use crate::error::{Error, Result};
+use crate::error::{Error, JoinFailure, Result};
 
 /// Rounds of the control plane's exchange that splits use, apart from the one that introduces a communicator's ranks.
 const SPLIT_ROUND: u64 = 1 << 32;
@@ -137,6 +137,7 @@ impl Communicator {
     pub(super) fn unreadable(&self, error: &dyn std::fmt::Display) -> Error {
         Error::Join {
             rank: Some(self.rank()),
+            kind: JoinFailure::Version,
             problem: format!("a rank's part of a split or allocation could not be read: {error}"),
             remedy: "Use the same version of Kolo on all ranks".to_owned(),
         }

@@ -108,6 +108,7 @@ impl Communicator {
             op: NO_OP,
             root: 0,
             placement: if self.world_size() > 1 { Placement::InPlace } else { Placement::OutOfPlace },
+            shards: None,
             gpus: None,
         }
     }
@@ -244,6 +245,7 @@ impl Communicator {
             op: raw.op,
             root,
             placement: Placement::OutOfPlace,
+            shards: None,
         })
     }
 

@@ -1,18 +1,37 @@
 //! Handles of asynchronous operations.
 
 use std::any::Any;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use crate::communicator::{Shared, leak_in_child};
+use crate::communicator::{Deadline, Shared, leak_in_child};
 use crate::drive::{self, Ticket};
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// An asynchronous operation. It makes progress whether or not anybody waits.
 ///
 /// The operation owns its buffers, so a handle may be dropped or leaked at any time: the operation then goes on and the
 /// buffers are freed when it is done.
+///
+/// # As a future
+/// A handle is also a [`Future`] of what [`Work::wait`] returns, for any executor: awaiting it does not block, and the task is
+/// woken when the operation is over, by the thread that has driven it to its end. The communicator's time-out counts from the
+/// first poll. A future that is dropped, such as by a time-out of the executor's own, leaves the operation alone.
+///
+/// ```
+/// # async fn train(comm: &kolo::Communicator) -> kolo::Result<()> {
+/// let weights = comm.all_reduce_start(vec![1.0_f32; 1 << 16], kolo::ReduceOp::Sum)?;
+/// let biases = comm.all_reduce_start(vec![1.0_f32; 16], kolo::ReduceOp::Sum)?;
+/// // Both are under way, while other tasks run on this thread.
+/// let (weights, biases) = (weights.await?, biases.await?);
+/// # drop((weights, biases));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "the result of the operation comes from `wait`"]
 pub struct Work<B> {
@@ -22,6 +41,8 @@ pub struct Work<B> {
     more: Vec<Ticket>,
     /// Whether the slot in the engine has been given back.
     finished: bool,
+    /// When the communicator's time-out is over for the task that awaits it, if one has.
+    deadline: Option<Deadline>,
     /// Gets the result out of what the operation kept, and where its message came from.
     extract: fn(Kept, Option<u32>) -> Option<B>,
 }
@@ -41,7 +62,7 @@ impl<B: 'static> Work<B> {
         ticket: Ticket,
         extract: fn(Kept, Option<u32>) -> Option<B>,
     ) -> Self {
-        Self { shared, ticket, more: Vec::new(), finished: false, extract }
+        Self { shared, ticket, more: Vec::new(), finished: false, deadline: None, extract }
     }
 
     /// The handle of several messages; it gives the result of this one.
@@ -58,10 +79,14 @@ impl<B: 'static> Work<B> {
         }
         let mut core = self.shared.core();
         let is_done = |engine: &Engine| self.tickets().all(|ticket| engine.is_done(ticket.id));
-        is_done(&core.engine) || {
+        let is_over = is_done(&core.engine) || {
             core.progress();
             is_done(&core.engine) || core.engine.failure().is_some()
+        };
+        if core.awaited.has_to_wake() {
+            drive::wake_tasks(core);
         }
+        is_over
     }
 
     /// Gives up: this operation and everything else on the communicator, on all ranks, fails with `reason`. Returns at
@@ -88,8 +113,13 @@ impl<B: 'static> Work<B> {
     /// # Errors
     /// As [`Work::wait`].
     pub fn wait_within(mut self, limit: Duration) -> Result<B> {
-        // In a child made by `fork` this is dropped, which leaves the operation alone.
+        self.finish(limit)
+    }
+
+    /// Waits for it, once. In a child made by `fork` the operation is left alone.
+    fn finish(&mut self, limit: Duration) -> Result<B> {
         self.shared.check_process(|| self.ticket.waited)?;
+        self.await_no_more();
         self.finished = true;
         let begin = (!self.more.is_empty()).then(Instant::now);
         for Ticket { id, waited } in std::mem::take(&mut self.more) {
@@ -122,11 +152,70 @@ impl<B: 'static> Work<B> {
             .and_then(|keep| (self.extract)(keep, source))
             .expect("an operation keeps what its handle promises"))
     }
+
+    /// Whether [`Work::finish`] would return at once; otherwise the task is woken when that is so.
+    fn is_over_or_wakes(&mut self, task: &Waker) -> bool {
+        let mut core = self.shared.core();
+        let is_done = |engine: &Engine, ticket: &Ticket| engine.is_done(ticket.id);
+        if !self.tickets().all(|ticket| is_done(&core.engine, &ticket)) {
+            core.progress();
+        }
+        let next = self.tickets().find(|ticket| !is_done(&core.engine, ticket));
+        // Where the cause of a failure is not known yet, the helper finds out, and wakes the task then.
+        let has_failed = core.engine.failure().is_some() && self.shared.fault.cause().is_some();
+        let Some(Ticket { id, waited }) = next.filter(|_| !core.closed && !has_failed) else {
+            drive::wake_tasks(core);
+            return true;
+        };
+        let limit = self.shared.config.timeout;
+        let deadline = *self.deadline.get_or_insert_with(|| Deadline::after(limit));
+        let replaced = core.awaited.add(id, waited, deadline, task);
+        drive::wake_tasks(core);
+        drop(replaced);
+        if !drive::call_helper(&self.shared) {
+            // Nobody but the task itself moves the operation on.
+            task.wake_by_ref();
+        }
+        false
+    }
+}
+
+impl<B: 'static> Future for Work<B> {
+    type Output = Result<B>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<B>> {
+        if self.finished {
+            let problem = "this operation's result was given before; a future is not polled after its end";
+            let context = self.shared.context(self.ticket.waited);
+            return Poll::Ready(Err(Error::Usage { context, problem: problem.to_owned() }));
+        }
+        if self.shared.is_ours() && !self.is_over_or_wakes(context.waker()) {
+            return Poll::Pending;
+        }
+        let limit = self.shared.config.timeout;
+        Poll::Ready(self.finish(limit))
+    }
+}
+
+impl<B> Work<B> {
+    /// Takes back what the engine was told of a task.
+    fn await_no_more(&mut self) {
+        if self.deadline.take().is_some() {
+            let mut core = self.shared.core();
+            let tasks: Vec<_> = std::iter::once(&self.ticket)
+                .chain(&self.more)
+                .filter_map(|ticket| core.awaited.remove(ticket.id))
+                .collect();
+            drop(core);
+            drop(tasks);
+        }
+    }
 }
 
 impl<B> Drop for Work<B> {
     fn drop(&mut self) {
         if !leak_in_child(&self.shared) && !self.finished {
+            self.await_no_more();
             for ticket in std::iter::once(self.ticket).chain(self.more.drain(..)) {
                 self.shared.core().engine.forget(ticket.id);
             }

@@ -48,7 +48,8 @@ impl Forced {
                 let algorithm = Some(rule.algorithm);
                 (must_serve || may_serve).then_some(Rule { lengths, algorithm, root: None, must_serve })
             };
-            overrides.rules.iter().filter_map(rule).collect()
+            // Those for shards are the planner's business: nothing faster stands beside their plans.
+            overrides.rules.iter().filter(|rule| !rule.algorithm.takes_shards()).filter_map(rule).collect()
         };
         Self::of(Collective::ALL.iter().map(of).collect())
     }
@@ -103,7 +104,7 @@ impl Forced {
     fn fitting(&self, call: &Call) -> impl Iterator<Item = &Rule> {
         let bytes = match call.counts {
             Counts::Even(count) => Some((count * call.data_type.size()) as u64),
-            Counts::Uneven { .. } => None,
+            Counts::Uneven { .. } | Counts::Shards(_) => None,
         };
         let rules = &self.rules[call.collective as usize];
         rules.iter().filter(move |rule| {

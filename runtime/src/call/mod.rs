@@ -12,6 +12,7 @@ pub use summary::{CallLabel, Summary};
 pub(crate) use waited::{Message, Single, Waited};
 
 use kolo_collectives::plan::{Collective, Placement};
+use kolo_collectives::shards::of_rank as own_shards;
 
 use crate::error::{Error, ErrorContext, Result};
 use crate::mix::mix;
@@ -77,6 +78,8 @@ pub(crate) enum Counts {
     Even(usize),
     /// The v-forms: elements of each of this rank's input and output blocks.
     Uneven { input: Box<[usize]>, output: Box<[usize]> },
+    /// Of an all-reduce over shards: elements of each. The input is this rank's run of them, one behind the other.
+    Shards(usize),
 }
 
 /// A checked call.
@@ -90,6 +93,8 @@ pub(crate) struct Call {
     pub(crate) op: ReduceOp,
     pub(crate) root: u32,
     pub(crate) placement: Placement,
+    /// Of an all-reduce over shards, how many all ranks have together.
+    pub(crate) shards: Option<u32>,
     /// The GPUs whose memory the buffers are; found out for calls on raw memory. Apart, since few calls have any.
     pub(crate) gpus: Option<Box<GpuBuffers>>,
 }
@@ -118,6 +123,7 @@ impl Call {
             op: raw.op,
             root: if raw.collective.is_rooted() { raw.root } else { 0 },
             placement: placement(raw, rank, world_size),
+            shards: None,
             gpus: None,
         }
     }
@@ -168,6 +174,11 @@ impl Call {
         (Range::new(self.input, input), Range::new(self.output, output))
     }
 
+    /// The call, if its buffers lie apart.
+    pub(crate) fn apart(self, rank: u32, world_size: u32) -> Result<Self> {
+        if self.lies_apart(rank, world_size) { Ok(self) } else { Err(self.refusal(rank, world_size)) }
+    }
+
     /// What is wrong with a call that is not [sound](Self::is_sound).
     #[cold]
     fn refusal(&self, rank: u32, world_size: u32) -> Error {
@@ -186,7 +197,11 @@ impl Call {
             "a null pointer was given for a buffer that is not empty".to_owned()
         } else {
             let (input, output) = self.ranges(rank, world_size);
-            overlap(input, output, in_place_rule(self.collective))
+            let rule = match self.shards {
+                Some(_) => "with shards they must lie apart",
+                None => in_place_rule(self.collective),
+            };
+            overlap(input, output, rule)
         };
         let operation = self.summary(false).to_string();
         Error::Usage { context: ErrorContext { rank, operation, sequence: 0 }, problem }
@@ -198,6 +213,12 @@ impl Call {
         self.gpus.as_deref().unwrap_or(&NONE)
     }
 
+    /// By what [`ReduceOp::Avg`] divides.
+    #[inline]
+    pub(crate) fn divisor(&self, world_size: u32) -> u32 {
+        self.shards.unwrap_or(world_size)
+    }
+
     /// Bytes of a rank's input and output; 0 where it has none.
     #[inline]
     pub(crate) fn bytes(&self, rank: u32, world_size: u32) -> (usize, usize) {
@@ -206,6 +227,10 @@ impl Call {
             Counts::Even(count) => *count,
             Counts::Uneven { input, output } => {
                 return (input.iter().sum::<usize>() * size, output.iter().sum::<usize>() * size);
+            }
+            Counts::Shards(count) => {
+                let own = own_shards(self.shards.unwrap_or(0), rank, world_size).len();
+                return (own * count * size, count * size);
             }
         };
         let (is_root, all) = (usize::from(rank == self.root), world_size as usize);
@@ -228,12 +253,13 @@ impl Call {
         Summary {
             collective: self.collective,
             count: match self.counts {
-                Counts::Even(count) => Some(count),
+                Counts::Even(count) | Counts::Shards(count) => Some(count),
                 Counts::Uneven { .. } => None,
             },
             data_type: self.data_type,
             op: reduces(self.collective).then_some(self.op),
             root: self.collective.is_rooted().then_some(self.root),
+            shards: self.shards,
             asynchronous,
         }
     }

@@ -20,6 +20,8 @@ pub struct Summary {
     pub op: Option<ReduceOp>,
     /// Root, where the collective has one.
     pub root: Option<u32>,
+    /// How many shards are reduced, where it is these instead of a vector of each rank.
+    pub shards: Option<u32>,
     /// Whether the call was asynchronous.
     pub asynchronous: bool,
 }
@@ -27,7 +29,8 @@ pub struct Summary {
 /// What all ranks must agree on in a call, in two words: cheap to keep for each call, and to hand from thread to thread.
 ///
 /// ```text
-/// kind:   collective | data type << 8 | (op.code() + 1, or 0) << 16 | asynchronous << 24 | even << 25 | (root + 1, or 0) << 28
+/// kind:   collective | data type << 8 | (op.code() + 1, or 0) << 16 | asynchronous << 24 | even << 25 | sharded << 26
+///         | (root + 1, or shards + 1, or 0) << 28
 /// count:  elements, where all ranks have as many
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +42,7 @@ pub struct CallLabel {
 const OP_AT: u32 = 16;
 const ASYNCHRONOUS: u64 = 1 << 24;
 const EVEN: u64 = 1 << 25;
+const SHARDED: u64 = 1 << 26;
 const ROOT_AT: u32 = 28;
 
 impl Summary {
@@ -52,7 +56,8 @@ impl Summary {
             | op << OP_AT
             | if self.asynchronous { ASYNCHRONOUS } else { 0 }
             | if self.count.is_some() { EVEN } else { 0 }
-            | self.root.map_or(0, |root| u64::from(root) + 1) << ROOT_AT;
+            | if self.shards.is_some() { SHARDED } else { 0 }
+            | self.root.or(self.shards).map_or(0, |number| u64::from(number) + 1) << ROOT_AT;
         CallLabel { kind, count: self.count.map_or(0, |count| count as u64) }
     }
 
@@ -87,7 +92,11 @@ impl fmt::Display for CallLabel {
         else {
             return write!(f, "an unknown call ({kind:#x})");
         };
-        write!(f, "{}(", full_name(*collective, kind & EVEN == 0, kind & ASYNCHRONOUS != 0))?;
+        write!(f, "{}", full_name(*collective, kind & EVEN == 0, kind & ASYNCHRONOUS != 0))?;
+        if kind & SHARDED != 0 {
+            f.write_str("_shards")?;
+        }
+        f.write_str("(")?;
         if *collective == Collective::Barrier {
             return f.write_str(")");
         }
@@ -98,8 +107,10 @@ impl fmt::Display for CallLabel {
         if let Some(op) = byte(OP_AT).checked_sub(1).and_then(|place| ReduceOp::ALL.get(place)) {
             write!(f, ", {}", op.name())?;
         }
-        if let Some(root) = (kind >> ROOT_AT).checked_sub(1) {
-            write!(f, ", root {root}")?;
+        match (kind >> ROOT_AT).checked_sub(1) {
+            Some(shards) if kind & SHARDED != 0 => write!(f, ", {shards} shards")?,
+            Some(root) => write!(f, ", root {root}")?,
+            None => {}
         }
         f.write_str(")")
     }
@@ -143,6 +154,7 @@ mod tests {
         data_type: DataType::F32,
         op: Some(ReduceOp::Sum),
         root: None,
+        shards: None,
         asynchronous: false,
     };
 
@@ -158,18 +170,22 @@ mod tests {
             Summary { op: Some(ReduceOp::Max), ..BASE },
             Summary { root: Some(0), ..BASE },
             Summary { root: Some(u32::MAX), ..BASE },
+            Summary { shards: Some(0), ..BASE },
+            Summary { shards: Some(8), ..BASE },
             Summary { asynchronous: true, ..BASE },
         ] {
             seen.push(other.signature());
         }
         seen.sort_unstable();
         seen.dedup();
-        assert_eq!(seen.len(), 10);
+        assert_eq!(seen.len(), 12);
     }
 
     #[test]
     fn labels_tell_in_words_what_was_called() {
         assert_eq!(BASE.to_string(), "all_reduce(8 x f32, sum)");
+        let sharded = Summary { shards: Some(64), ..BASE };
+        assert_eq!(sharded.to_string(), "all_reduce_shards(8 x f32, sum, 64 shards)");
         let rooted = Summary { collective: Collective::Reduce, root: Some(3), asynchronous: true, ..BASE };
         assert_eq!(rooted.to_string(), "reduce_start(8 x f32, sum, root 3)");
         let barrier =

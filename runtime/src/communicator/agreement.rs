@@ -4,7 +4,7 @@ use kolo_transport::foreign::printable;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, JoinFailure, Result};
 
 /// Most bytes shown of a value, which may be another rank's.
 const VALUE_BYTES: usize = 512;
@@ -92,6 +92,7 @@ pub(super) fn check(rank: u32, all: &[&Agreed]) -> Result<()> {
     };
     Err(Error::Join {
         rank: Some(rank),
+        kind: JoinFailure::Disagreement,
         problem: format!("rank {other} has other settings: {difference}"),
         remedy: "Give all ranks the same, by variables or in code".to_owned(),
     })

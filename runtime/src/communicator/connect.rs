@@ -7,19 +7,21 @@ use kolo_transport::Process;
 use serde::Serialize;
 
 use super::agreement::{self, Agreed};
+use super::attendance::Attendance;
+use super::awaited::Awaited;
 use super::card::{Card, assign_processor, facts, host_indices, policy};
 use super::core::{Calls, Core};
 use super::endpoints::{self, Candidate, Established};
 use super::model::model_for;
 use super::routes;
-use super::shared::{Attendance, Contended, Fault, Group, Shared, World};
+use super::shared::{Contended, Fault, Group, Shared, World};
 use super::shared_memory;
 use crate::affinity::{self, Place, SoftAffinity};
 use crate::config::{Config, Determinism};
 use crate::control::{ExchangeKey, PeerInfo};
 use crate::dispatch::{Limits, Planner};
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::{Error, JoinFailure, Result};
 use crate::exchange::Exchange;
 use crate::exchange::compiled::CompiledExchange;
 use crate::gpu::{self, GpuAccess, Gpus};
@@ -200,6 +202,7 @@ impl Making {
             symmetric,
             gpu: GpuAccess::new(rank, established.plan),
             calls: Calls::none(),
+            awaited: Awaited::default(),
             place: Place::new(self.world.processor.get_or_init(assign).map(SoftAffinity::new)),
             closed: false,
         })
@@ -209,6 +212,7 @@ impl Making {
 pub(super) fn broken(rank: u32, error: &dyn std::fmt::Display) -> Error {
     Error::Join {
         rank: Some(rank),
+        kind: JoinFailure::Version,
         problem: format!("a rank's introduction could not be read: {error}"),
         remedy: "Use the same version of Kolo on all ranks".to_owned(),
     }

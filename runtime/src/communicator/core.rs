@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::awaited::Awaited;
 use super::recorder::Recorder;
 use crate::affinity::Place;
 use crate::call::Call;
@@ -23,6 +24,8 @@ pub(crate) struct Core {
     pub(crate) symmetric: SymmetricBuffers,
     pub(crate) gpu: GpuAccess,
     pub(crate) calls: Calls,
+    /// Started operations that tasks await.
+    pub(crate) awaited: Awaited,
     pub(crate) place: Place,
     pub(crate) closed: bool,
 }
@@ -87,7 +90,9 @@ impl Core {
     /// Moves all that is outstanding on, for a bounded time. Returns whether anything moved.
     pub(crate) fn progress(&mut self) -> bool {
         let passed = self.exchange.as_mut().is_some_and(|exchange| exchange.progress(&mut self.engine));
-        self.engine.progress() || passed
+        let moved = self.engine.progress() || passed;
+        self.awaited.look(&self.engine);
+        moved
     }
 
     /// The same if anything is outstanding: what a call does while it waits for something else.

@@ -1,12 +1,13 @@
 //! A communicator: who belongs to it, how they are reached, and the state that its calls move.
 
 mod agreement;
+mod attendance;
+mod awaited;
 mod card;
 mod connect;
 mod core;
 mod endpoints;
 mod forked;
-mod helper;
 mod model;
 pub(crate) mod on_gpus;
 mod recorder;
@@ -15,12 +16,13 @@ mod shared;
 mod shared_memory;
 mod survivors;
 
+pub(crate) use attendance::Attended;
+pub(crate) use awaited::Deadline;
 #[cfg(any(test, fuzzing))]
 pub(crate) use connect::fuzz_card;
 pub(crate) use connect::{Making, WORLD, child_id, patience};
 pub(crate) use core::Core;
 pub(crate) use forked::leak_in_child;
-use helper::Helper;
 pub use recorder::Record;
 pub(crate) use shared::{Shared, World};
 pub(crate) use survivors::reunite;

@@ -10,7 +10,7 @@ use super::card::Card;
 use super::connect::{Making, broken};
 use super::endpoints::Candidate;
 use crate::engine::Route;
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{Error, ErrorContext, JoinFailure, Result};
 
 /// Most bytes shown of another rank's reason.
 const REASON_BYTES: usize = 1 << 10;
@@ -77,6 +77,7 @@ fn choose(
     let reasons: Vec<String> = declined.iter().map(|(name, why)| format!("{name}: {why}")).collect();
     Err(Error::Join {
         rank: Some(rank),
+        kind: JoinFailure::NoTransport,
         problem: format!("no transport reaches rank {peer} ({})", reasons.join("; ")),
         remedy: "Allow more of them with KOLO_TRANSPORT=auto, or mend the reason given".to_owned(),
     })

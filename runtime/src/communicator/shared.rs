@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::Process;
 
+use super::attendance::Attendance;
 use super::core::Core;
 use super::survivors::Lineage;
 use crate::call::Waited;
@@ -150,14 +151,6 @@ impl World {
         let (table, _) = self.network.get().filter(|(_, by)| by == transports)?;
         Some((table.between(ranks)?, table.took))
     }
-}
-
-/// Who drives.
-#[derive(Debug, Default)]
-pub(crate) struct Attendance {
-    /// Threads that drive the engine for themselves.
-    pub(crate) drivers: AtomicUsize,
-    pub(crate) helper: super::Helper,
 }
 
 /// Why the communicator cannot be used any more, if so.

@@ -186,6 +186,7 @@ mod tests {
             data_type: DataType::F32,
             op: None,
             root: Some(2),
+            shards: None,
             asynchronous: false,
         };
         board.start(5, call.label());

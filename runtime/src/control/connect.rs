@@ -18,7 +18,7 @@ use super::sealed::Sealed;
 use super::wire::{
     FromCoordinator, Hello, PeerInfo, Refusal, ToCoordinator, clip, decode, encode, read_frame,
 };
-use crate::error::{Error, JOIN_REMEDY, Result};
+use crate::error::{Error, JOIN_REMEDY, JoinFailure, Result};
 use crate::job::Cookie;
 use crate::job::limits::{
     CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_COORDINATOR, MAX_NAME_BYTES, MAX_SOURCE_BYTES,
@@ -137,6 +137,7 @@ impl Search {
                     NoAnswer::Silent(cause) => Setback::Retry(cause),
                     NoAnswer::Gone(problem) => Setback::Fatal(Error::Join {
                         rank: Some(spec.rank),
+                        kind: JoinFailure::Survivors,
                         problem: format!("the lowest rank that is left has given up: {problem}"),
                         remedy: "Call shrink again".into(),
                     }),
@@ -261,8 +262,9 @@ impl Search {
                 FromCoordinator::Refused(Refusal { problem, retry: true, .. }) => {
                     return Err(Setback::Retry(problem));
                 }
-                FromCoordinator::Refused(Refusal { problem, remedy, retry: false }) => {
-                    return Err(Setback::Fatal(Error::Join { rank: Some(spec.rank), problem, remedy }));
+                FromCoordinator::Refused(Refusal { kind, problem, remedy, retry: false }) => {
+                    let rank = Some(spec.rank);
+                    return Err(Setback::Fatal(Error::Join { rank, kind, problem, remedy }));
                 }
                 _ => {}
             }
@@ -278,6 +280,7 @@ impl Search {
         if let Some(missing) = &self.missing {
             return Error::Join {
                 rank: Some(spec.rank),
+                kind: JoinFailure::Absent,
                 problem: format!("after {after:.1} s rank 0 still waits for {missing}{rejected}"),
                 remedy: format!(
                     "See whether these processes were started and what they printed ({}); {JOIN_REMEDY}",
@@ -297,6 +300,7 @@ impl Search {
         }
         Error::Join {
             rank: Some(spec.rank),
+            kind: JoinFailure::Unreachable,
             problem: format!(
                 "rank 0 was not reached at {} within {after:.1} s ({tried}; {} attempts; the last: {last})",
                 spec.locator, self.attempts
@@ -334,6 +338,7 @@ fn setback(spec: &JoinSpec, rejection: Rejection, at: &str) -> Setback {
         Rejection::Foreign(cause) => Setback::Retry(format!("{at}: {cause}")),
         Rejection::Misfit { problem, remedy } => Setback::Fatal(Error::Join {
             rank: Some(spec.rank),
+            kind: JoinFailure::Disagreement,
             problem: format!("{problem} ({at})"),
             remedy,
         }),

@@ -6,6 +6,7 @@ use super::abort::Loss;
 use super::coordinator_exchange::Standing;
 use super::coordinator_state::ConnectionId;
 use super::wire::{Hello, PeerInfo, Refusal, clip};
+use crate::error::JoinFailure;
 use crate::job::Cookie;
 use crate::job::limits::Liveness;
 
@@ -72,7 +73,12 @@ pub(crate) fn objection(
     hello: &Hello,
 ) -> Option<Refusal> {
     let refuse = |problem: String, remedy: &str, retry: bool| {
-        Some(Refusal { problem: clip(problem, usize::MAX), remedy: remedy.into(), retry })
+        Some(Refusal {
+            kind: JoinFailure::Disagreement,
+            problem: clip(problem, usize::MAX),
+            remedy: remedy.into(),
+            retry,
+        })
     };
     if !hello.job.is_empty() && !settings.job.is_empty() && hello.job != settings.job {
         return refuse(

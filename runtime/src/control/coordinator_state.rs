@@ -18,7 +18,7 @@ use super::coordinator_exchange::{Contribution, Delivery, Exchanges};
 use super::coordinator_ranks::{CoordinatorSettings, Present, RankState, describe, objection, standing};
 use super::ranks;
 use super::wire::{FromCoordinator, Hello, PeerInfo, Refusal, ToCoordinator, clip, encode, remember};
-use crate::error::{JOIN_REMEDY, LossCause};
+use crate::error::{JOIN_REMEDY, JoinFailure, LossCause};
 use crate::job::limits::{CLOSING_TIMEOUT, MAX_NAME_BYTES};
 
 /// A connection, numbered by the coordinator's driver.
@@ -401,7 +401,12 @@ impl CoordinatorState {
             self.settings.source
         );
         let problem = clip(problem, usize::MAX);
-        self.tell_all(&FromCoordinator::Refused(Refusal { problem, remedy, retry: false }));
+        self.tell_all(&FromCoordinator::Refused(Refusal {
+            kind: JoinFailure::Absent,
+            problem,
+            remedy,
+            retry: false,
+        }));
         self.end_all(now);
     }
 

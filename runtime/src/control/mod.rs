@@ -67,7 +67,7 @@ pub(crate) use reunion::{Disagreement, Purpose};
 
 use kolo_transport::Process;
 
-use crate::error::{Error, LossCause, Result};
+use crate::error::{Error, JoinFailure, LossCause, Result};
 use crate::job::RendezvousKey;
 use crate::job::limits::{CLOSING_TIMEOUT, GOODBYE_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES};
 pub use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES};
@@ -133,6 +133,7 @@ impl Control {
         });
         let (shared, coordinator, door) = outcome.recv().map_err(|_| Error::Join {
             rank: Some(spec.rank),
+            kind: JoinFailure::Interrupted,
             problem: "the control thread ended while joining".into(),
             remedy: "Keep the ControlRuntime until join has returned".into(),
         })??;
@@ -350,6 +351,7 @@ async fn first_of<T>(
         joined = welcome => joined,
         Ok((rank, how)) = alarmed => Err(Error::Join {
             rank: Some(spec.rank),
+            kind: JoinFailure::Survivors,
             problem: format!("rank {rank} will not come: {how}"),
             remedy: "Call shrink again".into(),
         }),

@@ -11,7 +11,7 @@ use super::peers::Agreed;
 use super::peers::door::{Door, DoorAddress, NoAnswer, Tag};
 use super::peers::rounds::RoundKey;
 use super::{Control, Membership};
-use crate::error::{Error, Result};
+use crate::error::{Error, JoinFailure, Result};
 use crate::job::limits::CONNECT_TIMEOUT;
 use crate::join::{self, JoinSpec, Locator};
 
@@ -76,6 +76,7 @@ impl Control {
         let (spec, runtime) = (&self.inner.spec, &self.inner.runtime);
         let missing = |problem: &str| Error::Join {
             rank: Some(spec.rank),
+            kind: JoinFailure::Survivors,
             problem: problem.to_owned(),
             remedy: "Call shrink again".to_owned(),
         };

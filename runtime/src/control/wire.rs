@@ -13,6 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::abort::{AbortCause, Loss};
 use super::board::Status;
+use crate::error::JoinFailure;
 use crate::job::Cookie;
 use crate::job::limits::{MAX_FRAME_FROM_COORDINATOR, MAX_REMEMBERED, MAX_TEXT_BYTES};
 
@@ -145,6 +146,7 @@ pub(crate) enum FromCoordinator {
 /// Why the coordinator does not take a rank, or gives up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
+    pub(crate) kind: JoinFailure,
     #[serde(deserialize_with = "foreign")]
     pub(crate) problem: String,
     #[serde(deserialize_with = "foreign")]

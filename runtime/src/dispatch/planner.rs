@@ -34,12 +34,13 @@ struct ChoiceKey {
     element_bytes: usize,
     irregular: bool,
     placement: Placement,
+    shards: Option<u32>,
 }
 
 impl ChoiceKey {
     fn asked(&self) -> Asked {
-        let Self { collective, root, bytes, irregular, .. } = *self;
-        Asked { collective, root, bytes: bytes as u64, irregular }
+        let Self { collective, root, bytes, irregular, shards, .. } = *self;
+        Asked { collective, root, bytes: bytes as u64, irregular: irregular || shards.is_some() }
     }
 }
 
@@ -214,6 +215,7 @@ impl Planner {
             element_bytes: 4,
             irregular: false,
             placement: Placement::OutOfPlace,
+            shards: None,
         };
         let uses_stages = |(_, choice): (Task, Choice)| choice.staged_segment_bytes_max.is_some();
         [bytes, 16 * bytes, 64 * bytes]
@@ -259,7 +261,7 @@ impl Planner {
     fn key(&self, call: &Call) -> ChoiceKey {
         let size = call.data_type.size();
         let bytes = match &call.counts {
-            Counts::Even(count) => count * size,
+            Counts::Even(count) | Counts::Shards(count) => count * size,
             Counts::Uneven { input, output } => match call.collective {
                 // All ranks know all lengths.
                 Collective::AllGather => output.iter().max().map_or(0, |longest| longest * size),
@@ -275,12 +277,14 @@ impl Planner {
             element_bytes: size,
             irregular: matches!(call.counts, Counts::Uneven { .. }),
             placement: call.placement,
+            shards: call.shards.filter(|_| matches!(call.counts, Counts::Shards(_))),
         }
     }
 
     /// Chooses as for buffers that lie apart, wherever they lie here: other ranks' may lie otherwise, and all must choose alike.
     fn choose(&self, key: ChoiceKey, symmetric: Symmetric) -> Result<(Task, Choice)> {
         let mut task = self.task(key.collective).with_root(key.root).with_symmetric(symmetric);
+        task.shards = key.shards;
         let forced = self.overrides.force(&task, key.bytes as u64);
         let mut choice = select(
             &task,

@@ -1,7 +1,6 @@
 //! The end of a communicator.
 
 use std::sync::MutexGuard;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kolo_transport::{Error, ErrorKind};
@@ -32,6 +31,7 @@ pub(crate) fn close(shared: &Shared, limit: Duration) -> bool {
     core.abort(&cause);
     drop(core);
     release_links(shared, &cause);
+    helper::wake_all_tasks(shared);
     flushed
 }
 
@@ -85,7 +85,7 @@ impl Waiter for Closing<'_> {
 /// its next turn; if it does not come back, the links live as long as the handle does.
 fn release_links(shared: &Shared, cause: &Error) {
     let deadline = Instant::now() + RELEASE_MAX;
-    while shared.attendance.drivers.load(Ordering::Acquire) > 0 {
+    while shared.attendance.is_driven() {
         if Instant::now() >= deadline {
             return;
         }

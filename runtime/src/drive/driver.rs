@@ -2,18 +2,19 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::MutexGuard;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use kolo_transport::{Armed, ParkBy};
 
 use super::{
     End, News, Patience, Step, Suspicion, Waiter, asking, fail, orphans, time_out, timed_out, until,
+    wake_tasks,
 };
 use crate::affinity::{GAP_MAX, SoftAffinity};
 use crate::call::Waited;
 use crate::cancel::Whole;
-use crate::communicator::{Core, Shared};
+use crate::communicator::{Attended, Core, Shared};
 use crate::engine::Id;
 use crate::error::{Error, Result};
 use crate::failure::is_loss;
@@ -62,25 +63,6 @@ impl Fault {
     }
 }
 
-/// Counts a thread that drives for itself, so that the helper stands back.
-#[derive(Debug)]
-pub(super) struct Attended<'a>(&'a Shared);
-
-impl<'a> Attended<'a> {
-    pub(super) fn new(shared: &'a Shared) -> Self {
-        shared.attendance.drivers.fetch_add(1, Ordering::SeqCst);
-        Self(shared)
-    }
-}
-
-impl Drop for Attended<'_> {
-    fn drop(&mut self) {
-        if self.0.attendance.drivers.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.0.attendance.helper.look();
-        }
-    }
-}
-
 /// Drives until `id` is done. The engine no longer touches the caller's memory when this returns.
 pub(crate) fn wait_for<'a>(
     shared: &'a Shared,
@@ -92,7 +74,7 @@ pub(crate) fn wait_for<'a>(
     if core.engine.is_done(id) {
         return Ok(core);
     }
-    let _attended = Attended::new(shared);
+    let _attended = Attended::new(&shared.attendance);
     drive(shared, core, Operation(id), waited, Patience::new(limit, Pacer::new(shared.policy)))
 }
 
@@ -206,6 +188,10 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         #[cfg(test)]
         super::injected::pause();
         let mut core = self.core();
+        if core.awaited.has_to_wake() {
+            wake_tasks(core);
+            core = self.shared.core();
+        }
         if next.is_a_while()
             && next != Next::Queue
             && let Some(affinity) = &mut core.place.affinity

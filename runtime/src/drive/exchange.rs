@@ -3,11 +3,11 @@
 use std::sync::MutexGuard;
 use std::time::Duration;
 
-use super::driver::{Attended, Fault, Goal, drive};
+use super::driver::{Fault, Goal, drive};
 use super::run::Begun;
 use super::{Patience, Step, lend};
 use crate::call::{Call, Waited};
-use crate::communicator::{Core, Shared};
+use crate::communicator::{Attended, Core, Shared};
 use crate::error::Result;
 use crate::exchange::compiled::ExchangeCursor;
 use crate::wait::{self, Pacer};
@@ -62,7 +62,7 @@ fn watched<'a>(
     limit: Duration,
 ) -> Result<MutexGuard<'a, Core>> {
     lend(shared, move || {
-        let _attended = Attended::new(shared);
+        let _attended = Attended::new(&shared.attendance);
         drive(shared, core, visit, waited, Patience::new(limit, Pacer::new(shared.policy)))
     })
 }

@@ -6,12 +6,12 @@
 //! most short operations. So after some work the helper naps for a while and looks by itself whether there is more; only
 //! then does it sleep until it is called.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::driver::{Fault, Goal, drive};
-use super::{Patience, Step, fail, lend};
+use super::{Patience, Step, fail, lend, time_out};
 use crate::call::Waited;
 use crate::communicator::{Core, Shared};
 use crate::wait::Pacer;
@@ -24,37 +24,27 @@ const NAPS_MAX: Duration = Duration::from_millis(10);
 
 const HELPING: Waited = Waited::other("progress of asynchronous operations");
 
-/// Makes sure that a helper runs and will notice new work.
-pub(crate) fn call_helper(shared: &Arc<Shared>) {
-    let helper = &shared.attendance.helper;
-    helper.pending.store(true, Ordering::SeqCst);
-    if !helper.asleep.load(Ordering::SeqCst) {
-        return;
-    }
-    let mut state = helper.state();
-    if state.thread.is_none() && !state.stop {
-        let own = Arc::clone(shared);
-        state.thread = std::thread::Builder::new()
-            .name(format!("kolo-helper-{}", shared.group.rank))
-            .spawn(move || lend(&own, || help(&own)))
-            .map_err(
-                |error| tracing::warn!(%error, "no helper thread: asynchronous operations progress in wait"),
-            )
-            .ok();
-    }
-    helper.wake.notify_one();
+/// Makes sure that a helper runs and will notice new work. Returns whether there is one: the system may refuse a thread.
+pub(crate) fn call_helper(shared: &Arc<Shared>) -> bool {
+    shared.attendance.leave_work(|helper| {
+        if helper.thread.is_none() && !helper.stop {
+            let own = Arc::clone(shared);
+            helper.thread = std::thread::Builder::new()
+                .name(format!("kolo-helper-{}", shared.group.rank))
+                .spawn(move || lend(&own, || help(&own)))
+                .map_err(
+                    |error| tracing::warn!(%error, "no helper thread: asynchronous operations progress in wait"),
+                )
+                .ok();
+        }
+        // Whoever closes the communicator wakes all tasks at its end.
+        helper.thread.is_some() || helper.stop
+    })
 }
 
 /// Ends the helper.
 pub(super) fn stop(shared: &Shared) {
-    let helper = &shared.attendance.helper;
-    helper.leaving.store(true, Ordering::Relaxed);
-    let thread = {
-        let mut state = helper.state();
-        state.stop = true;
-        helper.wake.notify_one();
-        state.thread.take()
-    };
+    let thread = shared.attendance.dismiss();
     // The last handle may be dropped on the helper itself, which must not wait for its own end.
     if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
         let _ = thread.join();
@@ -62,48 +52,69 @@ pub(super) fn stop(shared: &Shared) {
 }
 
 fn help(shared: &Shared) {
-    let helper = &shared.attendance.helper;
+    let attendance = &shared.attendance;
     let mut worked = Instant::now();
-    helper.asleep.store(false, Ordering::SeqCst);
-    let mut state = helper.state();
-    while !state.stop {
-        if is_unattended(shared) {
-            drop(state);
+    attendance.awake();
+    let mut helper = attendance.helper();
+    while !helper.stop {
+        if attendance.is_unattended() {
+            drop(helper);
             if !drive_unattended(shared) {
                 // After a failure there is nothing to drive until the communicator is dropped.
                 return;
             }
             worked = Instant::now();
-            state = helper.state();
+            helper = attendance.helper();
         } else if worked.elapsed() < NAPS_MAX {
-            state = helper.wake.wait_timeout(state, NAP).unwrap_or_else(PoisonError::into_inner).0;
+            helper = attendance.nap(helper, NAP);
         } else {
-            helper.asleep.store(true, Ordering::SeqCst);
-            while !state.stop && !is_unattended(shared) {
-                state = helper.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
-            helper.asleep.store(false, Ordering::SeqCst);
+            helper = attendance.rest(helper);
         }
     }
-}
-
-/// Whether there is work that nobody does.
-fn is_unattended(shared: &Shared) -> bool {
-    let attendance = &shared.attendance;
-    attendance.helper.pending.load(Ordering::SeqCst) && attendance.drivers.load(Ordering::SeqCst) == 0
 }
 
 /// Drives until somebody else does or nothing is left; false if something failed, which whoever waits will find out.
 fn drive_unattended(shared: &Shared) -> bool {
     let patience = Patience::new(Duration::MAX, Pacer::beside_computation(shared.policy));
-    let Ok(core) = drive(shared, shared.core(), Help(shared), HELPING, patience) else { return false };
-    let failed = has_failed(shared, &core);
-    drop(core);
-    if failed {
-        // Perhaps nobody waits here for long, but the other ranks must know.
-        drop(fail(shared, HELPING));
+    let driven = drive(shared, shared.core(), Help(shared), HELPING, patience);
+    let goes_on = match driven {
+        Err(_) => false,
+        Ok(core) if has_failed(shared, &core) => {
+            drop(core);
+            // Perhaps nobody waits here for long, but the other ranks must know.
+            drop(fail(shared, HELPING));
+            false
+        }
+        Ok(core) => match core.awaited.overdue() {
+            Some((id, waited, limit)) => {
+                let peers = core.waiting_for(id);
+                drop(core);
+                drop(time_out(shared, waited, limit, &peers));
+                false
+            }
+            None => {
+                wake_tasks(core);
+                true
+            }
+        },
+    };
+    if !goes_on {
+        wake_all_tasks(shared);
     }
-    !failed
+    goes_on
+}
+
+/// Wakes the tasks whose operations are over, with the core free.
+pub(crate) fn wake_tasks(mut core: MutexGuard<'_, Core>) {
+    let tasks = core.awaited.take_to_wake();
+    drop(core);
+    tasks.into_iter().for_each(Waker::wake);
+}
+
+/// Wakes all tasks, since no operation will come to its end any more.
+pub(super) fn wake_all_tasks(shared: &Shared) {
+    let tasks = shared.core().awaited.take_all();
+    tasks.into_iter().for_each(Waker::wake);
 }
 
 fn has_failed(shared: &Shared, core: &Core) -> bool {
@@ -118,14 +129,13 @@ impl Goal for Help<'_> {
         let moved = core.progress();
         let attendance = &self.0.attendance;
         if core.engine.outstanding() == 0 {
-            // Whoever starts something more holds the core, and says so afterwards.
-            attendance.helper.pending.store(false, Ordering::SeqCst);
+            attendance.nothing_left();
             return Ok(Step::Done);
         }
-        let stop = core.closed
-            || has_failed(self.0, core)
-            || attendance.drivers.load(Ordering::Relaxed) > 0
-            || attendance.helper.leaving.load(Ordering::Relaxed);
+        if core.awaited.has_to_wake() || (!moved && core.awaited.overdue().is_some()) {
+            return Ok(Step::Done);
+        }
+        let stop = core.closed || has_failed(self.0, core) || attendance.is_relieved();
         Ok(if stop { Step::Done } else { Step::Waits { moved } })
     }
 

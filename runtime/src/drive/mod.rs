@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 pub(crate) use close::close;
 pub(crate) use driver::wait_for;
 pub(crate) use fail::{abort, check_usable, fail, revoke, standing_error};
-pub(crate) use helper::call_helper;
+pub(crate) use helper::{call_helper, wake_tasks};
 #[cfg(test)]
 pub(crate) use lent::injected;
 pub(crate) use lent::lend;

@@ -253,8 +253,10 @@ fn job(
     let planned = core.planner.plan(call, placement)?;
     let canonical = core.planner.is_canonical();
     let shape = match (&call.counts, planned.plan.cut) {
-        (Counts::Even(count), Cut::Vector { .. }) => Shape::Vector { count: *count },
-        (Counts::Even(count), Cut::PerRank) => Shape::Blocks { count: *count },
+        (Counts::Even(count) | Counts::Shards(count), Cut::Vector { .. } | Cut::Shards { .. }) => {
+            Shape::Vector { count: *count }
+        }
+        (Counts::Even(count) | Counts::Shards(count), Cut::PerRank) => Shape::Blocks { count: *count },
         (Counts::Uneven { input, output }, _) => {
             Shape::Irregular { input: input.clone(), output: output.clone() }
         }
@@ -279,7 +281,7 @@ fn job(
         data_type: call.data_type,
         combine,
         premultiply,
-        divide_by: (reduces && matches!(call.op, ReduceOp::Avg)).then_some(world_size),
+        divide_by: (reduces && matches!(call.op, ReduceOp::Avg)).then(|| call.divisor(world_size)),
         segment_elements: planned.segment_elements,
         window: planned.window,
         channel_base: 0,

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use kolo_transport::ErrorKind;
 
-use super::driver::{Attended, Fault, Goal, drive};
+use super::driver::{Fault, Goal, drive};
 use super::exchange::at_the_exchange;
 use super::run::Begun;
 use super::{Patience, Step, lend};
 use crate::call::Call;
-use crate::communicator::{Core, Shared};
+use crate::communicator::{Attended, Core, Shared};
 use crate::error::Result;
 use crate::symmetric::{self, SymmetricCall};
 use crate::wait::Pacer;
@@ -36,7 +36,7 @@ pub(super) unsafe fn run_symmetric<'a>(
         let running = symmetric.enter(&mut exchange.compiled, call, combine, begun.tag);
         let mut is_declined = false;
         let reaching = Reaching { running, is_declined: &mut is_declined };
-        let _attended = Attended::new(shared);
+        let _attended = Attended::new(&shared.attendance);
         let patience = Patience::new(limit, Pacer::new(shared.policy));
         let core = drive(shared, core, reaching, begun.waited(call), patience)?;
         Ok((core, !is_declined))

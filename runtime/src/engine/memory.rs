@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kolo_collectives::layout::{Extent, Layout, Shape};
 use kolo_collectives::memory::Memory;
-use kolo_collectives::plan::{Action, Blocks, Plan, Space};
+use kolo_collectives::plan::{Action, Blocks, Cut, Plan, Space};
 use kolo_transport::Piece;
 
 /// Blocks of scratch start on their own cache lines.
@@ -124,6 +124,9 @@ impl Binding {
     pub(crate) fn buffer_bytes(&self) -> (usize, usize) {
         let (input, output) = (self.memory.input_blocks(), self.memory.output_blocks());
         let (input, output) = match &self.shape {
+            Shape::Vector { count } if matches!(self.plan.cut, Cut::Shards { .. }) => {
+                ((input / output) as usize * count, *count)
+            }
             Shape::Vector { count } => (input.min(1) as usize * count, output.min(1) as usize * count),
             Shape::Blocks { count } => (input as usize * count, output as usize * count),
             Shape::Irregular { input, output } => (input.iter().sum(), output.iter().sum()),

@@ -233,7 +233,7 @@ fn run(engines: &mut [Engine], ids: &[Vec<Id>], seed: u64) {
 fn job(algorithm: Algorithm, task: &Task, rank: u32, count: usize, buffers: Buffers, op: ReduceOp) -> Job {
     let plan = Arc::new(algorithm.plan(task, rank));
     let shape = match plan.cut {
-        Cut::Vector { .. } => Shape::Vector { count },
+        Cut::Vector { .. } | Cut::Shards { .. } => Shape::Vector { count },
         Cut::PerRank => Shape::Blocks { count },
     };
     Job {

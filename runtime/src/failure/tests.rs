@@ -19,7 +19,7 @@ const COMMUNICATOR: u64 = 7;
 fn sum(count: usize) -> Summary {
     let (collective, data_type) = (Collective::AllReduce, DataType::F32);
     let op = Some(ReduceOp::Sum);
-    Summary { collective, count: Some(count), data_type, op, root: None, asynchronous: false }
+    Summary { collective, count: Some(count), data_type, op, root: None, shards: None, asynchronous: false }
 }
 
 /// Of rank 2, which has called number 4 and waits in number 5.

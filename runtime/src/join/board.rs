@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, JoinFailure, Result};
 
 /// A place where rank 0 leaves a notice of some hundred bytes, which the other ranks read.
 ///
@@ -42,6 +42,7 @@ pub(super) async fn publish(board: &Arc<dyn Board>, notice: Vec<u8>) -> Result<(
     };
     Err(Error::Join {
         rank: Some(0),
+        kind: JoinFailure::MeetingPlace,
         problem: format!("leaving the address at {}: {problem}", board.name()),
         remedy: "See whether it is still served".to_owned(),
     })

@@ -16,7 +16,7 @@ use kolo_transport::foreign::printable;
 use serde::{Deserialize, Serialize};
 
 use super::addresses::{hostname, process_start};
-use crate::error::{Error, Result};
+use crate::error::{Error, JoinFailure, Result};
 use crate::job::RendezvousKey;
 
 /// A line of text naming rank 0; some 20 addresses are less than this.
@@ -118,6 +118,7 @@ pub(crate) fn post(path: &Path, addresses: Vec<SocketAddr>, key: &RendezvousKey)
     {
         return Err(Error::Join {
             rank: Some(0),
+            kind: JoinFailure::MeetingPlace,
             problem: format!("{} is in use by rank 0 of another job, {}", path.display(), earlier.writer()),
             remedy: "Give every job a file of its own, or end that process".into(),
         });

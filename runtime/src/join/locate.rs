@@ -14,7 +14,7 @@ use super::file::Notice;
 use super::multicast::Group;
 use super::store::Store;
 use super::{JoinSpec, Locator, board, file, multicast};
-use crate::error::{Error, Result};
+use crate::error::{Error, JoinFailure, Result};
 use crate::job::RendezvousKey;
 use crate::job::limits::{BIND_PATIENCE, RETRY_MOST};
 
@@ -86,6 +86,7 @@ pub(crate) async fn bind(spec: &JoinSpec, key: &RendezvousKey) -> Result<Anchor>
             let notice = Notice::new(reachable_at(&listener)?, key);
             let answering = multicast::answer(&group, notice).map_err(|error| Error::Join {
                 rank: Some(0),
+                kind: JoinFailure::MeetingPlace,
                 problem: format!("joining the multicast group {}:{}: {error}", group.address, group.port),
                 remedy: "Name an interface that carries multicast: ?interface=ADDRESS".into(),
             })?;
@@ -196,6 +197,7 @@ async fn publish_in_store(
         if Instant::now() + RETRY_MOST >= deadline {
             return Err(Error::Join {
                 rank: Some(0),
+                kind: JoinFailure::MeetingPlace,
                 problem: format!("within {:.1} s: {problem}", spec.timeout.as_secs_f64()),
                 remedy: format!(
                     "See whether torchrun's agent runs there; if another launcher set these variables, unset \
@@ -221,6 +223,7 @@ async fn listen_for(spec: &JoinSpec) -> Result<TcpListener> {
     let address = spec.one_host.then_some(Ipv4Addr::LOCALHOST.into());
     in_port_range(ports, |port, reuse| listen_with(address, port, reuse)).map_err(|error| Error::Join {
         rank: Some(spec.rank),
+        kind: JoinFailure::Port,
         problem: format!("cannot listen for the other ranks: {error}"),
         remedy: "Choose ports that are free with KOLO_PORT_RANGE".into(),
     })
@@ -276,6 +279,7 @@ async fn bind_patiently(address: Option<IpAddr>, port: u16, source: &str) -> Res
                 };
                 return Err(Error::Join {
                     rank: Some(0),
+                    kind: JoinFailure::Port,
                     problem: format!("cannot listen at port {port} ({source}): {error}"),
                     remedy: remedy.into(),
                 });

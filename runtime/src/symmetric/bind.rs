@@ -146,7 +146,7 @@ impl Binder<'_> {
     fn bytes(&self, blocks: Blocks) -> Range<usize> {
         let (size, count) = (self.call.data_type.size(), self.count);
         let shape = || match self.plan.cut {
-            Cut::Vector { .. } => Shape::Vector { count },
+            Cut::Vector { .. } | Cut::Shards { .. } => Shape::Vector { count },
             Cut::PerRank => Shape::Blocks { count },
         };
         let layout = self.layout.get_or_init(|| Layout::new(self.plan, shape(), usize::MAX));

@@ -120,6 +120,10 @@ pub(crate) struct Job {
 /// How often a look is taken at what an ended rank has left behind, whose end need not be an event.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
+/// How long the verdict on a rank that failed waits for another that is on its way out, which takes milliseconds unless the
+/// kernel cannot end it.
+const ENDING_MOST: Duration = Duration::from_secs(2);
+
 enum Event {
     /// A signal came; SIGCHLD among them.
     Signal(i32),
@@ -171,6 +175,8 @@ pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> 
         members: Vec::with_capacity(job.ranks.len()),
         limit: None,
         killed: false,
+        failures: Vec::new(),
+        failed_at: Instant::now(),
         outcome: None,
     };
     let mut readers = Readers::default();
@@ -197,6 +203,10 @@ struct Supervisor<'a> {
     /// When patience ends; `None` while running, and after SIGKILL.
     limit: Option<Instant>,
     killed: bool,
+    /// Ranks that have failed, by index, on which there is no verdict yet.
+    failures: Vec<(usize, ExitStatus)>,
+    /// When the first of these was seen.
+    failed_at: Instant,
     /// The exit code, once something other than success decided it.
     outcome: Option<u8>,
 }
@@ -270,13 +280,12 @@ impl Supervisor<'_> {
     /// When something is to be done even if nothing happens.
     fn next_look(&self) -> Option<Instant> {
         let left_behind = self.members.iter().any(|member| member.status.is_some() && !member.reaped);
-        let again = left_behind.then(|| Instant::now() + LOOK_AGAIN);
+        let again = (left_behind || !self.failures.is_empty()).then(|| Instant::now() + LOOK_AGAIN);
         self.limit.into_iter().chain(again).min()
     }
 
     /// Looks at all ranks that have ended since the last look, and at what they left behind.
     fn reap(&mut self) {
-        let mut failures = Vec::new();
         for (index, member) in
             self.members.iter_mut().enumerate().filter(|(_, member)| member.status.is_none())
         {
@@ -284,15 +293,33 @@ impl Supervisor<'_> {
             member.status = Some(status);
             member.limit = Instant::now() + self.job.grace;
             if !status.success() {
-                failures.push((index, status));
+                if self.failures.is_empty() {
+                    self.failed_at = Instant::now();
+                }
+                self.failures.push((index, status));
             }
         }
         // A rank that a signal ended did not choose to: where several ended at once, the others follow from it.
-        failures.sort_by_key(|(_, status)| status.signal().is_none());
-        for (index, status) in failures {
-            self.failed(index, status);
+        self.failures.sort_by_key(|(_, status)| status.signal().is_none());
+        if !self.another_may_be_the_cause() {
+            for (index, status) in std::mem::take(&mut self.failures) {
+                self.failed(index, status);
+            }
         }
         self.bury();
+    }
+
+    /// Whether a rank on which there is no verdict may have failed because of one whose end has begun and is not complete: the
+    /// kernel closes the connections of a process before it tells how it ended.
+    fn another_may_be_the_cause(&self) -> bool {
+        let chose_to = self.failures.first().is_some_and(|(_, status)| status.signal().is_none());
+        chose_to
+            && self.outcome.is_none()
+            && self.failed_at.elapsed() < ENDING_MOST
+            && self
+                .members
+                .iter()
+                .any(|member| member.status.is_none() && processes::is_ending(Pid::from_child(&member.child)))
     }
 
     /// Reaps the ranks of which nothing is left; ends what has been left for too long.

@@ -2,8 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
+
+/// Of a process's flags in /proc: it is on its way out (PF_EXITING in the kernel).
+const EXITING: u64 = 4;
 
 /// A process that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,6 +22,8 @@ struct Stat {
     parent: i32,
     group: i32,
     ended: bool,
+    /// Nothing of the program runs in it any more.
+    ending: bool,
     started: u64,
 }
 
@@ -26,7 +32,7 @@ impl Process {
     pub(super) fn signal(self, signal: Signal) {
         let Ok(descriptor) = pidfd_open(self.pid, PidfdFlags::empty()) else { return };
         // Whom the descriptor means does not change any more; so this is the process that was seen, or neither is.
-        if read(self.pid.as_raw_pid()).is_some_and(|stat| stat.started == self.started) {
+        if read(&folder(self.pid.as_raw_pid())).is_some_and(|stat| stat.started == self.started) {
             let _ = pidfd_send_signal(&descriptor, signal);
         }
     }
@@ -41,6 +47,14 @@ impl Process {
 pub(super) fn living_groups() -> HashSet<Pid> {
     let living = all().into_values().filter(|stat| !stat.ended);
     living.filter_map(|stat| Pid::from_raw(stat.group)).collect()
+}
+
+/// Whether a process is on its way out or has ended. It is from before the first of its connections is closed, so what others
+/// do because they have lost it comes later.
+pub(super) fn is_ending(pid: Pid) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    // A thread that is gone since then has ended.
+    are_seen() && threads.flatten().all(|thread| read(&thread.path()).is_none_or(|stat| stat.ending))
 }
 
 /// What this process has started, and what these have started, and so on, without those that have ended.
@@ -82,19 +96,25 @@ fn all() -> HashMap<i32, Stat> {
     }
     let Ok(entries) = fs::read_dir("/proc") else { return HashMap::new() };
     let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    numbers.filter_map(|pid| Some((pid, read(pid)?))).collect()
+    numbers.filter_map(|pid| Some((pid, read(&folder(pid))?))).collect()
 }
 
-fn read(pid: i32) -> Option<Stat> {
+fn folder(pid: i32) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}"))
+}
+
+fn read(folder: &Path) -> Option<Stat> {
     // The name of a program may hold anything, also what is not text.
-    parse(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat")).ok()?))
+    parse(&String::from_utf8_lossy(&fs::read(folder.join("stat")).ok()?))
 }
 
 fn parse(text: &str) -> Option<Stat> {
     // The name stands in parentheses and may itself have some.
     let fields: Vec<&str> = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace().collect();
+    let ended = matches!(*fields.first()?, "Z" | "X");
     Some(Stat {
-        ended: matches!(*fields.first()?, "Z" | "X"),
+        ended,
+        ending: ended || fields.get(6)?.parse::<u64>().ok()? & EXITING != 0,
         parent: fields.get(1)?.parse().ok()?,
         group: fields.get(2)?.parse().ok()?,
         started: fields.get(19)?.parse().ok()?,
@@ -118,7 +138,11 @@ mod tests {
     #[test]
     fn names_do_not_confuse() {
         let line = "42 (a) Z 1 (b\n) S 7 9 9 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 1234 0 0";
-        assert_eq!(parse(line), Some(Stat { parent: 7, group: 9, ended: false, started: 1234 }));
+        let stat = Stat { parent: 7, group: 9, ended: false, ending: false, started: 1234 };
+        assert_eq!(parse(line), Some(stat));
+        let leaving = line.replacen("-1 0", "-1 4194564", 1);
+        assert_eq!(parse(&leaving), Some(Stat { ending: true, ..stat }));
+        assert_eq!(parse(&line.replacen("S", "Z", 1)), Some(Stat { ending: true, ended: true, ..stat }));
         assert_eq!(parse("42 (x) S 7"), None);
         assert_eq!(parse(""), None);
     }

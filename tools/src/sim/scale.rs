@@ -85,6 +85,7 @@ fn cell(collective: Collective, bytes: u64, ranks: u32, gigabits: u32) -> Result
         element_bytes: 4,
         algo: None,
         canonical: false,
+        shards: None,
         symmetric: false,
     };
     let least = call.element_bytes * u64::from(ranks);

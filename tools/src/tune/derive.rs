@@ -200,6 +200,7 @@ fn simulated(collective: Collective, algorithm: Algorithm, bytes: u64, cluster: 
         element_bytes: 4,
         algo: Some(algorithm),
         canonical: false,
+        shards: None,
         symmetric: false,
     };
     sim::seconds_each(&call, cluster).unwrap_or(f64::INFINITY)

@@ -210,6 +210,7 @@ fn compare(case: &Case) -> Vec<Compared<'_>> {
             element_bytes: 4,
             algo: Some(algorithm),
             canonical: false,
+            shards: None,
             symmetric: false,
         };
         let cluster = Cluster { ranks_per_host: case.ranks, model: case.checked.model, ..Cluster::default() };

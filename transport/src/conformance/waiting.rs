@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::thread::futex;
 
 use super::pattern::Random;
 use super::world::endpoints;
 use super::{Subject, skip};
 use crate::endpoint::{Armed, Channel, Endpoint, Event, ParkBy, Piece, Posted, Sink, Token};
+use crate::sys::atomic::AtomicU32 as SharedWord;
+use crate::wait_word;
 
 const HANDOVERS: u64 = 3000;
 
@@ -187,7 +188,7 @@ fn ping_pong(
 /// What to sleep on, without borrowing the endpoint, which must be polled once more.
 enum Bed {
     Fd(i32),
-    Word(*const AtomicU32, u32),
+    Word(*const SharedWord, u32),
     None,
 }
 
@@ -221,19 +222,19 @@ pub(super) fn sleep_until(
         }
         let left = deadline.saturating_duration_since(Instant::now());
         assert!(!left.is_zero(), "a lost wake-up: {end:#?}");
-        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         match bed {
             Bed::None => panic!("the endpoint says that nothing is outstanding"),
             Bed::Word(word, value) => {
                 // SAFETY: the word belongs to the endpoint, which is not moved or dropped here.
                 let word = unsafe { &*word };
                 // Returns early if the word has changed, which is the point.
-                let _ = futex::wait(word, futex::Flags::empty(), value, Some(&left));
+                let _ = wait_word(word, value, left);
             }
             Bed::Fd(fd) => {
                 // SAFETY: the descriptor belongs to the endpoint, which is not dropped here.
                 let fd = unsafe { BorrowedFd::borrow_raw(fd) };
                 let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+                let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
                 let _ = rustix::event::poll(&mut fds, Some(&left));
             }
         }

@@ -19,13 +19,16 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::address::VERSION;
 use crate::endpoint::ParkBy;
+use crate::sys::atomic::{AtomicU32, AtomicU64};
 use crate::sys::fences::Fences;
 use crate::sys::map::Mapping;
 use crate::sys::{futex, memfd};
+
+const IS_MODEL: bool = cfg!(kolo_model = "transport");
 
 /// Longest flat exchange per member, in bytes. What is longer takes several.
 pub const FLAT_MAX: usize = 648 * 1024;
@@ -35,7 +38,9 @@ pub const FLAT_LONG: usize = 64 * 1024;
 
 /// Rounds of the flat exchange that a member may be ahead of another. A root that broadcasts in a loop then waits for the
 /// others once in so many calls.
-pub(crate) const FLAT_DEPTH: usize = 8;
+///
+/// Models have few, to come round soon; so with the buffers.
+pub(crate) const FLAT_DEPTH: usize = if IS_MODEL { 2 } else { 8 };
 
 /// Longest payload that has a buffer in each of [`FLAT_DEPTH`] rounds: 64 KiB of them per member.
 pub(crate) const FLAT_SHORT: usize = 8 * 1024;
@@ -43,7 +48,7 @@ pub(crate) const FLAT_SHORT: usize = 8 * 1024;
 /// Long buffers of a member: with four instead of two, a root that gives one part after another waits for the others a third
 /// as often (broadcast to 4 ranks on 2 processors: 32 KiB 1.25, 512 KiB 1.35, 8 MiB 1.15 times as fast); the caches
 /// do not hold much more of them.
-pub(crate) const FLAT_LONGS: usize = 4;
+pub(crate) const FLAT_LONGS: usize = if IS_MODEL { 2 } else { 4 };
 
 /// Buffers of a member for what is longer still.
 pub(crate) const FLAT_GREATS: usize = 2;

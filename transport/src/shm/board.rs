@@ -2,11 +2,12 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use super::arena::{Arena, Wake};
 use super::endpoint::ShmEndpoint;
 use super::host::NAME_BYTES;
+use crate::sys::atomic::{AtomicU32, fence};
 use crate::sys::unix;
 
 /// A handle on the group's abort word and announcements, for any thread.
@@ -31,6 +32,16 @@ impl ShmEndpoint {
         }
         let bell = Arc::new(self.bell.try_clone().ok()?);
         Some(Board { arena, member: self.member, bell, bell_names: names.into() })
+    }
+}
+
+#[cfg(all(test, kolo_model = "transport"))]
+impl Board {
+    /// Without sockets: nobody sleeps on a descriptor.
+    pub(super) fn modelled(arena: Arena, member: u32) -> Self {
+        let bell = crate::sys::memfd::create_sealed("kolo-model", 1).expect("a descriptor");
+        let bell_names = vec![[0; NAME_BYTES]; arena.members() as usize].into();
+        Self { arena, member, bell: Arc::new(bell), bell_names }
     }
 }
 

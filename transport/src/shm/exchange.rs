@@ -10,13 +10,16 @@
 //! [`Exchange::arm`]. The argument is that of the doorbells.
 
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
+#[cfg(all(test, kolo_model = "transport"))]
+use super::arena::Arena;
 use super::arena::FLAT_MAX;
 use super::board::Board;
 use super::endpoint::ShmEndpoint;
 use super::rounds::Rounds;
 use crate::stage::{Awaited, Needs, StageMismatch};
+use crate::sys::atomic::AtomicU32;
 
 /// What a member published. Other processes can write there at any time, so nobody makes a reference to these bytes: they are
 /// reached by address, or copied out. With members that keep the protocol they do not change while this lives.
@@ -138,6 +141,22 @@ impl ShmEndpoint {
             len: 0,
             armed_at: None,
         })
+    }
+}
+
+#[cfg(all(test, kolo_model = "transport"))]
+impl Exchange {
+    /// Without an endpoint.
+    pub(super) fn modelled(arena: Arena, member: u32) -> Self {
+        Self {
+            ranks: (0..arena.members()).collect(),
+            rounds: Rounds::new(arena.clone(), 0, member),
+            board: Board::modelled(arena, member),
+            state: State::Idle,
+            needs: Needs::Nobody,
+            len: 0,
+            armed_at: None,
+        }
     }
 }
 

@@ -52,6 +52,8 @@ mod hello;
 mod host;
 mod lane;
 mod link;
+#[cfg(all(test, kolo_model = "transport"))]
+mod models;
 mod options;
 mod pages;
 mod peer;

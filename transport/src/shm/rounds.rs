@@ -25,10 +25,11 @@
 //!    the line may be overwritten at any time if this member was not needed. One that finds `r + D` need not compare,
 //!    since then the other has: by rule 2 it has seen this one's round `r + 1`, and `r` before.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::arena::{Arena, FLAT_DEPTH, FLAT_GREATS, FLAT_LONG, FLAT_LONGS, FLAT_SHORT};
 use crate::stage::{Awaited, Needs, StageMismatch};
+use crate::sys::atomic::{Atomic, AtomicU64};
 
 const LINE_BYTES: usize = 128;
 const LINE_TAG: usize = 8;
@@ -243,5 +244,5 @@ fn rounds_ahead(word: u64, round: u64) -> i64 {
 fn word_at<'a>(line: *mut u8, offset: usize) -> &'a AtomicU64 {
     // SAFETY: every caller passes a line of its arena, aligned to 128 bytes, and one of two constant offsets; the
     // reference is used within the statement, while the arena is borrowed; these words are reached as atomics only.
-    unsafe { &*line.add(offset).cast::<AtomicU64>() }
+    unsafe { AtomicU64::at(line.add(offset)) }
 }

@@ -15,10 +15,11 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::options::{CHANNELS_MAX, CONTROL_BYTES, RING_MAX_BYTES, RING_MIN_BYTES};
 use super::ring::{CAN_GET, Consumer, Producer};
+use crate::sys::atomic::{AtomicU32, AtomicU64};
 use crate::sys::map::Mapping;
 use crate::sys::memfd;
 

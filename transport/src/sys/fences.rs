@@ -7,9 +7,11 @@
 //! every running thread of all registered processes pass a fence (see membarrier(2), "expedited").
 
 use std::sync::OnceLock;
-use std::sync::atomic::{Ordering, compiler_fence, fence};
+use std::sync::atomic::{Ordering, compiler_fence};
 
 use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
+
+use super::atomic::fence;
 
 /// How the two sides are fenced. All processes that share memory must use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

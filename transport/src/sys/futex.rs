@@ -4,12 +4,13 @@
 //! futex is used throughout: a private wait on such a word would never be woken.
 
 use std::io;
-use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::thread::futex;
 use rustix::time::Timespec;
+
+use super::atomic::AtomicU32;
 
 /// Sleeps while `word` holds `value`, at most `timeout`. Returns on a wake-up, a signal, the timeout, or at once
 /// when the word holds something else: the caller looks again in every case.

@@ -13,6 +13,8 @@ use std::ptr::{self, NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use super::atomic::Atomic;
+
 /// A read-write mapping of a whole sealed file. Unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -73,12 +75,11 @@ impl Mapping {
     /// If it is not inside the mapping or not aligned.
     #[inline]
     pub(crate) fn atomic<T: Atomic>(&self, offset: usize) -> &T {
-        let at = self.bytes(offset, size_of::<T>()).cast::<T>();
-        assert!(at.is_aligned(), "offset {offset} is not aligned");
-        // SAFETY: in bounds and aligned as just checked; `Atomic` types accept every bit pattern and every
-        // concurrent writer uses atomics too (or is hostile, and then only the value is garbage); the reference
-        // lives no longer than the mapping.
-        unsafe { &*at }
+        let at = self.bytes(offset, T::BYTES);
+        assert!(at.addr().is_multiple_of(T::BYTES), "offset {offset} is not aligned");
+        // SAFETY: in bounds and aligned as just checked; these bytes are reached as atomics only; the reference lives no longer
+        // than the mapping.
+        unsafe { T::at(at) }
     }
 
     /// Length in bytes.
@@ -163,13 +164,3 @@ impl Drop for Mapping {
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
-
-/// An atomic integer.
-///
-/// # Safety
-/// Every bit pattern is valid, and shared references permit mutation.
-pub(crate) unsafe trait Atomic {}
-// SAFETY: an atomic integer.
-unsafe impl Atomic for std::sync::atomic::AtomicU32 {}
-// SAFETY: an atomic integer.
-unsafe impl Atomic for std::sync::atomic::AtomicU64 {}

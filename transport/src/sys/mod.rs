@@ -1,10 +1,16 @@
 //! Thin helpers over the operating system, shared by the transports.
 
+pub(crate) mod atomic;
 pub(crate) mod credentials;
 pub(crate) mod descriptors;
 pub(crate) mod fences;
+#[cfg(not(kolo_model = "transport"))]
 pub(crate) mod futex;
 pub(crate) mod map;
 pub(crate) mod memfd;
+#[cfg(kolo_model = "transport")]
+pub(crate) mod modelled;
+#[cfg(kolo_model = "transport")]
+pub(crate) use modelled as futex;
 pub(crate) mod process;
 pub(crate) mod unix;

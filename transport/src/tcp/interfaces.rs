@@ -29,8 +29,7 @@ pub(super) fn enumerate() -> io::Result<Vec<Interface>> {
         // SAFETY: `at` is an element of the list, which lives until freeifaddrs.
         let entry = unsafe { &*at };
         at = entry.ifa_next;
-        let up =
-            entry.ifa_flags & libc::IFF_UP as u32 != 0 && entry.ifa_flags & libc::IFF_RUNNING as u32 != 0;
+        let up = is_up(entry.ifa_flags);
         // SAFETY: address and netmask are null or point to socket addresses of their family, in the list.
         let (ip, mask) = unsafe { (ip_of(entry.ifa_addr), ip_of(entry.ifa_netmask)) };
         let (true, Some(ip)) = (up, ip) else { continue };
@@ -49,6 +48,13 @@ pub(super) fn enumerate() -> io::Result<Vec<Interface>> {
     // SAFETY: head comes from getifaddrs, and nothing refers to the list any more.
     unsafe { libc::freeifaddrs(head) };
     Ok(found)
+}
+
+/// Whether an interface can be used, by its flags. The kernel says that an interface runs somewhat after its carrier is there: on a
+/// busy host a container's first program may see the one without the other.
+fn is_up(flags: u32) -> bool {
+    let has = |flag: i32| flags & flag as u32 != 0;
+    has(libc::IFF_UP) && (has(libc::IFF_RUNNING) || has(libc::IFF_LOWER_UP) && !has(libc::IFF_DORMANT))
 }
 
 /// Whether the user's list (see `TcpOptions::interfaces`) lets this interface in.
@@ -115,6 +121,16 @@ mod tests {
 
     fn list(entries: &[&str]) -> Vec<String> {
         entries.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn an_interface_is_used_as_soon_as_it_has_a_carrier() {
+        let (up, running) = (libc::IFF_UP, libc::IFF_UP | libc::IFF_RUNNING);
+        assert!(is_up(running as u32));
+        assert!(is_up((running | libc::IFF_LOWER_UP) as u32));
+        assert!(is_up((up | libc::IFF_LOWER_UP) as u32), "not said to be running yet");
+        assert!(!is_up((up | libc::IFF_LOWER_UP | libc::IFF_DORMANT) as u32), "waits for something else");
+        assert!(!is_up(up as u32) && !is_up((libc::IFF_RUNNING | libc::IFF_LOWER_UP) as u32));
     }
 
     #[test]

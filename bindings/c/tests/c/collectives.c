@@ -253,6 +253,24 @@ static void symmetric(void) {
     OK(koloCommMemFree(comm, NULL));
 }
 
+/* Nine shards: all of a rank's own behind one another. */
+static void shards(void) {
+    enum { SHARDS = 9 };
+    int first = -1, own = -1;
+    OK(koloCommOwnShards(comm, SHARDS, &first, &own));
+    CHECK(first == rank * SHARDS / size && own == (rank + 1) * SHARDS / size - first);
+    for (int k = 0; k < own; k++) fill(in + k * COUNT, first + k, 0, COUNT);
+    clear(out, COUNT);
+    OK(koloAllReduceShards(comm, in, out, COUNT, KOLO_FLOAT32, KOLO_SUM, SHARDS));
+    for (size_t i = 0; i < COUNT; i++) CHECK(out[i] == total(i, SHARDS));
+    OK(koloAllReduceShards(comm, in, out, COUNT, KOLO_FLOAT32, KOLO_MAX, SHARDS));
+    for (size_t i = 0; i < COUNT; i++) CHECK(out[i] == value(SHARDS - 1, i));
+    FAILS(koloAllReduceShards(comm, in, out, COUNT, KOLO_FLOAT32, KOLO_SUM, 0), KOLO_USAGE, "0 shards");
+    FAILS(koloAllReduceShards(comm, in, out, COUNT, KOLO_FLOAT32, KOLO_SUM, -1), KOLO_USAGE, "shards is -1");
+    FAILS(koloAllReduceShards(comm, in, in, COUNT, KOLO_FLOAT32, KOLO_SUM, SHARDS), KOLO_USAGE, "lie apart");
+    FAILS(koloCommOwnShards(comm, SHARDS, &first, NULL), KOLO_USAGE, "count is NULL");
+}
+
 int main(void) {
     OK(koloCommInitEnv(&comm, NULL));
     OK(koloCommRank(comm, &rank));
@@ -263,6 +281,7 @@ int main(void) {
     blocks(BLOCKING);
     blocks(STARTED);
     unequal();
+    shards();
     types();
     by_value();
     several_at_once();

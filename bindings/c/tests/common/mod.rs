@@ -36,7 +36,13 @@ pub(crate) fn cc() -> Option<String> {
     compiler("CC", "cc")
 }
 
-/// Folder with `libkolo.so`, `libkolo.so.0` and `libkolo.a`.
+/// What the dynamic linker asks for: the first line of `abi.txt`.
+pub(crate) fn soname() -> String {
+    let abi = std::fs::read_to_string(package().join("abi.txt")).unwrap();
+    abi.lines().next().unwrap().to_owned()
+}
+
+/// Folder with `libkolo.so`, its soname and `libkolo.a`.
 ///
 /// Cargo does not build a cdylib before the integration tests of its package, since they cannot link to it; so the
 /// tests ask for it themselves. Cargo holds no lock while tests run.
@@ -57,7 +63,7 @@ pub(crate) fn library() -> &'static Path {
                 std::fs::copy(&file, to).unwrap();
             });
         }
-        put("libkolo.so.0", &|to| std::os::unix::fs::symlink("libkolo.so", to).unwrap());
+        put(&soname(), &|to| std::os::unix::fs::symlink("libkolo.so", to).unwrap());
         folder
     })
 }
@@ -114,6 +120,24 @@ pub(crate) fn program(cc: &str, name: &str, link: Link, folder: &Path) -> PathBu
     let mut command = Command::new(cc);
     command.args(["-std=c99", "-g", "-pthread"]).args(STRICT).arg("-o").arg(&program);
     command.arg("-I").arg(package().join("include")).arg(package().join(format!("tests/c/{name}.c")));
+    linked(command, link);
+    program
+}
+
+/// Compiles `tests/cpp/NAME.cpp` into a program in `folder`.
+pub(crate) fn program_cpp(cxx: &str, standard: &str, name: &str, link: Link, folder: &Path) -> PathBuf {
+    let program = folder.join(format!("{name}-{standard}-{link:?}"));
+    let mut command = Command::new(cxx);
+    let strict = STRICT.iter().filter(|flag| **flag != "-Wstrict-prototypes");
+    command.arg(format!("-std={standard}")).args(["-g", "-pthread", "-Wshadow", "-Wconversion"]).args(strict);
+    command.arg("-o").arg(&program).arg("-I").arg(package().join("include"));
+    command.arg(package().join(format!("tests/cpp/{name}.cpp")));
+    linked(command, link);
+    program
+}
+
+/// Runs a compiler with the library.
+fn linked(mut command: Command, link: Link) {
     match link {
         Link::Shared | Link::Sanitized => {
             if link == Link::Sanitized {
@@ -127,7 +151,6 @@ pub(crate) fn program(cc: &str, name: &str, link: Link, folder: &Path) -> PathBu
         }
     }
     succeed(&mut command);
-    program
 }
 
 /// Runs a command to its end and gives what it printed.

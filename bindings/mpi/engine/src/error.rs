@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use crate::constants::ERR_LASTCODE;
+use crate::constants::{ERR_LASTCODE, MAX_ERROR_STRING};
 
 macro_rules! classes {
     ($($name:ident = $value:literal, $text:literal;)+) => {
@@ -204,7 +204,21 @@ pub fn text_of(code: c_int) -> Option<String> {
         0 => None,
         _ => table(|table| table.texts.get(at - 1).cloned()),
     };
-    Some(text.map_or_else(|| name.to_owned(), |text| format!("{name}: {text}")))
+    Some(text.map_or_else(|| name.to_owned(), |text| fitted(format!("{name}: {text}"))))
+}
+
+/// A text of Kolo's ends with its code in brackets, which must not be lost where the standard's strings have no room for all of it.
+fn fitted(text: String) -> String {
+    let room = MAX_ERROR_STRING as usize - 1;
+    let code =
+        text.rfind(" [K").filter(|at| text.len() > room && text.ends_with(']') && text.len() - at < 10);
+    let Some(code) = code else { return text };
+    let code = &text[code..];
+    let mut end = room - code.len() - "...".len();
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}...{code}", &text[..end])
 }
 
 /// Adds a class, or a code of a class.
@@ -252,4 +266,17 @@ pub fn remove(code: c_int, is_class: bool) -> Outcome {
 /// The highest code so far.
 pub fn last_used() -> c_int {
     table(|table| table.last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_keep_their_code() {
+        let error = kolo::Error::configuration("KOLO_X", "é".repeat(400), "Set it");
+        let text = fitted(Fail::from(error).text.into());
+        assert!(text.len() < MAX_ERROR_STRING as usize && text.ends_with("... [K0201]"), "{text}");
+        assert_eq!(fitted("short [K0201]".to_owned()), "short [K0201]");
+    }
 }

@@ -27,6 +27,7 @@ from .errors import (
     Usage,
 )
 from .joining import get_unique_id, init
+from .survivors import Survivors
 from .work import Work, wait_all
 
 __version__: str = _kolo.VERSION
@@ -42,6 +43,7 @@ __all__ = [
     "Mismatch",
     "PeerLost",
     "Revoked",
+    "Survivors",
     "System",
     "Timeout",
     "Transport",

@@ -174,6 +174,24 @@ class Calls:
         input = numpy.frombuffer(input, numpy.uint8) if isinstance(input, bytes) else numpy.asarray(input)
         return numpy.empty(input.shape if blocks == 1 else (blocks, *input.shape), input.dtype)
 
+    def _shard_room(self, input, out, own: int):
+        """``out``, or a new array with room for one of ``own`` vectors."""
+        if out is not None:
+            return out
+        room = self._room(input, None, 1)
+        if room.ndim > 0 and room.shape[0] == own:
+            return room[0].copy()
+        if room.size % own != 0:
+            raise Usage(f"the input has {room.size} elements, which are not {own} shards of equal length")
+        return room.reshape(-1)[: room.size // own].copy()
+
+    @staticmethod
+    def _shards(shards) -> int:
+        shards = index(shards)
+        if not 1 <= shards <= 0xFFFF_FFFF:
+            raise Usage(f"{shards} shards were given; 1 to 16384 are possible")
+        return shards
+
     def _count(self, what: str, counts: Counts) -> int:
         if len(counts) != self.world_size:
             raise Usage(f"{len(counts)} {what} were given, one per rank is needed: {self.world_size}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import index
 
-from . import _kolo, operators
+from . import _kolo, memory, operators
 from .calls import BARRIER_CALL, Calls, Counts, Lent
 from .errors import Usage
 from .memory import TYPE_NAMES
@@ -20,7 +20,7 @@ from .numbers import (
     SCAN,
 )
 from .objects import Objects
-from .work import Work, operator
+from .work import Call, Work, operator
 
 
 class Communicator(Calls, Objects, _kolo.Base):
@@ -117,6 +117,33 @@ class Communicator(Calls, Objects, _kolo.Base):
     def all_reduce_start(self, buffer, op: str = "sum", *, out=None, factor: float = 1.0) -> Work:
         """Starts :meth:`all_reduce`."""
         return self._start(*self._vector(ALL_REDUCE, buffer, out, op, factor))
+
+    def own_shards(self, shards: int) -> range:
+        """This rank's run of so many shards, for :meth:`all_reduce_shards`: consecutive numbers, on some ranks perhaps none."""
+        return range(*self._comm.own_shards(self._shards(shards)))
+
+    def all_reduce_shards(self, input, shards: int, op: str = "sum", *, out=None):
+        """Reduces ``shards`` vectors, element by element; everybody gets the result in ``out``.
+
+        ``input`` holds the vectors of :meth:`own_shards`, one behind the other (an array with the shards as its first axis). The bits of
+        the result depend on the shards alone: they are the same for any number of ranks, and after ranks have died and others have
+        taken over their shards. ``"avg"`` divides by the number of shards, of which there are 1 to 16,384. Without ``out``, which a
+        rank without shards must give, a new NumPy array is made. It does not overlap the input.
+        """
+        shards = self._shards(shards)
+        own = len(self.own_shards(shards))
+        if out is None and own == 0:
+            raise Usage(f"this rank has none of {shards} shards; out must be given, as long as a shard")
+        out = self._shard_room(input, out, own)
+        from_, to = self._find("the input", input, False), self._find("out", out, True)
+        number = operator(op)
+        from_.check_op(number)
+        self._expect("the input", from_, to.count * own)
+        self._same_type(from_, to)
+        call = Call(ALL_REDUCE, from_, to, to.count, number, 1.0, 0)
+        self._comm.run_shards(call.arguments, shards, self.timeout)
+        memory.copy_back(call.backs)
+        return out
 
     def reduce(self, buffer, op: str = "sum", root: int = 0, *, out=None, factor: float = 1.0):
         """As :meth:`all_reduce`, for rank ``root`` alone; the others' ``out`` is not touched."""

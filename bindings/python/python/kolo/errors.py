@@ -15,12 +15,17 @@ class Error(RuntimeError):
         operation: The call, such as ``"all_reduce(1024 x f32, sum)"``; ``None`` or empty outside operations.
         sequence: Number of the operation in its communicator, from 1; ``None`` or 0 outside operations.
         peer: The rank it is about: who called something else, who is lost, who is waited for; ``None`` if nobody.
+        code: The stable code at the end of the text, such as ``"K0401"``: ``kolo explain-error K0401`` says more.
     """
+
+    #: Of errors that Python finds by itself.
+    _CODE = "K0902"
 
     rank: int | None
     operation: str | None
     sequence: int | None
     peer: int | None
+    code: str
 
     def __init__(
         self,
@@ -30,8 +35,11 @@ class Error(RuntimeError):
         operation: str | None = None,
         sequence: int | None = None,
         peer: int | None = None,
+        code: str | None = None,
     ) -> None:
-        super().__init__(message)
+        self.code = code or self._CODE
+        mark = f" [{self.code}]"
+        super().__init__(message if not message or message.endswith(mark) else message + mark)
         self.rank = rank
         self.operation = operation
         self.sequence = sequence
@@ -39,63 +47,89 @@ class Error(RuntimeError):
 
     def __reduce__(self):
         # So that an error keeps its attributes on its way out of a worker process.
-        return _rebuild, (type(self), str(self), self.rank, self.operation, self.sequence, self.peer)
+        return _rebuild, (type(self), str(self), self.rank, self.operation, self.sequence, self.peer, self.code)
 
 
-def _rebuild(kind, message, rank, operation, sequence, peer):
-    return kind(message, rank=rank, operation=operation, sequence=sequence, peer=peer)
+def _rebuild(kind, message, rank, operation, sequence, peer, code):
+    return kind(message, rank=rank, operation=operation, sequence=sequence, peer=peer, code=code)
 
 
 class Usage(Error, ValueError):
     """A call that makes no sense: a root out of range, buffers of the wrong length. Nothing was sent."""
 
+    _CODE = "K0101"
+
 
 class Configuration(Error, ValueError):
     """A setting is missing or wrong."""
+
+    _CODE = "K0201"
 
 
 class Join(Error):
     """The ranks could not find each other, or do not agree on who is who."""
 
+    _CODE = "K0301"
+
 
 class Mismatch(Error):
     """The ranks called different things at the same point."""
+
+    _CODE = "K0401"
 
 
 class PeerLost(Error, ConnectionError):
     """A peer's process ended or its connection broke."""
 
+    _CODE = "K0501"
+
 
 class Timeout(Error, TimeoutError):
     """The deadline passed."""
+
+    _CODE = "K0601"
 
 
 class Aborted(Error):
     """The communicator was aborted earlier, by this rank or another."""
 
+    _CODE = "K0701"
+
 
 class Revoked(Aborted):
     """A rank called :meth:`Communicator.revoke`; those that live may shrink."""
+
+    _CODE = "K0707"
 
 
 class Fenced(Aborted):
     """This rank was silent for too long, and the others have gone on without it. It cannot come back to this group."""
 
+    _CODE = "K0708"
+
 
 class Minority(Aborted):
     """Too few ranks answer to go on: the others may be alive behind a network that is cut."""
+
+    _CODE = "K0709"
 
 
 class Unsupported(Error, NotImplementedError):
     """A combination that is not supported, for a reason that waiting does not cure."""
 
+    _CODE = "K0102"
+
 
 class Transport(Error):
     """A transport failed in another way."""
 
+    _CODE = "K0801"
+
 
 class System(Error, OSError):
     """The operating system refused."""
+
+    _CODE = "K0901"
 
     def __str__(self) -> str:
         # OSError would build its text from numbers that are not there.

@@ -8,22 +8,18 @@ import time
 import harness
 import numpy as np
 import pytest
-from launchers import free_port
+from launchers import SCHEMES, free_port, meeting_places
 
 import kolo
 from kolo.ranks import draw
 
 
-@pytest.mark.parametrize("scheme", ["file", "tcp", "multicast"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_ranks_are_drawn(scheme):
     def body(_rank, ranks, folder, port):
-        urls = {
-            "file": f"file://{folder}/meet",
-            "tcp": f"tcp://127.0.0.1:{port}",
-            "multicast": f"multicast://239.255.71.{port % 250 + 1}:{port}/job?interface=127.0.0.1",
-        }
+        url = meeting_places(folder, port)[scheme]
         for _ in range(3):
-            with kolo.init(urls[scheme], world_size=ranks, join_timeout=30) as comm:
+            with kolo.init(url, world_size=ranks, join_timeout=30) as comm:
                 ranks_seen = comm.all_gather(np.array([comm.rank]))
                 assert np.array_equal(ranks_seen.ravel(), np.arange(ranks))
         assert not os.path.exists(f"{folder}/meet.ranks")

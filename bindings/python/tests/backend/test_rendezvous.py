@@ -10,7 +10,7 @@ import harness
 import pytest
 import torch
 import torch.distributed as dist
-from launchers import Hosts, free_port
+from launchers import SCHEMES, Hosts, free_port, meeting_places
 
 import kolo.torch  # noqa: F401
 
@@ -157,16 +157,12 @@ def test_import_tells_what_torchrun_would():
 # Ranks that nobody numbers.
 
 
-@pytest.mark.parametrize("scheme", ["file", "tcp", "multicast"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_ranks_are_drawn(scheme):
     def body(rank, ranks, folder, port):
-        urls = {
-            "file": f"file://{folder}/meet",
-            "tcp": f"tcp://localhost:{port}",
-            "multicast": f"multicast://239.255.70.{port % 250 + 1}:{port}/job?interface=127.0.0.1",
-        }
+        url = meeting_places(folder, port)[scheme]
         for _ in range(2):
-            dist.init_process_group("kolo", init_method=urls[scheme], world_size=ranks, timeout=SECONDS)
+            dist.init_process_group("kolo", init_method=url, world_size=ranks, timeout=SECONDS)
             expect(dist.get_rank(), ranks)
             seen = [None] * ranks
             dist.all_gather_object(seen, (dist.get_rank(), os.getpid()))

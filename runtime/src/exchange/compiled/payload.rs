@@ -239,7 +239,8 @@ impl CompiledExchange {
         unsafe {
             how.fold(output, bytes, members.len(), |index| payload(first + index));
             if matches!(call.op, ReduceOp::Avg) {
-                divide(call.data_type, output, bytes / call.data_type.size(), self.members as u32);
+                let by = call.divisor(self.members as u32);
+                divide(call.data_type, output, bytes / call.data_type.size(), by);
             }
         }
     }

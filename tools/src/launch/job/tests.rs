@@ -1,5 +1,10 @@
 //! One job after another, in shells.
 
+use std::fs::{File, OpenOptions};
+use std::path::Path;
+
+use rustix::process::{getpid, kill_process};
+
 use super::super::output::Captured;
 use super::*;
 
@@ -114,4 +119,58 @@ fn a_program_that_is_not_there_is_an_error() {
     assert!(
         error.message.contains("rank 0 could not be started") && error.message.contains("/no/such/program")
     );
+}
+
+/// Part of a job whose rank 1 is killed, and whose rank 0 fails as soon as a connection of rank 1 is closed.
+fn part_of_a_job(folder: &Path) -> ! {
+    // The kernel may close the first or the last of what a process has open first.
+    let ends = ["first", "last"].map(|name| folder.join(name));
+    if std::env::var("RANK").is_ok_and(|rank| rank == "0") {
+        for end in ends.map(|end| File::open(end).unwrap()) {
+            std::thread::spawn(move || {
+                let _ = io::copy(&mut &end, &mut io::sink());
+                std::process::exit(3);
+            });
+        }
+        loop {
+            std::thread::park();
+        }
+    }
+    let open = |end| OpenOptions::new().write(true).open(end).unwrap();
+    let _first = open(&ends[0]);
+    // What takes the kernel its time to close.
+    let mut between: Vec<_> = (0..4_000).map_while(|_| io::pipe().ok()).collect();
+    // Room for one more, if all that are allowed are open.
+    between.pop();
+    let _last = open(&ends[1]);
+    kill_process(getpid(), Signal::KILL).unwrap();
+    unreachable!("it has been killed");
+}
+
+#[test]
+fn a_rank_that_was_killed_is_named_though_another_ended_sooner_because_of_it() {
+    if let Some(folder) = std::env::var_os("KOLO_TEST_FOLDER") {
+        part_of_a_job(Path::new(&folder));
+    }
+    for _ in 0..5 {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["first", "last"] {
+            let made = std::process::Command::new("mkfifo").arg(folder.path().join(name)).status().unwrap();
+            assert!(made.success());
+        }
+        let mut job = shell("", 2);
+        job.program = std::env::current_exe().unwrap().into();
+        let name = concat!(
+            "launch::job::tests::",
+            "a_rank_that_was_killed_is_named_though_another_ended_sooner_because_of_it"
+        );
+        job.arguments = ["--exact", name, "--nocapture"].map(OsString::from).into();
+        for rank in &mut job.ranks {
+            rank.environment.push(("KOLO_TEST_FOLDER".into(), folder.path().into()));
+        }
+        let (code, _, stderr) = run_captured(&job);
+        assert_eq!(code, 128 + 9, "{stderr}");
+        assert!(stderr.contains("kolo: rank 1 (pid ") && stderr.contains("(SIGKILL)"), "{stderr}");
+        assert!(!stderr.contains("kolo: rank 0"), "{stderr}");
+    }
 }

@@ -98,4 +98,4 @@ def translate(error: kolo.Error) -> kolo.Error:
         # The word that users and tools look for.
         text = f"Timed out: {text}"
     operation = error.operation and in_words_of_torch(error.operation)
-    return kind(text, rank=error.rank, operation=operation, sequence=error.sequence, peer=error.peer)
+    return kind(text, rank=error.rank, operation=operation, sequence=error.sequence, peer=error.peer, code=error.code)

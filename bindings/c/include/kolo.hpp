@@ -1,0 +1,526 @@
+/*
+ * Kolo for C++17 and later: the calls of kolo.h with objects that clean up, views of containers, and exceptions.
+ *
+ *     #include <kolo.hpp>
+ *
+ *     int main() {
+ *         auto comm = kolo::Communicator::from_env();
+ *         std::vector<float> gradients(1 << 20, 1.0f);
+ *         comm.all_reduce(gradients);                              // In place, on every rank.
+ *
+ *         auto request = comm.all_reduce_start(gradients, kolo::Op::max);
+ *         // ... compute ...
+ *         request.wait();
+ *     }
+ *
+ * This is a header and nothing else: it needs kolo.h beside it and the library that programs in C link.
+ *
+ * Buffers    Every buffer may be a container with data() and size() (std::vector, std::array, std::span), an array, a kolo::Span,
+ *            or one number. Elements are integers of 8 to 64 bits, bool, float and double; see TypeOf for others.
+ * Lengths    Buffers that do not fit together (an output that is too short, say) are an Error with KOLO_USAGE, before anything is sent.
+ * Blocking   Calls block until this rank's part is done, except for those that end in _start: see Request.
+ * Errors     Every failure is an exception of type kolo::Error. kolo.h says after which of them a communicator is beyond use.
+ * Threads    As kolo.h says: a communicator may be shared between threads that keep all ranks' calls in one order.
+ */
+
+#ifndef KOLO_HPP
+#define KOLO_HPP
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "kolo.h"
+
+namespace kolo {
+
+/** A failure, with the text of koloGetLastError. */
+class Error : public std::runtime_error {
+public:
+    Error(koloResult_t result, const std::string &text, std::string code, int peer)
+        : std::runtime_error(text), result_(result), code_(std::move(code)), peer_(peer) {}
+
+    /** What the call returned: KOLO_PEER_LOST, say. */
+    koloResult_t result() const noexcept { return result_; }
+    /** The stable code at the end of the text, such as "K0401". */
+    const std::string &code() const noexcept { return code_; }
+    /** The rank that it is about; -1 if none. */
+    int peer() const noexcept { return peer_; }
+
+private:
+    koloResult_t result_;
+    std::string code_;
+    int peer_;
+};
+
+namespace detail {
+
+inline void check(koloResult_t result) {
+    if (result != KOLO_SUCCESS) {
+        throw Error(result, koloGetLastError(nullptr), koloGetLastErrorCode(nullptr), koloGetLastErrorPeer(nullptr));
+    }
+}
+
+inline void expect(bool fits, const char *problem) {
+    if (!fits) {
+        throw Error(KOLO_USAGE, std::string(problem) + " [K0101]", "K0101", -1);
+    }
+}
+
+template <class T> constexpr koloDataType_t type_of_number() {
+    if constexpr (std::is_same_v<T, bool>) {
+        static_assert(sizeof(bool) == 1, "a bool is a byte");
+        return KOLO_BOOL;
+    } else if constexpr (std::is_same_v<T, float>) {
+        return KOLO_FLOAT32;
+    } else if constexpr (std::is_same_v<T, double>) {
+        return KOLO_FLOAT64;
+    } else {
+        static_assert(std::is_integral_v<T> && sizeof(T) <= 8, "no element of Kolo's; see kolo::TypeOf");
+        constexpr bool is_signed = std::is_signed_v<T>;
+        if constexpr (sizeof(T) == 1) {
+            return is_signed ? KOLO_INT8 : KOLO_UINT8;
+        } else if constexpr (sizeof(T) == 2) {
+            return is_signed ? KOLO_INT16 : KOLO_UINT16;
+        } else if constexpr (sizeof(T) == 4) {
+            return is_signed ? KOLO_INT32 : KOLO_UINT32;
+        } else {
+            return is_signed ? KOLO_INT64 : KOLO_UINT64;
+        }
+    }
+}
+
+} // namespace detail
+
+/**
+ * The type of an element. Specialise it for 16-bit floats of your own:
+ *     template <> struct kolo::TypeOf<my::half> { static constexpr koloDataType_t value = KOLO_FLOAT16; };
+ */
+template <class T> struct TypeOf {
+    static constexpr koloDataType_t value = detail::type_of_number<T>();
+};
+
+/** How values are combined: see koloRedOp_t. */
+enum class Op {
+    sum = KOLO_SUM,
+    prod = KOLO_PROD,
+    min = KOLO_MIN,
+    max = KOLO_MAX,
+    avg = KOLO_AVG,
+    bit_and = KOLO_BIT_AND,
+    bit_or = KOLO_BIT_OR,
+    bit_xor = KOLO_BIT_XOR,
+    logical_and = KOLO_LOGICAL_AND,
+    logical_or = KOLO_LOGICAL_OR,
+    logical_xor = KOLO_LOGICAL_XOR
+};
+
+/** Elements that lie one behind the other, and belong to somebody else. */
+template <class T> class Span {
+public:
+    using element_type = T;
+
+    constexpr Span() noexcept = default;
+    constexpr Span(T *data, std::size_t size) noexcept : data_(data), size_(size) {}
+    /** A view to read from is one that could be written to. */
+    template <class U, class = std::enable_if_t<std::is_same_v<const U, T>>>
+    constexpr Span(Span<U> other) noexcept : data_(other.data()), size_(other.size()) {}
+
+    constexpr T *data() const noexcept { return data_; }
+    constexpr std::size_t size() const noexcept { return size_; }
+    constexpr T *begin() const noexcept { return data_; }
+    constexpr T *end() const noexcept { return data_ + size_; }
+    constexpr T &operator[](std::size_t at) const noexcept { return data_[at]; }
+
+private:
+    T *data_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+/** A view of a container, an array or one number. */
+template <class B> constexpr auto span(B &buffer) {
+    if constexpr (std::is_arithmetic_v<std::remove_const_t<B>>) {
+        return Span<B>(&buffer, 1);
+    } else {
+        return Span<std::remove_pointer_t<decltype(std::data(buffer))>>(std::data(buffer), std::size(buffer));
+    }
+}
+
+namespace detail {
+
+template <class S> constexpr koloDataType_t type_of(const S &) {
+    return TypeOf<std::remove_const_t<typename S::element_type>>::value;
+}
+
+template <class A, class B> constexpr void expect_one_type(const A &, const B &) {
+    static_assert(std::is_same_v<std::remove_const_t<typename A::element_type>,
+                                 std::remove_const_t<typename B::element_type>>,
+                  "both buffers have elements of one type");
+}
+
+/** Keeps a view writable, at compile time. */
+template <class B> auto writable(B &buffer) {
+    auto view = span(buffer);
+    static_assert(!std::is_const_v<typename decltype(view)::element_type>, "the buffer cannot be written to");
+    return view;
+}
+
+} // namespace detail
+
+/**
+ * An operation in progress. Its buffers must stay, untouched, until wait has returned, so the destructor waits too, and drops the
+ * result; it blocks at most as long as the communicator's time-out. Progress is made whether or not anybody waits.
+ */
+class [[nodiscard]] Request {
+public:
+    Request() noexcept = default;
+    Request(Request &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    Request &operator=(Request &&other) noexcept {
+        if (this != &other) {
+            end();
+            handle_ = std::exchange(other.handle_, nullptr);
+        }
+        return *this;
+    }
+    Request(const Request &) = delete;
+    Request &operator=(const Request &) = delete;
+    ~Request() { end(); }
+
+    /** Whether wait would return at once. Makes a little progress. */
+    bool is_done() const {
+        int done = 1;
+        if (handle_ != nullptr) {
+            detail::check(koloTest(handle_, &done));
+        }
+        return done != 0;
+    }
+
+    /** Waits, at most as long as the communicator's time-out. Returns at once if there is nothing to wait for. */
+    void wait() { detail::check(koloWait(&handle_, KOLO_UNSET)); }
+
+    /** Waits at most so long; when that is over, the communicator is aborted. */
+    void wait_for(std::chrono::milliseconds limit) { detail::check(koloWait(&handle_, limit.count())); }
+
+    /** Waits for a message, and tells the rank that sent it. */
+    int wait_source() {
+        int source = KOLO_ANY_SOURCE;
+        detail::check(koloWaitSource(&handle_, KOLO_UNSET, &source));
+        return source;
+    }
+
+    /** The handle for kolo.h, to be written to by the call that starts an operation. */
+    koloRequest_t *put() noexcept {
+        end();
+        return &handle_;
+    }
+
+private:
+    void end() noexcept {
+        if (handle_ != nullptr) {
+            koloWait(&handle_, KOLO_UNSET);
+        }
+    }
+
+    koloRequest_t handle_ = nullptr;
+};
+
+/** A group of ranks that communicate. Destroyed with the object, which waits at most 5 s for what was sent to leave. */
+class Communicator {
+public:
+    Communicator(Communicator &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    Communicator &operator=(Communicator &&other) noexcept {
+        if (this != &other) {
+            koloCommDestroy(&handle_);
+            handle_ = std::exchange(other.handle_, nullptr);
+        }
+        return *this;
+    }
+    Communicator(const Communicator &) = delete;
+    Communicator &operator=(const Communicator &) = delete;
+    ~Communicator() { koloCommDestroy(&handle_); }
+
+    /** Takes over a communicator that was made by kolo.h. */
+    explicit Communicator(koloComm_t handle) noexcept : handle_(handle) {}
+
+    /** Joins as the launcher says. Blocks until all ranks are there. */
+    static Communicator from_env(const koloConfig_t *config = nullptr) {
+        koloComm_t handle = nullptr;
+        detail::check(koloCommInitEnv(&handle, config));
+        return Communicator(handle);
+    }
+
+    /** Joins by URL; without size and rank, these come from the URL or from the launcher. Blocks until all ranks are there. */
+    static Communicator from_url(const std::string &url, int size = -1, int rank = -1,
+                                 const koloConfig_t *config = nullptr) {
+        koloComm_t handle = nullptr;
+        detail::check(koloCommInitUrl(&handle, url.c_str(), size, rank, config));
+        return Communicator(handle);
+    }
+
+    /** Joins by an id of koloGetUniqueId. Blocks until all ranks are there. */
+    static Communicator from_id(const koloUniqueId &id, int size, int rank, const koloConfig_t *config = nullptr) {
+        koloComm_t handle = nullptr;
+        detail::check(koloCommInitRank(&handle, size, &id, rank, config));
+        return Communicator(handle);
+    }
+
+    /** The handle for kolo.h, which stays this object's. */
+    koloComm_t get() const noexcept { return handle_; }
+
+    int rank() const { return number(koloCommRank); }
+    int size() const { return number(koloCommSize); }
+    int local_rank() const { return number(koloCommLocalRank); }
+
+    /** How the other ranks are reached, and why so. */
+    std::string summary() const {
+        std::size_t needed = 0;
+        detail::check(koloCommSummary(handle_, nullptr, 0, &needed));
+        std::string text(needed, '\0');
+        detail::check(koloCommSummary(handle_, text.data(), text.size(), nullptr));
+        text.resize(needed - 1);
+        return text;
+    }
+
+    /** Ranks of one color, from 0, form a communicator, ordered by key. None for KOLO_NO_COLOR. All ranks call it; blocks. */
+    std::optional<Communicator> split(int color, int key = 0) const {
+        koloComm_t made = nullptr;
+        detail::check(koloCommSplit(handle_, color, key, &made));
+        if (made == nullptr) {
+            return std::nullopt;
+        }
+        return Communicator(made);
+    }
+
+    /** A communicator of these ranks, which alone call it; blocks. */
+    Communicator group(const std::vector<int> &ranks) const {
+        koloComm_t made = nullptr;
+        detail::check(koloCommGroup(handle_, ranks.data(), ranks.size(), &made));
+        return Communicator(made);
+    }
+
+    /** A communicator of the ranks that live. All of them call it; blocks. */
+    Communicator shrink() const {
+        koloComm_t made = nullptr;
+        detail::check(koloCommShrink(handle_, &made));
+        return Communicator(made);
+    }
+
+    /** Ends it on all ranks, for those that live to meet in shrink. */
+    void revoke() const { detail::check(koloCommRevoke(handle_)); }
+
+    /** Gives up on all ranks, with a reason. */
+    void abort(const std::string &reason) const { detail::check(koloCommAbort(handle_, reason.c_str())); }
+
+    /** What the next call would fail with; KOLO_SUCCESS while all is well. */
+    koloResult_t error() const {
+        koloResult_t result = KOLO_SUCCESS;
+        detail::check(koloCommGetAsyncError(handle_, &result));
+        return result;
+    }
+
+    /* ------------------------------------------------------------------------------------------ Collectives -- */
+
+    /** Returns once every rank has called it. */
+    void barrier() const { detail::check(koloBarrier(handle_)); }
+
+    /** Every rank gets the reduction over all ranks, in place. */
+    template <class B> void all_reduce(B &&buffer, Op op = Op::sum) const {
+        auto view = detail::writable(buffer);
+        all_reduce(view, view, op);
+    }
+
+    /** The same from one buffer into another of the same length. */
+    template <class I, class O> auto all_reduce(I &&input, O &&output, Op op) const
+        -> std::enable_if_t<!std::is_same_v<std::decay_t<O>, Op>> {
+        auto [in, out] = alike(input, output);
+        detail::check(koloAllReduce(handle_, in.data(), out.data(), in.size(), detail::type_of(in), c(op)));
+    }
+
+    /** The root gets the reduction, in place; buffers of other ranks are only read. */
+    template <class B> void reduce(B &&buffer, int root, Op op = Op::sum) const {
+        auto view = detail::writable(buffer);
+        detail::check(
+            koloReduce(handle_, view.data(), view.data(), view.size(), detail::type_of(view), c(op), root));
+    }
+
+    /** Every rank gets the root's elements. */
+    template <class B> void broadcast(B &&buffer, int root) const {
+        auto view = detail::writable(buffer);
+        detail::check(koloBroadcast(handle_, view.data(), view.data(), view.size(), detail::type_of(view), root));
+    }
+
+    /** Every rank gets the blocks of all, one behind the other. */
+    template <class I, class O> void all_gather(I &&input, O &&output) const {
+        auto in = span(input);
+        auto out = blocks(in, output, in.size(), "output has no room for a block of each rank");
+        detail::check(koloAllGather(handle_, in.data(), out.data(), in.size(), detail::type_of(in)));
+    }
+
+    /** The root gets the blocks of all, one behind the other; output is used there only. */
+    template <class I, class O> void gather(I &&input, O &&output, int root) const {
+        auto in = span(input);
+        auto out = detail::writable(output);
+        detail::expect_one_type(in, out);
+        detail::expect(rank() != root || out.size() == in.size() * ranks(), "output is not a block of each rank");
+        detail::check(koloGather(handle_, in.data(), out.data(), in.size(), detail::type_of(in), root));
+    }
+
+    /** Rank r gets the root's block r; input is used there only. */
+    template <class I, class O> void scatter(I &&input, O &&output, int root) const {
+        auto in = span(input);
+        auto out = detail::writable(output);
+        detail::expect_one_type(in, out);
+        detail::expect(rank() != root || in.size() == out.size() * ranks(), "input is not a block for each rank");
+        detail::check(koloScatter(handle_, in.data(), out.data(), out.size(), detail::type_of(in), root));
+    }
+
+    /** Rank r gets the reduction of everybody's block r. */
+    template <class I, class O> void reduce_scatter(I &&input, O &&output, Op op = Op::sum) const {
+        auto in = span(input);
+        auto out = detail::writable(output);
+        detail::expect_one_type(in, out);
+        detail::expect(in.size() == out.size() * ranks(), "input is not a block for each rank");
+        detail::check(koloReduceScatter(handle_, in.data(), out.data(), out.size(), detail::type_of(in), c(op)));
+    }
+
+    /** Block s of input goes to rank s, and block r of output comes from rank r. */
+    template <class I, class O> void all_to_all(I &&input, O &&output) const {
+        auto [in, out] = alike(input, output);
+        detail::expect(in.size() % ranks() == 0, "the buffers are not a block for each rank");
+        detail::check(koloAllToAll(handle_, in.data(), out.data(), in.size() / ranks(), detail::type_of(in)));
+    }
+
+    /** Rank r gets the reduction over ranks 0 to r, in place. */
+    template <class B> void scan(B &&buffer, Op op = Op::sum) const {
+        auto view = detail::writable(buffer);
+        detail::check(koloScan(handle_, view.data(), view.data(), view.size(), detail::type_of(view), c(op)));
+    }
+
+    /** Rank r gets the reduction over ranks 0 to r - 1, in place; rank 0's buffer stays as it was. */
+    template <class B> void exscan(B &&buffer, Op op = Op::sum) const {
+        auto view = detail::writable(buffer);
+        detail::check(koloExScan(handle_, view.data(), view.data(), view.size(), detail::type_of(view), c(op)));
+    }
+
+    /* ------------------------------------------------------------------------------------- Started calls -- */
+
+    /** Starts an all-reduce in place; it matches what other ranks start. The buffer must outlive the request. */
+    template <class B> Request all_reduce_start(B &buffer, Op op = Op::sum) const {
+        auto view = detail::writable(buffer);
+        Request request;
+        detail::check(koloAllReduceStart(handle_, view.data(), view.data(), view.size(), detail::type_of(view),
+                                         c(op), request.put()));
+        return request;
+    }
+
+    /** Starts a broadcast. The buffer must outlive the request. */
+    template <class B> Request broadcast_start(B &buffer, int root) const {
+        auto view = detail::writable(buffer);
+        Request request;
+        detail::check(koloBroadcastStart(handle_, view.data(), view.data(), view.size(), detail::type_of(view),
+                                         root, request.put()));
+        return request;
+    }
+
+    /** Starts an all-gather. Both buffers must outlive the request. */
+    template <class I, class O> Request all_gather_start(I &input, O &output) const {
+        auto in = span(input);
+        auto out = blocks(in, output, in.size(), "output has no room for a block of each rank");
+        Request request;
+        detail::check(koloAllGatherStart(handle_, in.data(), out.data(), in.size(), detail::type_of(in),
+                                         request.put()));
+        return request;
+    }
+
+    /** Starts a barrier. */
+    Request barrier_start() const {
+        Request request;
+        detail::check(koloBarrierStart(handle_, request.put()));
+        return request;
+    }
+
+    /* ------------------------------------------------------------------------------------------ Messages -- */
+
+    /** Sends to a rank; returns once the buffer may be changed. */
+    template <class B> void send(const B &buffer, int to, std::uint32_t tag = 0) const {
+        auto view = span(buffer);
+        detail::check(koloSendTagged(handle_, view.data(), view.size(), detail::type_of(view), to, tag));
+    }
+
+    /** Receives exactly as many elements as the buffer has, from a rank or KOLO_ANY_SOURCE; tells the rank that sent them. */
+    template <class B> int recv(B &&buffer, int from, std::uint32_t tag = 0) const {
+        auto view = detail::writable(buffer);
+        int source = from;
+        detail::check(
+            koloRecvTagged(handle_, view.data(), view.size(), detail::type_of(view), from, tag, &source));
+        return source;
+    }
+
+    /** Sends and receives at the same time, which cannot deadlock. */
+    template <class I, class O> void send_recv(const I &input, int to, O &&output, int from) const {
+        auto in = span(input);
+        auto out = detail::writable(output);
+        detail::expect_one_type(in, out);
+        detail::check(koloSendRecv(handle_, in.data(), in.size(), to, out.data(), out.size(), from,
+                                   detail::type_of(in)));
+    }
+
+    /** Starts a send. The buffer must outlive the request. */
+    template <class B> Request send_start(const B &buffer, int to, std::uint32_t tag = 0) const {
+        auto view = span(buffer);
+        Request request;
+        detail::check(koloSendStart(handle_, view.data(), view.size(), detail::type_of(view), to, tag,
+                                    request.put()));
+        return request;
+    }
+
+    /** Starts a receive, from a rank or KOLO_ANY_SOURCE. The buffer must outlive the request. */
+    template <class B> Request recv_start(B &buffer, int from, std::uint32_t tag = 0) const {
+        auto view = detail::writable(buffer);
+        Request request;
+        detail::check(koloRecvStart(handle_, view.data(), view.size(), detail::type_of(view), from, tag,
+                                    request.put()));
+        return request;
+    }
+
+private:
+    static constexpr koloRedOp_t c(Op op) noexcept { return static_cast<koloRedOp_t>(op); }
+
+    int number(koloResult_t (*question)(koloComm_t, int *)) const {
+        int answer = 0;
+        detail::check(question(handle_, &answer));
+        return answer;
+    }
+
+    std::size_t ranks() const { return static_cast<std::size_t>(size()); }
+
+    /** Views of two buffers of one type and length, the second to be written. */
+    template <class I, class O> static auto alike(I &input, O &output) {
+        auto in = span(input);
+        auto out = detail::writable(output);
+        detail::expect_one_type(in, out);
+        detail::expect(in.size() == out.size(), "input and output differ in length");
+        return std::pair(in, out);
+    }
+
+    /** A view of a buffer of `count` elements for each rank. */
+    template <class S, class O> auto blocks(const S &in, O &output, std::size_t count, const char *problem) const {
+        auto out = detail::writable(output);
+        detail::expect_one_type(in, out);
+        detail::expect(out.size() == count * ranks(), problem);
+        return out;
+    }
+
+    koloComm_t handle_ = nullptr;
+};
+
+} // namespace kolo
+
+#endif

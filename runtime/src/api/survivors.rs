@@ -1,0 +1,134 @@
+//! Steps that outlive losses: those that are left repeat what failed.
+
+use super::Communicator;
+use crate::error::{AbortReason, Error, ErrorContext, Result};
+use crate::types::{Element, ReduceOp};
+
+/// This rank's step succeeded.
+const DONE: u64 = 1;
+
+/// This rank's step succeeded, or failed because of what became of the communicator: it may be repeated.
+const MAY_REPEAT: u64 = 2;
+
+/// A group of ranks that goes on when some of them die: a communicator that is replaced by one of the ranks that live.
+///
+/// What is called by [`Survivors::run`] and its like succeeds on all ranks that live, or on none. If a rank was lost, those that live
+/// repeat it among themselves, from the same inputs, until it succeeds. So the results are of the members that
+/// [`Survivors::comm`] then has, and all members have the same.
+///
+/// All ranks of the communicator make one, and call the same methods in the same order. After a step, they agree
+/// ([`Communicator::agree`]), which costs one round among all members over TCP. Where calls are short, put several into one
+/// step of [`Survivors::run`].
+///
+/// ```no_run
+/// use kolo::{Communicator, ReduceOp, Result, Survivors};
+///
+/// fn train(comm: Communicator, mut weights: Vec<f32>) -> Result<Vec<f32>> {
+///     let mut group = Survivors::new(comm);
+///     let mut gradients = vec![0.0_f32; weights.len()];
+///     for step in 0..1000 {
+///         // 64 micro-batches, whoever computes them: the same bits for any number of ranks, and after any deaths.
+///         group.run(|comm| {
+///             let own: Vec<f32> = comm.own_shards(64).flat_map(|shard| gradient(step, shard, &weights)).collect();
+///             comm.all_reduce_shards(&own, &mut gradients, 64, ReduceOp::Avg)
+///         })?;
+///         weights.iter_mut().zip(&gradients).for_each(|(x, g)| *x -= 0.1 * g);
+///     }
+///     Ok(weights)
+/// }
+/// # fn gradient(_step: u32, _shard: u32, weights: &[f32]) -> Vec<f32> { weights.to_vec() }
+/// ```
+#[derive(Debug)]
+pub struct Survivors {
+    comm: Communicator,
+    at_least: u32,
+}
+
+impl Survivors {
+    /// Of the ranks of a communicator.
+    #[must_use]
+    pub const fn new(comm: Communicator) -> Self {
+        Self { comm, at_least: 1 }
+    }
+
+    /// Gives up when fewer than so many ranks are left. The same on all ranks.
+    #[must_use]
+    pub const fn at_least(mut self, ranks: u32) -> Self {
+        self.at_least = ranks;
+        self
+    }
+
+    /// The members of the last step. Calls on it are on their own: they may fail on some ranks and succeed on others.
+    #[must_use]
+    pub const fn comm(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// The communicator of the members of the last step.
+    #[must_use]
+    pub fn into_comm(self) -> Communicator {
+        self.comm
+    }
+
+    /// Runs `step` on the members until all of them have succeeded; the others have died. After a loss it runs again on a new
+    /// communicator, so it must not change what it starts from: calls in it are out of place, or on copies. Messages and started
+    /// operations are over when it returns.
+    ///
+    /// Blocks as the calls in `step` do, and until all members have come to its end: at most
+    /// [`Config::join_timeout`](crate::Config::join_timeout) longer on one than on another.
+    ///
+    /// # Errors
+    /// All ranks that live return an error, or none does. An error that is not [fatal](Error::is_fatal), such as [`Error::Usage`], is not
+    /// repeated, nor is a failure after which no rank is missing: the rank returns it, and the others return [`Error::Aborted`] with
+    /// [`AbortReason::Revoked`]. The members can go on with further steps. [`AbortReason::Minority`] if fewer than
+    /// [`Survivors::at_least`] are left. Where the ranks could not agree, each returns the error of [`Communicator::agree`] or
+    /// [`Communicator::shrink`], [`AbortReason::Fenced`] for one that the others have left behind.
+    pub fn run<R>(&mut self, mut step: impl FnMut(&Communicator) -> Result<R>) -> Result<R> {
+        loop {
+            let done = step(&self.comm);
+            let vote = match &done {
+                Ok(_) => DONE | MAY_REPEAT,
+                Err(error) if error.is_fatal() => MAY_REPEAT,
+                Err(_) => 0,
+            };
+            if done.is_err() {
+                // Others may wait for ranks that have come here.
+                self.comm.revoke();
+            }
+            let agreed = self.comm.agree(vote)?;
+            if agreed.flags & DONE != 0 {
+                return done;
+            }
+            let before = self.comm.world_size();
+            self.comm = self.comm.shrink()?;
+            let (left, least) = (self.comm.world_size(), self.at_least);
+            if agreed.flags & MAY_REPEAT == 0 || left == before {
+                return Err(done.err().unwrap_or_else(|| {
+                    self.gave_up(
+                        AbortReason::Revoked,
+                        "the step failed on another rank, whose own error says why",
+                    )
+                }));
+            }
+            if left < least {
+                let reason =
+                    format!("{left} of {before} ranks are left, and {least} are the least that go on");
+                return Err(self.gave_up(AbortReason::Minority, &reason));
+            }
+            tracing::info!(rank = self.comm.rank(), before, left, "a rank was lost; the step is repeated");
+        }
+    }
+
+    /// [`Communicator::all_reduce_into`] as a step: the sum over the members, the same on all of them.
+    ///
+    /// # Errors
+    /// As [`Survivors::run`].
+    pub fn all_reduce<T: Element>(&mut self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
+        self.run(|comm| comm.all_reduce_into(input, output, op))
+    }
+
+    fn gave_up(&self, kind: AbortReason, reason: &str) -> Error {
+        let context = ErrorContext { rank: self.comm.rank(), operation: "run".to_owned(), sequence: 0 };
+        Error::Aborted { context, by: self.comm.rank(), kind, reason: reason.to_owned() }
+    }
+}

@@ -1,0 +1,260 @@
+//! Who drives the engine: threads for themselves, or else the helper thread. What the helper does is in `drive`.
+//!
+//! # No work is forgotten
+//! Whoever leaves work behind says so ([`Attendance::leave_work`], or the end of an [`Attended`]) and then looks whether the helper
+//! sleeps; the helper says that it sleeps and then looks whether there is work that nobody does ([`Attendance::rest`]). All of it is in one
+//! order, so at least one of them sees what the other did. A wake-up is sent under the lock under which the helper looks.
+//! `models` runs this in every order.
+
+use std::thread::JoinHandle;
+
+#[cfg(kolo_model = "runtime")]
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+#[cfg(kolo_model = "runtime")]
+use loom::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::PoisonError;
+#[cfg(not(kolo_model = "runtime"))]
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+#[cfg(not(kolo_model = "runtime"))]
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// Between a store and a load of the one order. Loom takes accesses that are sequentially consistent for weaker ones, but not fences.
+#[inline(always)]
+fn in_one_order() {
+    #[cfg(kolo_model = "runtime")]
+    loom::sync::atomic::fence(Ordering::SeqCst);
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Attendance {
+    /// Threads that drive the engine for themselves.
+    drivers: AtomicUsize,
+    /// Whether something was started that the helper has not yet seen done.
+    pending: AtomicBool,
+    /// Whether the helper sleeps or is about to, or has not begun.
+    asleep: AtomicBool,
+    /// Whether the communicator is being dropped.
+    leaving: AtomicBool,
+    // The helper never takes the core while it holds this, since others take this while they hold the core.
+    helper: Mutex<Helper>,
+    wake: Condvar,
+}
+
+/// The helper thread, if there is one.
+#[derive(Debug, Default)]
+pub(crate) struct Helper {
+    pub(crate) thread: Option<JoinHandle<()>>,
+    pub(crate) stop: bool,
+}
+
+impl Default for Attendance {
+    fn default() -> Self {
+        Self {
+            drivers: AtomicUsize::new(0),
+            pending: AtomicBool::new(false),
+            asleep: AtomicBool::new(true),
+            leaving: AtomicBool::new(false),
+            helper: Mutex::default(),
+            wake: Condvar::new(),
+        }
+    }
+}
+
+impl Attendance {
+    pub(crate) fn helper(&self) -> MutexGuard<'_, Helper> {
+        self.helper.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// There is work that nobody may wait for. If the helper sleeps, or has not begun, `start` makes sure that there is one, and
+    /// says whether there is. Returns whether there is one.
+    pub(crate) fn leave_work(&self, start: impl FnOnce(&mut Helper) -> bool) -> bool {
+        self.pending.store(true, Ordering::SeqCst);
+        in_one_order();
+        if !self.asleep.load(Ordering::SeqCst) {
+            return true;
+        }
+        let mut helper = self.helper();
+        let is_there = start(&mut helper);
+        self.wake.notify_one();
+        is_there
+    }
+
+    /// Whoever drives has seen that nothing is left. Whoever starts something more holds the core, and says so afterwards.
+    pub(crate) fn nothing_left(&self) {
+        self.pending.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether any thread drives for itself.
+    pub(crate) fn is_driven(&self) -> bool {
+        self.drivers.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether the helper is to stand back.
+    pub(crate) fn is_relieved(&self) -> bool {
+        self.drivers.load(Ordering::Relaxed) > 0 || self.leaving.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is work that nobody does.
+    pub(crate) fn is_unattended(&self) -> bool {
+        self.pending.load(Ordering::SeqCst) && self.drivers.load(Ordering::SeqCst) == 0
+    }
+
+    /// The helper has begun.
+    pub(crate) fn awake(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
+    }
+
+    /// The helper sleeps for so long, whatever happens.
+    #[cfg(not(kolo_model = "runtime"))]
+    pub(crate) fn nap<'a>(&self, helper: MutexGuard<'a, Helper>, time: Duration) -> MutexGuard<'a, Helper> {
+        self.wake.wait_timeout(helper, time).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// To loom, a nap may be over at once.
+    #[cfg(kolo_model = "runtime")]
+    pub(crate) fn nap<'a>(&self, helper: MutexGuard<'a, Helper>, _: Duration) -> MutexGuard<'a, Helper> {
+        helper
+    }
+
+    /// The helper sleeps until there is work that nobody does, or it is to stop.
+    pub(crate) fn rest<'a>(&self, mut helper: MutexGuard<'a, Helper>) -> MutexGuard<'a, Helper> {
+        self.asleep.store(true, Ordering::SeqCst);
+        in_one_order();
+        while !helper.stop && !self.is_unattended() {
+            helper = self.wake.wait(helper).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.asleep.store(false, Ordering::SeqCst);
+        helper
+    }
+
+    /// The helper is to end. Gives its thread, to be joined.
+    pub(crate) fn dismiss(&self) -> Option<JoinHandle<()>> {
+        self.leaving.store(true, Ordering::Relaxed);
+        let mut helper = self.helper();
+        helper.stop = true;
+        self.wake.notify_one();
+        helper.thread.take()
+    }
+}
+
+/// Counts a thread that drives for itself, so that the helper stands back.
+#[derive(Debug)]
+pub(crate) struct Attended<'a>(&'a Attendance);
+
+impl<'a> Attended<'a> {
+    pub(crate) fn new(attendance: &'a Attendance) -> Self {
+        attendance.drivers.fetch_add(1, Ordering::SeqCst);
+        Self(attendance)
+    }
+}
+
+impl Drop for Attended<'_> {
+    fn drop(&mut self) {
+        let Self(attendance) = self;
+        if attendance.drivers.fetch_sub(1, Ordering::SeqCst) > 1 {
+            return;
+        }
+        in_one_order();
+        if attendance.pending.load(Ordering::SeqCst) && attendance.asleep.load(Ordering::SeqCst) {
+            // The helper goes on with what is left.
+            let _helper = attendance.helper();
+            attendance.wake.notify_one();
+        }
+    }
+}
+
+#[cfg(all(test, kolo_model = "runtime"))]
+mod models {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    /// A communicator whose work is a number.
+    #[derive(Default)]
+    struct Modelled {
+        attendance: Attendance,
+        left: Mutex<u32>,
+        done: Condvar,
+    }
+
+    impl Modelled {
+        /// One step of whoever drives. Whether nothing is left.
+        fn step(&self) -> bool {
+            let mut left = self.left.lock().expect("no panic");
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                self.attendance.nothing_left();
+                self.done.notify_all();
+            }
+            *left == 0
+        }
+
+        /// As `drive::helper`.
+        fn help(&self) {
+            self.attendance.awake();
+            let mut helper = self.attendance.helper();
+            while !helper.stop {
+                if self.attendance.is_unattended() {
+                    drop(helper);
+                    while !self.step() && !self.attendance.is_relieved() {}
+                    helper = self.attendance.helper();
+                } else {
+                    helper = self.attendance.rest(helper);
+                }
+            }
+        }
+
+        fn start(&self, steps: u32) {
+            *self.left.lock().expect("no panic") += steps;
+            assert!(self.attendance.leave_work(|_| true));
+        }
+
+        fn wait_until_done(&self) {
+            let mut left = self.left.lock().expect("no panic");
+            while *left > 0 {
+                left = self.done.wait(left).expect("no panic");
+            }
+        }
+    }
+
+    /// Work is started while the helper falls asleep, and another thread drives for itself meanwhile and stops before the end: in the
+    /// end the helper has done what is left.
+    #[test]
+    fn the_helper_ends_what_nobody_waits_for() {
+        loom::model(|| {
+            let shared = Arc::new(Modelled::default());
+            let helper = thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || shared.help()
+            });
+            shared.start(2);
+            {
+                let _attended = Attended::new(&shared.attendance);
+                shared.step();
+            }
+            shared.wait_until_done();
+            drop(shared.attendance.dismiss());
+            helper.join().expect("no panic");
+        });
+    }
+
+    #[test]
+    fn work_of_two_threads_is_done() {
+        loom::model(|| {
+            let shared = Arc::new(Modelled::default());
+            let [helper, other] =
+                [Modelled::help as fn(&Modelled), |shared: &Modelled| shared.start(1)].map(|body| {
+                    let shared = Arc::clone(&shared);
+                    thread::spawn(move || body(&shared))
+                });
+            shared.start(1);
+            other.join().expect("no panic");
+            shared.wait_until_done();
+            drop(shared.attendance.dismiss());
+            helper.join().expect("no panic");
+        });
+    }
+}

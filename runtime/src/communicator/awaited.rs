@@ -1,0 +1,103 @@
+//! Tasks that await started operations, and are to be woken when these are over.
+//!
+//! Wakers are code of users: they may take locks, run a task, or be the last to hold one and drop it, with handles of
+//! operations in it. So nobody wakes or drops one while it has the core; whoever takes wakers from here lets the core go first.
+
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use crate::call::Waited;
+use crate::engine::{Engine, Id};
+
+/// Operations that tasks await.
+#[derive(Debug, Default)]
+pub(crate) struct Awaited {
+    waiting: Vec<Awaiting>,
+    /// Tasks whose operation is over, and that nobody has woken yet.
+    to_wake: Vec<Waker>,
+}
+
+#[derive(Debug)]
+struct Awaiting {
+    id: Id,
+    waited: Waited,
+    deadline: Deadline,
+    waker: Waker,
+}
+
+/// When a task will have waited for too long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    /// What was given to it.
+    pub(crate) limit: Duration,
+    /// When that is over; none if never.
+    pub(crate) at: Option<Instant>,
+}
+
+impl Deadline {
+    /// So long from now.
+    pub(crate) fn after(limit: Duration) -> Self {
+        Self { limit, at: Instant::now().checked_add(limit) }
+    }
+}
+
+impl Awaited {
+    /// Wakes this task when the operation is over. Gives back the waker that it replaces.
+    #[must_use = "dropped once the core is free"]
+    pub(crate) fn add(&mut self, id: Id, waited: Waited, deadline: Deadline, waker: &Waker) -> Option<Waker> {
+        match self.waiting.iter_mut().find(|awaiting| awaiting.id == id) {
+            Some(known) if known.waker.will_wake(waker) => None,
+            Some(known) => Some(std::mem::replace(&mut known.waker, waker.clone())),
+            None => {
+                self.waiting.push(Awaiting { id, waited, deadline, waker: waker.clone() });
+                None
+            }
+        }
+    }
+
+    /// Nobody awaits this one any more.
+    #[must_use = "dropped once the core is free"]
+    pub(crate) fn remove(&mut self, id: Id) -> Option<Waker> {
+        let at = self.waiting.iter().position(|awaiting| awaiting.id == id)?;
+        Some(self.waiting.swap_remove(at).waker)
+    }
+
+    /// Finds out which are over.
+    #[inline]
+    pub(super) fn look(&mut self, engine: &Engine) {
+        if !self.waiting.is_empty() {
+            let over = self.waiting.extract_if(.., |awaiting| engine.is_done(awaiting.id));
+            self.to_wake.extend(over.map(|awaiting| awaiting.waker));
+        }
+    }
+
+    /// Whether there is a task to wake.
+    #[inline]
+    pub(crate) fn has_to_wake(&self) -> bool {
+        !self.to_wake.is_empty()
+    }
+
+    /// The tasks to wake.
+    #[must_use = "to be woken once the core is free"]
+    pub(crate) fn take_to_wake(&mut self) -> Vec<Waker> {
+        std::mem::take(&mut self.to_wake)
+    }
+
+    /// All tasks, since the communicator is at its end.
+    #[must_use = "to be woken once the core is free"]
+    pub(crate) fn take_all(&mut self) -> Vec<Waker> {
+        let mut all = self.take_to_wake();
+        all.extend(self.waiting.drain(..).map(|awaiting| awaiting.waker));
+        all
+    }
+
+    /// An operation that a task has awaited for too long, and how long that was to be.
+    pub(crate) fn overdue(&self) -> Option<(Id, Waited, Duration)> {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        let now = Instant::now();
+        let late = self.waiting.iter().find(|awaiting| awaiting.deadline.at.is_some_and(|at| at <= now))?;
+        Some((late.id, late.waited, late.deadline.limit))
+    }
+}

@@ -1,0 +1,214 @@
+//! The stable code of each error, and what it stands for.
+//!
+//! A code means the same in all versions: rows are added, and never used for something else. Their first two digits are those of
+//! the kind of error. `kolo explain-error` prints a row, and `docs/troubleshooting.md` has a table of them, which the test `codes`
+//! compares with this one.
+
+use super::{AbortReason, Error, JoinFailure, LossCause, PeerState};
+
+/// What a code stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// The code, such as `K0401`.
+    pub code: &'static str,
+    /// What has happened, in a few words.
+    pub title: &'static str,
+    /// Why this happens, in sentences.
+    pub cause: &'static str,
+    /// What to do: the likeliest to help first.
+    pub remedies: &'static [&'static str],
+    /// The section of `docs/troubleshooting.md` that says more.
+    pub section: &'static str,
+}
+
+macro_rules! codes {
+    ($($name:ident = $code:literal, $title:literal, $section:literal, $cause:literal, [$($remedy:literal),+];)+) => {
+        $(const $name: &str = $code;)+
+
+        /// All of them, in order.
+        pub const ALL: &[Explanation] = &[$(Explanation {
+            code: $code,
+            title: $title,
+            cause: $cause,
+            remedies: &[$($remedy),+],
+            section: $section,
+        }),+];
+    };
+}
+
+codes! {
+    USAGE = "K0101", "the call makes no sense", "Calls that are refused",
+        "An argument does not fit: a length, a root, an operator for that type, a communicator of another process. Nothing was \
+         sent, and the communicator is as it was.",
+        ["Correct the call: the text says what was found and what would be right.",
+         "In a child made by fork, make a communicator of its own, or start workers with exec or spawn."];
+    UNSUPPORTED = "K0102", "the combination is not supported", "Calls that are refused",
+        "Operator and type, or call and transport, do not go together, and waiting does not change that. Nothing was sent.",
+        ["Use what the text names in its place."];
+    CONFIGURATION = "K0201", "a setting is missing or wrong", "Settings that are refused",
+        "A variable or an option has a value that is not understood, or one of a set is missing.",
+        ["Set what the text names; `kolo info` lists all settings with their values.",
+         "Look for leftovers of an outer job: env | grep -E 'RANK|MASTER|KOLO'."];
+    ABSENT = "K0301", "not all ranks arrived", "Not all ranks arrive",
+        "The ranks that the text names were not started, died before they joined, or do not reach rank 0.",
+        ["Read their own output: the first error there is the cause.",
+         "See whether their hosts reach rank 0's address and port.",
+         "Raise KOLO_JOIN_TIMEOUT if they are merely slow to start."];
+    UNREACHABLE = "K0302", "rank 0 was not reached", "Rank 0 cannot be reached: address, firewall, port",
+        "Rank 0 does not run, or listens elsewhere, or something between drops the connection.",
+        ["Set MASTER_ADDR to an address of rank 0's host as the other hosts see it, not localhost.",
+         "Try `nc -vz ADDRESS PORT` from this host while rank 0 waits; open the port in the firewall."];
+    PORT = "K0303", "a port cannot be listened at", "The port is taken",
+        "Another program listens there, perhaps an earlier job; or the port needs privileges; or KOLO_PORT_RANGE has none left.",
+        ["See who listens with `ss -ltnp`; end it, or take another port (MASTER_PORT, KOLO_RENDEZVOUS, KOLO_PORT_RANGE).",
+         "On one host none is needed: `kolo run -n 4`, or KOLO_RENDEZVOUS=file:///path."];
+    DISAGREEMENT = "K0304", "the ranks do not agree", "The ranks disagree",
+        "World size, job, secret or a setting that must be the same differs between ranks, or two processes claim one rank.",
+        ["Export the same variables on all hosts: `mpirun -x NAME`, `srun --export=ALL`.",
+         "Give each of two jobs its own port or file."];
+    MEETING_PLACE = "K0305", "the meeting place does not work", "The launcher is not understood",
+        "The file, store or multicast group at which the ranks meet cannot be used, or belongs to another job.",
+        ["Use a file that all ranks see and no other job uses, or an address: tcp://host:port.",
+         "Where torchrun's variables are set without torchrun, unset TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RUN_ID."];
+    NO_TRANSPORT = "K0306", "no transport reaches a rank", "No usable interface",
+        "None of the permitted transports connects the two ranks; the text has each one's reason.",
+        ["Permit more: KOLO_TRANSPORT=auto, and KOLO_SOCKET_IFNAME unset.",
+         "Mend the reason that the text gives, such as a limit of open files."];
+    VERSION = "K0307", "a rank says something that is not understood", "The ranks disagree",
+        "The ranks run different versions of Kolo.",
+        ["Install the same version on all hosts; `kolo --version` and `Communicator::peers` tell them."];
+    SURVIVORS = "K0308", "the survivors did not come together", "A rank is lost",
+        "Another rank was lost while those that live were making a new communicator.",
+        ["Call shrink again."];
+    INTERRUPTED = "K0309", "joining was interrupted", "Not all ranks arrive",
+        "The program ended the control plane while a rank was joining.",
+        ["Keep the ControlRuntime until the communicator is made."];
+    MISMATCH = "K0401", "ranks called different things", "Mismatched calls",
+        "At the same point of the program, two ranks made calls of different kind, length, type, operator or root.",
+        ["Look for a branch on the rank around a collective, a smaller last batch, or a parameter that only some ranks use.",
+         "Where threads share a communicator, give each a communicator of its own."];
+    LOST_CLOSED = "K0501", "a rank ended without a goodbye", "A rank is lost",
+        "Its process was killed, crashed, or exited in the middle of the job.",
+        ["Read that rank's own output; `dmesg | grep -i 'killed process'` shows whether memory ran out.",
+         "To go on without it, see elastic.md: shrink makes a communicator of the ranks that live."];
+    LOST_SILENT = "K0502", "a rank is silent", "A rank is lost",
+        "Nothing has come from it for KOLO_DEAD_AFTER: its host is down, the network is cut, or the process is stopped.",
+        ["See whether its host answers and its process runs.",
+         "Raise KOLO_DEAD_AFTER where processes are stopped on purpose, as by a debugger."];
+    LOST_LEFT = "K0503", "a rank left while it was needed", "A rank is lost",
+        "It dropped its communicator or exited in good order, while this rank still had calls to make with it.",
+        ["Make all ranks do the same number of calls: the usual cause is one step or epoch more on some ranks."];
+    LOST_PANICKED = "K0504", "a thread of a rank panicked", "A rank is lost",
+        "A thread of that rank panicked inside a call or while it had a communicator.",
+        ["Read the panic in that rank's own output."];
+    LOST_PROTOCOL = "K0505", "a rank says what the protocol does not allow", "A rank is lost",
+        "What it sends is not what this version of Kolo sends: another program, another version, or corruption.",
+        ["Install the same version on all hosts, and see that no other program connects to the job's ports."];
+    TIMEOUT = "K0601", "the time-out passed", "A rank does not arrive: stragglers and time-outs",
+        "The ranks that the text names did not come to this call in time. It says what each was doing.",
+        ["Look at the rank that is outside of all calls: `py-spy dump --pid`, `gdb -p`.",
+         "Raise KOLO_TIMEOUT, or in torch the group's timeout, if the ranks are merely slow."];
+    CUT_OFF = "K0602", "data between two ranks is not acknowledged", "Joined, and then no connection: a firewall between the data ports",
+        "The time-out passed while one rank's data did not reach another: the network between the two does not carry it.",
+        ["Look at the network between the two ranks: a cable, a firewall, packets larger than the path takes.",
+         "`kolo doctor` under the job's launcher tries every pair of hosts."];
+    ABORTED = "K0701", "a rank gave up on purpose", "A rank is lost",
+        "The program called abort; the text has its reason.",
+        ["Look at the rank that the text names."];
+    ABORTED_MISMATCH = "K0702", "other ranks called different things", "Mismatched calls",
+        "Two other ranks' calls did not match, which ends the communicator for all.",
+        ["As for K0401, on the ranks that the text names."];
+    ABORTED_TIMEOUT = "K0703", "another call or rank ran out of time", "A rank does not arrive: stragglers and time-outs",
+        "The deadline of a call passed on the rank that the text names, which ends the communicator for all.",
+        ["As for K0601, on the rank that the text names."];
+    ABORTED_TRANSPORT = "K0704", "another rank's transport failed", "The network",
+        "A connection between two living ranks broke, or an adapter failed.",
+        ["As for K0801, between the ranks that the text names."];
+    ABORTED_COORDINATOR = "K0705", "world rank 0 is lost", "A rank is lost",
+        "World rank 0, which runs the control plane, ended; it need not be a member of this communicator.",
+        ["Read rank 0's own output.", "To go on without it, see elastic.md."];
+    ABORTED_DROPPED = "K0706", "the communicator was dropped", "A rank is lost",
+        "The communicator was dropped or destroyed while something on it was under way.",
+        ["Keep the communicator until all its operations have been waited for."];
+    ABORTED_REVOKED = "K0707", "the communicator was revoked", "A rank is lost",
+        "A rank called revoke, so that those that live meet in shrink.",
+        ["Call shrink, and go on with the communicator that it makes: see elastic.md."];
+    ABORTED_FENCED = "K0708", "the others have gone on without this rank", "A rank is lost",
+        "This rank was silent for longer than KOLO_SILENT_AFTER, and the others have agreed that it is lost.",
+        ["End this process; it cannot come back to this group. See elastic.md for joining a new one."];
+    ABORTED_MINORITY = "K0709", "too few ranks answer to go on", "A rank is lost",
+        "The ranks that this one reaches are no majority: the others may be alive behind a network that is cut.",
+        ["Mend the network, and start the job again from its last checkpoint."];
+    TRANSPORT = "K0801", "a transport failed", "The network",
+        "A connection broke, or an adapter failed, and no rank is known to be lost.",
+        ["Look at the network between the two ranks; `kolo doctor` under the job's launcher tries every pair of hosts.",
+         "For a failed registration, raise the limit of locked memory: ulimit -l unlimited."];
+    SYSTEM = "K0901", "the operating system refused", "Limits of the system",
+        "A system call failed; the text has the system's own words.",
+        ["Raise the limit that the text names: open files (ulimit -n), locked memory (ulimit -l), processes (ulimit -u)."];
+    INTERNAL = "K0902", "a defect of Kolo", "Limits of the system",
+        "Something happened that Kolo's authors believed impossible.",
+        ["Please report it, with the text and the output of `kolo info`."];
+}
+
+/// The code of a call that makes no sense, for doors that find it before the runtime does.
+pub const OF_USAGE: &str = USAGE;
+
+/// The code of a defect of Kolo itself, such as a panic that a door has caught.
+pub const OF_DEFECT: &str = INTERNAL;
+
+/// What a code stands for; upper and lower case are the same. None if it is no code.
+#[must_use]
+pub fn explanation(code: &str) -> Option<&'static Explanation> {
+    ALL.iter().find(|known| known.code.eq_ignore_ascii_case(code))
+}
+
+impl Error {
+    /// The stable code of this kind of error, such as `K0401`. It stands at the end of the text, in brackets; `kolo
+    /// explain-error` and [`codes::explanation`](explanation) say what it stands for. Programs rather match on the variant.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Usage { .. } => USAGE,
+            Self::Unsupported { .. } => UNSUPPORTED,
+            Self::Configuration { .. } => CONFIGURATION,
+            Self::Join { kind, .. } => match kind {
+                JoinFailure::Absent => ABSENT,
+                JoinFailure::Unreachable => UNREACHABLE,
+                JoinFailure::Port => PORT,
+                JoinFailure::Disagreement => DISAGREEMENT,
+                JoinFailure::MeetingPlace => MEETING_PLACE,
+                JoinFailure::NoTransport => NO_TRANSPORT,
+                JoinFailure::Version => VERSION,
+                JoinFailure::Survivors => SURVIVORS,
+                JoinFailure::Interrupted => INTERRUPTED,
+            },
+            Self::Mismatch { .. } => MISMATCH,
+            Self::PeerLost { cause, .. } => match cause {
+                LossCause::Closed => LOST_CLOSED,
+                LossCause::Silent(_) => LOST_SILENT,
+                LossCause::Left => LOST_LEFT,
+                LossCause::Panicked => LOST_PANICKED,
+                LossCause::Protocol => LOST_PROTOCOL,
+            },
+            Self::Timeout { waiting_for, .. } => match waiting_for.first().map(|awaited| awaited.state) {
+                Some(PeerState::CutOff { .. }) => CUT_OFF,
+                _ => TIMEOUT,
+            },
+            Self::Aborted { kind, .. } => match kind {
+                AbortReason::Requested => ABORTED,
+                AbortReason::Mismatch => ABORTED_MISMATCH,
+                AbortReason::Timeout => ABORTED_TIMEOUT,
+                AbortReason::Transport => ABORTED_TRANSPORT,
+                AbortReason::CoordinatorLost => ABORTED_COORDINATOR,
+                AbortReason::Dropped => ABORTED_DROPPED,
+                AbortReason::Revoked => ABORTED_REVOKED,
+                AbortReason::Fenced => ABORTED_FENCED,
+                AbortReason::Minority => ABORTED_MINORITY,
+            },
+            Self::Transport { .. } => TRANSPORT,
+            Self::System { .. } => SYSTEM,
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Steps that outlive losses: whoever is killed, the others repeat them and end with the same bits.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use kolo::{AbortReason, Communicator, Error, ErrorContext, ReduceOp, Survivors};
+use kolo_tests::arrangement::Arrangement;
+use kolo_tests::processes::{Job, environment};
+use kolo_tests::watchdog::within;
+use rustix::process::Signal;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_survivors");
+
+const LIMIT: Duration = Duration::from_secs(100);
+
+const STEPS: &str = "400";
+
+fn start(arrangement: Arrangement, ranks: u32) -> Job {
+    let mut job = Job::start(PROGRAM, ranks, ranks, &[STEPS], |rank| environment(arrangement, rank));
+    job.expect_all("@running");
+    job
+}
+
+/// The state that these ranks end with, and what sums they have seen: the same on all.
+fn end(job: &mut Job, left: &[usize], what: &str) -> String {
+    let mut seen: Vec<(String, String)> = Vec::new();
+    for rank in left {
+        let state = job.ranks[*rank].expect("@state ");
+        seen.push((state, job.ranks[*rank].expect("@history ")));
+        job.ranks[*rank].expect("@gone");
+        assert!(!job.ranks[*rank].has_said("@wrong"), "{what}: rank {rank}");
+    }
+    assert!(seen.iter().all(|of| *of == seen[0]), "{what}: {seen:?}");
+    assert!(seen[0].1.ends_with(&format!(" {}", left.len())), "{what}: {seen:?}");
+    seen.remove(0).0
+}
+
+fn undisturbed() -> String {
+    let mut job = start(Arrangement::Exchange, 1);
+    end(&mut job, &[0], "alone")
+}
+
+#[test]
+fn the_state_is_the_same_for_any_number_of_ranks() {
+    within(LIMIT, "undisturbed", || {
+        let alone = undisturbed();
+        for (arrangement, ranks) in
+            [(Arrangement::Exchange, 4), (Arrangement::Tcp, 3), (Arrangement::Hosts(2), 5)]
+        {
+            let mut job = start(arrangement, ranks);
+            let all: Vec<usize> = (0..ranks as usize).collect();
+            assert_eq!(end(&mut job, &all, "undisturbed"), alone, "{arrangement:?}, {ranks} ranks");
+        }
+    });
+}
+
+/// The next number of a simple generator, below `end`.
+fn draw(state: &mut u64, end: u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*state >> 33) % end
+}
+
+/// Ranks are killed at random moments until one to three are left. More rounds with `KOLO_ELASTIC_ROUNDS`, others with
+/// `KOLO_ELASTIC_SEED`.
+#[test]
+fn any_ranks_may_die_at_any_moment_and_the_bits_are_the_same() {
+    let number = |name: &str, usual: u64| {
+        std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok()).unwrap_or(usual)
+    };
+    let (first, rounds) = (number("KOLO_ELASTIC_SEED", 1), number("KOLO_ELASTIC_ROUNDS", 8));
+    let alone = within(LIMIT, "undisturbed", undisturbed);
+    for seed in first..first + rounds {
+        let mut state = seed;
+        let arrangement = Arrangement::ALL[(seed % 4) as usize];
+        let ranks = 3 + draw(&mut state, 4) as usize;
+        let last = 1 + draw(&mut state, 3).min(ranks as u64 - 2) as usize;
+        let what = format!("seed {seed}: {arrangement:?}, {ranks} ranks, {last} left");
+        let alone = alone.clone();
+        within(LIMIT, &what.clone(), move || {
+            let mut job = start(arrangement, ranks as u32);
+            let mut left: Vec<usize> = (0..ranks).collect();
+            while left.len() > last {
+                std::thread::sleep(Duration::from_micros(draw(&mut state, 8_000)));
+                let victim = left.remove(draw(&mut state, left.len() as u64) as usize);
+                job.ranks[victim].signal(Signal::KILL);
+            }
+            assert_eq!(end(&mut job, &left, &what), alone, "{what}");
+        });
+    }
+}
+
+#[test]
+fn without_a_loss_a_step_runs_once() {
+    within(LIMIT, "healthy", || {
+        Arrangement::Exchange.run(3, |comm| {
+            let mut group = Survivors::new(comm).at_least(3);
+            let mut sum = [0.0_f32; 5];
+            for _ in 0..10 {
+                group.all_reduce(&[1.0; 5], &mut sum, ReduceOp::Sum).expect("all live");
+                assert_eq!(sum, [3.0; 5]);
+            }
+            assert_eq!(group.comm().epoch(), 0, "the same communicator");
+        });
+    });
+}
+
+#[test]
+fn an_error_of_one_ranks_own_is_an_error_on_all_and_is_not_repeated() {
+    within(LIMIT, "own error", || {
+        for arrangement in [Arrangement::Exchange, Arrangement::Tcp] {
+            let runs = AtomicU32::new(0);
+            arrangement.run(3, |comm| {
+                let mut group = Survivors::new(comm);
+                let mut sum = [0.0_f32; 4];
+                let error = group
+                    .run(|comm| {
+                        runs.fetch_add(1, Ordering::Relaxed);
+                        // The others wait for this rank in the call, or are through with one before.
+                        comm.barrier()?;
+                        let input: &[f32] = if comm.rank() == 1 { &[1.0; 3] } else { &[1.0; 4] };
+                        comm.all_reduce_into(input, &mut sum, ReduceOp::Sum)
+                    })
+                    .expect_err("lengths differ");
+                match error {
+                    Error::Usage { problem, .. } => {
+                        assert!(
+                            group.comm().rank() == 1 && problem.contains("4 elements where 3"),
+                            "{problem}"
+                        );
+                    }
+                    Error::Aborted { kind: AbortReason::Revoked, .. } => assert_ne!(group.comm().rank(), 1),
+                    other => panic!("{other}"),
+                }
+                group.all_reduce(&[1.0; 4], &mut sum, ReduceOp::Sum).expect("the members go on");
+                assert_eq!((sum, group.comm().world_size()), ([3.0; 4], 3));
+            });
+            assert_eq!(runs.into_inner(), 3, "once on each rank");
+        }
+    });
+}
+
+#[test]
+fn a_failure_without_a_loss_is_an_error_on_all() {
+    within(LIMIT, "no loss", || {
+        Arrangement::Tcp.run(3, |comm| {
+            let mut group = Survivors::new(comm);
+            let fail = |comm: &Communicator| -> kolo::Result<()> {
+                let mut context = ErrorContext::default();
+                context.rank = comm.rank();
+                let reason = "as if a connection had broken".to_owned();
+                let kind = AbortReason::Transport;
+                let error = Error::Aborted { context, by: 1, kind, reason };
+                if comm.rank() == 1 { Err(error) } else { Ok(()) }
+            };
+            let error = group.run(fail).expect_err("on all ranks");
+            let wanted = if group.comm().rank() == 1 {
+                "as if a connection"
+            } else {
+                "the step failed on another rank"
+            };
+            assert!(error.to_string().contains(wanted), "{error}");
+            assert_eq!(group.run(|comm| comm.barrier().map(|()| comm.world_size())).expect("they go on"), 3);
+        });
+    });
+}
+
+#[test]
+fn too_few_are_told_so() {
+    within(LIMIT, "too few", || {
+        Arrangement::Exchange.run(3, |comm| {
+            let mut group = Survivors::new(comm).at_least(3);
+            if group.comm().rank() == 0 {
+                return;
+            }
+            let error = group.all_reduce(&[1.0_f32], &mut [0.0], ReduceOp::Sum).expect_err("two are too few");
+            assert!(matches!(error, Error::Aborted { kind: AbortReason::Minority, .. }), "{error}");
+            assert!(error.to_string().contains("2 of 3 ranks are left, and 3 are the least"), "{error}");
+        });
+    });
+}
+
+#[test]
+fn half_of_64_ranks_leave_and_the_others_go_on() {
+    within(LIMIT, "64 ranks", || {
+        let sums = Arrangement::Exchange.run(64, |comm| {
+            let first = comm.rank();
+            let mut group = Survivors::new(comm);
+            let mut sum = [0.0_f32];
+            group.all_reduce(&[1.0], &mut sum, ReduceOp::Sum).expect("all are there");
+            assert_eq!(sum, [64.0]);
+            if first % 2 == 1 {
+                return None;
+            }
+            // The ranks leave one after another, so some steps may still have some of them.
+            while sum != [32.0] {
+                let before = sum;
+                group.all_reduce(&[1.0], &mut sum, ReduceOp::Sum).expect("half of them live");
+                assert!(sum[0] >= 32.0 && sum[0] <= before[0], "{sum:?} after {before:?}");
+            }
+            Some(group.comm().ranks_before().len())
+        });
+        assert_eq!(sums.iter().flatten().count(), 32);
+        assert!(sums.into_iter().flatten().all(|ranks| ranks == 32));
+    });
+}
