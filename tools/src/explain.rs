@@ -38,9 +38,9 @@ Examples:
   kolo explain broadcast --ranks 64 --hosts 8 --network rdma --bytes 64M
   kolo explain all_reduce --ranks 5 --bytes 64 --algo circulant --rank 3
   kolo explain all_reduce --ranks 4 --bytes 1M --symmetric
-  kolo explain all_reduce --ranks 3 --bytes 1M --shards 64
   kolo explain all_reduce --ranks 8 --hosts 2 --bytes 64M --algo ring --plan-out ring.json
-  kolo explain all_reduce --plan ring.json --bytes 64M";
+  kolo explain all_reduce --plan ring.json --bytes 64M
+  kolo explain all_reduce --ranks 3 --bytes 1M --shards 64";
 
 /// Options of `kolo explain`.
 #[derive(Args, Debug)]

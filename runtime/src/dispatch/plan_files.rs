@@ -16,6 +16,7 @@ pub(crate) struct Asked {
     pub(crate) root: u32,
     /// Of the vector, or of a block.
     pub(crate) bytes: u64,
+    /// Whether blocks differ in length, or ranks give shards: no file has plans for these.
     pub(crate) irregular: bool,
 }
 
@@ -115,7 +116,7 @@ impl PlanFile {
         let Asked { collective, root, bytes, irregular } = asked;
         let fits = match &self.own {
             Err(because) => Err(because.clone()),
-            Ok(_) if irregular => Err("blocks differ in length".to_owned()),
+            Ok(_) if irregular => Err("blocks differ in length, or ranks give shards".to_owned()),
             Ok(_) => self.loaded.set.serves().serves(collective, root, bytes),
         };
         fits.err()

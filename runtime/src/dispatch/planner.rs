@@ -39,8 +39,8 @@ struct ChoiceKey {
 
 impl ChoiceKey {
     fn asked(&self) -> Asked {
-        let Self { collective, root, bytes, irregular, .. } = *self;
-        Asked { collective, root, bytes: bytes as u64, irregular }
+        let Self { collective, root, bytes, irregular, shards, .. } = *self;
+        Asked { collective, root, bytes: bytes as u64, irregular: irregular || shards.is_some() }
     }
 }
 
