@@ -182,7 +182,9 @@ def test_groups_come_and_go():
             dist.destroy_process_group(group)
 
         once()
-        before = used()
+        threads, descriptors = used()
+        # Of those that complete futures, one or two stay, as it happens; ten groups would leave ten behind.
+        before = threads + 1, descriptors
         for _ in range(10):
             once()
         # The kernel lists a thread a moment longer than Python, which does not wait for that when it joins it.
