@@ -56,6 +56,7 @@ mod tests {
                 "kolo-explain.1",
                 "kolo-info.1",
                 "kolo-perf.1",
+                "kolo-plan.1",
                 "kolo-run.1",
                 "kolo-sim.1",
                 "kolo-tune.1",
