@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From what knows nothing to what users call. A room is a folder of `src`, or a file beside them.
-const ROOMS: [&str; 27] = [
+const ROOMS: [&str; 28] = [
     "cancel",
     "mix",
     "ticks",
@@ -19,6 +19,7 @@ const ROOMS: [&str; 27] = [
     "profile",
     "network",
     "job",
+    "plans",
     "config",
     "call",
     "join",

@@ -127,7 +127,8 @@ mod tests {
             text,
             "rank 1 could not join: rank 0 has other settings: KOLO_ALGO is ring here, not set there; \
              KOLO_DETERMINISM is canonical here, repeatable there; KOLO_SEGMENT_BYTES is 65536 here, not set \
-             there; KOLO_TRANSPORT is shm,tcp here, auto there. Give all ranks the same, by variables or in code"
+             there; KOLO_TRANSPORT is shm,tcp here, auto there. Give all ranks the same, by variables or in code \
+             [K0304]"
         );
     }
 

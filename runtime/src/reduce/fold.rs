@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use super::tree::tree_blocks;
 use super::{Combine, tree};
 
 /// Bytes of each operand that are reduced at a time: what is computed stays in the first-level cache while the operands pass
@@ -68,9 +69,8 @@ impl Folding<'_> {
                 }
             } else if self.canonical {
                 let mut scratch = self.scratch.borrow_mut();
-                scratch.resize((1 << operands.ilog2()) * bytes, 0);
-                tree(self.combine, count, bytes, operand, operands, &mut scratch);
-                output.copy_from_nonoverlapping(scratch.as_ptr(), bytes);
+                scratch.resize(tree_blocks(operands) * bytes, 0);
+                tree(self.combine, count, bytes, operand, operands, (output, &mut scratch));
             } else {
                 (self.combine)(output, operand(0), operand(1), count);
                 for index in 2..operands {

@@ -2,40 +2,66 @@
 
 use super::Combine;
 
+/// Blocks of scratch that [`tree`] needs for `len` payloads: a partial result for each level.
+pub(crate) fn tree_blocks(len: usize) -> usize {
+    len.ilog2() as usize + 1
+}
+
 /// Reduces `len` payloads along the canonical tree, as the canonical generators do: of `len` = 2^k + e ranks the first 2e
-/// are added in pairs, and the 2^k values that there are then in a balanced tree. The result is the first block of
-/// `scratch`, which has room for 2^k.
+/// are added in pairs, and the 2^k values that there are then in a balanced tree. `output` may be one of the payloads: it is
+/// written last. Payloads are read where they are; `scratch` has room for [`tree_blocks`].
 ///
 /// # Safety
-/// Payloads hold `count` elements in `bytes` bytes; `len` is at least 2.
+/// Payloads and `output` hold `count` elements in `bytes` bytes; `len` is at least 2.
 pub(crate) unsafe fn tree(
     combine: Combine,
     count: usize,
     bytes: usize,
     payload: impl Fn(usize) -> *const u8,
     len: usize,
-    scratch: &mut [u8],
+    (output, scratch): (*mut u8, &mut [u8]),
 ) {
     let leaves = 1 << len.ilog2();
-    let pairs = len - leaves;
+    assert!(scratch.len() >= tree_blocks(len) * bytes, "{} bytes of scratch", scratch.len());
+    let tree = Tree { combine, count, bytes, payload, pairs: len - leaves };
     let blocks = scratch.as_mut_ptr();
-    // SAFETY: for the whole block: blocks are below `leaves`; a destination is one of its operands or neither.
+    // SAFETY: the caller's promise; scratch was checked.
     unsafe {
-        for leaf in 0..leaves {
-            let to = blocks.add(leaf * bytes);
-            if leaf < pairs {
-                combine(to, payload(2 * leaf), payload(2 * leaf + 1), count);
+        let left = tree.value(blocks, 0, leaves / 2);
+        let right = tree.value(blocks.add(bytes), leaves / 2, leaves / 2);
+        combine(output, left, right, count);
+    }
+}
+
+struct Tree<P> {
+    combine: Combine,
+    count: usize,
+    bytes: usize,
+    payload: P,
+    /// Leaves that are sums of two payloads: the first ones.
+    pairs: usize,
+}
+
+impl<P: Fn(usize) -> *const u8> Tree<P> {
+    /// Where the value of so many leaves from `first` on is: in the first block of `blocks`, or a payload.
+    ///
+    /// # Safety
+    /// As [`tree`]; there is a block for each level of what is below.
+    unsafe fn value(&self, blocks: *mut u8, first: usize, leaves: usize) -> *const u8 {
+        let payload = &self.payload;
+        if leaves == 1 && first >= self.pairs {
+            return payload(first + self.pairs);
+        }
+        // SAFETY: the caller's promise: what is below needs a level less, and the right half begins a block further on.
+        unsafe {
+            let (left, right) = if leaves == 1 {
+                (payload(2 * first), payload(2 * first + 1))
             } else {
-                to.copy_from_nonoverlapping(payload(leaf + pairs), bytes);
-            }
+                let half = leaves / 2;
+                (self.value(blocks, first, half), self.value(blocks.add(self.bytes), first + half, half))
+            };
+            (self.combine)(blocks, left, right, self.count);
         }
-        let mut width = 1;
-        while width < leaves {
-            for left in (0..leaves).step_by(2 * width) {
-                let to = blocks.add(left * bytes);
-                combine(to, to, blocks.add((left + width) * bytes), count);
-            }
-            width *= 2;
-        }
+        blocks
     }
 }
