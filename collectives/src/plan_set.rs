@@ -89,7 +89,7 @@ const fn is_unlimited(bytes: &u64) -> bool {
     *bytes == u64::MAX
 }
 
-/// Memory that the ranks of one host share: see [`Stage`].
+/// Memory that the ranks of one host share: see [`crate::stage::Stage`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SharedMemory {

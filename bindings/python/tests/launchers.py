@@ -32,10 +32,11 @@ def mpi_launchers() -> dict[str, list[str]]:
 
 
 def kolo_run(ranks: int) -> list[str] | None:
-    """``kolo run``, if the program has been built."""
-    built = [Path(__file__).parents[3] / "target" / kind / "kolo" for kind in ("release", "debug")]
-    program = shutil.which("kolo") or next((str(path) for path in built if path.exists()), None)
-    return None if program is None else [program, "run", "-n", str(ranks), "--"]
+    """``kolo run``, if the program has been built: as it was built last."""
+    both = [Path(__file__).parents[3] / "target" / kind / "kolo" for kind in ("release", "debug")]
+    built = max((path for path in both if path.exists()), key=lambda path: path.stat().st_mtime, default=None)
+    program = shutil.which("kolo") or built
+    return None if program is None else [str(program), "run", "-n", str(ranks), "--"]
 
 
 def srun(ranks: int) -> list[str] | None:
