@@ -20,6 +20,15 @@ def plain(error):
     return text
 
 
+def test_each_error_is_one_of_torch_too():
+    kinds = [kind for kind in vars(kolo.errors).values() if isinstance(kind, type) and issubclass(kind, kolo.Error)]
+    assert len(kinds) > 10
+    for kind in kinds:
+        told = kolo.torch.errors.translate(kind("a text", rank=1, operation="revoke", sequence=2, peer=None, code="K0101"))
+        assert isinstance(told, kind) and isinstance(told, dist.DistBackendError), kind
+        assert getattr(kolo.torch, kind.__name__) is type(told)
+
+
 @pytest.mark.parametrize("backend", ["kolo", "cpu:kolo,cuda:gloo"])
 @pytest.mark.parametrize("name", ["all_reduce", "barrier", "all_gather"])
 def test_time_outs(name, backend):

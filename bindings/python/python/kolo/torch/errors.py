@@ -42,6 +42,18 @@ class Aborted(kolo.Aborted, Error):
     """See :class:`kolo.Aborted`."""
 
 
+class Revoked(kolo.Revoked, Aborted):
+    """See :class:`kolo.Revoked`."""
+
+
+class Fenced(kolo.Fenced, Aborted):
+    """See :class:`kolo.Fenced`."""
+
+
+class Minority(kolo.Minority, Aborted):
+    """See :class:`kolo.Minority`."""
+
+
 class Unsupported(kolo.Unsupported, Error):
     """See :class:`kolo.Unsupported`."""
 
@@ -65,6 +77,9 @@ _TWINS = {
         PeerLost,
         Timeout,
         Aborted,
+        Revoked,
+        Fenced,
+        Minority,
         Unsupported,
         Transport,
         System,
