@@ -1,7 +1,10 @@
 //! What the search finds: right everywhere, never slower than the algorithms, and faster where hosts or pairs differ.
 
+mod common;
+
 use std::time::Instant;
 
+use common::Numbers;
 use kolo_collectives::model::{HostRate, LinkClass, Model, PairRate};
 use kolo_collectives::plan::Collective;
 use kolo_collectives::search::{COLLECTIVES, Found, search};
@@ -80,23 +83,6 @@ fn a_bad_pair_is_gone_around() {
             };
             assert!(gain(&found) > least, "{collective} on {hosts} hosts: {}", gain(&found));
         }
-    }
-}
-
-/// Numbers that look random and are the same in every run (xorshift).
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// From 0 to 1.
-    fn share(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 

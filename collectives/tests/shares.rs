@@ -2,30 +2,13 @@
 
 mod common;
 
-use common::{PLACEMENTS, expect, uniform};
+use common::{Numbers, PLACEMENTS, expect, uniform};
 use kolo_collectives::check::Options;
 use kolo_collectives::model::{HostRate, LinkClass, Model};
 use kolo_collectives::plan::{Collective, Placement};
 use kolo_collectives::select::{Order, select};
 use kolo_collectives::simulate::{Cluster, simulate};
 use kolo_collectives::{Algorithm, Task};
-
-/// Numbers that look random and are the same in every run (xorshift).
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// From 0 to 1.
-    fn share(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-}
 
 fn task(p: u32, placement: Placement, speeds: &[u32]) -> Task {
     let task = Task { placement, ..Task::new(Collective::AllReduce, p) };

@@ -123,3 +123,20 @@ pub fn by_hand(
 pub fn violation(plans: &[Plan]) -> Violation {
     check(plans, &uniform(plans, 100), &Options::default()).expect_err("the defect must be found")
 }
+
+/// Numbers that look random and are the same in every run (xorshift).
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// From 0 to 1.
+    pub fn share(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
