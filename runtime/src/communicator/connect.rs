@@ -51,7 +51,7 @@ pub(crate) fn fuzz_card(bytes: &[u8]) {
         let cards = [card];
         let hosts = host_indices(&cards);
         let _ = (facts(&hosts, &cards), agreement::check(0, &[&cards[0].agreed]));
-        let _ = assign_processor(0, &hosts, &cards);
+        let _ = assign_processor(0, &cards);
     }
     let _ = routes::failed_paths(0, &[bytes.to_vec()]);
 }
@@ -108,11 +108,12 @@ impl Making {
         };
         let named = |candidate: &Candidate| (candidate.kind.name().to_owned(), address(candidate));
         let control = &self.world.control;
+        let host_key = control.peer_info()[control.rank() as usize].host_key;
         let card = Card {
             transports: candidates.iter().map(named).collect(),
-            host: (control.peer_info()[control.rank() as usize].host_key, self.config.host_id.clone()),
+            host: (host_key, self.config.host_id.clone()),
             processors: usable_processors() as u32,
-            affinity: affinity::mask_digest(),
+            affinity: affinity::processors_digest(host_key),
             channels: candidates.iter().filter_map(Candidate::channels_max).min().unwrap_or(u16::MAX),
             has_gpus,
             agreed: Agreed::of(&self.config),
@@ -194,7 +195,7 @@ impl Making {
         });
         let symmetric =
             SymmetricBuffers::new(rank, group.size, config.symmetric_bytes, canonical, planner.forced());
-        let assign = || assign_processor(rank as usize, hosts, cards);
+        let assign = || assign_processor(rank as usize, cards);
         Ok(Core {
             engine,
             planner,
