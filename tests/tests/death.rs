@@ -404,6 +404,27 @@ fn processes_that_exit_after_the_last_call_harm_nobody() {
 }
 
 #[test]
+fn a_rank_that_waits_for_the_living_outlasts_a_pause_of_theirs() {
+    /// How long a busy host may keep a rank from its processors.
+    const PAUSE: Duration = Duration::from_millis(200);
+    within(LIMIT, "a pause", || {
+        for arrangement in Arrangement::ALL {
+            let mut job = start(arrangement, 3, &["slow", "500"]);
+            for rank in [0, 1] {
+                job.ranks[rank].expect("@running");
+            }
+            assert!(job.ranks[2].ended(), "{arrangement:?}");
+            std::thread::sleep(PAUSE);
+            job.ranks[1].tell("go");
+            for rank in [0, 1] {
+                job.ranks[rank].expect("@finished");
+                assert!(job.ranks[rank].ended(), "{arrangement:?}: rank {rank}");
+            }
+        }
+    });
+}
+
+#[test]
 fn what_a_process_sent_before_its_end_arrives() {
     within(LIMIT, "early end", || {
         // By exchange a broadcast ends when all have called it.

@@ -155,6 +155,8 @@ pub struct AbortFlag {
     word: AtomicU32,
     /// Whether a member has called revoke, before or after.
     revoked: AtomicBool,
+    /// Whether a member has given up, for the cause or another.
+    given_up: AtomicBool,
     cause: OnceLock<AbortCause>,
     hooks: Mutex<Vec<Hook>>,
 }
@@ -182,6 +184,17 @@ impl AbortFlag {
     /// A member has called revoke.
     pub(crate) fn note_revoked(&self) {
         self.revoked.store(true, Ordering::Release);
+    }
+
+    /// Whether a member is known to have given up: after a loss, those that do not need the lost member may go on until then.
+    #[must_use]
+    pub fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Acquire)
+    }
+
+    /// A member has given up. Whether that is news.
+    pub(crate) fn note_given_up(&self) -> bool {
+        !self.given_up.swap(true, Ordering::AcqRel)
     }
 
     /// Why, once raised.

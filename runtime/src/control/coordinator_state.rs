@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::abort::{AbortCause, Loss};
+use super::abort::{AbortCause, AbortKind, Loss};
 use super::board::Status;
 use super::coordinator_exchange::{Contribution, Delivery, Exchanges};
 use super::coordinator_ranks::{CoordinatorSettings, Present, RankState, describe, objection, standing};
@@ -55,7 +55,7 @@ pub(crate) struct CoordinatorState {
     states: Vec<RankState>,
     ranks: HashMap<ConnectionId, u32>,
     exchanges: Exchanges,
-    aborted: VecDeque<u64>,
+    aborted: VecDeque<(u64, bool)>,
     newly_departed: Vec<u32>,
     turned_away: Vec<String>,
     /// Connections turned away that were no rank's, as the driver counts them.
@@ -320,10 +320,11 @@ impl CoordinatorState {
     }
 
     fn abort(&mut self, rank: u32, communicator: u64, members: &[u32], cause: AbortCause) {
-        if self.aborted.contains(&communicator) {
-            return; // the first cause is on its way to everybody
+        let word = (communicator, cause.kind == AbortKind::Revoked);
+        if self.aborted.contains(&word) {
+            return; // the first of its kind is on its way to everybody
         }
-        remember(&mut self.aborted, communicator);
+        remember(&mut self.aborted, word);
         self.exchanges.forget(communicator);
         let frame = encode(&FromCoordinator::Aborted { communicator, cause });
         for &member in members {

@@ -99,6 +99,26 @@ fn an_abort_goes_to_each_member_once() {
 }
 
 #[test]
+fn a_revocation_is_passed_on_after_an_abort() {
+    let now = Instant::now();
+    let mut coordinator = running(3, now);
+    for kind in [AbortKind::PeerLost, AbortKind::Revoked, AbortKind::Revoked] {
+        let cause = AbortCause::new(0, kind, "");
+        let abort = ToCoordinator::Abort { communicator: 5, members: vec![1, 2], cause };
+        coordinator.message(1, abort, now).unwrap();
+    }
+    let sent = told(&mut coordinator).0;
+    let kinds: Vec<_> = sent
+        .iter()
+        .map(|(to, message)| match message {
+            FromCoordinator::Aborted { cause, .. } => (*to, cause.kind),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(kinds, [(2, AbortKind::PeerLost), (2, AbortKind::Revoked)]);
+}
+
+#[test]
 fn departures_are_told_together_and_the_coordinator_ends_when_all_have_left() {
     let now = Instant::now();
     let mut coordinator = running(4, now);

@@ -234,6 +234,7 @@ impl Shared {
     pub(crate) fn aborted_by_member(&self, communicator: u64, cause: AbortCause) {
         self.change(|state| {
             if let Some(registered) = state.communicators.get(&communicator) {
+                registered.flag.note_given_up();
                 if cause.kind == AbortKind::Revoked {
                     registered.flag.note_revoked();
                 }

@@ -57,10 +57,11 @@ impl Membership {
     }
 
     /// Aborts the communicator: here at once, on the other members within milliseconds. If it was aborted before,
-    /// the earlier cause stays.
+    /// the earlier cause stays; the others learn that a member has given up.
     pub fn abort(&self, cause: AbortCause) {
         let shared = self.control.shared();
-        if self.flag.raise(cause.clone()) {
+        let is_first = self.flag.raise(cause.clone());
+        if self.flag.note_given_up() || is_first {
             let message = ToCoordinator::Abort {
                 communicator: self.communicator,
                 members: self.members.to_vec(),
@@ -76,6 +77,7 @@ impl Membership {
     pub(crate) fn revoke(&self, cause: AbortCause) {
         let (shared, cause) = (self.control.shared(), clip(cause));
         self.flag.raise(cause.clone());
+        self.flag.note_given_up();
         self.flag.note_revoked();
         if self.control.is_closed() {
             // No coordinator passes it on.

@@ -178,8 +178,10 @@ impl<G: Goal> Waiter for Driver<'_, G> {
             return Some(News::Aborted);
         };
         let by_memory = self.shared.group.route(lost.by).is_some_and(|route| route.transport == "shm");
-        Some(match by_memory && self.goal.waiting_for(core).contains(&lost.by) {
-            true => News::Hopeless,
+        Some(match self.goal.waiting_for(core).contains(&lost.by) {
+            true if by_memory => News::Hopeless,
+            true => News::Doomed,
+            false if flag.is_given_up() || orphans::has_word(core) => News::Doomed,
             false => News::Lost,
         })
     }

@@ -55,8 +55,11 @@ pub(crate) enum Step {
 /// What else has become of the communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    /// A peer was lost: what it had sent before may still be enough.
+    /// A peer was lost that is not waited for: the others may get along without it.
     Lost,
+    /// The peer that is waited for was lost, or another that needed it has given up: what they had sent before may still be
+    /// enough.
+    Doomed,
     /// The peer that is waited for was lost, and what it had sent before is in memory already.
     Hopeless,
     /// It was aborted for another reason.

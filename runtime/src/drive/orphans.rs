@@ -36,6 +36,11 @@ pub(super) fn leave_word(core: &Core, cause: &Cause, rank: u32) {
     }
 }
 
+/// Whether a rank of the host has left such word.
+pub(super) fn has_word(core: &Core) -> bool {
+    board(core).is_some_and(|board| board.aborted() != 0)
+}
+
 /// Shows the other ranks of the host what this one called.
 pub(super) fn show_call(core: &Core, waited: Waited) {
     if let (Some(board), Some(summary)) = (board(core), waited.summary()) {

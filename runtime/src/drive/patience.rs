@@ -11,9 +11,12 @@ pub(super) const STALL: Duration = Duration::from_millis(250);
 /// Between further questions.
 pub(super) const ASK_AGAIN: Duration = Duration::from_secs(1);
 
-/// After news of a lost peer, an operation may still finish with what has already been sent to this rank: it fails only
-/// once nothing has moved for so long.
+/// After news of a lost peer that is waited for, an operation may still finish with what has already been sent to this rank:
+/// it fails only once nothing has moved for so long.
 pub(super) const LOSS_GRACE: Duration = Duration::from_millis(50);
+
+/// The same where only others are waited for, and none of them has given up: a busy host may keep them that long.
+pub(super) const LIVING_GRACE: Duration = Duration::from_millis(500);
 
 /// The same where the lost peer itself is waited for, over memory that it has written before its end: some turns of a busy host.
 pub(super) const HOPELESS_GRACE: Duration = Duration::from_millis(2);
@@ -91,7 +94,8 @@ impl Patience {
         let idle = since(*self.moved_at.get_or_insert(now));
         let is_over = match waiter.news() {
             None => false,
-            Some(News::Lost) => idle >= LOSS_GRACE,
+            Some(News::Lost) => idle >= LIVING_GRACE,
+            Some(News::Doomed) => idle >= LOSS_GRACE,
             Some(News::Hopeless) => idle >= HOPELESS_GRACE,
             Some(News::Aborted) => true,
         };

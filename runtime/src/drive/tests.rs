@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::patience::{ASK_AGAIN, HOPELESS_GRACE, LOSS_GRACE, STALL, TURNS_PER_CHECK};
+use super::patience::{ASK_AGAIN, HOPELESS_GRACE, LIVING_GRACE, LOSS_GRACE, STALL, TURNS_PER_CHECK};
 use super::{End, News, Patience, Step, Suspicion, Waiter, until};
 use crate::wait::{Next, Pacer, Policy, SLEEP_MAX};
 
@@ -185,7 +185,7 @@ fn an_abort_ends_a_wait_at_once() {
 
 #[test]
 fn after_a_loss_what_was_sent_before_has_its_time() {
-    let news = |now| (now >= 10 * MS).then_some(News::Lost);
+    let news = |now| (now >= 10 * MS).then_some(News::Doomed);
     // Data comes until 100 ms.
     let step = |now| Ok(Step::Waits { moved: now < 100 * MS });
     let (result, script) = Script { step, news, ..QUIET }.play(LONG);
@@ -203,13 +203,29 @@ fn after_a_loss_what_was_sent_before_has_its_time() {
 
 #[test]
 fn a_lost_peer_is_given_up_once_nothing_has_come_for_the_grace() {
-    let (result, script) = Script { news: |_| Some(News::Lost), ..QUIET }.play(LONG);
+    let (result, script) = Script { news: |_| Some(News::Doomed), ..QUIET }.play(LONG);
     assert_eq!(result, Err(Fails::Ended(End::Failed)));
     soon_after(script.now, LOSS_GRACE);
     let (result, script) = Script { news: |_| Some(News::Hopeless), ..QUIET }.play(LONG);
     assert!(result.is_err());
     soon_after(script.now, HOPELESS_GRACE);
     assert!(script.asked.is_empty(), "nobody is asked what is known");
+}
+
+#[test]
+fn who_waits_for_the_living_only_waits_until_one_of_them_gives_up() {
+    // A busy host keeps a peer from its part for long.
+    let step = |now| Ok(if now > 400 * MS { Step::Done } else { Step::Waits { moved: false } });
+    let lost = |_| Some(News::Lost);
+    assert_eq!(Script { step, news: lost, ..QUIET }.play(LONG).0, Ok(()));
+    let news = |now| Some(if now >= 100 * MS { News::Doomed } else { News::Lost });
+    let (result, script) = Script { news, ..QUIET }.play(LONG);
+    assert_eq!(result, Err(Fails::Ended(End::Failed)));
+    soon_after(script.now, 100 * MS);
+    // Nobody may ever say so: then there is an end, too.
+    let (result, script) = Script { news: lost, ..QUIET }.play(LONG);
+    assert_eq!(result, Err(Fails::Ended(End::Failed)));
+    soon_after(script.now, LIVING_GRACE);
 }
 
 #[test]

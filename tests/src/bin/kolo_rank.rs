@@ -31,6 +31,7 @@ fn main() {
         "idle" => idle(&comm, number(1)),
         "exit" => leave_abruptly(&comm, number(1)),
         "early" => leave_early(&comm, number(1)),
+        "slow" => send_slowly(&comm, number(1)),
         "memory" => memory(&comm, number(1)),
         "ready" => comm.barrier(),
         "meet" => meet(&comm, number(1)),
@@ -265,6 +266,30 @@ fn leave_early(comm: &Communicator, elements: usize) -> Result<()> {
     comm.broadcast(&mut data, 0)?;
     if data.iter().any(|value| *value != 5.0) {
         report("@wrong");
+    }
+    report("@finished");
+    std::process::exit(0);
+}
+
+/// The last rank ends its process; rank 1 sends to rank 0 only when told.
+fn send_slowly(comm: &Communicator, elements: usize) -> Result<()> {
+    let mut data = vec![comm.rank() as f32; elements];
+    comm.barrier()?;
+    match comm.rank() {
+        0 => {
+            report("@running");
+            comm.recv(&mut data, 1)?;
+            if data.iter().any(|value| *value != 1.0) {
+                report("@wrong");
+            }
+        }
+        1 => {
+            report("@running");
+            let mut line = String::new();
+            let _ = std::io::stdin().lock().read_line(&mut line);
+            comm.send(&data, 0)?;
+        }
+        _ => {}
     }
     report("@finished");
     std::process::exit(0);
