@@ -28,6 +28,8 @@ _JOIN_SECONDS = 5.0
 class Engine:
     """One communicator in use by torch."""
 
+    #: What its calls hand out.
+    work = KoloWork
     __slots__ = (
         "comm",
         "name",
@@ -57,8 +59,8 @@ class Engine:
         #: Collectives called so far, and what is called at the first.
         self.sequence = 0
         self.at_first = None
-        #: The kind of the first error that was the communicator's, and not the caller's.
-        self.failure: type | None = None
+        #: The first error that was the communicator's, and not the caller's. Never raised, so that it holds no frames.
+        self.failure: Error | None = None
         #: ``None`` where no tensor can be on a GPU, so that nobody asks.
         self.launcher = Launcher(name) if streams.cuda.available() else None
         if self.launcher is not None:
@@ -81,7 +83,7 @@ class Engine:
         try:
             if not waits:
                 works = (self.comm.start(arguments, owner),)
-                return self._handed_out(KoloWork(self, works, outputs, after, self.limit(opts)))
+                return self._handed_out(self.work(self, works, outputs, after, self.limit(opts)))
             # Not as a blocking call: in torch, other ranks may start what this one waits for.
             self.comm.start_and_wait(arguments, self.limit(opts))
         except Error as error:
@@ -121,7 +123,7 @@ class Engine:
         limit = self.limit(opts)
         if span is not None:
             span.end_with(works, limit)
-        return self._handed_out(KoloWork(self, works, outputs, after, limit, span))
+        return self._handed_out(self.work(self, works, outputs, after, limit, span))
 
     def begin(self, start):
         """Starts something on the host's memory, after what was called before."""
@@ -140,11 +142,10 @@ class Engine:
         check()
 
     def failed(self, error: Error) -> Error:
-        """The error for the caller; its kind is kept, to answer what the group failed of."""
-        translated = translate(error)
+        """The error for the caller; another like it is kept, to answer what the group failed of."""
         if self.failure is None and not isinstance(error, (Usage, Unsupported)):
-            self.failure = type(translated)
-        return translated
+            self.failure = translate(error)
+        return translate(error)
 
     def limit(self, opts) -> float:
         """Seconds that an operation may take."""

@@ -26,18 +26,18 @@ _ERROR_TYPES = {errors.Timeout: ErrorType.TIMEOUT, errors.PeerLost: ErrorType.RE
 
 
 class Unjoined:
-    """In the place of the communicator before the first ``reconfigure``."""
+    """In the place of a communicator that is not there yet; ``remedy`` says how it comes."""
 
     closed = True
+
+    def __init__(self, remedy: str) -> None:
+        self._remedy = remedy
 
     def close(self) -> None:
         pass
 
     def __getattr__(self, name: str):
-        raise Usage(
-            "the group has no members yet: it was made with enable_reconfigure=True, so call reconfigure first, with the "
-            "handles of all that take part"
-        )
+        raise Usage(f"the group has no members yet: {self._remedy}")
 
 
 class Membership:
@@ -46,7 +46,10 @@ class Membership:
     def __init__(self, rank: int, size: int, seconds: float, name: str) -> None:
         #: What the program said at first; then those of the communicator.
         self.rank, self.size = rank, size
-        self.engine = Engine(Unjoined(), seconds, name, list(range(size)))
+        nobody = Unjoined(
+            "it was made with enable_reconfigure=True, so call reconfigure first, with the handles of all that take part"
+        )
+        self.engine = Engine(nobody, seconds, name, list(range(size)))
         self._number = rank
         self._door: Door | None = None
         self._lock = threading.Lock()
@@ -86,8 +89,7 @@ class Membership:
             raise translate(error) from None
         finally:
             self._lock.release()
-        # Not here: the first rank stays for a second, so that the others can leave. The interpreter waits for it at its end.
-        threading.Thread(target=_leave, args=(old,), name=f"kolo-leaving-{old.name}").start()
+        leave(old)
 
     def survivors(self) -> tuple[int, list[str]]:
         comm = self.engine.comm
@@ -117,10 +119,15 @@ class Membership:
             door.close()
 
 
+def leave(old: Engine) -> None:
+    """Leaves a communicator that another one has replaced. Nobody waits for what it still does: its ranks are not all there."""
+    # Not on this thread: the first rank stays for a second, so that the others can leave. The interpreter waits for it at its end.
+    threading.Thread(target=_leave, args=(old,), name=f"kolo-leaving-{old.name}").start()
+
+
 def _leave(old: Engine) -> None:
-    """Nobody waits for what the old communicator still does: its ranks are not all there any more."""
     if not old.comm.closed and any(took is None for *_, took in old.comm.records()):
-        old.abort("the group was reconfigured")
+        old.abort("another communicator has taken its place")
     old.close()
 
 
@@ -158,7 +165,7 @@ class Reconfigurable:
 
     def get_error(self) -> ErrorType:
         """What the communicator failed of, as far as a call has shown; ``SUCCESS`` after an abort, as with Gloo."""
-        return _ERROR_TYPES.get(self._engine.failure, ErrorType.SUCCESS)
+        return _ERROR_TYPES.get(type(self._engine.failure), ErrorType.SUCCESS)
 
     def shutdown(self) -> None:
         self._membership.close()
