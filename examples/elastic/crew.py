@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+import train
+
 POLL_SECONDS = 0.002
 STOPPED_SECONDS = 4.0
-LEFT_OUT = 3
 
 
 @dataclass
@@ -69,18 +69,11 @@ class Crew:
         self._ranks = ranks
         self._model = model
         self._last = steps
-        meet = f"file://{folder}/meet"
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "KOLO_DEAD_AFTER": "1"}
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, str(HERE / "train.py"), "--rank", str(rank), "--ranks", str(ranks), "--meet", meet]
-                + ["--out", str(folder), "--model", model, "--steps", str(steps), "--data", str(data)],
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=(folder / f"errors-{rank}").open("w"),
-            )
-            for rank in range(ranks)
-        ]
+        # Forks, since to import torch takes longer than a small run.
+        fork = multiprocessing.get_context("fork").Process
+        self._processes = [fork(target=be_rank, args=(rank, ranks, folder, model, steps, data)) for rank in range(ranks)]
+        for process in self._processes:
+            process.start()
         self._logs: dict[int, Log] = {rank: Log(folder / f"steps-{rank}.jsonl") for rank in range(ranks)}
         self._continue_at: list[tuple[float, int]] = []
 
@@ -89,15 +82,15 @@ class Crew:
 
     def __exit__(self, *_) -> None:
         for process in self._processes:
-            if process.poll() is None:
+            if process.is_alive():
                 process.kill()
-            process.wait()
+            process.join()
 
     def follow(self, schedule: list[Event], limit: float) -> Outcome:
         """Does what the schedule says, until all ranks have ended."""
         waiting = sorted(schedule, key=lambda event: event.step)
         deadline = time.monotonic() + limit
-        while any(process.poll() is None for process in self._processes):
+        while any(process.is_alive() for process in self._processes):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not finished after {limit:.0f} s\n{self._errors()}")
             while waiting and self._step() >= waiting[0].step:
@@ -110,7 +103,7 @@ class Crew:
         return max((told["step"] for log in self._logs.values() for told in log.read()[-1:]), default=0)
 
     def _do(self, event: Event) -> None:
-        running = [rank for rank, process in enumerate(self._processes) if process.poll() is None]
+        running = [rank for rank, process in enumerate(self._processes) if process.is_alive()]
         stopped = [rank for _, rank in self._continue_at]
         there = [rank for rank in running if rank not in stopped]
         rank = self._first(there) if event.who == "first" else int(event.who)
@@ -120,9 +113,9 @@ class Crew:
         process = self._processes[rank]
         if event.what == "kill":
             process.kill()
-            process.wait()
+            process.join()
         else:
-            process.send_signal(signal.SIGSTOP)
+            os.kill(process.pid, signal.SIGSTOP)
             self._continue_at.append((time.monotonic() + event.seconds, rank))
 
     def _first(self, there: list[int]) -> int | None:
@@ -133,11 +126,12 @@ class Crew:
         now = time.monotonic()
         for at, rank in [entry for entry in self._continue_at if entry[0] <= now]:
             self._continue_at.remove((at, rank))
-            self._processes[rank].send_signal(signal.SIGCONT)
+            if self._processes[rank].is_alive():
+                os.kill(self._processes[rank].pid, signal.SIGCONT)
 
     def _outcome(self, schedule: list[Event]) -> Outcome:
         outcome = Outcome(self._ranks, self._model, schedule)
-        outcome.statuses = [process.returncode for process in self._processes]
+        outcome.statuses = [process.exitcode for process in self._processes]
         outcome.hashes = {path.read_text() for path in self._folder.glob("hash-*")}
         first: dict[int, tuple[float, int]] = {}
         for log in self._logs.values():
@@ -146,13 +140,24 @@ class Crew:
                 if before is None or told["time"] < before[0]:
                     first[told["step"]] = told["time"], told["ranks"]
         outcome.steps = [(step, *first[step]) for step in sorted(first)]
-        wrong = [status for status in outcome.statuses if status not in (0, LEFT_OUT, -signal.SIGKILL)]
+        wrong = [status for status in outcome.statuses if status not in (0, train.LEFT_OUT, -signal.SIGKILL)]
         if wrong or len(outcome.steps) != self._last:
             raise RuntimeError(f"ranks ended with {outcome.statuses} after {len(outcome.steps)} steps\n{self._errors()}")
         return outcome
 
     def _errors(self) -> str:
         return "\n".join(path.read_text()[-2000:] for path in sorted(self._folder.glob("errors-*")))
+
+
+def be_rank(rank: int, ranks: int, folder: Path, model: str, steps: int, data: Path) -> None:
+    """What `python train.py` does as this rank; its own process."""
+    with (folder / f"errors-{rank}").open("w", buffering=1) as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+        # A rank that is silent for a second is given up, rather than one that is for a minute.
+        os.environ["KOLO_DEAD_AFTER"] = "1"
+        who = ["--rank", str(rank), "--ranks", str(ranks), "--meet", f"file://{folder}/meet", "--out", str(folder)]
+        sys.exit(train.main([*who, "--model", model, "--steps", str(steps), "--data", str(data)]))
 
 
 class Log:

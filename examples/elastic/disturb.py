@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
 
-from crew import Crew, Event, Outcome
+# Before torch is imported: each rank computes with one thread.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from crew import Crew, Event, Outcome  # noqa: E402
 
 EVENTS = "40:kill:first,80:pause:3:0.5,120:stop:4:4,200:kill:first"
 KILLS = "5:kill:first,9:kill:first"

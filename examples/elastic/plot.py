@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 from crew import Outcome  # noqa: E402
 
-WINDOW_SECONDS = 0.2
+WINDOW_SECONDS = 0.25
 COLOURS = {"kill": "#b3362b", "stop": "#c28e2c", "pause": "#5b7fa6"}
 WORDS = {"kill": "killed", "stop": "stopped", "pause": "paused"}
 STYLE = {

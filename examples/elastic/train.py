@@ -88,8 +88,8 @@ class Trainer:
             return (self._model(inputs).argmax(1) == labels).float().mean().item()
 
 
-def main() -> int:
-    given = options()
+def main(arguments: list[str] | None = None) -> int:
+    given = options(arguments)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     dataset = load(given.data)
@@ -112,7 +112,7 @@ def main() -> int:
     return 0
 
 
-def options() -> argparse.Namespace:
+def options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--ranks", type=int, required=True)
@@ -121,7 +121,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parent.parent / "data")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ class Meeting:
             used = f"uuid {self._number} was already used"
             try:
                 comm = self._lead(settings)
-            except Error as error:
-                # Who comes now learns what the others were told.
+            except BaseException as error:
+                # Who waits, and who comes later, learns what the others were told.
                 self._door.refuse(self._number, f"{used} for a meeting that failed: {error}")
                 raise
             self._door.refuse(self._number, used)

@@ -130,6 +130,30 @@ def test_flags_that_cannot_be_honoured():
     harness.forked(2, body)
 
 
+def test_one_thread_at_a_time():
+    """Another one is told so at once, and can still ask for the handle."""
+
+    def body(me):
+        handles = me.handles("a")
+        if me.start == 0:
+            waiting = threading.Thread(target=reconfigure, args=(1, handles))
+            waiting.start()
+            deadline = time.monotonic() + SECONDS
+            while not me.group._membership._meeting.locked():
+                assert time.monotonic() < deadline
+            with pytest.raises(kolo.torch.Usage, match="another thread reconfigures"):
+                reconfigure(2, handles)
+            assert dist._get_reconfigure_handle() == handles[0]
+        me.meet_in_store("refused")
+        if me.start == 0:
+            waiting.join()
+        else:
+            reconfigure(1, handles)
+        expect(me.start, 2)
+
+    run(2, body)
+
+
 # The door.
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from datetime import timedelta
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
@@ -53,10 +52,12 @@ class Membership:
         self._number = rank
         self._door: Door | None = None
         self._lock = threading.Lock()
+        #: Held while the members meet.
+        self._meeting = threading.Lock()
         #: The meeting that made the communicator, and the handles of its ranks.
         self._uuid, self._handles = 0, []
         self._asked = 0
-        #: Called with each new engine.
+        #: Those that get each new engine.
         self.holders: list = []
 
     def handle(self) -> str:
@@ -71,7 +72,7 @@ class Membership:
     def reconfigure(self, opts) -> None:
         """Meets the others; the communicator of before is left if that succeeds, and stays if it fails."""
         self.handle()
-        if not self._lock.acquire(blocking=False):
+        if not self._meeting.acquire(blocking=False):
             raise Usage("reconfigure: another thread reconfigures this group already")
         try:
             given = opts.handles
@@ -88,7 +89,7 @@ class Membership:
         except Error as error:
             raise translate(error) from None
         finally:
-            self._lock.release()
+            self._meeting.release()
         leave(old)
 
     def survivors(self) -> tuple[int, list[str]]:
@@ -184,9 +185,6 @@ class ReconfigurableBackend(Reconfigurable, KoloBackend):
 
     def size(self) -> int:
         return self._membership.size
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._engine.seconds = timeout.total_seconds()
 
 
 class ReconfigurableGroup(Reconfigurable, KoloGroup):
