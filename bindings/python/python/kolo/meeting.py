@@ -13,12 +13,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from . import _kolo
-from .doors import Door, Ended, Unreached, Visit, Visitor, knock
-from .errors import Error, Join, Mismatch, PeerLost, Timeout, Usage
+from .doors import Door, Ended, Unreached, Visit, knock
+from .errors import Aborted, Error, Join, Mismatch, PeerLost, Timeout, Transport, Usage
 from .handles import Handle
 
 #: Seconds between two looks whether those that have not come live, and that one of them has to answer.
 _LOOK, _ANSWER = 0.25, 1.0
+
+#: Seconds for members that have met to join, the first time; and for how much longer the others wait than the first of them.
+_FIRST_TRY, _GRACE = 1.0, 0.5
+
+#: What may be because somebody has died, or is slow.
+_AGAIN = (Aborted, Join, PeerLost, Timeout, Transport)
 
 
 class Meeting:
@@ -61,22 +67,50 @@ class Meeting:
     # The first member.
 
     def _lead(self, settings: dict[str, str]) -> _kolo.Comm:
-        others = self._gathered() if len(self._members) > 1 else {}
-        key = self._door.handle.key
-
-        def publish(notice: bytes) -> None:
-            for visitor in others.values():
-                visitor.dismiss(key, notice=notice.hex())
-
+        if len(self._members) == 1:
+            return self._connected(_Place(self._name()), settings, self._deadline)
         try:
-            return self._connected(_Place(self._name(), publish=publish), settings)
-        except BaseException as error:
-            for visitor in others.values():
-                visitor.dismiss(key, error=str(error))
+            self._gather()
+            return self._join_with_them(settings)
+        except Error as error:
+            self._dismiss(error=str(error), kind=type(error).__name__)
             raise
 
-    def _gathered(self) -> dict[int, Visitor]:
-        """Those that have come, once that is all of them; else they are told why not."""
+    def _join_with_them(self, settings: dict[str, str]) -> _kolo.Comm:
+        """Again if that takes long, unless somebody has died: nobody would come to know of it while it joins."""
+        seconds = _FIRST_TRY + len(self._members) / 64
+        while True:
+            until = min(time.monotonic() + seconds, self._deadline)
+
+            def publish(notice: bytes) -> None:
+                self._tell(notice=notice.hex(), seconds=until - time.monotonic())
+
+            try:
+                comm = self._connected(_Place(self._name(), publish=publish), settings, until)
+            except _AGAIN as error:
+                with self._door.changed:
+                    here = {visitor.said["at"] for visitor in self._door.visitors.get(self._number, ())}
+                if missing := [at for at in range(1, len(self._members)) if at not in here]:
+                    raise self._lost(missing[0], "while members joined") from None
+                if time.monotonic() >= self._deadline:
+                    raise self._failed(error) from None
+                seconds *= 2
+                continue
+            self._dismiss(over=True)
+            return comm
+
+    def _tell(self, **what) -> None:
+        with self._door.changed:
+            for visitor in self._door.visitors.get(self._number, ()):
+                visitor.tell(self._door.handle.key, **what)
+
+    def _dismiss(self, **what) -> None:
+        with self._door.changed:
+            for visitor in self._door.visitors.pop(self._number, ()):
+                visitor.dismiss(self._door.handle.key, **what)
+
+    def _gather(self) -> None:
+        """Blocks until all have come."""
         door, ended = self._door, {}
         over = threading.Event()
         looking = threading.Thread(target=self._look, args=(over, ended), name="kolo-looking", daemon=True)
@@ -86,16 +120,14 @@ class Meeting:
                 while True:
                     visitors = door.visitors.get(self._number, ())
                     self._check(visitors)
-                    here = {visitor.said["at"]: visitor for visitor in visitors}
+                    here = {visitor.said["at"] for visitor in visitors}
                     missing = [at for at in range(1, len(self._members)) if at not in here]
                     if not missing:
-                        del door.visitors[self._number]
-                        return here
+                        return
                     if gone := [at for at in missing if at in ended]:
                         raise self._lost(gone[0], ended[gone[0]])
                     if missing != said:
-                        for visitor in here.values():
-                            visitor.tell(door.handle.key, missing=missing[:256])
+                        self._tell(missing=missing[:256])
                         said = missing
                     left = self._deadline - time.monotonic()
                     if left <= 0:
@@ -103,11 +135,6 @@ class Meeting:
                     door.changed.wait(min(left, _LOOK))
                     if looking.ident is None:
                         looking.start()
-        except Error as error:
-            with door.changed:
-                for visitor in door.visitors.pop(self._number, ()):
-                    visitor.dismiss(door.handle.key, error=str(error), kind=type(error).__name__)
-            raise
         finally:
             over.set()
 
@@ -142,24 +169,27 @@ class Meeting:
 
     def _follow(self, settings: dict[str, str]) -> _kolo.Comm:
         visit = self._arrived()
-        missing = None
+        missing = cause = None
         try:
             said = visit.greeting
-            while True:
-                if said is None:
-                    raise self._lost(0, "its connection broke while members met")
+            while said is not None:
                 if "error" in said:
                     raise self._told(said)
+                if "over" in said:
+                    raise Join(f"{self._name()}: the others have joined without this rank: {cause}", rank=self.rank)
                 if "notice" in said:
-                    notice = bytes.fromhex(said["notice"])
-                    break
+                    place = _Place(self._name(), notice=bytes.fromhex(said["notice"]))
+                    try:
+                        return self._connected(place, settings, time.monotonic() + said["seconds"] + _GRACE)
+                    except _AGAIN as error:
+                        cause = error  # the first member says what comes next
                 missing = said.get("missing", missing)
-                said = visit.hear(self._deadline)
+                said = visit.hear(self._deadline + _GRACE)
         except TimeoutError:
-            raise self._late([0] if missing is None else missing) from None
+            raise (self._failed(cause) if cause else self._late([0] if missing is None else missing)) from None
         finally:
             visit.close()
-        return self._connected(_Place(self._name(), notice=notice), settings)
+        raise self._lost(0, "its connection broke while members met")
 
     def _arrived(self) -> Visit:
         said = {"meeting": self._number, "at": self.rank, "list": self._digest, "who": self._who(self.rank)}
@@ -183,15 +213,12 @@ class Meeting:
 
     # Both.
 
-    def _connected(self, place: _Place, settings: dict[str, str]) -> _kolo.Comm:
-        left = max(self._deadline - time.monotonic(), 0.001)
-        settings = {**settings, "KOLO_JOIN_TIMEOUT": str(left)}
-        try:
-            return _kolo.connect_board(place, self.rank, len(self._members), settings)
-        except Error as error:
-            if time.monotonic() < self._deadline:
-                raise
-            raise Timeout(f"{self._name()}: no communicator after {self._seconds:.1f} s: {error}", rank=self.rank) from None
+    def _connected(self, place: _Place, settings: dict[str, str], until: float) -> _kolo.Comm:
+        settings = {**settings, "KOLO_JOIN_TIMEOUT": str(max(until - time.monotonic(), 0.001))}
+        return _kolo.connect_board(place, self.rank, len(self._members), settings)
+
+    def _failed(self, cause: Error) -> Timeout:
+        return Timeout(f"{self._name()}: no communicator after {self._seconds:.1f} s: {cause}", rank=self.rank)
 
     def _late(self, missing: list[int], cause: str = "") -> Timeout:
         names = ", ".join(map(self._who, missing[:4])) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
@@ -206,7 +233,7 @@ class Meeting:
 
     def _lost(self, at: int, cause: str) -> PeerLost:
         return PeerLost(
-            f"{self._name()}: {self._who(at)} has ended ({cause}). Leave it out, and try again with a new uuid",
+            f"{self._name()}: {self._who(at)} has ended, or left ({cause}). Leave it out, and try again with a new uuid",
             rank=self.rank,
             operation="reconfigure",
             peer=at,
@@ -247,7 +274,7 @@ def _decision(member: Handle, number: int) -> list[str] | None:
 class _Place:
     """Where the runtime's rank 0 leaves its address for the others: they are there already, or have it."""
 
-    def __init__(self, name: str, publish=None, notice: bytes | None = None) -> None:
+    def __init__(self, name: str, publish=lambda _: None, notice: bytes | None = None) -> None:
         self._name = name
         self._publish = publish
         self._notice = notice

@@ -1,8 +1,10 @@
 """Groups that go on after losses: processes end by kill -9 or are stopped, and those that are left reconfigure by themselves."""
 
 import os
+import random
 import signal
 import statistics
+import threading
 import time
 from datetime import timedelta
 
@@ -228,3 +230,27 @@ def test_the_next_sum_comes_soon():
 
     for end in run(5, body, killed=[0, 1, 2]):
         print(end.text)
+
+
+@pytest.mark.parametrize("seed", [*range(4), 40, 42])
+def test_two_are_killed_at_any_moment(seed):
+    """The second perhaps while the others agree, meet or join. Nobody waits for the time-out."""
+    chance = random.Random(seed)
+    victims = chance.sample(range(5), 2)
+    after = chance.uniform(0, 0.02), chance.uniform(0, 0.12)
+
+    def body(rank, ranks):
+        if rank in victims:
+            threading.Timer(after[victims.index(rank)], die).start()
+        done = 0
+        began = time.monotonic()
+        while done < 20:
+            try:
+                members = sum_of_ones()
+                assert members == dist.get_world_size()
+                done += members == ranks - 2
+            except dist.DistBackendError:
+                go_on()
+        assert time.monotonic() - began < SECONDS * 0.9
+
+    run(5, body, killed=victims)
