@@ -40,6 +40,11 @@ install_torch() {
 if ! has_torch && ! { install_torch && has_torch; }; then
   echo "skipped: the tests of the torch backend, since torch cannot be installed here"
 fi
+# Without its dependencies, among which is torch with all of CUDA.
+if has_torch && ! "$in_venv" -c 'import torchft' 2>/dev/null &&
+  ! { pip opentelemetry-sdk opentelemetry-exporter-otlp-proto-http && pip --no-deps torchft; }; then
+  echo "skipped: the tests of torchft's process group, since torchft cannot be installed here"
+fi
 
 rm -rf "$target/wheels"
 (cd "$here" && "$venv/bin/maturin" build --release --quiet --interpreter "$in_venv" --out "$target/wheels")

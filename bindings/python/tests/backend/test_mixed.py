@@ -138,17 +138,6 @@ def test_works_of_several_threads():
     run(2, body, backend=MIXED)
 
 
-def test_reconfiguring_is_refused():
-    def body(rank, ranks, folder):
-        store = dist.FileStore(f"{folder}/store", ranks)
-        with pytest.raises(kolo.torch.Unsupported, match="enable_reconfigure: .* cannot be reconfigured yet"):
-            dist.init_process_group("kolo", store=store, rank=rank, world_size=ranks, enable_reconfigure=True)
-
-    from harness import forked
-
-    forked(2, body)
-
-
 @pytest.mark.parametrize("version", ["2.8.0", "2.13.1+cpu"])
 def test_a_torch_that_is_too_old(tmp_path, version):
     (tmp_path / "torch.py").write_text(f"__version__ = {version!r}\n")

@@ -2,11 +2,15 @@
 """PyTorch's own distributed_test on several backends, side by side.
 
     suite.py [--ranks 3,4] [--backends gloo,kolo] [--gates shipped|open|data] [--only SUBSTRING] [--out FILE]
+    suite.py --file test_c10d_fault_tolerance.py [--only SUBSTRING]
 
 The suite's classes run as PyTorch ships them, from ``torch.testing._internal``, each test in processes of its own. What a
 backend may run is decided there by its name. ``shipped`` leaves that as it is; ``open`` lets each of the backends run all
 that Gloo or MPI may; ``data`` is ``open`` without asking for events of the profiler. A table is printed; the exit status
 is 0 if no test failed on Kolo that did not fail on Gloo.
+
+With ``--file`` it runs PyTorch's test of ``reconfigure`` on Kolo. That file is not in the wheel: take it from PyTorch's sources, at the
+commit that ``torch.version.git_version`` names.
 """
 
 from __future__ import annotations
@@ -109,6 +113,37 @@ def run_one(gates: str, only: str, out: str) -> None:
         Path(out).write_text(json.dumps(found))
 
 
+def run_file(path: str, only: str) -> int:
+    """Runs PyTorch's test of ``reconfigure``, with Kolo among its backends."""
+    import dataclasses
+    import importlib.util
+    import unittest
+
+    import torch
+    import torch.testing._internal.common_distributed as common
+
+    import kolo.torch  # noqa: F401
+
+    spec = importlib.util.spec_from_file_location("fault_tolerance", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    # Each version of the file describes a backend in its own way: by the fields of a pair, or of a class.
+    first = module.FAULT_TOLERANCE_BACKENDS[0]
+    if dataclasses.is_dataclass(first):
+        made = module._make_fault_tolerance_test_class(type(first)("kolo", "cpu"))
+    else:
+        made = module._make_fault_tolerance_test_class("kolo", "cpu")
+    # A fork has everything imported already.
+    fork = torch.multiprocessing.get_context("fork").Process
+    made._spawn_processes = lambda self: self._start_processes(fork)
+    common.TIMEOUT_DEFAULT = TEST_SECONDS
+    loader, suite = unittest.TestLoader(), unittest.TestSuite()
+    for case in (made, module.ReconfigureContractTest):
+        suite.addTests(case(name) for name in loader.getTestCaseNames(case) if only in name)
+    result = unittest.TextTestRunner(verbosity=2).run(suite)
+    return 0 if result.wasSuccessful() and result.testsRun else 1
+
+
 def run_backend(backend: str, ranks: int, gates: str, only: str) -> dict[str, list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/found.json"
@@ -165,8 +200,11 @@ def main() -> int:
     parser.add_argument("--gates", choices=["shipped", "open", "data"], default="open")
     parser.add_argument("--only", default="", help="tests with this in their name")
     parser.add_argument("--out", help="a JSON file for what became of each test")
+    parser.add_argument("--file", help="PyTorch's test_c10d_fault_tolerance.py, to run in place of the suite")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.file:
+        return run_file(given.file, given.only)
     if given.one:
         run_one(given.gates, given.only, given.one)
         return 0

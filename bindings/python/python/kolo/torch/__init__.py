@@ -41,6 +41,7 @@ from .errors import (  # noqa: E402
 )
 from .graphs import keep_out  # noqa: E402
 from .group import DEVICES, KoloBackend, KoloGroup, create  # noqa: E402
+from .reconfigure import ReconfigurableBackend, ReconfigurableGroup  # noqa: E402
 from .recorder import dump_flight_record  # noqa: E402
 from .work import Finished, KoloWork  # noqa: E402
 
@@ -55,6 +56,8 @@ __all__ = [
     "Minority",
     "Mismatch",
     "PeerLost",
+    "ReconfigurableBackend",
+    "ReconfigurableGroup",
     "Revoked",
     "System",
     "Timeout",
@@ -76,5 +79,5 @@ def register() -> None:
     launchers.fill_in()
 
 
-keep_out(KoloGroup, KoloBackend, KoloWork, Several, Finished)
+keep_out(KoloGroup, KoloBackend, ReconfigurableGroup, ReconfigurableBackend, KoloWork, Several, Finished)
 register()

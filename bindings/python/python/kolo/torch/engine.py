@@ -11,7 +11,7 @@ from functools import partial
 from torch._C._distributed_c10d import _allow_inflight_collective_as_graph_input, _register_work
 
 from .. import _kolo
-from ..errors import Error
+from ..errors import Error, Unsupported, Usage
 from . import streams
 from .completion import Completion
 from .errors import translate
@@ -28,6 +28,8 @@ _JOIN_SECONDS = 5.0
 class Engine:
     """One communicator in use by torch."""
 
+    #: What its calls hand out.
+    work = KoloWork
     __slots__ = (
         "comm",
         "name",
@@ -38,6 +40,7 @@ class Engine:
         "collected",
         "sequence",
         "at_first",
+        "failure",
         "launcher",
         "__weakref__",
     )
@@ -56,6 +59,8 @@ class Engine:
         #: Collectives called so far, and what is called at the first.
         self.sequence = 0
         self.at_first = None
+        #: The first error that was the communicator's, and not the caller's. Never raised, so that it holds no frames.
+        self.failure: Error | None = None
         #: ``None`` where no tensor can be on a GPU, so that nobody asks.
         self.launcher = Launcher(name) if streams.cuda.available() else None
         if self.launcher is not None:
@@ -78,11 +83,11 @@ class Engine:
         try:
             if not waits:
                 works = (self.comm.start(arguments, owner),)
-                return self._handed_out(KoloWork(self, works, outputs, after, self.limit(opts)))
+                return self._handed_out(self.work(self, works, outputs, after, self.limit(opts)))
             # Not as a blocking call: in torch, other ranks may start what this one waits for.
             self.comm.start_and_wait(arguments, self.limit(opts))
         except Error as error:
-            raise translate(error) from None
+            raise self.failed(error) from None
         if after is not None:
             after()
         return None
@@ -114,11 +119,11 @@ class Engine:
         except Error as error:
             if span is not None:
                 span.end_with((), 0.0)
-            raise translate(error) from None
+            raise self.failed(error) from None
         limit = self.limit(opts)
         if span is not None:
             span.end_with(works, limit)
-        return self._handed_out(KoloWork(self, works, outputs, after, limit, span))
+        return self._handed_out(self.work(self, works, outputs, after, limit, span))
 
     def begin(self, start):
         """Starts something on the host's memory, after what was called before."""
@@ -135,6 +140,12 @@ class Engine:
     def _check_once(self) -> None:
         check, self.at_first = self.at_first, None
         check()
+
+    def failed(self, error: Error) -> Error:
+        """The error for the caller; another like it is kept, to answer what the group failed of."""
+        if self.failure is None and not isinstance(error, (Usage, Unsupported)):
+            self.failure = translate(error)
+        return translate(error)
 
     def limit(self, opts) -> float:
         """Seconds that an operation may take."""

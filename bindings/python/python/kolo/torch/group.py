@@ -74,6 +74,12 @@ class Operations(Collectives, Coalesced, Messages, MonitoredBarrier):
     def supports_reconfigure(self) -> bool:
         return False
 
+    def get_reconfigure_handle(self) -> str:
+        raise _not_reconfigurable()
+
+    def reconfigure(self, opts) -> dist.Work:
+        raise _not_reconfigurable()
+
     @property
     def supports_window(self) -> bool:
         return False
@@ -102,8 +108,8 @@ class Operations(Collectives, Coalesced, Messages, MonitoredBarrier):
 class KoloBackend(Operations, TorchBackend):
     """Kolo as the backend of some devices of a group."""
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine.comm.rank, engine.comm.world_size)
+    def __init__(self, engine: Engine, rank: int, size: int) -> None:
+        super().__init__(rank, size)
         self._engine = engine
         self._options = TorchBackend.Options("kolo", timedelta(seconds=engine.seconds))
 
@@ -119,17 +125,17 @@ class KoloBackend(Operations, TorchBackend):
     def split(self, store, ranks: list[int], opts=None):
         """The backend of a part of the ranks; ``None`` on the others."""
         part = _part(self._engine, ranks, self._engine.seconds, "split")
-        return None if part is None else KoloBackend(part)
+        return None if part is None else _backend(part)
 
 
 class KoloGroup(Operations, dist.ProcessGroup):
     """A process group that is Kolo's altogether."""
 
-    def __init__(self, store, engine: Engine) -> None:
-        super().__init__(store, engine.comm.rank, engine.comm.world_size)
-        self._engine = engine
+    def __init__(self, store, backend: KoloBackend, rank: int, size: int) -> None:
+        super().__init__(store, rank, size)
+        self._engine = backend._engine
         # Torch keeps the C++ half only; the group keeps this one.
-        self._backend = KoloBackend(engine)
+        self._backend = backend
         kind = dist.ProcessGroup.BackendType.CUSTOM
         for device in DEVICES if torch.cuda.is_available() else ["cpu"]:
             self._register_backend(torch.device(device), kind, self._backend)
@@ -155,27 +161,40 @@ class KoloGroup(Operations, dist.ProcessGroup):
         if part is None:
             return None
         name = group_name if group_name is not None else f"{self.group_name}:split:{'-'.join(map(str, ranks))}"
-        group = KoloGroup(dist.PrefixStore(f"{name}/", self.get_group_store()), part)
+        group = _group(dist.PrefixStore(f"{name}/", self.get_group_store()), part)
         group._set_group_name(name)
         group._set_group_desc(group_desc if group_desc is not None else f"{self.group_desc}:split")
         return group
 
 
 def create(options, _pg_options=None) -> KoloGroup | KoloBackend:
-    """What torch calls for ``backend="kolo"``. Joins the other ranks; blocks until all are there."""
-    if options.enable_reconfigure:
-        raise Unsupported(
-            "enable_reconfigure: Kolo's groups cannot be reconfigured yet. Leave it out; after a failure, call "
-            "destroy_process_group and init_process_group on the ranks that are left"
-        )
+    """What torch calls for ``backend="kolo"``. Joins the other ranks, and blocks until all are there; not if the group is to be
+    reconfigured."""
     mixed = _is_mixed(options)
+    if options.enable_reconfigure:
+        if mixed:
+            raise Unsupported(
+                "enable_reconfigure: a group with other backends beside Kolo cannot be reconfigured. Make it of 'kolo' alone, or "
+                "leave enable_reconfigure out"
+            )
+        from . import reconfigure
+
+        return reconfigure.create(options)
     engine = _join(options)
     if mixed:
         holders.install()
-        return KoloBackend(engine)
-    group = KoloGroup(options.store, engine)
-    engine.at_first = partial(_refuse_others, weakref.ref(group))
+        return _backend(engine)
+    group = _group(options.store, engine)
+    engine.at_first = partial(_refuse_others_once, weakref.ref(group))
     return group
+
+
+def _backend(engine: Engine) -> KoloBackend:
+    return KoloBackend(engine, engine.comm.rank, engine.comm.world_size)
+
+
+def _group(store, engine: Engine) -> KoloGroup:
+    return KoloGroup(store, _backend(engine), engine.comm.rank, engine.comm.world_size)
 
 
 def _join(options) -> Engine:
@@ -214,6 +233,13 @@ def _part(engine: Engine, ranks: list[int], seconds: float, name: str) -> Engine
         raise translate(error) from None
 
 
+def _not_reconfigurable() -> Unsupported:
+    return Unsupported(
+        "the group cannot be reconfigured: only the default group can, if init_process_group was called with "
+        "enable_reconfigure=True"
+    )
+
+
 def _is_mixed(options) -> bool:
     """Whether the group that is being made has, or may have, other backends for other devices.
 
@@ -230,10 +256,14 @@ def _is_mixed(options) -> bool:
     return not options.store.underlying_store.check([f"{DEVICES[0]}//{key}"])
 
 
-def _refuse_others(group) -> None:
+def _refuse_others_once(group) -> None:
+    refuse_others(group())
+
+
+def refuse_others(group: KoloGroup) -> None:
     """Raises if a group that was taken for Kolo's altogether is not; torch says so only when it has been made."""
     try:
-        config = dist.get_backend_config(group())
+        config = dist.get_backend_config(group)
     except (ValueError, KeyError):
         return
     pairs = [part.split(":") for part in config.split(",") if ":" in part]

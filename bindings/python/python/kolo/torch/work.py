@@ -44,7 +44,7 @@ class KoloWork(dist.Work):
             for work in self._works:
                 work.wait(seconds)
         except Error as error:
-            raise translate(error) from None
+            raise self._engine.failed(error) from None
         finally:
             if self._span is not None:
                 self._span.wait()

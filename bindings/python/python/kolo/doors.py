@@ -1,0 +1,348 @@
+"""Doors: a port of each process at which others reach it, whoever else may have died."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import selectors
+import socket
+import threading
+import time
+import weakref
+
+from . import _kolo
+from .errors import Configuration, System
+from .handles import FRAME_BYTES, NONCE_BYTES, Handle, answer_context, framed, unframed
+
+#: Seconds that a stranger has to say who it is, and how many strangers may be about it at once.
+_GREETING_SECONDS, _STRANGERS = 10.0, 256
+_PAUSE = 0.05
+#: What an address says of which there is no way from here.
+_NO_WAY = {errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL}
+
+
+class Ended(Exception):
+    """Nobody is behind this handle any more."""
+
+
+class Unreached(Exception):
+    """Nobody answered; it may be there."""
+
+
+class Visitor:
+    """A member that has come to a door and waits there."""
+
+    def __init__(self, stream: socket.socket, said: dict, nonces: bytes) -> None:
+        self.stream = stream
+        self.said = said
+        self._nonces = nonces
+        self._told = 0
+
+    def tell(self, key: bytes, **what) -> None:
+        """Never blocks: a visitor that does not read is not there."""
+        body = json.dumps(what).encode()
+        try:
+            self.stream.send(framed(key, answer_context(self._nonces, self._told), body))
+        except OSError:
+            pass  # the door's thread sees that it has gone
+        self._told += 1
+
+    def dismiss(self, key: bytes, **what) -> None:
+        """Tells it the last thing."""
+        self.tell(key, **what)
+        try:
+            self.stream.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # as above
+
+
+class Door:
+    """This process's door, with a thread that opens it. ``number`` is the rank that the process began with."""
+
+    def __init__(self, number: int) -> None:
+        self._listener = _listen()
+        self.handle = Handle(
+            number,
+            secrets.token_hex(8),
+            secrets.token_bytes(16),
+            self._listener.getsockname()[1],
+            os.getpid(),
+            socket.gethostname().replace(":", "_").replace(",", "_"),
+            tuple(_kolo.reachable_at()[:16]),
+        )
+        #: Of :attr:`visitors` and :attr:`refused`; told when somebody comes or goes.
+        self.changed = threading.Condition()
+        #: Those that wait, by the meeting that they came for.
+        self.visitors: dict[int, list[Visitor]] = {}
+        #: Meetings that nobody can come to any more, and why.
+        self.refused: dict[int, str] = {}
+        #: Who goes on after which meeting's members, by their incarnations, as far as this process has agreed to.
+        self.decided: dict[int, list[str]] = {}
+        self._wake, self._woken = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._strangers: dict[socket.socket, _Stranger] = {}
+        self._thread = threading.Thread(target=self._run, name="kolo-door", daemon=True)
+        _doors.add(self)
+        self._thread.start()
+
+    def refuse(self, meeting: int, why: str) -> None:
+        """Sends away those that wait for a meeting, and whoever still comes for it."""
+        with self.changed:
+            self.refused[meeting] = why
+            for visitor in self.visitors.pop(meeting, ()):
+                visitor.dismiss(self.handle.key, error=why)
+
+    def close(self) -> None:
+        """Those that wait lose their connection. May be called again."""
+        try:
+            self._wake.close()
+        except OSError:
+            pass  # closed already
+        if self._thread is not threading.current_thread():
+            self._thread.join(_GREETING_SECONDS)
+        _doors.discard(self)
+
+    def forget(self) -> None:
+        """In the child of a fork, which would otherwise keep the port of a process that has died."""
+        for stream in (self._listener, self._wake, self._woken, *self._strangers):
+            stream.close()
+        for visitors in self.visitors.values():
+            for visitor in visitors:
+                visitor.stream.close()
+
+    # The thread.
+
+    def _run(self) -> None:
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        while True:
+            for ready, _ in self._selector.select(_GREETING_SECONDS if self._strangers else None):
+                if ready.data is None:
+                    self._leave()
+                    return
+                ready.data(ready.fileobj)
+            late = time.monotonic() - _GREETING_SECONDS
+            for stream in [stream for stream, stranger in self._strangers.items() if stranger.since < late]:
+                self._drop(stream)
+
+    def _leave(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()
+        self._selector.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            stream, _ = listener.accept()
+        except OSError:
+            time.sleep(_PAUSE)  # no descriptors are left, or the caller has gone
+            return
+        stream.setblocking(False)
+        if len(self._strangers) >= _STRANGERS:
+            self._drop(next(iter(self._strangers)))
+        stranger = _Stranger()
+        try:
+            stream.send(stranger.nonce)
+        except OSError:
+            stream.close()
+            return
+        self._strangers[stream] = stranger
+        self._selector.register(stream, selectors.EVENT_READ, self._read)
+
+    def _read(self, stream: socket.socket) -> None:
+        try:
+            data = stream.recv(FRAME_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        stranger = self._strangers.get(stream)
+        # A member has nothing more to say: it goes, or is none.
+        if stranger is None or not data:
+            self._drop(stream)
+            return
+        stranger.heard += data
+        try:
+            whole = unframed(self.handle.key, b"knock" + stranger.nonce, stranger.heard)
+            if whole is None:
+                return
+            said = json.loads(whole[0])
+            nonces = stranger.nonce + bytes.fromhex(said["nonce"])
+            visitor = Visitor(stream, said, nonces)
+            meeting = said.get("meeting")
+            if not isinstance(meeting, int):
+                raise ValueError("no number of a meeting")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self._drop(stream)
+            return
+        del self._strangers[stream]
+        self._receive(visitor, meeting)
+
+    def _receive(self, visitor: Visitor, meeting: int) -> None:
+        key = self.handle.key
+        with self.changed:
+            if visitor.said.get("at") is None:
+                visitor.dismiss(key, decided=self.decided.get(meeting))
+            elif meeting in self.refused:
+                visitor.dismiss(key, error=self.refused[meeting])
+            else:
+                visitor.tell(key, missing=None)
+                self.visitors.setdefault(meeting, []).append(visitor)
+                self.changed.notify_all()
+
+    def _drop(self, stream: socket.socket) -> None:
+        self._selector.unregister(stream)
+        self._strangers.pop(stream, None)
+        stream.close()
+        with self.changed:
+            for meeting, visitors in list(self.visitors.items()):
+                left = [visitor for visitor in visitors if visitor.stream is not stream]
+                if len(left) != len(visitors):
+                    self.visitors[meeting] = left
+                    self.changed.notify_all()
+                if not left:
+                    del self.visitors[meeting]
+
+
+class _Stranger:
+    def __init__(self) -> None:
+        self.nonce = secrets.token_bytes(NONCE_BYTES)
+        self.heard = b""
+        self.since = time.monotonic()
+
+
+class Visit:
+    """A connection to another member's door."""
+
+    def __init__(self, stream: socket.socket, key: bytes, nonces: bytes) -> None:
+        self._stream = stream
+        self._key = key
+        self._nonces = nonces
+        self._told = 0
+        self._heard = b""
+        #: What it said at once.
+        self.greeting: dict | None = None
+
+    def hear(self, deadline: float) -> dict | None:
+        """What it says next; ``None`` once it has gone. Raises :class:`TimeoutError` past the deadline."""
+        while (body := self._next()) is None:
+            self._stream.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                data = self._stream.recv(FRAME_BYTES)
+            except socket.timeout:
+                raise TimeoutError from None
+            except OSError:
+                data = b""
+            if not data:
+                return None
+            self._heard += data
+        return json.loads(body)
+
+    def _next(self) -> bytes | None:
+        whole = unframed(self._key, answer_context(self._nonces, self._told), self._heard)
+        if whole is None:
+            return None
+        body, self._heard = whole
+        self._told += 1
+        return body
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def knock(handle: Handle, seconds: float, **said) -> Visit:
+    """Goes to a member's door; each address has at most ``seconds``.
+
+    Raises :class:`Ended` if the member's process has, and :class:`Unreached` if that cannot be told.
+    """
+    near = handle.host == socket.gethostname()
+    addresses = sorted(handle.addresses, key=lambda address: near != address.startswith(("127.", "::1")))
+    causes, doubtful = [], False
+    for address in addresses:
+        try:
+            stream = socket.create_connection((address, handle.port), seconds)
+        except ConnectionRefusedError:
+            causes.append(f"{address}: refused")
+            continue
+        except OSError as problem:
+            doubtful = doubtful or problem.errno not in _NO_WAY
+            causes.append(f"{address}: {problem}")
+            continue
+        try:
+            visit = _introduced(stream, handle.key, seconds, said)
+        except TimeoutError:
+            stream.close()
+            # The kernel has taken the connection for a process that is stopped, or has much to do.
+            raise Unreached(f"{address} does not answer") from None
+        except (OSError, ValueError):
+            visit = None
+        if visit is not None:
+            return visit
+        stream.close()
+        causes.append(f"{address}: somebody else has port {handle.port}")
+    text = "; ".join(causes[:4])
+    raise Unreached(text) if doubtful or not causes else Ended(text)
+
+
+def _introduced(stream: socket.socket, key: bytes, seconds: float, said: dict) -> Visit | None:
+    deadline = time.monotonic() + seconds
+    stream.settimeout(seconds)
+    theirs = b""
+    while len(theirs) < NONCE_BYTES:
+        try:
+            data = stream.recv(NONCE_BYTES - len(theirs))
+        except socket.timeout:
+            raise TimeoutError from None
+        if not data:
+            return None
+        theirs += data
+    ours = secrets.token_bytes(NONCE_BYTES)
+    stream.sendall(framed(key, b"knock" + theirs, json.dumps({**said, "nonce": ours.hex()}).encode()))
+    visit = Visit(stream, key, theirs + ours)
+    # Whoever has the port now, if not the member, cannot answer.
+    visit.greeting = visit.hear(deadline)
+    return None if visit.greeting is None else visit
+
+
+def _listen() -> socket.socket:
+    first, last = _ports()
+    problem: OSError | None = None
+    for family, any_address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+        for port in range(first, last + 1):
+            listener = None
+            try:
+                listener = socket.socket(family, socket.SOCK_STREAM)
+                if family == socket.AF_INET6:
+                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                listener.bind((any_address, port))
+                listener.listen(4096)
+                listener.setblocking(False)
+                return listener
+            except OSError as error:
+                problem = error
+                if listener is not None:
+                    listener.close()
+    raise System(f"opening a port at which other members reach this process: {problem}")
+
+
+def _ports() -> tuple[int, int]:
+    text = os.environ.get("KOLO_PORT_RANGE", "").strip()
+    if not text:
+        return 0, 0
+    first, _, last = text.partition("-")
+    try:
+        return int(first), int(last)
+    except ValueError:
+        raise Configuration(f"KOLO_PORT_RANGE is '{text}', and must be like 40000-40099") from None
+
+
+_doors: weakref.WeakSet[Door] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for door in list(_doors):
+        door.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,292 @@
+"""Members make a communicator of themselves, again and again, without a store and without a leader.
+
+Those that hold the same list of handles meet at the door of its first member, which must live anyway to be one. So nobody else has
+to live, and a member that is not in the list any more may be dead or stopped. What makes the list the same everywhere is the
+program's business; after a loss, :meth:`kolo.Communicator.agree` says who is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from . import _kolo
+from .doors import Door, Ended, Unreached, Visit, knock
+from .errors import Aborted, Error, Join, Mismatch, PeerLost, Timeout, Transport, Usage
+from .handles import Handle
+
+#: Seconds between two looks whether those that have not come live, and that one of them has to answer.
+_LOOK, _ANSWER = 0.25, 1.0
+
+#: Seconds for members that have met to join, the first time; and for how much longer the others wait than the first of them.
+_FIRST_TRY, _GRACE = 1.0, 0.5
+
+#: What may be because somebody has died, or is slow.
+_AGAIN = (Aborted, Join, PeerLost, Timeout, Transport)
+
+
+class Meeting:
+    """One attempt of the listed members to make a communicator. Its number is this one's alone, on all of them."""
+
+    def __init__(self, door: Door, number: int, handles: list[str], seconds: float) -> None:
+        self._door = door
+        self._number = number
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        self._members = [Handle.parse(handle) for handle in handles]
+        self._digest = hashlib.sha256("\n".join(handles).encode()).hexdigest()
+        own = str(door.handle)
+        if not handles:
+            raise Usage("reconfigure: there are no handles; this process's own is needed at least")
+        if len(set(handles)) != len(handles):
+            raise Usage("reconfigure: a handle is in the list twice")
+        if own not in handles:
+            raise Usage("reconfigure: this process's own handle is not in the list, so it would be no member")
+        self.rank = handles.index(own)
+
+    def join(self, settings: dict[str, str]) -> _kolo.Comm:
+        """Blocks until all members are there. Raises what became of it on all that have come."""
+        with self._door.changed:
+            if self._number in self._door.refused:
+                raise Usage(f"{self._name()}: this uuid was already used; each attempt takes a new one")
+        if self.rank == 0:
+            used = f"uuid {self._number} was already used"
+            try:
+                comm = self._lead(settings)
+            except BaseException as error:
+                # Who waits, and who comes later, learns what the others were told.
+                self._door.refuse(self._number, f"{used} for a meeting that failed: {error}")
+                raise
+            self._door.refuse(self._number, used)
+            return comm
+        self._door.refuse(self._number, f"{self._who(self.rank)} takes part, and has another member first in its list")
+        return self._follow(settings)
+
+    # The first member.
+
+    def _lead(self, settings: dict[str, str]) -> _kolo.Comm:
+        if len(self._members) == 1:
+            return self._connected(_Place(self._name()), settings, self._deadline)
+        try:
+            self._gather()
+            return self._join_with_them(settings)
+        except Error as error:
+            self._dismiss(error=str(error), kind=type(error).__name__)
+            raise
+
+    def _join_with_them(self, settings: dict[str, str]) -> _kolo.Comm:
+        """Again if that takes long, unless somebody has died: nobody would come to know of it while it joins."""
+        seconds = _FIRST_TRY + len(self._members) / 64
+        while True:
+            until = min(time.monotonic() + seconds, self._deadline)
+
+            def publish(notice: bytes) -> None:
+                self._tell(notice=notice.hex(), seconds=until - time.monotonic())
+
+            try:
+                comm = self._connected(_Place(self._name(), publish=publish), settings, until)
+            except _AGAIN as error:
+                with self._door.changed:
+                    here = {visitor.said["at"] for visitor in self._door.visitors.get(self._number, ())}
+                if missing := [at for at in range(1, len(self._members)) if at not in here]:
+                    raise self._lost(missing[0], "while members joined") from None
+                if time.monotonic() >= self._deadline:
+                    raise self._failed(error) from None
+                seconds *= 2
+                continue
+            self._dismiss(over=True)
+            return comm
+
+    def _tell(self, **what) -> None:
+        with self._door.changed:
+            for visitor in self._door.visitors.get(self._number, ()):
+                visitor.tell(self._door.handle.key, **what)
+
+    def _dismiss(self, **what) -> None:
+        with self._door.changed:
+            for visitor in self._door.visitors.pop(self._number, ()):
+                visitor.dismiss(self._door.handle.key, **what)
+
+    def _gather(self) -> None:
+        """Blocks until all have come."""
+        door, ended = self._door, {}
+        over = threading.Event()
+        looking = threading.Thread(target=self._look, args=(over, ended), name="kolo-looking", daemon=True)
+        said = None
+        try:
+            with door.changed:
+                while True:
+                    visitors = door.visitors.get(self._number, ())
+                    self._check(visitors)
+                    here = {visitor.said["at"] for visitor in visitors}
+                    missing = [at for at in range(1, len(self._members)) if at not in here]
+                    if not missing:
+                        return
+                    if gone := [at for at in missing if at in ended]:
+                        raise self._lost(gone[0], ended[gone[0]])
+                    if missing != said:
+                        self._tell(missing=missing[:256])
+                        said = missing
+                    left = self._deadline - time.monotonic()
+                    if left <= 0:
+                        raise self._late(missing)
+                    door.changed.wait(min(left, _LOOK))
+                    if looking.ident is None:
+                        looking.start()
+        finally:
+            over.set()
+
+    def _look(self, over: threading.Event, ended: dict[int, str]) -> None:
+        """Finds those among the missing whose processes have ended, so that nobody waits for them."""
+        while not over.wait(_LOOK):
+            with self._door.changed:
+                here = {visitor.said.get("at") for visitor in self._door.visitors.get(self._number, ())}
+            for at in range(1, len(self._members)):
+                if at in here or over.is_set():
+                    continue
+                try:
+                    knock(self._members[at], _ANSWER, meeting=self._number).close()
+                except Unreached:
+                    continue
+                except Ended as cause:
+                    with self._door.changed:
+                        ended[at] = str(cause)
+                        self._door.changed.notify_all()
+
+    def _check(self, visitors) -> None:
+        for visitor in visitors:
+            at = visitor.said.get("at")
+            fits = isinstance(at, int) and 0 < at < len(self._members)
+            if visitor.said.get("list") != self._digest or not fits:
+                raise Mismatch(
+                    f"{self._name()}: {visitor.said.get('who')} came with another list of members. All members pass the same "
+                    "handles in the same order, and different groups use different uuids"
+                )
+
+    # The others.
+
+    def _follow(self, settings: dict[str, str]) -> _kolo.Comm:
+        visit = self._arrived()
+        missing = cause = None
+        try:
+            said = visit.greeting
+            while said is not None:
+                if "error" in said:
+                    raise self._told(said)
+                if "over" in said:
+                    raise Join(f"{self._name()}: the others have joined without this rank: {cause}", rank=self.rank)
+                if "notice" in said:
+                    place = _Place(self._name(), notice=bytes.fromhex(said["notice"]))
+                    try:
+                        return self._connected(place, settings, time.monotonic() + said["seconds"] + _GRACE)
+                    except _AGAIN as error:
+                        cause = error  # the first member says what comes next
+                missing = said.get("missing", missing)
+                said = visit.hear(self._deadline + _GRACE)
+        except TimeoutError:
+            raise (self._failed(cause) if cause else self._late([0] if missing is None else missing)) from None
+        finally:
+            visit.close()
+        raise self._lost(0, "its connection broke while members met")
+
+    def _arrived(self) -> Visit:
+        said = {"meeting": self._number, "at": self.rank, "list": self._digest, "who": self._who(self.rank)}
+        pause = 0.01
+        while True:
+            left = self._deadline - time.monotonic()
+            try:
+                return knock(self._members[0], max(left, 0.001), **said)
+            except Ended as cause:
+                raise self._lost(0, str(cause)) from None
+            except Unreached as cause:
+                if self._deadline - time.monotonic() <= pause:
+                    raise self._late([0], str(cause)) from None
+            time.sleep(pause)
+            pause = min(pause * 2, _LOOK)
+
+    def _told(self, said: dict) -> Error:
+        kind = {"PeerLost": PeerLost, "Timeout": Timeout, "Mismatch": Mismatch}.get(said.get("kind"), Join)
+        text = said["error"]
+        return kind(text if text.startswith("reconfigure") else f"{self._name()}: {text}", rank=self.rank)
+
+    # Both.
+
+    def _connected(self, place: _Place, settings: dict[str, str], until: float) -> _kolo.Comm:
+        settings = {**settings, "KOLO_JOIN_TIMEOUT": str(max(until - time.monotonic(), 0.001))}
+        return _kolo.connect_board(place, self.rank, len(self._members), settings)
+
+    def _failed(self, cause: Error) -> Timeout:
+        return Timeout(f"{self._name()}: no communicator after {self._seconds:.1f} s: {cause}", rank=self.rank)
+
+    def _late(self, missing: list[int], cause: str = "") -> Timeout:
+        names = ", ".join(map(self._who, missing[:4])) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+        cause = f" ({cause})" if cause else ""
+        return Timeout(
+            f"{self._name()}: after {self._seconds:.1f} s, {names} had not come{cause}. Leave out who does not come, and try "
+            "again with a new uuid",
+            rank=self.rank,
+            operation="reconfigure",
+            peer=missing[0],
+        )
+
+    def _lost(self, at: int, cause: str) -> PeerLost:
+        return PeerLost(
+            f"{self._name()}: {self._who(at)} has ended, or left ({cause}). Leave it out, and try again with a new uuid",
+            rank=self.rank,
+            operation="reconfigure",
+            peer=at,
+        )
+
+    def _name(self) -> str:
+        return f"reconfigure(uuid {self._number}, {len(self._members)} members)"
+
+    def _who(self, at: int) -> str:
+        return f"rank {at} ({self._members[at].who()})"
+
+
+def decide(door: Door, number: int, handles: list[str], left: list[int]) -> bool:
+    """Whether this process may go on with those that are ``left`` of a meeting's members. It may not if others of them have
+    gone on without it: they have left their communicator, which from here looks as if they had ended."""
+    members = [Handle.parse(handle) for handle in handles]
+    out = [member for at, member in enumerate(members) if at not in left]
+    # More than half of them cannot have been passed over.
+    if 2 * len(left) <= len(members):
+        with ThreadPoolExecutor(max_workers=16) as asking:
+            answers = list(asking.map(lambda member: _decision(member, number), out))
+        if any(answer is not None and door.handle.incarnation not in answer for answer in answers):
+            return False
+    with door.changed:
+        door.decided[number] = [members[at].incarnation for at in left]
+    return True
+
+
+def _decision(member: Handle, number: int) -> list[str] | None:
+    try:
+        visit = knock(member, _ANSWER / 2, meeting=number)
+    except (Ended, Unreached):
+        return None
+    visit.close()
+    return visit.greeting.get("decided")
+
+
+class _Place:
+    """Where the runtime's rank 0 leaves its address for the others: they are there already, or have it."""
+
+    def __init__(self, name: str, publish=lambda _: None, notice: bytes | None = None) -> None:
+        self._name = name
+        self._publish = publish
+        self._notice = notice
+
+    def publish(self, notice: bytes) -> None:
+        self._publish(bytes(notice))
+
+    def read(self) -> bytes | None:
+        return self._notice
+
+    def name(self) -> str:
+        return self._name
+
+    def served_by(self) -> None:
+        return None

@@ -1,0 +1,217 @@
+"""Groups whose members change: the ``reconfigure`` of ``torch.distributed``.
+
+A group made with ``enable_reconfigure=True`` has no communicator until the first ``reconfigure``, and another one after each. Its
+rank and size are those of the communicator that it has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
+
+from ..doors import Door
+from ..errors import Error
+from ..meeting import Meeting, decide
+from . import errors
+from .engine import Engine
+from .errors import Unsupported, Usage, translate
+from .group import KoloBackend, KoloGroup, refuse_others
+from .work import Finished
+
+_ERROR_TYPES = {errors.Timeout: ErrorType.TIMEOUT, errors.PeerLost: ErrorType.REMOTE_ERROR}
+
+
+class Unjoined:
+    """In the place of a communicator that is not there yet; ``remedy`` says how it comes."""
+
+    closed = True
+
+    def __init__(self, remedy: str) -> None:
+        self._remedy = remedy
+
+    def close(self) -> None:
+        pass
+
+    def __getattr__(self, name: str):
+        raise Usage(f"the group has no members yet: {self._remedy}")
+
+
+class Membership:
+    """Who is in: shared by a group and its backend."""
+
+    def __init__(self, rank: int, size: int, seconds: float, name: str) -> None:
+        #: What the program said at first; then those of the communicator.
+        self.rank, self.size = rank, size
+        nobody = Unjoined(
+            "it was made with enable_reconfigure=True, so call reconfigure first, with the handles of all that take part"
+        )
+        self.engine = Engine(nobody, seconds, name, list(range(size)))
+        self._number = rank
+        self._door: Door | None = None
+        self._lock = threading.Lock()
+        #: Held while the members meet.
+        self._meeting = threading.Lock()
+        #: The meeting that made the communicator, and the handles of its ranks.
+        self._uuid, self._handles = 0, []
+        self._asked = 0
+        #: Those that get each new engine.
+        self.holders: list = []
+
+    def handle(self) -> str:
+        try:
+            with self._lock:
+                if self._door is None:
+                    self._door = Door(self._number)
+                return str(self._door.handle)
+        except Error as error:
+            raise translate(error) from None
+
+    def reconfigure(self, opts) -> None:
+        """Meets the others; the communicator of before is left if that succeeds, and stays if it fails."""
+        self.handle()
+        if not self._meeting.acquire(blocking=False):
+            raise Usage("reconfigure: another thread reconfigures this group already")
+        try:
+            given = opts.handles
+            handles = list(given) if isinstance(given, (list, tuple)) else sorted(given)
+            old = self.engine
+            seconds = old.seconds if opts.timeout is None else opts.timeout.total_seconds()
+            meeting = Meeting(self._door, opts.uuid, handles, seconds)
+            comm = meeting.join({"KOLO_TIMEOUT": str(old.seconds)})
+            self._uuid, self._handles, self._asked = opts.uuid, handles, 0
+            self.rank, self.size = comm.rank, comm.world_size
+            self.engine = Engine(comm, old.seconds, old.name, list(range(comm.world_size)))
+            for holder in self.holders:
+                holder._engine = self.engine
+        except Error as error:
+            raise translate(error) from None
+        finally:
+            self._meeting.release()
+        leave(old)
+
+    def survivors(self) -> tuple[int, list[str]]:
+        comm = self.engine.comm
+        try:
+            comm.revoke()
+            _, ranks = comm.agree(1)
+            if not decide(self._door, self._uuid, self._handles, ranks):
+                raise errors.Fenced(
+                    f"rank {comm.rank}, kolo_survivors: the others have gone on without this rank, which was silent for too "
+                    "long. End this process, or have the others take it in again by reconfigure",
+                    rank=comm.rank,
+                    operation="kolo_survivors",
+                )
+        except Error as error:
+            raise translate(error) from None
+        # All that are left have called it as often, and so make the same number.
+        self._asked += 1
+        text = f"{self._uuid} {self._asked} {' '.join(self._handles)} {ranks}"
+        digest = hashlib.sha256(text.encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 1, [self._handles[rank] for rank in ranks]
+
+    def close(self) -> None:
+        self.engine.close()
+        with self._lock:
+            door, self._door = self._door, None
+        if door is not None:
+            door.close()
+
+
+def leave(old: Engine) -> None:
+    """Leaves a communicator that another one has replaced. Nobody waits for what it still does: its ranks are not all there."""
+    # Not on this thread: the first rank stays for a second, so that the others can leave. The interpreter waits for it at its end.
+    threading.Thread(target=_leave, args=(old,), name=f"kolo-leaving-{old.name}").start()
+
+
+def _leave(old: Engine) -> None:
+    if not old.comm.closed and any(took is None for *_, took in old.comm.records()):
+        old.abort("another communicator has taken its place")
+    old.close()
+
+
+class Reconfigurable:
+    """What a group and its backend do alike; ``self._membership`` is shared."""
+
+    _membership: Membership
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return True
+
+    def get_reconfigure_handle(self) -> str:
+        """How the others find this process. The same for as long as the group lives."""
+        return self._membership.handle()
+
+    def reconfigure(self, opts) -> dist.Work:
+        """Makes a communicator of those whose handles are given; blocks until all are there. The ranks are their places in the list;
+        of a set, those of the sorted handles, which begin with the ranks that their processes began with.
+
+        All pass the same handles and the same ``uuid``, which none of them has passed before. Meets at the first member; needs
+        no store, and nobody that is not in the list. If it fails, the group stays as it was. Unknown ``hints`` do nothing.
+        """
+        self._membership.reconfigure(opts)
+        return Finished()
+
+    def kolo_survivors(self) -> tuple[int, list[str]]:
+        """Who is left after a loss, as ``uuid`` and ``handles`` for ``reconfigure``: the same on all of them.
+
+        Ends the communicator for all of its ranks, and blocks until all that live have called it. Needs no store, and any
+        rank may have died. Raises :class:`kolo.torch.Fenced` if the others have gone on without this rank, and
+        :class:`kolo.torch.Minority` if too few answer.
+        """
+        return self._membership.survivors()
+
+    def get_error(self) -> ErrorType:
+        """What the communicator failed of, as far as a call has shown; ``SUCCESS`` after an abort, as with Gloo."""
+        return _ERROR_TYPES.get(type(self._engine.failure), ErrorType.SUCCESS)
+
+    def shutdown(self) -> None:
+        self._membership.close()
+
+
+class ReconfigurableBackend(Reconfigurable, KoloBackend):
+    """The backend of a group whose members change. Torch's C++ keeps the numbers of the beginning here and asks the group."""
+
+    def __init__(self, membership: Membership) -> None:
+        super().__init__(membership.engine, membership.rank, membership.size)
+        self._membership = membership
+        membership.holders.append(self)
+
+    def rank(self) -> int:
+        return self._membership.rank
+
+    def size(self) -> int:
+        return self._membership.size
+
+
+class ReconfigurableGroup(Reconfigurable, KoloGroup):
+    """A group whose members change."""
+
+    def __init__(self, store, membership: Membership) -> None:
+        super().__init__(store, ReconfigurableBackend(membership), membership.rank, membership.size)
+        self._membership = membership
+        membership.holders.append(self)
+
+    # Torch's C++ asks by these names.
+
+    def getRank(self) -> int:  # noqa: N802
+        return self._membership.rank
+
+    def getSize(self) -> int:  # noqa: N802
+        return self._membership.size
+
+    def get_reconfigure_handle(self) -> str:
+        refuse_others(self)
+        return super().get_reconfigure_handle()
+
+
+def create(options) -> ReconfigurableGroup:
+    """A group without members."""
+    if list(options.global_ranks_in_group):
+        raise Unsupported("enable_reconfigure: torch reconfigures the default group only; make part groups of it anew instead")
+    seconds = options.timeout.total_seconds()
+    membership = Membership(options.group_rank, options.group_size, seconds, options.group_id or "default")
+    return ReconfigurableGroup(options.store, membership)

@@ -1,0 +1,179 @@
+"""The processes of a run, what is done to them, and what became of it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import train
+
+POLL_SECONDS = 0.002
+STOPPED_SECONDS = 4.0
+
+
+@dataclass
+class Event:
+    """Something that is done to a process once the job has made `step` steps."""
+
+    step: int
+    what: str
+    who: str
+    seconds: float = STOPPED_SECONDS
+    #: When it was done, and to which process; none if there was nobody left to do it to.
+    time: float | None = None
+    rank: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Event:
+        step, what, who, *seconds = text.split(":")
+        if what == "add":
+            sys.exit("nobody can join a running job yet")
+        if what not in ("kill", "stop", "pause"):
+            sys.exit(f"'{text}': a process can be killed, stopped or paused")
+        return cls(int(step), what, who, *map(float, seconds))
+
+
+@dataclass
+class Outcome:
+    """How a run went."""
+
+    ranks: int
+    model: str
+    events: list[Event]
+    #: When each step was over on the first rank that was through with it, and how many ranks there were.
+    steps: list[tuple[int, float, int]] = field(default_factory=list)
+    hashes: set[str] = field(default_factory=set)
+    statuses: list[int] = field(default_factory=list)
+
+    def story(self) -> str:
+        done = [event for event in self.events if event.rank is not None]
+        told = ", ".join(f"step {event.step} {event.what} {event.rank}" for event in done) or "nothing happened"
+        left = self.statuses.count(0)
+        return f"{told}; {left} of {self.ranks} ranks finished, weights {' '.join(sorted(each[:16] for each in self.hashes))}"
+
+    def as_json(self) -> dict:
+        return {**asdict(self), "hashes": sorted(self.hashes)}
+
+
+class Crew:
+    """Starts the ranks as plain processes, without a launcher that could die, and ends those that are left over."""
+
+    def __init__(self, folder: Path, ranks: int, model: str, steps: int, data: Path) -> None:
+        self._folder = folder
+        self._ranks = ranks
+        self._model = model
+        self._last = steps
+        # Forks, since to import torch takes longer than a small run.
+        fork = multiprocessing.get_context("fork").Process
+        self._processes = [fork(target=be_rank, args=(rank, ranks, folder, model, steps, data)) for rank in range(ranks)]
+        for process in self._processes:
+            process.start()
+        self._logs: dict[int, Log] = {rank: Log(folder / f"steps-{rank}.jsonl") for rank in range(ranks)}
+        self._continue_at: list[tuple[float, int]] = []
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_) -> None:
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+    def follow(self, schedule: list[Event], limit: float) -> Outcome:
+        """Does what the schedule says, until all ranks have ended."""
+        waiting = sorted(schedule, key=lambda event: event.step)
+        deadline = time.monotonic() + limit
+        while any(process.is_alive() for process in self._processes):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not finished after {limit:.0f} s\n{self._errors()}")
+            while waiting and self._step() >= waiting[0].step:
+                self._do(waiting.pop(0))
+            self._let_go_on()
+            time.sleep(POLL_SECONDS)
+        return self._outcome(schedule)
+
+    def _step(self) -> int:
+        return max((told["step"] for log in self._logs.values() for told in log.read()[-1:]), default=0)
+
+    def _do(self, event: Event) -> None:
+        running = [rank for rank, process in enumerate(self._processes) if process.is_alive()]
+        stopped = [rank for _, rank in self._continue_at]
+        there = [rank for rank in running if rank not in stopped]
+        rank = self._first(there) if event.who == "first" else int(event.who)
+        if rank not in there:
+            return
+        event.time, event.rank = time.time(), rank
+        process = self._processes[rank]
+        if event.what == "kill":
+            process.kill()
+            process.join()
+        else:
+            os.kill(process.pid, signal.SIGSTOP)
+            self._continue_at.append((time.monotonic() + event.seconds, rank))
+
+    def _first(self, there: list[int]) -> int | None:
+        """Ranks keep their order, so the first of the processes that are left is rank 0."""
+        return min(there, default=None)
+
+    def _let_go_on(self) -> None:
+        now = time.monotonic()
+        for at, rank in [entry for entry in self._continue_at if entry[0] <= now]:
+            self._continue_at.remove((at, rank))
+            if self._processes[rank].is_alive():
+                os.kill(self._processes[rank].pid, signal.SIGCONT)
+
+    def _outcome(self, schedule: list[Event]) -> Outcome:
+        outcome = Outcome(self._ranks, self._model, schedule)
+        outcome.statuses = [process.exitcode for process in self._processes]
+        outcome.hashes = {path.read_text() for path in self._folder.glob("hash-*")}
+        first: dict[int, tuple[float, int]] = {}
+        for log in self._logs.values():
+            for told in log.read():
+                before = first.get(told["step"])
+                if before is None or told["time"] < before[0]:
+                    first[told["step"]] = told["time"], told["ranks"]
+        outcome.steps = [(step, *first[step]) for step in sorted(first)]
+        wrong = [status for status in outcome.statuses if status not in (0, train.LEFT_OUT, -signal.SIGKILL)]
+        if wrong or len(outcome.steps) != self._last:
+            raise RuntimeError(f"ranks ended with {outcome.statuses} after {len(outcome.steps)} steps\n{self._errors()}")
+        return outcome
+
+    def _errors(self) -> str:
+        return "\n".join(path.read_text()[-2000:] for path in sorted(self._folder.glob("errors-*")))
+
+
+def be_rank(rank: int, ranks: int, folder: Path, model: str, steps: int, data: Path) -> None:
+    """What `python train.py` does as this rank; its own process."""
+    with (folder / f"errors-{rank}").open("w", buffering=1) as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+        # A rank that is silent for a second is given up, rather than one that is for a minute.
+        os.environ["KOLO_DEAD_AFTER"] = "1"
+        who = ["--rank", str(rank), "--ranks", str(ranks), "--meet", f"file://{folder}/meet", "--out", str(folder)]
+        sys.exit(train.main([*who, "--model", model, "--steps", str(steps), "--data", str(data)]))
+
+
+class Log:
+    """What a rank has written about its steps so far."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = None
+        self._partial = ""
+        self._told: list[dict] = []
+
+    def read(self) -> list[dict]:
+        if self._file is None:
+            if not self._path.exists():
+                return self._told
+            self._file = self._path.open()
+        *lines, self._partial = (self._partial + self._file.read()).split("\n")
+        self._told += map(json.loads, lines)
+        return self._told

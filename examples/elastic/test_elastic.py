@@ -1,0 +1,55 @@
+"""Small runs of this folder's programs: `python -m pytest examples/elastic`."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("kolo")
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import disturb  # noqa: E402
+from crew import Event  # noqa: E402
+from train import SHARD_IMAGES, SHARDS, shard_images  # noqa: E402
+
+LIMIT_SECONDS = 240
+IMAGES = Path(__file__).resolve().parent.parent / "data"
+
+
+def run(ranks: int, steps: int, events: str = "") -> disturb.Outcome:
+    return disturb.run(Namespace(model="mlp", steps=steps, data=IMAGES, limit=LIMIT_SECONDS), ranks, events)
+
+
+def test_the_bits_do_not_depend_on_who_dies(tmp_path: Path) -> None:
+    """Rank 0 is killed, and then whoever is rank 0; another is stopped until the others have gone on without it."""
+    reference = run(1, 80)
+    disturbed = run(4, 80, "5:kill:first,20:pause:3:0.2,30:stop:2:3,60:kill:first")
+    assert [event.rank for event in disturbed.events] == [0, 3, 2, 1]
+    # The one that was stopped has been told, or has not come back in time for that.
+    assert disturbed.statuses[:2] == [-9, -9] and disturbed.statuses[3] == 0, disturbed.statuses
+    assert len(reference.hashes) == 1 and disturbed.hashes == reference.hashes
+    assert [ranks for *_, ranks in disturbed.steps][0] == 4 and disturbed.steps[-1][2] == 1
+    pytest.importorskip("matplotlib")
+    from plot import draw
+
+    draw(disturbed, reference, tmp_path / "throughput.svg")
+    dashed = (tmp_path / "throughput.svg").read_text().count("stroke-dasharray")
+    assert dashed >= 2 * len(disturbed.events), "a line for each event in both panels"
+
+
+def test_every_step_has_images_of_its_own() -> None:
+    """An epoch has each image once, whatever the number of ranks."""
+    steps, count = 5, 5 * SHARDS * SHARD_IMAGES
+    seen = [int(image) for step in range(steps) for shard in range(SHARDS) for image in shard_images(step, shard, count)]
+    assert sorted(seen) == list(range(count))
+
+
+def test_events_that_make_no_sense() -> None:
+    assert Event.parse("3:stop:1:2.5") == Event(3, "stop", "1", 2.5)
+    for text, told in (("3:add:1", "nobody can join"), ("3:burn:1", "killed, stopped or paused")):
+        with pytest.raises(SystemExit, match=told):
+            Event.parse(text)
