@@ -73,9 +73,9 @@ pub use api::{
     RegistrationStatus, Scope, StableBuffer, Survivors, SymmetricBuffer, Work,
 };
 pub use call::{CallLabel, RawCall, RawCallV, Summary};
-pub use communicator::Record;
+pub use communicator::{NEWCOMER, Record};
 pub use config::{Config, Determinism, TransportKind, Transports};
-pub use control::{ControlRuntime, JobSecret, PeerInfo};
+pub use control::{ControlRuntime, Invitation, JobSecret, PeerInfo};
 pub use engine::Route;
 pub use error::{
     AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, LossCause, PeerCall, PeerState, Result,

@@ -8,6 +8,7 @@ mod cluster;
 mod collectives;
 mod elastic;
 mod gpu;
+mod grow;
 mod irregular;
 #[cfg(test)]
 mod leaving_tests;
@@ -100,6 +101,7 @@ impl Communicator {
         let deadline = making.deadline;
         let communicator = Self { shared: Arc::new(making.connect()?) };
         communicator.shared.world.entered();
+        communicator.shared.meet_newcomers_at_once();
         if communicator.shared.group.id == WORLD && !communicator.shared.world.knows_network() {
             communicator.learn_network(deadline)?;
         }

@@ -18,7 +18,7 @@ use super::core::Core;
 use super::survivors::Lineage;
 use crate::call::Waited;
 use crate::config::{Config, Transports};
-use crate::control::{Control, Membership};
+use crate::control::{Control, Lobby, Membership};
 use crate::engine::Route;
 use crate::error::{Error, ErrorContext, Result};
 use crate::failure::Cause;
@@ -38,6 +38,8 @@ pub(crate) struct Shared {
     pub(super) core: Contended,
     pub(crate) attendance: Attendance,
     pub(crate) fault: Fault,
+    /// Where newcomers wait.
+    pub(super) lobby: OnceLock<Arc<Lobby>>,
     /// That made it.
     pub(super) process: Process,
 }
@@ -81,7 +83,7 @@ pub(crate) struct World {
     pub(super) processor: OnceLock<Option<usize>>,
     /// The network as measured with these transports, if it was.
     network: OnceLock<(Table, Transports)>,
-    /// What it was made of, if survivors have made it.
+    /// What it was made of, if another one was before it.
     lineage: Option<Lineage>,
 }
 
@@ -96,7 +98,8 @@ impl World {
         }
     }
 
-    pub(super) fn of_survivors(
+    /// Of members that have come together anew.
+    pub(super) fn changed(
         control: Control,
         lineage: Lineage,
         processor: OnceLock<Option<usize>>,
@@ -134,6 +137,11 @@ impl World {
     /// How many times the group has changed since its ranks joined.
     pub(crate) fn epoch(&self) -> u64 {
         self.lineage.as_ref().map_or(0, |lineage| lineage.epoch)
+    }
+
+    /// Where it comes from, if another one was before it.
+    pub(super) fn lineage(&self) -> Option<&Lineage> {
+        self.lineage.as_ref()
     }
 
     /// The rank of each rank of this world in the communicator that was shrunk; none if it was not made so.
@@ -190,6 +198,37 @@ impl Contended {
 const YIELDS_MAX: u32 = 8;
 
 impl Shared {
+    /// Where newcomers wait at this rank's door, if it has one.
+    pub(crate) fn lobby(&self) -> Option<&Arc<Lobby>> {
+        self.lobby.get()
+    }
+
+    /// From now on newcomers know the doors of this communicator's members.
+    pub(crate) fn meet_newcomers(&self) {
+        if let Some(lobby) = self.lobby.get() {
+            lobby.meet(self.world.control.entrances(&self.group.members));
+        }
+    }
+
+    /// The same, unless members and newcomers have still to confirm to each other that they have it.
+    pub(crate) fn meet_newcomers_at_once(&self) {
+        if self.group.id != super::WORLD || self.world.lineage.is_none() {
+            self.meet_newcomers();
+        }
+    }
+
+    /// The lobby; a rank that has no door, since it was alone, opens one.
+    pub(crate) fn open_lobby(&self) -> Result<Option<&Arc<Lobby>>> {
+        if self.lobby.get().is_none() {
+            self.world.control.open_door()?;
+            if let Some(lobby) = super::growth::open_lobby(self) {
+                let _ = self.lobby.set(lobby);
+            }
+            self.meet_newcomers();
+        }
+        Ok(self.lobby.get())
+    }
+
     /// Takes the core; a driver that holds it gives way.
     #[inline]
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
