@@ -69,8 +69,8 @@ pub use api::DenseArray;
 #[cfg(feature = "bytemuck")]
 pub use api::Plain;
 pub use api::{
-    Agreement, Batch, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer, Registration,
-    RegistrationStatus, Scope, StableBuffer, Survivors, SymmetricBuffer, Work,
+    Agreement, Batch, Change, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer,
+    Registration, RegistrationStatus, Scope, StableBuffer, Survivors, SymmetricBuffer, Work,
 };
 pub use call::{CallLabel, RawCall, RawCallV, Summary};
 pub use communicator::{NEWCOMER, Record};

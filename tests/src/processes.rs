@@ -149,6 +149,12 @@ impl Process {
         self.said.iter().any(|line| line.starts_with(start))
     }
 
+    /// The rest of the last line that begins so, and was not the one that was waited for.
+    #[must_use]
+    pub fn said_last(&self, start: &str) -> Option<&str> {
+        self.said.iter().rev().find_map(|line| line.strip_prefix(start))
+    }
+
     /// Sends it a line.
     ///
     /// # Panics

@@ -43,6 +43,13 @@ impl Communicator {
         lobby.map_or(0, |lobby| lobby.waiting().len() as u32)
     }
 
+    /// Whether one waits at this rank's door that a slot can be given.
+    pub(super) fn has_candidates(&self) -> bool {
+        let slots = self.shared.slots();
+        let fits = |slot: Option<u32>| slot.is_none_or(|slot| !slots.contains(&slot));
+        self.shared.lobby().is_some_and(|lobby| lobby.waiting().iter().any(|newcomer| fits(newcomer.slot)))
+    }
+
     /// A communicator of the ranks that live and of the newcomers that wait at their doors, as long as there are at most `most` ranks in
     /// all; the others wait on. Ranks keep their order and newcomers come behind them, in the order of the ranks at whose doors they wait. If
     /// nobody waits, it is a communicator of the ranks that live, as [`Communicator::shrink`] makes it. This communicator stays as it is.
@@ -79,7 +86,7 @@ impl Communicator {
         self.shared.slots()
     }
 
-    fn take_in(&self, places: Places) -> Result<Self> {
+    pub(super) fn take_in(&self, places: Places) -> Result<Self> {
         let deadline = Instant::now() + patience(self.config());
         self.shared.check_process(|| Waited::other("grow"))?;
         self.form_anew(Purpose::Grow, "grow", deadline, |ranks, seed| {

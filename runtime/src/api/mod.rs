@@ -49,7 +49,7 @@ pub use plain::Plain;
 pub use registration::{RegisteredBuffer, Registration, RegistrationStatus};
 pub use scope::Scope;
 pub use stable::StableBuffer;
-pub use survivors::Survivors;
+pub use survivors::{Change, Survivors};
 pub use symmetric::SymmetricBuffer;
 pub use work::Work;
 

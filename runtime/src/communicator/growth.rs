@@ -146,7 +146,7 @@ fn exchange(
 
 fn describe(places: Places) -> String {
     match places {
-        Places::Last { most } => format!("grow to at most {most}"),
+        Places::Last { most } | Places::FreeThenLast { most } => format!("grow to at most {most}"),
         Places::Free => "replace".to_owned(),
     }
 }
@@ -160,7 +160,7 @@ fn seated(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) 
     let slots = shared.slots();
     let slots: Vec<u32> = left.iter().map(|rank| slots[*rank as usize]).collect();
     let usage = |problem: String| Error::Usage { context: context(shared.group.rank), problem };
-    if let Places::Last { most } = places
+    if let Places::Last { most } | Places::FreeThenLast { most } = places
         && (most as usize) < slots.len()
     {
         return Err(usage(format!("the group has {} ranks, which is more than {most}", slots.len())));

@@ -12,6 +12,8 @@ pub(crate) enum Places {
     Last { most: u32 },
     /// Those that members have left free.
     Free,
+    /// These first, then behind all others, until there are so many ranks.
+    FreeThenLast { most: u32 },
 }
 
 /// What a member knows of one that waits at its door.
@@ -50,13 +52,13 @@ pub(super) fn seat(places: Places, slots: &[u32], slot_count: u32, lists: &[Vec<
     seating.seats.extend(held);
     let all = || lists.iter().enumerate().flat_map(|(host, list)| (0..list.len()).map(move |at| (host, at)));
     let most = match places {
-        Places::Last { most } => most.min(MAX_WORLD_SIZE) as usize,
+        Places::Last { most } | Places::FreeThenLast { most } => most.min(MAX_WORLD_SIZE) as usize,
         Places::Free => slot_count as usize,
     };
     let mut seen = Vec::new();
     let mut next = match places {
         Places::Last { .. } => slot_count,
-        Places::Free => 0,
+        Places::Free | Places::FreeThenLast { .. } => 0,
     };
     // Those who want one place and no other come first: the others take what is left.
     let wants_one = |place: &(usize, usize)| lists[place.0][place.1].slot.is_some();
@@ -137,6 +139,8 @@ mod tests {
         assert!(refused.is_empty());
         let (seats, _) = seated(Places::Last { most: 3 }, &[0, 2], 3, &lists);
         assert_eq!(seats, [(0, 0), (2, 1), (3, 105)], "no more than may be");
+        let (seats, _) = seated(Places::FreeThenLast { most: 4 }, &[0, 2], 3, &lists);
+        assert_eq!(seats, [(0, 0), (1, 105), (2, 1), (3, 103)], "free slots first");
     }
 
     #[test]

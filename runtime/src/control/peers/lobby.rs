@@ -344,3 +344,7 @@ async fn listen(
         lobby.forget(id, arrival);
     }
 }
+
+#[cfg(test)]
+#[path = "lobby_tests.rs"]
+mod tests;
