@@ -68,6 +68,7 @@ pub mod internal {
 pub use api::DenseArray;
 #[cfg(feature = "bytemuck")]
 pub use api::Plain;
+pub use api::state;
 pub use api::{
     Agreement, Batch, Change, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer,
     Registration, RegistrationStatus, Scope, StableBuffer, Survivors, SymmetricBuffer, Work,

@@ -218,6 +218,7 @@ fn a_group_of_survivors_takes_newcomers_in_between_steps() {
                 .on_change(move |change| tell.send(change.clone()).expect("read"));
             let mut sum = [0.0];
             while sum != [5.0] {
+                group.admit().expect("all live");
                 group.all_reduce(&[1.0_f32], &mut sum, ReduceOp::Sum).expect("all live");
             }
             let told: Vec<_> =

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kolo_tests::arrangement::Arrangement;
-use kolo_tests::processes::{Process, environment};
+use kolo_tests::processes::{Job, Process, environment};
 use kolo_tests::watchdog::within;
 use rustix::process::Signal;
 
@@ -20,14 +20,52 @@ struct Group {
     most: u32,
     more: Vec<String>,
     what: String,
+    program: &'static str,
+    arguments: Arguments,
 }
+
+/// Of a process: from its number, the folder and the most ranks.
+type Arguments = fn(String, String, String) -> Vec<String>;
 
 impl Group {
     fn start(arrangement: Arrangement, ranks: u32, most: u32, more: &[String], what: &str) -> Self {
+        let mut group =
+            Self::start_with(PROGRAM, arrangement, ranks, (most, more), what, |number, folder, most| {
+                [number, folder, most].into()
+            });
+        group.expect_all("@sum ", ranks as usize);
+        group
+    }
+
+    fn start_as(
+        program: &'static str,
+        arrangement: Arrangement,
+        ranks: u32,
+        most: u32,
+        what: &str,
+        arguments: Arguments,
+    ) -> Self {
+        Self::start_with(program, arrangement, ranks, (most, &[]), what, arguments)
+    }
+
+    fn expect_all(&mut self, start: &str, ranks: usize) {
+        for rank in 0..ranks {
+            self.all[rank].expect(start);
+        }
+    }
+
+    fn start_with(
+        program: &'static str,
+        arrangement: Arrangement,
+        ranks: u32,
+        (most, more): (u32, &[String]),
+        what: &str,
+        arguments: Arguments,
+    ) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let rendezvous = format!("file://{}/job", folder.path().display());
         let (all, more, what) = (Vec::new(), more.to_vec(), what.to_owned());
-        let mut group = Self { all, folder, arrangement, most, more, what };
+        let mut group = Self { all, folder, arrangement, most, more, what, program, arguments };
         for rank in 0..ranks {
             group.process(&[
                 ("KOLO_RENDEZVOUS", rendezvous.clone()),
@@ -35,20 +73,18 @@ impl Group {
                 ("KOLO_WORLD_SIZE", ranks.to_string()),
             ]);
         }
-        for rank in 0..ranks {
-            group.all[rank as usize].expect("@sum ");
-        }
         group
     }
 
     fn process(&mut self, settings: &[(&str, String)]) {
         let number = self.all.len() as u32;
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(self.program);
+        let folder = self.folder.path().display().to_string();
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("KOLO_")) {
             command.env_remove(name);
         }
         command
-            .args([number.to_string(), self.folder.path().display().to_string(), self.most.to_string()])
+            .args((self.arguments)(number.to_string(), folder, self.most.to_string()))
             .args(&self.more)
             .env("KOLO_JOIN_TIMEOUT", "30")
             .env("KOLO_TIMEOUT", "30")
@@ -160,6 +196,72 @@ fn anybody_may_die_at_any_moment_of_a_growth() {
             let left: Vec<usize> = (0..5).filter(|number| *number != victim).collect();
             group.expect_sums(&left);
             group.stop(&left);
+        });
+    }
+}
+
+/// Members and newcomers are killed at random moments and replaced by others, and the state at the end is that of a job of one rank.
+#[test]
+fn whoever_comes_and_goes_the_bits_are_the_same() {
+    const STATEFUL: &str = env!("CARGO_BIN_EXE_kolo_survivors");
+    const STEPS: &str = "500";
+    let number = |name: &str, usual: u64| {
+        std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok()).unwrap_or(usual)
+    };
+    let state = |process: &mut Process| process.expect("@state ");
+    let alone = within(LIMIT, "undisturbed", move || {
+        let mut job = Job::start(STATEFUL, 1, 1, &[STEPS], |_| environment(Arrangement::Exchange, 0));
+        state(&mut job.ranks[0])
+    });
+    let (first, rounds) = (number("KOLO_ELASTIC_SEED", 1), number("KOLO_ELASTIC_ROUNDS", 6));
+    for seed in first..first + rounds {
+        let mut draws = seed;
+        let arrangement = Arrangement::ALL[(seed % 4) as usize];
+        let ranks = 2 + draw(&mut draws, 3) as usize;
+        let what = format!("seed {seed}: {arrangement:?}, {ranks} ranks");
+        let alone = alone.clone();
+        within(LIMIT, &what.clone(), move || {
+            let mut group =
+                Group::start_as(STATEFUL, arrangement, ranks as u32, 6, &what, |number, folder, most| {
+                    [STEPS.to_owned(), number, most, folder].into()
+                });
+            group.expect_all("@running", ranks);
+            let mut left: Vec<usize> = (0..ranks).collect();
+            for turn in 0..4 {
+                std::thread::sleep(Duration::from_micros(draw(&mut draws, 30_000)));
+                let host = left[draw(&mut draws, left.len() as u64) as usize];
+                group.join(host);
+                left.push(ranks + turn);
+                std::thread::sleep(Duration::from_micros(draw(&mut draws, 30_000)));
+                let place = draw(&mut draws, left.len() as u64) as usize;
+                // Newcomers may not have the state yet.
+                let others = left.iter().enumerate().filter(|(at, number)| *at != place && **number < ranks);
+                if others.count() > 0 {
+                    group.all[left.remove(place)].signal(Signal::KILL);
+                }
+            }
+            let mut ended = 0;
+            for number in left {
+                // A newcomer may come too late, or after its member and all that it knows of are gone.
+                match group.all[number].expect_any(&["@state ", "@error "]) {
+                    (0, state) => {
+                        assert_eq!(state, alone, "{what}: process {number}");
+                        ended += 1;
+                    }
+                    (_, error) => {
+                        assert!(
+                            number >= ranks && error.contains("[K0310]"),
+                            "{what}: process {number}: {error}"
+                        );
+                    }
+                }
+                assert!(!group.all[number].has_said("@wrong"), "{what}: process {number}");
+            }
+            assert!(ended > 0, "{what}");
+            let received = group.all[ranks..].iter().filter(|process| process.has_said("@received ")).count();
+            println!(
+                "{what}: {received} newcomers have received the state, {ended} processes have come to the end"
+            );
         });
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Communicator;
 use super::grow::{self, Joining};
-use crate::communicator::{Making, WORLD, World, patience};
+use crate::communicator::{Elastic, Making, WORLD, World, patience};
 use crate::config::Config;
 use crate::control::{Control, ControlRuntime, Invitation};
 use crate::error::{Error, Result};
@@ -74,28 +74,39 @@ impl CommunicatorBuilder {
     /// ([`JoinFailure::Invitation`](crate::JoinFailure::Invitation)), if its version, settings or slot do not fit
     /// ([`JoinFailure::Disagreement`](crate::JoinFailure::Disagreement)), or if it was not taken in within the time that it was to wait.
     pub fn connect(self) -> Result<Communicator> {
-        let config = self.config.map_or_else(Config::from_env, Ok)?;
+        self.connect_by(&process_environment)
+    }
+
+    /// The same with another environment. For Kolo's own bindings.
+    ///
+    /// # Errors
+    /// As [`CommunicatorBuilder::connect`].
+    #[doc(hidden)]
+    pub fn connect_by(self, environment: &dyn Fn(&str) -> Option<String>) -> Result<Communicator> {
+        let config = self.config.map_or_else(|| Config::from_lookup(environment), Ok)?;
+        let elastic = Elastic::from_lookup(environment)?;
+        let source = || self.invitation.map(Source::Given).or_else(|| Source::find(environment));
         if self.spec.is_none()
-            && let Some(source) = self.invitation.map(Source::Given).or_else(Source::from_process_env)
+            && let Some(source) = source()
         {
-            let mut spec = JoinSpec::newcomer(&process_environment)?;
+            let mut spec = JoinSpec::newcomer(environment)?;
             spec.ports.clone_from(&config.port_range);
-            let slot = self.slot.map_or_else(slot_from_process_env, |slot| Ok(Some(slot)))?;
+            let slot = self.slot.map_or_else(|| slot_of(environment), |slot| Ok(Some(slot)))?;
             let runtime = self.runtime.map_or_else(ControlRuntime::new, Ok)?;
             let invite = || source.read();
-            let how = Joining { invite: &invite, slot, wait_at_most: self.wait_at_most };
+            let how = Joining { invite: &invite, slot, elastic, wait_at_most: self.wait_at_most };
             return grow::join(&how, &config, spec, runtime);
         }
         let mut spec = match self.spec {
             Some(spec) => spec,
-            None => JoinSpec::from_process_env()?,
+            None => JoinSpec::from_env(environment)?,
         };
         let started = Instant::now();
         spec.timeout = patience(&config);
         spec.ports.clone_from(&config.port_range);
         let runtime = self.runtime.map_or_else(ControlRuntime::new, Ok)?;
         let control = Control::join(&spec, &runtime)?;
-        make(control, config, started)
+        make(control, config, elastic, started)
     }
 
     /// Makes the communicator of ranks that have joined already. All of them call it, once. For Kolo's own tools.
@@ -105,7 +116,7 @@ impl CommunicatorBuilder {
     #[doc(hidden)]
     pub fn over(self, control: Control) -> Result<Communicator> {
         let config = self.config.map_or_else(Config::from_env, Ok)?;
-        make(control, config, Instant::now())
+        make(control, config, Elastic::default(), Instant::now())
     }
 }
 
@@ -119,8 +130,8 @@ enum Source {
 }
 
 impl Source {
-    fn from_process_env() -> Option<Self> {
-        let text = process_environment("KOLO_JOIN").filter(|text| !text.trim().is_empty())?;
+    fn find(environment: &dyn Fn(&str) -> Option<String>) -> Option<Self> {
+        let text = environment("KOLO_JOIN").filter(|text| !text.trim().is_empty())?;
         let path = text.trim().strip_prefix("file://").map(PathBuf::from);
         Some(path.map_or(Self::Text(text), Self::File))
     }
@@ -138,8 +149,8 @@ impl Source {
     }
 }
 
-fn slot_from_process_env() -> Result<Option<u32>> {
-    let text = process_environment("KOLO_SLOT").filter(|text| !text.trim().is_empty());
+fn slot_of(environment: &dyn Fn(&str) -> Option<String>) -> Result<Option<u32>> {
+    let text = environment("KOLO_SLOT").filter(|text| !text.trim().is_empty());
     let number = |text: String| {
         let wrong =
             || Error::configuration("KOLO_SLOT", format!("'{text}' is no slot"), "Set it to a number from 0");
@@ -148,10 +159,10 @@ fn slot_from_process_env() -> Result<Option<u32>> {
     text.map(number).transpose()
 }
 
-fn make(control: Control, config: Config, started: Instant) -> Result<Communicator> {
+fn make(control: Control, config: Config, elastic: Elastic, started: Instant) -> Result<Communicator> {
     let members: Arc<[u32]> = (0..control.world_size()).collect();
     let rank = control.rank();
-    let world = Arc::new(World::new(control));
+    let world = Arc::new(World::new(control, elastic));
     let deadline = deadline_to_connect(started, Instant::now(), patience(&config));
     Communicator::make(Making { world, id: WORLD, members, rank, config, deadline })
 }

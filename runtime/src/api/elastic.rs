@@ -91,7 +91,7 @@ impl Communicator {
             match (met, made) {
                 (Ok(met), Ok(made)) if met.flags & IS_MADE != 0 && met.ranks == ranks => {
                     if purpose == Purpose::Shrink || made.all_enter(deadline) {
-                        made.shared.meet_newcomers();
+                        made.meet_newcomers();
                         return Ok(made);
                     }
                     made.abort("another rank has not come to its end");

@@ -4,12 +4,11 @@ use std::time::{Duration, Instant};
 
 use super::Communicator;
 use crate::call::Waited;
-use crate::communicator::{Left, Places, grow, patience, settings, take};
+use crate::communicator::{Elastic, Left, Places, WORLD, grow, patience, settings, take};
 use crate::config::Config;
-use crate::control::{Applicant, ControlRuntime, Invitation, Purpose};
+use crate::control::{Applicant, ControlRuntime, Invitation, Purpose, first_invitation};
 use crate::error::{Error, ErrorContext, JoinFailure, Result};
 use crate::job::MAX_WORLD_SIZE;
-use crate::job::limits::RETRY_MOST;
 use crate::join::JoinSpec;
 
 impl Communicator {
@@ -43,8 +42,44 @@ impl Communicator {
         lobby.map_or(0, |lobby| lobby.waiting().len() as u32)
     }
 
-    /// Whether one waits at this rank's door that a slot can be given.
-    pub(super) fn has_candidates(&self) -> bool {
+    /// The least and the most ranks (0: none said), where the launcher has said so by `KOLO_ELASTIC`. For Kolo's own bindings.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn elastic_bounds(&self) -> Option<(u32, u32)> {
+        self.shared.world.elastic.bounds
+    }
+
+    /// From now on newcomers know the doors of this communicator's members, and find an invitation where the launcher wants it.
+    pub(super) fn meet_newcomers(&self) {
+        let shared = &self.shared;
+        shared.meet_newcomers();
+        let is_writer = shared.group.id == WORLD && self.rank() == 0;
+        let Some(path) = shared.world.elastic.invite.as_ref().filter(|_| is_writer) else { return };
+        // All at once: newcomers may be reading it.
+        let beside = path.with_extension(format!("new{}", std::process::id()));
+        let write =
+            |text: String| std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
+        let written = self.accept().and_then(|invitation| {
+            write(invitation.to_string()).map_err(|error| Error::system("writing the invitation", error))
+        });
+        if let Err(error) = written {
+            tracing::warn!(rank = self.rank(), path = %path.display(), %error, "no invitation for newcomers (KOLO_INVITE)");
+        }
+    }
+
+    /// Newcomers take free slots first, and then places behind all others. For Kolo's own bindings.
+    ///
+    /// # Errors
+    /// As [`Communicator::grow`].
+    #[doc(hidden)]
+    pub fn admit_up_to(&self, most: u32) -> Result<Self> {
+        self.take_in(Places::FreeThenLast { most })
+    }
+
+    /// Whether one waits at this rank's door that a slot can be given. For Kolo's own bindings.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn has_candidates(&self) -> bool {
         let slots = self.shared.slots();
         let fits = |slot: Option<u32>| slot.is_none_or(|slot| !slots.contains(&slot));
         self.shared.lobby().is_some_and(|lobby| lobby.waiting().iter().any(|newcomer| fits(newcomer.slot)))
@@ -86,7 +121,7 @@ impl Communicator {
         self.shared.slots()
     }
 
-    pub(super) fn take_in(&self, places: Places) -> Result<Self> {
+    fn take_in(&self, places: Places) -> Result<Self> {
         let deadline = Instant::now() + patience(self.config());
         self.shared.check_process(|| Waited::other("grow"))?;
         self.form_anew(Purpose::Grow, "grow", deadline, |ranks, seed| {
@@ -105,6 +140,7 @@ pub(super) struct Joining<'a> {
     /// Gives the invitation; asked again when no door opens.
     pub(super) invite: &'a dyn Fn() -> Result<Invitation>,
     pub(super) slot: Option<u32>,
+    pub(super) elastic: Elastic,
     /// How long it waits to be called.
     pub(super) wait_at_most: Option<Duration>,
 }
@@ -118,16 +154,16 @@ pub(super) fn join(
 ) -> Result<Communicator> {
     let until = how.wait_at_most.map(|time| Instant::now() + time);
     let reach = patience(config);
-    let invitation = first_invitation(how, reach)?;
+    let invitation = first_invitation(how.invite, reach)?;
     let own = settings(config)?;
     let applicant = Applicant::new(&invitation, spec, own, how.slot, config.silent_after, runtime)?;
     loop {
         let mut offer = applicant.wait(how.invite, reach, until)?;
         let deadline = Instant::now() + offer.seat.patience;
-        let made = take(&applicant, &mut offer, config).and_then(Communicator::make);
+        let made = take(&applicant, &mut offer, (config, &how.elastic)).and_then(Communicator::make);
         match made {
             Ok(made) if made.all_enter(deadline) => {
-                made.shared.meet_newcomers();
+                made.meet_newcomers();
                 return Ok(made);
             }
             Ok(made) => made.abort("the members have not come to its end"),
@@ -136,21 +172,6 @@ pub(super) fn join(
             Err(error) => {
                 tracing::info!(%error, "the members have given it up for now; this newcomer waits again")
             }
-        }
-    }
-}
-
-/// The invitation, which a file may not have yet.
-fn first_invitation(how: &Joining<'_>, reach: Duration) -> Result<Invitation> {
-    let deadline = Instant::now() + reach;
-    loop {
-        match (how.invite)() {
-            Err(Error::System { source, .. })
-                if source.kind() == std::io::ErrorKind::NotFound && Instant::now() < deadline =>
-            {
-                std::thread::sleep(RETRY_MOST);
-            }
-            invitation => return invitation,
         }
     }
 }

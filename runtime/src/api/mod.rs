@@ -27,6 +27,7 @@ mod shards;
 mod stable;
 mod start;
 mod start_messages;
+pub mod state;
 mod subset;
 mod survivors;
 mod symmetric;
@@ -101,7 +102,9 @@ impl Communicator {
         let deadline = making.deadline;
         let communicator = Self { shared: Arc::new(making.connect()?) };
         communicator.shared.world.entered();
-        communicator.shared.meet_newcomers_at_once();
+        if communicator.shared.is_complete() {
+            communicator.meet_newcomers();
+        }
         if communicator.shared.group.id == WORLD && !communicator.shared.world.knows_network() {
             communicator.learn_network(deadline)?;
         }
@@ -153,6 +156,11 @@ impl Communicator {
     #[must_use]
     pub fn routes(&self) -> &[Route] {
         &self.shared.group.routes
+    }
+
+    /// Tells it from all others: of a job, and in it.
+    fn identity(&self) -> (crate::job::Cookie, u64) {
+        (self.shared.world.control.job_cookie(), self.shared.group.id)
     }
 
     /// Process, host and version of each rank.

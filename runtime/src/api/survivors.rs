@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::Communicator;
-use crate::communicator::{NEWCOMER, Places};
+use crate::communicator::NEWCOMER;
 use crate::error::{AbortReason, Error, ErrorContext, Result};
 use crate::types::{Element, ReduceOp};
 
@@ -80,16 +80,17 @@ impl fmt::Debug for Survivors {
 }
 
 impl Survivors {
-    /// Of the ranks of a communicator. A newcomer makes one of the communicator that it has joined, and goes on like the others.
+    /// Of the ranks of a communicator. A newcomer makes one of the communicator that it has joined, and goes on like the others. If
+    /// `kolo run --elastic MIN:MAX` has started the job, [`Survivors::at_least`] is MIN and [`Survivors::up_to`] MAX, unless they are called.
     #[must_use]
     pub fn new(comm: Communicator) -> Self {
         let is_newcomer = comm.ranks_before()[comm.rank() as usize] == NEWCOMER;
         let news = is_newcomer.then(|| change(0, &comm));
-        Self { comm, at_least: 1, up_to: 0, is_due: false, watcher: None, news }
+        let (at_least, up_to) = comm.elastic_bounds().unwrap_or((1, 0));
+        Self { comm, at_least, up_to, is_due: false, watcher: None, news }
     }
 
-    /// Takes newcomers in, between two steps, until there are so many ranks. They take the slots of ranks that have been lost first. The
-    /// same on all ranks, newcomers too. Whoever waits is known from the agreement after a step, at no further cost.
+    /// How many ranks there may be: [`Survivors::admit`] takes newcomers in until then. The same on all ranks, newcomers too.
     #[must_use]
     pub const fn up_to(mut self, ranks: u32) -> Self {
         self.up_to = ranks;
@@ -139,7 +140,6 @@ impl Survivors {
     /// [`Communicator::shrink`], [`AbortReason::Fenced`] for one that the others have left behind.
     pub fn run<R>(&mut self, mut step: impl FnMut(&Communicator) -> Result<R>) -> Result<R> {
         loop {
-            self.take_in()?;
             self.tell();
             let done = step(&self.comm);
             let vote = match &done {
@@ -178,20 +178,20 @@ impl Survivors {
         }
     }
 
-    /// [`Communicator::all_reduce_into`] as a step: the sum over the members, the same on all of them.
+    /// The point between two steps at which newcomers come in, if some wait and there are fewer ranks than [`Survivors::up_to`] says. They take
+    /// the slots of ranks that have been lost first. Costs nothing if nobody waits, which the agreement after the last step has told; else
+    /// some milliseconds, and whatever [`Communicator::grow`] blocks for.
+    ///
+    /// All members call it at the same point of the program; a newcomer begins there, so its own first call does nothing. A failure
+    /// leaves the members as they are, and is logged: those that wait come in later.
     ///
     /// # Errors
-    /// As [`Survivors::run`].
-    pub fn all_reduce<T: Element>(&mut self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
-        self.run(|comm| comm.all_reduce_into(input, output, op))
-    }
-
-    /// Takes in who waits. A failure leaves the members as they are: they go on without newcomers that have died on the way.
-    fn take_in(&mut self) -> Result<()> {
+    /// [`AbortReason::Fenced`] and [`AbortReason::Minority`], as [`Communicator::agree`].
+    pub fn admit(&mut self) -> Result<()> {
         if !std::mem::take(&mut self.is_due) {
             return Ok(());
         }
-        match self.comm.take_in(Places::FreeThenLast { most: self.up_to }) {
+        match self.comm.admit_up_to(self.up_to) {
             Ok(next) => {
                 let (before, now) = (self.comm.world_size(), next.world_size());
                 tracing::info!(rank = next.rank(), before, now, "newcomers were taken in");
@@ -206,6 +206,14 @@ impl Survivors {
                 Ok(())
             }
         }
+    }
+
+    /// [`Communicator::all_reduce_into`] as a step: the sum over the members, the same on all of them.
+    ///
+    /// # Errors
+    /// As [`Survivors::run`].
+    pub fn all_reduce<T: Element>(&mut self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
+        self.run(|comm| comm.all_reduce_into(input, output, op))
     }
 
     fn become_those(&mut self, next: Communicator) {

@@ -17,7 +17,7 @@ use super::agreement::{self, Agreed};
 use super::connect::{Making, WORLD, broken};
 use super::seating::{Holder, Listed, Places, Seating, seat};
 use super::shared::{Shared, World};
-use super::survivors::{Lineage, NEWCOMER};
+use super::survivors::{Elastic, Lineage, NEWCOMER};
 use crate::config::Config;
 use crate::control::{
     AbortCause, AbortKind, Applicant, Called, Control, Entrance, ExchangeKey, Lobby, Meeting, Membership,
@@ -85,7 +85,7 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
             }
         }));
         let next = control.reunite(meeting(tag, place, world_size, at, Some(alarm)))?;
-        let processor = shared.world.processor.clone();
+        let (processor, lineage) = (shared.world.processor.clone(), (lineage, shared.world.elastic.clone()));
         Ok(Growth { making: making(next, lineage, processor, shared.config.clone(), deadline), called })
     };
     attempt().inspect_err(|error| {
@@ -97,14 +97,14 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
 /// What is needed to make the communicator, once all are there.
 fn making(
     control: Control,
-    lineage: Lineage,
+    (lineage, elastic): (Lineage, Elastic),
     processor: OnceLock<Option<usize>>,
     config: Config,
     deadline: Instant,
 ) -> Making {
     let (rank, members): (u32, Arc<[u32]>) = (control.rank(), (0..control.world_size()).collect());
     // The newcomers know nothing of the network, so all measure it, as when a job starts.
-    let world = Arc::new(World::changed(control, lineage, processor, None));
+    let world = Arc::new(World::changed(control, lineage, elastic, processor, None));
     Making { world, id: WORLD, members, rank, config, deadline }
 }
 
@@ -239,7 +239,11 @@ fn call(
 }
 
 /// A newcomer that was called: comes together with the others. Blocks until all have come, or the attempt is given up.
-pub(crate) fn take(applicant: &Applicant, offer: &mut Offer, config: &Config) -> Result<Making> {
+pub(crate) fn take(
+    applicant: &Applicant,
+    offer: &mut Offer,
+    (config, elastic): (&Config, &Elastic),
+) -> Result<Making> {
     let deadline = Instant::now() + offer.seat.patience;
     let lineage: Lineage =
         postcard::from_bytes(&offer.seat.lineage).map_err(|error| broken(offer.seat.rank, &error))?;
@@ -248,7 +252,7 @@ pub(crate) fn take(applicant: &Applicant, offer: &mut Offer, config: &Config) ->
         return Err(broken(offer.seat.rank, &"its lists are of another length"));
     }
     let control = applicant.take(offer)?;
-    Ok(making(control, lineage, OnceLock::new(), config.clone(), deadline))
+    Ok(making(control, (lineage, elastic.clone()), OnceLock::new(), config.clone(), deadline))
 }
 
 /// The settings of a newcomer, as members compare them.

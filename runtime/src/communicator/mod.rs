@@ -30,4 +30,4 @@ pub use recorder::Record;
 pub(crate) use seating::Places;
 pub(crate) use shared::{Shared, World};
 pub use survivors::NEWCOMER;
-pub(crate) use survivors::reunite;
+pub(crate) use survivors::{Elastic, reunite};

@@ -15,7 +15,7 @@ use kolo_transport::Process;
 
 use super::attendance::Attendance;
 use super::core::Core;
-use super::survivors::Lineage;
+use super::survivors::{Elastic, Lineage};
 use crate::call::Waited;
 use crate::config::{Config, Transports};
 use crate::control::{Control, Lobby, Membership};
@@ -85,12 +85,15 @@ pub(crate) struct World {
     network: OnceLock<(Table, Transports)>,
     /// What it was made of, if another one was before it.
     lineage: Option<Lineage>,
+    /// What the launcher says of members that come and go.
+    pub(crate) elastic: Elastic,
 }
 
 impl World {
-    pub(crate) const fn new(control: Control) -> Self {
+    pub(crate) const fn new(control: Control, elastic: Elastic) -> Self {
         Self {
             control,
+            elastic,
             communicators: AtomicUsize::new(0),
             processor: OnceLock::new(),
             network: OnceLock::new(),
@@ -102,11 +105,13 @@ impl World {
     pub(super) fn changed(
         control: Control,
         lineage: Lineage,
+        elastic: Elastic,
         processor: OnceLock<Option<usize>>,
         network: Option<(Table, Transports)>,
     ) -> Self {
         let network = network.map_or_else(OnceLock::new, OnceLock::from);
-        Self { control, communicators: AtomicUsize::new(0), processor, network, lineage: Some(lineage) }
+        let (communicators, lineage) = (AtomicUsize::new(0), Some(lineage));
+        Self { control, communicators, processor, network, lineage, elastic }
     }
 
     /// What was measured, for a world of some of the ranks.
@@ -210,11 +215,9 @@ impl Shared {
         }
     }
 
-    /// The same, unless members and newcomers have still to confirm to each other that they have it.
-    pub(crate) fn meet_newcomers_at_once(&self) {
-        if self.group.id != super::WORLD || self.world.lineage.is_none() {
-            self.meet_newcomers();
-        }
+    /// Whether nobody has still to confirm that all have it, as members that come together anew do.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.group.id != super::WORLD || self.world.lineage.is_none()
     }
 
     /// The lobby; a rank that has no door, since it was alone, opens one.

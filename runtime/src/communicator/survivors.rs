@@ -1,5 +1,6 @@
 //! What is left of a communicator makes a new one.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::connect::{Making, WORLD};
 use super::shared::{Shared, World};
 use crate::control::{GroupId, Meeting};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Where the members of a communicator come from that was made of another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +23,34 @@ pub(crate) struct Lineage {
     pub(crate) slots: Vec<u32>,
     /// How many slots there were at most.
     pub(crate) slot_count: u32,
+}
+
+/// What a launcher says of a group whose members come and go. Each process has its own; all that follow a communicator take it over.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Elastic {
+    /// The least and the most ranks: `KOLO_ELASTIC`, such as `2:4`.
+    pub(crate) bounds: Option<(u32, u32)>,
+    /// Where rank 0 keeps an invitation for newcomers: `KOLO_INVITE`.
+    pub(crate) invite: Option<PathBuf>,
+}
+
+impl Elastic {
+    /// # Errors
+    /// [`Error::Configuration`] if a variable is not understood.
+    pub(crate) fn from_lookup(environment: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let set = |name| environment(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+        let bounds = |text: String| {
+            let (least, most) = text.split_once(':').unwrap_or((&text, "0"));
+            let bounds = least.parse().ok().zip(most.parse().ok());
+            let bounds = bounds.filter(|(least, most)| *least > 0 && (*most == 0 || least <= most));
+            let remedy = "Set it to the least and the most ranks, such as 2:4, as kolo run --elastic does";
+            bounds.ok_or_else(|| {
+                Error::configuration("KOLO_ELASTIC", format!("'{text}' is no such pair"), remedy)
+            })
+        };
+        let invite = set("KOLO_INVITE").map(PathBuf::from);
+        Ok(Self { bounds: set("KOLO_ELASTIC").map(bounds).transpose()?, invite })
+    }
 }
 
 /// What [`Communicator::ranks_before`](crate::Communicator::ranks_before) has for a rank that was not there before.
@@ -96,6 +125,6 @@ pub(crate) fn reunite(
     let network = shared.world.network_of(&world_ranks);
     // A rank keeps the processor that it comes back to.
     let processor = shared.world.processor.clone();
-    let world = Arc::new(World::changed(control, lineage, processor, network));
+    let world = Arc::new(World::changed(control, lineage, shared.world.elastic.clone(), processor, network));
     Ok(Making { world, id: WORLD, members, rank, config: shared.config.clone(), deadline })
 }

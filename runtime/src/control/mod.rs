@@ -67,7 +67,7 @@ pub use runtime::ControlRuntime;
 pub use wire::{ExchangeKey, PeerInfo};
 
 pub(crate) use coordinator::Coordinator;
-pub(crate) use newcomer::{Applicant, Offer};
+pub(crate) use newcomer::{Applicant, Offer, first_invitation};
 pub(crate) use peers::door::DoorAddress;
 pub(crate) use peers::lobby::{Called, Entrance, GroupId, Lobby, Newcomer, Seat};
 pub(crate) use reunion::{Disagreement, Meeting, Purpose};

@@ -189,6 +189,24 @@ impl Applicant {
     }
 }
 
+/// The invitation, which a file may not have yet.
+pub(crate) fn first_invitation(
+    invite: &dyn Fn() -> Result<Invitation>,
+    patience: Duration,
+) -> Result<Invitation> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match invite() {
+            Err(Error::System { source, .. })
+                if source.kind() == std::io::ErrorKind::NotFound && Instant::now() < deadline =>
+            {
+                std::thread::sleep(RETRY_MOST);
+            }
+            invitation => return invitation,
+        }
+    }
+}
+
 /// Says who it is, and waits until it is called.
 async fn wait_inside(
     stream: BoxedStream,
