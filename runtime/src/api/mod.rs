@@ -8,6 +8,7 @@ mod cluster;
 mod collectives;
 mod elastic;
 mod gpu;
+mod grow;
 mod irregular;
 #[cfg(test)]
 mod leaving_tests;
@@ -26,6 +27,7 @@ mod shards;
 mod stable;
 mod start;
 mod start_messages;
+pub mod state;
 mod subset;
 mod survivors;
 mod symmetric;
@@ -48,7 +50,7 @@ pub use plain::Plain;
 pub use registration::{RegisteredBuffer, Registration, RegistrationStatus};
 pub use scope::Scope;
 pub use stable::StableBuffer;
-pub use survivors::Survivors;
+pub use survivors::{Change, Survivors};
 pub use symmetric::SymmetricBuffer;
 pub use work::Work;
 
@@ -100,6 +102,9 @@ impl Communicator {
         let deadline = making.deadline;
         let communicator = Self { shared: Arc::new(making.connect()?) };
         communicator.shared.world.entered();
+        if communicator.shared.is_complete() {
+            communicator.meet_newcomers();
+        }
         if communicator.shared.group.id == WORLD && !communicator.shared.world.knows_network() {
             communicator.learn_network(deadline)?;
         }
@@ -151,6 +156,11 @@ impl Communicator {
     #[must_use]
     pub fn routes(&self) -> &[Route] {
         &self.shared.group.routes
+    }
+
+    /// Tells it from all others: of a job, and in it.
+    fn identity(&self) -> (crate::job::Cookie, u64) {
+        (self.shared.world.control.job_cookie(), self.shared.group.id)
     }
 
     /// Process, host and version of each rank.

@@ -1,6 +1,6 @@
 //! Making a communicator: what the ranks tell each other, endpoints, routes, and the state that follows from them.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kolo_transport::Process;
@@ -12,6 +12,7 @@ use super::awaited::Awaited;
 use super::card::{Card, assign_processor, facts, host_indices, policy};
 use super::core::{Calls, Core};
 use super::endpoints::{self, Candidate, Established};
+use super::growth;
 use super::model::model_for;
 use super::routes;
 use super::shared::{Contended, Fault, Group, Shared, World};
@@ -86,7 +87,7 @@ impl Making {
             adapters: established.adapters.take(),
         };
         let core = self.core(&group, &cards, established)?;
-        Ok(Shared {
+        let shared = Shared {
             policy: policy(&group.hosts, &cards, &self.config),
             gpus: Gpus { rank: group.rank, driver },
             group,
@@ -96,8 +97,13 @@ impl Making {
             core: Contended::new(core),
             attendance: Attendance::default(),
             fault: Fault::default(),
+            lobby: OnceLock::new(),
             process: Process::current(),
-        })
+        };
+        if let Some(lobby) = growth::open_lobby(&shared) {
+            let _ = shared.lobby.set(lobby);
+        }
+        Ok(shared)
     }
 
     /// Tells the others what this rank has and wants, and hears the same of them.
