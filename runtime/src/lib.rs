@@ -85,7 +85,7 @@ pub use gpu::{GpuCounters, GpuPath, StagingReason};
 pub use join::{JoinSpec, Locator};
 pub use kolo_collectives::plan::Collective;
 pub use kolo_gdr::Mode as GpuDirectMode;
-pub use kolo_transport::MemoryCounters;
+pub use kolo_transport::{MemoryCounters, Rail};
 pub use plans::LoadedPlans;
 pub use profile::Loaded as LoadedProfile;
 pub use types::{Bool, DataType, Element, ReduceOp};

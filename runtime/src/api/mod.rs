@@ -55,15 +55,17 @@ pub use symmetric::SymmetricBuffer;
 pub use work::Work;
 
 use kolo_collectives::model::Model;
+use kolo_transport::Rail;
 
 use crate::call::{RawCall, Waited};
-use crate::communicator::{Making, Record, Shared, WORLD, leak_in_child, on_gpus};
+use crate::communicator::{Core, Making, Record, Shared, WORLD, leak_in_child, on_gpus};
 use crate::config::Config;
 use crate::control::PeerInfo;
 use crate::dispatch::CarriedOut;
 use crate::drive;
 use crate::engine::Route;
 use crate::error::{Error, Result};
+use crate::network::rails_in_words;
 
 /// A group of ranks that communicate.
 ///
@@ -184,10 +186,18 @@ impl Communicator {
     }
 
     /// The network between the hosts, in words: hosts, round trip, rate, which host is slow, and where this comes from: measured
-    /// when the ranks joined, a profile, or the constants built in. If the profile is of other hosts, also that. None on one host.
+    /// when the ranks joined, a profile, or the constants built in. If the profile is of other hosts, also that. Where hosts have
+    /// several network interfaces, what share of long messages has gone over each so far. None on one host.
     #[must_use]
     pub fn network(&self) -> Option<String> {
-        self.shared.look(|core| core.planner.describe_network())
+        self.shared.look(|core| describe_network(core, self.shared.group.size))
+    }
+
+    /// The ways on which long messages have gone to a rank, with the rate and the bytes of each, where there is a choice of more
+    /// than one: several network interfaces of both hosts, over TCP. Empty otherwise, and for the rank itself. Never blocks.
+    #[must_use]
+    pub fn rails(&self, peer: u32) -> Vec<Rail> {
+        self.shared.look(|core| core.engine.rails(peer))
     }
 
     /// In a line, for each transport which ranks are reached by it and why; and what becomes of registrations of buffers.
@@ -249,7 +259,7 @@ impl Communicator {
                     || "built-in".to_owned(),
                     |loaded| format!("profile {} ({})", loaded.path.display(), loaded.profile.digest()),
                 );
-                let network = core.planner.describe_network();
+                let network = describe_network(&core, self.shared.group.size);
                 let network = network.map_or_else(String::new, |words| format!("; network: {words}"));
                 format!("\n  constants: {from}{network}")
             }
@@ -303,4 +313,14 @@ impl Drop for Communicator {
             self.shared.world.left(in_order);
         }
     }
+}
+
+/// The network between the hosts, and what goes over which of a host's interfaces.
+fn describe_network(core: &Core, size: u32) -> Option<String> {
+    let network = core.planner.describe_network()?;
+    let rails: Vec<Vec<Rail>> = (0..size).map(|peer| core.engine.rails(peer)).collect();
+    Some(match rails_in_words(&rails) {
+        Some(rails) => format!("{network}; {rails}"),
+        None => network,
+    })
 }
