@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from array_ranks import run
 
+from launchers import PROGRAMS, kolo_run
+
 import kolo
 
 
@@ -94,3 +96,16 @@ def test_nonsense_is_refused():
             state.version = -1
 
     run(2, body)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("options", [("--elastic", "1:3"), ("--elastic", "1:3", "--spares", "1")])
+def test_a_rank_that_dies_under_the_launcher_is_replaced(victim, options):
+    command = kolo_run(3, *options)
+    if command is None:
+        pytest.skip("the program kolo has not been built")
+    program = harness.python(PROGRAMS / "array_elastic.py") + [str(victim), "3"]
+    [end] = harness.programs([command + program], [{}])
+    assert f"kolo: rank {victim} (pid " in end.text and "it is started again as a newcomer" in end.text, end
+    for rank in range(3):
+        assert f"rank {rank} of 3, slots [0, 1, 2], newcomer {rank == victim}" in end.text, end

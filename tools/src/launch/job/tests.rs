@@ -85,7 +85,10 @@ fn a_rank_that_dies_is_started_again_as_a_newcomer() {
     let job = Job { least: Some(1), again: again(3, true), ..shell(&script, 3) };
     let (code, stdout, stderr) = run_captured(&job);
     assert_eq!((code, sorted(&stdout)), (0, vec!["[1] slot 1"]), "{stderr}");
-    assert!(stderr.contains("the other 2 go on; it is started again as a newcomer (1 of 3 times)"), "{stderr}");
+    assert!(
+        stderr.contains("the other 2 go on; it is started again as a newcomer (1 of 3 times)"),
+        "{stderr}"
+    );
     // One that dies again and again is given up.
     let script = format!(
         "[ $RANK = 1 ] && {{ echo x >>{there}; [ $(wc -l <{there}) = 3 ] && touch {there}2; exit 3; }}
