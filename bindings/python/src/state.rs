@@ -45,7 +45,7 @@ impl State {
                 (name.clone(), unsafe { std::slice::from_raw_parts_mut(at, *bytes) })
             };
             let mut named: Vec<_> = parts.iter().map(part).collect();
-            let mut parts: Vec<_> = named.iter_mut().map(|(name, bytes)| Part::new(name, *bytes)).collect();
+            let mut parts: Vec<_> = named.iter_mut().map(|(name, bytes)| Part::new(name, bytes)).collect();
             let shared = self.inner.lock().unwrap_or_else(PoisonError::into_inner).share(comm, &mut parts)?;
             Ok((shared.received, shared.sent, shared.refetched))
         })
