@@ -239,3 +239,30 @@ fn a_group_of_survivors_takes_newcomers_in_between_steps() {
         }
     });
 }
+
+#[test]
+fn newcomers_need_no_unique_id() {
+    within(LIMIT, "unique id", || {
+        let id = kolo::internal::join::UniqueId::new(Some("127.0.0.1")).expect("a free port");
+        let letterbox = Letterbox::default();
+        std::thread::scope(|scope| {
+            for rank in 0..2 {
+                let letterbox = &letterbox;
+                scope.spawn(move || {
+                    let spec = id.join_spec(2, rank).expect("it is one");
+                    let config = Arrangement::Tcp.config(rank);
+                    let comm =
+                        Communicator::builder().config(config).join(spec).connect().expect("both come");
+                    if rank == 0 {
+                        letterbox.put(&comm.accept().expect("a door"));
+                    }
+                    until_waiting(&comm, 1);
+                    assert_eq!(sum(&comm.grow(3).expect("all live"), 1.0), 3.0);
+                });
+            }
+            let config = Arrangement::Tcp.config(2);
+            let comm = Communicator::builder().config(config).invitation(letterbox.take()).connect();
+            assert_eq!(sum(&comm.expect("the invitation is enough"), 1.0), 3.0);
+        });
+    });
+}

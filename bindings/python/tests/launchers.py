@@ -31,12 +31,12 @@ def mpi_launchers() -> dict[str, list[str]]:
     return dict(found.values())
 
 
-def kolo_run(ranks: int) -> list[str] | None:
+def kolo_run(ranks: int, *options: str) -> list[str] | None:
     """``kolo run``, if the program has been built: as it was built last."""
     both = [Path(__file__).parents[3] / "target" / kind / "kolo" for kind in ("release", "debug")]
     built = max((path for path in both if path.exists()), key=lambda path: path.stat().st_mtime, default=None)
     program = shutil.which("kolo") or built
-    return None if program is None else [str(program), "run", "-n", str(ranks), "--"]
+    return None if program is None else [str(program), "run", "-n", str(ranks), *options, "--"]
 
 
 def srun(ranks: int) -> list[str] | None:

@@ -55,7 +55,8 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
     let silent_after = shared.config.silent_after;
     let meeting = |tag, place, world_size, at, alarm| {
         let ranks = &world_ranks[..];
-        Meeting { ranks, place, world_size, at, tag, silent_after, deadline, alarm }
+        let later = shared.membership.later();
+        Meeting { ranks, place, world_size, at, tag, later, silent_after, deadline, alarm }
     };
     let first = world_ranks.first().and_then(|first| control.entrance(*first));
     let count = world_ranks.len() as u32;

@@ -115,6 +115,7 @@ pub(crate) fn reunite(
         world_size: world_ranks.len() as u32,
         at: world_ranks.first().and_then(|first| control.entrance(*first)),
         tag,
+        later: shared.membership.later(),
         silent_after: shared.config.silent_after,
         deadline,
         alarm: None,

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::peers::lobby::{Entrance, GroupId};
 use crate::error::{Error, Result};
+#[cfg(doc)]
+use crate::job::JobSecret;
 use crate::job::limits::MAX_ENTRANCES;
 use crate::job::mac;
 
@@ -22,25 +24,34 @@ pub struct Invitation {
     pub(super) group: GroupId,
     /// The doors of some members, the inviting one's first.
     pub(super) entrances: Vec<Entrance>,
+    /// What was drawn of the job's secret: see [`JobSecret::for_newcomers`].
+    pub(super) secret: Option<Vec<u8>>,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Contents {
     group: GroupId,
     entrances: Vec<Entrance>,
+    secret: Option<Vec<u8>>,
 }
 
 impl Invitation {
-    pub(super) fn new(group: GroupId, own: Entrance, mut others: Vec<Entrance>) -> Self {
+    pub(super) fn new(
+        group: GroupId,
+        own: Entrance,
+        mut others: Vec<Entrance>,
+        secret: Option<Vec<u8>>,
+    ) -> Self {
         others.retain(|entrance| *entrance != own);
         others.truncate(MAX_ENTRANCES - 1);
-        Self { group, entrances: std::iter::once(own).chain(others).collect() }
+        Self { group, entrances: std::iter::once(own).chain(others).collect(), secret }
     }
 }
 
 impl fmt::Display for Invitation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let contents = Contents { group: self.group, entrances: self.entrances.clone() };
+        let Self { group, entrances, secret } = self.clone();
+        let contents = Contents { group, entrances, secret };
         let bytes = postcard::to_stdvec(&contents).map_err(|_| fmt::Error)?;
         f.write_str(PREFIX)?;
         bytes.iter().chain(&check(&bytes)).try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -73,8 +84,10 @@ impl FromStr for Invitation {
             return Err(broken("it is cut off or changed"));
         }
         match postcard::take_from_bytes::<Contents>(bytes) {
-            Ok((Contents { group, entrances }, [])) if (1..=MAX_ENTRANCES).contains(&entrances.len()) => {
-                Ok(Self { group, entrances })
+            Ok((Contents { group, entrances, secret }, []))
+                if (1..=MAX_ENTRANCES).contains(&entrances.len()) =>
+            {
+                Ok(Self { group, entrances, secret })
             }
             _ => Err(broken("it is of another version of Kolo")),
         }
@@ -103,7 +116,7 @@ mod tests {
     fn an_invitation_survives_as_text_and_a_part_of_it_does_not() {
         let entrance = |host_key| Entrance { door: DoorAddress::default(), host_key };
         let many = (0..40).map(entrance).collect();
-        let made = Invitation::new([7; 16], entrance(3), many);
+        let made = Invitation::new([7; 16], entrance(3), many, Some(vec![5; 32]));
         assert_eq!((made.entrances.len(), made.entrances[0].host_key), (MAX_ENTRANCES, 3));
         let text = made.to_string();
         assert_eq!(format!(" {text}\n").parse::<Invitation>().unwrap(), made);

@@ -9,6 +9,7 @@ use super::Control;
 use super::abort::{AbortCause, AbortFlag, Loss};
 use super::board::{Status, StatusBoard};
 use super::member::CoordinatorStanding;
+use super::peers::rounds::RoundKey;
 use super::wire::ToCoordinator;
 
 /// Registration of a communicator with the control plane; dropping it unregisters. All ranks taken and given here
@@ -42,6 +43,11 @@ impl Membership {
     /// The number of another agreement: all members count them alike.
     pub(super) fn next_round(&self) -> u64 {
         self.rounds.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The agreement to which this member goes next.
+    pub(crate) fn later(&self) -> RoundKey {
+        RoundKey { communicator: self.communicator, number: self.rounds.load(Ordering::Relaxed) }
     }
 
     /// World ranks of the members, by rank in the communicator.

@@ -19,6 +19,7 @@ use super::reunion::Reunion;
 use super::runtime::ControlRuntime;
 use super::wire::{clip, encode};
 use crate::error::{Error, JoinFailure, Result};
+use crate::job::JobSecret;
 use crate::job::limits::{CONNECT_TIMEOUT, MAX_NAME_BYTES, RETRY_MOST};
 use crate::join::{self, JoinSpec, Locator, host_key, hostname};
 
@@ -71,6 +72,10 @@ impl Applicant {
     ) -> Result<Self> {
         let is_local = invitation.entrances.iter().all(|entrance| !entrance.door.has_port());
         spec.one_host |= invitation.entrances.iter().all(|entrance| entrance.door.is_on_one_host());
+        if let Some(drawn) = &invitation.secret {
+            let drawn = JobSecret::drawn(drawn);
+            spec.secret = Some(spec.secret.as_ref().map_or(drawn.clone(), |known| drawn.mixed_with(known)));
+        }
         let (report, opened) = mpsc::sync_channel(1);
         let task = spec.clone();
         runtime.spawn(async move {

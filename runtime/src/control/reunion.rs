@@ -94,7 +94,9 @@ impl Control {
 
     /// For newcomers: the way to the members who live.
     pub(crate) fn invitation(&self, lobby: &Lobby) -> Option<Invitation> {
-        Some(Invitation::new(lobby.group(), self.entrance(self.rank())?, lobby.entrances()))
+        let secret =
+            self.inner.spec.secret.as_ref().and_then(|secret| secret.for_newcomers()).map(<[u8]>::to_vec);
+        Some(Invitation::new(lobby.group(), self.entrance(self.rank())?, lobby.entrances(), secret))
     }
 
     /// The doors of all ranks are known. Later calls change nothing.
@@ -117,7 +119,7 @@ impl Control {
     /// coordinator.
     /// Blocks until all have come, one of them is gone or silent, an alarm sounds, or the deadline.
     pub(crate) fn reunite(&self, meeting: Meeting<'_>) -> Result<Self> {
-        let Meeting { ranks, place, world_size, at, tag, silent_after, deadline, alarm } = meeting;
+        let Meeting { ranks, place, world_size, at, tag, later, silent_after, deadline, alarm } = meeting;
         let (spec, runtime) = (&self.inner.spec, &self.inner.runtime);
         let missing = |problem: &str| Error::Join {
             rank: Some(spec.rank),
@@ -152,7 +154,7 @@ impl Control {
         let others = || ranks.iter().copied().filter(|rank| *rank != spec.rank).collect();
         let watched: Vec<u32> = if place == 0 { others() } else { center.into_iter().copied().collect() };
         let watch = self.inner.peers.as_ref().filter(|_| !watched.is_empty());
-        let watch = watch.map(|peers| peers.watch(watched, silent_after));
+        let watch = watch.map(|peers| peers.watch(watched, later, silent_after));
         Self::join_watching(&next, runtime, watch.into_iter().chain(alarm).collect())
     }
 }
@@ -168,6 +170,8 @@ pub(crate) struct Meeting<'a> {
     /// The door of rank 0 from now on.
     pub(crate) at: Option<Entrance>,
     pub(crate) tag: Tag,
+    /// The agreement to which a member goes that has given this meeting up.
+    pub(crate) later: RoundKey,
     pub(crate) silent_after: Duration,
     pub(crate) deadline: Instant,
     /// Says that somebody else will not come.

@@ -7,24 +7,39 @@ use sha2::Sha256;
 
 /// A secret that all processes of a job share. Not printed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct JobSecret(Vec<u8>);
+pub struct JobSecret {
+    bytes: Vec<u8>,
+    /// What was drawn for the job, and is told to newcomers: all of it, or what is mixed with a secret that they must know.
+    drawn: Option<Vec<u8>>,
+}
 
 impl JobSecret {
     /// A secret from text, such as KOLO_JOB_SECRET. `None` if it is empty.
     #[must_use]
     pub fn new(text: impl Into<Vec<u8>>) -> Option<Self> {
         let bytes = text.into();
-        if bytes.is_empty() { None } else { Some(Self(bytes)) }
+        if bytes.is_empty() { None } else { Some(Self { bytes, drawn: None }) }
+    }
+
+    /// One that was drawn for this job: no variable has it.
+    pub(crate) fn drawn(bytes: &[u8]) -> Self {
+        Self { bytes: bytes.to_vec(), drawn: Some(bytes.to_vec()) }
+    }
+
+    /// What newcomers cannot know unless they are told.
+    pub(crate) fn for_newcomers(&self) -> Option<&[u8]> {
+        self.drawn.as_deref()
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        &self.0
+        &self.bytes
     }
 
     /// One secret that only whoever knows both has.
     #[must_use]
     pub(crate) fn mixed_with(&self, other: &Self) -> Self {
-        Self(mac(&self.0, b"kolo mixed secrets", &[&other.0]).finalize().into_bytes().to_vec())
+        let bytes = mac(&self.bytes, b"kolo mixed secrets", &[&other.bytes]).finalize().into_bytes().to_vec();
+        Self { bytes, drawn: self.drawn.clone() }
     }
 }
 

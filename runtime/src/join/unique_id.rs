@@ -98,7 +98,7 @@ impl UniqueId {
         let locator = Locator::Tcp { host: host.to_owned(), port };
         let mut spec = JoinSpec::new(rank, world_size, locator, "a unique id");
         env::apply_settings(&mut spec, &super::process_environment)?;
-        let own = JobSecret::new(&bytes[SECRET_AT..LENGTH_AT]).ok_or_else(broken)?;
+        let own = JobSecret::drawn(&bytes[SECRET_AT..LENGTH_AT]);
         spec.secret = Some(match &spec.secret {
             Some(of_the_job) => own.mixed_with(of_the_job),
             None => own,

@@ -21,7 +21,7 @@ use crate::control::abort::{AbortCause, AbortFlag, AbortKind};
 use crate::control::coordinator::{BoxedStream, write_frames};
 use crate::control::handshake::VERSION;
 use crate::control::wire::{clip, decode, encode, foreign, invalid, read_frame};
-use crate::job::limits::{MAX_BLOB_BYTES, MAX_LOBBY};
+use crate::job::limits::{MAX_BLOB_BYTES, MAX_ENTRANCES, MAX_LOBBY};
 
 /// Names a group of ranks, whatever becomes of its members.
 pub(crate) type GroupId = [u8; 16];
@@ -171,9 +171,11 @@ impl Lobby {
     }
 
     /// The doors of the members, which newcomers try when this one is gone.
-    pub(crate) fn meet(&self, entrances: Vec<Entrance>) {
+    pub(crate) fn meet(&self, mut entrances: Vec<Entrance>) {
         let mut state = self.lock();
         state.members.extend(entrances.iter().map(|entrance| entrance.door.id));
+        // A few are enough, and fit into a frame.
+        entrances.truncate(MAX_ENTRANCES);
         let news = encode(&ToNewcomer::Welcome { entrances: entrances.clone() });
         for waiting in &state.waiting {
             let _ = waiting.queue.send(news.clone());

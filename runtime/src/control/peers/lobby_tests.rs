@@ -147,6 +147,20 @@ async fn strangers_and_garbage_do_no_harm() {
 }
 
 #[tokio::test(flavor = "current_thread")]
+async fn a_newcomer_of_the_largest_group_hears_of_some_doors() {
+    let (door, own) = (Door::open_for_threads().unwrap(), Door::open_for_threads().unwrap());
+    let lobby = lobby(&door);
+    let entrance = Entrance { door: door.address().clone(), host_key: u64::MAX };
+    lobby.meet(vec![entrance; crate::job::MAX_WORLD_SIZE as usize]);
+    let Some(ToNewcomer::Welcome { entrances }) =
+        answer(&own, &door, &FromNewcomer::Hello(newcomer(&own))).await
+    else {
+        panic!("no welcome")
+    };
+    assert_eq!(entrances.len(), MAX_ENTRANCES);
+}
+
+#[tokio::test(flavor = "current_thread")]
 async fn a_lobby_has_an_end() {
     let door = Door::open_for_threads().unwrap();
     let lobby = lobby(&door);

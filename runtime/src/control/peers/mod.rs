@@ -96,6 +96,7 @@ pub(super) enum Event {
     },
     Watch {
         ranks: Vec<u32>,
+        later: RoundKey,
         silent_after: Duration,
         alarm: oneshot::Sender<(u32, String)>,
     },
@@ -186,10 +187,16 @@ impl Peers {
         }
     }
 
-    /// Says so once one of these members is gone or silent.
-    pub(super) fn watch(&self, ranks: Vec<u32>, silent_after: Duration) -> oneshot::Receiver<(u32, String)> {
+    /// Says so once one of these members is gone or silent, or has come to the agreement that is `later` than what it is waited for: then
+    /// it has given that up.
+    pub(super) fn watch(
+        &self,
+        ranks: Vec<u32>,
+        later: RoundKey,
+        silent_after: Duration,
+    ) -> oneshot::Receiver<(u32, String)> {
         let (alarm, alarmed) = oneshot::channel();
-        let _ = self.events.send(Event::Watch { ranks, silent_after, alarm });
+        let _ = self.events.send(Event::Watch { ranks, later, silent_after, alarm });
         alarmed
     }
 
@@ -213,6 +220,7 @@ struct Line {
 
 struct Watch {
     ranks: Vec<u32>,
+    later: RoundKey,
     silent_after: Duration,
     since: Instant,
     alarm: Option<oneshot::Sender<(u32, String)>>,
@@ -316,10 +324,10 @@ impl Task {
                 self.rounds.bring(key, members, part, silent_after, reply, (&known_gone, &suspects));
             }
             Event::GiveUp { key } => self.rounds.give_up(key),
-            Event::Watch { ranks, silent_after, alarm } => {
+            Event::Watch { ranks, later, silent_after, alarm } => {
                 let (since, alarm) = (Instant::now(), Some(alarm));
                 self.next_ping = since;
-                self.watches.push(Watch { ranks, silent_after, since, alarm });
+                self.watches.push(Watch { ranks, later, silent_after, since, alarm });
             }
             Event::Abort { members, communicator, cause } => {
                 let said = encode(&Said::Abort { communicator, cause });
@@ -334,6 +342,7 @@ impl Task {
     fn hear(&mut self, rank: u32, said: Said) {
         match said {
             Said::Round { key, message } => {
+                self.note_given_up(rank, key);
                 let members = self.shared.members_of(key.communicator);
                 let known_gone: BTreeSet<u32> = self.gone.keys().copied().collect();
                 if !self.rounds.hear(rank, key, message, members, &known_gone) {
@@ -344,6 +353,19 @@ impl Task {
             Said::Abort { communicator, cause } => self.shared.aborted_by_member(communicator, cause),
             Said::Ping => self.send(rank, encode(&Said::Pong)),
             Said::Pong => {}
+        }
+    }
+
+    /// A member that others wait for may have taken one of them for silent, and have gone on to the agreement on what came of it.
+    fn note_given_up(&mut self, rank: u32, key: RoundKey) {
+        for watch in &mut self.watches {
+            let is_later = key.communicator == watch.later.communicator && key.number >= watch.later.number;
+            if is_later
+                && watch.ranks.contains(&rank)
+                && let Some(alarm) = watch.alarm.take()
+            {
+                let _ = alarm.send((rank, "it has given up".to_owned()));
+            }
         }
     }
 

@@ -70,6 +70,43 @@ fn an_elastic_job_goes_on_while_enough_ranks_live() {
 }
 
 #[test]
+fn a_rank_that_dies_is_started_again_as_a_newcomer() {
+    let folder = tempfile::tempdir().unwrap();
+    let there = folder.path().join("there").display().to_string();
+    let again = |times, in_its_slot| {
+        Some(Again { times, environment: vec![("KOLO_JOIN".into(), "file://x".into())], in_its_slot })
+    };
+    // The others end when the newcomer has come.
+    let script = format!(
+        "if [ -n \"$KOLO_JOIN\" ]; then echo slot $KOLO_SLOT; touch {there}; exit 0; fi
+         [ $RANK = 1 ] && kill -KILL $$
+         while [ ! -e {there} ]; do sleep 0.01; done"
+    );
+    let job = Job { least: Some(1), again: again(3, true), ..shell(&script, 3) };
+    let (code, stdout, stderr) = run_captured(&job);
+    assert_eq!((code, sorted(&stdout)), (0, vec!["[1] slot 1"]), "{stderr}");
+    assert!(
+        stderr.contains("the other 2 go on; it is started again as a newcomer (1 of 3 times)"),
+        "{stderr}"
+    );
+    // One that dies again and again is given up.
+    let script = format!(
+        "[ $RANK = 1 ] && {{ echo x >>{there}; [ $(wc -l <{there}) = 3 ] && touch {there}2; exit 3; }}
+         while [ ! -e {there}2 ]; do sleep 0.01; done; sleep 0.3"
+    );
+    let job = Job { least: Some(1), again: again(2, false), ..shell(&script, 2) };
+    let (code, _, stderr) = run_captured(&job);
+    assert_eq!(code, 0, "{stderr}");
+    let told: Vec<&str> = stderr.lines().filter_map(|line| line.rsplit("; ").next()).collect();
+    let expected = [
+        "it is started again as a newcomer (1 of 2 times)",
+        "it is started again as a newcomer (2 of 2 times)",
+        "it is not started again, since it was 2 times",
+    ];
+    assert_eq!(told, expected);
+}
+
+#[test]
 fn a_signal_is_named() {
     let (code, _, stderr) = run_captured(&shell("[ $RANK = 0 ] && kill -SEGV $$; exec tail -f /dev/null", 2));
     assert_eq!(code, 128 + 11);
