@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 from xml.dom import minidom
 
-from rig import markdown, mpi, namespace, options, placement, processes, ratios, svg
+from rig import markdown, mpi, namespace, network, options, placement, processes, ratios, svg
 from rig.peer import Launch, Library
 from rig.schedule import Schedule
 
@@ -26,6 +26,35 @@ class Options(unittest.TestCase):
 
     def test_full_reaches_256_mib(self):
         self.assertEqual(options.parse(["--full"]).sizes[-2:], [128 << 20, 256 << 20])
+
+
+class Networks(unittest.TestCase):
+    def test_a_limit_follows_from_the_slowest_host_and_its_cards(self):
+        plain = network.Network("--hosts 4 --rate 1G --delay 1ms", 2)
+        seconds = plain.limit_us("all_reduce", 1 << 20) * 1e-6 - 1e-3
+        self.assertAlmostEqual(seconds * 125e6 * 1448 / 1538, 1.5 * (1 << 20), delta=1)
+        self.assertAlmostEqual(plain.limit_us("barrier", 0), 1000)
+        exchanged = [plain.limit_us(name, 1 << 20) - 1000 for name in ("all_gather", "all_to_all")]
+        self.assertAlmostEqual(exchanged[1], 2 * exchanged[0], msg="every rank of a host sends its own")
+        cards = network.Network("--hosts 2 --nics 2 --rate 1G --nic-rate 1=500M", 1)
+        self.assertAlmostEqual(cards.rate, 1.5e9 / 8 * 1448 / 1538)
+        slow = network.Network("--hosts 3 --rate 1G --host-rate 2=100M", 1)
+        self.assertAlmostEqual(slow.rate, 1e8 / 8 * 1448 / 1538)
+        self.assertIsNone(network.Network("--hosts 2", 1).limit_us("broadcast", 8))
+
+    def test_the_table_has_times_shares_and_the_best_peer(self):
+        lan = network.Network("--hosts 2 --rate 1G --delay 25us", 1)
+        key = (lan.text, 1, "all_gather", 1 << 20)
+        times = {key: {"kolo": [5000, 6000, 5500], "gloo": [11000], "mpich5": [8250, 8250]}}
+        found = {name: (name.title(), None) for name in ("kolo", "gloo", "mpich5", "openmpi5")}
+        failures = {(lan.text, 1, "openmpi5"): ["exit status 1: no route"]}
+        page = network.render([lan], found, {"Intel MPI": "not here"}, times, failures, 3)
+        row = next(line for line in page.splitlines() if line.startswith("| all_gather"))
+        share = lan.limit_us("all_gather", 1 << 20) / 5500
+        self.assertIn(f"| 5,500 ({share:.2f}) |", row)
+        self.assertTrue(row.endswith("|  | 1.50 |"), row)
+        self.assertIn("Openmpi5 failed: exit status 1: no route", page)
+        self.assertIn("Intel MPI: not here", page)
 
 
 def noted(library, number, *flags, micros=10, **rest):

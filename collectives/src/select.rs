@@ -227,8 +227,8 @@ fn tune(
     let generator = algorithm.generator();
     let window = match generator.window() {
         Some(window) => window,
-        // Ranks that share processors have nothing to overlap with: each only gets to run when another one waits.
-        None if model.oversubscription > 1.0 => 1,
+        // Ranks of a host that share processors have nothing to overlap with: each only gets to run when another one waits.
+        None if model.oversubscription > 1.0 && !task.has_several_hosts() => 1,
         // One exchange, of which the kernel holds what the other rank is not at yet: as fast with one segment as with two.
         None if task.collective == Collective::AllGather
             && task.world_size == 2

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::mix::mix;
-use crate::wait::Contention;
+use crate::wait::{Contention, usable_processors};
 
 /// Coming back takes 10 to 30 us, and the others of a short call take their turns in as much; somebody else holds on to a
 /// processor for a slice or until the next tick, which is 1 to 4 ms.
@@ -31,9 +31,17 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(10);
 /// A rank not held up for this long after a back-off begins with the shortest one again.
 const CALM_AFTER: Duration = Duration::from_secs(1);
 
-/// What a rank tells of the processors it may run on: the same number means the same ones.
-pub(crate) fn mask_digest() -> u64 {
-    processors().into_iter().fold(0, |digest, processor| mix(digest ^ (processor as u64 + 1)))
+/// What a rank of such a host tells of the processors it may run on: the same number means the same ones. Containers and
+/// network namespaces of one machine share its processors, although they are hosts to each other; but a container with a quota
+/// has its own share.
+pub(crate) fn processors_digest(host_key: u64) -> u64 {
+    let own = processors();
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let machine = boot.into_iter().fold(0, |digest, byte| mix(digest ^ u64::from(byte)));
+    // Without a boot id, nobody knows.
+    let shares = machine != 0 && usable_processors() == own.len();
+    let owner = if shares { machine } else { mix(host_key) };
+    own.into_iter().fold(owner, |digest, processor| mix(digest ^ (processor as u64 + 1)))
 }
 
 /// The processor of rank number `place` of the `ranks` that may run on the same ones as the calling thread. None where

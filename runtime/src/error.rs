@@ -68,6 +68,8 @@ pub enum JoinFailure {
     Survivors,
     /// The control plane was ended meanwhile.
     Interrupted,
+    /// Nobody answers at the doors that an invitation names.
+    Invitation,
 }
 
 /// Why a rank aborted a communicator.

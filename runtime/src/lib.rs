@@ -68,14 +68,15 @@ pub mod internal {
 pub use api::DenseArray;
 #[cfg(feature = "bytemuck")]
 pub use api::Plain;
+pub use api::state;
 pub use api::{
-    Agreement, Batch, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer, Registration,
-    RegistrationStatus, Scope, StableBuffer, Survivors, SymmetricBuffer, Work,
+    Agreement, Batch, Change, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer,
+    Registration, RegistrationStatus, Scope, StableBuffer, Survivors, SymmetricBuffer, Work,
 };
 pub use call::{CallLabel, RawCall, RawCallV, Summary};
-pub use communicator::Record;
+pub use communicator::{NEWCOMER, Record};
 pub use config::{Config, Determinism, TransportKind, Transports};
-pub use control::{ControlRuntime, JobSecret, PeerInfo};
+pub use control::{ControlRuntime, Invitation, JobSecret, PeerInfo};
 pub use engine::Route;
 pub use error::{
     AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, LossCause, PeerCall, PeerState, Result,
@@ -84,7 +85,7 @@ pub use gpu::{GpuCounters, GpuPath, StagingReason};
 pub use join::{JoinSpec, Locator};
 pub use kolo_collectives::plan::Collective;
 pub use kolo_gdr::Mode as GpuDirectMode;
-pub use kolo_transport::MemoryCounters;
+pub use kolo_transport::{MemoryCounters, Rail};
 pub use plans::LoadedPlans;
 pub use profile::Loaded as LoadedProfile;
 pub use types::{Bool, DataType, Element, ReduceOp};

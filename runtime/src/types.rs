@@ -134,6 +134,13 @@ pub unsafe trait Element: Copy + Send + Sync + 'static {
     const TYPE: DataType;
 }
 
+/// Elements as bytes.
+pub(crate) const fn bytes_of_mut<T: Element>(data: &mut [T]) -> &mut [u8] {
+    // SAFETY: the same memory for the same time. Elements have no padding, so all of it is initialized, and every bit pattern is a
+    // valid value, so whatever is written is elements again: the contract of `Element`. Bytes have no alignment.
+    unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
+}
+
 /// A truth value as it travels: a byte, of which 0 is false and everything else true. Rust's `bool` must be 0 or 1, and a rank
 /// in C or Python may send a 2. Reductions give 0 and 1.
 ///

@@ -143,10 +143,37 @@ impl Process {
         }
     }
 
+    /// Waits for a line that begins with one of these; which one, and the rest of the line.
+    ///
+    /// # Panics
+    /// As [`Process::expect`].
+    pub fn expect_any(&mut self, starts: &[&str]) -> (usize, String) {
+        let until = Instant::now() + LONG;
+        loop {
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    let found =
+                        starts.iter().enumerate().find_map(|(i, start)| Some((i, line.strip_prefix(start)?)));
+                    if let Some((which, rest)) = found {
+                        return (which, rest.trim().to_owned());
+                    }
+                    self.said.push(line);
+                }
+                Err(error) => panic!("none of {starts:?} ({error}); it said {:#?}", self.said),
+            }
+        }
+    }
+
     /// Whether a line that begins so was read, and was not the one that was waited for.
     #[must_use]
     pub fn has_said(&self, start: &str) -> bool {
         self.said.iter().any(|line| line.starts_with(start))
+    }
+
+    /// The rest of the last line that begins so, and was not the one that was waited for.
+    #[must_use]
+    pub fn said_last(&self, start: &str) -> Option<&str> {
+        self.said.iter().rev().find_map(|line| line.strip_prefix(start))
     }
 
     /// Sends it a line.

@@ -59,7 +59,8 @@ pub struct Piece {
 /// aligned vector access where the buffers are aligned.
 pub const GRAIN_BYTES: usize = 64;
 
-/// A function that eats a message as it arrives, in order, each byte once.
+/// A function that eats a message as it arrives, each byte once. A message that comes over several connections need not arrive in
+/// order.
 #[derive(Clone, Copy, Debug)]
 pub struct Consumer {
     /// `call(context, offset, data, len)`: bytes `offset..offset + len` of the message lie at `data`, for the
@@ -184,6 +185,21 @@ pub enum Reach {
         /// Plain words: "different host".
         because: String,
     },
+}
+
+/// One of the ways on which long messages go to a peer at the same time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rail {
+    /// This rank's interface; empty if it is not known.
+    pub interface: String,
+    /// The peer's address there.
+    pub remote: std::net::IpAddr,
+    /// Bytes per second that one connection has carried lately, or 0 if none has been measured.
+    pub bytes_per_second: f64,
+    /// Bytes of long messages sent on it.
+    pub sent_bytes: u64,
+    /// Why it is not used, if it is not.
+    pub problem: Option<String>,
 }
 
 /// One rank's end of a transport. See the module for the contract.
@@ -322,6 +338,11 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// blocks, makes no progress.
     fn is_unheard(&self, _peer: u32) -> bool {
         false
+    }
+
+    /// The ways on which long messages go to `peer`, those that do not work among them, where there is more than one.
+    fn rails(&self, _peer: u32) -> Vec<Rail> {
+        Vec::new()
     }
 
     /// The owner leaves in good order, and will [abort](Endpoint::abort) and drop this endpoint next: messages reported done

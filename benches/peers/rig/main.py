@@ -6,7 +6,7 @@ import signal
 import sys
 from statistics import median
 
-from . import gloo, kolo, machine, markdown, mpi, oneccl, options, placement, places, processes, ratios, svg
+from . import gloo, kolo, machine, markdown, mpi, network, oneccl, options, placement, places, processes, ratios, svg
 from .namespace import Missing, Namespace
 from .schedule import Schedule
 
@@ -18,6 +18,8 @@ def main(arguments=None):
     if chosen.report:
         report(chosen, records)
         return 0
+    if chosen.network:
+        return 0 if network.compare(chosen) else 1
     libraries, missing = find_peers(chosen)
     if chosen.list:
         for library in libraries:

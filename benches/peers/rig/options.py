@@ -36,6 +36,10 @@ def parse(arguments=None):
     parser.add_argument("--transports", type=listing(str), default=["shm", "tcp"],
                         help="of shm, tcp and tcp-reno: over TCP, with the peers in a network namespace that has reno, "
                              "and Kolo as it comes; needs root")
+    parser.add_argument("--network", action="append", metavar="OPTIONS",
+                        help="compare between hosts instead, on a network of the laboratory: options of `kolo-netlab run`, such "
+                             "as '--hosts 4 --rate 1G --delay 25us'; several times for several networks")
+    parser.add_argument("--ranks-per-host", type=listing(int), default=[1], help="with --network")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--peers", type=listing(str), help="only these, by the names that --list shows")
     parser.add_argument("--list", action="store_true", help="say which peers are there and which are not, and end")

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use kolo_rs::{Communicator, Error};
+use kolo_rs::{Communicator, Error, NEWCOMER};
 use pyo3::prelude::*;
 
 use crate::calls::{Addresses, Irregular, Message, Plain, Transfer, Uneven};
@@ -154,9 +154,42 @@ impl Comm {
         Ok(self.communicator()?.epoch())
     }
 
-    /// The rank of each rank in the communicator that was shrunk.
-    fn ranks_before(&self) -> PyResult<Vec<u32>> {
-        Ok(self.communicator()?.ranks_before())
+    /// The rank of each rank in the communicator before; `None` for newcomers.
+    fn ranks_before(&self) -> PyResult<Vec<Option<u32>>> {
+        let before = self.communicator()?.ranks_before().into_iter();
+        Ok(before.map(|rank| Some(rank).filter(|rank| *rank != NEWCOMER)).collect())
+    }
+
+    /// An invitation for newcomers, as text.
+    fn accept(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |comm| comm.accept().map(|invitation| invitation.to_string()))
+    }
+
+    /// How many newcomers wait at this rank's door, and whether one of them can be given a slot.
+    fn waiting(&self) -> PyResult<(u32, bool)> {
+        let communicator = self.communicator()?;
+        Ok((communicator.waiting(), communicator.has_candidates()))
+    }
+
+    /// The ranks that live and newcomers: behind all others, or in free slots first.
+    fn grow(&self, py: Python<'_>, most: u32, free_first: bool) -> PyResult<Self> {
+        let grow = if free_first { Communicator::admit_up_to } else { Communicator::grow };
+        self.with(py, move |comm| grow(comm, most)).map(Self::new)
+    }
+
+    /// The ranks that live and newcomers in the slots of the lost.
+    fn replace(&self, py: Python<'_>) -> PyResult<Self> {
+        self.with(py, Communicator::replace).map(Self::new)
+    }
+
+    /// The least and the most ranks, where the launcher has said so.
+    fn bounds(&self) -> PyResult<Option<(u32, u32)>> {
+        Ok(self.communicator()?.elastic_bounds())
+    }
+
+    /// The slot of each rank.
+    fn slots(&self) -> PyResult<Vec<u32>> {
+        Ok(self.communicator()?.slots())
     }
 
     /// Leaves: waits up to five seconds until what was started has left. Further calls raise; closing again does nothing.
@@ -342,7 +375,7 @@ impl Comm {
 
     /// Runs on the communicator, without the interpreter's lock; the closure's captures and the reference to the
     /// communicator are dropped without it too.
-    fn with<T: Send>(
+    pub(crate) fn with<T: Send>(
         &self,
         py: Python<'_>,
         run: impl FnOnce(&Communicator) -> Result<T, Error> + Send,

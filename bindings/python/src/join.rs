@@ -19,7 +19,8 @@ type Settings = HashMap<String, String>;
 /// Joins as the environment says.
 #[pyfunction]
 pub(crate) fn connect_env(py: Python<'_>, settings: Settings) -> PyResult<Comm> {
-    connect(py, &settings, || JoinSpec::from_env(&lookup(&settings)))
+    let joined = py.detach(|| Communicator::builder().connect_by(&lookup(&settings)));
+    Ok(Comm::new(joined.map_err(|error| exception(py, &error))?))
 }
 
 /// Launcher, rank, world size, local rank and ranks on this host; the last two may be unknown.

@@ -24,6 +24,7 @@ mod handle;
 mod join;
 mod numbers;
 mod quick;
+mod state;
 mod symmetric;
 mod tensor;
 mod work;
@@ -52,6 +53,8 @@ mod _kolo {
     };
     #[pymodule_export]
     use crate::quick::quicken;
+    #[pymodule_export]
+    use crate::state::State;
     #[pymodule_export]
     use crate::symmetric::Symmetric;
     #[pymodule_export]

@@ -121,11 +121,12 @@ impl Bill {
         }
     }
 
-    /// The processor's part of sending and receiving.
+    /// The processor's part of sending and receiving. Ranks that take no part leave the processors to the others.
     pub(crate) fn work(&mut self, reach: Reach, messages: f64, bytes: f64, reduces: bool) -> f64 {
         let overhead = 2.0 * messages * self.weigh(reach, |class| class.overhead_seconds);
         let reduce = if reduces { bytes / self.model.reduce_bytes_per_second } else { 0.0 };
-        let work = (overhead + reduce) * self.model.oversubscription.max(1.0);
+        let share = if let Reach::Network(share) = reach { share } else { 1.0 };
+        let work = (overhead + reduce) * (self.model.oversubscription * share).max(1.0);
         self.busy.processor += work;
         work
     }

@@ -1,14 +1,16 @@
 //! Joining.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Communicator;
-use crate::communicator::{Making, WORLD, World, patience};
+use super::grow::{self, Joining};
+use crate::communicator::{Elastic, Making, WORLD, World, patience};
 use crate::config::Config;
-use crate::control::{Control, ControlRuntime};
-use crate::error::Result;
-use crate::join::JoinSpec;
+use crate::control::{Control, ControlRuntime, Invitation};
+use crate::error::{Error, Result};
+use crate::join::{JoinSpec, process_environment};
 
 /// Settings for joining.
 #[derive(Debug, Default)]
@@ -16,6 +18,9 @@ pub struct CommunicatorBuilder {
     config: Option<Config>,
     spec: Option<JoinSpec>,
     runtime: Option<ControlRuntime>,
+    invitation: Option<Invitation>,
+    slot: Option<u32>,
+    wait_at_most: Option<Duration>,
 }
 
 impl CommunicatorBuilder {
@@ -33,6 +38,28 @@ impl CommunicatorBuilder {
         self
     }
 
+    /// Joins a group that is at work as a newcomer, by an invitation that one of its members has given ([`Communicator::accept`]), instead
+    /// of by the environment. The same as the variable `KOLO_JOIN`, which holds an invitation, or `file://PATH` of a file with one.
+    #[must_use]
+    pub fn invitation(mut self, invitation: Invitation) -> Self {
+        self.invitation = Some(invitation);
+        self
+    }
+
+    /// A newcomer would have this slot ([`Communicator::slots`]) and no other. The same as the variable `KOLO_SLOT`.
+    #[must_use]
+    pub const fn slot(mut self, slot: u32) -> Self {
+        self.slot = Some(slot);
+        self
+    }
+
+    /// How long a newcomer waits to be taken in; for as long as the group lives, if not set.
+    #[must_use]
+    pub const fn wait_at_most(mut self, time: Duration) -> Self {
+        self.wait_at_most = Some(time);
+        self
+    }
+
     /// Shares a control thread with other ranks of this process.
     #[must_use]
     pub fn control_runtime(mut self, runtime: ControlRuntime) -> Self {
@@ -40,22 +67,46 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Joins. Blocks until all ranks are there.
+    /// Joins. Blocks until all ranks are there; a newcomer, until the group takes it in, or the last of its members is gone.
     ///
     /// # Errors
-    /// As [`Communicator::from_env`].
+    /// As [`Communicator::from_env`]. For a newcomer, [`Error::Join`](crate::Error::Join) if no member is reached
+    /// ([`JoinFailure::Invitation`](crate::JoinFailure::Invitation)), if its version, settings or slot do not fit
+    /// ([`JoinFailure::Disagreement`](crate::JoinFailure::Disagreement)), or if it was not taken in within the time that it was to wait.
     pub fn connect(self) -> Result<Communicator> {
-        let config = self.config.map_or_else(Config::from_env, Ok)?;
+        self.connect_by(&process_environment)
+    }
+
+    /// The same with another environment. For Kolo's own bindings.
+    ///
+    /// # Errors
+    /// As [`CommunicatorBuilder::connect`].
+    #[doc(hidden)]
+    pub fn connect_by(self, environment: &dyn Fn(&str) -> Option<String>) -> Result<Communicator> {
+        let config = self.config.map_or_else(|| Config::from_lookup(environment), Ok)?;
+        let elastic = Elastic::from_lookup(environment)?;
+        let source = || self.invitation.map(Source::Given).or_else(|| Source::find(environment));
+        if self.spec.is_none()
+            && let Some(source) = source()
+        {
+            let mut spec = JoinSpec::newcomer(environment)?;
+            spec.ports.clone_from(&config.port_range);
+            let slot = self.slot.map_or_else(|| slot_of(environment), |slot| Ok(Some(slot)))?;
+            let runtime = self.runtime.map_or_else(ControlRuntime::new, Ok)?;
+            let invite = || source.read();
+            let how = Joining { invite: &invite, slot, elastic, wait_at_most: self.wait_at_most };
+            return grow::join(&how, &config, spec, runtime);
+        }
         let mut spec = match self.spec {
             Some(spec) => spec,
-            None => JoinSpec::from_process_env()?,
+            None => JoinSpec::from_env(environment)?,
         };
         let started = Instant::now();
         spec.timeout = patience(&config);
         spec.ports.clone_from(&config.port_range);
         let runtime = self.runtime.map_or_else(ControlRuntime::new, Ok)?;
         let control = Control::join(&spec, &runtime)?;
-        make(control, config, started)
+        make(control, config, elastic, started)
     }
 
     /// Makes the communicator of ranks that have joined already. All of them call it, once. For Kolo's own tools.
@@ -65,14 +116,53 @@ impl CommunicatorBuilder {
     #[doc(hidden)]
     pub fn over(self, control: Control) -> Result<Communicator> {
         let config = self.config.map_or_else(Config::from_env, Ok)?;
-        make(control, config, Instant::now())
+        make(control, config, Elastic::default(), Instant::now())
     }
 }
 
-fn make(control: Control, config: Config, started: Instant) -> Result<Communicator> {
+/// Where a newcomer's invitation is.
+enum Source {
+    Given(Invitation),
+    /// `KOLO_JOIN`.
+    Text(String),
+    /// A file that may not be there yet, or be written anew.
+    File(PathBuf),
+}
+
+impl Source {
+    fn find(environment: &dyn Fn(&str) -> Option<String>) -> Option<Self> {
+        let text = environment("KOLO_JOIN").filter(|text| !text.trim().is_empty())?;
+        let path = text.trim().strip_prefix("file://").map(PathBuf::from);
+        Some(path.map_or(Self::Text(text), Self::File))
+    }
+
+    fn read(&self) -> Result<Invitation> {
+        match self {
+            Self::Given(invitation) => Ok(invitation.clone()),
+            Self::Text(text) => text.parse(),
+            Self::File(path) => {
+                let problem =
+                    |error| Error::system(format!("reading the invitation {}", path.display()), error);
+                std::fs::read_to_string(path).map_err(problem)?.parse()
+            }
+        }
+    }
+}
+
+fn slot_of(environment: &dyn Fn(&str) -> Option<String>) -> Result<Option<u32>> {
+    let text = environment("KOLO_SLOT").filter(|text| !text.trim().is_empty());
+    let number = |text: String| {
+        let wrong =
+            || Error::configuration("KOLO_SLOT", format!("'{text}' is no slot"), "Set it to a number from 0");
+        text.trim().parse().map_err(|_| wrong())
+    };
+    text.map(number).transpose()
+}
+
+fn make(control: Control, config: Config, elastic: Elastic, started: Instant) -> Result<Communicator> {
     let members: Arc<[u32]> = (0..control.world_size()).collect();
     let rank = control.rank();
-    let world = Arc::new(World::new(control));
+    let world = Arc::new(World::new(control, elastic));
     let deadline = deadline_to_connect(started, Instant::now(), patience(&config));
     Communicator::make(Making { world, id: WORLD, members, rank, config, deadline })
 }

@@ -1,11 +1,11 @@
-//! Going on after a loss: revoke, agree, shrink.
+//! Going on after a loss: revoke, agree, shrink; and how members make another communicator.
 
 use std::time::Instant;
 
 use super::Communicator;
 use crate::call::Waited;
 use crate::communicator::{patience, reunite};
-use crate::control::{Disagreement, Purpose};
+use crate::control::{Called, Disagreement, Purpose};
 use crate::drive;
 use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, PeerState, Result};
 
@@ -67,14 +67,36 @@ impl Communicator {
     pub fn shrink(&self) -> Result<Self> {
         let deadline = Instant::now() + patience(self.config());
         self.shared.check_process(|| Waited::other("shrink"))?;
+        self.form_anew(Purpose::Shrink, "shrink", deadline, |ranks, seed| {
+            let made = reunite(&self.shared, ranks, seed, deadline).and_then(Self::make)?;
+            Ok((made, Vec::new()))
+        })
+    }
+
+    /// Members that live make another communicator, by `form`, until all of them have it, or nobody is to blame but those that live.
+    pub(super) fn form_anew(
+        &self,
+        purpose: Purpose,
+        operation: &str,
+        deadline: Instant,
+        form: impl Fn(&[u32], [u8; 32]) -> Result<(Self, Vec<Called>)>,
+    ) -> Result<Self> {
         loop {
-            let left = self.decide(Purpose::Shrink, "shrink", u64::MAX, deadline)?;
+            let left = self.decide(purpose, operation, u64::MAX, deadline)?;
             let ranks: Vec<u32> = left.members.iter().collect();
-            let made = reunite(&self.shared, ranks.clone(), left.seed, deadline).and_then(Self::make);
+            let (made, called) = form(&ranks, left.seed)
+                .map_or_else(|error| (Err(error), Vec::new()), |(made, called)| (Ok(made), called));
             let own = if made.is_ok() { IS_MADE } else { 0 };
-            let met = self.agree_on(Purpose::Confirm, "shrink", own, deadline);
+            let met = self.agree_on(Purpose::Confirm, operation, own, deadline);
             match (met, made) {
-                (Ok(met), Ok(made)) if met.flags & IS_MADE != 0 && met.ranks == ranks => return Ok(made),
+                (Ok(met), Ok(made)) if met.flags & IS_MADE != 0 && met.ranks == ranks => {
+                    if purpose == Purpose::Shrink || made.all_enter(deadline) {
+                        made.meet_newcomers();
+                        return Ok(made);
+                    }
+                    made.abort("another rank has not come to its end");
+                    tracing::info!(rank = self.rank(), "a rank was lost while the others came together");
+                }
                 (Ok(met), made) => {
                     // Nobody waits for what was never used.
                     let problem = match made {
@@ -87,7 +109,7 @@ impl Communicator {
                     tracing::info!(rank = self.rank(), ?problem, "a rank was lost while the others met");
                     if met.ranks == ranks {
                         // Nobody has died, so the next attempt would end like this one. All ranks see that.
-                        return Err(problem.unwrap_or_else(|| self.not_made("shrink")));
+                        return Err(problem.unwrap_or_else(|| self.not_made(operation)));
                     }
                 }
                 (Err(error), made) => {
@@ -97,17 +119,26 @@ impl Communicator {
                     return Err(error);
                 }
             }
+            // Newcomers that were called wait again.
+            drop(called);
         }
     }
 
-    /// How many times the group has changed: 0 for ranks that have joined, one more with each [`Communicator::shrink`].
+    /// Whether all ranks of this communicator, newcomers too, have it: they agree on that.
+    pub(super) fn all_enter(&self, deadline: Instant) -> bool {
+        let met = self.agree_on(Purpose::Enter, "grow", IS_MADE, deadline);
+        met.is_ok_and(|met| met.ranks.len() as u32 == self.world_size())
+    }
+
+    /// How many times the group has changed: 0 for ranks that have joined, one more with each [`Communicator::shrink`] and
+    /// [`Communicator::grow`].
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.shared.world.epoch()
     }
 
-    /// The rank of each rank in the communicator that was shrunk to this one; those of this communicator, if it was not made by
-    /// [`Communicator::shrink`] or by a split of such a one.
+    /// The rank of each rank in the communicator that this one was made of by [`Communicator::shrink`] or [`Communicator::grow`], or
+    /// [`NEWCOMER`](crate::NEWCOMER) for one that was not in it; its own ranks, if this one (or the one that it was split off) was not made so.
     #[must_use]
     pub fn ranks_before(&self) -> Vec<u32> {
         let before = self.shared.world.ranks_before();
@@ -155,6 +186,9 @@ impl Communicator {
             |by, kind, reason: String| Error::Aborted { context: context.clone(), by, kind, reason };
         match disagreement {
             Disagreement::Fenced { by } => {
+                if let Some(lobby) = self.shared.lobby() {
+                    lobby.close();
+                }
                 let reason = "the other ranks did not hear this one for longer than KOLO_SILENT_AFTER and have gone on \
                               without it; it cannot come back to this group";
                 aborted(by, AbortReason::Fenced, reason.to_owned())
@@ -177,7 +211,7 @@ impl Communicator {
                 Error::Timeout { context, after: since.elapsed(), waiting_for }
             }
             Disagreement::Mismatch => {
-                let problem = "the ranks called different things: all that live call agree and shrink in the same order";
+                let problem = "the ranks called different things: all that live call agree, shrink and grow in the same order";
                 Error::Usage { context, problem: problem.to_owned() }
             }
             Disagreement::NoDoor => {

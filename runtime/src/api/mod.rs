@@ -8,6 +8,7 @@ mod cluster;
 mod collectives;
 mod elastic;
 mod gpu;
+mod grow;
 mod irregular;
 #[cfg(test)]
 mod leaving_tests;
@@ -26,6 +27,7 @@ mod shards;
 mod stable;
 mod start;
 mod start_messages;
+pub mod state;
 mod subset;
 mod survivors;
 mod symmetric;
@@ -48,20 +50,22 @@ pub use plain::Plain;
 pub use registration::{RegisteredBuffer, Registration, RegistrationStatus};
 pub use scope::Scope;
 pub use stable::StableBuffer;
-pub use survivors::Survivors;
+pub use survivors::{Change, Survivors};
 pub use symmetric::SymmetricBuffer;
 pub use work::Work;
 
 use kolo_collectives::model::Model;
+use kolo_transport::Rail;
 
 use crate::call::{RawCall, Waited};
-use crate::communicator::{Making, Record, Shared, WORLD, leak_in_child, on_gpus};
+use crate::communicator::{Core, Making, Record, Shared, WORLD, leak_in_child, on_gpus};
 use crate::config::Config;
 use crate::control::PeerInfo;
 use crate::dispatch::CarriedOut;
 use crate::drive;
 use crate::engine::Route;
 use crate::error::{Error, Result};
+use crate::network::rails_in_words;
 
 /// A group of ranks that communicate.
 ///
@@ -100,6 +104,9 @@ impl Communicator {
         let deadline = making.deadline;
         let communicator = Self { shared: Arc::new(making.connect()?) };
         communicator.shared.world.entered();
+        if communicator.shared.is_complete() {
+            communicator.meet_newcomers();
+        }
         if communicator.shared.group.id == WORLD && !communicator.shared.world.knows_network() {
             communicator.learn_network(deadline)?;
         }
@@ -153,6 +160,11 @@ impl Communicator {
         &self.shared.group.routes
     }
 
+    /// Tells it from all others: of a job, and in it.
+    fn identity(&self) -> (crate::job::Cookie, u64) {
+        (self.shared.world.control.job_cookie(), self.shared.group.id)
+    }
+
     /// Process, host and version of each rank.
     #[must_use]
     pub fn peers(&self) -> Vec<PeerInfo> {
@@ -174,10 +186,18 @@ impl Communicator {
     }
 
     /// The network between the hosts, in words: hosts, round trip, rate, which host is slow, and where this comes from: measured
-    /// when the ranks joined, a profile, or the constants built in. If the profile is of other hosts, also that. None on one host.
+    /// when the ranks joined, a profile, or the constants built in. If the profile is of other hosts, also that. Where hosts have
+    /// several network interfaces, what share of long messages has gone over each so far. None on one host.
     #[must_use]
     pub fn network(&self) -> Option<String> {
-        self.shared.look(|core| core.planner.describe_network())
+        self.shared.look(|core| describe_network(core, self.shared.group.size))
+    }
+
+    /// The ways on which long messages have gone to a rank, with the rate and the bytes of each, where there is a choice of more
+    /// than one: several network interfaces of both hosts, over TCP. Empty otherwise, and for the rank itself. Never blocks.
+    #[must_use]
+    pub fn rails(&self, peer: u32) -> Vec<Rail> {
+        self.shared.look(|core| core.engine.rails(peer))
     }
 
     /// In a line, for each transport which ranks are reached by it and why; and what becomes of registrations of buffers.
@@ -239,7 +259,7 @@ impl Communicator {
                     || "built-in".to_owned(),
                     |loaded| format!("profile {} ({})", loaded.path.display(), loaded.profile.digest()),
                 );
-                let network = core.planner.describe_network();
+                let network = describe_network(&core, self.shared.group.size);
                 let network = network.map_or_else(String::new, |words| format!("; network: {words}"));
                 format!("\n  constants: {from}{network}")
             }
@@ -293,4 +313,14 @@ impl Drop for Communicator {
             self.shared.world.left(in_order);
         }
     }
+}
+
+/// The network between the hosts, and what goes over which of a host's interfaces.
+fn describe_network(core: &Core, size: u32) -> Option<String> {
+    let network = core.planner.describe_network()?;
+    let rails: Vec<Vec<Rail>> = (0..size).map(|peer| core.engine.rails(peer)).collect();
+    Some(match rails_in_words(&rails) {
+        Some(rails) => format!("{network}; {rails}"),
+        None => network,
+    })
 }

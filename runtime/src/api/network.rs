@@ -117,4 +117,8 @@ impl Wire for Messages<'_> {
     fn now(&self) -> Duration {
         self.begun.elapsed()
     }
+
+    fn has_rails(&self, host: u32) -> bool {
+        self.communicator.rails(self.leaders[host as usize]).len() > 1
+    }
 }

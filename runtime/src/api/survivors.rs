@@ -1,6 +1,9 @@
 //! Steps that outlive losses: those that are left repeat what failed.
 
+use std::fmt;
+
 use super::Communicator;
+use crate::communicator::NEWCOMER;
 use crate::error::{AbortReason, Error, ErrorContext, Result};
 use crate::types::{Element, ReduceOp};
 
@@ -9,6 +12,27 @@ const DONE: u64 = 1;
 
 /// This rank's step succeeded, or failed because of what became of the communicator: it may be repeated.
 const MAY_REPEAT: u64 = 2;
+
+/// Nobody waits at this rank's door.
+const NOBODY_WAITS: u64 = 4;
+
+/// How the members of a group have changed: see [`Survivors::on_change`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Change {
+    /// How many times the group has changed, this time too.
+    pub epoch: u64,
+    /// Who has left: ranks in the communicator before. Empty on a newcomer, which does not know.
+    pub left: Vec<u32>,
+    /// Who has come: ranks now.
+    pub came: Vec<u32>,
+    /// This rank now.
+    pub rank: u32,
+    /// How many there are now.
+    pub world_size: u32,
+}
+
+type Watcher = Box<dyn FnMut(&Change) + Send>;
 
 /// A group of ranks that goes on when some of them die: a communicator that is replaced by one of the ranks that live.
 ///
@@ -38,17 +62,48 @@ const MAY_REPEAT: u64 = 2;
 /// }
 /// # fn gradient(_step: u32, _shard: u32, weights: &[f32]) -> Vec<f32> { weights.to_vec() }
 /// ```
-#[derive(Debug)]
 pub struct Survivors {
     comm: Communicator,
     at_least: u32,
+    up_to: u32,
+    /// Newcomers wait, as all have agreed after the last step.
+    is_due: bool,
+    watcher: Option<Watcher>,
+    /// A change that the watcher has not been told.
+    news: Option<Change>,
+}
+
+impl fmt::Debug for Survivors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Survivors").field("comm", &self.comm).finish_non_exhaustive()
+    }
 }
 
 impl Survivors {
-    /// Of the ranks of a communicator.
+    /// Of the ranks of a communicator. A newcomer makes one of the communicator that it has joined, and goes on like the others. If
+    /// `kolo run --elastic MIN:MAX` has started the job, [`Survivors::at_least`] is MIN and [`Survivors::up_to`] MAX, unless they are called.
     #[must_use]
-    pub const fn new(comm: Communicator) -> Self {
-        Self { comm, at_least: 1 }
+    pub fn new(comm: Communicator) -> Self {
+        let is_newcomer = comm.ranks_before()[comm.rank() as usize] == NEWCOMER;
+        let news = is_newcomer.then(|| change(0, &comm));
+        let (at_least, up_to) = comm.elastic_bounds().unwrap_or((1, 0));
+        Self { comm, at_least, up_to, is_due: false, watcher: None, news }
+    }
+
+    /// How many ranks there may be: [`Survivors::admit`] takes newcomers in until then. The same on all ranks, newcomers too.
+    #[must_use]
+    pub const fn up_to(mut self, ranks: u32) -> Self {
+        self.up_to = ranks;
+        self
+    }
+
+    /// Calls `watcher` when the members have changed, before the step begins (again), on the thread that calls [`Survivors::run`]; on a
+    /// newcomer before its first step. For logs and the like: a step that has to give newcomers its state does so by itself, since it may
+    /// be repeated. [`Communicator::epoch`] tells it that the members are others than the last time.
+    #[must_use]
+    pub fn on_change(mut self, watcher: impl FnMut(&Change) + Send + 'static) -> Self {
+        self.watcher = Some(Box::new(watcher));
+        self
     }
 
     /// Gives up when fewer than so many ranks are left. The same on all ranks.
@@ -85,6 +140,7 @@ impl Survivors {
     /// [`Communicator::shrink`], [`AbortReason::Fenced`] for one that the others have left behind.
     pub fn run<R>(&mut self, mut step: impl FnMut(&Communicator) -> Result<R>) -> Result<R> {
         loop {
+            self.tell();
             let done = step(&self.comm);
             let vote = match &done {
                 Ok(_) => DONE | MAY_REPEAT,
@@ -95,12 +151,15 @@ impl Survivors {
                 // Others may wait for ranks that have come here.
                 self.comm.revoke();
             }
+            let is_full = self.comm.world_size() >= self.up_to;
+            let vote = if is_full || !self.comm.has_candidates() { vote | NOBODY_WAITS } else { vote };
             let agreed = self.comm.agree(vote)?;
+            self.is_due = agreed.flags & NOBODY_WAITS == 0;
             if agreed.flags & DONE != 0 {
                 return done;
             }
             let before = self.comm.world_size();
-            self.comm = self.comm.shrink()?;
+            self.become_those(self.comm.shrink()?);
             let (left, least) = (self.comm.world_size(), self.at_least);
             if agreed.flags & MAY_REPEAT == 0 || left == before {
                 return Err(done.err().unwrap_or_else(|| {
@@ -119,6 +178,36 @@ impl Survivors {
         }
     }
 
+    /// The point between two steps at which newcomers come in, if some wait and there are fewer ranks than [`Survivors::up_to`] says. They take
+    /// the slots of ranks that have been lost first. Costs nothing if nobody waits, which the agreement after the last step has told; else
+    /// some milliseconds, and whatever [`Communicator::grow`] blocks for.
+    ///
+    /// All members call it at the same point of the program; a newcomer begins there, so its own first call does nothing. A failure
+    /// leaves the members as they are, and is logged: those that wait come in later.
+    ///
+    /// # Errors
+    /// [`AbortReason::Fenced`] and [`AbortReason::Minority`], as [`Communicator::agree`].
+    pub fn admit(&mut self) -> Result<()> {
+        if !std::mem::take(&mut self.is_due) {
+            return Ok(());
+        }
+        match self.comm.admit_up_to(self.up_to) {
+            Ok(next) => {
+                let (before, now) = (self.comm.world_size(), next.world_size());
+                tracing::info!(rank = next.rank(), before, now, "newcomers were taken in");
+                self.become_those(next);
+                Ok(())
+            }
+            Err(error @ Error::Aborted { kind: AbortReason::Fenced | AbortReason::Minority, .. }) => {
+                Err(error)
+            }
+            Err(error) => {
+                tracing::warn!(rank = self.comm.rank(), %error, "newcomers were not taken in; they may wait again");
+                Ok(())
+            }
+        }
+    }
+
     /// [`Communicator::all_reduce_into`] as a step: the sum over the members, the same on all of them.
     ///
     /// # Errors
@@ -127,8 +216,28 @@ impl Survivors {
         self.run(|comm| comm.all_reduce_into(input, output, op))
     }
 
+    fn become_those(&mut self, next: Communicator) {
+        self.news = Some(change(self.comm.world_size(), &next));
+        self.comm = next;
+    }
+
+    fn tell(&mut self) {
+        if let (Some(news), Some(watcher)) = (self.news.take(), &mut self.watcher) {
+            watcher(&news);
+        }
+    }
+
     fn gave_up(&self, kind: AbortReason, reason: &str) -> Error {
         let context = ErrorContext { rank: self.comm.rank(), operation: "run".to_owned(), sequence: 0 };
         Error::Aborted { context, by: self.comm.rank(), kind, reason: reason.to_owned() }
     }
+}
+
+/// From a communicator of so many ranks.
+fn change(before: u32, now: &Communicator) -> Change {
+    let (epoch, rank, world_size, ranks_before) =
+        (now.epoch(), now.rank(), now.world_size(), now.ranks_before());
+    let came = (0..world_size).filter(|rank| ranks_before[*rank as usize] == NEWCOMER).collect();
+    let left = (0..before).filter(|rank| !ranks_before.contains(rank)).collect();
+    Change { epoch, left, came, rank, world_size }
 }

@@ -80,6 +80,15 @@ impl Agreed {
     }
 }
 
+/// What a newcomer's settings ([`Agreed`], as bytes) differ in from these, if they do.
+pub(super) fn objection(ours: &Config, theirs: &[u8]) -> Option<String> {
+    let ours = Agreed::of(ours);
+    match postcard::from_bytes::<Agreed>(theirs) {
+        Ok(theirs) => Some(ours.difference(&theirs)).filter(|text| !text.is_empty()),
+        Err(error) => Some(format!("they cannot be read: {error}")),
+    }
+}
+
 /// Compares the settings of all ranks, in their order, with those of `rank`.
 ///
 /// # Errors

@@ -1,5 +1,6 @@
 //! What the ranks tell each other when a communicator is made, and what follows from it on all ranks alike.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kolo_transport::Features;
@@ -21,7 +22,7 @@ pub(super) struct Card {
     pub(super) host: (u64, Option<String>),
     /// Processors this rank may use.
     pub(super) processors: u32,
-    /// Ranks of a host with the same number may run on the same ones.
+    /// Ranks with the same number may run on the same ones.
     pub(super) affinity: u64,
     /// Channels per peer that all transports of this rank offer.
     pub(super) channels: u16,
@@ -76,20 +77,28 @@ pub(super) fn host_indices(cards: &[Card]) -> Arc<[u32]> {
         .collect()
 }
 
-/// Ranks per processor of the fullest host decides for all: the algorithms must agree.
+/// Ranks per processor, where there are most, decides for all: the algorithms must agree.
 pub(super) fn policy(hosts: &[u32], cards: &[Card], config: &Config) -> Policy {
     let (ranks, processors) = fullest(hosts, cards);
     Policy::for_host(ranks, processors, config.spin)
 }
 
-/// The processor that this rank comes back to, among those of its host that may run on the same ones.
-pub(super) fn assign_processor(rank: usize, hosts: &[u32], cards: &[Card]) -> Option<usize> {
-    let same = |other: &usize| hosts[*other] == hosts[rank] && cards[*other].affinity == cards[rank].affinity;
+/// The processor that this rank comes back to, beside those that may run on the same ones.
+pub(super) fn assign_processor(rank: usize, cards: &[Card]) -> Option<usize> {
+    let same = |other: &usize| cards[*other].affinity == cards[rank].affinity;
     let place = (0..rank).filter(same).count();
     affinity::assign(place, (0..cards.len()).filter(same).count())
 }
 
+/// Ranks and processors of the host that has most ranks for its processors, or of the processors that have most ranks on several
+/// hosts: hosts may be containers of one machine.
 fn fullest(hosts: &[u32], cards: &[Card]) -> (usize, usize) {
+    let mut pools: BTreeMap<u64, (usize, usize)> = BTreeMap::new();
+    for card in cards {
+        let (ranks, processors) = pools.entry(card.affinity).or_insert((0, 1));
+        *ranks += 1;
+        *processors = (*processors).max(card.processors as usize);
+    }
     let host_count = hosts.iter().max().map_or(0, |max| *max as usize + 1);
     (0..host_count)
         .map(|host| {
@@ -100,6 +109,7 @@ fn fullest(hosts: &[u32], cards: &[Card]) -> (usize, usize) {
             let widest = on_host().map(|(_, card)| card.processors as usize).max().unwrap_or(1);
             (ranks, widest.max(if widest == 1 { bound } else { widest }))
         })
+        .chain(pools.into_values())
         .max_by(|a, b| (a.0 * b.1).cmp(&(b.0 * a.1)))
         .unwrap_or((1, 1))
 }
@@ -123,19 +133,43 @@ pub(super) fn facts(hosts: &[u32], cards: &[Card]) -> Facts {
 mod tests {
     use super::*;
 
+    fn card() -> Card {
+        Card {
+            door: None,
+            transports: vec![("tcp".to_owned(), Ok(vec![1, 2]))],
+            host: (7, None),
+            processors: 2,
+            affinity: 0,
+            channels: 16,
+            has_gpus: false,
+            agreed: Agreed::of(&Config::from_lookup(&|_| None).unwrap()),
+        }
+    }
+
+    #[test]
+    fn hosts_may_share_the_processors_of_one_machine() {
+        let cards = |processors: &[(u64, u32)]| -> Vec<Card> {
+            let of = |(affinity, processors): &(u64, u32)| Card {
+                affinity: *affinity,
+                processors: *processors,
+                ..card()
+            };
+            processors.iter().map(of).collect()
+        };
+        // Four containers with one rank each, on two processors.
+        assert_eq!(fullest(&[0, 1, 2, 3], &cards(&[(5, 2); 4])), (4, 2));
+        // Each with processors of its own.
+        assert_eq!(fullest(&[0, 1], &cards(&[(5, 2), (6, 2)])), (1, 2));
+        // One host, with ranks that are bound to different processors.
+        assert_eq!(fullest(&[0, 0], &cards(&[(5, 1), (6, 1)])), (2, 2));
+        let shared = cards(&[(5, 2); 4]);
+        assert_eq!(assign_processor(0, &shared).is_some(), affinity::assign(0, 4).is_some());
+    }
+
     #[test]
     fn odd_cards_are_refused() {
         let card = |change: &dyn Fn(&mut Card)| {
-            let mut card = Card {
-                door: None,
-                transports: vec![("tcp".to_owned(), Ok(vec![1, 2]))],
-                host: (7, None),
-                processors: 2,
-                affinity: 0,
-                channels: 16,
-                has_gpus: false,
-                agreed: Agreed::of(&Config::from_lookup(&|_| None).unwrap()),
-            };
+            let mut card = card();
             change(&mut card);
             Card::parse(&postcard::to_stdvec(&card).unwrap()).map(|_| ())
         };

@@ -1,6 +1,6 @@
 //! Making a communicator: what the ranks tell each other, endpoints, routes, and the state that follows from them.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kolo_transport::Process;
@@ -12,6 +12,7 @@ use super::awaited::Awaited;
 use super::card::{Card, assign_processor, facts, host_indices, policy};
 use super::core::{Calls, Core};
 use super::endpoints::{self, Candidate, Established};
+use super::growth;
 use super::model::model_for;
 use super::routes;
 use super::shared::{Contended, Fault, Group, Shared, World};
@@ -51,7 +52,7 @@ pub(crate) fn fuzz_card(bytes: &[u8]) {
         let cards = [card];
         let hosts = host_indices(&cards);
         let _ = (facts(&hosts, &cards), agreement::check(0, &[&cards[0].agreed]));
-        let _ = assign_processor(0, &hosts, &cards);
+        let _ = assign_processor(0, &cards);
     }
     let _ = routes::failed_paths(0, &[bytes.to_vec()]);
 }
@@ -86,7 +87,7 @@ impl Making {
             adapters: established.adapters.take(),
         };
         let core = self.core(&group, &cards, established)?;
-        Ok(Shared {
+        let shared = Shared {
             policy: policy(&group.hosts, &cards, &self.config),
             gpus: Gpus { rank: group.rank, driver },
             group,
@@ -96,8 +97,13 @@ impl Making {
             core: Contended::new(core),
             attendance: Attendance::default(),
             fault: Fault::default(),
+            lobby: OnceLock::new(),
             process: Process::current(),
-        })
+        };
+        if let Some(lobby) = growth::open_lobby(&shared) {
+            let _ = shared.lobby.set(lobby);
+        }
+        Ok(shared)
     }
 
     /// Tells the others what this rank has and wants, and hears the same of them.
@@ -108,11 +114,12 @@ impl Making {
         };
         let named = |candidate: &Candidate| (candidate.kind.name().to_owned(), address(candidate));
         let control = &self.world.control;
+        let host_key = control.peer_info()[control.rank() as usize].host_key;
         let card = Card {
             transports: candidates.iter().map(named).collect(),
-            host: (control.peer_info()[control.rank() as usize].host_key, self.config.host_id.clone()),
+            host: (host_key, self.config.host_id.clone()),
             processors: usable_processors() as u32,
-            affinity: affinity::mask_digest(),
+            affinity: affinity::processors_digest(host_key),
             channels: candidates.iter().filter_map(Candidate::channels_max).min().unwrap_or(u16::MAX),
             has_gpus,
             agreed: Agreed::of(&self.config),
@@ -194,7 +201,7 @@ impl Making {
         });
         let symmetric =
             SymmetricBuffers::new(rank, group.size, config.symmetric_bytes, canonical, planner.forced());
-        let assign = || assign_processor(rank as usize, hosts, cards);
+        let assign = || assign_processor(rank as usize, cards);
         Ok(Core {
             engine,
             planner,

@@ -11,7 +11,7 @@ pub(super) struct Facts {
     pub(super) shm: bool,
     /// Whether all have RDMA.
     pub(super) rdma: bool,
-    /// Ranks per processor of the fullest host, at least 1.
+    /// Ranks per processor where there are most, at least 1.
     pub(super) oversubscription: f64,
 }
 

@@ -15,10 +15,10 @@ use kolo_transport::Process;
 
 use super::attendance::Attendance;
 use super::core::Core;
-use super::survivors::Lineage;
+use super::survivors::{Elastic, Lineage};
 use crate::call::Waited;
 use crate::config::{Config, Transports};
-use crate::control::{Control, Membership};
+use crate::control::{Control, Lobby, Membership};
 use crate::engine::Route;
 use crate::error::{Error, ErrorContext, Result};
 use crate::failure::Cause;
@@ -38,6 +38,8 @@ pub(crate) struct Shared {
     pub(super) core: Contended,
     pub(crate) attendance: Attendance,
     pub(crate) fault: Fault,
+    /// Where newcomers wait.
+    pub(super) lobby: OnceLock<Arc<Lobby>>,
     /// That made it.
     pub(super) process: Process,
 }
@@ -81,14 +83,17 @@ pub(crate) struct World {
     pub(super) processor: OnceLock<Option<usize>>,
     /// The network as measured with these transports, if it was.
     network: OnceLock<(Table, Transports)>,
-    /// What it was made of, if survivors have made it.
+    /// What it was made of, if another one was before it.
     lineage: Option<Lineage>,
+    /// What the launcher says of members that come and go.
+    pub(crate) elastic: Elastic,
 }
 
 impl World {
-    pub(crate) const fn new(control: Control) -> Self {
+    pub(crate) const fn new(control: Control, elastic: Elastic) -> Self {
         Self {
             control,
+            elastic,
             communicators: AtomicUsize::new(0),
             processor: OnceLock::new(),
             network: OnceLock::new(),
@@ -96,14 +101,17 @@ impl World {
         }
     }
 
-    pub(super) fn of_survivors(
+    /// Of members that have come together anew.
+    pub(super) fn changed(
         control: Control,
         lineage: Lineage,
+        elastic: Elastic,
         processor: OnceLock<Option<usize>>,
         network: Option<(Table, Transports)>,
     ) -> Self {
         let network = network.map_or_else(OnceLock::new, OnceLock::from);
-        Self { control, communicators: AtomicUsize::new(0), processor, network, lineage: Some(lineage) }
+        let (communicators, lineage) = (AtomicUsize::new(0), Some(lineage));
+        Self { control, communicators, processor, network, lineage, elastic }
     }
 
     /// What was measured, for a world of some of the ranks.
@@ -134,6 +142,11 @@ impl World {
     /// How many times the group has changed since its ranks joined.
     pub(crate) fn epoch(&self) -> u64 {
         self.lineage.as_ref().map_or(0, |lineage| lineage.epoch)
+    }
+
+    /// Where it comes from, if another one was before it.
+    pub(super) fn lineage(&self) -> Option<&Lineage> {
+        self.lineage.as_ref()
     }
 
     /// The rank of each rank of this world in the communicator that was shrunk; none if it was not made so.
@@ -190,6 +203,35 @@ impl Contended {
 const YIELDS_MAX: u32 = 8;
 
 impl Shared {
+    /// Where newcomers wait at this rank's door, if it has one.
+    pub(crate) fn lobby(&self) -> Option<&Arc<Lobby>> {
+        self.lobby.get()
+    }
+
+    /// From now on newcomers know the doors of this communicator's members.
+    pub(crate) fn meet_newcomers(&self) {
+        if let Some(lobby) = self.lobby.get() {
+            lobby.meet(self.world.control.entrances(&self.group.members));
+        }
+    }
+
+    /// Whether nobody has still to confirm that all have it, as members that come together anew do.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.group.id != super::WORLD || self.world.lineage.is_none()
+    }
+
+    /// The lobby; a rank that has no door, since it was alone, opens one.
+    pub(crate) fn open_lobby(&self) -> Result<Option<&Arc<Lobby>>> {
+        if self.lobby.get().is_none() {
+            self.world.control.open_door()?;
+            if let Some(lobby) = super::growth::open_lobby(self) {
+                let _ = self.lobby.set(lobby);
+            }
+            self.meet_newcomers();
+        }
+        Ok(self.lobby.get())
+    }
+
     /// Takes the core; a driver that holds it gives way.
     #[inline]
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {

@@ -1,37 +1,130 @@
 //! What is left of a communicator makes a new one.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
+
 use super::connect::{Making, WORLD};
 use super::shared::{Shared, World};
-use crate::error::Result;
+use crate::control::{GroupId, Meeting};
+use crate::error::{Error, Result};
 
-/// Where the members of a communicator come from that was made by survivors.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Where the members of a communicator come from that was made of another one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Lineage {
     /// How many times the group has changed.
     pub(crate) epoch: u64,
-    /// Each member's rank in the communicator before.
+    /// Each member's rank in the communicator before; [`NEWCOMER`] for those that were none of it.
     pub(crate) ranks_before: Vec<u32>,
+    pub(crate) group: GroupId,
+    /// Each member's slot, from the lowest: its rank in the first communicator of the group, or the place of whoever it replaces.
+    pub(crate) slots: Vec<u32>,
+    /// How many slots there were at most.
+    pub(crate) slot_count: u32,
+}
+
+/// What a launcher says of a group whose members come and go. Each process has its own; all that follow a communicator take it over.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Elastic {
+    /// The least and the most ranks: `KOLO_ELASTIC`, such as `2:4`.
+    pub(crate) bounds: Option<(u32, u32)>,
+    /// Where rank 0 keeps an invitation for newcomers: `KOLO_INVITE`.
+    pub(crate) invite: Option<PathBuf>,
+}
+
+impl Elastic {
+    /// # Errors
+    /// [`Error::Configuration`] if a variable is not understood.
+    pub(crate) fn from_lookup(environment: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let set = |name| environment(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+        let bounds = |text: String| {
+            let (least, most) = text.split_once(':').unwrap_or((&text, "0"));
+            let bounds = least.parse().ok().zip(most.parse().ok());
+            let bounds = bounds.filter(|(least, most)| *least > 0 && (*most == 0 || least <= most));
+            let remedy = "Set it to the least and the most ranks, such as 2:4, as kolo run --elastic does";
+            bounds.ok_or_else(|| {
+                Error::configuration("KOLO_ELASTIC", format!("'{text}' is no such pair"), remedy)
+            })
+        };
+        let invite = set("KOLO_INVITE").map(PathBuf::from);
+        Ok(Self { bounds: set("KOLO_ELASTIC").map(bounds).transpose()?, invite })
+    }
+}
+
+/// What [`Communicator::ranks_before`](crate::Communicator::ranks_before) has for a rank that was not there before.
+pub const NEWCOMER: u32 = u32::MAX;
+
+impl Shared {
+    /// The lineage of the communicator that these members (and no newcomers) make.
+    pub(super) fn lineage_of(&self, ranks: &[u32]) -> Lineage {
+        let slots = self.slots();
+        Lineage {
+            epoch: self.world.epoch() + 1,
+            ranks_before: ranks.to_vec(),
+            group: self.group_id(),
+            slots: ranks.iter().map(|rank| slots[*rank as usize]).collect(),
+            slot_count: self.slot_count(),
+        }
+    }
+
+    /// Names the group, whatever becomes of its members.
+    pub(crate) fn group_id(&self) -> GroupId {
+        match self.world.lineage() {
+            Some(lineage) if self.group.id == WORLD => lineage.group,
+            _ => self.world.control.name_group(self.group.id),
+        }
+    }
+
+    /// Each member's slot.
+    pub(crate) fn slots(&self) -> Vec<u32> {
+        match self.world.lineage() {
+            Some(lineage) if self.group.id == WORLD => lineage.slots.clone(),
+            _ => (0..self.group.size).collect(),
+        }
+    }
+
+    /// How many slots there were at most.
+    pub(crate) fn slot_count(&self) -> u32 {
+        match self.world.lineage() {
+            Some(lineage) if self.group.id == WORLD => lineage.slot_count,
+            _ => self.group.size,
+        }
+    }
+
+    /// Ranks of the control plane of these members.
+    pub(super) fn world_ranks(&self, ranks: &[u32]) -> Vec<u32> {
+        ranks.iter().map(|rank| self.group.members[*rank as usize]).collect()
+    }
 }
 
 /// A control plane of these members (ranks of the communicator), and what is needed to make the communicator on it.
 pub(crate) fn reunite(
     shared: &Shared,
-    ranks_before: Vec<u32>,
+    ranks_before: &[u32],
     tag: [u8; 32],
     deadline: Instant,
 ) -> Result<Making> {
-    let world_ranks: Vec<u32> =
-        ranks_before.iter().map(|rank| shared.group.members[*rank as usize]).collect();
-    let control = shared.world.control.reunite(&world_ranks, tag, shared.config.silent_after, deadline)?;
+    let world_ranks = shared.world_ranks(ranks_before);
+    let control = &shared.world.control;
+    let own = world_ranks.iter().position(|rank| *rank == control.rank()).unwrap_or_default();
+    let control = control.reunite(Meeting {
+        ranks: &world_ranks,
+        place: own as u32,
+        world_size: world_ranks.len() as u32,
+        at: world_ranks.first().and_then(|first| control.entrance(*first)),
+        tag,
+        silent_after: shared.config.silent_after,
+        deadline,
+        alarm: None,
+    })?;
     let (rank, members): (u32, Arc<[u32]>) = (control.rank(), (0..control.world_size()).collect());
-    let lineage = Lineage { epoch: shared.world.epoch() + 1, ranks_before };
+    let lineage = shared.lineage_of(ranks_before);
     // What was measured still holds; measuring again would take longer than all the rest.
     let network = shared.world.network_of(&world_ranks);
     // A rank keeps the processor that it comes back to.
     let processor = shared.world.processor.clone();
-    let world = Arc::new(World::of_survivors(control, lineage, processor, network));
+    let world = Arc::new(World::changed(control, lineage, shared.world.elastic.clone(), processor, network));
     Ok(Making { world, id: WORLD, members, rank, config: shared.config.clone(), deadline })
 }

@@ -134,7 +134,7 @@ impl Search {
             }
             (None, Locator::Survivors(reunion)) => match Reunion::of(reunion) {
                 Some(reunion) => reunion.knock(spec).await.map_err(|no| match no {
-                    NoAnswer::Silent(cause) => Setback::Retry(cause),
+                    no @ (NoAnswer::Silent(_) | NoAnswer::Misfit { .. }) => Setback::Retry(no.text()),
                     NoAnswer::Gone(problem) => Setback::Fatal(Error::Join {
                         rank: Some(spec.rank),
                         kind: JoinFailure::Survivors,

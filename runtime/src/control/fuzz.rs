@@ -12,7 +12,10 @@ use super::abort::Loss;
 use super::coordinator_ranks::CoordinatorSettings;
 use super::coordinator_state::{Action, CoordinatorState};
 use super::handshake::{Credentials, greet_coordinator, greet_rank};
+use super::invitation::Invitation;
 use super::peers::Said;
+use super::peers::lobby::{FromNewcomer, ToNewcomer};
+use super::peers::porter::Opening;
 use super::sealed::{Sealed, SessionKeys};
 use super::wire::{FromCoordinator, Hello, PeerInfo, ToCoordinator, decode, encode, read_frame};
 use crate::error::LossCause;
@@ -46,6 +49,18 @@ fn both_ways(payload: &[u8]) {
     }
     if let Ok(message) = decode::<FromCoordinator>(payload) {
         assert_eq!(decode::<FromCoordinator>(&encode(&message)[4..]).ok(), Some(message));
+    }
+    if let Ok(message) = decode::<FromNewcomer>(payload) {
+        assert_eq!(decode::<FromNewcomer>(&encode(&message)[4..]).ok(), Some(message));
+    }
+    if let Ok(message) = decode::<ToNewcomer>(payload) {
+        assert_eq!(decode::<ToNewcomer>(&encode(&message)[4..]).ok(), Some(message));
+    }
+    if let Ok(opening) = decode::<Opening>(payload) {
+        assert_eq!(decode::<Opening>(&encode(&opening)[4..]).ok(), Some(opening));
+    }
+    if let Ok(invitation) = std::str::from_utf8(payload).unwrap_or_default().parse::<Invitation>() {
+        assert_eq!(invitation.to_string().parse::<Invitation>().ok(), Some(invitation));
     }
 }
 

@@ -39,8 +39,10 @@ mod false_coordinator_tests;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod handshake;
+mod invitation;
 mod member;
 mod membership;
+mod newcomer;
 mod peers;
 mod pending;
 mod ranks;
@@ -51,30 +53,37 @@ mod sealed;
 mod wire;
 
 use std::fmt;
-use std::sync::Arc;
+use std::pin::Pin;
 use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 pub use abort::{AbortCause, AbortFlag, AbortKind, Loss};
 pub use board::{Past, Status, StatusBoard};
+pub use invitation::Invitation;
 pub use membership::Membership;
 pub use runtime::ControlRuntime;
 pub use wire::{ExchangeKey, PeerInfo};
 
 pub(crate) use coordinator::Coordinator;
+pub(crate) use newcomer::{Applicant, Offer, first_invitation};
 pub(crate) use peers::door::DoorAddress;
-pub(crate) use reunion::{Disagreement, Purpose};
+pub(crate) use peers::lobby::{Called, Entrance, GroupId, Lobby, Newcomer, Seat};
+pub(crate) use reunion::{Disagreement, Meeting, Purpose};
+pub(crate) use wire::foreign;
 
 use kolo_transport::Process;
 
 use crate::error::{Error, JoinFailure, LossCause, Result};
-use crate::job::RendezvousKey;
 use crate::job::limits::{CLOSING_TIMEOUT, GOODBYE_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES};
 pub use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES};
 pub use crate::job::{Cookie, JobSecret, Liveness, MAX_WORLD_SIZE};
+use crate::job::{RendezvousKey, mac};
 use crate::join::{self, JoinSpec, Locator};
 use coordinator_ranks::CoordinatorSettings;
 use handshake::Credentials;
+use hmac::Mac as _;
 use member::{CoordinatorStanding, Shared};
 use peers::Peers;
 use peers::door::Door;
@@ -97,8 +106,8 @@ struct Inner {
     spec: JoinSpec,
     runtime: ControlRuntime,
     coordinator: std::sync::Mutex<Option<Coordinator>>,
-    /// Where the other members knock.
-    door: Option<Arc<Door>>,
+    /// Where the other members knock, and newcomers.
+    door: OnceLock<Arc<Door>>,
     /// The lines to them, once their doors are known.
     peers: Option<Peers>,
     process: Process,
@@ -116,20 +125,16 @@ impl Control {
     /// [`Error::Configuration`] for numbers that make no sense; [`Error::Join`] if rank 0 cannot be reached or
     /// cannot listen, ranks are missing at the deadline, or the processes do not fit together.
     pub fn join(spec: &JoinSpec, runtime: &ControlRuntime) -> Result<Self> {
-        Self::join_watching(spec, runtime, None)
+        Self::join_watching(spec, runtime, Vec::new())
     }
 
-    /// The same, until an alarm says that somebody will not come.
-    fn join_watching(
-        spec: &JoinSpec,
-        runtime: &ControlRuntime,
-        alarm: Option<oneshot::Receiver<(u32, String)>>,
-    ) -> Result<Self> {
+    /// The same, until one of the alarms says that somebody will not come.
+    fn join_watching(spec: &JoinSpec, runtime: &ControlRuntime, alarms: Vec<Alarm>) -> Result<Self> {
         spec.check()?;
         let (report, outcome) = mpsc::sync_channel(1);
         let task = spec.clone();
         runtime.spawn(async move {
-            let _ = report.send(join_all(&task, alarm).await);
+            let _ = report.send(join_all(&task, alarms).await);
         });
         let (shared, coordinator, door) = outcome.recv().map_err(|_| Error::Join {
             rank: Some(spec.rank),
@@ -139,6 +144,7 @@ impl Control {
         })??;
         // Before others know of the door: whoever knocks from then on is let in.
         let peers = door.as_ref().map(|door| Peers::new(&shared, door));
+        let door = door.map_or_else(OnceLock::new, OnceLock::from);
         let (spec, runtime, process) = (spec.clone(), runtime.clone(), Process::current());
         Ok(Self {
             inner: Arc::new(Inner {
@@ -234,6 +240,13 @@ impl Control {
         self.inner.leave_or_die(in_order);
     }
 
+    /// The name of the group that begins with a communicator: see [`GroupId`].
+    pub(crate) fn name_group(&self, communicator: u64) -> GroupId {
+        let name = mac(&self.inner.shared.cookie, b"kolo group", &[&communicator.to_le_bytes()]);
+        let name = name.finalize().into_bytes();
+        std::array::from_fn(|i| name[i])
+    }
+
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.inner.shared
     }
@@ -304,17 +317,27 @@ impl fmt::Debug for Control {
     }
 }
 
+/// A number that only those know who know the seed.
+pub(crate) fn derive(seed: &[u8; 32], label: &[u8]) -> [u8; 32] {
+    mac(seed, label, &[]).finalize().into_bytes().into()
+}
+
+/// Says who will not come, and why.
+type Alarm = oneshot::Receiver<(u32, String)>;
+
 type Joined = (Arc<Shared>, Option<Coordinator>, Option<Arc<Door>>);
 
 /// On the control thread: rank 0 starts the coordinator, all ranks become members and open their doors.
-async fn join_all(spec: &JoinSpec, alarm: Option<oneshot::Receiver<(u32, String)>>) -> Result<Joined> {
+async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
     let started = Instant::now();
-    let alarmed = async {
-        match alarm {
-            Some(alarm) => alarm.await,
-            None => std::future::pending().await,
-        }
-    };
+    // An alarm whose other end is dropped is silent for ever.
+    let alarmed = std::future::poll_fn(|context| {
+        let sounds = |alarm: &mut Alarm| match Pin::new(alarm).poll(context) {
+            Poll::Ready(Ok(told)) => Some(told),
+            _ => None,
+        };
+        alarms.iter_mut().find_map(sounds).map_or(Poll::Pending, Poll::Ready)
+    });
     let (connected, coordinator) = if spec.rank == 0 {
         let coordinator = start_coordinator(spec).await?;
         let until = started + spec.timeout + VERDICT_GRACE;
@@ -344,16 +367,16 @@ async fn join_all(spec: &JoinSpec, alarm: Option<oneshot::Receiver<(u32, String)
 async fn first_of<T>(
     spec: &JoinSpec,
     welcome: impl Future<Output = Result<T>>,
-    alarmed: impl Future<Output = Result<(u32, String), oneshot::error::RecvError>>,
+    alarmed: impl Future<Output = (u32, String)>,
 ) -> Result<T> {
     tokio::select! {
         biased;
         joined = welcome => joined,
-        Ok((rank, how)) = alarmed => Err(Error::Join {
+        (rank, how) = alarmed => Err(Error::Join {
             rank: Some(spec.rank),
             kind: JoinFailure::Survivors,
             problem: format!("rank {rank} will not come: {how}"),
-            remedy: "Call shrink again".into(),
+            remedy: "Call shrink, or grow, again".into(),
         }),
     }
 }

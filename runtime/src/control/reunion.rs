@@ -4,11 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_membership::{Decision, Part};
+use tokio::sync::oneshot;
 
 use super::abort::AbortCause;
 use super::coordinator::{BoxedStream, Coordinator};
+use super::invitation::Invitation;
 use super::peers::Agreed;
 use super::peers::door::{Door, DoorAddress, NoAnswer, Tag};
+use super::peers::lobby::{Entrance, GroupId, Lobby};
 use super::peers::rounds::RoundKey;
 use super::{Control, Membership};
 use crate::error::{Error, JoinFailure, Result};
@@ -25,6 +28,10 @@ pub(crate) enum Purpose {
     Shrink = 2,
     /// Whether those who are left have met.
     Confirm = 4,
+    /// Who is left, to become more.
+    Grow = 8,
+    /// Members old and new: whether all are there.
+    Enter = 16,
 }
 
 /// Why a member has not come to a decision with the others.
@@ -45,12 +52,54 @@ pub(crate) enum Disagreement {
 impl Control {
     /// Where others reach this rank without the coordinator; none for a job of one rank, or if no port was to be had.
     pub(crate) fn door(&self) -> Option<DoorAddress> {
-        self.inner.door.as_ref().map(|door| door.address().clone())
+        self.inner.door.get().map(|door| door.address().clone())
+    }
+
+    /// Opens a door, if there is none: for a job of one rank that would have others join it.
+    pub(crate) fn open_door(&self) -> Result<()> {
+        if self.inner.door.get().is_some() {
+            return Ok(());
+        }
+        let (report, opened) = std::sync::mpsc::sync_channel(1);
+        let spec = self.inner.spec.clone();
+        self.inner.runtime.spawn(async move {
+            let _ = report.send(Door::open(&spec).await);
+        });
+        let opened = opened.recv().map_err(|_| Error::Join {
+            rank: Some(self.rank()),
+            kind: JoinFailure::Interrupted,
+            problem: "the control thread ended".to_owned(),
+            remedy: "Keep the ControlRuntime as long as its communicators".to_owned(),
+        })?;
+        let _ = self.inner.door.set(Arc::new(opened?));
+        Ok(())
+    }
+
+    /// Where newcomers wait for this group, or a new one. None without a door.
+    pub(crate) fn lobby(&self, group: GroupId, make: impl FnOnce() -> Lobby) -> Option<Arc<Lobby>> {
+        self.inner.door.get().map(|door| door.lobby(group, make))
+    }
+
+    /// The doors of some ranks, as far as they are known, and what newcomers must know beside them.
+    pub(crate) fn entrances(&self, ranks: &[u32]) -> Vec<Entrance> {
+        ranks.iter().filter_map(|rank| self.entrance(*rank)).collect()
+    }
+
+    /// The door of a rank.
+    pub(crate) fn entrance(&self, rank: u32) -> Option<Entrance> {
+        let peers = || self.inner.peers.as_ref()?.door(rank).filter(|door| *door != DoorAddress::default());
+        let door = if rank == self.rank() { self.door() } else { peers() }?;
+        Some(Entrance { door, host_key: self.peer_info()[rank as usize].host_key })
+    }
+
+    /// For newcomers: the way to the members who live.
+    pub(crate) fn invitation(&self, lobby: &Lobby) -> Option<Invitation> {
+        Some(Invitation::new(lobby.group(), self.entrance(self.rank())?, lobby.entrances()))
     }
 
     /// The doors of all ranks are known. Later calls change nothing.
     pub(crate) fn meet(&self, doors: Vec<Option<DoorAddress>>) {
-        let (Some(door), inner) = (&self.inner.door, &self.inner) else { return };
+        let (Some(door), inner) = (self.inner.door.get(), &self.inner) else { return };
         let doors = doors.into_iter().map(Option::unwrap_or_default).collect();
         if let Some(peers) = &inner.peers {
             peers.start(&inner.runtime, &inner.spec, inner.shared.clone(), door.clone(), doors);
@@ -64,54 +113,65 @@ impl Control {
         }
     }
 
-    /// Makes a control plane of some ranks, all of which call it. The first of `ranks` runs its coordinator. Blocks until all have come,
-    /// one of them is gone or silent, or the deadline.
-    pub(crate) fn reunite(
-        &self,
-        ranks: &[u32],
-        tag: Tag,
-        silent_after: Duration,
-        deadline: Instant,
-    ) -> Result<Self> {
+    /// Makes a control plane of some ranks, and of newcomers perhaps, all of which come. The one that is rank 0 from now on runs its
+    /// coordinator.
+    /// Blocks until all have come, one of them is gone or silent, an alarm sounds, or the deadline.
+    pub(crate) fn reunite(&self, meeting: Meeting<'_>) -> Result<Self> {
+        let Meeting { ranks, place, world_size, at, tag, silent_after, deadline, alarm } = meeting;
         let (spec, runtime) = (&self.inner.spec, &self.inner.runtime);
         let missing = |problem: &str| Error::Join {
             rank: Some(spec.rank),
             kind: JoinFailure::Survivors,
             problem: problem.to_owned(),
-            remedy: "Call shrink again".to_owned(),
+            remedy: "Call shrink, or grow, again".to_owned(),
         };
-        if ranks.len() == 1 && self.inner.door.is_none() {
+        let Some(door) = self.inner.door.get() else {
+            if world_size > 1 {
+                return Err(missing("this rank has no way to the others"));
+            }
             let locator = Locator::Local(join::LocalMeeting::default());
             return Self::join(&JoinSpec { rank: 0, world_size: 1, locator, ..spec.clone() }, runtime);
-        }
-        let (Some(door), Some(peers)) = (&self.inner.door, &self.inner.peers) else {
-            return Err(missing("this rank has no way to the others"));
         };
-        let own = ranks.iter().position(|rank| *rank == spec.rank);
-        let (Some(own), Some(center)) = (own, ranks.first()) else {
+        if !ranks.contains(&spec.rank) {
             return Err(missing("this rank is not among those that are left"));
-        };
-        let info = self.peer_info();
-        let near = info[*center as usize].host_key == info[spec.rank as usize].host_key;
-        let at = peers.door(*center).ok_or_else(|| missing("the way to the lowest rank is not known"))?;
-        let reunion = Reunion { door: door.clone(), at, near, tag };
+        }
+        let at = at.ok_or_else(|| missing("the way to the lowest rank is not known"))?;
+        let center = ranks.iter().find(|rank| self.entrance(**rank).is_some_and(|own| own.door == at.door));
+        let near = at.host_key == self.peer_info()[spec.rank as usize].host_key;
+        let reunion = Reunion { door: door.clone(), at: at.door, near, tag };
         let left = deadline.saturating_duration_since(Instant::now());
         let next = JoinSpec {
-            rank: own as u32,
-            world_size: ranks.len() as u32,
+            rank: place,
+            world_size,
             locator: Locator::Survivors(join::Reunion(Arc::new(reunion))),
             timeout: left,
             source: "what is left of a communicator".to_owned(),
             ..spec.clone()
         };
-        // Who runs the coordinator looks after all; the others look after it.
-        let watched: Vec<u32> = match own {
-            0 => ranks[1..].to_vec(),
-            _ => vec![*center],
-        };
-        let alarm = (ranks.len() > 1).then(|| peers.watch(watched, silent_after));
-        Self::join_watching(&next, runtime, alarm)
+        // Who runs the coordinator looks after all; the others look after it. After newcomers looks the alarm.
+        let others = || ranks.iter().copied().filter(|rank| *rank != spec.rank).collect();
+        let watched: Vec<u32> = if place == 0 { others() } else { center.into_iter().copied().collect() };
+        let watch = self.inner.peers.as_ref().filter(|_| !watched.is_empty());
+        let watch = watch.map(|peers| peers.watch(watched, silent_after));
+        Self::join_watching(&next, runtime, watch.into_iter().chain(alarm).collect())
     }
+}
+
+/// Members that come together anew.
+pub(crate) struct Meeting<'a> {
+    /// Those who come, by their ranks until now.
+    pub(crate) ranks: &'a [u32],
+    /// This one's rank from now on.
+    pub(crate) place: u32,
+    /// How many there are then, newcomers too.
+    pub(crate) world_size: u32,
+    /// The door of rank 0 from now on.
+    pub(crate) at: Option<Entrance>,
+    pub(crate) tag: Tag,
+    pub(crate) silent_after: Duration,
+    pub(crate) deadline: Instant,
+    /// Says that somebody else will not come.
+    pub(crate) alarm: Option<oneshot::Receiver<(u32, String)>>,
 }
 
 impl Membership {
@@ -155,9 +215,9 @@ impl Membership {
 pub(super) struct Reunion {
     pub(super) door: Arc<Door>,
     /// The door of the one that runs the coordinator.
-    at: DoorAddress,
-    near: bool,
-    tag: Tag,
+    pub(super) at: DoorAddress,
+    pub(super) near: bool,
+    pub(super) tag: Tag,
 }
 
 impl Reunion {

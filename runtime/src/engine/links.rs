@@ -3,7 +3,7 @@
 use super::Lent;
 use kolo_transport::{
     Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, ParkBy, Piece,
-    Posted, Registered, Sink, Stage, StageCaps, Token, TransportKind,
+    Posted, Rail, Registered, Sink, Stage, StageCaps, Token, TransportKind,
 };
 
 /// How one peer is reached.
@@ -132,6 +132,12 @@ impl Links {
     /// See [`Endpoint::look_for`].
     pub(crate) fn look_for(&mut self, peer: u32) -> Result<(), Error> {
         self.endpoint(peer)?.look_for(peer)
+    }
+
+    /// See [`Endpoint::rails`].
+    pub(crate) fn rails(&self, peer: u32) -> Vec<Rail> {
+        let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
+        self.endpoints.get(via as usize).map_or_else(Vec::new, |endpoint| endpoint.rails(peer))
     }
 
     /// See [`Endpoint::is_hearing`].

@@ -65,6 +65,15 @@ fn zip(a: &[Piece], b: &[Piece], mut each: impl FnMut(*mut u8, *mut u8, usize)) 
     }
 }
 
+/// The place behind so many bytes, which the pieces have.
+fn cursor_at(pieces: &[Piece], offset: usize) -> Cursor {
+    let (mut at, mut done) = (Cursor::START, 0);
+    while done < offset {
+        done += at.next(pieces, offset - done).1;
+    }
+    at
+}
+
 /// Reduces a message as it arrives: the context of a [`kolo_transport::Consumer`].
 #[derive(Debug)]
 pub(crate) struct Reducer {
@@ -76,6 +85,8 @@ pub(crate) struct Reducer {
     dst_count: usize,
     with_at: Cursor,
     dst_at: Cursor,
+    /// Where the two are in the message.
+    offset: usize,
 }
 
 impl Reducer {
@@ -89,6 +100,7 @@ impl Reducer {
             dst_count: 0,
             with_at: Cursor::START,
             dst_at: Cursor::START,
+            offset: 0,
         }
     }
 
@@ -103,15 +115,16 @@ impl Reducer {
             dst_count: dst.len(),
             with_at: Cursor::default(),
             dst_at: Cursor::default(),
+            offset: 0,
         };
     }
 
-    /// The function of the consumer: `dst = with op data`, in order.
+    /// The function of the consumer: `dst = with op data`.
     ///
     /// # Safety
     /// `context` points to a `Reducer` that was started for this message and that nobody else uses now; the pieces
     /// it was started with are valid.
-    pub(crate) unsafe fn consume(context: *mut (), _offset: usize, data: *const u8, len: usize) {
+    pub(crate) unsafe fn consume(context: *mut (), offset: usize, data: *const u8, len: usize) {
         // SAFETY: the caller's promise.
         let this = unsafe { &mut *context.cast::<Self>() };
         // SAFETY: `start` took these from slices that outlive the message.
@@ -121,6 +134,10 @@ impl Reducer {
                 std::slice::from_raw_parts(this.dst, this.dst_count),
             )
         };
+        if offset != this.offset {
+            (this.with_at, this.dst_at) = (cursor_at(with, offset), cursor_at(dst, offset));
+        }
+        this.offset = offset + len;
         let mut done = 0;
         while done < len {
             let mut probe = this.with_at;
@@ -169,13 +186,18 @@ mod tests {
         unsafe { reduce(add, 1, &pa, &pb, &pc) };
         assert!((0..100).all(|i| c[i] == (100 + 2 * i) as u8));
         let mut reducer = Reducer::idle(add);
-        reducer.start(add, 1, &pa, &pc);
-        let context = (&raw mut reducer).cast();
-        for (offset, len) in [(0, 64), (64, 36)] {
-            // SAFETY: as above.
-            unsafe { Reducer::consume(context, offset, b.as_ptr().add(offset), len) };
+        // In any order, as over several connections.
+        for parts in [[(0, 64), (64, 36)], [(64, 36), (0, 64)]] {
+            reducer.start(add, 1, &pa, &pc);
+            let context = (&raw mut reducer).cast();
+            // SAFETY: nothing else uses the vector meanwhile.
+            unsafe { std::ptr::write_bytes(pc[0].ptr, 0, 100) };
+            for (offset, len) in parts {
+                // SAFETY: as above.
+                unsafe { Reducer::consume(context, offset, b.as_ptr().add(offset), len) };
+            }
+            assert!((0..100).all(|i| c[i] == (100 + 2 * i) as u8));
         }
-        assert!((0..100).all(|i| c[i] == (100 + 2 * i) as u8));
         // SAFETY: as above.
         unsafe { copy(&pa, &pc) };
         assert_eq!(a, c);

@@ -400,6 +400,11 @@ impl Engine {
         self.links.close();
     }
 
+    /// See [`kolo_transport::Endpoint::rails`].
+    pub(crate) fn rails(&self, peer: u32) -> Vec<kolo_transport::Rail> {
+        self.links.rails(peer)
+    }
+
     /// See [`kolo_transport::Endpoint::is_hearing`].
     pub(crate) fn is_hearing(&self, peer: u32) -> bool {
         self.links.is_hearing(peer)

@@ -80,10 +80,14 @@ codes! {
         ["Install the same version on all hosts; `kolo --version` and `Communicator::peers` tell them."];
     SURVIVORS = "K0308", "the survivors did not come together", "A rank is lost",
         "Another rank was lost while those that live were making a new communicator.",
-        ["Call shrink again."];
+        ["Call shrink, or grow, again."];
     INTERRUPTED = "K0309", "joining was interrupted", "Not all ranks arrive",
         "The program ended the control plane while a rank was joining.",
         ["Keep the ControlRuntime until the communicator is made."];
+    INVITATION = "K0310", "an invitation leads nowhere", "Not all ranks arrive",
+        "No member that the invitation names can be reached: the job has ended, these members have, or they are on hosts that this one \
+         does not reach.",
+        ["Ask a member that lives for a new invitation, or let KOLO_JOIN name a file that the job keeps up to date."];
     MISMATCH = "K0401", "ranks called different things", "Mismatched calls",
         "At the same point of the program, two ranks made calls of different kind, length, type, operator or root.",
         ["Look for a branch on the rank around a collective, a smaller last batch, or a parameter that only some ranks use.",
@@ -183,6 +187,7 @@ impl Error {
                 JoinFailure::Version => VERSION,
                 JoinFailure::Survivors => SURVIVORS,
                 JoinFailure::Interrupted => INTERRUPTED,
+                JoinFailure::Invitation => INVITATION,
             },
             Self::Mismatch { .. } => MISMATCH,
             Self::PeerLost { cause, .. } => match cause {

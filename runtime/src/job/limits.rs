@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Version of the protocol. Raised whenever a message changes; the preamble's own layout never changes.
-pub(crate) const PROTOCOL: u32 = 3;
+pub(crate) const PROTOCOL: u32 = 4;
 
 /// Most ranks of a job. The coordinator holds one descriptor and two small tasks per rank: 4096 of them stay well under
 /// the usual descriptor limit of large systems, and an abort reaches all within some ten milliseconds.
@@ -82,6 +82,12 @@ pub(crate) const RETRY_MOST: Duration = Duration::from_millis(100);
 
 /// Addresses of a member's door that are kept: more than any host has of use to others.
 pub(crate) const MAX_DOOR_ADDRESSES: usize = 8;
+
+/// Newcomers that wait at one door: their facts, of some 300 bytes each, fit into one blob when members tell each other who waits.
+pub(crate) const MAX_LOBBY: usize = 64;
+
+/// Doors that an invitation names: its text, of some 150 characters for each, stays short enough for a variable.
+pub(crate) const MAX_ENTRANCES: usize = 16;
 
 /// A frame between members: two sets of members as bits, and a value with a third.
 pub(crate) const MAX_FRAME_BETWEEN_MEMBERS: usize =

@@ -46,6 +46,17 @@ impl JoinSpec {
         Ok(spec)
     }
 
+    /// What the variables say of a newcomer, whose rank and world size nobody knows yet: job, secret, time limits.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if a variable is not understood.
+    pub(crate) fn newcomer(environment: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let locator = Locator::Local(super::LocalMeeting::default());
+        let mut spec = Self::new(0, 1, locator, "an invitation");
+        apply_settings(&mut spec, environment)?;
+        Ok(spec)
+    }
+
     /// A rank from this process's own environment.
     ///
     /// # Errors

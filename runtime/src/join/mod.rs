@@ -219,15 +219,13 @@ impl fmt::Display for Locator {
 /// Where the threads of an in-process cluster meet.
 #[derive(Clone)]
 pub struct LocalMeeting {
-    /// The doors of the ranks, by their numbers: see the control plane.
-    pub(crate) halls: Halls,
     /// Rank 0's coordinator, once it runs, which the control plane knows what to do with.
     pub(crate) coordinator: Arc<tokio::sync::watch::Sender<Option<Arc<dyn std::any::Any + Send + Sync>>>>,
 }
 
 impl Default for LocalMeeting {
     fn default() -> Self {
-        Self { coordinator: Arc::new(tokio::sync::watch::Sender::new(None)), halls: Halls::default() }
+        Self { coordinator: Arc::new(tokio::sync::watch::Sender::new(None)) }
     }
 }
 
@@ -236,13 +234,6 @@ impl fmt::Debug for LocalMeeting {
         f.write_str("LocalMeeting")
     }
 }
-
-/// Where threads of one process knock at each other's doors.
-pub(crate) type Halls = Arc<
-    std::sync::Mutex<
-        std::collections::HashMap<u64, tokio::sync::mpsc::UnboundedSender<tokio::io::DuplexStream>>,
-    >,
->;
 
 /// How survivors of a communicator find each other; opaque, since only the control plane knows what is in it.
 #[derive(Clone)]

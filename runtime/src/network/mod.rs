@@ -5,9 +5,11 @@
 
 mod knowledge;
 mod probe;
+mod rails;
 mod table;
 
 pub(crate) use knowledge::Knowledge;
 pub(crate) use probe::probe;
 pub use probe::{Buffers, Effort, RoundTrip, Way, Wire, end, push, rate, round_trip, serve};
+pub(crate) use rails::in_words as rails_in_words;
 pub(crate) use table::{Between, Sample, Table};

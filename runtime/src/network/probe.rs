@@ -19,6 +19,11 @@ pub trait Wire {
     fn exchange(&mut self, host: u32, out: &[u8], inward: &mut [u8]) -> Result<(), Self::Error>;
     /// The time since some beginning.
     fn now(&self) -> Duration;
+    /// Whether long messages to it go over several of the host's interfaces at the same time.
+    fn has_rails(&self, host: u32) -> bool {
+        let _ = host;
+        false
+    }
 }
 
 /// Empty messages there and back, at most. The least time counts: others may have waited for a processor.
@@ -29,6 +34,9 @@ const ROUND_TRIPS_TIME: Duration = Duration::from_millis(5);
 
 /// First message whose rate is measured.
 const FIRST_BYTES: usize = 64 << 10;
+
+/// The same where long messages go over several interfaces: shorter ones would take only one, and these are few.
+const FIRST_BYTES_ON_RAILS: usize = 512 << 10;
 
 /// So many of a long length: the best counts, since others may have waited for a processor.
 const LONG_ONES: u32 = 3;
@@ -193,7 +201,8 @@ pub fn rate<W: Wire>(
     buffers: &mut Buffers,
 ) -> Result<f64, W::Error> {
     let most = effort.last_bytes.min(buffers.out.len());
-    let (begun, mut len, mut rate, mut long) = (wire.now(), FIRST_BYTES.min(most), 0.0_f64, 0);
+    let first = if wire.has_rails(partner) { FIRST_BYTES_ON_RAILS } else { FIRST_BYTES };
+    let (begun, mut len, mut rate, mut long) = (wire.now(), first.min(most), 0.0_f64, 0);
     while long < LONG_ONES {
         let sent = wire.now();
         match way {

@@ -13,6 +13,7 @@ use crate::placed::Placed;
 pub(crate) const TESTS: &[Test] = tests![
     Long tcp_on_a_fast_network,
     Long tcp_on_a_lossy_network,
+    Long tcp_on_two_rails,
 ];
 
 /// TCP between the hosts of a laboratory.
@@ -49,6 +50,12 @@ fn all_cases(network: &Network, exemptions: &'static [(&'static str, &'static st
 
 fn tcp_on_a_fast_network() {
     all_cases(&Network::hosts(4).delay(Duration::from_micros(25)), &[]);
+}
+
+/// Rates differ, and so do the delays of hosts, so that parts arrive in any order.
+fn tcp_on_two_rails() {
+    let network = Network::hosts(4).nics(2).delay(Duration::from_micros(50)).nic_rate(1, 1_000_000_000);
+    all_cases(&network, &[]);
 }
 
 fn tcp_on_a_lossy_network() {

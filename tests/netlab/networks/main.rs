@@ -19,6 +19,7 @@ mod job;
 mod joins;
 mod paths;
 mod placed;
+mod rails;
 mod verified;
 
 use std::process::ExitCode;
@@ -50,12 +51,13 @@ enum Length {
 /// No test takes as long, even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(240);
 
-const TESTS: [&[Test]; 7] = [
+const TESTS: [&[Test]; 8] = [
     bare::TESTS,
     conformance::TESTS,
     verified::TESTS,
     joins::TESTS,
     paths::TESTS,
+    rails::TESTS,
     failures::TESTS,
     doctor::TESTS,
 ];

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use kolo_netlab::Host;
 use kolo_transport::{
-    Armed, Caps, Channel, Endpoint, Error, Event, ParkBy, Piece, Posted, Reach, Sink, TcpEndpoint,
+    Armed, Caps, Channel, Endpoint, Error, Event, ParkBy, Piece, Posted, Rail, Reach, Sink, TcpEndpoint,
     TcpOptions, Token,
 };
 
@@ -105,6 +105,10 @@ impl Endpoint for Placed {
 
     fn is_unheard(&self, peer: u32) -> bool {
         self.inner.is_unheard(peer)
+    }
+
+    fn rails(&self, peer: u32) -> Vec<Rail> {
+        self.inner.rails(peer)
     }
 
     fn leave(&mut self) {

@@ -1,5 +1,6 @@
 //! One rank of a job whose steps outlive losses. Does as many steps as the first argument says and then tells what came of them, in lines
-//! that begin with "@". With a second argument it reports each step in good time to be killed there.
+//! that begin with "@". Further arguments say its number, the most ranks, and a folder for its invitation; then newcomers join, and get the
+//! state.
 //!
 //! Each step reduces 24 shards into a state, so the state at the end is the same bits whoever died; and adds the bit of the rank that it
 //! was at first, so that the sum tells whose it is.
@@ -7,11 +8,15 @@
 use std::io::Write;
 use std::time::Duration;
 
+use kolo::state::{Part, State};
 use kolo::{AbortReason, Communicator, Error, ReduceOp, Result, Survivors};
 
 const SHARDS: u32 = 24;
 
 const LEN: usize = 1000;
+
+/// What makes the state of newcomers several chunks.
+const BALLAST: usize = 3 << 18;
 
 fn report(line: &str) {
     let mut out = std::io::stdout().lock();
@@ -30,44 +35,79 @@ fn hash(seed: u64, words: impl Iterator<Item = u32>) -> u64 {
     words.fold(seed, |hash, word| (hash ^ u64::from(word)).wrapping_mul(0x0100_0000_01b3))
 }
 
-fn run(steps: u64) -> Result<()> {
+/// Puts the invitation where newcomers look for it, all at once.
+fn invite(comm: &Communicator, folder: &str, number: u32) -> Result<()> {
+    let text = comm.accept()?.to_string();
+    let system = |error| Error::system("writing the invitation", error);
+    std::fs::write(format!("{folder}/.{number}"), text).map_err(system)?;
+    std::fs::rename(format!("{folder}/.{number}"), format!("{folder}/{number}")).map_err(system)
+}
+
+fn run(steps: u64, more: &[String]) -> Result<()> {
     let comm = Communicator::from_env()?;
-    let first = comm.rank();
-    let mut group = Survivors::new(comm);
+    let number = |at: usize, usual| more.get(at).and_then(|text| text.parse().ok()).unwrap_or(usual);
+    let first: u32 = number(0, comm.rank());
+    if let Some(folder) = more.get(2) {
+        invite(&comm, folder, first)?;
+    }
+    let mut position = State::of(&comm);
+    let mut group = Survivors::new(comm).up_to(number(1, 0)).on_change(|change| {
+        report(&format!("@change {} {:?} {:?}", change.epoch, change.left, change.came));
+    });
     let (mut state, mut mean) = (vec![0.5_f32; LEN], vec![0.0_f32; LEN]);
-    let mut history = 0xcbf2_9ce4_8422_2325;
-    for step in 0..steps {
+    let mut ballast = vec![0_u32; BALLAST];
+    let mut history = [0xcbf2_9ce4_8422_2325_u64];
+    let mut done = 0;
+    while position.version() < Some(steps) {
+        group.admit()?;
         let mut runs = 0;
         group.run(|comm| {
             runs += 1;
+            let mut parts = [
+                Part::new("state", &mut state),
+                Part::new("ballast", &mut ballast),
+                Part::new("history", &mut history),
+            ];
+            let shared = position.share(comm, &mut parts)?;
+            if shared.received > 0 {
+                report(&format!("@received {} of {:?}", shared.received, position.version()));
+            }
+            let step = position.version().unwrap_or_default();
             let own: Vec<f32> = comm.own_shards(SHARDS).flat_map(|of| shard(step, of, &state)).collect();
             comm.all_reduce_shards(&own, &mut mean, SHARDS, ReduceOp::Avg)
         })?;
+        let step = position.version().unwrap_or_default();
         let mut members = [0_u32];
         group.all_reduce(&[1 << first], &mut members, ReduceOp::Sum)?;
         state.iter_mut().zip(&mean).for_each(|(x, g)| *x -= 0.01 * g);
-        history = hash(history, members.into_iter());
+        for (i, x) in state.iter().enumerate() {
+            ballast[(step as usize * 9973 + i * 761) % BALLAST] ^= x.to_bits();
+        }
+        history[0] = hash(history[0], members.into_iter());
+        position.advance();
         if members[0] >> first & 1 == 0 {
             report(&format!("@wrong: a sum over {:b} without rank {first}", members[0]));
         }
         if runs > 1 {
             report(&format!("@repeated {step} {runs} {:b}", members[0]));
         }
-        if step == 3 {
+        done += 1;
+        if done == 4 {
             report("@running");
         }
         // The job lasts long enough for all deaths.
         std::thread::sleep(Duration::from_micros(100));
     }
-    let bits = hash(0xcbf2_9ce4_8422_2325, state.iter().map(|x| x.to_bits()));
-    report(&format!("@state {bits:x}"));
-    report(&format!("@history {history:x} {}", group.comm().world_size()));
+    let all = state.iter().map(|x| x.to_bits()).chain(ballast);
+    report(&format!("@state {:x}", hash(0xcbf2_9ce4_8422_2325, all)));
+    report(&format!("@history {:x} {}", history[0], group.comm().world_size()));
     Ok(())
 }
 
 fn main() {
-    let steps = std::env::args().nth(1).and_then(|a| a.parse().ok()).unwrap_or(100);
-    match run(steps) {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let steps = arguments.first().and_then(|a| a.parse().ok()).unwrap_or(100);
+    match run(steps, arguments.get(1..).unwrap_or_default()) {
         Ok(()) => report("@gone"),
         Err(Error::Aborted { kind: AbortReason::Fenced, .. }) => report("@fenced"),
         Err(error) => report(&format!("@error {error}")),

@@ -113,6 +113,7 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
         quiet_exit_code: None,
         ends_with_input: false,
         least: None,
+        again: None,
     })
 }
 
@@ -232,6 +233,7 @@ pub(super) fn assigned(mut input: impl BufRead) -> Result<Job> {
         quiet_exit_code: None,
         ends_with_input: true,
         least: None,
+        again: None,
     })
 }
 

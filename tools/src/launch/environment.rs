@@ -144,7 +144,11 @@ fn number(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Opti
 /// Whether a variable tells a process its place in a job, so that a job inside a job must not inherit it.
 pub(crate) fn is_launcher_variable(name: &OsStr) -> bool {
     let Some(name) = name.to_str() else { return false };
-    const NAMES: [&str; 13] = [
+    const NAMES: [&str; 17] = [
+        "KOLO_JOIN",
+        "KOLO_SLOT",
+        "KOLO_INVITE",
+        "KOLO_ELASTIC",
         "RANK",
         "WORLD_SIZE",
         "LOCAL_RANK",

@@ -115,6 +115,19 @@ pub(crate) struct Job {
     pub ends_with_input: bool,
     /// As long as so many ranks live or have ended well, the end of another does not end the job.
     pub least: Option<u32>,
+    /// How a rank that has died is started again; if at all.
+    pub again: Option<Again>,
+}
+
+/// Starting ranks again.
+#[derive(Clone, Debug)]
+pub(crate) struct Again {
+    /// How often each at most.
+    pub times: u32,
+    /// What tells it that it is a newcomer.
+    pub environment: Vec<(String, OsString)>,
+    /// Whether it is to have the slot of the one that has died, and no other.
+    pub in_its_slot: bool,
 }
 
 /// How often a look is taken at what an ended rank has left behind, whose end need not be an event.
@@ -133,6 +146,10 @@ enum Event {
 
 struct Member {
     rank: u32,
+    /// Which of the job's.
+    at: usize,
+    /// How often it was started again.
+    times: u32,
     /// What it is called.
     name: String,
     child: Child,
@@ -173,18 +190,18 @@ pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> 
         job,
         outputs,
         members: Vec::with_capacity(job.ranks.len()),
+        readers: Readers::default(),
         limit: None,
         killed: false,
         failures: Vec::new(),
         failed_at: Instant::now(),
         outcome: None,
     };
-    let mut readers = Readers::default();
-    let outcome = supervisor.start(&mut readers).and_then(|()| supervisor.supervise(&events));
+    let outcome = supervisor.start().and_then(|()| supervisor.supervise(&events));
     handle.close();
     let _ = forwarder.join();
     // What the ranks started may hold their outputs open for as long as it likes.
-    readers.finish(job.grace);
+    supervisor.readers.finish(job.grace);
     outcome
 }
 
@@ -200,6 +217,7 @@ struct Supervisor<'a> {
     job: &'a Job,
     outputs: &'a Outputs,
     members: Vec<Member>,
+    readers: Readers,
     /// When patience ends; `None` while running, and after SIGKILL.
     limit: Option<Instant>,
     killed: bool,
@@ -212,44 +230,69 @@ struct Supervisor<'a> {
 }
 
 impl Supervisor<'_> {
-    fn start(&mut self, readers: &mut Readers) -> Result<()> {
-        for rank in &self.job.ranks {
-            match process::spawn(self.job, rank) {
-                Ok(mut child) => {
-                    readers.attach(self.job.prefix, rank.rank, &mut child, self.outputs);
-                    let mut lifeline = child.stdin.take();
-                    if let (Some(pipe), Input::Lifeline(first)) = (&mut lifeline, &rank.input) {
-                        // It fits into the pipe. An agent that is gone already is seen by its end.
-                        let _ = pipe.write_all(first);
-                    }
-                    self.members.push(Member {
-                        rank: rank.rank,
-                        name: rank.label(),
-                        child,
-                        lifeline,
-                        is_agent: matches!(rank.input, Input::Lifeline(_)),
-                        status: None,
-                        reaped: false,
-                        limit: Instant::now(),
-                    });
+    fn start(&mut self) -> Result<()> {
+        for (at, rank) in self.job.ranks.iter().enumerate() {
+            if let Err(error) = self.start_one(at, rank, 0) {
+                self.signal_all(Signal::KILL);
+                for member in &mut self.members {
+                    let _ = member.child.wait();
                 }
-                Err(error) => {
-                    self.signal_all(Signal::KILL);
-                    for member in &mut self.members {
-                        let _ = member.child.wait();
-                    }
-                    return Err(CliError::failure(
-                        format!(
-                            "{} could not be started: {}: {error}",
-                            rank.label(),
-                            self.job.program.to_string_lossy()
-                        ),
-                        "Check that the program exists and may be executed, and the limit of processes (ulimit -u)",
-                    ));
-                }
+                return Err(CliError::failure(
+                    format!(
+                        "{} could not be started: {}: {error}",
+                        rank.label(),
+                        self.job.program.to_string_lossy()
+                    ),
+                    "Check that the program exists and may be executed, and the limit of processes (ulimit -u)",
+                ));
             }
         }
         Ok(())
+    }
+
+    fn start_one(&mut self, at: usize, rank: &Rank, times: u32) -> io::Result<()> {
+        let mut child = process::spawn(self.job, rank)?;
+        self.readers.attach(self.job.prefix, rank.rank, &mut child, self.outputs);
+        let mut lifeline = child.stdin.take();
+        if let (Some(pipe), Input::Lifeline(first)) = (&mut lifeline, &rank.input) {
+            // It fits into the pipe. An agent that is gone already is seen by its end.
+            let _ = pipe.write_all(first);
+        }
+        self.members.push(Member {
+            rank: rank.rank,
+            at,
+            times,
+            name: rank.label(),
+            child,
+            lifeline,
+            is_agent: matches!(rank.input, Input::Lifeline(_)),
+            status: None,
+            reaped: false,
+            limit: Instant::now(),
+        });
+        Ok(())
+    }
+
+    /// Starts a rank that has died again, as a newcomer. Says what has come of it.
+    fn start_again(&mut self, index: usize) -> String {
+        let (at, times) = (self.members[index].at, self.members[index].times + 1);
+        let Some(again) = &self.job.again else { return String::new() };
+        let ended_well = |member: &Member| member.status.is_some_and(|status| status.success());
+        if self.limit.is_some() || self.members.iter().any(ended_well) {
+            return "; it is not started again, since the job ends".to_owned();
+        }
+        if times > again.times {
+            return format!("; it is not started again, since it was {} times", again.times);
+        }
+        let mut rank = self.job.ranks[at].clone();
+        rank.environment.extend(again.environment.iter().cloned());
+        if again.in_its_slot {
+            rank.environment.push(("KOLO_SLOT".to_owned(), rank.rank.to_string().into()));
+        }
+        match self.start_one(at, &rank, times) {
+            Ok(()) => format!("; it is started again as a newcomer ({times} of {} times)", again.times),
+            Err(error) => format!("; it could not be started again: {error}"),
+        }
     }
 
     fn supervise(&mut self, events: &Receiver<Event>) -> Result<u8> {
@@ -362,7 +405,9 @@ impl Supervisor<'_> {
         let well = |member: &&Member| member.status.is_none_or(|status| status.success());
         let left = self.members.iter().filter(well).count();
         if self.job.least.is_some_and(|least| left >= least as usize) {
-            let text = format!("kolo: {name} (pid {pid}) {}; the other {left} go on", describe(status));
+            let again = self.start_again(index);
+            let text =
+                format!("kolo: {name} (pid {pid}) {}; the other {left} go on{again}", describe(status));
             self.outputs.say(&text);
             return;
         }

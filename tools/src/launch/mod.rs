@@ -37,6 +37,7 @@ Examples:
   kolo run -n 4 -- ./train --epochs 3
   kolo run -n 4 --prefix -- python train.py         lines say which rank they are from
   kolo run -n 8 --elastic 4 -- python train.py      goes on while 4 ranks live; the program shrinks its communicator
+  kolo run -n 8 --elastic 4:8 -- python train.py    and starts those that die again; the program takes them in
   kolo run --hosts a:4,b:4 -- python train.py       by ssh, in the same folder on each host
   kolo run --hostfile hosts -x PATH --bind core -- ./train
   kolo run -n 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500 -- ./train
@@ -89,9 +90,16 @@ pub(crate) struct RunArgs {
     /// Put the rank before each line of output
     #[arg(long, visible_alias = "tag-output")]
     prefix: bool,
-    /// Go on as long as so many ranks live, for programs that shrink: the end of another rank is told, and ends nothing
-    #[arg(long, value_name = "MIN", conflicts_with_all = ["hosts", "hostfile", "nodes", "from_stdin"])]
-    elastic: Option<u32>,
+    /// Go on as long as MIN ranks live, for programs that shrink: the end of another rank is told, and ends nothing. With MAX, for
+    /// programs that take newcomers in, ranks that die are started again, and as many join as there may be
+    #[arg(long, value_name = "MIN[:MAX]", conflicts_with_all = ["hosts", "hostfile", "nodes", "from_stdin"])]
+    elastic: Option<String>,
+    /// Processes more that wait to take the place of a rank that dies
+    #[arg(long, value_name = "N", default_value = "0", requires = "elastic")]
+    spares: u32,
+    /// How often --elastic MIN:MAX starts each rank again
+    #[arg(long, value_name = "TIMES", default_value = "3", requires = "elastic")]
+    restarts: u32,
     /// Seconds between asking ranks to end and ending them
     #[arg(long, value_name = "SECONDS", default_value_t = GRACE.as_secs())]
     grace: u64,
@@ -114,8 +122,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         return guardian::guarded(|lifeline| lifeline.run(&agent::job(args, &hosts)?));
     }
     guardian::guarded(|lifeline| {
-        let (meeting, _directory) = meeting(args, Some(lifeline))?;
-        lifeline.run(&job(args, &meeting)?)
+        let (meeting, directory) = meeting(args, Some(lifeline))?;
+        let mut job = job(args, &meeting)?;
+        make_elastic(&mut job, args, directory.as_ref())?;
+        lifeline.run(&job)
     })
 }
 
@@ -149,6 +159,7 @@ pub(crate) fn run_self(count: u32, extra: &[OsString], quiet_exit_code: i32) -> 
             quiet_exit_code: Some(quiet_exit_code),
             ends_with_input: false,
             least: None,
+            again: None,
         };
         lifeline.run(&job)
     })
@@ -249,15 +260,73 @@ fn private_directory(lifeline: Option<&Lifeline>) -> Result<TempDir> {
     Ok(directory)
 }
 
-/// How few ranks may go on.
-fn least_of(args: &RunArgs) -> Result<Option<u32>> {
-    match args.elastic {
-        Some(least) if !(1..=args.ranks).contains(&least) => Err(CliError::usage(
-            format!("--elastic says that {least} ranks may go on, of {}", args.ranks),
-            "Give a number from 1 to that of -n",
-        )),
-        least => Ok(least),
+/// How few ranks may go on, and up to how many newcomers join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Bounds {
+    least: u32,
+    most: Option<u32>,
+}
+
+fn bounds(args: &RunArgs) -> Result<Option<Bounds>> {
+    let Some(text) = &args.elastic else { return Ok(None) };
+    let wrong = |problem: String| {
+        let remedy =
+            "Give the least ranks that go on, from 1 to -n, and perhaps the most, from -n on: --elastic 2:4";
+        Err(CliError::usage(problem, remedy))
+    };
+    let (least, most) =
+        text.split_once(':').map_or((text.as_str(), None), |(least, most)| (least, Some(most)));
+    let (Ok(least), Ok(most)) = (least.parse::<u32>(), most.map(str::parse::<u32>).transpose()) else {
+        return wrong(format!("--elastic says '{text}'"));
+    };
+    if !(1..=args.ranks).contains(&least) {
+        return wrong(format!("--elastic says that {least} ranks may go on, of {}", args.ranks));
     }
+    if most.is_some_and(|most| !(args.ranks..=MAX_RANKS).contains(&most)) {
+        return wrong(format!("--elastic says '{text}', and -n says {} ranks", args.ranks));
+    }
+    if most.is_none() && args.spares > 0 {
+        return wrong("--spares without a most number of ranks".to_owned());
+    }
+    if args.spares > MAX_RANKS {
+        return wrong(format!("--spares says {}, but a machine runs at most {MAX_RANKS}", args.spares));
+    }
+    Ok(Some(Bounds { least, most }))
+}
+
+/// A job whose members come and go: where newcomers find an invitation, who joins from the beginning, and who is started again.
+fn make_elastic(job: &mut Job, args: &RunArgs, directory: Option<&TempDir>) -> Result<()> {
+    let Some(bounds) = bounds(args)? else { return Ok(()) };
+    job.least = Some(bounds.least);
+    let (Some(most), Some(directory)) = (bounds.most, directory) else {
+        return match bounds.most {
+            None => Ok(()),
+            Some(_) => Err(CliError::usage(
+                "--elastic MIN:MAX keeps an invitation for newcomers, and has no place for it beside --rendezvous",
+                "Leave --rendezvous away",
+            )),
+        };
+    };
+    let path = directory.path().join("invitation");
+    let told = |name: &str, value: String| (name.to_owned(), OsString::from(value));
+    let common = [
+        told("KOLO_INVITE", path.display().to_string()),
+        told("KOLO_ELASTIC", format!("{}:{most}", bounds.least)),
+    ];
+    let joins = vec![told("KOLO_JOIN", format!("file://{}", path.display()))];
+    for rank in &mut job.ranks {
+        rank.environment.extend(common.iter().cloned());
+    }
+    for number in args.ranks..most + args.spares {
+        let mut environment = common.to_vec();
+        environment.extend(joins.iter().cloned());
+        environment.push(told("LOCAL_RANK", number.to_string()));
+        let name = Some(format!("newcomer {number}"));
+        job.ranks.push(Rank { name, input: job::Input::None, ..Rank::new(number, environment) });
+    }
+    let in_its_slot = most == args.ranks && args.spares == 0;
+    job.again = Some(job::Again { times: args.restarts, environment: joins, in_its_slot });
+    Ok(())
 }
 
 fn job(args: &RunArgs, meeting: &Meeting) -> Result<Job> {
@@ -305,7 +374,8 @@ fn job(args: &RunArgs, meeting: &Meeting) -> Result<Job> {
         grace: Duration::from_secs(args.grace),
         quiet_exit_code: None,
         ends_with_input: false,
-        least: least_of(args)?,
+        least: None,
+        again: None,
     })
 }
 
@@ -328,6 +398,8 @@ mod tests {
             from_stdin: false,
             prefix: false,
             elastic: None,
+            spares: 0,
+            restarts: 3,
             grace: 5,
             command: vec!["true".into()],
         }
@@ -359,9 +431,44 @@ mod tests {
 
     #[test]
     fn an_elastic_job_keeps_from_one_to_all_ranks() {
-        let elastic = |least| least_of(&RunArgs { elastic: least, ..args(3, 1, 0, None) });
-        assert_eq!((elastic(None).unwrap(), elastic(Some(1)).unwrap()), (None, Some(1)));
-        assert!(elastic(Some(0)).is_err() && elastic(Some(4)).unwrap_err().message.contains("4 ranks"));
+        let elastic = |text: &str, spares| {
+            let args = RunArgs { elastic: Some(text.to_owned()), spares, ..args(3, 1, 0, None) };
+            bounds(&args).map_err(|error| error.message)
+        };
+        assert_eq!(elastic("1", 0), Ok(Some(Bounds { least: 1, most: None })));
+        assert_eq!(elastic("2:5", 4), Ok(Some(Bounds { least: 2, most: Some(5) })));
+        assert_eq!(bounds(&args(3, 1, 0, None)).unwrap(), None);
+        for (text, spares, told) in [
+            ("0", 0, "0 ranks may go on"),
+            ("4", 0, "4 ranks may go on, of 3"),
+            ("1:2", 0, "-n says 3"),
+            ("x", 0, "says 'x'"),
+            ("1:", 0, "says '1:'"),
+            ("1", 1, "--spares without"),
+        ] {
+            assert!(elastic(text, spares).unwrap_err().contains(told), "{text}");
+        }
+    }
+
+    #[test]
+    fn newcomers_and_those_started_again_find_the_invitation() {
+        let elastic = |text: &str, spares| {
+            let args = RunArgs { elastic: Some(text.to_owned()), spares, ..args(2, 1, 0, None) };
+            let (meeting, directory) = meeting(&args, None).unwrap();
+            let mut job = job(&args, &meeting).unwrap();
+            make_elastic(&mut job, &args, directory.as_ref()).unwrap();
+            job
+        };
+        let job = elastic("1:3", 2);
+        assert_eq!((job.ranks.len(), job.least), (5, Some(1)));
+        assert_eq!(variable(&job, 0, "KOLO_ELASTIC"), "1:3");
+        assert!(variable(&job, 0, "KOLO_JOIN").is_empty() && !variable(&job, 1, "RANK").is_empty());
+        let path = variable(&job, 0, "KOLO_INVITE");
+        assert_eq!(variable(&job, 4, "KOLO_JOIN"), format!("file://{path}"));
+        assert!(variable(&job, 4, "RANK").is_empty() && !job.again.unwrap().in_its_slot);
+        let job = elastic("1:2", 0);
+        assert!(job.ranks.len() == 2 && job.again.unwrap().in_its_slot);
+        assert!(elastic("1", 0).again.is_none());
     }
 
     #[test]

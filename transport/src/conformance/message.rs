@@ -75,8 +75,31 @@ unsafe impl Send for Memory {}
 struct Eaten {
     pattern: Pattern,
     len: usize,
+    /// Bytes that have come.
     at: usize,
+    /// Where what has come begins and ends; in order, and apart.
+    runs: Vec<(usize, usize)>,
     fault: Option<String>,
+}
+
+impl Eaten {
+    fn new(pattern: Pattern, len: usize) -> Self {
+        // Enough for what arrives out of order, so that the suite does not count an allocation of its own.
+        Self { pattern, len, at: 0, runs: Vec::with_capacity(64), fault: None }
+    }
+
+    /// Notes that bytes have come; whether some of them had come before.
+    fn note(&mut self, offset: usize, end: usize) -> bool {
+        let at = self.runs.partition_point(|run| run.0 < offset);
+        let overlaps =
+            at > 0 && self.runs[at - 1].1 > offset || self.runs.get(at).is_some_and(|run| run.0 < end);
+        match at.checked_sub(1).and_then(|before| self.runs.get_mut(before)) {
+            Some(run) if run.1 == offset => run.1 = end,
+            _ => self.runs.insert(at, (offset, end)),
+        }
+        self.at += end - offset;
+        overlaps
+    }
 }
 
 impl Memory {
@@ -98,7 +121,7 @@ impl Memory {
 
     pub(super) fn target(shape: Shape) -> Self {
         if shape.eaten {
-            let eaten = Eaten { pattern: shape.pattern, len: shape.len, at: 0, fault: None };
+            let eaten = Eaten::new(shape.pattern, shape.len);
             let (bytes, starts, pieces) = (Vec::new(), Vec::new(), Box::default());
             return Self { shape, bytes, starts, pieces, eaten: Box::new(eaten) };
         }
@@ -125,7 +148,7 @@ impl Memory {
             .zip(&shape.cuts)
             .map(|(&at, &len)| Piece { ptr: first.wrapping_add(at), len })
             .collect();
-        let eaten = Box::new(Eaten { pattern: shape.pattern, len: 0, at: 0, fault: None });
+        let eaten = Box::new(Eaten::new(shape.pattern, 0));
         Self { shape, bytes, starts, pieces, eaten }
     }
 
@@ -194,8 +217,8 @@ unsafe fn eat(context: *mut (), offset: usize, data: *const u8, len: usize) {
     let eaten = unsafe { &mut *context.cast::<Eaten>() };
     // SAFETY: by contract.
     let bytes = unsafe { std::slice::from_raw_parts(data, len) };
-    let fault = if offset != eaten.at {
-        Some(format!("the consumer was called with offset {offset}, after {} bytes", eaten.at))
+    let fault = if eaten.note(offset, offset + len) {
+        Some(format!("the consumer got some of the {len} bytes at {offset} twice"))
     } else if !offset.is_multiple_of(GRAIN_BYTES) && len > 0 {
         Some(format!("the consumer was called at offset {offset}, which is no multiple of the grain"))
     } else if offset + len > eaten.len {
@@ -205,7 +228,6 @@ unsafe fn eat(context: *mut (), offset: usize, data: *const u8, len: usize) {
     } else {
         eaten.pattern.difference(offset, bytes).map(|at| format!("the consumer got a wrong byte at {at}"))
     };
-    eaten.at = offset + len;
     if eaten.fault.is_none() {
         eaten.fault = fault;
     }

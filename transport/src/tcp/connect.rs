@@ -7,7 +7,7 @@ use super::NAME;
 use super::congestion;
 use super::dial::{Dial, Dialed};
 use super::endpoint::TcpEndpoint;
-use super::link::{Awaiting, Route, State};
+use super::link::{Awaiting, Route, State, Strands};
 use super::park::Whose;
 use super::socket;
 use super::wire::{Hello, NONCE_BYTES};
@@ -45,6 +45,7 @@ impl TcpEndpoint {
             to: peer,
             world_size: self.me.world_size,
             channel: index,
+            strand: 0,
             instance: self.me.instance,
             target: address.instance,
             nonce,
@@ -85,6 +86,7 @@ impl TcpEndpoint {
                 moved = true;
             }
         }
+        moved |= self.step_strands(now);
         // After the dials, which may have been welcomed meanwhile.
         moved |= self.receive_all(arrivals);
         moved |= self.look_after_awaited(now, events);
@@ -130,7 +132,7 @@ impl TcpEndpoint {
             Dialed::Waiting => true,
             Dialed::Connected(made) => {
                 self.peers[peer as usize].dials_first = Some(true);
-                let route = Route { remote: Some(made.to), congestion: made.congestion };
+                let route = Route { remote: Some(made.to), congestion: made.congestion, is_dialed: true };
                 self.open(number, made.socket, route);
                 // The next channels to that peer try first what works.
                 let candidates = &mut self.peers[peer as usize].candidates;
@@ -167,10 +169,12 @@ impl TcpEndpoint {
             self.deaf |= self.park.watch(&socket, Whose::Link(number)).is_err();
         }
         let link = &mut self.links[number as usize];
+        let remote = route.remote;
         link.state = State::Open(socket);
         link.route = Some(route);
         link.readable = true;
         link.writable = true;
+        self.bundle(number, remote);
     }
 
     /// Registers every socket there is.
@@ -181,6 +185,12 @@ impl TcpEndpoint {
         watch(&self.acceptor.listener, Whose::Connecting);
         self.acceptor.sockets().for_each(|socket| watch(socket, Whose::Connecting));
         for (number, link) in self.links.iter().enumerate() {
+            if let Strands::Dialing(dials) = &link.strands {
+                dials.iter().flat_map(|(_, dial)| dial.sockets()).for_each(|s| watch(s, Whose::Connecting));
+            }
+            for strand in link.bundle.iter().flat_map(|bundle| &bundle.strands) {
+                strand.socket.iter().for_each(|socket| watch(socket, Whose::Link(number as u32)));
+            }
             match &link.state {
                 State::Open(socket) => watch(socket, Whose::Link(number as u32)),
                 State::Dialing(dial) => dial.sockets().for_each(|socket| watch(socket, Whose::Connecting)),
@@ -217,10 +227,7 @@ impl TcpEndpoint {
     pub(super) fn lose(&mut self, peer: u32, cause: Error, events: &mut Vec<Event>) {
         for &number in &self.peers[peer as usize].links {
             let Some(link) = self.links.get_mut(number as usize) else { continue };
-            if let State::Open(socket) = &link.state {
-                let on = link.channel;
-                let _ = link.inbound.progress(socket, on, &mut self.work, usize::MAX, true, events);
-            }
+            let _ = link.receive(&mut self.work, usize::MAX, true, events);
         }
         self.close_peer(peer, &cause, events);
         let known = &mut self.peers[peer as usize];
@@ -238,6 +245,7 @@ impl TcpEndpoint {
         for &number in &known.links {
             let Some(link) = self.links.get_mut(number as usize) else { continue };
             link.state = State::Gone;
+            (link.bundle, link.strands) = (None, Strands::None);
             link.inbound.probed = false;
             let sends = link.outbound.queue.drain(..).map(|send| send.token);
             let recvs = link.inbound.queue.drain(..).map(|recv| recv.token);

@@ -274,6 +274,12 @@ impl Attempt {
     ) -> std::io::Result<Self> {
         let socket = Socket::new(Domain::for_address(candidate.to), Type::STREAM, Some(Protocol::TCP))?;
         socket::configure(&socket, options)?;
+        if let Some((interface, source)) = &candidate.from {
+            // Two interfaces may be in one network, of which the kernel would take the first. Old kernels let only root say
+            // which; the address is enough where networks differ.
+            let _ = socket.bind_device(Some(interface.as_bytes()));
+            socket.bind(&SockAddr::from(SocketAddr::new(*source, 0)))?;
+        }
         let congestion = congestion::choose(&socket, &options.congestion, loopback)?;
         match socket.connect(&SockAddr::from(candidate.to)) {
             Ok(()) => {}
@@ -366,6 +372,7 @@ mod tests {
                 to: at.local_addr().unwrap(),
                 interface: "lo".into(),
                 distance: 0,
+                from: None,
             });
             let began = Instant::now();
             let hello = ([0; HELLO_BYTES], key_of(&[7; 16]));

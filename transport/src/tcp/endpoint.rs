@@ -8,12 +8,14 @@ use super::accept::{Acceptor, Arrival, Identity, RejectedConnections};
 use super::address::{Address, Host};
 use super::inbound::{Landing, Recv};
 use super::interfaces::{self, Interface};
-use super::link::{Link, State, Workspace};
-use super::options::{Family, TcpOptions};
+use super::link::{Link, State, Strands, Workspace};
+use super::options::TcpOptions;
 use super::outbound::{BURST_BYTES, Send};
 use super::park::Park;
+use super::rails::{self, Rail};
 use super::route::{self, Candidate};
 use super::socket::{Stop, TcpInfo};
+use super::stripes::Path;
 use super::wire::{MESSAGE_MAX, key_of};
 use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
@@ -44,6 +46,8 @@ pub struct TcpEndpoint {
     pub(super) listed: Vec<u32>,
     /// Links that are dialed.
     pub(super) dialing: Vec<u32>,
+    /// Links of which further connections are dialed.
+    pub(super) stranding: Vec<u32>,
     /// Links that the peer is to dial and that have something pending.
     pub(super) awaited: Vec<u32>,
     /// Connections that the kernel would reset on closing, with bytes of this rank unsent: kept for a moment.
@@ -71,6 +75,9 @@ pub struct TcpEndpoint {
 pub(super) struct Peer {
     pub(super) address: Option<Address>,
     pub(super) candidates: Vec<Candidate>,
+    pub(super) rails: Vec<Rail>,
+    /// The ways on which there have been connections, and those that could not be dialled.
+    pub(super) paths: Vec<Path>,
     /// Link numbers by channel index; `NO_LINK` where there is none.
     pub(super) links: Vec<u32>,
     pub(super) down: Option<Error>,
@@ -97,19 +104,8 @@ impl TcpEndpoint {
         let host = Host::here(instance);
         let all = interfaces::enumerate().map_err(system("listing network interfaces"))?;
         let list = options.interfaces.as_deref();
-        let admitted: Vec<Interface> = all
-            .into_iter()
-            .filter(|i| interfaces::admitted(&i.name, list))
-            .filter(|i| match options.family {
-                Family::Both => true,
-                Family::V4 => i.ip.is_ipv4(),
-                Family::V6 => i.ip.is_ipv6(),
-            })
-            .collect();
-        if admitted.is_empty() {
-            let detail = "no usable network interface; see `ip address` and KOLO_SOCKET_IFNAME";
-            return Err(Error::new(ErrorKind::System, NAME, None, detail));
-        }
+        let admitted = interfaces::chosen(all, list, options.family)
+            .map_err(|detail| Error::new(ErrorKind::System, NAME, None, detail))?;
         let acceptor = Acceptor::open(&options).map_err(system("listening"))?;
         let port = acceptor.listener.local_addr().map_err(system("listening"))?;
         let port = port.as_socket().map_or(0, |address| address.port());
@@ -141,6 +137,7 @@ impl TcpEndpoint {
             links: Vec::new(),
             listed: Vec::new(),
             dialing: Vec::new(),
+            stranding: Vec::new(),
             awaited: Vec::new(),
             leaving: Vec::new(),
             arrivals: Vec::new(),
@@ -279,9 +276,19 @@ impl Endpoint for TcpEndpoint {
             let because = "no common network; see KOLO_SOCKET_IFNAME".to_owned();
             return Ok(Reach::No { because });
         };
+        let named = self.options.interfaces.is_some();
+        let rails = rails::rails(&address, &self.host, &self.interfaces, self.options.family, named);
         let near = if self.host.same_stack(&address.host) { "same host, " } else { "" };
-        let how = format!("{near}{} via {}", first.to, first.interface);
+        let how = match &rails[..] {
+            [_, others @ ..] if !others.is_empty() => {
+                let others = others.iter().map(|rail| format!("{} via {}", rail.to.ip(), rail.at));
+                let others: Vec<String> = others.collect();
+                format!("{} via {}, long messages also to {}", first.to, first.interface, others.join(", "))
+            }
+            _ => format!("{near}{} via {}", first.to, first.interface),
+        };
         let known = &mut self.peers[peer as usize];
+        known.rails = rails;
         known.address = Some(address);
         known.candidates = candidates;
         for number in known.links.clone() {
@@ -313,10 +320,11 @@ impl Endpoint for TcpEndpoint {
         let burst = link.outbound.posted_after.replace(self.tick) == Some(self.tick);
         if link.outbound.queue.len() == 1
             && !(burst && len <= BURST_BYTES)
-            && let State::Open(socket) = &link.state
+            && matches!(link.state, State::Open(_))
         {
             let mut through = false;
-            match link.outbound.flush(socket, &mut self.work, CALL_BYTES, |_| through = true) {
+            let paths = &mut self.peers[on.peer as usize].paths;
+            match link.transmit(paths, &mut self.work, CALL_BYTES, |_| through = true) {
                 Err(Stop::Blocked) => link.writable = false,
                 // If it is closed the next poll meets the same, and says so.
                 Ok(_) | Err(Stop::Closed(_)) => {}
@@ -379,11 +387,32 @@ impl Endpoint for TcpEndpoint {
 
     fn is_unheard(&self, peer: u32) -> bool {
         self.links_to(peer).any(|link| match &link.state {
-            State::Open(socket) => TcpInfo::of(socket).is_some_and(|info| info.resends_in_vain()),
+            State::Open(socket) => {
+                let others =
+                    link.bundle.iter().flat_map(|bundle| &bundle.strands).filter_map(|s| s.socket.as_ref());
+                let in_vain = |socket: &_| TcpInfo::of(socket).is_some_and(|info| info.resends_in_vain());
+                in_vain(socket) || others.into_iter().any(in_vain)
+            }
             State::Dialing(dial) => dial.is_unheard(),
             State::Awaited(awaiting) => awaiting.tried.is_some(),
             State::Idle | State::Gone => false,
         })
+    }
+
+    fn rails(&self, peer: u32) -> Vec<crate::endpoint::Rail> {
+        let Some(known) = self.peers.get(peer as usize) else { return Vec::new() };
+        let rail = |path: &Path| crate::endpoint::Rail {
+            interface: path.interface.clone(),
+            remote: path.remote,
+            bytes_per_second: path.rate,
+            sent_bytes: path.sent,
+            problem: path.problem.clone(),
+        };
+        let idle =
+            known.rails.iter().filter(|rail| known.paths.iter().all(|path| path.remote != rail.to.ip()));
+        let idle = idle.map(|idle| rail(&Path::new(idle.to.ip(), idle.interface.clone())));
+        let all: Vec<_> = known.paths.iter().map(rail).chain(idle).collect();
+        if all.len() > 1 { all } else { Vec::new() }
     }
 
     fn leave(&mut self) {
@@ -404,6 +433,12 @@ impl Endpoint for TcpEndpoint {
             State::Dialing(dial) => dial.due(&self.options),
             _ => None,
         });
+        let strands =
+            self.stranding.iter().filter_map(|&number| match &self.links[number as usize].strands {
+                Strands::Dialing(dials) => dials.iter().filter_map(|(_, dial)| dial.due(&self.options)).min(),
+                Strands::None | Strands::Wanted => None,
+            });
+        let dials = dials.chain(strands);
         let waits = self.awaited.iter().filter_map(|&number| match &self.links[number as usize].state {
             State::Awaited(awaiting) => awaiting.due(),
             _ => None,

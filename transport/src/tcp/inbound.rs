@@ -9,6 +9,8 @@
 //!
 //! If that receive was conditional, all posted receives go back instead, and the message is *held*: its header is kept, and its payload
 //! waits, in stash and socket, for the next receive. A header that is being probed for is read, and the message held, without any receive.
+//!
+//! The payload of a striped message comes in parts, over all strands of the channel: see `parts` and `stripes`.
 
 use std::collections::VecDeque;
 
@@ -18,10 +20,13 @@ use super::NAME;
 use super::link::{SCRATCH_BYTES, Workspace};
 use super::outbound::{BATCH, BURST_BYTES};
 use super::socket::{self, Stop};
+use super::stripes::STRIPED_BYTES;
 use super::wire::{HEADER_BYTES, Header};
 use crate::endpoint::{Channel, Envelope, Event, GRAIN_BYTES, Token};
 use crate::error::{Error, ErrorKind};
 use crate::pieces::{Cursor, Eater, Pieces};
+
+mod parts;
 
 /// Where a message goes.
 #[derive(Debug)]
@@ -50,6 +55,8 @@ pub(super) enum Halt {
     Blocked,
     /// There may be more.
     Budget,
+    /// A striped message is at the front: its parts are to be received.
+    Parts,
     /// The connection is closed.
     Closed(Option<std::io::Error>),
     /// The peer sends what no peer sends.
@@ -77,11 +84,29 @@ pub(super) struct Inbound {
     held: bool,
     /// Bytes of a mismatched payload still to drop.
     skip: u64,
+    /// The striped message whose parts are received.
+    striped: Option<Striped>,
+    /// Which of its bytes have come: where runs begin and end, in order and apart.
+    runs: Vec<(usize, usize)>,
+    /// The header of the message behind it, if that came first.
+    ahead: Option<[u8; HEADER_BYTES]>,
+    /// Whether long messages are likely to be striped, so that nothing is asked for behind their headers.
+    pub(super) expects_parts: bool,
     /// Bytes read too far, and where they begin.
     stash: Vec<u8>,
     stash_start: usize,
     /// What made the stream unreadable for good.
     corrupt: Option<&'static str>,
+}
+
+/// A striped message.
+#[derive(Clone, Copy, Debug)]
+struct Striped {
+    sequence: u32,
+    len: usize,
+    got: usize,
+    /// Whether nobody wants it.
+    is_dropped: bool,
 }
 
 impl Default for Inbound {
@@ -98,6 +123,10 @@ impl Default for Inbound {
             probed: false,
             held: false,
             skip: 0,
+            striped: None,
+            runs: Vec::new(),
+            ahead: None,
+            expects_parts: false,
             stash: Vec::new(),
             stash_start: 0,
             corrupt: None,
@@ -124,6 +153,9 @@ impl Inbound {
             }
             if self.queue.is_empty() && !self.probed {
                 return (total, Halt::Idle);
+            }
+            if self.striped.is_some() {
+                return (total, Halt::Parts);
             }
             if total >= budget {
                 return (total, Halt::Budget);
@@ -179,7 +211,9 @@ impl Inbound {
         match self.queue.front() {
             Some(recv) if self.header_bytes > 0 => format!(
                 "in the middle of message {}, after {} of {} bytes",
-                self.sequence, self.payload_bytes, recv.len
+                self.sequence,
+                self.received_bytes(),
+                recv.len
             ),
             _ => format!("before message {}", self.sequence),
         }
@@ -193,6 +227,9 @@ impl Inbound {
         }
         let Some(front) = self.queue.front() else { return };
         let left = front.len - self.payload_bytes;
+        if self.expects_parts && left >= STRIPED_BYTES && self.header_bytes < HEADER_BYTES {
+            return;
+        }
         match &front.landing {
             Landing::Eat(_) => {
                 let scratch = work.scratch();
@@ -245,9 +282,10 @@ impl Inbound {
                 if self.header_bytes < HEADER_BYTES {
                     return Ok(());
                 }
-                if let Some(header) = self.differs()? {
+                let (header, fits) = self.meet()?;
+                if !fits || header.striped {
                     self.stash_rest(at, left, work);
-                    self.refuse(header, on, events);
+                    self.take_up(header, fits, on, events);
                     return Ok(());
                 }
             }
@@ -318,13 +356,18 @@ impl Inbound {
                 }
             }
         }
+        self.leave_stash(bytes);
+        bytes
+    }
+
+    /// Bytes of the stash have been taken.
+    fn leave_stash(&mut self, bytes: usize) {
         self.stash_start += bytes;
         if !self.has_stash() {
             // It may be large, and is rarely needed again.
             self.stash = Vec::new();
             self.stash_start = 0;
         }
-        bytes
     }
 
     /// Checks and completes the front message after bytes came out of the stash, or holds it.
@@ -336,12 +379,22 @@ impl Inbound {
             if self.probed {
                 self.hold(self.envelope()?, on, events);
             }
-        } else if let Some(header) = self.differs()? {
+        } else {
+            let (header, fits) = self.meet()?;
+            self.take_up(header, fits, on, events);
+        }
+        Ok(())
+    }
+
+    /// Goes on with the front message, whose header is there.
+    fn take_up(&mut self, header: Header, fits: bool, on: Channel, events: &mut Vec<Event>) {
+        if !fits {
             self.refuse(header, on, events);
+        } else if header.striped {
+            self.begin_parts(header, false);
         } else {
             self.complete(events);
         }
-        Ok(())
     }
 
     /// Reads bytes of a mismatched payload; returns how many, and how many it wanted.
@@ -363,11 +416,11 @@ impl Inbound {
         Ok(header)
     }
 
-    /// The front header if it is of another message than the front receive.
-    fn differs(&self) -> Result<Option<Header>, &'static str> {
+    /// The front header, and whether it is of the message that the front receive is for.
+    fn meet(&self) -> Result<(Header, bool), &'static str> {
         let header = self.envelope()?;
-        let same = self.queue.front().is_some_and(|r| r.tag == header.tag && r.len as u64 == header.len);
-        Ok((!same).then_some(header))
+        let fits = self.queue.front().is_some_and(|r| r.tag == header.tag && r.len as u64 == header.len);
+        Ok((header, fits))
     }
 
     /// Meets a message that is not the front receive's: of which nothing has been taken in but the header.
@@ -399,7 +452,11 @@ impl Inbound {
                           do all ranks call the same operations in the same order?";
             events.push(Event::Failed(recv.token, Error::new(kind, NAME, Some(peer), detail)));
         }
-        self.skip = header.len;
+        if header.striped {
+            self.begin_parts(header, true);
+        } else {
+            self.skip = header.len;
+        }
         self.next();
     }
 

@@ -4,6 +4,8 @@ use std::ffi::CStr;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::options::Family;
+
 /// One address of one interface that is up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Interface {
@@ -62,11 +64,54 @@ fn is_up(flags: u32) -> bool {
 pub fn admitted(name: &str, list: Option<&[String]>) -> bool {
     let Some(list) = list else { return true };
     let inverted = list.first().is_some_and(|first| first.starts_with('^'));
-    let listed = list.iter().any(|entry| {
-        let entry = entry.strip_prefix('^').unwrap_or(entry);
-        entry.strip_prefix('=').map_or_else(|| name.starts_with(entry), |exact| exact == name)
-    });
+    let listed = list.iter().any(|entry| is_of(entry.strip_prefix('^').unwrap_or(entry), name));
     listed != inverted
+}
+
+/// The interfaces that the user's list lets in, in its order.
+///
+/// # Errors
+/// If there are none, or one is missing that is named exactly; in words.
+pub(super) fn chosen(
+    all: Vec<Interface>,
+    list: Option<&[String]>,
+    family: Family,
+) -> Result<Vec<Interface>, String> {
+    let mut names: Vec<&str> = all.iter().map(|interface| interface.name.as_str()).collect();
+    names.dedup();
+    let there = names.join(", ");
+    let named =
+        list.filter(|list| list.first().is_some_and(|first| !first.starts_with('^'))).unwrap_or_default();
+    let exact = |entry: &&String| entry.strip_prefix('=').is_some_and(|name| !names.contains(&name));
+    if let Some(gone) = named.iter().find(exact) {
+        return Err(format!(
+            "KOLO_SOCKET_IFNAME names the interface {}, which is not there or not up; there are {there}",
+            &gone[1..]
+        ));
+    }
+    let place = |interface: &Interface| named.iter().position(|entry| is_of(entry, &interface.name));
+    let mut chosen: Vec<Interface> = all
+        .iter()
+        .filter(|interface| admitted(&interface.name, list))
+        .filter(|interface| match family {
+            Family::Both => true,
+            Family::V4 => interface.ip.is_ipv4(),
+            Family::V6 => interface.ip.is_ipv6(),
+        })
+        .cloned()
+        .collect();
+    chosen.sort_by_key(place);
+    if chosen.is_empty() {
+        return Err(format!(
+            "no usable network interface; see `ip address` and KOLO_SOCKET_IFNAME; there are {there}"
+        ));
+    }
+    Ok(chosen)
+}
+
+/// Whether an entry of a list is about an interface.
+fn is_of(entry: &str, name: &str) -> bool {
+    entry.strip_prefix('=').map_or_else(|| name.starts_with(entry), |exact| exact == name)
 }
 
 /// Whether the two addresses are in one network.
@@ -142,6 +187,37 @@ mod tests {
         assert!(!admitted("docker0", Some(&list(&["^docker", "lo"]))));
         assert!(!admitted("lo", Some(&list(&["^docker", "lo"]))));
         assert!(admitted("eth0", Some(&list(&["^docker", "lo"]))));
+    }
+
+    #[test]
+    fn a_list_gives_the_order_and_what_it_names_must_be_there() {
+        let interface = |name: &str, ip: &str| Interface {
+            name: name.into(),
+            index: 1,
+            ip: ip.parse().unwrap(),
+            prefix: 24,
+            loopback: false,
+        };
+        let all = [
+            interface("eth0", "192.0.2.1"),
+            interface("eth0", "2001:db8::1"),
+            interface("eth1", "198.51.100.1"),
+        ];
+        let of = |entries: &[&str], family| {
+            let chosen = chosen(all.to_vec(), Some(&list(entries)), family)?;
+            Ok::<_, String>(chosen.iter().map(|interface| interface.ip.to_string()).collect::<Vec<_>>())
+        };
+        let everything = ["198.51.100.1", "192.0.2.1", "2001:db8::1"].map(String::from).to_vec();
+        assert_eq!(of(&["eth1", "eth0"], Family::Both), Ok(everything));
+        assert_eq!(of(&["=eth1"], Family::V4), Ok(vec!["198.51.100.1".to_owned()]));
+        assert_eq!(of(&["^eth1"], Family::V4), Ok(vec!["192.0.2.1".to_owned()]));
+        // One list may be for hosts that name their cards in different ways.
+        assert_eq!(of(&["ens", "eth1"], Family::V4), Ok(vec!["198.51.100.1".to_owned()]));
+        let gone = of(&["eth0", "=eth7"], Family::Both).unwrap_err();
+        assert!(gone.contains("interface eth7") && gone.ends_with("there are eth0, eth1"), "{gone}");
+        let none = of(&["ib"], Family::Both).unwrap_err();
+        assert!(none.contains("KOLO_SOCKET_IFNAME") && none.ends_with("there are eth0, eth1"), "{none}");
+        assert_eq!(of(&["^=eth7"], Family::V4).map(|list| list.len()), Ok(2), "excluding it is no mistake");
     }
 
     #[test]

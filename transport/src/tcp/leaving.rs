@@ -17,6 +17,12 @@ impl TcpEndpoint {
             let State::Open(socket) = &link.state else { continue };
             // Fails if the peer has gone already, which is as good.
             let _ = socket.shutdown(Shutdown::Write);
+            let strands = link.bundle.iter_mut().flat_map(|bundle| &mut bundle.strands);
+            for socket in strands.filter_map(|strand| strand.socket.take()) {
+                let _ = socket.shutdown(Shutdown::Write);
+                discard(&socket, &mut self.work);
+                self.leaving.push(socket);
+            }
             if discard(socket, &mut self.work) > 0
                 && let State::Open(socket) = std::mem::replace(&mut link.state, State::Gone)
             {

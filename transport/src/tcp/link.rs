@@ -6,11 +6,13 @@ use std::time::Instant;
 use socket2::Socket;
 
 use super::dial::Dial;
-use super::inbound::Inbound;
+use super::inbound::{Halt, Inbound};
 use super::memory::{IoList, Line, bytes_of};
 use super::outbound::{BATCH, Outbound};
+use super::socket::Stop;
+use super::stripes::{Bundle, Path};
 use super::wire::HEADER_BYTES;
-use crate::endpoint::Channel;
+use crate::endpoint::{Channel, Event, Token};
 
 /// Bytes received at a time for a consumer: fits into half of a common second-level cache (512 KiB to 2 MiB), and is
 /// long enough that the system call does not count (64 MiB messages both ways over loopback: 64 KiB 6.4 GB/s,
@@ -67,6 +69,21 @@ pub(super) struct Link {
     pub(super) hung_up: bool,
     /// For the summary.
     pub(super) route: Option<Route>,
+    /// The connections over which long messages go, where there may be several.
+    pub(super) bundle: Option<Box<Bundle>>,
+    /// Whether connections beside the first are to be made, or are being made.
+    pub(super) strands: Strands,
+}
+
+/// Where the making of a channel's further connections stands.
+#[derive(Debug)]
+pub(super) enum Strands {
+    /// No long message has gone yet, or the peer makes them.
+    None,
+    /// One has.
+    Wanted,
+    /// They are dialled: the number of the path, and the dial.
+    Dialing(Vec<(usize, Dial)>),
 }
 
 /// How a connection came about.
@@ -74,6 +91,8 @@ pub(super) struct Link {
 pub(super) struct Route {
     pub(super) remote: Option<SocketAddr>,
     pub(super) congestion: String,
+    /// Whether this end dialled.
+    pub(super) is_dialed: bool,
 }
 
 impl Link {
@@ -88,7 +107,74 @@ impl Link {
             writable: true,
             hung_up: false,
             route: None,
+            bundle: None,
+            strands: Strands::None,
         }
+    }
+
+    /// Receives up to about `budget` bytes: see [`Inbound::progress`].
+    pub(super) fn receive(
+        &mut self,
+        work: &mut Workspace,
+        budget: usize,
+        exhaust: bool,
+        events: &mut Vec<Event>,
+    ) -> (usize, Halt) {
+        let State::Open(socket) = &self.state else { return (0, Halt::Idle) };
+        let mut total = 0;
+        loop {
+            let left = budget.saturating_sub(total);
+            let (moved, halt) = self.inbound.progress(socket, self.channel, work, left, exhaust, events);
+            total += moved;
+            if !matches!(halt, Halt::Parts) {
+                return (total, halt);
+            }
+            if self.bundle.is_none() {
+                // The peer sees ways that this end does not.
+                self.bundle = Some(Box::new(Bundle::new(0)));
+            }
+            let Some(bundle) = &mut self.bundle else { return (total, Halt::Blocked) };
+            if matches!(self.strands, Strands::None) && bundle.strands.len() == 1 {
+                self.strands = Strands::Wanted;
+            }
+            let left = budget.saturating_sub(total);
+            let (moved, halt) = self.inbound.progress_parts(socket, bundle, work, left, exhaust, events);
+            total += moved;
+            if !matches!(halt, Halt::Parts) {
+                return (total, halt);
+            }
+        }
+    }
+
+    /// Hands up to about `budget` bytes to the kernel, and calls `done` for each message that is through. Returns the bytes, and
+    /// whether the kernel is full.
+    pub(super) fn transmit(
+        &mut self,
+        paths: &mut [Path],
+        work: &mut Workspace,
+        budget: usize,
+        mut done: impl FnMut(Token),
+    ) -> Result<(usize, bool), Stop> {
+        let State::Open(socket) = &self.state else { return Err(Stop::Blocked) };
+        if let Some(bundle) = &mut self.bundle
+            && let Some(front) = self.outbound.queue.front()
+            && (bundle.has_begun() || self.outbound.is_to_be_striped(front))
+        {
+            if matches!(self.strands, Strands::None) && bundle.strands.len() == 1 {
+                self.strands = Strands::Wanted;
+            }
+            let (token, sequence) = (front.token, self.outbound.sequence);
+            let sent = bundle.send(socket, front, sequence, paths, work, budget)?;
+            if sent.is_over {
+                done(token);
+                self.outbound.pass();
+            } else if sent.bytes == 0 {
+                return Err(Stop::Blocked);
+            }
+            return Ok((sent.bytes, !sent.is_over && sent.bytes < budget));
+        }
+        let moved = self.outbound.flush(socket, work, budget, done)?;
+        Ok((moved, moved < work.io.bytes()))
     }
 
     pub(super) fn has_work(&self) -> bool {

@@ -3,7 +3,8 @@
 //! # How it works
 //!
 //! * **One connection per channel.** The kernel's flow control is the channel's back-pressure. Nothing is multiplexed: a channel with a late
-//!   receiver holds up no other, and there are no credits to keep.
+//!   receiver holds up no other, and there are no credits to keep. Where several interfaces lead to a peer (`rails`), a channel's long
+//!   messages go over one connection on each, in parts (`stripes`, `strands`).
 //! * **The lower rank dials, the higher accepts**, each on its own first post. Two ends that post at the same time therefore make one
 //!   connection, without a tie to break. Where the lower rank does not get through, the higher dials after a while (see `turns`).
 //! * **Matching is static**, so the receiver knows where a message goes before it arrives: one `recvmsg` takes the header and the payload,
@@ -36,8 +37,11 @@ mod memory;
 mod options;
 mod outbound;
 mod park;
+mod rails;
 mod route;
 mod socket;
+mod strands;
+mod stripes;
 #[cfg(test)]
 mod tests;
 mod traffic;

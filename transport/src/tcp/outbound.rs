@@ -7,6 +7,7 @@ use socket2::Socket;
 use super::link::Workspace;
 use super::memory::IO_PIECES;
 use super::socket::{self, Stop};
+use super::stripes::STRIPED_BYTES;
 use super::wire::{HEADER_BYTES, Header};
 use crate::endpoint::Token;
 use crate::pieces::{Cursor, Pieces};
@@ -41,7 +42,9 @@ impl Send {
 pub(super) struct Outbound {
     pub(super) queue: VecDeque<Send>,
     /// Number of the front message.
-    sequence: u32,
+    pub(super) sequence: u32,
+    /// Whether long messages go over several connections.
+    pub(super) stripes: bool,
     /// The poll after which the last send was posted.
     pub(super) posted_after: Option<u32>,
 }
@@ -59,12 +62,12 @@ impl Outbound {
         work.io.clear();
         for (at, send) in self.queue.iter().take(BATCH).enumerate() {
             // A header and at least one piece must fit, unless it is the first.
-            if work.io.bytes() >= budget || work.io.room() < 2 {
+            if work.io.bytes() >= budget || work.io.room() < 2 || at > 0 && self.is_to_be_striped(send) {
                 break;
             }
             if send.sent < HEADER_BYTES {
                 let sequence = self.sequence.wrapping_add(at as u32);
-                let header = Header { tag: send.tag, len: send.len as u64, sequence };
+                let header = Header { tag: send.tag, len: send.len as u64, sequence, striped: false };
                 work.headers[at] = header.encode();
                 work.io.push_source(&work.headers[at][send.sent..]);
             }
@@ -79,6 +82,17 @@ impl Outbound {
         Ok(moved)
     }
 
+    /// Whether a message goes over several connections, of which nothing has gone yet.
+    pub(super) fn is_to_be_striped(&self, send: &Send) -> bool {
+        self.stripes && send.len >= STRIPED_BYTES && send.sent == 0
+    }
+
+    /// The front message is in the kernel, by other ways than [`Outbound::flush`].
+    pub(super) fn pass(&mut self) {
+        self.sequence = self.sequence.wrapping_add(1);
+        self.queue.pop_front();
+    }
+
     fn account(&mut self, mut moved: usize, done: &mut impl FnMut(Token)) {
         while let Some(send) = self.queue.front_mut() {
             let header = HEADER_BYTES.saturating_sub(send.sent).min(moved);
@@ -90,8 +104,7 @@ impl Outbound {
                 return;
             }
             done(send.token);
-            self.sequence = self.sequence.wrapping_add(1);
-            self.queue.pop_front();
+            self.pass();
             if moved == 0 {
                 return;
             }

@@ -13,6 +13,8 @@ pub(super) struct Candidate {
     /// The peer's interface, for people.
     pub(super) interface: String,
     pub(super) distance: u8,
+    /// The interface and the address of this rank that it is dialled from, if that matters.
+    pub(super) from: Option<(String, IpAddr)>,
 }
 
 /// Most addresses tried for one peer.
@@ -20,7 +22,7 @@ const CANDIDATES_MAX: usize = 32;
 
 /// Beginnings of the names of interfaces whose networks usually end at the host (bridges of containers and virtual
 /// machines); every host may have the same addresses there, so they come last but one.
-const INWARD: [&str; 6] = ["docker", "virbr", "br-", "cni", "flannel", "lxc"];
+pub(super) const INWARD: [&str; 6] = ["docker", "virbr", "br-", "cni", "flannel", "lxc"];
 
 // Distances; the least is tried first. Odd ones are the same for IPv6.
 const SAME_STACK: u8 = 0;
@@ -46,7 +48,7 @@ pub(super) fn candidates(peer: &Address, here: &Host, mine: &[Interface], family
         }
         let mut add = |to: SocketAddr, distance: u8| {
             let distance = distance + u8::from(to.is_ipv6());
-            found.push(Candidate { to, interface: network.interface.clone(), distance });
+            found.push(Candidate { to, interface: network.interface.clone(), distance, from: None });
         };
         let to = SocketAddr::new(network.ip, peer.port);
         if network.ip.is_loopback() {

@@ -105,6 +105,10 @@ pub struct TcpInfo {
     pub sent: u32,
     /// Segments that the peer had twice: they were sent again in vain. 0 before Linux 4.19.
     pub duplicates: u32,
+    /// Bytes that it has not sent yet. 0 before Linux 4.6.
+    pub unsent_bytes: u32,
+    /// Bytes per second that have arrived lately, as far as there were bytes to send; 0 if the kernel does not know.
+    pub delivered_per_second: u64,
     /// The least time that a packet and its acknowledgement have taken, if the kernel knows.
     pub least_round_trip: Option<Duration>,
 }
@@ -118,8 +122,10 @@ impl TcpInfo {
         const SEGMENT: usize = 16;
         const UNACKNOWLEDGED: usize = 24;
         const RESENT: usize = 100;
+        const UNSENT: usize = 144;
         const LEAST_ROUND_TRIP: usize = 148;
         const SENT: usize = 156;
+        const DELIVERED: usize = 160;
         const DUPLICATES: usize = 216;
         const BYTES: usize = 220;
         const SYN_SENT: u8 = 2;
@@ -142,8 +148,17 @@ impl TcpInfo {
             resent: word(RESENT),
             sent: word(SENT),
             duplicates: word(DUPLICATES),
+            unsent_bytes: word(UNSENT),
+            delivered_per_second: info[DELIVERED..]
+                .first_chunk()
+                .map_or(0, |bytes: &[u8; 8]| u64::from_ne_bytes(*bytes)),
             least_round_trip: least.filter(|us| *us != u32::MAX).map(|us| Duration::from_micros(us.into())),
         })
+    }
+
+    /// Bytes that the kernel has and the peer's has not acknowledged.
+    pub(super) const fn backlog_bytes(&self) -> u64 {
+        self.unsent_bytes as u64 + self.unacknowledged as u64 * self.segment_bytes as u64
     }
 
     /// Whether the kernel has sent the same bytes, or the request for a connection, again and again without an acknowledgement.
@@ -169,6 +184,11 @@ pub fn pace(socket: &impl AsFd, bytes_per_second: u32) -> io::Result<()> {
         libc::setsockopt(socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, option, from, len)
     };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Has a connection keep at most so many bytes that it has not sent yet, beside those on their way.
+pub(super) fn keep_unsent(socket: &Socket, bytes: u32) -> io::Result<()> {
+    socket.set_tcp_notsent_lowat(bytes)
 }
 
 /// A socket that listens on all addresses, at the first free port of a range or one that the system picks; of both families

@@ -102,7 +102,7 @@ fn knock(end: &TcpEndpoint) -> TcpStream {
 
 fn hello_to(end: &TcpEndpoint, from: u32, channel: u16) -> Hello {
     let (world_size, target) = (end.me.world_size, end.me.instance);
-    Hello { from, to: end.me.rank, world_size, channel, instance: 1234, target, nonce: [3; 16] }
+    Hello { from, to: end.me.rank, world_size, channel, strand: 0, instance: 1234, target, nonce: [3; 16] }
 }
 
 fn key() -> Key {
@@ -217,7 +217,7 @@ fn wrong_hellos_are_told_why() {
     stream.write_all(&bytes).unwrap();
     let told = answer(&mut end, &mut stream);
     assert_eq!((told.verdict, told.protocol), (Verdict::Version, PROTOCOL));
-    assert!(Answer { protocol: 9, ..told }.explain().contains("protocol 9, this is 2"));
+    assert!(Answer { protocol: 9, ..told }.explain().contains("protocol 9, this is 3"));
     assert_eq!(end.rejected_connections().count, 9);
 }
 
@@ -243,7 +243,8 @@ fn a_channel_is_claimed_once() {
 fn a_false_acceptor_is_recognised() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let end = TcpEndpoint::new(1, 2, options()).unwrap();
-    let candidate = Candidate { to: listener.local_addr().unwrap(), interface: "lo".into(), distance: 0 };
+    let candidate =
+        Candidate { to: listener.local_addr().unwrap(), interface: "lo".into(), distance: 0, from: None };
     let hello = hello_to(&end, 0, 0).encode(&key());
     let welcome = Answer { verdict: Verdict::Welcome, protocol: PROTOCOL, instance: end.me.instance };
     // An answer to another hello of the same dialer, as somebody would have recorded it.
@@ -318,6 +319,7 @@ fn dialing_passes_over_the_refusing_and_the_silent() {
         to,
         interface: "lo".into(),
         distance: 0,
+        from: None,
     });
     let hello = (hello_to(&end, 0, 0).encode(&key()), key());
     let mut dial = Dial::new(hello, end.me.instance, true, &candidates, Instant::now());
@@ -334,7 +336,7 @@ fn dialing_passes_over_the_refusing_and_the_silent() {
 
 #[test]
 fn nonsense_from_a_peer_ends_it_and_nobody_else() {
-    let header = Header { tag: 0, len: 1, sequence: 0 };
+    let header = Header { tag: 0, len: 1, sequence: 0, striped: false };
     let mut flipped = header.encode();
     flipped[9] ^= 4;
     let out_of_turn = Header { sequence: 1, ..header }.encode();

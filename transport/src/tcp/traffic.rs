@@ -5,7 +5,7 @@ use std::io;
 use super::NAME;
 use super::endpoint::{CALL_BYTES, TcpEndpoint};
 use super::inbound::Halt;
-use super::link::State;
+use super::link::{State, Strands};
 use super::park::{Stir, Whose};
 use super::socket::Stop;
 use crate::endpoint::{Channel, Event};
@@ -27,7 +27,7 @@ impl TcpEndpoint {
         if asked {
             self.look();
         }
-        let connecting = !self.dialing.is_empty() || !self.awaited.is_empty();
+        let connecting = !self.dialing.is_empty() || !self.awaited.is_empty() || !self.stranding.is_empty();
         if connecting || self.stirred || self.tick.is_multiple_of(DOOR_TICKS) {
             let stirs = self.connect(events);
             // Not everything at the acceptor may have been taken at once.
@@ -81,15 +81,16 @@ impl TcpEndpoint {
         // An owner about to sleep must not leave behind what the kernel has announced already.
         let (budget, exhaust) = if self.armed { (usize::MAX, true) } else { (CALL_BYTES, false) };
         let link = &mut self.links[number as usize];
-        let State::Open(socket) = &link.state else { return Ok(0) };
+        if !matches!(link.state, State::Open(_)) {
+            return Ok(0);
+        }
         let channel = link.channel;
         let mut total = 0;
         if link.inbound.is_wanted() && (link.readable || link.inbound.is_ready() || !asked) {
-            let (bytes, halt) =
-                link.inbound.progress(socket, channel, &mut self.work, budget, exhaust, events);
+            let (bytes, halt) = link.receive(&mut self.work, budget, exhaust, events);
             total += bytes;
             match halt {
-                Halt::Idle | Halt::Budget => {}
+                Halt::Idle | Halt::Budget | Halt::Parts => {}
                 // The end of the stream may have been announced together with its last bytes.
                 Halt::Blocked => link.readable = link.hung_up,
                 // Whoever posts a receive meets the end again.
@@ -101,15 +102,13 @@ impl TcpEndpoint {
                 }
             }
         }
+        let paths = &mut self.peers[channel.peer as usize].paths;
         let mut sent = 0;
         while !link.outbound.queue.is_empty() && (link.writable || !asked) && sent < budget {
-            match link
-                .outbound
-                .flush(socket, &mut self.work, CALL_BYTES, |token| events.push(Event::Done(token)))
-            {
-                Ok(bytes) => {
+            match link.transmit(paths, &mut self.work, CALL_BYTES, |token| events.push(Event::Done(token))) {
+                Ok((bytes, is_full)) => {
                     sent += bytes;
-                    if bytes < self.work.io.bytes() && !exhaust {
+                    if is_full && !exhaust {
                         link.writable = false;
                         break;
                     }
@@ -120,6 +119,9 @@ impl TcpEndpoint {
                 }
                 Err(Stop::Closed(source)) => return Err(closed(channel, "while sending", source)),
             }
+        }
+        if matches!(link.strands, Strands::Wanted) {
+            self.dial_strands(number);
         }
         Ok(total + sent)
     }

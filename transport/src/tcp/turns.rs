@@ -62,6 +62,7 @@ impl TcpEndpoint {
             return false;
         };
         let Arrival { socket, from, hello, bytes } = arrival;
+        let on = Channel { peer: hello.from, index: hello.channel };
         let answer = answer_of(&self.me, verdict).encode(Some((&bytes, &self.me.key)));
         // The socket's buffer is empty: the answer goes out whole, or the peer has gone.
         let sent = socket::send_bytes(&socket, &answer);
@@ -76,7 +77,9 @@ impl TcpEndpoint {
         let loopback = known.is_some_and(|address| self.host.same_stack(&address.host));
         let congestion = congestion::choose(&socket, &self.options.congestion, loopback);
         let congestion = congestion.unwrap_or_else(|error| error.to_string());
-        if let Ok(number) = self.link(Channel { peer: hello.from, index: hello.channel }) {
+        if hello.strand > 0 {
+            self.join_strand(on, socket, from);
+        } else if let Ok(number) = self.link(on) {
             let own_dial_lost = match &self.links[number as usize].state {
                 State::Dialing(_) => true,
                 State::Awaited(awaiting) => awaiting.tried.is_some(),
@@ -85,7 +88,7 @@ impl TcpEndpoint {
             if own_dial_lost && self.me.rank < hello.from {
                 self.peers[hello.from as usize].dials_first = Some(false);
             }
-            self.open(number, socket, Route { remote: from, congestion });
+            self.open(number, socket, Route { remote: from, congestion, is_dialed: false });
         }
         true
     }
@@ -101,6 +104,7 @@ impl TcpEndpoint {
         }
         match self.link(Channel { peer: hello.from, index: hello.channel }) {
             Err(_) => Answer(Verdict::Rank),
+            Ok(number) if hello.strand > 0 => Answer(self.judge_strand(number)),
             Ok(number) => match &self.links[number as usize].state {
                 State::Idle | State::Awaited(_) => Answer(Verdict::Welcome),
                 State::Dialing(_) if self.me.rank > hello.from => Answer(Verdict::Welcome),

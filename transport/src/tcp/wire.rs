@@ -1,4 +1,4 @@
-//! The wire format: the hello of a connection, its answer, and the header of a message. All little-endian.
+//! The wire format: the hello of a connection, its answer, and the headers of messages and of their parts. All little-endian.
 //!
 //! Hello and answer prove that their senders know the job's cookie, which itself is never sent: each ends with a MAC under a key derived from
 //! it. The MAC of the hello covers both ranks, the channel, the intended endpoint (a random number that only the control plane has told) and a
@@ -8,7 +8,7 @@
 use crate::proof::{Key, PROOF_BYTES};
 
 /// Version of hello, answer and header together. Ranks of different versions do not talk.
-pub(super) const PROTOCOL: u16 = 2;
+pub(super) const PROTOCOL: u16 = 3;
 
 /// Bytes of a message header: half a cache line, two of which go by per small message.
 pub(super) const HEADER_BYTES: usize = 32;
@@ -27,6 +27,9 @@ pub(super) const NONCE_BYTES: usize = 16;
 pub(super) const MESSAGE_MAX: usize = isize::MAX as usize;
 
 const HEADER_MAGIC: u32 = u32::from_le_bytes(*b"KoMs");
+/// Of a message that comes in parts.
+const STRIPED_MAGIC: u32 = u32::from_le_bytes(*b"KoSt");
+const PART_MAGIC: u32 = u32::from_le_bytes(*b"KoPa");
 const HELLO_MAGIC: [u8; 8] = *b"\x89Kolo\r\n\x1a";
 const ANSWER_MAGIC: [u8; 4] = *b"KoAn";
 
@@ -37,37 +40,67 @@ pub(super) struct Header {
     pub(super) len: u64,
     /// Number of the message in its direction of its channel, modulo 2^32.
     pub(super) sequence: u32,
+    /// Whether its payload comes in parts, over all connections of the channel, each behind a [`Part`].
+    pub(super) striped: bool,
 }
 
 impl Header {
     pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
-        let mut out = [0; HEADER_BYTES];
-        out[0..4].copy_from_slice(&HEADER_MAGIC.to_le_bytes());
-        out[4..8].copy_from_slice(&self.sequence.to_le_bytes());
-        out[8..16].copy_from_slice(&self.tag.to_le_bytes());
-        out[16..24].copy_from_slice(&self.len.to_le_bytes());
-        out[24..32].copy_from_slice(&self.check().to_le_bytes());
-        out
+        let magic = if self.striped { STRIPED_MAGIC } else { HEADER_MAGIC };
+        frame(magic, self.sequence, self.tag, self.len)
     }
 
     /// `None` if these bytes are no header.
     pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
-        let header = Self { tag: u64_at(bytes, 8), len: u64_at(bytes, 16), sequence: u32_at(bytes, 4) };
-        let good = u32_at(bytes, 0) == HEADER_MAGIC
-            && u64_at(bytes, 24) == header.check()
-            && header.len <= MESSAGE_MAX as u64;
-        good.then_some(header)
+        let striped = u32_at(bytes, 0) == STRIPED_MAGIC;
+        let header =
+            Self { tag: u64_at(bytes, 8), len: u64_at(bytes, 16), sequence: u32_at(bytes, 4), striped };
+        let least = u64::from(striped);
+        (*bytes == header.encode() && (least..=MESSAGE_MAX as u64).contains(&header.len)).then_some(header)
+    }
+}
+
+/// What stands before every part of a striped message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// Where it begins in the message; a multiple of [`GRAIN_BYTES`](crate::endpoint::GRAIN_BYTES).
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    /// Number of the message.
+    pub(super) sequence: u32,
+}
+
+impl Part {
+    pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
+        frame(PART_MAGIC, self.sequence, self.offset, self.len)
     }
 
-    /// Tells a header from payload when the two ends are out of step; no protection against malice.
-    fn check(&self) -> u64 {
-        // Odd constants of high entropy (fractions of the golden ratio and of pi); each field is multiplied by
-        // another one, so that swapped fields show.
-        let mixed = (self.tag ^ 0x243f_6a88_85a3_08d3).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            ^ self.len.rotate_left(17).wrapping_mul(0xbf58_476d_1ce4_e5b9)
-            ^ u64::from(self.sequence).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+    /// `None` if these bytes are no header of a part.
+    pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+        let part = Self { offset: u64_at(bytes, 8), len: u64_at(bytes, 16), sequence: u32_at(bytes, 4) };
+        let end = part.offset.checked_add(part.len);
+        (*bytes == part.encode() && part.len > 0 && end.is_some()).then_some(part)
     }
+}
+
+fn frame(magic: u32, sequence: u32, first: u64, second: u64) -> [u8; HEADER_BYTES] {
+    let mut out = [0; HEADER_BYTES];
+    out[0..4].copy_from_slice(&magic.to_le_bytes());
+    out[4..8].copy_from_slice(&sequence.to_le_bytes());
+    out[8..16].copy_from_slice(&first.to_le_bytes());
+    out[16..24].copy_from_slice(&second.to_le_bytes());
+    out[24..32].copy_from_slice(&check(sequence, first, second).to_le_bytes());
+    out
+}
+
+/// Tells a header from payload when the two ends are out of step; no protection against malice.
+fn check(sequence: u32, first: u64, second: u64) -> u64 {
+    // Odd constants of high entropy (fractions of the golden ratio and of pi); each field is multiplied by another one, so that
+    // swapped fields show.
+    let mixed = (first ^ 0x243f_6a88_85a3_08d3).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        ^ second.rotate_left(17).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+        ^ u64::from(sequence).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }
 
 /// What the dialer says first.
@@ -77,6 +110,8 @@ pub(super) struct Hello {
     pub(super) to: u32,
     pub(super) world_size: u32,
     pub(super) channel: u16,
+    /// Which of the channel's connections: 0 is the first, which carries the headers of messages.
+    pub(super) strand: u16,
     /// Instance of the endpoint that dials.
     pub(super) instance: u64,
     /// Instance of the endpoint it wants: another process may have the address by now.
@@ -117,6 +152,7 @@ impl Hello {
         out[24..32].copy_from_slice(&self.instance.to_le_bytes());
         out[32..40].copy_from_slice(&self.target.to_le_bytes());
         out[40..56].copy_from_slice(&self.nonce);
+        out[56..58].copy_from_slice(&self.strand.to_le_bytes());
         let proof = key.prove(&[b"dial", &out[..HELLO_HEAD]]);
         out[HELLO_HEAD..].copy_from_slice(&proof);
         out
@@ -141,6 +177,7 @@ impl Hello {
             to: u32_at(bytes, 20),
             world_size: u32_at(bytes, 16),
             channel: u16_at(bytes, 10),
+            strand: u16_at(bytes, 56),
             instance: u64_at(bytes, 24),
             target: u64_at(bytes, 32),
             nonce,
@@ -255,16 +292,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_header_survives_the_wire(tag: u64, len in 0..=MESSAGE_MAX as u64, sequence: u32) {
-            let header = Header { tag, len, sequence };
+        fn a_header_survives_the_wire(tag: u64, len in 1..=MESSAGE_MAX as u64, sequence: u32, striped: bool) {
+            let header = Header { tag, len, sequence, striped };
             prop_assert_eq!(Header::decode(&header.encode()), Some(header));
+            let part = Part { offset: tag >> 1, len, sequence };
+            prop_assert_eq!(Part::decode(&part.encode()), Some(part));
+            prop_assert!(Part::decode(&header.encode()).is_none() && Header::decode(&part.encode()).is_none());
         }
 
         #[test]
-        fn a_flipped_bit_is_no_header(tag: u64, len in 0..1u64 << 40, sequence: u32, bit in 0usize..256) {
-            let mut bytes = Header { tag, len, sequence }.encode();
+        fn a_flipped_bit_is_no_header(tag: u64, len in 1..1u64 << 40, sequence: u32, striped: bool, bit in 0usize..256) {
+            let mut bytes = Header { tag, len, sequence, striped }.encode();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            prop_assert_eq!(Header::decode(&bytes), None);
+            prop_assert!(Header::decode(&bytes).is_none() && Part::decode(&bytes).is_none());
         }
 
         #[test]
@@ -281,6 +321,7 @@ mod tests {
         to: 4,
         world_size: 9,
         channel: 2,
+        strand: 6,
         instance: 77,
         target: 88,
         nonce: [5; NONCE_BYTES],

@@ -27,13 +27,15 @@ from .errors import (
     Usage,
 )
 from .joining import get_unique_id, init
-from .survivors import Survivors
+from .state import State
+from .survivors import Change, Survivors
 from .work import Work, wait_all
 
 __version__: str = _kolo.VERSION
 
 __all__ = [
     "Aborted",
+    "Change",
     "Communicator",
     "Configuration",
     "Error",
@@ -43,6 +45,7 @@ __all__ = [
     "Mismatch",
     "PeerLost",
     "Revoked",
+    "State",
     "Survivors",
     "System",
     "Timeout",

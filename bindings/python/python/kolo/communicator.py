@@ -413,13 +413,46 @@ class Communicator(Calls, Objects, _kolo.Base):
 
     @property
     def epoch(self) -> int:
-        """How many times the group has changed: one more with each :meth:`shrink`."""
+        """How many times the group has changed: one more with each :meth:`shrink` and :meth:`grow`."""
         return self._comm.epoch()
 
     @property
-    def ranks_before(self) -> list[int]:
-        """The rank of each rank in the communicator that was shrunk to this one."""
+    def ranks_before(self) -> list[int | None]:
+        """The rank of each rank in the communicator that this one was made of by :meth:`shrink` or :meth:`grow`; ``None`` for
+        newcomers."""
         return self._comm.ranks_before()
+
+    def accept(self) -> str:
+        """An invitation for newcomers: text, which is as secret as the job, to be passed on by any way.
+
+        A newcomer joins by ``kolo.init(join=text)`` or the variable ``KOLO_JOIN``, and waits at this rank's door, or at another's
+        if this one dies, until the members call :meth:`grow` or :meth:`replace`. Any rank may call it; returns at once.
+        """
+        return self._comm.accept()
+
+    @property
+    def waiting(self) -> int:
+        """How many newcomers wait at this rank's door; others may wait at those of other ranks."""
+        return self._comm.waiting()[0]
+
+    def grow(self, most: int) -> Communicator:
+        """A communicator of the ranks that live and of the newcomers that wait, up to ``most`` ranks in all.
+
+        Ranks keep their order, and newcomers come last. All ranks that live call it; blocks until all have come. This communicator
+        stays as it is. If a newcomer dies on the way, all ranks raise, and may call it again.
+        """
+        if most < 1:
+            raise Usage(f"most is {most}, but must be 1 or more")
+        return Communicator(self._comm.grow(most, False))
+
+    def replace(self) -> Communicator:
+        """As :meth:`grow`, but newcomers take the :attr:`slots` of ranks that have been lost."""
+        return Communicator(self._comm.replace())
+
+    @property
+    def slots(self) -> list[int]:
+        """The slot of each rank: its rank at first, or that of the rank whose place it has taken."""
+        return self._comm.slots()
 
     def close(self) -> None:
         """Leaves. Waits up to five seconds until what was started has left. Closing twice does nothing."""

@@ -37,7 +37,9 @@ def init(
         unique_id: What :func:`get_unique_id` made, instead of a URL; needs ``rank`` and ``world_size``.
         timeout: Seconds after which an operation gives up (default 600).
         settings: Any other setting by the name of its variable without ``KOLO_`` and in lower case, such as
-            ``transport="tcp"`` or ``determinism="canonical"``. They come before the environment's.
+            ``transport="tcp"`` or ``determinism="canonical"``. They come before the environment's. With ``join=invitation``
+            (see :meth:`Communicator.accept`), or ``join="file:///path"`` of a file with one, this process joins a group that is
+            at work, and this blocks until it is taken in; ``slot=n`` asks for one slot.
 
     Raises :class:`kolo.Configuration` if something is missing or wrong, :class:`kolo.Join` if not all ranks arrive.
     """

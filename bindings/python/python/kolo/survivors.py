@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from .communicator import Communicator
-from .errors import Aborted, Error, Minority, Mismatch, PeerLost, Revoked, Timeout, Transport, Usage
+from .errors import Aborted, Error, Fenced, Join, Minority, Mismatch, PeerLost, Revoked, Timeout, Transport, Usage
 
 T = TypeVar("T")
 
@@ -15,6 +16,25 @@ _DONE = 1
 
 #: This rank's step succeeded, or failed because of what became of the communicator: it may be repeated.
 _MAY_REPEAT = 2
+
+#: Nobody waits at this rank's door.
+_NOBODY_WAITS = 4
+
+
+class Change(NamedTuple):
+    """How the members of a group have changed."""
+
+    #: How many times the group has changed, this time too.
+    epoch: int
+    #: Who has left: ranks in the communicator before. Empty on a newcomer, which does not know.
+    left: list[int]
+    #: Who has come: ranks now.
+    came: list[int]
+    #: This rank now.
+    rank: int
+    #: How many there are now.
+    world_size: int
+
 
 #: Errors after which the communicator is beyond use.
 _FATAL = (Aborted, Mismatch, PeerLost, Timeout, Transport)
@@ -34,16 +54,35 @@ class Survivors:
                 return comm.all_reduce_shards(own, 64, "avg")
             weights -= 0.1 * group.run(gradient)
 
-    ``at_least`` is how many ranks go on; fewer give up with :class:`kolo.Minority`. It is the same on all ranks.
+    ``at_least`` is how many ranks go on; fewer give up with :class:`kolo.Minority`. ``up_to`` is how many there may be:
+    :meth:`admit` takes newcomers in until then. Both are the same on all ranks; if they are not given, ``kolo run --elastic
+    MIN:MAX`` says them, and else they are 1 and none. ``on_change(change)`` is called when the members have
+    changed, before the step begins (again); on a newcomer before its first step.
     """
 
-    __slots__ = ("_at_least", "_comm")
+    __slots__ = ("_at_least", "_comm", "_is_due", "_news", "_on_change", "_up_to")
 
-    def __init__(self, comm: Communicator, at_least: int = 1) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        at_least: int | None = None,
+        up_to: int | None = None,
+        on_change: Callable[[Change], object] | None = None,
+    ) -> None:
+        least, most = comm._comm.bounds() or (1, 0)
+        at_least = least if at_least is None else at_least
+        up_to = most if up_to is None else up_to
         if at_least < 1:
             raise Usage(f"at_least is {at_least}, but must be 1 or more")
+        if up_to < 0:
+            raise Usage(f"up_to is {up_to}, but must be 0 or more")
         self._comm = comm
         self._at_least = at_least
+        self._up_to = up_to
+        self._on_change = on_change
+        # Newcomers wait, as all have agreed after the last step.
+        self._is_due = False
+        self._news = _change(0, comm) if comm.ranks_before[comm.rank] is None else None
 
     @property
     def comm(self) -> Communicator:
@@ -58,6 +97,7 @@ class Survivors:
         rank raises its own, and the others raise :class:`kolo.Revoked`. The members can go on with further steps.
         """
         while True:
+            self._tell()
             problem = None
             try:
                 result = step(self._comm)
@@ -70,12 +110,14 @@ class Survivors:
             if problem is not None:
                 # Others may wait for ranks that have come here.
                 self._comm.revoke()
+            if self._comm.world_size >= self._up_to or not self._comm._comm.waiting()[1]:
+                vote |= _NOBODY_WAITS
             flags, _ = self._comm.agree(vote)
+            self._is_due = not flags & _NOBODY_WAITS
             if flags & _DONE:
                 return result
-            old, before = self._comm, self._comm.world_size
-            self._comm = old.shrink()
-            old.close()
+            before = self._comm.world_size
+            self._become(self._comm.shrink())
             left = self._comm.world_size
             if not flags & _MAY_REPEAT or left == before:
                 raise problem or self._gave_up(Revoked, "the step failed on another rank, whose own error says why")
@@ -83,6 +125,33 @@ class Survivors:
                 raise self._gave_up(
                     Minority, f"{left} of {before} ranks are left, and {self._at_least} are the least that go on"
                 )
+
+    def admit(self) -> None:
+        """The point between two steps at which newcomers come in, if some wait and there are fewer ranks than ``up_to``.
+
+        They take the slots of ranks that have been lost first. Costs nothing if nobody waits. All members call it at the same point of the
+        program; a newcomer begins there, so its own first call does nothing. A failure leaves the members as they are: those
+        that wait come in later.
+        """
+        if not self._is_due:
+            return
+        self._is_due = False
+        try:
+            self._become(Communicator(self._comm._comm.grow(self._up_to, True)))
+        except (Fenced, Minority):
+            raise
+        except (*_FATAL, Join) as error:
+            warnings.warn(f"rank {self._comm.rank}: newcomers were not taken in; they may wait again: {error}", stacklevel=2)
+
+    def _become(self, next: Communicator) -> None:
+        old, self._comm = self._comm, next
+        self._news = _change(old.world_size, next)
+        old.close()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, None
+        if news is not None and self._on_change is not None:
+            self._on_change(news)
 
     def all_reduce(self, buffer, op: str = "sum", *, out=None):
         """:meth:`Communicator.all_reduce` as a step, into ``out`` or a new array: the same on all members."""
@@ -100,3 +169,11 @@ class Survivors:
 
     def _gave_up(self, kind: type[Error], reason: str) -> Error:
         return kind(f"rank {self._comm.rank}, run: {reason}")
+
+
+def _change(before: int, now: Communicator) -> Change:
+    """From a communicator of so many ranks."""
+    ranks_before = now.ranks_before
+    came = [rank for rank, of in enumerate(ranks_before) if of is None]
+    left = [rank for rank in range(before) if rank not in ranks_before]
+    return Change(now.epoch, left, came, now.rank, now.world_size)

@@ -2,11 +2,12 @@
 //!
 //! All-reduce: all publish, the leader of each host reduces, the leaders exchange by recursive doubling and publish the result:
 //! two meetings inside and log2 M rounds between hosts, whole vectors, so for short messages. Broadcast, reduce and barrier
-//! likewise, the root being the leader of its host. All-gather and reduce-scatter: as [`super::rails`] with one rail. Hosts may
-//! have any numbers of ranks.
+//! likewise, the root being the leader of its host. All-gather and reduce-scatter: as [`super::rails`] with one rail. Gather, scatter
+//! and all-to-all: see [`super::relay`]. Hosts may have any numbers of ranks.
 
 use super::on_hosts;
 use super::rails::{self, Rails};
+use super::relay;
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
 use crate::cost::Bill;
@@ -30,57 +31,26 @@ impl Generator for LeaderStaged {
 
     fn supports(&self, task: &Task) -> Result<(), String> {
         let hosts = on_hosts(task)?;
-        if is_on_a_rail(task) { Rails::one(&hosts).support(task.collective) } else { leader::supports(task) }
+        if is_on_a_rail(task) || relay::serves(task.collective) {
+            return Rails::one(&hosts).support(task.collective);
+        }
+        leader::supports(task)
     }
 
     fn plan(&self, task: &Task, rank: u32) -> Plan {
-        let Levels { hosts, local, leader, root, leaders } = Levels::of(task, rank);
-        let cut = if is_on_a_rail(task) { Cut::PerRank } else { Cut::Vector { parts: 1 } };
+        let levels = Levels::of(task, rank);
+        let per_rank = task.collective.has_block_per_rank();
+        let cut = if per_rank { Cut::PerRank } else { Cut::Vector { parts: 1 } };
         let mut b = PlanBuilder::new(task, Algorithm::LeaderStaged, rank, cut);
         b.lane(0);
-        if is_on_a_rail(task) {
-            let rail = Rails::one(&hosts);
-            match task.collective {
-                Collective::AllGather => rails::all_gather(&mut b, task, rank, &rail),
-                _ => rails::reduce_scatter(&mut b, rank, &rail),
-            }
-            return b.finish();
-        }
-        if local.len() > 1 {
-            b.stage(hosts.host(hosts.index_of(rank)), Space::Output);
-        }
-        let host = Host { members: local.len(), leader, is_leader: leaders.is_some() };
-        let (own, output) = (task.own_blocks(0, 1), Blocks::one(Space::Output, 0));
-        match (task.collective, leaders) {
-            (Collective::AllReduce, leaders) => {
-                let sum = host.reduce(&mut b, own, output);
-                if let Some(leaders) = leaders {
-                    recursive_doubling::all_reduce_core(&mut b, task, &leaders, sum);
-                }
-                host.spread(&mut b, Some(output));
-            }
-            (Collective::Broadcast, leaders) => {
-                let source = (rank == task.root && task.out_of_place()).then_some(own);
-                if let Some(leaders) = leaders {
-                    binomial::broadcast_core(&mut b, &leaders, root, source, output);
-                }
-                host.spread(&mut b, Some(output));
-            }
-            (Collective::Reduce, None) => {
-                host.reduce(&mut b, own, output);
-            }
-            (Collective::Reduce, Some(leaders)) => {
-                let place = if rank == task.root { output } else { b.scratch_like_own(task, 0) };
-                let sum = host.reduce(&mut b, own, place);
-                binomial::reduce_core(&mut b, &leaders, root, sum, Some(place));
-            }
-            (_, leaders) => {
-                host.gather(&mut b);
-                if let Some(leaders) = leaders {
-                    dissemination::core(&mut b, &leaders);
-                }
-                host.spread(&mut b, None);
-            }
+        let rail = Rails::one(&levels.hosts);
+        match task.collective {
+            Collective::AllGather => rails::all_gather(&mut b, task, rank, &rail),
+            Collective::ReduceScatter => rails::reduce_scatter(&mut b, rank, &rail),
+            Collective::Gather => relay::gather(&mut b, task, rank, &levels),
+            Collective::Scatter => relay::scatter(&mut b, task, rank, &levels),
+            Collective::AllToAll => relay::all_to_all(&mut b, task, rank, &levels),
+            _ => whole_vectors(&mut b, task, rank, levels),
         }
         b.finish()
     }
@@ -88,6 +58,9 @@ impl Generator for LeaderStaged {
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
         if is_on_a_rail(task) {
             return rails::cost(task, 1, bytes, bill);
+        }
+        if relay::serves(task.collective) {
+            return relay::cost(task, bytes, bill);
         }
         let bytes = if task.collective == Collective::Barrier { 0.0 } else { bytes };
         if task.collective != Collective::Broadcast {
@@ -105,16 +78,65 @@ impl Generator for LeaderStaged {
 
     fn staged_segments(&self, task: &Task) -> Option<StagedSegments> {
         let hosts = on_hosts(task).ok()?;
-        let blocks = if is_on_a_rail(task) { rails::most_published(task, &Rails::one(&hosts)) } else { 1 };
+        let blocks = match task.collective {
+            collective if relay::serves(collective) => relay::most_published(task, &hosts),
+            _ if is_on_a_rail(task) => rails::most_published(task, &Rails::one(&hosts)),
+            _ => 1,
+        };
         super::hierarchical::segments(task, blocks)
     }
 
     fn scratch_factor(&self, task: &Task) -> f64 {
-        if task.collective == Collective::ReduceScatter { f64::from(task.world_size) } else { 0.0 }
+        match task.collective {
+            Collective::ReduceScatter => f64::from(task.world_size),
+            collective if relay::serves(collective) => relay::scratch(task),
+            _ => 0.0,
+        }
     }
 
     fn window(&self) -> Option<u32> {
         Some(super::hierarchical::WINDOW)
+    }
+}
+
+/// All-reduce, broadcast, reduce and barrier.
+fn whole_vectors(b: &mut PlanBuilder, task: &Task, rank: u32, levels: Levels) {
+    let Levels { hosts, local, leader, root, leaders } = levels;
+    if local.len() > 1 {
+        b.stage(hosts.host(hosts.index_of(rank)), Space::Output);
+    }
+    let host = Host { members: local.len(), leader, is_leader: leaders.is_some() };
+    let (own, output) = (task.own_blocks(0, 1), Blocks::one(Space::Output, 0));
+    match (task.collective, leaders) {
+        (Collective::AllReduce, leaders) => {
+            let sum = host.reduce(b, own, output);
+            if let Some(leaders) = leaders {
+                recursive_doubling::all_reduce_core(b, task, &leaders, sum);
+            }
+            host.spread(b, Some(output));
+        }
+        (Collective::Broadcast, leaders) => {
+            let source = (rank == task.root && task.out_of_place()).then_some(own);
+            if let Some(leaders) = leaders {
+                binomial::broadcast_core(b, &leaders, root, source, output);
+            }
+            host.spread(b, Some(output));
+        }
+        (Collective::Reduce, None) => {
+            host.reduce(b, own, output);
+        }
+        (Collective::Reduce, Some(leaders)) => {
+            let place = if rank == task.root { output } else { b.scratch_like_own(task, 0) };
+            let sum = host.reduce(b, own, place);
+            binomial::reduce_core(b, &leaders, root, sum, Some(place));
+        }
+        (_, leaders) => {
+            host.gather(b);
+            if let Some(leaders) = leaders {
+                dissemination::core(b, &leaders);
+            }
+            host.spread(b, None);
+        }
     }
 }
 

@@ -7,6 +7,7 @@ mod hierarchical;
 mod leader;
 mod one_shot;
 mod rails;
+mod relay;
 mod simple;
 mod two_shot;
 

@@ -52,7 +52,7 @@ impl<'a> Rails<'a> {
     pub(super) fn support(&self, collective: Collective) -> Result<(), String> {
         let is_run = |ranks: &[u32]| ranks.windows(2).all(|pair| pair[0] + 1 == pair[1]);
         let together = (0..self.hosts.count()).all(|host| match collective {
-            Collective::AllToAll => is_run(self.hosts.host(host)),
+            Collective::Gather | Collective::Scatter | Collective::AllToAll => is_run(self.hosts.host(host)),
             _ => (0..self.count).all(|rail| is_run(self.chunk(host, rail))),
         });
         if together { Ok(()) } else { Err("the ranks of a host do not follow each other".to_owned()) }

@@ -7,43 +7,41 @@
 //! A door is there for as long as its process has a place in the job. The system refuses connections to the port of a process that has
 //! ended, and that is the proof of its end ([`NoAnswer::Gone`]). A process that is stopped takes connections and is silent.
 
-use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncWriteExt, DuplexStream};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::Event;
+use super::halls;
+use super::lobby::{GroupId, Lobby};
+use super::porter::{self, Answer, Opening, Registry};
 use crate::control::coordinator::{BoxedStream, Coordinator};
-use crate::control::handshake::{Credentials, greet_coordinator, greet_rank};
-use crate::control::pending::{Footing, PendingConnections};
+use crate::control::handshake::{Credentials, Rejection, greet_coordinator};
 use crate::control::sealed::Sealed;
-use crate::control::wire::{decode, encode, invalid, read_frame, remember};
+use crate::control::wire::{decode, encode, read_frame, remember};
 use crate::error::{Error, Result};
-use crate::job::limits::{
-    ACCEPT_PAUSE, HANDSHAKE_TIMEOUT, MAX_DOOR_ADDRESSES, MAX_HELLO_FRAME, SPARE_HANDSHAKES,
-};
+use crate::job::limits::{HANDSHAKE_TIMEOUT, MAX_DOOR_ADDRESSES, MAX_HELLO_FRAME};
 use crate::job::{Cookie, RendezvousKey};
-use crate::join::{Halls, JoinSpec, Locator, open_port};
+use crate::join::{JoinSpec, Locator, open_port};
 
 /// Names a meeting of survivors.
 pub(crate) type Tag = [u8; 32];
-
-/// Buffer of an in-memory pipe, each way.
-const PIPE_BYTES: usize = 16 << 10;
 
 /// Between the starts of attempts on several addresses.
 const STAGGER: Duration = Duration::from_millis(20);
 
 /// What others need to knock.
-#[derive(Clone, Default, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DoorAddress {
-    id: u64,
+    /// Drawn by its process: no two are the same, of one process that starts again neither.
+    pub(super) id: u64,
     key: RendezvousKey,
     addresses: Vec<SocketAddr>,
 }
@@ -54,23 +52,6 @@ impl std::fmt::Debug for DoorAddress {
     }
 }
 
-/// First frame of whoever knocks.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Opening {
-    /// A member of the job with this cookie.
-    Line { cookie: Cookie, from: u32 },
-    /// A survivor that joins the coordinator with this tag.
-    Join { tag: Tag },
-}
-
-/// The answer.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Answer {
-    Taken,
-    /// Nobody here belongs to that any more.
-    Unknown,
-}
-
 /// Why there is no connection.
 #[derive(Clone, Debug)]
 pub(crate) enum NoAnswer {
@@ -78,55 +59,61 @@ pub(crate) enum NoAnswer {
     Gone(String),
     /// Nothing answers, which may change.
     Silent(String),
+    /// It is Kolo, of another version or with other keys.
+    Misfit { problem: String, remedy: String },
 }
 
-/// Who lives behind a door.
-#[derive(Default)]
-struct Residents {
-    worlds: HashMap<Cookie, mpsc::WeakUnboundedSender<Event>>,
-    coordinators: HashMap<Tag, Coordinator>,
-    /// Meetings that are over: who comes late to one is told so.
-    over: VecDeque<Tag>,
+impl NoAnswer {
+    /// In words.
+    pub(in crate::control) fn text(self) -> String {
+        match self {
+            Self::Gone(text) | Self::Silent(text) | Self::Misfit { problem: text, .. } => text,
+        }
+    }
 }
-
-type Registry = watch::Sender<Residents>;
 
 /// This process's (or thread's) door. Closed when dropped.
 pub(crate) struct Door {
     address: DoorAddress,
-    residents: std::sync::Arc<Registry>,
-    halls: Option<Halls>,
+    residents: Registry,
+    is_local: bool,
     /// Answers those who knock.
     porter: AbortHandle,
 }
 
 impl Door {
-    /// Opens one on the current tokio runtime. The ranks of a job that is one thread alone need none.
+    /// Opens one on the current tokio runtime, as the ranks of this job have.
     pub(crate) async fn open(spec: &JoinSpec) -> Result<Self> {
-        let mut drawn = [0; 24];
-        getrandom::fill(&mut drawn)
-            .map_err(|e| Error::system("drawing the key of a door", io::Error::other(e.to_string())))?;
-        let (id, key) = drawn.split_at(8);
-        let id = u64::from_le_bytes(id.try_into().expect("eight bytes"));
-        let key: RendezvousKey = key.try_into().expect("sixteen bytes");
-        let residents = std::sync::Arc::new(Registry::default());
-        if let Locator::Local(meeting) = &spec.locator {
-            let (knock, knocks) = mpsc::unbounded_channel();
-            meeting.halls.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(id, knock);
-            let porter = tokio::spawn(serve_threads(knocks, residents.clone())).abort_handle();
-            let address = DoorAddress { id, key, addresses: Vec::new() };
-            return Ok(Self { address, residents, halls: Some(meeting.halls.clone()), porter });
+        match spec.locator {
+            Locator::Local(_) => Self::open_for_threads(),
+            _ => Self::open_port(spec).await,
         }
+    }
+
+    /// One for threads of this process.
+    pub(in crate::control) fn open_for_threads() -> Result<Self> {
+        let (id, key) = draw()?;
+        let residents = Registry::default();
+        let porter = tokio::spawn(halls::serve(halls::open(id), residents.clone())).abort_handle();
+        let address = DoorAddress { id, key, addresses: Vec::new() };
+        Ok(Self { address, residents, is_local: true, porter })
+    }
+
+    /// One for other processes.
+    pub(in crate::control) async fn open_port(spec: &JoinSpec) -> Result<Self> {
+        let (id, key) = draw()?;
+        let residents = Registry::default();
         let (listener, mut addresses) = open_port(spec).await?;
         addresses.truncate(MAX_DOOR_ADDRESSES);
         let credentials = Credentials { secret: spec.secret.clone(), rendezvous: Some(key) };
-        let porter = tokio::spawn(serve(listener, credentials, residents.clone())).abort_handle();
-        Ok(Self { address: DoorAddress { id, key, addresses }, residents, halls: None, porter })
+        let porter = tokio::spawn(porter::serve(listener, credentials, residents.clone())).abort_handle();
+        let address = DoorAddress { id, key, addresses };
+        Ok(Self { address, residents, is_local: false, porter })
     }
 
     /// Whether it is a thread's.
     pub(crate) const fn is_local(&self) -> bool {
-        self.halls.is_some()
+        self.is_local
     }
 
     pub(crate) const fn address(&self) -> &DoorAddress {
@@ -140,6 +127,19 @@ impl Door {
         });
     }
 
+    /// Where newcomers wait for this group: the one that there is, or a new one. Newcomers are let in as long as it lives.
+    pub(in crate::control) fn lobby(&self, group: GroupId, make: impl FnOnce() -> Lobby) -> Arc<Lobby> {
+        let mut found = None;
+        self.residents.send_modify(|residents| {
+            residents.lobbies.retain(|_, lobby| lobby.strong_count() > 0);
+            let lobby = residents.lobbies.get(&group).and_then(std::sync::Weak::upgrade);
+            let lobby = lobby.unwrap_or_else(|| Arc::new(make()));
+            residents.lobbies.insert(group, Arc::downgrade(&lobby));
+            found = Some(lobby);
+        });
+        found.expect("it was set above")
+    }
+
     /// Survivors with this tag are for `coordinator`, until the result is dropped.
     pub(crate) fn receive(&self, tag: Tag, coordinator: &Coordinator) -> Box<dyn Send> {
         self.residents.send_modify(|residents| {
@@ -149,7 +149,7 @@ impl Door {
     }
 
     /// Knocks at another's door. `near`: it is on this host. Every step may take `patience`.
-    pub(super) async fn knock(
+    pub(in crate::control) async fn knock(
         &self,
         at: &DoorAddress,
         near: bool,
@@ -157,9 +157,9 @@ impl Door {
         opening: &Opening,
         patience: Duration,
     ) -> std::result::Result<BoxedStream, NoAnswer> {
-        let mut stream: BoxedStream = match &self.halls {
-            Some(halls) => Box::new(knock_in_hall(halls, at.id)?),
-            None => knock_at_port(at, near, credentials, patience).await?,
+        let mut stream: BoxedStream = match self.is_local {
+            true => Box::new(halls::knock(at.id)?),
+            false => knock_at_port(at, near, credentials, patience).await?,
         };
         let introduce = async {
             stream.write_all(&encode(opening)).await?;
@@ -191,6 +191,16 @@ impl Door {
 }
 
 impl DoorAddress {
+    /// Whether other processes can knock there.
+    pub(in crate::control) fn has_port(&self) -> bool {
+        !self.addresses.is_empty()
+    }
+
+    /// Whether it is reached on its own host only.
+    pub(in crate::control) fn is_on_one_host(&self) -> bool {
+        self.addresses.iter().all(|address| address.ip().is_loopback())
+    }
+
     /// The keys that open it.
     pub(in crate::control) fn credentials(&self, spec: &JoinSpec) -> Credentials {
         Credentials { secret: spec.secret.clone(), rendezvous: Some(self.key) }
@@ -215,8 +225,8 @@ impl DoorAddress {
 
 impl Drop for Door {
     fn drop(&mut self) {
-        if let Some(halls) = &self.halls {
-            halls.lock().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&self.address.id);
+        if self.is_local {
+            halls::close(self.address.id);
         }
         self.porter.abort();
     }
@@ -224,7 +234,7 @@ impl Drop for Door {
 
 struct Received {
     tag: Tag,
-    residents: std::sync::Arc<Registry>,
+    residents: Registry,
 }
 
 impl Drop for Received {
@@ -236,12 +246,14 @@ impl Drop for Received {
     }
 }
 
-fn knock_in_hall(halls: &Halls, id: u64) -> std::result::Result<DuplexStream, NoAnswer> {
-    let knock = halls.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(&id).cloned();
-    let gone = || NoAnswer::Gone("its thread has ended".to_owned());
-    let (near, far) = tokio::io::duplex(PIPE_BYTES);
-    knock.ok_or_else(gone)?.send(far).map_err(|_| gone())?;
-    Ok(near)
+/// The number and the key of a door.
+fn draw() -> Result<(u64, RendezvousKey)> {
+    let mut drawn = [0; 24];
+    getrandom::fill(&mut drawn)
+        .map_err(|e| Error::system("drawing the key of a door", io::Error::other(e.to_string())))?;
+    let (id, key) = drawn.split_at(8);
+    let id = u64::from_le_bytes(id.try_into().expect("eight bytes"));
+    Ok((id, key.try_into().expect("sixteen bytes")))
 }
 
 /// Refused by every address that answers at all: gone. No answer from one of them: silent.
@@ -293,106 +305,10 @@ async fn attempt(
     match tokio::time::timeout(patience, greet_coordinator(&mut stream, credentials)).await {
         Ok(Ok(Some(keys))) => Ok(Box::new(Sealed::new(stream, &keys))),
         Ok(Ok(None)) => Ok(Box::new(stream)),
-        Ok(Err(rejection)) => Err(silent(&format!("{rejection:?}"))),
+        Ok(Err(Rejection::Misfit { problem, remedy })) => {
+            Err(NoAnswer::Misfit { problem: format!("{address}: {problem}"), remedy })
+        }
+        Ok(Err(Rejection::Foreign(cause))) => Err(silent(&cause)),
         Err(_) => Err(silent("it takes connections and says nothing")),
     }
-}
-
-async fn serve_threads(
-    mut knocks: mpsc::UnboundedReceiver<DuplexStream>,
-    residents: std::sync::Arc<Registry>,
-) {
-    let mut callers = JoinSet::new();
-    while let Some(stream) = knocks.recv().await {
-        callers.spawn(receive(Box::new(stream), residents.clone(), false));
-        while callers.try_join_next().is_some() {}
-    }
-}
-
-/// Strangers cannot keep members out: see [`PendingConnections`].
-async fn serve(listener: TcpListener, credentials: Credentials, residents: std::sync::Arc<Registry>) {
-    let mut callers = JoinSet::new();
-    let mut pending = PendingConnections::new(SPARE_HANDSHAKES);
-    loop {
-        tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, origin)) => {
-                    if pending.is_full() {
-                        pending.make_room(0);
-                    }
-                    let (give_up, given_up) = oneshot::channel();
-                    let footing = Footing::default();
-                    let (standing, credentials) = (footing.clone(), credentials.clone());
-                    let residents = residents.clone();
-                    let task = callers.spawn(async move {
-                        let greeting = greet(stream, &credentials, &footing);
-                        let greeted = tokio::select! {
-                            greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting) => greeted.ok().flatten(),
-                            _ = given_up => None,
-                        };
-                        if let Some(stream) = greeted {
-                            receive(stream, residents, true).await;
-                        }
-                    });
-                    pending.enter(task.id(), origin.ip(), standing, give_up);
-                }
-                // Out of descriptors, most likely, which passes.
-                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
-            },
-            Some(ended) = callers.join_next_with_id() => {
-                pending.leave(ended.map_or_else(|error| error.id(), |(task, ())| task));
-            }
-        }
-    }
-}
-
-async fn greet(mut stream: TcpStream, credentials: &Credentials, footing: &Footing) -> Option<BoxedStream> {
-    let _ = stream.set_nodelay(true);
-    let keys = greet_rank(&mut stream, credentials, |progress| footing.set(progress)).await.ok()?;
-    Some(match keys {
-        Some(keys) => Box::new(Sealed::new(stream, &keys)),
-        None => Box::new(stream),
-    })
-}
-
-/// Takes whoever has knocked to whom it wants to see.
-async fn receive(stream: BoxedStream, residents: std::sync::Arc<Registry>, judged: bool) {
-    let _ = tokio::time::timeout(HANDSHAKE_TIMEOUT, show_in(stream, residents, judged)).await;
-}
-
-async fn show_in(
-    mut stream: BoxedStream,
-    residents: std::sync::Arc<Registry>,
-    judged: bool,
-) -> io::Result<()> {
-    let frame = read_frame(&mut stream, MAX_HELLO_FRAME).await?;
-    let opening = decode(&frame.ok_or_else(|| invalid("nothing was said".into()))?)?;
-    let taken = encode(&Answer::Taken);
-    match opening {
-        Opening::Line { cookie, from } => {
-            let host = residents.borrow().worlds.get(&cookie).and_then(mpsc::WeakUnboundedSender::upgrade);
-            let Some(host) = host else {
-                stream.write_all(&encode(&Answer::Unknown)).await?;
-                return stream.flush().await;
-            };
-            stream.write_all(&taken).await?;
-            stream.flush().await?;
-            let _ = host.send(Event::Called { rank: from, stream });
-        }
-        Opening::Join { tag } => {
-            // This rank may hear of the decision a little later than the one that knocks.
-            let mut news = residents.subscribe();
-            let is_known = |all: &Residents| all.coordinators.contains_key(&tag) || all.over.contains(&tag);
-            let arrival = news.wait_for(is_known).await;
-            let coordinator = arrival.ok().and_then(|residents| residents.coordinators.get(&tag).cloned());
-            let Some(coordinator) = coordinator else {
-                stream.write_all(&encode(&Answer::Unknown)).await?;
-                return stream.flush().await;
-            };
-            stream.write_all(&taken).await?;
-            stream.flush().await?;
-            coordinator.seat(stream, judged).await?;
-        }
-    }
-    Ok(())
 }

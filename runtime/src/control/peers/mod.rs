@@ -5,6 +5,9 @@
 //! the member is gone, which is the one proof of an end that counts (`door`).
 
 pub(super) mod door;
+mod halls;
+pub(super) mod lobby;
+pub(super) mod porter;
 pub(super) mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +28,8 @@ use super::runtime::ControlRuntime;
 use super::wire::{decode, encode, read_frame};
 use crate::job::limits::{AGREEMENT_BEAT, MAX_FRAME_BETWEEN_MEMBERS};
 use crate::join::JoinSpec;
-use door::{Door, DoorAddress, NoAnswer, Opening};
+use door::{Door, DoorAddress, NoAnswer};
+use porter::Opening;
 use rounds::{RoundKey, Rounds};
 
 /// Frames that wait for a line to a member; what is lost beyond them is said again.
@@ -285,7 +289,8 @@ impl Task {
                     self.gone.insert(rank, text);
                     self.rounds.gone(rank);
                 }
-                Err(NoAnswer::Silent(text)) => {
+                Err(no @ (NoAnswer::Silent(_) | NoAnswer::Misfit { .. })) => {
+                    let text = no.text();
                     tracing::debug!(rank = self.shared.rank, silent = rank, text, "no line to a member");
                     self.unsent.remove(&rank);
                     self.knocking.insert(rank, Some(Instant::now() + AGREEMENT_BEAT));

@@ -21,6 +21,7 @@ fn shell(script: &str, ranks: u32) -> Job {
         quiet_exit_code: None,
         ends_with_input: false,
         least: None,
+        again: None,
     }
 }
 

@@ -48,7 +48,7 @@ proptest! {
         let mut stream = Vec::new();
         for (number, &(sent, _, wrong_tag, _)) in cases.iter().enumerate() {
             let tag = number as u64 + if wrong_tag { 1000 } else { 0 };
-            stream.extend(Header { tag, len: sent as u64, sequence: number as u32 }.encode());
+            stream.extend(Header { tag, len: sent as u64, sequence: number as u32, striped: false }.encode());
             stream.extend(payload(number, sent));
         }
         let mut targets: Vec<Vec<u8>> =
@@ -114,7 +114,7 @@ proptest! {
         there.set_nonblocking(true).unwrap();
         let mut stream = Vec::new();
         for (number, &(tag, len, _)) in cases.iter().enumerate() {
-            stream.extend(Header { tag, len: len as u64, sequence: number as u32 }.encode());
+            stream.extend(Header { tag, len: len as u64, sequence: number as u32, striped: false }.encode());
             stream.extend(payload(number, len));
         }
         let mut targets: Vec<Vec<u8>> =

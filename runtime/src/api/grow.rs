@@ -1,0 +1,188 @@
+//! Newcomers: members invite them and take them in.
+
+use std::time::{Duration, Instant};
+
+use super::Communicator;
+use crate::call::Waited;
+use crate::communicator::{Elastic, Left, Places, WORLD, grow, patience, settings, take};
+use crate::config::Config;
+use crate::control::{Applicant, ControlRuntime, Invitation, Purpose, first_invitation};
+use crate::error::{Error, ErrorContext, JoinFailure, Result};
+use crate::job::MAX_WORLD_SIZE;
+use crate::join::JoinSpec;
+
+impl Communicator {
+    /// An invitation to this communicator's group, for newcomers. It is text, to be passed on by any way: a file, a variable
+    /// (`KOLO_JOIN`), a launcher. Newcomers join by it ([`CommunicatorBuilder::invitation`](crate::CommunicatorBuilder::invitation)) and wait
+    /// at this rank's door, or at another's if this one dies, until the members take them in by [`Communicator::grow`] or
+    /// [`Communicator::replace`]. The group goes on meanwhile.
+    ///
+    /// Local, and returns at once. Any rank may call it, at any time. An invitation is good for any number of newcomers, and for as long
+    /// as one of the ranks lives that it names: those of this communicator, up to 16 of them. Who has it can become a member: keep it secret.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if this rank has no port at which others reach it; [`Error::Join`] or [`Error::System`] if a rank that was
+    /// alone cannot open one; [`Error::Usage`] after a fork.
+    pub fn accept(&self) -> Result<Invitation> {
+        self.shared.check_process(|| Waited::other("accept"))?;
+        let lobby = self.shared.open_lobby()?;
+        let invitation = lobby.and_then(|lobby| self.shared.world.control.invitation(lobby));
+        invitation.ok_or_else(|| Error::Unsupported {
+            context: self.growing("accept"),
+            problem: "this rank has no port at which newcomers reach it; see its log, and KOLO_PORT_RANGE"
+                .to_owned(),
+        })
+    }
+
+    /// How many newcomers wait at this rank's door. Others may wait at those of other ranks: a program that would know whether somebody
+    /// waits carries this number in a reduction of its own, or asks [`Communicator::agree`]. Local, and costs a lock.
+    #[must_use]
+    pub fn waiting(&self) -> u32 {
+        let lobby = if self.shared.is_ours() { self.shared.lobby() } else { None };
+        lobby.map_or(0, |lobby| lobby.waiting().len() as u32)
+    }
+
+    /// The least and the most ranks (0: none said), where the launcher has said so by `KOLO_ELASTIC`. For Kolo's own bindings.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn elastic_bounds(&self) -> Option<(u32, u32)> {
+        self.shared.world.elastic.bounds
+    }
+
+    /// From now on newcomers know the doors of this communicator's members, and find an invitation where the launcher wants it.
+    pub(super) fn meet_newcomers(&self) {
+        let shared = &self.shared;
+        shared.meet_newcomers();
+        let is_writer = shared.group.id == WORLD && self.rank() == 0;
+        let Some(path) = shared.world.elastic.invite.as_ref().filter(|_| is_writer) else { return };
+        // All at once: newcomers may be reading it.
+        let beside = path.with_extension(format!("new{}", std::process::id()));
+        let write =
+            |text: String| std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
+        let written = self.accept().and_then(|invitation| {
+            write(invitation.to_string()).map_err(|error| Error::system("writing the invitation", error))
+        });
+        if let Err(error) = written {
+            tracing::warn!(rank = self.rank(), path = %path.display(), %error, "no invitation for newcomers (KOLO_INVITE)");
+        }
+    }
+
+    /// Newcomers take free slots first, and then places behind all others. For Kolo's own bindings.
+    ///
+    /// # Errors
+    /// As [`Communicator::grow`].
+    #[doc(hidden)]
+    pub fn admit_up_to(&self, most: u32) -> Result<Self> {
+        self.take_in(Places::FreeThenLast { most })
+    }
+
+    /// Whether one waits at this rank's door that a slot can be given. For Kolo's own bindings.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn has_candidates(&self) -> bool {
+        let slots = self.shared.slots();
+        let fits = |slot: Option<u32>| slot.is_none_or(|slot| !slots.contains(&slot));
+        self.shared.lobby().is_some_and(|lobby| lobby.waiting().iter().any(|newcomer| fits(newcomer.slot)))
+    }
+
+    /// A communicator of the ranks that live and of the newcomers that wait at their doors, as long as there are at most `most` ranks in
+    /// all; the others wait on. Ranks keep their order and newcomers come behind them, in the order of the ranks at whose doors they wait. If
+    /// nobody waits, it is a communicator of the ranks that live, as [`Communicator::shrink`] makes it. This communicator stays as it is.
+    ///
+    /// All ranks that live call it with the same `most`; newcomers return from
+    /// [`CommunicatorBuilder::connect`](crate::CommunicatorBuilder::connect). Blocks until all have come, at most
+    /// [`Config::join_timeout`](crate::Config::join_timeout). Deaths of members while it is made are absorbed.
+    ///
+    /// # Errors
+    /// As [`Communicator::agree`]; and if a newcomer dies or fails while all come together, or the newcomers do not fit. All ranks that live
+    /// return an error then, or none does, and this communicator can be used as before. Call it again: newcomers that live wait again.
+    /// [`Error::Usage`] if `most` is below the number of ranks that live, beyond the 4096 that are supported, or not the same on all.
+    pub fn grow(&self, most: u32) -> Result<Self> {
+        if most > MAX_WORLD_SIZE {
+            let problem = format!("{most} ranks are more than the {MAX_WORLD_SIZE} that are supported");
+            return Err(Error::Usage { context: self.growing("grow"), problem });
+        }
+        self.take_in(Places::Last { most })
+    }
+
+    /// As [`Communicator::grow`], but newcomers take the places of those that have been lost: slots ([`Communicator::slots`]) that no rank
+    /// has. Ranks are in the order of their slots, so a group that is full again has the ranks that it had at first.
+    ///
+    /// # Errors
+    /// As [`Communicator::grow`]; [`Error::Usage`] if no slot is free.
+    pub fn replace(&self) -> Result<Self> {
+        self.take_in(Places::Free)
+    }
+
+    /// The slot of each rank: its rank in the first communicator of the group, or that of the rank that it has replaced. Slots stay the same
+    /// when the group shrinks, and ranks are in their order. A communicator made by a split begins a group of its own.
+    #[must_use]
+    pub fn slots(&self) -> Vec<u32> {
+        self.shared.slots()
+    }
+
+    fn take_in(&self, places: Places) -> Result<Self> {
+        let deadline = Instant::now() + patience(self.config());
+        self.shared.check_process(|| Waited::other("grow"))?;
+        self.form_anew(Purpose::Grow, "grow", deadline, |ranks, seed| {
+            let growth = grow(&self.shared, &Left { ranks, seed }, places, deadline)?;
+            Ok((Self::make(growth.making)?, growth.called))
+        })
+    }
+
+    fn growing(&self, operation: &str) -> ErrorContext {
+        ErrorContext { rank: self.rank(), operation: operation.to_owned(), sequence: 0 }
+    }
+}
+
+/// How a newcomer joins.
+pub(super) struct Joining<'a> {
+    /// Gives the invitation; asked again when no door opens.
+    pub(super) invite: &'a dyn Fn() -> Result<Invitation>,
+    pub(super) slot: Option<u32>,
+    pub(super) elastic: Elastic,
+    /// How long it waits to be called.
+    pub(super) wait_at_most: Option<Duration>,
+}
+
+/// Waits at a member's door, and becomes a member when it is called. Blocks for as long as the group lives.
+pub(super) fn join(
+    how: &Joining<'_>,
+    config: &Config,
+    spec: JoinSpec,
+    runtime: ControlRuntime,
+) -> Result<Communicator> {
+    let until = how.wait_at_most.map(|time| Instant::now() + time);
+    let reach = patience(config);
+    let invitation = first_invitation(how.invite, reach)?;
+    let own = settings(config)?;
+    let applicant = Applicant::new(&invitation, spec, own, how.slot, config.silent_after, runtime)?;
+    loop {
+        let mut offer = applicant.wait(how.invite, reach, until)?;
+        let deadline = Instant::now() + offer.seat.patience;
+        let made = take(&applicant, &mut offer, (config, &how.elastic)).and_then(Communicator::make);
+        match made {
+            Ok(made) if made.all_enter(deadline) => {
+                made.meet_newcomers();
+                return Ok(made);
+            }
+            Ok(made) => made.abort("the members have not come to its end"),
+            // What failed here would fail again.
+            Err(error) if !may_be_theirs(&error) => return Err(error),
+            Err(error) => {
+                tracing::info!(%error, "the members have given it up for now; this newcomer waits again")
+            }
+        }
+    }
+}
+
+/// Whether an error of coming together may be that of somebody else who is gone by the next time.
+const fn may_be_theirs(error: &Error) -> bool {
+    match error {
+        Error::Join { kind, .. } => {
+            matches!(kind, JoinFailure::Survivors | JoinFailure::Absent | JoinFailure::Unreachable)
+        }
+        Error::PeerLost { .. } | Error::Timeout { .. } | Error::Aborted { .. } => true,
+        _ => false,
+    }
+}

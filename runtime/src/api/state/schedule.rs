@@ -1,0 +1,77 @@
+//! Who sends which chunk to whom: pure functions, computed by all ranks alike.
+
+/// From a rank that has it to one that needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Delivery {
+    pub(super) chunk: usize,
+    pub(super) from: u32,
+    pub(super) to: u32,
+}
+
+/// Those who send the chunks that each of `needers` needs (by `needs`, needer by needer), the nearest first: on the needer's host, if
+/// any is there. Chunks are dealt out to all that are equally near. Each further attempt asks another one. Ordered by chunk.
+pub(super) fn deliveries(
+    (holders, needers): (&[u32], &[u32]),
+    hosts: &[u32],
+    needs: &[u8],
+    attempt: usize,
+) -> Vec<Delivery> {
+    let chunks = needs.len() / needers.len().max(1);
+    let mut all = Vec::new();
+    for (place, to) in needers.iter().enumerate() {
+        let is_near = |holder: &&u32| hosts[**holder as usize] == hosts[*to as usize];
+        let (near, far): (Vec<u32>, Vec<u32>) = holders.iter().partition(is_near);
+        let needed = (0..chunks).filter(|chunk| needs[place * chunks + chunk] != 0);
+        all.extend(needed.map(|chunk| Delivery {
+            chunk,
+            from: server(&near, &far, chunk + place, attempt),
+            to: *to,
+        }));
+    }
+    all.sort_by_key(|delivery| delivery.chunk);
+    all
+}
+
+fn server(near: &[u32], far: &[u32], number: usize, attempt: usize) -> u32 {
+    let attempt = attempt % (near.len() + far.len());
+    match attempt.checked_sub(near.len()) {
+        None => near[(number + attempt) % near.len()],
+        Some(attempt) => far[(number + attempt) % far.len()],
+    }
+}
+
+/// Who hashes a chunk: not who sends it first, if there are several, so that those who have the state check each other.
+pub(super) fn hasher(holders: &[u32], chunk: usize) -> u32 {
+    holders[(chunk + 1) % holders.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_come_from_all_that_are_near_and_each_attempt_asks_another() {
+        let hosts = [0, 0, 1, 1, 1];
+        let from = |attempt| -> Vec<u32> {
+            let needs = [1; 6];
+            deliveries((&[0, 1, 2, 3], &[4]), &hosts, &needs, attempt).iter().map(|d| d.from).collect()
+        };
+        assert_eq!(from(0), [2, 3, 2, 3, 2, 3], "those on its host share the work");
+        assert_eq!(from(1), [3, 2, 3, 2, 3, 2]);
+        assert!(from(2).iter().chain(&from(3)).all(|from| [0, 1].contains(from)), "then the others");
+        assert!((0..6).all(|chunk| {
+            (0..4).map(|a| from(a)[chunk]).collect::<std::collections::BTreeSet<_>>().len() == 4
+        }));
+        assert_eq!(from(4), from(0));
+    }
+
+    #[test]
+    fn only_what_is_needed_is_sent() {
+        let hosts = [0, 1, 2];
+        // Ranks 1 and 2 need some of three chunks.
+        let sent = deliveries((&[0], &[1, 2]), &hosts, &[0, 1, 0, 1, 1, 0], 0);
+        let sent: Vec<_> = sent.iter().map(|d| (d.chunk, d.from, d.to)).collect();
+        assert_eq!(sent, [(0, 0, 2), (1, 0, 1), (1, 0, 2)]);
+        assert!(deliveries((&[0], &[1]), &hosts, &[0, 0], 0).is_empty());
+    }
+}

@@ -1,0 +1,174 @@
+//! Who of those that wait becomes a member, and where: a pure function, computed by all members alike.
+
+use serde::{Deserialize, Serialize};
+
+use crate::control::Entrance;
+use crate::job::MAX_WORLD_SIZE;
+
+/// Which places newcomers take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Places {
+    /// Behind all others, until there are so many ranks.
+    Last { most: u32 },
+    /// Those that members have left free.
+    Free,
+    /// These first, then behind all others, until there are so many ranks.
+    FreeThenLast { most: u32 },
+}
+
+/// What a member knows of one that waits at its door.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Listed {
+    pub(super) id: u64,
+    pub(super) entrance: Entrance,
+    pub(super) slot: Option<u32>,
+    #[serde(deserialize_with = "crate::control::foreign")]
+    pub(super) who: String,
+}
+
+/// Who has a place in the new communicator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// A member, by its place among those that live.
+    Member(usize),
+    /// Who waits at the door of such a member, and where in its list.
+    Newcomer { host: usize, at: usize },
+}
+
+/// The new communicator.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Seating {
+    /// By slot, and so by rank.
+    pub(super) seats: Vec<(u32, Holder)>,
+    /// Those who cannot become members, and why: the member at whose door, where in its list.
+    pub(super) refused: Vec<(usize, usize, String)>,
+}
+
+/// `slots` of the members that live, of the `slot_count` that there were; `lists` of those who wait, by member. What it cannot seat goes
+/// on waiting.
+pub(super) fn seat(places: Places, slots: &[u32], slot_count: u32, lists: &[Vec<Listed>]) -> Seating {
+    let mut seating = Seating::default();
+    let held = slots.iter().enumerate().map(|(member, slot)| (*slot, Holder::Member(member)));
+    seating.seats.extend(held);
+    let all = || lists.iter().enumerate().flat_map(|(host, list)| (0..list.len()).map(move |at| (host, at)));
+    let most = match places {
+        Places::Last { most } | Places::FreeThenLast { most } => most.min(MAX_WORLD_SIZE) as usize,
+        Places::Free => slot_count as usize,
+    };
+    let mut seen = Vec::new();
+    let mut next = match places {
+        Places::Last { .. } => slot_count,
+        Places::Free | Places::FreeThenLast { .. } => 0,
+    };
+    // Those who want one place and no other come first: the others take what is left.
+    let wants_one = |place: &(usize, usize)| lists[place.0][place.1].slot.is_some();
+    for (host, at) in all().filter(wants_one).chain(all().filter(|place| !wants_one(place))) {
+        let newcomer = &lists[host][at];
+        if seen.contains(&newcomer.id) {
+            continue;
+        }
+        seen.push(newcomer.id);
+        let holder_of =
+            |slot: u32| seating.seats.iter().find(|(held, _)| *held == slot).map(|(_, h)| h.clone());
+        let slot = match newcomer.slot {
+            Some(slot) if slot >= MAX_WORLD_SIZE || (places == Places::Free && slot >= slot_count) => {
+                let problem = format!("it would have slot {slot}, and the group has {slot_count}");
+                seating.refused.push((host, at, problem));
+                continue;
+            }
+            Some(slot) => match holder_of(slot) {
+                None => slot,
+                // It may be about to be free.
+                Some(Holder::Member(_)) => continue,
+                Some(Holder::Newcomer { host: other_host, at: other }) => {
+                    let other = &lists[other_host][other].who;
+                    let problem = format!("another newcomer has slot {slot} that it would have: {other}");
+                    seating.refused.push((host, at, problem));
+                    continue;
+                }
+            },
+            None => {
+                while holder_of(next).is_some() {
+                    next += 1;
+                }
+                next
+            }
+        };
+        if seating.seats.len() >= most || (places == Places::Free && slot >= slot_count) {
+            continue;
+        }
+        seating.seats.push((slot, Holder::Newcomer { host, at }));
+    }
+    seating.seats.sort_by_key(|(slot, _)| *slot);
+    seating
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::DoorAddress;
+
+    fn newcomer(id: u64, slot: Option<u32>) -> Listed {
+        let entrance = Entrance { door: DoorAddress::default(), host_key: 0 };
+        Listed { id, entrance, slot, who: format!("process {id}") }
+    }
+
+    /// The new ranks: members as their place, newcomers as 100 and their id; then who is refused.
+    fn seated(
+        places: Places,
+        slots: &[u32],
+        count: u32,
+        lists: &[Vec<Listed>],
+    ) -> (Vec<(u32, u64)>, Vec<String>) {
+        let seating = seat(places, slots, count, lists);
+        let name = |holder: &Holder| match holder {
+            Holder::Member(member) => *member as u64,
+            Holder::Newcomer { host, at } => 100 + lists[*host][*at].id,
+        };
+        let seats = seating.seats.iter().map(|(slot, holder)| (*slot, name(holder))).collect();
+        (seats, seating.refused.into_iter().map(|(_, _, problem)| problem).collect())
+    }
+
+    const MOST: Places = Places::Last { most: u32::MAX };
+
+    #[test]
+    fn newcomers_go_last_in_the_order_of_doors_and_arrival() {
+        let lists = [vec![newcomer(5, None)], vec![newcomer(3, None), newcomer(4, None)]];
+        let (seats, refused) = seated(MOST, &[0, 2], 3, &lists);
+        assert_eq!(seats, [(0, 0), (2, 1), (3, 105), (4, 103), (5, 104)]);
+        assert!(refused.is_empty());
+        let (seats, _) = seated(Places::Last { most: 3 }, &[0, 2], 3, &lists);
+        assert_eq!(seats, [(0, 0), (2, 1), (3, 105)], "no more than may be");
+        let (seats, _) = seated(Places::FreeThenLast { most: 4 }, &[0, 2], 3, &lists);
+        assert_eq!(seats, [(0, 0), (1, 105), (2, 1), (3, 103)], "free slots first");
+    }
+
+    #[test]
+    fn free_slots_are_taken_from_the_lowest_and_no_others() {
+        let lists = [vec![], vec![newcomer(1, None), newcomer(2, None), newcomer(3, None)]];
+        let (seats, refused) = seated(Places::Free, &[1, 3], 4, &lists);
+        assert_eq!(
+            (seats, refused.len()),
+            (vec![(0, 101), (1, 0), (2, 102), (3, 1)], 0),
+            "the third waits on"
+        );
+    }
+
+    #[test]
+    fn of_two_newcomers_for_one_slot_the_second_is_refused() {
+        let lists = [vec![newcomer(1, None), newcomer(2, Some(2))], vec![newcomer(3, Some(2))]];
+        let (seats, refused) = seated(Places::Free, &[0, 3], 4, &lists);
+        assert_eq!(seats, [(0, 0), (1, 101), (2, 102), (3, 1)]);
+        assert_eq!(refused, ["another newcomer has slot 2 that it would have: process 2"]);
+        let (seats, refused) = seated(Places::Free, &[0, 3], 4, &[vec![newcomer(1, Some(3))], vec![]]);
+        assert_eq!((seats, refused.len()), (vec![(0, 0), (3, 1)], 0), "a slot that is held may become free");
+        let (_, refused) = seated(Places::Free, &[0, 3], 4, &[vec![newcomer(1, Some(4))], vec![]]);
+        assert_eq!(refused, ["it would have slot 4, and the group has 4"]);
+    }
+
+    #[test]
+    fn one_that_is_on_two_lists_comes_once() {
+        let lists = [vec![newcomer(1, None)], vec![newcomer(1, None)]];
+        assert_eq!(seated(MOST, &[0, 1], 2, &lists).0, [(0, 0), (1, 1), (2, 101)]);
+    }
+}

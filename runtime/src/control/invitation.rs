@@ -1,0 +1,118 @@
+//! What a newcomer needs to find a group, as text.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::peers::lobby::{Entrance, GroupId};
+use crate::error::{Error, Result};
+use crate::job::limits::MAX_ENTRANCES;
+use crate::job::mac;
+
+const PREFIX: &str = "kolo-invitation-1:";
+
+const CHECK_BYTES: usize = 4;
+
+/// The way into a group of ranks that is at work: see [`Communicator::accept`](crate::Communicator::accept). Text
+/// ([`Display`](fmt::Display), [`FromStr`]) of some hundred to some thousand characters without blanks, which a program passes on by any
+/// way. Who has it can become a member, so it is to be kept as secret as the job itself.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Invitation {
+    pub(super) group: GroupId,
+    /// The doors of some members, the inviting one's first.
+    pub(super) entrances: Vec<Entrance>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Contents {
+    group: GroupId,
+    entrances: Vec<Entrance>,
+}
+
+impl Invitation {
+    pub(super) fn new(group: GroupId, own: Entrance, mut others: Vec<Entrance>) -> Self {
+        others.retain(|entrance| *entrance != own);
+        others.truncate(MAX_ENTRANCES - 1);
+        Self { group, entrances: std::iter::once(own).chain(others).collect() }
+    }
+}
+
+impl fmt::Display for Invitation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let contents = Contents { group: self.group, entrances: self.entrances.clone() };
+        let bytes = postcard::to_stdvec(&contents).map_err(|_| fmt::Error)?;
+        f.write_str(PREFIX)?;
+        bytes.iter().chain(&check(&bytes)).try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Invitation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Invitation").field("entrances", &self.entrances).finish_non_exhaustive()
+    }
+}
+
+impl FromStr for Invitation {
+    type Err = Error;
+
+    /// # Errors
+    /// [`Error::Configuration`] if it is no invitation, or not all of one.
+    fn from_str(text: &str) -> Result<Self> {
+        let broken = |problem: &str| {
+            Error::configuration(
+                "invitation",
+                problem.to_owned(),
+                "Pass on all of what accept gave, unchanged",
+            )
+        };
+        let digits = text.trim().strip_prefix(PREFIX).ok_or_else(|| broken("this text is no invitation"))?;
+        let bytes = from_hex(digits).ok_or_else(|| broken("it is cut off or changed"))?;
+        let (bytes, sum) = bytes.split_at_checked(bytes.len().wrapping_sub(CHECK_BYTES)).unwrap_or_default();
+        if sum.is_empty() || check(bytes) != sum {
+            return Err(broken("it is cut off or changed"));
+        }
+        match postcard::take_from_bytes::<Contents>(bytes) {
+            Ok((Contents { group, entrances }, [])) if (1..=MAX_ENTRANCES).contains(&entrances.len()) => {
+                Ok(Self { group, entrances })
+            }
+            _ => Err(broken("it is of another version of Kolo")),
+        }
+    }
+}
+
+/// Against slips, not against forgers: who forges one gets nowhere without the keys in it.
+fn check(bytes: &[u8]) -> [u8; CHECK_BYTES] {
+    use hmac::Mac;
+    let sum = mac(&[], b"kolo invitation", &[bytes]).finalize().into_bytes();
+    std::array::from_fn(|i| sum[i])
+}
+
+fn from_hex(digits: &str) -> Option<Vec<u8>> {
+    let digits: Option<Vec<u8>> = digits.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
+    let digits = digits.filter(|digits| digits.len() % 2 == 0)?;
+    Some(digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::DoorAddress;
+
+    #[test]
+    fn an_invitation_survives_as_text_and_a_part_of_it_does_not() {
+        let entrance = |host_key| Entrance { door: DoorAddress::default(), host_key };
+        let many = (0..40).map(entrance).collect();
+        let made = Invitation::new([7; 16], entrance(3), many);
+        assert_eq!((made.entrances.len(), made.entrances[0].host_key), (MAX_ENTRANCES, 3));
+        let text = made.to_string();
+        assert_eq!(format!(" {text}\n").parse::<Invitation>().unwrap(), made);
+        let told = |text: &str| text.parse::<Invitation>().unwrap_err().to_string();
+        for end in PREFIX.len()..text.len() {
+            assert!(told(&text[..end]).contains("cut off or changed"), "{}", &text[..end]);
+        }
+        assert!(told(&text.replace("0003", "0004")).contains("cut off or changed"));
+        assert!(told("").contains("no invitation") && told("kolo-invitation-1:zz").contains("cut off"));
+        assert!(!format!("{made:?}").contains("key: ["), "its keys are not printed");
+    }
+}

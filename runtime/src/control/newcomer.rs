@@ -1,0 +1,297 @@
+//! A process that would become a member of a group that is at work: it waits at a member's door until it is called.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncWriteExt, BufReader, ReadHalf};
+use tokio::sync::{mpsc as queue, oneshot};
+use tokio::task::AbortHandle;
+
+use super::Control;
+use super::coordinator::{BoxedStream, write_frames};
+use super::handshake::VERSION;
+use super::invitation::Invitation;
+use super::peers::door::{Door, NoAnswer};
+use super::peers::lobby::{Entrance, FromNewcomer, Newcomer, Seat, ToNewcomer, beat, hear};
+use super::peers::porter::Opening;
+use super::reunion::Reunion;
+use super::runtime::ControlRuntime;
+use super::wire::{clip, encode};
+use crate::error::{Error, JoinFailure, Result};
+use crate::job::limits::{CONNECT_TIMEOUT, MAX_NAME_BYTES, RETRY_MOST};
+use crate::join::{self, JoinSpec, Locator, host_key, hostname};
+
+/// No door of an invitation opens, and none is merely silent: after so long this is final. A door may be full for a moment.
+const CLOSED_AFTER: Duration = Duration::from_secs(1);
+
+/// See the module.
+pub(crate) struct Applicant {
+    door: Arc<Door>,
+    runtime: ControlRuntime,
+    spec: JoinSpec,
+    newcomer: Newcomer,
+    silent_after: Duration,
+}
+
+/// A newcomer that was called, with its connection to the member that has called it.
+pub(crate) struct Offer {
+    pub(crate) seat: Seat,
+    alarm: Option<oneshot::Receiver<(u32, String)>>,
+    reader: AbortHandle,
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// What came of an attempt at one door.
+enum Setback {
+    Closed(String),
+    Silent(String),
+    /// It has waited there, and the member is gone.
+    Lost(String),
+    Fatal(Error),
+}
+
+impl Applicant {
+    /// Opens its own door. `spec` says what is known of it apart from rank and world size.
+    ///
+    /// # Errors
+    /// As [`Door::open`].
+    pub(crate) fn new(
+        invitation: &Invitation,
+        mut spec: JoinSpec,
+        settings: Vec<u8>,
+        slot: Option<u32>,
+        silent_after: Duration,
+        runtime: ControlRuntime,
+    ) -> Result<Self> {
+        let is_local = invitation.entrances.iter().all(|entrance| !entrance.door.has_port());
+        spec.one_host |= invitation.entrances.iter().all(|entrance| entrance.door.is_on_one_host());
+        let (report, opened) = mpsc::sync_channel(1);
+        let task = spec.clone();
+        runtime.spawn(async move {
+            let door = match is_local {
+                true => Door::open_for_threads(),
+                false => Door::open_port(&task).await,
+            };
+            let _ = report.send(door);
+        });
+        let door = Arc::new(opened.recv().map_err(|_| interrupted())??);
+        let newcomer = Newcomer {
+            door: door.address().clone(),
+            hostname: clip(hostname(), MAX_NAME_BYTES),
+            pid: std::process::id(),
+            host_key: host_key(),
+            version: VERSION.into(),
+            slot,
+            settings,
+        };
+        Ok(Self { door, runtime, spec, newcomer, silent_after })
+    }
+
+    /// Waits at a door until it is called. Blocks for as long as one of the members lives, at most `reach` while none answers,
+    /// and at most until then. `invite` says where, and is asked again when no door opens.
+    pub(crate) fn wait(
+        &self,
+        invite: &dyn Fn() -> Result<Invitation>,
+        reach: Duration,
+        until: Option<Instant>,
+    ) -> Result<Offer> {
+        let mut known: Vec<Entrance> = Vec::new();
+        let (mut closed_since, mut reach_by) = (None, Instant::now() + reach);
+        loop {
+            let invitation = invite()?;
+            let mut entrances = invitation.entrances.clone();
+            entrances
+                .extend(known.iter().filter(|entrance| !invitation.entrances.contains(entrance)).cloned());
+            let mut causes = Vec::new();
+            let (mut any_silent, mut has_waited) = (false, false);
+            for entrance in entrances {
+                match self.try_door(&invitation, &entrance, &mut known, until)? {
+                    Ok(offer) => return Ok(offer),
+                    Err(Setback::Closed(cause)) => causes.push(cause),
+                    Err(Setback::Silent(cause)) => {
+                        any_silent = true;
+                        causes.push(cause);
+                    }
+                    Err(Setback::Lost(cause)) => {
+                        has_waited = true;
+                        causes.push(cause);
+                    }
+                    Err(Setback::Fatal(error)) => return Err(error),
+                }
+                out_of_time(until)?;
+            }
+            if has_waited {
+                (closed_since, reach_by) = (None, Instant::now() + reach);
+                continue;
+            }
+            let since = *closed_since.get_or_insert_with(Instant::now);
+            let is_over = !any_silent && since.elapsed() > CLOSED_AFTER;
+            if is_over || Instant::now() >= reach_by {
+                causes.truncate(4);
+                return Err(nobody(&causes.join("; ")));
+            }
+            std::thread::sleep(RETRY_MOST);
+        }
+    }
+
+    /// Goes to one door and waits there.
+    fn try_door(
+        &self,
+        invitation: &Invitation,
+        entrance: &Entrance,
+        known: &mut Vec<Entrance>,
+        until: Option<Instant>,
+    ) -> Result<std::result::Result<Offer, Setback>> {
+        let (report, outcome) = mpsc::sync_channel(1);
+        let (door, silent_after) = (self.door.clone(), self.silent_after);
+        let (at, newcomer) = (entrance.clone(), self.newcomer.clone());
+        let (credentials, group) = (entrance.door.credentials(&self.spec), invitation.group);
+        let (tell, told) = mpsc::channel();
+        self.runtime.spawn(async move {
+            let near = at.host_key == newcomer.host_key;
+            let opening = Opening::Wait { group };
+            let knocked = door.knock(&at.door, near, credentials, &opening, CONNECT_TIMEOUT).await;
+            let offered = match knocked {
+                Ok(stream) => wait_inside(stream, newcomer, silent_after, &tell, until).await,
+                Err(NoAnswer::Gone(cause)) => Err(Setback::Closed(cause)),
+                Err(NoAnswer::Silent(cause)) => Err(Setback::Silent(cause)),
+                Err(NoAnswer::Misfit { problem, remedy }) => Err(Setback::Fatal(misfit(problem, remedy))),
+            };
+            let _ = report.send(offered);
+        });
+        let outcome = outcome.recv().map_err(|_| interrupted())?;
+        if let Some(latest) = told.try_iter().last() {
+            *known = latest;
+        }
+        Ok(outcome)
+    }
+
+    /// Comes together with the members. Blocks until all have come, or the attempt is given up.
+    pub(crate) fn take(&self, offer: &mut Offer) -> Result<Control> {
+        let near = offer.seat.at.host_key == self.newcomer.host_key;
+        let reunion =
+            Reunion { door: self.door.clone(), at: offer.seat.at.door.clone(), near, tag: offer.seat.tag };
+        let spec = JoinSpec {
+            rank: offer.seat.rank,
+            world_size: offer.seat.world_size,
+            locator: Locator::Survivors(join::Reunion(Arc::new(reunion))),
+            timeout: offer.seat.patience,
+            source: "an invitation".to_owned(),
+            ..self.spec.clone()
+        };
+        Control::join_watching(&spec, &self.runtime, offer.alarm.take().into_iter().collect())
+    }
+}
+
+/// The invitation, which a file may not have yet.
+pub(crate) fn first_invitation(
+    invite: &dyn Fn() -> Result<Invitation>,
+    patience: Duration,
+) -> Result<Invitation> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match invite() {
+            Err(Error::System { source, .. })
+                if source.kind() == std::io::ErrorKind::NotFound && Instant::now() < deadline =>
+            {
+                std::thread::sleep(RETRY_MOST);
+            }
+            invitation => return invitation,
+        }
+    }
+}
+
+/// Says who it is, and waits until it is called.
+async fn wait_inside(
+    stream: BoxedStream,
+    newcomer: Newcomer,
+    silent_after: Duration,
+    tell: &mpsc::Sender<Vec<Entrance>>,
+    until: Option<Instant>,
+) -> std::result::Result<Offer, Setback> {
+    let mut stream = stream;
+    let gone = |error: std::io::Error| Setback::Silent(format!("waiting at a door: {error}"));
+    stream.write_all(&encode(&FromNewcomer::Hello(newcomer))).await.map_err(gone)?;
+    stream.flush().await.map_err(gone)?;
+    let (read, write) = tokio::io::split(stream);
+    let (queue, frames) = queue::unbounded_channel();
+    tokio::spawn(write_frames(write, frames, |_| ()));
+    tokio::spawn(beat(queue.downgrade(), encode(&FromNewcomer::Beat)));
+    let mut reader = BufReader::new(read);
+    let called = async {
+        loop {
+            match hear(&mut reader, silent_after).await {
+                Some(ToNewcomer::Welcome { entrances }) => drop(tell.send(entrances)),
+                Some(ToNewcomer::Beat) => {}
+                Some(ToNewcomer::Called(seat)) => return Ok(seat),
+                Some(ToNewcomer::Refused { problem, remedy }) => {
+                    return Err(Setback::Fatal(misfit(problem, remedy)));
+                }
+                None => return Err(Setback::Lost("the member at whose door it waited is gone".to_owned())),
+            }
+        }
+    };
+    let seat = match until {
+        None => called.await?,
+        Some(until) => match tokio::time::timeout_at(until.into(), called).await {
+            Ok(called) => called?,
+            Err(_) => return Err(Setback::Lost("it was not called in time".to_owned())),
+        },
+    };
+    let (sound, alarm) = oneshot::channel();
+    let reader = tokio::spawn(listen(reader, queue, silent_after, sound)).abort_handle();
+    Ok(Offer { seat, alarm: Some(alarm), reader })
+}
+
+/// Sounds the alarm when the member that has called gives the attempt up, or is gone.
+async fn listen(
+    mut reader: BufReader<ReadHalf<BoxedStream>>,
+    queue: queue::UnboundedSender<bytes::Bytes>,
+    silent_after: Duration,
+    sound: oneshot::Sender<(u32, String)>,
+) {
+    while let Some(ToNewcomer::Beat | ToNewcomer::Welcome { .. }) = hear(&mut reader, silent_after).await {}
+    let _ = sound.send((0, "the members have given it up for now".to_owned()));
+    drop(queue);
+}
+
+fn out_of_time(until: Option<Instant>) -> Result<()> {
+    match until {
+        Some(until) if Instant::now() >= until => Err(Error::Join {
+            rank: None,
+            kind: JoinFailure::Absent,
+            problem: "the group has not taken this newcomer in within the time that it was to wait"
+                .to_owned(),
+            remedy: "See whether its members call grow, and whether it is full".to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn nobody(causes: &str) -> Error {
+    Error::Join {
+        rank: None,
+        kind: JoinFailure::Invitation,
+        problem: format!("no member that the invitation names can be reached: {causes}"),
+        remedy: "See whether the job still runs, and ask one of its members for a new invitation".to_owned(),
+    }
+}
+
+fn misfit(problem: String, remedy: String) -> Error {
+    Error::Join { rank: None, kind: JoinFailure::Disagreement, problem, remedy }
+}
+
+fn interrupted() -> Error {
+    Error::Join {
+        rank: None,
+        kind: JoinFailure::Interrupted,
+        problem: "the control thread ended while joining".to_owned(),
+        remedy: "Keep the ControlRuntime until the communicator is made".to_owned(),
+    }
+}

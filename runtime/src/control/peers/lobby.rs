@@ -1,0 +1,350 @@
+//! Newcomers that wait at a member's door until the members call them in.
+//!
+//! A newcomer comes with the key of the door, which it has from an invitation, and says who it is. It is told at once if it does not
+//! fit. Then both ends send something at every [`BEAT`]: a newcomer that is silent or gone is forgotten, and one whose member is
+//! silent or gone goes to another's door. A lobby belongs to a group and not to one of its communicators: newcomers go on waiting while the
+//! members shrink.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncWriteExt, BufReader, ReadHalf};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+
+use super::door::{DoorAddress, Tag};
+use crate::control::abort::{AbortCause, AbortFlag, AbortKind};
+use crate::control::coordinator::{BoxedStream, write_frames};
+use crate::control::handshake::VERSION;
+use crate::control::wire::{clip, decode, encode, foreign, invalid, read_frame};
+use crate::job::limits::{MAX_BLOB_BYTES, MAX_LOBBY};
+
+/// Names a group of ranks, whatever becomes of its members.
+pub(crate) type GroupId = [u8; 16];
+
+/// Between two signs of life.
+pub(in crate::control) const BEAT: Duration = Duration::from_millis(200);
+
+/// A process (or thread) that would become a member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Newcomer {
+    /// Its own door, whose number tells it from all other processes.
+    pub(crate) door: DoorAddress,
+    #[serde(deserialize_with = "foreign")]
+    pub(crate) hostname: String,
+    pub(crate) pid: u32,
+    pub(crate) host_key: u64,
+    #[serde(deserialize_with = "foreign")]
+    pub(crate) version: String,
+    /// The slot that it would have, and no other.
+    pub(crate) slot: Option<u32>,
+    /// Its settings, which the communicator knows how to compare.
+    pub(crate) settings: Vec<u8>,
+}
+
+impl Newcomer {
+    /// Tells it from all other processes.
+    pub(crate) const fn id(&self) -> u64 {
+        self.door.id
+    }
+
+    /// "process 4711 on node7".
+    pub(crate) fn who(&self) -> String {
+        format!("process {} on {}", self.pid, self.hostname)
+    }
+}
+
+/// A member's door, as a newcomer has to know it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Entrance {
+    pub(crate) door: DoorAddress,
+    pub(crate) host_key: u64,
+}
+
+/// A place in the group, offered to a newcomer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Seat {
+    /// Where all come together.
+    pub(crate) at: Entrance,
+    pub(crate) tag: Tag,
+    pub(crate) rank: u32,
+    pub(crate) world_size: u32,
+    pub(crate) patience: Duration,
+    /// What the communicator adds.
+    pub(crate) lineage: Vec<u8>,
+}
+
+/// From a newcomer to the member at whose door it waits.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::control) enum FromNewcomer {
+    Hello(Newcomer),
+    Beat,
+}
+
+/// From the member.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::control) enum ToNewcomer {
+    /// It may wait. There are these doors by now.
+    Welcome {
+        entrances: Vec<Entrance>,
+    },
+    Refused {
+        #[serde(deserialize_with = "foreign")]
+        problem: String,
+        #[serde(deserialize_with = "foreign")]
+        remedy: String,
+    },
+    Beat,
+    Called(Seat),
+}
+
+const GONE: &str = "the newcomer is gone";
+
+/// Why a newcomer may not wait: problem and remedy. None: it may.
+type Check = Box<dyn Fn(&Newcomer) -> Option<(String, String)> + Send + Sync>;
+
+/// See the module.
+pub(crate) struct Lobby {
+    group: GroupId,
+    check: Check,
+    silent_after: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: Vec<Waiting>,
+    arrivals: u64,
+    entrances: Vec<Entrance>,
+    /// Doors of all who were ever members, as far as this one knows.
+    members: BTreeSet<u64>,
+    is_closed: bool,
+}
+
+/// One newcomer. Its connection ends when this is dropped.
+struct Waiting {
+    newcomer: Newcomer,
+    arrival: u64,
+    queue: mpsc::UnboundedSender<Bytes>,
+    /// Raised when it is gone.
+    gone: Arc<AbortFlag>,
+    is_called: bool,
+    reader: AbortHandle,
+}
+
+impl State {
+    fn forget(&mut self, id: u64) {
+        while let Some(at) = self.waiting.iter().position(|waiting| waiting.newcomer.id() == id) {
+            let waiting = self.waiting.swap_remove(at);
+            waiting.gone.raise(AbortCause::new(0, AbortKind::PeerLost, GONE));
+        }
+    }
+}
+
+impl std::fmt::Debug for Lobby {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Lobby")
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+impl Lobby {
+    pub(crate) fn new(group: GroupId, silent_after: Duration, check: Check) -> Self {
+        Self { group, check, silent_after, state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) const fn group(&self) -> GroupId {
+        self.group
+    }
+
+    /// The doors of the members, which newcomers try when this one is gone.
+    pub(crate) fn meet(&self, entrances: Vec<Entrance>) {
+        let mut state = self.lock();
+        state.members.extend(entrances.iter().map(|entrance| entrance.door.id));
+        let news = encode(&ToNewcomer::Welcome { entrances: entrances.clone() });
+        for waiting in &state.waiting {
+            let _ = waiting.queue.send(news.clone());
+        }
+        state.entrances = entrances;
+    }
+
+    /// The doors of the members.
+    pub(crate) fn entrances(&self) -> Vec<Entrance> {
+        self.lock().entrances.clone()
+    }
+
+    /// This member is out, or goes: nobody waits here any more.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        state.waiting.clear();
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        !self.lock().is_closed
+    }
+
+    /// Those who wait, in the order in which they came.
+    pub(crate) fn waiting(&self) -> Vec<Newcomer> {
+        let state = self.lock();
+        let mut all: Vec<&Waiting> = state.waiting.iter().filter(|waiting| !waiting.is_called).collect();
+        all.sort_by_key(|waiting| waiting.arrival);
+        all.into_iter().map(|waiting| waiting.newcomer.clone()).collect()
+    }
+
+    /// Offers a seat to one that waits. `lost` runs if it goes before the result is dropped. None if it is gone already.
+    pub(crate) fn call(
+        self: &Arc<Self>,
+        id: u64,
+        seat: Seat,
+        lost: Box<dyn Fn() + Send + Sync>,
+    ) -> Option<Called> {
+        let (gone, arrival) = {
+            let mut state = self.lock();
+            let waiting = state.waiting.iter_mut().find(|waiting| waiting.newcomer.id() == id)?;
+            waiting.is_called = true;
+            waiting.queue.send(encode(&ToNewcomer::Called(seat))).ok()?;
+            (waiting.gone.clone(), waiting.arrival)
+        };
+        gone.on_raise(lost);
+        Some(Called { id, arrival, lobby: self.clone() })
+    }
+
+    /// Tells one that waits why it cannot become a member. It goes.
+    pub(crate) fn refuse(&self, id: u64, problem: String, remedy: &str) {
+        let mut state = self.lock();
+        if let Some(at) = state.waiting.iter().position(|waiting| waiting.newcomer.id() == id) {
+            let problem = clip(problem, usize::MAX);
+            let refused = ToNewcomer::Refused { problem, remedy: remedy.to_owned() };
+            let _ = state.waiting[at].queue.send(encode(&refused));
+            // What is queued is still sent.
+            state.waiting.swap_remove(at);
+        }
+    }
+
+    fn forget(&self, id: u64, arrival: u64) {
+        self.lock().waiting.retain(|waiting| (waiting.newcomer.id(), waiting.arrival) != (id, arrival));
+    }
+
+    /// Hears who it is. Returns when it is refused, or waits.
+    pub(super) async fn receive(self: Arc<Self>, mut stream: BoxedStream) -> io::Result<()> {
+        let frame = read_frame(&mut stream, MAX_BLOB_BYTES).await?;
+        let hello = decode(&frame.ok_or_else(|| invalid("it has not said who it is".into()))?)?;
+        let FromNewcomer::Hello(newcomer) = hello else {
+            return Err(invalid("it has not said who it is".into()));
+        };
+        if let Some((problem, remedy)) = self.objection(&newcomer) {
+            let problem = clip(problem, usize::MAX);
+            stream.write_all(&encode(&ToNewcomer::Refused { problem, remedy })).await?;
+            return stream.flush().await;
+        }
+        let (read, write) = tokio::io::split(stream);
+        let (queue, frames) = mpsc::unbounded_channel();
+        tokio::spawn(write_frames(write, frames, |_| ()));
+        tokio::spawn(beat(queue.downgrade(), encode(&ToNewcomer::Beat)));
+        let gone = Arc::new(AbortFlag::default());
+        let mut state = self.lock();
+        if state.is_closed {
+            return Err(invalid("this member goes".into()));
+        }
+        // It has given its earlier connection up.
+        state.forget(newcomer.id());
+        tracing::info!(who = newcomer.who(), slot = newcomer.slot, "a newcomer waits");
+        let _ = queue.send(encode(&ToNewcomer::Welcome { entrances: state.entrances.clone() }));
+        state.arrivals += 1;
+        let arrival = state.arrivals;
+        let who = (newcomer.id(), arrival);
+        let listening = listen(Arc::downgrade(&self), who, read, self.silent_after, gone.clone());
+        let reader = tokio::spawn(listening).abort_handle();
+        state.waiting.push(Waiting { newcomer, arrival, queue, gone, is_called: false, reader });
+        Ok(())
+    }
+
+    fn objection(&self, newcomer: &Newcomer) -> Option<(String, String)> {
+        if newcomer.version != VERSION {
+            let problem = format!("the group runs Kolo {VERSION}, the newcomer {}", newcomer.version);
+            return Some((problem, "Install the same version on every host".to_owned()));
+        }
+        {
+            let state = self.lock();
+            if state.members.contains(&newcomer.id()) {
+                let problem = format!("{} has the identity of one that is or was a member", newcomer.who());
+                return Some((
+                    problem,
+                    "Join with a new builder: each draws an identity of its own".to_owned(),
+                ));
+            }
+            if state.waiting.len() >= MAX_LOBBY {
+                let problem = format!("{MAX_LOBBY} newcomers wait at this door, which are the most");
+                return Some((problem, "Let the group take some in first".to_owned()));
+            }
+        }
+        (self.check)(newcomer)
+    }
+}
+
+/// A newcomer that was called. Its connection ends with this: by then it is a member, or it comes and waits again.
+pub(crate) struct Called {
+    id: u64,
+    arrival: u64,
+    lobby: Arc<Lobby>,
+}
+
+impl Drop for Called {
+    fn drop(&mut self) {
+        self.lobby.forget(self.id, self.arrival);
+    }
+}
+
+/// Says that this end lives, until the connection is given up.
+pub(in crate::control) async fn beat(queue: mpsc::WeakUnboundedSender<Bytes>, sign: Bytes) {
+    loop {
+        tokio::time::sleep(BEAT).await;
+        if queue.upgrade().is_none_or(|queue| queue.send(sign.clone()).is_err()) {
+            return;
+        }
+    }
+}
+
+/// Reads one frame of a peer that says something at every beat; none if it is gone or silent.
+pub(in crate::control) async fn hear<T: serde::de::DeserializeOwned>(
+    reader: &mut BufReader<ReadHalf<BoxedStream>>,
+    silent_after: Duration,
+) -> Option<T> {
+    let silent_after = silent_after.max(4 * BEAT);
+    let frame = tokio::time::timeout(silent_after, read_frame(reader, MAX_BLOB_BYTES)).await;
+    decode(&frame.ok()?.ok()??).ok()
+}
+
+async fn listen(
+    lobby: Weak<Lobby>,
+    (id, arrival): (u64, u64),
+    read: ReadHalf<BoxedStream>,
+    silent_after: Duration,
+    gone: Arc<AbortFlag>,
+) {
+    let mut reader = BufReader::new(read);
+    while let Some(FromNewcomer::Beat) = hear(&mut reader, silent_after).await {}
+    gone.raise(AbortCause::new(0, AbortKind::PeerLost, GONE));
+    if let Some(lobby) = lobby.upgrade() {
+        tracing::info!("a newcomer is gone");
+        lobby.forget(id, arrival);
+    }
+}
+
+#[cfg(test)]
+#[path = "lobby_tests.rs"]
+mod tests;

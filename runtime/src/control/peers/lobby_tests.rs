@@ -1,0 +1,167 @@
+use super::*;
+use crate::control::handshake::Credentials;
+use crate::control::peers::door::{Door, NoAnswer};
+use crate::control::peers::porter::Opening;
+use crate::join::{JoinSpec, Locator};
+
+const GROUP: GroupId = [9; 16];
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn newcomer(door: &Door) -> Newcomer {
+    Newcomer {
+        door: door.address().clone(),
+        hostname: "node7".into(),
+        pid: 4711,
+        host_key: 3,
+        version: VERSION.into(),
+        slot: None,
+        settings: vec![7],
+    }
+}
+
+fn lobby(door: &Door) -> Arc<Lobby> {
+    let check: Check =
+        Box::new(|newcomer| (newcomer.settings != [7]).then(|| ("other settings".into(), "use 7".into())));
+    door.lobby(GROUP, || Lobby::new(GROUP, Duration::from_secs(1), check))
+}
+
+async fn knock(from: &Door, at: &Door, group: GroupId) -> Result<BoxedStream, NoAnswer> {
+    let credentials = at.address().credentials(&spec());
+    from.knock(at.address(), true, credentials, &Opening::Wait { group }, PATIENCE).await
+}
+
+fn spec() -> JoinSpec {
+    let mut spec = JoinSpec::new(0, 1, Locator::Local(Default::default()), "a test");
+    spec.one_host = true;
+    spec
+}
+
+/// What the member answers to a hello.
+async fn answer(from: &Door, at: &Door, hello: &FromNewcomer) -> Option<ToNewcomer> {
+    let mut stream = knock(from, at, GROUP).await.expect("the lobby is open");
+    stream.write_all(&encode(hello)).await.expect("it reads");
+    stream.flush().await.expect("it reads");
+    let (read, _write) = tokio::io::split(stream);
+    hear(&mut BufReader::new(read), PATIENCE).await
+}
+
+async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = std::time::Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn who_does_not_fit_is_told_why() {
+    let (door, own) = (Door::open_for_threads().unwrap(), Door::open_for_threads().unwrap());
+    let lobby = lobby(&door);
+    lobby.meet(vec![Entrance { door: door.address().clone(), host_key: 3 }]);
+    let refused = |change: &dyn Fn(&mut Newcomer)| {
+        let mut hello = newcomer(&own);
+        change(&mut hello);
+        let (own, door) = (&own, &door);
+        async move {
+            match answer(own, door, &FromNewcomer::Hello(hello)).await {
+                Some(ToNewcomer::Refused { problem, .. }) => problem,
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    let told = refused(&|newcomer| newcomer.version = "0.0.1".into()).await;
+    assert!(told.contains(&format!("runs Kolo {VERSION}, the newcomer 0.0.1")), "{told}");
+    assert_eq!(refused(&|newcomer| newcomer.settings = vec![8]).await, "other settings");
+    let told = refused(&|newcomer| newcomer.door = door.address().clone()).await;
+    assert_eq!(told, "process 4711 on node7 has the identity of one that is or was a member");
+    assert!(lobby.waiting().is_empty());
+    // Of another group, or one that is no more.
+    let unknown = knock(&own, &door, [1; 16]).await;
+    assert!(matches!(unknown, Err(NoAnswer::Gone(_))));
+    lobby.close();
+    assert!(matches!(knock(&own, &door, GROUP).await, Err(NoAnswer::Gone(_))));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_newcomer_waits_while_it_says_something_and_no_longer() {
+    let (door, own) = (Door::open_for_threads().unwrap(), Door::open_for_threads().unwrap());
+    let lobby = lobby(&door);
+    let hello = FromNewcomer::Hello(newcomer(&own));
+    let mut stream = knock(&own, &door, GROUP).await.unwrap();
+    stream.write_all(&encode(&hello)).await.unwrap();
+    until("it waits", || lobby.waiting().len() == 1).await;
+    // It comes again, since it has lost its connection: the new one counts.
+    let mut again = knock(&own, &door, GROUP).await.unwrap();
+    again.write_all(&encode(&hello)).await.unwrap();
+    until("only the new one", || lobby.lock().arrivals == 2).await;
+    assert_eq!(lobby.waiting(), [newcomer(&own)]);
+    drop(stream);
+    assert_eq!(lobby.waiting().len(), 1, "the end of the old connection means nothing");
+    let lost = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let seat = Seat {
+        at: Entrance { door: door.address().clone(), host_key: 3 },
+        tag: [1; 32],
+        rank: 2,
+        world_size: 3,
+        patience: PATIENCE,
+        lineage: Vec::new(),
+    };
+    let noted = lost.clone();
+    let note = Box::new(move || noted.store(true, std::sync::atomic::Ordering::Relaxed));
+    let _called = lobby.call(own.address().id, seat.clone(), note).expect("it waits");
+    assert!(lobby.waiting().is_empty(), "it is on its way");
+    assert!(lobby.call(12345, seat, Box::new(|| ())).is_none(), "nobody of that name");
+    // It is silent from the beginning.
+    until("silence is noticed", || lost.load(std::sync::atomic::Ordering::Relaxed)).await;
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn strangers_and_garbage_do_no_harm() {
+    let door = Door::open_port(&spec()).await.unwrap();
+    let own = Door::open_port(&spec()).await.unwrap();
+    let lobby = lobby(&door);
+    // Without the key of the door.
+    let credentials = Credentials { secret: None, rendezvous: Some([0; 16]) };
+    let opening = Opening::Wait { group: GROUP };
+    let outcome = own.knock(door.address(), true, credentials, &opening, PATIENCE).await;
+    let Err(NoAnswer::Silent(text)) = outcome else { panic!("it was let in") };
+    assert!(text.contains("another rendezvous key"), "{text}");
+    // With another secret.
+    let mut credentials = door.address().credentials(&spec());
+    credentials.secret = crate::job::JobSecret::new("x");
+    let outcome = own.knock(door.address(), true, credentials, &opening, PATIENCE).await;
+    assert!(matches!(outcome, Err(NoAnswer::Misfit { problem, .. }) if problem.contains("job secret")));
+    // Frames that are no hello, or too long.
+    let mut garbage = encode(&FromNewcomer::Beat).to_vec();
+    for _ in 0..20 {
+        let mut stream = knock(&own, &door, GROUP).await.unwrap();
+        let _ = stream.write_all(&garbage).await;
+        let _ = stream.flush().await;
+        assert_eq!(read_frame(&mut stream, 1000).await.ok().flatten(), None, "the connection ends");
+        garbage = garbage.iter().map(|byte| byte.wrapping_mul(31).wrapping_add(17)).collect();
+    }
+    assert!(lobby.waiting().is_empty());
+    let welcome = answer(&own, &door, &FromNewcomer::Hello(newcomer(&own))).await;
+    assert_eq!(welcome, Some(ToNewcomer::Welcome { entrances: Vec::new() }), "and whoever fits is welcome");
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_lobby_has_an_end() {
+    let door = Door::open_for_threads().unwrap();
+    let lobby = lobby(&door);
+    let mut streams = Vec::new();
+    for _ in 0..=MAX_LOBBY {
+        let own = Door::open_for_threads().unwrap();
+        let mut stream = knock(&own, &door, GROUP).await.unwrap();
+        stream.write_all(&encode(&FromNewcomer::Hello(newcomer(&own)))).await.unwrap();
+        let frame = read_frame(&mut stream, MAX_BLOB_BYTES).await.unwrap().expect("an answer");
+        streams.push((decode::<ToNewcomer>(&frame).unwrap(), stream, own));
+    }
+    let is_welcome = |(answer, _, _): &(ToNewcomer, _, _)| matches!(answer, ToNewcomer::Welcome { .. });
+    assert!(streams[..MAX_LOBBY].iter().all(is_welcome));
+    assert!(
+        matches!(&streams[MAX_LOBBY].0, ToNewcomer::Refused { problem, .. } if problem.contains("the most"))
+    );
+    assert_eq!(lobby.waiting().len(), MAX_LOBBY);
+}

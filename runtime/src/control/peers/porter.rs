@@ -1,0 +1,141 @@
+//! Answers those who knock at a door, and takes them to whom they want to see.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Weak};
+
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+
+use super::Event;
+use super::door::Tag;
+use super::lobby::{GroupId, Lobby};
+use crate::control::coordinator::{BoxedStream, Coordinator};
+use crate::control::handshake::{Credentials, greet_rank};
+use crate::control::pending::{Footing, PendingConnections};
+use crate::control::sealed::Sealed;
+use crate::control::wire::{decode, encode, invalid, read_frame};
+use crate::job::Cookie;
+use crate::job::limits::{ACCEPT_PAUSE, HANDSHAKE_TIMEOUT, MAX_HELLO_FRAME, SPARE_HANDSHAKES};
+
+/// First frame of whoever knocks.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::control) enum Opening {
+    /// A member of the job with this cookie.
+    Line { cookie: Cookie, from: u32 },
+    /// A survivor, or a newcomer that was called, that joins the coordinator with this tag.
+    Join { tag: Tag },
+    /// A newcomer that would become a member of this group.
+    Wait { group: GroupId },
+}
+
+/// The answer.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::control) enum Answer {
+    Taken,
+    /// Nobody here belongs to that any more.
+    Unknown,
+}
+
+/// Who lives behind a door.
+#[derive(Default)]
+pub(super) struct Residents {
+    pub(super) worlds: HashMap<Cookie, mpsc::WeakUnboundedSender<Event>>,
+    pub(super) coordinators: HashMap<Tag, Coordinator>,
+    /// Meetings that are over: who comes late to one is told so.
+    pub(super) over: VecDeque<Tag>,
+    pub(super) lobbies: HashMap<GroupId, Weak<Lobby>>,
+}
+
+pub(super) type Registry = Arc<watch::Sender<Residents>>;
+
+/// Strangers cannot keep members out: see [`PendingConnections`].
+pub(super) async fn serve(listener: TcpListener, credentials: Credentials, residents: Registry) {
+    let mut callers = JoinSet::new();
+    let mut pending = PendingConnections::new(SPARE_HANDSHAKES);
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, origin)) => {
+                    if pending.is_full() {
+                        pending.make_room(0);
+                    }
+                    let (give_up, given_up) = oneshot::channel();
+                    let footing = Footing::default();
+                    let (standing, credentials) = (footing.clone(), credentials.clone());
+                    let residents = residents.clone();
+                    let task = callers.spawn(async move {
+                        let greeting = greet(stream, &credentials, &footing);
+                        let greeted = tokio::select! {
+                            greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting) => greeted.ok().flatten(),
+                            _ = given_up => None,
+                        };
+                        if let Some(stream) = greeted {
+                            receive(stream, residents, true).await;
+                        }
+                    });
+                    pending.enter(task.id(), origin.ip(), standing, give_up);
+                }
+                // Out of descriptors, most likely, which passes.
+                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+            },
+            Some(ended) = callers.join_next_with_id() => {
+                pending.leave(ended.map_or_else(|error| error.id(), |(task, ())| task));
+            }
+        }
+    }
+}
+
+async fn greet(mut stream: TcpStream, credentials: &Credentials, footing: &Footing) -> Option<BoxedStream> {
+    let _ = stream.set_nodelay(true);
+    let keys = greet_rank(&mut stream, credentials, |progress| footing.set(progress)).await.ok()?;
+    Some(match keys {
+        Some(keys) => Box::new(Sealed::new(stream, &keys)),
+        None => Box::new(stream),
+    })
+}
+
+/// Takes whoever has knocked to whom it wants to see.
+pub(super) async fn receive(stream: BoxedStream, residents: Registry, judged: bool) {
+    let _ = tokio::time::timeout(HANDSHAKE_TIMEOUT, show_in(stream, residents, judged)).await;
+}
+
+async fn show_in(mut stream: BoxedStream, residents: Registry, judged: bool) -> io::Result<()> {
+    let frame = read_frame(&mut stream, MAX_HELLO_FRAME).await?;
+    let opening = decode(&frame.ok_or_else(|| invalid("nothing was said".into()))?)?;
+    match opening {
+        Opening::Line { cookie, from } => {
+            let host = residents.borrow().worlds.get(&cookie).and_then(mpsc::WeakUnboundedSender::upgrade);
+            let Some(host) = host else { return answer(&mut stream, &Answer::Unknown).await };
+            answer(&mut stream, &Answer::Taken).await?;
+            let _ = host.send(Event::Called { rank: from, stream });
+        }
+        Opening::Join { tag } => {
+            // This rank may hear of the decision a little later than the one that knocks.
+            let mut news = residents.subscribe();
+            let is_known = |all: &Residents| all.coordinators.contains_key(&tag) || all.over.contains(&tag);
+            let arrival = news.wait_for(is_known).await;
+            let coordinator = arrival.ok().and_then(|residents| residents.coordinators.get(&tag).cloned());
+            let Some(coordinator) = coordinator else { return answer(&mut stream, &Answer::Unknown).await };
+            answer(&mut stream, &Answer::Taken).await?;
+            coordinator.seat(stream, judged).await?;
+        }
+        Opening::Wait { group } => {
+            let lobby = residents.borrow().lobbies.get(&group).and_then(Weak::upgrade);
+            let Some(lobby) = lobby.filter(|lobby| lobby.is_open()) else {
+                return answer(&mut stream, &Answer::Unknown).await;
+            };
+            answer(&mut stream, &Answer::Taken).await?;
+            lobby.receive(stream).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn answer(stream: &mut BoxedStream, answer: &Answer) -> io::Result<()> {
+    stream.write_all(&encode(answer)).await?;
+    stream.flush().await
+}

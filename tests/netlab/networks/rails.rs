@@ -1,0 +1,174 @@
+//! Hosts with several cards: long messages go over all of them.
+
+use std::time::{Duration, Instant};
+
+use kolo_netlab::Lab;
+use kolo_netlab::network::Network;
+use kolo_transport::{Channel, Endpoint, Event, Piece, Posted, Rail, Sink, TcpOptions, Token};
+
+use crate::Test;
+use crate::job::{perf, run, succeed};
+use crate::placed::Placed;
+
+pub(crate) const TESTS: &[Test] = tests![
+    Moment long_messages_go_over_both_cards,
+    Moment a_card_that_leads_nowhere_is_done_without,
+    Moment the_user_chooses_the_cards,
+    Moment a_cut_card_is_noticed,
+    Long all_collectives_over_two_cards,
+];
+
+const LONG: Duration = Duration::from_secs(60);
+const ON: [Channel; 2] = [Channel { peer: 1, index: 0 }, Channel { peer: 0, index: 0 }];
+
+/// Cards of 400 and 200 Mbit/s.
+fn network(hosts: usize) -> Network {
+    Network::hosts(hosts).nics(2).rate(400_000_000).nic_rate(1, 200_000_000).delay(Duration::from_micros(50))
+}
+
+/// Two endpoints on two hosts that know each other.
+fn pair(lab: &Lab, list: Option<&str>) -> [Placed; 2] {
+    let options = || TcpOptions {
+        interfaces: list.and_then(TcpOptions::interfaces_from),
+        dial_timeout: Duration::from_secs(2),
+        ..TcpOptions::default()
+    };
+    let mut ends = [0, 1].map(|rank| Placed::new(lab.host(rank), rank as u32, 2, options()));
+    let addresses = [0, 1].map(|rank: usize| ends[rank].address().to_vec());
+    ends[0].introduce(1, &addresses[1]).expect("a good address");
+    ends[1].introduce(0, &addresses[0]).expect("a good address");
+    ends
+}
+
+/// Sends so many bytes from one end to the other, and checks them; the time that it takes, or nothing if it takes longer.
+fn send(ends: &mut [Placed; 2], from: usize, len: usize, patience: Duration) -> Option<Duration> {
+    let mut source: Vec<u8> = (0..len).map(|at| (at * 31 + at / 251) as u8).collect();
+    let mut target = vec![0_u8; len];
+    let (out, inward) =
+        ([Piece { ptr: source.as_mut_ptr(), len }], [Piece { ptr: target.as_mut_ptr(), len }]);
+    let to = 1 - from;
+    // SAFETY: bytes and pieces outlive the tokens, which complete below, or the endpoints are given up.
+    let posted = unsafe {
+        [
+            ends[to].post_recv(ON[to], 3, Sink::Place(&inward), Token(2)).expect("posted"),
+            ends[from].post_send(ON[from], 3, &out, Token(1)).expect("posted"),
+        ]
+    };
+    let mut open = posted.iter().filter(|posted| **posted == Posted::Pending).count();
+    let (began, mut events) = (Instant::now(), Vec::new());
+    while open > 0 {
+        ends.iter_mut().for_each(|end| {
+            end.poll(&mut events);
+        });
+        for event in events.drain(..) {
+            assert!(matches!(event, Event::Done(_)), "{event:?}");
+            open -= 1;
+        }
+        if began.elapsed() > patience {
+            let cause =
+                kolo_transport::Error::new(kolo_transport::ErrorKind::Timeout, "test", None, "given up");
+            ends.iter_mut().for_each(|end| end.abort(&cause, &mut events));
+            return None;
+        }
+        std::thread::yield_now();
+    }
+    assert!(source == target, "{len} bytes from {from} arrive as they were");
+    Some(began.elapsed())
+}
+
+/// Bytes sent on each rail, from the first end.
+fn sent(end: &Placed, peer: u32) -> Vec<(String, u64)> {
+    let rails: Vec<Rail> = end.rails(peer);
+    println!("{rails:?}");
+    rails.into_iter().map(|rail| (rail.interface, rail.sent_bytes)).collect()
+}
+
+fn long_messages_go_over_both_cards() {
+    const LEN: usize = 8 << 20;
+    let lab = Lab::new(&network(2)).expect("a network");
+    let mut ends = pair(&lab, None);
+    for from in [0, 1, 0, 1] {
+        send(&mut ends, from, LEN, LONG).expect("it arrives");
+    }
+    let best = (0..4).map(|_| send(&mut ends, 0, LEN, LONG).expect("it arrives")).min().expect("some");
+    let rate = LEN as f64 * 8.0 / best.as_secs_f64();
+    println!("{:.0} Mbit/s", rate / 1e6);
+    for (at, peer) in [(0, 1), (1, 0)] {
+        let sent = sent(&ends[at], peer);
+        let [(one, most), (other, least)] = &sent[..] else { panic!("{sent:?}") };
+        assert_eq!((one.as_str(), other.as_str()), ("eth0", "eth1"));
+        let share = *most as f64 / (most + least) as f64;
+        assert!((0.55..0.8).contains(&share), "two thirds of the rate: {sent:?}");
+    }
+    // One of them carries 377 Mbit/s at best, both 565.
+    assert!(rate > 400e6, "{rate} bit/s");
+}
+
+fn a_card_that_leads_nowhere_is_done_without() {
+    let lab = Lab::new(&network(2)).expect("a network");
+    lab.cut_card(1, 1, true);
+    let mut ends = pair(&lab, None);
+    let until = Instant::now() + LONG;
+    while !ends[0].rails(1).iter().any(|rail| rail.problem.is_some()) {
+        send(&mut ends, 0, 1 << 20, LONG).expect("it arrives");
+        assert!(Instant::now() < until, "{:?}", ends[0].rails(1));
+    }
+    let rails = ends[0].rails(1);
+    let problem = rails[1].problem.as_deref().expect("the second does not work");
+    assert!(rails[1].interface == "eth1" && problem.contains(&rails[1].remote.to_string()), "{rails:?}");
+    assert!(rails[1].sent_bytes == 0 && rails[0].problem.is_none() && rails[0].sent_bytes > 0, "{rails:?}");
+    send(&mut ends, 1, 1 << 20, LONG).expect("it arrives");
+}
+
+fn the_user_chooses_the_cards() {
+    let lab = Lab::new(&network(2)).expect("a network");
+    for (list, cards) in [("=eth1", &[][..]), ("^eth1", &[]), ("eth1,eth0", &["eth1", "eth0"])] {
+        let mut ends = pair(&lab, Some(list));
+        for _ in 0..4 {
+            send(&mut ends, 0, 1 << 20, LONG).expect("it arrives");
+        }
+        let used: Vec<String> = sent(&ends[0], 1).into_iter().map(|(card, _)| card).collect();
+        assert_eq!(used, cards, "{list}: the first is named first, and one is no choice");
+    }
+}
+
+/// As where there is one card: the call waits, what is not acknowledged is known, and it goes on when the cable is back.
+fn a_cut_card_is_noticed() {
+    let lab = Lab::new(&network(2)).expect("a network");
+    let mut ends = pair(&lab, None);
+    for _ in 0..4 {
+        send(&mut ends, 0, 1 << 20, LONG).expect("it arrives");
+    }
+    std::thread::scope(|scope| {
+        let (over, wait) = std::sync::mpsc::channel::<()>();
+        let lab = &lab;
+        lab.cut_card(1, 1, true);
+        scope.spawn(move || {
+            // The length of the cut is what is tested.
+            let _ = wait.recv_timeout(Duration::from_secs(1));
+            lab.cut_card(1, 1, false);
+        });
+        let took = send(&mut ends, 0, 4 << 20, LONG).expect("it arrives");
+        drop(over);
+        println!("{took:?}");
+    });
+}
+
+/// Two hosts with one and two ranks, and three hosts with one.
+fn all_collectives_over_two_cards() {
+    for (hosts, per_host) in [(2, 2), (3, 1)] {
+        let lab = Lab::new(&network(hosts)).expect("a network");
+        for name in
+            ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall", "sendrecv", "gather"]
+        {
+            let words = format!("{name} -b 1K -e 4M -f 64 -n 2 -w 1 -c 1 -d int32");
+            let Some(commands) = perf(&lab, per_host, &words, &[]) else { return };
+            let ends = run(commands, LONG);
+            succeed(&ends, name);
+            assert!(ends[0].said.contains("Out of bounds values : 0 OK"), "{name}: {}", ends[0].said);
+            // What the probe has sent, rates with it.
+            let said = &ends[0].said;
+            assert!(said.contains("rails eth0") && said.contains(" % ("), "{name}: {said}");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The connections of a channel beside its first. The end that dialled the first dials these too, when the first long message goes; so
+//! there is no tie to break. One that cannot be made is done without, and said.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use socket2::Socket;
+
+use super::congestion;
+use super::dial::{Dial, Dialed};
+use super::endpoint::{Peer, TcpEndpoint};
+use super::link::{State, Strands};
+use super::park::Whose;
+use super::route::Candidate;
+use super::socket;
+use super::stripes::{Bundle, Path, Strand, UNSENT_BYTES};
+use super::wire::{Hello, NONCE_BYTES, Verdict};
+use crate::endpoint::Channel;
+
+/// Most connections of a channel.
+const STRANDS_MAX: usize = 16;
+
+impl Peer {
+    /// The number of the path to that address of the peer, which is made if there is none.
+    fn path(&mut self, remote: SocketAddr) -> usize {
+        let remote = remote.ip();
+        if let Some(known) = self.paths.iter().position(|path| path.remote == remote) {
+            return known;
+        }
+        let interface = self.rails.iter().find(|rail| rail.to.ip() == remote);
+        let interface = interface.map_or_else(String::new, |rail| rail.interface.clone());
+        self.paths.push(Path::new(remote, interface));
+        self.paths.len() - 1
+    }
+}
+
+impl TcpEndpoint {
+    /// Makes a link that has just been connected ready for further connections, if there is a way for them.
+    pub(super) fn bundle(&mut self, number: u32, remote: Option<SocketAddr>) {
+        let link = &mut self.links[number as usize];
+        let peer = &mut self.peers[link.channel.peer as usize];
+        if let Some(remote) = remote
+            && peer.rails.len() > 1
+        {
+            link.bundle = Some(Box::new(Bundle::new(peer.path(remote))));
+            (link.outbound.stripes, link.inbound.expects_parts) = (true, true);
+        }
+    }
+
+    /// Dials the further connections of a channel, if this end has dialled the first.
+    pub(super) fn dial_strands(&mut self, number: u32) {
+        let link = &mut self.links[number as usize];
+        link.strands = Strands::None;
+        let Channel { peer, index } = link.channel;
+        let Some(route) = link.route.as_ref().filter(|route| route.is_dialed) else { return };
+        let known = &mut self.peers[peer as usize];
+        let Some(instance) = known.address.as_ref().map(|address| address.instance) else { return };
+        let first = route.remote.map(|remote| remote.ip());
+        let rails = known.rails.clone();
+        let mut dials = Vec::new();
+        for rail in rails.into_iter().filter(|rail| Some(rail.to.ip()) != first) {
+            let path = known.path(rail.to);
+            if known.paths[path].problem.is_some() {
+                continue;
+            }
+            let mut nonce = [0; NONCE_BYTES];
+            // As for the first connection.
+            let _ = getrandom::fill(&mut nonce);
+            let hello = Hello {
+                from: self.me.rank,
+                to: peer,
+                world_size: self.me.world_size,
+                channel: index,
+                strand: dials.len() as u16 + 1,
+                instance: self.me.instance,
+                target: instance,
+                nonce,
+            };
+            let hello = (hello.encode(&self.me.key), self.me.key.clone());
+            let from = Some((rail.interface, rail.source));
+            let candidate = Candidate { to: rail.to, interface: rail.at, distance: 0, from };
+            dials.push((path, Dial::new(hello, instance, false, &[candidate], Instant::now())));
+        }
+        if !dials.is_empty() {
+            link.strands = Strands::Dialing(dials);
+            self.stranding.push(number);
+        }
+    }
+
+    /// Steps the dials of further connections; whether one has come to something.
+    pub(super) fn step_strands(&mut self, now: Instant) -> bool {
+        let mut moved = false;
+        let mut at = 0;
+        while at < self.stranding.len() {
+            let number = self.stranding[at];
+            let strands = std::mem::replace(&mut self.links[number as usize].strands, Strands::None);
+            let Strands::Dialing(mut dials) = strands else {
+                self.stranding.swap_remove(at);
+                continue;
+            };
+            let mut left = Vec::with_capacity(dials.len());
+            for (path, mut dial) in dials.drain(..) {
+                let (park, watching, deaf) = (&self.park, self.watching, &mut self.deaf);
+                let dialed = dial.step(now, &self.options, |socket| {
+                    if watching {
+                        *deaf |= park.watch(socket, Whose::Connecting).is_err();
+                    }
+                });
+                let problem = match dialed {
+                    Dialed::Waiting => {
+                        left.push((path, dial));
+                        continue;
+                    }
+                    Dialed::Connected(made) => {
+                        self.add_strand(number, made.socket, path);
+                        None
+                    }
+                    Dialed::Starved(error) => Some(error.to_string()),
+                    Dialed::Failed { tried, .. } => Some(tried),
+                };
+                moved = true;
+                if let Some(problem) = problem {
+                    let channel = self.links[number as usize].channel;
+                    self.peers[channel.peer as usize].paths[path].problem = Some(problem);
+                }
+            }
+            let link = &mut self.links[number as usize];
+            if left.is_empty() {
+                self.stranding.swap_remove(at);
+                if link.bundle.as_ref().is_some_and(|bundle| bundle.strands.len() == 1) {
+                    // There is no other way after all.
+                    link.outbound.stripes = false;
+                }
+            } else {
+                link.strands = Strands::Dialing(left);
+                at += 1;
+            }
+        }
+        moved
+    }
+
+    /// What to say to a peer that adds a connection to a channel.
+    pub(super) fn judge_strand(&self, number: u32) -> Verdict {
+        let link = &self.links[number as usize];
+        let strands = link.bundle.as_ref().map_or(1, |bundle| bundle.strands.len());
+        match (&link.state, &link.route) {
+            (State::Open(_), Some(route)) if !route.is_dialed && strands < STRANDS_MAX => Verdict::Welcome,
+            _ => Verdict::Duplicate,
+        }
+    }
+
+    /// Takes in a further connection that the peer has made.
+    pub(super) fn join_strand(&mut self, on: Channel, socket: Socket, from: Option<SocketAddr>) {
+        let (Ok(number), Some(from)) = (self.link(on), from) else { return };
+        let path = self.peers[on.peer as usize].path(from);
+        self.add_strand(number, socket, path);
+    }
+
+    fn add_strand(&mut self, number: u32, socket: Socket, path: usize) {
+        // Its name is that of the first connection.
+        let _ = congestion::adapt(&socket, &self.options.congestion);
+        if self.watching {
+            self.deaf |= self.park.watch(&socket, Whose::Link(number)).is_err();
+        }
+        let link = &mut self.links[number as usize];
+        let State::Open(first) = &link.state else { return };
+        let remote = link.route.as_ref().and_then(|route| route.remote);
+        if link.bundle.is_none() {
+            let first = remote.map_or(path, |remote| self.peers[link.channel.peer as usize].path(remote));
+            link.bundle = Some(Box::new(Bundle::new(first)));
+            (link.outbound.stripes, link.inbound.expects_parts) = (true, true);
+        }
+        let Some(bundle) = &mut link.bundle else { return };
+        // What a strand has taken, no other can carry any more. Without this option it takes more than it should.
+        for strand in [first, &socket] {
+            let _ = socket::keep_unsent(strand, UNSENT_BYTES);
+        }
+        bundle.strands.push(Strand::new(Some(socket), path));
+        (link.readable, link.writable) = (true, true);
+    }
+}

@@ -1,0 +1,230 @@
+//! Striped messages over pairs of sockets, cut anywhere.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr};
+
+use proptest::prelude::*;
+use socket2::{Domain, Type};
+
+use super::super::inbound::{Halt, Landing, Recv};
+use super::super::link::{Link, State};
+use super::*;
+use crate::endpoint::{Channel, Consumer, Event, Piece, Token};
+use crate::pieces::{Eater, Pieces};
+
+fn pair() -> [Socket; 2] {
+    let (near, far) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+    [near, far].map(|socket| {
+        socket.set_nonblocking(true).unwrap();
+        socket
+    })
+}
+
+fn paths(count: usize) -> Vec<Path> {
+    let remote = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    vec![Path::new(remote, String::new()); count]
+}
+
+/// Two ends of a channel with so many connections.
+fn links(strands: usize) -> [Link; 2] {
+    let mut ends = [0, 1].map(|peer| Link::new(Channel { peer, index: 0 }));
+    let mut bundles = [0, 0].map(Bundle::new);
+    for path in 0..strands {
+        for ((end, bundle), socket) in ends.iter_mut().zip(&mut bundles).zip(pair()) {
+            if path == 0 {
+                end.state = State::Open(socket);
+            } else {
+                bundle.strands.push(Strand::new(Some(socket), path));
+            }
+        }
+    }
+    for (end, bundle) in ends.iter_mut().zip(bundles) {
+        end.bundle = Some(Box::new(bundle));
+        (end.outbound.stripes, end.inbound.expects_parts) = (true, true);
+    }
+    ends
+}
+
+fn payload(number: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + i / 251 + number * 7) as u8).collect()
+}
+
+unsafe fn put(context: *mut (), offset: usize, data: *const u8, len: usize) {
+    // SAFETY: the context is a vector of the test, which outlives the token and is long enough; the data is as promised.
+    unsafe {
+        let out = &mut *context.cast::<Vec<u8>>();
+        assert!(
+            out[offset..offset + len].iter().all(|byte| *byte == 0),
+            "bytes of an ordinary message come once"
+        );
+        std::ptr::copy_nonoverlapping(data, out.as_mut_ptr().add(offset), len);
+    }
+}
+
+/// Length sent, length expected, whether the tag is wrong, and whether a consumer takes it.
+type Case = (usize, usize, bool, bool);
+
+fn case() -> impl Strategy<Value = Case> {
+    let len = || prop_oneof![1usize..2000, STRIPED_BYTES - 1..STRIPED_BYTES + 2, STRIPED_BYTES..900_000];
+    (len(), len(), 0u8..8, any::<bool>()).prop_map(|(sent, other, fate, eaten)| match fate {
+        0 => (sent, other, false, eaten),
+        1 => (sent, sent, true, eaten),
+        _ => (sent, sent, false, eaten),
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// However many connections there are and however far each gets: what fits arrives once, whole and in order of messages; what
+    /// does not fit costs only itself.
+    #[test]
+    fn messages_in_parts_arrive_whole(
+        cases in proptest::collection::vec(case(), 1..8),
+        strands in 1usize..4,
+        budgets in proptest::collection::vec(prop_oneof![1usize..3000, 10_000usize..400_000], 1..8),
+        posted_ahead in 1usize..4,
+    ) {
+        let [mut near, mut far] = links(strands);
+        let sources: Vec<Vec<u8>> = cases.iter().enumerate().map(|(n, case)| payload(n, case.0)).collect();
+        let lists: Vec<Vec<Piece>> = sources.iter().map(|source| {
+            let (ptr, half) = (source.as_ptr().cast_mut(), source.len() / 3);
+            vec![Piece { ptr, len: half }, Piece { ptr: ptr.wrapping_add(half), len: source.len() - half }]
+        }).collect();
+        for (number, (list, &(len, _, wrong, _))) in lists.iter().zip(&cases).enumerate() {
+            let tag = number as u64 + if wrong { 1000 } else { 0 };
+            near.outbound.queue.push_back(Send::new(Token(number as u64), tag, len, Pieces::new(list).0));
+        }
+        let mut targets: Vec<Vec<u8>> = cases.iter().map(|case| vec![0; case.1]).collect();
+        let contexts: Vec<*mut ()> = targets.iter_mut().map(|target| std::ptr::from_mut(target).cast()).collect();
+        let places: Vec<[Piece; 2]> = targets.iter_mut().map(|target| {
+            let (ptr, half) = (target.as_mut_ptr(), target.len() / 2);
+            [Piece { ptr, len: half }, Piece { ptr: ptr.wrapping_add(half), len: target.len() - half }]
+        }).collect();
+        let (mut work, mut ways, mut events, mut sent) = (Workspace::new(), paths(strands), Vec::new(), 0);
+        let (mut posted, mut turn) = (0, 0);
+        while events.len() < cases.len() {
+            while posted < cases.len() && posted < events.len() + posted_ahead {
+                let (_, len, _, eaten) = cases[posted];
+                let landing = if eaten {
+                    Landing::Eat(Eater::new(Consumer { call: put, context: contexts[posted] }))
+                } else {
+                    Landing::Place(Pieces::new(&places[posted]).0)
+                };
+                let token = Token(posted as u64);
+                far.inbound.queue.push_back(Recv { token, tag: posted as u64, len, landing, conditional: false });
+                posted += 1;
+            }
+            let budget = budgets[turn % budgets.len()];
+            turn += 1;
+            if !near.outbound.queue.is_empty() {
+                let done = |token: Token| {
+                    assert_eq!(token, Token(sent), "messages are handed over in order");
+                    sent += 1;
+                };
+                let transmitted = near.transmit(&mut ways, &mut work, budget, done);
+                prop_assert!(!matches!(transmitted, Err(Stop::Closed(_))));
+            }
+            let (_, halt) = far.receive(&mut work, budget, turn % 2 == 0, &mut events);
+            prop_assert!(!matches!(halt, Halt::Corrupt(_) | Halt::Closed(_)), "{:?}", halt);
+            prop_assert!(turn < 500_000, "stuck: {:?}", far.inbound);
+        }
+        for (number, (event, &(len, expected, wrong, _))) in events.iter().zip(&cases).enumerate() {
+            match event {
+                Event::Done(token) => {
+                    prop_assert_eq!(token.0, number as u64);
+                    prop_assert!(len == expected && !wrong);
+                    prop_assert!(targets[number] == payload(number, len), "message {} differs", number);
+                }
+                Event::Failed(token, _) => {
+                    prop_assert_eq!(token.0, number as u64);
+                    prop_assert!(len != expected || wrong);
+                }
+                other => prop_assert!(false, "{:?}", other),
+            }
+        }
+    }
+}
+
+/// What the receiver says to bytes on its first and its second connection, behind the header of a message of 1 MiB.
+fn verdict(first: &[Part], second: &[Part]) -> Halt {
+    const LEN: usize = 1 << 20;
+    let [mut near, mut far] = links(2);
+    let mut target = vec![0; LEN];
+    let places = [Piece { ptr: target.as_mut_ptr(), len: LEN }];
+    let landing = Landing::Place(Pieces::new(&places).0);
+    far.inbound.queue.push_back(Recv { token: Token(1), tag: 5, len: LEN, landing, conditional: false });
+    let header = Header { tag: 5, len: LEN as u64, sequence: 0, striped: true };
+    let State::Open(socket) = &mut near.state else { panic!() };
+    socket.write_all(&header.encode()).unwrap();
+    for part in first {
+        socket
+            .write_all(&part.encode())
+            .and_then(|()| socket.write_all(&vec![1; part.len.min(1 << 16) as usize]))
+            .unwrap();
+    }
+    let bundle = near.bundle.as_mut().unwrap();
+    let socket = bundle.strands[1].socket.as_mut().unwrap();
+    for part in second {
+        socket.write_all(&part.encode()).unwrap();
+    }
+    far.receive(&mut Workspace::new(), usize::MAX, true, &mut Vec::new()).1
+}
+
+#[test]
+fn parts_that_make_no_sense_are_refused() {
+    let part = |offset, len, sequence| Part { offset, len, sequence };
+    let good = [part(0, 1 << 16, 0)];
+    assert!(matches!(verdict(&good, &[part(1 << 16, 1 << 16, 0)]), Halt::Blocked));
+    for (bad, why) in [
+        (part(0, 1 << 16, 0), "come before"),
+        (part(64, 64, 0), "come before"),
+        (part((1 << 20) - 64, 128, 0), "beyond"),
+        (part(1 << 40, 64, 0), "beyond"),
+        (part((1 << 16) + 1, 63, 0), "beyond"),
+        (part(1 << 16, 65, 0), "beyond"),
+        (part(1 << 16, 64, 7), "another message"),
+    ] {
+        let halt = verdict(&good, &[bad]);
+        assert!(matches!(halt, Halt::Corrupt(what) if what.contains(why)), "{bad:?}: {halt:?}");
+    }
+    // The part of the message behind it waits.
+    assert!(matches!(verdict(&good, &[part(0, 64, 1)]), Halt::Blocked));
+}
+
+#[test]
+fn strands_carry_what_they_are_fast_enough_for() {
+    const LEN: usize = 4 << 20;
+    let (near, mut far): (Vec<_>, Vec<_>) = (0..2).map(|_| pair()).map(|[near, far]| (near, far)).unzip();
+    let mut near = near.into_iter();
+    let first = near.next().unwrap();
+    let mut bundle = Bundle::new(0);
+    bundle.strands.push(Strand::new(near.next(), 1));
+    let (mut ways, mut work) = (paths(2), Workspace::new());
+    let source = vec![7; LEN];
+    let list = [Piece { ptr: source.as_ptr().cast_mut(), len: LEN }];
+    let mut buffer = vec![0; 60_000];
+    for number in 0..12 {
+        let message = Send::new(Token(1), 1, LEN, Pieces::new(&list).0);
+        while !bundle.send(&first, &message, number, &mut ways, &mut work, LEN).unwrap().is_over {
+            // The first is three times as fast as the second.
+            for (far, bytes) in far.iter_mut().zip([60_000, 20_000]) {
+                let _ = far.read(&mut buffer[..bytes]);
+            }
+        }
+    }
+    // Nothing is known of rates beforehand: these are no TCP sockets.
+    let [fast, slow] = [ways[0].sent, ways[1].sent];
+    assert!(fast > 2 * slow, "{fast} and {slow}");
+    assert_eq!(fast + slow, 12 * LEN as u64);
+}
+
+#[test]
+fn the_end_of_a_message_goes_where_it_is_done_first() {
+    assert_eq!(part_len(1 << 20, 0.5, false), 256 << 10);
+    assert_eq!(part_len(100 << 10, 0.5, false), PART_BYTES);
+    assert_eq!(part_len(50 << 10, 0.5, false), 0, "the other strand is through with it sooner");
+    assert_eq!(part_len(50 << 10, 0.5, true), PART_BYTES);
+    assert_eq!(part_len(1000, 0.9, true), 1000);
+    assert_eq!(part_len(0, 1.0, true), 0);
+}
