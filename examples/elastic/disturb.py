@@ -83,7 +83,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--reference", type=int, default=1, help="ranks of the undisturbed run")
     parser.add_argument("--model", default="mlp")
     parser.add_argument("--models", default="mlp,cnn,rnn", help="of the table")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--events", default=EVENTS)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parent.parent / "data")
     parser.add_argument("--limit", type=float, default=600, help="seconds for a run")
