@@ -42,7 +42,7 @@ def main() -> int:
     print("the weights have the same bits" if same else "THE WEIGHTS DIFFER")
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / "run.json").write_text(json.dumps(disturbed.as_json(), indent=1) + "\n")
+        (given.out / "run.json").write_text(json.dumps(disturbed.as_json()) + "\n")
         try:
             from plot import draw
         except ImportError as error:
