@@ -31,12 +31,12 @@ class Event:
 
     @classmethod
     def parse(cls, text: str) -> Event:
-        step, what, who, *seconds = text.split(":")
+        step, what, *more = text.split(":")
+        if what not in ("kill", "stop", "pause", "add"):
+            sys.exit(f"'{text}': a process can be killed, stopped, paused or added")
         if what == "add":
-            sys.exit("nobody can join a running job yet")
-        if what not in ("kill", "stop", "pause"):
-            sys.exit(f"'{text}': a process can be killed, stopped or paused")
-        return cls(int(step), what, who, *map(float, seconds))
+            return cls(int(step), what, "")
+        return cls(int(step), what, more[0], *map(float, more[1:]))
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Outcome:
         done = [event for event in self.events if event.rank is not None]
         told = ", ".join(f"step {event.step} {event.what} {event.rank}" for event in done) or "nothing happened"
         left = self.statuses.count(0)
-        return f"{told}; {left} of {self.ranks} ranks finished, weights {' '.join(sorted(each[:16] for each in self.hashes))}"
+        return f"{told}; {left} of {len(self.statuses)} processes finished, weights {' '.join(sorted(each[:16] for each in self.hashes))}"
 
     def as_json(self) -> dict:
         return {**asdict(self), "hashes": sorted(self.hashes)}
@@ -69,12 +69,11 @@ class Crew:
         self._ranks = ranks
         self._model = model
         self._last = steps
-        # Forks, since to import torch takes longer than a small run.
-        fork = multiprocessing.get_context("fork").Process
-        self._processes = [fork(target=be_rank, args=(rank, ranks, folder, model, steps, data)) for rank in range(ranks)]
-        for process in self._processes:
-            process.start()
-        self._logs: dict[int, Log] = {rank: Log(folder / f"steps-{rank}.jsonl") for rank in range(ranks)}
+        self._options = ["--out", str(folder), "--model", model, "--steps", str(steps), "--data", str(data)]
+        self._processes: list[multiprocessing.Process] = []
+        self._logs: dict[int, Log] = {}
+        for _ in range(ranks):
+            self._start("--ranks", str(ranks), "--meet", f"file://{folder}/meet")
         self._continue_at: list[tuple[float, int]] = []
 
     def __enter__(self) -> Crew:
@@ -85,6 +84,16 @@ class Crew:
             if process.is_alive():
                 process.kill()
             process.join()
+
+    def _start(self, *options: str) -> int:
+        """Starts one more; its number. A fork, since to import torch takes longer than a small run."""
+        rank = len(self._processes)
+        arguments = ["--rank", str(rank), *options, *self._options]
+        process = multiprocessing.get_context("fork").Process(target=be_rank, args=(arguments, self._folder / f"errors-{rank}"))
+        process.start()
+        self._processes.append(process)
+        self._logs[rank] = Log(self._folder / f"steps-{rank}.jsonl")
+        return rank
 
     def follow(self, schedule: list[Event], limit: float) -> Outcome:
         """Does what the schedule says, until all ranks have ended."""
@@ -103,6 +112,9 @@ class Crew:
         return max((told["step"] for log in self._logs.values() for told in log.read()[-1:]), default=0)
 
     def _do(self, event: Event) -> None:
+        if event.what == "add":
+            event.time, event.rank = time.time(), self._start("--join")
+            return
         running = [rank for rank, process in enumerate(self._processes) if process.is_alive()]
         stopped = [rank for _, rank in self._continue_at]
         there = [rank for rank in running if rank not in stopped]
@@ -119,8 +131,10 @@ class Crew:
             self._continue_at.append((time.monotonic() + event.seconds, rank))
 
     def _first(self, there: list[int]) -> int | None:
-        """Ranks keep their order, so the first of the processes that are left is rank 0."""
-        return min(there, default=None)
+        """Whoever of them was rank 0 in the latest step."""
+        latest = {rank: log.read()[-1] for rank, log in self._logs.items() if rank in there and log.read()}
+        zeros = [rank for rank, told in latest.items() if told["rank"] == 0]
+        return max(zeros, key=lambda rank: latest[rank]["step"], default=min(there, default=None))
 
     def _let_go_on(self) -> None:
         now = time.monotonic()
@@ -140,7 +154,7 @@ class Crew:
                 if before is None or told["time"] < before[0]:
                     first[told["step"]] = told["time"], told["ranks"]
         outcome.steps = [(step, *first[step]) for step in sorted(first)]
-        wrong = [status for status in outcome.statuses if status not in (0, train.LEFT_OUT, -signal.SIGKILL)]
+        wrong = [status for status in outcome.statuses if status not in (0, train.LEFT_OUT, train.TOO_LATE, -signal.SIGKILL)]
         if wrong or len(outcome.steps) != self._last:
             raise RuntimeError(f"ranks ended with {outcome.statuses} after {len(outcome.steps)} steps\n{self._errors()}")
         return outcome
@@ -149,15 +163,14 @@ class Crew:
         return "\n".join(path.read_text()[-2000:] for path in sorted(self._folder.glob("errors-*")))
 
 
-def be_rank(rank: int, ranks: int, folder: Path, model: str, steps: int, data: Path) -> None:
-    """What `python train.py` does as this rank; its own process."""
-    with (folder / f"errors-{rank}").open("w", buffering=1) as said:
+def be_rank(arguments: list[str], output: Path) -> None:
+    """What `python train.py` does with these arguments; its own process."""
+    with output.open("w", buffering=1) as said:
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)
         # A rank that is silent for a second is given up, rather than one that is for a minute.
         os.environ["KOLO_DEAD_AFTER"] = "1"
-        who = ["--rank", str(rank), "--ranks", str(ranks), "--meet", f"file://{folder}/meet", "--out", str(folder)]
-        sys.exit(train.main([*who, "--model", model, "--steps", str(steps), "--data", str(data)]))
+        sys.exit(train.main(arguments))
 
 
 class Log:

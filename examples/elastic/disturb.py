@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains while ranks are killed and stopped, and shows that the weights end with the bits of an undisturbed run.
+"""Trains while ranks are killed, stopped and added, and shows that the weights end with the bits of an undisturbed run.
 
     python disturb.py                                    # 6 ranks, a schedule with all kinds of faults; --out results
     python disturb.py --ranks 8 --model cnn --events 20:kill:first,60:stop:3
@@ -8,6 +8,7 @@
 An event is STEP:WHAT:WHO[:SECONDS]. WHAT is `kill` (SIGKILL), `stop` (SIGSTOP; the others go on without the rank after about a
 second, and after SECONDS, 4 by default, it is let go on and learns that it is out) or `pause` (the same for less than a second,
 which nobody is left out for). WHO is the number that a process was started with, or `first`: whoever is rank 0 at that time.
+STEP:add starts one more process, which joins those that are at work.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from crew import Crew, Event, Outcome  # noqa: E402
 
-EVENTS = "40:kill:first,80:pause:3:0.5,120:stop:4:4,200:kill:first"
+EVENTS = "40:kill:first,80:pause:3:0.5,110:add,140:stop:4:4,180:add,200:kill:first,240:add"
 KILLS = "5:kill:first,9:kill:first"
 SIZES = (1, 2, 3, 4, 5, 6, 8)
 
@@ -41,7 +42,7 @@ def main() -> int:
     print("the weights have the same bits" if same else "THE WEIGHTS DIFFER")
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / "run.json").write_text(json.dumps(disturbed.as_json(), indent=1) + "\n")
+        (given.out / "run.json").write_text(json.dumps(disturbed.as_json()) + "\n")
         try:
             from plot import draw
         except ImportError as error:
@@ -82,7 +83,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--reference", type=int, default=1, help="ranks of the undisturbed run")
     parser.add_argument("--model", default="mlp")
     parser.add_argument("--models", default="mlp,cnn,rnn", help="of the table")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--events", default=EVENTS)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parent.parent / "data")
     parser.add_argument("--limit", type=float, default=600, help="seconds for a run")

@@ -12,8 +12,8 @@ import matplotlib.pyplot as plt  # noqa: E402
 from crew import Outcome  # noqa: E402
 
 WINDOW_SECONDS = 0.25
-COLOURS = {"kill": "#b3362b", "stop": "#c28e2c", "pause": "#5b7fa6"}
-WORDS = {"kill": "killed", "stop": "stopped", "pause": "paused"}
+COLOURS = {"kill": "#b3362b", "stop": "#c28e2c", "pause": "#5b7fa6", "add": "#444444"}
+WORDS = {"kill": "killed", "stop": "stopped", "pause": "paused", "add": "added"}
 STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -39,15 +39,16 @@ def draw(run: Outcome, reference: Outcome, path: Path) -> None:
         upper.set_ylim(0, max(rates) * 1.3)
         upper.set_title(title(run, reference), loc="left")
         lower.step(times, [ranks for *_, ranks in run.steps], where="post", color="#444444")
-        lower.set_ylim(0, run.ranks + 0.8)
-        lower.set_yticks(range(0, run.ranks + 1, 2))
+        most = max(ranks for *_, ranks in run.steps)
+        lower.set_ylim(0, most + 0.8)
+        lower.set_yticks(range(0, most + 1, 2))
         lower.set_ylabel("ranks")
         lower.set_xlabel("seconds")
         for number, event in enumerate(event for event in run.events if event.time is not None):
             at, colour = event.time - begin, COLOURS[event.what]
             for panel in (upper, lower):
                 panel.axvline(at, color=colour, linewidth=1, linestyle="--")
-            height = max(rates) * (1.25 - 0.09 * (number % 2))
+            height = max(rates) * (1.25 - 0.09 * (number % 3))
             upper.annotate(f"{event.rank} {WORDS[event.what]}", (at, height), (3, 0), textcoords="offset points", color=colour, va="top")
         figure.savefig(path, metadata={"Date": None})
         plt.close(figure)

@@ -2,6 +2,7 @@
 """One rank of a training that ends with the same bits whoever dies on the way.
 
     python train.py --rank R --ranks P --meet file:///tmp/job --out FOLDER [--model mlp] [--steps 200]
+    python train.py --rank R --join --out FOLDER ...             # joins those that are at work there
 
 A step's batch is cut into a fixed number of micro-batches, the shards. Each rank computes the gradients of its shards, and
 `all_reduce_shards` adds all of them along one tree, whoever has them. `disturb.py` starts the ranks, and kills and stops them.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -27,12 +29,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "torch"))
 from training.data import Images, load  # noqa: E402
 from training.models import MODELS, build  # noqa: E402
 
+# Here, since it imports half of torch: `crew.py` has that done once for all ranks.
+torch.use_deterministic_algorithms(True)
+
 SEED = 1
 SHARDS = 24  # the same number on 1, 2, 3, 4, 6 and 8 ranks
 SHARD_IMAGES = 8
 RATE, MOMENTUM = 0.02, 0.9
-LEFT_OUT = 3
-"""Exit status of a rank that was stopped for so long that the others have gone on without it."""
+UP_TO = 64
+"""Most ranks there may be."""
+LEFT_OUT, TOO_LATE = 3, 4
+"""Exit status of a rank that was stopped for so long that the others have gone on without it, and of one that found nobody at work."""
 
 
 def shard_images(step: int, shard: int, images: int) -> torch.Tensor:
@@ -46,19 +53,26 @@ def shard_images(step: int, shard: int, images: int) -> torch.Tensor:
 class Trainer:
     """Model and optimizer, as vectors: all that a rank knows, and the same on all of them."""
 
-    def __init__(self, model: str, images: Images) -> None:
-        self.step = 0
+    def __init__(self, model: str, images: Images, comm: kolo.Communicator) -> None:
+        self.state = kolo.State(comm)
         self._images = images
         self._model = build(model, SEED)
         self._parameters = list(self._model.parameters())
-        self._velocity = np.zeros(sum(parameter.numel() for parameter in self._parameters), np.float32)
+        self._weights = np.concatenate([parameter.detach().numpy().reshape(-1) for parameter in self._parameters])
+        self._velocity = np.zeros_like(self._weights)
+        at = 0
+        for parameter in self._parameters:
+            # The model reads the vector.
+            parameter.data = torch.from_numpy(self._weights[at : at + parameter.numel()]).view_as(parameter)
+            at += parameter.numel()
 
     def gradient(self, comm: kolo.Communicator) -> np.ndarray:
-        """The gradient of the whole batch. Changes nothing, so it can be repeated among others."""
+        """The gradient of the whole batch. Changes nothing that was there, so it can be repeated among others."""
+        self.state.share(comm, {"weights": self._weights, "velocity": self._velocity})
         own = comm.own_shards(SHARDS)
-        rows = np.empty((len(own), len(self._velocity)), np.float32)
+        rows = np.empty((len(own), len(self._weights)), np.float32)
         for row, shard in zip(rows, own):
-            inputs, labels = self._images.batch(shard_images(self.step, shard, len(self._images)))
+            inputs, labels = self._images.batch(shard_images(self.state.version, shard, len(self._images)))
             loss = torch.nn.functional.cross_entropy(self._model(inputs), labels, reduction="sum") / (SHARDS * SHARD_IMAGES)
             parts = torch.autograd.grad(loss, self._parameters)
             torch.cat([part.reshape(-1) for part in parts], out=torch.from_numpy(row))
@@ -67,20 +81,11 @@ class Trainer:
     def apply(self, gradient: np.ndarray) -> None:
         self._velocity *= MOMENTUM
         self._velocity += gradient
-        at = 0
-        with torch.no_grad():
-            for parameter in self._parameters:
-                part = self._velocity[at : at + parameter.numel()]
-                parameter -= RATE * torch.from_numpy(part).view_as(parameter)
-                at += parameter.numel()
-        self.step += 1
+        self._weights -= RATE * self._velocity
+        self.state.advance()
 
     def hash(self) -> str:
-        digest = hashlib.sha256()
-        for parameter in self._parameters:
-            digest.update(parameter.detach().numpy().tobytes())
-        digest.update(self._velocity.tobytes())
-        return digest.hexdigest()
+        return hashlib.sha256(self._weights.tobytes() + self._velocity.tobytes()).hexdigest()
 
     def accuracy(self, images: Images) -> float:
         with torch.no_grad():
@@ -91,32 +96,55 @@ class Trainer:
 def main(arguments: list[str] | None = None) -> int:
     given = options(arguments)
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
     dataset = load(given.data)
-    trainer = Trainer(given.model, dataset.train)
-    group = kolo.Survivors(kolo.init(given.meet, rank=given.rank, world_size=given.ranks))
+    invitation = given.out / "invitation"
+
+    def invite(_change: kolo.Change | None = None) -> None:
+        """Whoever is rank 0 now leaves an invitation for newcomers."""
+        if group.comm.rank == 0:
+            replace(invitation, group.comm.accept())
+
+    try:
+        comm = kolo.init(join=f"file://{invitation}") if given.join else join_all(given)
+    except kolo.Join as error:
+        print(f"rank {given.rank}: {error}")
+        return TOO_LATE
+    trainer = Trainer(given.model, dataset.train, comm)
+    state, group = trainer.state, kolo.Survivors(comm, up_to=UP_TO, on_change=invite)
+    invite()
     try:
         with group, open(given.out / f"steps-{given.rank}.jsonl", "w", buffering=1) as log:
-            # Grow comes here, once newcomers can join a running job: they get step, weights and velocity from those that are there.
-            while trainer.step < given.steps:
+            while state.version is None or state.version < given.steps:
+                group.admit()  # newcomers come in here; `gradient` gives them weights and velocity
                 trainer.apply(group.run(trainer.gradient))
-                told = {"step": trainer.step, "ranks": group.comm.world_size, "rank": group.comm.rank, "time": time.time()}
+                told = {"step": state.version, "ranks": group.comm.world_size, "rank": group.comm.rank, "time": time.time()}
                 log.write(json.dumps(told) + "\n")
     except kolo.Fenced as error:
         print(f"rank {given.rank}: {error}")
         return LEFT_OUT
-    partial = given.out / f".hash-{given.rank}"
-    partial.write_text(trainer.hash())
-    partial.rename(given.out / f"hash-{given.rank}")
-    print(f"rank {given.rank}: {trainer.step} steps, accuracy {trainer.accuracy(dataset.test):.3f}, {trainer.hash()[:16]}")
+    replace(given.out / f"hash-{given.rank}", trainer.hash())
+    print(f"rank {given.rank}: {state.version} steps, accuracy {trainer.accuracy(dataset.test):.3f}, {trainer.hash()[:16]}")
     return 0
+
+
+def join_all(given: argparse.Namespace) -> kolo.Communicator:
+    return kolo.init(given.meet, rank=given.rank, world_size=given.ranks)
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes a file that is there whole or not at all."""
+    partial = path.with_name(f".{path.name}-{os.getpid()}")
+    partial.touch(0o600)
+    partial.write_text(text)
+    partial.rename(path)
 
 
 def options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--meet", required=True, help="URL at which the ranks meet")
+    parser.add_argument("--ranks", type=int, help="how many there are at first")
+    parser.add_argument("--meet", help="URL at which the first ranks meet")
+    parser.add_argument("--join", action="store_true", help="join those that work in the folder already")
     parser.add_argument("--out", type=Path, required=True, help="folder for steps and hash")
     parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--steps", type=int, default=200)

@@ -81,6 +81,28 @@ def test_made_again_after_destroying(tmp_path):
     assert [end.code for end in ended] == [0, 0], ended
 
 
+def test_a_group_that_was_reconfigured_is_not_destroyed(tmp_path):
+    """Neither its door nor what is left of the communicator before keeps the process."""
+    ended = start(
+        tmp_path,
+        2,
+        """
+        dist.destroy_process_group()
+        store = dist.FileStore(os.environ["MEET"] + "2", ranks)
+        dist.init_process_group("kolo", store=store, rank=rank, world_size=ranks, enable_reconfigure=True)
+        store.set(f"{rank}", dist._get_reconfigure_handle())
+        handles = [store.get(f"{other}").decode() for other in range(ranks)]
+        for uuid in range(3):
+            dist._reconfigure(uuid, handles)
+        dist.all_reduce(x)
+        work = dist.all_reduce(x, async_op=True)
+        print("reconfigured", dist.get_world_size())
+        """,
+    )
+    for end in ended:
+        assert end.code == 0 and "reconfigured 2" in end.text and "rror" not in end.text, end
+
+
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("how", ["sys.exit(7)", "raise ValueError('broken')", "os._exit(7)"])
 def test_exit_in_the_middle(tmp_path, who, how):
