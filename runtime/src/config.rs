@@ -74,6 +74,9 @@ pub struct Config {
     pub host_id: Option<String>,
     /// `KOLO_SOCKET_CONGESTION`: TCP congestion control, or `system` to leave it alone.
     pub socket_congestion: Option<String>,
+    /// `KOLO_SOCKET_STREAMS`: TCP connections that share a long message on each way to a peer, 1 to 8; unset = one, or several on
+    /// long ways where the congestion control needs them.
+    pub socket_streams: Option<u8>,
     /// `KOLO_IB_HCA`: RDMA adapters by beginning of name, such as `mlx5_0,mlx5_1:1`; `=` in front makes names exact,
     /// `^` excludes.
     pub ib_adapters: Option<String>,
@@ -131,6 +134,7 @@ impl Default for Config {
             port_range: None,
             host_id: None,
             socket_congestion: None,
+            socket_streams: None,
             ib_adapters: None,
             ib_gid_index: None,
             ib_traffic_class: 0,
@@ -201,6 +205,7 @@ impl Config {
         config.socket_interfaces = get("KOLO_SOCKET_IFNAME");
         config.port_range = get("KOLO_PORT_RANGE").map(|value| port_range(&value)).transpose()?;
         config.socket_congestion = get("KOLO_SOCKET_CONGESTION");
+        config.socket_streams = small("KOLO_SOCKET_STREAMS", 8)?.map(|streams| streams.max(1));
         config.ib_adapters = get("KOLO_IB_HCA");
         config.ib_library = get("KOLO_IBVERBS_LIB");
         config.cuda_library = get("KOLO_CUDA_LIBRARY");

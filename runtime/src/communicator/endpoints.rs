@@ -75,6 +75,7 @@ fn tcp_options(control: &Control, config: &Config) -> TcpOptions {
             Some("system") => Congestion::System,
             Some(name) => Congestion::Named(name.to_owned()),
         },
+        streams: config.socket_streams,
         ..TcpOptions::default()
     }
 }

@@ -30,7 +30,7 @@ impl Config {
     }
 
     /// All settings.
-    pub(crate) fn rows(&self) -> [Setting; 29] {
+    pub(crate) fn rows(&self) -> [Setting; 30] {
         let transports = match &self.transports {
             Transports::Auto => "auto".to_owned(),
             Transports::Only(list) => list.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(","),
@@ -59,6 +59,7 @@ impl Config {
                 self.port_range.as_ref().map(|ports| format!("{}-{}", ports.start(), ports.end())),
             ),
             ("KOLO_SOCKET_CONGESTION", self.socket_congestion.clone()),
+            ("KOLO_SOCKET_STREAMS", self.socket_streams.map(|streams| streams.to_string())),
             ("KOLO_IB_HCA", self.ib_adapters.clone()),
             ("KOLO_IB_GID_INDEX", self.ib_gid_index.map(|index| index.to_string())),
             ("KOLO_IB_TC", Some(self.ib_traffic_class.to_string())),

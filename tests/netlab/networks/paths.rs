@@ -15,7 +15,7 @@ pub(crate) const TESTS: &[Test] = tests![
 ];
 
 /// Whether the kernel offers it; says so if not.
-fn has_bbr() -> bool {
+pub(crate) fn has_bbr() -> bool {
     let offered = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
     let has = offered.unwrap_or_default().split_whitespace().any(|name| name == "bbr");
     if !has {

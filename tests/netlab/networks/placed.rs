@@ -27,6 +27,11 @@ impl Placed {
         self.inner.route(on).map(|(_, congestion)| congestion)
     }
 
+    /// Over how many connections its long messages go.
+    pub(crate) fn connections(&self, on: Channel) -> usize {
+        self.inner.connections(on)
+    }
+
     fn there(&mut self) -> &mut TcpEndpoint {
         self.host.move_here().expect("a thread goes to a host");
         &mut self.inner

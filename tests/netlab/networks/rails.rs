@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use kolo_netlab::Lab;
 use kolo_netlab::network::Network;
+use kolo_transport::tcp::Congestion;
 use kolo_transport::{Channel, Endpoint, Event, Piece, Posted, Rail, Sink, TcpOptions, Token};
 
 use crate::Test;
@@ -15,6 +16,7 @@ pub(crate) const TESTS: &[Test] = tests![
     Moment a_card_that_leads_nowhere_is_done_without,
     Moment the_user_chooses_the_cards,
     Moment a_cut_card_is_noticed,
+    Moment a_long_way_takes_several_connections_without_bbr,
     Long all_collectives_over_two_cards,
 ];
 
@@ -28,12 +30,18 @@ fn network(hosts: usize) -> Network {
 
 /// Two endpoints on two hosts that know each other.
 fn pair(lab: &Lab, list: Option<&str>) -> [Placed; 2] {
-    let options = || TcpOptions {
-        interfaces: list.and_then(TcpOptions::interfaces_from),
-        dial_timeout: Duration::from_secs(2),
-        ..TcpOptions::default()
-    };
-    let mut ends = [0, 1].map(|rank| Placed::new(lab.host(rank), rank as u32, 2, options()));
+    pair_with(
+        lab,
+        &TcpOptions {
+            interfaces: list.and_then(TcpOptions::interfaces_from),
+            dial_timeout: Duration::from_secs(2),
+            ..TcpOptions::default()
+        },
+    )
+}
+
+fn pair_with(lab: &Lab, options: &TcpOptions) -> [Placed; 2] {
+    let mut ends = [0, 1].map(|rank| Placed::new(lab.host(rank), rank as u32, 2, options.clone()));
     let addresses = [0, 1].map(|rank: usize| ends[rank].address().to_vec());
     ends[0].introduce(1, &addresses[1]).expect("a good address");
     ends[1].introduce(0, &addresses[0]).expect("a good address");
@@ -152,6 +160,34 @@ fn a_cut_card_is_noticed() {
         drop(over);
         println!("{took:?}");
     });
+}
+
+fn a_long_way_takes_several_connections_without_bbr() {
+    let far = Duration::from_millis(10);
+    let near = Duration::from_micros(100);
+    let system = || TcpOptions { congestion: Congestion::System, ..TcpOptions::default() };
+    for (delay, options, wanted) in [
+        (far, system(), 4),
+        (near, system(), 1),
+        (near, TcpOptions { streams: Some(3), ..system() }, 3),
+        (far, TcpOptions { streams: Some(1), ..system() }, 1),
+        (far, TcpOptions { congestion: Congestion::Named("bbr".into()), ..system() }, 1),
+    ] {
+        let network = Network::hosts(2).rate(400_000_000).delay(delay).congestion("reno");
+        let lab = Lab::new(&network).expect("a network");
+        if options.congestion != Congestion::System && !crate::paths::has_bbr() {
+            continue;
+        }
+        let mut ends = pair_with(&lab, &options);
+        let until = Instant::now() + LONG;
+        let mut sent = 0;
+        while sent < 8 || ON.iter().zip(&ends).any(|(on, end)| end.connections(*on) < wanted) {
+            send(&mut ends, sent % 2, 1 << 20, LONG).expect("it arrives");
+            sent += 1;
+            assert!(Instant::now() < until, "{delay:?}: {wanted} connections are not made");
+        }
+        assert_eq!([0, 1].map(|at| ends[at].connections(ON[at])), [wanted; 2], "{delay:?}");
+    }
 }
 
 /// Two hosts with one and two ranks, and three hosts with one.

@@ -173,6 +173,15 @@ impl TcpEndpoint {
         link.route.as_ref().map(|route| (route.remote, route.congestion.clone()))
     }
 
+    /// Over how many connections a channel's long messages go.
+    #[must_use]
+    pub fn connections(&self, on: Channel) -> usize {
+        let numbers = self.peers.get(on.peer as usize).map_or(&[][..], |peer| &peer.links);
+        let link = numbers.get(usize::from(on.index)).and_then(|&number| self.links.get(number as usize));
+        let strands = |link: &Link| link.bundle.as_ref().map_or(1, |bundle| bundle.strands.len());
+        link.filter(|link| matches!(link.state, State::Open(_))).map_or(0, strands)
+    }
+
     /// The number of a channel's link, which is made if there is none.
     pub(super) fn link(&mut self, on: Channel) -> Result<u32, Error> {
         let usage = |what: String| Err(Error::new(ErrorKind::Usage, NAME, Some(on.peer), what));

@@ -86,6 +86,9 @@ pub(crate) fn fuzz_hello(bytes: &[u8]) {
     if let Some(header) = bytes.first_chunk().and_then(wire::Header::decode) {
         assert_eq!(Some(&header.encode()[..]), bytes.get(..wire::HEADER_BYTES));
     }
+    if let Some(part) = bytes.first_chunk().and_then(wire::Part::decode) {
+        assert_eq!(Some(&part.encode()[..]), bytes.get(..wire::HEADER_BYTES));
+    }
 }
 
 /// See [`crate::fuzzing`].

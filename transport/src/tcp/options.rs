@@ -40,6 +40,9 @@ pub struct TcpOptions {
     pub ports: Option<RangeInclusive<u16>>,
     /// Congestion control.
     pub congestion: Congestion,
+    /// Connections that share a long message on each way to a peer of another host; `None` is one, or several on a long way where
+    /// the congestion control loses much by a lost packet.
+    pub streams: Option<u8>,
     /// A secret that all ranks of a job share, and nobody else. Whoever connects without it is turned away.
     pub cookie: [u8; 16],
     /// Send buffer of the kernel in bytes; `None` lets it tune itself, which is best or nearly so everywhere.
@@ -67,6 +70,7 @@ impl Default for TcpOptions {
             family: Family::Both,
             ports: None,
             congestion: Congestion::Auto,
+            streams: None,
             cookie: [0; 16],
             send_buffer_bytes: None,
             recv_buffer_bytes: None,

@@ -39,8 +39,11 @@ impl TcpEndpoint {
     pub(super) fn bundle(&mut self, number: u32, remote: Option<SocketAddr>) {
         let link = &mut self.links[number as usize];
         let peer = &mut self.peers[link.channel.peer as usize];
+        let loopback = peer.address.as_ref().is_some_and(|address| self.host.same_stack(&address.host));
+        let State::Open(socket) = &link.state else { return };
+        let streams = if loopback { 1 } else { congestion::streams(socket, self.options.streams) };
         if let Some(remote) = remote
-            && peer.rails.len() > 1
+            && (peer.rails.len() > 1 || streams > 1)
         {
             link.bundle = Some(Box::new(Bundle::new(peer.path(remote))));
             (link.outbound.stripes, link.inbound.expects_parts) = (true, true);
@@ -55,11 +58,18 @@ impl TcpEndpoint {
         let Some(route) = link.route.as_ref().filter(|route| route.is_dialed) else { return };
         let known = &mut self.peers[peer as usize];
         let Some(instance) = known.address.as_ref().map(|address| address.instance) else { return };
-        let first = route.remote.map(|remote| remote.ip());
-        let rails = known.rails.clone();
+        let (Some(first), State::Open(socket)) = (route.remote, &link.state) else { return };
+        let streams = congestion::streams(socket, self.options.streams);
+        // The first connection is one of those on its way.
+        let again = (1..streams).map(|_| (first, String::new(), None));
+        let others = known.rails.iter().filter(|rail| rail.to.ip() != first.ip()).flat_map(|rail| {
+            let from = Some((rail.interface.clone(), rail.source));
+            (0..streams).map(move |_| (rail.to, rail.at.clone(), from.clone()))
+        });
+        let ways: Vec<_> = again.chain(others).take(STRANDS_MAX - 1).collect();
         let mut dials = Vec::new();
-        for rail in rails.into_iter().filter(|rail| Some(rail.to.ip()) != first) {
-            let path = known.path(rail.to);
+        for (to, at, from) in ways {
+            let path = known.path(to);
             if known.paths[path].problem.is_some() {
                 continue;
             }
@@ -77,8 +87,7 @@ impl TcpEndpoint {
                 nonce,
             };
             let hello = (hello.encode(&self.me.key), self.me.key.clone());
-            let from = Some((rail.interface, rail.source));
-            let candidate = Candidate { to: rail.to, interface: rail.at, distance: 0, from };
+            let candidate = Candidate { to, interface: at, distance: 0, from };
             dials.push((path, Dial::new(hello, instance, false, &[candidate], Instant::now())));
         }
         if !dials.is_empty() {

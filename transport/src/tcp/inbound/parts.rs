@@ -150,7 +150,8 @@ impl Inbound {
             }
             return Err("bytes that are no header of a part");
         };
-        if part.sequence == striped.sequence.wrapping_add(1) && !is_first {
+        // Messages in between need not have had a part for this strand. On the first, their headers come before.
+        if part.sequence.wrapping_sub(striped.sequence).cast_signed() > 0 && !is_first {
             return Ok(Step::Ahead);
         }
         if part.sequence != striped.sequence {

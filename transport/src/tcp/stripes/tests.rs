@@ -183,13 +183,17 @@ fn parts_that_make_no_sense_are_refused() {
         (part(1 << 40, 64, 0), "beyond"),
         (part((1 << 16) + 1, 63, 0), "beyond"),
         (part(1 << 16, 65, 0), "beyond"),
-        (part(1 << 16, 64, 7), "another message"),
+        (part(1 << 16, 64, u32::MAX), "another message"),
     ] {
         let halt = verdict(&good, &[bad]);
         assert!(matches!(halt, Halt::Corrupt(what) if what.contains(why)), "{bad:?}: {halt:?}");
     }
-    // The part of the message behind it waits.
-    assert!(matches!(verdict(&good, &[part(0, 64, 1)]), Halt::Blocked));
+    // The part of a message behind it waits. Those in between may have had none for this strand.
+    for sequence in [1, 2, 7] {
+        assert!(matches!(verdict(&good, &[part(0, 64, sequence)]), Halt::Blocked), "{sequence}");
+    }
+    // On the first connection the header of that message comes before.
+    assert!(matches!(verdict(&[good[0], part(0, 64, 1)], &[]), Halt::Corrupt(_)));
 }
 
 #[test]
