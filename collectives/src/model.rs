@@ -98,7 +98,8 @@ impl Model {
         reduce_bytes_per_second: 20e9,
         copy_bytes_per_second: 10e9,
         nic_bytes_per_second: 3e9,
-        nic_message_seconds: 1e-6,
+        // Its acknowledgement and both interrupts, where many ranks send at once.
+        nic_message_seconds: 3e-6,
         memory_bytes_per_second: 100e9,
         // The rate of a link, in and out at the same time.
         move_bytes_per_second: 20e9,
