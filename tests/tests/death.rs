@@ -406,7 +406,7 @@ fn processes_that_exit_after_the_last_call_harm_nobody() {
 #[test]
 fn a_rank_that_waits_for_the_living_outlasts_a_pause_of_theirs() {
     /// How long a busy host may keep a rank from its processors.
-    const PAUSE: Duration = Duration::from_millis(200);
+    const PAUSE: Duration = Duration::from_millis(120);
     within(LIMIT, "a pause", || {
         for arrangement in Arrangement::ALL {
             let mut job = start(arrangement, 3, &["slow", "500"]);

@@ -100,18 +100,16 @@ fn fullest(hosts: &[u32], cards: &[Card]) -> (usize, usize) {
         *processors = (*processors).max(card.processors as usize);
     }
     let host_count = hosts.iter().max().map_or(0, |max| *max as usize + 1);
-    (0..host_count)
-        .map(|host| {
-            let on_host = || hosts.iter().zip(cards).filter(move |(h, _)| **h as usize == host);
-            let ranks = on_host().count();
-            // Ranks bound to different processors report one each, unbound ones report all of them.
-            let bound: usize = on_host().map(|(_, card)| card.processors as usize).sum();
-            let widest = on_host().map(|(_, card)| card.processors as usize).max().unwrap_or(1);
-            (ranks, widest.max(if widest == 1 { bound } else { widest }))
-        })
-        .chain(pools.into_values())
-        .max_by(|a, b| (a.0 * b.1).cmp(&(b.0 * a.1)))
-        .unwrap_or((1, 1))
+    let by_host = (0..host_count).map(|host| {
+        let on_host = || hosts.iter().zip(cards).filter(move |(h, _)| **h as usize == host);
+        let ranks = on_host().count();
+        // Ranks bound to different processors report one each, unbound ones report all of them.
+        let bound: usize = on_host().map(|(_, card)| card.processors as usize).sum();
+        let widest = on_host().map(|(_, card)| card.processors as usize).max().unwrap_or(1);
+        (ranks, widest.max(if widest == 1 { bound } else { widest }))
+    });
+    // Of equals the last.
+    pools.into_values().chain(by_host).max_by(|a, b| (a.0 * b.1).cmp(&(b.0 * a.1))).unwrap_or((1, 1))
 }
 
 /// What decides the constants of the selection.

@@ -181,7 +181,12 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         Some(match self.goal.waiting_for(core).contains(&lost.by) {
             true if by_memory => News::Hopeless,
             true => News::Doomed,
-            false if flag.is_given_up() || orphans::has_word(core) => News::Doomed,
+            // Without a control plane there may be nobody to pass the word on.
+            false
+                if flag.is_given_up() || orphans::has_word(core) || self.shared.world.control.is_closed() =>
+            {
+                News::Doomed
+            }
             false => News::Lost,
         })
     }

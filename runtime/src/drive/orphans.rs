@@ -132,7 +132,8 @@ pub(super) fn look_for_the_gone<'a>(
     mut core: MutexGuard<'a, Core>,
     waited: Waited,
 ) -> Result<MutexGuard<'a, Core>> {
-    if !shared.world.control.is_closed() {
+    // Whoever is gone by the time that a cause is known may have left for it.
+    if !shared.world.control.is_closed() || shared.membership.abort_flag().is_raised() {
         return Ok(core);
     }
     let late = |core: &Core| {

@@ -15,8 +15,9 @@ pub(super) const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// it fails only once nothing has moved for so long.
 pub(super) const LOSS_GRACE: Duration = Duration::from_millis(50);
 
-/// The same where only others are waited for, and none of them has given up: a busy host may keep them that long.
-pub(super) const LIVING_GRACE: Duration = Duration::from_millis(500);
+/// The same where only others are waited for, and none of them has given up: a busy host may keep them that long. Shorter than a
+/// stall, since the cause is known.
+pub(super) const LIVING_GRACE: Duration = Duration::from_millis(200);
 
 /// The same where the lost peer itself is waited for, over memory that it has written before its end: some turns of a busy host.
 pub(super) const HOPELESS_GRACE: Duration = Duration::from_millis(2);

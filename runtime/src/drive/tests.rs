@@ -215,7 +215,7 @@ fn a_lost_peer_is_given_up_once_nothing_has_come_for_the_grace() {
 #[test]
 fn who_waits_for_the_living_only_waits_until_one_of_them_gives_up() {
     // A busy host keeps a peer from its part for long.
-    let step = |now| Ok(if now > 400 * MS { Step::Done } else { Step::Waits { moved: false } });
+    let step = |now| Ok(if now > 150 * MS { Step::Done } else { Step::Waits { moved: false } });
     let lost = |_| Some(News::Lost);
     assert_eq!(Script { step, news: lost, ..QUIET }.play(LONG).0, Ok(()));
     let news = |now| Some(if now >= 100 * MS { News::Doomed } else { News::Lost });
