@@ -1,11 +1,11 @@
 //! All-to-all on several hosts: blocks for ranks of the same host through shared memory, the others straight to their
 //! destinations meanwhile.
 
-use super::others;
+use super::near;
 use crate::builder::PlanBuilder;
 use crate::hosts::Hosts;
 use crate::plan::{Blocks, Like, Space, StepRef};
-use crate::stage::{Members, Payload};
+use crate::stage::Members;
 use crate::task::Task;
 
 pub(super) fn plan(b: &mut PlanBuilder, task: &Task, rank: u32, hosts: &Hosts) {
@@ -48,12 +48,8 @@ pub(super) fn plan(b: &mut PlanBuilder, task: &Task, rank: u32, hosts: &Hosts) {
     }
     b.lane(0);
     if local.len() > 1 {
-        let first = local.rank(0);
         b.stage(hosts.host(home), Space::Output);
-        let payload = |member: u16| {
-            let moved = others(member, local.len()).runs.into_iter().flatten();
-            moved.fold(Payload::PRESENCE, |payload, run| payload.and(first + run.first, run.count))
-        };
+        let payload = |member: u16| near(member, (local.rank(0), local.len()));
         let mine = payload(local.me() as u16);
         b.publish(payload, super::named(&mine, task.own()), (0, 0));
     }

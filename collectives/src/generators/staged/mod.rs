@@ -53,6 +53,12 @@ fn others(member: u16, blocks: u32) -> Payload {
     Payload::run(0, member).and(member + 1, blocks - member - 1)
 }
 
+/// The blocks of a member for the others of its host, whose `count` ranks begin with `first`.
+fn near(member: u16, (first, count): (u32, u32)) -> Payload {
+    let moved = others(member, count).runs.into_iter().flatten();
+    moved.fold(Payload::PRESENCE, |payload, run| payload.and(first + run.first, run.count))
+}
+
 /// The blocks of `space` that have the numbers under which they are published.
 fn named(payload: &Payload, space: Space) -> [Option<Blocks>; 2] {
     payload.runs.map(|run| run.map(|run| Blocks::range(space, run.first, run.count)))

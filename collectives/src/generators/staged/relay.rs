@@ -6,7 +6,7 @@
 //! destination and exchange them, and hand each rank its run. Leaders copy all that crosses the network, so it is for short
 //! messages.
 
-use super::{named, others};
+use super::{named, near, others};
 use crate::builder::PlanBuilder;
 use crate::contention::Pattern;
 use crate::cost::{Bill, Reach};
@@ -151,15 +151,15 @@ pub(super) fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32, levels: &L
     let away = |distance: u32| (home + distance) % hosts.count();
     if levels.leaders.is_some() {
         for distance in 1..hosts.count() {
-            let (to, run) = (away(distance), run(hosts, away(distance)));
-            let sorted = b.scratch_range((0..run.1 * count).map(|_| Like::Output(0)));
-            let places = (0..run.1).flat_map(|to| (0..count).map(move |from| (to, from)));
-            for (place, (to, from)) in (sorted.first..).zip(places) {
-                let block = run.0 + to;
+            let host = away(distance);
+            let (theirs, many) = run(hosts, host);
+            let sorted = b.scratch_range((0..many * count).map(|_| Like::Output(0)));
+            let places = (0..many).flat_map(|to| (0..count).map(move |from| (theirs + to, from)));
+            for (place, (block, from)) in (sorted.first..).zip(places) {
                 let src = if from == me { Blocks::one(task.own(), block) } else { stage(from, block) };
                 b.copy(src, Blocks::one(Space::Scratch, place));
             }
-            b.send(leaders[to as usize], sorted);
+            b.send(leaders[host as usize], sorted);
         }
     }
     for member in (0..count).filter(|member| *member != me) {
@@ -183,12 +183,6 @@ pub(super) fn all_to_all(b: &mut PlanBuilder, task: &Task, rank: u32, levels: &L
             if member == me { b.copy(theirs, whole) } else { b.send(local.rank(member), theirs) }
         }
     }
-}
-
-/// The blocks of a member for the others of its host.
-fn near(member: u16, (first, count): (u32, u32)) -> Payload {
-    let moved = others(member, count).runs.into_iter().flatten();
-    moved.fold(Payload::PRESENCE, |payload, run| payload.and(first + run.first, run.count))
 }
 
 /// Enters the cost of blocks of `bytes`.
