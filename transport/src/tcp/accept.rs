@@ -8,7 +8,10 @@ use socket2::Socket;
 
 use super::options::TcpOptions;
 use super::socket::{self, Stop};
-use super::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Hello, NotHello, PROTOCOL, Verdict, is_proven};
+use super::wire::{
+    ANSWER_BYTES, Answer, HELLO_BYTES, Hello, NONCE_BYTES, NotHello, PROTOCOL, Verdict, is_proven,
+};
+use crate::endpoint::Channel;
 use crate::proof::Key;
 use crate::sys::descriptors::{self, STARVED_FOR};
 
@@ -205,6 +208,27 @@ impl Acceptor {
         let from = from.map_or_else(|| "somewhere".into(), |from| from.to_string());
         self.rejected.count += 1;
         self.rejected.last = Some(format!("{from}: {why}"));
+    }
+}
+
+impl Identity {
+    /// What this endpoint says first on a connection of a channel, and what proves the answer.
+    pub(super) fn hello(&self, on: Channel, strand: u16, target: u64) -> ([u8; HELLO_BYTES], Key) {
+        let mut nonce = [0; NONCE_BYTES];
+        // The system had random numbers when the endpoint was made. Without one, the answer's proof is still about this
+        // channel of these two endpoints.
+        let _ = getrandom::fill(&mut nonce);
+        let hello = Hello {
+            from: self.rank,
+            to: on.peer,
+            world_size: self.world_size,
+            channel: on.index,
+            strand,
+            instance: self.instance,
+            target,
+            nonce,
+        };
+        (hello.encode(&self.key), self.key.clone())
     }
 }
 

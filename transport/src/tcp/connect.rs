@@ -10,8 +10,7 @@ use super::endpoint::TcpEndpoint;
 use super::link::{Awaiting, Route, State, Strands};
 use super::park::Whose;
 use super::socket;
-use super::wire::{Hello, NONCE_BYTES};
-use crate::endpoint::{Channel, Event};
+use crate::endpoint::Event;
 use crate::error::{Error, ErrorKind};
 use crate::sys::descriptors;
 
@@ -33,26 +32,11 @@ impl TcpEndpoint {
     /// Dials, if the peer has been introduced; if not, that will do it.
     pub(super) fn dial(&mut self, number: u32) {
         let link = &mut self.links[number as usize];
-        let Channel { peer, index } = link.channel;
-        let known = &self.peers[peer as usize];
+        let known = &self.peers[link.channel.peer as usize];
         let Some(address) = &known.address else { return };
-        let mut nonce = [0; NONCE_BYTES];
-        // The system had random numbers when the endpoint was made. Without one, the answer's proof is still about this
-        // channel of these two endpoints.
-        let _ = getrandom::fill(&mut nonce);
-        let hello = Hello {
-            from: self.me.rank,
-            to: peer,
-            world_size: self.me.world_size,
-            channel: index,
-            strand: 0,
-            instance: self.me.instance,
-            target: address.instance,
-            nonce,
-        };
         let loopback = self.host.same_stack(&address.host);
         let dial = Dial::new(
-            (hello.encode(&self.me.key), self.me.key.clone()),
+            self.me.hello(link.channel, 0, address.instance),
             address.instance,
             loopback,
             &known.candidates,

@@ -14,7 +14,7 @@ use super::park::Whose;
 use super::route::Candidate;
 use super::socket;
 use super::stripes::{Bundle, Path, Strand, UNSENT_BYTES};
-use super::wire::{Hello, NONCE_BYTES, Verdict};
+use super::wire::Verdict;
 use crate::endpoint::Channel;
 
 /// Most connections of a channel.
@@ -54,9 +54,9 @@ impl TcpEndpoint {
     pub(super) fn dial_strands(&mut self, number: u32) {
         let link = &mut self.links[number as usize];
         link.strands = Strands::None;
-        let Channel { peer, index } = link.channel;
+        let on = link.channel;
         let Some(route) = link.route.as_ref().filter(|route| route.is_dialed) else { return };
-        let known = &mut self.peers[peer as usize];
+        let known = &mut self.peers[on.peer as usize];
         let Some(instance) = known.address.as_ref().map(|address| address.instance) else { return };
         let (Some(first), State::Open(socket)) = (route.remote, &link.state) else { return };
         let streams = congestion::streams(socket, self.options.streams);
@@ -73,20 +73,7 @@ impl TcpEndpoint {
             if known.paths[path].problem.is_some() {
                 continue;
             }
-            let mut nonce = [0; NONCE_BYTES];
-            // As for the first connection.
-            let _ = getrandom::fill(&mut nonce);
-            let hello = Hello {
-                from: self.me.rank,
-                to: peer,
-                world_size: self.me.world_size,
-                channel: index,
-                strand: dials.len() as u16 + 1,
-                instance: self.me.instance,
-                target: instance,
-                nonce,
-            };
-            let hello = (hello.encode(&self.me.key), self.me.key.clone());
+            let hello = self.me.hello(on, dials.len() as u16 + 1, instance);
             let candidate = Candidate { to, interface: at, distance: 0, from };
             dials.push((path, Dial::new(hello, instance, false, &[candidate], Instant::now())));
         }
