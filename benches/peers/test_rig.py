@@ -1,6 +1,7 @@
 """Tests of the rig that need no peer: `python3 -m unittest discover -s benches/peers`."""
 import json
 import math
+import os
 import signal
 import sys
 import tempfile
@@ -286,6 +287,13 @@ class Processes(unittest.TestCase):
         status, output, _ = processes.run(["sh", "-c", "echo $WORD; exit 3"], {"WORD": "yes"}, 10)
         self.assertEqual((status, output), (3, "yes\n"))
         processes.end_descendants(signal.SIGTERM)
+
+    def test_busy_processes_run_beside_a_program_and_end_with_it(self):
+        processes.adopt_orphans()
+        beside = f"ps -o args= --ppid {os.getpid()} | grep -c 'while :; do :; don[e]'"
+        status, output, _ = processes.run(["sh", "-c", beside], {}, 10, busy=3)
+        self.assertEqual((status, output), (0, "3\n"))
+        self.assertEqual(processes.descendants(), [])
 
 
 if __name__ == "__main__":

@@ -6,3 +6,4 @@ pub mod pair;
 pub mod processors;
 pub mod shared;
 pub mod staged;
+pub mod status;

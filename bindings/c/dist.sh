@@ -39,8 +39,12 @@ case $profile in
 esac
 if [ "$profile" = release ]; then
     # No path of the machine that builds ends up in messages. Other profiles are for tests, and reuse what was built.
-    RUSTFLAGS="${RUSTFLAGS:-} --remap-path-prefix=$root=kolo --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
-    export RUSTFLAGS
+    remap="--remap-path-prefix=$root=kolo --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
+    # Flags that are there already are not repeated: other ones would have everything built anew.
+    case ${RUSTFLAGS:-} in
+        *"$remap"*) ;;
+        *) RUSTFLAGS="${RUSTFLAGS:-} $remap"; export RUSTFLAGS ;;
+    esac
 fi
 "$cargo" build --package kolo-c --lib --profile "$profile" --target-dir "$target" >&2
 

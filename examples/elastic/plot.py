@@ -14,21 +14,14 @@ from crew import Outcome  # noqa: E402
 WINDOW_SECONDS = 0.25
 COLOURS = {"kill": "#b3362b", "stop": "#c28e2c", "pause": "#5b7fa6", "add": "#444444"}
 WORDS = {"kill": "killed", "stop": "stopped", "pause": "paused", "add": "added"}
-STYLE = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "kolo",  # same input, same file
-}
+STYLE = Path(__file__).resolve().parents[1] / "kolo.mplstyle"
 
 
 def draw(run: Outcome, reference: Outcome, path: Path) -> None:
     """Steps per second, and the number of ranks beneath."""
     begin = run.steps[0][1]
     times = [time - begin for _, time, _ in run.steps]
-    with plt.rc_context(STYLE):
+    with plt.style.context(STYLE):
         figure, (upper, lower) = plt.subplots(
             2, 1, sharex=True, figsize=(7.2, 3.9), height_ratios=[3, 1], layout="constrained"
         )

@@ -48,6 +48,10 @@ pub enum Stand {
 pub struct Agreement {
     settings: Settings,
     own: Option<Part>,
+    /// Whether its own part was brought for it, since a caller's time was over.
+    stood_in_for: bool,
+    /// What was called by who waits no longer for parts that are missing.
+    overdue: Option<u8>,
     /// Brought by others, to this member.
     parts: BTreeMap<u32, Part>,
     gone: Set,
@@ -91,6 +95,8 @@ impl Agreement {
         Self {
             settings,
             own: None,
+            stood_in_for: false,
+            overdue: None,
             parts: BTreeMap::new(),
             gone: Set::default(),
             heard: BTreeMap::new(),
@@ -111,11 +117,27 @@ impl Agreement {
         }
     }
 
-    /// Brings this member's part. From now on it works for a decision, and [`Agreement::tick`] is due.
+    /// Brings this member's part, unless one was brought for it. From now on it works for a decision, and [`Agreement::tick`] is due.
     pub fn bring(&mut self, part: Part, now: Duration) {
-        self.own = Some(part);
+        self.own.get_or_insert(part);
         self.next_beat = now;
         self.tick(now);
+    }
+
+    /// This member, which has brought its part, waits no longer for those that have not: a part with no flag set is brought for each
+    /// that lives. So all come to the same decision, also who calls later.
+    pub fn wait_no_longer(&mut self, now: Duration) {
+        if let Some(own) = self.own {
+            self.overdue = Some(own.kinds);
+            self.next_beat = now;
+            self.tick(now);
+        }
+    }
+
+    /// Whether a part was brought for this member: it works for a decision without its caller.
+    #[must_use]
+    pub const fn is_stood_in_for(&self) -> bool {
+        self.stood_in_for
     }
 
     /// The system says that a member's process has ended. Must be true: see the crate's documentation. What it has sent before and
@@ -195,13 +217,17 @@ impl Agreement {
         let proposer = self.proposer(now);
         if proposer == self.settings.me {
             let missing: Vec<u32> = self.others().filter(|other| !self.parts.contains_key(other)).collect();
+            let question = self.overdue.map_or(Message::Asked, |kinds| Message::Overdue { kinds });
             for other in missing {
-                self.ask(other, Message::Asked, now);
+                self.ask(other, question.clone(), now);
             }
             self.repeat(now);
             self.judge(now);
         } else {
             self.bring_to(proposer, now);
+            if let Some(kinds) = self.overdue {
+                self.out.push((proposer, Message::Overdue { kinds }));
+            }
             let waited = self.unanswered(proposer, now);
             if waited >= self.settings.beat * WORRY_BEATS {
                 let lower: Vec<u32> =
@@ -232,7 +258,11 @@ impl Agreement {
         // Only answers tell that the sender hears this member too: over a cable cut in one direction, requests still come.
         if !matches!(
             message,
-            Message::Asked | Message::Prepare { .. } | Message::Accept { .. } | Message::Stranded
+            Message::Asked
+                | Message::Overdue { .. }
+                | Message::Prepare { .. }
+                | Message::Accept { .. }
+                | Message::Stranded
         ) {
             self.heard.insert(from, now);
         }
@@ -246,6 +276,7 @@ impl Agreement {
                 Some(part) => self.out.push((from, Message::Part(part))),
                 None => self.out.push((from, Message::Here)),
             },
+            Message::Overdue { kinds } => self.stand_in(from, kinds, now),
             Message::Here => {}
             Message::Prepare { ballot, gone } => self.prepare(from, ballot, &gone, now),
             Message::Accept { ballot, gone, value } => self.accept(from, ballot, &gone, value, now),
@@ -256,6 +287,20 @@ impl Agreement {
             Message::Stranded => self.stranded |= self.own.is_some() && self.proposer(now) == from,
         }
         self.step(now);
+    }
+
+    /// Somebody's time is over: brings a part if its caller has not, and asks the others like that from now on.
+    fn stand_in(&mut self, from: u32, kinds: u8, now: Duration) {
+        let is_news = self.overdue.replace(kinds).is_none();
+        let own = *self.own.get_or_insert_with(|| {
+            self.stood_in_for = true;
+            Part { kinds, flags: 0, seed: [0; 32] }
+        });
+        self.out.push((from, Message::Part(own)));
+        if is_news {
+            self.next_beat = now;
+            self.tick(now);
+        }
     }
 
     fn others(&self) -> impl Iterator<Item = u32> + '_ {

@@ -4,6 +4,10 @@
 //! took part, the flags that all of these brought, and one seed. There is no master: any member may propose, and the lowest one
 //! that is neither gone nor silent does.
 //!
+//! A member whose program has not called takes part in decisions of the others, but none is made while its part is missing. Once the time
+//! of one that has called is over ([`Agreement::wait_no_longer`]), the missing parts are brought for them, with no flag set, by their own
+//! ends. A program that calls later gets that decision like the others.
+//!
 //! # The protocol
 //! Single-decree Paxos (L. Lamport, "Paxos Made Simple", 2001), with the members of the communicator as acceptors. It is the
 //! smallest consensus that is safe in a partition, and needs no log and no stable storage: a process that starts again is no member.

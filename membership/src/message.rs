@@ -47,6 +47,11 @@ pub enum Message {
     Part(Part),
     /// Asks for the part, or for a sign of life.
     Asked,
+    /// The same when a caller's time is over: who has brought no part is to bring one with no flag set.
+    Overdue {
+        /// What the caller has called.
+        kinds: u8,
+    },
     /// A sign of life of a member that has not brought its part yet.
     Here,
     /// First phase: take no part in earlier ballots.
@@ -100,7 +105,7 @@ impl Message {
         let within = |set: &Set| set.highest().is_none_or(|highest| highest < members);
         let ballot_within = |ballot: &Ballot| ballot.by < members && ballot.round < ROUNDS_MAX;
         match self {
-            Self::Part(_) | Self::Asked | Self::Here | Self::Stranded => true,
+            Self::Part(_) | Self::Asked | Self::Overdue { .. } | Self::Here | Self::Stranded => true,
             Self::Prepare { ballot, gone } | Self::Accepted { ballot, gone } => {
                 ballot_within(ballot) && within(gone)
             }

@@ -111,6 +111,9 @@ pub struct Config {
     pub unexpected_bytes: usize,
     /// `KOLO_SPIN_US`: how long a waiting thread spins before it yields; unset = chosen by ranks per processor.
     pub spin: Option<Duration>,
+    /// `KOLO_RELAY`: whether two ranks of which neither can dial the other reach each other by way of rank 0's process (`auto`), or
+    /// calls between them fail (`off`).
+    pub relay: bool,
     /// `KOLO_NETWORK_PROBE`: whether ranks of several hosts measure the network between them when they join (some milliseconds
     /// on a local network), and choose algorithms by it. `auto` (true) or `off`.
     pub network_probe: bool,
@@ -151,6 +154,7 @@ impl Default for Config {
             // As much as a few large tensors that overtake each other; little beside the memory of a rank.
             unexpected_bytes: 64 << 20,
             spin: None,
+            relay: true,
             network_probe: true,
             profile: None,
             plans: Vec::new(),
@@ -230,13 +234,8 @@ impl Config {
         config.symmetric_bytes = number("KOLO_SYMMETRIC_BYTES")?;
         config.unexpected_bytes = number("KOLO_UNEXPECTED_BYTES")?.unwrap_or(config.unexpected_bytes);
         config.spin = number("KOLO_SPIN_US")?.map(|time| Duration::from_micros(time as u64));
-        if let Some(value) = get("KOLO_NETWORK_PROBE") {
-            config.network_probe = match value.as_str() {
-                "auto" => true,
-                "off" => false,
-                _ => return Err(invalid("KOLO_NETWORK_PROBE", &value, "auto or off")),
-            };
-        }
+        config.relay = auto_or_off("KOLO_RELAY", &get)?;
+        config.network_probe = auto_or_off("KOLO_NETWORK_PROBE", &get)?;
         config.profile = get("KOLO_PROFILE").map(Loaded::read).transpose()?;
         config.plans =
             get("KOLO_PLAN").map_or_else(|| Ok(Vec::new()), |paths| LoadedPlans::read_all(&paths))?;
@@ -276,6 +275,15 @@ fn seconds(setting: &str, value: &str) -> Result<Duration> {
         .filter(|s| *s > 0.0)
         .and_then(|s| Duration::try_from_secs_f64(s).ok())
         .ok_or_else(|| invalid(setting, value, "a number of seconds above 0, such as 30 or 0.5"))
+}
+
+/// A switch that is on unless it is turned off.
+fn auto_or_off(name: &'static str, get: &dyn Fn(&str) -> Option<String>) -> Result<bool> {
+    match get(name).as_deref() {
+        None | Some("auto") => Ok(true),
+        Some("off") => Ok(false),
+        Some(value) => Err(invalid(name, value, "auto or off")),
+    }
 }
 
 /// Parses `40000-40099`.
@@ -351,6 +359,7 @@ mod tests {
     fn nonsense_names_the_setting_and_the_remedy() {
         for (name, value) in [
             ("KOLO_TRANSPORT", "rfc1149"),
+            ("KOLO_RELAY", "on"),
             ("KOLO_PORT_RANGE", "40000"),
             ("KOLO_PORT_RANGE", "40010-40000"),
             ("KOLO_PORT_RANGE", "0-99999"),

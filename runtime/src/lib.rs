@@ -71,7 +71,7 @@ pub use api::Plain;
 pub use api::state;
 pub use api::{
     Agreement, Batch, Change, Cluster, Communicator, CommunicatorBuilder, RawMessage, RegisteredBuffer,
-    Registration, RegistrationStatus, Scope, StableBuffer, Survivors, SymmetricBuffer, Work,
+    Registration, RegistrationStatus, Scope, StableBuffer, Survivors, SymmetricBuffer, WaitingMessage, Work,
 };
 pub use call::{CallLabel, RawCall, RawCallV, Summary};
 pub use communicator::{NEWCOMER, Record};

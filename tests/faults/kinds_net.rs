@@ -98,11 +98,12 @@ fn cuts() -> Vec<Kind> {
                 .set("KOLO_TIMEOUT", 3)
         })
         .long(),
-        Kind::new("one pair cut from the start", 3, |draw| {
+        Kind::new("one pair cut from the start, KOLO_RELAY=off", 3, |draw| {
             let (rank, peer) = two_ranks(draw);
             let outcome = Outcome::Told(&["Join", "PeerLost", "Aborted", "Transport", "Timeout"]);
             let expect = Expect::new(outcome, &[rank, peer], 25).of_all();
             at_work(draw, expect)
+                .set("KOLO_RELAY", "off")
                 .set("KOLO_JOIN_TIMEOUT", 8)
                 .set("KOLO_TIMEOUT", 8)
                 .then([Step::Net(Change::cut_pair(rank, peer)), Step::Fault])
@@ -125,6 +126,11 @@ fn fine(draw: &mut Draw, calls: u64) -> Plan {
 
 fn weather() -> Vec<Kind> {
     vec![
+        // They meet by way of rank 0.
+        Kind::new("one pair cut from the start", 2, |draw| {
+            let rank = draw.between(1, 2) as u32;
+            fine(draw, 80).then([Step::Net(Change::cut_pair(rank, 3)), Step::Fault])
+        }),
         Kind::new("loss of 5 %", 2, |draw| {
             fine(draw, 80).then([
                 Step::Running,

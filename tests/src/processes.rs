@@ -190,6 +190,24 @@ impl Process {
         self.child.id()
     }
 
+    /// Waits until it has stopped itself.
+    ///
+    /// # Panics
+    /// If it does not in time.
+    pub fn expect_stopped(&self) {
+        let until = Instant::now() + LONG;
+        let stat = format!("/proc/{}/stat", self.id());
+        // The state follows the name, which is in parentheses.
+        let is_stopped = || {
+            std::fs::read_to_string(&stat)
+                .is_ok_and(|text| text.rsplit(')').next().is_some_and(|r| r.starts_with(" T")))
+        };
+        while !is_stopped() {
+            assert!(Instant::now() < until, "it does not stop; it said {:#?}", self.said);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Sends it a signal; returns when, on the clock of the machine.
     ///
     /// # Panics

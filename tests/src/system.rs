@@ -72,3 +72,13 @@ pub fn end_by_kill(after: Duration) {
     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
         .expect("a process may signal itself");
 }
+
+/// Stops this process after so long, until somebody lets it go on.
+///
+/// # Panics
+/// If the process cannot signal itself.
+pub fn stop(after: Duration) {
+    std::thread::sleep(after);
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)
+        .expect("a process may signal itself");
+}

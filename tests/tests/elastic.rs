@@ -174,6 +174,42 @@ fn a_stopped_rank_that_comes_back_is_told_that_it_is_out() {
     }
 }
 
+/// The others may have gone on without it by the time that it comes back, or it is met again: nobody has an error either way.
+#[test]
+fn a_rank_may_pause_at_any_moment_of_a_shrink() {
+    for (i, delay) in [0, 300, 800, 1500, 3000, 5000].into_iter().enumerate() {
+        // Who runs the coordinator of the survivors, or one of the others.
+        let (victim, pauses) = [(3, 0), (0, 1), (1, 2)][i % 3];
+        let arrangement = [Arrangement::Exchange, Arrangement::Tcp][i % 2];
+        let what = format!("{arrangement:?}: {victim} killed, {pauses} pauses {delay} us into the shrink");
+        within(LIMIT, &what.clone(), move || {
+            let mut job = start_with(
+                arrangement,
+                4,
+                &["1000", &format!("{pauses}~{delay}")],
+                &[("KOLO_SILENT_AFTER", "0.5")],
+            );
+            job.ranks[victim].signal(Signal::KILL);
+            job.ranks[pauses].expect_stopped();
+            // Longer than the silence that the others bear, and over while they find out what came of it.
+            std::thread::sleep(Duration::from_millis(750));
+            job.ranks[pauses].signal(Signal::CONT);
+            let left: Vec<usize> = (0..4).filter(|rank| *rank != victim).collect();
+            let fates: Vec<usize> = left
+                .iter()
+                .map(|rank| job.ranks[*rank].expect_any(&["@again ", "@fenced", "@error "]).0)
+                .collect();
+            println!("{what}: {fates:?}");
+            let goes_on: Vec<usize> =
+                left.iter().zip(&fates).filter(|(_, fate)| **fate == 0).map(|(rank, _)| *rank).collect();
+            for (rank, fate) in left.iter().zip(&fates) {
+                assert!(*fate == 0 || (*fate == 1 && *rank == pauses), "{what}: rank {rank}, {fates:?}");
+            }
+            stop(&mut job, &goes_on, &what);
+        });
+    }
+}
+
 #[test]
 fn too_few_do_not_go_on_while_the_others_may() {
     // Of two, the half with the first rank may go on; the other may not.

@@ -1,8 +1,11 @@
 //! `kolo run --hosts`, with agents that start what they are to start on this machine, in place of ssh.
 
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 /// Far beyond what any of these takes, on a busy machine too.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -176,8 +179,7 @@ fn running(
 fn one_signal_ends_all_hosts() {
     let (mut child, mut lines) = running("a:2,b:1", 3, "env ON={host}");
     let began = Instant::now();
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let mut rest = String::new();
     // At its end when all that could write to it are gone.
     lines.read_to_string(&mut rest).unwrap();
@@ -200,10 +202,162 @@ fn no_rank_outlives_a_launcher_that_is_killed() {
     assert!(rest.is_empty() || rest.lines().all(|line| line == "told"), "{rest}");
 }
 
+/// An agent whose host outlives the launcher's, as those of ssh do: what it starts is no child of the launcher's for long. The ranks
+/// find `$HERE`, and what nobody reads is logged there.
+fn far(folder: &Path) -> String {
+    let script = folder.join("agent");
+    let text = format!(
+        "#!/bin/sh\nexport HERE={0} TMPDIR={0} ON=$1\nshift\nexec 3<&0\nsetsid \"$@\" <&3 &\nwait $!\n",
+        folder.display()
+    );
+    std::fs::write(&script, text).unwrap();
+    format!("sh {} {{host}}", script.display())
+}
+
+fn elastic(agent: &str, options: &[&str], script: &str) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["-s", "KILL", &LIMIT.as_secs().to_string(), env!("CARGO_BIN_EXE_kolo"), "run"]);
+    command.args(options).args(["--agent", agent, "--", "sh", "-c", script]);
+    command
+}
+
+#[test]
+fn a_rank_that_dies_is_started_again_on_its_host() {
+    let folder = tempfile::tempdir().unwrap();
+    // Rank 1 comes back as a newcomer for its slot; rank 0 ends when it has, and rank 2 joins from the beginning.
+    let script = "case ${KOLO_JOIN:-first} in
+        first) [ $RANK = 1 ] && kill -9 $$; while [ ! -e $HERE/back ]; do sleep 0.02; done ;;
+        *) echo $ON slot=$KOLO_SLOT $KOLO_ELASTIC ${#KOLO_JOB_SECRET}; [ $KOLO_JOIN = file://$KOLO_INVITE ] && : > $HERE/back ;;
+        esac";
+    let ended =
+        elastic(&far(folder.path()), &["--hosts", "a:1,b:1", "--elastic", "1:2"], script).output().unwrap();
+    let said = text(&ended.stderr);
+    assert!(ended.status.success(), "{said}");
+    assert_eq!(text(&ended.stdout), "b slot=1 1:2 32\n", "{said}");
+    assert!(
+        said.contains("kolo: rank 1 (pid ") && said.contains("started again as a newcomer (1 of 3 times)"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_host_that_is_lost_costs_its_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().display();
+    // Host b ends with all its ranks, and nobody there to tell how.
+    let lost = format!(
+        "[ $ON = b ] && kill -9 $PPID; while [ ! -e {at}/on ]; do sleep 0.02; done; echo $RANK of $ON"
+    );
+    let mut child = elastic("env ON={host}", &["--hosts", "a:2,b:2", "--elastic", "2"], &lost)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut told = BufReader::new(child.stderr.take().unwrap());
+    let mut said = String::new();
+    while !said.contains("host b") {
+        assert!(told.read_line(&mut said).unwrap() > 0, "{said}");
+    }
+    assert!(said.contains("; the other 2 go on"), "{said}");
+    std::fs::write(folder.path().join("on"), "").unwrap();
+    let ended = child.wait_with_output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    assert_eq!(sorted(&ended.stdout), ["0 of a", "1 of a"]);
+    // Fewer than are to go on.
+    std::fs::remove_file(folder.path().join("on")).unwrap();
+    let ended = elastic("env ON={host}", &["--hosts", "a:2,b:2", "--elastic", "3"], &lost).output().unwrap();
+    let said = text(&ended.stderr);
+    assert!(!ended.status.success() && said.contains("; ending the other host"), "{said}");
+}
+
+/// The process that starts the agents: the launcher's only child.
+fn supervisor(launcher: Pid) -> Pid {
+    let path = format!("/proc/{launcher}/task/{launcher}/children");
+    let began = Instant::now();
+    loop {
+        // It may be missing in the list for a moment.
+        if let Ok(child) = std::fs::read_to_string(&path).unwrap().trim().parse() {
+            return Pid::from_raw(child).unwrap();
+        }
+        assert!(began.elapsed() < LIMIT, "the launcher has no child");
+    }
+}
+
+fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < LIMIT, "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn ranks_go_on_when_the_host_of_their_launcher_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let script =
+        "echo up; while [ ! -e $HERE/on ]; do sleep 0.02; done; echo later; echo $RANK >> $HERE/ended";
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"))
+        .args(["run", "--hosts", "a:1,b:1", "--elastic", "1", "--agent", &far(folder.path())])
+        .args(["--", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    for _ in 0..2 {
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        assert_eq!(line, "up\n");
+    }
+    // Neither has time to end anything, as when there is no power. Only the launcher is stopped first: a process that is stopped when its
+    // parent ends is told to go on by a SIGHUP.
+    let launcher = Pid::from_child(&child);
+    let supervisor = supervisor(launcher);
+    for (process, signal) in [(launcher, Signal::STOP), (supervisor, Signal::KILL), (launcher, Signal::KILL)]
+    {
+        kill_process(process, signal).unwrap();
+    }
+    child.wait().unwrap();
+    drop(lines);
+    let logs = || {
+        let entries = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        let logs = entries.filter(|path| path.extension().is_some_and(|end| end == "log"));
+        logs.map(|path| std::fs::read_to_string(path).unwrap()).collect::<Vec<_>>()
+    };
+    let say = |words: &str| logs().iter().filter(|text| text.contains(words)).count();
+    wait_for("both hosts say so", || say("the ranks of this host go on to their end\n") == 2);
+    std::fs::write(folder.path().join("on"), "").unwrap();
+    let ended = || std::fs::read(folder.path().join("ended")).map_or(Vec::new(), |bytes| sorted(&bytes));
+    wait_for("both ranks come to their end", || ended() == ["0", "1"]);
+    wait_for("what they say is in the logs", || say("later\n") == 2);
+}
+
+/// A launcher that is killed, on a host that is there, ends the job: it has told its agents.
+#[test]
+fn the_end_of_a_launcher_alone_ends_an_elastic_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done";
+    for signal in [Signal::KILL, Signal::INT] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"))
+            .args(["run", "--hosts", "a:1,b:1", "--elastic", "1", "--agent", &far(folder.path())])
+            .args(["--", "sh", "-c", script])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        for _ in 0..2 {
+            lines.read_line(&mut String::new()).unwrap();
+        }
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        child.wait().unwrap();
+        // At its end when all that could write to it are gone.
+        lines.read_to_string(&mut String::new()).unwrap();
+    }
+}
+
 /// A configuration of ssh that reaches an sshd of the test's own by pipes, whatever the host; or why there is none.
-fn ssh(folder: &std::path::Path) -> Result<String, String> {
-    let sshd =
-        ["/usr/sbin/sshd", "/usr/bin/sshd"].into_iter().find(|path| std::path::Path::new(path).exists());
+fn ssh(folder: &Path) -> Result<String, String> {
+    let sshd = ["/usr/sbin/sshd", "/usr/bin/sshd"].into_iter().find(|path| Path::new(path).exists());
     let sshd = sshd.ok_or("there is no sshd")?;
     let key = |name: &str| {
         let mut command = Command::new("ssh-keygen");

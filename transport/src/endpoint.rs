@@ -345,6 +345,11 @@ pub trait Endpoint: Send + std::fmt::Debug {
         Vec::new()
     }
 
+    /// Peers that this end reaches by a relay, since neither can dial the other.
+    fn relayed(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
     /// The owner leaves in good order, and will [abort](Endpoint::abort) and drop this endpoint next: messages reported done
     /// must reach their peers nevertheless. Never blocks; dropping may, for a second at most. Nothing may be posted after.
     fn leave(&mut self) {}

@@ -36,6 +36,9 @@ def how(meta):
         f"Load average {machine['load_before']} before and {meta['load_after']} after. {foreign(meta)}",
         f"- Libraries: {', '.join(meta['libraries'].values())}.",
     ]
+    if meta.get("busy"):
+        lines.append(f"- **Busy on purpose**: {meta['busy']} processes that always wanted a processor ran beside each program, "
+                     "and no point was measured again for it.")
     if meta.get("placement"):
         lines.append(f"- {meta['placement']}")
     if not meta["complete"]:

@@ -50,6 +50,8 @@ def parse(arguments=None):
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one program")
     parser.add_argument("--shield", choices=["none", "nice", "realtime"], default="none",
                         help="keep other processes of the machine away, from all libraries alike; needs privileges")
+    parser.add_argument("--busy", type=int, default=0, metavar="N",
+                        help="this many processes that always want a processor run beside each program")
     parser.add_argument("--peers-dir", type=Path, default=places.PEERS, help="where setup.sh has put peers")
     parser.add_argument("--kolo-dir", type=Path, default=places.TARGET / "release",
                         help="where kolo and kolo_bench are")

@@ -27,8 +27,10 @@ def shield(wanted):
     return [], f"none ({' '.join(prefix)} is not permitted)"
 
 
-def run(command, environment, limit_seconds):
-    """Runs a command to its end or to the limit. Returns exit status (None: out of time), output and errors."""
+def run(command, environment, limit_seconds, busy=0):
+    """Runs a command to its end or to the limit, beside so many processes that always want a processor. Returns exit status (None:
+    out of time), output and errors."""
+    beside = [subprocess.Popen(["sh", "-c", "while :; do :; done"], stdin=subprocess.DEVNULL) for _ in range(busy)]
     # Own temporary files and sockets of launchers do not depend on the caller's directory names.
     process = subprocess.Popen(command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
@@ -46,6 +48,8 @@ def run(command, environment, limit_seconds):
             output, errors = process.communicate()
     finally:
         end_descendants(signal.SIGKILL)
+        for process in beside:
+            process.wait()
     return status, output, errors
 
 

@@ -107,9 +107,11 @@ class Schedule:
         prefix = [*([] if hogs else self.prefix), *(namespace.prefix if namespace else [])]
         command = [*prefix, *launch.command, "--collectives", collective, "--sizes",
                    ",".join(map(str, sizes)), "--budget-ms", str(self.options.budget_ms)]
+        if self.options.busy:
+            command += ["--retries", "0"]
         watch = self.probe.watch() if self.probe else None
         wire, started = loopback_bytes(), time.monotonic()
-        status, output, errors = processes.run(command, launch.environment, self.options.timeout)
+        status, output, errors = processes.run(command, launch.environment, self.options.timeout, self.options.busy)
         wire = loopback_bytes() - wire
         notes = watch.end() if watch else []
         for leftover in launch.leftovers:

@@ -10,6 +10,7 @@ use std::fs;
 use kolo::config::parse_transports;
 use kolo::{Communicator, Config, ReduceOp};
 use kolo_benches::limit::{HEAD, Row, Unit};
+use kolo_benches::status;
 
 /// The most that a rank may take, at any length.
 const MEBIBYTES_MAX: f64 = 32.0;
@@ -24,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let transports = parse_transports(&transport)?;
     let config = Config::from_env()?.with(|config| config.transports = transports);
-    let before = resident("VmRSS:")?;
+    let before = status::kib("VmRSS:")? << 10;
     let comm = Communicator::builder().config(config).connect()?;
     let what = format!("memory beside the buffer: all_reduce, {transport}");
     if comm.rank() == 0 {
@@ -37,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             data.fill(1.0);
             comm.all_reduce(&mut data, ReduceOp::Sum)?;
         }
-        let mut peak = [resident("VmHWM:")?.saturating_sub(before + bytes as u64)];
+        let mut peak = [(status::kib("VmHWM:")? << 10).saturating_sub(before + bytes as u64)];
         comm.all_reduce(&mut peak, ReduceOp::Max)?;
         if comm.rank() == 0 {
             let row = Row {
@@ -53,13 +54,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     Ok(())
-}
-
-/// Bytes resident in memory: now (`VmRSS:`), or at most (`VmHWM:`).
-fn resident(field: &str) -> Result<u64, Box<dyn Error>> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let kib = status.lines().find_map(|line| line.strip_prefix(field)?.split_whitespace().next());
-    Ok(kib.ok_or_else(|| format!("/proc/self/status has no {field}"))?.parse::<u64>()? << 10)
 }
 
 /// From here on the most counts anew.

@@ -38,16 +38,20 @@
  * Every call        KOLO_USAGE for arguments that make no sense, and in a child made by fork; KOLO_INTERNAL for a defect.
  *                   Nothing else from koloGetVersion, koloTest, koloRequestFree, koloMemFree, koloCommRank, koloCommSize,
  *                   koloCommLocalRank, koloCommSummary, koloCommSettings, koloCommAbort, koloCommRevoke, koloCommEpoch,
- *                   koloCommRanksBefore, koloCommOwnShards, koloCommGetAsyncError (which writes what it has found), koloCommMemFree, koloCommDeregister and koloCommDestroy.
+ *                   koloCommRanksBefore, koloCommOwnShards, koloCommGetAsyncError (which writes what it has found), koloCommMemFree,
+ *                   koloCommDeregister, koloCommDestroy, koloCommWaiting, koloCommSlots and koloState... but koloStateShare.
  * koloCommInit...   KOLO_CONFIGURATION, KOLO_JOIN, KOLO_TRANSPORT, KOLO_SYSTEM; and KOLO_PEER_LOST, KOLO_TIMEOUT or
  *                   KOLO_ABORTED when a rank is lost or fails after all have come.
  * Calls that block  KOLO_UNSUPPORTED, after which the communicator is as it was; KOLO_MISMATCH, KOLO_PEER_LOST,
  *                   KOLO_TIMEOUT, KOLO_ABORTED, KOLO_TRANSPORT and KOLO_SYSTEM, after which it cannot be used any more.
  *                   These are collectives, messages, batches, koloRun, koloWait, koloWaitSource, koloCommSplit,
- *                   koloCommGroup and koloCommMemAlloc; the last three also return KOLO_JOIN and KOLO_CONFIGURATION.
+ *                   koloCommGroup, koloCommMemAlloc and koloStateShare; koloCommSplit, koloCommGroup and koloCommMemAlloc
+ *                   also return KOLO_JOIN and KOLO_CONFIGURATION.
  *                   After koloCommRevoke they return KOLO_REVOKED.
- * koloCommAgree, koloCommShrink: KOLO_FENCED, KOLO_MINORITY, KOLO_TIMEOUT, KOLO_UNSUPPORTED; koloCommShrink also those of
- *                   koloCommInit. They work after the errors of calls that block.
+ * koloCommAgree, koloCommShrink, koloCommGrow, koloCommReplace: KOLO_FENCED, KOLO_MINORITY, KOLO_TIMEOUT, KOLO_UNSUPPORTED;
+ *                   all but koloCommAgree also those of koloCommInit. They work after the errors of calls that block.
+ *                   koloCommShrinkWithin also KOLO_ABORTED.
+ * koloCommAccept    KOLO_UNSUPPORTED, KOLO_JOIN, KOLO_SYSTEM.
  * Calls with Start  KOLO_UNSUPPORTED; and the error of an earlier call: where something has failed nothing is started.
  * koloExplain       KOLO_UNSUPPORTED.
  * koloCommRegister  KOLO_TRANSPORT, after which the communicator is as it was; and the error of an earlier call.
@@ -188,8 +192,8 @@ typedef struct {
 
 /**
  * Joins the other ranks as the environment says: KOLO_RENDEZVOUS, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as
- * torchrun sets them, or the variables of Open MPI, MPICH, Slurm and so on. Blocks until all ranks are there.
- * config may be NULL. *comm is NULL after an error.
+ * torchrun sets them, or the variables of Open MPI, MPICH, Slurm and so on. Blocks until all ranks are there. With KOLO_JOIN the
+ * process is a newcomer: see koloCommInitInvitation. config may be NULL. *comm is NULL after an error.
  */
 koloResult_t koloCommInitEnv(koloComm_t *comm, const koloConfig_t *config);
 
@@ -269,14 +273,100 @@ koloResult_t koloCommAgree(koloComm_t comm, uint64_t *flags, int *takes_part);
  */
 koloResult_t koloCommShrink(koloComm_t comm, koloComm_t *result);
 
-/** How many times the group has changed: one more with each koloCommShrink. */
-koloResult_t koloCommEpoch(koloComm_t comm, uint64_t *epoch);
+/**
+ * As koloCommAgree, but ranks that live and have not called after limit_ms milliseconds are waited for no longer. They count as
+ * having set no flag, and get this very answer when they call: all ranks have it, and one that is late holds up nobody.
+ */
+koloResult_t koloCommAgreeWithin(koloComm_t comm, uint64_t *flags, int *takes_part, int64_t limit_ms);
 
 /**
- * The rank of each rank in the communicator that was shrunk to this one; `ranks` has room for as many ints as this one has
- * ranks.
+ * As koloCommShrink, but if a rank that lives has not called after limit_ms milliseconds, it is KOLO_ABORTED on all ranks, also on
+ * that one when it calls. They may call it again then.
+ */
+koloResult_t koloCommShrinkWithin(koloComm_t comm, int64_t limit_ms, koloComm_t *result);
+
+/** How many times the group has changed: one more with each koloCommShrink, koloCommGrow and koloCommReplace. */
+koloResult_t koloCommEpoch(koloComm_t comm, uint64_t *epoch);
+
+/** What koloCommRanksBefore has for a rank that was not there before. */
+#define KOLO_NEWCOMER (-1)
+
+/**
+ * The rank of each rank in the communicator that this one was made of by koloCommShrink, koloCommGrow or koloCommReplace, or
+ * KOLO_NEWCOMER; `ranks` has room for as many ints as this one has ranks.
  */
 koloResult_t koloCommRanksBefore(koloComm_t comm, int *ranks);
+
+/* ------------------------------------------------------------------------------------------------- Newcomers -- */
+
+/**
+ * An invitation to this communicator's group: text, to be passed on by any way. Newcomers join by it (koloCommInitInvitation) and
+ * wait at this rank's door, or at another's if this one dies, until the members call koloCommGrow or koloCommReplace. Local; any
+ * rank may call it at any time. Who has the text can become a member: keep it secret. It is good for any number of newcomers,
+ * and for as long as one of the ranks lives that it names (up to 16). Writes as koloCommSummary does; 4096 bytes are enough.
+ */
+koloResult_t koloCommAccept(koloComm_t comm, char *text, size_t bytes, size_t *needed);
+
+/**
+ * Joins a group that is at work, by an invitation. Blocks until the members take this newcomer in, or the last of them that it knows
+ * is gone; at most wait_ms milliseconds (KOLO_UNSET: as long as the group lives). slot: the one that it would have and no other, or
+ * KOLO_UNSET. koloCommInitEnv does the same with KOLO_JOIN (an invitation, or "file://PATH" of a file with one) and KOLO_SLOT.
+ */
+koloResult_t koloCommInitInvitation(koloComm_t *comm, const char *invitation, int slot, int64_t wait_ms,
+                                    const koloConfig_t *config);
+
+/** How many newcomers wait at this rank's door; others may wait at those of other ranks. Local. */
+koloResult_t koloCommWaiting(koloComm_t comm, int *count);
+
+/**
+ * A communicator of the ranks that live and of the newcomers that wait, as long as there are at most `most` ranks in all. Ranks
+ * keep their order; newcomers come last. All ranks that live call it with the same `most`; blocks until all have come. Deaths
+ * meanwhile are absorbed. comm stays as it is, also after an error, which all ranks get; it must still be destroyed.
+ */
+koloResult_t koloCommGrow(koloComm_t comm, int most, koloComm_t *result);
+
+/** The same, but newcomers take the slots of ranks that have been lost; KOLO_USAGE if none is free. */
+koloResult_t koloCommReplace(koloComm_t comm, koloComm_t *result);
+
+/**
+ * The slot of each rank: its rank in the first communicator of the group, or that of the rank whose place it has taken. `slots` has
+ * room for as many ints as the communicator has ranks.
+ */
+koloResult_t koloCommSlots(koloComm_t comm, int *slots);
+
+/** Which step a rank's state is of, and with whom it has shared it. */
+typedef struct koloState *koloState_t;
+
+/** Memory that is part of a program's state. Names and lengths are the same on all ranks; parts do not overlap. */
+typedef struct {
+    /** For messages. */
+    const char *name;
+    void *memory;
+    size_t bytes;
+} koloPart_t;
+
+/** The state of a program that begins: of step 0, or, on a newcomer, of none. */
+koloResult_t koloStateCreate(koloComm_t comm, koloState_t *state);
+
+/** Frees it; *state becomes NULL. Nothing happens if it is NULL. The memory of its parts is the program's. */
+koloResult_t koloStateDestroy(koloState_t *state);
+
+/** The step that this rank's memory is of; KOLO_UNSET if it has none. */
+koloResult_t koloStateGetVersion(koloState_t state, int64_t *version);
+
+/** The memory is of this step from now on. */
+koloResult_t koloStateSetVersion(koloState_t state, int64_t version);
+
+/** The memory is of the next step from now on. */
+koloResult_t koloStateAdvance(koloState_t state);
+
+/**
+ * Ranks that have the latest version send it to those that do not; then all have it. Costs a comparison if it has succeeded on this
+ * communicator before. All ranks call it, with the same parts in the same order; blocks as collectives do. Nobody else uses the
+ * parts meanwhile. After the loss of a rank it can be called again on the next communicator: what has come is kept.
+ * *received (may be NULL) becomes the bytes that this rank was sent.
+ */
+koloResult_t koloStateShare(koloState_t state, koloComm_t comm, const koloPart_t *parts, size_t count, uint64_t *received);
 
 /**
  * Writes into *result what the next call on the communicator would fail with, or KOLO_SUCCESS: for programs that are not

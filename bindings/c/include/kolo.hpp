@@ -271,6 +271,14 @@ public:
         return Communicator(handle);
     }
 
+    /** Joins a group that is at work, by an invitation. Blocks until its members take this newcomer in, or they are gone. */
+    static Communicator from_invitation(const std::string &invitation, int slot = KOLO_UNSET,
+                                        std::int64_t wait_ms = KOLO_UNSET, const koloConfig_t *config = nullptr) {
+        koloComm_t handle = nullptr;
+        detail::check(koloCommInitInvitation(&handle, invitation.c_str(), slot, wait_ms, config));
+        return Communicator(handle);
+    }
+
     /** The handle for kolo.h, which stays this object's. */
     koloComm_t get() const noexcept { return handle_; }
 
@@ -309,6 +317,40 @@ public:
     Communicator shrink() const {
         koloComm_t made = nullptr;
         detail::check(koloCommShrink(handle_, &made));
+        return Communicator(made);
+    }
+
+    /** An invitation for newcomers, which is as secret as the job. */
+    std::string accept() const {
+        std::string text;
+        std::size_t needed = 4096;
+        // Each call makes another text.
+        while (needed > text.size()) {
+            text.resize(needed);
+            detail::check(koloCommAccept(handle_, text.data(), text.size(), &needed));
+        }
+        text.resize(needed - 1);
+        return text;
+    }
+
+    /** How many newcomers wait at this rank's door. */
+    int waiting() const {
+        int count = 0;
+        detail::check(koloCommWaiting(handle_, &count));
+        return count;
+    }
+
+    /** A communicator of the ranks that live and of newcomers, at most so many in all. All of them call it; blocks. */
+    Communicator grow(int most) const {
+        koloComm_t made = nullptr;
+        detail::check(koloCommGrow(handle_, most, &made));
+        return Communicator(made);
+    }
+
+    /** The same, with newcomers in the slots of ranks that have been lost. */
+    Communicator replace() const {
+        koloComm_t made = nullptr;
+        detail::check(koloCommReplace(handle_, &made));
         return Communicator(made);
     }
 

@@ -72,6 +72,15 @@ pub(crate) struct UniqueId {
     pub(crate) bytes: [u8; UNIQUE_ID_BYTES],
 }
 
+/// `koloPart_t`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) name: *const c_char,
+    pub(crate) memory: *mut c_void,
+    pub(crate) bytes: usize,
+}
+
 /// `KOLO_UNIQUE_ID_BYTES`
 pub(crate) const UNIQUE_ID_BYTES: usize = 128;
 

@@ -2,8 +2,9 @@
 
 use std::ffi::{c_char, c_int};
 use std::sync::Arc;
+use std::time::Duration;
 
-use kolo_rs::Communicator;
+use kolo_rs::{Agreement, Communicator};
 
 use crate::abi::{UNSET, result::SUCCESS};
 use crate::cancel;
@@ -28,6 +29,14 @@ impl Comm {
         kolo_rs::internal::cancel::hold_off_by(cancel::BY_RUNTIME);
         Box::into_raw(Box::new(Self { communicator, last_error: Arc::default(), lent: Lent::default() }))
     }
+}
+
+/// A time in milliseconds.
+pub(crate) fn limit(what: &str, milliseconds: i64) -> Outcome<Duration> {
+    let number = u64::try_from(milliseconds);
+    let number = number.map_err(|_| usage(format!("{what} is {milliseconds}, but must be 0 or more")))?;
+    // Ten years: no wait is longer, and clocks do not overflow.
+    Ok(Duration::from_millis(number).min(Duration::from_secs(315_360_000)))
 }
 
 /// See `kolo.h`.
@@ -133,10 +142,39 @@ unsafe extern "C" fn koloCommRevoke(comm: *const Comm) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloCommAgree(comm: *const Comm, flags: *mut u64, takes_part: *mut c_int) -> c_int {
     // SAFETY: the header's promise, for all pointers.
+    unsafe { agree("koloCommAgree", comm, flags, takes_part, |comm, flags| Ok(comm.agree(flags)?)) }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommAgreeWithin(
+    comm: *const Comm,
+    flags: *mut u64,
+    takes_part: *mut c_int,
+    limit_ms: i64,
+) -> c_int {
+    // SAFETY: the header's promise, for all pointers.
     unsafe {
-        with_comm("koloCommAgree", comm, |comm| {
+        agree("koloCommAgreeWithin", comm, flags, takes_part, |comm, flags| {
+            Ok(comm.agree_within(flags, limit("limit_ms", limit_ms)?)?)
+        })
+    }
+}
+
+/// # Safety
+/// As the entries that use it.
+unsafe fn agree(
+    function: &str,
+    comm: *const Comm,
+    flags: *mut u64,
+    takes_part: *mut c_int,
+    agree: impl FnOnce(&Communicator, u64) -> Outcome<Agreement>,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        with_comm(function, comm, |comm| {
             let flags = place("flags", flags)?;
-            let agreed = comm.communicator.agree(flags.assume_init_read())?;
+            let agreed = agree(&comm.communicator, flags.assume_init_read())?;
             flags.write(agreed.flags);
             for rank in 0..comm.communicator.world_size() {
                 if !takes_part.is_null() {
@@ -157,6 +195,21 @@ unsafe extern "C" fn koloCommShrink(comm: *const Comm, result: *mut *mut Comm) -
             let result = place("result", result)?;
             result.write(std::ptr::null_mut());
             result.write(Comm::handle(comm.communicator.shrink()?));
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloCommShrinkWithin(comm: *const Comm, limit_ms: i64, result: *mut *mut Comm) -> c_int {
+    // SAFETY: the header's promise, for both pointers.
+    unsafe {
+        with_comm("koloCommShrinkWithin", comm, |comm| {
+            let result = place("result", result)?;
+            result.write(std::ptr::null_mut());
+            let made = comm.communicator.shrink_within(limit("limit_ms", limit_ms)?)?;
+            result.write(Comm::handle(made));
             Ok(())
         })
     }

@@ -14,9 +14,9 @@ use crate::{checked, config, unique_id};
 /// See `kolo.h`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloCommInitEnv(comm: *mut *mut Comm, config: *const abi::Config) -> c_int {
-    let spec = || Ok(JoinSpec::from_env(&|name| std::env::var(name).ok())?);
+    // Without a description the environment says where to join, also as a newcomer.
     // SAFETY: the header's promise.
-    unsafe { init("koloCommInitEnv", comm, config, spec) }
+    unsafe { init("koloCommInitEnv", comm, config, || Ok(None)) }
 }
 
 /// See `kolo.h`.
@@ -31,7 +31,7 @@ unsafe extern "C" fn koloCommInitUrl(
     let spec = || {
         // SAFETY: the header's promise.
         let url = unsafe { checked::text("url", url) }?.ok_or_else(|| usage("url is NULL"))?;
-        Ok(JoinSpec::parse_url(&numbered(url, world_size, rank)?)?)
+        Ok(Some(JoinSpec::parse_url(&numbered(url, world_size, rank)?)?))
     };
     // SAFETY: the header's promise.
     unsafe { init("koloCommInitUrl", comm, config, spec) }
@@ -58,7 +58,7 @@ unsafe extern "C" fn koloCommInitRank(
             // Kept until the runtime itself listens, given back in any case: an id serves once.
             reserved = unique_id::take_reservation(id);
         }
-        Ok(spec)
+        Ok(Some(spec))
     };
     // SAFETY: the header's promise.
     let code = unsafe { init("koloCommInitRank", comm, config, spec) };
@@ -72,7 +72,7 @@ unsafe fn init(
     function: &str,
     comm: *mut *mut Comm,
     config: *const abi::Config,
-    spec: impl FnOnce() -> Outcome<JoinSpec>,
+    spec: impl FnOnce() -> Outcome<Option<JoinSpec>>,
 ) -> c_int {
     guard(function, None, || {
         // SAFETY: the caller's promise, for both pointers.
@@ -80,7 +80,12 @@ unsafe fn init(
         comm.write(std::ptr::null_mut());
         // SAFETY: as above.
         let config = unsafe { config::resolve(config) }?;
-        comm.write(Comm::handle(Communicator::builder().config(config).join(spec()?).connect()?));
+        let builder = Communicator::builder().config(config);
+        let builder = match spec()? {
+            Some(spec) => builder.join(spec),
+            None => builder,
+        };
+        comm.write(Comm::handle(builder.connect()?));
         Ok(())
     })
 }

@@ -55,6 +55,7 @@ fn the_archive_serves() {
         );
         run_ranks(&folder.join("sum"), 2, &[]);
         run_ranks(&folder.join("overlap"), 3, &[]);
+        run_ranks(&folder.join("elastic"), 3, &["50"]);
     }
     only_ours_is_visible(&root.join("lib/libkolo.a"));
     if compiler("CMAKE", "cmake").is_some() {
@@ -64,6 +65,7 @@ fn the_archive_serves() {
         succeed(Command::new("cmake").current_dir(&folder).args(["--build", "build"]));
         run_ranks(&folder.join("build/sum"), 2, &[]);
         run_ranks(&folder.join("build/sum_static"), 2, &[]);
+        run_ranks(&folder.join("build/elastic"), 2, &["50"]);
     }
 }
 

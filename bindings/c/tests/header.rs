@@ -126,6 +126,7 @@ fn structs_and_numbers_agree() {
         collective, data_type = "type", op, root, input, output, count, factor);
     agree!("koloTransfer_t", abi::Transfer,; kind, peer, buffer, count, data_type = "type");
     agree!("koloUniqueId", abi::UniqueId,; bytes);
+    agree!("koloPart_t", abi::Part,; name, memory, bytes);
     let numbers = [
         ("KOLO_CONFIG_MAGIC", abi::Config::HEAD.magic as usize),
         ("KOLO_CONFIG_VERSION", abi::Config::HEAD.version as usize),

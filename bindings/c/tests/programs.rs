@@ -54,6 +54,18 @@ fn failures() {
 }
 
 #[test]
+fn newcomers_and_their_state() {
+    let Some(cc) = cc() else { return };
+    for link in [Link::Shared, Link::Static] {
+        let folder = tempfile::tempdir().unwrap();
+        let program = program(&cc, "newcomers", link, folder.path());
+        for way in ["given", "environment"] {
+            run_ranks(&program, 3, &[way, folder.path().join(way).to_str().unwrap()]);
+        }
+    }
+}
+
+#[test]
 fn after_fork() {
     let cases: Vec<[&str; 2]> = ["call", "new", "destroy", "exit"]
         .into_iter()
@@ -80,6 +92,9 @@ fn under_the_sanitizer() {
     for (name, ranks) in [("usage", 1), ("communicators", 3), ("collectives", 3), ("messages", 3)] {
         run_ranks(&program(&cc, name, Link::Sanitized, folder.path()), ranks, &[]);
     }
+    let invitation = folder.path().join("invitation");
+    let program = program(&cc, "newcomers", Link::Sanitized, folder.path());
+    run_ranks(&program, 3, &["given", invitation.to_str().unwrap()]);
 }
 
 /// Whether a program can be compiled with the sanitizer and runs here; it does not under some tracers.

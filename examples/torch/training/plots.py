@@ -16,21 +16,14 @@ from .summary import Row  # noqa: E402
 
 COLOURS = {"none": "#8c8c8c", "mpi": "#c28e2c", "gloo": "#5b7fa6", "kolo": "#2f7d4f"}
 DASHES = {1: "-", 2: "-", 4: "--", 8: ":"}
-STYLE = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "kolo",  # same input, same file
-}
+STYLE = Path(__file__).resolve().parents[2] / "kolo.mplstyle"
 
 
 def draw(rows: list[Row], folder: Path) -> list[Path]:
     """Writes all plots; gives their paths."""
     models = list(dict.fromkeys(row.job.model for row in rows))
     distributed = [row for row in rows if row.job.backend != "none"]
-    with plt.rc_context(STYLE):
+    with plt.style.context(STYLE):
         seconds = lambda row: row.epoch_seconds  # noqa: E731
         written = [_bars(rows, models, folder / "epoch-time.svg", "seconds per epoch", seconds, "{:.3g}")]
         if distributed:

@@ -30,6 +30,8 @@ pub(super) struct Scenario {
     pub(super) call_max: Duration,
     /// Whether members suspect each other without reason.
     pub(super) suspects: bool,
+    /// How long members wait for those that do not call, if not for ever: some call much later then.
+    pub(super) patience: Option<Duration>,
 }
 
 /// Faults come until here; then everything is mended, and those who live must come to decisions.
@@ -69,6 +71,7 @@ impl Scenario {
             delay_max: Duration::from_micros([200, 5_000, 300_000][random.below(3) as usize]),
             call_max: Duration::from_millis([1, 100, 2500][random.below(3) as usize]),
             suspects: random.one_in(4),
+            patience: random.one_in(3).then(|| ms(&mut random, 2000)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The processes, the network between them, and the invariants.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use super::faults::{Fault, MENDED, Scenario};
@@ -14,6 +14,9 @@ const EPOCHS: usize = 4;
 /// By then everything must be decided, with pauses of ballots that were refused and silences that are waited for.
 const END: Duration = Duration::from_secs(60);
 
+/// How much later some call where the others do not wait for them: if they did, there would be no time for all epochs.
+const LATE: Duration = Duration::from_secs(20);
+
 const BEAT: Duration = Duration::from_millis(100);
 const SILENT: Duration = Duration::from_secs(1);
 /// Longer than what is mended takes: a process that gives up earlier would not be alive to the others.
@@ -23,6 +26,7 @@ const STRANDED: Duration = Duration::from_secs(20);
 enum Event {
     Tick { process: u32, epoch: usize },
     Calls { process: u32, epoch: usize },
+    Overdue { process: u32, epoch: usize },
     Arrives { from: u32, to: u32, epoch: usize, message: Message },
     Certified { process: u32, dead: u32 },
     Fault(usize),
@@ -39,6 +43,8 @@ struct Process {
     /// One for each epoch, with its members as processes.
     epochs: Vec<(Vec<u32>, Agreement)>,
     decisions: Vec<Set>,
+    /// Epochs in which it has called.
+    called: BTreeSet<usize>,
 }
 
 pub(super) struct World {
@@ -79,6 +85,7 @@ impl World {
                 known_dead: Set::default(),
                 epochs: Vec::new(),
                 decisions: Vec::new(),
+                called: BTreeSet::new(),
             });
             world.begin(process, (0..scenario.processes).collect());
         }
@@ -115,6 +122,7 @@ impl World {
     fn begin(&mut self, process: u32, members: Vec<u32>) {
         let epoch = self.processes[process as usize].epochs.len();
         let place = |of: u32| members.iter().position(|member| *member == of).map(|i| i as u32);
+        let first = members.first().copied();
         let settings = Settings {
             members: members.len() as u32,
             me: place(process).expect("only members begin"),
@@ -128,7 +136,11 @@ impl World {
             agreement.gone(dead, self.now);
         }
         self.processes[process as usize].epochs.push((members, agreement));
-        let call = self.now + self.within(self.scenario.call_max);
+        // Somebody must call.
+        let may_be_late = self.scenario.patience.is_some() && first != Some(process);
+        let is_late = may_be_late && self.random.one_in(2);
+        let call =
+            self.now + self.within(self.scenario.call_max) + if is_late { LATE } else { Duration::ZERO };
         self.put(call, Event::Calls { process, epoch });
     }
 
@@ -139,9 +151,10 @@ impl World {
     fn happens(&mut self, event: Event) -> Result<(), String> {
         let now = self.now;
         let busy = match &event {
-            Event::Tick { process, .. } | Event::Calls { process, .. } | Event::Certified { process, .. } => {
-                Some(*process)
-            }
+            Event::Tick { process, .. }
+            | Event::Calls { process, .. }
+            | Event::Overdue { process, .. }
+            | Event::Certified { process, .. } => Some(*process),
             Event::Arrives { to, .. } => Some(*to),
             _ => None,
         };
@@ -170,7 +183,16 @@ impl World {
                     self.processes[process as usize].epochs[epoch].1.suspect(suspect, now);
                 }
                 self.note(|| format!("process {process} calls in epoch {epoch}"));
+                self.processes[process as usize].called.insert(epoch);
                 self.processes[process as usize].epochs[epoch].1.bring(part, now);
+                if let Some(patience) = self.scenario.patience {
+                    self.put(now + patience, Event::Overdue { process, epoch });
+                }
+                self.settle(process, epoch)
+            }
+            Event::Overdue { process, epoch } => {
+                self.note(|| format!("process {process} waits no longer in epoch {epoch}"));
+                self.processes[process as usize].epochs[epoch].1.wait_no_longer(now);
                 self.settle(process, epoch)
             }
             Event::Arrives { from, to, epoch, message } => {
@@ -302,6 +324,11 @@ impl World {
                     "process {process} decided {survivors:?} in epoch {epoch}, process {other} {known:?}"
                 ));
             }
+        }
+        let absent =
+            survivors.iter().find(|member| !self.processes[*member as usize].called.contains(&epoch));
+        if let Some(absent) = absent.filter(|_| decision.flags != 0 || self.scenario.patience.is_none()) {
+            return Err(format!("process {absent} has not called in epoch {epoch}: {decision:?}"));
         }
         let own = &mut self.processes[process as usize];
         own.decisions.push(survivors.clone());

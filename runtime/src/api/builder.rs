@@ -131,7 +131,12 @@ enum Source {
 
 impl Source {
     fn find(environment: &dyn Fn(&str) -> Option<String>) -> Option<Self> {
-        let text = environment("KOLO_JOIN").filter(|text| !text.trim().is_empty())?;
+        let set = |name: &str| environment(name).filter(|text| !text.trim().is_empty());
+        let of_restarted = || {
+            let path = set("KOLO_INVITE").filter(|_| is_restarted(environment))?;
+            Some(format!("file://{path}"))
+        };
+        let text = set("KOLO_JOIN").or_else(of_restarted)?;
         let path = text.trim().strip_prefix("file://").map(PathBuf::from);
         Some(path.map_or(Self::Text(text), Self::File))
     }
@@ -149,8 +154,16 @@ impl Source {
     }
 }
 
+/// Whether torchrun has started this worker in the place of one that died.
+fn is_restarted(environment: &dyn Fn(&str) -> Option<String>) -> bool {
+    let times = environment("TORCHELASTIC_RESTART_COUNT").and_then(|text| text.trim().parse::<u32>().ok());
+    times.is_some_and(|times| times > 0)
+}
+
 fn slot_of(environment: &dyn Fn(&str) -> Option<String>) -> Result<Option<u32>> {
-    let text = environment("KOLO_SLOT").filter(|text| !text.trim().is_empty());
+    let set = |name: &str| environment(name).filter(|text| !text.trim().is_empty());
+    let of_restarted = || set("RANK").filter(|_| is_restarted(environment) && set("KOLO_JOIN").is_none());
+    let text = set("KOLO_SLOT").or_else(of_restarted);
     let number = |text: String| {
         let wrong =
             || Error::configuration("KOLO_SLOT", format!("'{text}' is no slot"), "Set it to a number from 0");
@@ -177,6 +190,26 @@ fn deadline_to_connect(started: Instant, joined: Instant, patience: Duration) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_worker_that_torchrun_starts_again_is_a_newcomer_where_there_are_invitations() {
+        let found = |set: &[(&str, &str)]| {
+            let environment =
+                |name: &str| set.iter().find(|(of, _)| *of == name).map(|(_, value)| (*value).to_owned());
+            let source = Source::find(&environment).map(|source| match source {
+                Source::File(path) => path.display().to_string(),
+                Source::Text(text) => text,
+                Source::Given(_) => unreachable!(),
+            });
+            (source, slot_of(&environment).unwrap())
+        };
+        let (invite, rank, again) =
+            (("KOLO_INVITE", "/i"), ("RANK", "2"), ("TORCHELASTIC_RESTART_COUNT", "1"));
+        assert_eq!(found(&[invite, rank, again]), (Some("/i".into()), Some(2)));
+        assert_eq!(found(&[invite, rank, ("TORCHELASTIC_RESTART_COUNT", "0")]), (None, None));
+        assert_eq!(found(&[rank, again]).0, None, "torchrun's own way");
+        assert_eq!(found(&[invite, rank, again, ("KOLO_JOIN", "abc")]), (Some("abc".into()), None));
+    }
 
     #[test]
     fn making_the_communicator_counts_as_joining() {

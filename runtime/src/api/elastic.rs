@@ -1,13 +1,14 @@
 //! Going on after a loss: revoke, agree, shrink; and how members make another communicator.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Communicator;
 use crate::call::Waited;
 use crate::communicator::{patience, reunite};
-use crate::control::{Called, Disagreement, Purpose};
+use crate::control::{Called, Disagreement, Purpose, Until};
 use crate::drive;
-use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, PeerState, Result};
+use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, PeerState, Result};
+use crate::job::MOST_PATIENCE;
 
 /// What the ranks that live have agreed on: see [`Communicator::agree`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,14 @@ pub struct Agreement {
 
 /// Whether the new communicator is there, on this rank.
 const IS_MADE: u64 = 1;
+
+/// Whether it is, or is not because of somebody else: another meeting of the same ranks may succeed.
+const MAY_MEET_AGAIN: u64 = 2;
+
+/// How often the same ranks meet before they give up. A rank that is stopped for longer than
+/// [`Config::silent_after`](crate::Config::silent_after) while the others wait for it, and comes back before they have agreed on what came
+/// of it, costs one meeting. One that stays away costs none: it is left out.
+pub(super) const MEETINGS: u32 = 3;
 
 impl Communicator {
     /// Ends the communicator for all of its ranks: every call in progress, and every later one, fails with [`Error::Aborted`] and
@@ -48,9 +57,24 @@ impl Communicator {
     /// [`AbortReason::Minority`] if too few ranks answer; [`Error::Timeout`] with those that did not call; [`Error::Usage`] if the ranks
     /// called different things, or after a fork.
     pub fn agree(&self, flags: u64) -> Result<Agreement> {
-        let deadline = Instant::now() + patience(self.config());
+        self.agree_until(flags, Until::GivingUp(Instant::now() + patience(self.config())))
+    }
+
+    /// As [`Communicator::agree`], but ranks that live and have not called after `limit` are waited for no longer. They count as having set no
+    /// flag, and get this very answer when they call: so all ranks have it, and a rank that is late by minutes holds up nobody.
+    ///
+    /// All ranks that live call it in the place of one `agree`. Blocks for `limit` at most, and for
+    /// [`Config::silent_after`](crate::Config::silent_after) longer where a rank does not answer.
+    ///
+    /// # Errors
+    /// As [`Communicator::agree`].
+    pub fn agree_within(&self, flags: u64, limit: Duration) -> Result<Agreement> {
+        self.agree_until(flags, Until::Deciding(Instant::now() + limit.min(MOST_PATIENCE)))
+    }
+
+    pub(super) fn agree_until(&self, flags: u64, until: Until) -> Result<Agreement> {
         self.shared.check_process(|| Waited::other("agree"))?;
-        self.agree_on(Purpose::Agree, "agree", flags, deadline)
+        self.agree_on(Purpose::Agree, "agree", flags, until)
     }
 
     /// A communicator of the ranks that live, in their order. Works on a communicator that has failed, after
@@ -65,10 +89,22 @@ impl Communicator {
     /// As [`Communicator::agree`]. Then there is no new communicator on this rank; ranks that could go on are told so by the same
     /// agreement.
     pub fn shrink(&self) -> Result<Self> {
-        let deadline = Instant::now() + patience(self.config());
+        self.shrink_until(Until::GivingUp(Instant::now() + patience(self.config())))
+    }
+
+    /// As [`Communicator::shrink`], but if a rank that lives has not called after `limit`, it fails on all ranks, also on that one when it calls.
+    /// They may call it again then. So ranks that wait for a late one find out together.
+    ///
+    /// # Errors
+    /// As [`Communicator::shrink`]; [`Error::Aborted`] with [`AbortReason::Timeout`] if a rank has not come.
+    pub fn shrink_within(&self, limit: Duration) -> Result<Self> {
+        self.shrink_until(Until::Deciding(Instant::now() + limit.min(MOST_PATIENCE)))
+    }
+
+    pub(super) fn shrink_until(&self, until: Until) -> Result<Self> {
         self.shared.check_process(|| Waited::other("shrink"))?;
-        self.form_anew(Purpose::Shrink, "shrink", deadline, |ranks, seed| {
-            let made = reunite(&self.shared, ranks, seed, deadline).and_then(Self::make)?;
+        self.form_anew(Purpose::Shrink, "shrink", until, |ranks, seed| {
+            let made = reunite(&self.shared, ranks, seed, until.deadline()).and_then(Self::make)?;
             Ok((made, Vec::new()))
         })
     }
@@ -78,19 +114,27 @@ impl Communicator {
         &self,
         purpose: Purpose,
         operation: &str,
-        deadline: Instant,
+        until: Until,
         form: impl Fn(&[u32], [u8; 32]) -> Result<(Self, Vec<Called>)>,
     ) -> Result<Self> {
+        let mut in_vain = 0;
         loop {
-            let left = self.decide(purpose, operation, u64::MAX, deadline)?;
+            let left = self.decide(purpose, operation, u64::MAX, until)?;
+            if left.flags == 0 {
+                return Err(self.came_too_late(operation));
+            }
             let ranks: Vec<u32> = left.members.iter().collect();
             let (made, called) = form(&ranks, left.seed)
                 .map_or_else(|error| (Err(error), Vec::new()), |(made, called)| (Ok(made), called));
-            let own = if made.is_ok() { IS_MADE } else { 0 };
-            let met = self.agree_on(Purpose::Confirm, operation, own, deadline);
+            let own = match &made {
+                Ok(_) => IS_MADE | MAY_MEET_AGAIN,
+                Err(error) if may_be_theirs(error) => MAY_MEET_AGAIN,
+                Err(_) => 0,
+            };
+            let met = self.agree_on(Purpose::Confirm, operation, own, until);
             match (met, made) {
                 (Ok(met), Ok(made)) if met.flags & IS_MADE != 0 && met.ranks == ranks => {
-                    if purpose == Purpose::Shrink || made.all_enter(deadline) {
+                    if purpose == Purpose::Shrink || made.all_enter(until.deadline()) {
                         made.meet_newcomers();
                         return Ok(made);
                     }
@@ -108,8 +152,12 @@ impl Communicator {
                     };
                     tracing::info!(rank = self.rank(), ?problem, "a rank was lost while the others met");
                     if met.ranks == ranks {
-                        // Nobody has died, so the next attempt would end like this one. All ranks see that.
-                        return Err(problem.unwrap_or_else(|| self.not_made(operation)));
+                        // Nobody has died: somebody was away for some time, or the next meeting would end like this one. All ranks
+                        // see and count the same.
+                        in_vain += 1;
+                        if met.flags & MAY_MEET_AGAIN == 0 || in_vain == MEETINGS {
+                            return Err(problem.unwrap_or_else(|| self.not_made(operation)));
+                        }
                     }
                 }
                 (Err(error), made) => {
@@ -126,8 +174,15 @@ impl Communicator {
 
     /// Whether all ranks of this communicator, newcomers too, have it: they agree on that.
     pub(super) fn all_enter(&self, deadline: Instant) -> bool {
-        let met = self.agree_on(Purpose::Enter, "grow", IS_MADE, deadline);
+        let met = self.agree_on(Purpose::Enter, "grow", IS_MADE, Until::GivingUp(deadline));
         met.is_ok_and(|met| met.ranks.len() as u32 == self.world_size())
+    }
+
+    /// All calls that begin to wait from now on are over then, whatever time-outs they have; none from then on without a moment. For Kolo's
+    /// own bindings.
+    #[doc(hidden)]
+    pub fn limit_calls(&self, until: Option<Instant>) {
+        self.shared.time_limit.set(until);
     }
 
     /// How many times the group has changed: 0 for ranks that have joined, one more with each [`Communicator::shrink`] and
@@ -146,14 +201,8 @@ impl Communicator {
         members.zip(0..).map(|(world, own)| before.map_or(own, |before| before[*world as usize])).collect()
     }
 
-    fn agree_on(
-        &self,
-        purpose: Purpose,
-        operation: &str,
-        flags: u64,
-        deadline: Instant,
-    ) -> Result<Agreement> {
-        let decision = self.decide(purpose, operation, flags, deadline)?;
+    fn agree_on(&self, purpose: Purpose, operation: &str, flags: u64, until: Until) -> Result<Agreement> {
+        let decision = self.decide(purpose, operation, flags, until)?;
         Ok(Agreement { flags: decision.flags, ranks: decision.members.iter().collect() })
     }
 
@@ -162,11 +211,11 @@ impl Communicator {
         purpose: Purpose,
         operation: &str,
         flags: u64,
-        deadline: Instant,
+        until: Until,
     ) -> Result<kolo_membership::Decision> {
         let since = Instant::now();
         let silent_after = self.config().silent_after;
-        let agreed = self.shared.membership.agree(purpose, flags, silent_after, deadline);
+        let agreed = self.shared.membership.agree(purpose, flags, silent_after, until);
         agreed.map_err(|disagreement| self.disagreement(disagreement, operation, since))
     }
 
@@ -177,6 +226,13 @@ impl Communicator {
     fn not_made(&self, operation: &str) -> Error {
         let reason = "another rank could not make its part of the new communicator; its own error says why";
         let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Transport);
+        Error::Aborted { context, by, kind, reason: reason.to_owned() }
+    }
+
+    fn came_too_late(&self, operation: &str) -> Error {
+        let reason =
+            "a rank that lives did not call it in time; all that call it for this time get this error";
+        let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Timeout);
         Error::Aborted { context, by, kind, reason: reason.to_owned() }
     }
 
@@ -220,6 +276,17 @@ impl Communicator {
                 Error::Unsupported { context, problem: problem.to_owned() }
             }
         }
+    }
+}
+
+/// Whether an error of coming together may be that of somebody else, who is gone or back by the next time.
+pub(super) const fn may_be_theirs(error: &Error) -> bool {
+    match error {
+        Error::Join { kind, .. } => {
+            matches!(kind, JoinFailure::Survivors | JoinFailure::Absent | JoinFailure::Unreachable)
+        }
+        Error::PeerLost { .. } | Error::Timeout { .. } | Error::Aborted { .. } => true,
+        _ => false,
     }
 }
 

@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use super::Communicator;
+use super::elastic::may_be_theirs;
 use crate::call::Waited;
 use crate::communicator::{Elastic, Left, Places, WORLD, grow, patience, settings, take};
 use crate::config::Config;
-use crate::control::{Applicant, ControlRuntime, Invitation, Purpose, first_invitation};
-use crate::error::{Error, ErrorContext, JoinFailure, Result};
+use crate::control::{Applicant, ControlRuntime, Invitation, Purpose, Until, first_invitation};
+use crate::error::{Error, ErrorContext, Result};
 use crate::job::MAX_WORLD_SIZE;
 use crate::join::JoinSpec;
 
@@ -53,8 +54,9 @@ impl Communicator {
     pub(super) fn meet_newcomers(&self) {
         let shared = &self.shared;
         shared.meet_newcomers();
-        let is_writer = shared.group.id == WORLD && self.rank() == 0;
-        let Some(path) = shared.world.elastic.invite.as_ref().filter(|_| is_writer) else { return };
+        // Each rank: those of other hosts, or of other launchers on this one, have other places, and nobody knows whose are the same.
+        let is_whole = shared.group.id == WORLD;
+        let Some(path) = shared.world.elastic.invite.as_ref().filter(|_| is_whole) else { return };
         // All at once: newcomers may be reading it.
         let beside = path.with_extension(format!("new{}", std::process::id()));
         let write =
@@ -94,7 +96,7 @@ impl Communicator {
     /// [`Config::join_timeout`](crate::Config::join_timeout). Deaths of members while it is made are absorbed.
     ///
     /// # Errors
-    /// As [`Communicator::agree`]; and if a newcomer dies or fails while all come together, or the newcomers do not fit. All ranks that live
+    /// As [`Communicator::agree`]; and if newcomers die while all come together, three times in turn, or do not fit. All ranks that live
     /// return an error then, or none does, and this communicator can be used as before. Call it again: newcomers that live wait again.
     /// [`Error::Usage`] if `most` is below the number of ranks that live, beyond the 4096 that are supported, or not the same on all.
     pub fn grow(&self, most: u32) -> Result<Self> {
@@ -124,7 +126,7 @@ impl Communicator {
     fn take_in(&self, places: Places) -> Result<Self> {
         let deadline = Instant::now() + patience(self.config());
         self.shared.check_process(|| Waited::other("grow"))?;
-        self.form_anew(Purpose::Grow, "grow", deadline, |ranks, seed| {
+        self.form_anew(Purpose::Grow, "grow", Until::GivingUp(deadline), |ranks, seed| {
             let growth = grow(&self.shared, &Left { ranks, seed }, places, deadline)?;
             Ok((Self::make(growth.making)?, growth.called))
         })
@@ -173,16 +175,5 @@ pub(super) fn join(
                 tracing::info!(%error, "the members have given it up for now; this newcomer waits again")
             }
         }
-    }
-}
-
-/// Whether an error of coming together may be that of somebody else who is gone by the next time.
-const fn may_be_theirs(error: &Error) -> bool {
-    match error {
-        Error::Join { kind, .. } => {
-            matches!(kind, JoinFailure::Survivors | JoinFailure::Absent | JoinFailure::Unreachable)
-        }
-        Error::PeerLost { .. } | Error::Timeout { .. } | Error::Aborted { .. } => true,
-        _ => false,
     }
 }

@@ -1,9 +1,14 @@
 //! The end of a communicator is the end of this rank's part in the job, whatever handles are about.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use super::Communicator;
 use super::cluster::Cluster;
-use crate::error::Result;
+use crate::config::{Config, TransportKind, Transports};
+use crate::control::ControlRuntime;
+use crate::error::{AbortReason, Error, Result};
+use crate::join::JoinSpec;
 use crate::types::ReduceOp;
 
 #[test]
@@ -22,4 +27,48 @@ fn who_has_dropped_its_communicators_has_left_though_it_keeps_handles() -> Resul
     })?
     .into_iter()
     .collect()
+}
+
+/// Joins as one of several threads; rank 0 does not wait for the others' goodbyes.
+fn join(mut spec: JoinSpec, runtime: &ControlRuntime) -> Result<Communicator> {
+    spec.liveness.linger = Duration::ZERO;
+    let transports = Transports::Only(vec![TransportKind::Tcp]);
+    let config = Config { transports, timeout: Duration::from_secs(20), ..Config::default() };
+    Communicator::builder().config(config).join(spec).control_runtime(runtime.clone()).connect()
+}
+
+/// Over TCP, where no memory of the host tells of a cause. Of eight ranks, each tells five, so the others hear it from these.
+#[test]
+fn who_gives_up_without_a_control_plane_is_heard_and_not_taken_for_lost() -> Result<()> {
+    let runtime = ControlRuntime::new()?;
+    let rank = |spec: JoinSpec| -> Result<Option<Error>> {
+        let comm = join(spec, &runtime)?;
+        let part = comm.split((comm.rank() > 0).then_some(0), 0)?;
+        comm.barrier()?;
+        let Some(part) = part else { return Ok(None) };
+        let until = Instant::now() + Duration::from_secs(20);
+        while !part.shared.world.control.is_closed() {
+            assert!(Instant::now() < until, "rank 0 does not leave");
+            std::thread::yield_now();
+        }
+        if part.rank() == 0 {
+            part.abort("enough of this");
+            return Ok(None);
+        }
+        Ok(Some(part.recv(&mut [0_u8; 4], 0).expect_err("nobody sends")))
+    };
+    let rank = &rank;
+    let errors: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            JoinSpec::local(9).into_iter().map(|spec| scope.spawn(move || rank(spec))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<_>>()
+    })?;
+    for (rank, error) in errors.into_iter().enumerate().skip(2) {
+        let error = error.expect("it waited");
+        assert!(
+            matches!(&error, Error::Aborted { by: 0, kind: AbortReason::Requested, reason, .. } if reason == "enough of this"),
+            "rank {rank}: {error}"
+        );
+    }
+    Ok(())
 }

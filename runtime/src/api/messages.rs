@@ -128,7 +128,7 @@ impl Communicator {
             let tag = transfer_tag(shared.group.id, message.data_type, message.tag);
             let memory = Piece { ptr: message.data, len: message.bytes };
             let peer = peer.unwrap_or(ANY_SOURCE);
-            let job = TransferJob { kind: *kind, peer, tag, memory, gpu, keep: keep.take() };
+            let job = TransferJob { kind: *kind, peer, tag, labels: None, memory, gpu, keep: keep.take() };
             // SAFETY: the caller's promise; an error only returns after the engine was aborted.
             match unsafe { core.engine.transfer(job) } {
                 Ok(id) => tickets.push(Ticket { id, waited }),

@@ -7,6 +7,8 @@ mod builder;
 mod cluster;
 mod collectives;
 mod elastic;
+#[cfg(test)]
+mod elastic_tests;
 mod gpu;
 mod grow;
 mod irregular;
@@ -19,6 +21,7 @@ mod network;
 #[cfg(feature = "bytemuck")]
 mod plain;
 mod point_to_point;
+mod probe;
 mod raw;
 mod registration;
 mod scope;
@@ -47,6 +50,7 @@ pub use elastic::Agreement;
 pub use messages::RawMessage;
 #[cfg(feature = "bytemuck")]
 pub use plain::Plain;
+pub use probe::WaitingMessage;
 pub use registration::{RegisteredBuffer, Registration, RegistrationStatus};
 pub use scope::Scope;
 pub use stable::StableBuffer;
@@ -172,6 +176,13 @@ impl Communicator {
         self.shared.group.members.iter().map(|rank| all[*rank as usize].clone()).collect()
     }
 
+    /// See [`Control::coordinator_bytes`](crate::internal::control::Control::coordinator_bytes).
+    #[doc(hidden)]
+    #[must_use]
+    pub fn coordinator_bytes(&self) -> Option<(u64, u64)> {
+        self.shared.world.control.coordinator_bytes()
+    }
+
     /// The settings in force.
     #[must_use]
     pub fn config(&self) -> &Config {
@@ -200,6 +211,13 @@ impl Communicator {
         self.shared.look(|core| core.engine.rails(peer))
     }
 
+    /// Ranks that this one reaches by way of rank 0's process, since neither of the two can dial the other: so far, as connections
+    /// are made when they are first used. Every byte crosses rank 0's link twice.
+    #[must_use]
+    pub fn relayed(&self) -> Vec<u32> {
+        self.shared.look(|core| core.engine.relayed())
+    }
+
     /// In a line, for each transport which ranks are reached by it and why; and what becomes of registrations of buffers.
     #[must_use]
     pub fn summary(&self) -> String {
@@ -215,6 +233,15 @@ impl Communicator {
             if let Some((other, why)) = routes[0].declined.first() {
                 let _ = write!(out, ", not {other}: {why}");
             }
+        }
+        let relayed = self.relayed();
+        if !relayed.is_empty() {
+            let _ = write!(
+                out,
+                "; relayed by rank 0 to {} rank(s), since neither end can dial the other: every byte crosses rank 0's link \
+                 twice",
+                relayed.len()
+            );
         }
         if let Some(network) = self.network() {
             let _ = write!(out, "; network: {network}");

@@ -1,10 +1,13 @@
 //! Steps that outlive losses: those that are left repeat what failed.
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
-use super::Communicator;
-use crate::communicator::NEWCOMER;
+use super::{Agreement, Communicator};
+use crate::communicator::{NEWCOMER, patience};
+use crate::control::Until;
 use crate::error::{AbortReason, Error, ErrorContext, Result};
+use crate::job::MOST_PATIENCE;
 use crate::types::{Element, ReduceOp};
 
 /// This rank's step succeeded.
@@ -15,6 +18,9 @@ const MAY_REPEAT: u64 = 2;
 
 /// Nobody waits at this rank's door.
 const NOBODY_WAITS: u64 = 4;
+
+/// This rank has come to the end of the step, which not all have whose time was over.
+const IS_HERE: u64 = 8;
 
 /// How the members of a group have changed: see [`Survivors::on_change`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +77,8 @@ pub struct Survivors {
     watcher: Option<Watcher>,
     /// A change that the watcher has not been told.
     news: Option<Change>,
+    /// A step was given up at its time limit: the members make another communicator before the next.
+    is_spent: bool,
 }
 
 impl fmt::Debug for Survivors {
@@ -87,7 +95,7 @@ impl Survivors {
         let is_newcomer = comm.ranks_before()[comm.rank() as usize] == NEWCOMER;
         let news = is_newcomer.then(|| change(0, &comm));
         let (at_least, up_to) = comm.elastic_bounds().unwrap_or((1, 0));
-        Self { comm, at_least, up_to, is_due: false, watcher: None, news }
+        Self { comm, at_least, up_to, is_due: false, watcher: None, news, is_spent: false }
     }
 
     /// How many ranks there may be: [`Survivors::admit`] takes newcomers in until then. The same on all ranks, newcomers too.
@@ -138,42 +146,74 @@ impl Survivors {
     /// [`AbortReason::Revoked`]. The members can go on with further steps. [`AbortReason::Minority`] if fewer than
     /// [`Survivors::at_least`] are left. Where the ranks could not agree, each returns the error of [`Communicator::agree`] or
     /// [`Communicator::shrink`], [`AbortReason::Fenced`] for one that the others have left behind.
-    pub fn run<R>(&mut self, mut step: impl FnMut(&Communicator) -> Result<R>) -> Result<R> {
+    pub fn run<R>(&mut self, step: impl FnMut(&Communicator) -> Result<R>) -> Result<R> {
+        let until = Until::GivingUp(Instant::now() + patience(self.comm.config()));
+        self.run_until(None, until, step)
+    }
+
+    /// As [`Survivors::run`], but the step is over after `limit` on all ranks: whatever it calls fails then, and who has not come to its end is
+    /// waited for no longer. So a rank that is late, or a call that hangs, costs no more than this step. A rank that comes later gets an error for
+    /// it too, although its own part might have succeeded, and goes on with the others. All ranks give the same limit.
+    ///
+    /// Blocks for `limit` at most, beside the program's own work in `step`, and for some [`Config::silent_after`](crate::Config::silent_after)
+    /// longer where a rank does not answer at all. The members make a new communicator at the beginning of the next step, which
+    /// takes some milliseconds, and waits for the late.
+    ///
+    /// # Errors
+    /// As [`Survivors::run`]. A step whose time is over fails on all ranks, with [`Error::Timeout`] on those that have waited for others and
+    /// [`AbortReason::Timeout`] on the rest, or their own errors. So does the next one, before it begins, if a rank has not come back by the
+    /// end of its time.
+    pub fn run_within<R>(
+        &mut self,
+        limit: Duration,
+        step: impl FnMut(&Communicator) -> Result<R>,
+    ) -> Result<R> {
+        let until = Instant::now() + limit.min(MOST_PATIENCE);
+        self.run_until(Some(until), Until::Deciding(until), step)
+    }
+
+    fn run_until<R>(
+        &mut self,
+        limit: Option<Instant>,
+        until: Until,
+        mut step: impl FnMut(&Communicator) -> Result<R>,
+    ) -> Result<R> {
+        if self.is_spent {
+            let before = self.comm.world_size();
+            self.become_those(self.comm.shrink_until(until)?);
+            self.check_number(before)?;
+        }
         loop {
             self.tell();
+            self.comm.limit_calls(limit);
             let done = step(&self.comm);
-            let vote = match &done {
-                Ok(_) => DONE | MAY_REPEAT,
-                Err(error) if error.is_fatal() => MAY_REPEAT,
-                Err(_) => 0,
-            };
-            if done.is_err() {
-                // Others may wait for ranks that have come here.
-                self.comm.revoke();
-            }
-            let is_full = self.comm.world_size() >= self.up_to;
-            let vote = if is_full || !self.comm.has_candidates() { vote | NOBODY_WAITS } else { vote };
-            let agreed = self.comm.agree(vote)?;
-            self.is_due = agreed.flags & NOBODY_WAITS == 0;
+            self.comm.limit_calls(None);
+            let agreed = self.vote(&done, limit)?;
             if agreed.flags & DONE != 0 {
                 return done;
             }
             let before = self.comm.world_size();
-            self.become_those(self.comm.shrink()?);
-            let (left, least) = (self.comm.world_size(), self.at_least);
+            if limit.is_some()
+                && (agreed.flags & (MAY_REPEAT | IS_HERE) != MAY_REPEAT | IS_HERE
+                    || agreed.ranks.len() as u32 == before)
+            {
+                // Who is late comes to the next step too, so nothing waits for it here. All ranks see the same bits.
+                self.is_spent = true;
+                let is_late = agreed.flags & IS_HERE == 0;
+                let (kind, why) =
+                    if is_late { (AbortReason::Timeout, LATE) } else { (AbortReason::Revoked, FAILED) };
+                return Err(done.err().unwrap_or_else(|| self.gave_up(kind, why)));
+            }
+            self.is_spent = limit.is_some();
+            self.become_those(match limit {
+                Some(_) => self.comm.shrink_until(until)?,
+                None => self.comm.shrink()?,
+            });
+            let left = self.comm.world_size();
             if agreed.flags & MAY_REPEAT == 0 || left == before {
-                return Err(done.err().unwrap_or_else(|| {
-                    self.gave_up(
-                        AbortReason::Revoked,
-                        "the step failed on another rank, whose own error says why",
-                    )
-                }));
+                return Err(done.err().unwrap_or_else(|| self.gave_up(AbortReason::Revoked, FAILED)));
             }
-            if left < least {
-                let reason =
-                    format!("{left} of {before} ranks are left, and {least} are the least that go on");
-                return Err(self.gave_up(AbortReason::Minority, &reason));
-            }
+            self.check_number(before)?;
             tracing::info!(rank = self.comm.rank(), before, left, "a rank was lost; the step is repeated");
         }
     }
@@ -188,7 +228,7 @@ impl Survivors {
     /// # Errors
     /// [`AbortReason::Fenced`] and [`AbortReason::Minority`], as [`Communicator::agree`].
     pub fn admit(&mut self) -> Result<()> {
-        if !std::mem::take(&mut self.is_due) {
+        if self.is_spent || !std::mem::take(&mut self.is_due) {
             return Ok(());
         }
         match self.comm.admit_up_to(self.up_to) {
@@ -216,7 +256,44 @@ impl Survivors {
         self.run(|comm| comm.all_reduce_into(input, output, op))
     }
 
+    /// Whether all have succeeded, and what else they say.
+    fn vote<R>(&mut self, done: &Result<R>, limit: Option<Instant>) -> Result<Agreement> {
+        let vote = match done {
+            Ok(_) => DONE | MAY_REPEAT,
+            Err(error) if error.is_fatal() => MAY_REPEAT,
+            Err(_) => 0,
+        };
+        if done.is_err() {
+            // Others may wait for ranks that have come here.
+            self.comm.revoke();
+        }
+        let is_full = self.comm.world_size() >= self.up_to;
+        let nobody_waits = if is_full || !self.comm.has_candidates() { NOBODY_WAITS } else { 0 };
+        let vote = vote | nobody_waits | IS_HERE;
+        let agreed = match limit {
+            Some(limit) => self.comm.agree_until(vote, Until::Deciding(limit))?,
+            None => self.comm.agree(vote)?,
+        };
+        self.is_due = agreed.flags & (NOBODY_WAITS | IS_HERE) == IS_HERE;
+        Ok(agreed)
+    }
+
+    /// [`Survivors::all_reduce`] with a time limit.
+    ///
+    /// # Errors
+    /// As [`Survivors::run_within`].
+    pub fn all_reduce_within<T: Element>(
+        &mut self,
+        limit: Duration,
+        input: &[T],
+        output: &mut [T],
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.run_within(limit, |comm| comm.all_reduce_into(input, output, op))
+    }
+
     fn become_those(&mut self, next: Communicator) {
+        self.is_spent = false;
         self.news = Some(change(self.comm.world_size(), &next));
         self.comm = next;
     }
@@ -227,11 +304,25 @@ impl Survivors {
         }
     }
 
+    /// Gives up if fewer are left than are to go on.
+    fn check_number(&self, before: u32) -> Result<()> {
+        let (left, least) = (self.comm.world_size(), self.at_least);
+        if left >= least {
+            return Ok(());
+        }
+        let reason = format!("{left} of {before} ranks are left, and {least} are the least that go on");
+        Err(self.gave_up(AbortReason::Minority, &reason))
+    }
+
     fn gave_up(&self, kind: AbortReason, reason: &str) -> Error {
         let context = ErrorContext { rank: self.comm.rank(), operation: "run".to_owned(), sequence: 0 };
         Error::Aborted { context, by: self.comm.rank(), kind, reason: reason.to_owned() }
     }
 }
+
+/// Why a step that has succeeded here has not on all ranks.
+const FAILED: &str = "the step failed on another rank, whose own error says why";
+const LATE: &str = "the step was given up: a rank that lives had not come to its end in time";
 
 /// From a communicator of so many ranks.
 fn change(before: u32, now: &Communicator) -> Change {

@@ -171,7 +171,11 @@ impl Communicator {
             return Ok(Err(error.to_string()));
         }
         let limit = deadline.saturating_duration_since(Instant::now());
-        let pacer = Pacer::new(Policy { spin: Duration::ZERO, yield_until: Duration::ZERO });
+        let pacer = Pacer::new(Policy {
+            spin: Duration::ZERO,
+            yield_until: Duration::ZERO,
+            ..Policy::OVERSUBSCRIBED
+        });
         match until(&mut Taking { shared, sharing }, &mut Patience::new(limit, pacer)) {
             Ok(()) => Ok(Ok(())),
             Err(NotTaken::Here(why)) => Ok(Err(why)),

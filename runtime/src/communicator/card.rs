@@ -10,7 +10,6 @@ use super::agreement::Agreed;
 use super::model::Facts;
 use crate::affinity;
 use crate::config::{Config, TransportKind};
-use crate::control::DoorAddress;
 use crate::wait::Policy;
 
 /// What a rank tells the others when a communicator is made.
@@ -29,8 +28,6 @@ pub(super) struct Card {
     /// Whether this rank has a GPU's driver, so that its buffers may be a GPU's.
     pub(super) has_gpus: bool,
     pub(super) agreed: Agreed,
-    /// Where the rank is reached without the coordinator; told once, with the communicator of all ranks.
-    pub(super) door: Option<DoorAddress>,
 }
 
 /// More processors than any host has.
@@ -124,7 +121,17 @@ pub(super) fn facts(hosts: &[u32], cards: &[Card]) -> Facts {
         shm: all_have(|features| features.shares_memory),
         rdma: all_have(|features| features.uses_adapters),
         oversubscription: (ranks as f64 / processors as f64).max(1.0),
+        software_network: share_processors(hosts, cards),
     }
+}
+
+/// Whether ranks of several hosts run on the same processors: the hosts are containers of one machine.
+fn share_processors(hosts: &[u32], cards: &[Card]) -> bool {
+    let mut host_of = BTreeMap::new();
+    hosts
+        .iter()
+        .zip(cards)
+        .any(|(host, card)| host_of.insert(card.affinity, host).is_some_and(|other| other != host))
 }
 
 #[cfg(test)]
@@ -133,7 +140,6 @@ mod tests {
 
     fn card() -> Card {
         Card {
-            door: None,
             transports: vec![("tcp".to_owned(), Ok(vec![1, 2]))],
             host: (7, None),
             processors: 2,
@@ -156,6 +162,8 @@ mod tests {
         };
         // Four containers with one rank each, on two processors.
         assert_eq!(fullest(&[0, 1, 2, 3], &cards(&[(5, 2); 4])), (4, 2));
+        assert!(share_processors(&[0, 0, 1, 1], &cards(&[(5, 2); 4])));
+        assert!(!share_processors(&[0, 0, 1, 1], &cards(&[(5, 2), (5, 2), (6, 2), (6, 2)])));
         // Each with processors of its own.
         assert_eq!(fullest(&[0, 1], &cards(&[(5, 2), (6, 2)])), (1, 2));
         // One host, with ranks that are bound to different processors.

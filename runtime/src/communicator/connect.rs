@@ -17,6 +17,7 @@ use super::model::model_for;
 use super::routes;
 use super::shared::{Contended, Fault, Group, Shared, World};
 use super::shared_memory;
+use super::time_limit::TimeLimit;
 use crate::affinity::{self, Place, SoftAffinity};
 use crate::config::{Config, Determinism};
 use crate::control::{ExchangeKey, PeerInfo};
@@ -97,6 +98,7 @@ impl Making {
             core: Contended::new(core),
             attendance: Attendance::default(),
             fault: Fault::default(),
+            time_limit: TimeLimit::none(),
             lobby: OnceLock::new(),
             process: Process::current(),
         };
@@ -123,14 +125,10 @@ impl Making {
             channels: candidates.iter().filter_map(Candidate::channels_max).min().unwrap_or(u16::MAX),
             has_gpus,
             agreed: Agreed::of(&self.config),
-            door: if self.id == WORLD { control.door() } else { None },
         };
         let blobs = self.tell(0, &card)?;
         let cards: std::result::Result<Vec<Card>, _> = blobs.iter().map(|blob| Card::parse(blob)).collect();
         let cards = cards.map_err(|problem| broken(self.rank, &problem))?;
-        if self.id == WORLD {
-            control.meet(cards.iter().map(|card| card.door.clone()).collect());
-        }
         agreement::check(self.rank, &cards.iter().map(|card| &card.agreed).collect::<Vec<_>>())?;
         Ok(cards)
     }

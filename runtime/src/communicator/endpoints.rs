@@ -48,6 +48,7 @@ pub(super) fn open(making: &Making) -> Vec<Candidate> {
     let own = info[control.rank() as usize].host_key;
     let one_host =
         config.host_id.is_none() && members.iter().all(|rank| info[*rank as usize].host_key == own);
+    let local_ranks = members.iter().filter(|rank| info[**rank as usize].host_key == own).count();
     kinds
         .into_iter()
         .map(|kind| {
@@ -55,11 +56,27 @@ pub(super) fn open(making: &Making) -> Vec<Candidate> {
             let idle = kind.features().uses_adapters && one_host && config.transports == Transports::Auto;
             let endpoint = match idle {
                 true => Err("all ranks are on one host".to_owned()),
-                false => kind.open(rank, world_size, &options).map_err(|error| error.to_string()),
+                false => kind
+                    .open(rank, world_size, &options)
+                    .map_err(|error| format!("{error}{}", too_few_ports(config, local_ranks))),
             };
             Candidate { kind, endpoint }
         })
         .collect()
+}
+
+/// What is wrong with the range of ports, if that has too few for so many ranks of a host, with words to begin.
+fn too_few_ports(config: &Config, local_ranks: usize) -> String {
+    let Some(ports) = &config.port_range else { return String::new() };
+    // One for the messages of each rank, one at which each is reached after a loss, and rank 0's for joining.
+    let needed = 2 * local_ranks + 1;
+    match ports.len() < needed {
+        true => format!(
+            "; {local_ranks} ranks of a host need {needed} ports for one communicator, and the range has {}",
+            ports.len()
+        ),
+        false => String::new(),
+    }
 }
 
 fn tcp_options(control: &Control, config: &Config) -> TcpOptions {
@@ -76,6 +93,7 @@ fn tcp_options(control: &Control, config: &Config) -> TcpOptions {
             Some(name) => Congestion::Named(name.to_owned()),
         },
         streams: config.socket_streams,
+        relay: control.coordinator_at().filter(|_| config.relay),
         ..TcpOptions::default()
     }
 }

@@ -77,11 +77,13 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
         let place = seating.seats.iter().position(|(_, holder)| *holder == Holder::Member(own));
         let (place, world_size) = (place.unwrap_or_default() as u32, seating.seats.len() as u32);
         let (sound, alarm) = oneshot::channel();
-        let sound = std::sync::Mutex::new(Some((sound, watch.abort_flag().clone())));
+        // Weak: the hook belongs to the flag.
+        let sound = std::sync::Mutex::new(Some((sound, Arc::downgrade(watch.abort_flag()))));
         watch.abort_flag().on_raise(Box::new(move || {
             let taken = sound.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             if let Some((sound, flag)) = taken {
-                let cause = flag.cause().map_or_else(String::new, |cause| cause.to_string());
+                let cause = flag.upgrade().and_then(|flag| flag.cause());
+                let cause = cause.map_or_else(String::new, |cause| cause.to_string());
                 let _ = sound.send((own as u32, cause));
             }
         }));

@@ -17,6 +17,7 @@ mod seating;
 mod shared;
 mod shared_memory;
 mod survivors;
+mod time_limit;
 
 pub(crate) use attendance::Attended;
 pub(crate) use awaited::Deadline;

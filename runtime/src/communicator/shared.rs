@@ -16,6 +16,7 @@ use kolo_transport::Process;
 use super::attendance::Attendance;
 use super::core::Core;
 use super::survivors::{Elastic, Lineage};
+use super::time_limit::TimeLimit;
 use crate::call::Waited;
 use crate::config::{Config, Transports};
 use crate::control::{Control, Lobby, Membership};
@@ -38,6 +39,7 @@ pub(crate) struct Shared {
     pub(super) core: Contended,
     pub(crate) attendance: Attendance,
     pub(crate) fault: Fault,
+    pub(crate) time_limit: TimeLimit,
     /// Where newcomers wait.
     pub(super) lobby: OnceLock<Arc<Lobby>>,
     /// That made it.

@@ -30,7 +30,7 @@ pub(crate) struct Lineage {
 pub(crate) struct Elastic {
     /// The least and the most ranks: `KOLO_ELASTIC`, such as `2:4`.
     pub(crate) bounds: Option<(u32, u32)>,
-    /// Where rank 0 keeps an invitation for newcomers: `KOLO_INVITE`.
+    /// Where this rank keeps an invitation for newcomers, perhaps as others do: `KOLO_INVITE`.
     pub(crate) invite: Option<PathBuf>,
 }
 

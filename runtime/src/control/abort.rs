@@ -181,9 +181,9 @@ impl AbortFlag {
         self.revoked.load(Ordering::Acquire)
     }
 
-    /// A member has called revoke.
-    pub(crate) fn note_revoked(&self) {
-        self.revoked.store(true, Ordering::Release);
+    /// A member has called revoke. Whether that is news.
+    pub(crate) fn note_revoked(&self) -> bool {
+        !self.revoked.swap(true, Ordering::AcqRel)
     }
 
     /// Whether a member is known to have given up: after a loss, those that do not need the lost member may go on until then.

@@ -2,17 +2,19 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::task::JoinSet;
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
 
 use super::coordinator::{BoxedStream, Coordinator};
 use super::coordinator_state::rejected_text;
 use super::handshake::{Credentials, Rejection, VERSION, greet_coordinator};
-use super::peers::door::NoAnswer;
+use super::peers::door::{Door, DoorAddress, NoAnswer};
 use super::reunion::Reunion;
 use super::sealed::Sealed;
 use super::wire::{
@@ -21,22 +23,85 @@ use super::wire::{
 use crate::error::{Error, JOIN_REMEDY, JoinFailure, Result};
 use crate::job::Cookie;
 use crate::job::limits::{
-    CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_COORDINATOR, MAX_NAME_BYTES, MAX_SOURCE_BYTES,
-    RETRY_FIRST, RETRY_MOST,
+    CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_COORDINATOR, MAX_NAME_BYTES, MAX_REMEMBERED,
+    MAX_SOURCE_BYTES, RETRY_FIRST, RETRY_MOST,
 };
 use crate::join::{Advert, JoinSpec, Locator, find, host_key, hostname};
 
 /// Between the starts of attempts on several addresses of one coordinator.
 const STAGGER: Duration = Duration::from_millis(100);
 
+/// Frames that wait for the control task; then the connection is not read.
+const FRAMES_MAX: usize = 4;
+
+/// What comes to a rank.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    /// A frame of the coordinator.
+    Frame(Vec<u8>),
+    /// One of its that another rank has passed on.
+    PassedOn(Vec<u8>),
+    /// The connection to the coordinator has ended.
+    Ended(io::Result<()>),
+}
+
 /// A connection on which everybody has been welcomed.
 pub(crate) struct Connected {
-    pub(crate) reader: BufReader<ReadHalf<BoxedStream>>,
+    pub(crate) inbox: Inbox,
     pub(crate) writer: WriteHalf<BoxedStream>,
     pub(crate) cookie: Cookie,
     pub(crate) peers: Vec<PeerInfo>,
+    pub(crate) doors: Vec<Option<DoorAddress>>,
+    /// The welcome, if it is to be passed on.
+    pub(crate) welcome: Option<Vec<u8>>,
+    /// What came before it.
+    pub(crate) early: Vec<FromCoordinator>,
     /// Whether silence on this connection means anything.
     pub(crate) judged: bool,
+    /// Where the coordinator listens.
+    pub(crate) coordinator_at: Option<SocketAddr>,
+}
+
+/// What has come to a rank, in order. The connection is read as long as this lives.
+pub(crate) struct Inbox {
+    heard: mpsc::Receiver<Heard>,
+    reader: AbortHandle,
+}
+
+impl Inbox {
+    /// What is passed on at a door comes too.
+    fn new(stream: ReadHalf<BoxedStream>, door: Option<&Door>) -> Self {
+        let (to, heard) = mpsc::channel(FRAMES_MAX);
+        if let Some(door) = door {
+            door.take_passed(to.clone());
+        }
+        Self { heard, reader: tokio::spawn(read_frames(stream, to)).abort_handle() }
+    }
+
+    pub(crate) async fn next(&mut self) -> Heard {
+        self.heard.recv().await.unwrap_or(Heard::Ended(Ok(())))
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+async fn read_frames(stream: ReadHalf<BoxedStream>, to: mpsc::Sender<Heard>) {
+    let mut reader = BufReader::new(stream);
+    loop {
+        let heard = match read_frame(&mut reader, MAX_FRAME_FROM_COORDINATOR).await {
+            Ok(Some(frame)) => Heard::Frame(frame),
+            Ok(None) => Heard::Ended(Ok(())),
+            Err(error) => Heard::Ended(Err(error)),
+        };
+        let is_last = matches!(heard, Heard::Ended(_));
+        if to.send(heard).await.is_err() || is_last {
+            return;
+        }
+    }
 }
 
 /// Longest segment on these connections, in bytes of data: IPv6 demands that every link carry packets of 1,280. What carries
@@ -45,7 +110,7 @@ pub(crate) struct Connected {
 const SEGMENT_BYTES: u32 = 1200;
 
 /// Connects. Both ends keep to what this one sets before.
-async fn dial(address: SocketAddr) -> std::io::Result<TcpStream> {
+pub(crate) async fn dial(address: SocketAddr) -> io::Result<TcpStream> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     // Where it cannot be set, connections are as they would be.
     let _ = socket2::SockRef::from(&socket).set_tcp_mss(SEGMENT_BYTES);
@@ -63,6 +128,7 @@ enum Setback {
 pub(crate) async fn become_member(
     spec: &JoinSpec,
     coordinator: Option<&Coordinator>,
+    door: Option<&Door>,
     deadline: Instant,
 ) -> Result<Connected> {
     let mut search = Search::default();
@@ -70,7 +136,7 @@ pub(crate) async fn become_member(
     let until = tokio::time::Instant::from_std(deadline);
     loop {
         search.attempts += 1;
-        match tokio::time::timeout_at(until, search.attempt(spec, coordinator)).await {
+        match tokio::time::timeout_at(until, search.attempt(spec, coordinator, door)).await {
             Ok(Ok(connected)) => return Ok(connected),
             Ok(Err(Setback::Fatal(error))) => return Err(error),
             Ok(Err(Setback::Retry(cause))) => {
@@ -97,6 +163,8 @@ struct Search {
     /// What came of the attempts before it, as far as that was something else: rank 0 takes its address away when it gives
     /// up, and that it is not there any more says less than why this rank did not come.
     before: Option<String>,
+    /// Where the coordinator listens that the attempt under way has reached.
+    reached: Option<SocketAddr>,
     /// What the attempt under way waits for.
     waits_for: String,
     /// Whom rank 0 still waits for; `Some` once this rank is a member.
@@ -116,8 +184,10 @@ impl Search {
         &mut self,
         spec: &JoinSpec,
         coordinator: Option<&Coordinator>,
+        door: Option<&Door>,
     ) -> Result<Connected, Setback> {
         self.waits_for = spec.locator.to_string();
+        self.reached = coordinator.and_then(|coordinator| coordinator.at);
         let stream = match (coordinator, &spec.locator) {
             (Some(coordinator), _) => attach(coordinator).await?,
             (None, Locator::Local(meeting)) => {
@@ -150,7 +220,9 @@ impl Search {
                 let advert = find(spec).await.map_err(Setback::Retry)?;
                 self.tried.extend(&advert.candidates);
                 self.waits_for = list(&advert.candidates);
-                self.connect(spec, &advert).await?
+                let (stream, address) = self.connect(spec, &advert).await?;
+                self.reached = Some(address);
+                stream
             }
         };
         let judged = coordinator.is_none()
@@ -159,11 +231,15 @@ impl Search {
                 Locator::Survivors(reunion) => Reunion::of(reunion).is_some_and(|r| r.is_judged()),
                 _ => true,
             };
-        self.wait_for_welcome(spec, stream, judged).await
+        self.wait_for_welcome(spec, stream, door, judged).await
     }
 
     /// Tries all candidates, each a little after the one before; the first that is a fitting coordinator wins.
-    async fn connect(&mut self, spec: &JoinSpec, advert: &Advert) -> Result<BoxedStream, Setback> {
+    async fn connect(
+        &mut self,
+        spec: &JoinSpec,
+        advert: &Advert,
+    ) -> Result<(BoxedStream, SocketAddr), Setback> {
         let mut attempts = JoinSet::new();
         let credentials = Credentials { secret: spec.secret.clone(), rendezvous: advert.key };
         for (i, &address) in advert.candidates.iter().enumerate() {
@@ -191,8 +267,8 @@ impl Search {
                 match tokio::time::timeout(HANDSHAKE_TIMEOUT, greet_coordinator(&mut stream, &credentials))
                     .await
                 {
-                    Ok(Ok(Some(keys))) => Ok(Box::new(Sealed::new(stream, &keys)) as BoxedStream),
-                    Ok(Ok(None)) => Ok(Box::new(stream) as BoxedStream),
+                    Ok(Ok(Some(keys))) => Ok((Box::new(Sealed::new(stream, &keys)) as BoxedStream, address)),
+                    Ok(Ok(None)) => Ok((Box::new(stream) as BoxedStream, address)),
                     Ok(Err(rejection)) => Err((address, rejection)),
                     Err(_) => {
                         let silent = "something accepts connections there but does not answer as Kolo does";
@@ -205,7 +281,7 @@ impl Search {
         let mut causes = Vec::new();
         while let Some(outcome) = attempts.join_next().await {
             match outcome {
-                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Ok(reached)) => return Ok(reached),
                 Ok(Err((address, Rejection::Foreign(cause)))) => causes.push(format!("{address}: {cause}")),
                 Ok(Err((address, rejection))) => misfit = Some((address, rejection)),
                 Err(_) => {}
@@ -222,42 +298,55 @@ impl Search {
         &mut self,
         spec: &JoinSpec,
         mut stream: BoxedStream,
+        door: Option<&Door>,
         judged: bool,
     ) -> Result<Connected, Setback> {
-        let again = |doing: &str, error: std::io::Error| Setback::Retry(format!("{doing}: {error}"));
-        let hello = Hello {
-            peer: PeerInfo {
-                rank: spec.rank,
-                hostname: clip(hostname(), MAX_NAME_BYTES),
-                pid: std::process::id(),
-                local_rank: spec.local_rank,
-                version: VERSION.into(),
-                host_key: host_key(),
-            },
-            world_size: spec.world_size,
-            job: clip(spec.job.clone(), MAX_NAME_BYTES),
-            source: clip(spec.source.clone(), MAX_SOURCE_BYTES),
-        };
-        let hello = encode(&ToCoordinator::Hello(hello));
+        let again = |doing: &str, error: io::Error| Setback::Retry(format!("{doing}: {error}"));
+        let hello = encode(&ToCoordinator::Hello(hello(spec, door)));
         stream.write_all(&hello).await.map_err(|e| again("introducing itself", e))?;
         stream.flush().await.map_err(|e| again("introducing itself", e))?;
         let (read, writer) = tokio::io::split(stream);
-        let mut reader = BufReader::new(read);
+        let mut inbox = Inbox::new(read, door);
+        let mut early = Vec::new();
         loop {
-            let frame = read_frame(&mut reader, MAX_FRAME_FROM_COORDINATOR).await;
-            let frame = frame.map_err(|e| again("waiting for the other ranks", e))?;
-            let Some(frame) = frame else {
-                return Err(Setback::Retry("rank 0 closed the connection while waiting for others".into()));
+            let (frame, is_passed) = match inbox.next().await {
+                Heard::Frame(frame) => (frame, false),
+                Heard::PassedOn(frame) => (frame, true),
+                Heard::Ended(Ok(())) => {
+                    return Err(Setback::Retry(
+                        "rank 0 closed the connection while waiting for others".into(),
+                    ));
+                }
+                Heard::Ended(Err(error)) => return Err(again("waiting for the other ranks", error)),
             };
-            match decode(&frame).map_err(|e| again("waiting for the other ranks", e))? {
+            let mut message = decode(&frame).map_err(|e| again("waiting for the other ranks", e))?;
+            let mut welcome = None;
+            if let FromCoordinator::PassOn { key: None, message: inner } = message {
+                message = decode(&inner).map_err(|e| again("waiting for the other ranks", e))?;
+                welcome = Some(inner);
+            } else if is_passed {
+                continue;
+            }
+            match message {
                 FromCoordinator::Waiting { missing, rejected } => {
                     self.missing = Some(missing);
                     self.rejected = rejected;
                 }
-                FromCoordinator::Welcome { cookie, peers } => {
+                FromCoordinator::Welcome { cookie, peers, doors } => {
                     check_peers(&peers, spec.world_size)
                         .map_err(|problem| Setback::Retry(format!("rank 0's welcome: {problem}")))?;
-                    return Ok(Connected { reader, writer, cookie, peers, judged });
+                    let coordinator_at = self.reached;
+                    return Ok(Connected {
+                        inbox,
+                        writer,
+                        cookie,
+                        peers,
+                        doors,
+                        welcome,
+                        early,
+                        judged,
+                        coordinator_at,
+                    });
                 }
                 FromCoordinator::Refused(Refusal { problem, retry: true, .. }) => {
                     return Err(Setback::Retry(problem));
@@ -266,6 +355,8 @@ impl Search {
                     let rank = Some(spec.rank);
                     return Err(Setback::Fatal(Error::Join { rank, kind, problem, remedy }));
                 }
+                // Others have their welcome already.
+                other if early.len() < MAX_REMEMBERED => early.push(other),
                 _ => {}
             }
         }
@@ -310,6 +401,24 @@ impl Search {
                 spec.locator, spec.source
             ),
         }
+    }
+}
+
+/// What a rank says first.
+fn hello(spec: &JoinSpec, door: Option<&Door>) -> Hello {
+    Hello {
+        peer: PeerInfo {
+            rank: spec.rank,
+            hostname: clip(hostname(), MAX_NAME_BYTES),
+            pid: std::process::id(),
+            local_rank: spec.local_rank,
+            version: VERSION.into(),
+            host_key: host_key(),
+        },
+        world_size: spec.world_size,
+        job: clip(spec.job.clone(), MAX_NAME_BYTES),
+        source: clip(spec.source.clone(), MAX_SOURCE_BYTES),
+        door: door.map(|door| door.address().clone()),
     }
 }
 

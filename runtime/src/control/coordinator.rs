@@ -6,13 +6,14 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use kolo_transport::tcp::{RELAY_MAGIC_BYTES, RelayCall};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter, ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
@@ -21,8 +22,9 @@ use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use super::abort::Loss;
 use super::coordinator_ranks::CoordinatorSettings;
 use super::coordinator_state::{Action, ConnectionId, CoordinatorState};
-use super::handshake::{Credentials, Rejection, greet_rank, too_many};
+use super::handshake::{Credentials, Rejection, greet_after, read_magic, too_many};
 use super::pending::{Footing, PendingConnections};
+use super::relay::Relay;
 use super::sealed::Sealed;
 use super::wire::{Hello, ToCoordinator, decode, invalid, read_frame};
 use crate::error::LossCause;
@@ -80,6 +82,9 @@ enum Event {
 pub(crate) struct CoordinatorCounters {
     /// Connections that were no rank of this job: garbage, silence, other versions or secrets.
     pub(crate) rejected: AtomicU64,
+    /// Bytes of frames to ranks, and from them, as far as they came whole.
+    pub(crate) sent_bytes: AtomicU64,
+    pub(crate) received_bytes: AtomicU64,
 }
 
 /// A handle to a running coordinator.
@@ -87,6 +92,8 @@ pub(crate) struct CoordinatorCounters {
 pub(crate) struct Coordinator {
     events: mpsc::Sender<Event>,
     pub(crate) counters: Arc<CoordinatorCounters>,
+    /// Where it listens, as its own host reaches it.
+    pub(crate) at: Option<SocketAddr>,
 }
 
 impl Coordinator {
@@ -99,6 +106,11 @@ impl Coordinator {
     ) -> Self {
         let (events, inbox) = mpsc::channel(QUEUED_EVENTS);
         let counters = Arc::new(CoordinatorCounters::default());
+        let port = listener.as_ref().and_then(|listener| listener.local_addr().ok());
+        let at = port.map(|at| match at.ip().is_unspecified() {
+            true => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), at.port()),
+            false => at,
+        });
         let most_handshakes = MAX_HANDSHAKES.min(settings.world_size as usize + SPARE_HANDSHAKES);
         let driver = Driver {
             state: CoordinatorState::new(settings, Instant::now()),
@@ -116,11 +128,12 @@ impl Coordinator {
             closing: JoinSet::new(),
             readers: JoinSet::new(),
             writers: JoinSet::new(),
+            relay: Arc::default(),
             lingerers: Vec::new(),
             counters: counters.clone(),
         };
         tokio::spawn(driver.run());
-        Self { events, counters }
+        Self { events, counters, at }
     }
 
     /// Connects from within the process.
@@ -174,6 +187,7 @@ struct Driver {
     closing: JoinSet<()>,
     readers: JoinSet<()>,
     writers: JoinSet<()>,
+    relay: Arc<Relay>,
     /// Dropped when the driver ends, which tells whoever waits for it.
     lingerers: Vec<Box<dyn Send>>,
     counters: Arc<CoordinatorCounters>,
@@ -270,6 +284,7 @@ impl Driver {
             let text = "it does not read what it is sent";
             self.drop_connection(connection, Loss::new(LossCause::Protocol, text));
         } else {
+            self.counters.sent_bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
             // A writer that has ended is reported by the reader.
             let _ = to.queue.send(frame);
         }
@@ -308,7 +323,9 @@ impl Driver {
         };
         let writer = self.writers.spawn(write_frames(write, frames, written));
         let reader = match self.events.upgrade() {
-            Some(events) => self.readers.spawn(read_messages(connection, read, events)),
+            Some(events) => {
+                self.readers.spawn(read_messages(connection, read, events, self.counters.clone()))
+            }
             None => self.readers.spawn(async {}),
         };
         self.connections.insert(connection, Connection { queue, queued_bytes, reader, writer });
@@ -366,11 +383,16 @@ impl Driver {
         let (give_up, given_up) = oneshot::channel();
         let footing = Footing::default();
         let standing = footing.clone();
+        let (relay, cookie) = (self.relay.clone(), self.state.cookie());
         let task = self.handshakes.spawn(async move {
             let greeting = introduce(stream, &credentials, &footing, given_up);
             let rejection = match tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting).await {
-                Ok(Ok((stream, hello))) => {
+                Ok(Ok(Introduced::Rank(stream, hello))) => {
                     let _ = events.send(Event::Greeted { stream, hello, judged: true }).await;
+                    return;
+                }
+                Ok(Ok(Introduced::ToRelay(stream, magic))) => {
+                    tokio::spawn(relay.serve(stream, magic, cookie));
                     return;
                 }
                 Ok(Err(rejection)) => rejection,
@@ -419,21 +441,36 @@ async fn look(listener: Option<&TcpListener>) -> Option<Poll<io::Result<(TcpStre
     Some(std::future::poll_fn(|cx| Poll::Ready(listener.poll_accept(cx))).await)
 }
 
+/// Who has come.
+enum Introduced {
+    Rank(BoxedStream, Hello),
+    /// An end of a pair that is to meet another, with its first bytes.
+    ToRelay(TcpStream, [u8; RELAY_MAGIC_BYTES]),
+}
+
 /// Handshake and first frame.
 async fn introduce(
     mut stream: TcpStream,
     credentials: &Credentials,
     footing: &Footing,
     mut given_up: oneshot::Receiver<u64>,
-) -> Result<(BoxedStream, Hello), Rejection> {
+) -> Result<Introduced, Rejection> {
     let made_room = || Rejection::Foreign("it made room for another".into());
+    let greet = async {
+        let magic = read_magic(&mut stream).await?;
+        if RelayCall::is_begun_by(&magic) {
+            return Ok(Err(magic));
+        }
+        greet_after(magic, &mut stream, credentials, |progress| footing.set(progress)).await.map(Ok)
+    };
     let greeted = tokio::select! {
         biased;
-        greeted = greet_rank(&mut stream, credentials, |progress| footing.set(progress)) => Ok(greeted?),
+        greeted = greet => Ok(greeted?),
         turned_away = &mut given_up => Err(turned_away),
     };
     let keys = match greeted {
-        Ok(keys) => keys,
+        Ok(Ok(keys)) => keys,
+        Ok(Err(magic)) => return Ok(Introduced::ToRelay(stream, magic)),
         Err(turned_away) => {
             // A rank among them learns why, and comes again. What lies unread would turn the answer into a reset.
             if footing.is_silent()
@@ -454,7 +491,7 @@ async fn introduce(
         hello = read_hello(&mut stream) => hello,
         _ = given_up => return Err(made_room()),
     };
-    hello.map(|hello| (stream, hello)).map_err(|e| Rejection::io("waiting for the hello", &e))
+    hello.map(|hello| Introduced::Rank(stream, hello)).map_err(|e| Rejection::io("waiting for the hello", &e))
 }
 
 async fn read_hello(stream: &mut BoxedStream) -> io::Result<Hello> {
@@ -465,12 +502,20 @@ async fn read_hello(stream: &mut BoxedStream) -> io::Result<Hello> {
     }
 }
 
-async fn read_messages(connection: ConnectionId, read: ReadHalf<BoxedStream>, events: mpsc::Sender<Event>) {
+async fn read_messages(
+    connection: ConnectionId,
+    read: ReadHalf<BoxedStream>,
+    events: mpsc::Sender<Event>,
+    counters: Arc<CoordinatorCounters>,
+) {
     let mut reader = BufReader::new(read);
     let closed = |text: String| Loss::new(LossCause::Closed, text);
     let loss = loop {
         let message = match read_frame(&mut reader, MAX_FRAME_TO_COORDINATOR).await {
-            Ok(Some(payload)) => decode(&payload),
+            Ok(Some(payload)) => {
+                counters.received_bytes.fetch_add(payload.len() as u64 + 4, Ordering::Relaxed);
+                decode(&payload)
+            }
             Ok(None) => break closed("its connection was closed without goodbye".to_owned()),
             Err(error) => Err(error),
         };

@@ -20,8 +20,14 @@ pub(crate) enum Standing {
     Lost(Loss),
 }
 
-/// A frame for a rank.
-pub(crate) type Delivery = (u32, Bytes);
+/// What is to be sent.
+#[derive(Debug)]
+pub(crate) enum Delivery {
+    /// To one rank.
+    To(u32, Bytes),
+    /// All blobs of an exchange to its members, in the order of their positions.
+    Completed { key: ExchangeKey, members: Vec<u32>, frame: Bytes },
+}
 
 /// What a rank brings.
 #[derive(Debug)]
@@ -66,7 +72,8 @@ impl Exchanges {
         standing: &dyn Fn(u32) -> Standing,
     ) -> Vec<Delivery> {
         let Contribution { key, members, blob } = contribution;
-        let refuse = |failure| vec![(rank, encode(&FromCoordinator::ExchangeFailed { key, failure }))];
+        let refuse =
+            |failure| vec![Delivery::To(rank, encode(&FromCoordinator::ExchangeFailed { key, failure }))];
         if let Some((_, failure)) = self.failed.iter().find(|(failed, _)| *failed == key) {
             return refuse(failure.clone());
         }
@@ -149,7 +156,7 @@ impl Exchanges {
         self.release(&collecting);
         let blobs = collecting.blobs.into_iter().flatten().collect();
         let frame = encode(&FromCoordinator::Exchanged { key, blobs });
-        collecting.members.into_iter().map(|rank| (rank, frame.clone())).collect()
+        vec![Delivery::Completed { key, members: collecting.members, frame }]
     }
 
     fn fail(&mut self, key: ExchangeKey, failure: ExchangeFailure) -> Vec<Delivery> {
@@ -157,7 +164,7 @@ impl Exchanges {
         self.release(&collecting);
         let frame = encode(&FromCoordinator::ExchangeFailed { key, failure: failure.clone() });
         remember(&mut self.failed, (key, failure));
-        collecting.arrived().map(|rank| (rank, frame.clone())).collect()
+        collecting.arrived().map(|rank| Delivery::To(rank, frame.clone())).collect()
     }
 
     fn release(&mut self, collecting: &Collecting) {
@@ -199,7 +206,11 @@ mod tests {
     }
 
     fn told(deliveries: &[Delivery]) -> Vec<(u32, FromCoordinator)> {
-        deliveries.iter().map(|(rank, frame)| (*rank, decode(&frame[4..]).unwrap())).collect()
+        let each = deliveries.iter().flat_map(|delivery| match delivery {
+            Delivery::To(rank, frame) => vec![(*rank, frame)],
+            Delivery::Completed { members, frame, .. } => members.iter().map(|rank| (*rank, frame)).collect(),
+        });
+        each.map(|(rank, frame)| (rank, decode(&frame[4..]).unwrap())).collect()
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::abort::Loss;
 use super::coordinator_exchange::Standing;
 use super::coordinator_state::ConnectionId;
+use super::peers::door::DoorAddress;
 use super::wire::{Hello, PeerInfo, Refusal, clip};
 use crate::error::JoinFailure;
 use crate::job::Cookie;
@@ -19,6 +20,8 @@ pub(crate) struct CoordinatorSettings {
     pub(crate) source: String,
     pub(crate) timeout: Duration,
     pub(crate) liveness: Liveness,
+    /// Whether ranks pass messages on to each other.
+    pub(crate) passes: bool,
 }
 
 /// How far a rank is in its life.
@@ -35,6 +38,7 @@ pub(crate) enum RankState {
 pub(crate) struct Present {
     pub(crate) connection: ConnectionId,
     pub(crate) peer: PeerInfo,
+    pub(crate) door: Option<DoorAddress>,
     /// Heartbeats are judged; an in-process connection has none.
     pub(crate) judged: bool,
     pub(crate) heard: Instant,

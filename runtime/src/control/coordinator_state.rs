@@ -7,7 +7,7 @@
 //! gathers, a closed connection only makes the rank absent again. Phases: Gathering -> Running -> Lingering (rank 0 has left) -> Closing ->
 //! done; or Gathering -> Closing when time runs out.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -16,9 +16,14 @@ use super::abort::{AbortCause, AbortKind, Loss};
 use super::board::Status;
 use super::coordinator_exchange::{Contribution, Delivery, Exchanges};
 use super::coordinator_ranks::{CoordinatorSettings, Present, RankState, describe, objection, standing};
+use super::passing::{self, Underway};
+use super::peers::door::DoorAddress;
 use super::ranks;
-use super::wire::{FromCoordinator, Hello, PeerInfo, Refusal, ToCoordinator, clip, encode, remember};
+use super::wire::{
+    ExchangeKey, FromCoordinator, Hello, PREFIX_BYTES, Refusal, ToCoordinator, clip, encode, remember,
+};
 use crate::error::{JOIN_REMEDY, JoinFailure, LossCause};
+use crate::job::Cookie;
 use crate::job::limits::{CLOSING_TIMEOUT, MAX_NAME_BYTES};
 
 /// A connection, numbered by the coordinator's driver.
@@ -55,6 +60,10 @@ pub(crate) struct CoordinatorState {
     states: Vec<RankState>,
     ranks: HashMap<ConnectionId, u32>,
     exchanges: Exchanges,
+    /// Messages that ranks pass on to each other.
+    underway: Vec<Underway>,
+    /// Ranks that got none from others.
+    unreached: BTreeSet<u32>,
     aborted: VecDeque<(u64, bool)>,
     newly_departed: Vec<u32>,
     turned_away: Vec<String>,
@@ -72,6 +81,8 @@ impl CoordinatorState {
             states,
             ranks: HashMap::new(),
             exchanges: Exchanges::default(),
+            underway: Vec::new(),
+            unreached: BTreeSet::new(),
             aborted: VecDeque::new(),
             newly_departed: Vec::new(),
             turned_away: Vec::new(),
@@ -120,6 +131,11 @@ impl CoordinatorState {
         }
     }
 
+    /// Of the job.
+    pub(crate) fn cookie(&self) -> Cookie {
+        self.settings.cookie
+    }
+
     /// How many connections were turned away so far.
     pub(crate) fn count_rejected(&mut self, rejected: u64) {
         self.rejected = rejected;
@@ -141,22 +157,25 @@ impl CoordinatorState {
         let mut peer = hello.peer;
         peer.hostname = clip(peer.hostname, MAX_NAME_BYTES);
         peer.version = clip(peer.version, MAX_NAME_BYTES);
-        let rank = peer.rank;
+        let (rank, door) = (peer.rank, hello.door.map(DoorAddress::bounded));
         self.states[rank as usize] =
-            RankState::Present(Present { connection, peer, judged, heard: now, suspected: false });
+            RankState::Present(Present { connection, peer, door, judged, heard: now, suspected: false });
         self.ranks.insert(connection, rank);
         tracing::debug!(rank, who, "a rank joined");
-        let peers: Option<Vec<PeerInfo>> = self.states.iter().map(|s| s.peer().cloned()).collect();
-        match peers {
-            Some(peers) if matches!(self.phase, Phase::Gathering { .. }) => {
-                self.phase = Phase::Running;
-                self.actions.push(Action::Gathered);
-                self.tell_all(&FromCoordinator::Welcome { cookie: self.settings.cookie, peers });
-            }
-            _ => {
-                let waiting = self.waiting();
-                self.send(connection, &waiting);
-            }
+        let is_complete = !self.states.iter().any(|state| matches!(state, RankState::Absent { .. }));
+        if is_complete && matches!(self.phase, Phase::Gathering { .. }) {
+            self.phase = Phase::Running;
+            self.actions.push(Action::Gathered);
+            let present = || self.states.iter().filter_map(RankState::present);
+            let welcome = FromCoordinator::Welcome {
+                cookie: self.settings.cookie,
+                peers: present().map(|present| present.peer.clone()).collect(),
+                doors: present().map(|present| present.door.clone()).collect(),
+            };
+            self.send_to_all_of(None, (0..self.settings.world_size).collect(), encode(&welcome));
+        } else {
+            let waiting = self.waiting();
+            self.send(connection, &waiting);
         }
     }
 
@@ -204,6 +223,13 @@ impl CoordinatorState {
             }
             ToCoordinator::Answer { ticket, asker, status } => {
                 self.answer(asker, ticket, status);
+                Ok(())
+            }
+            ToCoordinator::Received { key } => {
+                for underway in self.underway.iter_mut().filter(|underway| underway.key == key) {
+                    underway.waiting.remove(&rank);
+                    underway.left = underway.patience;
+                }
                 Ok(())
             }
             ToCoordinator::Goodbye => {
@@ -263,6 +289,7 @@ impl CoordinatorState {
             }
         }
         self.judge(now);
+        self.look_after_underway();
         if matches!(self.phase, Phase::Gathering { .. }) {
             let waiting = self.waiting();
             self.tell_all(&waiting);
@@ -312,10 +339,58 @@ impl CoordinatorState {
     }
 
     fn deliver(&mut self, deliveries: Vec<Delivery>) {
-        for (rank, frame) in deliveries {
-            if let Some(connection) = self.connection_of(rank) {
-                self.actions.push(Action::Send { connection, frame });
+        for delivery in deliveries {
+            match delivery {
+                Delivery::To(rank, frame) => self.send_frame(rank, frame),
+                Delivery::Completed { key, members, frame } => {
+                    self.send_to_all_of(Some(key), members, frame);
+                }
             }
+        }
+    }
+
+    /// Sends the welcome, or the blobs of an exchange, to these ranks, or has them pass it on to each other.
+    fn send_to_all_of(&mut self, key: Option<ExchangeKey>, ranks: Vec<u32>, frame: Bytes) {
+        if !self.settings.passes || !passing::is_worth_it(frame.len(), ranks.len()) {
+            return ranks.into_iter().for_each(|rank| self.send_frame(rank, frame.clone()));
+        }
+        let message = frame.slice(PREFIX_BYTES..).to_vec();
+        let first = encode(&FromCoordinator::PassOn { key, message });
+        for (place, &rank) in ranks.iter().enumerate() {
+            if passing::next(None, ranks.len()).contains(&place) || self.unreached.contains(&rank) {
+                self.send_frame(rank, first.clone());
+            }
+        }
+        let patience = passing::patience(frame.len());
+        let waiting = ranks.iter().copied().collect();
+        self.underway.push(Underway { key, frame, receivers: ranks, waiting, patience, left: patience });
+    }
+
+    /// Who does not have a message after a while gets it from here.
+    fn look_after_underway(&mut self) {
+        let mut all = std::mem::take(&mut self.underway);
+        all.retain_mut(|underway| {
+            if underway.waiting.is_empty() {
+                return false;
+            }
+            underway.left -= 1;
+            if underway.left > 0 {
+                return true;
+            }
+            self.unreached.extend(underway.unreached());
+            let waiting: Vec<u32> = underway.waiting.iter().copied().collect();
+            tracing::debug!(ranks = ranks::compact(&waiting), "nobody has passed a message on to them");
+            for &rank in &underway.waiting {
+                self.send_frame(rank, underway.frame.clone());
+            }
+            false
+        });
+        self.underway = all;
+    }
+
+    fn send_frame(&mut self, rank: u32, frame: Bytes) {
+        if let Some(connection) = self.connection_of(rank) {
+            self.actions.push(Action::Send { connection, frame });
         }
     }
 

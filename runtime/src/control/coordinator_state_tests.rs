@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::control::abort::AbortKind;
-use crate::control::wire::{ExchangeKey, decode};
+use crate::control::wire::{ExchangeKey, PeerInfo, decode};
 use crate::job::limits::Liveness;
 
 fn coordinator(world_size: u32, now: Instant) -> CoordinatorState {
@@ -15,6 +15,7 @@ fn coordinator(world_size: u32, now: Instant) -> CoordinatorState {
         source: "a test".into(),
         timeout: Duration::from_secs(10),
         liveness: Liveness::default(),
+        passes: true,
     };
     CoordinatorState::new(settings, now)
 }
@@ -28,7 +29,7 @@ fn hello(rank: u32, world_size: u32) -> Hello {
         version: "1".into(),
         host_key: 1,
     };
-    Hello { peer, world_size, job: String::new(), source: String::new() }
+    Hello { peer, world_size, job: String::new(), source: String::new(), door: None }
 }
 
 fn running(world_size: u32, now: Instant) -> CoordinatorState {
@@ -149,6 +150,64 @@ fn newcomers_to_an_ending_coordinator_are_to_try_again() {
     let (sent, closed) = told(&mut coordinator);
     assert!(matches!(&sent[..], [(9, FromCoordinator::Refused(Refusal { retry: true, .. }))]), "{sent:?}");
     assert_eq!(closed, [9]);
+}
+
+/// Brings a blob of 1 KiB for each of so many ranks, and gives what the coordinator sends then, by connection.
+fn exchanged(coordinator: &mut CoordinatorState, ranks: u32, now: Instant) -> Vec<(u64, FromCoordinator)> {
+    let key = ExchangeKey { communicator: 1, round: 0 };
+    for rank in 0..ranks {
+        let members = (0..ranks).collect();
+        let bring = ToCoordinator::Exchange { key, members, blob: vec![1; 1 << 10] };
+        coordinator.message(u64::from(rank), bring, now).unwrap();
+    }
+    told(coordinator).0
+}
+
+#[test]
+fn many_ranks_pass_on_what_is_long_and_few_get_it_from_the_coordinator() {
+    let now = Instant::now();
+    for (ranks, sends) in [(8, 8), (64, passing::FAN_OUT)] {
+        let sent = exchanged(&mut running(ranks, now), ranks, now);
+        assert_eq!(sent.len(), sends, "{ranks} ranks");
+        let passes = sent.iter().all(|(_, message)| matches!(message, FromCoordinator::PassOn { .. }));
+        assert_eq!(passes, ranks > 8);
+    }
+}
+
+#[test]
+fn who_does_not_get_what_is_passed_on_gets_it_from_the_coordinator() {
+    let mut now = Instant::now();
+    let mut coordinator = running(64, now);
+    let key = ExchangeKey { communicator: 1, round: 0 };
+    let passed = exchanged(&mut coordinator, 64, now);
+    let mut beat = |coordinator: &mut CoordinatorState| {
+        now += Liveness::default().heartbeat;
+        coordinator.tick(now);
+        let is_blobs = |message: &FromCoordinator| matches!(message, FromCoordinator::Exchanged { .. });
+        told(coordinator).0.into_iter().filter(|(_, message)| is_blobs(message)).collect::<Vec<_>>()
+    };
+    // As long as there is news, ranks pass it on.
+    for ranks in (0..60).collect::<Vec<u64>>().chunks(10) {
+        for &rank in ranks {
+            coordinator.message(rank, ToCoordinator::Received { key: Some(key) }, Instant::now()).unwrap();
+        }
+        assert_eq!(beat(&mut coordinator), []);
+    }
+    let late: Vec<_> = (0..5).flat_map(|_| beat(&mut coordinator)).collect();
+    assert_eq!(late.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [60, 61, 62, 63]);
+    // From then on they get them at once.
+    let next = ToCoordinator::Exchange {
+        key: ExchangeKey { round: 1, ..key },
+        members: (0..64).collect(),
+        blob: vec![1; 1 << 10],
+    };
+    for rank in 0..64 {
+        coordinator.message(rank, next.clone(), Instant::now()).unwrap();
+    }
+    let first: Vec<_> = told(&mut coordinator).0.into_iter().map(|(to, _)| to).collect();
+    assert_eq!(first, [0, 1, 2, 3, 60, 61, 62, 63]);
+    let FromCoordinator::PassOn { message, .. } = &passed[0].1 else { panic!("{passed:?}") };
+    assert_eq!(Some(&late[0].1), decode(message).ok().as_ref(), "the same as the others have");
 }
 
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::abort::{AbortKind, Loss};
-use super::member::{CoordinatorStanding, Shared};
+use super::member::{CoordinatorStanding, OpenExchange, Shared};
 use super::ranks;
 use super::wire::{ExchangeFailure, ExchangeKey, ToCoordinator};
 use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, LossCause, PeerState, Result};
@@ -24,6 +24,10 @@ pub(crate) fn exchange(
         sequence: 0,
     };
     let usage = |problem: String| Error::Usage { context: context.clone(), problem };
+    let late = |by: u32, missing: &[u32]| {
+        let missing = missing.iter().map(|&rank| (rank, place(rank))).collect();
+        timeout(&context, started, shared, place(by), missing)
+    };
     if blob.len() > MAX_BLOB_BYTES {
         return Err(usage(format!("a blob of {} bytes; at most {MAX_BLOB_BYTES} are possible", blob.len())));
     }
@@ -34,7 +38,8 @@ pub(crate) fn exchange(
         return Ok(vec![blob]);
     }
     let mut state = shared.lock();
-    if state.exchanges.insert(key, None).is_some() {
+    let open = OpenExchange { members: members.into(), outcome: None };
+    if state.exchanges.insert(key, open).is_some() {
         return Err(usage("another thread of this rank is in the same exchange".into()));
     }
     drop(state);
@@ -43,25 +48,15 @@ pub(crate) fn exchange(
     let mut withdrawn: Option<Instant> = None;
     state = shared.lock();
     let outcome = loop {
-        if let Some(Some(outcome)) = state.exchanges.get_mut(&key).map(Option::take) {
-            let outcome = match outcome {
+        if let Some(outcome) = state.exchanges.get_mut(&key).and_then(|open| open.outcome.take()) {
+            break match outcome {
                 Ok(blobs) if blobs.len() != members.len() => {
                     let text =
                         format!("it answered with {} blobs for {} members", blobs.len(), members.len());
-                    break Err(without_coordinator(&context, members, &Loss::new(LossCause::Protocol, text)));
+                    Err(without_coordinator(&context, members, &Loss::new(LossCause::Protocol, text)))
                 }
-                outcome => outcome,
+                outcome => outcome.map_err(|failure| verdict(failure, &context, place, late)),
             };
-            break outcome.map_err(|failure| match failure {
-                ExchangeFailure::Lost { rank, loss } => loss.error(context.clone(), place(rank)),
-                ExchangeFailure::Departed { rank } => {
-                    Loss::new(LossCause::Left, "it has left the job").error(context.clone(), place(rank))
-                }
-                ExchangeFailure::Timeout { by, missing } => timeout(&context, started, shared, place(by), {
-                    missing.iter().map(|&rank| (rank, place(rank))).collect()
-                }),
-                ExchangeFailure::Disagreement { problem } => usage(problem),
-            });
         }
         if let Some(cause) = Shared::abort_cause(&state, key.communicator) {
             let (context, by) = (context.clone(), cause.by);
@@ -70,14 +65,8 @@ pub(crate) fn exchange(
                 kind => Error::Aborted { context, by, kind: kind.reason(), reason: cause.reason },
             });
         }
-        match &state.coordinator {
-            CoordinatorStanding::Open => {}
-            CoordinatorStanding::Lost(loss) => break Err(without_coordinator(&context, members, loss)),
-            CoordinatorStanding::Closed => {
-                let text = "it has left the job and closed its control plane";
-                break Err(without_coordinator(&context, members, &Loss::new(LossCause::Left, text)));
-            }
-            CoordinatorStanding::Left { .. } => break Err(usage("this rank has left the job".into())),
+        if let Some(error) = ended(&state.coordinator, &context, members) {
+            break Err(error);
         }
         let now = Instant::now();
         let until = match withdrawn {
@@ -92,11 +81,44 @@ pub(crate) fn exchange(
             shared.send(&ToCoordinator::Withdraw { key });
             state = shared.lock();
         } else {
-            break Err(timeout(&context, started, shared, place(shared.rank), vec![]));
+            break Err(late(shared.rank, &[]));
         }
     };
     state.exchanges.remove(&key);
     outcome
+}
+
+/// What the coordinator's verdict on an exchange means here.
+fn verdict(
+    failure: ExchangeFailure,
+    context: &ErrorContext,
+    place: impl Fn(u32) -> u32,
+    late: impl Fn(u32, &[u32]) -> Error,
+) -> Error {
+    match failure {
+        ExchangeFailure::Timeout { by, missing } => late(by, &missing),
+        ExchangeFailure::Lost { rank, loss } => loss.error(context.clone(), place(rank)),
+        ExchangeFailure::Departed { rank } => {
+            Loss::new(LossCause::Left, "it has left the job").error(context.clone(), place(rank))
+        }
+        ExchangeFailure::Disagreement { problem } => Error::Usage { context: context.clone(), problem },
+    }
+}
+
+/// Why there will be no answer, if the coordinator is gone.
+fn ended(standing: &CoordinatorStanding, context: &ErrorContext, members: &[u32]) -> Option<Error> {
+    match standing {
+        CoordinatorStanding::Open => None,
+        CoordinatorStanding::Lost(loss) => Some(without_coordinator(context, members, loss)),
+        CoordinatorStanding::Closed => {
+            let text = "it has left the job and closed its control plane";
+            Some(without_coordinator(context, members, &Loss::new(LossCause::Left, text)))
+        }
+        CoordinatorStanding::Left { .. } => {
+            let problem = "this rank has left the job".to_owned();
+            Some(Error::Usage { context: context.clone(), problem })
+        }
+    }
 }
 
 /// World rank 0 is gone: a member that is lost, or, if it is none, a service that is missing.

@@ -99,6 +99,7 @@ pub(crate) fn coordinator_state(script: &[u8]) {
         source: "a script".into(),
         timeout: Duration::from_secs(5),
         liveness: Liveness::default(),
+        passes: true,
     };
     let mut now = Instant::now();
     let mut coordinator = CoordinatorState::new(settings, now);
@@ -117,7 +118,7 @@ pub(crate) fn coordinator_state(script: &[u8]) {
                     host_key: 0,
                 };
                 let world_size = if *argument < 250 { WORLD } else { WORLD + 1 };
-                let hello = Hello { peer, world_size, job: String::new(), source: String::new() };
+                let hello = Hello { peer, world_size, job: String::new(), source: String::new(), door: None };
                 // The driver numbers connections once.
                 coordinator.closed(connection, Loss::new(LossCause::Closed, "gone"));
                 coordinator.hello(connection, hello, step % 2 == 0, now);

@@ -316,14 +316,31 @@ pub(crate) async fn greet_rank<S: AsyncRead + AsyncWrite + Unpin>(
     credentials: &Credentials,
     progress: impl Fn(Progress),
 ) -> Result<Option<SessionKeys>, Rejection> {
+    let magic = read_magic(stream).await?;
+    greet_after(magic, stream, credentials, progress).await
+}
+
+/// The first bytes of a connection. A stranger that sends eight others and then waits is dropped at once.
+pub(crate) async fn read_magic<S: AsyncRead + Unpin>(stream: &mut S) -> Result<[u8; MAGIC.len()], Rejection> {
+    let mut magic = [0; MAGIC.len()];
+    stream.read_exact(&mut magic).await.map_err(|e| Rejection::io("waiting for the greeting", &e))?;
+    Ok(magic)
+}
+
+/// As [`greet_rank`], after the first bytes.
+pub(crate) async fn greet_after<S: AsyncRead + AsyncWrite + Unpin>(
+    magic: [u8; MAGIC.len()],
+    stream: &mut S,
+    credentials: &Credentials,
+    progress: impl Fn(Progress),
+) -> Result<Option<SessionKeys>, Rejection> {
     let them = "a process that tried to join";
-    let mut bytes = [0; PREAMBLE_BYTES];
-    // The magic first: a stranger that sends eight other bytes and then waits is dropped at once.
-    let (magic, rest) = bytes.split_at_mut(MAGIC.len());
-    stream.read_exact(magic).await.map_err(|e| Rejection::io("waiting for the greeting", &e))?;
     if magic != MAGIC {
-        return Err(not_kolo(magic));
+        return Err(not_kolo(&magic));
     }
+    let mut bytes = [0; PREAMBLE_BYTES];
+    let (first, rest) = bytes.split_at_mut(MAGIC.len());
+    first.copy_from_slice(&magic);
     stream.read_exact(rest).await.map_err(|e| Rejection::io("waiting for the greeting", &e))?;
     let theirs = Preamble::parse(&bytes).ok_or_else(|| not_kolo(&bytes))?;
     let ours = Preamble::ours(credentials.flags()).map_err(|e| Rejection::io("drawing a nonce", &e))?;

@@ -5,6 +5,7 @@
 //! foreign code.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -13,15 +14,15 @@ use tokio::sync::mpsc;
 
 use super::abort::{AbortCause, AbortFlag, AbortKind, Loss};
 use super::board::{Status, StatusBoard};
-use super::connect::Connected;
+use super::connect::{Connected, Heard, Inbox};
 use super::coordinator::write_frames;
+use super::passing::Passing;
 use super::wire::{
-    ExchangeFailure, ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, read_frame,
-    remember,
+    ExchangeFailure, ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, remember,
 };
 use crate::error::LossCause;
 use crate::job::Cookie;
-use crate::job::limits::{Liveness, MAX_FRAME_FROM_COORDINATOR};
+use crate::job::limits::Liveness;
 
 /// What the rank's threads and its control task share.
 #[derive(Debug)]
@@ -29,9 +30,13 @@ pub(crate) struct Shared {
     pub(crate) rank: u32,
     pub(crate) cookie: Cookie,
     pub(crate) peers: Vec<PeerInfo>,
+    /// Where the coordinator listens.
+    pub(crate) coordinator_at: Option<SocketAddr>,
     state: Mutex<State>,
     changed: Condvar,
     queue: mpsc::UnboundedSender<Bytes>,
+    /// How messages are passed on to others, if they are.
+    passing: Option<Passing>,
 }
 
 /// How things stand with the coordinator.
@@ -52,7 +57,7 @@ pub(crate) struct State {
     pub(crate) coordinator: CoordinatorStanding,
     pub(crate) lost: BTreeMap<u32, Loss>,
     pub(crate) departed: BTreeSet<u32>,
-    pub(crate) exchanges: HashMap<ExchangeKey, Option<ExchangeOutcome>>,
+    pub(crate) exchanges: HashMap<ExchangeKey, OpenExchange>,
     /// Whether a communicator that is no longer registered was aborted.
     aborted_before: bool,
     pub(crate) answers: HashMap<u64, Option<Option<Status>>>,
@@ -74,6 +79,13 @@ struct Registered {
 /// What a rank is told that is out.
 pub(crate) const FENCED: &str =
     "the other ranks did not hear this one for too long and have gone on without it (KOLO_SILENT_AFTER)";
+
+/// An exchange that a thread of this rank waits for.
+#[derive(Debug)]
+pub(crate) struct OpenExchange {
+    pub(crate) members: Arc<[u32]>,
+    pub(crate) outcome: Option<ExchangeOutcome>,
+}
 
 /// How an exchange ended.
 pub(crate) type ExchangeOutcome = Result<Vec<Vec<u8>>, ExchangeFailure>;
@@ -176,21 +188,31 @@ impl Shared {
         });
     }
 
+    /// Hears a message; how the connection ends, if it is the last one.
+    fn heard_last(&self, message: FromCoordinator) -> Option<Loss> {
+        let is_last = matches!(message, FromCoordinator::Goodbye | FromCoordinator::Closing);
+        self.heard(message);
+        is_last.then(|| closed("the coordinator has closed"))
+    }
+
     fn heard(&self, message: FromCoordinator) {
         match message {
             FromCoordinator::Exchanged { key, blobs } => self.change(|state| {
-                if let Some(slot) = state.exchanges.get_mut(&key) {
-                    *slot = Some(Ok(blobs));
+                if let Some(open) = state.exchanges.get_mut(&key) {
+                    open.outcome = Some(Ok(blobs));
                 }
                 Vec::new()
             }),
             FromCoordinator::ExchangeFailed { key, failure } => self.change(|state| {
-                if let Some(slot) = state.exchanges.get_mut(&key) {
-                    *slot = Some(Err(failure));
+                if let Some(open) = state.exchanges.get_mut(&key) {
+                    open.outcome = Some(Err(failure));
                 }
                 Vec::new()
             }),
-            FromCoordinator::Aborted { communicator, cause } => self.aborted_by_member(communicator, cause),
+            FromCoordinator::Aborted { communicator, cause } => {
+                // The coordinator tells all members.
+                let _ = self.aborted_by_member(communicator, cause);
+            }
             FromCoordinator::Lost { rank, loss } => self.change(|state| {
                 let raise = |r: &Registered| r.loss_of(rank, &loss).map(|c| (r.flag.clone(), c));
                 let raised = state.communicators.values().filter_map(raise).collect();
@@ -223,6 +245,7 @@ impl Shared {
                 }
                 Vec::new()
             }),
+            FromCoordinator::PassOn { key, message } => self.heard_and_passes_on(key, message),
             FromCoordinator::Heartbeat
             | FromCoordinator::Waiting { .. }
             | FromCoordinator::Welcome { .. }
@@ -230,19 +253,58 @@ impl Shared {
         }
     }
 
-    /// A member has aborted a communicator.
-    pub(crate) fn aborted_by_member(&self, communicator: u64, cause: AbortCause) {
+    /// The blobs of an exchange, which others are to have from this rank.
+    fn heard_and_passes_on(&self, key: Option<ExchangeKey>, message: Vec<u8>) {
+        // A welcome that comes once more is not passed on again.
+        let Some(awaited) = key else { return };
+        let Ok(inner @ FromCoordinator::Exchanged { key, .. }) = decode(&message) else { return };
+        if key != awaited {
+            return;
+        }
+        // It may come from the coordinator too.
+        let open = |state: &State| {
+            state.exchanges.get(&key).filter(|open| open.outcome.is_none()).map(|open| open.members.clone())
+        };
+        let members = open(&self.lock());
+        self.send(&ToCoordinator::Received { key: Some(key) });
+        if let Some(members) = members {
+            self.pass_on(Some(key), message, &members);
+            self.heard(inner);
+        }
+    }
+
+    fn pass_on(&self, key: Option<ExchangeKey>, message: Vec<u8>, receivers: &[u32]) {
+        if let Some(passing) = &self.passing {
+            passing.pass_on(&FromCoordinator::PassOn { key, message }, receivers, &self.peers);
+        }
+    }
+
+    /// Bytes that this rank has passed on to others.
+    pub(crate) fn passed_bytes(&self) -> u64 {
+        self.passing.as_ref().map_or(0, Passing::passed_bytes)
+    }
+
+    /// Waits until what is to be passed on has been, at most so long.
+    pub(crate) fn wait_until_passed(&self, patience: Duration) {
+        if let Some(passing) = &self.passing {
+            passing.wait(patience);
+        }
+    }
+
+    /// A member has aborted a communicator. Who its members are, if this rank is one of them and that is news to it.
+    pub(crate) fn aborted_by_member(&self, communicator: u64, cause: AbortCause) -> Option<Arc<[u32]>> {
+        let mut told = None;
         self.change(|state| {
             if let Some(registered) = state.communicators.get(&communicator) {
-                registered.flag.note_given_up();
-                if cause.kind == AbortKind::Revoked {
-                    registered.flag.note_revoked();
-                }
+                let is_given_up = registered.flag.note_given_up();
+                let is_revoked = cause.kind == AbortKind::Revoked && registered.flag.note_revoked();
+                told = (is_given_up || is_revoked).then(|| registered.members.clone());
                 return vec![(registered.flag.clone(), cause)];
             }
             remember(&mut state.early_aborts, (communicator, cause));
             Vec::new()
         });
+        told
     }
 
     /// World ranks of the members of a communicator, if it is there and this rank has not left the job.
@@ -312,12 +374,18 @@ impl Registered {
 }
 
 /// Starts the control task of a connected rank.
-pub(crate) fn serve(rank: u32, connected: Connected, liveness: Liveness) -> Arc<Shared> {
+pub(crate) fn serve(
+    rank: u32,
+    mut connected: Connected,
+    liveness: Liveness,
+    passing: Option<Passing>,
+) -> Arc<Shared> {
     let (queue, frames) = mpsc::unbounded_channel();
     let shared = Arc::new(Shared {
         rank,
         cookie: connected.cookie,
-        peers: connected.peers.clone(),
+        peers: std::mem::take(&mut connected.peers),
+        coordinator_at: connected.coordinator_at,
         state: Mutex::new(State {
             coordinator: CoordinatorStanding::Open,
             lost: BTreeMap::new(),
@@ -332,9 +400,53 @@ pub(crate) fn serve(rank: u32, connected: Connected, liveness: Liveness) -> Arc<
         }),
         changed: Condvar::new(),
         queue,
+        passing,
     });
+    if let Some(message) = connected.welcome.take() {
+        shared.send(&ToCoordinator::Received { key: None });
+        let everybody: Vec<u32> = (0..shared.peers.len() as u32).collect();
+        shared.pass_on(None, message, &everybody);
+    }
     tokio::spawn(run(shared.clone(), connected, frames, liveness));
     shared
+}
+
+/// Hears what the coordinator says, and notes when, until it is lost.
+async fn listen(
+    shared: &Shared,
+    inbox: &mut Inbox,
+    early: Vec<FromCoordinator>,
+    beats: &Mutex<Instant>,
+) -> Loss {
+    for message in early {
+        if let Some(loss) = shared.heard_last(message) {
+            return loss;
+        }
+    }
+    loop {
+        let loss = match inbox.next().await {
+            Heard::Frame(payload) => match decode::<FromCoordinator>(&payload) {
+                Ok(message) => {
+                    *beats.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+                    shared.heard_last(message)
+                }
+                Err(error) => {
+                    let text = format!("rank 0 broke the protocol: {error}");
+                    Some(Loss::new(LossCause::Protocol, text))
+                }
+            },
+            // What others say of the coordinator's counts for nothing else.
+            Heard::PassedOn(payload) => match decode::<FromCoordinator>(&payload) {
+                Ok(message @ FromCoordinator::PassOn { .. }) => shared.heard_last(message),
+                _ => None,
+            },
+            Heard::Ended(Ok(())) => Some(closed("its connection was closed without goodbye")),
+            Heard::Ended(Err(error)) => Some(closed(&format!("its connection broke: {error}"))),
+        };
+        if let Some(loss) = loss {
+            return loss;
+        }
+    }
 }
 
 async fn run(
@@ -343,33 +455,11 @@ async fn run(
     frames: mpsc::UnboundedReceiver<Bytes>,
     liveness: Liveness,
 ) {
-    let Connected { mut reader, writer, judged, .. } = connected;
+    let Connected { mut inbox, writer, judged, early, .. } = connected;
     let writing = tokio::spawn(write_frames(writer, frames, |_| ()));
     let beat = encode(&ToCoordinator::Heartbeat);
-    let (beats, heard) = (Mutex::new(Instant::now()), &shared);
-    let closed = |text: &str| Loss::new(LossCause::Closed, text);
-    let reading = async {
-        loop {
-            match read_frame(&mut reader, MAX_FRAME_FROM_COORDINATOR).await {
-                Ok(Some(payload)) => match decode::<FromCoordinator>(&payload) {
-                    Ok(message) => {
-                        *beats.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-                        let last = matches!(message, FromCoordinator::Goodbye | FromCoordinator::Closing);
-                        heard.heard(message);
-                        if last {
-                            return closed("the coordinator has closed");
-                        }
-                    }
-                    Err(error) => {
-                        let text = format!("rank 0 broke the protocol: {error}");
-                        return Loss::new(LossCause::Protocol, text);
-                    }
-                },
-                Ok(None) => return closed("its connection was closed without goodbye"),
-                Err(error) => return closed(&format!("its connection broke: {error}")),
-            }
-        }
-    };
+    let beats = Mutex::new(Instant::now());
+    let reading = listen(&shared, &mut inbox, early, &beats);
     let beating = async {
         let mut due = Instant::now() + liveness.heartbeat;
         let mut suspected = false;
@@ -408,6 +498,10 @@ async fn run(
     };
     writing.abort();
     shared.coordinator_gone(&loss);
+}
+
+fn closed(text: &str) -> Loss {
+    Loss::new(LossCause::Closed, text)
 }
 
 /// Waits until the coordinator has answered the goodbye, at most this long.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Control;
-use super::abort::{AbortCause, AbortFlag, Loss};
+use super::abort::{AbortCause, AbortFlag, AbortKind, Loss};
 use super::board::{Status, StatusBoard};
 use super::member::CoordinatorStanding;
 use super::peers::rounds::RoundKey;
@@ -65,32 +65,37 @@ impl Membership {
     /// Aborts the communicator: here at once, on the other members within milliseconds. If it was aborted before,
     /// the earlier cause stays; the others learn that a member has given up.
     pub fn abort(&self, cause: AbortCause) {
-        let shared = self.control.shared();
+        let cause = clip(cause);
         let is_first = self.flag.raise(cause.clone());
         if self.flag.note_given_up() || is_first {
-            let message = ToCoordinator::Abort {
-                communicator: self.communicator,
-                members: self.members.to_vec(),
-                cause: clip(cause),
-            };
-            shared.send(&message);
-            shared.wake();
+            self.tell(cause);
         }
     }
 
     /// Ends all calls of all members at once, also where a loss has ended the communicator and its calls still wait for what was
     /// sent before.
     pub(crate) fn revoke(&self, cause: AbortCause) {
-        let (shared, cause) = (self.control.shared(), clip(cause));
+        let cause = clip(cause);
         self.flag.raise(cause.clone());
         self.flag.note_given_up();
         self.flag.note_revoked();
-        if self.control.is_closed() {
-            // No coordinator passes it on.
-            self.control.tell_members(&self.members, self.communicator, cause);
-        } else {
-            let (communicator, members) = (self.communicator, self.members.to_vec());
-            shared.send(&ToCoordinator::Abort { communicator, members, cause });
+        self.tell(cause);
+    }
+
+    /// Tells the other members: through the coordinator, or by their doors if it has left.
+    fn tell(&self, cause: AbortCause) {
+        let (shared, communicator) = (self.control.shared(), self.communicator);
+        let standing = shared.lock().coordinator.clone();
+        match standing {
+            CoordinatorStanding::Open => {
+                shared.send(&ToCoordinator::Abort { communicator, members: self.members.to_vec(), cause });
+            }
+            // The loss of rank 0 itself all notice by themselves.
+            CoordinatorStanding::Lost(_) if cause.kind != AbortKind::Revoked => {}
+            CoordinatorStanding::Closed | CoordinatorStanding::Lost(_) => {
+                self.control.tell_members(&self.members, communicator, cause);
+            }
+            CoordinatorStanding::Left { .. } => {}
         }
         shared.wake();
     }

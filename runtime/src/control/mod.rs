@@ -24,6 +24,8 @@
 //! | `coordinator_state`, `coordinator_ranks`, `coordinator_exchange` | the coordinator without sockets |
 //! | `coordinator`, `pending` | its sockets; connections that have not identified themselves |
 //! | `connect`, `member` | how a rank joins, and its end of the connection |
+//! | `relay` | for pairs of ranks of which neither can dial the other |
+//! | `passing` | long messages of the coordinator, passed on from rank to rank |
 //! | `exchange`, `membership`, `abort`, `board`, `runtime` | the parts that ranks call |
 
 mod abort;
@@ -43,10 +45,12 @@ mod invitation;
 mod member;
 mod membership;
 mod newcomer;
+mod passing;
 mod peers;
 mod pending;
 mod ranks;
 mod recent;
+mod relay;
 mod reunion;
 mod runtime;
 mod sealed;
@@ -70,13 +74,15 @@ pub(crate) use coordinator::Coordinator;
 pub(crate) use newcomer::{Applicant, Offer, first_invitation};
 pub(crate) use peers::door::DoorAddress;
 pub(crate) use peers::lobby::{Called, Entrance, GroupId, Lobby, Newcomer, Seat};
-pub(crate) use reunion::{Disagreement, Meeting, Purpose};
+pub(crate) use reunion::{Disagreement, Meeting, Purpose, Until};
 pub(crate) use wire::foreign;
 
 use kolo_transport::Process;
 
 use crate::error::{Error, JoinFailure, LossCause, Result};
-use crate::job::limits::{CLOSING_TIMEOUT, GOODBYE_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES};
+use crate::job::limits::{
+    CLOSING_TIMEOUT, GOODBYE_TIMEOUT, LAST_WORDS_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES,
+};
 pub use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES};
 pub use crate::job::{Cookie, JobSecret, Liveness, MAX_WORLD_SIZE};
 use crate::job::{RendezvousKey, mac};
@@ -85,6 +91,7 @@ use coordinator_ranks::CoordinatorSettings;
 use handshake::Credentials;
 use hmac::Mac as _;
 use member::{CoordinatorStanding, Shared};
+use passing::Passing;
 use peers::Peers;
 use peers::door::Door;
 use reunion::Reunion;
@@ -93,6 +100,9 @@ use wire::ToCoordinator;
 
 /// Rank 0's own wait for the verdict of its coordinator, which falls at the deadline itself.
 const VERDICT_GRACE: Duration = Duration::from_secs(2);
+
+/// How long a rank that leaves waits until it has passed on what others wait for; if it does not, rank 0 does so later.
+const PASSING_GRACE: Duration = Duration::from_secs(1);
 
 /// A rank's place in a job. Cheap to clone; the last clone says goodbye when dropped (see [`Control::leave`]), or, in
 /// a panicking thread, tells the others that this rank is lost.
@@ -136,14 +146,17 @@ impl Control {
         runtime.spawn(async move {
             let _ = report.send(join_all(&task, alarms).await);
         });
-        let (shared, coordinator, door) = outcome.recv().map_err(|_| Error::Join {
+        let Joined { shared, coordinator, door, doors } = outcome.recv().map_err(|_| Error::Join {
             rank: Some(spec.rank),
             kind: JoinFailure::Interrupted,
             problem: "the control thread ended while joining".into(),
             remedy: "Keep the ControlRuntime until join has returned".into(),
         })??;
-        // Before others know of the door: whoever knocks from then on is let in.
-        let peers = door.as_ref().map(|door| Peers::new(&shared, door));
+        let peers = door.as_ref().map(|door| {
+            let peers = Peers::new(&shared, door, doors);
+            peers.start(runtime, spec, shared.clone(), door.clone());
+            peers
+        });
         let door = door.map_or_else(OnceLock::new, OnceLock::from);
         let (spec, runtime, process) = (spec.clone(), runtime.clone(), Process::current());
         Ok(Self {
@@ -196,6 +209,23 @@ impl Control {
         coordinator
             .as_ref()
             .map(|coordinator| coordinator.counters.rejected.load(std::sync::atomic::Ordering::Relaxed))
+    }
+
+    /// Where rank 0's coordinator listens, as this rank has reached it; none in a cluster of threads, nor after the group has
+    /// changed.
+    pub(crate) fn coordinator_at(&self) -> Option<std::net::SocketAddr> {
+        self.inner.shared.coordinator_at
+    }
+
+    /// Bytes of the control plane that rank 0 has sent to ranks and received from them, handshakes left out; `None` on other ranks.
+    #[must_use]
+    pub fn coordinator_bytes(&self) -> Option<(u64, u64)> {
+        let coordinator = self.inner.coordinator.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let bytes = |of: &std::sync::atomic::AtomicU64| of.load(std::sync::atomic::Ordering::Relaxed);
+        coordinator.as_ref().map(|coordinator| {
+            let sent = bytes(&coordinator.counters.sent_bytes) + self.inner.shared.passed_bytes();
+            (sent, bytes(&coordinator.counters.received_bytes))
+        })
     }
 
     /// Whether this rank has left, or rank 0 has closed the coordinator or is lost.
@@ -257,6 +287,7 @@ impl Inner {
         if !self.process.is_current() {
             return; // A child made by `fork`: the membership is the parent's.
         }
+        self.pass_on_last_words();
         self.part(&ToCoordinator::Goodbye);
         self.wait_for_goodbye();
         let lingers = in_order && !self.shared.anything_aborted();
@@ -277,11 +308,23 @@ impl Inner {
     }
 
     fn part(&self, last_words: &ToCoordinator) {
+        if !self.runtime.is_current() && !self.shared.anything_aborted() {
+            self.shared.wait_until_passed(PASSING_GRACE);
+        }
         let mut state = self.shared.lock();
         if state.coordinator == CoordinatorStanding::Open {
             state.coordinator = CoordinatorStanding::Left { answered: false };
             drop(state);
             self.shared.send(last_words);
+        }
+    }
+
+    /// Who waits for this rank must hear that it has given up before the end of its connections: it would be blamed.
+    fn pass_on_last_words(&self) {
+        let standing = self.shared.lock().coordinator.clone();
+        let is_on_its_own = matches!(standing, CoordinatorStanding::Closed | CoordinatorStanding::Lost(_));
+        if let Some(peers) = self.peers.as_ref().filter(|_| is_on_its_own && !self.runtime.is_current()) {
+            peers.wait_until_told(LAST_WORDS_TIMEOUT);
         }
     }
 
@@ -325,9 +368,15 @@ pub(crate) fn derive(seed: &[u8; 32], label: &[u8]) -> [u8; 32] {
 /// Says who will not come, and why.
 type Alarm = oneshot::Receiver<(u32, String)>;
 
-type Joined = (Arc<Shared>, Option<Coordinator>, Option<Arc<Door>>);
+struct Joined {
+    shared: Arc<Shared>,
+    coordinator: Option<Coordinator>,
+    door: Option<Arc<Door>>,
+    /// The doors of all ranks.
+    doors: Arc<[DoorAddress]>,
+}
 
-/// On the control thread: rank 0 starts the coordinator, all ranks become members and open their doors.
+/// On the control thread: rank 0 starts the coordinator, all ranks open their doors and become members.
 async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
     let started = Instant::now();
     // An alarm whose other end is dropped is silent for ever.
@@ -338,10 +387,11 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
         };
         alarms.iter_mut().find_map(sounds).map_or(Poll::Pending, Poll::Ready)
     });
-    let (connected, coordinator) = if spec.rank == 0 {
-        let coordinator = start_coordinator(spec).await?;
+    let coordinator = if spec.rank == 0 { Some(start_coordinator(spec).await?) } else { None };
+    let door = open_door(spec).await;
+    let (mut connected, coordinator) = if let Some(coordinator) = coordinator {
         let until = started + spec.timeout + VERDICT_GRACE;
-        let welcome = connect::become_member(spec, Some(&coordinator), until);
+        let welcome = connect::become_member(spec, Some(&coordinator), door.as_deref(), until);
         match first_of(spec, welcome, alarmed).await {
             Ok(connected) => (connected, Some(coordinator)),
             Err(error) => {
@@ -353,14 +403,21 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
             }
         }
     } else {
-        let welcome = connect::become_member(spec, None, started + spec.timeout);
+        let welcome = connect::become_member(spec, None, door.as_deref(), started + spec.timeout);
         (first_of(spec, welcome, alarmed).await?, None)
     };
     if let (Locator::Local(meeting), 0) = (&spec.locator, spec.rank) {
         meeting.coordinator.send_replace(None);
     }
-    let door = open_door(spec).await;
-    Ok((member::serve(spec.rank, connected, spec.liveness), coordinator, door))
+    let doors: Arc<[DoorAddress]> =
+        std::mem::take(&mut connected.doors).into_iter().map(Option::unwrap_or_default).collect();
+    let passing = passes(spec).then(|| Passing::new(spec, doors.clone()));
+    Ok(Joined {
+        shared: member::serve(spec.rank, connected, spec.liveness, passing),
+        coordinator,
+        door,
+        doors,
+    })
 }
 
 /// The welcome, or the news that somebody will not come.
@@ -381,6 +438,11 @@ async fn first_of<T>(
     }
 }
 
+/// Whether messages of the coordinator are passed on from rank to rank. Survivors keep their doors, and may have others lives there.
+fn passes(spec: &JoinSpec) -> bool {
+    !matches!(spec.locator, Locator::Survivors(_))
+}
+
 async fn start_coordinator(spec: &JoinSpec) -> Result<Coordinator> {
     let mut cookie = Cookie::default();
     getrandom::fill(&mut cookie)
@@ -398,6 +460,7 @@ async fn start_coordinator(spec: &JoinSpec) -> Result<Coordinator> {
         source: wire::clip(spec.source.clone(), MAX_SOURCE_BYTES),
         timeout: spec.timeout,
         liveness: spec.liveness,
+        passes: passes(spec),
     };
     let coordinator = Coordinator::start(settings, credentials, anchor.listener, anchor.published);
     match &spec.locator {

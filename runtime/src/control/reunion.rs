@@ -15,8 +15,11 @@ use super::peers::lobby::{Entrance, GroupId, Lobby};
 use super::peers::rounds::RoundKey;
 use super::{Control, Membership};
 use crate::error::{Error, JoinFailure, Result};
-use crate::job::limits::CONNECT_TIMEOUT;
+use crate::job::limits::{CONNECT_TIMEOUT, STRANDED_SILENCES};
 use crate::join::{self, JoinSpec, Locator};
+
+/// What a decision takes at most, beside silences, on a busy host.
+const DECIDING: Duration = Duration::from_secs(2);
 
 /// What a member calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +35,23 @@ pub(crate) enum Purpose {
     Grow = 8,
     /// Members old and new: whether all are there.
     Enter = 16,
+}
+
+/// Until when members that live and have not called are waited for, and what then.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Until {
+    /// This member gives up.
+    GivingUp(Instant),
+    /// All decide, as if those had called with no flag set; they get that decision when they call.
+    Deciding(Instant),
+}
+
+impl Until {
+    pub(crate) const fn deadline(self) -> Instant {
+        match self {
+            Self::GivingUp(deadline) | Self::Deciding(deadline) => deadline,
+        }
+    }
 }
 
 /// Why a member has not come to a decision with the others.
@@ -51,7 +71,7 @@ pub(crate) enum Disagreement {
 
 impl Control {
     /// Where others reach this rank without the coordinator; none for a job of one rank, or if no port was to be had.
-    pub(crate) fn door(&self) -> Option<DoorAddress> {
+    fn door(&self) -> Option<DoorAddress> {
         self.inner.door.get().map(|door| door.address().clone())
     }
 
@@ -97,15 +117,6 @@ impl Control {
         let secret =
             self.inner.spec.secret.as_ref().and_then(|secret| secret.for_newcomers()).map(<[u8]>::to_vec);
         Some(Invitation::new(lobby.group(), self.entrance(self.rank())?, lobby.entrances(), secret))
-    }
-
-    /// The doors of all ranks are known. Later calls change nothing.
-    pub(crate) fn meet(&self, doors: Vec<Option<DoorAddress>>) {
-        let (Some(door), inner) = (self.inner.door.get(), &self.inner) else { return };
-        let doors = doors.into_iter().map(Option::unwrap_or_default).collect();
-        if let Some(peers) = &inner.peers {
-            peers.start(&inner.runtime, &inner.spec, inner.shared.clone(), door.clone(), doors);
-        }
     }
 
     /// Tells members that a communicator is aborted, where there is no coordinator to do it.
@@ -179,13 +190,14 @@ pub(crate) struct Meeting<'a> {
 }
 
 impl Membership {
-    /// Agrees with the members that live. Blocks until all of these have called it, at most until the deadline.
+    /// Agrees with the members that live. Blocks until all of these have called it, or for so long; and for some silences longer where the
+    /// others decide and some do not answer.
     pub(crate) fn agree(
         &self,
         purpose: Purpose,
         flags: u64,
         silent_after: Duration,
-        deadline: Instant,
+        until: Until,
     ) -> std::result::Result<Decision, Disagreement> {
         let shared = self.control().shared();
         let number = self.next_round();
@@ -202,7 +214,11 @@ impl Membership {
         }
         let Some(peers) = &self.control().inner.peers else { return Err(Disagreement::NoDoor) };
         let key = RoundKey { communicator: self.communicator(), number };
-        match peers.agree(key, self.members(), part, silent_after, deadline) {
+        let grace = match until {
+            Until::GivingUp(_) => None,
+            Until::Deciding(_) => Some(silent_after * (STRANDED_SILENCES + 1) + DECIDING),
+        };
+        match peers.agree(key, self.members(), part, silent_after, until.deadline(), grace) {
             Agreed::Decided(decision) if !decision.members.contains(own) => {
                 let by = decision.members.iter().next().unwrap_or_default();
                 Err(Disagreement::Fenced { by })

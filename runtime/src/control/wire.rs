@@ -13,6 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::abort::{AbortCause, Loss};
 use super::board::Status;
+use super::peers::door::DoorAddress;
 use crate::error::JoinFailure;
 use crate::job::Cookie;
 use crate::job::limits::{MAX_FRAME_FROM_COORDINATOR, MAX_REMEMBERED, MAX_TEXT_BYTES};
@@ -57,6 +58,8 @@ pub(crate) struct Hello {
     /// Where the rank learned its place, for messages.
     #[serde(deserialize_with = "foreign")]
     pub(crate) source: String,
+    /// Where others reach the rank without the coordinator, if it has such a place.
+    pub(crate) door: Option<DoorAddress>,
 }
 
 /// From a rank to the coordinator.
@@ -66,6 +69,7 @@ pub(crate) enum ToCoordinator {
     Heartbeat,
     Exchange {
         key: ExchangeKey,
+        #[serde(with = "runs")]
         members: Vec<u32>,
         blob: Vec<u8>,
     },
@@ -75,6 +79,7 @@ pub(crate) enum ToCoordinator {
     },
     Abort {
         communicator: u64,
+        #[serde(with = "runs")]
         members: Vec<u32>,
         cause: AbortCause,
     },
@@ -87,6 +92,10 @@ pub(crate) enum ToCoordinator {
         ticket: u64,
         asker: u32,
         status: Option<Status>,
+    },
+    /// A message that is passed on from rank to rank has come: the blobs of this exchange, or the welcome.
+    Received {
+        key: Option<ExchangeKey>,
     },
     Goodbye,
     /// The rank cannot go on (its thread panics); as good as a closed connection, with a reason.
@@ -101,6 +110,13 @@ pub(crate) enum FromCoordinator {
     Welcome {
         cookie: Cookie,
         peers: Vec<PeerInfo>,
+        /// By rank.
+        doors: Vec<Option<DoorAddress>>,
+    },
+    /// A welcome, or the blobs of an exchange, that the receiver passes on to some of the others: see `passing`.
+    PassOn {
+        key: Option<ExchangeKey>,
+        message: Vec<u8>,
     },
     /// Not everybody is here yet; who is missing, as text, and how many connections were rejected.
     Waiting {
@@ -175,6 +191,35 @@ pub(crate) enum ExchangeFailure {
     },
 }
 
+/// Lists of ranks, which mostly are in a row: as the first of each run and its length.
+mod runs {
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::job::MAX_WORLD_SIZE;
+
+    pub(super) fn serialize<S: Serializer>(ranks: &[u32], to: S) -> Result<S::Ok, S::Error> {
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for &rank in ranks {
+            match runs.last_mut() {
+                Some((first, count)) if first.checked_add(*count) == Some(rank) => *count += 1,
+                _ => runs.push((rank, 1)),
+            }
+        }
+        runs.serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u32>, D::Error> {
+        let runs = Vec::<(u32, u32)>::deserialize(from)?;
+        let total: u64 = runs.iter().map(|(_, count)| u64::from(*count)).sum();
+        if total > u64::from(MAX_WORLD_SIZE) {
+            return Err(D::Error::custom(format_args!("a list of {total} ranks")));
+        }
+        let each = |(first, count): (u32, u32)| (0..count).map(move |place| first.saturating_add(place));
+        Ok(runs.into_iter().flat_map(each).collect())
+    }
+}
+
 /// A text of somebody else's, made fit for errors, logs and terminals.
 pub(crate) fn foreign<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     String::deserialize(from).map(|text| printable(&text, MAX_TEXT_BYTES))
@@ -185,6 +230,9 @@ pub(crate) fn foreign_if_any<'de, D: Deserializer<'de>>(from: D) -> Result<Optio
     let text = Option::<String>::deserialize(from)?;
     Ok(text.map(|text| printable(&text, MAX_TEXT_BYTES)))
 }
+
+/// Bytes of a frame's length.
+pub(crate) const PREFIX_BYTES: usize = 4;
 
 /// Encodes a message as a frame.
 pub(crate) fn encode<T: Serialize>(message: &T) -> Bytes {
@@ -286,6 +334,24 @@ mod tests {
         longer.push(0);
         assert!(decode::<ToCoordinator>(&longer).is_err());
         assert!(decode::<ToCoordinator>(&[200]).is_err());
+    }
+
+    #[test]
+    fn lists_of_ranks_are_short_where_they_are_in_a_row() {
+        let with = |members: Vec<u32>| ToCoordinator::Exchange {
+            key: ExchangeKey { communicator: 7, round: 1 },
+            members,
+            blob: vec![],
+        };
+        let all = encode(&with((0..4096).collect()));
+        assert!(all.len() < 20, "{} bytes", all.len());
+        for members in [vec![], vec![5], vec![3, 1, 2, 2], vec![u32::MAX, 0, 1], (0..4096).rev().collect()] {
+            assert_eq!(decode::<ToCoordinator>(&encode(&with(members.clone()))[4..]).unwrap(), with(members));
+        }
+        let mut long = all.to_vec();
+        let count = long.windows(2).position(|two| two == [0x80, 0x20]).expect("4096 as a varint");
+        long[count + 1] = 0x21;
+        assert!(decode::<ToCoordinator>(&long[4..]).is_err(), "more ranks than there can be");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A thread that drives the engine until something of its own is over.
 
+use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::MutexGuard;
 use std::sync::atomic::AtomicU32;
@@ -18,7 +19,7 @@ use crate::communicator::{Attended, Core, Shared};
 use crate::engine::Id;
 use crate::error::{Error, Result};
 use crate::failure::is_loss;
-use crate::wait::{self, Next, Pacer, SLEEP_MAX};
+use crate::wait::{self, Next, Pacer};
 
 /// Calls of less than so many bytes are over when all ranks of a processor have had some turns of microseconds.
 const SHORT_BYTES: usize = 64 << 10;
@@ -124,6 +125,9 @@ pub(super) fn drive<'a, G: Goal>(
         has_asked: false,
     };
     patience.pacer().contention = contention;
+    if let Some(left) = shared.time_limit.left() {
+        patience.end_within(left);
+    }
     until(&mut driver, &mut patience)?;
     let mut core = driver.core();
     core.place.contention = patience.pacer().contention;
@@ -304,24 +308,30 @@ fn sleep<'a>(shared: &'a Shared, mut core: MutexGuard<'a, Core>, turn: Option<u6
         Armed::Word(word, value) => words.push((word, value)),
         Armed::Fd(fd) => fds.push(AsRawFd::as_raw_fd(&fd)),
     });
-    words.extend(core.exchange.as_mut().and_then(|exchange| exchange.compiled.arm()));
+    let at_exchange = core.exchange.as_mut().and_then(|exchange| exchange.compiled.arm());
+    words.extend(at_exchange);
     let has_arrived =
         |core: &mut Core| core.exchange.as_mut().is_some_and(|exchange| exchange.has_arrived(turn));
     if core.progress() || has_arrived(&mut core) {
         disarm(&mut core);
         return if shared.is_wanted() { shared.give_way(core) } else { core };
     }
+    let bits = match (&core.exchange, at_exchange) {
+        (Some(exchange), Some(_)) => exchange.awaited(turn),
+        _ => NonZeroU32::MAX,
+    };
+    let limit = shared.policy.sleep_max;
     drop(core);
     match by {
         ParkBy::Word if words.len() == 1 => {
             // SAFETY: the word lies in a mapping that the endpoint holds. The endpoint lives in the core of `shared`
             // until `close::release_links`, which waits until no thread drives; the helper has ended before it.
-            wait::sleep_on_word(unsafe { &*words[0].0 }, words[0].1, SLEEP_MAX);
+            wait::sleep_on_word(unsafe { &*words[0].0 }, words[0].1, bits, limit);
         }
         ParkBy::Fd if !fds.is_empty() => {
             // SAFETY: as above: the endpoints own the descriptors.
             let fds: Vec<_> = fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
-            wait::sleep_on_fds(&fds, SLEEP_MAX);
+            wait::sleep_on_fds(&fds, limit);
         }
         _ => wait::sleep(Duration::from_millis(1)),
     }

@@ -45,6 +45,11 @@ impl Patience {
         Self { limit, pacer, started: None, moved_at: None, asked_at: None, suspected_at: None, turns: 0 }
     }
 
+    /// Also at most so long.
+    pub(super) fn end_within(&mut self, limit: Duration) {
+        self.limit = self.limit.min(limit);
+    }
+
     pub(super) const fn pacer(&mut self) -> &mut Pacer {
         &mut self.pacer
     }

@@ -152,6 +152,11 @@ impl Links {
         self.endpoints.get(via as usize).is_some_and(|endpoint| endpoint.is_unheard(peer))
     }
 
+    /// See [`Endpoint::relayed`].
+    pub(crate) fn relayed(&self) -> Vec<u32> {
+        self.endpoints.iter().flat_map(|endpoint| endpoint.relayed()).collect()
+    }
+
     /// See [`Endpoint::leave`].
     pub(crate) fn leave(&mut self) {
         self.endpoints.iter_mut().for_each(|endpoint| endpoint.leave());
@@ -266,5 +271,18 @@ impl Links {
         self.endpoints.get_mut(via as usize).ok_or_else(|| {
             Error::new(ErrorKind::Usage, "kolo", Some(peer), "there is no transport to this rank".to_owned())
         })
+    }
+}
+
+/// How peers are reached.
+impl super::Engine {
+    /// See [`Endpoint::rails`].
+    pub(crate) fn rails(&self, peer: u32) -> Vec<Rail> {
+        self.links.rails(peer)
+    }
+
+    /// See [`Endpoint::relayed`].
+    pub(crate) fn relayed(&self) -> Vec<u32> {
+        self.links.relayed()
     }
 }

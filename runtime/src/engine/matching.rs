@@ -145,7 +145,7 @@ impl Transfers {
         Ok(())
     }
 
-    fn look_at(&mut self, peer: u32) {
+    pub(super) fn look_at(&mut self, peer: u32) {
         let inbox = &mut self.inboxes[peer as usize];
         if !inbox.dirty && peer != self.rank {
             inbox.dirty = true;
@@ -157,7 +157,7 @@ impl Transfers {
     fn one_less_posted(&mut self, peer: u32) {
         let inbox = &mut self.inboxes[peer as usize];
         inbox.posted -= 1;
-        if !self.anyone.is_empty() || inbox.narrow || !inbox.waiting.is_empty() {
+        if !self.anyone.is_empty() || !self.probes.is_empty() || inbox.narrow || !inbox.waiting.is_empty() {
             self.look_at(peer);
         }
     }
@@ -167,6 +167,7 @@ impl Transfers {
         loop {
             if let Some(head) = self.inboxes[peer as usize].head {
                 let Some(place) = self.find(peer, head.tag) else {
+                    self.answer_probes();
                     if self.store(peer, head, links)? {
                         continue;
                     }
@@ -241,7 +242,8 @@ impl Transfers {
 
     /// Takes in a message that no receive wants, if a receive waits for a message behind it and the allowance lasts.
     fn store(&mut self, peer: u32, head: Envelope, links: &mut Links) -> Result<bool, Error> {
-        if self.inboxes[peer as usize].waiting.is_empty() && self.anyone.is_empty() {
+        let waiting = &self.inboxes[peer as usize].waiting;
+        if waiting.is_empty() && self.anyone.is_empty() && !self.is_sought(peer) {
             return Ok(false);
         }
         let Some(len) = self.allowance.take(head.len) else {
@@ -278,9 +280,10 @@ impl Transfers {
 
     /// Watches a stream if a receive from any source may find something there, or stops it.
     fn probe(&mut self, peer: u32, links: &mut Links) -> Result<(), Error> {
+        let sought = self.is_sought(peer);
         let inbox = &mut self.inboxes[peer as usize];
         let on = Channel { peer, index: TRANSFER_CHANNEL };
-        let wanted = !self.anyone.is_empty() && inbox.posted == 0;
+        let wanted = (!self.anyone.is_empty() || sought) && inbox.posted == 0;
         if wanted == inbox.probed {
             return Ok(());
         }

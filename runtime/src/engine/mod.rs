@@ -14,6 +14,7 @@ mod local;
 mod matching;
 mod memory;
 mod operation;
+mod probing;
 mod staged;
 mod staging;
 mod sync_copy;
@@ -400,11 +401,6 @@ impl Engine {
         self.links.close();
     }
 
-    /// See [`kolo_transport::Endpoint::rails`].
-    pub(crate) fn rails(&self, peer: u32) -> Vec<kolo_transport::Rail> {
-        self.links.rails(peer)
-    }
-
     /// See [`kolo_transport::Endpoint::is_hearing`].
     pub(crate) fn is_hearing(&self, peer: u32) -> bool {
         self.links.is_hearing(peer)
@@ -457,6 +453,21 @@ impl Engine {
         match id {
             Id::Operation { .. } => None,
             Id::Transfer { slot, .. } => Some(self.transfers.peer(slot)),
+        }
+    }
+
+    /// What a probe that is done has found: the source, the tag and the length.
+    pub(crate) fn found(&self, id: Id) -> Option<(u32, u64, usize)> {
+        match id {
+            Id::Operation { .. } => None,
+            Id::Transfer { slot, .. } => Some(self.transfers.found(slot)),
+        }
+    }
+
+    /// Ends a probe that is not done.
+    pub(crate) fn withdraw_probe(&mut self, id: Id) {
+        if let Id::Transfer { slot, .. } = id {
+            self.transfers.withdraw_probe(slot);
         }
     }
 

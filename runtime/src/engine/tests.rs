@@ -388,7 +388,7 @@ fn messages_come_in_the_order_in_which_they_were_sent() {
     let mut ids = vec![Vec::new(), Vec::new()];
     let post = |engine: &mut Engine, kind, peer, memory: &mut Vec<u8>| {
         let memory = Piece { ptr: memory.as_mut_ptr(), len: memory.len() };
-        let job = TransferJob { kind, peer, tag: 9 << 32, memory, gpu: None, keep: None };
+        let job = TransferJob { kind, peer, tag: 9 << 32, labels: None, memory, gpu: None, keep: None };
         // SAFETY: the vectors outlive the run.
         unsafe { engine.transfer(job) }.unwrap()
     };

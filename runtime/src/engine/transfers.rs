@@ -16,6 +16,7 @@ use super::inbox::Inbox;
 use super::links::Links;
 use super::listed::Listed;
 use super::matching::label;
+use super::probing::Labels;
 use super::token::{Kind, MOST_SLOTS, Name, TRANSFER};
 use super::unexpected::Allowance;
 use crate::call::AdapterAccess;
@@ -41,6 +42,8 @@ pub(super) struct Transfer {
     /// [`ANY_SOURCE`] until a receive from there has its message.
     pub(super) peer: u32,
     pub(super) tag: u64,
+    /// Of a probe.
+    pub(super) labels: Option<Labels>,
     /// Counts the calls.
     pub(super) order: u64,
     pub(super) kind: Kind,
@@ -65,6 +68,8 @@ pub(crate) struct TransferJob {
     pub(crate) peer: u32,
     /// The label, by which messages are matched, in the lower half; communicator and type, which must agree too, in the upper.
     pub(crate) tag: u64,
+    /// For a probe, which has no memory: the labels that it looks for.
+    pub(crate) labels: Option<Labels>,
     pub(crate) memory: Piece,
     /// The GPU that owns the memory, if it is not the host's, and how adapters access it.
     pub(crate) gpu: Option<(Arc<Gpu>, AdapterAccess)>,
@@ -84,6 +89,8 @@ pub(crate) struct Transfers {
     pub(super) inboxes: Vec<Inbox>,
     /// Receives from any source, in the order of the calls.
     pub(super) anyone: VecDeque<u16>,
+    /// Probes that have found nothing yet.
+    pub(super) probes: Vec<u16>,
     /// Ranks whose inboxes are to be looked at.
     pub(super) dirty: Vec<u32>,
     pub(super) allowance: Allowance,
@@ -108,6 +115,7 @@ impl Transfers {
             inboxes: std::iter::repeat_with(Inbox::default).take(ranks.max(rank as usize + 1)).collect(),
             gpu_messages: GpuMessages::new(ranks.max(rank as usize + 1)),
             anyone: VecDeque::new(),
+            probes: Vec::new(),
             dirty: Vec::new(),
             allowance: Allowance::new(unexpected_max),
             held_up: false,
@@ -146,6 +154,7 @@ impl Transfers {
                     forgotten: false,
                     peer: 0,
                     tag: 0,
+                    labels: None,
                     order: 0,
                     kind: job.kind,
                     piece: Listed::new(job.memory),
@@ -160,7 +169,7 @@ impl Transfers {
         (transfer.phase, transfer.forgotten) = (Phase::Posted, false);
         (transfer.peer, transfer.tag, transfer.keep) = (job.peer, job.tag, job.keep);
         transfer.piece.set(job.memory);
-        (transfer.kind, transfer.on_gpu) = (job.kind, None);
+        (transfer.kind, transfer.labels, transfer.on_gpu) = (job.kind, job.labels, None);
         self.calls += 1;
         transfer.order = self.calls;
         let generation = transfer.generation;
@@ -169,6 +178,7 @@ impl Transfers {
             self.carry(slot, gpu, copies)?;
         }
         match job.kind {
+            Kind::Recv if self.slots[slot as usize].labels.is_some() => self.start_probe(slot, links)?,
             Kind::Recv => self.start_recv(slot, links)?,
             Kind::Send if self.waits_for_turn(slot) => {}
             Kind::Send => self.start_send(slot, links)?,
@@ -183,6 +193,7 @@ impl Transfers {
         if transfer.peer == self.rank {
             self.sends_to_self.push_back(slot);
             self.match_self()?;
+            self.answer_probes();
             return self.settle(links);
         }
         let on = Channel { peer: transfer.peer, index: TRANSFER_CHANNEL };
@@ -278,6 +289,7 @@ impl Transfers {
     pub(crate) fn abort(&mut self) {
         self.sends_to_self.clear();
         self.anyone.clear();
+        self.probes.clear();
         self.dirty.clear();
         self.gpu_messages.clear();
         self.inboxes.iter_mut().for_each(Inbox::clear);

@@ -5,6 +5,7 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 
 use kolo_transport::{Error, ErrorKind};
 
@@ -84,8 +85,17 @@ impl Exchange {
     /// Whether there is something for a thread that is about to sleep, with this turn if it has one. What is for another
     /// thread's turn must not keep it awake: it would hold the core that the other thread wants.
     pub(crate) fn has_arrived(&mut self, turn: Option<u64>) -> bool {
-        let is_ours = self.queue_has_turn() || turn.is_some_and(|turn| self.compiled.has_turn(turn));
-        is_ours && self.compiled.has_arrived()
+        self.is_turn_of(turn) && self.compiled.has_arrived()
+    }
+
+    /// Whether the turn at hand is that of a started call, or this one.
+    fn is_turn_of(&self, turn: Option<u64>) -> bool {
+        self.queue_has_turn() || turn.is_some_and(|turn| self.compiled.has_turn(turn))
+    }
+
+    /// For whom to be woken from a sleep at the exchange, after [`has_arrived`](Self::has_arrived) has said no.
+    pub(crate) fn awaited(&self, turn: Option<u64>) -> NonZeroU32 {
+        if self.is_turn_of(turn) { self.compiled.awaited() } else { NonZeroU32::MAX }
     }
 
     /// Whether the turns behind the started calls will not come any more.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Version of the protocol. Raised whenever a message changes; the preamble's own layout never changes.
-pub(crate) const PROTOCOL: u32 = 4;
+pub(crate) const PROTOCOL: u32 = 5;
 
 /// Most ranks of a job. The coordinator holds one descriptor and two small tasks per rank: 4096 of them stay well under
 /// the usual descriptor limit of large systems, and an abort reaches all within some ten milliseconds.
@@ -83,6 +83,9 @@ pub(crate) const RETRY_MOST: Duration = Duration::from_millis(100);
 /// Addresses of a member's door that are kept: more than any host has of use to others.
 pub(crate) const MAX_DOOR_ADDRESSES: usize = 8;
 
+/// A door's number, key and addresses, of which the longest (IPv6 with flow and scope) takes 33 bytes.
+pub(crate) const MAX_DOOR_BYTES: usize = 32 + MAX_DOOR_ADDRESSES * 33;
+
 /// Newcomers that wait at one door: their facts, of some 300 bytes each, fit into one blob when members tell each other who waits.
 pub(crate) const MAX_LOBBY: usize = 64;
 
@@ -102,17 +105,26 @@ pub(crate) const STRANDED_SILENCES: u32 = 4;
 /// How long a goodbye waits for the coordinator's answer.
 pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How long a rank that leaves waits until members have heard that it has given up, where no coordinator tells them. They hear it
+/// within milliseconds unless they are stopped, and wait for it as long before they blame somebody.
+pub(crate) const LAST_WORDS_TIMEOUT: Duration = Duration::from_millis(300);
+
 /// How long the closing coordinator waits for the last messages to be read.
 pub(crate) const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a member may take to pass a message of the coordinator on to another: the longest of 16 MiB at 0.3 MB/s.
+pub(crate) const PASS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a rank that gave up an exchange waits for the coordinator to say who was missing.
 pub(crate) const VERDICT_TIMEOUT: Duration = Duration::from_millis(500);
 
-const _: () = assert!(4 * MAX_NAME_BYTES + MAX_SOURCE_BYTES + 256 < MAX_HELLO_FRAME);
+const _: () = assert!(4 * MAX_NAME_BYTES + MAX_SOURCE_BYTES + MAX_DOOR_BYTES + 256 < MAX_HELLO_FRAME);
 const _: () = assert!(MAX_HELLO_FRAME < MAX_FRAME_TO_COORDINATOR);
 const _: () = assert!(MAX_FRAME_TO_COORDINATOR < MAX_FRAME_FROM_COORDINATOR);
 const _: () = assert!(MAX_BLOB_BYTES <= MAX_EXCHANGE_BYTES);
-const _: () = assert!(MAX_WORLD_SIZE as usize * (2 * MAX_NAME_BYTES + 64) < MAX_FRAME_FROM_COORDINATOR);
+const _: () = assert!(
+    MAX_WORLD_SIZE as usize * (2 * MAX_NAME_BYTES + MAX_DOOR_BYTES + 64) < MAX_FRAME_FROM_COORDINATOR
+);
 const _: () = assert!(MAX_FRAME_FROM_COORDINATOR < u32::MAX as usize);
 
 /// How silence is judged.

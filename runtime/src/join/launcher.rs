@@ -2,14 +2,17 @@
 //!
 //! These launchers say which rank a process is, but seldom where rank 0 listens. If MASTER_ADDR and MASTER_PORT are set, they decide.
 //! If all ranks are on one host, they meet through a file in this user's private folder, named after the job. Slurm names the hosts, so
-//! its first host and a port derived from the job's number serve. Otherwise the error says which variables to export.
+//! its first host and a port derived from the job's number serve. Hydra (MPICH, Intel MPI) serves a key-value space (`pmi`).
+//! Otherwise the error says which variables to export.
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use super::addresses::process_start;
 use super::env::{Environment, Place, alone, numbered, runtime_folder, set, with_master};
+use super::pmi::Pmi;
 use super::{JoinSpec, Locator, nodelist};
 use crate::error::{Error, Result};
 
@@ -34,6 +37,8 @@ struct Launcher {
     /// How a variable is passed to all ranks.
     export: &'static str,
 }
+
+const HYDRA: &str = "MPICH Hydra";
 
 /// In this order: PALS and Slurm set PMI variables too, and an mpirun within a Slurm allocation has both.
 const LAUNCHERS: [Launcher; 4] = [
@@ -68,7 +73,7 @@ const LAUNCHERS: [Launcher; 4] = [
         export: "srun --export=ALL,MASTER_ADDR=host,MASTER_PORT=29500",
     },
     Launcher {
-        name: "MPICH Hydra",
+        name: HYDRA,
         rank: "PMI_RANK",
         sizes: &["PMI_SIZE"],
         local_ranks: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK"],
@@ -133,6 +138,13 @@ pub(crate) fn find(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
     }
     let local_size = first_number(environment, launcher.local_sizes)?;
     if local_size != Some(place.world_size) {
+        if launcher.name == HYDRA
+            && let Some(descriptor) = first_number(environment, &["PMI_FD"])?
+        {
+            let source = format!("{}, PMI_FD={descriptor}", place.source);
+            let board = Pmi::new(i32::try_from(descriptor).unwrap_or(i32::MAX));
+            return Ok(Some(place.at(Locator::Board(Arc::new(board)), source)));
+        }
         let there = local_size.map_or("an unknown number".into(), |n| n.to_string());
         return Err(Error::configuration(
             "MASTER_ADDR",

@@ -20,6 +20,7 @@ mod launcher;
 mod locate;
 mod multicast;
 mod nodelist;
+mod pmi;
 mod store;
 mod unique_id;
 mod url;

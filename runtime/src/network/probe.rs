@@ -121,10 +121,14 @@ pub(crate) fn probe<W: Wire>(wire: &mut W, host: u32, hosts: u32) -> Result<Vec<
         }
         if host < partner {
             let round_trip = round_trip(wire, partner)?.time;
-            let bytes_per_second = rate(wire, partner, Way::Both, round_trip, &Effort::QUICK, &mut buffers)?;
+            let rate = measure(wire, partner, Way::Both, round_trip, &Effort::QUICK, &mut buffers)?;
             end(wire, partner)?;
-            let round_trip_seconds = round_trip.as_secs_f64();
-            samples.push(Sample { hosts: (host, partner), round_trip_seconds, bytes_per_second });
+            samples.push(Sample {
+                hosts: (host, partner),
+                round_trip_seconds: round_trip.as_secs_f64(),
+                bytes_per_second: rate.best,
+                is_settled: rate.is_settled(),
+            });
         } else {
             serve(wire, partner, &mut buffers)?;
         }
@@ -200,9 +204,41 @@ pub fn rate<W: Wire>(
     effort: &Effort,
     buffers: &mut Buffers,
 ) -> Result<f64, W::Error> {
+    measure(wire, partner, way, round_trip, effort, buffers).map(|rate| rate.best)
+}
+
+/// Bytes per second of long messages.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rate {
+    best: f64,
+    second: f64,
+}
+
+impl Rate {
+    fn note(&mut self, rate: f64) {
+        (self.best, self.second) =
+            if rate > self.best { (rate, self.best) } else { (self.best, self.second.max(rate)) };
+    }
+
+    /// Whether two messages had about the same: if not, the connection's window may still have been growing, or something was in the way.
+    fn is_settled(&self) -> bool {
+        const SAME: f64 = 0.75;
+        self.second >= SAME * self.best
+    }
+}
+
+fn measure<W: Wire>(
+    wire: &mut W,
+    partner: u32,
+    way: Way,
+    round_trip: Duration,
+    effort: &Effort,
+    buffers: &mut Buffers,
+) -> Result<Rate, W::Error> {
     let most = effort.last_bytes.min(buffers.out.len());
     let first = if wire.has_rails(partner) { FIRST_BYTES_ON_RAILS } else { FIRST_BYTES };
-    let (begun, mut len, mut rate, mut long) = (wire.now(), first.min(most), 0.0_f64, 0);
+    let (begun, mut len, mut rate, mut long) = (wire.now(), first.min(most), Rate::default(), 0);
+    let mut is_over = false;
     while long < LONG_ONES {
         let sent = wire.now();
         match way {
@@ -216,12 +252,17 @@ pub fn rate<W: Wire>(
         let (took, spent) = (here - sent, here - begun);
         // Of a short message the way takes most of the time, and what is left when it is taken off means nothing.
         let way = if took > 2 * round_trip { round_trip } else { Duration::ZERO };
-        rate = rate.max(len as f64 / (took - way).as_secs_f64().max(1e-7));
+        rate.note(len as f64 / (took - way).as_secs_f64().max(1e-7));
         let is_long = took > (effort.long_in_round_trips * round_trip).min(effort.long.max(3 * round_trip));
         if took > effort.longest.max(4 * round_trip)
             || spent > (PATIENCE_IN_ROUND_TRIPS * round_trip).max(effort.total)
         {
-            break;
+            // One more tells a slow link from a message that was held up.
+            if is_over || rate.is_settled() {
+                break;
+            }
+            is_over = true;
+            continue;
         }
         long += u32::from(is_long || len == most);
         if !is_long && len < most {
@@ -361,6 +402,7 @@ mod tests {
                     let round_trip = 2.0 * latency.as_secs_f64();
                     assert!((sample.round_trip_seconds / round_trip - 1.0).abs() < 0.1, "{sample:?}");
                     assert!((sample.bytes_per_second / rate - 1.0).abs() < 0.1, "{sample:?} {rate}");
+                    assert!(sample.is_settled, "{sample:?}");
                 }
             }
         }

@@ -18,6 +18,8 @@ pub(crate) struct Sample {
     pub(crate) round_trip_seconds: f64,
     /// Of long messages both ways at once, on one connection: in each direction.
     pub(crate) bytes_per_second: f64,
+    /// Whether more than one message had that rate; if not, the link may be faster.
+    pub(crate) is_settled: bool,
 }
 
 impl Sample {
@@ -110,19 +112,24 @@ impl Table {
         }
         round_trips.sort_by(f64::total_cmp);
         let round_trip = *round_trips.get(round_trips.len() / 2)?;
-        // A link is as fast as the slower of its ends, so a host is as fast as the fastest of its links.
+        // A link is as fast as the slower of its ends, so a host is as fast as the fastest of its links. One of which no more is known
+        // than what it has at least is taken to be as fast as the others: it must not be blamed for a message that was held up.
+        let fastest = |best: f64, sample: &Sample| best.max(sample.bytes_per_second);
+        let fastest_of_all = self.samples.iter().filter(is_inside).fold(0.0, fastest);
         let rate = |host: u32| {
-            let own = self.samples.iter().filter(|sample| sample.touches(host));
-            own.map(|sample| sample.bytes_per_second).reduce(f64::max).map(|rate| (host, rate))
+            let own = || self.samples.iter().filter(|sample| sample.touches(host));
+            own().next()?;
+            let is_known = own().any(|sample| sample.is_settled);
+            Some((host, own().fold(if is_known { 0.0 } else { fastest_of_all }, fastest)))
         };
         let rates = (0..self.hosts).filter(|host| is_used[*host as usize]).filter_map(rate);
         let rates: Vec<(u32, f64)> = rates.collect();
         let slowest = rates.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1))?;
         let most = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
         // In the order in which these ranks meet them, as their communicator numbers them.
-        let mut order: Vec<u32> = Vec::new();
+        let (mut order, mut is_new) = (Vec::new(), is_used.clone());
         for host in ranks.iter().map(|rank| self.host_of[*rank as usize]) {
-            if std::mem::take(&mut is_used[host as usize]) {
+            if std::mem::take(&mut is_new[host as usize]) {
                 order.push(host);
             }
         }
@@ -222,7 +229,7 @@ mod tests {
     use super::*;
 
     fn sample(one: u32, other: u32, round_trip_seconds: f64, bytes_per_second: f64) -> Sample {
-        Sample { hosts: (one, other), round_trip_seconds, bytes_per_second }
+        Sample { hosts: (one, other), round_trip_seconds, bytes_per_second, is_settled: true }
     }
 
     fn table(samples: Vec<Sample>) -> Result<Table, String> {
@@ -250,6 +257,20 @@ mod tests {
         // In the order of the communicator's ranks.
         assert_eq!(table.between(&[4, 0, 3]).unwrap().speeds(), Some(vec![16, 128, 128]));
         assert_eq!(some.speeds(), None);
+    }
+
+    #[test]
+    fn a_host_is_not_blamed_for_one_message_that_was_held_up() {
+        let held_up = Sample { is_settled: false, ..sample(0, 2, 64e-6, 16e6) };
+        let samples = vec![sample(0, 1, 64e-6, 128e6), held_up];
+        let all = table(samples).unwrap().between(&[0, 1, 2, 3, 4]).unwrap();
+        assert_eq!(all.speeds(), None, "{all:?}");
+        assert!((all.apply(Model::TCP).nic_bytes_per_second / 128e6 - 1.0).abs() < 0.1);
+        // Where nothing is known better, the best there is counts.
+        let table = table(vec![held_up]).unwrap();
+        assert!(
+            (table.between(&[0, 4]).unwrap().apply(Model::TCP).nic_bytes_per_second / 16e6 - 1.0).abs() < 0.1
+        );
     }
 
     #[test]

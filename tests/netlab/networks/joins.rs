@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use kolo_netlab::Lab;
 use kolo_netlab::fabric::{Rule, What};
 use kolo_netlab::network::{Family, Network};
+use kolo_netlab::ranks::MASTER_PORT;
 
 use crate::Test;
 use crate::job::{End, Rank, ends, perf, run, succeed};
@@ -21,6 +22,7 @@ pub(crate) const TESTS: &[Test] = tests![
     Long either_end_may_dial,
     Long ranks_meet_where_full_packets_vanish,
     Long listens_within_a_range_of_ports,
+    Long a_relay_is_said_in_the_summary,
     Long ranks_that_cannot_meet_are_named_with_their_addresses,
 ];
 
@@ -139,16 +141,31 @@ fn either_end_may_dial() {
     }
 }
 
+/// Nobody can dial host 1, and rank 0 only where ranks join.
+fn a_relay_is_said_in_the_summary() {
+    let lab = Lab::new(&network(2)).expect("a network");
+    lab.block_dialling(0, 1);
+    let what = What::SynOutside(MASTER_PORT, MASTER_PORT);
+    lab.block(Rule { from: None, to: Some(0), what, count: None });
+    let Some(ends) = meeting(&lab, &[]) else { return };
+    succeed(&ends, "rank 0's port for joining, and no other");
+    let says = "relayed by rank 0 to 1 rank(s), since neither end can dial the other";
+    assert!(ends[0].said.contains(says), "{}", ends[0].said);
+    // The patience before a relay is asked, once: later channels go there at once.
+    assert!(ends[0].at < Duration::from_secs(8), "{:?}", ends[0].at);
+}
+
 fn ranks_that_cannot_meet_are_named_with_their_addresses() {
     let lab = Lab::new(&network(3)).expect("a network");
     for (from, to) in [(1, 2), (2, 1)] {
         lab.block(Rule { from: Some(from), to: Some(to), what: What::Everything, count: None });
     }
-    let Some(ends) = meeting(&lab, &[("KOLO_TIMEOUT", "10")]) else { return };
+    let Some(ends) = meeting(&lab, &[("KOLO_TIMEOUT", "10"), ("KOLO_RELAY", "off")]) else { return };
     let address = lab.host(2).address().to_string();
     for (end, rank) in ends.iter().zip(0..) {
         let names = ["rank 1", "rank 2", address.as_str()];
-        assert!(!end.is_ok && names.iter().all(|name| end.said.contains(name)), "rank {rank}: {}", end.said);
+        let is_told = !end.is_ok && names.iter().all(|name| end.said.contains(name));
+        assert!(is_told, "rank {rank}: {}", ends.iter().map(|end| end.said.as_str()).collect::<String>());
         assert!(end.at < Duration::from_secs(30), "rank {rank} took {:?}", end.at);
     }
 }
@@ -179,8 +196,9 @@ fn listens_within_a_range_of_ports() {
     // Rank 0 can listen for the others, and nobody on its host for messages.
     for end in with("40000-40000") {
         let says = "no port from 40000 to 40000 is free";
+        let needed = "2 ranks of a host need 5 ports for one communicator, and the range has 1";
         assert!(
-            !end.is_ok && end.said.contains(says) && end.said.contains("KOLO_PORT_RANGE"),
+            !end.is_ok && [says, needed, "KOLO_PORT_RANGE"].iter().all(|text| end.said.contains(text)),
             "{}",
             end.said
         );

@@ -12,6 +12,7 @@ use crate::placed::Placed;
 pub(crate) const TESTS: &[Test] = tests![
     Moment far_pairs_take_bbr_and_near_ones_keep_the_systems,
     Moment hosts_of_one_kernel_are_hosts,
+    Moment a_connection_that_loses_packets_takes_bbr,
 ];
 
 /// Whether the kernel offers it; says so if not.
@@ -24,16 +25,16 @@ pub(crate) fn has_bbr() -> bool {
     has
 }
 
-/// The congestion control at both ends of a connection, after a message.
-fn controls(network: &Network) -> [String; 2] {
+/// The congestion control at both ends of a connection, after a message of so many bytes from the first.
+fn controls(network: &Network, bytes: usize) -> [String; 2] {
     let lab = Lab::new(network).expect("a network");
     let mut ends = [0, 1].map(|rank| Placed::new(lab.host(rank), rank as u32, 2, TcpOptions::default()));
     let addresses = [0, 1].map(|rank: usize| ends[rank].address().to_vec());
     ends[0].introduce(1, &addresses[1]).expect("a good address");
     ends[1].introduce(0, &addresses[0]).expect("a good address");
-    let (mut source, mut target) = ([7_u8], [0_u8]);
-    let from = [Piece { ptr: source.as_mut_ptr(), len: 1 }];
-    let to = [Piece { ptr: target.as_mut_ptr(), len: 1 }];
+    let (mut source, mut target) = (vec![7_u8; bytes], vec![0_u8; bytes]);
+    let from = [Piece { ptr: source.as_mut_ptr(), len: bytes }];
+    let to = [Piece { ptr: target.as_mut_ptr(), len: bytes }];
     let on = [Channel { peer: 1, index: 0 }, Channel { peer: 0, index: 0 }];
     // SAFETY: bytes and pieces outlive the tokens, which complete below.
     let posted = unsafe {
@@ -56,6 +57,7 @@ fn controls(network: &Network) -> [String; 2] {
         assert!(Instant::now() < until, "no message came through");
         std::thread::yield_now();
     }
+    assert_eq!(source, target);
     [0, 1].map(|at: usize| ends[at].congestion(on[at]).expect("connected"))
 }
 
@@ -65,7 +67,7 @@ fn far_pairs_take_bbr_and_near_ones_keep_the_systems() {
     }
     for (delay, wanted) in [(Duration::from_millis(10), "bbr"), (Duration::from_micros(100), "reno")] {
         let network = Network::hosts(2).rate(1_000_000_000).delay(delay).congestion("reno");
-        assert_eq!(controls(&network), [wanted; 2], "{delay:?}");
+        assert_eq!(controls(&network, 1), [wanted; 2], "{delay:?}");
     }
 }
 
@@ -74,6 +76,16 @@ fn hosts_of_one_kernel_are_hosts() {
     if has_bbr() {
         let network =
             Network::hosts(2).rate(1_000_000_000).delay(Duration::from_micros(100)).congestion("bbr");
-        assert_eq!(controls(&network), ["bbr"; 2]);
+        assert_eq!(controls(&network, 1), ["bbr"; 2]);
     }
+}
+
+/// Reno takes each loss for a full queue. The end that sends nothing loses nothing.
+fn a_connection_that_loses_packets_takes_bbr() {
+    if !has_bbr() {
+        return;
+    }
+    let near = || Network::hosts(2).rate(1_000_000_000).delay(Duration::from_micros(100)).congestion("reno");
+    assert_eq!(controls(&near(), 16 << 20), ["reno"; 2], "nothing was lost");
+    assert_eq!(controls(&near().loss(0.01), 16 << 20), ["bbr, since packets are lost", "reno"]);
 }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use kolo_netlab::Lab;
+use kolo_netlab::fabric::{Rule, What};
 use kolo_netlab::network::Network;
+use kolo_netlab::ranks::MASTER_PORT;
 
 use crate::Test;
 use crate::job::{perf, run, succeed};
@@ -11,35 +13,44 @@ use crate::job::{perf, run, succeed};
 pub(crate) const TESTS: &[Test] = tests![
     Long all_collectives_on_a_slow_network,
     Long all_collectives_on_a_lossy_network,
+    Long all_collectives_between_hosts_that_nobody_can_dial,
     Long a_slow_host_gets_a_smaller_share,
 ];
 
 const LONG: Duration = Duration::from_secs(100);
 
+const COLLECTIVES: [&str; 11] = [
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "alltoall",
+    "alltoallv",
+    "sendrecv",
+    "barrier",
+];
+
 fn all_collectives(network: &Network, largest: &str) {
     let lab = Lab::new(network).expect("a network");
-    for name in [
-        "all_reduce",
-        "all_gather",
-        "reduce_scatter",
-        "broadcast",
-        "reduce",
-        "gather",
-        "scatter",
-        "alltoall",
-        "alltoallv",
-        "sendrecv",
-        "barrier",
-    ] {
-        let words = format!("{name} -b 8 -e {largest} -f 128 -n 2 -w 1 -c 1 -d int32 -r 4");
-        let Some(commands) = perf(&lab, 2, &words, &[]) else { return };
-        let ends = run(commands, LONG);
-        succeed(&ends, name);
-        println!("{name}: {:.1} s", ends[0].at.as_secs_f64());
-        let verdict = if name == "barrier" { "Avg bus bandwidth" } else { "Out of bounds values : 0 OK" };
-        assert!(ends[0].said.contains(verdict), "{name}: {}", ends[0].said);
+    for name in COLLECTIVES {
+        verified(&lab, 2, name, largest, &[]);
     }
     println!("{:?}", lab.counts());
+}
+
+/// Runs a collective with results that are checked.
+fn verified(lab: &Lab, per_host: usize, name: &str, largest: &str, settings: &[(&str, &str)]) {
+    let root = lab.hosts().len() * per_host - 2;
+    let words = format!("{name} -b 8 -e {largest} -f 128 -n 2 -w 1 -c 1 -d int32 -r {root}");
+    let Some(commands) = perf(lab, per_host, &words, settings) else { return };
+    let ends = run(commands, LONG);
+    succeed(&ends, name);
+    println!("{name}: {:.1} s", ends[0].at.as_secs_f64());
+    let verdict = if name == "barrier" { "Avg bus bandwidth" } else { "Out of bounds values : 0 OK" };
+    assert!(ends[0].said.contains(verdict), "{name}: {}", ends[0].said);
 }
 
 fn all_collectives_on_a_slow_network() {
@@ -50,6 +61,22 @@ fn all_collectives_on_a_slow_network() {
 fn all_collectives_on_a_lossy_network() {
     let network = Network::hosts(3).rate(500_000_000).delay(Duration::from_micros(100)).burst(0.005, 3.0);
     all_collectives(&network.reorder(0.01, Duration::from_micros(500)).queue(64 << 10), "2M");
+}
+
+/// Two hosts behind NATs and a public one, by which the two reach each other.
+fn all_collectives_between_hosts_that_nobody_can_dial() {
+    let lab = Lab::new(&Network::hosts(3).rate(1_000_000_000).delay(Duration::from_micros(200)))
+        .expect("a network");
+    for host in 1..3 {
+        lab.block(Rule { from: None, to: Some(host), what: What::Syn, count: None });
+    }
+    // All at once: each waits for some seconds before it asks for the relay.
+    std::thread::scope(|scope| {
+        for (name, port) in COLLECTIVES.into_iter().zip(MASTER_PORT..) {
+            let (lab, port) = (&lab, port.to_string());
+            scope.spawn(move || verified(lab, 1, name, "64K", &[("MASTER_PORT", &port)]));
+        }
+    });
 }
 
 /// One host at a tenth: the plan with shares is chosen, its sums are right, and it is not slower than the ring.

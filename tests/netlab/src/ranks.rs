@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::lab::Lab;
 
-/// Any port is free in a namespace of one's own; torch's.
-const PORT: u16 = 29500;
+/// Where rank 0 listens for the others. Any port is free in a namespace of one's own; this is torch's.
+pub const MASTER_PORT: u16 = 29500;
 
 /// A command for each rank, in the order of ranks: those of host 0 first. The ranks find each other by the variables of
 /// torchrun, at the first address of host 0.
@@ -25,7 +25,7 @@ pub fn commands(lab: &Lab, per_host: usize, words: &[OsString]) -> Vec<Command> 
             .env("LOCAL_RANK", (rank % per_host).to_string())
             .env("LOCAL_WORLD_SIZE", per_host.to_string())
             .env("MASTER_ADDR", lab.host(0).address().to_string())
-            .env("MASTER_PORT", PORT.to_string());
+            .env("MASTER_PORT", MASTER_PORT.to_string());
         command
     };
     (0..world).map(command).collect()

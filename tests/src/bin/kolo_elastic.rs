@@ -2,7 +2,8 @@
 //! that begin with "@", with the time of the machine's clock in nanoseconds where it matters.
 //!
 //! Every rank adds the bit of the rank that it was at first, so the sum tells who is in. A first argument says how many
-//! elements; then follow ranks that kill themselves so many microseconds after their first call has failed: "2:500".
+//! elements; then follow ranks that kill themselves so many microseconds after their first call has failed: "2:500"; or that stop
+//! themselves, once: "2~500".
 
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,9 +17,9 @@ fn report(line: &str) {
     let _ = out.flush();
 }
 
-/// Whether this rank is one that kills itself, and after what.
-fn dies_after(arguments: &[String], rank: u32) -> Option<std::time::Duration> {
-    let mut of_ranks = arguments.iter().filter_map(|argument| argument.split_once(':'));
+/// Whether this rank is one that does something to itself, and after what.
+fn harms_itself_after(how: char, arguments: &[String], rank: u32) -> Option<std::time::Duration> {
+    let mut of_ranks = arguments.iter().filter_map(|argument| argument.split_once(how));
     let (_, delay) = of_ranks.find(|(of, _)| of.parse() == Ok(rank))?;
     delay.parse().ok().map(std::time::Duration::from_micros)
 }
@@ -63,8 +64,12 @@ fn main() {
             }
             Err(error) => {
                 report(&format!("@failed {} {error}", system::machine_time().as_nanos()));
-                if let Some(delay) = dies_after(&arguments, first) {
+                if let Some(delay) = harms_itself_after(':', &arguments, first) {
                     std::thread::spawn(move || system::end_by_kill(delay));
+                }
+                if let Some(delay) = harms_itself_after('~', &arguments, first).filter(|_| comm.epoch() == 0)
+                {
+                    std::thread::spawn(move || system::stop(delay));
                 }
                 comm.revoke();
                 match comm.shrink() {

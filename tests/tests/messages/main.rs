@@ -5,6 +5,7 @@ mod any_source;
 mod failing;
 mod forms;
 mod order;
+mod probing;
 mod random;
 mod unexpected;
 

@@ -4,23 +4,26 @@
 //! The agent's standard input has one line of JSON, an [`Assignment`], and then nothing: its end is the order to end the ranks.
 //! Nothing of a job is thus in a command line, where it would have to be quoted and everybody could read it. An agent that
 //! is killed, or whose network breaks, ends that input too, so no rank outlives its launcher for longer than the network takes to
-//! notice.
+//! notice. With `--elastic` the order to end is a word, and an end without it lets the ranks go on: their launcher's host may be gone, which is
+//! no reason to end.
 
 use std::ffi::OsString;
 use std::io::BufRead;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
 
 use super::bind::{self, Bind};
+use super::guardian::Lifeline;
 use super::hosts::Host;
-use super::job::{Input, Job, Prefix, Rank};
-use super::{Meeting, Position, RunArgs};
+use super::job::{Input, Job, Orders, Prefix, Rank};
+use super::{Bounds, Meeting, Newcomers, Position, RunArgs, bounds, private_directory};
 use crate::error::{CliError, Result};
 
 /// Format of the assignment; both ends must be of it.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// What a pipe takes without a reader, by POSIX's least and Linux's usual size; an assignment must fit.
 const MAX_ASSIGNMENT_BYTES: usize = 60 << 10;
@@ -46,6 +49,18 @@ struct Assignment {
     grace_seconds: u64,
     bind: Bind,
     environment: Vec<(String, String)>,
+    elastic: Option<Elastic>,
+}
+
+/// What a host is told of a job whose members come and go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Elastic {
+    bounds: Bounds,
+    restarts: u32,
+    /// Processes of this host that join from the beginning, and the number of the first.
+    newcomers: u32,
+    first: u32,
+    in_its_slot: bool,
 }
 
 /// The job of the launcher: an agent per host.
@@ -81,6 +96,20 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
         }
     };
     let environment = environment(args)?;
+    let bounds = bounds(args, of)?;
+    let elastic = |node: u32| {
+        bounds.map(|bounds| {
+            let newcomers = bounds.most.map_or(0, |most| most - of + args.spares);
+            Elastic {
+                bounds,
+                restarts: args.restarts,
+                // All on the first host: nobody here knows where there is room.
+                newcomers: if node == 0 { newcomers } else { 0 },
+                first: of,
+                in_its_slot: newcomers == 0,
+            }
+        })
+    };
     let ranks = hosts.iter().zip(0..).map(|(host, node)| {
         let assignment = Assignment {
             kolo: FORMAT,
@@ -94,8 +123,10 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
             grace_seconds: args.grace,
             bind: args.bind,
             environment: environment.clone(),
+            elastic: elastic(node),
         };
         Ok(Rank {
+            stands_for: u32::try_from(host.ranks.len()).unwrap_or(u32::MAX),
             arguments: arguments(&words, &host.name, &there),
             name: Some(format!("host {}", host.name)),
             input: Input::Lifeline(line(&assignment)?),
@@ -111,8 +142,8 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
         prefix: Prefix::Lines,
         grace: Duration::from_secs(args.grace) + AGENT_GRACE,
         quiet_exit_code: None,
-        ends_with_input: false,
-        least: None,
+        orders: Orders::None,
+        least: bounds.map(|bounds| bounds.least),
         again: None,
     })
 }
@@ -187,8 +218,11 @@ fn line(assignment: &Assignment) -> Result<Vec<u8>> {
     Ok(line)
 }
 
-/// The job of a host, as its agent's standard input says.
-pub(super) fn assigned(mut input: impl BufRead) -> Result<Job> {
+/// The job of a host, as its agent's standard input says; and the folder of its invitation, if there is one.
+pub(super) fn assigned(
+    mut input: impl BufRead,
+    lifeline: Option<&Lifeline>,
+) -> Result<(Job, Option<TempDir>)> {
     let bad = |problem: String| {
         CliError::usage(
             problem,
@@ -223,7 +257,7 @@ pub(super) fn assigned(mut input: impl BufRead) -> Result<Job> {
         environment.extend(told.environment.iter().map(|(name, value)| (name.clone(), value.into())));
         Rank { cpus, input: Input::None, ..Rank::new(*rank, environment) }
     });
-    Ok(Job {
+    let mut job = Job {
         program: program.into(),
         arg0: None,
         arguments: arguments.iter().map(OsString::from).collect(),
@@ -231,10 +265,33 @@ pub(super) fn assigned(mut input: impl BufRead) -> Result<Job> {
         prefix: if told.prefix { Prefix::Rank } else { Prefix::None },
         grace: Duration::from_secs(told.grace_seconds),
         quiet_exit_code: None,
-        ends_with_input: true,
+        orders: Orders::EndsWithInput,
         least: None,
         again: None,
-    })
+    };
+    let Some(elastic) = told.elastic else { return Ok((job, None)) };
+    let directory = private_directory(lifeline)?;
+    make_elastic(&mut job, &elastic, &told.environment, directory.path());
+    // Removed when the job has ended.
+    Ok((job, Some(directory)))
+}
+
+/// The ranks of a host go on without each other and without the launcher, and those that die are started again on it.
+fn make_elastic(job: &mut Job, elastic: &Elastic, environment: &[(String, String)], directory: &Path) {
+    // How few go on in all, the ranks themselves know (KOLO_ELASTIC).
+    (job.least, job.orders) = (Some(0), Orders::EndsWhenTold);
+    if job.prefix == Prefix::None {
+        // Through this process, since nobody may read them some day.
+        job.prefix = Prefix::Lines;
+    }
+    let newcomers = Newcomers {
+        bounds: elastic.bounds,
+        numbers: elastic.first..elastic.first + elastic.newcomers,
+        environment: environment.iter().map(|(name, value)| (name.clone(), value.into())).collect(),
+        restarts: elastic.restarts,
+        in_its_slot: elastic.in_its_slot,
+    };
+    newcomers.join(job, directory);
 }
 
 fn host_name() -> String {
@@ -282,7 +339,7 @@ mod tests {
                 "no assignment",
             ),
         ] {
-            let error = assigned(text.as_bytes()).unwrap_err();
+            let error = assigned(text.as_bytes(), None).unwrap_err();
             assert!(error.message.contains(problem), "{text}: {error}");
         }
     }

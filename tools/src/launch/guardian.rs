@@ -30,7 +30,7 @@ use rustix::process::{
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
-use super::job::{self, Job};
+use super::job::{self, Job, Orders};
 use super::output::Outputs;
 use super::processes;
 use crate::error::{CliError, Result};
@@ -86,7 +86,11 @@ pub(super) fn guarded(work: impl FnOnce(&Lifeline) -> Result<u8>) -> Result<Exit
 impl Lifeline {
     /// Runs a job, and ends what its ranks have left.
     pub(super) fn run(&self, job: &Job) -> Result<u8> {
-        let outcome = job::run(job, &Outputs::own(), Some(self));
+        let outputs = match job.orders {
+            Orders::EndsWhenTold => Outputs::outliving(),
+            _ => Outputs::own(),
+        };
+        let outcome = job::run(job, &outputs, Some(self));
         // Only what has left its process group can still be there.
         end_descendants(job.grace, || self.is_cut());
         outcome

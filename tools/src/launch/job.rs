@@ -15,7 +15,7 @@
 //!    must live as long as the job; it is the one that supervises. What else dies then, [`super::guardian`] says.
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ExitStatus};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use rustix::thread::CpuSet;
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
 
@@ -49,13 +49,24 @@ pub(crate) struct Rank {
     pub cpus: Option<CpuSet>,
     /// What it is called in messages, if it is no rank: an agent.
     pub name: Option<String>,
+    /// How many ranks of the job it stands for: an agent, for those of its host.
+    pub stands_for: u32,
 }
 
 impl Rank {
     /// A rank with nothing special.
     pub(super) fn new(rank: u32, environment: Vec<(String, OsString)>) -> Self {
         let (stdout, input) = (Stdout::Pass, Input::OfFirst);
-        Self { rank, environment, stdout, input, arguments: Vec::new(), cpus: None, name: None }
+        Self {
+            rank,
+            environment,
+            stdout,
+            input,
+            arguments: Vec::new(),
+            cpus: None,
+            name: None,
+            stands_for: 1,
+        }
     }
 
     fn label(&self) -> String {
@@ -111,13 +122,31 @@ pub(crate) struct Job {
     pub grace: Duration,
     /// An exit code that is a result rather than a failure: it is passed on, and nobody is told.
     pub quiet_exit_code: Option<i32>,
-    /// Whether the end of our standard input asks the job to end, as a signal would.
-    pub ends_with_input: bool,
-    /// As long as so many ranks live or have ended well, the end of another does not end the job.
+    /// What our standard input says.
+    pub orders: Orders,
+    /// As long as so many ranks live or have ended well, the end of another does not end the job; nor that of the last one, if that is
+    /// started again and the number is 0.
     pub least: Option<u32>,
     /// How a rank that has died is started again; if at all.
     pub again: Option<Again>,
 }
+
+/// What the standard input of the one that starts ranks is to them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Orders {
+    /// Rank 0's own.
+    None,
+    /// Its end asks the job to end, as a signal would.
+    EndsWithInput,
+    /// [`END`] in it does. Its end alone says that the launcher is gone, and the ranks go on.
+    EndsWhenTold,
+}
+
+/// The order to end, on an agent's lifeline.
+const END: &[u8] = b"end\n";
+
+/// How long agents may take to pass it on, when a launcher has to end in a hurry.
+const ORDER_MOST: Duration = Duration::from_secs(1);
 
 /// Starting ranks again.
 #[derive(Clone, Debug)]
@@ -133,6 +162,9 @@ pub(crate) struct Again {
 /// How often a look is taken at what an ended rank has left behind, whose end need not be an event.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
+/// Said to a log, since nobody reads the outputs any more.
+const ON_ITS_OWN: &str = "kolo: the launcher of this job is gone, or its host, or the network to it; the ranks of this host go on to their end";
+
 /// How long the verdict on a rank that failed waits for another that is on its way out, which takes milliseconds unless the
 /// kernel cannot end it.
 const ENDING_MOST: Duration = Duration::from_secs(2);
@@ -142,6 +174,8 @@ enum Event {
     Signal(i32),
     /// The launcher is gone, killed by somebody.
     LauncherGone,
+    /// So is the one on the host that has started this agent, or the network between.
+    OnItsOwn,
 }
 
 struct Member {
@@ -177,12 +211,13 @@ pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> 
     let mut signals = Signals::new([SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])
         .map_err(|error| CliError::system("signals cannot be caught", &error))?;
     let handle = signals.handle();
-    if job.ends_with_input {
-        let sender = sender.clone();
+    if job.orders != Orders::None {
+        let (sender, orders) = (sender.clone(), job.orders);
         std::thread::spawn(move || {
-            // Nothing more is said there; what is, is read over.
-            let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-            let _ = sender.send(Event::Signal(SIGTERM));
+            let mut said = Vec::new();
+            let _ = io::stdin().lock().read_to_end(&mut said);
+            let is_over = orders == Orders::EndsWithInput || said.ends_with(END);
+            let _ = sender.send(if is_over { Event::Signal(SIGTERM) } else { Event::OnItsOwn });
         });
     }
     let forwarder = std::thread::spawn(move || forward_signals(&mut signals, &sender));
@@ -273,16 +308,16 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    /// Starts a rank that has died again, as a newcomer. Says what has come of it.
-    fn start_again(&mut self, index: usize) -> String {
+    /// Starts a rank that has died again, as a newcomer. Whether it runs, and what has come of it.
+    fn start_again(&mut self, index: usize) -> (bool, String) {
         let (at, times) = (self.members[index].at, self.members[index].times + 1);
-        let Some(again) = &self.job.again else { return String::new() };
+        let Some(again) = &self.job.again else { return (false, String::new()) };
         let ended_well = |member: &Member| member.status.is_some_and(|status| status.success());
         if self.limit.is_some() || self.members.iter().any(ended_well) {
-            return "; it is not started again, since the job ends".to_owned();
+            return (false, "; it is not started again, since the job ends".to_owned());
         }
         if times > again.times {
-            return format!("; it is not started again, since it was {} times", again.times);
+            return (false, format!("; it is not started again, since it was {} times", again.times));
         }
         let mut rank = self.job.ranks[at].clone();
         rank.environment.extend(again.environment.iter().cloned());
@@ -290,8 +325,10 @@ impl Supervisor<'_> {
             rank.environment.push(("KOLO_SLOT".to_owned(), rank.rank.to_string().into()));
         }
         match self.start_one(at, &rank, times) {
-            Ok(()) => format!("; it is started again as a newcomer ({times} of {} times)", again.times),
-            Err(error) => format!("; it could not be started again: {error}"),
+            Ok(()) => {
+                (true, format!("; it is started again as a newcomer ({times} of {} times)", again.times))
+            }
+            Err(error) => (false, format!("; it could not be started again: {error}")),
         }
     }
 
@@ -306,6 +343,7 @@ impl Supervisor<'_> {
                 Ok(Event::Signal(SIGCHLD)) => {}
                 Ok(Event::Signal(signal)) => self.pass_on(signal),
                 Ok(Event::LauncherGone) => self.kill(),
+                Ok(Event::OnItsOwn) => self.outputs.say(ON_ITS_OWN),
                 Err(RecvTimeoutError::Timeout) => {
                     if self.limit.is_some_and(|limit| limit <= Instant::now()) {
                         self.kill();
@@ -403,13 +441,17 @@ impl Supervisor<'_> {
             return;
         }
         let well = |member: &&Member| member.status.is_none_or(|status| status.success());
-        let left = self.members.iter().filter(well).count();
-        if self.job.least.is_some_and(|least| left >= least as usize) {
-            let again = self.start_again(index);
-            let text =
-                format!("kolo: {name} (pid {pid}) {}; the other {left} go on{again}", describe(status));
-            self.outputs.say(&text);
-            return;
+        let left: u32 =
+            self.members.iter().filter(well).map(|member| self.job.ranks[member.at].stands_for).sum();
+        let mut again = String::new();
+        if self.job.least.is_some_and(|least| left >= least) {
+            let runs;
+            (runs, again) = self.start_again(index);
+            if runs || left > 0 {
+                let others = if left > 0 { format!("; the other {left} go on") } else { String::new() };
+                self.outputs.say(&format!("kolo: {name} (pid {pid}) {}{others}{again}", describe(status)));
+                return;
+            }
         }
         self.outcome = Some(exit_code(status));
         if status.code().is_some() && status.code() == self.job.quiet_exit_code {
@@ -421,7 +463,7 @@ impl Supervisor<'_> {
             1 => format!("; ending the other {kind}"),
             _ => format!("; ending the other {others} {kind}s"),
         };
-        self.outputs.say(&format!("kolo: {name} (pid {pid}) {}{consequence}", describe(status)));
+        self.outputs.say(&format!("kolo: {name} (pid {pid}) {}{again}{consequence}", describe(status)));
         self.end(Signal::TERM);
     }
 
@@ -448,9 +490,21 @@ impl Supervisor<'_> {
     }
 
     fn kill(&mut self) {
+        if self.order_end() && self.job.least.is_some() {
+            // An agent that is killed before it has heard that would go on. What they say of their ends is no news.
+            self.outcome.get_or_insert((128 + SIGKILL) as u8);
+            self.limit = Some(Instant::now() + ORDER_MOST);
+            return;
+        }
         self.limit = None;
         self.killed = true;
         self.signal_all(Signal::KILL);
+    }
+
+    /// Asks all agents to end that were not asked before. Whether there were any.
+    fn order_end(&mut self) -> bool {
+        let asked = self.members.iter_mut().filter_map(|member| member.order_end().then_some(()));
+        asked.count() > 0
     }
 
     fn signal_all(&mut self, signal: Signal) {
@@ -458,13 +512,22 @@ impl Supervisor<'_> {
             if member.is_agent && signal != Signal::KILL {
                 // Agents do not pass on signals; and one that a signal ended could not tell how its ranks ended.
                 if !matches!(signal, Signal::USR1 | Signal::USR2) {
-                    member.lifeline = None;
+                    member.order_end();
                 }
                 continue;
             }
             // All of it may have ended meanwhile; then there is nobody to tell.
             let _ = kill_process_group(Pid::from_child(&member.child), signal);
         }
+    }
+}
+
+impl Member {
+    /// Asks an agent to end. False if it is none, or was asked.
+    fn order_end(&mut self) -> bool {
+        let Some(mut lifeline) = self.lifeline.take() else { return false };
+        let _ = lifeline.write_all(END);
+        true
     }
 }
 

@@ -3,18 +3,20 @@
 use std::ffi::OsString;
 use std::fs::Permissions;
 use std::net::TcpListener;
+use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use crate::error::{CliError, Result};
 use bind::Bind;
 use guardian::Lifeline;
-use job::{Job, Prefix, Rank, Stdout};
+use job::{Job, Orders, Prefix, Rank, Stdout};
 
 mod agent;
 mod bind;
@@ -39,6 +41,7 @@ Examples:
   kolo run -n 8 --elastic 4 -- python train.py      goes on while 4 ranks live; the program shrinks its communicator
   kolo run -n 8 --elastic 4:8 -- python train.py    and starts those that die again; the program takes them in
   kolo run --hosts a:4,b:4 -- python train.py       by ssh, in the same folder on each host
+  kolo run --hosts a:4,b:4 --elastic 4:8 -- ./train the same; the ranks of a host go on if another is lost, the launcher's too
   kolo run --hostfile hosts -x PATH --bind core -- ./train
   kolo run -n 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500 -- ./train
   kolo run -n 8 --nodes 2 --node-rank 1 --rendezvous 10.0.0.1:29500 -- ./train
@@ -92,7 +95,7 @@ pub(crate) struct RunArgs {
     prefix: bool,
     /// Go on as long as MIN ranks live, for programs that shrink: the end of another rank is told, and ends nothing. With MAX, for
     /// programs that take newcomers in, ranks that die are started again, and as many join as there may be
-    #[arg(long, value_name = "MIN[:MAX]", conflicts_with_all = ["hosts", "hostfile", "nodes", "from_stdin"])]
+    #[arg(long, value_name = "MIN[:MAX]", conflicts_with_all = ["nodes", "from_stdin"])]
     elastic: Option<String>,
     /// Processes more that wait to take the place of a rank that dies
     #[arg(long, value_name = "N", default_value = "0", requires = "elastic")]
@@ -116,7 +119,10 @@ pub(crate) struct RunArgs {
 /// Runs `kolo run`.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     if args.from_stdin {
-        return guardian::guarded(|lifeline| lifeline.run(&agent::assigned(std::io::stdin().lock())?));
+        return guardian::guarded(|lifeline| {
+            let (job, _directory) = agent::assigned(std::io::stdin().lock(), Some(lifeline))?;
+            lifeline.run(&job)
+        });
     }
     if let Some(hosts) = hosts(args)? {
         return guardian::guarded(|lifeline| lifeline.run(&agent::job(args, &hosts)?));
@@ -157,7 +163,7 @@ pub(crate) fn run_self(count: u32, extra: &[OsString], quiet_exit_code: i32) -> 
             prefix: Prefix::None,
             grace: GRACE,
             quiet_exit_code: Some(quiet_exit_code),
-            ends_with_input: false,
+            orders: Orders::None,
             least: None,
             again: None,
         };
@@ -261,17 +267,17 @@ fn private_directory(lifeline: Option<&Lifeline>) -> Result<TempDir> {
 }
 
 /// How few ranks may go on, and up to how many newcomers join.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Bounds {
     least: u32,
     most: Option<u32>,
 }
 
-fn bounds(args: &RunArgs) -> Result<Option<Bounds>> {
+/// What --elastic says of a job of so many ranks.
+fn bounds(args: &RunArgs, ranks: u32) -> Result<Option<Bounds>> {
     let Some(text) = &args.elastic else { return Ok(None) };
     let wrong = |problem: String| {
-        let remedy =
-            "Give the least ranks that go on, from 1 to -n, and perhaps the most, from -n on: --elastic 2:4";
+        let remedy = "Give the least ranks that go on, at most those of the job, and perhaps the most, at least those: --elastic 2:4";
         Err(CliError::usage(problem, remedy))
     };
     let (least, most) =
@@ -279,11 +285,11 @@ fn bounds(args: &RunArgs) -> Result<Option<Bounds>> {
     let (Ok(least), Ok(most)) = (least.parse::<u32>(), most.map(str::parse::<u32>).transpose()) else {
         return wrong(format!("--elastic says '{text}'"));
     };
-    if !(1..=args.ranks).contains(&least) {
-        return wrong(format!("--elastic says that {least} ranks may go on, of {}", args.ranks));
+    if !(1..=ranks).contains(&least) {
+        return wrong(format!("--elastic says that {least} ranks may go on, of {ranks}"));
     }
-    if most.is_some_and(|most| !(args.ranks..=MAX_RANKS).contains(&most)) {
-        return wrong(format!("--elastic says '{text}', and -n says {} ranks", args.ranks));
+    if most.is_some_and(|most| !(ranks..=MAX_RANKS).contains(&most)) {
+        return wrong(format!("--elastic says '{text}', and the job has {ranks} ranks"));
     }
     if most.is_none() && args.spares > 0 {
         return wrong("--spares without a most number of ranks".to_owned());
@@ -294,39 +300,66 @@ fn bounds(args: &RunArgs) -> Result<Option<Bounds>> {
     Ok(Some(Bounds { least, most }))
 }
 
-/// A job whose members come and go: where newcomers find an invitation, who joins from the beginning, and who is started again.
+/// A job whose members come and go, on this machine.
 fn make_elastic(job: &mut Job, args: &RunArgs, directory: Option<&TempDir>) -> Result<()> {
-    let Some(bounds) = bounds(args)? else { return Ok(()) };
+    let Some(bounds) = bounds(args, args.ranks)? else { return Ok(()) };
     job.least = Some(bounds.least);
-    let (Some(most), Some(directory)) = (bounds.most, directory) else {
-        return match bounds.most {
-            None => Ok(()),
-            Some(_) => Err(CliError::usage(
-                "--elastic MIN:MAX keeps an invitation for newcomers, and has no place for it beside --rendezvous",
-                "Leave --rendezvous away",
-            )),
-        };
+    let Some(most) = bounds.most else { return Ok(()) };
+    let Some(directory) = directory else {
+        return Err(CliError::usage(
+            "--elastic MIN:MAX keeps an invitation for newcomers, and has no place for it beside --rendezvous",
+            "Leave --rendezvous away",
+        ));
     };
-    let path = directory.path().join("invitation");
-    let told = |name: &str, value: String| (name.to_owned(), OsString::from(value));
-    let common = [
-        told("KOLO_INVITE", path.display().to_string()),
-        told("KOLO_ELASTIC", format!("{}:{most}", bounds.least)),
-    ];
-    let joins = vec![told("KOLO_JOIN", format!("file://{}", path.display()))];
-    for rank in &mut job.ranks {
-        rank.environment.extend(common.iter().cloned());
-    }
-    for number in args.ranks..most + args.spares {
-        let mut environment = common.to_vec();
-        environment.extend(joins.iter().cloned());
-        environment.push(told("LOCAL_RANK", number.to_string()));
-        let name = Some(format!("newcomer {number}"));
-        job.ranks.push(Rank { name, input: job::Input::None, ..Rank::new(number, environment) });
-    }
-    let in_its_slot = most == args.ranks && args.spares == 0;
-    job.again = Some(job::Again { times: args.restarts, environment: joins, in_its_slot });
+    let newcomers = Newcomers {
+        bounds,
+        numbers: args.ranks..most + args.spares,
+        environment: Vec::new(),
+        restarts: args.restarts,
+        in_its_slot: most == args.ranks && args.spares == 0,
+    };
+    newcomers.join(job, directory.path());
     Ok(())
+}
+
+/// Who joins a job on one machine, from the beginning and later.
+struct Newcomers {
+    bounds: Bounds,
+    /// Of those that join from the beginning.
+    numbers: Range<u32>,
+    /// What these are told beside.
+    environment: Vec<(String, OsString)>,
+    restarts: u32,
+    in_its_slot: bool,
+}
+
+impl Newcomers {
+    /// Says where newcomers find an invitation, who joins from the beginning, and who is started again.
+    fn join(self, job: &mut Job, directory: &Path) {
+        let Self { bounds: Bounds { least, most }, numbers, environment, restarts, in_its_slot } = self;
+        let told = |name: &str, value: String| (name.to_owned(), OsString::from(value));
+        let bounds = told("KOLO_ELASTIC", format!("{least}:{}", most.unwrap_or(0)));
+        for rank in &mut job.ranks {
+            rank.environment.push(bounds.clone());
+        }
+        if most.is_none() {
+            return;
+        }
+        let path = directory.join("invitation");
+        let invite = told("KOLO_INVITE", path.display().to_string());
+        let joins = vec![told("KOLO_JOIN", format!("file://{}", path.display()))];
+        for rank in &mut job.ranks {
+            rank.environment.push(invite.clone());
+        }
+        for number in numbers {
+            let mut environment = environment.clone();
+            environment.extend([bounds.clone(), invite.clone(), told("LOCAL_RANK", number.to_string())]);
+            environment.extend(joins.iter().cloned());
+            let name = Some(format!("newcomer {number}"));
+            job.ranks.push(Rank { name, input: job::Input::None, ..Rank::new(number, environment) });
+        }
+        job.again = Some(job::Again { times: restarts, environment: joins, in_its_slot });
+    }
 }
 
 fn job(args: &RunArgs, meeting: &Meeting) -> Result<Job> {
@@ -373,7 +406,7 @@ fn job(args: &RunArgs, meeting: &Meeting) -> Result<Job> {
         prefix: if args.prefix { Prefix::Rank } else { Prefix::None },
         grace: Duration::from_secs(args.grace),
         quiet_exit_code: None,
-        ends_with_input: false,
+        orders: Orders::None,
         least: None,
         again: None,
     })
@@ -433,15 +466,15 @@ mod tests {
     fn an_elastic_job_keeps_from_one_to_all_ranks() {
         let elastic = |text: &str, spares| {
             let args = RunArgs { elastic: Some(text.to_owned()), spares, ..args(3, 1, 0, None) };
-            bounds(&args).map_err(|error| error.message)
+            bounds(&args, 3).map_err(|error| error.message)
         };
         assert_eq!(elastic("1", 0), Ok(Some(Bounds { least: 1, most: None })));
         assert_eq!(elastic("2:5", 4), Ok(Some(Bounds { least: 2, most: Some(5) })));
-        assert_eq!(bounds(&args(3, 1, 0, None)).unwrap(), None);
+        assert_eq!(bounds(&args(3, 1, 0, None), 3).unwrap(), None);
         for (text, spares, told) in [
             ("0", 0, "0 ranks may go on"),
             ("4", 0, "4 ranks may go on, of 3"),
-            ("1:2", 0, "-n says 3"),
+            ("1:2", 0, "the job has 3 ranks"),
             ("x", 0, "says 'x'"),
             ("1:", 0, "says '1:'"),
             ("1", 1, "--spares without"),
@@ -468,7 +501,8 @@ mod tests {
         assert!(variable(&job, 4, "RANK").is_empty() && !job.again.unwrap().in_its_slot);
         let job = elastic("1:2", 0);
         assert!(job.ranks.len() == 2 && job.again.unwrap().in_its_slot);
-        assert!(elastic("1", 0).again.is_none());
+        let job = elastic("1", 0);
+        assert!(job.again.is_none() && variable(&job, 0, "KOLO_ELASTIC").is_empty(), "as the program says");
     }
 
     #[test]

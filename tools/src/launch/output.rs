@@ -1,6 +1,7 @@
 //! The outputs of ranks, joined line by line.
 
 use std::fmt;
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::Child;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -33,9 +34,51 @@ impl Outputs {
         Self { stdout: Arc::new(Mutex::new(io::stdout())), stderr: Arc::new(Mutex::new(io::stderr())) }
     }
 
+    /// The same, as long as somebody reads them; then to a file in the folder for temporary files, whose name is
+    /// `kolo-run-`, something, `.log`. For ranks that outlive their launcher.
+    pub(crate) fn outliving() -> Self {
+        let log = Arc::new(Mutex::new(None));
+        let to = |stream: Box<dyn Write + Send>| -> Sink {
+            Arc::new(Mutex::new(Outliving { stream: Some(stream), log: log.clone() }))
+        };
+        Self { stdout: to(Box::new(io::stdout())), stderr: to(Box::new(io::stderr())) }
+    }
+
     /// A message of the launcher itself.
     pub(crate) fn say(&self, message: &str) {
         write_whole(&self.stderr, format!("{message}\n").as_bytes());
+    }
+}
+
+/// A stream, and a log for what it does not take any more.
+struct Outliving {
+    /// Gone once nobody reads it.
+    stream: Option<Box<dyn Write + Send>>,
+    /// Of both streams.
+    log: Arc<Mutex<Option<File>>>,
+}
+
+impl Write for Outliving {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(stream) = &mut self.stream {
+            if stream.write_all(bytes).and_then(|()| stream.flush()).is_ok() {
+                return Ok(bytes.len());
+            }
+            self.stream = None;
+        }
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        if log.is_none() {
+            let made = tempfile::Builder::new().prefix("kolo-run-").suffix(".log").tempfile()?;
+            *log = Some(made.keep().map_err(|error| error.error)?.0);
+        }
+        if let Some(log) = &mut *log {
+            log.write_all(bytes)?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -133,6 +176,36 @@ impl Captured {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A reader that goes away after some lines.
+    struct Leaving(Vec<u8>, usize);
+
+    impl Write for Leaving {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.1 = self.1.checked_sub(1).ok_or(io::ErrorKind::BrokenPipe)?;
+            self.0.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_that_nobody_reads_go_to_the_log() {
+        let mut file = tempfile::tempfile().unwrap();
+        let log = Arc::new(Mutex::new(Some(file.try_clone().unwrap())));
+        let stream: Box<dyn Write + Send> = Box::new(Leaving(Vec::new(), 1));
+        let sink: Sink = Arc::new(Mutex::new(Outliving { stream: Some(stream), log }));
+        for line in ["one\n", "two\n", "three\n"] {
+            write_whole(&sink, line.as_bytes());
+        }
+        let mut text = String::new();
+        io::Seek::rewind(&mut file).unwrap();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "two\nthree\n");
+    }
 
     #[test]
     fn endless_lines_are_cut() {

@@ -17,6 +17,7 @@
 //! (see [`Fences`]), so either the member sees what was published, or the peer sees that it must wake it.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -148,20 +149,25 @@ impl Arena {
         self.word(ABORT_AT)
     }
 
-    /// Wakes those asleep in the compiled exchange, if there are any. A light fence is inside.
+    /// Wakes those asleep in the compiled exchange that wait for a member, if there are any. A light fence is inside.
     #[inline]
-    pub(crate) fn ring_bell(&self) {
+    pub(crate) fn ring_bell(&self, member: usize) {
         self.fences.light();
         if self.sleepers().load(Ordering::Relaxed) > 0 {
-            self.ring_bell_always();
+            self.ring_bell_for(bell_bit(member));
         }
     }
 
-    /// Wakes those asleep in the compiled exchange, and those about to be.
+    #[cold]
+    fn ring_bell_for(&self, bits: NonZeroU32) {
+        self.bell().fetch_add(1, Ordering::SeqCst);
+        futex::wake(self.bell(), bits);
+    }
+
+    /// Wakes all asleep in the compiled exchange, and those about to be.
     #[cold]
     pub(crate) fn ring_bell_always(&self) {
-        self.bell().fetch_add(1, Ordering::SeqCst);
-        futex::wake_all(self.bell());
+        self.ring_bell_for(NonZeroU32::MAX);
     }
 
     /// The word that sleepers of the compiled exchange sleep on.
@@ -259,6 +265,11 @@ impl Arena {
     fn word(&self, offset: usize) -> &AtomicU32 {
         self.map.atomic(offset)
     }
+}
+
+/// With which bit those are woken that wait for a member: of many, few others are.
+pub(crate) fn bell_bit(member: usize) -> NonZeroU32 {
+    NonZeroU32::new(1 << (member as u32 % u32::BITS)).unwrap_or(NonZeroU32::MAX)
 }
 
 fn areas_at(members: u32) -> usize {

@@ -52,6 +52,8 @@ pub struct ShmEndpoint {
     _beacon: Beacon,
     /// Where huge pages are, if anybody wants to know.
     pub(super) pages: Option<Pages>,
+    /// The process whose memory was tried to read last, and why it cannot be.
+    pub(super) probed: Option<(u32, Result<(), String>)>,
     blob: Vec<u8>,
     pub(super) newcomers: PendingConnections,
     pub(super) callers: Vec<Caller>,
@@ -120,6 +122,7 @@ impl ShmEndpoint {
             identity,
             _beacon: beacon,
             pages: None,
+            probed: None,
             newcomers,
             callers: Vec::new(),
             bell,

@@ -124,7 +124,7 @@ impl ShmEndpoint {
         let remote = match self.options.single_copy {
             SingleCopy::Never => Err("chosen".to_owned()),
             SingleCopy::Auto if self.pages.is_none() => Err("the kernel does not tell huge pages".to_owned()),
-            SingleCopy::Auto | SingleCopy::From(_) => Remote::probe(&theirs),
+            SingleCopy::Auto | SingleCopy::From(_) => self.probe(&theirs),
         };
         let how = match &remote {
             Ok(_) => "same host, memfd, single copy".to_owned(),
@@ -132,6 +132,19 @@ impl ShmEndpoint {
         };
         self.peers.push(Peer::new(rank, theirs, remote.ok(), self.caps.channels_max));
         Ok(Reach::Yes { how })
+    }
+
+    /// Whether the peer's memory can be read. Peers that are threads of one process are alike, and asking for each would take as many
+    /// calls as there are pairs of threads.
+    fn probe(&mut self, peer: &Address) -> Result<Remote, String> {
+        match &self.probed {
+            Some((pid, probed)) if *pid == peer.pid => probed.clone().and_then(|()| Remote::of(peer)),
+            _ => {
+                let remote = Remote::probe(peer);
+                self.probed = Some((peer.pid, remote.as_ref().map(drop).map_err(Clone::clone)));
+                remote
+            }
+        }
     }
 
     pub(crate) fn share_arena(&mut self, deadline: Instant) -> Result<(), Error> {

@@ -10,11 +10,12 @@
 //! [`Exchange::arm`]. The argument is that of the doorbells.
 
 use std::marker::PhantomData;
+use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 
 #[cfg(all(test, kolo_model = "transport"))]
 use super::arena::Arena;
-use super::arena::FLAT_MAX;
+use super::arena::{FLAT_MAX, bell_bit};
 use super::board::Board;
 use super::endpoint::ShmEndpoint;
 use super::rounds::Rounds;
@@ -215,7 +216,7 @@ impl Exchange {
         }
         self.rounds.publish(tag, len as u64);
         (self.state, self.needs, self.len) = (State::Waiting, needs, len);
-        self.rounds.arena().ring_bell();
+        self.rounds.arena().ring_bell(self.rounds.member());
     }
 
     /// Whether all have published this round that are needed. Never blocks; remembers whom it has seen.
@@ -285,6 +286,18 @@ impl Exchange {
             bell.load(Ordering::Acquire)
         });
         (bell, value)
+    }
+
+    /// For whom to be woken, for [`wait_word_for`](crate::wait_word_for) in place of [`wait_word`](crate::wait_word): for the first
+    /// member that has not published what this one waits for. Ask after the last poll before the sleep. Where all wait for all,
+    /// everybody would else wake at everybody's word.
+    #[must_use]
+    pub fn awaited(&self) -> NonZeroU32 {
+        match self.state {
+            State::Waiting => self.rounds.first_late(self.needs).map_or(NonZeroU32::MAX, bell_bit),
+            // What it waits for between rounds, only its owner knows.
+            State::Idle | State::Complete => NonZeroU32::MAX,
+        }
     }
 
     /// Takes [`Exchange::arm`] back.

@@ -23,7 +23,7 @@ use crate::sys::atomic::{Atomic, AtomicU64};
 use crate::sys::fences::Fences;
 use crate::sys::map::Mapping;
 use crate::sys::modelled::{Payload, model};
-use crate::wait_word;
+use crate::{wait_word, wait_word_for};
 
 const RING_BYTES: usize = 4096;
 
@@ -246,8 +246,9 @@ fn sleep_until(exchange: &mut Exchange, is_over: impl Fn(&mut Exchange) -> bool)
         let (bell, value) = exchange.arm();
         let bell = std::ptr::from_ref(bell);
         if !is_over(exchange) {
+            let bits = exchange.awaited();
             // SAFETY: the word lies in the arena, which the exchange holds.
-            wait_word(unsafe { &*bell }, value, Duration::MAX).expect("a word");
+            wait_word_for(unsafe { &*bell }, value, bits, Duration::MAX).expect("a word");
         }
         exchange.disarm();
     }

@@ -83,10 +83,15 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
+    /// One whose memory can be read if that of its process can. Every read says whether it could.
+    pub(crate) fn of(address: &Address) -> Result<Self, String> {
+        let pid = i32::try_from(address.pid).map_err(|_| "its process number is none".to_owned())?;
+        Ok(Self { pid, beacon: address.beacon, cookie: address.cookie })
+    }
+
     /// Tries to read the beacon of the endpoint at `address`, or says in a few words why not.
     pub(crate) fn probe(address: &Address) -> Result<Self, String> {
-        let pid = i32::try_from(address.pid).map_err(|_| "its process number is none".to_owned())?;
-        let remote = Self { pid, beacon: address.beacon, cookie: address.cookie };
+        let remote = Self::of(address)?;
         // SAFETY: nothing of this process is filled but the beacon's own copy.
         match unsafe { remote.read(&mut Near::new(), &mut Far::new()) } {
             Ok(()) => Ok(remote),

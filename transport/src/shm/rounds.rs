@@ -203,6 +203,11 @@ impl Rounds {
         (0..self.members).filter(is_late).collect()
     }
 
+    /// The first member that is waited for, as far as was seen at the last look.
+    pub(super) fn first_late(&self, needs: Needs) -> Option<usize> {
+        (0..self.members).find(|member| needs.include(*member) && self.seen[*member] < self.round)
+    }
+
     #[inline]
     fn line(&self, member: usize, round: u64) -> *mut u8 {
         debug_assert!(member < self.members);

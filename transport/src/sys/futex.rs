@@ -4,6 +4,7 @@
 //! futex is used throughout: a private wait on such a word would never be woken.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -18,13 +19,40 @@ use super::atomic::AtomicU32;
 /// # Errors
 /// If the system refuses to wait on this address, which it never does for the words of this crate.
 pub fn wait_word(word: &AtomicU32, value: u32, timeout: Duration) -> io::Result<()> {
-    let timeout = Timespec {
-        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: timeout.subsec_nanos().into(),
-    };
+    let timeout = timespec(timeout);
     match futex::wait(word, futex::Flags::empty(), value, Some(&timeout)) {
         Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => Ok(()),
         Err(errno) => Err(errno.into()),
+    }
+}
+
+/// As [`wait_word`], for whoever is woken with one of these bits.
+///
+/// # Errors
+/// As [`wait_word`].
+pub fn wait_word_for(word: &AtomicU32, value: u32, bits: NonZeroU32, timeout: Duration) -> io::Result<()> {
+    // This form of the call takes the time of its end.
+    let until = timespec(monotonic().saturating_add(timeout));
+    match futex::wait_bitset(word, futex::Flags::empty(), value, Some(&until), bits) {
+        Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// The clock that the kernel times waits by. Not rustix's: it panics where the kernel's vDSO has no clock, as under
+/// user-mode Linux.
+fn monotonic() -> Duration {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one timespec, which `now` is, and keeps no pointer to it. Zeros, where it has no such
+    // clock, end a wait at once. Tests: `shm::tests::exchange`, and all of tests/softroce.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: time.subsec_nanos().into(),
     }
 }
 
@@ -32,4 +60,10 @@ pub fn wait_word(word: &AtomicU32, value: u32, timeout: Duration) -> io::Result<
 pub(crate) fn wake_all(word: &AtomicU32) {
     // Waking cannot fail on a mapped, aligned address.
     let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+}
+
+/// Wakes those who sleep on `word` until they are woken with one of these bits, or with any.
+pub(crate) fn wake(word: &AtomicU32, bits: NonZeroU32) {
+    // As above.
+    let _ = futex::wake_bitset(word, futex::Flags::empty(), i32::MAX as u32, bits);
 }

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
+use std::num::NonZeroU32;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -20,10 +21,10 @@ thread_local! {
     static BEDS: RefCell<HashMap<usize, Rc<Bed>>> = RefCell::default();
 }
 
-/// Where threads sleep that wait on a word.
+/// Where threads sleep that wait on a word, by the bits with which they are woken.
 struct Bed {
     lock: Mutex<()>,
-    woken: Condvar,
+    woken: RefCell<HashMap<u32, Rc<Condvar>>>,
 }
 
 /// Runs a model under every order of events. Memory is zero at first.
@@ -81,7 +82,7 @@ impl Payload {
 
 fn bed(word: &AtomicU32) -> Rc<Bed> {
     let at = std::ptr::from_ref(word).addr();
-    let new = || Rc::new(Bed { lock: Mutex::new(()), woken: Condvar::new() });
+    let new = || Rc::new(Bed { lock: Mutex::new(()), woken: RefCell::default() });
     BEDS.with_borrow_mut(|beds| Rc::clone(beds.entry(at).or_insert_with(new)))
 }
 
@@ -89,20 +90,43 @@ fn bed(word: &AtomicU32) -> Rc<Bed> {
 ///
 /// # Errors
 /// Never.
-pub fn wait_word(word: &AtomicU32, value: u32, _: Duration) -> io::Result<()> {
+pub fn wait_word(word: &AtomicU32, value: u32, timeout: Duration) -> io::Result<()> {
+    wait_word_for(word, value, NonZeroU32::MAX, timeout)
+}
+
+/// As the futex's, also without a time-out.
+///
+/// # Errors
+/// Never.
+pub fn wait_word_for(word: &AtomicU32, value: u32, bits: NonZeroU32, _: Duration) -> io::Result<()> {
     let bed = bed(word);
+    let woken =
+        Rc::clone(bed.woken.borrow_mut().entry(bits.get()).or_insert_with(|| Rc::new(Condvar::new())));
     let guard = bed.lock.lock().expect("no panic");
     // The kernel compares under a lock of its own.
     if word.load(Ordering::SeqCst) == value {
-        drop(bed.woken.wait(guard).expect("no panic"));
+        drop(woken.wait(guard).expect("no panic"));
     }
     Ok(())
 }
 
 /// As the futex's.
 pub(crate) fn wake_all(word: &AtomicU32) {
+    wake(word, NonZeroU32::MAX);
+}
+
+/// As the futex's.
+pub(crate) fn wake(word: &AtomicU32, bits: NonZeroU32) {
     let bed = bed(word);
     let guard = bed.lock.lock().expect("no panic");
-    bed.woken.notify_all();
+    let sleepers: Vec<Rc<Condvar>> = {
+        let woken = bed.woken.borrow();
+        woken
+            .iter()
+            .filter(|(of, _)| *of & bits.get() != 0)
+            .map(|(_, sleepers)| Rc::clone(sleepers))
+            .collect()
+    };
+    sleepers.iter().for_each(|sleepers| sleepers.notify_all());
     drop(guard);
 }

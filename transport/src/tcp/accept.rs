@@ -48,6 +48,7 @@ pub struct RejectedConnections {
 struct Pending {
     socket: Socket,
     from: Option<SocketAddr>,
+    is_relayed: bool,
     since: Instant,
     hello: [u8; HELLO_BYTES],
     received: usize,
@@ -58,6 +59,7 @@ struct Pending {
 pub(super) struct Arrival {
     pub(super) socket: Socket,
     pub(super) from: Option<SocketAddr>,
+    pub(super) is_relayed: bool,
     pub(super) hello: Hello,
     /// The same as it came, which the answer is about.
     pub(super) bytes: [u8; HELLO_BYTES],
@@ -157,8 +159,8 @@ impl Acceptor {
                     continue;
                 }
                 Heard::Peer(hello) => {
-                    let Pending { socket, from, hello: bytes, .. } = self.pending.swap_remove(at);
-                    arrivals.push(Arrival { socket, from, hello, bytes });
+                    let Pending { socket, from, is_relayed, hello: bytes, .. } = self.pending.swap_remove(at);
+                    arrivals.push(Arrival { socket, from, is_relayed, hello, bytes });
                 }
                 Heard::Rejected(why, verdict) => {
                     let answer = verdict.map(|verdict| {
@@ -192,7 +194,16 @@ impl Acceptor {
             self.turn_away(oldest, "too many at the acceptor", None);
         }
         opened(&socket);
-        self.pending.push(Pending { socket, from, since: now, hello: [0; HELLO_BYTES], received: 0 });
+        self.enter(socket, from, false, now);
+    }
+
+    /// Takes a connection by a relay, where the other end is there.
+    pub(super) fn take_relayed(&mut self, socket: Socket, relay: Option<SocketAddr>, now: Instant) {
+        self.enter(socket, relay, true, now);
+    }
+
+    fn enter(&mut self, socket: Socket, from: Option<SocketAddr>, is_relayed: bool, since: Instant) {
+        self.pending.push(Pending { socket, from, is_relayed, since, hello: [0; HELLO_BYTES], received: 0 });
     }
 
     fn turn_away(&mut self, at: usize, why: &str, answer: Option<[u8; ANSWER_BYTES]>) {

@@ -58,6 +58,62 @@ pub(super) fn streams(socket: &Socket, wanted: Option<u8>) -> usize {
     wanted.map_or_else(|| if is_far() { STREAMS_WHERE_FAR } else { 1 }, usize::from)
 }
 
+/// Bytes that a connection sends between two looks at what was lost.
+const LOOK_BYTES: usize = 256 << 10;
+
+/// So many of the last 64 looks found a loss: the network loses packets by itself, or its queues are short. A window that fills a long
+/// queue now and then loses some at one look in hundreds.
+const LOSSES_MOST: u32 = 4;
+
+/// Watches a connection for lost packets, whose congestion control takes each for a full queue. On `kolo-netlab run --hosts 4 --rate 1G
+/// --delay 100us --loss 0.1%`, all_gather of 16 MiB takes 320 to 450 ms with cubic and 140 to 160 ms with bbr.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    /// Bytes sent since the last look.
+    bytes: usize,
+    /// Segments lost until then.
+    lost: u32,
+    /// A bit for each look: whether there were further ones.
+    looks: u64,
+}
+
+impl Losses {
+    /// Of a connection to another host, if its congestion control may be replaced and takes losses for full queues.
+    pub(super) fn of(socket: &Socket, wanted: &Congestion) -> Option<Self> {
+        (*wanted == Congestion::Auto && !PACING.contains(&current(socket).as_str())).then(Self::default)
+    }
+
+    /// Notes how many segments a connection has lost since it began. Whether it loses too many.
+    fn look(&mut self, lost: u32) -> bool {
+        self.looks = self.looks << 1 | u64::from(lost > self.lost);
+        (self.bytes, self.lost) = (0, lost);
+        self.looks.count_ones() >= LOSSES_MOST
+    }
+}
+
+/// Notes that a connection has sent so many bytes. If it turns out to lose packets, gives it a congestion control that goes by the rate;
+/// returns in words which it has now, and why.
+pub(super) fn watch(losses: &mut Option<Losses>, socket: &Socket, bytes: usize) -> Option<String> {
+    let known = losses.as_mut()?;
+    known.bytes += bytes;
+    if known.bytes < LOOK_BYTES {
+        return None;
+    }
+    let Some(info) = TcpInfo::of(socket) else {
+        *losses = None;
+        return None;
+    };
+    // What arrived twice was not lost, but late.
+    if !known.look(info.resent.saturating_sub(info.duplicates)) {
+        return None;
+    }
+    *losses = None;
+    Some(match socket.set_tcp_congestion(PACING[0].as_bytes()) {
+        Ok(()) => format!("{}, since packets are lost", current(socket)),
+        Err(error) => format!("{}, although packets are lost: no {}: {error}", current(socket), PACING[0]),
+    })
+}
+
 fn is_far(socket: &Socket) -> bool {
     TcpInfo::of(socket).and_then(|info| info.least_round_trip).is_some_and(|time| time >= FAR)
 }
@@ -66,4 +122,23 @@ fn current(socket: &Socket) -> String {
     let name = socket.tcp_congestion().unwrap_or_default();
     let end = name.iter().position(|&b| b == 0).unwrap_or(name.len());
     String::from_utf8_lossy(&name[..end]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_now_and_then_are_those_of_a_full_queue() {
+        let mut losses = Losses::default();
+        // A burst of them at one look in 40, for a GiB.
+        assert!((1..4096).all(|look| !losses.look(look / 40 * 50)));
+    }
+
+    #[test]
+    fn a_network_that_loses_packets_is_found_out() {
+        let mut losses = Losses::default();
+        let found = (1..).find(|look| losses.look(look / 6)).unwrap_or_default();
+        assert_eq!(found, 24, "one in six looks: 0.1 % of the packets");
+    }
 }

@@ -20,7 +20,9 @@ const GONE_TICKS: u32 = 64;
 impl TcpEndpoint {
     /// Starts what gets an idle link connected.
     pub(super) fn ensure_connection(&mut self, number: u32) {
-        let peer = self.links[number as usize].channel.peer;
+        let link = &mut self.links[number as usize];
+        link.asked_at = Some(Instant::now());
+        let peer = link.channel.peer;
         if self.dials_first(peer) {
             self.dial(number);
         } else {
@@ -31,17 +33,21 @@ impl TcpEndpoint {
 
     /// Dials, if the peer has been introduced; if not, that will do it.
     pub(super) fn dial(&mut self, number: u32) {
+        // The higher rank waits for the lower's hello at the relay: see `step_relays`.
+        let relay = self.call_for(number).filter(|(_, call)| call.is_dialer);
         let link = &mut self.links[number as usize];
         let known = &self.peers[link.channel.peer as usize];
         let Some(address) = &known.address else { return };
         let loopback = self.host.same_stack(&address.host);
+        let candidates = if known.is_relayed && relay.is_some() { &[][..] } else { &known.candidates };
         let dial = Dial::new(
             self.me.hello(link.channel, 0, address.instance),
             address.instance,
             loopback,
-            &known.candidates,
+            candidates,
             Instant::now(),
         );
+        let dial = dial.or_by(relay, &self.options);
         link.state = State::Dialing(Box::new(dial));
         self.dialing.push(number);
     }
@@ -50,6 +56,7 @@ impl TcpEndpoint {
     pub(super) fn connect(&mut self, events: &mut Vec<Event>) -> bool {
         let now = Instant::now();
         let mut arrivals = std::mem::take(&mut self.arrivals);
+        let relayed = self.step_relays(now);
         let (park, watching, deaf) = (&self.park, self.watching, &mut self.deaf);
         let mut opened = |socket: &socket2::Socket| {
             if watching {
@@ -61,6 +68,7 @@ impl TcpEndpoint {
             Ok(moved) => moved,
             Err(error) => self.starve(&error, events),
         };
+        moved |= relayed;
         let mut at = 0;
         while at < self.dialing.len() {
             if self.step_dial(self.dialing[at], now, events) {
@@ -116,7 +124,12 @@ impl TcpEndpoint {
             Dialed::Waiting => true,
             Dialed::Connected(made) => {
                 self.peers[peer as usize].dials_first = Some(true);
-                let route = Route { remote: Some(made.to), congestion: made.congestion, is_dialed: true };
+                let route = Route {
+                    remote: Some(made.to),
+                    congestion: made.congestion,
+                    is_dialed: true,
+                    is_relayed: made.is_relayed,
+                };
                 self.open(number, made.socket, route);
                 // The next channels to that peer try first what works.
                 let candidates = &mut self.peers[peer as usize].candidates;
@@ -153,7 +166,9 @@ impl TcpEndpoint {
             self.deaf |= self.park.watch(&socket, Whose::Link(number)).is_err();
         }
         let link = &mut self.links[number as usize];
-        let remote = route.remote;
+        // The relay is no address of the peer's, to which there could be further connections.
+        let remote = route.remote.filter(|_| !route.is_relayed);
+        self.peers[link.channel.peer as usize].is_relayed |= route.is_relayed;
         link.state = State::Open(socket);
         link.route = Some(route);
         link.readable = true;
@@ -168,6 +183,7 @@ impl TcpEndpoint {
             |socket: &socket2::Socket, whose| self.deaf |= self.park.watch(socket, whose).is_err();
         watch(&self.acceptor.listener, Whose::Connecting);
         self.acceptor.sockets().for_each(|socket| watch(socket, Whose::Connecting));
+        self.at_relay.iter().for_each(|at| watch(at.socket(), Whose::Connecting));
         for (number, link) in self.links.iter().enumerate() {
             if let Strands::Dialing(dials) = &link.strands {
                 dials.iter().flat_map(|(_, dial)| dial.sockets()).for_each(|s| watch(s, Whose::Connecting));

@@ -12,6 +12,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::congestion;
 use super::options::TcpOptions;
+use super::relay::{self, Calling, RelayCall};
 use super::route::Candidate;
 use super::socket::{self, Stop, TcpInfo};
 use super::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Verdict};
@@ -46,6 +47,16 @@ pub(super) struct Dial {
     is_silent: bool,
     /// Since when there has been no descriptor for the next attempt.
     hungry_since: Option<Instant>,
+    /// The relay that is asked if no address has answered by then.
+    relay: Option<Detour>,
+}
+
+/// A relay that has not been asked yet.
+#[derive(Debug)]
+struct Detour {
+    to: SocketAddr,
+    call: RelayCall,
+    at: Instant,
 }
 
 #[derive(Debug)]
@@ -54,6 +65,9 @@ struct Attempt {
     try_number: u32,
     socket: Socket,
     since: Instant,
+    /// By a relay, until the peer is there.
+    calling: Option<Calling>,
+    is_relayed: bool,
     sent: usize,
     answer: [u8; ANSWER_BYTES],
     received: usize,
@@ -66,6 +80,8 @@ pub(super) struct Connected {
     pub(super) socket: Socket,
     pub(super) to: SocketAddr,
     pub(super) congestion: String,
+    /// Whether it goes by a relay, whose address that is.
+    pub(super) is_relayed: bool,
 }
 
 /// What a step of dialing came to.
@@ -105,14 +121,22 @@ impl Dial {
             failures: Vec::new(),
             is_silent: false,
             hungry_since: None,
+            relay: None,
         }
+    }
+
+    /// The same, by a relay where no address lets this end connect.
+    pub(super) fn or_by(mut self, relay: Option<(SocketAddr, RelayCall)>, options: &TcpOptions) -> Self {
+        let at = self.next_at + relay::patience(options);
+        self.relay = relay.map(|(to, call)| Detour { to, call, at });
+        self
     }
 
     /// When [`Dial::step`] has something to do even if nothing arrives.
     pub(super) fn due(&self, options: &TcpOptions) -> Option<Instant> {
         let next = if self.waiting.is_empty() { None } else { Some(self.next_at()) };
-        let silent = self.attempts.iter().filter(|a| a.sent == 0).map(|a| a.since + options.dial_timeout);
-        silent.chain(next).min()
+        let silent = self.attempts.iter().filter(|a| a.is_silent()).map(|a| a.since + options.dial_timeout);
+        silent.chain(next).chain(self.relay.as_ref().map(|relay| relay.at)).min()
     }
 
     /// Whether a connection is there on which an answer may come.
@@ -155,9 +179,10 @@ impl Dial {
                         socket: attempt.socket,
                         to: attempt.candidate.to,
                         congestion: attempt.congestion,
+                        is_relayed: attempt.is_relayed,
                     });
                 }
-                Ok(false) if attempt.sent == 0 && now >= attempt.since + options.dial_timeout => {
+                Ok(false) if attempt.is_silent() && now >= attempt.since + options.dial_timeout => {
                     self.is_silent = true;
                     self.fail(at, "no answer; a firewall?", now);
                 }
@@ -201,6 +226,19 @@ impl Dial {
         options: &TcpOptions,
         opened: &mut impl FnMut(&Socket),
     ) -> std::io::Result<()> {
+        let is_last_hope = self.attempts.is_empty() && self.waiting.is_empty();
+        let is_due = |relay: &mut Detour| is_last_hope || now >= relay.at;
+        if !self.has_begun_hello()
+            && let Some(Detour { to, call, .. }) = self.relay.take_if(is_due)
+        {
+            match Attempt::by_relay(to, &call, now, options) {
+                Ok(attempt) => {
+                    opened(&attempt.socket);
+                    self.attempts.push(attempt);
+                }
+                Err(error) => self.failures.push(format!("relay {to}: {error}")),
+            }
+        }
         while now >= self.next_at() {
             let Some((candidate, try_number)) = self.waiting.pop_front() else { break };
             let to = candidate.to;
@@ -291,6 +329,8 @@ impl Attempt {
             try_number,
             socket,
             since: now,
+            calling: None,
+            is_relayed: false,
             sent: 0,
             answer: [0; ANSWER_BYTES],
             received: 0,
@@ -298,11 +338,48 @@ impl Attempt {
         })
     }
 
+    fn by_relay(
+        to: SocketAddr,
+        call: &RelayCall,
+        now: Instant,
+        options: &TcpOptions,
+    ) -> std::io::Result<Self> {
+        let socket = relay::connect(to, options)?;
+        let congestion = congestion::choose(&socket, &options.congestion, false)?;
+        Ok(Self {
+            candidate: Candidate { to, interface: "relay".into(), distance: u8::MAX, from: None },
+            try_number: RETRIES,
+            socket,
+            since: now,
+            calling: Some(Calling::new(call, options)),
+            is_relayed: true,
+            sent: 0,
+            answer: [0; ANSWER_BYTES],
+            received: 0,
+            congestion,
+        })
+    }
+
+    /// Whether nobody has let this end connect yet. A relay that has is waiting for the peer.
+    fn is_silent(&self) -> bool {
+        self.sent == 0 && !self.calling.as_ref().is_some_and(Calling::is_sent)
+    }
+
     /// Whether the peer has said welcome.
     fn step(&mut self, hello: &[u8; HELLO_BYTES], key: &Key, target: u64) -> Result<bool, Broken> {
         let early = |error: Option<std::io::Error>| {
             Broken::Early(error.map_or_else(|| "closed before it answered".into(), |error| error.to_string()))
         };
+        if let Some(calling) = &mut self.calling {
+            match calling.step(&self.socket) {
+                Ok(true) => self.calling = None,
+                Ok(false) | Err(Stop::Blocked) => return Ok(false),
+                Err(Stop::Closed(error)) => {
+                    let text = error.map_or_else(|| "the relay hung up".into(), |error| error.to_string());
+                    return Err(Broken::Unreachable(text));
+                }
+            }
+        }
         // A socket that is still connecting takes nothing, and tells its error when that failed.
         while self.sent < HELLO_BYTES {
             match socket::send_bytes(&self.socket, &hello[self.sent..]) {

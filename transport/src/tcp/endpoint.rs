@@ -13,6 +13,7 @@ use super::options::TcpOptions;
 use super::outbound::{BURST_BYTES, Send};
 use super::park::Park;
 use super::rails::{self, Rail};
+use super::relay::AtRelay;
 use super::route::{self, Candidate};
 use super::socket::{Stop, TcpInfo};
 use super::stripes::Path;
@@ -52,6 +53,8 @@ pub struct TcpEndpoint {
     pub(super) awaited: Vec<u32>,
     /// Connections that the kernel would reset on closing, with bytes of this rank unsent: kept for a moment.
     pub(super) leaving: Vec<socket2::Socket>,
+    /// Where this end waits for peers that cannot dial it, nor it them.
+    pub(super) at_relay: Vec<AtRelay>,
     /// Empty between calls.
     pub(super) arrivals: Vec<Arrival>,
     /// Arrivals from peers that this end dials itself: see `turns`.
@@ -83,6 +86,8 @@ pub(super) struct Peer {
     pub(super) down: Option<Error>,
     /// Whether this end dials first; if not set, the lower rank does.
     pub(super) dials_first: Option<bool>,
+    /// Whether neither end got through to the other, and they have met at a relay.
+    pub(super) is_relayed: bool,
 }
 
 const NO_LINK: u32 = u32::MAX;
@@ -140,6 +145,7 @@ impl TcpEndpoint {
             stranding: Vec::new(),
             awaited: Vec::new(),
             leaving: Vec::new(),
+            at_relay: Vec::new(),
             arrivals: Vec::new(),
             deferred: Vec::new(),
             work: Workspace::new(),
@@ -424,6 +430,11 @@ impl Endpoint for TcpEndpoint {
         if all.len() > 1 { all } else { Vec::new() }
     }
 
+    fn relayed(&self) -> Vec<u32> {
+        let all = self.peers.iter().zip(0..);
+        all.filter(|(peer, _)| peer.is_relayed).map(|(_, rank)| rank).collect()
+    }
+
     fn leave(&mut self) {
         self.part();
     }
@@ -453,7 +464,8 @@ impl Endpoint for TcpEndpoint {
             _ => None,
         });
         let short = self.deaf.then(|| Instant::now() + Duration::from_millis(1));
-        let due = dials.chain(waits).chain(self.acceptor.due(&self.options)).chain(short).min();
+        let due = dials.chain(waits).chain(self.relays_due());
+        let due = due.chain(self.acceptor.due(&self.options)).chain(short).min();
         if due.is_some() || self.timer_set {
             self.timer_set = due.is_some();
             // A timer that cannot be set is a bad argument, and there is none.

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use socket2::Socket;
 
+use super::congestion::{self, Losses};
 use super::dial::Dial;
 use super::inbound::{Halt, Inbound};
 use super::memory::{IoList, Line, bytes_of};
@@ -67,8 +68,14 @@ pub(super) struct Link {
     pub(super) writable: bool,
     /// Whether the peer has closed, as far as epoll has told.
     pub(super) hung_up: bool,
+    /// Since when a connection is wanted.
+    pub(super) asked_at: Option<Instant>,
+    /// When this end last called the relay.
+    pub(super) called_at: Option<Instant>,
     /// For the summary.
     pub(super) route: Option<Route>,
+    /// What the connection loses, while that may change its congestion control.
+    pub(super) losses: Option<Losses>,
     /// The connections over which long messages go, where there may be several.
     pub(super) bundle: Option<Box<Bundle>>,
     /// Whether connections beside the first are to be made, or are being made.
@@ -93,6 +100,8 @@ pub(super) struct Route {
     pub(super) congestion: String,
     /// Whether this end dialled.
     pub(super) is_dialed: bool,
+    /// Whether it goes by a relay.
+    pub(super) is_relayed: bool,
 }
 
 impl Link {
@@ -106,7 +115,10 @@ impl Link {
             readable: true,
             writable: true,
             hung_up: false,
+            asked_at: None,
+            called_at: None,
             route: None,
+            losses: None,
             bundle: None,
             strands: Strands::None,
         }
@@ -165,6 +177,7 @@ impl Link {
             }
             let (token, sequence) = (front.token, self.outbound.sequence);
             let sent = bundle.send(socket, front, sequence, paths, work, budget)?;
+            self.note_sent(sent.bytes);
             if sent.is_over {
                 done(token);
                 self.outbound.pass();
@@ -174,7 +187,18 @@ impl Link {
             return Ok((sent.bytes, !sent.is_over && sent.bytes < budget));
         }
         let moved = self.outbound.flush(socket, work, budget, done)?;
+        self.note_sent(moved);
         Ok((moved, moved < work.io.bytes()))
+    }
+
+    /// What the first connection loses shows in what it sends.
+    fn note_sent(&mut self, bytes: usize) {
+        let State::Open(socket) = &self.state else { return };
+        if let Some(congestion) = congestion::watch(&mut self.losses, socket, bytes)
+            && let Some(route) = &mut self.route
+        {
+            route.congestion = congestion;
+        }
     }
 
     pub(super) fn has_work(&self) -> bool {

@@ -6,7 +6,8 @@
 //!   receiver holds up no other, and there are no credits to keep. Where several interfaces lead to a peer (`rails`), a channel's long
 //!   messages go over one connection on each, in parts (`stripes`, `strands`).
 //! * **The lower rank dials, the higher accepts**, each on its own first post. Two ends that post at the same time therefore make one
-//!   connection, without a tie to break. Where the lower rank does not get through, the higher dials after a while (see `turns`).
+//!   connection, without a tie to break. Where the lower rank does not get through, the higher dials after a while (see `turns`), and
+//!   where neither does, both meet at a relay (see `relay`).
 //! * **Matching is static**, so the receiver knows where a message goes before it arrives: one `recvmsg` takes the header and the payload,
 //!   the payload straight into place. If no receive is posted, the socket is not read.
 //! * **The caller drives.** There is no thread, lock or queue: `post_send` writes as much as the kernel takes, and `poll` does the rest. With
@@ -38,6 +39,7 @@ mod options;
 mod outbound;
 mod park;
 mod rails;
+mod relay;
 mod route;
 mod socket;
 mod strands;
@@ -56,6 +58,7 @@ pub use accept::RejectedConnections;
 pub use endpoint::TcpEndpoint;
 pub use interfaces::admitted;
 pub use options::{Congestion, Family, TcpOptions};
+pub use relay::{RELAY_CALL_BYTES, RELAY_MAGIC_BYTES, RELAY_READY, RelayCall};
 pub use socket::{Reuse, TcpInfo, in_port_range, listen, pace};
 
 /// The transport's name, in errors and capabilities.

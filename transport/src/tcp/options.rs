@@ -1,5 +1,6 @@
 //! The options of the TCP transport.
 
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ pub struct TcpOptions {
     /// Connections that share a long message on each way to a peer of another host; `None` is one, or several on a long way where
     /// the congestion control loses much by a lost packet.
     pub streams: Option<u8>,
+    /// Where peers meet of which neither can dial the other; see [`RelayCall`](super::RelayCall).
+    pub relay: Option<SocketAddr>,
     /// A secret that all ranks of a job share, and nobody else. Whoever connects without it is turned away.
     pub cookie: [u8; 16],
     /// Send buffer of the kernel in bytes; `None` lets it tune itself, which is best or nearly so everywhere.
@@ -71,6 +74,7 @@ impl Default for TcpOptions {
             ports: None,
             congestion: Congestion::Auto,
             streams: None,
+            relay: None,
             cookie: [0; 16],
             send_buffer_bytes: None,
             recv_buffer_bytes: None,

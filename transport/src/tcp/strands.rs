@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use socket2::Socket;
 
-use super::congestion;
+use super::congestion::{self, Losses};
 use super::dial::{Dial, Dialed};
 use super::endpoint::{Peer, TcpEndpoint};
 use super::link::{State, Strands};
@@ -42,6 +42,7 @@ impl TcpEndpoint {
         let loopback = peer.address.as_ref().is_some_and(|address| self.host.same_stack(&address.host));
         let State::Open(socket) = &link.state else { return };
         let streams = if loopback { 1 } else { congestion::streams(socket, self.options.streams) };
+        link.losses = if loopback { None } else { Losses::of(socket, &self.options.congestion) };
         if let Some(remote) = remote
             && (peer.rails.len() > 1 || streams > 1)
         {
@@ -171,7 +172,10 @@ impl TcpEndpoint {
         for strand in [first, &socket] {
             let _ = socket::keep_unsent(strand, UNSENT_BYTES);
         }
-        bundle.strands.push(Strand::new(Some(socket), path));
+        let losses = Losses::of(&socket, &self.options.congestion);
+        let mut strand = Strand::new(Some(socket), path);
+        strand.losses = losses;
+        bundle.strands.push(strand);
         (link.readable, link.writable) = (true, true);
     }
 }

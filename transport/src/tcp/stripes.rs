@@ -21,6 +21,7 @@
 
 use socket2::Socket;
 
+use super::congestion::{self, Losses};
 use super::link::Workspace;
 use super::outbound::Send;
 use super::socket::{self, Stop, TcpInfo};
@@ -70,6 +71,8 @@ pub(super) struct Strand {
     backlog: f64,
     /// Bytes of the front message that it was given.
     sent: u64,
+    /// What it loses, while that may change its congestion control. The link knows of the first.
+    pub(super) losses: Option<Losses>,
     out: Outgoing,
     pub(super) inward: Incoming,
 }
@@ -119,6 +122,7 @@ impl Strand {
             rate: 1.0,
             backlog: 0.0,
             sent: 0,
+            losses: None,
             out: Outgoing { head, head_len: 0, head_sent: 0, left: 0, cursor },
             inward: Incoming {
                 header: [0; HEADER_BYTES],
@@ -226,6 +230,9 @@ impl Bundle {
             self.has_begun = false;
             for strand in &mut self.strands {
                 let sent = std::mem::take(&mut strand.sent);
+                if let Some(socket) = &strand.socket {
+                    congestion::watch(&mut strand.losses, socket, sent as usize);
+                }
                 paths.get_mut(strand.path).into_iter().for_each(|path| path.sent += sent);
             }
         }

@@ -61,7 +61,7 @@ impl TcpEndpoint {
             }
             return false;
         };
-        let Arrival { socket, from, hello, bytes } = arrival;
+        let Arrival { socket, from, is_relayed, hello, bytes } = arrival;
         let on = Channel { peer: hello.from, index: hello.channel };
         let answer = answer_of(&self.me, verdict).encode(Some((&bytes, &self.me.key)));
         // The socket's buffer is empty: the answer goes out whole, or the peer has gone.
@@ -88,7 +88,7 @@ impl TcpEndpoint {
             if own_dial_lost && self.me.rank < hello.from {
                 self.peers[hello.from as usize].dials_first = Some(false);
             }
-            self.open(number, socket, Route { remote: from, congestion, is_dialed: false });
+            self.open(number, socket, Route { remote: from, congestion, is_dialed: false, is_relayed });
         }
         true
     }

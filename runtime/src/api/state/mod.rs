@@ -154,6 +154,7 @@ impl State {
             return Ok(Shared::default());
         }
         let (latest, holders, needers) = self.who(comm, parts, chunk_bytes)?;
+        let mut shared = Shared::default();
         if !needers.is_empty() {
             let is_needer = needers.contains(&comm.rank());
             let compares = is_needer && (self.is_begun || self.version.is_some());
@@ -162,16 +163,13 @@ impl State {
             }
             let names: Vec<String> = describe(parts, chunk_bytes);
             let chunks = parts.iter_mut().flat_map(|part| part.bytes.chunks_mut(chunk_bytes)).collect();
-            let mut transfer =
-                Transfer { comm, holders, needers, chunks, names, hash, shared: Shared::default() };
+            let mut transfer = Transfer { comm, holders, needers, chunks, names, hash, shared };
             let hashes = transfer.hashes()?;
             transfer.run(&hashes, compares)?;
-            let shared = transfer.shared;
-            (self.version, self.settled, self.is_begun) = (Some(latest), Some(here), false);
-            return Ok(shared);
+            shared = transfer.shared;
         }
         (self.version, self.settled, self.is_begun) = (Some(latest), Some(here), false);
-        Ok(Shared::default())
+        Ok(shared)
     }
 
     /// The latest version, who has it, and who does not.

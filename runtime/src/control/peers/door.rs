@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -22,6 +21,7 @@ use super::Event;
 use super::halls;
 use super::lobby::{GroupId, Lobby};
 use super::porter::{self, Answer, Opening, Registry};
+use crate::control::connect::{Heard, dial};
 use crate::control::coordinator::{BoxedStream, Coordinator};
 use crate::control::handshake::{Credentials, Rejection, greet_coordinator};
 use crate::control::sealed::Sealed;
@@ -127,6 +127,11 @@ impl Door {
         });
     }
 
+    /// What members pass on is for `to` from now on.
+    pub(in crate::control) fn take_passed(&self, to: mpsc::Sender<Heard>) {
+        self.residents.send_modify(|residents| residents.passed = Some(to));
+    }
+
     /// Where newcomers wait for this group: the one that there is, or a new one. Newcomers are let in as long as it lives.
     pub(in crate::control) fn lobby(&self, group: GroupId, make: impl FnOnce() -> Lobby) -> Arc<Lobby> {
         let mut found = None;
@@ -157,9 +162,35 @@ impl Door {
         opening: &Opening,
         patience: Duration,
     ) -> std::result::Result<BoxedStream, NoAnswer> {
-        let mut stream: BoxedStream = match self.is_local {
-            true => Box::new(halls::knock(at.id)?),
-            false => knock_at_port(at, near, credentials, patience).await?,
+        at.knock(self.is_local, near, credentials, opening, patience).await
+    }
+
+    /// The same to join the coordinator behind it.
+    pub(crate) async fn join_at(
+        &self,
+        at: &DoorAddress,
+        near: bool,
+        credentials: Credentials,
+        tag: Tag,
+        patience: Duration,
+    ) -> std::result::Result<BoxedStream, NoAnswer> {
+        self.knock(at, near, credentials, &Opening::Join { tag }, patience).await
+    }
+}
+
+impl DoorAddress {
+    /// Knocks there; `is_local`: it is a thread's of this process. As [`Door::knock`].
+    pub(in crate::control) async fn knock(
+        &self,
+        is_local: bool,
+        near: bool,
+        credentials: Credentials,
+        opening: &Opening,
+        patience: Duration,
+    ) -> std::result::Result<BoxedStream, NoAnswer> {
+        let mut stream: BoxedStream = match is_local {
+            true => Box::new(halls::knock(self.id)?),
+            false => knock_at_port(self, near, credentials, patience).await?,
         };
         let introduce = async {
             stream.write_all(&encode(opening)).await?;
@@ -177,20 +208,6 @@ impl Door {
         }
     }
 
-    /// The same to join the coordinator behind it.
-    pub(crate) async fn join_at(
-        &self,
-        at: &DoorAddress,
-        near: bool,
-        credentials: Credentials,
-        tag: Tag,
-        patience: Duration,
-    ) -> std::result::Result<BoxedStream, NoAnswer> {
-        self.knock(at, near, credentials, &Opening::Join { tag }, patience).await
-    }
-}
-
-impl DoorAddress {
     /// Whether other processes can knock there.
     pub(in crate::control) fn has_port(&self) -> bool {
         !self.addresses.is_empty()
@@ -199,6 +216,12 @@ impl DoorAddress {
     /// Whether it is reached on its own host only.
     pub(in crate::control) fn is_on_one_host(&self) -> bool {
         self.addresses.iter().all(|address| address.ip().is_loopback())
+    }
+
+    /// With no more addresses than are kept.
+    pub(in crate::control) fn bounded(mut self) -> Self {
+        self.addresses.truncate(MAX_DOOR_ADDRESSES);
+        self
     }
 
     /// The keys that open it.
@@ -289,7 +312,7 @@ async fn attempt(
     patience: Duration,
 ) -> std::result::Result<BoxedStream, NoAnswer> {
     let silent = |what: &str| NoAnswer::Silent(format!("{address}: {what}"));
-    let mut stream = match tokio::time::timeout(patience, TcpStream::connect(address)).await {
+    let mut stream = match tokio::time::timeout(patience, dial(address)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
             return Err(NoAnswer::Gone(format!("{address} refuses connections: its process has ended")));

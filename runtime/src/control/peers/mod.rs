@@ -11,7 +11,7 @@ pub(super) mod porter;
 pub(super) mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -91,6 +91,9 @@ pub(super) enum Event {
         silent_after: Duration,
         reply: Reply,
     },
+    WaitNoLonger {
+        key: RoundKey,
+    },
     GiveUp {
         key: RoundKey,
     },
@@ -105,6 +108,8 @@ pub(super) enum Event {
         communicator: u64,
         cause: AbortCause,
     },
+    /// Dropped once nobody is left who was told something and has not answered.
+    AwaitTold(std::sync::mpsc::SyncSender<()>),
 }
 
 type Reply = std::sync::mpsc::Sender<Agreed>;
@@ -113,42 +118,40 @@ type Reply = std::sync::mpsc::Sender<Agreed>;
 #[derive(Debug)]
 pub(crate) struct Peers {
     events: mpsc::UnboundedSender<Event>,
-    /// What has come before the task runs, which is when the others' doors are known.
+    /// What has come before the task runs.
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
-    doors: OnceLock<Vec<DoorAddress>>,
+    doors: Arc<[DoorAddress]>,
 }
 
 impl Peers {
     /// From now on, others that call are heard.
-    pub(super) fn new(shared: &Shared, door: &Door) -> Self {
+    pub(super) fn new(shared: &Shared, door: &Door, doors: Arc<[DoorAddress]>) -> Self {
         let (events, inbox) = mpsc::unbounded_channel();
         door.move_in(shared.cookie, &events);
-        Self { events, inbox: Mutex::new(Some(inbox)), doors: OnceLock::new() }
+        Self { events, inbox: Mutex::new(Some(inbox)), doors }
     }
 
-    /// The door of a rank, once that is known.
+    /// The door of a rank.
     pub(super) fn door(&self, rank: u32) -> Option<DoorAddress> {
-        self.doors.get()?.get(rank as usize).cloned()
+        self.doors.get(rank as usize).cloned()
     }
 
-    /// Starts the task, the first time. `doors` by world rank.
+    /// Starts the task, the first time.
     pub(super) fn start(
         &self,
         runtime: &ControlRuntime,
         spec: &JoinSpec,
         shared: Arc<Shared>,
         door: Arc<Door>,
-        doors: Vec<DoorAddress>,
     ) {
         let inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(inbox) = inbox else { return };
-        let _ = self.doors.set(doors.clone());
         let task = Task {
             near: near(&shared),
             rounds: Rounds::new(shared.rank, Instant::now()),
             shared,
             door,
-            doors,
+            doors: self.doors.clone(),
             spec: spec.clone(),
             events: self.events.downgrade(),
             inbox,
@@ -160,12 +163,14 @@ impl Peers {
             gone: BTreeMap::new(),
             watches: Vec::new(),
             next_ping: Instant::now(),
+            untold: BTreeSet::new(),
+            await_told: Vec::new(),
         };
         runtime.spawn(task.run());
     }
 
-    /// Agrees with the members of a communicator. Blocks until the deadline at most. All bring their parts to the same rounds in the
-    /// same order.
+    /// Agrees with the members of a communicator. Blocks until the deadline at most, and for `grace` after it if those that have not come by
+    /// then are waited for no longer. All bring their parts to the same rounds in the same order.
     pub(super) fn agree(
         &self,
         key: RoundKey,
@@ -173,11 +178,17 @@ impl Peers {
         part: Part,
         silent_after: Duration,
         deadline: Instant,
+        grace: Option<Duration>,
     ) -> Agreed {
         let lost = || Agreed::Late { late: Vec::new(), silent: Vec::new() };
         let (reply, outcome) = std::sync::mpsc::channel();
         let _ = self.events.send(Event::Bring { key, members: members.clone(), part, silent_after, reply });
-        match outcome.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        let mut agreed = outcome.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        if let (Err(std::sync::mpsc::RecvTimeoutError::Timeout), Some(grace)) = (&agreed, grace) {
+            let _ = self.events.send(Event::WaitNoLonger { key });
+            agreed = outcome.recv_timeout(grace);
+        }
+        match agreed {
             Ok(agreed) => agreed,
             Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => lost(),
             Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
@@ -200,10 +211,29 @@ impl Peers {
         alarmed
     }
 
-    /// Tells members that a communicator is aborted.
+    /// Tells members that a communicator is aborted. They pass it on: see [`relays`].
     pub(super) fn abort(&self, members: &Arc<[u32]>, communicator: u64, cause: AbortCause) {
         let _ = self.events.send(Event::Abort { members: members.clone(), communicator, cause });
     }
+
+    /// Blocks until those whom this rank tells of aborts have heard it, are gone, or do not answer; at most for `patience`.
+    pub(super) fn wait_until_told(&self, patience: Duration) {
+        let (told, all) = std::sync::mpsc::sync_channel(1);
+        let _ = self.events.send(Event::AwaitTold(told));
+        // Nothing is ever sent: the other end is dropped.
+        let _ = all.recv_timeout(patience);
+    }
+}
+
+/// Whom a member tells of what all are to know; each passes it on when it hears it first. Those at distances of 1, 2, 4 ... in both
+/// directions: all are reached in as many steps as their number has digits, past members that are gone too, and nobody calls all others.
+fn relays(members: &[u32], own: u32) -> BTreeSet<u32> {
+    let Some(place) = members.iter().position(|rank| *rank == own) else { return BTreeSet::new() };
+    let count = members.len();
+    let distances = std::iter::successors(Some(1), |distance| Some(distance * 2))
+        .take_while(|distance| *distance < count);
+    let places = distances.flat_map(|distance| [place + distance, place + count - distance]);
+    places.map(|place| members[place % count]).filter(|rank| *rank != own).collect()
 }
 
 /// Which ranks are on this one's host.
@@ -231,7 +261,7 @@ struct Task {
     rounds: Rounds,
     shared: Arc<Shared>,
     door: Arc<Door>,
-    doors: Vec<DoorAddress>,
+    doors: Arc<[DoorAddress]>,
     spec: JoinSpec,
     events: mpsc::WeakUnboundedSender<Event>,
     inbox: mpsc::UnboundedReceiver<Event>,
@@ -245,6 +275,9 @@ struct Task {
     gone: BTreeMap<u32, String>,
     watches: Vec<Watch>,
     next_ping: Instant,
+    /// Who was told of an abort and has not answered.
+    untold: BTreeSet<u32>,
+    await_told: Vec<std::sync::mpsc::SyncSender<()>>,
 }
 
 impl Task {
@@ -293,6 +326,7 @@ impl Task {
                 Err(NoAnswer::Gone(text)) => {
                     self.knocking.remove(&rank);
                     self.unsent.remove(&rank);
+                    self.untold.remove(&rank);
                     tracing::info!(rank = self.shared.rank, gone = rank, text, "a member is gone");
                     self.gone.insert(rank, text);
                     self.rounds.gone(rank);
@@ -301,6 +335,7 @@ impl Task {
                     let text = no.text();
                     tracing::debug!(rank = self.shared.rank, silent = rank, text, "no line to a member");
                     self.unsent.remove(&rank);
+                    self.untold.remove(&rank);
                     self.knocking.insert(rank, Some(Instant::now() + AGREEMENT_BEAT));
                 }
             },
@@ -311,6 +346,9 @@ impl Task {
             Event::Ended { rank, line } => {
                 let lines = self.lines.entry(rank).or_default();
                 lines.retain(|other| other.number != line);
+                if lines.is_empty() {
+                    self.untold.remove(&rank);
+                }
                 // Whether it is gone is known by calling it again.
                 let is_needed =
                     self.rounds.needs(rank) || self.watches.iter().any(|w| w.ranks.contains(&rank));
@@ -323,19 +361,28 @@ impl Task {
                 let suspects = self.shared.silent();
                 self.rounds.bring(key, members, part, silent_after, reply, (&known_gone, &suspects));
             }
+            Event::WaitNoLonger { key } => self.rounds.wait_no_longer(key),
             Event::GiveUp { key } => self.rounds.give_up(key),
             Event::Watch { ranks, later, silent_after, alarm } => {
                 let (since, alarm) = (Instant::now(), Some(alarm));
                 self.next_ping = since;
                 self.watches.push(Watch { ranks, later, silent_after, since, alarm });
             }
-            Event::Abort { members, communicator, cause } => {
-                let said = encode(&Said::Abort { communicator, cause });
-                let own = self.shared.rank;
-                for rank in members.iter().filter(|rank| **rank != own) {
-                    self.send(*rank, said.clone());
-                }
+            Event::Abort { members, communicator, cause } => self.spread(&members, communicator, cause),
+            Event::AwaitTold(told) => self.await_told.push(told),
+        }
+    }
+
+    fn spread(&mut self, members: &[u32], communicator: u64, cause: AbortCause) {
+        let said = encode(&Said::Abort { communicator, cause });
+        for rank in relays(members, self.shared.rank) {
+            if self.gone.contains_key(&rank) {
+                continue;
             }
+            self.send(rank, said.clone());
+            // Its answer says that it has heard what was said before.
+            self.send(rank, encode(&Said::Ping));
+            self.untold.insert(rank);
         }
     }
 
@@ -350,9 +397,15 @@ impl Task {
                 }
             }
             Said::Closed { key } => self.rounds.closed(rank, key),
-            Said::Abort { communicator, cause } => self.shared.aborted_by_member(communicator, cause),
+            Said::Abort { communicator, cause } => {
+                if let Some(members) = self.shared.aborted_by_member(communicator, cause.clone()) {
+                    self.spread(&members, communicator, cause);
+                }
+            }
             Said::Ping => self.send(rank, encode(&Said::Pong)),
-            Said::Pong => {}
+            Said::Pong => {
+                self.untold.remove(&rank);
+            }
         }
     }
 
@@ -397,6 +450,9 @@ impl Task {
             }
         }
         self.keep_watch(now);
+        if self.untold.is_empty() {
+            self.await_told.clear();
+        }
     }
 
     fn keep_watch(&mut self, now: Instant) {
@@ -484,5 +540,32 @@ async fn read_line(rank: u32, line: u64, read: ReadHalf<BoxedStream>, events: mp
     }
     if let Some(events) = events.upgrade() {
         let _ = events.send(Event::Ended { rank, line });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_passed_on_reaches_all_in_few_steps_and_nobody_calls_many() {
+        for count in 1..=130_u32 {
+            let members: Vec<u32> = (0..count).map(|place| 3 * place + 1).collect();
+            let digits = count.next_power_of_two().trailing_zeros() as usize;
+            for first in [members[0], members[members.len() / 2], members[members.len() - 1]] {
+                let (mut heard, mut news) = (BTreeSet::from([first]), vec![first]);
+                let mut steps = 0;
+                while heard.len() < members.len() {
+                    steps += 1;
+                    assert!(steps <= digits, "{count} members, from {first}");
+                    let told: Vec<_> = news.iter().flat_map(|rank| relays(&members, *rank)).collect();
+                    news = told.into_iter().filter(|rank| heard.insert(*rank)).collect();
+                }
+                assert!(
+                    relays(&members, first).len() <= 2 * digits && !relays(&members, first).contains(&first)
+                );
+            }
+        }
+        assert!(relays(&[1, 2, 3], 9).is_empty(), "who is no member tells nobody");
     }
 }

@@ -13,13 +13,17 @@ use tokio::task::JoinSet;
 use super::Event;
 use super::door::Tag;
 use super::lobby::{GroupId, Lobby};
+use crate::control::connect::Heard;
 use crate::control::coordinator::{BoxedStream, Coordinator};
 use crate::control::handshake::{Credentials, greet_rank};
 use crate::control::pending::{Footing, PendingConnections};
 use crate::control::sealed::Sealed;
 use crate::control::wire::{decode, encode, invalid, read_frame};
 use crate::job::Cookie;
-use crate::job::limits::{ACCEPT_PAUSE, HANDSHAKE_TIMEOUT, MAX_HELLO_FRAME, SPARE_HANDSHAKES};
+use crate::job::limits::{
+    ACCEPT_PAUSE, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_COORDINATOR, MAX_HELLO_FRAME, PASS_TIMEOUT,
+    SPARE_HANDSHAKES,
+};
 
 /// First frame of whoever knocks.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +34,8 @@ pub(in crate::control) enum Opening {
     Join { tag: Tag },
     /// A newcomer that would become a member of this group.
     Wait { group: GroupId },
+    /// A member of the job that passes on a message of the coordinator.
+    Pass,
 }
 
 /// The answer.
@@ -48,6 +54,8 @@ pub(super) struct Residents {
     /// Meetings that are over: who comes late to one is told so.
     pub(super) over: VecDeque<Tag>,
     pub(super) lobbies: HashMap<GroupId, Weak<Lobby>>,
+    /// Who takes what is passed on.
+    pub(super) passed: Option<mpsc::Sender<Heard>>,
 }
 
 pub(super) type Registry = Arc<watch::Sender<Residents>>;
@@ -130,6 +138,17 @@ async fn show_in(mut stream: BoxedStream, residents: Registry, judged: bool) -> 
             };
             answer(&mut stream, &Answer::Taken).await?;
             lobby.receive(stream).await?;
+        }
+        Opening::Pass => {
+            let Some(passed) = residents.borrow().passed.clone() else {
+                return answer(&mut stream, &Answer::Unknown).await;
+            };
+            answer(&mut stream, &Answer::Taken).await?;
+            tokio::spawn(tokio::time::timeout(PASS_TIMEOUT, async move {
+                if let Ok(Some(payload)) = read_frame(&mut stream, MAX_FRAME_FROM_COORDINATOR).await {
+                    let _ = passed.send(Heard::PassedOn(payload)).await;
+                }
+            }));
         }
     }
     Ok(())

@@ -28,6 +28,8 @@ struct Round {
     /// Of the program that has called and waits.
     reply: Option<Reply>,
     is_over: bool,
+    /// Whether the program knows how it ended.
+    is_told: bool,
 }
 
 /// All of them. Decided ones are kept for members that ask late.
@@ -40,6 +42,13 @@ pub(super) struct Rounds {
     touched: BTreeSet<RoundKey>,
     ends: Vec<(RoundKey, Stand)>,
     longest_silence: Duration,
+}
+
+impl Round {
+    /// Whether it works for a decision: its program waits, or a part was brought for it.
+    fn is_at_work(&self) -> bool {
+        self.reply.is_some() || (self.agreement.is_stood_in_for() && self.agreement.next_wakeup().is_some())
+    }
 }
 
 impl Rounds {
@@ -87,16 +96,18 @@ impl Rounds {
             for gone in known_gone.iter().filter_map(|rank| place(&members, *rank)) {
                 agreement.gone(gone, now);
             }
-            Round { members, agreement, reply: None, is_over: false }
+            Round { members, agreement, reply: None, is_over: false, is_told: false }
         });
         self.touched.insert(key);
         Some(round)
     }
 
-    /// Keeps the number of rounds bounded; the oldest that are over go first.
+    /// Keeps the number of rounds bounded; the oldest that are over go first. Those that were decided for a program that is late stay: it
+    /// will ask how they ended, and there is one for each call that it has missed.
     fn forget_some(&mut self) {
+        let may_go = |round: &Round| round.is_over && (round.is_told || !round.agreement.is_stood_in_for());
         if self.rounds.len() >= MAX_REMEMBERED
-            && let Some(oldest) = self.rounds.iter().find(|(_, round)| round.is_over).map(|(key, _)| *key)
+            && let Some(oldest) = self.rounds.iter().find(|(_, round)| may_go(round)).map(|(key, _)| *key)
         {
             self.rounds.remove(&oldest);
         }
@@ -120,6 +131,15 @@ impl Rounds {
                 round.agreement.suspect(suspect, now);
             }
             round.agreement.bring(part, now);
+        }
+    }
+
+    /// The time of this member's program is over: it waits no longer for those of others.
+    pub(super) fn wait_no_longer(&mut self, key: RoundKey) {
+        let now = self.clock();
+        if let Some(round) = self.rounds.get_mut(&key).filter(|round| round.reply.is_some()) {
+            round.agreement.wait_no_longer(now);
+            self.touched.insert(key);
         }
     }
 
@@ -182,17 +202,17 @@ impl Rounds {
 
     /// Whether an agreement under way has this member.
     pub(super) fn needs(&self, rank: u32) -> bool {
-        self.rounds.values().any(|round| round.reply.is_some() && round.members.contains(&rank))
+        self.rounds.values().any(|round| round.is_at_work() && round.members.contains(&rank))
     }
 
     pub(super) fn next_wakeup(&self) -> Option<Instant> {
-        let waiting = self.rounds.values().filter(|round| round.reply.is_some());
+        let waiting = self.rounds.values().filter(|round| round.is_at_work());
         waiting.filter_map(|round| round.agreement.next_wakeup()).min().map(|due| self.started + due)
     }
 
     pub(super) fn tick(&mut self, _now: Instant) {
         let now = self.clock();
-        let waiting = self.rounds.iter_mut().filter(|(_, round)| round.reply.is_some());
+        let waiting = self.rounds.iter_mut().filter(|(_, round)| round.is_at_work());
         for (key, round) in waiting {
             if round.agreement.next_wakeup().is_some_and(|due| due <= now) {
                 round.agreement.tick(now);
@@ -215,6 +235,7 @@ impl Rounds {
                 continue;
             }
             if let Some(reply) = round.reply.take() {
+                round.is_told = true;
                 let _ = reply.send(match stand.clone() {
                     Stand::Decided(decision) => Agreed::Decided(decision),
                     _ => Agreed::Stranded { silent: round.agreement.silent(now) },

@@ -13,6 +13,7 @@ mod payload;
 mod two_shot;
 
 use std::cell::RefCell;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
@@ -238,6 +239,11 @@ impl CompiledExchange {
         }
         let (word, value) = self.flat.arm();
         Some((std::ptr::from_ref(word), value))
+    }
+
+    /// For whom to be woken, after the last look before a sleep.
+    pub(crate) fn awaited(&self) -> NonZeroU32 {
+        self.flat.awaited()
     }
 
     pub(crate) fn disarm(&mut self) {

@@ -19,7 +19,7 @@ fn shell(script: &str, ranks: u32) -> Job {
         prefix: Prefix::Rank,
         grace: Duration::from_secs(60),
         quiet_exit_code: None,
-        ends_with_input: false,
+        orders: Orders::None,
         least: None,
         again: None,
     }
@@ -89,10 +89,11 @@ fn a_rank_that_dies_is_started_again_as_a_newcomer() {
         stderr.contains("the other 2 go on; it is started again as a newcomer (1 of 3 times)"),
         "{stderr}"
     );
-    // One that dies again and again is given up.
+    // One that dies again and again is given up. The other ends when the launcher has reaped the third.
     let script = format!(
-        "[ $RANK = 1 ] && {{ echo x >>{there}; [ $(wc -l <{there}) = 3 ] && touch {there}2; exit 3; }}
-         while [ ! -e {there}2 ]; do sleep 0.01; done; sleep 0.3"
+        "[ $RANK = 1 ] && {{ echo $$ >>{there}; [ $(wc -l <{there}) = 3 ] && mv {there} {there}2; exit 3; }}
+         while [ ! -e {there}2 ]; do sleep 0.01; done
+         while kill -0 $(tail -n 1 {there}2); do sleep 0.01; done 2>/dev/null"
     );
     let job = Job { least: Some(1), again: again(2, false), ..shell(&script, 2) };
     let (code, _, stderr) = run_captured(&job);

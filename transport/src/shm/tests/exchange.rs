@@ -4,7 +4,7 @@ use std::thread;
 
 use super::*;
 use crate::shm::{Exchange, FLAT_INLINE, FLAT_LONG, FLAT_MAX, Slot};
-use crate::wait_word;
+use crate::wait_word_for;
 use crate::{Needs, StageMismatch};
 
 fn flats(n: u32) -> Vec<Exchange> {
@@ -27,8 +27,9 @@ fn wait(
         if asleep {
             let _ = flat.arm();
             if !step(flat).expect("all agree") {
+                let bits = flat.awaited();
                 let (word, value) = flat.arm();
-                wait_word(word, value, PATIENCE).expect("futex");
+                wait_word_for(word, value, bits, PATIENCE).expect("futex");
             }
             flat.disarm();
         } else {

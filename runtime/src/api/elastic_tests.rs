@@ -1,0 +1,118 @@
+//! Members that meet in vain, and again.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use super::Communicator;
+use super::cluster::Cluster;
+use super::elastic::MEETINGS;
+use crate::communicator::reunite;
+use crate::control::{ControlRuntime, Invitation, Purpose, Until};
+use crate::error::{Error, JoinFailure, Result};
+use crate::join::JoinSpec;
+use crate::types::ReduceOp;
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// Shrinks; `fails` says what a rank meets in its n-th meeting instead of the others.
+fn shrink(comm: &Communicator, fails: impl Fn(u32) -> Option<Error>) -> (u32, Result<Communicator>) {
+    let (meetings, deadline) = (Cell::new(0), Instant::now() + LONG);
+    let made = comm.form_anew(Purpose::Shrink, "shrink", Until::GivingUp(deadline), |ranks, seed| {
+        meetings.set(meetings.get() + 1);
+        match fails(meetings.get()) {
+            Some(error) => Err(error),
+            None => {
+                let making = reunite(&comm.shared, ranks, seed, deadline)?;
+                Ok((Communicator::make(making)?, Vec::new()))
+            }
+        }
+    });
+    (meetings.get(), made)
+}
+
+/// What a rank says that has waited for one that is stopped.
+fn nobody_answers(rank: u32) -> Error {
+    Error::Join {
+        rank: Some(rank),
+        kind: JoinFailure::Survivors,
+        problem: "rank 0 will not come: it does not answer".to_owned(),
+        remedy: "Call shrink, or grow, again".to_owned(),
+    }
+}
+
+fn sum(comm: &Communicator) -> Result<f32> {
+    let mut data = [1.0_f32];
+    comm.all_reduce(&mut data, ReduceOp::Sum)?;
+    Ok(data[0])
+}
+
+/// The lowest rank, at whose door the others meet, or another one was away for too long, and is back when they agree on it.
+#[test]
+fn who_was_away_while_the_others_met_is_met_again() -> Result<()> {
+    for away in [0, 2] {
+        let met = Cluster::local(3, |comm| {
+            let rank = comm.rank();
+            let (meetings, made) =
+                shrink(&comm, |meeting| (meeting == 1 && rank != away).then(|| nobody_answers(rank)));
+            let made = made?;
+            Ok((meetings, made.ranks_before(), sum(&made)?))
+        })?;
+        for met in met {
+            assert_eq!(met?, (2, vec![0, 1, 2], 3.0), "rank {away} was away");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn members_that_never_meet_give_up_together() -> Result<()> {
+    let met = Cluster::local(3, |comm| {
+        let (rank, (meetings, made)) = (comm.rank(), shrink(&comm, |_| Some(nobody_answers(0))));
+        assert!(made.is_err(), "rank {rank}");
+        Ok((meetings, sum(&comm)?))
+    })?;
+    met.into_iter().try_for_each(|met| {
+        assert_eq!(met?, (MEETINGS, 3.0), "the communicator is as it was");
+        Ok(())
+    })
+}
+
+#[test]
+fn what_would_fail_again_is_not_tried_again() -> Result<()> {
+    let met = Cluster::local(2, |comm| {
+        let refused = || Error::system("mapping memory", std::io::ErrorKind::OutOfMemory.into());
+        let (rank, (meetings, made)) = (comm.rank(), shrink(&comm, |_| (comm.rank() == 1).then(refused)));
+        match (rank, made) {
+            (1, Err(Error::System { .. })) | (0, Err(_)) => meetings,
+            (rank, made) => panic!("rank {rank}: {made:?}"),
+        }
+    })?;
+    assert_eq!(met, [1, 1]);
+    Ok(())
+}
+
+/// The launchers of two hosts have folders of their own, which no rank can tell from one.
+#[test]
+fn every_rank_keeps_an_invitation_where_its_launcher_wants_it() -> Result<()> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let runtime = ControlRuntime::new()?;
+    let rank = |spec: JoinSpec| -> Result<()> {
+        let path = folder.path().join(spec.rank.to_string());
+        let invite = |name: &str| (name == "KOLO_INVITE").then(|| path.display().to_string());
+        let builder = Communicator::builder().join(spec).control_runtime(runtime.clone());
+        let comm = builder.connect_by(&invite)?;
+        let invited = || std::fs::read_to_string(&path).expect("it was written").parse::<Invitation>();
+        invited()?;
+        // Others may be waiting for it to be written anew.
+        std::fs::remove_file(&path).expect("it is there");
+        let next = comm.shrink()?;
+        invited()?;
+        sum(&next).map(drop)
+    };
+    let rank = &rank;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            JoinSpec::local(2).into_iter().map(|spec| scope.spawn(move || rank(spec))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
+    })
+}

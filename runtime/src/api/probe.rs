@@ -1,0 +1,144 @@
+//! Looking what message waits, without receiving it.
+
+use std::ops::RangeInclusive;
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use kolo_transport::Piece;
+
+use super::Communicator;
+use crate::call::{Message, Waited, transfer_tag};
+use crate::communicator::Core;
+use crate::drive::{self, Ticket};
+use crate::engine::{ANY_SOURCE, Id, Kind, TransferJob, label};
+use crate::error::{Error, Result};
+use crate::types::DataType;
+
+/// A message that has come and that no receive has asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitingMessage {
+    /// Rank that has sent it.
+    pub source: u32,
+    /// Its tag.
+    pub tag: u32,
+    /// Length in bytes.
+    pub bytes: usize,
+    /// Type of its elements; none if it is another communicator's way to say so, which no receive would take.
+    pub data_type: Option<DataType>,
+}
+
+impl Communicator {
+    /// Waits for a message of rank `source`, or of any, whose tag is one of `tags`, and tells what it is. The message stays, for
+    /// the next receive that names its source and tag; another thread's may come first. Messages that receives have asked for
+    /// already are not seen. Blocks for as long as a receive would.
+    ///
+    /// # Errors
+    /// As [`Communicator::recv_any`].
+    pub fn probe(&self, source: Option<u32>, tags: RangeInclusive<u32>) -> Result<WaitingMessage> {
+        self.probe_within(source, tags, self.shared.config.timeout)
+    }
+
+    /// As [`Communicator::probe`], with a time-out of its own.
+    ///
+    /// # Errors
+    /// As [`Communicator::recv_any`].
+    pub fn probe_within(
+        &self,
+        source: Option<u32>,
+        tags: RangeInclusive<u32>,
+        limit: Duration,
+    ) -> Result<WaitingMessage> {
+        let shared = &self.shared;
+        drive::lend(shared, || {
+            let (core, ticket) = self.post_probe(source, tags)?;
+            let mut core = drive::wait_for(shared, core, ticket.id, ticket.waited, limit)?;
+            let found = self.describe(&core, ticket.id);
+            drop(core.engine.finish(ticket.id));
+            Ok(found)
+        })
+    }
+
+    /// As [`Communicator::probe`], but never blocks: none if no such message is there. A message that was sent may take some calls to be
+    /// seen.
+    ///
+    /// # Errors
+    /// As [`Communicator::recv_any`].
+    pub fn probe_now(
+        &self,
+        source: Option<u32>,
+        tags: RangeInclusive<u32>,
+    ) -> Result<Option<WaitingMessage>> {
+        /// What has come is taken by the first; what that brings to light, by the second.
+        const LOOKS: usize = 2;
+        let shared = &self.shared;
+        drive::lend(shared, || {
+            let (mut core, ticket) = self.post_probe(source, tags)?;
+            for _ in 0..LOOKS {
+                if core.engine.is_done(ticket.id) {
+                    break;
+                }
+                core.progress();
+                if core.engine.failure().is_some() {
+                    drop(core);
+                    return Err(drive::fail(shared, ticket.waited));
+                }
+            }
+            if !core.engine.is_done(ticket.id) {
+                core.engine.withdraw_probe(ticket.id);
+                return Ok(None);
+            }
+            let found = self.describe(&core, ticket.id);
+            drop(core.engine.finish(ticket.id));
+            Ok(Some(found))
+        })
+    }
+
+    fn post_probe(
+        &self,
+        source: Option<u32>,
+        tags: RangeInclusive<u32>,
+    ) -> Result<(MutexGuard<'_, Core>, Ticket)> {
+        const LABEL: &str = "probe";
+        let shared = &self.shared;
+        if let Some(peer) = source.filter(|peer| *peer >= shared.group.size) {
+            let problem = format!("rank {peer} is out of range: ranks are 0 to {}", shared.group.size - 1);
+            return Err(self.usage(LABEL, problem));
+        }
+        if tags.is_empty() {
+            return Err(self.usage(LABEL, format!("no tag is from {} to {}", tags.start(), tags.end())));
+        }
+        shared.check_process(|| Waited::other(LABEL))?;
+        let mut core = shared.core();
+        let waited = Waited::transfer(LABEL, Message { number: core.calls.messages + 1, single: None });
+        drive::check_usable(shared, &core, waited)?;
+        if !core.engine.has_room_for_transfers(1) {
+            let problem = "more than 65000 sends and receives are outstanding";
+            return Err(self.usage(LABEL, problem.to_owned()));
+        }
+        if let Some(transport) = core.engine.without_probing() {
+            let problem = format!(
+                "the transport {transport} cannot tell what message waits; receive what is expected, or use KOLO_TRANSPORT=shm,tcp"
+            );
+            return Err(Error::Unsupported { context: shared.context(waited), problem });
+        }
+        let memory = Piece { ptr: std::ptr::null_mut(), len: 0 };
+        let peer = source.unwrap_or(ANY_SOURCE);
+        let job =
+            TransferJob { kind: Kind::Recv, peer, tag: 0, labels: Some(tags), memory, gpu: None, keep: None };
+        // SAFETY: a probe has no memory.
+        match unsafe { core.engine.transfer(job) } {
+            Ok(id) => Ok((core, Ticket { id, waited })),
+            Err(error) => {
+                core.engine.note_failure(error);
+                drop(core);
+                Err(drive::fail(shared, waited))
+            }
+        }
+    }
+
+    fn describe(&self, core: &Core, id: Id) -> WaitingMessage {
+        let (source, tag, bytes) = core.engine.found(id).unwrap_or_default();
+        let of = |data_type: &DataType| transfer_tag(self.shared.group.id, *data_type, label(tag)) == tag;
+        WaitingMessage { source, tag: label(tag), bytes, data_type: DataType::ALL.into_iter().find(of) }
+    }
+}

@@ -1,0 +1,59 @@
+//! A moment at which all calls of a communicator are over, whatever time-outs they have of their own.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Read wherever a thread begins to wait, so without a lock.
+#[derive(Debug)]
+pub(crate) struct TimeLimit {
+    /// From which times are counted.
+    since: Instant,
+    /// In nanoseconds; 0 if there is no such moment.
+    until: AtomicU64,
+}
+
+impl TimeLimit {
+    pub(super) fn none() -> Self {
+        Self { since: Instant::now(), until: AtomicU64::new(0) }
+    }
+
+    /// Sets it, for calls that begin to wait from now on.
+    pub(crate) fn set(&self, until: Option<Instant>) {
+        let until = until.map_or(0, |until| {
+            let after = until.saturating_duration_since(self.since).as_nanos();
+            u64::try_from(after).unwrap_or(u64::MAX).max(1)
+        });
+        self.until.store(until, Ordering::Relaxed);
+    }
+
+    /// How long calls may still take, if not for ever.
+    #[inline]
+    pub(crate) fn left(&self) -> Option<Duration> {
+        match self.until.load(Ordering::Relaxed) {
+            0 => None,
+            until => Some(Duration::from_nanos(until).saturating_sub(self.since.elapsed())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_ends_at_nothing() {
+        let limit = TimeLimit::none();
+        assert_eq!(limit.left(), None);
+        limit.set(Some(Instant::now() + Duration::from_secs(100)));
+        assert!(
+            limit
+                .left()
+                .is_some_and(|left| left > Duration::from_secs(90) && left <= Duration::from_secs(100))
+        );
+        // A moment that has been, also one before the limit was made.
+        limit.set(Some(limit.since));
+        assert_eq!(limit.left(), Some(Duration::ZERO));
+        limit.set(None);
+        assert_eq!(limit.left(), None);
+    }
+}

@@ -1,0 +1,216 @@
+//! Long messages for many ranks go from rank to rank: the coordinator sends the welcome and the blobs of an exchange to a few of
+//! them only, and each passes them on to a few others, through their doors.
+//!
+//! All this does for the coordinator is to spare it bytes: each rank says that it has the message, and if nobody has said so for a
+//! while, the coordinator sends it to those that have not, whatever the reason: a door that cannot be reached, or a rank that has died or left.
+//! What comes twice does no harm, since an exchange ends once. Those whose door others could not reach get the messages
+//! after that from the coordinator at once.
+//!
+//! The tree is that of a heap: the message's receivers have *places* from 0 on, in the order of their ranks (or of the members of
+//! an exchange). The coordinator sends to the first [`FAN_OUT`] places, and place p to those from `FAN_OUT * (p + 1)` on.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::handshake::Credentials;
+use super::peers::door::{DoorAddress, NoAnswer};
+use super::peers::porter::Opening;
+use super::wire::{FromCoordinator, PeerInfo, encode};
+use crate::job::limits::{CONNECT_TIMEOUT, PASS_TIMEOUT};
+use crate::join::{JoinSpec, Locator};
+
+/// How many a rank passes a message on to. It sends to one after the other over one cable, so few are best for long messages.
+pub(super) const FAN_OUT: usize = 4;
+
+/// To so few the coordinator sends all messages itself.
+const DIRECT_RANKS: usize = 32;
+
+/// Messages up to so long too: what they take is nothing beside a connection to a door.
+const DIRECT_BYTES: usize = 4 << 10;
+
+/// Heartbeats without any news after which the coordinator sends a message itself. A connection to a door takes milliseconds, and
+/// seconds where a thousand processes start on two processors.
+const PATIENCE: u32 = 4;
+
+/// Bytes per second with which a rank is expected to pass on at least, before the coordinator sends the message itself.
+const SLOW_BYTES_PER_SECOND: usize = 10 << 20;
+
+/// Whether a message of so many bytes for so many ranks is passed on.
+pub(super) const fn is_worth_it(bytes: usize, ranks: usize) -> bool {
+    ranks > DIRECT_RANKS && bytes > DIRECT_BYTES
+}
+
+/// The places that a place passes a message on to, among so many; `None` is the coordinator.
+pub(super) fn next(place: Option<usize>, count: usize) -> Range<usize> {
+    let first = place.map_or(0, |place| FAN_OUT * (place + 1));
+    first.min(count)..(first + FAN_OUT).min(count)
+}
+
+/// How many heartbeats may pass until one more rank has a message of so many bytes.
+pub(super) fn patience(bytes: usize) -> u32 {
+    let busy = u32::try_from(bytes * FAN_OUT / SLOW_BYTES_PER_SECOND).unwrap_or(u32::MAX);
+    PATIENCE.saturating_add(busy)
+}
+
+/// How a rank passes messages on.
+#[derive(Debug)]
+pub(super) struct Passing {
+    spec: JoinSpec,
+    /// By rank; nothing in the place of those that have none.
+    doors: Arc<[DoorAddress]>,
+    progress: Arc<Progress>,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    passed_bytes: AtomicU64,
+    underway: Mutex<usize>,
+    changed: Condvar,
+}
+
+/// Counts a message that is being passed on to another rank.
+struct Counted(Arc<Progress>);
+
+impl Counted {
+    fn new(progress: &Arc<Progress>) -> Self {
+        *progress.underway.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Self(progress.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        *self.0.underway.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Passing {
+    pub(super) fn new(spec: &JoinSpec, doors: Arc<[DoorAddress]>) -> Self {
+        Self { spec: spec.clone(), doors, progress: Arc::default() }
+    }
+
+    /// Bytes that this rank has passed on.
+    pub(super) fn passed_bytes(&self) -> u64 {
+        self.progress.passed_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Waits until nothing is under way, at most so long.
+    pub(super) fn wait(&self, patience: Duration) {
+        let Progress { underway, changed, .. } = &*self.progress;
+        let underway = underway.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(changed.wait_timeout_while(underway, patience, |underway| *underway > 0));
+    }
+
+    /// Passes a message on to those of its receivers (by rank, in the order of their places) that come after this rank. Returns at
+    /// once. Who cannot be reached gets it from the coordinator.
+    pub(super) fn pass_on(&self, message: &FromCoordinator, receivers: &[u32], peers: &[PeerInfo]) {
+        let own = self.spec.rank;
+        let place = receivers.iter().position(|rank| *rank == own);
+        let places = next(place, receivers.len());
+        if place.is_none() || places.is_empty() {
+            return;
+        }
+        let frame = encode(message);
+        for &rank in &receivers[places] {
+            let host = |rank: u32| peers.get(rank as usize).map(|peer| peer.host_key);
+            let Some(door) = self.doors.get(rank as usize).cloned() else { continue };
+            let way = Way {
+                credentials: door.credentials(&self.spec),
+                door,
+                is_local: matches!(self.spec.locator, Locator::Local(_)),
+                near: host(rank) == host(own),
+            };
+            let (frame, counted) = (frame.clone(), Counted::new(&self.progress));
+            tokio::spawn(async move {
+                let pass = pass(&way, &frame, &counted.0.passed_bytes);
+                match tokio::time::timeout(PASS_TIMEOUT, pass).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(problem)) => tracing::debug!(rank, "nothing is passed on: {problem}"),
+                    Err(_) => tracing::debug!(rank, "nothing is passed on in time"),
+                }
+            });
+        }
+    }
+}
+
+/// To another rank.
+struct Way {
+    door: DoorAddress,
+    credentials: Credentials,
+    /// Whether the door is that of a thread of this process.
+    is_local: bool,
+    /// Whether it is on this host.
+    near: bool,
+}
+
+async fn pass(way: &Way, frame: &Bytes, passed_bytes: &AtomicU64) -> Result<(), String> {
+    let Way { door, credentials, is_local, near } = way;
+    let knock = door.knock(*is_local, *near, credentials.clone(), &Opening::Pass, CONNECT_TIMEOUT);
+    let mut stream = knock.await.map_err(NoAnswer::text)?;
+    let said = |error: io::Error| error.to_string();
+    stream.write_all(frame).await.map_err(said)?;
+    stream.flush().await.map_err(said)?;
+    passed_bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
+    // The other end closes once it has everything.
+    stream.read(&mut [0]).await.map_err(said)?;
+    Ok(())
+}
+
+/// A message that is passed on, as far as the coordinator knows who has it.
+#[derive(Debug)]
+pub(super) struct Underway {
+    pub(super) key: Option<super::ExchangeKey>,
+    /// The message itself, for those who do not get it from others.
+    pub(super) frame: Bytes,
+    /// All that are to have it, by their places.
+    pub(super) receivers: Vec<u32>,
+    /// Those who have not said that they have it.
+    pub(super) waiting: BTreeSet<u32>,
+    /// Heartbeats without any news of it until they get it from the coordinator, and those that are left of them.
+    pub(super) patience: u32,
+    pub(super) left: u32,
+}
+
+impl Underway {
+    /// Those who do not have it, although whoever passes it on to them has.
+    pub(super) fn unreached(&self) -> impl Iterator<Item = u32> {
+        let has_it = |place: usize| !self.waiting.contains(&self.receivers[place]);
+        let is_unreached =
+            move |place: &usize| !has_it(*place) && (*place < FAN_OUT || has_it(*place / FAN_OUT - 1));
+        (0..self.receivers.len()).filter(is_unreached).map(|place| self.receivers[place])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_gets_it_once() {
+        for count in [0, 1, 3, 4, 5, 33, 256, 1000, 4096] {
+            let mut came = vec![0; count];
+            for place in std::iter::once(None).chain((0..count).map(Some)) {
+                let to = next(place, count);
+                assert!(to.len() <= FAN_OUT);
+                assert!(place.is_none_or(|place| to.start > place), "from the front to the back");
+                assert!(to.clone().all(|to| (to >= FAN_OUT).then(|| to / FAN_OUT - 1) == place), "and back");
+                to.for_each(|place| came[place] += 1);
+            }
+            assert!(came.iter().all(|times| *times == 1), "{count}: {came:?}");
+        }
+    }
+
+    #[test]
+    fn long_messages_have_more_time() {
+        assert_eq!((patience(100 << 10), patience(5 << 20)), (PATIENCE, PATIENCE + 2));
+        assert!(!is_worth_it(1 << 20, 8) && !is_worth_it(100, 4096) && is_worth_it(100 << 10, 256));
+    }
+}

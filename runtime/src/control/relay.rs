@@ -1,0 +1,134 @@
+//! The relay: pairs of ranks of which neither can dial the other meet at rank 0's port, which all ranks have reached, and it passes their
+//! bytes on. See [`RelayCall`]; what the two say to each other proves itself, and means nothing here.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kolo_transport::tcp::{RELAY_CALL_BYTES, RELAY_MAGIC_BYTES, RELAY_READY, RelayCall};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
+use tokio::net::TcpStream;
+
+use crate::job::Cookie;
+
+/// Most ends that wait for the other one. Each is a descriptor; who comes beyond that comes again.
+const WAITING_MAX: usize = 512;
+
+/// Bytes that the relay takes at a time, each way of a pair: few calls for long messages, and little memory.
+const COPY_BYTES: usize = 128 << 10;
+
+/// The dialer's endpoint, the acceptor's, and the channel.
+type Pair = (u64, u64, u16);
+
+/// Ends that wait for the other one, with whether they are the dialer.
+#[derive(Debug, Default)]
+pub(super) struct Relay {
+    waiting: Mutex<HashMap<Pair, (bool, TcpStream)>>,
+}
+
+impl Relay {
+    /// Serves a connection that began with `magic`, until both its ends have closed. Strangers are dropped.
+    pub(super) async fn serve(
+        self: Arc<Self>,
+        mut stream: TcpStream,
+        magic: [u8; RELAY_MAGIC_BYTES],
+        cookie: Cookie,
+    ) -> std::io::Result<()> {
+        let mut bytes = [0; RELAY_CALL_BYTES];
+        let (head, rest) = bytes.split_at_mut(RELAY_MAGIC_BYTES);
+        head.copy_from_slice(&magic);
+        stream.read_exact(rest).await?;
+        let Some(call) = RelayCall::decode(&bytes, &cookie) else { return Ok(()) };
+        let Some((mut one, mut other)) = self.pair(call, stream) else { return Ok(()) };
+        tracing::debug!(?call, "a pair meets at the relay");
+        one.write_all(&[RELAY_READY]).await?;
+        other.write_all(&[RELAY_READY]).await?;
+        copy_bidirectional_with_sizes(&mut one, &mut other, COPY_BYTES, COPY_BYTES).await?;
+        Ok(())
+    }
+
+    /// Both ends, if the other one waits already. An end that comes again takes the place of its former connection.
+    fn pair(&self, call: RelayCall, stream: TcpStream) -> Option<(TcpStream, TcpStream)> {
+        let pair = (call.dialer, call.acceptor, call.channel);
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        match waiting.remove(&pair) {
+            Some((is_dialer, other)) if is_dialer != call.is_dialer => return Some((stream, other)),
+            _ if waiting.len() < WAITING_MAX => drop(waiting.insert(pair, (call.is_dialer, stream))),
+            _ => {}
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    const COOKIE: Cookie = [5; 16];
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Calls as one end of a pair, and waits until the relay serves the call.
+    async fn call(relay: &Arc<Relay>, channel: u16, is_dialer: bool, cookie: Cookie) -> TcpStream {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut far, _) = listener.accept().await.unwrap();
+        let call = RelayCall { dialer: 1, acceptor: 2, channel, is_dialer };
+        near.write_all(&call.encode(&cookie)).await.unwrap();
+        let mut magic = [0; RELAY_MAGIC_BYTES];
+        far.read_exact(&mut magic).await.unwrap();
+        assert!(RelayCall::is_begun_by(&magic));
+        let pair = (call.dialer, call.acceptor, call.channel);
+        let partner = relay.waiting.lock().unwrap().get(&pair).map(|(is_dialer, _)| *is_dialer);
+        let served = tokio::spawn(relay.clone().serve(far, magic, COOKIE));
+        if partner != Some(!is_dialer) {
+            // The first of a pair is put aside, and a stranger dropped.
+            let _ = tokio::time::timeout(LONG, served).await.expect("in time");
+        }
+        near
+    }
+
+    async fn read(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
+        let mut read = vec![0; bytes];
+        tokio::time::timeout(LONG, stream.read_exact(&mut read)).await.expect("in time").expect("bytes");
+        read
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_pair_gets_each_others_bytes() {
+        let relay = Arc::new(Relay::default());
+        let mut dialer = call(&relay, 0, true, COOKIE).await;
+        let mut other = call(&relay, 1, false, COOKIE).await;
+        let mut acceptor = call(&relay, 0, false, COOKIE).await;
+        assert_eq!(read(&mut dialer, 1).await, [RELAY_READY]);
+        assert_eq!(read(&mut acceptor, 1).await, [RELAY_READY]);
+        dialer.write_all(b"there").await.unwrap();
+        acceptor.write_all(b"back").await.unwrap();
+        assert_eq!(
+            (read(&mut acceptor, 5).await, read(&mut dialer, 4).await),
+            (b"there".to_vec(), b"back".to_vec())
+        );
+        drop(dialer);
+        assert_eq!(acceptor.read(&mut [0]).await.unwrap(), 0, "the end of one is the end for the other");
+        let _partner = call(&relay, 1, true, COOKIE).await;
+        assert_eq!(read(&mut other, 1).await, [RELAY_READY], "of another channel");
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn strangers_are_dropped_and_who_comes_again_takes_its_own_place() {
+        let relay = Arc::new(Relay::default());
+        let mut stranger = call(&relay, 0, false, [6; 16]).await;
+        let mut first = call(&relay, 0, true, COOKIE).await;
+        let mut again = call(&relay, 0, true, COOKIE).await;
+        assert_eq!(relay.waiting.lock().unwrap().len(), 1);
+        let _acceptor = call(&relay, 0, false, COOKIE).await;
+        assert_eq!(read(&mut again, 1).await, [RELAY_READY]);
+        assert!(relay.waiting.lock().unwrap().is_empty());
+        for dropped in [&mut stranger, &mut first] {
+            assert!(!matches!(dropped.read(&mut [0]).await, Ok(1..)), "it is closed");
+        }
+    }
+}

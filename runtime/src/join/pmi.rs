@@ -1,0 +1,371 @@
+//! Rendezvous through PMI-1, by which Hydra (MPICH's process manager, Intel MPI's and others') lets its processes exchange short texts.
+//!
+//! The launcher leaves a socket in `PMI_FD`. Each side writes a line of words `key=value`; every query has one answer. Rank 0
+//! puts its notice into the job's key-value space, all ranks enter the launcher's barrier, and the others then get the notice.
+//! The conversation ends with `finalize` as soon as this rank has no more to say, since the launcher takes the end of a process
+//! that has not said so for a crash. A process can therefore meet others in this way once.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::board::Board;
+
+/// For an answer that the launcher gives by itself.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+/// For the barrier, which waits for other ranks: between two looks at the deadline for joining.
+const BARRIER_PATIENCE: Duration = Duration::from_millis(200);
+/// The protocol's longest line is shorter.
+const LINE_BYTES: u64 = 8192;
+/// Most parts of a notice, which has some hundred bytes.
+const MOST_PARTS: usize = 256;
+
+/// The key-value space of a job that Hydra started.
+#[derive(Debug)]
+pub(super) struct Pmi {
+    descriptor: RawFd,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    Fresh,
+    /// In the barrier.
+    Waiting(Box<Talk>),
+    /// This is the notice.
+    Read(Vec<u8>),
+    Over,
+}
+
+impl Pmi {
+    /// That of the launcher whose socket this is.
+    pub(super) const fn new(descriptor: RawFd) -> Self {
+        Self { descriptor, state: Mutex::new(State::Fresh) }
+    }
+
+    fn talk(&self) -> io::Result<Talk> {
+        // SAFETY: the launcher opened the descriptor for this process and named it in PMI_FD; the process closes it at no other
+        // place, and the copy below is this module's own. If the variable is stale, the copy fails, or the greeting does.
+        let inherited = unsafe { BorrowedFd::borrow_raw(self.descriptor) };
+        Talk::begin(UnixStream::from(inherited.try_clone_to_owned()?))
+    }
+}
+
+impl Board for Pmi {
+    fn publish(&self, notice: &[u8]) -> Result<(), String> {
+        let mut talk = self.talk().map_err(words)?;
+        talk.put(notice).and_then(|()| talk.enter()).map_err(words)?;
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State::Over;
+        // Joining goes on while the others come to the barrier, and says which of them do not.
+        let leaving = move || {
+            let _ = talk.await_barrier(None).and_then(|_| talk.end());
+        };
+        std::thread::Builder::new().name("kolo-pmi".to_owned()).spawn(leaving).map(drop).map_err(words)
+    }
+
+    fn read(&self) -> Result<Vec<u8>, String> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut talk = match std::mem::replace(&mut *state, State::Over) {
+            State::Fresh => {
+                let mut talk = self.talk().map_err(words)?;
+                talk.enter().map_err(words)?;
+                Box::new(talk)
+            }
+            State::Waiting(talk) => talk,
+            State::Read(notice) => {
+                *state = State::Read(notice.clone());
+                return Ok(notice);
+            }
+            State::Over => return Err("this process has left the launcher's key-value space".to_owned()),
+        };
+        if !talk.await_barrier(Some(BARRIER_PATIENCE)).map_err(words)? {
+            *state = State::Waiting(talk);
+            return Err("some ranks have not come to the launcher's barrier".to_owned());
+        }
+        let notice = talk.get().map_err(words)?;
+        talk.end().map_err(words)?;
+        *state = State::Read(notice.clone());
+        Ok(notice)
+    }
+
+    fn name(&self) -> String {
+        format!("the launcher's key-value space (PMI_FD={})", self.descriptor)
+    }
+}
+
+fn words(error: io::Error) -> String {
+    error.to_string()
+}
+
+fn wrong(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+/// A conversation with the launcher.
+#[derive(Debug)]
+struct Talk {
+    socket: BufReader<UnixStream>,
+    space: String,
+    /// Longest value that the launcher keeps.
+    value_bytes: usize,
+    /// What has come of a line.
+    partial: Vec<u8>,
+}
+
+impl Talk {
+    fn begin(socket: UnixStream) -> io::Result<Self> {
+        let mut talk = Self {
+            socket: BufReader::new(socket),
+            space: String::new(),
+            value_bytes: 0,
+            partial: Vec::new(),
+        };
+        talk.ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")?;
+        let most = talk.ask("cmd=get_maxes", "maxes")?;
+        // One for the zero that C puts behind a string.
+        let most = most.value("vallen_max").and_then(|most| most.parse::<usize>().ok()).unwrap_or(1024);
+        talk.value_bytes = most.saturating_sub(1).max(2);
+        talk.space = talk.ask("cmd=get_my_kvsname", "my_kvsname")?.required("kvsname")?.to_owned();
+        Ok(talk)
+    }
+
+    /// Puts the notice in parts, as hexadecimal digits, since values know neither blanks nor ends of lines.
+    fn put(&mut self, notice: &[u8]) -> io::Result<()> {
+        let parts: Vec<&[u8]> = notice.chunks(self.value_bytes / 2).collect();
+        self.put_one("kolo-parts", &parts.len().to_string())?;
+        for (at, part) in parts.iter().enumerate() {
+            let digits: String = part.iter().map(|byte| format!("{byte:02x}")).collect();
+            self.put_one(&format!("kolo-{at}"), &digits)?;
+        }
+        Ok(())
+    }
+
+    fn put_one(&mut self, key: &str, value: &str) -> io::Result<()> {
+        let query = format!("cmd=put kvsname={} key={key} value={value}", self.space);
+        self.ask(&query, "put_result").map(drop)
+    }
+
+    fn get(&mut self) -> io::Result<Vec<u8>> {
+        let parts: usize = self.get_one("kolo-parts")?.parse().unwrap_or(0);
+        if parts == 0 || parts > MOST_PARTS {
+            return Err(wrong("what rank 0 has put there is no notice of Kolo's".to_owned()));
+        }
+        let mut notice = Vec::new();
+        for at in 0..parts {
+            let digits = self.get_one(&format!("kolo-{at}"))?;
+            for pair in digits.as_bytes().chunks(2) {
+                let byte = std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok());
+                notice.push(byte.ok_or_else(|| wrong(format!("'{digits}' is no part of a notice")))?);
+            }
+        }
+        Ok(notice)
+    }
+
+    fn get_one(&mut self, key: &str) -> io::Result<String> {
+        let query = format!("cmd=get kvsname={} key={key}", self.space);
+        Ok(self.ask(&query, "get_result")?.required("value")?.to_owned())
+    }
+
+    fn enter(&mut self) -> io::Result<()> {
+        self.say("cmd=barrier_in")
+    }
+
+    /// Whether all ranks have entered the barrier; `patience` is for how long to wait, or none for ever.
+    fn await_barrier(&mut self, patience: Option<Duration>) -> io::Result<bool> {
+        match self.hear(patience)? {
+            Some(answer) => answer.expect("barrier_out").map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    fn end(mut self) -> io::Result<()> {
+        self.ask("cmd=finalize", "finalize_ack").map(drop)
+    }
+
+    fn ask(&mut self, query: &str, answer: &str) -> io::Result<Line> {
+        self.say(query)?;
+        let Some(line) = self.hear(Some(ANSWER_PATIENCE))? else {
+            let seconds = ANSWER_PATIENCE.as_secs();
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("no answer to '{query}' within {seconds} s"),
+            ));
+        };
+        line.expect(answer)?;
+        Ok(line)
+    }
+
+    fn say(&mut self, query: &str) -> io::Result<()> {
+        self.socket.get_mut().write_all(format!("{query}\n").as_bytes())
+    }
+
+    /// The next line, if it comes in time.
+    fn hear(&mut self, patience: Option<Duration>) -> io::Result<Option<Line>> {
+        self.socket.get_ref().set_read_timeout(patience)?;
+        let room = LINE_BYTES - self.partial.len() as u64;
+        match io::Read::take(&mut self.socket, room).read_until(b'\n', &mut self.partial) {
+            Ok(_) if self.partial.last() == Some(&b'\n') => {
+                let line = String::from_utf8_lossy(&self.partial).trim_end().to_owned();
+                self.partial.clear();
+                Ok(Some(Line(line)))
+            }
+            Ok(_) if self.partial.len() as u64 == LINE_BYTES => {
+                Err(wrong("the launcher's line has no end".to_owned()))
+            }
+            Ok(_) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the launcher has closed PMI_FD")),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What the launcher has said.
+#[derive(Debug)]
+struct Line(String);
+
+impl Line {
+    fn value(&self, key: &str) -> Option<&str> {
+        self.0.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
+    }
+
+    fn required(&self, key: &str) -> io::Result<&str> {
+        self.value(key).ok_or_else(|| wrong(format!("the launcher said '{}', without {key}", self.0)))
+    }
+
+    /// Fails unless this is the answer, and says that all went well.
+    fn expect(&self, command: &str) -> io::Result<()> {
+        if self.value("cmd") == Some(command) && self.value("rc").is_none_or(|code| code == "0") {
+            return Ok(());
+        }
+        Err(wrong(format!("the launcher said '{}' in place of {command}", self.0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::os::fd::AsRawFd;
+    use std::sync::{Arc, Condvar};
+    use std::time::Instant;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// What all processes of a job see of its launcher.
+    #[derive(Default)]
+    struct Launcher {
+        state: Mutex<(HashMap<String, String>, usize)>,
+        changed: Condvar,
+        value_bytes: usize,
+    }
+
+    impl Launcher {
+        /// Serves a rank as Hydra does: what has been put is seen after the barrier. Returns what the rank said.
+        fn serve(&self, socket: UnixStream, ranks: usize) -> Vec<String> {
+            let (mut said, mut own) = (Vec::new(), HashMap::new());
+            let mut lines = BufReader::new(socket.try_clone().unwrap());
+            let mut text = String::new();
+            while lines.read_line(&mut text).unwrap() > 0 {
+                let line = Line(text.trim_end().to_owned());
+                text.clear();
+                let key = line.value("key").unwrap_or_default().to_owned();
+                let answer = match line.value("cmd").unwrap() {
+                    "init" => "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0".to_owned(),
+                    "get_maxes" => {
+                        format!(
+                            "cmd=maxes kvsname_max=256 keylen_max=64 vallen_max={} rc=0",
+                            self.value_bytes
+                        )
+                    }
+                    "get_my_kvsname" => "cmd=my_kvsname kvsname=kvs_1_0 rc=0".to_owned(),
+                    "put" => {
+                        let value = line.value("value").unwrap();
+                        assert!(value.len() < self.value_bytes, "{value}");
+                        own.insert(key, value.to_owned());
+                        "cmd=put_result rc=0 msg=success".to_owned()
+                    }
+                    "barrier_in" => {
+                        let mut state = self.state.lock().unwrap();
+                        state.0.extend(own.drain());
+                        state.1 += 1;
+                        self.changed.notify_all();
+                        drop(
+                            self.changed
+                                .wait_timeout_while(state, PATIENCE, |state| state.1 < ranks)
+                                .unwrap(),
+                        );
+                        "cmd=barrier_out rc=0".to_owned()
+                    }
+                    "get" => match self.state.lock().unwrap().0.get(&key) {
+                        Some(value) => format!("cmd=get_result rc=0 msg=success value={value}"),
+                        None => format!("cmd=get_result rc=-1 msg=key_{key}_not_found value=unknown"),
+                    },
+                    "finalize" => "cmd=finalize_ack rc=0".to_owned(),
+                    other => panic!("{other}"),
+                };
+                said.push(line.0);
+                writeln!(&socket, "{answer}").unwrap();
+            }
+            said
+        }
+    }
+
+    fn read_patiently(board: &Pmi) -> Vec<u8> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match board.read() {
+                Ok(notice) => return notice,
+                Err(why) => assert!(Instant::now() < deadline, "{why}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_notice_goes_round_in_parts_and_every_rank_takes_its_leave() {
+        let ranks = 3;
+        let launcher = Arc::new(Launcher { value_bytes: 21, ..Launcher::default() });
+        let (ends, servers): (Vec<UnixStream>, Vec<_>) = (0..ranks)
+            .map(|_| {
+                let (own, theirs) = UnixStream::pair().unwrap();
+                let launcher = Arc::clone(&launcher);
+                (own, std::thread::spawn(move || launcher.serve(theirs, ranks)))
+            })
+            .unzip();
+        let notice: Vec<u8> = (0..=255).collect();
+        let boards: Vec<Pmi> = ends.iter().map(|end| Pmi::new(end.as_raw_fd())).collect();
+        let why = boards[1].read().unwrap_err();
+        assert!(why.contains("barrier"), "{why}");
+        boards[0].publish(&notice).unwrap();
+        std::thread::scope(|scope| {
+            for board in &boards[1..] {
+                scope.spawn(|| assert_eq!(read_patiently(board), notice));
+            }
+        });
+        assert_eq!(boards[2].read().unwrap(), notice, "it may be read again");
+        drop(ends);
+        for server in servers {
+            let said = server.join().unwrap();
+            assert_eq!(said.last().unwrap(), "cmd=finalize");
+            assert_eq!(said.iter().filter(|line| *line == "cmd=barrier_in").count(), 1);
+        }
+    }
+
+    #[test]
+    fn what_is_no_launcher_is_said_so() {
+        let (own, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(b"cmd=response_to_init rc=-1\n").unwrap();
+        let why = Pmi::new(own.as_raw_fd()).read().unwrap_err();
+        assert!(why.contains("in place of response_to_init"), "{why}");
+        let (own, theirs) = UnixStream::pair().unwrap();
+        drop(theirs);
+        let why = Pmi::new(own.as_raw_fd()).publish(b"here").unwrap_err();
+        assert!(!why.is_empty());
+        // Far beyond the descriptors that a process may have.
+        assert!(Pmi::new(i32::MAX).read().is_err());
+    }
+}

@@ -1,0 +1,211 @@
+//! Steps with a time limit: a rank that is late costs one step and not the group, and all ranks see the same.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use kolo::{AbortReason, Communicator, Error, ReduceOp, Survivors};
+use kolo_tests::arrangement::Arrangement;
+use kolo_tests::watchdog::within;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Of steps in which a rank is missing.
+const SHORT: Duration = Duration::from_millis(200);
+
+/// Of steps that succeed.
+const LONG: Duration = Duration::from_secs(30);
+
+/// Beyond the limit of a step, on a busy machine: far below what ranks wait for each other otherwise.
+const SLACK: Duration = Duration::from_secs(10);
+
+/// The error of a step whose time was over.
+fn is_over(error: &Error) -> bool {
+    matches!(error, Error::Timeout { .. } | Error::Aborted { kind: AbortReason::Timeout, .. })
+}
+
+/// By which the others tell the late one that they have gone on.
+struct Late {
+    tell: Sender<()>,
+    told: Mutex<Receiver<()>>,
+}
+
+impl Late {
+    fn new() -> Self {
+        let (tell, told) = channel();
+        Self { tell, told: Mutex::new(told) }
+    }
+
+    fn others_are_through(&self) {
+        self.tell.send(()).expect("it listens");
+    }
+
+    fn wait_for(&self, others: u32) {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        (0..others).for_each(|_| told.recv_timeout(LIMIT).expect("the others go on"));
+    }
+}
+
+/// One step of the same sum on all ranks, with this limit.
+fn sum(group: &mut Survivors, limit: Duration, own: f32) -> Result<f32, Error> {
+    let mut sums = [0.0_f32; 3];
+    group.all_reduce_within(limit, &[own; 3], &mut sums, ReduceOp::Sum)?;
+    assert!(sums.iter().all(|sum| *sum == sums[0]), "{sums:?}");
+    Ok(sums[0])
+}
+
+/// So many steps that the late rank misses, on it and on the others; then one with all.
+fn misses(steps: u32, arrangement: Arrangement, ranks: u32, late: u32) {
+    let what = format!("{arrangement:?}: rank {late} of {ranks} misses {steps}");
+    within(LIMIT, &what.clone(), move || {
+        let news = Late::new();
+        arrangement.run(ranks, |comm| {
+            let rank = comm.rank();
+            let mut group = Survivors::new(comm);
+            assert_eq!(sum(&mut group, LONG, 1.0).expect("all are there"), ranks as f32, "{what}");
+            if rank == late {
+                news.wait_for(ranks - 1);
+            }
+            for step in 0..steps {
+                let begun = Instant::now();
+                // Not what is summed later, so that a late message would show.
+                let error = sum(&mut group, SHORT, 100.0).expect_err("one is missing");
+                assert!(is_over(&error), "{what}, rank {rank}, step {step}: {error}");
+                assert!(
+                    begun.elapsed() < SHORT + SLACK,
+                    "{what}, rank {rank}, step {step}: {:?}",
+                    begun.elapsed()
+                );
+            }
+            if rank != late {
+                news.others_are_through();
+            }
+            for _ in 0..3 {
+                let got = sum(&mut group, LONG, 1.0 + rank as f32).expect("all are there again");
+                assert_eq!(got, (ranks * (ranks + 1) / 2) as f32, "{what}");
+            }
+            assert_eq!((group.comm().world_size(), group.comm().rank()), (ranks, rank), "nobody was lost");
+        });
+    });
+}
+
+#[test]
+fn who_is_late_gets_the_same_error_and_goes_on_with_the_others() {
+    for arrangement in Arrangement::ALL {
+        // The first runs the control plane, and would propose.
+        for late in [0, 2] {
+            misses(1, arrangement, 3, late);
+        }
+    }
+}
+
+#[test]
+fn who_is_late_for_several_steps_catches_up() {
+    misses(4, Arrangement::Exchange, 3, 1);
+    misses(4, Arrangement::Tcp, 4, 0);
+    misses(2, Arrangement::Tcp, 2, 1);
+}
+
+#[test]
+fn a_late_rank_gets_the_agreement_of_the_others() {
+    within(LIMIT, "agree", || {
+        for late in [0, 1] {
+            let news = Late::new();
+            let agreed = Arrangement::Shm.run(3, |comm| {
+                if comm.rank() == late {
+                    news.wait_for(2);
+                }
+                let begun = Instant::now();
+                let first = comm.agree_within(7, SHORT).expect("all live");
+                assert!(begun.elapsed() < SHORT + SLACK);
+                if comm.rank() != late {
+                    news.others_are_through();
+                }
+                (first, comm.agree_within(7, LONG).expect("all are there").flags)
+            });
+            for (first, second) in agreed {
+                assert_eq!(
+                    (first.flags, &first.ranks[..], second),
+                    (0, &[0, 1, 2][..], 7),
+                    "rank {late} is late"
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn ranks_that_shrink_find_out_together_that_one_is_late() {
+    within(LIMIT, "shrink", || {
+        let news = Late::new();
+        Arrangement::Tcp.run(3, |comm| {
+            if comm.rank() == 1 {
+                news.wait_for(2);
+            }
+            let error = comm.shrink_within(SHORT).expect_err("one is late");
+            assert!(matches!(error, Error::Aborted { kind: AbortReason::Timeout, .. }), "{error}");
+            if comm.rank() != 1 {
+                news.others_are_through();
+            }
+            let next = comm.shrink_within(LONG).expect("all are there");
+            assert_eq!((next.world_size(), next.epoch()), (3, 1));
+        });
+    });
+}
+
+/// A root's own part of a broadcast is over when it has sent; then it hears that nobody has the step.
+#[test]
+fn a_rank_that_has_done_its_part_fails_with_the_others() {
+    within(LIMIT, "broadcast", || {
+        let news = Late::new();
+        Arrangement::Tcp.run(3, |comm| {
+            let rank = comm.rank();
+            let mut group = Survivors::new(comm);
+            let broadcast = |comm: &Communicator| {
+                let mut data = [rank as f32; 2];
+                comm.broadcast(&mut data, 0).map(|()| data[0])
+            };
+            if rank == 2 {
+                news.wait_for(2);
+            }
+            let error = group.run_within(SHORT, broadcast).expect_err("one is late");
+            assert!(is_over(&error), "rank {rank}: {error}");
+            if rank != 2 {
+                news.others_are_through();
+            }
+            assert_eq!(group.run_within(LONG, broadcast).expect("all are there"), 0.0);
+        });
+    });
+}
+
+/// A limit does not keep those that live from repeating a step after a loss.
+#[test]
+fn a_loss_within_the_time_is_a_loss() {
+    within(LIMIT, "left", || {
+        Arrangement::Exchange.run(3, |comm| {
+            if comm.rank() == 1 {
+                return;
+            }
+            let mut group = Survivors::new(comm);
+            assert_eq!(sum(&mut group, LONG, 1.0).expect("two live"), 2.0);
+            assert_eq!(sum(&mut group, LONG, 1.0).expect("and go on"), 2.0);
+        });
+    });
+}
+
+/// Without a limit the communicator's own time-out holds, also after a step with one.
+#[test]
+fn the_limit_ends_with_its_step() {
+    within(LIMIT, "the limit", || {
+        Arrangement::Exchange.run(2, |comm| {
+            let mut group = Survivors::new(comm);
+            assert_eq!(sum(&mut group, LONG, 1.0).expect("both"), 2.0);
+            // Later than a limit of nothing would allow.
+            let done = group.run_within(Duration::ZERO, |_| Ok(()));
+            assert!(done.is_ok() || is_over(&done.expect_err("no result")), "who comes first, decides");
+            let mut total = [0.0_f32];
+            group.all_reduce(&[1.0], &mut total, ReduceOp::Sum).expect("both");
+            assert_eq!(total, [2.0]);
+        });
+    });
+}

@@ -1,0 +1,70 @@
+//! What ranks cost each other when they join, by their number: bytes through rank 0, descriptors, threads. Times are no matter of
+//! this test; `benches/src/bin/growth.rs` shows them.
+
+use std::process::Command;
+use std::sync::Barrier;
+
+use kolo::ReduceOp;
+use kolo_tests::arrangement::Arrangement;
+use kolo_tests::system::Holdings;
+use kolo_tests::watchdog::bounded;
+
+/// The largest number of thread ranks here.
+const RANKS: u32 = 256;
+
+/// Bytes of a rank's facts, door and addresses, as they are told to all: some 350.
+const FACTS_BYTES: u64 = 512;
+
+/// What is there once all ranks have joined and made a call: what rank 0 has sent and received, and what each rank holds.
+fn joined(arrangement: Arrangement, ranks: u32) -> (u64, u64, Holdings) {
+    let before = Holdings::now();
+    let all = Barrier::new(ranks as usize);
+    let told = arrangement.run(ranks, |comm| {
+        let mut sum = [1_u64];
+        comm.all_reduce(&mut sum, ReduceOp::Sum).expect("all of them");
+        assert_eq!(sum, [u64::from(ranks)]);
+        all.wait();
+        let told = comm.coordinator_bytes().map(|bytes| (bytes, Holdings::now()));
+        all.wait();
+        told
+    });
+    let ((sent, received), now) = told.into_iter().flatten().next().expect("rank 0");
+    let each = |now: usize, before: usize| now.saturating_sub(before);
+    let holdings = Holdings {
+        descriptors: each(now.descriptors, before.descriptors),
+        threads: each(now.threads, before.threads),
+        ..now
+    };
+    (sent, received, holdings)
+}
+
+#[test]
+fn what_joining_costs_grows_with_the_table_of_addresses_and_little_else() {
+    // Other tests of this process would be counted too, so this runs in a process of its own.
+    if std::env::var_os("KOLO_TEST_GROWTH").is_none() {
+        return bounded("growth", || {
+            let ended = Command::new(std::env::current_exe().expect("this program"))
+                .args([
+                    "--exact",
+                    "what_joining_costs_grows_with_the_table_of_addresses_and_little_else",
+                    "--nocapture",
+                ])
+                .env("KOLO_TEST_GROWTH", "1")
+                .output()
+                .expect("it starts");
+            let text = String::from_utf8_lossy(&ended.stdout);
+            text.lines().filter(|line| line.contains("ranks:")).for_each(|line| println!("{line}"));
+            assert!(ended.status.success(), "{text}{}", String::from_utf8_lossy(&ended.stderr));
+        });
+    }
+    for (arrangement, sockets) in [(Arrangement::Exchange, 6), (Arrangement::Tcp, 24)] {
+        let (sent, received, holdings) = joined(arrangement, RANKS);
+        println!("{arrangement:?}, {RANKS} ranks: {sent} bytes sent, {received} received, {holdings:?}");
+        let table = u64::from(RANKS) * FACTS_BYTES;
+        // The table goes from rank to rank: to four from the coordinator, and to four from rank 0 as one of the ranks.
+        assert!(sent < 10 * table, "{arrangement:?}: {sent} bytes sent by rank 0");
+        assert!(received < 4 * table, "{arrangement:?}: {received} bytes received by rank 0");
+        assert!(holdings.descriptors < RANKS as usize * sockets, "{arrangement:?}: {holdings:?}");
+        assert!(holdings.threads <= RANKS as usize + 4, "{arrangement:?}: {holdings:?}");
+    }
+}

@@ -1,0 +1,254 @@
+//! A relay, for pairs of which neither end can dial the other: both dial a third process, which passes their bytes on.
+//!
+//! That process is the one that all ranks have reached before, the coordinator's ([`TcpOptions::relay`](super::TcpOptions)). An end
+//! says there which channel of which two endpoints it wants ([`RelayCall`]). Once the other end has said the same, both get one byte, and
+//! from then on what one sends is what the other receives: hello, answer and messages, as on a connection of their own. The lower rank is
+//! the dialer, as in `turns`, and the relay learns nothing that proves it to be somebody.
+//!
+//! A relay is asked when no address has let an end connect for a while. It costs the relay's host every byte twice.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use super::endpoint::TcpEndpoint;
+use super::link::State;
+use super::options::TcpOptions;
+use super::park::Whose;
+use super::socket::{self, Stop};
+use crate::proof::{Key, PROOF_BYTES};
+
+const MAGIC: [u8; RELAY_MAGIC_BYTES] = *b"KOLOrly\n";
+const HEAD_BYTES: usize = 32;
+
+/// Bytes by which a relay knows a call.
+pub const RELAY_MAGIC_BYTES: usize = 8;
+
+/// Bytes of a call.
+pub const RELAY_CALL_BYTES: usize = HEAD_BYTES + PROOF_BYTES;
+
+/// What a relay says to both ends when both are there.
+pub const RELAY_READY: u8 = 0x06;
+
+/// How long no address may have let this end connect before a relay is asked beside them: a request for a connection that is lost
+/// is repeated after 1 s.
+const RELAY_AFTER: Duration = Duration::from_millis(2500);
+
+/// Between two calls for one channel.
+const CALL_AGAIN: Duration = Duration::from_secs(1);
+
+/// What an end of a pair says to a relay: whom it wants to meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RelayCall {
+    /// Number of the endpoint that is going to send the hello.
+    pub dialer: u64,
+    /// Number of the endpoint that waits for it.
+    pub acceptor: u64,
+    /// Channel between them.
+    pub channel: u16,
+    /// Whether the caller is the dialer.
+    pub is_dialer: bool,
+}
+
+impl RelayCall {
+    /// Whether a connection that begins with these bytes is a call.
+    #[must_use]
+    pub fn is_begun_by(magic: &[u8; RELAY_MAGIC_BYTES]) -> bool {
+        *magic == MAGIC
+    }
+
+    /// As bytes, with a proof that the caller knows the job's cookie.
+    #[must_use]
+    pub fn encode(&self, cookie: &[u8; 16]) -> [u8; RELAY_CALL_BYTES] {
+        let mut out = [0; RELAY_CALL_BYTES];
+        out[..8].copy_from_slice(&MAGIC);
+        out[8..16].copy_from_slice(&self.dialer.to_le_bytes());
+        out[16..24].copy_from_slice(&self.acceptor.to_le_bytes());
+        out[24..26].copy_from_slice(&self.channel.to_le_bytes());
+        out[26] = self.is_dialer.into();
+        let proof = key_of(cookie).prove(&[&out[..HEAD_BYTES]]);
+        out[HEAD_BYTES..].copy_from_slice(&proof);
+        out
+    }
+
+    /// From bytes; none if they are no call of somebody who knows the cookie.
+    #[must_use]
+    pub fn decode(bytes: &[u8; RELAY_CALL_BYTES], cookie: &[u8; 16]) -> Option<Self> {
+        let word = |at: usize| bytes[at..].first_chunk().map(|word| u64::from_le_bytes(*word));
+        let call = Self {
+            dialer: word(8)?,
+            acceptor: word(16)?,
+            channel: u16::from_le_bytes([bytes[24], bytes[25]]),
+            is_dialer: bytes[26] == 1,
+        };
+        let (head, proof) = bytes.split_at(HEAD_BYTES);
+        let is_plain = head == &call.encode(cookie)[..HEAD_BYTES];
+        (is_plain && key_of(cookie).verify(&[head], proof)).then_some(call)
+    }
+}
+
+fn key_of(cookie: &[u8; 16]) -> Key {
+    Key::derive(&[cookie], b"kolo tcp relays")
+}
+
+/// How long an end waits for the addresses of a peer before it asks a relay too.
+pub(super) fn patience(options: &TcpOptions) -> Duration {
+    RELAY_AFTER.min(options.dial_timeout / 4)
+}
+
+/// The part of a connection to a relay that comes before the other end is there.
+#[derive(Debug)]
+pub(super) struct Calling {
+    call: [u8; RELAY_CALL_BYTES],
+    sent: usize,
+}
+
+impl Calling {
+    pub(super) fn new(call: &RelayCall, options: &TcpOptions) -> Self {
+        Self { call: call.encode(&options.cookie), sent: 0 }
+    }
+
+    /// Whether the relay has the call, as far as this end knows.
+    pub(super) fn is_sent(&self) -> bool {
+        self.sent == RELAY_CALL_BYTES
+    }
+
+    /// Whether the other end is there.
+    pub(super) fn step(&mut self, socket: &Socket) -> Result<bool, Stop> {
+        while !self.is_sent() {
+            match socket::send_bytes(socket, &self.call[self.sent..]) {
+                Ok(bytes) => self.sent += bytes,
+                Err(Stop::Blocked) => return Ok(false),
+                Err(closed) => return Err(closed),
+            }
+        }
+        let mut ready = [0];
+        match socket::recv_bytes(socket, &mut ready) {
+            Ok(_) if ready == [RELAY_READY] => Ok(true),
+            Ok(_) => Err(Stop::Closed(None)),
+            Err(Stop::Blocked) => Ok(false),
+            Err(closed) => Err(closed),
+        }
+    }
+}
+
+/// This end, which is to accept, waits at a relay.
+#[derive(Debug)]
+pub(super) struct AtRelay {
+    /// Of the link.
+    number: u32,
+    socket: Socket,
+    calling: Calling,
+}
+
+impl AtRelay {
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+}
+
+/// Starts a connection to a relay.
+pub(super) fn connect(to: SocketAddr, options: &TcpOptions) -> std::io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
+    socket::configure(&socket, options)?;
+    match socket.connect(&SockAddr::from(to)) {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+        _ => Ok(socket),
+    }
+}
+
+impl TcpEndpoint {
+    /// The call of this end for a link.
+    pub(super) fn call_for(&self, number: u32) -> Option<(SocketAddr, RelayCall)> {
+        let relay = self.options.relay?;
+        let channel = self.links[number as usize].channel;
+        let theirs = self.peers[channel.peer as usize].address.as_ref()?.instance;
+        let is_dialer = self.me.rank < channel.peer;
+        let (dialer, acceptor) =
+            if is_dialer { (self.me.instance, theirs) } else { (theirs, self.me.instance) };
+        Some((relay, RelayCall { dialer, acceptor, channel: channel.index, is_dialer }))
+    }
+
+    /// When this end, which is to accept, next calls the relay for a link.
+    fn calls_at(&self, number: u32) -> Option<Instant> {
+        let link = &self.links[number as usize];
+        let peer = link.channel.peer;
+        let is_waiting = matches!(link.state, State::Awaited(_) | State::Dialing(_));
+        if self.options.relay.is_none() || self.me.rank < peer || !is_waiting {
+            return None;
+        }
+        if self.at_relay.iter().any(|at| at.number == number) {
+            return None;
+        }
+        let patience =
+            if self.peers[peer as usize].is_relayed { Duration::ZERO } else { patience(&self.options) };
+        let first = link.asked_at? + patience;
+        Some(link.called_at.map_or(first, |last| first.max(last + CALL_AGAIN)))
+    }
+
+    /// When [`TcpEndpoint::step_relays`] has something to do even if nothing arrives.
+    pub(super) fn relays_due(&self) -> Option<Instant> {
+        self.awaited.iter().chain(&self.dialing).filter_map(|&number| self.calls_at(number)).min()
+    }
+
+    /// Calls the relay where it is time, and takes those who come by it for arrivals. Whether anything has happened.
+    pub(super) fn step_relays(&mut self, now: Instant) -> bool {
+        if self.options.relay.is_none() || self.awaited.is_empty() && self.dialing.is_empty() {
+            self.at_relay.clear();
+            return false;
+        }
+        let mut moved = false;
+        let due = |number: &u32| self.calls_at(*number).is_some_and(|at| now >= at);
+        let due: Vec<u32> = self.awaited.iter().chain(&self.dialing).copied().filter(due).collect();
+        for number in due {
+            let Some((to, call)) = self.call_for(number) else { continue };
+            self.links[number as usize].called_at = Some(now);
+            // Without a descriptor it is tried again, as after any other failure.
+            let Ok(socket) = connect(to, &self.options) else { continue };
+            if self.watching {
+                self.deaf |= self.park.watch(&socket, Whose::Connecting).is_err();
+            }
+            self.at_relay.push(AtRelay { number, socket, calling: Calling::new(&call, &self.options) });
+            moved = true;
+        }
+        let mut at = 0;
+        while at < self.at_relay.len() {
+            let AtRelay { number, socket, calling } = &mut self.at_relay[at];
+            let is_wanted =
+                matches!(self.links[*number as usize].state, State::Awaited(_) | State::Dialing(_));
+            match calling.step(socket) {
+                Ok(false) if is_wanted => at += 1,
+                Ok(true) if is_wanted => {
+                    let AtRelay { socket, .. } = self.at_relay.swap_remove(at);
+                    self.acceptor.take_relayed(socket, self.options.relay, now);
+                    moved = true;
+                }
+                _ => {
+                    self.at_relay.swap_remove(at);
+                    moved = true;
+                }
+            }
+        }
+        moved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_proven() {
+        let call = RelayCall { dialer: 7, acceptor: 9, channel: 258, is_dialer: true };
+        let bytes = call.encode(&[3; 16]);
+        assert!(bytes.first_chunk().is_some_and(RelayCall::is_begun_by));
+        assert_eq!(RelayCall::decode(&bytes, &[3; 16]), Some(call));
+        assert_eq!(RelayCall::decode(&bytes, &[4; 16]), None, "of another job");
+        for bit in 0..8 * RELAY_CALL_BYTES {
+            let mut changed = bytes;
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(RelayCall::decode(&changed, &[3; 16]), None, "bit {bit}");
+        }
+    }
+}
