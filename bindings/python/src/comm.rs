@@ -1,7 +1,7 @@
 //! Communicators: every operation on addresses, and questions.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kolo_rs::{Communicator, Error, NEWCOMER};
 use pyo3::prelude::*;
@@ -12,6 +12,9 @@ use crate::fork::OfProcess;
 use crate::numbers::limit;
 use crate::symmetric::Symmetric;
 use crate::work::{Owner, Progress, Work};
+
+/// A message that waits: its source, tag, bytes and type.
+type Seen = (u32, u32, usize, Option<u8>);
 
 /// A communicator. See `kolo.communicator`, which wraps it.
 #[pyclass(frozen, module = "kolo._kolo")]
@@ -77,6 +80,24 @@ impl Comm {
         self.start_message(py, Message::new(transfer)?, owner)
     }
 
+    /// What message with a tag between these waits: its source, tag, bytes and type. Without `seconds` it does not wait, and there
+    /// may be none.
+    #[pyo3(signature = (source, first, last, seconds, /))]
+    fn probe(
+        &self,
+        py: Python<'_>,
+        source: Option<u32>,
+        first: u32,
+        last: u32,
+        seconds: Option<f64>,
+    ) -> PyResult<Option<Seen>> {
+        let found = self.with(py, move |comm| match seconds.map(limit) {
+            Some(limit) => comm.probe_within(source, first..=last, limit).map(Some),
+            None => comm.probe_now(source, first..=last),
+        })?;
+        Ok(found.map(|it| (it.source, it.tag, it.bytes, it.data_type.map(|of| of as u8))))
+    }
+
     /// The ranks that give the same color, ordered by key and then by rank; `None` for those that give none.
     fn split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Self>> {
         Ok(self.with(py, move |comm| comm.split(color, key))?.map(Self::new))
@@ -138,15 +159,30 @@ impl Comm {
         Ok(())
     }
 
-    /// The AND of everybody's flags, and the ranks that took part.
-    fn agree(&self, py: Python<'_>, flags: u64) -> PyResult<(u64, Vec<u32>)> {
-        let agreed = self.with(py, move |comm| comm.agree(flags))?;
+    /// The AND of everybody's flags, and the ranks that took part. Who is late counts as having set none after so many seconds.
+    #[pyo3(signature = (flags, seconds=None))]
+    fn agree(&self, py: Python<'_>, flags: u64, seconds: Option<f64>) -> PyResult<(u64, Vec<u32>)> {
+        let agreed = self.with(py, move |comm| match seconds {
+            Some(seconds) => comm.agree_within(flags, limit(seconds)),
+            None => comm.agree(flags),
+        })?;
         Ok((agreed.flags, agreed.ranks))
     }
 
-    /// The ranks that live.
-    fn shrink(&self, py: Python<'_>) -> PyResult<Self> {
-        self.with(py, Communicator::shrink).map(Self::new)
+    /// The ranks that live. Fails on all if one of them does not call it within so many seconds.
+    #[pyo3(signature = (seconds=None))]
+    fn shrink(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<Self> {
+        let shrunk = self.with(py, move |comm| match seconds {
+            Some(seconds) => comm.shrink_within(limit(seconds)),
+            None => comm.shrink(),
+        });
+        shrunk.map(Self::new)
+    }
+
+    /// Calls are over after so many seconds, whatever time-outs they have; `None`: they have these alone again.
+    fn limit_calls(&self, seconds: Option<f64>) -> PyResult<()> {
+        self.communicator()?.limit_calls(seconds.map(|seconds| Instant::now() + limit(seconds)));
+        Ok(())
     }
 
     /// How many times the group has changed.

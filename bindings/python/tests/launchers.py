@@ -31,6 +31,13 @@ def mpi_launchers() -> dict[str, list[str]]:
     return dict(found.values())
 
 
+def hydras() -> dict[str, str]:
+    """Those of them that are Hydra, MPICH's or Intel MPI's: the programs by their versions."""
+    return {
+        version: command[0] for version, command in mpi_launchers().items() if version.startswith(("HYDRA", "Intel(R) MPI"))
+    }
+
+
 def kolo_run(ranks: int, *options: str) -> list[str] | None:
     """``kolo run``, if the program has been built: as it was built last."""
     both = [Path(__file__).parents[3] / "target" / kind / "kolo" for kind in ("release", "debug")]
@@ -99,6 +106,25 @@ class Hosts:
     def on(self, host: int, command: list[str]) -> list[str]:
         """The command, on that host."""
         return ["ip", "netns", "exec", self.name(host), *command]
+
+    def agent(self, folder: Path) -> str:
+        """A program that launchers call in place of ssh: ``agent [options] ADDRESS COMMAND...``."""
+        program = folder / "agent"
+        cases = "".join(f"{self.address(host)}) space={self.name(host)};; " for host in range(self._count))
+        program.write_text(
+            "#!/bin/sh\n"
+            'while [ "${1#-}" != "$1" ]; do shift; done\n'
+            f"case $1 in {cases}esac\n"
+            'shift\nexec ip netns exec "$space" sh -c "$*"\n'
+        )
+        program.chmod(0o755)
+        return str(program)
+
+    def by_hydra(self, program: str, each: int, folder: Path) -> list[str]:
+        """The command by which Hydra starts so many ranks on each host, all but what they run."""
+        hosts = ",".join(map(self.address, range(self._count)))
+        options = ["-launcher", "ssh", "-launcher-exec", self.agent(folder), "-iface", "eth0", "-hosts", hosts]
+        return self.on(0, [program, *options, "-ppn", str(each), "-n", str(each * self._count)])
 
     @staticmethod
     def why_not() -> str | None:

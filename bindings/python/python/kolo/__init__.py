@@ -27,6 +27,7 @@ from .errors import (
     Usage,
 )
 from .joining import get_unique_id, init
+from .probing import Waiting
 from .state import State
 from .survivors import Change, Survivors
 from .work import Work, wait_all
@@ -52,6 +53,7 @@ __all__ = [
     "Transport",
     "Unsupported",
     "Usage",
+    "Waiting",
     "Work",
     "get_unique_id",
     "init",

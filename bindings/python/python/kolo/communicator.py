@@ -20,10 +20,11 @@ from .numbers import (
     SCAN,
 )
 from .objects import Objects
+from .probing import Probing
 from .work import Call, Work, operator
 
 
-class Communicator(Calls, Objects, _kolo.Base):
+class Communicator(Calls, Objects, Probing, _kolo.Base):
     """A group of ranks that communicate; made by :func:`kolo.init`, :meth:`split` and :meth:`group`.
 
     **Buffers** are NumPy arrays, objects with DLPack (tensors), with ``__cuda_array_interface__``, or with the buffer protocol
@@ -393,23 +394,25 @@ class Communicator(Calls, Objects, _kolo.Base):
         :meth:`shrink`. Returns at once."""
         self._comm.revoke()
 
-    def agree(self, flags: int = 1) -> tuple[int, list[int]]:
+    def agree(self, flags: int = 1, *, timeout: float | None = None) -> tuple[int, list[int]]:
         """Agrees with all ranks that live: the AND of everybody's ``flags`` (64 bits), and the ranks that took part.
 
         Works on a communicator that has failed. All ranks that live call it, in the same order with :meth:`shrink`, and get
-        the same answer. Blocks until all have.
+        the same answer. Blocks until all have; with a ``timeout`` (seconds) ranks that live and have not called by then count as
+        having set no flag, and get this very answer when they call.
         """
         if not 0 <= flags < 1 << 64:
             raise Usage(f"flags are {flags}, but must be 0 or more and below 2^64")
-        return self._comm.agree(flags)
+        return self._comm.agree(flags, timeout)
 
-    def shrink(self) -> Communicator:
+    def shrink(self, *, timeout: float | None = None) -> Communicator:
         """A communicator of the ranks that live, in their order. All of them call it; blocks until all have.
 
         Works on a communicator that has failed, and on a healthy one, which stays as it is. Raises :class:`kolo.Fenced` if the
-        others have gone on without this rank, and :class:`kolo.Minority` if too few ranks answer.
+        others have gone on without this rank, and :class:`kolo.Minority` if too few ranks answer. With a ``timeout`` (seconds) it
+        raises :class:`kolo.Aborted` on all ranks if one that lives has not called by then; they may call it again.
         """
-        return Communicator(self._comm.shrink())
+        return Communicator(self._comm.shrink(timeout))
 
     @property
     def epoch(self) -> int:
@@ -439,7 +442,7 @@ class Communicator(Calls, Objects, _kolo.Base):
         """A communicator of the ranks that live and of the newcomers that wait, up to ``most`` ranks in all.
 
         Ranks keep their order, and newcomers come last. All ranks that live call it; blocks until all have come. This communicator
-        stays as it is. If a newcomer dies on the way, all ranks raise, and may call it again.
+        stays as it is. Newcomers that die on the way are left out. If all ranks raise, they may call it again.
         """
         if most < 1:
             raise Usage(f"most is {most}, but must be 1 or more")

@@ -215,7 +215,25 @@ class Meeting:
 
     def _connected(self, place: _Place, settings: dict[str, str], until: float) -> _kolo.Comm:
         settings = {**settings, "KOLO_JOIN_TIMEOUT": str(max(until - time.monotonic(), 0.001))}
-        return _kolo.connect_board(place, self.rank, len(self._members), settings)
+        comm = _kolo.connect_board(place, self.rank, len(self._members), settings)
+        try:
+            self._entered(comm, until)
+        except BaseException:
+            # Not on this thread: the first rank stays for a second, so that the others can leave.
+            threading.Thread(target=comm.close, name="kolo-leaving").start()
+            raise
+        return comm
+
+    def _entered(self, comm: _kolo.Comm, until: float) -> None:
+        """All members have the communicator, or none keeps it. Somebody may die at the moment when some have it and others do not: these
+        would go on from the communicator before, which the first ones have left."""
+        if comm.world_size == 1:
+            return
+        flags, ranks = comm.agree(1, max(until - time.monotonic(), 0.001))
+        if missing := sorted(set(range(comm.world_size)) - set(ranks)):
+            raise self._lost(missing[0], "while members joined")
+        if not flags:
+            raise Join(f"{self._name()}: a member has joined too late", rank=self.rank)
 
     def _failed(self, cause: Error) -> Timeout:
         return Timeout(f"{self._name()}: no communicator after {self._seconds:.1f} s: {cause}", rank=self.rank)

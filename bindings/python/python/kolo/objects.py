@@ -13,8 +13,8 @@ _FIRST_BYTES = 1024
 _LENGTH_BYTES = 8
 
 #: Tags of objects: Kolo's own, so that no array is taken for a part of one. The first part of an object, and the rest.
-_FIRST_TAG, _REST_TAG = 1 << 31, 3 << 30
-_MOST_TAGS = 1 << 30
+FIRST_TAG, _REST_TAG = 1 << 31, 3 << 30
+MOST_TAGS = 1 << 30
 
 
 class Objects:
@@ -87,7 +87,7 @@ class Objects:
         text = _pickled(obj)
         first = _first(text)
         _check_tag(tag)
-        self.send(first, to, _FIRST_TAG | tag)
+        self.send(first, to, FIRST_TAG | tag)
         if len(text) > _FIRST_BYTES - _LENGTH_BYTES:
             self.send(text, to, _REST_TAG | tag)
 
@@ -99,7 +99,7 @@ class Objects:
         """As :meth:`recv_object`, with the rank that sent the object."""
         _check_tag(tag)
         first = bytearray(_FIRST_BYTES)
-        sender = self.recv(first, source, _FIRST_TAG | tag)
+        sender = self.recv(first, source, FIRST_TAG | tag)
         length = _length(first)
         if length <= _FIRST_BYTES - _LENGTH_BYTES:
             return _object(first[_LENGTH_BYTES:]), sender
@@ -158,5 +158,5 @@ def _numbers(values):
 
 
 def _check_tag(tag: int) -> None:
-    if not 0 <= tag < _MOST_TAGS:
+    if not 0 <= tag < MOST_TAGS:
         raise Usage(f"tag is {tag}, but tags of objects must be 0 or more, and below 2^30")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
@@ -20,6 +21,9 @@ _MAY_REPEAT = 2
 #: Nobody waits at this rank's door.
 _NOBODY_WAITS = 4
 
+#: This rank has come to the end of the step, which not all have whose time was over.
+_IS_HERE = 8
+
 
 class Change(NamedTuple):
     """How the members of a group have changed."""
@@ -35,6 +39,8 @@ class Change(NamedTuple):
     #: How many there are now.
     world_size: int
 
+
+_FAILED = "the step failed on another rank, whose own error says why"
 
 #: Errors after which the communicator is beyond use.
 _FATAL = (Aborted, Mismatch, PeerLost, Timeout, Transport)
@@ -60,7 +66,7 @@ class Survivors:
     changed, before the step begins (again); on a newcomer before its first step.
     """
 
-    __slots__ = ("_at_least", "_comm", "_is_due", "_news", "_on_change", "_up_to")
+    __slots__ = ("_at_least", "_comm", "_is_due", "_is_spent", "_news", "_on_change", "_up_to")
 
     def __init__(
         self,
@@ -82,6 +88,8 @@ class Survivors:
         self._on_change = on_change
         # Newcomers wait, as all have agreed after the last step.
         self._is_due = False
+        # A step was given up at its time limit: the members make another communicator before the next.
+        self._is_spent = False
         self._news = _change(0, comm) if comm.ranks_before[comm.rank] is None else None
 
     @property
@@ -89,18 +97,31 @@ class Survivors:
         """The members of the last step. Calls on it are on their own: they may fail on some ranks and succeed on others."""
         return self._comm
 
-    def run(self, step: Callable[[Communicator], T]) -> T:
+    def run(self, step: Callable[[Communicator], T], *, timeout: float | None = None) -> T:
         """Runs ``step(comm)`` on the members until all of them have succeeded; the others have died. Returns what it returns.
 
         After a loss it runs again, on a new communicator, so it must not change what it starts from: calls in it have an ``out``, or
         work on copies. Exceptions that are no loss, such as :class:`kolo.Usage` or the program's own, are not repeated: the
         rank raises its own, and the others raise :class:`kolo.Revoked`. The members can go on with further steps.
+
+        With a ``timeout`` (seconds, the same on all ranks) the step is over by then on all of them: whatever it calls fails, and who has
+        not come to its end is waited for no longer. All raise :class:`kolo.Timeout` or :class:`kolo.Aborted`, also a rank that comes
+        later, and go on with the next step, which makes a new communicator and waits for the late until its own time is over.
         """
+        end = None if timeout is None else time.monotonic() + timeout
+        if self._is_spent:
+            before = self._comm.world_size
+            self._become(self._comm.shrink(timeout=_left(end)))
+            self._check_number(before)
         while True:
             self._tell()
             problem = None
             try:
-                result = step(self._comm)
+                self._comm._comm.limit_calls(_left(end))
+                try:
+                    result = step(self._comm)
+                finally:
+                    self._comm._comm.limit_calls(None)
             except _FATAL as error:
                 problem, vote = error, _MAY_REPEAT
             except Exception as error:
@@ -112,19 +133,24 @@ class Survivors:
                 self._comm.revoke()
             if self._comm.world_size >= self._up_to or not self._comm._comm.waiting()[1]:
                 vote |= _NOBODY_WAITS
-            flags, _ = self._comm.agree(vote)
-            self._is_due = not flags & _NOBODY_WAITS
+            flags, there = self._comm.agree(vote | _IS_HERE, timeout=_left(end))
+            self._is_due = flags & (_NOBODY_WAITS | _IS_HERE) == _IS_HERE
             if flags & _DONE:
                 return result
             before = self._comm.world_size
-            self._become(self._comm.shrink())
-            left = self._comm.world_size
-            if not flags & _MAY_REPEAT or left == before:
-                raise problem or self._gave_up(Revoked, "the step failed on another rank, whose own error says why")
-            if left < self._at_least:
-                raise self._gave_up(
-                    Minority, f"{left} of {before} ranks are left, and {self._at_least} are the least that go on"
-                )
+            self._is_spent = end is not None
+            repeats = flags & _MAY_REPEAT and flags & _IS_HERE and len(there) < before
+            if self._is_spent and not repeats:
+                # Who is late comes to the next step too, so nothing waits for it here. All ranks see the same bits.
+                if problem is None and not flags & _IS_HERE:
+                    problem = self._gave_up(
+                        Aborted, "the step was given up: a rank that lives had not come to its end in time"
+                    )
+                raise problem or self._gave_up(Revoked, _FAILED)
+            self._become(self._comm.shrink(timeout=_left(end)))
+            if not flags & _MAY_REPEAT or self._comm.world_size == before:
+                raise problem or self._gave_up(Revoked, _FAILED)
+            self._check_number(before)
 
     def admit(self) -> None:
         """The point between two steps at which newcomers come in, if some wait and there are fewer ranks than ``up_to``.
@@ -133,7 +159,7 @@ class Survivors:
         program; a newcomer begins there, so its own first call does nothing. A failure leaves the members as they are: those
         that wait come in later.
         """
-        if not self._is_due:
+        if self._is_spent or not self._is_due:
             return
         self._is_due = False
         try:
@@ -145,6 +171,7 @@ class Survivors:
 
     def _become(self, next: Communicator) -> None:
         old, self._comm = self._comm, next
+        self._is_spent = False
         self._news = _change(old.world_size, next)
         old.close()
 
@@ -153,9 +180,9 @@ class Survivors:
         if news is not None and self._on_change is not None:
             self._on_change(news)
 
-    def all_reduce(self, buffer, op: str = "sum", *, out=None):
+    def all_reduce(self, buffer, op: str = "sum", *, out=None, timeout: float | None = None):
         """:meth:`Communicator.all_reduce` as a step, into ``out`` or a new array: the same on all members."""
-        return self.run(lambda comm: comm.all_reduce(buffer, op, out=comm._room(buffer, out, 1)))
+        return self.run(lambda comm: comm.all_reduce(buffer, op, out=comm._room(buffer, out, 1)), timeout=timeout)
 
     def close(self) -> None:
         """Leaves."""
@@ -167,8 +194,20 @@ class Survivors:
     def __exit__(self, *_) -> None:
         self.close()
 
+    def _check_number(self, before: int) -> None:
+        left = self._comm.world_size
+        if left < self._at_least:
+            raise self._gave_up(
+                Minority, f"{left} of {before} ranks are left, and {self._at_least} are the least that go on"
+            )
+
     def _gave_up(self, kind: type[Error], reason: str) -> Error:
         return kind(f"rank {self._comm.rank}, run: {reason}")
+
+
+def _left(end: float | None) -> float | None:
+    """Seconds until then."""
+    return None if end is None else max(0.0, end - time.monotonic())
 
 
 def _change(before: int, now: Communicator) -> Change:

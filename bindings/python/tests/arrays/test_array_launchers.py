@@ -2,7 +2,7 @@
 
 import pytest
 from harness import programs, python
-from launchers import PROGRAMS, Hosts, free_port, mpi_launchers, srun
+from launchers import PROGRAMS, Hosts, free_port, hydras, mpi_launchers, srun
 
 PROGRAM = PROGRAMS / "array_sum.py"
 
@@ -42,3 +42,15 @@ def test_two_hosts():
         ]
         ended = programs([net.on(host, python(PROGRAM)) for host in range(2)], environments)
         assert all("tcp to 1 rank" in end.text for end in ended), ended
+
+
+@pytest.mark.parametrize("version", hydras() or [None])
+def test_hydra_on_two_hosts(version, tmp_path):
+    why_not = Hosts.why_not()
+    if version is None or why_not is not None:
+        pytest.skip(why_not or "there is no Hydra on the path, and KOLO_TEST_LAUNCHERS lists none")
+    with Hosts(2) as net:
+        [end] = programs([[*net.by_hydra(hydras()[version], 2, tmp_path), *python(PROGRAM)]], [{}])
+        for rank in range(4):
+            line = next(line for line in end.text.splitlines() if f"rank {rank} of 4: 10;" in line)
+            assert "shm to 1 rank" in line and "tcp to 2 rank" in line

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from array_ranks import run
 
-from launchers import PROGRAMS, kolo_run
+from launchers import PROGRAMS, free_port, kolo_run, torchrun
 
 import kolo
 
@@ -109,3 +109,17 @@ def test_a_rank_that_dies_under_the_launcher_is_replaced(victim, options):
     assert f"kolo: rank {victim} (pid " in end.text and "it is started again as a newcomer" in end.text, end
     for rank in range(3):
         assert f"rank {rank} of 3, slots [0, 1, 2], newcomer {rank == victim}" in end.text, end
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_torchrun_replaces_one_worker(victim, tmp_path):
+    pytest.importorskip("torch")
+    place = ["--nnodes", "3", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    options = [*place, "--max-restarts", "1", "--monitor-interval", "0.05"]
+    program = [str(PROGRAMS / "array_elastic.py"), str(victim), "3"]
+    agents = [torchrun(*options, "--node-rank", str(node), *program) for node in range(3)]
+    environment = {"KOLO_INVITE": str(tmp_path / "invitation"), "KOLO_ELASTIC": "1:3"}
+    ended = harness.programs(agents, [environment] * 3)
+    for rank, end in enumerate(ended):
+        # Nobody else was started again, and the newcomer has the state.
+        assert f"of 3, slots [0, 1, 2], newcomer {rank == victim}" in end.text, end

@@ -5,7 +5,7 @@ import importlib.metadata
 import pytest
 import torch
 from harness import programs, python
-from launchers import PROGRAMS, Hosts, free_port, kolo_run, mpi_launchers, srun, torchrun
+from launchers import PROGRAMS, Hosts, free_port, hydras, kolo_run, mpi_launchers, srun, torchrun
 
 PROGRAM = PROGRAMS / "torch_sum.py"
 
@@ -92,6 +92,15 @@ def test_torchrun_on_two_hosts():
         commands = [net.on(host, torchrun(*place, "--node-rank", str(host), str(PROGRAM))) for host in range(2)]
         ended = programs(commands, [{}, {}])
         expect("".join(end.text for end in ended), 4, "shm to 1 rank", "tcp to 2 rank")
+
+
+@pytest.mark.parametrize("version", hydras() or [None])
+def test_hydra_on_two_hosts(version, tmp_path):
+    if version is None:
+        pytest.skip("there is no Hydra on the path, and KOLO_TEST_LAUNCHERS lists none")
+    with hosts(2) as net:
+        [end] = programs([[*net.by_hydra(hydras()[version], 2, tmp_path), *python(PROGRAM)]], [{}])
+        expect(end.text, 4, "shm to 1 rank", "tcp to 2 rank")
 
 
 def test_plain_processes_on_three_hosts():

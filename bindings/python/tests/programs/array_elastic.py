@@ -1,4 +1,4 @@
-"""Steps under ``kolo run --elastic``: one rank kills itself, and a newcomer takes its place and gets the state."""
+"""Steps under a launcher that starts ranks again: one rank kills itself, and a newcomer takes its place and gets the state."""
 
 import os
 import signal
@@ -9,8 +9,9 @@ import numpy as np
 import kolo
 
 victim, full = int(sys.argv[1]), int(sys.argv[2])
-is_newcomer = "KOLO_JOIN" in os.environ
 comm = kolo.init()
+# Newcomers find a group that has changed.
+is_newcomer = comm.epoch > 0
 first = comm.rank
 came = []
 group = kolo.Survivors(comm, on_change=lambda change: came.extend(change.came))
