@@ -3,7 +3,7 @@
 // Kinds of arguments: `i` int, `n` a count (int, or MPI_Count in the form with `_c`), `a` MPI_Aint and MPI_Count in both forms;
 // `ns`, `ds`, arrays of counts and displacements; `as` of MPI_Aint; `cbuf`, `buf`, `p` addresses; `s` a string, `fn` a function;
 // `comm`, `type` and so on handles. `*` before a kind is the place for a result, `&` for something that changes. In brackets
-// behind the kind of an array stands its length. `u` is a displacement unit.
+// behind the kind of an array stands its length. `u` is a displacement unit. `?` is a place for a result that may be NULL.
 
 /// The two ABIs; each build script uses one.
 #[allow(dead_code, reason = "see above")]
@@ -121,6 +121,11 @@ fn common(argument: &Argument, large: bool) -> Option<Passing> {
         "a" => plain("i64", name),
         "fn" => plain("*const c_void", name),
         "p" | "file" => plain("*mut c_void", name),
+        "cp" => plain("*const c_void", name),
+        // Handles of tools are addresses in both.
+        "cvar" | "pvar" | "psess" | "tenum" => plain("usize", name),
+        "?tenum" => plain("*mut usize", name),
+        "*cvar" | "&cvar" | "*pvar" | "&pvar" | "*psess" | "&psess" => checked("*mut usize", name),
         "s" => plain("*const c_char", name),
         "*s" => plain("*mut c_char", name),
         "pi" => plain("*mut c_int", name),
@@ -151,16 +156,21 @@ fn mpich(argument: &Argument) -> Passing {
         "types" | "cranks" | "dists" | "dargs" => plain("*const c_int", name),
         "reqs" | "*types" | "*ranks" => plain("*mut c_int", name),
         kind if kind.starts_with(['*', '&']) => checked("*mut c_int", name),
+        kind if kind.starts_with('?') => plain("*mut c_int", name),
         _ => plain("c_int", name),
     }
 }
 
 fn scope(function: &Function) -> String {
+    if function.name.starts_with("T_") {
+        return "Scope::Tools".to_owned();
+    }
     for argument in &function.arguments {
         let name = &argument.name;
         match argument.kind.as_str() {
             "comm" => return format!("Scope::Comm({})", passed_handle(name)),
             "win" => return format!("Scope::Win({})", passed_handle(name)),
+            "session" => return format!("Scope::Session({})", passed_handle(name)),
             "file" => return "Scope::File".to_owned(),
             _ => {}
         }
@@ -200,7 +210,7 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
             "info" if function.how.is_some() => {}
             _ => given.push(passing.given.clone()),
         }
-        if matches!(argument.kind.as_str(), "comm" | "win")
+        if matches!(argument.kind.as_str(), "comm" | "win" | "session")
             && !before.contains(&format!("let {} =", passed_handle(name)))
         {
             before += &format!("let {} = {};", passed_handle(name), passing.given);
@@ -252,7 +262,7 @@ fn standard(argument: &Argument) -> Passing {
     let Argument { name, kind, length } = argument;
     let name = name.as_str();
     let handle = |kind: &str| {
-        matches!(kind, "comm" | "type" | "op" | "group" | "info" | "errh" | "req" | "win" | "msg")
+        matches!(kind, "comm" | "type" | "op" | "group" | "info" | "errh" | "req" | "win" | "msg" | "session")
     };
     let translated =
         |of: &str, function: &str| Passing { given: format!("{function}({name})"), ..plain(of, name) };
@@ -261,6 +271,7 @@ fn standard(argument: &Argument) -> Passing {
         "weights" => plain("*const c_int", name),
         "outweights" => plain("*mut c_int", name),
         kind if handle(kind) => translated("usize", &format!("{kind}_in")),
+        "pclass" => translated("c_int", "pclass_in"),
         "rank" | "tag" | "level" | "err" | "keyval" | "split" | "order" | "lock" | "asserts" | "class" => {
             translated("c_int", &format!("{kind}_in"))
         }
@@ -316,6 +327,18 @@ fn standard(argument: &Argument) -> Passing {
             after: String::new(),
             of: "*const AbiStatus".to_owned(),
         },
+        other if other.starts_with('?') => {
+            let inner = &other[1..];
+            let of = if handle(inner) { "*mut usize" } else { "*mut c_int" };
+            Passing {
+                before: format!("let mut inner_{name}: c_int = 0;"),
+                given: format!(
+                    "if {name}.is_null() {{ std::ptr::null_mut() }} else {{ &raw mut inner_{name} }}"
+                ),
+                after: format!("if !{name}.is_null() {{ *{name} = {inner}_out(inner_{name}); }}"),
+                of: of.to_owned(),
+            }
+        }
         other => {
             let (mark, inner) = other.split_at(1);
             let of = if handle(inner) { "*mut usize" } else { "*mut c_int" };

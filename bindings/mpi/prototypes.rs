@@ -13,7 +13,7 @@ fn c_type(function: &Function, argument: &Argument) -> String {
     let count = if function.large { "MPI_Count" } else { "int" };
     let place = if function.large { "MPI_Aint" } else { "int" };
     let (mark, inner) = match argument.kind.split_at(1) {
-        (mark @ ("*" | "&"), inner) => (mark, inner),
+        (mark @ ("*" | "&" | "?"), inner) => (mark, inner),
         _ => ("", argument.kind.as_str()),
     };
     let handle = match inner {
@@ -26,6 +26,11 @@ fn c_type(function: &Function, argument: &Argument) -> String {
         "req" => "MPI_Request",
         "win" => "MPI_Win",
         "msg" => "MPI_Message",
+        "session" => "MPI_Session",
+        "cvar" => "MPI_T_cvar_handle",
+        "pvar" => "MPI_T_pvar_handle",
+        "psess" => "MPI_T_pvar_session",
+        "tenum" => "MPI_T_enum",
         "file" => "MPI_File",
         "n" => count,
         "u" => place,
@@ -43,6 +48,7 @@ fn c_type(function: &Function, argument: &Argument) -> String {
         "cbuf" => format!("const void *{name}"),
         "p" if name == "arguments" => format!("char *{name}[]"),
         "p" if name == "argv" => format!("char ***{name}"),
+        "cp" => format!("const void *{name}"),
         "buf" | "p" => format!("void *{name}"),
         "s" => format!("const char *{name}"),
         "pi" => format!("int *{name}"),

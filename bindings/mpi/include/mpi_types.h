@@ -10,6 +10,7 @@ typedef int MPI_Win_delete_attr_function(MPI_Win, int, void *, void *);
 typedef void MPI_Comm_errhandler_function(MPI_Comm *, int *, ...);
 typedef void MPI_Win_errhandler_function(MPI_Win *, int *, ...);
 typedef void MPI_File_errhandler_function(MPI_File *, int *, ...);
+typedef void MPI_Session_errhandler_function(MPI_Session *, int *, ...);
 typedef int MPI_Grequest_query_function(void *, MPI_Status *);
 typedef int MPI_Grequest_free_function(void *);
 typedef int MPI_Grequest_cancel_function(void *, int);

@@ -32,6 +32,14 @@ macro_rules! numbers {
 const WRONG: c_int = -9999;
 
 numbers! {
+    verb_in, verb_out, [
+        0x09 = 221, 0x0a = 222, 0x0c = 223, 0x11 = 224, 0x12 = 225, 0x14 = 226, 0x21 = 227, 0x22 = 228, 0x24 = 229
+    ];
+    bind_in, bind_out, [1 = 9700, 2 = 9701];
+    scope_in, scope_out, [1 = 60438, 2 = 60439, 3 = 60440, 4 = 60441, 5 = 60442, 6 = 60443, 7 = 60444];
+    pclass_in, pclass_out, [
+        1 = 240, 2 = 241, 3 = 242, 4 = 243, 5 = 244, 6 = 245, 7 = 246, 8 = 247, 9 = 248, 10 = 249
+    ];
     known_rank_in, rank_out, [-1 = ANY_SOURCE, -3 = PROC_NULL, -4 = ROOT];
     known_tag_in, tag_out, [-2 = ANY_TAG];
     level_in, level_out, [0 = 0, 1024 = 1, 2048 = 2, 4096 = 3];
@@ -91,7 +99,32 @@ const ADDED_IN: c_int = ERR_LASTCODE + 1;
 /// A code with a text: far above the classes.
 const TEXTS: c_int = 0x4000_0000;
 
+/// Codes of the tools interface: the standard's, then the engine's.
+const TOOLS: [(c_int, c_int); 18] = [
+    (1001, 61),
+    (1002, 79),
+    (1003, 60),
+    (1004, 78),
+    (1005, 59),
+    (1006, 74),
+    (1007, 62),
+    (1008, 63),
+    (1009, 67),
+    (1010, 64),
+    (1011, 73),
+    (1012, 65),
+    (1013, 66),
+    (1014, 68),
+    (1015, 69),
+    (1016, 71),
+    (1017, 70),
+    (1018, 72),
+];
+
 pub(crate) fn err_out(code: c_int) -> c_int {
+    if let Some((standard, _)) = TOOLS.iter().find(|(_, engine)| *engine == code) {
+        return *standard;
+    }
     if code >= ADDED_IN {
         return code - ADDED_IN + ADDED_OUT;
     }

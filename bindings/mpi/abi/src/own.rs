@@ -14,7 +14,7 @@ fn to_user(kind: Kind, handle: c_int) -> usize {
         Kind::Comm => comm_out(handle),
         Kind::Type => type_out(handle),
         Kind::Win => win_out(handle),
-        Kind::Session => 0x120,
+        Kind::Session => session_out(handle),
         Kind::File => 0x118,
     }
 }
@@ -24,7 +24,8 @@ fn from_user(kind: Kind, handle: usize) -> c_int {
         Kind::Comm => comm_in(handle),
         Kind::Type => type_in(handle),
         Kind::Win => win_in(handle),
-        Kind::Session | Kind::File => 0,
+        Kind::Session => session_in(handle),
+        Kind::File => 0,
     }
 }
 
@@ -119,6 +120,7 @@ handle_numbers! {
     MPI_Message_toint, PMPI_Message_toint, MPI_Message_fromint, PMPI_Message_fromint;
     MPI_Op_toint, PMPI_Op_toint, MPI_Op_fromint, PMPI_Op_fromint;
     MPI_Request_toint, PMPI_Request_toint, MPI_Request_fromint, PMPI_Request_fromint;
+    MPI_Session_toint, PMPI_Session_toint, MPI_Session_fromint, PMPI_Session_fromint;
     MPI_Type_toint, PMPI_Type_toint, MPI_Type_fromint, PMPI_Type_fromint;
     MPI_Win_toint, PMPI_Win_toint, MPI_Win_fromint, PMPI_Win_fromint;
 }

@@ -107,7 +107,7 @@ pub unsafe fn buffer_flush() -> Outcome {
 
 pub unsafe fn buffer_iflush(into: *mut c_int) -> Outcome {
     OF_PROCESS.flush()?;
-    let own = comm::lookup(crate::constants::COMM_SELF)?;
+    let own = comm::own()?;
     // SAFETY: the caller's promise.
     unsafe { put(into, request::register(Active::Over(crate::constants::Status::EMPTY), &own)) }
 }

@@ -13,7 +13,7 @@ use crate::collective;
 use crate::constants::*;
 use crate::error::{self, Class, Fail, Outcome, fail};
 use crate::group::{self, Group};
-use crate::handle::Table;
+use crate::handle::{Held, Table};
 use crate::handlers::Handler;
 use crate::info::{self, Pairs};
 use crate::net::{self, Completion, Recv, Sink, Source};
@@ -55,13 +55,34 @@ static PREDEFINED: OnceLock<[Arc<Comm>; 2]> = OnceLock::new();
 /// # Errors
 /// [`Class::Comm`], or before Init and after Finalize.
 #[inline]
-pub fn lookup(handle: c_int) -> Outcome<Arc<Comm>> {
+pub fn held(handle: c_int) -> Outcome<Held<Comm>> {
     world::check_running()?;
     let predefined = (handle as u32).wrapping_sub(COMM_WORLD as u32) as usize;
     if let Some(comm) = PREDEFINED.get().and_then(|both| both.get(predefined)) {
-        return Ok(Arc::clone(comm));
+        return if world::has_world() { Ok(Held::Predefined(comm)) } else { world::no_world() };
     }
-    COMMS.get(handle).map_or_else(|| invalid(handle), Ok)
+    COMMS.get(handle).map_or_else(|| invalid(handle), |comm| Ok(Held::Counted(comm)))
+}
+
+/// That of this process alone, also where there are sessions only.
+///
+/// # Errors
+/// Before Init and after Finalize.
+pub fn own() -> Outcome<Held<Comm>> {
+    world::check_running()?;
+    match PREDEFINED.get() {
+        Some([_, own]) => Ok(Held::Predefined(own)),
+        None => fail(Class::Intern, "there is no communicator of this process"),
+    }
+}
+
+/// The same, counted.
+///
+/// # Errors
+/// As [`held`].
+#[inline]
+pub fn lookup(handle: c_int) -> Outcome<Arc<Comm>> {
+    held(handle).map(|comm| Arc::clone(&comm))
 }
 
 #[cold]
@@ -237,7 +258,13 @@ impl Comm {
         self.next_creation();
     }
 
-    fn create_tagged(&self, members: Group, topology: Option<Topology>, tag: c_int) -> Outcome<c_int> {
+    /// The same, with a tag that tells the calls apart.
+    pub(crate) fn create_tagged(
+        &self,
+        members: Group,
+        topology: Option<Topology>,
+        tag: c_int,
+    ) -> Outcome<c_int> {
         let number = self.agree(&members, tag)?;
         Ok(self.child(number, members, topology)?.register())
     }

@@ -1,7 +1,8 @@
 //! Handles of objects that the program makes: the kind of the object in the upper bits, a place in a table in the lower ones.
 
 use std::ffi::c_int;
-use std::sync::{PoisonError, RwLock};
+use std::ops::Deref;
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Bits of a handle that name the place.
 const PLACE_BITS: u32 = 18;
@@ -9,6 +10,47 @@ const PLACE_BITS: u32 = 18;
 const AGE_BITS: u32 = 8;
 const PLACE_MASK: u32 = (1 << PLACE_BITS) - 1;
 const AGE_MASK: u32 = (1 << AGE_BITS) - 1;
+
+/// An object that a call holds. A predefined one lives as long as the process, so it is not counted.
+#[derive(Debug)]
+pub enum Held<T: 'static> {
+    /// Predefined.
+    Predefined(&'static Arc<T>),
+    /// The program's.
+    Counted(Arc<T>),
+}
+
+impl<T> Clone for Held<T> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Predefined(object) => Self::Predefined(object),
+            Self::Counted(object) => Self::Counted(Arc::clone(object)),
+        }
+    }
+}
+
+impl<T> From<&Self> for Held<T> {
+    fn from(object: &Self) -> Self {
+        object.clone()
+    }
+}
+
+impl<T> From<&Arc<T>> for Held<T> {
+    fn from(object: &Arc<T>) -> Self {
+        Self::Counted(Arc::clone(object))
+    }
+}
+
+impl<T> Deref for Held<T> {
+    type Target = Arc<T>;
+
+    fn deref(&self) -> &Arc<T> {
+        match self {
+            Self::Predefined(object) => object,
+            Self::Counted(object) => object,
+        }
+    }
+}
 
 struct Place<T> {
     age: u32,
@@ -61,15 +103,37 @@ impl<T: Clone> Table<T> {
         place.object.clone()
     }
 
-    /// Takes an object out.
-    pub fn remove(&self, handle: c_int) -> Option<T> {
-        let (at, age) = self.split(handle)?;
+    /// The objects of several handles.
+    pub fn get_all<R>(&self, handles: &[c_int], each: impl Fn(c_int, Option<T>) -> R) -> Vec<R> {
+        let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let object = |handle: c_int| {
+            let (at, age) = self.split(handle)?;
+            places.all.get(at).filter(|place| place.age == age)?.object.clone()
+        };
+        handles.iter().map(|handle| each(*handle, object(*handle))).collect()
+    }
+
+    /// Takes several objects out.
+    pub fn remove_all(&self, handles: &[c_int]) {
         let mut places = self.places.write().unwrap_or_else(PoisonError::into_inner);
+        let removed: Vec<Option<T>> = handles.iter().map(|handle| self.take(&mut places, *handle)).collect();
+        // What they drop may come back here.
+        drop(places);
+        drop(removed);
+    }
+
+    fn take(&self, places: &mut Places<T>, handle: c_int) -> Option<T> {
+        let (at, age) = self.split(handle)?;
         let place = places.all.get_mut(at).filter(|place| place.age == age)?;
         let object = place.object.take()?;
         place.age = (place.age % AGE_MASK) + 1;
         places.free.push(at as u32);
         Some(object)
+    }
+
+    /// Takes an object out.
+    pub fn remove(&self, handle: c_int) -> Option<T> {
+        self.take(&mut self.places.write().unwrap_or_else(PoisonError::into_inner), handle)
     }
 
     /// All objects.

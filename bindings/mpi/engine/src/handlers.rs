@@ -8,7 +8,7 @@ use crate::constants::*;
 use crate::error::{self, Class, Fail, Outcome, fail};
 use crate::flavor::{self, Kind};
 use crate::handle::Table;
-use crate::{comm, window, world};
+use crate::{comm, session, window, world};
 
 /// `void handler(handle *, int *code, ...)`.
 type Function = unsafe extern "C" fn(*mut usize, *mut c_int, ...);
@@ -38,7 +38,7 @@ static HANDLERS: Table<Arc<User>> = Table::new(0x5);
 /// The handler of files, which are not there; the standard gives them this one.
 static OF_FILES: Mutex<Handler> = Mutex::new(Handler::Return);
 
-fn lookup(handle: c_int) -> Outcome<Handler> {
+pub(crate) fn given(handle: c_int) -> Outcome<Handler> {
     match handle {
         ERRORS_ARE_FATAL => Ok(Handler::Fatal),
         ERRORS_ABORT => Ok(Handler::Abort),
@@ -82,23 +82,30 @@ pub enum Scope {
     Comm(c_int),
     /// A window.
     Win(c_int),
+    /// A session.
+    Session(c_int),
     /// Files.
     File,
+    /// The tools interface, of whose errors no handler hears.
+    Tools,
     /// Nothing in particular: the communicator of this process alone.
     Process,
 }
 
 fn handler_of(scope: Scope) -> Handler {
     match scope {
-        Scope::Comm(handle) => {
-            comm::lookup(handle).or_else(|_| comm::lookup(COMM_SELF)).map(|comm| comm.handler())
-        }
+        Scope::Comm(handle) => comm::held(handle).or_else(|_| comm::own()).map(|comm| comm.handler()),
         Scope::Win(handle) => match window::lookup(handle) {
             Ok(win) => Ok(win.handler()),
-            Err(_) => comm::lookup(COMM_SELF).map(|comm| comm.handler()),
+            Err(_) => comm::own().map(|comm| comm.handler()),
+        },
+        Scope::Session(handle) => match session::lookup(handle) {
+            Ok(session) => Ok(session.handler()),
+            Err(_) => comm::own().map(|comm| comm.handler()),
         },
         Scope::File => Ok(OF_FILES.lock().unwrap_or_else(PoisonError::into_inner).clone()),
-        Scope::Process => comm::lookup(COMM_SELF).map(|comm| comm.handler()),
+        Scope::Tools => Ok(Handler::Return),
+        Scope::Process => comm::own().map(|comm| comm.handler()),
     }
     .unwrap_or(Handler::Return)
 }
@@ -115,8 +122,9 @@ fn invoke(scope: Scope, code: c_int, call: &str) {
             let (kind, handle) = match scope {
                 Scope::Comm(handle) => (Kind::Comm, handle),
                 Scope::Win(handle) => (Kind::Win, handle),
+                Scope::Session(handle) => (Kind::Session, handle),
                 Scope::File => (Kind::File, 0),
-                Scope::Process => (Kind::Comm, COMM_SELF),
+                Scope::Process | Scope::Tools => (Kind::Comm, COMM_SELF),
             };
             let (mut handle, mut code) = (flavor::to_user(kind, handle), flavor::code_out(code));
             if let Some(function) = user.function {
@@ -138,6 +146,9 @@ pub fn finish(outcome: Outcome, scope: Scope, call: &str) -> c_int {
 
 #[cold]
 fn failed(failure: &Fail, scope: Scope, call: &str) -> c_int {
+    if matches!(scope, Scope::Tools) {
+        return failure.class;
+    }
     let code = error::encode(failure);
     if world::is_running() {
         invoke(failure.comm.map_or(scope, Scope::Comm), code, call);
@@ -155,6 +166,11 @@ pub unsafe fn win_create_errhandler(function: *const c_void, handler: *mut c_int
     unsafe { create(function, handler) }
 }
 
+pub unsafe fn session_create_errhandler(function: *const c_void, handler: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { create(function, handler) }
+}
+
 pub unsafe fn file_create_errhandler(function: *const c_void, handler: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise.
     unsafe { create(function, handler) }
@@ -163,7 +179,7 @@ pub unsafe fn file_create_errhandler(function: *const c_void, handler: *mut c_in
 pub unsafe fn errhandler_free(handler: *mut c_int) -> Outcome {
     // SAFETY: the front end has checked it.
     unsafe {
-        if let Handler::User(user) = lookup(*handler)? {
+        if let Handler::User(user) = given(*handler)? {
             let mut handle = user.handle.lock().unwrap_or_else(PoisonError::into_inner);
             handle.1 -= 1;
             if handle.1 == 0 {
@@ -178,7 +194,7 @@ pub unsafe fn errhandler_free(handler: *mut c_int) -> Outcome {
 macro_rules! calls {
     ($lookup:path, $scope:expr, $set:ident, $get:ident, $call:ident) => {
         pub unsafe fn $set(object: c_int, handler: c_int) -> Outcome {
-            $lookup(object)?.set_handler(lookup(handler)?);
+            $lookup(object)?.set_handler(given(handler)?);
             Ok(())
         }
 
@@ -198,11 +214,19 @@ macro_rules! calls {
 calls!(comm::lookup, Scope::Comm, comm_set_errhandler, comm_get_errhandler, comm_call_errhandler);
 calls!(window::lookup, Scope::Win, win_set_errhandler, win_get_errhandler, win_call_errhandler);
 
+calls!(
+    session::lookup,
+    Scope::Session,
+    session_set_errhandler,
+    session_get_errhandler,
+    session_call_errhandler
+);
+
 pub unsafe fn file_set_errhandler(file: *mut c_void, handler: c_int) -> Outcome {
     if !file.is_null() {
         return fail(Class::File, "files are not supported");
     }
-    *OF_FILES.lock().unwrap_or_else(PoisonError::into_inner) = lookup(handler)?;
+    *OF_FILES.lock().unwrap_or_else(PoisonError::into_inner) = given(handler)?;
     Ok(())
 }
 

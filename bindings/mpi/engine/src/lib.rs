@@ -32,7 +32,9 @@ mod numbers;
 mod op;
 mod partitioned;
 mod request;
+mod session;
 mod status;
+mod tools;
 mod topology;
 mod window;
 mod world;
@@ -63,7 +65,12 @@ pub mod calls {
     pub use crate::op::{op_commutative, op_create, op_create_c, op_free, reduce_local};
     pub use crate::partitioned::*;
     pub use crate::request::*;
+    pub use crate::session::{
+        comm_create_from_group, group_from_session_pset, intercomm_create_from_groups, session_finalize,
+        session_get_info, session_get_nth_pset, session_get_num_psets, session_get_pset_info, session_init,
+    };
     pub use crate::status::*;
+    pub use crate::tools::*;
     pub use crate::topology::*;
     pub use crate::window::{
         accumulate, compare_and_swap, fetch_and_op, get, get_accumulate, put_call, raccumulate, rget,

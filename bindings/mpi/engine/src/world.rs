@@ -17,10 +17,17 @@ use crate::error::{Class, Fail, Outcome, fail};
 use crate::net;
 
 const BEFORE: u8 = 0;
+/// Between Init and Finalize.
 const RUNNING: u8 = 1;
-const FINALIZED: u8 = 2;
+/// For sessions only: the ranks have met, but there are no predefined communicators, or no longer.
+const SESSIONS: u8 = 2;
+const FINALIZED: u8 = 3;
 
 static STATE: AtomicU8 = AtomicU8::new(BEFORE);
+/// Of Init and Finalize alone: before, running or finalized.
+static MODEL: AtomicU8 = AtomicU8::new(BEFORE);
+/// Sessions that are not finalized; the lock is held while anything above changes.
+static OPEN_SESSIONS: std::sync::Mutex<usize> = std::sync::Mutex::new(0);
 static LEVEL: AtomicI32 = AtomicI32::new(THREAD_SINGLE);
 /// Contexts that this rank has given away; the first two are those of the predefined communicators.
 static CONTEXTS: AtomicU32 = AtomicU32::new(2);
@@ -64,20 +71,90 @@ fn join() -> Outcome<Option<Communicator>> {
     Ok(Some(Communicator::builder().config(config).join(spec).connect()?))
 }
 
+fn sessions() -> std::sync::MutexGuard<'static, usize> {
+    OPEN_SESSIONS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Init.
 fn start() -> Outcome {
-    let state = STATE.load(Ordering::Acquire);
-    if state != BEFORE || WORLD.get().is_some() {
-        let when = if state == FINALIZED {
-            "has been finalized, and cannot be initialized again"
-        } else {
-            "is initialized already"
-        };
-        return fail(Class::Other, format!("MPI {when}"));
+    let _open = sessions();
+    match MODEL.load(Ordering::Acquire) {
+        BEFORE => {}
+        FINALIZED => return fail(Class::Other, "MPI has been finalized, and cannot be initialized again"),
+        _ => return fail(Class::Other, "MPI is initialized already"),
     }
+    if STATE.load(Ordering::Acquire) == BEFORE {
+        meet("MPI_Init")?;
+    }
+    MODEL.store(RUNNING, Ordering::Release);
+    STATE.store(RUNNING, Ordering::Release);
+    Ok(())
+}
+
+/// A session begins.
+///
+/// # Errors
+/// If the ranks have met and parted before.
+pub(crate) fn open_session() -> Outcome {
+    let mut open = sessions();
+    match STATE.load(Ordering::Acquire) {
+        BEFORE => {
+            meet("MPI_Session_init")?;
+            extern "C" fn leave() {
+                part();
+            }
+            // Nobody says when the last session ends, and the others should not take this process's end for a crash.
+            // SAFETY: a function without arguments, which the library keeps for as long as it is loaded.
+            unsafe { libc::atexit(leave) };
+            STATE.store(SESSIONS, Ordering::Release);
+        }
+        FINALIZED => {
+            return fail(
+                Class::Other,
+                "MPI has been finalized, and the ranks have parted: open the session before MPI_Finalize",
+            );
+        }
+        _ => {}
+    }
+    *open += 1;
+    Ok(())
+}
+
+/// A session ends.
+///
+/// # Errors
+/// If the job has failed.
+pub(crate) fn close_session() -> Outcome {
+    let mut open = sessions();
+    flush()?;
+    *open = open.saturating_sub(1);
+    if *open == 0 && MODEL.load(Ordering::Acquire) == FINALIZED {
+        STATE.store(FINALIZED, Ordering::Release);
+        drop(open);
+        part();
+    }
+    Ok(())
+}
+
+fn flush() -> Outcome {
+    net::wait_until(|| net::net().is_ok_and(|net| net.is_flushed()))
+}
+
+/// Leaves the other ranks in good order.
+fn part() {
+    net::close();
+    comm::forget_all();
+    if let Some(world) = WORLD.get() {
+        world.kolo.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+    }
+}
+
+/// Meets the other ranks.
+fn meet(call: &str) -> Outcome {
     // No program has a handler for errors yet, and the default one ends the process.
     let kolo = match join() {
         Ok(kolo) => kolo.map(Arc::new),
-        Err(failure) => abort(&format!("MPI_Init: {}", failure.text), 1),
+        Err(failure) => abort(&format!("{call}: {}", failure.text), 1),
     };
     let (rank, size) = kolo.as_ref().map_or((0, 1), |kolo| (kolo.rank(), kolo.world_size()));
     let hosts = kolo.as_ref().map_or_else(|| vec![0], |kolo| kolo.hosts().to_vec());
@@ -99,14 +176,28 @@ fn start() -> Outcome {
     crate::window::prepare();
     comm::predefine(rank, size, kolo);
     wtime();
-    STATE.store(RUNNING, Ordering::Release);
     Ok(())
 }
 
-/// Whether MPI may be used.
+/// Whether MPI may be used, by sessions at least.
 #[must_use]
 pub fn is_running() -> bool {
+    matches!(STATE.load(Ordering::Acquire), RUNNING | SESSIONS)
+}
+
+/// Whether the predefined communicators may be used.
+#[must_use]
+pub(crate) fn has_world() -> bool {
     STATE.load(Ordering::Acquire) == RUNNING
+}
+
+/// Fails as for the predefined communicators where there are none.
+#[cold]
+pub(crate) fn no_world<T>() -> Outcome<T> {
+    match MODEL.load(Ordering::Acquire) {
+        BEFORE => fail(Class::Comm, "MPI_COMM_WORLD and MPI_COMM_SELF are there from MPI_Init on only"),
+        _ => fail(Class::Comm, "MPI has been finalized: MPI_COMM_WORLD and MPI_COMM_SELF are gone"),
+    }
 }
 
 /// Fails unless MPI may be used.
@@ -132,6 +223,12 @@ pub fn rank() -> u32 {
     WORLD.get().map_or(0, |world| world.rank)
 }
 
+/// Number of ranks of the world.
+#[must_use]
+pub fn size() -> u32 {
+    WORLD.get().map_or(1, |world| world.size)
+}
+
 /// Host of a rank, by number.
 #[must_use]
 pub fn host(rank: u32) -> u32 {
@@ -151,6 +248,14 @@ fn kolo() -> Option<Arc<Communicator>> {
 /// The communicator that joined the ranks.
 pub(crate) fn joined() -> Option<Arc<Communicator>> {
     kolo()
+}
+
+/// Kolo's settings, one a line.
+pub(crate) fn settings() -> String {
+    match kolo() {
+        Some(kolo) => kolo.config().settings(),
+        None => Config::from_env().map(|config| config.settings()).unwrap_or_default(),
+    }
 }
 
 /// Fails if the job has.
@@ -210,32 +315,36 @@ pub unsafe fn init_thread(
 
 pub unsafe fn finalize() -> Outcome {
     check_running()?;
+    if !has_world() {
+        return fail(Class::Other, "MPI_Finalize without MPI_Init");
+    }
     // Libraries hook their own ends here, and MPI is still there for them.
     comm::lookup(COMM_SELF)?.attributes.delete_all(COMM_SELF)?;
     comm::lookup(COMM_WORLD)?.attributes.delete_all(COMM_WORLD)?;
     let all = comm::lookup(COMM_WORLD)?;
-    net::wait_until(|| net::net().is_ok_and(|net| net.is_flushed()))?;
+    flush()?;
     let mut last = Schedule::new(&all);
     crate::collective::algorithms::barrier(&mut last);
     schedule::complete(last)?;
     drop(all);
-    STATE.store(FINALIZED, Ordering::Release);
-    net::close();
-    comm::forget_all();
-    if let Some(world) = WORLD.get() {
-        world.kolo.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+    let open = sessions();
+    MODEL.store(FINALIZED, Ordering::Release);
+    STATE.store(if *open == 0 { FINALIZED } else { SESSIONS }, Ordering::Release);
+    if *open == 0 {
+        drop(open);
+        part();
     }
     Ok(())
 }
 
 pub unsafe fn initialized(flag: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise.
-    unsafe { put(flag, (STATE.load(Ordering::Acquire) != BEFORE).into()) }
+    unsafe { put(flag, (MODEL.load(Ordering::Acquire) != BEFORE).into()) }
 }
 
 pub unsafe fn finalized(flag: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise.
-    unsafe { put(flag, (STATE.load(Ordering::Acquire) == FINALIZED).into()) }
+    unsafe { put(flag, (MODEL.load(Ordering::Acquire) == FINALIZED).into()) }
 }
 
 pub unsafe fn query_thread(level: *mut c_int) -> Outcome {

@@ -11,6 +11,7 @@ typedef struct MPI_ABI_Info *MPI_Info;
 typedef struct MPI_ABI_Win *MPI_Win;
 typedef struct MPI_ABI_Request *MPI_Request;
 typedef struct MPI_ABI_Message *MPI_Message;
+typedef struct MPI_ABI_Session *MPI_Session;
 typedef struct MPI_ABI_File *MPI_File;
 typedef long MPI_Aint;
 typedef long long MPI_Count;
@@ -38,6 +39,7 @@ typedef struct {
 #define MPI_REQUEST_NULL KOLO_HANDLE(MPI_Request, 0x180)
 #define MPI_MESSAGE_NULL KOLO_HANDLE(MPI_Message, 0x128)
 #define MPI_MESSAGE_NO_PROC KOLO_HANDLE(MPI_Message, 0x129)
+#define MPI_SESSION_NULL KOLO_HANDLE(MPI_Session, 0x120)
 #define MPI_FILE_NULL KOLO_HANDLE(MPI_File, 0x118)
 
 #define MPI_OP_NULL KOLO_HANDLE(MPI_Op, 0x020)
@@ -129,6 +131,8 @@ typedef struct {
 #define MPI_MAX_ERROR_STRING 512
 #define MPI_MAX_LIBRARY_VERSION_STRING 8192
 #define MPI_MAX_OBJECT_NAME 128
+#define MPI_MAX_PSET_NAME_LEN 1024
+#define MPI_MAX_STRINGTAG_LEN 1024
 #define MPI_MAX_INFO_KEY 256
 #define MPI_MAX_INFO_VAL 1024
 #define MPI_ORDER_C 12
@@ -166,11 +170,52 @@ typedef struct {
 #define MPI_ERR_KEYVAL 36
 #define MPI_ERR_RMA_SYNC 50
 #define MPI_ERR_RMA_RANGE 48
+#define MPI_ERR_SESSION 60
 #define MPI_ERR_ERRHANDLER 61
 #define MPI_ERR_LASTCODE 16383
 
 #define MPI_UNWEIGHTED ((int *)10)
 #define MPI_WEIGHTS_EMPTY ((int *)11)
+
+typedef struct KOLO_T_enum *MPI_T_enum;
+typedef struct KOLO_T_cvar *MPI_T_cvar_handle;
+typedef struct KOLO_T_pvar *MPI_T_pvar_handle;
+typedef struct KOLO_T_session *MPI_T_pvar_session;
+#define MPI_T_ENUM_NULL ((MPI_T_enum)0)
+#define MPI_T_CVAR_HANDLE_NULL ((MPI_T_cvar_handle)0)
+#define MPI_T_PVAR_HANDLE_NULL ((MPI_T_pvar_handle)0)
+#define MPI_T_PVAR_SESSION_NULL ((MPI_T_pvar_session)0)
+#define MPI_T_PVAR_ALL_HANDLES ((MPI_T_pvar_handle)1)
+#define MPI_T_ERR_NOT_INITIALIZED 1003
+#define MPI_T_ERR_INVALID_INDEX 1007
+#define MPI_T_ERR_INVALID_HANDLE 1010
+#define MPI_T_ERR_INVALID_SESSION 1009
+#define MPI_T_ERR_CVAR_SET_NEVER 1015
+#define MPI_T_ERR_PVAR_NO_STARTSTOP 1017
+#define MPI_T_ERR_PVAR_NO_WRITE 1016
+#define MPI_T_ERR_INVALID_NAME 1011
+#define MPI_T_ERR_INVALID 1006
+#define MPI_T_PVAR_CLASS_STATE 1
+#define MPI_T_PVAR_CLASS_LEVEL 2
+#define MPI_T_PVAR_CLASS_SIZE 3
+#define MPI_T_PVAR_CLASS_PERCENTAGE 4
+#define MPI_T_PVAR_CLASS_HIGHWATERMARK 5
+#define MPI_T_PVAR_CLASS_LOWWATERMARK 6
+#define MPI_T_PVAR_CLASS_COUNTER 7
+#define MPI_T_PVAR_CLASS_AGGREGATE 8
+#define MPI_T_PVAR_CLASS_TIMER 9
+#define MPI_T_PVAR_CLASS_GENERIC 10
+#define MPI_T_VERBOSITY_USER_BASIC 9
+#define MPI_T_VERBOSITY_TUNER_BASIC 17
+#define MPI_T_BIND_NO_OBJECT 1
+#define MPI_T_BIND_MPI_COMM 2
+#define MPI_T_SCOPE_CONSTANT 1
+#define MPI_T_SCOPE_READONLY 2
+#define MPI_T_SCOPE_LOCAL 3
+#define MPI_T_SCOPE_GROUP 4
+#define MPI_T_SCOPE_GROUP_EQ 5
+#define MPI_T_SCOPE_ALL 6
+#define MPI_T_SCOPE_ALL_EQ 7
 
 #include "../mpi_types.h"
 #endif

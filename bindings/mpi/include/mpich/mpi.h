@@ -11,6 +11,7 @@ typedef int MPI_Info;
 typedef int MPI_Win;
 typedef int MPI_Request;
 typedef int MPI_Message;
+typedef int MPI_Session;
 typedef struct MPI_FILE *MPI_File;
 typedef long MPI_Aint;
 typedef long long MPI_Count;
@@ -39,6 +40,7 @@ typedef struct {
 #define MPI_REQUEST_NULL KOLO_HANDLE(MPI_Request, 0x2c000000)
 #define MPI_MESSAGE_NULL KOLO_HANDLE(MPI_Message, 0x2c000000)
 #define MPI_MESSAGE_NO_PROC KOLO_HANDLE(MPI_Message, 0x6c000000)
+#define MPI_SESSION_NULL KOLO_HANDLE(MPI_Session, 0x38000000)
 #define MPI_FILE_NULL ((MPI_File)0)
 
 #define MPI_OP_NULL KOLO_HANDLE(MPI_Op, 0x18000000)
@@ -130,6 +132,8 @@ typedef struct {
 #define MPI_MAX_ERROR_STRING 512
 #define MPI_MAX_LIBRARY_VERSION_STRING 8192
 #define MPI_MAX_OBJECT_NAME 128
+#define MPI_MAX_PSET_NAME_LEN 256
+#define MPI_MAX_STRINGTAG_LEN 256
 #define MPI_MAX_INFO_KEY 255
 #define MPI_MAX_INFO_VAL 1024
 #define MPI_ORDER_C 56
@@ -167,11 +171,52 @@ typedef struct {
 #define MPI_ERR_KEYVAL 48
 #define MPI_ERR_RMA_SYNC 50
 #define MPI_ERR_RMA_RANGE 55
+#define MPI_ERR_SESSION 75
 #define MPI_ERR_ERRHANDLER 80
 #define MPI_ERR_LASTCODE 0x3fffffff
 
 extern int *const MPI_UNWEIGHTED;
 extern int *const MPI_WEIGHTS_EMPTY;
+
+typedef struct KOLO_T_enum *MPI_T_enum;
+typedef struct KOLO_T_cvar *MPI_T_cvar_handle;
+typedef struct KOLO_T_pvar *MPI_T_pvar_handle;
+typedef struct KOLO_T_session *MPI_T_pvar_session;
+#define MPI_T_ENUM_NULL ((MPI_T_enum)0)
+#define MPI_T_CVAR_HANDLE_NULL ((MPI_T_cvar_handle)0)
+#define MPI_T_PVAR_HANDLE_NULL ((MPI_T_pvar_handle)0)
+#define MPI_T_PVAR_SESSION_NULL ((MPI_T_pvar_session)0)
+extern struct KOLO_T_pvar *const MPI_T_PVAR_ALL_HANDLES;
+#define MPI_T_ERR_NOT_INITIALIZED 60
+#define MPI_T_ERR_INVALID_INDEX 62
+#define MPI_T_ERR_INVALID_HANDLE 64
+#define MPI_T_ERR_INVALID_SESSION 67
+#define MPI_T_ERR_CVAR_SET_NEVER 69
+#define MPI_T_ERR_PVAR_NO_STARTSTOP 70
+#define MPI_T_ERR_PVAR_NO_WRITE 71
+#define MPI_T_ERR_INVALID_NAME 73
+#define MPI_T_ERR_INVALID 74
+#define MPI_T_PVAR_CLASS_STATE 240
+#define MPI_T_PVAR_CLASS_LEVEL 241
+#define MPI_T_PVAR_CLASS_SIZE 242
+#define MPI_T_PVAR_CLASS_PERCENTAGE 243
+#define MPI_T_PVAR_CLASS_HIGHWATERMARK 244
+#define MPI_T_PVAR_CLASS_LOWWATERMARK 245
+#define MPI_T_PVAR_CLASS_COUNTER 246
+#define MPI_T_PVAR_CLASS_AGGREGATE 247
+#define MPI_T_PVAR_CLASS_TIMER 248
+#define MPI_T_PVAR_CLASS_GENERIC 249
+#define MPI_T_VERBOSITY_USER_BASIC 221
+#define MPI_T_VERBOSITY_TUNER_BASIC 224
+#define MPI_T_BIND_NO_OBJECT 9700
+#define MPI_T_BIND_MPI_COMM 9701
+#define MPI_T_SCOPE_CONSTANT 60438
+#define MPI_T_SCOPE_READONLY 60439
+#define MPI_T_SCOPE_LOCAL 60440
+#define MPI_T_SCOPE_GROUP 60441
+#define MPI_T_SCOPE_GROUP_EQ 60442
+#define MPI_T_SCOPE_ALL 60443
+#define MPI_T_SCOPE_ALL_EQ 60444
 
 #include "../mpi_types.h"
 #include "mpi_more.h"

@@ -29,6 +29,8 @@ MPI_Fint MPI_Op_c2f(MPI_Op handle);
 MPI_Op MPI_Op_f2c(MPI_Fint handle);
 MPI_Fint MPI_Request_c2f(MPI_Request handle);
 MPI_Request MPI_Request_f2c(MPI_Fint handle);
+MPI_Fint MPI_Session_c2f(MPI_Session handle);
+MPI_Session MPI_Session_f2c(MPI_Fint handle);
 MPI_Fint MPI_Type_c2f(MPI_Datatype handle);
 MPI_Datatype MPI_Type_f2c(MPI_Fint handle);
 MPI_Fint MPI_Win_c2f(MPI_Win handle);

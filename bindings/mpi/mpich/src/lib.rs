@@ -71,6 +71,10 @@ pub static MPI_UNWEIGHTED: Mark = Mark(&raw const NO_WEIGHTS);
 #[unsafe(no_mangle)]
 pub static MPI_WEIGHTS_EMPTY: Mark = Mark(&raw const EMPTY_WEIGHTS);
 
+/// `MPI_T_PVAR_ALL_HANDLES`.
+#[unsafe(no_mangle)]
+pub static MPI_T_PVAR_ALL_HANDLES: Mark = Mark(std::ptr::without_provenance(1));
+
 fn edges(given: *const c_int) -> *const c_int {
     if given == MPI_UNWEIGHTED.0 {
         UNWEIGHTED
@@ -157,6 +161,7 @@ numbers_of_handles! {
     MPI_Message_c2f, MPI_Message_f2c;
     MPI_Op_c2f, MPI_Op_f2c;
     MPI_Request_c2f, MPI_Request_f2c;
+    MPI_Session_c2f, MPI_Session_f2c;
     MPI_Type_c2f, MPI_Type_f2c;
     MPI_Win_c2f, MPI_Win_f2c;
 }

@@ -83,7 +83,7 @@ fn program(cc: &str, name: &str, folder: &Path, abi: &'static Abi) -> PathBuf {
     let library = library(abi);
     let mut command = Command::new(cc);
     command
-        .args(["-std=c99", "-g", "-Wall", "-Wextra", "-Werror"])
+        .args(["-std=c99", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"])
         .arg("-I")
         .arg(home().join("include").join(abi.include));
     command.arg(home().join(format!("tests/c/{name}.c"))).arg("-o").arg(&program);
@@ -94,11 +94,12 @@ fn program(cc: &str, name: &str, folder: &Path, abi: &'static Abi) -> PathBuf {
 }
 
 /// Runs a program as the ranks of a job; all must succeed.
-fn run_ranks(program: &Path, ranks: usize, transport: &str) {
+fn run_ranks(program: &Path, arguments: &[&str], ranks: usize, transport: &str) {
     let folder = tempfile::tempdir().unwrap();
     let meeting = format!("file://{}", folder.path().join("meeting").display());
     let start = |rank: usize| {
         let mut command = Command::new(program);
+        command.args(arguments);
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("KOLO_")) {
             command.env_remove(name);
         }
@@ -129,18 +130,18 @@ fn run_ranks(program: &Path, ranks: usize, transport: &str) {
 }
 
 fn with_ranks(name: &str, ranks: &[usize]) {
-    with(&ABIS, name, ranks);
+    with(&ABIS, name, &[], ranks);
 }
 
-fn with(abis: &'static [Abi], name: &str, ranks: &[usize]) {
+fn with(abis: &'static [Abi], name: &str, arguments: &[&str], ranks: &[usize]) {
     let Some(cc) = compiler() else { return };
     let folder = tempfile::tempdir().unwrap();
     for abi in abis {
         let program = program(&cc, name, folder.path(), abi);
         for ranks in ranks {
-            run_ranks(&program, *ranks, "shm,tcp");
+            run_ranks(&program, arguments, *ranks, "shm,tcp");
         }
-        run_ranks(&program, ranks[ranks.len() - 1], "tcp");
+        run_ranks(&program, arguments, ranks[ranks.len() - 1], "tcp");
     }
 }
 
@@ -164,8 +165,19 @@ fn wrong_arguments() {
     with_ranks("misuse", &[1, 2]);
 }
 
+#[test]
+fn sessions() {
+    with_ranks("sessions", &[1, 2, 3]);
+    with(&ABIS, "sessions", &["without-the-world"], &[1, 3]);
+}
+
+#[test]
+fn tools() {
+    with_ranks("tools", &[1, 2, 3]);
+}
+
 /// Of the MPICH ABI only: the MPI-5 standard has none of it.
 #[test]
 fn older_programs_and_fortran() {
-    with(&ABIS[..1], "older", &[1, 2]);
+    with(&ABIS[..1], "older", &[], &[1, 2]);
 }

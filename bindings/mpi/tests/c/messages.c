@@ -1,5 +1,6 @@
 /* Point to point: modes, wildcards, probes, requests, datatypes. Any number of ranks. */
 #include "test.h"
+#include <pthread.h>
 
 static void ring(void) {
   int next = (rank + 1) % size, before = (rank + size - 1) % size;
@@ -117,6 +118,78 @@ static void datatypes(void) {
   CHECK(!MPI_Type_free(&structure));
 }
 
+/* A receive that waits meets messages that are not for it: of another tag or communicator, shorter, longer, or for a receive that was
+   posted before it. */
+static void waiting_receives(void) {
+  enum { ROUNDS = 60, LONG = 30000 };
+  static int in[LONG], out[LONG], early[2];
+  int peer = rank ^ 1, count;
+  MPI_Comm other;
+  MPI_Request requests[2];
+  MPI_Status status;
+  CHECK(!MPI_Comm_dup(MPI_COMM_WORLD, &other));
+  for (int round = 0; round < ROUNDS && peer < size; round++) {
+    if (rank < peer) {
+      out[0] = round, out[1] = -round;
+      CHECK(!MPI_Send(out, 2, MPI_INT, peer, 1, MPI_COMM_WORLD));
+      CHECK(!MPI_Recv(in, 1, MPI_INT, peer, 1, MPI_COMM_WORLD, &status) && in[0] == round);
+      /* In another order than they are received in. */
+      CHECK(!MPI_Send(out, 1, MPI_INT, peer, 1, other) && !MPI_Send(out, 2, MPI_INT, peer, 3, MPI_COMM_WORLD));
+      CHECK(!MPI_Send(out, 1, MPI_INT, peer, 2, MPI_COMM_WORLD) && !MPI_Ssend(out, 2, MPI_INT, peer, 2, MPI_COMM_WORLD));
+      CHECK(!MPI_Send(out, LONG, MPI_INT, peer, 4, MPI_COMM_WORLD) && !MPI_Send(out, 0, MPI_INT, peer, 5, MPI_COMM_WORLD));
+      /* Three of one tag, for receives of which two were posted before. */
+      for (int i = 0; i < 3; i++) {
+        out[0] = 100 * round + i;
+        CHECK(!MPI_Send(out, 1, MPI_INT, peer, 6, MPI_COMM_WORLD));
+      }
+    } else {
+      CHECK(!MPI_Irecv(&early[0], 1, MPI_INT, peer, 6, MPI_COMM_WORLD, &requests[0]));
+      CHECK(!MPI_Recv(in, 2, MPI_INT, peer, 1, MPI_COMM_WORLD, &status) && in[0] == round && in[1] == -round);
+      CHECK(status.MPI_SOURCE == peer && status.MPI_TAG == 1);
+      CHECK(!MPI_Get_count(&status, MPI_INT, &count) && count == 2);
+      CHECK(!MPI_Send(in, 1, MPI_INT, peer, 1, MPI_COMM_WORLD));
+      CHECK(!MPI_Irecv(&early[1], 1, MPI_INT, MPI_ANY_SOURCE, 6, MPI_COMM_WORLD, &requests[1]));
+      in[0] = in[1] = 7777;
+      CHECK(!MPI_Recv(in, 1, MPI_INT, peer, 2, MPI_COMM_WORLD, &status) && in[0] == round && in[1] == 7777);
+      CHECK(!MPI_Recv(in, 2, MPI_INT, peer, 2, MPI_COMM_WORLD, &status) && in[1] == -round);
+      CHECK(!MPI_Recv(in, 5, MPI_INT, peer, 3, MPI_COMM_WORLD, &status) && in[1] == -round);
+      CHECK(!MPI_Get_count(&status, MPI_INT, &count) && count == 2);
+      CHECK(!MPI_Recv(in, 1, MPI_INT, peer, 1, other, &status) && in[0] == round);
+      CHECK(!MPI_Recv(in, LONG, MPI_INT, peer, 4, MPI_COMM_WORLD, &status) && in[0] == round);
+      CHECK(!MPI_Recv(in, 0, MPI_INT, peer, 5, MPI_COMM_WORLD, &status));
+      CHECK(!MPI_Recv(in, 1, MPI_INT, peer, 6, MPI_COMM_WORLD, &status) && in[0] == 100 * round + 2);
+      CHECK(!MPI_Waitall(2, requests, MPI_STATUSES_IGNORE) && early[0] == 100 * round && early[1] == 100 * round + 1);
+    }
+  }
+  if (peer < size) {
+    CHECK(!MPI_Comm_set_errhandler(other, MPI_ERRORS_RETURN));
+    if (rank < peer) CHECK(!MPI_Send(out, 2, MPI_INT, peer, 8, other));
+    else FAILS(MPI_ERR_TRUNCATE, MPI_Recv(in, 1, MPI_INT, peer, 8, other, &status));
+  }
+  CHECK(!MPI_Comm_free(&other));
+}
+
+/* Two threads wait for messages of the same rank, each for its own tag. */
+static void *exchange(void *tag_) {
+  int tag = *(int *)tag_, peer = rank ^ 1, got;
+  for (int i = 0; i < 300; i++) {
+    int out = 1000 * tag + i;
+    if (rank < peer) CHECK(!MPI_Send(&out, 1, MPI_INT, peer, tag, MPI_COMM_WORLD));
+    CHECK(!MPI_Recv(&got, 1, MPI_INT, peer, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE) && got == out);
+    if (rank > peer) CHECK(!MPI_Send(&out, 1, MPI_INT, peer, tag, MPI_COMM_WORLD));
+  }
+  return NULL;
+}
+
+static void threads(void) {
+  pthread_t other;
+  int tags[2] = {11, 12};
+  if ((rank ^ 1) >= size) return;
+  CHECK(!pthread_create(&other, NULL, exchange, &tags[1]));
+  exchange(&tags[0]);
+  CHECK(!pthread_join(other, NULL));
+}
+
 /* A rank in a collective still answers for the long message that it has begun to send. */
 static void progress_inside_collectives(void) {
   static double data[100000];
@@ -136,11 +209,13 @@ static void progress_inside_collectives(void) {
 }
 
 int main(int argc, char **argv) {
-  CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
+  int level;
+  CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
+  CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   ring(), wildcards();
   /* What comes next must not meet the wildcards. */
   CHECK(!MPI_Barrier(MPI_COMM_WORLD));
-  requests(), datatypes(), progress_inside_collectives();
+  requests(), datatypes(), waiting_receives(), threads(), progress_inside_collectives();
   CHECK(!MPI_Finalize());
   return 0;
 }

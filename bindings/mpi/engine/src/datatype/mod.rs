@@ -21,7 +21,7 @@ pub use layout::{Part, Run};
 use crate::attributes::Attributes;
 use crate::constants::DATATYPE_NULL;
 use crate::error::{Class, Outcome, fail};
-use crate::handle::Table;
+use crate::handle::{Held, Table};
 
 /// A datatype.
 #[derive(Debug)]
@@ -128,9 +128,24 @@ fn invalid<T>(handle: c_int) -> Outcome<T> {
 /// # Errors
 /// [`Class::Type`].
 #[inline]
-pub fn committed(handle: c_int) -> Outcome<Arc<Type>> {
+pub fn held(handle: c_int) -> Outcome<Held<Type>> {
+    if let Some(found) = builtin(handle) {
+        return Ok(Held::Predefined(found));
+    }
     let found = lookup(handle)?;
-    if found.is_committed() { Ok(found) } else { fail(Class::Type, "the datatype is not committed") }
+    if !found.is_committed() {
+        return fail(Class::Type, "the datatype is not committed");
+    }
+    Ok(Held::Counted(found))
+}
+
+/// The same, counted.
+///
+/// # Errors
+/// As [`held`].
+#[inline]
+pub fn committed(handle: c_int) -> Outcome<Arc<Type>> {
+    held(handle).map(|of| Arc::clone(&of))
 }
 
 /// A handle for a type.

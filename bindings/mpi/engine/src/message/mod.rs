@@ -13,7 +13,8 @@ use crate::comm::{self, Comm};
 use crate::constants::*;
 use crate::datatype::{self, Type};
 use crate::error::{Class, Outcome, fail};
-use crate::net::{self, Completion, Recv, Sink, Source};
+use crate::handle::Held;
+use crate::net::{self, Awaited, Completion, Recv, Sink, Source};
 use crate::request::{self, Active};
 
 /// How a send ends.
@@ -30,10 +31,10 @@ enum Mode {
 /// The arguments of a send or a receive, checked. `peer` is none for `MPI_PROC_NULL`.
 #[derive(Clone)]
 struct Place {
-    comm: Arc<Comm>,
+    comm: Held<Comm>,
     at: usize,
     count: usize,
-    of: Arc<Type>,
+    of: Held<Type>,
     peer: Option<Peer>,
     tag: Option<i32>,
 }
@@ -76,9 +77,9 @@ impl Place {
         comm: c_int,
         recv: bool,
     ) -> Outcome<Self> {
-        let comm = comm::lookup(comm)?;
+        let comm = comm::held(comm)?;
         let count = count(n)?;
-        let of = datatype::committed(of)?;
+        let of = datatype::held(of)?;
         let peer = peer(&comm, rank, recv)?;
         let tag = tag(number, recv)?;
         if at.is_null() && count > 0 && of.is_flat() && of.size() > 0 && of.true_lower == 0 {
@@ -106,15 +107,15 @@ impl Place {
         bytes
     }
 
+    fn data(&self) -> Source {
+        if self.of.is_flat() { Source::Lent(self.flat(), self.bytes()) } else { Source::Kept(self.packed()) }
+    }
+
     /// Sends. None to `MPI_PROC_NULL`.
     fn send(&self, mode: Mode) -> Outcome<Option<Arc<Completion>>> {
         let Some(Peer::Rank(to)) = self.peer else { return Ok(None) };
         let done = Completion::new();
-        let data = if mode == Mode::Buffered || !self.of.is_flat() {
-            Source::Kept(self.packed())
-        } else {
-            Source::Lent(self.flat(), self.bytes())
-        };
+        let data = if mode == Mode::Buffered { Source::Kept(self.packed()) } else { self.data() };
         if mode == Mode::Buffered {
             bsend::take(&self.comm, data.len(), &done)?;
         }
@@ -149,6 +150,49 @@ impl Place {
     }
 }
 
+impl Place {
+    /// Sends, for a caller that waits at once. None if the send is over already.
+    fn send_awaited(&self, mode: Mode) -> Outcome<Option<Arc<Completion>>> {
+        match self.peer {
+            Some(Peer::Rank(to)) if mode != Mode::Buffered => {
+                let asks = mode == Mode::Synchronous;
+                let (context, tag) = (self.comm.context(0), self.tag.unwrap_or(0));
+                net::net()?.send_awaited(to, context, tag, self.data(), asks)
+            }
+            _ => self.send(mode),
+        }
+    }
+
+    /// Posts a receive, for a caller that waits at once. None from `MPI_PROC_NULL`.
+    fn recv_awaited(&self) -> Outcome<Option<Awaited>> {
+        if self.peer.is_none() {
+            return Ok(None);
+        }
+        let (context, source) = (self.comm.context(0), self.source());
+        Ok(Some(net::net()?.recv_awaited(context, source, self.tag, self.sink())))
+    }
+}
+
+/// Waits for a receive.
+unsafe fn received(awaited: Option<Awaited>, comm: &Comm, status: *mut Status) -> Outcome {
+    let Some(mut awaited) = awaited else {
+        // SAFETY: the caller's promise.
+        unsafe { set(status, FROM_NOBODY) };
+        return Ok(());
+    };
+    match net::wait_for(|net| net.ended(&mut awaited)) {
+        Ok(finished) => {
+            // SAFETY: the caller's promise.
+            unsafe { set(status, request::received(&finished, comm)) };
+            finished.error.map_or(Ok(()), Err)
+        }
+        Err(why) => {
+            net::net()?.forsake(awaited, &why);
+            Err(why)
+        }
+    }
+}
+
 /// Status of a receive from `MPI_PROC_NULL`.
 const FROM_NOBODY: Status = Status { source: PROC_NULL, ..Status::EMPTY };
 
@@ -172,7 +216,7 @@ unsafe fn finish(done: &Completion, comm: &Comm, status: *mut Status) -> Outcome
 }
 
 unsafe fn blocking(place: &Place, mode: Mode) -> Outcome {
-    match place.send(mode)? {
+    match place.send_awaited(mode)? {
         // SAFETY: no status.
         Some(done) => unsafe { finish(&done, &place.comm, STATUS_IGNORE) },
         None => Ok(()),
@@ -213,9 +257,12 @@ macro_rules! sends {
             into: *mut c_int,
         ) -> Outcome {
             let place = Place::new(buf, n, of, to, tag, comm, false)?;
-            let active = sending(&place, $mode)?;
+            let request = match place.peer {
+                Some(_) => request::register_send(place.send_awaited($mode)?, &place.comm),
+                None => request::register(Active::Over(Status::EMPTY), &place.comm),
+            };
             // SAFETY: the caller's promise.
-            unsafe { put(into, request::register(active, &place.comm)) }
+            unsafe { put(into, request) }
         }
 
         pub unsafe fn $persistent(
@@ -251,15 +298,7 @@ pub unsafe fn recv(
 ) -> Outcome {
     let place = Place::new(buf, n, of, from, tag, comm, true)?;
     // SAFETY: the caller's promise.
-    unsafe {
-        match place.recv()? {
-            Some(done) => finish(&done, &place.comm, status),
-            None => {
-                set(status, FROM_NOBODY);
-                Ok(())
-            }
-        }
-    }
+    unsafe { received(place.recv_awaited()?, &place.comm, status) }
 }
 
 pub unsafe fn irecv(
@@ -307,17 +346,12 @@ fn exchange(send: &Place, recv: &Place) -> Outcome<Active> {
 }
 
 unsafe fn exchanged(send: &Place, recv: &Place, status: *mut Status) -> Outcome {
-    let received = recv.recv()?;
-    let sent = send.send(Mode::Standard)?;
+    let awaited = recv.recv_awaited()?;
+    let sent = send.send_awaited(Mode::Standard);
     // SAFETY: the caller's promise.
     unsafe {
-        let outcome = match received {
-            Some(done) => finish(&done, &recv.comm, status),
-            None => {
-                set(status, FROM_NOBODY);
-                Ok(())
-            }
-        };
+        let outcome = received(awaited, &recv.comm, status);
+        let sent = sent?;
         let sent = sent.map_or(Ok(()), |done| finish(&done, &send.comm, STATUS_IGNORE));
         outcome.and(sent)
     }
@@ -388,16 +422,10 @@ pub unsafe fn sendrecv_replace(
     let send = Place::new(buf, n, of, to, sendtag, comm, false)?;
     let recv = Place::new(buf, n, of, from, recvtag, comm, true)?;
     let sent = send_copy(&send)?;
-    let received = recv.recv()?;
+    let awaited = recv.recv_awaited()?;
     // SAFETY: the caller's promise.
     unsafe {
-        let outcome = match received {
-            Some(done) => finish(&done, &recv.comm, status),
-            None => {
-                set(status, FROM_NOBODY);
-                Ok(())
-            }
-        };
+        let outcome = received(awaited, &recv.comm, status);
         let sent = sent.map_or(Ok(()), |done| finish(&done, &send.comm, STATUS_IGNORE));
         outcome.and(sent)
     }

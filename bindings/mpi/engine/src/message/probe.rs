@@ -215,7 +215,7 @@ pub unsafe fn imrecv(buf: *mut c_void, n: i64, of: c_int, message: *mut c_int, i
     unsafe {
         let handle = match receive(buf, n, of, message)? {
             Some((done, comm)) => request::register(Active::Recv(done, comm.context(0)), &comm),
-            None => request::register(Active::Over(FROM_NOBODY), &comm::lookup(COMM_SELF)?),
+            None => request::register(Active::Over(FROM_NOBODY), &comm::own()?),
         };
         put(into, handle)
     }

@@ -64,6 +64,10 @@ impl Claimed {
 }
 
 impl Mailbox {
+    pub(super) fn lengths(&self) -> (u64, u64) {
+        (self.posted.len() as u64, self.unexpected.len() as u64)
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.posted.is_empty() && self.unexpected.is_empty()
     }
@@ -71,6 +75,11 @@ impl Mailbox {
     pub(super) fn take_posted(&mut self, source: u32, tag: i32) -> Option<Recv> {
         let at = self.posted.iter().position(|recv| recv.takes(source, tag))?;
         self.posted.remove(at)
+    }
+
+    /// Whether a message is there that a receive would take, or another receive that takes such messages first.
+    pub(super) fn has_for(&self, source: u32, tag: i32) -> bool {
+        self.posted.iter().any(|recv| recv.takes(source, tag)) || self.find(Some(source), Some(tag)).is_some()
     }
 
     pub(super) fn keep(&mut self, message: Unexpected) {
@@ -151,6 +160,9 @@ impl Net {
     /// All bytes of a message are where they belong.
     pub(super) fn received(&mut self, recv: &Recv, source: u32, tag: i32, bytes: usize) {
         let room = recv.sink.room();
+        self.fitting[source as usize] = bytes == room;
+        self.counters.received += 1;
+        self.counters.received_bytes += bytes as u64;
         let error = (bytes > room).then(|| {
             let text =
                 format!("{bytes} bytes from rank {source} of the world with tag {tag}, and room for {room}");

@@ -8,6 +8,7 @@
 //! One lock holds everything. Whoever waits polls; a thread of the library's own does while the program is inside a collective.
 
 mod body;
+mod direct;
 mod links;
 mod matching;
 mod servant;
@@ -15,11 +16,12 @@ mod wait;
 mod wire;
 
 pub use body::{Completion, Finished, Recv, Sink};
+pub use direct::Awaited;
 pub(crate) use links::close;
 pub use links::open;
 pub use matching::{Claimed, Found};
 pub use servant::{Absence, serve_windows};
-pub use wait::{nap, poll_once, wait_until};
+pub use wait::{nap, poll_once, sleeps, wait_for, wait_until, wait_until_all};
 pub use wire::Source;
 
 use std::collections::HashMap;
@@ -31,7 +33,7 @@ use kolo_transport::{Endpoint, Event};
 
 use crate::error::{Class, Outcome, fail};
 use matching::Mailbox;
-use wire::{Parked, Slot};
+use wire::{Head, Parked, Slot};
 
 /// Spreads the numbers of contexts, which the ranks give away in order.
 #[derive(Debug, Default)]
@@ -57,6 +59,10 @@ pub struct Net {
     ends: Vec<Box<dyn Endpoint>>,
     /// Which endpoint reaches a rank.
     via: Vec<Option<usize>>,
+    /// Who looks at the next head of a rank.
+    heads: Vec<Head>,
+    /// Whether the last message of a rank was as long as its receive had room: the next may be, too.
+    fitting: Vec<bool>,
     /// Why a rank can not be reached any more.
     lost: Vec<Option<Box<str>>>,
     boxes: HashMap<u32, Mailbox, BuildHasherDefault<Plain>>,
@@ -67,8 +73,24 @@ pub struct Net {
     parked: HashMap<u64, Parked>,
     next_parked: u64,
     events: Vec<Event>,
+    counters: Counters,
     /// What handles messages for windows.
     on_window: Option<fn(&mut Self, u32, &[u8])>,
+}
+
+/// What has come and gone.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    /// Messages.
+    pub sent: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Messages.
+    pub received: u64,
+    /// Their bytes.
+    pub received_bytes: u64,
+    /// Messages that came before their receives.
+    pub unexpected: u64,
 }
 
 /// Receives and sends that are not over. Changed under the lock, and read without it.
@@ -92,6 +114,8 @@ impl Net {
         let mut net = Self {
             rank,
             ends,
+            heads: vec![Head::Taken; via.len()],
+            fitting: vec![true; via.len()],
             lost: via.iter().map(|_| None).collect(),
             via,
             boxes: HashMap::default(),
@@ -100,6 +124,7 @@ impl Net {
             parked: HashMap::new(),
             next_parked: 0,
             events: Vec::new(),
+            counters: Counters::default(),
             on_window: None,
         };
         for peer in 0..net.via.len() as u32 {
@@ -112,6 +137,19 @@ impl Net {
     #[must_use]
     pub fn is_flushed(&self) -> bool {
         self.ends.iter().all(|end| end.is_flushed())
+    }
+
+    /// What has come and gone so far.
+    #[must_use]
+    pub const fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Receives without messages, and messages without receives.
+    #[must_use]
+    pub fn queued(&self) -> (u64, u64) {
+        let lengths = self.boxes.values().map(Mailbox::lengths);
+        lengths.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
     /// Has messages for windows handled.

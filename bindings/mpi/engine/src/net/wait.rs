@@ -1,11 +1,12 @@
 //! Waiting: polls, with the pauses that Kolo's policy gives.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo::internal::wait::{Next, Pacer, Policy, sleep, spin, yield_now};
 
-use super::net;
+use super::{Net, net};
 use crate::collective::schedule;
 use crate::error::Outcome;
 use crate::world;
@@ -18,6 +19,13 @@ thread_local! {
 const NAP_MAX: Duration = Duration::from_micros(500);
 /// Naps between two looks at whether the job has failed.
 const NAPS_PER_LOOK: u32 = 200;
+
+static SLEEPS: AtomicU64 = AtomicU64::new(0);
+
+/// How often a thread of this process has gone to sleep, since nothing had come for long.
+pub fn sleeps() -> u64 {
+    SLEEPS.load(Ordering::Relaxed)
+}
 
 fn policy() -> Policy {
     POLICY.get().unwrap_or_else(|| {
@@ -41,12 +49,52 @@ pub fn wait_until(mut ready: impl FnMut() -> bool) -> Outcome {
     if ready() {
         return Ok(());
     }
+    drive(|| {
+        let moved = poll_once();
+        (moved, ready().then_some(()))
+    })
+}
+
+/// As [`wait_until`], for a caller that waits for several messages.
+///
+/// # Errors
+/// If the job has failed meanwhile.
+pub fn wait_until_all(mut ready: impl FnMut() -> bool) -> Outcome {
+    if ready() {
+        return Ok(());
+    }
+    drive(|| {
+        let moved = net().is_ok_and(|mut net| net.poll_for_many());
+        let moved = schedule::advance_all() | moved;
+        (moved, ready().then_some(()))
+    })
+}
+
+/// Advances messages until `look` finds what it looks for.
+///
+/// # Errors
+/// If the job has failed meanwhile.
+pub fn wait_for<T>(mut look: impl FnMut(&mut Net) -> Option<T>) -> Outcome<T> {
+    drive(|| {
+        let Ok(mut net) = net() else { return (false, None) };
+        if let Some(found) = look(&mut net) {
+            return (true, Some(found));
+        }
+        let moved = net.poll();
+        let found = if moved { look(&mut net) } else { None };
+        drop(net);
+        (if found.is_none() { schedule::advance_all() | moved } else { true }, found)
+    })
+}
+
+/// Takes steps, with pauses after those that move nothing, until one ends the wait.
+fn drive<T>(mut step: impl FnMut() -> (bool, Option<T>)) -> Outcome<T> {
     let mut pacer = Pacer::new(policy());
     let (mut time, mut naps) = (Duration::from_micros(20), 0_u32);
     loop {
-        let moved = poll_once();
-        if ready() {
-            return Ok(());
+        let (moved, found) = step();
+        if let Some(found) = found {
+            return Ok(found);
         }
         if moved {
             pacer.moved();
@@ -61,6 +109,7 @@ pub fn wait_until(mut ready: impl FnMut() -> bool) -> Outcome {
                 pacer.yielded(Instant::now);
             }
             Next::Sleep | Next::Queue => {
+                SLEEPS.fetch_add(1, Ordering::Relaxed);
                 sleep(time);
                 time = (2 * time).min(NAP_MAX);
                 naps += 1;

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kolo_transport::{Channel, Envelope, Event, Piece, Posted, Sink as Place, Token};
+use kolo_transport::{Channel, Envelope, ErrorKind, Event, Piece, Posted, Sink as Place, Token};
 
 use super::body::{Completion, Finished, Recv};
+use super::direct::Direct;
 use super::matching::{Body, Unexpected};
 use super::{Net, PENDING};
 use crate::error::{Class, Fail};
@@ -14,16 +15,19 @@ use crate::error::{Class, Fail};
 /// before it receives gets through.
 pub const EAGER_BYTES: usize = 64 << 10;
 
-const HEADS: u16 = 0;
+/// A transport tells of one head of a peer at a time: this many are taken before a caller looks whether its own was among them.
+const PASSES_FOR_MANY: usize = 8;
+
+pub(super) const HEADS: u16 = 0;
 const BYTES: u16 = 1;
 
-const WHOLE: u64 = 0;
+pub(super) const WHOLE: u64 = 0;
 const ANNOUNCED: u64 = 1;
 const ANSWER: u64 = 2;
 const WINDOW: u64 = 3;
 
 /// The envelope: kind, context and tag.
-const fn envelope(kind: u64, context: u32, tag: i32) -> u64 {
+pub(super) const fn envelope(kind: u64, context: u32, tag: i32) -> u64 {
     kind << 61 | (context as u64) << 30 | tag as u64
 }
 
@@ -55,7 +59,7 @@ pub enum Source {
 unsafe impl Send for Source {}
 
 impl Source {
-    const fn piece(&self) -> Piece {
+    pub(super) const fn piece(&self) -> Piece {
         match self {
             Self::Lent(ptr, len) => Piece { ptr: ptr.cast_mut(), len: *len },
             Self::Kept(data) => Piece { ptr: data.as_ptr().cast_mut(), len: data.len() },
@@ -88,16 +92,25 @@ pub(super) struct Announcement {
 
 /// Something posted at a transport. It stays where it is until the transport is done with it.
 pub(super) struct Slot {
-    piece: Piece,
+    pub(super) piece: Piece,
     words: [u64; 2],
     kept: Vec<u8>,
-    op: Op,
+    pub(super) op: Op,
+}
+
+/// Who looks at the next head of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Head {
+    /// The transport will tell of it.
+    Watched,
+    /// A receive is posted for it.
+    Taken,
 }
 
 // SAFETY: the pieces name memory of the slot itself, or the program's that the operation was lent.
 unsafe impl Send for Slot {}
 
-enum Op {
+pub(super) enum Op {
     Idle,
     /// Nobody asks.
     Quiet,
@@ -119,6 +132,25 @@ enum Op {
         total: usize,
         in_place: bool,
     },
+    Direct(Direct),
+}
+
+impl Op {
+    /// Source of the message that a receive is getting.
+    pub(super) fn source_for(&self, done: &Arc<Completion>) -> Option<u32> {
+        match self {
+            Self::Head { recv: Some(recv), from: source, .. } | Self::Bytes { recv, source, .. } => {
+                Arc::ptr_eq(&recv.done, done).then_some(*source)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A message that could not be carried.
+pub(super) fn broken(peer: u32, why: &str) -> Fail {
+    let text = format!("a message between this rank and rank {peer} of the world failed: {why}");
+    Fail::new(Class::ProcFailed, text)
 }
 
 const NO_PIECE: Piece = Piece { ptr: std::ptr::null_mut(), len: 0 };
@@ -135,6 +167,8 @@ impl Net {
         done: &Arc<Completion>,
     ) {
         PENDING.fetch_add(1, Ordering::Relaxed);
+        self.counters.sent += 1;
+        self.counters.sent_bytes += data.len() as u64;
         if to == self.rank {
             return self.send_home(context, tag, data, asks, done);
         }
@@ -181,6 +215,7 @@ impl Net {
             Body::Whole(bytes)
         };
         self.boxes.entry(context).or_default().keep(Unexpected { source: rank, tag, body });
+        self.counters.unexpected += 1;
     }
 
     fn park(&mut self, to: u32, data: Source, done: &Arc<Completion>) -> u64 {
@@ -234,7 +269,13 @@ impl Net {
         if let Some(via) = self.via[peer as usize] {
             // A peer that is lost says so itself.
             let _ = self.ends[via].probe(Channel { peer, index: HEADS });
+            self.heads[peer as usize] = Head::Watched;
         }
+    }
+
+    /// Advances everything, for a caller that waits for several messages. Whether anything moved.
+    pub fn poll_for_many(&mut self) -> bool {
+        (0..PASSES_FOR_MANY).take_while(|_| self.poll()).count() > 0
     }
 
     /// Advances everything. Whether anything moved.
@@ -260,7 +301,8 @@ impl Net {
             Event::Down { peer, cause } => {
                 self.lose(peer, &format!("rank {peer} of the world is lost: {cause}"))
             }
-            Event::Returned(_) | Event::Warning(_) => {}
+            Event::Returned(token) => self.returned(token.0 as u32),
+            Event::Warning(_) => {}
         }
     }
 
@@ -275,10 +317,11 @@ impl Net {
             recv = mailbox.take_posted(from, tag_of(bits));
         }
         let place = recv.as_ref().filter(|recv| bytes <= recv.sink.room()).and_then(|recv| recv.sink.flat());
+        self.heads[from as usize] = Head::Taken;
         self.post_recv(from, HEADS, bits, Op::Head { from, envelope: bits, recv, bytes }, place, bytes);
     }
 
-    fn slot(&mut self, op: Op) -> u32 {
+    pub(super) fn slot(&mut self, op: Op) -> u32 {
         if let Some(at) = self.free.pop() {
             self.slots[at as usize].op = op;
             return at;
@@ -340,7 +383,7 @@ impl Net {
         self.settle(at, posted);
     }
 
-    fn settle(&mut self, at: u32, posted: Result<Posted, kolo_transport::Error>) {
+    pub(super) fn settle(&mut self, at: u32, posted: Result<Posted, kolo_transport::Error>) {
         match posted {
             Ok(Posted::Done) => self.done(at),
             Ok(Posted::Pending) => {}
@@ -356,8 +399,11 @@ impl Net {
     }
 
     fn done(&mut self, at: u32) {
+        if matches!(self.slots[at as usize].op, Op::Direct(_)) {
+            return self.direct_here(at);
+        }
         match self.leave(at) {
-            (Op::Idle | Op::Quiet, _) => {}
+            (Op::Idle | Op::Quiet | Op::Direct(_), _) => {}
             (Op::Send { done, .. }, _) => self.finish(&done, Finished::sent()),
             (Op::Bytes { recv, source, tag, total, in_place }, kept) => {
                 if !in_place {
@@ -398,21 +444,34 @@ impl Net {
         let mailbox = self.boxes.entry(context_of(envelope)).or_default();
         match mailbox.take_posted(from, tag) {
             Some(recv) => self.deliver(message, recv),
-            None => mailbox.keep(message),
+            None => {
+                mailbox.keep(message);
+                self.counters.unexpected += 1;
+            }
         }
     }
 
-    fn failed(&mut self, at: u32, why: &str) {
-        let failure = |peer: u32| {
-            let text = format!("a message between this rank and rank {peer} of the world failed: {why}");
-            Finished::failed(peer, 0, Fail::new(Class::ProcFailed, text))
-        };
+    pub(super) fn failed(&mut self, at: u32, why: &str) {
+        if self.direct_failed(at, why) {
+            return;
+        }
+        let failure = |peer: u32| Finished::failed(peer, 0, broken(peer, why));
         match self.leave(at).0 {
             Op::Send { done, to, .. } => self.finish(&done, failure(to)),
             Op::Head { recv: Some(recv), from: source, .. } | Op::Bytes { recv, source, .. } => {
                 self.finish(&recv.done, failure(source));
             }
-            Op::Idle | Op::Quiet | Op::Head { .. } => {}
+            Op::Idle | Op::Quiet | Op::Head { .. } | Op::Direct(_) => {}
         }
+    }
+
+    /// Gives up on a peer: nothing that it sends is put anywhere any more.
+    pub(super) fn abandon(&mut self, peer: u32, why: &str) {
+        let Some(via) = self.via[peer as usize] else { return };
+        let cause = kolo_transport::Error::new(ErrorKind::Aborted, "mpi", Some(peer), why);
+        let mut events = Vec::new();
+        self.ends[via].abandon(peer, &cause, &mut events);
+        events.into_iter().for_each(|event| self.happened(event));
+        self.lose(peer, why);
     }
 }

@@ -1,17 +1,16 @@
 //! Calls on several requests.
 
 use std::ffi::c_int;
-use std::sync::Arc;
 
-use super::{Request, advance, end, given, set_empty, set_status};
+use super::{REQUESTS, Request, advance, all_given, close, end, set_empty, set_status};
 use crate::args::{put, slice};
 use crate::constants::*;
 use crate::error::{self, Class, Fail, Outcome};
 use crate::net;
 
-unsafe fn list(count: c_int, handles: *mut c_int) -> Outcome<Vec<Option<Arc<Request>>>> {
+unsafe fn list(count: c_int, handles: *mut c_int) -> Outcome<Vec<Option<Request>>> {
     // SAFETY: the caller's promise.
-    unsafe { slice(handles, count)? }.iter().map(|handle| given(*handle)).collect()
+    all_given(unsafe { slice(handles, count)? })
 }
 
 unsafe fn status_at(statuses: *mut Status, at: usize) -> *mut Status {
@@ -20,12 +19,13 @@ unsafe fn status_at(statuses: *mut Status, at: usize) -> *mut Status {
 
 /// Ends some requests. The statuses get errors only if there are any.
 unsafe fn end_some(
-    all: &[Option<Arc<Request>>],
+    all: &[Option<Request>],
     places: &[usize],
     handles: *mut c_int,
     statuses: *mut Status,
 ) -> Outcome {
     let (mut codes, mut whose) = (vec![SUCCESS; places.len()], None);
+    let mut forgotten = Vec::with_capacity(places.len());
     for (nth, at) in places.iter().enumerate() {
         // SAFETY: the caller's promise: so many handles and statuses.
         unsafe {
@@ -33,7 +33,11 @@ unsafe fn end_some(
             match &all[*at] {
                 None => set_status(status, Status::EMPTY),
                 Some(request) => {
-                    if let Err(failure) = end(request, handles.wrapping_add(*at), status) {
+                    let (forget, outcome) = close(request, status);
+                    if forget {
+                        forgotten.push(std::mem::replace(&mut *handles.wrapping_add(*at), REQUEST_NULL));
+                    }
+                    if let Err(failure) = outcome {
                         codes[nth] = error::encode(&failure);
                         whose = whose.or(failure.comm);
                     }
@@ -41,6 +45,7 @@ unsafe fn end_some(
             }
         }
     }
+    REQUESTS.remove_all(&forgotten);
     if codes.iter().all(|code| *code == SUCCESS) {
         return Ok(());
     }
@@ -55,7 +60,7 @@ unsafe fn end_some(
     Err(Fail { comm: whose, ..Fail::new(Class::InStatus, "") })
 }
 
-fn all_over(all: &[Option<Arc<Request>>]) -> bool {
+fn all_over(all: &[Option<Request>]) -> bool {
     all.iter().flatten().all(|request| request.is_over())
 }
 
@@ -64,7 +69,7 @@ pub unsafe fn waitall(count: c_int, handles: *mut c_int, statuses: *mut Status) 
     unsafe {
         let all = list(count, handles)?;
         let mut first = 0;
-        net::wait_until(|| {
+        net::wait_until_all(|| {
             while all
                 .get(first)
                 .is_some_and(|request| request.as_ref().is_none_or(|request| request.is_over()))
@@ -93,15 +98,15 @@ pub unsafe fn testall(count: c_int, handles: *mut c_int, flag: *mut c_int, statu
 }
 
 /// Places of requests that are active, and of those that are over among them.
-fn active_and_over(all: &[Option<Arc<Request>>]) -> (bool, Vec<usize>) {
-    let active = |at: &usize| all[*at].as_ref().is_some_and(|request| request.inner().active.is_some());
+fn active_and_over(all: &[Option<Request>]) -> (bool, Vec<usize>) {
+    let active = |at: &usize| all[*at].as_ref().is_some_and(Request::is_active);
     let over = |at: &usize| all[*at].as_ref().is_some_and(|request| request.is_over());
     let places: Vec<usize> = (0..all.len()).filter(active).collect();
     (!places.is_empty(), places.into_iter().filter(over).collect())
 }
 
 unsafe fn any(
-    all: &[Option<Arc<Request>>],
+    all: &[Option<Request>],
     handles: *mut c_int,
     index: *mut c_int,
     flag: *mut c_int,
@@ -158,7 +163,7 @@ pub unsafe fn testany(
 }
 
 unsafe fn some(
-    all: &[Option<Arc<Request>>],
+    all: &[Option<Request>],
     handles: *mut c_int,
     number: *mut c_int,
     indices: *mut c_int,

@@ -14,13 +14,13 @@ use crate::comm::{self, Comm};
 use crate::constants::*;
 use crate::error::{Class, Fail, Outcome, fail};
 use crate::flavor;
-use crate::handle::Table;
+use crate::handle::{Held, Table};
 use crate::net::{self, Completion, Finished};
 use crate::partitioned::Partitioned;
 
 /// What a request stands for.
 #[derive(Clone, Debug)]
-pub enum Active {
+pub(crate) enum Active {
     /// A send.
     Send(Arc<Completion>),
     /// A receive, of a context.
@@ -48,24 +48,29 @@ struct Ended {
 
 type Start = Box<dyn FnMut() -> Outcome<Active> + Send>;
 
-struct Inner {
-    active: Option<Active>,
-    start: Option<Start>,
+/// A request.
+#[derive(Clone)]
+pub(crate) enum Request {
+    /// Something that is started once.
+    Once(Active, Held<Comm>),
+    /// Something that may be started again and again.
+    Persistent(Arc<Persistent>),
 }
 
-/// A request.
-pub struct Request {
+pub(crate) struct Persistent {
     comm: Arc<Comm>,
     inner: Mutex<Inner>,
 }
 
-static REQUESTS: Table<Arc<Request>> = Table::new(0xb);
-
-impl std::fmt::Debug for Request {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Request").field("comm", &self.comm.handle()).finish_non_exhaustive()
-    }
+struct Inner {
+    active: Option<Active>,
+    start: Start,
 }
+
+static REQUESTS: Table<Request> = Table::new(0xb);
+
+/// The request of all sends that are over when their calls return. It is nowhere in the table.
+const SENT: c_int = 0x6c00_0001;
 
 /// A general request.
 #[derive(Debug)]
@@ -78,25 +83,46 @@ pub struct General {
 }
 
 /// Makes a request of something under way.
-pub(crate) fn register(active: Active, comm: &Arc<Comm>) -> c_int {
-    let inner = Mutex::new(Inner { active: Some(active), start: None });
-    REQUESTS.insert(Arc::new(Request { comm: Arc::clone(comm), inner }))
+pub(crate) fn register(active: Active, comm: impl Into<Held<Comm>>) -> c_int {
+    REQUESTS.insert(Request::Once(active, comm.into()))
+}
+
+/// Makes a request of a send, or names that of those that are over.
+pub(crate) fn register_send(done: Option<Arc<Completion>>, comm: &Held<Comm>) -> c_int {
+    done.map_or(SENT, |done| register(Active::Send(done), comm))
 }
 
 /// Makes a persistent request.
 pub(crate) fn persistent(start: impl FnMut() -> Outcome<Active> + Send + 'static, comm: &Arc<Comm>) -> c_int {
-    let inner = Mutex::new(Inner { active: None, start: Some(Box::new(start)) });
-    REQUESTS.insert(Arc::new(Request { comm: Arc::clone(comm), inner }))
+    let inner = Mutex::new(Inner { active: None, start: Box::new(start) });
+    REQUESTS.insert(Request::Persistent(Arc::new(Persistent { comm: Arc::clone(comm), inner })))
 }
 
-fn lookup(handle: c_int) -> Outcome<Arc<Request>> {
+fn found(handle: c_int, request: Option<Request>) -> Outcome<Request> {
+    match request {
+        Some(request) => Ok(request),
+        None if handle == SENT => Ok(Request::Once(Active::Over(Status::EMPTY), comm::own()?)),
+        None => fail(Class::Request, format!("{handle:#x} is no request")),
+    }
+}
+
+fn lookup(handle: c_int) -> Outcome<Request> {
     crate::world::check_running()?;
-    REQUESTS.get(handle).map_or_else(|| fail(Class::Request, format!("{handle:#x} is no request")), Ok)
+    found(handle, REQUESTS.get(handle))
 }
 
 /// The request of a handle; none for the null one.
-fn given(handle: c_int) -> Outcome<Option<Arc<Request>>> {
+fn given(handle: c_int) -> Outcome<Option<Request>> {
     if handle == REQUEST_NULL { Ok(None) } else { lookup(handle).map(Some) }
+}
+
+/// The requests of several handles.
+fn all_given(handles: &[c_int]) -> Outcome<Vec<Option<Request>>> {
+    crate::world::check_running()?;
+    let each = |handle, request| {
+        if handle == REQUEST_NULL { Ok(None) } else { found(handle, request).map(Some) }
+    };
+    REQUESTS.get_all(handles, each).into_iter().collect()
 }
 
 /// Status of a receive.
@@ -114,28 +140,47 @@ pub(crate) fn received(finished: &Finished, comm: &Comm) -> Status {
 }
 
 impl Request {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Calls with what is active.
+    fn with<R>(&self, look: impl FnOnce(Option<&Active>, &Comm) -> R) -> R {
+        match self {
+            Self::Once(active, comm) => look(Some(active), comm),
+            Self::Persistent(this) => look(this.inner().active.as_ref(), &this.comm),
+        }
     }
 
     fn active(&self) -> Option<Active> {
-        self.inner().active.clone()
+        self.with(|active, _| active.cloned())
+    }
+
+    fn is_active(&self) -> bool {
+        self.with(|active, _| active.is_some())
     }
 
     /// Whether it is over, or not even active.
     fn is_over(&self) -> bool {
-        match &self.inner().active {
-            None => true,
-            Some(active) => active.is_over(),
-        }
+        self.with(|active, _| active.is_none_or(Active::is_over))
     }
 
     /// How it ended, if it has; an inactive one has, with nothing.
     fn ended(&self) -> Option<Ended> {
-        let Some(active) = self.active() else { return Some(Ended { status: Status::EMPTY, error: None }) };
-        let mut ended = active.ended(&self.comm)?;
-        ended.error = ended.error.map(|error| comm::on(&self.comm, error));
+        let nothing = Ended { status: Status::EMPTY, error: None };
+        let (comm, active) = match self {
+            Self::Once(active, comm) => (&**comm, active.clone()),
+            Self::Persistent(this) => match self.active() {
+                Some(active) => (&this.comm, active),
+                None => return Some(nothing),
+            },
+        };
+        // Not under a lock: it may call the program.
+        let mut ended = active.ended(comm)?;
+        ended.error = ended.error.map(|error| comm::on(comm, error));
         Some(ended)
+    }
+}
+
+impl Persistent {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -226,21 +271,15 @@ impl General {
     }
 }
 
-/// A request that is over: frees it, or makes a persistent one inactive.
-unsafe fn retire(request: &Request, handle: *mut c_int) -> Option<Fail> {
-    let mut inner = request.inner();
-    let active = inner.active.take();
-    if inner.start.is_none() {
-        // SAFETY: the caller's promise.
-        unsafe {
-            REQUESTS.remove(*handle);
-            *handle = REQUEST_NULL;
+/// A request that is over: makes a persistent one inactive. Whether its handle is to be forgotten, and what went wrong then.
+fn retire(request: &Request) -> (bool, Option<Fail>) {
+    match request {
+        Request::Once(Active::General(general), _) => (true, general.release().err()),
+        Request::Once(..) => (true, None),
+        Request::Persistent(this) => {
+            this.inner().active = None;
+            (false, None)
         }
-    }
-    drop(inner);
-    match active {
-        Some(Active::General(general)) => general.release().err(),
-        _ => None,
     }
 }
 
@@ -262,14 +301,25 @@ unsafe fn set_empty(into: *mut Status) {
     }
 }
 
-unsafe fn end(request: &Request, handle: *mut c_int, status: *mut Status) -> Outcome {
-    let Some(ended) = request.ended() else { return fail(Class::Intern, "a request is not over") };
+/// Ends a request that is over, all but its handle. Whether that is to be forgotten, and how it ended.
+unsafe fn close(request: &Request, status: *mut Status) -> (bool, Outcome) {
+    let Some(ended) = request.ended() else { return (false, fail(Class::Intern, "a request is not over")) };
     // SAFETY: the caller's promise.
-    let released = unsafe {
-        set_status(status, ended.status);
-        retire(request, handle)
-    };
-    ended.error.or(released).map_or(Ok(()), Err)
+    unsafe { set_status(status, ended.status) };
+    let (forget, released) = retire(request);
+    (forget, ended.error.or(released).map_or(Ok(()), Err))
+}
+
+unsafe fn end(request: &Request, handle: *mut c_int, status: *mut Status) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (forget, outcome) = close(request, status);
+        if forget {
+            REQUESTS.remove(*handle);
+            *handle = REQUEST_NULL;
+        }
+        outcome
+    }
 }
 
 pub unsafe fn wait(handle: *mut c_int, status: *mut Status) -> Outcome {
@@ -312,11 +362,10 @@ pub unsafe fn request_free(handle: *mut c_int) -> Outcome {
         let request = lookup(*handle)?;
         REQUESTS.remove(*handle);
         *handle = REQUEST_NULL;
-        let general = match &request.inner().active {
-            Some(Active::General(general)) => Some(Arc::clone(general)),
-            _ => None,
-        };
-        general.map_or(Ok(()), |general| general.release())
+        match request.active() {
+            Some(Active::General(general)) => general.release(),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -356,13 +405,14 @@ pub unsafe fn cancel(handle: *mut c_int) -> Outcome {
 
 pub unsafe fn start(handle: *mut c_int) -> Outcome {
     // SAFETY: the front end has checked it.
-    let request = lookup(unsafe { *handle })?;
+    let Request::Persistent(request) = lookup(unsafe { *handle })? else {
+        return fail(Class::Request, "the request is not persistent");
+    };
     let mut inner = request.inner();
     if inner.active.is_some() {
         return fail(Class::Request, "the request is active already");
     }
-    let Some(start) = &mut inner.start else { return fail(Class::Request, "the request is not persistent") };
-    let active = start()?;
+    let active = (inner.start)()?;
     inner.active = Some(active);
     Ok(())
 }
@@ -384,7 +434,7 @@ pub unsafe fn grequest_start(
     extra: *mut c_void,
     handle: *mut c_int,
 ) -> Outcome {
-    let own = comm::lookup(COMM_SELF)?;
+    let own = comm::own()?;
     let general = General {
         query: query as usize,
         free: free as usize,

@@ -1,0 +1,168 @@
+//! Sessions: MPI without `MPI_Init`. The sets of processes that they know are those of the standard: all, and this one.
+
+use std::ffi::{c_char, c_int};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::args::{put, put_text, text};
+use crate::constants::*;
+use crate::error::{Class, Outcome, fail};
+use crate::group::{self, Group};
+use crate::handle::Table;
+use crate::handlers::{self, Handler};
+use crate::{comm, info, world};
+
+/// A session.
+#[derive(Debug)]
+pub struct Session {
+    handler: Mutex<Handler>,
+}
+
+static SESSIONS: Table<Arc<Session>> = Table::new(0xe);
+
+const SETS: [&str; 2] = ["mpi://WORLD", "mpi://SELF"];
+
+impl Session {
+    /// What to do with errors.
+    #[must_use]
+    pub fn handler(&self) -> Handler {
+        self.handler.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_handler(&self, handler: Handler) {
+        *self.handler.lock().unwrap_or_else(PoisonError::into_inner) = handler;
+    }
+}
+
+/// The session of a handle.
+///
+/// # Errors
+/// [`Class::Session`].
+pub fn lookup(handle: c_int) -> Outcome<Arc<Session>> {
+    SESSIONS.get(handle).map_or_else(|| fail(Class::Session, format!("{handle:#x} is no session")), Ok)
+}
+
+/// The members of a set.
+fn members(name: &str) -> Outcome<Group> {
+    match SETS.iter().position(|set| set.eq_ignore_ascii_case(name)) {
+        Some(0) => Ok(world::world_members(world::size())),
+        Some(_) => Ok(Arc::from([world::rank()])),
+        None => fail(
+            Class::Arg,
+            format!("there is no process set '{name}'; there are {} and {}", SETS[0], SETS[1]),
+        ),
+    }
+}
+
+pub unsafe fn session_init(hints: c_int, handler: c_int, into: *mut c_int) -> Outcome {
+    info::pairs(hints)?;
+    let handler = handlers::given(handler)?;
+    world::open_session()?;
+    // SAFETY: the front end has checked it.
+    unsafe { put(into, SESSIONS.insert(Arc::new(Session { handler: Mutex::new(handler) }))) }
+}
+
+pub unsafe fn session_finalize(session: *mut c_int) -> Outcome {
+    // SAFETY: the front end has checked it.
+    unsafe {
+        lookup(*session)?;
+        world::close_session()?;
+        SESSIONS.remove(*session);
+        *session = SESSION_NULL;
+    }
+    Ok(())
+}
+
+pub unsafe fn session_get_num_psets(session: c_int, hints: c_int, number: *mut c_int) -> Outcome {
+    lookup(session)?;
+    info::pairs(hints)?;
+    // SAFETY: the caller's promise.
+    unsafe { put(number, SETS.len() as c_int) }
+}
+
+/// Writes as much of the name as there is room for, and how much there would have to be with the zero behind it.
+pub unsafe fn session_get_nth_pset(
+    session: c_int,
+    hints: c_int,
+    n: c_int,
+    length: *mut c_int,
+    name: *mut c_char,
+) -> Outcome {
+    lookup(session)?;
+    info::pairs(hints)?;
+    let Some(set) = usize::try_from(n).ok().and_then(|n| SETS.get(n)) else {
+        return fail(Class::Arg, format!("there is no process set number {n}; there are {}", SETS.len()));
+    };
+    // SAFETY: the caller's promise: room for so many characters.
+    unsafe {
+        if *length > 0 {
+            put_text(set, name, *length as usize, std::ptr::null_mut())?;
+        }
+        put(length, set.len() as c_int + 1)
+    }
+}
+
+pub unsafe fn session_get_info(session: c_int, into: *mut c_int) -> Outcome {
+    lookup(session)?;
+    let level = ("thread_level".to_owned(), "MPI_THREAD_MULTIPLE".to_owned());
+    // SAFETY: the caller's promise.
+    unsafe { put(into, info::make(vec![level])) }
+}
+
+pub unsafe fn session_get_pset_info(session: c_int, name: *const c_char, into: *mut c_int) -> Outcome {
+    lookup(session)?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let members = members(&text(name)?)?;
+        put(into, info::make(vec![("mpi_size".to_owned(), members.len().to_string())]))
+    }
+}
+
+pub unsafe fn group_from_session_pset(session: c_int, name: *const c_char, new: *mut c_int) -> Outcome {
+    lookup(session)?;
+    // SAFETY: the caller's promise.
+    unsafe { put(new, group::register(members(&text(name)?)?)) }
+}
+
+/// What `MPI_Comm_create_from_group` makes. Its calls are told apart by their strings, of which ranks that make two such communicators
+/// at once take two.
+pub unsafe fn comm_create_from_group(
+    of: c_int,
+    tag: *const c_char,
+    hints: c_int,
+    handler: c_int,
+    new: *mut c_int,
+) -> Outcome {
+    // SAFETY: the caller's promise.
+    let tag = unsafe { text(tag) }?;
+    let (members, handler) = (group::lookup(of)?, handlers::given(handler)?);
+    info::pairs(hints)?;
+    if members.is_empty() {
+        // SAFETY: the caller's promise.
+        return unsafe { put(new, COMM_NULL) };
+    }
+    // FNV-1a; the messages of this rank's own communicator are with nobody else, so its number serves.
+    let hash =
+        tag.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let handle = comm::own()?.create_tagged(members, None, (hash >> 3) as c_int)?;
+    comm::lookup(handle)?.set_handler(handler);
+    // SAFETY: the caller's promise.
+    unsafe {
+        comm::comm_set_info(handle, hints)?;
+        put(new, handle)
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "the standard's")]
+pub unsafe fn intercomm_create_from_groups(
+    _group: c_int,
+    _leader: c_int,
+    _remote: c_int,
+    _remote_leader: c_int,
+    _tag: *const c_char,
+    _info: c_int,
+    _handler: c_int,
+    _new: *mut c_int,
+) -> Outcome {
+    world::check_running()?;
+    fail(Class::UnsupportedOperation, "Kolo has no intercommunicators")
+}

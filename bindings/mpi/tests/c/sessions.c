@@ -1,0 +1,78 @@
+/* Sessions without MPI_Init, and beside it. Any number of ranks. */
+#include "test.h"
+
+static MPI_Comm from_set(MPI_Session session, const char *set, const char *tag) {
+  MPI_Group group;
+  MPI_Comm comm;
+  CHECK(!MPI_Group_from_session_pset(session, set, &group));
+  CHECK(!MPI_Comm_create_from_group(group, tag, MPI_INFO_NULL, MPI_ERRORS_RETURN, &comm));
+  CHECK(!MPI_Group_free(&group));
+  return comm;
+}
+
+static void sum(MPI_Comm comm) {
+  int ranks, own, all = 0;
+  CHECK(!MPI_Comm_size(comm, &ranks) && !MPI_Comm_rank(comm, &own));
+  CHECK(!MPI_Allreduce(&own, &all, 1, MPI_INT, MPI_SUM, comm) && all == ranks * (ranks - 1) / 2);
+  int next = (own + 1) % ranks, before = (own + ranks - 1) % ranks, got = -1;
+  CHECK(!MPI_Sendrecv(&own, 1, MPI_INT, next, 3, &got, 1, MPI_INT, before, 3, comm, MPI_STATUS_IGNORE) && got == before);
+}
+
+static void sets(MPI_Session session) {
+  int count, length = 0, flag;
+  char name[MPI_MAX_PSET_NAME_LEN], value[16];
+  CHECK(!MPI_Session_get_num_psets(session, MPI_INFO_NULL, &count) && count == 2);
+  CHECK(!MPI_Session_get_nth_pset(session, MPI_INFO_NULL, 0, &length, NULL) && length == (int)sizeof "mpi://WORLD");
+  CHECK(!MPI_Session_get_nth_pset(session, MPI_INFO_NULL, 0, &length, name) && !strcmp(name, "mpi://WORLD"));
+  length = 4;
+  CHECK(!MPI_Session_get_nth_pset(session, MPI_INFO_NULL, 1, &length, name) && !strcmp(name, "mpi") && length == (int)sizeof "mpi://SELF");
+  MPI_Info info;
+  CHECK(!MPI_Session_get_pset_info(session, "mpi://SELF", &info));
+  CHECK(!MPI_Info_get(info, "mpi_size", 15, value, &flag) && flag && !strcmp(value, "1") && !MPI_Info_free(&info));
+  CHECK(!MPI_Session_get_info(session, &info));
+  CHECK(!MPI_Info_get(info, "thread_level", 15, value, &flag) && flag && !MPI_Info_free(&info));
+  MPI_Group group;
+  FAILS(MPI_ERR_ARG, MPI_Group_from_session_pset(session, "mpi://NOBODY", &group));
+  FAILS(MPI_ERR_ARG, MPI_Session_get_nth_pset(session, MPI_INFO_NULL, 2, &length, name));
+}
+
+static int errors;
+static void note(MPI_Session *session, int *code, ...) {
+  errors += *session != MPI_SESSION_NULL && *code != MPI_SUCCESS;
+}
+
+int main(int argc, char **argv) {
+  MPI_Session first, second;
+  int flag;
+  CHECK(!MPI_Session_init(MPI_INFO_NULL, MPI_ERRORS_RETURN, &first) && first != MPI_SESSION_NULL);
+  CHECK(!MPI_Initialized(&flag) && !flag);
+  sets(first);
+  MPI_Comm all = from_set(first, "mpi://WORLD", "org.kolo.test.all"), own = from_set(first, "mpi://SELF", "org.kolo.test.own");
+  CHECK(!MPI_Comm_rank(all, &rank) && !MPI_Comm_size(all, &size));
+  sum(all), sum(own);
+  /* The predefined communicators are not there yet, and a session that has been opened twice is two. */
+  CHECK(!MPI_Session_init(MPI_INFO_NULL, MPI_ERRORS_RETURN, &second) && second != first);
+  MPI_Errhandler handler;
+  CHECK(!MPI_Session_create_errhandler(note, &handler) && !MPI_Session_set_errhandler(second, handler));
+  MPI_Group group;
+  FAILS(MPI_ERR_ARG, MPI_Group_from_session_pset(second, "nothing", &group));
+  CHECK(errors == 1 && !MPI_Errhandler_free(&handler));
+  MPI_Session copy = first;
+  CHECK(!MPI_Session_finalize(&first) && first == MPI_SESSION_NULL);
+  sum(all);
+  if (argc == 1) {
+    /* The world comes and goes while a session is open. */
+    CHECK(!MPI_Init(&argc, &argv) && !MPI_Initialized(&flag) && flag);
+    sum(MPI_COMM_WORLD);
+    CHECK(!MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));
+    FAILS(MPI_ERR_SESSION, MPI_Session_get_num_psets(copy, MPI_INFO_NULL, &flag));
+    CHECK(!MPI_Finalize() && !MPI_Finalized(&flag) && flag);
+    sum(all);
+    FAILS(MPI_ERR_COMM, MPI_Comm_size(MPI_COMM_WORLD, &flag));
+  }
+  MPI_Comm more = from_set(second, "mpi://WORLD", "org.kolo.test.more");
+  sum(more);
+  CHECK(!MPI_Comm_free(&more) && !MPI_Comm_free(&all) && !MPI_Comm_free(&own));
+  CHECK(!MPI_Session_finalize(&second) && second == MPI_SESSION_NULL);
+  return 0;
+}
