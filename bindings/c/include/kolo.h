@@ -44,7 +44,7 @@
  *                   KOLO_ABORTED when a rank is lost or fails after all have come.
  * Calls that block  KOLO_UNSUPPORTED, after which the communicator is as it was; KOLO_MISMATCH, KOLO_PEER_LOST,
  *                   KOLO_TIMEOUT, KOLO_ABORTED, KOLO_TRANSPORT and KOLO_SYSTEM, after which it cannot be used any more.
- *                   These are collectives, messages, batches, koloRun, koloWait, koloWaitSource, koloCommSplit,
+ *                   These are collectives, messages, batches, probes, koloRun, koloWait, koloWaitSource, koloCommSplit,
  *                   koloCommGroup, koloCommMemAlloc and koloStateShare; koloCommSplit, koloCommGroup and koloCommMemAlloc
  *                   also return KOLO_JOIN and KOLO_CONFIGURATION.
  *                   After koloCommRevoke they return KOLO_REVOKED.
@@ -673,6 +673,33 @@ koloResult_t koloSendTagged(koloComm_t comm, const void *input, size_t count, ko
  */
 koloResult_t koloRecvTagged(koloComm_t comm, void *output, size_t count, koloDataType_t type, int from, uint32_t tag,
                             int *source);
+
+/** A message that has come and that no receive has asked for. */
+typedef struct {
+    /** Rank that has sent it. */
+    int source;
+    uint32_t tag;
+    size_t bytes;
+    /** Type of its elements, a koloDataType_t; KOLO_UNSET where no receive of this communicator would take the message. */
+    int type;
+} koloMessage_t;
+
+/**
+ * Waits for a message from rank `from` or KOLO_ANY_SOURCE whose tag is first_tag to last_tag (0 to UINT32_MAX: any), and tells
+ * what it is. The message stays, for the next receive that names its source and tag; another thread's may come first. Messages that
+ * receives have asked for already are not seen. Gives up after timeout_ms, or, if that is KOLO_UNSET, after the time-out of the
+ * communicator; then the communicator is aborted, as after every time-out. KOLO_UNSUPPORTED where the transport cannot tell (RDMA).
+ * *message is left alone after an error.
+ */
+koloResult_t koloProbe(koloComm_t comm, int from, uint32_t first_tag, uint32_t last_tag, int64_t timeout_ms,
+                       koloMessage_t *message);
+
+/**
+ * As koloProbe, but does not block: writes 1 into *found if such a message is there, else 0, and leaves *message alone then. A
+ * message that was sent may take some calls to be seen.
+ */
+koloResult_t koloProbeNow(koloComm_t comm, int from, uint32_t first_tag, uint32_t last_tag, int *found,
+                          koloMessage_t *message);
 
 /** Starts a send; see koloAllReduceStart. Any number of sends and receives may be in progress. */
 koloResult_t koloSendStart(koloComm_t comm, const void *input, size_t count, koloDataType_t type, int to, uint32_t tag,

@@ -505,6 +505,23 @@ public:
         return source;
     }
 
+    /** Waits for a message with a tag from `first_tag` to `last_tag`, from a rank or KOLO_ANY_SOURCE, and tells what it is. It stays. */
+    koloMessage_t probe(int from = KOLO_ANY_SOURCE, std::uint32_t first_tag = 0,
+                        std::uint32_t last_tag = UINT32_MAX) const {
+        koloMessage_t message = {};
+        detail::check(koloProbe(handle_, from, first_tag, last_tag, KOLO_UNSET, &message));
+        return message;
+    }
+
+    /** The same without waiting: none if there is none. */
+    std::optional<koloMessage_t> probe_now(int from = KOLO_ANY_SOURCE, std::uint32_t first_tag = 0,
+                                           std::uint32_t last_tag = UINT32_MAX) const {
+        koloMessage_t message = {};
+        int found = 0;
+        detail::check(koloProbeNow(handle_, from, first_tag, last_tag, &found, &message));
+        return found != 0 ? std::optional<koloMessage_t>(message) : std::nullopt;
+    }
+
     /** Sends and receives at the same time, which cannot deadlock. */
     template <class I, class O> void send_recv(const I &input, int to, O &&output, int from) const {
         auto in = span(input);

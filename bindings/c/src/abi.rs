@@ -65,6 +65,16 @@ pub(crate) struct Transfer {
     pub(crate) data_type: c_int,
 }
 
+/// `koloMessage_t`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Message {
+    pub(crate) source: c_int,
+    pub(crate) tag: u32,
+    pub(crate) bytes: usize,
+    pub(crate) data_type: c_int,
+}
+
 /// `koloUniqueId`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

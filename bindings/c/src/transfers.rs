@@ -1,10 +1,11 @@
-//! Send and receive.
+//! Send, receive and probe.
 
 use std::ffi::{c_int, c_void};
+use std::time::Duration;
 
-use kolo_rs::{Batch, DataType, RawMessage};
+use kolo_rs::{Batch, DataType, RawMessage, WaitingMessage};
 
-use crate::abi::{ANY_SOURCE, Transfer};
+use crate::abi::{ANY_SOURCE, Message, Transfer, UNSET};
 use crate::checked;
 use crate::comm::Comm;
 use crate::guard::{Outcome, place, usage, with_comm};
@@ -95,19 +96,89 @@ unsafe extern "C" fn koloRecvTagged(
     unsafe {
         with_comm("koloRecvTagged", comm, |comm| {
             let message = message(output, count, data_type, tag)?;
-            let mut found = 0;
+            let from = self::source(from)?;
+            let mut found = from.unwrap_or_default();
             let batch = comm.communicator.batch();
-            if from == ANY_SOURCE {
-                batch.recv_any_message(message, &mut found).run()?;
-            } else {
-                found = checked::number("the other rank (KOLO_ANY_SOURCE for any)", from)?;
-                batch.recv_message(message, found).run()?;
+            match from {
+                None => batch.recv_any_message(message, &mut found).run()?,
+                Some(from) => batch.recv_message(message, from).run()?,
             }
             if !source.is_null() {
                 place("source", source)?.write(c_int::try_from(found).unwrap_or(ANY_SOURCE));
             }
             Ok(())
         })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloProbe(
+    comm: *const Comm,
+    from: c_int,
+    first_tag: u32,
+    last_tag: u32,
+    timeout_ms: i64,
+    message: *mut Message,
+) -> c_int {
+    // SAFETY: the header's promise, for both pointers.
+    unsafe {
+        with_comm("koloProbe", comm, |comm| {
+            let (message, from) = (place("message", message)?, source(from)?);
+            let found = if timeout_ms == UNSET {
+                comm.communicator.probe(from, first_tag..=last_tag)?
+            } else {
+                let limit = u64::try_from(timeout_ms).map_err(|_| {
+                    usage(format!("timeout_ms is {timeout_ms}; use KOLO_UNSET or 0 and more"))
+                })?;
+                comm.communicator.probe_within(from, first_tag..=last_tag, Duration::from_millis(limit))?
+            };
+            message.write(described(&found));
+            Ok(())
+        })
+    }
+}
+
+/// See `kolo.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn koloProbeNow(
+    comm: *const Comm,
+    from: c_int,
+    first_tag: u32,
+    last_tag: u32,
+    found: *mut c_int,
+    message: *mut Message,
+) -> c_int {
+    // SAFETY: the header's promise, for all three pointers.
+    unsafe {
+        with_comm("koloProbeNow", comm, |comm| {
+            let (found, message) = (place("found", found)?, place("message", message)?);
+            let waiting = comm.communicator.probe_now(source(from)?, first_tag..=last_tag)?;
+            found.write(c_int::from(waiting.is_some()));
+            if let Some(waiting) = waiting {
+                message.write(described(&waiting));
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Whose messages are meant; none for any.
+fn source(from: c_int) -> Outcome<Option<u32>> {
+    if from == ANY_SOURCE {
+        return Ok(None);
+    }
+    checked::number("the other rank (KOLO_ANY_SOURCE for any)", from).map(Some)
+}
+
+fn described(message: &WaitingMessage) -> Message {
+    let place = |of| DataType::ALL.iter().position(|known| *known == of);
+    let data_type = message.data_type.and_then(place).and_then(|at| c_int::try_from(at).ok());
+    Message {
+        source: c_int::try_from(message.source).unwrap_or(ANY_SOURCE),
+        tag: message.tag,
+        bytes: message.bytes,
+        data_type: data_type.unwrap_or(UNSET as c_int),
     }
 }
 
@@ -150,11 +221,9 @@ unsafe extern "C" fn koloRecvStart(
         with_comm("koloRecvStart", comm, |comm| {
             start(comm, request, || {
                 let message = message(output, count, data_type, tag)?;
-                Ok(Progress::Recv(if from == ANY_SOURCE {
-                    comm.communicator.recv_any_raw_start(&message)?
-                } else {
-                    let from = checked::number("the other rank (KOLO_ANY_SOURCE for any)", from)?;
-                    comm.communicator.recv_raw_start(&message, from)?
+                Ok(Progress::Recv(match source(from)? {
+                    None => comm.communicator.recv_any_raw_start(&message)?,
+                    Some(from) => comm.communicator.recv_raw_start(&message, from)?,
                 }))
             })
         })

@@ -125,6 +125,7 @@ fn structs_and_numbers_agree() {
     agree!("koloCall_t", abi::Call, head.size as "size", head.magic as "magic", head.version as "version";
         collective, data_type = "type", op, root, input, output, count, factor);
     agree!("koloTransfer_t", abi::Transfer,; kind, peer, buffer, count, data_type = "type");
+    agree!("koloMessage_t", abi::Message,; source, tag, bytes, data_type = "type");
     agree!("koloUniqueId", abi::UniqueId,; bytes);
     agree!("koloPart_t", abi::Part,; name, memory, bytes);
     let numbers = [

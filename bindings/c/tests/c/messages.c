@@ -73,6 +73,52 @@ static void started(koloComm_t comm) {
     FAILS(koloSendTagged(comm, out, 1, KOLO_INT8, size, 0), KOLO_USAGE, "rank 3");
 }
 
+/* A message is described as often as one asks, and received at last. */
+static void probes(koloComm_t comm) {
+    enum { SHORT = 70, LONG = 71, COUNT = 30000 };
+    static double numbers[COUNT];
+    koloMessage_t message = {-7, 0, 0, -7};
+    int found = -7, left = size - 1;
+    OK(koloProbeNow(comm, KOLO_ANY_SOURCE, SHORT, LONG, &found, &message));
+    CHECK(rank == 0 || (found == 0 && message.source == -7));
+    OK(koloBarrier(comm));
+    if (rank == 1) {
+        for (int i = 0; i < COUNT; i++) numbers[i] = i / 4.0;
+        OK(koloSendTagged(comm, numbers, COUNT, KOLO_FLOAT64, 0, LONG));
+    } else if (rank == 2) {
+        OK(koloSendTagged(comm, &rank, 1, KOLO_INT32, 0, SHORT));
+    } else {
+        OK(koloProbe(comm, 2, 0, UINT32_MAX, 20000, &message));
+        CHECK(message.source == 2 && message.tag == SHORT && message.bytes == 4 && message.type == KOLO_INT32);
+        for (found = 0; !found;) OK(koloProbeNow(comm, 1, LONG, LONG, &found, &message));
+        CHECK(message.source == 1 && message.tag == LONG && message.type == KOLO_FLOAT64);
+        CHECK(message.bytes == sizeof numbers);
+        /* Only its own tags, and only its own source. */
+        OK(koloProbeNow(comm, 1, 0, LONG - 1, &found, &message));
+        CHECK(found == 0);
+        while (left > 0) {
+            OK(koloProbe(comm, KOLO_ANY_SOURCE, SHORT, LONG, KOLO_UNSET, &message));
+            if (message.tag == LONG) {
+                OK(koloRecvTagged(comm, numbers, COUNT, KOLO_FLOAT64, message.source, LONG, NULL));
+                for (int i = 0; i < COUNT; i++) CHECK(numbers[i] == i / 4.0);
+            } else {
+                OK(koloRecvTagged(comm, &found, 1, KOLO_INT32, message.source, SHORT, NULL));
+                CHECK(found == 2);
+            }
+            left--;
+        }
+        OK(koloProbeNow(comm, KOLO_ANY_SOURCE, SHORT, LONG, &found, &message));
+        CHECK(found == 0);
+    }
+    FAILS(koloProbe(comm, size, 0, 1, KOLO_UNSET, &message), KOLO_USAGE, "rank 3");
+    FAILS(koloProbe(comm, -2, 0, 1, KOLO_UNSET, &message), KOLO_USAGE, "KOLO_ANY_SOURCE");
+    FAILS(koloProbe(comm, 0, 2, 1, KOLO_UNSET, &message), KOLO_USAGE, "no tag is from 2 to 1");
+    FAILS(koloProbe(comm, 0, 0, 1, -3, &message), KOLO_USAGE, "timeout_ms is -3");
+    FAILS(koloProbe(comm, 0, 0, 1, KOLO_UNSET, NULL), KOLO_USAGE, "message is NULL");
+    FAILS(koloProbeNow(comm, 0, 0, 1, NULL, &message), KOLO_USAGE, "found is NULL");
+    OK(koloBarrier(comm));
+}
+
 /* Rank r has r + 1 elements for everybody in the gather, and so on. */
 static void uneven(koloComm_t comm) {
     size_t counts[3] = {1, 2, 3}, equal[3] = {1, 1, 1};
@@ -135,6 +181,7 @@ int main(int argc, char **argv) {
     CHECK(size == 3);
     tags(comm);
     any_source(comm);
+    probes(comm);
     started(comm);
     uneven(comm);
     asynchronous_error(comm);

@@ -104,6 +104,11 @@ static void messages(const kolo::Communicator &comm) {
     auto receiving = comm.recv_start(in, KOLO_ANY_SOURCE, 7);
     comm.send(out, right, 7);
     EXPECT(receiving.wait_source() == left && in[99] == static_cast<float>(left));
+    comm.send(out, right, 8);
+    const koloMessage_t message = comm.probe(KOLO_ANY_SOURCE, 8, 8);
+    EXPECT(message.source == left && message.tag == 8 && message.bytes == 400 && message.type == KOLO_FLOAT32);
+    EXPECT(comm.probe_now(left).has_value() && !comm.probe_now(left, 9).has_value());
+    EXPECT(comm.recv(in, message.source, message.tag) == left);
 }
 
 static void errors(const kolo::Communicator &comm) {

@@ -112,10 +112,10 @@ unsafe fn make(
     let comm = comm::lookup(comm)?;
     let (partitions, each) = (count(partitions.into())?, count(n)?);
     let of = datatype::committed(of)?;
-    let peer = match usize::try_from(rank).ok().and_then(|at| comm.members.get(at)) {
+    let peer = match usize::try_from(rank).ok().and_then(|at| comm.peers.get(at)) {
         Some(member) => Some(*member),
         None if rank == PROC_NULL => None,
-        None => return fail(Class::Rank, format!("rank {rank} of a communicator of {}", comm.size())),
+        None => return fail(Class::Rank, format!("rank {rank} of a communicator of {}", comm.peers.len())),
     };
     if tag < 0 {
         return fail(Class::Tag, format!("the tag {tag}"));

@@ -123,6 +123,14 @@ pub unsafe fn group_from_session_pset(session: c_int, name: *const c_char, new: 
     unsafe { put(new, group::register(members(&text(name)?)?)) }
 }
 
+/// A tag of so many bits for a string, by FNV-1a. The messages of this rank's own communicator are with nobody else, so its number
+/// serves.
+fn hash(tag: &str, bits: u32) -> c_int {
+    let hash =
+        tag.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    (hash >> (u32::BITS - bits)) as c_int
+}
+
 /// What `MPI_Comm_create_from_group` makes. Its calls are told apart by their strings, of which ranks that make two such communicators
 /// at once take two.
 pub unsafe fn comm_create_from_group(
@@ -140,10 +148,7 @@ pub unsafe fn comm_create_from_group(
         // SAFETY: the caller's promise.
         return unsafe { put(new, COMM_NULL) };
     }
-    // FNV-1a; the messages of this rank's own communicator are with nobody else, so its number serves.
-    let hash =
-        tag.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-    let handle = comm::own()?.create_tagged(members, None, (hash >> 3) as c_int)?;
+    let handle = comm::own()?.create_tagged(members, None, hash(&tag, 29))?;
     comm::lookup(handle)?.set_handler(handler);
     // SAFETY: the caller's promise.
     unsafe {
@@ -154,15 +159,24 @@ pub unsafe fn comm_create_from_group(
 
 #[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn intercomm_create_from_groups(
-    _group: c_int,
-    _leader: c_int,
-    _remote: c_int,
-    _remote_leader: c_int,
-    _tag: *const c_char,
-    _info: c_int,
-    _handler: c_int,
-    _new: *mut c_int,
+    local: c_int,
+    leader: c_int,
+    remote: c_int,
+    remote_leader: c_int,
+    tag: *const c_char,
+    hints: c_int,
+    handler: c_int,
+    new: *mut c_int,
 ) -> Outcome {
-    world::check_running()?;
-    fail(Class::UnsupportedOperation, "Kolo has no intercommunicators")
+    // SAFETY: the caller's promise.
+    let tag = hash(&unsafe { text(tag) }?, 28);
+    let handler = handlers::given(handler)?;
+    info::pairs(hints)?;
+    let prepare = |comm: &comm::Comm| comm.set_handler(handler);
+    let handle = comm::from_groups((local, leader), (remote, remote_leader), tag, prepare)?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        comm::comm_set_info(handle, hints)?;
+        put(new, handle)
+    }
 }

@@ -47,9 +47,7 @@ fn null(what: &str) -> c_int {
 
 #[cold]
 fn missing(name: &str, scope: Scope) -> c_int {
-    let text = format!(
-        "Kolo has no {name}: files, ports, spawned processes and intercommunicators are not supported"
-    );
+    let text = format!("Kolo has no {name}: files, ports and spawned processes are not supported");
     engine::finish(fail(Class::UnsupportedOperation, text), scope, name)
 }
 

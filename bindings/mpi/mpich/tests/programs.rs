@@ -156,6 +156,11 @@ fn collectives() {
 }
 
 #[test]
+fn intercommunicators() {
+    with_ranks("intercommunicators", &[2, 3, 5]);
+}
+
+#[test]
 fn windows() {
     with_ranks("windows", &[1, 2, 4]);
 }

@@ -66,7 +66,7 @@ int main(int argc, char **argv) {
   CHECK(!MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
   CHECK(!MPI_Add_error_class(&class) && class > MPI_ERR_LASTCODE && !MPI_Add_error_string(class, "ours"));
   CHECK(!MPI_Error_string(class, text, &length) && !strcmp(text, "ours"));
-  FAILS(MPI_ERR_UNSUPPORTED_OPERATION, MPI_Intercomm_create(MPI_COMM_SELF, 0, MPI_COMM_WORLD, 0, 0, &comm));
+  FAILS(MPI_ERR_COMM, MPI_Intercomm_create(MPI_COMM_SELF, 0, MPI_COMM_WORLD, rank, 0, &comm));
   CHECK(!MPI_Error_string(MPI_Send(&value, 1, MPI_INT, size, 0, MPI_COMM_WORLD), text, &length) && strstr(text, "communicator of"));
   CHECK(!MPI_Finalize() && !MPI_Finalized(&flag) && flag);
   FAILS(MPI_ERR_OTHER, MPI_Barrier(MPI_COMM_WORLD));

@@ -150,8 +150,12 @@ pub fn all_reduce(s: &mut Schedule, op: &Arc<Op>, own: Scratch, into: &Buffer) {
 
 /// A block of the result to each.
 pub fn reduce_scatter(s: &mut Schedule, op: &Arc<Op>, own: Scratch, counts: &[usize], into: &Buffer) {
-    let rank = s.rank() as usize;
     let sum = reduce_to_first(s, op, own);
+    scatter_elements(s, &sum, counts, into);
+}
+
+/// A block of rank 0's elements to each.
+pub fn scatter_elements(s: &mut Schedule, sum: &Scratch, counts: &[usize], into: &Buffer) {
     let mut next = 0;
     let parts: Vec<Memory> = counts
         .iter()
@@ -160,7 +164,7 @@ pub fn reduce_scatter(s: &mut Schedule, op: &Arc<Op>, own: Scratch, counts: &[us
             sum.elements(next - count, *count)
         })
         .collect();
-    let result = Scratch::new(s, &sum.of, counts[rank]);
+    let result = Scratch::new(s, &sum.of, counts[s.rank() as usize]);
     scatter(s, &parts, result.memory, 0);
     result.store(s, into);
 }

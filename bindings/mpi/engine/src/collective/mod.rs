@@ -3,6 +3,7 @@
 pub mod algorithms;
 pub mod buffers;
 mod fast;
+mod inter;
 mod neighbors;
 mod reductions;
 pub mod schedule;
@@ -36,7 +37,7 @@ pub enum How {
 
 /// Runs, starts or prepares a schedule.
 fn go(how: How, comm: &Arc<Comm>, build: impl FnOnce(&mut Schedule) -> Outcome) -> Outcome {
-    let mut s = Schedule::new(comm);
+    let mut s = Schedule::new(comm.whole());
     build(&mut s)?;
     // SAFETY: the front end has checked the place for the request.
     unsafe {
@@ -75,6 +76,23 @@ pub(crate) fn share(comm: &Arc<Comm>, own: &[u8]) -> Outcome<Vec<u8>> {
     // SAFETY: memory of the schedule's own, of this length.
     unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), parts[comm.rank as usize].at, own.len()) };
     algorithms::all_gather(&mut s, &parts);
+    run_for(s, all)
+}
+
+/// What one rank tells all: so many bytes. All ranks call it.
+pub(crate) fn tell(comm: &Arc<Comm>, own: &[u8], len: usize, from: u32) -> Outcome<Vec<u8>> {
+    let mut s = Schedule::new(comm);
+    let all = s.keep(len);
+    if comm.rank == from {
+        // SAFETY: memory of the schedule's own; no more than both have.
+        unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), all.at, own.len().min(len)) };
+    }
+    algorithms::broadcast(&mut s, all, from);
+    run_for(s, all)
+}
+
+/// Runs a schedule to its end, for what is then in this memory of its own.
+fn run_for(mut s: Schedule, all: Memory) -> Outcome<Vec<u8>> {
     let result = Arc::new(std::sync::Mutex::new(Vec::new()));
     let out = Arc::clone(&result);
     s.run(move || {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kolo::Collective;
 
 use super::buffers::{Buffer, Scratch};
-use super::{How, algorithms, fast, go, is_in_place, root};
+use super::{How, algorithms, fast, go, inter, is_in_place, root};
 use crate::args::{Counts, count};
 use crate::comm::{self, Comm};
 use crate::error::Outcome;
@@ -31,12 +31,15 @@ impl Reduction {
     ) -> Outcome<Self> {
         let own = Buffer::new(if is_in_place(sendbuf) { recvbuf } else { sendbuf }, n, of)?;
         let user = op::reducing(op, &own.of)?;
+        if comm.inter.is_some() && is_in_place(sendbuf) {
+            return inter::in_place();
+        }
         Ok(Self { comm, own, op, user })
     }
 
     /// Kolo's operator and type, for a blocking call.
     fn fast(&self, how: How) -> Option<(kolo::ReduceOp, kolo::DataType)> {
-        if how != How::Blocking || self.comm.size() == 1 {
+        if how != How::Blocking || self.comm.size() == 1 || self.comm.inter.is_some() {
             None
         } else {
             fast::reducible(self.op, &self.own.of)
@@ -61,7 +64,10 @@ pub unsafe fn allreduce(
     let into = Buffer::new(recvbuf, n, of)?;
     go(how, &call.comm, |s| {
         let own = Scratch::load(s, &call.own);
-        algorithms::all_reduce(s, &call.user, own, &into);
+        match &call.comm.inter {
+            Some(of_both) => inter::all_reduce(s, &call.comm, of_both, &call.user, own, &into),
+            None => algorithms::all_reduce(s, &call.user, own, &into),
+        }
         Ok(())
     })
 }
@@ -78,6 +84,10 @@ pub unsafe fn reduce(
     comm: c_int,
 ) -> Outcome {
     let comm = comm::lookup(comm)?;
+    if let Some(of_both) = &comm.inter {
+        let own = || inter::buffer(sendbuf, n, of);
+        return inter::reduce(how, &comm, of_both, own, || Buffer::new(recvbuf, n, of), op, to);
+    }
     let to = root(&comm, to)?;
     let is_root = comm.rank == to;
     let call = Reduction::new(sendbuf, recvbuf, n, of, op, comm)?;
@@ -156,7 +166,12 @@ fn scattered(
     }
     go(how, &call.comm, |s| {
         let own = Scratch::load(s, &call.own);
-        algorithms::reduce_scatter(s, &call.user, own, counts, &into);
+        match &call.comm.inter {
+            Some(of_both) => {
+                inter::reduce_scatter(s, &call.comm, of_both, &call.user, own, (counts, &into));
+            }
+            None => algorithms::reduce_scatter(s, &call.user, own, counts, &into),
+        }
         Ok(())
     })
 }
@@ -169,7 +184,7 @@ fn scanned(
     (of, op, comm): (c_int, c_int, c_int),
     exclusive: bool,
 ) -> Outcome {
-    let call = Reduction::new(sendbuf, recvbuf, n, of, op, comm::lookup(comm)?)?;
+    let call = Reduction::new(sendbuf, recvbuf, n, of, op, comm::intra(comm)?)?;
     if let Some(kolo) = call.fast(how) {
         let collective = if exclusive { Collective::ExScan } else { Collective::Scan };
         let buffers = (call.own.address().cast_const(), recvbuf.cast());

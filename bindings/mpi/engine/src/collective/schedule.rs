@@ -64,6 +64,8 @@ enum Step {
 /// Steps, and how far they are.
 pub struct Schedule {
     comm: Arc<Comm>,
+    /// Whom the steps that are added concern: the first of some ranks in a row, and how many.
+    view: (u32, u32),
     context: u32,
     tag: i32,
     steps: Vec<Step>,
@@ -89,20 +91,29 @@ impl Schedule {
     /// One whose messages have this context and tag.
     #[must_use]
     pub fn tagged(comm: &Arc<Comm>, context: u32, tag: i32) -> Self {
-        let comm = Arc::clone(comm);
-        Self { comm, context, tag, steps: Vec::new(), at: 0, waiting: Vec::new(), kept: Vec::new() }
+        let (comm, view) = (Arc::clone(comm), (0, comm.size()));
+        Self { comm, view, context, tag, steps: Vec::new(), at: 0, waiting: Vec::new(), kept: Vec::new() }
     }
 
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> u32 {
-        self.comm.rank
+        self.comm.rank - self.view.0
     }
 
     /// Number of ranks.
     #[must_use]
     pub fn size(&self) -> u32 {
-        self.comm.size()
+        self.view.1
+    }
+
+    /// Adds steps among some ranks in a row, of which this is one: they count from the first of them.
+    pub fn among<T>(&mut self, first: u32, count: u32, add: impl FnOnce(&mut Self) -> T) -> T {
+        debug_assert!((first..first + count).contains(&self.comm.rank) && first + count <= self.comm.size());
+        let before = std::mem::replace(&mut self.view, (first, count));
+        let added = add(self);
+        self.view = before;
+        added
     }
 
     /// Memory that lives as long as the schedule.
@@ -116,12 +127,12 @@ impl Schedule {
 
     /// Sends to a rank.
     pub fn send(&mut self, to: u32, what: Memory) {
-        self.steps.push(Step::Send(to, what));
+        self.steps.push(Step::Send(self.view.0 + to, what));
     }
 
     /// Receives from a rank.
     pub fn recv(&mut self, from: u32, into: Memory) {
-        self.steps.push(Step::Recv(from, into));
+        self.steps.push(Step::Recv(self.view.0 + from, into));
     }
 
     /// Waits for all messages so far.

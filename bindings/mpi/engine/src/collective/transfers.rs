@@ -7,14 +7,14 @@ use kolo::Collective;
 
 use super::buffers::Buffer;
 use super::schedule::{Memory, Schedule};
-use super::{How, algorithms, fast, go, is_in_place, root};
+use super::{How, algorithms, fast, go, inter, is_in_place, root};
 use crate::args::{Counts, slice};
 use crate::comm::{self, Comm};
 use crate::error::{Class, Outcome, fail};
 
 pub unsafe fn barrier(how: How, comm: c_int) -> Outcome {
     let comm = comm::lookup(comm)?;
-    if how == How::Blocking && comm.size() > 1 {
+    if how == How::Blocking && comm.size() > 1 && comm.inter.is_none() {
         return fast::barrier(&comm);
     }
     go(how, &comm, |s| {
@@ -55,6 +55,9 @@ impl Packed {
 
 pub unsafe fn bcast(how: How, buf: *mut c_void, n: i64, of: c_int, from: c_int, comm: c_int) -> Outcome {
     let comm = comm::lookup(comm)?;
+    if let Some(of_both) = &comm.inter {
+        return inter::broadcast(how, &comm, of_both, || Buffer::new(buf, n, of), from);
+    }
     let (buffer, from) = (Buffer::new(buf, n, of)?, root(&comm, from)?);
     if how == How::Blocking {
         if comm.size() == 1 {
@@ -77,7 +80,7 @@ pub unsafe fn bcast(how: How, buf: *mut c_void, n: i64, of: c_int, from: c_int, 
 }
 
 /// Blocks of one buffer, one per rank.
-fn blocks(buffer: &Buffer, count: usize, ranks: u32) -> Vec<Buffer> {
+pub(super) fn blocks(buffer: &Buffer, count: usize, ranks: u32) -> Vec<Buffer> {
     let step = count as i64 * buffer.of.extent;
     (0..i64::from(ranks)).map(|rank| buffer.moved(rank * step).of_count(count)).collect()
 }
@@ -162,6 +165,11 @@ pub unsafe fn gather(
     comm: c_int,
 ) -> Outcome {
     let comm = comm::lookup(comm)?;
+    if let Some(of_both) = &comm.inter {
+        let own = || inter::buffer(sendbuf, sendcount, sendtype);
+        let parts = || inter::even(recvbuf, recvcount, recvtype, &comm);
+        return inter::gather(how, &comm, of_both, own, parts, to);
+    }
     let to = root(&comm, to)?;
     let is_root = comm.rank == to;
     let recv = if is_root { Buffer::new(recvbuf, recvcount, recvtype)? } else { Buffer::none() };
@@ -213,6 +221,12 @@ pub unsafe fn gatherv(
     comm: c_int,
 ) -> Outcome {
     let comm = comm::lookup(comm)?;
+    if let Some(of_both) = &comm.inter {
+        let own = || inter::buffer(sendbuf, sendcount, sendtype);
+        // SAFETY: the caller's promise.
+        let parts = || unsafe { listed(recvbuf, recvcounts, displs, recvtype, comm.peers.len()) };
+        return inter::gather(how, &comm, of_both, own, parts, to);
+    }
     let to = root(&comm, to)?;
     let is_root = comm.rank == to;
     let in_place = is_in_place(sendbuf) && is_root;
@@ -253,6 +267,11 @@ pub unsafe fn scatter(
     comm: c_int,
 ) -> Outcome {
     let comm = comm::lookup(comm)?;
+    if let Some(of_both) = &comm.inter {
+        let parts = || inter::even(sendbuf, sendcount, sendtype, &comm);
+        let own = || inter::buffer(recvbuf, recvcount, recvtype);
+        return inter::scatter(how, &comm, of_both, parts, own, from);
+    }
     let from = root(&comm, from)?;
     let is_root = comm.rank == from;
     let send = if is_root { Buffer::new(sendbuf, sendcount, sendtype)? } else { Buffer::none() };
@@ -298,6 +317,12 @@ pub unsafe fn scatterv(
     comm: c_int,
 ) -> Outcome {
     let comm = comm::lookup(comm)?;
+    if let Some(of_both) = &comm.inter {
+        // SAFETY: the caller's promise.
+        let parts = || unsafe { listed(sendbuf, sendcounts, displs, sendtype, comm.peers.len()) };
+        let own = || inter::buffer(recvbuf, recvcount, recvtype);
+        return inter::scatter(how, &comm, of_both, parts, own, from);
+    }
     let from = root(&comm, from)?;
     let is_root = comm.rank == from;
     let in_place = is_in_place(recvbuf) && is_root;
@@ -340,6 +365,11 @@ pub unsafe fn allgather(
     comm: c_int,
 ) -> Outcome {
     let comm = comm::lookup(comm)?;
+    if let Some(of_both) = &comm.inter {
+        let own = inter::buffer(sendbuf, sendcount, sendtype)?;
+        let parts = inter::even(recvbuf, recvcount, recvtype, &comm)?;
+        return inter::all_gather(how, &comm, of_both, &own, &parts);
+    }
     let recv = Buffer::new(recvbuf, recvcount, recvtype)?;
     let own = if is_in_place(sendbuf) { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
     let bytes = recv.bytes();
@@ -375,6 +405,12 @@ pub unsafe fn allgatherv(
     comm: c_int,
 ) -> Outcome {
     let comm = comm::lookup(comm)?;
+    if let Some(of_both) = &comm.inter {
+        let own = inter::buffer(sendbuf, sendcount, sendtype)?;
+        // SAFETY: the caller's promise.
+        let parts = unsafe { listed(recvbuf, recvcounts, displs, recvtype, comm.peers.len())? };
+        return inter::all_gather(how, &comm, of_both, &own, &parts);
+    }
     // SAFETY: the caller's promise.
     let parts = unsafe { listed(recvbuf, recvcounts, displs, recvtype, comm.size() as usize)? };
     let own = if is_in_place(sendbuf) { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
@@ -428,6 +464,11 @@ pub unsafe fn alltoall(
     comm: c_int,
 ) -> Outcome {
     let comm = comm::lookup(comm)?;
+    if let Some(of_both) = &comm.inter {
+        let out = inter::even(sendbuf, sendcount, sendtype, &comm)?;
+        let into = inter::even(recvbuf, recvcount, recvtype, &comm)?;
+        return inter::all_to_all(how, &comm, of_both, &out, &into);
+    }
     let ranks = comm.size() as usize;
     let recv = Buffer::new(recvbuf, recvcount, recvtype)?;
     let send = if is_in_place(sendbuf) { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
@@ -466,7 +507,7 @@ pub unsafe fn alltoallv(
     comm: c_int,
 ) -> Outcome {
     let comm = comm::lookup(comm)?;
-    let ranks = comm.size() as usize;
+    let ranks = comm.peers.len();
     // SAFETY: the caller's promise.
     let (out, into) = unsafe {
         let out = match is_in_place(sendbuf) {
@@ -475,7 +516,12 @@ pub unsafe fn alltoallv(
         };
         (out, listed(recvbuf, recvcounts, rdispls, recvtype, ranks)?)
     };
-    exchange(how, &comm, out.as_deref(), &into)
+    match &comm.inter {
+        Some(of_both) => {
+            inter::all_to_all(how, &comm, of_both, &out.map_or_else(inter::in_place, Ok)?, &into)
+        }
+        None => exchange(how, &comm, out.as_deref(), &into),
+    }
 }
 
 /// Blocks of types of their own, at displacements in bytes.
@@ -506,7 +552,7 @@ pub unsafe fn alltoallw(
     comm: c_int,
 ) -> Outcome {
     let comm = comm::lookup(comm)?;
-    let ranks = comm.size() as usize;
+    let ranks = comm.peers.len();
     // SAFETY: the caller's promise.
     let (out, into) = unsafe {
         let out = match is_in_place(sendbuf) {
@@ -515,5 +561,10 @@ pub unsafe fn alltoallw(
         };
         (out, various(recvbuf, recvcounts, rdispls, recvtypes, ranks)?)
     };
-    exchange(how, &comm, out.as_deref(), &into)
+    match &comm.inter {
+        Some(of_both) => {
+            inter::all_to_all(how, &comm, of_both, &out.map_or_else(inter::in_place, Ok)?, &into)
+        }
+        None => exchange(how, &comm, out.as_deref(), &into),
+    }
 }

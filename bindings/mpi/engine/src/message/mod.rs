@@ -48,14 +48,14 @@ enum Peer {
 
 fn peer(comm: &Comm, rank: c_int, may_be_any: bool) -> Outcome<Option<Peer>> {
     if let Ok(at) = usize::try_from(rank)
-        && let Some(member) = comm.members.get(at)
+        && let Some(member) = comm.peers.get(at)
     {
         return Ok(Some(Peer::Rank(*member)));
     }
     match rank {
         PROC_NULL => Ok(None),
         ANY_SOURCE if may_be_any => Ok(Some(Peer::Any)),
-        _ => fail(Class::Rank, format!("rank {rank} of a communicator of {}", comm.size())),
+        _ => fail(Class::Rank, format!("rank {rank} of a communicator of {}", comm.peers.len())),
     }
 }
 

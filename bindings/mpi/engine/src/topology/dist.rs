@@ -39,7 +39,7 @@ pub unsafe fn dist_graph_create_adjacent(
     _reorder: c_int,
     new: *mut c_int,
 ) -> Outcome {
-    let comm = comm::lookup(comm)?;
+    let comm = comm::intra(comm)?;
     crate::info::pairs(info)?;
     // SAFETY: the caller's promise.
     let (sources, targets, source_weights, target_weights) = unsafe {
@@ -67,7 +67,7 @@ pub unsafe fn dist_graph_create(
     _reorder: c_int,
     new: *mut c_int,
 ) -> Outcome {
-    let comm = comm::lookup(comm)?;
+    let comm = comm::intra(comm)?;
     crate::info::pairs(info)?;
     // SAFETY: the caller's promise.
     let (sources, degrees, targets, weights) = unsafe {

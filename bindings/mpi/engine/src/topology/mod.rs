@@ -157,7 +157,7 @@ pub unsafe fn cart_create(
     _reorder: c_int,
     new: *mut c_int,
 ) -> Outcome {
-    let comm = comm::lookup(comm)?;
+    let comm = comm::intra(comm)?;
     // SAFETY: the caller's promise.
     let (dims, periods) = unsafe { (slice(dims, n)?, slice(periods, n)?) };
     if dims.iter().any(|dim| *dim < 1) {
@@ -275,7 +275,7 @@ pub unsafe fn cart_map(
     _periods: *const c_int,
     rank: *mut c_int,
 ) -> Outcome {
-    let comm = comm::lookup(comm)?;
+    let comm = comm::intra(comm)?;
     // SAFETY: the caller's promise.
     let dims = unsafe { slice(dims, n)? };
     if dims.iter().any(|dim| *dim < 1) {
@@ -365,7 +365,7 @@ pub unsafe fn graph_create(
     _reorder: c_int,
     new: *mut c_int,
 ) -> Outcome {
-    let comm = comm::lookup(comm)?;
+    let comm = comm::intra(comm)?;
     // SAFETY: the caller's promise.
     let (index, edges) = unsafe { graph(&comm, n, index, edges)? };
     if n == 0 {
@@ -425,7 +425,7 @@ pub unsafe fn graph_map(
     edges: *const c_int,
     rank: *mut c_int,
 ) -> Outcome {
-    let comm = comm::lookup(comm)?;
+    let comm = comm::intra(comm)?;
     // SAFETY: the caller's promise.
     unsafe {
         graph(&comm, n, index, edges)?;

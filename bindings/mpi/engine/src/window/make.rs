@@ -88,7 +88,7 @@ pub unsafe fn win_create(
     comm: c_int,
     win: *mut c_int,
 ) -> Outcome {
-    let comm = comm::lookup(comm)?;
+    let comm = comm::intra(comm)?;
     let own = own(base as usize, size, unit, WIN_FLAVOR_CREATE, info)?;
     // SAFETY: the caller's promise.
     unsafe { put(win, make(&comm, own, None)?) }
@@ -102,7 +102,7 @@ pub unsafe fn win_allocate(
     base: *mut c_void,
     win: *mut c_int,
 ) -> Outcome {
-    let comm = comm::lookup(comm)?;
+    let comm = comm::intra(comm)?;
     let mut own = own(0, size, unit, WIN_FLAVOR_ALLOCATE, info)?;
     // SAFETY: freed with the window.
     let memory = unsafe { libc::calloc(1, (size as usize).max(64)) };
@@ -142,7 +142,7 @@ pub unsafe fn win_allocate_shared(
     base: *mut c_void,
     win: *mut c_int,
 ) -> Outcome {
-    let comm = comm::lookup(comm)?;
+    let comm = comm::intra(comm)?;
     let mut own = own(0, size, unit, WIN_FLAVOR_SHARED, info)?;
     let host = world::host(comm.members[0]);
     if comm.members.iter().any(|member| world::host(*member) != host) {
@@ -188,7 +188,7 @@ pub unsafe fn win_allocate_shared(
 }
 
 pub unsafe fn win_create_dynamic(info: c_int, comm: c_int, win: *mut c_int) -> Outcome {
-    let comm = comm::lookup(comm)?;
+    let comm = comm::intra(comm)?;
     let own = own(0, 0, 1, WIN_FLAVOR_DYNAMIC, info)?;
     // SAFETY: the caller's promise.
     unsafe { put(win, make(&comm, own, None)?) }

@@ -1,5 +1,8 @@
 //! Communicators.
 
+mod attributes;
+mod inter;
+
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -11,7 +14,7 @@ use crate::attributes::Attributes;
 use crate::bsend::Buffers;
 use crate::collective;
 use crate::constants::*;
-use crate::error::{self, Class, Fail, Outcome, fail};
+use crate::error::{Class, Fail, Outcome, fail};
 use crate::group::{self, Group};
 use crate::handle::{Held, Table};
 use crate::handlers::Handler;
@@ -20,6 +23,8 @@ use crate::net::{self, Completion, Recv, Sink, Source};
 use crate::request::{self, Active};
 use crate::topology::Topology;
 use crate::world;
+pub(crate) use attributes::predefined_attribute;
+pub(crate) use inter::{Inter, from_groups};
 
 /// A communicator.
 #[derive(Debug)]
@@ -29,8 +34,12 @@ pub struct Comm {
     context: AtomicU32,
     /// This rank.
     pub rank: u32,
-    /// World ranks of all.
+    /// World ranks of all; of an intercommunicator, of the local group.
     pub members: Group,
+    /// World ranks of those whom messages name: the same, or the remote group.
+    pub peers: Group,
+    /// Of an intercommunicator.
+    pub(crate) inter: Option<Inter>,
     kolo: OnceLock<Arc<Communicator>>,
     collectives: AtomicI32,
     creations: AtomicI32,
@@ -85,6 +94,17 @@ pub fn lookup(handle: c_int) -> Outcome<Arc<Comm>> {
     held(handle).map(|comm| Arc::clone(&comm))
 }
 
+/// As [`lookup`], for calls that have no meaning for two groups.
+///
+/// # Errors
+/// As [`held`], and for an intercommunicator.
+pub fn intra(handle: c_int) -> Outcome<Arc<Comm>> {
+    match lookup(handle)? {
+        comm if comm.inter.is_some() => fail(Class::Comm, "the call is not for intercommunicators"),
+        comm => Ok(comm),
+    }
+}
+
 #[cold]
 fn invalid<T>(handle: c_int) -> Outcome<T> {
     match handle {
@@ -120,7 +140,9 @@ impl Comm {
             handle: AtomicI32::new(COMM_NULL),
             context: AtomicU32::new(number << 2),
             rank,
+            peers: Arc::clone(&members),
             members,
+            inter: None,
             kolo: OnceLock::new(),
             collectives: AtomicI32::new(0),
             creations: AtomicI32::new(0),
@@ -151,12 +173,12 @@ impl Comm {
         self.context.load(Ordering::Acquire) | of
     }
 
-    /// Rank here of a rank of the world.
+    /// Rank here, or in the remote group, of a rank of the world.
     #[must_use]
     pub fn rank_of(&self, world: u32) -> u32 {
-        match self.members.get(world as usize) {
+        match self.peers.get(world as usize) {
             Some(member) if *member == world => world,
-            _ => self.members.iter().position(|member| *member == world).unwrap_or(0) as u32,
+            _ => self.peers.iter().position(|member| *member == world).unwrap_or(0) as u32,
         }
     }
 
@@ -270,10 +292,22 @@ impl Comm {
     }
 
     fn duplicate(self: &Arc<Self>, info: Pairs) -> Outcome<Self> {
-        let copy = self.child(0, Arc::clone(&self.members), self.topology.clone())?;
+        let members = Arc::clone(&self.members);
+        let copy = match self.inter {
+            None => self.child(0, members, self.topology.clone())?,
+            Some(_) => self.pair(0, members, Arc::clone(&self.peers))?,
+        };
         *copy.info.lock().unwrap_or_else(PoisonError::into_inner) = info;
         self.attributes.copy_to(self.handle(), &copy.attributes)?;
         Ok(copy)
+    }
+
+    /// Gives a duplicate its number.
+    fn set_number(&self, number: u32) {
+        self.context.store(number << 2, Ordering::Release);
+        if let Some(inter) = &self.inter {
+            inter.union.context.store(number << 2, Ordering::Release);
+        }
     }
 
     fn hints(&self) -> Pairs {
@@ -289,39 +323,15 @@ impl Drop for Comm {
     }
 }
 
-/// Number of ranks, for front ends that convert arrays; 0 for what is no communicator.
+/// Number of ranks that messages may name, for front ends that convert arrays; 0 for what is no communicator.
 #[must_use]
 pub fn size_of_comm(handle: c_int) -> usize {
-    lookup(handle).map_or(0, |comm| comm.members.len())
+    lookup(handle).map_or(0, |comm| comm.peers.len())
 }
 
 /// Takes the handle of a communicator of the library's own back.
 pub(crate) fn release(handle: c_int) {
     COMMS.remove(handle);
-}
-
-/// The attributes that the library sets on every communicator.
-pub(crate) fn predefined_attribute(_: &Arc<Comm>, keyval: c_int) -> Outcome<Option<Option<usize>>> {
-    static TAG_UB_VALUE: c_int = TAG_MAX;
-    static ANY_PROCESS: c_int = ANY_SOURCE;
-    static NO_HOST: c_int = PROC_NULL;
-    static NOT_GLOBAL: c_int = 0;
-    static FIRST_APP: c_int = 0;
-    static LAST_CODE: AtomicI32 = AtomicI32::new(0);
-    let address = |value: &'static c_int| Some(Some(&raw const *value as usize));
-    Ok(match keyval {
-        TAG_UB => address(&TAG_UB_VALUE),
-        IO => address(&ANY_PROCESS),
-        HOST => address(&NO_HOST),
-        WTIME_IS_GLOBAL => address(&NOT_GLOBAL),
-        APPNUM => address(&FIRST_APP),
-        LASTUSEDCODE => {
-            LAST_CODE.store(crate::flavor::code_out(error::last_used()), Ordering::Relaxed);
-            Some(Some(LAST_CODE.as_ptr() as usize))
-        }
-        UNIVERSE_SIZE => Some(None),
-        _ => None,
-    })
 }
 
 pub unsafe fn comm_size(comm: c_int, size: *mut c_int) -> Outcome {
@@ -336,9 +346,13 @@ pub unsafe fn comm_rank(comm: c_int, rank: *mut c_int) -> Outcome {
 
 pub unsafe fn comm_compare(one: c_int, other: c_int, result: *mut c_int) -> Outcome {
     let (one, other) = (lookup(one)?, lookup(other)?);
-    let found = match group::compare(&one.members, &other.members) {
-        IDENT if !Arc::ptr_eq(&one, &other) => CONGRUENT,
-        found => found,
+    let groups = [group::compare(&one.members, &other.members), group::compare(&one.peers, &other.peers)];
+    let found = match groups {
+        _ if one.inter.is_some() != other.inter.is_some() => UNEQUAL,
+        [IDENT, IDENT] if Arc::ptr_eq(&one, &other) => IDENT,
+        [IDENT, IDENT] => CONGRUENT,
+        [IDENT | SIMILAR, IDENT | SIMILAR] => SIMILAR,
+        _ => UNEQUAL,
     };
     // SAFETY: the caller's promise.
     unsafe { put(result, found) }
@@ -348,8 +362,8 @@ unsafe fn dup(comm: c_int, info: Option<c_int>, new: *mut c_int) -> Outcome {
     let comm = lookup(comm)?;
     let hints = info.map_or_else(|| Ok(comm.hints()), info::pairs)?;
     let copy = comm.duplicate(hints)?;
-    let number = comm.agree(&comm.members, comm.next_creation())?;
-    copy.context.store(number << 2, Ordering::Release);
+    let whole = comm.whole();
+    copy.set_number(whole.agree(&whole.members, whole.next_creation())?);
     // SAFETY: the caller's promise.
     unsafe { put(new, copy.register()) }
 }
@@ -369,9 +383,10 @@ unsafe fn idup(comm: c_int, info: Option<c_int>, new: *mut c_int, into: *mut c_i
     let hints = info.map_or_else(|| Ok(comm.hints()), info::pairs)?;
     let handle = comm.duplicate(hints)?.register();
     let copy = lookup(handle)?;
-    let mut s = collective::Schedule::tagged(&comm, comm.context(LIBRARY), comm.next_creation());
+    let whole = comm.whole();
+    let mut s = collective::Schedule::tagged(whole, whole.context(LIBRARY), whole.next_creation());
     let number = s.keep(4);
-    if comm.rank == 0 {
+    if whole.rank == 0 {
         let bytes = world::new_context()?.to_le_bytes();
         // SAFETY: four bytes of the schedule's own.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), number.at, 4) };
@@ -380,7 +395,7 @@ unsafe fn idup(comm: c_int, info: Option<c_int>, new: *mut c_int, into: *mut c_i
     s.run(move || {
         // SAFETY: as above; everything before is done.
         let number = unsafe { number.ptr().cast::<u32>().read_unaligned() };
-        copy.context.store(u32::from_le(number) << 2, Ordering::Release);
+        copy.set_number(u32::from_le(number));
         Ok(())
     });
     let active = Active::Collective(collective::schedule::Started::start(s));
@@ -404,6 +419,10 @@ pub unsafe fn comm_idup_with_info(comm: c_int, info: c_int, new: *mut c_int, int
 pub unsafe fn comm_create(comm: c_int, of: c_int, new: *mut c_int) -> Outcome {
     let comm = lookup(comm)?;
     let members = group::lookup(of)?;
+    if let Some(inter) = &comm.inter {
+        // SAFETY: the caller's promise.
+        return unsafe { put(new, inter.create(&comm, &members)?) };
+    }
     if !members.iter().all(|member| comm.members.contains(member)) {
         return fail(Class::Group, "the group has ranks that the communicator has not");
     }
@@ -418,14 +437,14 @@ pub unsafe fn comm_create(comm: c_int, of: c_int, new: *mut c_int) -> Outcome {
 }
 
 pub unsafe fn comm_create_group(comm: c_int, of: c_int, tag: c_int, new: *mut c_int) -> Outcome {
-    let comm = lookup(comm)?;
+    let comm = intra(comm)?;
     let members = group::lookup(of)?;
     if !(0..=TAG_MAX).contains(&tag) {
         return fail(Class::Tag, format!("the tag {tag}"));
     }
     let handle = if members.contains(&world::rank()) {
         // Tags of this call are apart from those of calls that all members make.
-        comm.create_tagged(members, None, (1 << 29) | (tag & (TAG_MAX >> 1)))?
+        comm.create_tagged(members, None, (2 << 28) | (tag & (TAG_MAX >> 2)))?
     } else {
         COMM_NULL
     };
@@ -433,34 +452,16 @@ pub unsafe fn comm_create_group(comm: c_int, of: c_int, tag: c_int, new: *mut c_
     unsafe { put(new, handle) }
 }
 
-/// The members of the given color, by key and rank.
-pub(crate) fn split_members(comm: &Arc<Comm>, color: Option<c_int>, key: c_int) -> Outcome<Option<Group>> {
-    let mut own = [0_u8; 12];
-    own[..4].copy_from_slice(&c_int::from(color.is_some()).to_le_bytes());
-    own[4..8].copy_from_slice(&color.unwrap_or(0).to_le_bytes());
-    own[8..].copy_from_slice(&key.to_le_bytes());
-    let all = collective::share(comm, &own)?;
-    let Some(color) = color else { return Ok(None) };
-    let word = |entry: &[u8], at: usize| {
-        c_int::from_le_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]])
-    };
-    let mut found: Vec<(c_int, usize)> = all
-        .chunks_exact(12)
-        .enumerate()
-        .filter(|(_, entry)| word(entry, 0) == 1 && word(entry, 4) == color)
-        .map(|(rank, entry)| (word(entry, 8), rank))
-        .collect();
-    found.sort_unstable();
-    Ok(Some(found.into_iter().map(|(_, rank)| comm.members[rank]).collect()))
-}
-
 unsafe fn split(comm: &Arc<Comm>, color: Option<c_int>, key: c_int, new: *mut c_int) -> Outcome {
-    let handle = match split_members(comm, color, key)? {
-        Some(members) => comm.create(members, None)?,
-        None => {
-            comm.skip_creation();
-            COMM_NULL
-        }
+    let handle = match &comm.inter {
+        Some(inter) => inter.split_by_color(comm, color, key)?,
+        None => match inter::split_members(comm, color, key)? {
+            Some(members) => comm.create(members, None)?,
+            None => {
+                comm.skip_creation();
+                COMM_NULL
+            }
+        },
     };
     // SAFETY: the caller's promise.
     unsafe { put(new, handle) }
@@ -512,36 +513,43 @@ pub unsafe fn comm_disconnect(comm: *mut c_int) -> Outcome {
 }
 
 pub unsafe fn comm_test_inter(comm: c_int, flag: *mut c_int) -> Outcome {
-    lookup(comm)?;
     // SAFETY: the caller's promise.
-    unsafe { put(flag, 0) }
+    unsafe { put(flag, lookup(comm)?.inter.is_some().into()) }
 }
 
-pub unsafe fn comm_remote_size(comm: c_int, _size: *mut c_int) -> Outcome {
-    lookup(comm)?;
-    fail(Class::Comm, "this is no intercommunicator")
+fn remote(comm: c_int) -> Outcome<Group> {
+    let comm = lookup(comm)?;
+    match comm.inter {
+        Some(_) => Ok(Arc::clone(&comm.peers)),
+        None => fail(Class::Comm, "this is no intercommunicator"),
+    }
 }
 
-pub unsafe fn comm_remote_group(comm: c_int, _group: *mut c_int) -> Outcome {
-    lookup(comm)?;
-    fail(Class::Comm, "this is no intercommunicator")
+pub unsafe fn comm_remote_size(comm: c_int, size: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { put(size, remote(comm)?.len() as c_int) }
+}
+
+pub unsafe fn comm_remote_group(comm: c_int, group: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { put(group, group::register(remote(comm)?)) }
 }
 
 pub unsafe fn intercomm_create(
     comm: c_int,
-    _leader: c_int,
-    _peer: c_int,
-    _remote: c_int,
-    _tag: c_int,
-    _new: *mut c_int,
+    leader: c_int,
+    peer: c_int,
+    remote: c_int,
+    tag: c_int,
+    new: *mut c_int,
 ) -> Outcome {
-    lookup(comm)?;
-    fail(Class::UnsupportedOperation, "Kolo has no intercommunicators")
+    // SAFETY: the caller's promise.
+    unsafe { put(new, inter::create(comm, leader, peer, remote, tag)?) }
 }
 
-pub unsafe fn intercomm_merge(comm: c_int, _high: c_int, _new: *mut c_int) -> Outcome {
-    lookup(comm)?;
-    fail(Class::Comm, "this is no intercommunicator")
+pub unsafe fn intercomm_merge(comm: c_int, high: c_int, new: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { put(new, inter::merge(comm, high != 0)?) }
 }
 
 pub unsafe fn comm_get_parent(comm: *mut c_int) -> Outcome {

@@ -1,0 +1,33 @@
+//! The attributes that the library sets on every communicator.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use super::Comm;
+use crate::constants::*;
+use crate::error::{self, Outcome};
+
+/// The value of one of them: an address, or none; nothing for what is no such attribute.
+pub(crate) fn predefined_attribute(_: &Arc<Comm>, keyval: c_int) -> Outcome<Option<Option<usize>>> {
+    static TAG_UB_VALUE: c_int = TAG_MAX;
+    static ANY_PROCESS: c_int = ANY_SOURCE;
+    static NO_HOST: c_int = PROC_NULL;
+    static NOT_GLOBAL: c_int = 0;
+    static FIRST_APP: c_int = 0;
+    static LAST_CODE: AtomicI32 = AtomicI32::new(0);
+    let address = |value: &'static c_int| Some(Some(&raw const *value as usize));
+    Ok(match keyval {
+        TAG_UB => address(&TAG_UB_VALUE),
+        IO => address(&ANY_PROCESS),
+        HOST => address(&NO_HOST),
+        WTIME_IS_GLOBAL => address(&NOT_GLOBAL),
+        APPNUM => address(&FIRST_APP),
+        LASTUSEDCODE => {
+            LAST_CODE.store(crate::flavor::code_out(error::last_used()), Ordering::Relaxed);
+            Some(Some(LAST_CODE.as_ptr() as usize))
+        }
+        UNIVERSE_SIZE => Some(None),
+        _ => None,
+    })
+}
